@@ -1,1 +1,37 @@
-//! Room `proto`.
+//! The contracts of the platform as Rust: generated messages, service traits and clients, and the descriptor set. Nothing here decides
+//! anything; conversion between wire shapes and `types` lives beside it in [`convert`], so that no other room parses a wire number itself.
+//!
+//! The schemas are under `proto/platform/<service>/v1`. Inside `v1` only additions are allowed (D01); `cargo xtask proto` lints them and compares
+//! them with the committed image `proto/baseline.binpb`.
+
+/// Every schema with its imports and comments, as an encoded `google.protobuf.FileDescriptorSet`.
+pub const FILE_DESCRIPTOR_SET: &[u8] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+macro_rules! package {
+    ($name:ident) => {
+        pub mod $name {
+            pub mod v1 {
+                #![allow(clippy::all, missing_docs, unused_qualifications)]
+                include!(concat!(
+                    env!("OUT_DIR"),
+                    "/platform.",
+                    stringify!($name),
+                    ".v1.rs"
+                ));
+            }
+        }
+    };
+}
+
+package!(common);
+package!(ledger);
+package!(cfa);
+package!(payments);
+package!(market);
+package!(identity);
+package!(chain);
+package!(audit);
+package!(sandbox);
+
+pub mod convert;

@@ -1,0 +1,37 @@
+//! Compiles the contracts without protoc: protox reads the `.proto` files, tonic-prost-build writes Rust, the descriptor set is kept for
+//! reflection, JSON and the command line.
+
+use std::path::PathBuf;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=platform");
+    let out = PathBuf::from(std::env::var("OUT_DIR")?);
+    let mut files = Vec::new();
+    collect(PathBuf::from("platform"), &mut files)?;
+    files.sort();
+    let mut compiler = protox::Compiler::new(["."])?;
+    compiler.include_imports(true).include_source_info(true);
+    for file in &files {
+        compiler.open_file(file)?;
+    }
+    std::fs::write(
+        out.join("descriptors.bin"),
+        compiler.encode_file_descriptor_set(),
+    )?;
+    tonic_prost_build::configure()
+        .bytes(".")
+        .compile_fds(compiler.file_descriptor_set())?;
+    Ok(())
+}
+
+fn collect(dir: PathBuf, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            collect(path, files)?;
+        } else if path.extension().is_some_and(|ext| ext == "proto") {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
