@@ -1,1 +1,48 @@
-fn main() {}
+//! Chores of the workspace, in Rust: `cargo xtask <chore>`. Everything here can be run by hand and by CI with the same words.
+
+mod contracts;
+mod proto;
+mod rows;
+mod shell;
+
+use clap::{Parser, Subcommand};
+
+/// Chores of the platform's workspace.
+#[derive(Parser)]
+#[command(name = "xtask")]
+struct Args {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// The contracts: lint them, compare them with the committed image, renew the image.
+    Proto {
+        #[command(subcommand)]
+        chore: proto::Chore,
+    },
+    /// The Solidity contracts: compile them again and compare with, or replace, the committed artifacts.
+    Contracts {
+        /// Write the artifacts instead of comparing.
+        #[arg(long)]
+        write: bool,
+    },
+    /// Which rows of the specification's checklist have a test that names them, and which do not.
+    Rows {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+        /// Exit with 1 unless every row given here (`R001`, `R310-R318`) has a test.
+        #[arg(long, value_delimiter = ',')]
+        require: Vec<String>,
+    },
+}
+
+fn main() -> anyhow::Result<()> {
+    match Args::parse().chore {
+        Chore::Proto { chore } => proto::run(chore),
+        Chore::Contracts { write } => contracts::run(write),
+        Chore::Rows { json, require } => rows::run(json, &require),
+    }
+}

@@ -1,0 +1,10 @@
+//! The Solidity contracts: the committed artifacts are what the compiler makes of the committed sources.
+
+use crate::shell;
+
+pub fn run(write: bool) -> anyhow::Result<()> {
+    let dir = shell::root().join("cfa/contracts");
+    shell::npm_tools(&dir)?;
+    let mode = if write { "--write" } else { "--check" };
+    shell::run(&dir, "node", &["compile.mjs", mode])
+}

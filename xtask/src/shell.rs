@@ -1,0 +1,35 @@
+//! Running other programs, with the program's own words on the terminal and a clear error when it fails.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail};
+
+/// The root of the workspace, wherever the chore was started.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask stands one folder below the workspace")
+        .to_path_buf()
+}
+
+/// Runs `program` in `dir`; an exit code other than 0 is an error that names the command.
+pub fn run(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<()> {
+    let status = Command::new(program)
+        .args(args)
+        .current_dir(dir)
+        .status()
+        .with_context(|| format!("cannot start `{program}`"))?;
+    if !status.success() {
+        bail!("`{program} {}` ended with {status}", args.join(" "));
+    }
+    Ok(())
+}
+
+/// Installs a folder's npm tools from its lock file unless they are there.
+pub fn npm_tools(dir: &Path) -> anyhow::Result<()> {
+    if !dir.join("node_modules").is_dir() {
+        run(dir, "npm", &["ci", "--silent"])?;
+    }
+    Ok(())
+}
