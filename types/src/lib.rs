@@ -1,1 +1,48 @@
-//! Room `types`.
+//! Room `types`: the vocabulary every other room speaks.
+//!
+//! Money, price and quantity are integers with checked arithmetic; ids are types; what is asked is a [`Command`], what has happened is an
+//! [`Event`]. Nothing here reads a clock, allocates on a hot path or knows a float.
+//!
+//! | file | what |
+//! |---|---|
+//! | `decimal` | exact decimal numbers of the outside world |
+//! | `number` | `Ticks`, `Lots`, `Minor`, `FeeRate`: the integers inside |
+//! | `text` | `InstrumentId`, `UserId`: short ids held inline |
+//! | `ids` | dense indices, order handles, sequence numbers, 128-bit ids, UUIDs derived from the journal |
+//! | `order` | side, type, time in force, self-trade mode, order status, phase |
+//! | `reason` | why an order was cancelled or refused |
+//! | `instrument` | what a market needs to know of an instrument |
+//! | `money` | `reserve`, `fee`: the two formulas of an order's money |
+//! | `command`, `event` | the two kinds of journal record |
+//! | `hash` | the fold behind every state hash |
+#![no_std]
+
+extern crate alloc;
+
+mod codes;
+pub mod command;
+pub mod decimal;
+pub mod event;
+pub mod hash;
+pub mod ids;
+pub mod instrument;
+pub mod money;
+pub mod number;
+pub mod order;
+pub mod reason;
+pub mod text;
+
+pub use command::{Command, Envelope, Route};
+pub use decimal::{Decimal, DecimalError, Rounding};
+pub use event::{Event, EventEnvelope};
+pub use hash::StateHash;
+pub use ids::{
+    AssetIx, Handle, HoldIx, Id128, InstrumentIx, NodeId, Sequence, SessionIx, StpGroup, UserIx,
+    order_uuid, trade_uuid,
+};
+pub use instrument::{InstrumentParams, InstrumentSpec, SpecError, Terms};
+pub use money::{Done, MoneyError, Reserve, fee, reserve};
+pub use number::{FeeRate, Lots, Minor, Ticks};
+pub use order::{OrderStatus, OrderType, Phase, PoolKind, Side, StpMode, TimeInForce};
+pub use reason::{CancelReason, RejectReason};
+pub use text::{InstrumentId, TextError, UserId};

@@ -1,0 +1,382 @@
+//! What is asked of the trading path: one enumeration of small, fixed-size structs, journalled in admission order and replayed as they stand.
+//!
+//! A command carries everything its effect depends on; `apply` reads no clock and no configuration. Variants are part of the journal format:
+//! add at the end, never reorder. Fields named `client_seq` are 0 without session.
+
+use core::mem::size_of;
+
+use crate::ids::{
+    AssetIx, Handle, HoldIx, Id128, InstrumentIx, Sequence, SessionIx, StpGroup, UserIx,
+};
+use crate::instrument::InstrumentSpec;
+use crate::money::Reserve;
+use crate::number::{FeeRate, Lots, Minor, Ticks};
+use crate::order::{OrderType, Phase, PoolKind, Side, StpMode, TimeInForce};
+use crate::reason::{CancelReason, RejectReason};
+use crate::text::UserId;
+
+/// Declares a command struct with the derives that all of them share.
+macro_rules! record {
+    ($(#[$meta:meta])* pub struct $name:ident { $($body:tt)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+        pub struct $name { $($body)* }
+    };
+}
+
+record! {
+    /// Gives a user its dense index.
+    pub struct BindUser {
+        pub user: UserIx,
+        pub id: UserId,
+    }
+}
+
+record! {
+    /// Makes an instrument known or changes its band, collar, fee rate or phase. Tick and lot never change under open orders.
+    pub struct SetInstrument {
+        pub spec: InstrumentSpec,
+    }
+}
+
+record! {
+    /// Changes the phase of a market.
+    pub struct SetPhase {
+        pub instrument: InstrumentIx,
+        pub phase: Phase,
+        /// Also cancels every resting order (`INSTRUMENT_HALTED`). Maturity always does (`INSTRUMENT_MATURED`).
+        pub cancel_orders: bool,
+    }
+}
+
+record! {
+    /// Opens a session or resumes it: the same index keeps its client sequence.
+    pub struct OpenSession {
+        pub session: SessionIx,
+        pub user: UserIx,
+        /// Default group of the session's orders.
+        pub stp_group: StpGroup,
+        pub cancel_on_disconnect: bool,
+        /// Names the session across connections.
+        pub key: Id128,
+    }
+}
+
+record! {
+    /// The session's connection is gone; its client sequence stays.
+    pub struct CloseSession {
+        pub session: SessionIx,
+    }
+}
+
+record! {
+    /// Adds money that the ledger has blocked to a pool; the first one makes the pool.
+    pub struct Fund {
+        pub hold: HoldIx,
+        pub kind: PoolKind,
+        pub user: UserIx,
+        pub asset: AssetIx,
+        pub amount_minor: Minor,
+        /// Grows with each Fund and Defund of the pool; equal or lower = already applied.
+        pub funding_seq: u64,
+        /// The ledger hold.
+        pub hold_id: Id128,
+    }
+}
+
+record! {
+    /// Takes undrawn money out of a pool; the ledger releases it after commit.
+    pub struct Defund {
+        pub hold: HoldIx,
+        pub amount_minor: Minor,
+        pub funding_seq: u64,
+    }
+}
+
+record! {
+    /// Closes a pool without open orders; what is undrawn leaves it.
+    pub struct CloseHold {
+        pub hold: HoldIx,
+        pub funding_seq: u64,
+    }
+}
+
+record! {
+    /// No more orders of this user; its open ones are cancelled by a `MassCancel` that follows.
+    pub struct BlockUser {
+        pub user: UserIx,
+    }
+}
+
+record! {
+    pub struct UnblockUser {
+        pub user: UserIx,
+    }
+}
+
+record! {
+    /// What the user may still order on that day, as identity says; replaces what was left.
+    pub struct SetBudget {
+        pub user: UserIx,
+        /// Moscow day, days since 1970-01-01.
+        pub day: u32,
+        pub amount_minor: Minor,
+    }
+}
+
+record! {
+    /// A new order, admitted: money drawn, slot assigned.
+    pub struct New {
+        pub handle: Handle,
+        pub instrument: InstrumentIx,
+        pub user: UserIx,
+        pub session: SessionIx,
+        pub stp_group: StpGroup,
+        /// The pool it draws on.
+        pub pool: HoldIx,
+        /// Rate its trades are charged with, fixed at entry.
+        pub fee_rate: FeeRate,
+        pub side: Side,
+        pub order_type: OrderType,
+        pub time_in_force: TimeInForce,
+        pub post_only: bool,
+        pub stp: StpMode,
+        /// Unique among the user's open orders; 0 = none.
+        pub client_order_id: u64,
+        pub client_seq: u64,
+        /// Good till date: journalled nanoseconds, first moment at which it is gone. 0 otherwise.
+        pub expire_at_ns: u64,
+        /// Limit price; of a market order its protection price (0 for a buy, `Ticks::MAX` for a sell with nothing to go by).
+        pub price: Ticks,
+        pub quantity: Lots,
+        /// What it takes out of the pool.
+        pub draw: Reserve,
+        /// What it takes out of the user's budget (0 when identity was asked for this order).
+        pub budget_minor: Minor,
+        /// Hash of (call, user, idempotency key) of a gRPC call; none otherwise.
+        pub key_hash: Id128,
+    }
+}
+
+record! {
+    /// Cancels one order. A client's order id has been resolved to the handle by admission.
+    pub struct Cancel {
+        pub handle: Handle,
+        pub instrument: InstrumentIx,
+        pub user: UserIx,
+        pub session: SessionIx,
+        pub reason: CancelReason,
+        pub client_seq: u64,
+        pub key_hash: Id128,
+    }
+}
+
+record! {
+    /// Changes price, total quantity or both (T22). The growth of what it reserves has been drawn; a refused amend returns it.
+    pub struct Amend {
+        pub handle: Handle,
+        pub instrument: InstrumentIx,
+        pub user: UserIx,
+        pub session: SessionIx,
+        pub client_seq: u64,
+        /// New price; none = as it is.
+        pub price: Option<Ticks>,
+        /// New total quantity, what was filled included; none = as it is.
+        pub quantity: Option<Lots>,
+        pub draw: Reserve,
+        pub budget_minor: Minor,
+        pub key_hash: Id128,
+    }
+}
+
+/// Whose orders a mass cancel takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+pub enum MassScope {
+    All,
+    User(UserIx),
+    Session(SessionIx),
+    Group(StpGroup),
+}
+
+record! {
+    /// Cancels many orders, in slot order, on one instrument or on all.
+    pub struct MassCancel {
+        pub scope: MassScope,
+        /// `NONE` = every instrument of the node.
+        pub instrument: InstrumentIx,
+        /// Only this side.
+        pub side: Option<Side>,
+        pub reason: CancelReason,
+        /// Who asked (`NONE` for the platform itself).
+        pub user: UserIx,
+        pub session: SessionIx,
+        pub client_seq: u64,
+        pub key_hash: Id128,
+    }
+}
+
+record! {
+    /// Cancels every good-till-date order whose time has come, by the command's own time.
+    pub struct ExpireOrders {
+        /// `NONE` = every instrument of the node.
+        pub instrument: InstrumentIx,
+    }
+}
+
+record! {
+    /// A request refused after login: journalled, so that its numbered answer survives.
+    pub struct Refused {
+        pub user: UserIx,
+        pub session: SessionIx,
+        pub instrument: InstrumentIx,
+        pub reason: RejectReason,
+        /// Which request it was.
+        pub request: RequestKind,
+        pub client_seq: u64,
+        pub client_order_id: u64,
+        /// The order a cancel or amend named.
+        pub handle: Handle,
+        pub key_hash: Id128,
+    }
+}
+
+crate::codes::code_enum! {
+    /// Kind of a client's request.
+    RequestKind {
+        New = 0 "NEW",
+        Cancel = 1 "CANCEL",
+        Amend = 2 "AMEND",
+        MassCancel = 3 "MASS_CANCEL",
+        Other = 4 "OTHER",
+    }
+}
+
+/// One journalled command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+pub enum Command {
+    BindUser(BindUser),
+    SetInstrument(SetInstrument),
+    SetPhase(SetPhase),
+    OpenSession(OpenSession),
+    CloseSession(CloseSession),
+    Fund(Fund),
+    Defund(Defund),
+    CloseHold(CloseHold),
+    BlockUser(BlockUser),
+    UnblockUser(UnblockUser),
+    SetBudget(SetBudget),
+    New(New),
+    Cancel(Cancel),
+    Amend(Amend),
+    MassCancel(MassCancel),
+    ExpireOrders(ExpireOrders),
+    Refused(Refused),
+}
+
+/// Which engines a command goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// Admission alone.
+    Admission,
+    /// Admission and the engine of this instrument.
+    Instrument(InstrumentIx),
+    /// Admission and every engine.
+    AllInstruments,
+}
+
+impl Command {
+    /// Where the command goes.
+    pub fn route(&self) -> Route {
+        let one_or_all = |ix: InstrumentIx| {
+            if ix.is_none() {
+                Route::AllInstruments
+            } else {
+                Route::Instrument(ix)
+            }
+        };
+        match self {
+            Self::SetInstrument(c) => Route::Instrument(c.spec.ix),
+            Self::SetPhase(c) => Route::Instrument(c.instrument),
+            Self::New(c) => Route::Instrument(c.instrument),
+            Self::Cancel(c) => Route::Instrument(c.instrument),
+            Self::Amend(c) => Route::Instrument(c.instrument),
+            Self::MassCancel(c) => one_or_all(c.instrument),
+            Self::ExpireOrders(c) => one_or_all(c.instrument),
+            Self::BindUser(_)
+            | Self::OpenSession(_)
+            | Self::CloseSession(_)
+            | Self::Fund(_)
+            | Self::Defund(_)
+            | Self::CloseHold(_)
+            | Self::BlockUser(_)
+            | Self::UnblockUser(_)
+            | Self::SetBudget(_)
+            | Self::Refused(_) => Route::Admission,
+        }
+    }
+
+    /// Session and client sequence of a client's own command.
+    pub fn client(&self) -> Option<(SessionIx, u64)> {
+        let (session, client_seq) = match self {
+            Self::New(c) => (c.session, c.client_seq),
+            Self::Cancel(c) => (c.session, c.client_seq),
+            Self::Amend(c) => (c.session, c.client_seq),
+            Self::MassCancel(c) => (c.session, c.client_seq),
+            Self::Refused(c) => (c.session, c.client_seq),
+            _ => return None,
+        };
+        (!session.is_none()).then_some((session, client_seq))
+    }
+
+    /// The idempotency key hash of a gRPC call, if it carries one.
+    pub fn key_hash(&self) -> Option<Id128> {
+        let hash = match self {
+            Self::New(c) => c.key_hash,
+            Self::Cancel(c) => c.key_hash,
+            Self::Amend(c) => c.key_hash,
+            Self::MassCancel(c) => c.key_hash,
+            Self::Refused(c) => c.key_hash,
+            _ => return None,
+        };
+        (!hash.is_none()).then_some(hash)
+    }
+
+    /// Short name for logs and dumps.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::BindUser(_) => "BIND_USER",
+            Self::SetInstrument(_) => "SET_INSTRUMENT",
+            Self::SetPhase(_) => "SET_PHASE",
+            Self::OpenSession(_) => "OPEN_SESSION",
+            Self::CloseSession(_) => "CLOSE_SESSION",
+            Self::Fund(_) => "FUND",
+            Self::Defund(_) => "DEFUND",
+            Self::CloseHold(_) => "CLOSE_HOLD",
+            Self::BlockUser(_) => "BLOCK_USER",
+            Self::UnblockUser(_) => "UNBLOCK_USER",
+            Self::SetBudget(_) => "SET_BUDGET",
+            Self::New(_) => "NEW",
+            Self::Cancel(_) => "CANCEL",
+            Self::Amend(_) => "AMEND",
+            Self::MassCancel(_) => "MASS_CANCEL",
+            Self::ExpireOrders(_) => "EXPIRE_ORDERS",
+            Self::Refused(_) => "REFUSED",
+        }
+    }
+}
+
+/// A sequenced command. In the journal, sequence and time stand in the frame header and the command is the payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+pub struct Envelope {
+    pub sequence: Sequence,
+    /// Journalled time, nanoseconds since 1970, monotonic on its node.
+    pub time_ns: u64,
+    pub command: Command,
+}
+
+const _: () = assert!(size_of::<New>() == 120);
+const _: () = assert!(size_of::<Command>() == 120);
+const _: () = assert!(size_of::<Envelope>() == 136);
+const _: () = assert!(align_of::<Envelope>() == 8);
+const _: () = assert!(size_of::<ArchivedCommand>() <= 128);
+const _: () = assert!(align_of::<ArchivedCommand>() == 8);

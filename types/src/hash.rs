@@ -1,0 +1,47 @@
+//! The fold behind every state hash: order-dependent, cheap, the same on every machine. It finds divergence, it is no defence against an
+//! adversary.
+
+/// Folds words into 64 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateHash(u64);
+
+impl Default for StateHash {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl StateHash {
+    pub const fn new() -> Self {
+        Self(0x6a09_e667_f3bc_c908)
+    }
+
+    pub const fn word(&mut self, word: u64) {
+        let mut x = (self.0 ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        x ^= x >> 32;
+        self.0 = x.rotate_left(29).wrapping_add(word);
+    }
+
+    pub fn words(&mut self, words: &[u64]) {
+        for word in words {
+            self.word(*word);
+        }
+    }
+
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        self.word(bytes.len() as u64);
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.word(u64::from_le_bytes(word));
+        }
+    }
+
+    pub const fn finish(self) -> u64 {
+        let mut x = self.0;
+        x ^= x >> 33;
+        x = x.wrapping_mul(0xff51_afd7_ed55_8ccd);
+        x ^= x >> 33;
+        x
+    }
+}

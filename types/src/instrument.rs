@@ -1,0 +1,318 @@
+//! What the market knows of an instrument. Built once from decimals by [`InstrumentSpec::new`], which proves rule D35 (tick times lot is a
+//! whole number of kopecks); from then on only integers travel.
+
+use core::fmt;
+
+use crate::decimal::{Decimal, DecimalError};
+use crate::ids::InstrumentIx;
+use crate::number::{FeeRate, Lots, Minor, Ticks};
+use crate::order::{Phase, Side};
+use crate::text::InstrumentId;
+
+/// Digits of CFA-RUB.
+pub const MONEY_DECIMALS: u8 = 2;
+
+/// Why an instrument cannot be traded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpecError {
+    /// Decimals above 18.
+    Decimals,
+    /// Tick or lot is zero, negative or out of range.
+    Step,
+    /// Tick times lot is not a whole number of kopecks (D35).
+    TickTimesLot,
+    /// The lot is finer than the instrument's decimals.
+    LotTooFine,
+    /// Band is empty or not positive.
+    Band,
+    /// Fee rate above 100 %.
+    FeeRate,
+}
+
+impl fmt::Display for SpecError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Decimals => "decimals must be at most 18",
+            Self::Step => "tick size and lot size must be positive",
+            Self::TickTimesLot => "tick size times lot size must be a multiple of 0.01",
+            Self::LotTooFine => "lot size is finer than the instrument's decimals",
+            Self::Band => "price band must be positive and not empty",
+            Self::FeeRate => "fee rate must be at most 1",
+        })
+    }
+}
+
+impl core::error::Error for SpecError {}
+
+/// What an instrument is made from.
+#[derive(Clone, Copy, Debug)]
+pub struct InstrumentParams {
+    pub ix: InstrumentIx,
+    pub id: InstrumentId,
+    /// Fraction digits of a unit in the ledger.
+    pub decimals: u8,
+    /// Smallest price step, in roubles a unit.
+    pub tick_size: Decimal,
+    /// Smallest quantity step, in units.
+    pub lot_size: Decimal,
+    pub fee_rate: FeeRate,
+    /// Lowest and highest price of an order, both allowed.
+    pub band_low: Ticks,
+    pub band_high: Ticks,
+    /// How far a market order may go past the last best price, in parts per million.
+    pub collar_ppm: u32,
+    pub phase: Phase,
+}
+
+/// Integers that turn prices and quantities into money.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+pub struct Terms {
+    /// Kopecks of one lot at a price of one tick.
+    pub value_minor: i64,
+    /// Minor units of the instrument in one lot.
+    pub units_minor: i64,
+}
+
+/// An instrument as the trading path sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+pub struct InstrumentSpec {
+    pub ix: InstrumentIx,
+    pub id: InstrumentId,
+    pub decimals: u8,
+    pub phase: Phase,
+    tick_scale: u8,
+    lot_scale: u8,
+    tick_mantissa: i64,
+    lot_mantissa: i64,
+    pub terms: Terms,
+    pub band_low: Ticks,
+    pub band_high: Ticks,
+    pub fee_rate: FeeRate,
+    pub collar_ppm: u32,
+}
+
+impl InstrumentSpec {
+    /// Checks the parameters and derives the integers.
+    pub fn new(params: &InstrumentParams) -> Result<Self, SpecError> {
+        let (tick, lot) = (params.tick_size.normalized(), params.lot_size.normalized());
+        if params.decimals > crate::decimal::SCALE_MAX {
+            return Err(SpecError::Decimals);
+        }
+        if !tick.is_positive() || !lot.is_positive() {
+            return Err(SpecError::Step);
+        }
+        if params.band_low.0 < 1 || params.band_high < params.band_low {
+            return Err(SpecError::Band);
+        }
+        if i128::from(params.fee_rate.0) > FeeRate::SCALE {
+            return Err(SpecError::FeeRate);
+        }
+        let value_minor = tick
+            .checked_mul(lot)
+            .and_then(|v| v.to_minor(MONEY_DECIMALS))
+            .map_err(|_| SpecError::TickTimesLot)?;
+        let units_minor = lot
+            .to_minor(params.decimals)
+            .map_err(|_| SpecError::LotTooFine)?;
+        Ok(Self {
+            ix: params.ix,
+            id: params.id,
+            decimals: params.decimals,
+            phase: params.phase,
+            tick_scale: tick.scale(),
+            lot_scale: lot.scale(),
+            tick_mantissa: i64::try_from(tick.mantissa()).map_err(|_| SpecError::Step)?,
+            lot_mantissa: i64::try_from(lot.mantissa()).map_err(|_| SpecError::Step)?,
+            terms: Terms {
+                value_minor,
+                units_minor,
+            },
+            band_low: params.band_low,
+            band_high: params.band_high,
+            fee_rate: params.fee_rate,
+            collar_ppm: params.collar_ppm,
+        })
+    }
+
+    /// Price step in roubles a unit.
+    pub fn tick_size(&self) -> Decimal {
+        Decimal::from_minor(self.tick_mantissa, self.tick_scale)
+    }
+
+    /// Quantity step in units.
+    pub fn lot_size(&self) -> Decimal {
+        Decimal::from_minor(self.lot_mantissa, self.lot_scale)
+    }
+
+    /// A price in ticks; `Inexact` when it is no multiple of the tick, `Overflow` past 64 bits. The sign is the caller's to judge.
+    pub fn ticks(&self, price: Decimal) -> Result<Ticks, DecimalError> {
+        let steps = price.steps_of(self.tick_size())?;
+        i64::try_from(steps)
+            .map(Ticks)
+            .map_err(|_| DecimalError::Overflow)
+    }
+
+    /// A quantity in lots; `Inexact` when it is no multiple of the lot, `Overflow` when negative or past 64 bits.
+    pub fn lots(&self, quantity: Decimal) -> Result<Lots, DecimalError> {
+        let steps = quantity.steps_of(self.lot_size())?;
+        u64::try_from(steps)
+            .map(Lots)
+            .map_err(|_| DecimalError::Overflow)
+    }
+
+    /// A price in roubles a unit.
+    pub fn price(&self, price: Ticks) -> Decimal {
+        Decimal::new(
+            i128::from(price.0) * i128::from(self.tick_mantissa),
+            self.tick_scale,
+        )
+        .expect("64 bits times 64 bits stays below 10^38 for any admitted price")
+    }
+
+    /// A quantity in units.
+    pub fn quantity(&self, quantity: Lots) -> Decimal {
+        Decimal::new(
+            i128::from(quantity.0) * i128::from(self.lot_mantissa),
+            self.lot_scale,
+        )
+        .expect("64 bits times 64 bits stays below 10^38 for any admitted quantity")
+    }
+
+    /// True inside the price band, limits included.
+    pub fn in_band(&self, price: Ticks) -> bool {
+        self.band_low <= price && price <= self.band_high
+    }
+
+    /// Protection price of a market order (T19): best opposite price plus (minus) the collar, kept inside the band; without a best price the
+    /// band's far limit.
+    pub fn protection_price(&self, side: Side, best_opposite: Option<Ticks>) -> Ticks {
+        let Some(best) = best_opposite else {
+            return match side {
+                Side::Buy => self.band_high,
+                Side::Sell => self.band_low,
+            };
+        };
+        let width = i128::from(best.0) * i128::from(self.collar_ppm) / 1_000_000;
+        let raw = match side {
+            Side::Buy => i128::from(best.0) + width,
+            Side::Sell => i128::from(best.0) - width,
+        };
+        let bounded = raw.clamp(i128::from(self.band_low.0), i128::from(self.band_high.0));
+        Ticks(i64::try_from(bounded).expect("the band is 64 bits wide"))
+    }
+
+    /// True when both price and quantity mean the same in the other spec: open orders may stay.
+    pub fn same_steps(&self, other: &Self) -> bool {
+        self.ix == other.ix
+            && self.id == other.id
+            && self.terms == other.terms
+            && self.tick_size() == other.tick_size()
+            && self.lot_size() == other.lot_size()
+    }
+}
+
+impl Terms {
+    /// Kopecks of a quantity at a price, exact.
+    pub fn value_wide(&self, price: Ticks, quantity: Lots) -> Option<i128> {
+        i128::from(price.0)
+            .checked_mul(i128::from(quantity.0))?
+            .checked_mul(i128::from(self.value_minor))
+    }
+
+    /// Kopecks of a quantity at a price; `None` past 64 bits.
+    pub fn value(&self, price: Ticks, quantity: Lots) -> Option<Minor> {
+        self.value_wide(price, quantity).and_then(Minor::from_wide)
+    }
+
+    /// Minor units of the instrument in a quantity; `None` past 64 bits.
+    pub fn units(&self, quantity: Lots) -> Option<Minor> {
+        i128::from(quantity.0)
+            .checked_mul(i128::from(self.units_minor))
+            .and_then(Minor::from_wide)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    fn params(tick: &str, lot: &str, decimals: u8) -> InstrumentParams {
+        InstrumentParams {
+            ix: InstrumentIx(0),
+            id: InstrumentId::new("BOND-1").unwrap(),
+            decimals,
+            tick_size: tick.parse().unwrap(),
+            lot_size: lot.parse().unwrap(),
+            fee_rate: FeeRate::TRADING,
+            band_low: Ticks(1),
+            band_high: Ticks(1_000_000),
+            collar_ppm: 50_000,
+            phase: Phase::Open,
+        }
+    }
+
+    #[test]
+    fn tick_times_lot_must_be_whole_kopecks() {
+        assert!(InstrumentSpec::new(&params("0.01", "1", 0)).is_ok());
+        assert!(InstrumentSpec::new(&params("0.1", "0.1", 4)).is_ok());
+        assert_eq!(
+            InstrumentSpec::new(&params("0.01", "0.1", 4)),
+            Err(SpecError::TickTimesLot)
+        );
+        assert_eq!(
+            InstrumentSpec::new(&params("10", "0.1", 0)),
+            Err(SpecError::LotTooFine)
+        );
+        assert_eq!(
+            InstrumentSpec::new(&params("0", "1", 0)),
+            Err(SpecError::Step)
+        );
+    }
+
+    #[test]
+    fn converts_both_ways() {
+        let spec = InstrumentSpec::new(&params("0.05", "10", 2)).unwrap();
+        assert_eq!(
+            spec.terms,
+            Terms {
+                value_minor: 50,
+                units_minor: 1000
+            }
+        );
+        let price = spec.ticks("100.15".parse().unwrap()).unwrap();
+        assert_eq!(price, Ticks(2003));
+        assert_eq!(spec.price(price).to_string(), "100.15");
+        assert!(spec.ticks("100.12".parse().unwrap()).is_err());
+        assert_eq!(spec.lots("120".parse().unwrap()), Ok(Lots(12)));
+        assert!(spec.lots("-10".parse().unwrap()).is_err());
+        assert_eq!(spec.quantity(Lots(12)).to_string(), "120");
+        assert_eq!(spec.terms.value(price, Lots(12)), Some(Minor(120 * 10015)));
+    }
+
+    #[test]
+    fn protection_price_stays_in_the_band() {
+        let mut p = params("1", "1", 0);
+        p.band_low = Ticks(90);
+        p.band_high = Ticks(110);
+        let spec = InstrumentSpec::new(&p).unwrap();
+        assert_eq!(
+            spec.protection_price(Side::Buy, Some(Ticks(100))),
+            Ticks(105)
+        );
+        assert_eq!(
+            spec.protection_price(Side::Buy, Some(Ticks(109))),
+            Ticks(110)
+        );
+        assert_eq!(
+            spec.protection_price(Side::Sell, Some(Ticks(100))),
+            Ticks(95)
+        );
+        assert_eq!(
+            spec.protection_price(Side::Sell, Some(Ticks(91))),
+            Ticks(90)
+        );
+        assert_eq!(spec.protection_price(Side::Buy, None), Ticks(110));
+        assert_eq!(spec.protection_price(Side::Sell, None), Ticks(90));
+    }
+}

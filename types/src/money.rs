@@ -1,0 +1,214 @@
+//! The two formulas of an order's money, used by admission and by settlement alike (`design.md` 3 and 4, T05, D36).
+//!
+//! Whatever the order of fills, `spent main + main reserve` and `charged fees + fee reserve` never grow past what was drawn at the start, and a
+//! return is always before - after - spent.
+
+use core::fmt;
+
+use crate::instrument::Terms;
+use crate::number::{FeeRate, Lots, Minor, Ticks};
+use crate::order::Side;
+
+/// An amount left the range of 64-bit minor units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoneyError;
+
+impl fmt::Display for MoneyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("amount is out of range")
+    }
+}
+
+impl core::error::Error for MoneyError {}
+
+/// What the fills of an order have come to so far.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize,
+)]
+pub struct Done {
+    /// Sum of quantity * price of its trades, in kopecks.
+    pub value_minor: Minor,
+    /// Fees charged to it, in kopecks (buy orders only).
+    pub fee_minor: Minor,
+}
+
+/// What an order keeps reserved.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize,
+)]
+pub struct Reserve {
+    /// Buy: kopecks for the open quantity at the order's price. Sell: minor units of the instrument.
+    pub main: Minor,
+    /// Buy: kopecks for the fees still to come, rounded up. Sell: zero.
+    pub fee: Minor,
+}
+
+impl Reserve {
+    pub const ZERO: Self = Self {
+        main: Minor::ZERO,
+        fee: Minor::ZERO,
+    };
+
+    /// Both parts together: they are of one asset, since a sell has no fee part.
+    pub fn total(self) -> Minor {
+        self.main + self.fee
+    }
+
+    /// What must be added to reach `target`, part by part, never negative.
+    pub fn growth_to(self, target: Self) -> Self {
+        Self {
+            main: (target.main - self.main).or_zero(),
+            fee: (target.fee - self.fee).or_zero(),
+        }
+    }
+
+    /// Both parts added; `None` past 64 bits.
+    pub fn checked_add(self, other: Self) -> Option<Self> {
+        let sum = Self {
+            main: self.main.checked_add(other.main)?,
+            fee: self.fee.checked_add(other.fee)?,
+        };
+        sum.main.checked_add(sum.fee)?;
+        Some(sum)
+    }
+}
+
+/// What an order with `open` lots at `price` has to keep reserved, given what its fills came to.
+///
+/// The fee part is what the whole order can still be charged: rate times (value so far + value of the rest), rounded up, less what was charged.
+pub fn reserve(
+    terms: &Terms,
+    side: Side,
+    price: Ticks,
+    open: Lots,
+    done: Done,
+    rate: FeeRate,
+) -> Result<Reserve, MoneyError> {
+    if open.is_zero() {
+        return Ok(Reserve::ZERO);
+    }
+    if side == Side::Sell {
+        return Ok(Reserve {
+            main: terms.units(open).ok_or(MoneyError)?,
+            fee: Minor::ZERO,
+        });
+    }
+    let main = terms.value_wide(price, open).ok_or(MoneyError)?;
+    // Bound before the multiplication with the rate: 2^63 * 10^6 fits, anything near 2^127 does not.
+    let main_minor = Minor::from_wide(main).ok_or(MoneyError)?;
+    let fees = rate.rounded_up(i128::from(done.value_minor.0) + main);
+    let fee_minor = Minor::from_wide(fees - i128::from(done.fee_minor.0)).ok_or(MoneyError)?;
+    main_minor.checked_add(fee_minor).ok_or(MoneyError)?;
+    Ok(Reserve {
+        main: main_minor,
+        fee: fee_minor.or_zero(),
+    })
+}
+
+/// Fee of a trade worth `trade_value` for a buy order that had done `before`: the rounded fee of the cumulative value less what was charged.
+///
+/// One fill gives the specification's formula exactly; many small fills never sum past the reserve.
+pub fn fee(before: Done, trade_value: Minor, rate: FeeRate) -> Minor {
+    let value = i128::from(before.value_minor.0) + i128::from(trade_value.0);
+    let fee = rate.half_up(value) - i128::from(before.fee_minor.0);
+    let fee = Minor::from_wide(fee).expect("a share of a 64-bit value fits 64 bits");
+    // The rounded share of a growing value never falls, so a rate fixed at the order's entry cannot give back.
+    assert!(
+        !fee.is_negative(),
+        "fee rate of an order changed under its fills"
+    );
+    fee
+}
+
+impl Done {
+    /// After a trade of `trade_value`. A sell order is charged no fee.
+    pub fn after_trade(self, side: Side, trade_value: Minor, rate: FeeRate) -> Self {
+        let fee_minor = match side {
+            Side::Buy => fee(self, trade_value, rate),
+            Side::Sell => Minor::ZERO,
+        };
+        Self {
+            value_minor: self.value_minor + trade_value,
+            fee_minor: self.fee_minor + fee_minor,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const TERMS: Terms = Terms {
+        value_minor: 1,
+        units_minor: 100,
+    };
+
+    // rows: R176
+    #[test]
+    fn r176_fee_is_a_thousandth_rounded_half_up() {
+        let one = |value: i64| fee(Done::default(), Minor(value), FeeRate::TRADING).0;
+        assert_eq!(one(100_000), 100); // 10 * 100.00 gives 1.00
+        assert_eq!(one(500), 1);
+        assert_eq!(one(499), 0);
+        assert_eq!(one(1_499), 1);
+        assert_eq!(one(1_500), 2);
+    }
+
+    #[test]
+    fn sell_reserves_units_and_no_fee() {
+        let r = reserve(
+            &TERMS,
+            Side::Sell,
+            Ticks(10),
+            Lots(7),
+            Done::default(),
+            FeeRate::TRADING,
+        );
+        assert_eq!(
+            r,
+            Ok(Reserve {
+                main: Minor(700),
+                fee: Minor::ZERO
+            })
+        );
+    }
+
+    #[test]
+    fn overflow_is_refused() {
+        let r = reserve(
+            &TERMS,
+            Side::Buy,
+            Ticks::MAX,
+            Lots::MAX,
+            Done::default(),
+            FeeRate::TRADING,
+        );
+        assert_eq!(r, Err(MoneyError));
+    }
+
+    proptest! {
+        #[test]
+        fn fills_never_exceed_the_first_reserve(
+            price in 1i64..100_000,
+            fills in prop::collection::vec((1u64..50, 0i64..100), 1..40),
+            rate in 0u32..20_000,
+        ) {
+            let rate = FeeRate(rate);
+            let mut open = Lots(fills.iter().map(|f| f.0).sum());
+            let mut done = Done::default();
+            let mut held = reserve(&TERMS, Side::Buy, Ticks(price), open, done, rate).unwrap();
+            for (quantity, better) in fills {
+                let value = TERMS.value(Ticks((price - better).max(1)), Lots(quantity)).unwrap();
+                let charge = fee(done, value, rate);
+                done = done.after_trade(Side::Buy, value, rate);
+                open -= Lots(quantity);
+                let after = reserve(&TERMS, Side::Buy, Ticks(price), open, done, rate).unwrap();
+                prop_assert!(held.main - value - after.main >= Minor::ZERO);
+                prop_assert!(held.fee - charge - after.fee >= Minor::ZERO);
+                held = after;
+            }
+            prop_assert_eq!(i128::from(done.fee_minor.0), rate.half_up(i128::from(done.value_minor.0)));
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! What an order says about itself (specification 1.3, decisions D13, D38, T19, T22).
+
+use crate::codes::code_enum;
+
+code_enum! {
+    /// Side of an order.
+    Side {
+        Buy = 0 "BUY",
+        Sell = 1 "SELL",
+    }
+}
+
+impl Side {
+    /// The side an order of this side trades with.
+    pub const fn opposite(self) -> Self {
+        match self {
+            Self::Buy => Self::Sell,
+            Self::Sell => Self::Buy,
+        }
+    }
+
+    /// 0 for buy, 1 for sell: index of two-element arrays.
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+code_enum! {
+    /// Order type. A market order carries a protection price and never rests (T19).
+    OrderType {
+        Limit = 0 "LIMIT",
+        Market = 1 "MARKET",
+    }
+}
+
+code_enum! {
+    /// Time in force.
+    TimeInForce {
+        /// Good till cancelled: the remainder rests.
+        Gtc = 0 "GTC",
+        /// Immediate or cancel: the remainder is cancelled (R171).
+        Ioc = 1 "IOC",
+        /// Fill or kill: everything at once or no trade at all (R172).
+        Fok = 2 "FOK",
+        /// Good till date: rests until the journalled time reaches `expire_at_ns`.
+        Gtd = 3 "GTD",
+    }
+}
+
+impl TimeInForce {
+    /// True when a remainder may rest in the book.
+    pub const fn rests(self) -> bool {
+        matches!(self, Self::Gtc | Self::Gtd)
+    }
+}
+
+code_enum! {
+    /// What happens when two orders of one self-trade group meet; the incoming order decides (D38).
+    StpMode {
+        /// The incoming order is cancelled (default, T43).
+        CancelNewest = 0 "CANCEL_NEWEST",
+        /// The resting order is cancelled, the incoming one goes on.
+        CancelOldest = 1 "CANCEL_OLDEST",
+        /// Both are cancelled.
+        CancelBoth = 2 "CANCEL_BOTH",
+        /// Both shrink by the smaller open quantity, without a trade.
+        Decrement = 3 "DECREMENT",
+        /// Self-trades are allowed (only by explicit setting).
+        None = 4 "NONE",
+    }
+}
+
+code_enum! {
+    /// State of an order (D13). `New` is never told to a client: it ends in one of the others within the same command.
+    OrderStatus {
+        New = 0 "NEW",
+        Open = 1 "OPEN",
+        PartiallyFilled = 2 "PARTIALLY_FILLED",
+        Filled = 3 "FILLED",
+        Cancelled = 4 "CANCELLED",
+        Rejected = 5 "REJECTED",
+    }
+}
+
+impl OrderStatus {
+    /// True when nothing more can happen to the order.
+    pub const fn is_final(self) -> bool {
+        matches!(self, Self::Filled | Self::Cancelled | Self::Rejected)
+    }
+}
+
+code_enum! {
+    /// Phase of an instrument's market.
+    Phase {
+        /// Resting orders may enter when they do not cross; nothing trades.
+        PreOpen = 0 "PRE_OPEN",
+        /// Continuous trading.
+        Open = 1 "OPEN",
+        /// Interrupted: cancels only.
+        Halt = 2 "HALT",
+        /// Outside the trading day: cancels only.
+        Closed = 3 "CLOSED",
+        /// The instrument has matured: every order is cancelled, none enters.
+        Matured = 4 "MATURED",
+    }
+}
+
+code_enum! {
+    /// What a pool of blocked money serves (T49).
+    PoolKind {
+        /// Trading hold of a (user, asset): default pool of all its orders.
+        Trading = 0 "TRADING",
+        /// A hold of size one, made for one gRPC order.
+        Order = 1 "ORDER",
+    }
+}

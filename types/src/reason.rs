@@ -1,0 +1,96 @@
+//! Why an order ended or was refused. Names are the ones a client reads (D14, D23).
+
+use crate::codes::code_enum;
+
+code_enum! {
+    /// Why open quantity was cancelled (D14).
+    CancelReason {
+        UserRequest = 0 "USER_REQUEST",
+        IocRemainder = 1 "IOC_REMAINDER",
+        FokNotFillable = 2 "FOK_NOT_FILLABLE",
+        NoLiquidity = 3 "NO_LIQUIDITY",
+        SelfTrade = 4 "SELF_TRADE",
+        CancelOnDisconnect = 5 "CANCEL_ON_DISCONNECT",
+        MassCancel = 6 "MASS_CANCEL",
+        KillSwitch = 7 "KILL_SWITCH",
+        UserBlocked = 8 "USER_BLOCKED",
+        InstrumentHalted = 9 "INSTRUMENT_HALTED",
+        InstrumentMatured = 10 "INSTRUMENT_MATURED",
+        HoldExpired = 11 "HOLD_EXPIRED",
+        HoldReleased = 12 "HOLD_RELEASED",
+        Expired = 13 "EXPIRED",
+        Operator = 14 "OPERATOR",
+    }
+}
+
+code_enum! {
+    /// Why a request was refused: by the gateway, by admission or by the book. A business answer, never an error.
+    RejectReason {
+        /// Instrument is not in continuous trading (halt, closed).
+        InstrumentHalted = 0 "INSTRUMENT_HALTED",
+        /// Instrument has matured.
+        InstrumentMatured = 1 "INSTRUMENT_MATURED",
+        /// The order would trade before the market opens.
+        InstrumentPreOpen = 2 "INSTRUMENT_PRE_OPEN",
+        /// No such instrument on this node.
+        UnknownInstrument = 3 "UNKNOWN_INSTRUMENT",
+        /// Price outside the band.
+        PriceBand = 4 "PRICE_BAND",
+        /// A post-only order would have traded.
+        PostOnly = 5 "POST_ONLY",
+        /// Price is not a positive multiple of the tick.
+        PriceTick = 6 "PRICE_TICK",
+        /// Quantity is not a positive multiple of the lot, or too large.
+        QuantityLot = 7 "QUANTITY_LOT",
+        /// The pool's free money does not cover the draw.
+        InsufficientBalance = 8 "INSUFFICIENT_BALANCE",
+        /// The user has no trading hold for the asset.
+        NoTradingHold = 9 "NO_TRADING_HOLD",
+        /// No order of that id.
+        UnknownOrder = 10 "UNKNOWN_ORDER",
+        /// The order is already filled or cancelled.
+        OrderNotOpen = 11 "ORDER_NOT_OPEN",
+        /// The order belongs to another user.
+        NotOwner = 12 "NOT_OWNER",
+        /// Session sends faster than its throttle.
+        Throttle = 13 "THROTTLE",
+        /// Ring or queue is full: try again.
+        Busy = 14 "BUSY",
+        /// Settlement is too far behind: new orders wait, cancels pass.
+        SettlementBacklog = 15 "SETTLEMENT_BACKLOG",
+        /// The client order id names an open order of this user.
+        DuplicateClientOrderId = 16 "DUPLICATE_CLIENT_ORDER_ID",
+        /// Client sequence number at or below the last one seen.
+        AlreadySeen = 17 "ALREADY_SEEN",
+        /// Session is not open.
+        UnknownSession = 18 "UNKNOWN_SESSION",
+        /// User is not bound on this node.
+        UnknownUser = 19 "UNKNOWN_USER",
+        /// User is blocked.
+        UserBlocked = 20 "USER_BLOCKED",
+        /// Trading limit of the day is used up.
+        LimitExceeded = 21 "LIMIT_EXCEEDED",
+        /// KYC does not allow trading.
+        KycRequired = 22 "KYC_REQUIRED",
+        /// Order type and time in force (or post-only, expiry) do not go together.
+        InvalidCombination = 23 "INVALID_COMBINATION",
+        /// Good-till-date lies in the past.
+        Expired = 24 "EXPIRED",
+        /// An amend that leaves nothing open or changes nothing it may change.
+        InvalidAmend = 25 "INVALID_AMEND",
+        /// The table of open orders is full.
+        TooManyOrders = 26 "TOO_MANY_ORDERS",
+        /// Amount leaves the range of 64-bit minor units.
+        AmountOverflow = 27 "AMOUNT_OVERFLOW",
+        /// The hold is not known here or is closed.
+        UnknownHold = 28 "UNKNOWN_HOLD",
+        /// The hold still backs open orders, or its money is drawn.
+        HoldInUse = 29 "HOLD_IN_USE",
+        /// The platform is stopping or recovering.
+        NotReady = 30 "NOT_READY",
+        /// The call was answered before under the same idempotency key.
+        DuplicateRequest = 31 "DUPLICATE_REQUEST",
+        /// The message cannot be read or breaks the protocol.
+        Malformed = 32 "MALFORMED",
+    }
+}
