@@ -1,1 +1,238 @@
-//! Between wire shapes and text numbers: the only place that knows how a `Decimal`, an amount or a time looks in a message.
+//! Between wire shapes and exact numbers: the only place that knows how a `Decimal`, an amount or a time looks in a message (D03).
+
+use prost_types::Timestamp;
+use types::Decimal;
+
+use crate::common::v1 as wire;
+
+/// A wire number or amount that cannot be read; the text names what is wrong with it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConvertError {
+    #[error("is required")]
+    Missing,
+    #[error("`{0}` is not a decimal number: digits with at most 18 after the point are expected")]
+    Malformed(String),
+    #[error(
+        "has more digits after the point than the {decimals} that {currency} allows, or is too large"
+    )]
+    Scale { currency: String, decimals: u8 },
+    #[error("is in `{got}`, `{expected}` is expected")]
+    Currency { got: String, expected: String },
+    #[error("must be greater than zero")]
+    NotPositive,
+}
+
+/// Reads a required number.
+pub fn decimal(value: Option<&wire::Decimal>) -> Result<Decimal, ConvertError> {
+    let text = &value.ok_or(ConvertError::Missing)?.value;
+    if text.is_empty() {
+        return Err(ConvertError::Missing);
+    }
+    text.parse()
+        .map_err(|_| ConvertError::Malformed(text.clone()))
+}
+
+/// Reads a number that may be left out: unset or empty is `None`.
+pub fn optional_decimal(value: Option<&wire::Decimal>) -> Result<Option<Decimal>, ConvertError> {
+    match value {
+        Some(value) if !value.value.is_empty() => decimal(Some(value)).map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// Reads a required number greater than zero.
+pub fn positive(value: Option<&wire::Decimal>) -> Result<Decimal, ConvertError> {
+    let value = decimal(value)?;
+    if value.is_positive() {
+        Ok(value)
+    } else {
+        Err(ConvertError::NotPositive)
+    }
+}
+
+/// Writes a number.
+pub fn to_decimal(value: Decimal) -> wire::Decimal {
+    wire::Decimal {
+        value: value.to_string(),
+    }
+}
+
+/// Writes a number of minor units with all its `decimals`, as amounts are shown (`100.00`).
+pub fn to_decimal_minor(amount_minor: i64, decimals: u8) -> wire::Decimal {
+    to_decimal(Decimal::from_minor(amount_minor, decimals))
+}
+
+/// Rounds nothing: the minor units of an exact amount.
+pub fn minor(value: Decimal, currency: &str, decimals: u8) -> Result<i64, ConvertError> {
+    value.to_minor(decimals).map_err(|_| ConvertError::Scale {
+        currency: currency.to_owned(),
+        decimals,
+    })
+}
+
+/// Reads an amount of bank money: `RUB`, greater than zero, in kopecks.
+pub fn money_minor(value: Option<&wire::Money>) -> Result<i64, ConvertError> {
+    let value = value.ok_or(ConvertError::Missing)?;
+    currency(&value.currency_code, "RUB")?;
+    minor(positive(value.amount.as_ref())?, "RUB", 2)
+}
+
+/// Writes roubles.
+pub fn to_money(amount_minor: i64) -> wire::Money {
+    wire::Money {
+        currency_code: "RUB".to_owned(),
+        amount: Some(to_decimal_minor(amount_minor, 2)),
+    }
+}
+
+/// Reads an amount of something the ledger keeps: its code and a number greater than zero.
+pub fn monetary_amount(
+    value: Option<&wire::MonetaryAmount>,
+) -> Result<(String, Decimal), ConvertError> {
+    let value = value.ok_or(ConvertError::Missing)?;
+    if value.currency_code.is_empty() {
+        return Err(ConvertError::Missing);
+    }
+    Ok((
+        value.currency_code.clone(),
+        positive(value.amount.as_ref())?,
+    ))
+}
+
+/// Writes an amount of something the ledger keeps.
+pub fn to_monetary_amount(code: &str, amount: Decimal) -> wire::MonetaryAmount {
+    wire::MonetaryAmount {
+        currency_code: code.to_owned(),
+        amount: Some(to_decimal(amount)),
+    }
+}
+
+/// Writes an amount given in minor units.
+pub fn to_monetary_amount_minor(
+    code: &str,
+    amount_minor: i64,
+    decimals: u8,
+) -> wire::MonetaryAmount {
+    to_monetary_amount(code, Decimal::from_minor(amount_minor, decimals))
+}
+
+/// Refuses another currency than the one expected.
+pub fn currency(got: &str, expected: &str) -> Result<(), ConvertError> {
+    if got == expected {
+        return Ok(());
+    }
+    Err(ConvertError::Currency {
+        got: got.to_owned(),
+        expected: expected.to_owned(),
+    })
+}
+
+/// Microseconds since 1970 as a wire time.
+pub fn to_timestamp_us(time_us: i64) -> Timestamp {
+    Timestamp {
+        seconds: time_us.div_euclid(1_000_000),
+        nanos: i32::try_from(time_us.rem_euclid(1_000_000) * 1_000).expect("below one second"),
+    }
+}
+
+/// A journalled time as a wire time.
+pub fn to_timestamp_ns(time_ns: u64) -> Timestamp {
+    Timestamp {
+        seconds: i64::try_from(time_ns / 1_000_000_000).expect("before the year 292277026596"),
+        nanos: i32::try_from(time_ns % 1_000_000_000).expect("below one second"),
+    }
+}
+
+/// Microseconds since 1970 of a wire time.
+pub fn timestamp_us(time: &Timestamp) -> i64 {
+    time.seconds
+        .saturating_mul(1_000_000)
+        .saturating_add(i64::from(time.nanos) / 1_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wire(text: &str) -> wire::Decimal {
+        wire::Decimal {
+            value: text.to_owned(),
+        }
+    }
+
+    // rows: R007 R009 R311
+    #[test]
+    fn r009_numbers_round_trip_exactly() {
+        for text in [
+            "0.000000000000000001",
+            "123456789012345678901234567890",
+            "-100.50",
+            "0",
+            "0.1",
+        ] {
+            let number = decimal(Some(&wire(text))).expect("a number");
+            assert_eq!(to_decimal(number).value, text);
+        }
+        let sum = decimal(Some(&wire("0.1")))
+            .expect("number")
+            .checked_add(decimal(Some(&wire("0.2"))).expect("number"));
+        assert_eq!(sum.expect("sum").to_string(), "0.3");
+    }
+
+    #[test]
+    fn malformed_numbers_are_refused_with_their_text() {
+        for text in [
+            "1e5",
+            "1,5",
+            "--1",
+            "1.",
+            ".5",
+            "0.0000000000000000001",
+            "NaN",
+            " 1",
+        ] {
+            assert_eq!(
+                decimal(Some(&wire(text))),
+                Err(ConvertError::Malformed(text.to_owned())),
+                "{text}"
+            );
+        }
+        assert_eq!(decimal(None), Err(ConvertError::Missing));
+        assert_eq!(positive(Some(&wire("0"))), Err(ConvertError::NotPositive));
+    }
+
+    #[test]
+    fn amounts_keep_their_currency_and_scale() {
+        let money = wire::Money {
+            currency_code: "RUB".to_owned(),
+            amount: Some(wire("100.5")),
+        };
+        assert_eq!(money_minor(Some(&money)), Ok(10_050));
+        let fine = wire::Money {
+            currency_code: "RUB".to_owned(),
+            amount: Some(wire("100.501")),
+        };
+        assert!(matches!(
+            money_minor(Some(&fine)),
+            Err(ConvertError::Scale { .. })
+        ));
+        let other = wire::Money {
+            currency_code: "USD".to_owned(),
+            amount: Some(wire("1")),
+        };
+        assert!(matches!(
+            money_minor(Some(&other)),
+            Err(ConvertError::Currency { .. })
+        ));
+        assert_eq!(to_money(10_050).amount.expect("amount").value, "100.50");
+    }
+
+    #[test]
+    fn times_keep_their_sign() {
+        assert_eq!(timestamp_us(&to_timestamp_us(-1)), -1);
+        assert_eq!(
+            timestamp_us(&to_timestamp_us(1_700_000_000_123_456)),
+            1_700_000_000_123_456
+        );
+    }
+}

@@ -5,8 +5,7 @@
 //! them with the committed image `proto/baseline.binpb`.
 
 /// Every schema with its imports and comments, as an encoded `google.protobuf.FileDescriptorSet`.
-pub const FILE_DESCRIPTOR_SET: &[u8] =
-    include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
 macro_rules! package {
     ($name:ident) => {

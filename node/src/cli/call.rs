@@ -1,0 +1,166 @@
+//! One RPC from the command line: flags to a message, Connect with JSON over HTTP, the answer as text or JSON.
+
+use anyhow::{Context, bail};
+use clap::{Arg, ArgMatches, Command};
+use prost_reflect::MethodDescriptor;
+use serde_json::{Map, Value, json};
+
+use super::{schema, table};
+
+/// Where to call and as whom.
+#[derive(Clone)]
+pub struct Target {
+    pub url: String,
+    pub token: String,
+    pub http: reqwest::Client,
+}
+
+impl Target {
+    pub fn new(url: &str, token: &str) -> anyhow::Result<Self> {
+        let http = reqwest::Client::builder().no_proxy().build().context("cannot set up the HTTP client")?;
+        Ok(Self { url: url.trim_end_matches('/').to_owned(), token: token.to_owned(), http })
+    }
+
+    /// The same place, another caller.
+    pub fn with_token(&self, token: impl Into<String>) -> Self {
+        Self { token: token.into(), ..self.clone() }
+    }
+
+    /// Calls `<package>.<Service>/<Method>` with a request in proto3 JSON.
+    ///
+    /// # Errors
+    /// [`Refusal`] when the platform answers with an error, another error when it does not answer.
+    pub async fn call(&self, path: &str, request: &Value) -> anyhow::Result<Value> {
+        let response = self
+            .http
+            .post(format!("{}/{path}", self.url))
+            .bearer_auth(&self.token)
+            .header("content-type", "application/json")
+            .json(request)
+            .send()
+            .await
+            .with_context(|| format!("no answer from {} (is the platform running?)", self.url))?;
+        let status = response.status();
+        let body: Value = response.json().await.unwrap_or_default();
+        if status.is_success() {
+            return Ok(body);
+        }
+        Err(Refusal {
+            code: body["code"].as_str().unwrap_or(status.as_str()).to_owned(),
+            message: body["message"].as_str().unwrap_or_default().to_owned(),
+            body,
+        }
+        .into())
+    }
+}
+
+/// The platform's own "no": Connect code and message.
+#[derive(Debug)]
+pub struct Refusal {
+    pub code: String,
+    pub message: String,
+    pub body: Value,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.code, self.message)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// The commands for every noun of the table.
+pub fn commands() -> Vec<Command> {
+    table::NOUNS
+        .iter()
+        .map(|(noun, about)| {
+            let verbs = table::ENTRIES.iter().filter(|entry| entry.noun == *noun).map(|entry| {
+                let method = schema::method(entry.path).expect("the table names methods of the contract");
+                let about = schema::comment(&method.parent_file(), method.path())
+                    .unwrap_or_else(|| format!("Call {}", entry.path));
+                Command::new(entry.verb)
+                    .about(about)
+                    .args(schema::flags(&method.input()))
+                    .arg(
+                        Arg::new("idempotency-key")
+                            .long("idempotency-key")
+                            .value_name("TEXT")
+                            .help("Key that makes a repeat harmless; generated when not given"),
+                    )
+                    .arg(
+                        Arg::new("data")
+                            .long("data")
+                            .value_name("JSON")
+                            .help("The whole request as proto3 JSON; flags are laid over it"),
+                    )
+            });
+            Command::new(*noun)
+                .about(*about)
+                .subcommand_required(true)
+                .arg_required_else_help(true)
+                .subcommands(verbs)
+        })
+        .collect()
+}
+
+/// Runs `platform <noun> <verb> ...`; `None` when the noun is not of the table.
+pub async fn run(target: &Target, noun: &str, matches: &ArgMatches, json: bool) -> Option<anyhow::Result<()>> {
+    let (verb, matches) = matches.subcommand()?;
+    let entry = table::ENTRIES.iter().find(|entry| entry.noun == noun && entry.verb == verb)?;
+    let method = schema::method(entry.path)?;
+    Some(one(target, entry.path, &method, matches, json).await)
+}
+
+async fn one(
+    target: &Target,
+    path: &str,
+    method: &MethodDescriptor,
+    matches: &ArgMatches,
+    json: bool,
+) -> anyhow::Result<()> {
+    let mut request = match matches.get_one::<String>("data") {
+        Some(text) => match serde_json::from_str(text).context("--data is not JSON")? {
+            Value::Object(object) => object,
+            _ => bail!("--data: a JSON object is expected"),
+        },
+        None => Map::new(),
+    };
+    for (name, value) in schema::request(&method.input(), matches)? {
+        merge(&mut request, name, value);
+    }
+    request
+        .entry("context")
+        .or_insert_with(|| context(matches.get_one::<String>("idempotency-key").map(String::as_str)));
+    let answer = target.call(path, &Value::Object(request)).await?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&answer)?);
+    } else {
+        print!("{}", super::output::text(&answer));
+    }
+    Ok(())
+}
+
+fn merge(object: &mut Map<String, Value>, name: String, value: Value) {
+    match (object.get_mut(&name), value) {
+        (Some(Value::Object(old)), Value::Object(new)) => {
+            for (name, value) in new {
+                merge(old, name, value);
+            }
+        }
+        (_, value) => {
+            object.insert(name, value);
+        }
+    }
+}
+
+/// A fresh RequestContext.
+pub fn context(idempotency_key: Option<&str>) -> Value {
+    let id = uuid::Uuid::now_v7().to_string();
+    json!({
+        "requestId": id,
+        "correlationId": id,
+        "idempotencyKey": idempotency_key.unwrap_or(&id),
+        "source": "platform-cli",
+    })
+}

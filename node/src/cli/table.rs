@@ -1,0 +1,176 @@
+//! The words of the command line: which noun and verb stands for which RPC. A test compares the table with the descriptors, so that no call is
+//! without a command (R350).
+
+/// One RPC as a command: `platform <noun> <verb>`.
+pub struct Entry {
+    pub noun: &'static str,
+    pub verb: &'static str,
+    /// `<package>.<Service>/<Method>`, the path of the call without the leading slash.
+    pub path: &'static str,
+}
+
+macro_rules! entries {
+    ($($service:literal { $($noun:literal $verb:literal $method:literal;)* })*) => {
+        &[$($(Entry { noun: $noun, verb: $verb, path: concat!($service, "/", $method) },)*)*]
+    };
+}
+
+/// What each noun is, for the help.
+pub const NOUNS: &[(&str, &str)] = &[
+    ("account", "Ledger accounts"),
+    ("subaccount", "Sub-accounts and their balances"),
+    ("op", "Ledger operations and postings"),
+    ("hold", "Ledger holds"),
+    ("ledger", "The ledger as a whole"),
+    ("instrument", "Registered issues and their contracts"),
+    ("cfa", "Issue, redeem and transfer digital assets"),
+    ("holders", "Holder registry"),
+    ("chain", "The blockchain behind the registry"),
+    ("intent", "Deposits: payment intents and webhooks"),
+    ("payout", "Payouts to bank accounts"),
+    ("recon", "Reconciliation of bank and supply"),
+    ("order", "Orders"),
+    ("trade", "Trades"),
+    ("book", "Order books"),
+    ("trading-hold", "Money and units blocked for trading"),
+    ("market", "Phases and state of the market"),
+    ("user", "Users, limits and checks (identity)"),
+    ("bank", "The sandbox bank: what a payer or the bank would do"),
+];
+
+pub const ENTRIES: &[Entry] = entries! {
+    "platform.ledger.v1.LedgerService" {
+        "account" "get" "GetAccount";
+        "account" "list" "ListAccounts";
+        "subaccount" "get" "GetSubAccount";
+        "subaccount" "list" "ListSubAccounts";
+        "subaccount" "balance" "GetBalance";
+        "subaccount" "set-status" "SetSubAccountStatus";
+        "op" "create" "CreateOperation";
+        "op" "create-batch" "CreateOperations";
+        "op" "finalize" "FinalizeOperation";
+        "op" "finalize-batch" "FinalizeOperations";
+        "op" "reverse" "ReverseOperation";
+        "op" "get" "GetOperation";
+        "op" "list" "ListOperations";
+        "hold" "create" "CreateHold";
+        "hold" "release" "ReleaseHold";
+        "hold" "consume" "ConsumeHold";
+        "hold" "adjust" "AdjustHold";
+        "hold" "get" "GetHold";
+        "hold" "list" "ListHolds";
+        "ledger" "position" "GetSourcePosition";
+        "ledger" "trial-balance" "GetTrialBalance";
+    }
+    "platform.cfa.v1.CfaRegistryService" {
+        "instrument" "register" "RegisterInstrument";
+        "instrument" "get" "GetInstrument";
+        "instrument" "list" "ListInstruments";
+        "instrument" "update" "UpdateInstrument";
+        "instrument" "redeem" "StartRedemption";
+        "instrument" "redemption" "GetRedemption";
+        "instrument" "supply" "GetSupply";
+        "cfa" "issue-rub" "IssueCfaRub";
+        "cfa" "redeem-rub" "RedeemCfaRub";
+        "cfa" "issue" "IssueInvestmentCfa";
+        "cfa" "redeem" "RedeemInvestmentCfa";
+        "cfa" "transfer" "TransferCfa";
+        "cfa" "settle" "SettleTrades";
+        "cfa" "batch" "GetTradeBatch";
+        "cfa" "get" "GetOperation";
+        "cfa" "list" "ListOperations";
+        "cfa" "finalize-issuance" "FinalizeIssuance";
+        "cfa" "finalize-redemption" "FinalizeRedemption";
+        "cfa" "suspended" "ListSuspendedDeposits";
+        "cfa" "resolve-suspended" "ResolveSuspendedDeposit";
+        "cfa" "block-redemption" "SetRedemptionBlock";
+        "holders" "list" "ListHolders";
+        "chain" "check-integrity" "CheckIntegrity";
+    }
+    "platform.chain.v1.ChainConnectorService" {
+        "chain" "submit" "SubmitTransaction";
+        "chain" "receipt" "GetTransactionReceipt";
+        "chain" "block" "GetBlock";
+        "chain" "verify-block" "VerifyBlockHash";
+        "chain" "estimate-gas" "EstimateGas";
+    }
+    "platform.payments.v1.PaymentsService" {
+        "intent" "create" "CreatePaymentIntent";
+        "intent" "get" "GetPaymentIntent";
+        "intent" "list" "ListPaymentIntents";
+        "intent" "webhook" "HandlePaymentWebhook";
+        "payout" "initiate" "InitiatePayout";
+        "payout" "release" "ReleasePayout";
+        "payout" "cancel" "CancelPayout";
+        "payout" "get" "GetPayout";
+        "payout" "list" "ListPayouts";
+        "recon" "run" "Reconcile";
+        "recon" "latest" "GetLatestReport";
+    }
+    "platform.market.v1.MarketService" {
+        "order" "place" "PlaceOrder";
+        "order" "cancel" "CancelOrder";
+        "order" "amend" "AmendOrder";
+        "order" "cancel-all" "MassCancel";
+        "order" "get" "GetOrder";
+        "order" "list" "ListOrders";
+        "trade" "get" "GetTrade";
+        "trade" "list" "ListTrades";
+        "book" "get" "GetOrderBook";
+        "trading-hold" "open" "OpenTradingHold";
+        "trading-hold" "adjust" "AdjustTradingHold";
+        "trading-hold" "close" "CloseTradingHold";
+        "trading-hold" "list" "ListTradingHolds";
+        "market" "set-phase" "SetTradingPhase";
+        "market" "status" "GetMarketStatus";
+    }
+    "platform.identity.v1.IdentityService" {
+        "user" "get" "GetUserProfile";
+        "user" "list" "ListUsers";
+        "user" "create" "CreateUser";
+        "user" "update" "UpdateUser";
+        "user" "block" "BlockUser";
+        "user" "unblock" "UnblockUser";
+        "user" "limits" "GetLimits";
+        "user" "set-limit" "SetLimit";
+        "user" "check-limits" "CheckLimits";
+        "user" "check-sanctions" "CheckSanctions";
+    }
+    "platform.sandbox.v1.SandboxBankService" {
+        "bank" "pay" "Pay";
+        "bank" "set-fault" "SetFault";
+        "bank" "balance" "GetBankBalance";
+        "bank" "transfers" "ListTransfers";
+    }
+};
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::cli::schema;
+
+    // rows: R350
+    #[test]
+    fn r350_every_rpc_has_exactly_one_command() {
+        let known: BTreeSet<String> = schema::pool()
+            .services()
+            .filter(|service| service.full_name().starts_with("platform."))
+            .flat_map(|service| {
+                service
+                    .methods()
+                    .map(|method| format!("{}/{}", method.parent_service().full_name(), method.name()))
+                    .collect::<Vec<_>>()
+            })
+            .collect();
+        let listed: BTreeSet<String> = ENTRIES.iter().map(|entry| entry.path.to_owned()).collect();
+        assert_eq!(known, listed);
+        assert_eq!(listed.len(), ENTRIES.len(), "no call is listed twice");
+        let words: BTreeSet<_> = ENTRIES.iter().map(|entry| (entry.noun, entry.verb)).collect();
+        assert_eq!(words.len(), ENTRIES.len(), "no two calls share their words");
+        let nouns: BTreeSet<_> = ENTRIES.iter().map(|entry| entry.noun).collect();
+        let described: BTreeSet<_> = NOUNS.iter().map(|(noun, _)| *noun).collect();
+        assert_eq!(nouns, described);
+    }
+}
