@@ -1,1 +1,72 @@
-//! Room `rpc`.
+//! How services are served and called.
+//!
+//! One port speaks gRPC, gRPC-Web, Connect and the HTTP diagnostic reads ([`serve()`]); one kind of client works in process and over the
+//! network ([`Channel`]); one layer answers "who is calling, and may he" for all of them ([`Authenticator`], [`roles`]).
+//! Errors have one vocabulary ([`status`], D23), requests one context ([`context`], D02), lists one paging ([`page`], D04).
+//!
+//! Architecture invariants: handlers are written once, against tonic; nothing here knows a business rule; the `connectrpc` crate is named
+//! only under `connect/`.
+
+pub mod access;
+pub mod caller;
+pub mod channel;
+pub mod connect;
+pub mod context;
+pub mod contract;
+pub mod health;
+pub mod json;
+pub mod logging;
+mod observe;
+pub mod page;
+pub mod roles;
+pub mod serve;
+pub mod status;
+
+pub use access::{Authenticator, with_auth};
+pub use caller::{Caller, Role, Roles, caller};
+pub use channel::{Channel, LocalSlot};
+pub use context::Context;
+pub use health::Health;
+pub use observe::{MetricsHandle, metrics_init};
+pub use serve::{Service, serve};
+
+/// Largest message a service accepts, in bytes (D33).
+pub const MESSAGE_BYTES_MAX: usize = 1024 * 1024;
+
+/// Deadline of a call that names none, in milliseconds (D33).
+pub const DEADLINE_MS_DEFAULT: u64 = 10_000;
+
+/// Operational failures of this room. A refused call is never one of these: it is a `tonic::Status`.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("not a usable address: {uri}: {reason}")]
+    Address { uri: String, reason: String },
+    #[error("credential is not a header value")]
+    Credential,
+    #[error("listener failed: {0}")]
+    Listener(#[from] std::io::Error),
+    #[error("reflection service cannot be built: {0}")]
+    Reflection(String),
+    #[error("metrics recorder cannot be installed: {0}")]
+    Metrics(String),
+    #[error("logging cannot be installed: {0}")]
+    Logging(String),
+}
+
+/// Applies the limits every service shares to a generated tonic server: message size (D33) and gzip in both directions.
+///
+/// ```ignore
+/// let server = rpc::grpc_server!(LedgerServiceServer::from_arc(api));
+/// ```
+#[macro_export]
+macro_rules! grpc_server {
+    ($server:expr) => {
+        $server
+            .max_decoding_message_size($crate::MESSAGE_BYTES_MAX)
+            .accept_compressed($crate::CompressionEncoding::Gzip)
+            .send_compressed($crate::CompressionEncoding::Gzip)
+    };
+}
+
+#[doc(hidden)]
+pub use tonic::codec::CompressionEncoding;

@@ -1,0 +1,219 @@
+//! Who may call what: one layer for RPC and HTTP reads, on the port and in process (D32; rows R332, R333).
+//!
+//! The bearer credential is read first, then the path decides: open paths pass, RPC paths need a role of their row in [`roles`], every
+//! other path is a staff read. Denied by default: a path of the contract without a row is refused, a path outside it does not exist.
+//! Refusals are spoken in the protocol of the request.
+
+use axum::{
+    extract::{Request, State},
+    middleware::{Next, from_fn, from_fn_with_state},
+    response::{IntoResponse, Response},
+};
+use http::{HeaderMap, Method, header::AUTHORIZATION};
+use tonic::{Status, service::Routes};
+
+use crate::{
+    Caller, Role, Roles, connect,
+    json::HttpError,
+    observe,
+    roles::{self, Rule},
+    status,
+};
+
+/// Checks credentials.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Authenticator {
+    /// The sandbox issuer's ready-made tokens: `sandbox.<role>` for staff and services, `sandbox.<role>.<user_id>` for investor, trader
+    /// and issuer; several roles as `a+b`. They prove nothing and are meant for a machine of one's own.
+    Sandbox,
+}
+
+impl Authenticator {
+    /// The caller behind a bearer credential. UNAUTHENTICATED for anything that is not one.
+    pub fn authenticate(&self, credential: &str) -> Result<Caller, Status> {
+        match self {
+            Authenticator::Sandbox => sandbox_caller(credential).ok_or_else(bad_credentials),
+        }
+    }
+
+    fn caller_of(&self, headers: &HeaderMap) -> Result<Caller, Status> {
+        let Some(value) = headers.get(AUTHORIZATION) else {
+            return Err(status::unauthenticated(
+                "CREDENTIALS_REQUIRED",
+                "Credentials are required",
+            ));
+        };
+        let (scheme, credential) = value
+            .to_str()
+            .ok()
+            .and_then(|value| value.split_once(' '))
+            .ok_or_else(bad_credentials)?;
+        if !scheme.eq_ignore_ascii_case("bearer") {
+            return Err(bad_credentials());
+        }
+        self.authenticate(credential.trim())
+    }
+
+    /// `Ok(None)` = open path, `Ok(Some)` = this caller may go on.
+    fn decide(
+        &self,
+        method: &Method,
+        path: &str,
+        headers: &HeaderMap,
+    ) -> Result<Option<Caller>, Status> {
+        let rule = roles::rule(path);
+        if rule == Rule::Open || *method == Method::OPTIONS {
+            // A credential on an open path is still worth knowing, a bad one is no reason to refuse.
+            return Ok(self.caller_of(headers).ok());
+        }
+        let caller = self.caller_of(headers)?;
+        match rule {
+            Rule::Open => unreachable!("answered above"),
+            Rule::AnyOf(allowed) if allowed.intersects(caller.roles) => Ok(Some(caller)),
+            Rule::AnyOf(_) | Rule::Denied => Err(status::permission_denied(
+                "ROLE_REQUIRED",
+                "Caller lacks the role for this operation",
+            )),
+            Rule::Unknown => Err(status::unimplemented("Unknown method")),
+        }
+    }
+}
+
+fn bad_credentials() -> Status {
+    status::unauthenticated("CREDENTIALS_INVALID", "Credentials are not valid")
+}
+
+fn sandbox_caller(credential: &str) -> Option<Caller> {
+    let mut parts = credential.splitn(3, '.');
+    if parts.next() != Some("sandbox") {
+        return None;
+    }
+    let names = parts.next()?;
+    let roles: Roles = names
+        .split('+')
+        .map(Role::parse)
+        .collect::<Option<Vec<_>>>()?
+        .into_iter()
+        .collect();
+    let user_id = parts.next();
+    let needs_user = roles.intersects(Roles::of(&Role::OWN));
+    let well_formed = |id: &str| !id.is_empty() && id.len() <= 128 && !id.contains(':');
+    match user_id {
+        Some(id) if needs_user && well_formed(id) => Some(Caller {
+            subject: id.to_owned(),
+            user_id: Some(id.to_owned()),
+            roles,
+        }),
+        None if !needs_user => Some(Caller {
+            subject: names.to_owned(),
+            user_id: None,
+            roles,
+        }),
+        _ => None,
+    }
+}
+
+/// Puts the access layer and the request observation around RPC routes, for calls in process: `slot.fill(rpc::with_auth(..))`.
+pub fn with_auth(routes: Routes, auth: &Authenticator) -> Routes {
+    let router = routes
+        .into_axum_router()
+        .layer(from_fn(observe::observe))
+        .layer(from_fn_with_state(auth.clone(), check));
+    Routes::from(router).prepare()
+}
+
+/// The layer itself.
+pub(crate) async fn check(
+    State(auth): State<Authenticator>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    // A caller comes from the credential alone, never from what is already there.
+    request.extensions_mut().remove::<Caller>();
+    let path = request.uri().path();
+    match auth.decide(request.method(), path, request.headers()) {
+        Ok(caller) => {
+            if let Some(caller) = caller {
+                request.extensions_mut().insert(caller);
+            }
+            next.run(request).await
+        }
+        Err(status) => {
+            observe::refused(path, &status);
+            if roles::is_rpc_path(path) {
+                connect::refusal(request.method(), request.headers(), status)
+            } else {
+                HttpError::from(status).into_response()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // rows: R332
+    #[test]
+    fn r332_sandbox_tokens_are_read_strictly() {
+        let auth = Authenticator::Sandbox;
+        let trader = auth.authenticate("sandbox.investor+trader.u-1.x").unwrap();
+        assert_eq!(trader.user_id.as_deref(), Some("u-1.x"));
+        assert!(trader.roles.contains(Role::Trader) && trader.roles.contains(Role::Investor));
+        assert!(auth.authenticate("sandbox.market-supervisor").is_ok());
+        for bad in [
+            "",
+            "sandbox",
+            "sandbox.",
+            "sandbox.root",
+            "sandbox.investor",
+            "sandbox.investor.",
+            "sandbox.operator.u1",
+            "sandbox.investor+root.u1",
+            "sandbox.investor.a:b",
+            "other.operator",
+        ] {
+            let refused = auth.authenticate(bad).unwrap_err();
+            assert_eq!(refused.code(), tonic::Code::Unauthenticated, "{bad}");
+        }
+    }
+
+    // rows: R332 R333
+    #[test]
+    fn r333_paths_decide_and_deny_by_default() {
+        let auth = Authenticator::Sandbox;
+        let decide = |path: &str, token: Option<&str>| {
+            let mut headers = HeaderMap::new();
+            if let Some(token) = token {
+                headers.insert(AUTHORIZATION, format!("Bearer {token}").parse().unwrap());
+            }
+            auth.decide(&Method::POST, path, &headers)
+                .map_err(|status| status.code())
+        };
+        use tonic::Code::*;
+        let place = "/platform.market.v1.MarketService/PlaceOrder";
+        assert_eq!(decide(place, None), Err(Unauthenticated));
+        assert_eq!(
+            decide(place, Some("sandbox.auditor")),
+            Err(PermissionDenied)
+        );
+        assert!(decide(place, Some("sandbox.trader.u1")).is_ok());
+        for open in ["/health", "/livez", "/readyz", "/metrics", "/webhook"] {
+            assert_eq!(decide(open, None), Ok(None), "{open}");
+        }
+        assert_eq!(decide("/holds", None), Err(Unauthenticated));
+        assert_eq!(
+            decide("/holds", Some("sandbox.trader.u1")),
+            Err(PermissionDenied)
+        );
+        assert!(decide("/holds", Some("sandbox.auditor")).is_ok());
+        assert_eq!(
+            decide(
+                "/platform.market.v1.MarketService/Nothing",
+                Some("sandbox.operator")
+            ),
+            Err(Unimplemented)
+        );
+    }
+}

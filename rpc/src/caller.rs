@@ -1,0 +1,215 @@
+//! Who is calling: subject, own user id and roles, as the access layer found them.
+//!
+//! Invariant: a handler that runs has a [`Caller`] in its request extensions, because both ways into it (the port and an in-process
+//! [`crate::Channel`]) pass the same layer. Rules: D32; rows R332, R333.
+
+use axum::extract::FromRequestParts;
+use http::request::Parts;
+use tonic::Status;
+
+use crate::{json::HttpError, status};
+
+/// One role of D32. `Auditor` reads everything and changes nothing; `Service` is another service of the platform.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Role {
+    Investor,
+    Trader,
+    Issuer,
+    Operator,
+    Treasury,
+    Compliance,
+    MarketSupervisor,
+    Auditor,
+    Service,
+}
+
+impl Role {
+    pub const ALL: [Role; 9] = [
+        Role::Investor,
+        Role::Trader,
+        Role::Issuer,
+        Role::Operator,
+        Role::Treasury,
+        Role::Compliance,
+        Role::MarketSupervisor,
+        Role::Auditor,
+        Role::Service,
+    ];
+
+    /// Roles that act for themselves only and therefore carry a user id.
+    pub const OWN: [Role; 3] = [Role::Investor, Role::Trader, Role::Issuer];
+
+    /// Kebab-case name, as it stands in tokens and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Role::Investor => "investor",
+            Role::Trader => "trader",
+            Role::Issuer => "issuer",
+            Role::Operator => "operator",
+            Role::Treasury => "treasury",
+            Role::Compliance => "compliance",
+            Role::MarketSupervisor => "market-supervisor",
+            Role::Auditor => "auditor",
+            Role::Service => "service",
+        }
+    }
+
+    pub fn parse(name: &str) -> Option<Role> {
+        Role::ALL.into_iter().find(|role| role.name() == name)
+    }
+}
+
+/// A set of roles.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Roles(u16);
+
+impl Roles {
+    pub const NONE: Roles = Roles(0);
+
+    pub const fn of(roles: &[Role]) -> Roles {
+        let mut bits = 0;
+        let mut index = 0;
+        while index < roles.len() {
+            bits |= 1 << roles[index] as u16;
+            index += 1;
+        }
+        Roles(bits)
+    }
+
+    pub const fn union(self, other: Roles) -> Roles {
+        Roles(self.0 | other.0)
+    }
+
+    pub const fn contains(self, role: Role) -> bool {
+        self.0 & (1 << role as u16) != 0
+    }
+
+    pub const fn intersects(self, other: Roles) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub fn iter(self) -> impl Iterator<Item = Role> {
+        Role::ALL
+            .into_iter()
+            .filter(move |role| self.contains(*role))
+    }
+}
+
+impl FromIterator<Role> for Roles {
+    fn from_iter<I: IntoIterator<Item = Role>>(roles: I) -> Self {
+        roles
+            .into_iter()
+            .fold(Roles::NONE, |set, role| set.union(Roles::of(&[role])))
+    }
+}
+
+/// The authenticated caller of one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Who the credential was issued to; for logs and audit.
+    pub subject: String,
+    /// The only user an investor, trader or issuer may act for. `None` for staff and services.
+    pub user_id: Option<String>,
+    pub roles: Roles,
+}
+
+impl Caller {
+    /// True when one of the caller's roles acts on any user: staff or a service.
+    pub fn acts_for_anyone(&self) -> bool {
+        let own = Roles::of(&Role::OWN);
+        self.roles.iter().any(|role| !own.contains(role))
+    }
+
+    /// PERMISSION_DENIED unless the caller has one of the roles.
+    pub fn require(&self, any_of: &[Role]) -> Result<(), Status> {
+        if self.roles.intersects(Roles::of(any_of)) {
+            return Ok(());
+        }
+        Err(status::permission_denied(
+            "ROLE_REQUIRED",
+            "Caller lacks the role for this operation",
+        ))
+    }
+
+    /// PERMISSION_DENIED unless the caller may act for this user: his own id, or staff or a service for any (D32).
+    pub fn require_user(&self, user_id: &str) -> Result<(), Status> {
+        if self.acts_for_anyone() || self.user_id.as_deref() == Some(user_id) {
+            return Ok(());
+        }
+        Err(status::permission_denied(
+            "FOREIGN_USER",
+            "Caller may act only on his own user id",
+        ))
+    }
+}
+
+/// The caller of a tonic request. UNAUTHENTICATED only if a route was mounted without the access layer.
+pub fn caller<T>(request: &tonic::Request<T>) -> Result<&Caller, Status> {
+    request
+        .extensions()
+        .get::<Caller>()
+        .ok_or_else(missing_caller)
+}
+
+fn missing_caller() -> Status {
+    status::unauthenticated("CREDENTIALS_REQUIRED", "Credentials are required")
+}
+
+/// HTTP reads take `caller: Caller` as an argument.
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = HttpError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+        parts
+            .extensions
+            .get::<Caller>()
+            .cloned()
+            .ok_or_else(|| missing_caller().into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(roles: &[Role], user_id: Option<&str>) -> Caller {
+        Caller {
+            subject: "test".into(),
+            user_id: user_id.map(Into::into),
+            roles: Roles::of(roles),
+        }
+    }
+
+    // rows: R333
+    #[test]
+    fn r333_user_roles_act_only_on_their_own_id() {
+        let investor = of(&[Role::Investor], Some("u1"));
+        assert!(investor.require_user("u1").is_ok());
+        assert_eq!(
+            investor.require_user("u2").unwrap_err().code(),
+            tonic::Code::PermissionDenied
+        );
+        assert!(of(&[Role::Operator], None).require_user("u2").is_ok());
+        assert!(of(&[Role::Service], None).require_user("u2").is_ok());
+        assert!(of(&[Role::Trader], None).require_user("u2").is_err());
+    }
+
+    #[test]
+    fn role_names_round_trip_and_sets_hold_what_was_put_in() {
+        for role in Role::ALL {
+            assert_eq!(Role::parse(role.name()), Some(role));
+            assert!(Roles::of(&[role]).contains(role));
+        }
+        assert_eq!(Roles::of(&Role::ALL).iter().count(), Role::ALL.len());
+        assert!(
+            of(&[Role::Auditor], None)
+                .require(&[Role::Operator])
+                .is_err()
+        );
+    }
+}

@@ -1,0 +1,175 @@
+//! One client transport for calls in process and over the network.
+//!
+//! `LedgerServiceClient::new(channel)` works with either. A local channel goes through the same access layer, the same limits and the same
+//! metrics as the port does, only without a socket. It resolves at the first call, so services may be wired in any order: a call made
+//! before the slot is filled waits up to [`FILL_WAIT_MS_MAX`], then answers UNAVAILABLE.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http::{HeaderValue, Request, Response, header::AUTHORIZATION};
+use tokio::sync::watch;
+use tonic::{
+    Status,
+    body::Body,
+    service::Routes,
+    transport::{Endpoint, channel::Channel as Transport},
+};
+use tower::{Service, ServiceExt};
+
+use crate::{Error, status};
+
+/// How long a call waits for a service of the same process that is not wired yet, in milliseconds.
+pub const FILL_WAIT_MS_MAX: u64 = 5_000;
+
+/// How long a remote connection may take to open, in milliseconds (D30).
+pub const CONNECT_TIMEOUT_MS: u64 = 2_000;
+
+/// Where the routes of a service of this process will appear. Clones speak of the same slot.
+#[derive(Clone)]
+pub struct LocalSlot(watch::Sender<Option<Routes>>);
+
+impl Default for LocalSlot {
+    fn default() -> Self {
+        LocalSlot(watch::Sender::new(None))
+    }
+}
+
+impl LocalSlot {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Makes the service callable: `slot.fill(rpc::with_auth(service.routes.clone(), &auth))`.
+    pub fn fill(&self, routes_with_auth: Routes) {
+        self.0.send_replace(Some(routes_with_auth.prepare()));
+    }
+
+    /// Takes the service out again; later calls wait, then answer UNAVAILABLE. Breaks the cycle of services that hold each other's
+    /// channels, so that their stores close at shutdown.
+    pub fn clear(&self) {
+        self.0.send_replace(None);
+    }
+}
+
+/// A client transport: `LedgerServiceClient<rpc::Channel>`.
+#[derive(Clone)]
+pub struct Channel {
+    target: Target,
+    credential: HeaderValue,
+}
+
+#[derive(Clone)]
+enum Target {
+    Local(LocalSlot),
+    Remote(Transport),
+}
+
+impl Channel {
+    /// Calls the service that fills `slot`. The credential (without `Bearer `) is attached to requests that carry none.
+    ///
+    /// # Panics
+    /// Our own bug: a credential that is not a header value.
+    pub fn local(slot: &LocalSlot, credential: &str) -> Self {
+        Channel {
+            target: Target::Local(slot.clone()),
+            credential: bearer(credential).expect("local credentials are plain ASCII of our own"),
+        }
+    }
+
+    /// Calls `uri` (`http://host:port`) over HTTP/2. Connects at the first call and again after a failure.
+    ///
+    /// # Errors
+    /// [`Error::Address`], [`Error::Credential`].
+    pub fn remote(uri: &str, credential: &str) -> Result<Self, Error> {
+        let endpoint = Endpoint::from_shared(uri.to_owned()).map_err(|error| Error::Address {
+            uri: uri.to_owned(),
+            reason: error.to_string(),
+        })?;
+        let endpoint = endpoint
+            .connect_timeout(Duration::from_millis(CONNECT_TIMEOUT_MS))
+            .http2_keep_alive_interval(Duration::from_secs(15))
+            .keep_alive_timeout(Duration::from_secs(5))
+            .tcp_nodelay(true);
+        Ok(Channel {
+            target: Target::Remote(endpoint.connect_lazy()),
+            credential: bearer(credential)?,
+        })
+    }
+
+    /// The same target with another credential.
+    ///
+    /// # Errors
+    /// [`Error::Credential`].
+    pub fn with_credential(&self, credential: &str) -> Result<Self, Error> {
+        Ok(Channel {
+            target: self.target.clone(),
+            credential: bearer(credential)?,
+        })
+    }
+}
+
+fn bearer(credential: &str) -> Result<HeaderValue, Error> {
+    let mut value =
+        HeaderValue::try_from(format!("Bearer {credential}")).map_err(|_| Error::Credential)?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+impl Service<Request<Body>> for Channel {
+    type Response = Response<Body>;
+    type Error = Status;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Status>> + Send>>;
+
+    /// Always ready: a remote connection is awaited inside the call.
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        request
+            .headers_mut()
+            .entry(AUTHORIZATION)
+            .or_insert_with(|| self.credential.clone());
+        match &self.target {
+            Target::Local(slot) => {
+                let mut slot = slot.0.subscribe();
+                Box::pin(async move {
+                    let wait = Duration::from_millis(FILL_WAIT_MS_MAX);
+                    let path = request.uri().path().to_owned();
+                    let away = || status::unavailable(service_of(&path), 1_000);
+                    let filled = tokio::time::timeout(wait, slot.wait_for(Option::is_some));
+                    let routes = match filled.await {
+                        Ok(Ok(routes)) => routes.clone(),
+                        _ => return Err(away()),
+                    };
+                    let routes = routes.ok_or_else(away)?;
+                    match routes.oneshot(request).await {
+                        Ok(response) => Ok(response),
+                        Err(never) => match never {},
+                    }
+                })
+            }
+            Target::Remote(transport) => {
+                let transport = transport.clone();
+                Box::pin(async move {
+                    let path = request.uri().path().to_owned();
+                    transport.oneshot(request).await.map_err(|error| {
+                        tracing::warn!(%error, path, "remote call failed");
+                        status::unavailable(service_of(&path), 1_000)
+                    })
+                })
+            }
+        }
+    }
+}
+
+/// `LedgerService` of `/platform.ledger.v1.LedgerService/GetHold`.
+fn service_of(path: &str) -> &str {
+    let service = path.split('/').nth(1).unwrap_or_default();
+    service.rsplit('.').next().unwrap_or(service)
+}

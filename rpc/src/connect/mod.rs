@@ -1,0 +1,94 @@
+//! Connect in front of tonic: the same handlers answer Connect unary, Connect GET and Connect streaming, in protobuf and in JSON.
+//!
+//! `connectrpc` is the protocol engine (framing, GET rules, compression, deadlines, HTTP status); [`bridge`] hands each decoded message to
+//! the tonic routes as an in-process gRPC call and hands the answer back; [`codec`] turns JSON into protobuf bytes by descriptor.
+//! gRPC and gRPC-Web requests never come here. This folder is the only place that names `connectrpc`.
+//!
+//! Known limitation: a handler's trailing metadata on a refused unary call cannot be told from its leading metadata, as gRPC sends both
+//! in one block; Connect clients see it as trailers.
+
+mod bridge;
+mod codec;
+mod errors;
+mod trailers;
+
+use std::{convert::Infallible, sync::Arc};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::Request,
+    response::{IntoResponse, Response},
+};
+use connectrpc::{CompressionPolicy, ConnectRpcService, Limits};
+use http::{
+    HeaderMap, HeaderValue, Method,
+    header::{CONTENT_TYPE, WWW_AUTHENTICATE},
+};
+use tonic::{Code, Status};
+use tower::{Service, ServiceExt, util::BoxCloneSyncService};
+
+use crate::{MESSAGE_BYTES_MAX, contract::Contract};
+
+/// Serves Connect for the methods of `contract` by calling `rpc`, a router of tonic services.
+pub(crate) fn service(
+    contract: Arc<Contract>,
+    rpc: Router,
+) -> BoxCloneSyncService<Request, Response, Infallible> {
+    let limits = Limits::unlimited()
+        .with_max_request_body_size(MESSAGE_BYTES_MAX)
+        .with_max_message_size(MESSAGE_BYTES_MAX);
+    let engine = ConnectRpcService::new(bridge::Bridge::new(contract, rpc))
+        .with_limits(limits)
+        .with_compression_policy(CompressionPolicy::default());
+    let service = tower::service_fn(move |mut request: Request| {
+        let mut engine = engine.clone();
+        async move {
+            let late = trailers::Late::default();
+            request.extensions_mut().insert(late.clone());
+            let response = engine.call(request).await?;
+            Ok(response.map(|body| Body::new(trailers::WithLate::new(Body::new(body), late))))
+        }
+    });
+    BoxCloneSyncService::new(service.map_response(|response: Response| response))
+}
+
+/// True for gRPC and gRPC-Web requests: tonic's own.
+pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
+    content_type(headers).starts_with("application/grpc")
+}
+
+fn content_type(headers: &HeaderMap) -> &str {
+    headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default()
+}
+
+/// A refusal made before any handler ran, in the protocol of the request.
+pub(crate) fn refusal(method: &Method, headers: &HeaderMap, status: Status) -> Response {
+    if *method == Method::POST && is_grpc(headers) {
+        let mut response: Response = status.into_http();
+        if content_type(headers).starts_with("application/grpc-web") {
+            let web = HeaderValue::from_static("application/grpc-web+proto");
+            response.headers_mut().insert(CONTENT_TYPE, web);
+        }
+        return response;
+    }
+    let response = errors::to_connect(&status).into_http_response(headers);
+    challenge(response.map(Body::new), status.code())
+}
+
+/// An error of a unary call or an HTTP read: Connect's JSON form and HTTP status.
+pub(crate) fn unary_error(status: &Status) -> Response {
+    challenge(errors::to_connect(status).into_response(), status.code())
+}
+
+/// A 401 names the scheme it wants (RFC 9110 11.6.1).
+fn challenge(mut response: Response, code: Code) -> Response {
+    if code == Code::Unauthenticated && response.status() == http::StatusCode::UNAUTHORIZED {
+        let bearer = HeaderValue::from_static("Bearer");
+        response.headers_mut().insert(WWW_AUTHENTICATE, bearer);
+    }
+    response
+}

@@ -1,0 +1,201 @@
+//! Request context (D02): ids of one request, given by the caller or made here, and passed on to every call and event it causes.
+//!
+//! Reads may leave everything out; writes need `request_id` and `idempotency_key`. The ids are also written to the log span of the
+//! request, so that one correlation id can be followed through all services (R260).
+
+use proto::common::v1::RequestContext;
+use tonic::Status;
+use uuid::Uuid;
+
+use crate::{observe, status};
+
+/// Longest id a caller may send, in bytes: ids end up in headers, rows and log lines.
+pub const ID_BYTES_MAX: usize = 256;
+
+/// A validated [`RequestContext`]. No id is empty except `idempotency_key` and `user_id`, which a read may lack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Context {
+    pub request_id: String,
+    pub correlation_id: String,
+    /// Empty on reads that carry none.
+    pub idempotency_key: String,
+    /// User on whose behalf the caller acts; empty when the request names none.
+    pub user_id: String,
+    pub trace_id: String,
+    /// Time the caller gave, microseconds since the epoch; 0 when it gave none.
+    pub occurred_at_us: i64,
+    /// Service or client that made the request; may be empty.
+    pub source: String,
+}
+
+impl Context {
+    /// A fresh context for work that starts here and not in a request (sweepers, recovery). `source` is the service's name.
+    pub fn new(source: &str) -> Self {
+        let request_id = new_id();
+        Context {
+            correlation_id: request_id.clone(),
+            trace_id: request_id.clone(),
+            request_id,
+            idempotency_key: String::new(),
+            user_id: String::new(),
+            occurred_at_us: 0,
+            source: source.to_owned(),
+        }
+    }
+
+    /// A context for a call caused by this one: same correlation, trace and user, own request id, the key given.
+    pub fn child(&self, source: &str, idempotency_key: &str) -> Self {
+        Context {
+            request_id: new_id(),
+            idempotency_key: idempotency_key.to_owned(),
+            source: source.to_owned(),
+            ..self.clone()
+        }
+    }
+
+    pub fn to_proto(&self) -> RequestContext {
+        RequestContext {
+            request_id: self.request_id.clone(),
+            correlation_id: self.correlation_id.clone(),
+            idempotency_key: self.idempotency_key.clone(),
+            user_id: self.user_id.clone(),
+            trace_id: self.trace_id.clone(),
+            occurred_at: (self.occurred_at_us != 0).then(|| prost_types::Timestamp {
+                seconds: self.occurred_at_us.div_euclid(1_000_000),
+                nanos: (self.occurred_at_us.rem_euclid(1_000_000) * 1_000) as i32,
+            }),
+            source: self.source.clone(),
+        }
+    }
+}
+
+/// Context of a read: missing ids are generated, and so is one that is too long or has control characters.
+pub fn read(context: Option<RequestContext>) -> Context {
+    let mut given = context.unwrap_or_default();
+    for (_, value) in ids_mut(&mut given) {
+        if id_problem(value).is_some() {
+            value.clear();
+        }
+    }
+    let from_header = observe::header_correlation_id();
+    let request_id = or(given.request_id, new_id);
+    let correlation_id = or(given.correlation_id, || {
+        from_header.unwrap_or_else(|| request_id.clone())
+    });
+    let context = Context {
+        trace_id: or(given.trace_id, || correlation_id.clone()),
+        request_id,
+        correlation_id,
+        idempotency_key: given.idempotency_key,
+        user_id: given.user_id,
+        occurred_at_us: given.occurred_at.map_or(0, |at| {
+            at.seconds
+                .saturating_mul(1_000_000)
+                .saturating_add(i64::from(at.nanos / 1_000))
+        }),
+        source: given.source,
+    };
+    observe::record_context(&context);
+    context
+}
+
+/// Context of a write: INVALID_ARGUMENT unless `request_id` and `idempotency_key` are there (D02, T12) and every id is well formed.
+pub fn write(context: Option<RequestContext>) -> Result<Context, Status> {
+    let mut given = context.unwrap_or_default();
+    let required = ["context.request_id", "context.idempotency_key"];
+    let problems: Vec<_> = ids_mut(&mut given)
+        .into_iter()
+        .filter_map(|(field, value)| {
+            let missing = required.contains(&field) && value.trim().is_empty();
+            let problem = missing.then(|| "must not be empty".to_owned());
+            Some((field.to_owned(), problem.or_else(|| id_problem(value))?))
+        })
+        .collect();
+    if !problems.is_empty() {
+        return Err(status::invalid_arguments(problems));
+    }
+    Ok(read(Some(given)))
+}
+
+fn ids_mut(context: &mut RequestContext) -> [(&'static str, &mut String); 6] {
+    [
+        ("context.request_id", &mut context.request_id),
+        ("context.correlation_id", &mut context.correlation_id),
+        ("context.idempotency_key", &mut context.idempotency_key),
+        ("context.user_id", &mut context.user_id),
+        ("context.trace_id", &mut context.trace_id),
+        ("context.source", &mut context.source),
+    ]
+}
+
+fn id_problem(value: &str) -> Option<String> {
+    if value.len() > ID_BYTES_MAX {
+        return Some(format!("must have at most {ID_BYTES_MAX} bytes"));
+    }
+    value
+        .chars()
+        .any(char::is_control)
+        .then(|| "must have no control characters".to_owned())
+}
+
+fn or(value: String, make: impl FnOnce() -> String) -> String {
+    if value.is_empty() { make() } else { value }
+}
+
+fn new_id() -> String {
+    Uuid::now_v7().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic_types::StatusExt;
+
+    use super::*;
+
+    // rows: R003 R004 R005
+    #[test]
+    fn r004_reads_get_ids_and_keep_the_ones_given() {
+        let made = read(None);
+        assert!(!made.request_id.is_empty());
+        assert_eq!(made.correlation_id, made.request_id);
+        let kept = read(Some(RequestContext {
+            correlation_id: "corr-1".into(),
+            ..Default::default()
+        }));
+        assert_eq!(kept.correlation_id, "corr-1");
+        let child = kept.child("ledger", "step-1");
+        assert_eq!(child.correlation_id, "corr-1");
+        assert_ne!(child.request_id, kept.request_id);
+        assert_eq!(child.to_proto().idempotency_key, "step-1");
+    }
+
+    // rows: R005
+    #[test]
+    fn r005_writes_need_request_id_and_key() {
+        let refused = write(Some(RequestContext {
+            request_id: "r".into(),
+            ..Default::default()
+        }))
+        .unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+        let fields = refused.get_details_bad_request().unwrap().field_violations;
+        assert_eq!(fields.len(), 1);
+        assert_eq!(fields[0].field, "context.idempotency_key");
+        assert!(write(None).is_err());
+        let long = RequestContext {
+            request_id: "x".repeat(ID_BYTES_MAX + 1),
+            idempotency_key: "k\n".into(),
+            ..Default::default()
+        };
+        let refused = write(Some(long.clone())).unwrap_err();
+        assert_eq!(
+            refused
+                .get_details_bad_request()
+                .unwrap()
+                .field_violations
+                .len(),
+            2
+        );
+        assert!(read(Some(long)).request_id.len() < ID_BYTES_MAX);
+    }
+}

@@ -1,0 +1,84 @@
+//! Health of one service: which of its parts fail, and why (D41, R261).
+//!
+//! A part is anything the service depends on (`store`, `chain`, `kafka`, `ledger`). No entry means it works. Readers see changes at once;
+//! writing the same state twice wakes nobody.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use tokio::sync::watch;
+
+/// Failing parts by name, with the reason.
+pub type Failing = BTreeMap<String, String>;
+
+/// Shared handle; clones speak of the same service.
+#[derive(Clone)]
+pub struct Health {
+    name: Arc<str>,
+    failing: Arc<watch::Sender<Failing>>,
+}
+
+impl Health {
+    pub fn new(name: &str) -> Self {
+        Health {
+            name: name.into(),
+            failing: Arc::new(watch::Sender::new(Failing::new())),
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The part does not work. `reason` is shown to whoever asks `/health`: no secrets in it.
+    pub fn set_failing(&self, part: &str, reason: impl Into<String>) {
+        let reason = reason.into();
+        self.failing.send_if_modified(|failing| {
+            if failing.get(part) == Some(&reason) {
+                return false;
+            }
+            tracing::warn!(service_name = &*self.name, part, reason, "part is failing");
+            failing.insert(part.to_owned(), reason);
+            true
+        });
+    }
+
+    /// The part works (again).
+    pub fn set_ok(&self, part: &str) {
+        self.failing.send_if_modified(|failing| {
+            let changed = failing.remove(part).is_some();
+            if changed {
+                tracing::info!(service_name = &*self.name, part, "part works again");
+            }
+            changed
+        });
+    }
+
+    pub fn failing(&self) -> Failing {
+        self.failing.borrow().clone()
+    }
+
+    pub fn watch(&self) -> watch::Receiver<Failing> {
+        self.failing.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_fail_and_recover_one_by_one_and_repeats_wake_nobody() {
+        let health = Health::new("ledger");
+        let mut seen = health.watch();
+        seen.mark_unchanged();
+        health.set_failing("kafka", "no broker");
+        assert!(seen.has_changed().unwrap());
+        seen.mark_unchanged();
+        health.set_failing("kafka", "no broker");
+        health.set_ok("store");
+        assert!(!seen.has_changed().unwrap());
+        assert_eq!(health.failing()["kafka"], "no broker");
+        health.set_ok("kafka");
+        assert!(health.failing().is_empty());
+    }
+}

@@ -1,0 +1,152 @@
+//! JSON of the HTTP diagnostic reads (D43): proto3 JSON of the resource the matching RPC returns, but with bare enum names (T40:
+//! `OPEN`, not `ORDER_STATUS_OPEN`); lists are `{ "items": [..], "next_page_token": ".." }`; errors have the Connect form
+//! `{ "code", "message", "details" }` with Connect's HTTP status.
+//!
+//! Fields at their default are left out, as proto3 JSON does; integers of 64 bits are text.
+
+use axum::response::{IntoResponse, Response};
+use prost::Message;
+use prost_reflect::{DynamicMessage, EnumDescriptor, Kind, MessageDescriptor};
+use serde_json::{Value, json};
+use tonic::Status;
+
+use crate::{connect, contract::Contract};
+
+/// Body of an HTTP read.
+pub type Json = axum::Json<Value>;
+
+/// An error answer of an HTTP read: `async fn read(..) -> Result<Json, HttpError>`; `?` turns a `Status` into it.
+#[derive(Debug)]
+pub struct HttpError(pub Status);
+
+impl From<Status> for HttpError {
+    fn from(status: Status) -> Self {
+        HttpError(status)
+    }
+}
+
+impl IntoResponse for HttpError {
+    fn into_response(self) -> Response {
+        connect::unary_error(&self.0)
+    }
+}
+
+/// One resource, for instance `resource(&operation, "platform.ledger.v1.Operation")`.
+///
+/// # Panics
+/// Our own bug: a type name that is not in the contract, or a message of another type.
+pub fn resource(message: &impl Message, type_name: &str) -> Json {
+    axum::Json(bare(message, &descriptor(type_name)))
+}
+
+/// A page of resources.
+///
+/// # Panics
+/// As [`resource`].
+pub fn list<M: Message>(items: &[M], type_name: &str, next_page_token: &str) -> Json {
+    let descriptor = descriptor(type_name);
+    let items: Vec<_> = items.iter().map(|item| bare(item, &descriptor)).collect();
+    axum::Json(json!({ "items": items, "next_page_token": next_page_token }))
+}
+
+/// The value itself, for those who compose their own body.
+///
+/// # Panics
+/// As [`resource`].
+pub fn value(message: &impl Message, type_name: &str) -> Value {
+    bare(message, &descriptor(type_name))
+}
+
+fn descriptor(type_name: &str) -> MessageDescriptor {
+    Contract::platform()
+        .pool()
+        .get_message_by_name(type_name)
+        .unwrap_or_else(|| panic!("{type_name} is not a message of the contract"))
+}
+
+fn bare(message: &impl Message, descriptor: &MessageDescriptor) -> Value {
+    let message = DynamicMessage::decode(descriptor.clone(), message.encode_to_vec().as_slice())
+        .unwrap_or_else(|error| panic!("not a {}: {error}", descriptor.full_name()));
+    let mut value =
+        serde_json::to_value(&message).expect("a decoded message of the contract has a JSON form");
+    strip_message(descriptor, &mut value);
+    value
+}
+
+fn strip_message(descriptor: &MessageDescriptor, value: &mut Value) {
+    // Well-known types have JSON forms of their own and hold no enum of ours.
+    let Value::Object(members) = value else {
+        return;
+    };
+    for field in descriptor.fields() {
+        let Some(value) = members.get_mut(field.json_name()) else {
+            continue;
+        };
+        let kind = match field.kind() {
+            Kind::Message(entry) if field.is_map() => entry.map_entry_value_field().kind(),
+            kind => kind,
+        };
+        match value {
+            Value::Array(items) => items.iter_mut().for_each(|item| strip(&kind, item)),
+            Value::Object(entries) if field.is_map() => {
+                entries.values_mut().for_each(|item| strip(&kind, item));
+            }
+            single => strip(&kind, single),
+        }
+    }
+}
+
+fn strip(kind: &Kind, value: &mut Value) {
+    match kind {
+        Kind::Message(descriptor) => strip_message(descriptor, value),
+        Kind::Enum(descriptor) => {
+            if let Value::String(name) = value {
+                *name = bare_enum_name(descriptor, name).to_owned();
+            }
+        }
+        _ => {}
+    }
+}
+
+/// `OPEN` of `ORDER_STATUS_OPEN`: the name without the enum's own name in front of it.
+pub fn bare_enum_name<'a>(descriptor: &EnumDescriptor, name: &'a str) -> &'a str {
+    let mut prefix = String::new();
+    for (index, letter) in descriptor.name().char_indices() {
+        if letter.is_ascii_uppercase() && index > 0 {
+            prefix.push('_');
+        }
+        prefix.push(letter.to_ascii_uppercase());
+    }
+    prefix.push('_');
+    name.strip_prefix(&prefix).unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::common::v1::OperationStatus;
+
+    use super::*;
+
+    #[test]
+    fn d43_resources_have_bare_enum_names_and_lists_their_token() {
+        let pool = Contract::platform();
+        let status = pool
+            .pool()
+            .get_enum_by_name("platform.common.v1.OperationStatus")
+            .unwrap();
+        assert_eq!(
+            bare_enum_name(&status, OperationStatus::OnchainSubmitted.as_str_name()),
+            "ONCHAIN_SUBMITTED"
+        );
+        let operation = proto::ledger::v1::Operation {
+            operation_id: "op-1".into(),
+            status: OperationStatus::Finalized as i32,
+            ..Default::default()
+        };
+        let axum::Json(body) = list(&[operation], "platform.ledger.v1.Operation", "");
+        assert_eq!(
+            body,
+            json!({"items": [{"operationId": "op-1", "status": "FINALIZED"}], "next_page_token": ""})
+        );
+    }
+}

@@ -1,0 +1,221 @@
+//! JSON log lines (R259): `timestamp`, `level` (INFO, WARN or ERROR), `service_name`, `trace_id`, `correlation_id`, `user_id`, `target`,
+//! `message`, then the event's own fields. One line an event, written whole.
+//!
+//! The ids come from the innermost span that has them; `service_name` likewise, else it is the name given to [`init`]. Lines without a
+//! request have no ids. Fields named like a reserved one win over the span's.
+
+use std::{
+    fmt,
+    io::{self, Write},
+};
+
+use serde_json::{Map, Value};
+use tracing::{
+    Event, Level, Subscriber,
+    field::{Field, Visit},
+    span,
+};
+use tracing_subscriber::{
+    EnvFilter,
+    layer::{Context, Layer, SubscriberExt},
+    registry::LookupSpan,
+    util::SubscriberInitExt,
+};
+
+use crate::Error;
+
+/// Fields of a span that every line inside it repeats.
+const INHERITED: [&str; 4] = ["service_name", "trace_id", "correlation_id", "user_id"];
+
+/// Logs to stderr or stdout as JSON. `filter` is an `EnvFilter` text (`info`, `info,sqlx=warn`); the variable `PLATFORM_LOG` overrides it.
+///
+/// # Errors
+/// [`Error::Logging`] when a logger is installed already or the filter is not one.
+pub fn init(service_name: &str, filter: &str, to: Output) -> Result<(), Error> {
+    let filter = std::env::var("PLATFORM_LOG").unwrap_or_else(|_| filter.to_owned());
+    let filter = EnvFilter::try_new(filter).map_err(|error| Error::Logging(error.to_string()))?;
+    let write: fn(&[u8]) = match to {
+        Output::Stdout => |line| drop(io::stdout().lock().write_all(line)),
+        Output::Stderr => |line| drop(io::stderr().lock().write_all(line)),
+    };
+    tracing_subscriber::registry()
+        .with(filter)
+        .with(JsonLines::new(service_name, write))
+        .try_init()
+        .map_err(|error| Error::Logging(error.to_string()))
+}
+
+/// Where the lines go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    Stdout,
+    Stderr,
+}
+
+/// The layer itself; [`init`] installs it for a process.
+pub struct JsonLines<W> {
+    service_name: String,
+    write: W,
+}
+
+impl<W: Fn(&[u8])> JsonLines<W> {
+    pub fn new(service_name: &str, write: W) -> Self {
+        JsonLines {
+            service_name: service_name.to_owned(),
+            write,
+        }
+    }
+}
+
+struct Inherited(Map<String, Value>);
+
+impl<S, W> Layer<S> for JsonLines<W>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    W: Fn(&[u8]) + 'static,
+{
+    fn on_new_span(
+        &self,
+        attributes: &span::Attributes<'_>,
+        id: &span::Id,
+        context: Context<'_, S>,
+    ) {
+        let mut fields = Fields::default();
+        attributes.record(&mut fields);
+        fields
+            .0
+            .retain(|name, _| INHERITED.contains(&name.as_str()));
+        if let Some(span) = context.span(id) {
+            span.extensions_mut().insert(Inherited(fields.0));
+        }
+    }
+
+    fn on_record(&self, id: &span::Id, values: &span::Record<'_>, context: Context<'_, S>) {
+        let mut fields = Fields::default();
+        values.record(&mut fields);
+        if let Some(span) = context.span(id)
+            && let Some(inherited) = span.extensions_mut().get_mut::<Inherited>()
+        {
+            let known = |(name, _): &(String, Value)| INHERITED.contains(&name.as_str());
+            inherited.0.extend(fields.0.into_iter().filter(known));
+        }
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        let mut own = Fields::default();
+        event.record(&mut own);
+        let mut line = Map::new();
+        line.insert("timestamp".into(), now().into());
+        line.insert("level".into(), level(event.metadata().level()).into());
+        line.insert("service_name".into(), self.service_name.clone().into());
+        // From the outermost span inwards, so that the innermost value stays.
+        for span in context
+            .event_scope(event)
+            .into_iter()
+            .flat_map(|scope| scope.from_root())
+        {
+            if let Some(inherited) = span.extensions().get::<Inherited>() {
+                line.extend(inherited.0.clone());
+            }
+        }
+        line.insert("target".into(), event.metadata().target().into());
+        line.extend(own.0);
+        let mut text = Value::Object(line).to_string();
+        text.push('\n');
+        (self.write)(text.as_bytes());
+    }
+}
+
+/// The three levels of the specification; finer ones count as INFO.
+fn level(level: &Level) -> &'static str {
+    match *level {
+        Level::ERROR => "ERROR",
+        Level::WARN => "WARN",
+        _ => "INFO",
+    }
+}
+
+fn now() -> String {
+    let since = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
+    prost_types::Timestamp {
+        seconds: since.as_secs() as i64,
+        nanos: (since.subsec_micros() * 1_000) as i32,
+    }
+    .to_string()
+}
+
+#[derive(Default)]
+struct Fields(Map<String, Value>);
+
+impl Fields {
+    fn put(&mut self, field: &Field, value: impl Into<Value>) {
+        self.0.insert(field.name().to_owned(), value.into());
+    }
+}
+
+impl Visit for Fields {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.put(field, value);
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.put(field, value);
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.put(field, value);
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.put(field, value);
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.put(field, format!("{value:?}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    // rows: R259 R260
+    #[test]
+    fn r259_lines_are_json_with_the_ids_of_their_request() {
+        let lines = Arc::new(Mutex::new(Vec::<u8>::new()));
+        let sink = lines.clone();
+        let layer = JsonLines::new("platform", move |line: &[u8]| {
+            sink.lock().unwrap().extend_from_slice(line);
+        });
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+            tracing::debug!("outside \"quotes\"");
+            let span = tracing::info_span!(
+                "request",
+                service_name = "ledger",
+                correlation_id = tracing::field::Empty,
+                user_id = "u1",
+                private = 1
+            );
+            span.record("correlation_id", "corr-1");
+            span.in_scope(|| tracing::warn!(amount_minor = 5, "inside"));
+        });
+        let text = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
+        let lines: Vec<Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(lines[0]["level"], "INFO");
+        assert_eq!(lines[0]["service_name"], "platform");
+        assert_eq!(lines[0]["message"], "outside \"quotes\"");
+        assert_eq!(lines[1]["level"], "WARN");
+        assert_eq!(lines[1]["service_name"], "ledger");
+        assert_eq!(lines[1]["correlation_id"], "corr-1");
+        assert_eq!(lines[1]["user_id"], "u1");
+        assert_eq!(lines[1]["amount_minor"], 5);
+        assert!(lines[1].get("private").is_none());
+    }
+}

@@ -1,0 +1,456 @@
+//! What happens to every RPC on its way in and out: log span and access line, deadline, message limit, metrics.
+//!
+//! All three protocols and the calls in process pass here as gRPC, so each call is counted once, under the code the handler gave. The
+//! span has `service_name`, `method`, and, as soon as the handler reads its context, `correlation_id`, `user_id` and `trace_id` (R259, R260).
+
+use std::{
+    pin::Pin,
+    sync::OnceLock,
+    task::{Context as Poller, Poll},
+    time::Duration,
+};
+
+use axum::{body::Body, extract::Request, middleware::Next, response::Response};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue};
+use http_body::{Frame, SizeHint};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use tokio::time::{Instant, Sleep};
+use tonic::{Code, Status};
+use tracing::{Instrument, Span, field::Empty};
+
+use crate::{Caller, Context, DEADLINE_MS_DEFAULT, MESSAGE_BYTES_MAX, contract::Contract, status};
+
+/// Counter of finished RPCs, labels `method` and `code`.
+pub const REQUESTS: &str = "rpc_requests_total";
+/// Histogram of RPC durations in seconds, label `method`.
+pub const DURATION: &str = "rpc_duration_seconds";
+
+/// Header that gives HTTP reads and contextless RPCs their correlation id.
+pub const CORRELATION_HEADER: &str = "x-correlation-id";
+
+#[derive(Clone)]
+struct Scope {
+    span: Span,
+    correlation_id: Option<String>,
+}
+
+tokio::task_local! {
+    static SCOPE: Scope;
+}
+
+pub(crate) fn header_correlation_id() -> Option<String> {
+    SCOPE
+        .try_with(|scope| scope.correlation_id.clone())
+        .ok()
+        .flatten()
+}
+
+pub(crate) fn record_context(context: &Context) {
+    let _ = SCOPE.try_with(|scope| {
+        scope
+            .span
+            .record("correlation_id", &*context.correlation_id);
+        scope.span.record("trace_id", &*context.trace_id);
+        if !context.user_id.is_empty() {
+            scope.span.record("user_id", &*context.user_id);
+        }
+    });
+}
+
+/// Runs an HTTP read inside a span like that of an RPC.
+pub(crate) async fn observe_http(request: Request, next: Next) -> Response {
+    let path = request.uri().path().to_owned();
+    let scope = scope_of("http", &path, &request);
+    let span = scope.span.clone();
+    SCOPE.scope(scope, next.run(request)).instrument(span).await
+}
+
+/// Runs an RPC that arrived as gRPC.
+pub(crate) async fn observe(request: Request, next: Next) -> Response {
+    let path = request.uri().path().to_owned();
+    let method = label(&path);
+    let scope = scope_of(service_of(&path), method, &request);
+    let call = Call {
+        method,
+        span: scope.span.clone(),
+        started: Instant::now(),
+        finished: false,
+    };
+    let asked = timeout_of(request.headers());
+    let first = asked.unwrap_or(Duration::from_millis(DEADLINE_MS_DEFAULT));
+    let request = request.map(|body| Body::new(LimitedBody::new(body)));
+    let handler = SCOPE
+        .scope(scope, next.run(request))
+        .instrument(call.span.clone());
+    let response = match tokio::time::timeout(first, handler).await {
+        Ok(response) => response,
+        Err(_) => Status::deadline_exceeded("Deadline exceeded").into_http(),
+    };
+    watch(response, call, asked)
+}
+
+/// Counts a call that was refused before it reached a handler.
+pub(crate) fn refused(path: &str, status: &Status) {
+    let method = label(path);
+    metrics::counter!(REQUESTS, "method" => method, "code" => code_name(status.code()))
+        .increment(1);
+    tracing::warn!(
+        service_name = service_of(path),
+        method,
+        code = code_name(status.code()),
+        reason = status.message(),
+        "call refused"
+    );
+}
+
+fn scope_of(service: &str, method: &str, request: &Request) -> Scope {
+    let span = tracing::info_span!(
+        "request",
+        service_name = service,
+        method,
+        correlation_id = Empty,
+        user_id = Empty,
+        trace_id = Empty
+    );
+    if let Some(user) = request
+        .extensions()
+        .get::<Caller>()
+        .and_then(|c| c.user_id.as_ref())
+    {
+        span.record("user_id", &**user);
+    }
+    let correlation_id = request
+        .headers()
+        .get(CORRELATION_HEADER)
+        .and_then(|value| value.to_str().ok())
+        .filter(|id| !id.is_empty() && id.len() <= crate::context::ID_BYTES_MAX)
+        .map(str::to_owned);
+    if let Some(id) = &correlation_id {
+        span.record("correlation_id", &**id);
+    }
+    Scope {
+        span,
+        correlation_id,
+    }
+}
+
+/// The path as a metrics label: paths outside the contract share one, so that nobody can grow the registry from outside.
+fn label(path: &str) -> &'static str {
+    static LABELS: OnceLock<std::collections::HashSet<&'static str>> = OnceLock::new();
+    let labels = LABELS.get_or_init(|| {
+        Contract::platform()
+            .paths()
+            .map(|path| &*Box::leak(path.to_owned().into_boxed_str()))
+            .collect()
+    });
+    labels.get(path).copied().unwrap_or("other")
+}
+
+/// `ledger` of `/platform.ledger.v1.LedgerService/GetHold`.
+fn service_of(path: &str) -> &str {
+    path.split('.').nth(1).unwrap_or("rpc")
+}
+
+/// `grpc-timeout`: at most 8 digits and a unit; anything else is ignored, as the default deadline then holds.
+fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.is_empty() || digits.len() > 8 {
+        return None;
+    }
+    let amount: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(amount * 3600),
+        "M" => Duration::from_secs(amount * 60),
+        "S" => Duration::from_secs(amount),
+        "m" => Duration::from_millis(amount),
+        "u" => Duration::from_micros(amount),
+        "n" => Duration::from_nanos(amount),
+        _ => return None,
+    })
+}
+
+/// One running call; what it ended with is told once, at the latest when it is dropped.
+struct Call {
+    method: &'static str,
+    span: Span,
+    started: Instant,
+    finished: bool,
+}
+
+impl Call {
+    fn finish(&mut self, code: Code) {
+        if std::mem::replace(&mut self.finished, true) {
+            return;
+        }
+        let elapsed = self.started.elapsed();
+        let code = code_name(code);
+        metrics::counter!(REQUESTS, "method" => self.method, "code" => code).increment(1);
+        metrics::histogram!(DURATION, "method" => self.method).record(elapsed.as_secs_f64());
+        let elapsed_us = elapsed.as_micros() as u64;
+        self.span
+            .in_scope(|| tracing::info!(code, elapsed_us, "call"));
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.finish(Code::Cancelled);
+    }
+}
+
+fn code_of(headers: &HeaderMap) -> Option<Code> {
+    headers
+        .get("grpc-status")
+        .map(|value| Code::from_bytes(value.as_bytes()))
+}
+
+fn watch(response: Response, mut call: Call, asked: Option<Duration>) -> Response {
+    if let Some(code) = code_of(response.headers()) {
+        call.finish(code);
+        return response;
+    }
+    let deadline = asked.map(|asked| Box::pin(tokio::time::sleep_until(call.started + asked)));
+    response.map(|body| {
+        Body::new(WatchedBody {
+            body,
+            call,
+            deadline,
+        })
+    })
+}
+
+/// Response body that learns the code from the trailers and ends a stream at its deadline.
+struct WatchedBody {
+    body: Body,
+    call: Call,
+    deadline: Option<Pin<Box<Sleep>>>,
+}
+
+impl http_body::Body for WatchedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        poller: &mut Poller<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let this = &mut *self;
+        if this.call.finished {
+            return Poll::Ready(None);
+        }
+        let span = this.call.span.clone();
+        let polled = span.in_scope(|| Pin::new(&mut this.body).poll_frame(poller));
+        match &polled {
+            Poll::Ready(Some(Ok(frame))) => {
+                if let Some(trailers) = frame.trailers_ref() {
+                    this.call.finish(code_of(trailers).unwrap_or(Code::Unknown));
+                }
+            }
+            Poll::Ready(Some(Err(_))) => this.call.finish(Code::Unknown),
+            Poll::Ready(None) => this.call.finish(Code::Ok),
+            Poll::Pending => {
+                let due = this
+                    .deadline
+                    .as_mut()
+                    .is_some_and(|deadline| deadline.as_mut().poll(poller).is_ready());
+                if due {
+                    this.call.finish(Code::DeadlineExceeded);
+                    let mut trailers = HeaderMap::new();
+                    trailers.insert("grpc-status", HeaderValue::from_static("4"));
+                    trailers.insert(
+                        "grpc-message",
+                        HeaderValue::from_static("Deadline exceeded"),
+                    );
+                    return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+                }
+            }
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.call.finished
+    }
+}
+
+/// Request body that refuses a message larger than [`MESSAGE_BYTES_MAX`] as soon as its length is known.
+struct LimitedBody {
+    body: Body,
+    prefix: [u8; 5],
+    prefix_len: usize,
+    /// Bytes of the current message still to come.
+    message_left: usize,
+}
+
+impl LimitedBody {
+    fn new(body: Body) -> Self {
+        LimitedBody {
+            body,
+            prefix: [0; 5],
+            prefix_len: 0,
+            message_left: 0,
+        }
+    }
+
+    /// False when a message in `data` is too large.
+    fn admit(&mut self, mut data: &[u8]) -> bool {
+        while !data.is_empty() {
+            if self.message_left > 0 {
+                let taken = self.message_left.min(data.len());
+                self.message_left -= taken;
+                data = &data[taken..];
+                continue;
+            }
+            self.prefix[self.prefix_len] = data[0];
+            self.prefix_len += 1;
+            data = &data[1..];
+            if self.prefix_len == self.prefix.len() {
+                self.prefix_len = 0;
+                let [_, length @ ..] = self.prefix;
+                self.message_left = u32::from_be_bytes(length) as usize;
+                if self.message_left > MESSAGE_BYTES_MAX {
+                    return false;
+                }
+            }
+        }
+        true
+    }
+}
+
+impl http_body::Body for LimitedBody {
+    type Data = Bytes;
+    type Error = axum::BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        poller: &mut Poller<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::BoxError>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(poller);
+        if let Poll::Ready(Some(Ok(frame))) = &polled
+            && let Some(data) = frame.data_ref()
+            && !self.admit(data)
+        {
+            let refusal = status::resource_exhausted(
+                "MESSAGE_TOO_LARGE",
+                format!("Message is larger than {MESSAGE_BYTES_MAX} bytes"),
+                0,
+            );
+            return Poll::Ready(Some(Err(Box::new(refusal))));
+        }
+        polled.map(|frame| frame.map(|frame| frame.map_err(Into::into)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Name of a code as Connect spells it.
+pub(crate) const fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "ok",
+        Code::Cancelled => "canceled",
+        Code::Unknown => "unknown",
+        Code::InvalidArgument => "invalid_argument",
+        Code::DeadlineExceeded => "deadline_exceeded",
+        Code::NotFound => "not_found",
+        Code::AlreadyExists => "already_exists",
+        Code::PermissionDenied => "permission_denied",
+        Code::ResourceExhausted => "resource_exhausted",
+        Code::FailedPrecondition => "failed_precondition",
+        Code::Aborted => "aborted",
+        Code::OutOfRange => "out_of_range",
+        Code::Unimplemented => "unimplemented",
+        Code::Internal => "internal",
+        Code::Unavailable => "unavailable",
+        Code::DataLoss => "data_loss",
+        Code::Unauthenticated => "unauthenticated",
+    }
+}
+
+/// What `/metrics` renders.
+#[derive(Clone)]
+pub struct MetricsHandle(PrometheusHandle);
+
+impl MetricsHandle {
+    /// Prometheus text format 0.0.4, names exactly as recorded (T39).
+    pub fn render(&self) -> String {
+        self.0.run_upkeep();
+        self.0.render()
+    }
+}
+
+/// Installs the process-wide metrics recorder; later calls return the same handle.
+pub fn metrics_init() -> MetricsHandle {
+    static HANDLE: OnceLock<MetricsHandle> = OnceLock::new();
+    HANDLE
+        .get_or_init(|| {
+            let seconds = [
+                0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+                10.0,
+            ];
+            let recorder = PrometheusBuilder::new()
+                .set_buckets(&seconds)
+                .expect("the bucket list is not empty")
+                .build_recorder();
+            let handle = MetricsHandle(recorder.handle());
+            if metrics::set_global_recorder(recorder).is_err() {
+                tracing::error!("another metrics recorder is installed; /metrics will be empty");
+            }
+            handle
+        })
+        .clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grpc_timeouts_parse_and_nonsense_is_ignored() {
+        let parse = |text: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert("grpc-timeout", text.parse().unwrap());
+            timeout_of(&headers)
+        };
+        assert_eq!(parse("250m"), Some(Duration::from_millis(250)));
+        assert_eq!(
+            parse("99999999H"),
+            Some(Duration::from_secs(99_999_999 * 3600))
+        );
+        for bad in ["", "m", "123456789m", "5x", "-1S"] {
+            assert_eq!(parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn message_limit_holds_at_the_bound_and_one_past_it_across_chunks() {
+        let prefix = |len: usize| {
+            let mut bytes = vec![0];
+            bytes.extend((len as u32).to_be_bytes());
+            bytes
+        };
+        let mut body = LimitedBody::new(Body::empty());
+        let whole = [prefix(MESSAGE_BYTES_MAX), vec![7; MESSAGE_BYTES_MAX]].concat();
+        for chunk in whole.chunks(65_537) {
+            assert!(body.admit(chunk));
+        }
+        let next = prefix(MESSAGE_BYTES_MAX + 1);
+        assert!(body.admit(&next[..3]));
+        assert!(!body.admit(&next[3..]));
+    }
+
+    #[test]
+    fn labels_are_the_contract_and_other() {
+        assert_eq!(label("/anything/else"), "other");
+        let known = "/platform.ledger.v1.LedgerService/GetHold";
+        assert_eq!(label(known), known);
+        assert_eq!(service_of(known), "ledger");
+    }
+}

@@ -1,0 +1,303 @@
+//! Who may call which method: one table, one row per method of the contract (D32, R333).
+//!
+//! A test walks the descriptors and fails for a method without a row and for a row without a method. Roles that act for themselves only
+//! (investor, trader, issuer) are checked against their own user id in the handler ([`crate::Caller::require_user`]); the table says
+//! whether they may call at all. `Auditor` stands in no row that changes anything, which a test checks too.
+
+use std::{collections::HashMap, sync::LazyLock};
+
+use crate::{Role, Roles, contract::Contract};
+
+use Role::{
+    Auditor, Compliance, Investor, Issuer, MarketSupervisor, Operator, Service, Trader, Treasury,
+};
+
+/// What a path asks of its caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// No credential needed.
+    Open,
+    /// One of these roles.
+    AnyOf(Roles),
+    /// In the contract, but nobody was given it.
+    Denied,
+    /// Looks like an RPC, is not in the contract.
+    Unknown,
+}
+
+/// Staff and services: who may use HTTP diagnostic reads (D43).
+pub const STAFF: &[Role] = &[
+    Operator,
+    Treasury,
+    Compliance,
+    MarketSupervisor,
+    Auditor,
+    Service,
+];
+
+/// Anyone; users see their own only.
+const EVERYONE: &[Role] = &[
+    Investor,
+    Trader,
+    Issuer,
+    Operator,
+    Treasury,
+    Compliance,
+    MarketSupervisor,
+    Auditor,
+    Service,
+];
+const OPERATE: &[Role] = &[Operator, Service];
+const MONEY: &[Role] = &[Operator, Treasury, Service];
+const DUTY: &[Role] = &[Operator, Compliance, Service];
+const TRADE: &[Role] = &[Trader, Investor, Operator, Service];
+const SUPERVISE: &[Role] = &[Operator, MarketSupervisor, Service];
+const ISSUE: &[Role] = &[Issuer, Operator, Service];
+const SERVICE_ONLY: &[Role] = &[Service];
+
+/// (service, its methods with their roles).
+type Rows = &'static [(&'static str, &'static [Role])];
+
+const TABLE: &[(&str, Rows)] = &[
+    (
+        "platform.ledger.v1.LedgerService",
+        &[
+            ("GetAccount", EVERYONE),
+            ("ListAccounts", EVERYONE),
+            ("GetSubAccount", EVERYONE),
+            ("ListSubAccounts", EVERYONE),
+            ("GetBalance", EVERYONE),
+            ("CreateOperation", OPERATE),
+            ("CreateOperations", SERVICE_ONLY),
+            ("FinalizeOperation", OPERATE),
+            ("FinalizeOperations", SERVICE_ONLY),
+            ("ReverseOperation", OPERATE),
+            ("GetOperation", EVERYONE),
+            ("ListOperations", EVERYONE),
+            ("CreateHold", OPERATE),
+            ("ReleaseHold", OPERATE),
+            ("ConsumeHold", OPERATE),
+            ("AdjustHold", SERVICE_ONLY),
+            ("GetHold", EVERYONE),
+            ("ListHolds", EVERYONE),
+            ("GetSourcePosition", STAFF),
+            ("GetTrialBalance", STAFF),
+            ("SetSubAccountStatus", DUTY),
+        ],
+    ),
+    (
+        "platform.cfa.v1.CfaRegistryService",
+        &[
+            ("RegisterInstrument", ISSUE),
+            ("GetInstrument", EVERYONE),
+            ("ListInstruments", EVERYONE),
+            ("UpdateInstrument", ISSUE),
+            ("IssueCfaRub", MONEY),
+            (
+                "RedeemCfaRub",
+                &[Investor, Trader, Issuer, Operator, Treasury, Service],
+            ),
+            ("IssueInvestmentCfa", ISSUE),
+            ("RedeemInvestmentCfa", ISSUE),
+            ("StartRedemption", ISSUE),
+            ("GetRedemption", EVERYONE),
+            ("TransferCfa", OPERATE),
+            ("SettleTrades", SERVICE_ONLY),
+            ("GetTradeBatch", STAFF),
+            (
+                "ListHolders",
+                &[
+                    Issuer,
+                    Operator,
+                    Treasury,
+                    Compliance,
+                    MarketSupervisor,
+                    Auditor,
+                    Service,
+                ],
+            ),
+            ("CheckIntegrity", EVERYONE),
+            ("GetSupply", EVERYONE),
+            ("GetOperation", EVERYONE),
+            ("ListOperations", EVERYONE),
+            ("FinalizeIssuance", OPERATE),
+            ("FinalizeRedemption", OPERATE),
+            ("ListSuspendedDeposits", STAFF),
+            ("ResolveSuspendedDeposit", MONEY),
+            ("SetRedemptionBlock", DUTY),
+        ],
+    ),
+    (
+        "platform.payments.v1.PaymentsService",
+        &[
+            (
+                "CreatePaymentIntent",
+                &[Investor, Trader, Issuer, Operator, Treasury, Service],
+            ),
+            ("GetPaymentIntent", EVERYONE),
+            ("ListPaymentIntents", EVERYONE),
+            ("HandlePaymentWebhook", MONEY),
+            ("InitiatePayout", MONEY),
+            ("ReleasePayout", MONEY),
+            ("CancelPayout", MONEY),
+            ("GetPayout", EVERYONE),
+            ("ListPayouts", EVERYONE),
+            ("Reconcile", MONEY),
+            ("GetLatestReport", STAFF),
+        ],
+    ),
+    (
+        "platform.market.v1.MarketService",
+        &[
+            ("PlaceOrder", TRADE),
+            (
+                "CancelOrder",
+                &[Trader, Investor, Operator, MarketSupervisor, Service],
+            ),
+            ("AmendOrder", TRADE),
+            (
+                "MassCancel",
+                &[Trader, Investor, Operator, MarketSupervisor, Service],
+            ),
+            ("GetOrder", EVERYONE),
+            ("ListOrders", EVERYONE),
+            ("GetTrade", EVERYONE),
+            ("ListTrades", EVERYONE),
+            ("GetOrderBook", EVERYONE),
+            ("OpenTradingHold", TRADE),
+            ("AdjustTradingHold", TRADE),
+            ("CloseTradingHold", TRADE),
+            ("ListTradingHolds", EVERYONE),
+            ("SetTradingPhase", SUPERVISE),
+            ("GetMarketStatus", EVERYONE),
+        ],
+    ),
+    (
+        "platform.identity.v1.IdentityService",
+        &[
+            ("GetUserProfile", EVERYONE),
+            ("ListUsers", STAFF),
+            ("CheckLimits", EVERYONE),
+            ("CheckSanctions", STAFF),
+            ("GetLimits", EVERYONE),
+            ("CreateUser", DUTY),
+            ("UpdateUser", DUTY),
+            ("SetLimit", DUTY),
+            ("BlockUser", DUTY),
+            ("UnblockUser", DUTY),
+        ],
+    ),
+    (
+        "platform.chain.v1.ChainConnectorService",
+        &[
+            ("SubmitTransaction", SERVICE_ONLY),
+            ("GetTransactionReceipt", STAFF),
+            ("GetBlock", STAFF),
+            ("VerifyBlockHash", STAFF),
+            ("EstimateGas", STAFF),
+        ],
+    ),
+    (
+        "platform.sandbox.v1.SandboxBankService",
+        &[
+            (
+                "Pay",
+                &[Investor, Trader, Issuer, Operator, Treasury, Service],
+            ),
+            ("SetFault", OPERATE),
+            ("GetBankBalance", STAFF),
+            ("ListTransfers", STAFF),
+        ],
+    ),
+];
+
+/// Services that answer without a credential: health checks and reflection describe the platform, they hold nothing of its users.
+const OPEN_SERVICES: &[&str] = &[
+    "grpc.health.v1.Health",
+    "grpc.reflection.v1.ServerReflection",
+    "grpc.reflection.v1alpha.ServerReflection",
+];
+
+/// HTTP paths that answer without a credential. `/webhook` is authenticated by the bank's signature (D29).
+const OPEN_PATHS: &[&str] = &[
+    "/health",
+    "/livez",
+    "/readyz",
+    "/metrics",
+    "/webhook",
+    "/payments/webhook",
+];
+
+static BY_PATH: LazyLock<HashMap<String, Roles>> = LazyLock::new(|| {
+    TABLE
+        .iter()
+        .flat_map(|(service, rows)| {
+            rows.iter()
+                .map(move |(method, roles)| (format!("/{service}/{method}"), Roles::of(roles)))
+        })
+        .collect()
+});
+
+/// The rule of a request path.
+pub fn rule(path: &str) -> Rule {
+    if OPEN_PATHS.contains(&path) {
+        return Rule::Open;
+    }
+    if let Some(roles) = BY_PATH.get(path) {
+        return Rule::AnyOf(*roles);
+    }
+    let Some((service, _)) = rpc_path(path) else {
+        return Rule::AnyOf(Roles::of(STAFF));
+    };
+    if OPEN_SERVICES.contains(&service) {
+        Rule::Open
+    } else if Contract::platform().method(path).is_some() {
+        Rule::Denied
+    } else {
+        Rule::Unknown
+    }
+}
+
+/// `/package.Service/Method`: two segments, the first one dotted.
+pub(crate) fn is_rpc_path(path: &str) -> bool {
+    rpc_path(path).is_some()
+}
+
+fn rpc_path(path: &str) -> Option<(&str, &str)> {
+    let (service, method) = path.strip_prefix('/')?.split_once('/')?;
+    (service.contains('.') && !method.contains('/')).then_some((service, method))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn contract() -> BTreeSet<String> {
+        Contract::platform().paths().map(str::to_owned).collect()
+    }
+
+    // rows: R333
+    #[test]
+    fn r333_every_method_of_the_contract_has_a_row_and_every_row_a_method() {
+        let rows: BTreeSet<_> = BY_PATH.keys().cloned().collect();
+        let contract = contract();
+        let missing: Vec<_> = contract.difference(&rows).collect();
+        let stale: Vec<_> = rows.difference(&contract).collect();
+        assert!(missing.is_empty(), "methods without a row: {missing:?}");
+        assert!(stale.is_empty(), "rows without a method: {stale:?}");
+        let count: usize = TABLE.iter().map(|(_, rows)| rows.len()).sum();
+        assert_eq!(count, rows.len(), "a method stands in the table twice");
+    }
+
+    // rows: R333
+    #[test]
+    fn r333_the_auditor_reads_everything_he_may_and_changes_nothing() {
+        for path in contract() {
+            let reads = Contract::platform().method(&path).unwrap().reads_only;
+            let auditor = BY_PATH[&path].contains(Auditor);
+            assert_eq!(auditor, reads, "{path}");
+        }
+    }
+}
