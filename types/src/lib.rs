@@ -15,10 +15,12 @@
 //! | `money` | `reserve`, `fee`: the two formulas of an order's money |
 //! | `command`, `event` | the two kinds of journal record |
 //! | `hash` | the fold behind every state hash |
+//! | `address` | the on-chain address of a user |
 #![no_std]
 
 extern crate alloc;
 
+pub mod address;
 mod codes;
 pub mod command;
 pub mod decimal;
