@@ -204,6 +204,23 @@ impl EventEnvelope {
     }
 }
 
+/// Best prices of an instrument as last published. Derivable from the events, so never journalled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quote {
+    pub bid: Option<Ticks>,
+    pub ask: Option<Ticks>,
+}
+
+impl Quote {
+    /// The price an order of `side` would meet first.
+    pub fn opposite(&self, side: Side) -> Option<Ticks> {
+        match side {
+            Side::Buy => self.ask,
+            Side::Sell => self.bid,
+        }
+    }
+}
+
 const _: () = assert!(size_of::<Event>() == 64);
 const _: () = assert!(size_of::<EventEnvelope>() == 96);
 const _: () = assert!(size_of::<ArchivedEventEnvelope>() <= 104);

@@ -36,7 +36,7 @@ pub mod text;
 
 pub use command::{Command, Envelope, Route};
 pub use decimal::{Decimal, DecimalError, Rounding};
-pub use event::{Event, EventEnvelope};
+pub use event::{Event, EventEnvelope, Quote};
 pub use hash::StateHash;
 pub use ids::{
     AssetIx, Handle, HoldIx, Id128, InstrumentIx, NodeId, Sequence, SessionIx, StpGroup, UserIx,

@@ -188,6 +188,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { cases: 128, rng_seed: proptest::test_runner::RngSeed::Fixed(1), failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
         fn fills_never_exceed_the_first_reserve(
             price in 1i64..100_000,

@@ -106,6 +106,16 @@ integer!(
     Minor(i64)
 );
 
+impl Ticks {
+    /// Highest price of an order. Keeps every sum of the book inside 64 bits.
+    pub const ORDER_MAX: Self = Self(1 << 40);
+}
+
+impl Lots {
+    /// Largest quantity of an order. Keeps every sum of the book inside 64 bits: 2^24 such orders at one price.
+    pub const ORDER_MAX: Self = Self(1 << 40);
+}
+
 impl Minor {
     /// `None` when the amount does not fit 64 bits.
     pub fn from_wide(amount: i128) -> Option<Self> {

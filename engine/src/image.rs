@@ -1,0 +1,102 @@
+//! The book as a snapshot: resting orders in the order in which they would trade, and the counters. Restoring it gives the same state hash,
+//! whatever room the new book is given.
+
+use alloc::vec::Vec;
+
+use types::{
+    Handle, InstrumentSpec, Lots, Sequence, SessionIx, Side, StpGroup, StpMode, Ticks, UserIx,
+};
+
+use crate::book::{Book, BookConfig};
+use crate::slab::{NEVER, NIL, Order, Slab};
+
+/// A resting order as seen from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+pub struct RestingOrder {
+    pub handle: Handle,
+    pub side: Side,
+    pub price: Ticks,
+    pub open: Lots,
+    /// Total quantity, filled part included.
+    pub quantity: Lots,
+    pub user: UserIx,
+    pub session: SessionIx,
+    pub stp_group: StpGroup,
+    pub stp: StpMode,
+    pub post_only: bool,
+    pub expire_at_ns: Option<u64>,
+}
+
+impl RestingOrder {
+    pub(crate) fn of(slab: &Slab, slot: u32) -> Self {
+        let order = slab.at(slot);
+        Self {
+            handle: slab.handle(slot),
+            side: order.side,
+            price: order.price,
+            open: order.open,
+            quantity: order.quantity,
+            user: order.user,
+            session: order.session,
+            stp_group: order.group,
+            stp: order.stp,
+            post_only: order.post_only,
+            expire_at_ns: (order.expire_at_ns != NEVER).then_some(order.expire_at_ns),
+        }
+    }
+}
+
+/// A book at one sequence.
+#[derive(Clone, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+pub struct BookImage {
+    pub spec: InstrumentSpec,
+    pub sequence: Sequence,
+    pub event_number: u64,
+    pub trade_number: u64,
+    /// Bids from the best on, then asks from the best on.
+    pub orders: Vec<RestingOrder>,
+}
+
+impl Book {
+    pub fn image(&self) -> BookImage {
+        BookImage {
+            spec: self.spec,
+            sequence: self.sequence,
+            event_number: self.event_number,
+            trade_number: self.trade_number,
+            orders: [Side::Buy, Side::Sell]
+                .into_iter()
+                .flat_map(|side| self.orders(side))
+                .collect(),
+        }
+    }
+
+    /// The book of an image. Panics on an image that no book can have made (a checksum guards the file).
+    pub fn restore(image: &BookImage, config: BookConfig) -> Self {
+        let mut book = Self::new(image.spec, config);
+        book.sequence = image.sequence;
+        book.event_number = image.event_number;
+        book.trade_number = image.trade_number;
+        for order in &image.orders {
+            let resting = Order {
+                price: order.price,
+                open: order.open,
+                quantity: order.quantity,
+                expire_at_ns: order.expire_at_ns.unwrap_or(NEVER),
+                next: NIL,
+                prev: NIL,
+                generation: order.handle.generation,
+                user: order.user,
+                session: order.session,
+                group: order.stp_group,
+                side: order.side,
+                stp: order.stp,
+                post_only: order.post_only,
+                live: false,
+            };
+            book.link(order.handle.slot, resting);
+        }
+        book.check_invariants();
+        book
+    }
+}

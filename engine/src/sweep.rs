@@ -1,0 +1,80 @@
+//! Everything that walks the slab, always in slot order, so that a replay cancels in the same order: mass cancel, kill switch, expiry, phases.
+
+use types::command::{MassCancel, MassScope};
+use types::event::{Event, MassCancelled, PhaseChanged};
+use types::{CancelReason, Phase};
+
+use crate::book::Book;
+use crate::sink::{Emitter, EventSink};
+use crate::slab::{NEVER, Order};
+
+impl Book {
+    pub(crate) fn mass_cancel<S: EventSink>(&mut self, c: &MassCancel, out: &mut Emitter<S>) {
+        let count = self.cancel_where(c.reason, out, |order| {
+            let in_scope = match c.scope {
+                MassScope::All => true,
+                MassScope::User(user) => order.user == user,
+                MassScope::Session(session) => order.session == session,
+                MassScope::Group(group) => order.group == group,
+            };
+            in_scope && c.side.is_none_or(|side| order.side == side)
+        });
+        out.emit(Event::MassCancelled(MassCancelled { count }));
+    }
+
+    pub(crate) fn set_phase<S: EventSink>(
+        &mut self,
+        phase: Phase,
+        cancel_orders: bool,
+        out: &mut Emitter<S>,
+    ) {
+        self.spec.phase = phase;
+        out.emit(Event::PhaseChanged(PhaseChanged { phase }));
+        if phase == Phase::Matured {
+            self.cancel_where(CancelReason::InstrumentMatured, out, |_| true);
+        } else if cancel_orders {
+            self.cancel_where(CancelReason::InstrumentHalted, out, |_| true);
+        }
+    }
+
+    /// Expires what is due before an order may meet it: a date holds by the journalled time, however late the timer's command comes.
+    #[inline]
+    pub(crate) fn expire_due<S: EventSink>(&mut self, out: &mut Emitter<S>) {
+        if out.time_ns() >= self.next_expiry_ns {
+            self.expire(out);
+        }
+    }
+
+    pub(crate) fn expire<S: EventSink>(&mut self, out: &mut Emitter<S>) {
+        let now_ns = out.time_ns();
+        if now_ns < self.next_expiry_ns || self.next_expiry_ns == NEVER {
+            return;
+        }
+        self.cancel_where(CancelReason::Expired, out, |order| {
+            order.expire_at_ns <= now_ns
+        });
+        self.next_expiry_ns = (0..self.slab.high())
+            .map(|slot| self.slab.at(slot))
+            .filter(|order| order.live)
+            .map(|order| order.expire_at_ns)
+            .min()
+            .unwrap_or(NEVER);
+    }
+
+    fn cancel_where<S: EventSink>(
+        &mut self,
+        reason: CancelReason,
+        out: &mut Emitter<S>,
+        chosen: impl Fn(&Order) -> bool,
+    ) -> u32 {
+        let mut count = 0;
+        for slot in 0..self.slab.high() {
+            let order = self.slab.at(slot);
+            if order.live && chosen(order) {
+                self.cancel_resting(slot, reason, out);
+                count += 1;
+            }
+        }
+        count
+    }
+}

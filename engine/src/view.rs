@@ -1,0 +1,76 @@
+//! Looking at a book from outside: aggregated depth, the order-by-order walk, the state hash. Never used while matching.
+
+use types::{Lots, Side, StateHash, Ticks};
+
+use crate::book::Book;
+use crate::image::RestingOrder;
+use crate::slab::{NEVER, NIL};
+
+/// One price of the public depth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DepthLevel {
+    pub price: Ticks,
+    /// Sum of the open quantities.
+    pub open: Lots,
+}
+
+impl Book {
+    /// Prices of a side with their open quantity, best first (R177).
+    pub fn depth(&self, side: Side) -> impl Iterator<Item = DepthLevel> + '_ {
+        self.ladder.prices(side).map(move |price| DepthLevel {
+            price,
+            open: self.ladder.level(side, price).open,
+        })
+    }
+
+    /// Resting orders of a side in the order in which they would trade.
+    pub fn orders(&self, side: Side) -> impl Iterator<Item = RestingOrder> + '_ {
+        self.ladder.prices(side).flat_map(move |price| {
+            let head = self.ladder.level(side, price).head;
+            core::iter::successors((head != NIL).then_some(head), |slot| {
+                let next = self.slab.at(*slot).next;
+                (next != NIL).then_some(next)
+            })
+            .map(|slot| RestingOrder::of(&self.slab, slot))
+        })
+    }
+
+    /// The resting order of a handle.
+    pub fn order(&self, handle: types::Handle) -> Option<RestingOrder> {
+        self.slab
+            .get(handle)
+            .map(|_| RestingOrder::of(&self.slab, handle.slot))
+    }
+
+    /// Hash of everything that later results depend on.
+    pub fn state_hash(&self) -> u64 {
+        let mut hash = StateHash::new();
+        let spec = &self.spec;
+        hash.words(&[
+            u64::from(spec.ix.0),
+            u64::from(spec.phase.code()),
+            spec.band_low.0 as u64,
+            spec.band_high.0 as u64,
+            self.event_number,
+            self.trade_number,
+        ]);
+        for side in [Side::Buy, Side::Sell] {
+            for order in self.orders(side) {
+                hash.words(&[
+                    order.handle.engine_id(),
+                    order.price.0 as u64,
+                    order.open.0,
+                    order.quantity.0,
+                    order.expire_at_ns.unwrap_or(NEVER),
+                    u64::from(order.user.0) << 32 | u64::from(order.session.0),
+                    u64::from(order.stp_group.0) << 32
+                        | u64::from(order.side.code()) << 16
+                        | u64::from(order.stp.code()) << 8
+                        | u64::from(order.post_only),
+                ]);
+            }
+            hash.word(u64::from(side.code()));
+        }
+        hash.finish()
+    }
+}

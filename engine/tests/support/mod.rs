@@ -1,0 +1,338 @@
+//! What the book's tests share: commands made short, events as text, scripts of both.
+#![allow(dead_code)]
+
+use engine::{Book, BookConfig, EventSink};
+use types::command::{Amend, Cancel, Command, ExpireOrders, MassCancel, MassScope, New, SetPhase};
+use types::event::Event;
+use types::*;
+
+pub const IX: InstrumentIx = InstrumentIx(3);
+
+/// Prices 1 to 1,000 allowed, one tick a kopeck, one lot a unit.
+pub fn spec() -> InstrumentSpec {
+    spec_with_band(1, 1_000)
+}
+
+pub fn spec_with_band(low: i64, high: i64) -> InstrumentSpec {
+    InstrumentSpec::new(&InstrumentParams {
+        ix: IX,
+        id: InstrumentId::new("TEST-1").unwrap(),
+        decimals: 0,
+        tick_size: "0.01".parse().unwrap(),
+        lot_size: "1".parse().unwrap(),
+        fee_rate: FeeRate::TRADING,
+        band_low: Ticks(low),
+        band_high: Ticks(high),
+        collar_ppm: 50_000,
+        phase: Phase::Open,
+    })
+    .unwrap()
+}
+
+pub fn small_book(spec: InstrumentSpec) -> Book {
+    Book::new(
+        spec,
+        BookConfig {
+            orders: 16,
+            levels: 1_024,
+        },
+    )
+}
+
+#[derive(Default)]
+pub struct Tape {
+    pub events: Vec<EventEnvelope>,
+    pub quote: Quote,
+}
+
+impl EventSink for Tape {
+    fn event(&mut self, event: &EventEnvelope) {
+        self.events.push(*event);
+    }
+
+    fn quote(&mut self, instrument: InstrumentIx, quote: Quote) {
+        assert_eq!(instrument, IX);
+        self.quote = quote;
+    }
+}
+
+pub fn handle(number: u32) -> Handle {
+    Handle {
+        slot: number,
+        generation: 1,
+    }
+}
+
+/// A good-till-cancelled limit order of a user of its own.
+pub fn limit(number: u32, side: Side, price: i64, quantity: u64) -> New {
+    New {
+        handle: handle(number),
+        instrument: IX,
+        user: UserIx(number),
+        session: SessionIx(number % 4),
+        stp_group: StpGroup::of_user(UserIx(number)),
+        pool: HoldIx(0),
+        fee_rate: FeeRate::TRADING,
+        side,
+        order_type: OrderType::Limit,
+        time_in_force: TimeInForce::Gtc,
+        post_only: false,
+        stp: StpMode::CancelNewest,
+        client_order_id: 0,
+        client_seq: 0,
+        expire_at_ns: 0,
+        price: Ticks(price),
+        quantity: Lots(quantity),
+        draw: Reserve::ZERO,
+        budget_minor: Minor::ZERO,
+        key_hash: Id128::NONE,
+    }
+}
+
+/// Applies commands one after the other, a microsecond apart.
+pub struct Runner {
+    pub book: Book,
+    pub sequence: Sequence,
+    pub time_ns: u64,
+    pub tape: Tape,
+}
+
+impl Runner {
+    pub fn new(book: Book) -> Self {
+        Self {
+            book,
+            sequence: Sequence::ZERO,
+            time_ns: 0,
+            tape: Tape::default(),
+        }
+    }
+
+    /// The command's events.
+    pub fn apply(&mut self, command: Command) -> Vec<EventEnvelope> {
+        self.sequence = self.sequence.next();
+        self.time_ns += 1_000;
+        let from = self.tape.events.len();
+        let envelope = Envelope {
+            sequence: self.sequence,
+            time_ns: self.time_ns,
+            command,
+        };
+        let count = self.book.apply(&envelope, &mut self.tape);
+        let events = self.tape.events[from..].to_vec();
+        assert_eq!(count as usize, events.len());
+        assert_eq!(
+            self.tape.quote,
+            self.book.quote(),
+            "published best is the best"
+        );
+        for (index, event) in events.iter().enumerate() {
+            assert_eq!(event.index as usize, index);
+            assert_eq!(event.number as usize, from + index + 1, "dense numbers");
+            assert_eq!(event.sequence, self.sequence);
+        }
+        events
+    }
+}
+
+/// One event as a script writes it.
+pub fn text(event: &Event) -> String {
+    match event {
+        Event::Accepted(e) => format!("accepted {} {} open {}", e.handle.slot, e.price, e.open),
+        Event::Rejected(e) => format!("rejected {} {}", e.handle.slot, e.reason),
+        Event::Rested(e) => format!(
+            "rested {} {} {} open {}",
+            e.handle.slot, e.side, e.price, e.open
+        ),
+        Event::Trade(e) => format!(
+            "trade maker {} taker {} {} x{} open {} {}",
+            e.maker.slot, e.taker.slot, e.price, e.quantity, e.maker_open, e.taker_open
+        ),
+        Event::Amended(e) => format!(
+            "amended {} {} x{} open {} {}",
+            e.handle.slot,
+            e.price,
+            e.quantity,
+            e.open,
+            if e.kept_priority { "kept" } else { "lost" }
+        ),
+        Event::AmendRejected(e) => {
+            format!(
+                "amend-rejected {} {} open {}",
+                e.handle.slot, e.reason, e.open
+            )
+        }
+        Event::CancelRejected(e) => format!("cancel-rejected {} {}", e.handle.slot, e.reason),
+        Event::Reduced(e) => format!(
+            "reduced {} {} x{} open {}",
+            e.handle.slot, e.reason, e.quantity, e.open
+        ),
+        Event::Cancelled(e) => format!("cancelled {} {} x{}", e.handle.slot, e.reason, e.quantity),
+        Event::MassCancelled(e) => format!("mass-cancelled {}", e.count),
+        Event::PhaseChanged(e) => format!("phase {}", e.phase),
+    }
+}
+
+/// Runs a script: a command a line, the events it must cause indented below it. Ends with a check of the structure.
+///
+/// ```text
+/// new N buy|sell PRICE|market xQTY [ioc|fok|gtd:TIME] [post] [user:U] [stp:MODE] [at:PRICE]
+/// cancel N | amend N [price:P] [qty:Q] | phase PHASE [cancel] | mass all|user:U|session:S [buy|sell] [REASON] | expire | time NS
+/// depth                        prints the levels, bids then asks
+/// ```
+pub fn run(script: &str) -> Runner {
+    run_on(small_book(spec()), script)
+}
+
+pub fn run_on(book: Book, script: &str) -> Runner {
+    let mut runner = Runner::new(book);
+    let mut lines = script
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .peekable();
+    let indent = |line: &str| line.len() - line.trim_start().len();
+    let base = lines.peek().map_or(0, |line| indent(line));
+    while let Some(line) = lines.next() {
+        let mut expected = Vec::new();
+        while let Some(next) = lines.next_if(|next| indent(next) > base) {
+            expected.push(next.trim().to_owned());
+        }
+        let found = step(&mut runner, line.trim());
+        assert_eq!(found, expected, "after `{}`", line.trim());
+        runner.book.check_invariants();
+    }
+    runner
+}
+
+fn step(runner: &mut Runner, line: &str) -> Vec<String> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let order = || words[1].parse::<u32>().expect("order number");
+    let find = |name: &str| words.iter().find_map(|word| word.strip_prefix(name));
+    let command = match words[0] {
+        "time" => {
+            runner.time_ns = words[1].parse().expect("time");
+            return Vec::new();
+        }
+        "depth" => {
+            return [Side::Buy, Side::Sell]
+                .into_iter()
+                .flat_map(|side| {
+                    runner
+                        .book
+                        .depth(side)
+                        .map(move |level| format!("{side} {} x{}", level.price, level.open))
+                })
+                .collect();
+        }
+        "new" => Command::New(new(&words)),
+        "cancel" => Command::Cancel(Cancel {
+            handle: handle(order()),
+            instrument: IX,
+            user: UserIx(order()),
+            session: SessionIx::NONE,
+            reason: CancelReason::UserRequest,
+            client_seq: 0,
+            key_hash: Id128::NONE,
+        }),
+        "amend" => Command::Amend(Amend {
+            handle: handle(order()),
+            instrument: IX,
+            user: UserIx(order()),
+            session: SessionIx::NONE,
+            client_seq: 0,
+            price: find("price:").map(|p| Ticks(p.parse().expect("price"))),
+            quantity: find("qty:").map(|q| Lots(q.parse().expect("quantity"))),
+            draw: Reserve::ZERO,
+            budget_minor: Minor::ZERO,
+            key_hash: Id128::NONE,
+        }),
+        "phase" => Command::SetPhase(SetPhase {
+            instrument: IX,
+            phase: words[1].parse().expect("phase"),
+            cancel_orders: words.contains(&"cancel"),
+        }),
+        "mass" => Command::MassCancel(MassCancel {
+            scope: if let Some(user) = find("user:") {
+                MassScope::User(UserIx(user.parse().expect("user")))
+            } else if let Some(session) = find("session:") {
+                MassScope::Session(SessionIx(session.parse().expect("session")))
+            } else if let Some(group) = find("group:") {
+                MassScope::Group(StpGroup::explicit(group.parse().expect("group")))
+            } else {
+                MassScope::All
+            },
+            instrument: if words.contains(&"here") {
+                IX
+            } else {
+                InstrumentIx::NONE
+            },
+            side: if words.contains(&"buy") {
+                Some(Side::Buy)
+            } else if words.contains(&"sell") {
+                Some(Side::Sell)
+            } else {
+                None
+            },
+            reason: words
+                .iter()
+                .find_map(|word| word.parse().ok())
+                .unwrap_or(CancelReason::MassCancel),
+            user: UserIx::NONE,
+            session: SessionIx::NONE,
+            client_seq: 0,
+            key_hash: Id128::NONE,
+        }),
+        "expire" => Command::ExpireOrders(ExpireOrders {
+            instrument: InstrumentIx::NONE,
+        }),
+        other => panic!("no such command: {other}"),
+    };
+    let events = runner.apply(command);
+    events.iter().map(|event| text(&event.event)).collect()
+}
+
+fn new(words: &[&str]) -> New {
+    let number = words[1].parse().expect("order number");
+    let side = if words[2] == "buy" {
+        Side::Buy
+    } else {
+        Side::Sell
+    };
+    let find = |name: &str| words.iter().find_map(|word| word.strip_prefix(name));
+    let quantity = words[4][1..].parse().expect("quantity");
+    let price = words[3].parse().unwrap_or(0);
+    let mut order = limit(number, side, price, quantity);
+    if words[3] == "market" {
+        order.order_type = OrderType::Market;
+        order.time_in_force = TimeInForce::Ioc;
+        let protection = find("at:").map(|p| p.parse().expect("price"));
+        order.price = Ticks(protection.unwrap_or(match side {
+            Side::Buy => 1_000,
+            Side::Sell => 1,
+        }));
+    }
+    if words.contains(&"ioc") {
+        order.time_in_force = TimeInForce::Ioc;
+    }
+    if words.contains(&"fok") {
+        order.time_in_force = TimeInForce::Fok;
+    }
+    if let Some(time) = find("gtd:") {
+        order.time_in_force = TimeInForce::Gtd;
+        order.expire_at_ns = time.parse().expect("time");
+    }
+    order.post_only = words.contains(&"post");
+    if let Some(user) = find("user:") {
+        order.user = UserIx(user.parse().expect("user"));
+        order.stp_group = StpGroup::of_user(order.user);
+    }
+    if let Some(group) = find("group:") {
+        order.stp_group = StpGroup::explicit(group.parse().expect("group"));
+    }
+    if let Some(session) = find("session:") {
+        order.session = SessionIx(session.parse().expect("session"));
+    }
+    if let Some(mode) = find("stp:") {
+        order.stp = mode.parse().expect("self-trade mode");
+    }
+    order
+}

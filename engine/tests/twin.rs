@@ -1,0 +1,679 @@
+//! The book against a naive twin: the same seeded commands, every event compared, and the structure walked on the way.
+//!
+//! The twin keeps each side as a plain vector sorted by (price, arrival) and does everything by linear search: slow and obvious.
+
+mod support;
+
+use engine::{Book, BookConfig, BookImage};
+use support::*;
+use types::command::{Amend, Cancel, Command, ExpireOrders, MassCancel, MassScope, New, SetPhase};
+use types::event::*;
+use types::*;
+
+/// Xorshift with a multiplier; seeds are part of the test.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        (self.next() >> 33) % bound
+    }
+
+    fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Naive {
+    new: New,
+    price: Ticks,
+    open: u64,
+    total: u64,
+}
+
+/// Sides hold orders in the order in which they would trade.
+struct Twin {
+    sides: [Vec<Naive>; 2],
+    phase: Phase,
+    band: (Ticks, Ticks),
+    trades: u64,
+    events: Vec<Event>,
+}
+
+impl Twin {
+    fn better(side: Side, a: Ticks, b: Ticks) -> bool {
+        if side == Side::Buy { a > b } else { a < b }
+    }
+
+    fn crosses(&self, side: Side, limit: Ticks) -> bool {
+        self.sides[side.opposite().index()]
+            .first()
+            .is_some_and(|o| !Self::better(side.opposite(), limit, o.price))
+    }
+
+    fn find(&self, h: Handle) -> Option<(usize, usize)> {
+        (0..2).find_map(|s| {
+            let at = self.sides[s].iter().position(|o| o.new.handle == h)?;
+            Some((s, at))
+        })
+    }
+
+    fn insert(&mut self, order: Naive) {
+        let side = order.new.side;
+        let list = &mut self.sides[side.index()];
+        let at = list
+            .iter()
+            .position(|o| Self::better(side, order.price, o.price))
+            .unwrap_or(list.len());
+        self.events.push(Event::Rested(Rested {
+            handle: order.new.handle,
+            side,
+            price: order.price,
+            open: Lots(order.open),
+        }));
+        list.insert(at, order);
+    }
+
+    fn cancelled(&mut self, handle: Handle, reason: CancelReason, quantity: u64) {
+        let quantity = Lots(quantity);
+        self.events.push(Event::Cancelled(Cancelled {
+            handle,
+            reason,
+            quantity,
+        }));
+    }
+
+    fn shrink(&mut self, handle: Handle, quantity: u64, open: u64) {
+        if open == 0 {
+            return self.cancelled(handle, CancelReason::SelfTrade, quantity);
+        }
+        self.events.push(Event::Reduced(Reduced {
+            handle,
+            reason: CancelReason::SelfTrade,
+            quantity: Lots(quantity),
+            open: Lots(open),
+        }));
+    }
+
+    /// Plays the taker against the book; true when self-trade prevention took it out.
+    fn take(&mut self, taker: &mut Naive) -> bool {
+        let (side, opposite) = (taker.new.side, taker.new.side.opposite().index());
+        while taker.open > 0 && self.crosses(side, taker.price) {
+            let maker = &mut self.sides[opposite][0];
+            let quantity = maker.open.min(taker.open);
+            let maker_handle = maker.new.handle;
+            let own = maker.new.stp_group == taker.new.stp_group;
+            match taker.new.stp {
+                StpMode::CancelNewest if own => return true,
+                StpMode::CancelOldest | StpMode::CancelBoth if own => {
+                    let open = maker.open;
+                    self.sides[opposite].remove(0);
+                    self.cancelled(maker_handle, CancelReason::SelfTrade, open);
+                    if taker.new.stp == StpMode::CancelBoth {
+                        return true;
+                    }
+                }
+                StpMode::Decrement if own => {
+                    maker.open -= quantity;
+                    maker.total -= quantity;
+                    taker.open -= quantity;
+                    taker.total -= quantity;
+                    let left = maker.open;
+                    if left == 0 {
+                        self.sides[opposite].remove(0);
+                    }
+                    self.shrink(maker_handle, quantity, left);
+                    self.shrink(taker.new.handle, quantity, taker.open);
+                }
+                _ => {
+                    maker.open -= quantity;
+                    taker.open -= quantity;
+                    self.trades += 1;
+                    self.events.push(Event::Trade(Trade {
+                        maker: maker_handle,
+                        taker: taker.new.handle,
+                        price: maker.price,
+                        quantity: Lots(quantity),
+                        maker_open: Lots(maker.open),
+                        taker_open: Lots(taker.open),
+                        trade_number: self.trades,
+                        taker_side: side,
+                    }));
+                    if maker.open == 0 {
+                        self.sides[opposite].remove(0);
+                    }
+                }
+            }
+        }
+        false
+    }
+
+    fn phase_refusal(&self, trades: bool) -> Option<RejectReason> {
+        match self.phase {
+            Phase::Open => None,
+            Phase::PreOpen => trades.then_some(RejectReason::InstrumentPreOpen),
+            Phase::Matured => Some(RejectReason::InstrumentMatured),
+            _ => Some(RejectReason::InstrumentHalted),
+        }
+    }
+
+    fn new_order(&mut self, c: &New, now: u64) {
+        self.expire(now);
+        let crosses = self.crosses(c.side, c.price);
+        let rests = matches!(c.time_in_force, TimeInForce::Gtc | TimeInForce::Gtd);
+        let market = c.order_type == OrderType::Market;
+        let banded = self.band.0 <= c.price && c.price <= self.band.1;
+        let refusal = if let Some(reason) = self.phase_refusal(crosses || !rests) {
+            Some(reason)
+        } else if c.quantity.0 == 0 {
+            Some(RejectReason::QuantityLot)
+        } else if !market && c.price.0 < 1 {
+            Some(RejectReason::PriceTick)
+        } else if !market && !banded {
+            Some(RejectReason::PriceBand)
+        } else if (market && rests) || (c.post_only && !rests) {
+            Some(RejectReason::InvalidCombination)
+        } else if c.post_only && crosses {
+            Some(RejectReason::PostOnly)
+        } else if c.time_in_force == TimeInForce::Gtd && c.expire_at_ns <= now {
+            Some(RejectReason::Expired)
+        } else {
+            None
+        };
+        let handle = c.handle;
+        if let Some(reason) = refusal {
+            self.events
+                .push(Event::Rejected(Rejected { handle, reason }));
+            return;
+        }
+        self.events.push(Event::Accepted(Accepted {
+            handle,
+            side: c.side,
+            price: c.price,
+            open: c.quantity,
+        }));
+        let mut taker = Naive {
+            new: *c,
+            price: c.price,
+            open: c.quantity.0,
+            total: c.quantity.0,
+        };
+        if c.time_in_force == TimeInForce::Fok && !self.fills(&taker) {
+            let empty = self.sides[c.side.opposite().index()].is_empty();
+            let reason = if market && empty {
+                CancelReason::NoLiquidity
+            } else {
+                CancelReason::FokNotFillable
+            };
+            return self.cancelled(handle, reason, taker.open);
+        }
+        let own = self.take(&mut taker);
+        if taker.open == 0 {
+            return;
+        }
+        let open = taker.open;
+        if own {
+            self.cancelled(handle, CancelReason::SelfTrade, open);
+        } else if rests {
+            self.insert(taker);
+        } else if market && open == c.quantity.0 {
+            self.cancelled(handle, CancelReason::NoLiquidity, open);
+        } else {
+            self.cancelled(handle, CancelReason::IocRemainder, open);
+        }
+    }
+
+    /// Tries the order on a copy: filled by trades alone?
+    fn fills(&self, taker: &Naive) -> bool {
+        let mut copy = Twin {
+            sides: self.sides.clone(),
+            phase: self.phase,
+            band: self.band,
+            trades: 0,
+            events: Vec::new(),
+        };
+        let mut taker = taker.clone();
+        copy.take(&mut taker);
+        let traded: u64 = copy
+            .events
+            .iter()
+            .map(|e| match e {
+                Event::Trade(t) => t.quantity.0,
+                _ => 0,
+            })
+            .sum();
+        traded == taker.new.quantity.0
+    }
+
+    fn amend(&mut self, c: &Amend, now: u64) {
+        self.expire(now);
+        let refuse = |reason, open| {
+            Event::AmendRejected(AmendRejected {
+                handle: c.handle,
+                reason,
+                open: Lots(open),
+            })
+        };
+        let Some((side, at)) = self.find(c.handle) else {
+            self.events.push(refuse(RejectReason::OrderNotOpen, 0));
+            return;
+        };
+        let old = self.sides[side][at].clone();
+        let price = c.price.unwrap_or(old.price);
+        let total = c.quantity.map_or(old.total, |q| q.0);
+        let kept = price == old.price && total <= old.total;
+        let crosses = !kept && self.crosses(old.new.side, price);
+        let filled = old.total - old.open;
+        let banded = self.band.0 <= price && price <= self.band.1;
+        let refusal = if let Some(reason) = self.phase_refusal(crosses) {
+            Some(reason)
+        } else if total <= filled {
+            Some(RejectReason::InvalidAmend)
+        } else if price != old.price && price.0 < 1 {
+            Some(RejectReason::PriceTick)
+        } else if price != old.price && !banded {
+            Some(RejectReason::PriceBand)
+        } else if old.new.post_only && crosses {
+            Some(RejectReason::PostOnly)
+        } else {
+            None
+        };
+        if let Some(reason) = refusal {
+            self.events.push(refuse(reason, old.open));
+            return;
+        }
+        let mut order = old;
+        order.price = price;
+        order.total = total;
+        order.open = total - filled;
+        self.events.push(Event::Amended(Amended {
+            handle: c.handle,
+            side: order.new.side,
+            kept_priority: kept,
+            price,
+            quantity: Lots(total),
+            open: Lots(order.open),
+        }));
+        if kept {
+            self.sides[side][at] = order;
+            return;
+        }
+        self.sides[side].remove(at);
+        let own = self.take(&mut order);
+        if order.open == 0 {
+            return;
+        }
+        if own {
+            self.cancelled(c.handle, CancelReason::SelfTrade, order.open);
+        } else {
+            self.insert(order);
+        }
+    }
+
+    fn cancel_where(&mut self, reason: CancelReason, chosen: impl Fn(&Naive) -> bool) -> u32 {
+        let mut gone: Vec<Naive> = self
+            .sides
+            .iter()
+            .flatten()
+            .filter(|o| chosen(o))
+            .cloned()
+            .collect();
+        gone.sort_by_key(|o| o.new.handle.slot);
+        for order in &gone {
+            self.sides[order.new.side.index()].retain(|o| o.new.handle != order.new.handle);
+            self.cancelled(order.new.handle, reason, order.open);
+        }
+        gone.len() as u32
+    }
+
+    fn expire(&mut self, now: u64) {
+        self.cancel_where(CancelReason::Expired, |o| {
+            o.new.time_in_force == TimeInForce::Gtd && o.new.expire_at_ns <= now
+        });
+    }
+
+    fn apply(&mut self, command: &Command, now: u64) -> Vec<Event> {
+        self.events.clear();
+        match command {
+            Command::New(c) => self.new_order(c, now),
+            Command::Amend(c) => self.amend(c, now),
+            Command::Cancel(c) => match self.find(c.handle) {
+                Some((side, at)) => {
+                    let order = self.sides[side].remove(at);
+                    self.cancelled(c.handle, c.reason, order.open);
+                }
+                None => self.events.push(Event::CancelRejected(CancelRejected {
+                    handle: c.handle,
+                    reason: RejectReason::OrderNotOpen,
+                })),
+            },
+            Command::MassCancel(c) => {
+                let count = self.cancel_where(c.reason, |o| {
+                    let scope = match c.scope {
+                        MassScope::All => true,
+                        MassScope::User(user) => o.new.user == user,
+                        MassScope::Session(session) => o.new.session == session,
+                        MassScope::Group(group) => o.new.stp_group == group,
+                    };
+                    scope && c.side.is_none_or(|side| o.new.side == side)
+                });
+                self.events
+                    .push(Event::MassCancelled(MassCancelled { count }));
+            }
+            Command::ExpireOrders(_) => self.expire(now),
+            Command::SetPhase(c) => {
+                self.phase = c.phase;
+                self.events
+                    .push(Event::PhaseChanged(PhaseChanged { phase: c.phase }));
+                if c.phase == Phase::Matured {
+                    self.cancel_where(CancelReason::InstrumentMatured, |_| true);
+                } else if c.cancel_orders {
+                    self.cancel_where(CancelReason::InstrumentHalted, |_| true);
+                }
+            }
+            other => panic!("not part of the flow: {other:?}"),
+        }
+        self.events.clone()
+    }
+}
+
+/// Makes commands: slots are handed out as admission would, live orders known from the events.
+struct Flow {
+    random: Random,
+    live: Vec<Handle>,
+    closed: Vec<Handle>,
+    generations: Vec<u32>,
+    low: i64,
+    high: i64,
+    centre: i64,
+}
+
+impl Flow {
+    fn command(&mut self, now: u64) -> Command {
+        self.centre = (self.centre + self.random.below(3) as i64 - 1).clamp(self.low, self.high);
+        match self.random.below(1000) {
+            0..=3 => Command::SetPhase(SetPhase {
+                instrument: IX,
+                phase: [Phase::Halt, Phase::PreOpen, Phase::Closed, Phase::Open]
+                    [self.random.below(4) as usize],
+                cancel_orders: self.random.chance(20),
+            }),
+            4..=13 => Command::SetPhase(SetPhase {
+                instrument: IX,
+                phase: Phase::Open,
+                cancel_orders: false,
+            }),
+            14..=23 => Command::MassCancel(self.mass_cancel()),
+            24..=39 => Command::ExpireOrders(ExpireOrders {
+                instrument: InstrumentIx::NONE,
+            }),
+            40..=299 if !self.live.is_empty() => Command::Cancel(Cancel {
+                handle: self.some_order(),
+                instrument: IX,
+                user: UserIx::NONE,
+                session: SessionIx::NONE,
+                reason: CancelReason::UserRequest,
+                client_seq: 0,
+                key_hash: Id128::NONE,
+            }),
+            300..=449 if !self.live.is_empty() => Command::Amend(Amend {
+                handle: self.some_order(),
+                instrument: IX,
+                user: UserIx::NONE,
+                session: SessionIx::NONE,
+                client_seq: 0,
+                price: self.random.chance(50).then(|| self.price()),
+                quantity: self
+                    .random
+                    .chance(60)
+                    .then(|| Lots(self.random.below(40) + 1)),
+                draw: Reserve::ZERO,
+                budget_minor: Minor::ZERO,
+                key_hash: Id128::NONE,
+            }),
+            _ => Command::New(self.new_order(now)),
+        }
+    }
+
+    /// Mostly an open order, sometimes one whose close is still on its way to the sender.
+    fn some_order(&mut self) -> Handle {
+        let from = if self.random.chance(5) && !self.closed.is_empty() {
+            &self.closed
+        } else {
+            &self.live
+        };
+        let handle = from[self.random.below(from.len() as u64) as usize];
+        // Admission never names a slot that a younger order holds.
+        if self.generations[handle.slot as usize] == handle.generation {
+            handle
+        } else {
+            self.live[0]
+        }
+    }
+
+    fn price(&mut self) -> Ticks {
+        let distance = match self.random.below(20) {
+            0 => self.random.below(2_000) as i64,
+            1..=5 => self.random.below(60) as i64,
+            _ => self.random.below(6) as i64,
+        };
+        let sign = if self.random.chance(50) { 1 } else { -1 };
+        Ticks(self.centre + sign * distance)
+    }
+
+    fn mass_cancel(&mut self) -> MassCancel {
+        let who = self.random.below(8) as u32;
+        MassCancel {
+            scope: match self.random.below(10) {
+                0 => MassScope::All,
+                1..=4 => MassScope::User(UserIx(who)),
+                5..=7 => MassScope::Session(SessionIx(who % 4)),
+                _ => MassScope::Group(StpGroup::of_user(UserIx(who))),
+            },
+            instrument: IX,
+            side: [None, Some(Side::Buy), Some(Side::Sell)][self.random.below(3) as usize],
+            reason: CancelReason::MassCancel,
+            user: UserIx::NONE,
+            session: SessionIx::NONE,
+            client_seq: 0,
+            key_hash: Id128::NONE,
+        }
+    }
+
+    fn new_order(&mut self, now: u64) -> New {
+        // The lowest slot that no live order holds, now and then a far one.
+        let mut slot = if self.random.chance(2) { 700 } else { 0 };
+        while self.live.iter().any(|h| h.slot == slot) {
+            slot += 1;
+        }
+        if self.generations.len() <= slot as usize {
+            self.generations.resize(slot as usize + 1, 0);
+        }
+        self.generations[slot as usize] += 1;
+        let random = &mut self.random;
+        let side = Side::ALL[random.below(2) as usize];
+        let mut order = limit(slot, side, 1, random.below(30) + 1);
+        order.handle.generation = self.generations[slot as usize];
+        order.user = UserIx(random.below(8) as u32);
+        order.session = SessionIx(order.user.0 % 4);
+        order.stp_group = StpGroup::of_user(order.user);
+        order.stp = StpMode::ALL[random.below(5) as usize];
+        order.time_in_force = match random.below(10) {
+            0 => TimeInForce::Ioc,
+            1 => TimeInForce::Fok,
+            2 => TimeInForce::Gtd,
+            _ => TimeInForce::Gtc,
+        };
+        order.expire_at_ns = now + random.below(200_000);
+        order.post_only = random.chance(10);
+        if random.chance(8) {
+            order.order_type = OrderType::Market;
+            if random.chance(90) {
+                order.time_in_force =
+                    [TimeInForce::Ioc, TimeInForce::Fok][random.below(2) as usize];
+            }
+        }
+        order.price = self.price();
+        order
+    }
+
+    /// Learns from the events which orders are open.
+    fn learn(&mut self, events: &[Event]) {
+        for event in events {
+            if let Event::Rested(e) = event {
+                if !self.live.contains(&e.handle) {
+                    self.live.push(e.handle);
+                }
+            }
+            for handle in event.closed().into_iter().flatten() {
+                if let Some(at) = self.live.iter().position(|h| *h == handle) {
+                    self.live.swap_remove(at);
+                    self.closed.push(handle);
+                }
+            }
+        }
+    }
+}
+
+fn compare(seed: u64, commands: u32, band: (i64, i64), levels: u32) -> u64 {
+    let spec = spec_with_band(band.0, band.1);
+    let mut runner = Runner::new(Book::new(spec, BookConfig { orders: 4, levels }));
+    let mut twin = Twin {
+        sides: [Vec::new(), Vec::new()],
+        phase: Phase::Open,
+        band: (spec.band_low, spec.band_high),
+        trades: 0,
+        events: Vec::new(),
+    };
+    let mut flow = Flow {
+        random: Random(seed),
+        live: Vec::new(),
+        closed: Vec::new(),
+        generations: Vec::new(),
+        low: band.0,
+        high: band.1,
+        centre: (band.0 + band.1) / 2,
+    };
+    let (mut bought, mut sold) = (0u64, 0u64);
+    for number in 0..commands {
+        let now = runner.time_ns + 1_000;
+        let command = flow.command(now);
+        let expected = twin.apply(&command, now);
+        let found: Vec<Event> = runner.apply(command).iter().map(|e| e.event).collect();
+        assert_eq!(
+            found, expected,
+            "seed {seed}, command {number}: {command:?}"
+        );
+        flow.learn(&expected);
+        for event in &expected {
+            if let Event::Trade(t) = event {
+                bought += t.quantity.0;
+                sold += t.quantity.0;
+            }
+        }
+        if number % 64 == 0 {
+            runner.book.check_invariants();
+            for side in [Side::Buy, Side::Sell] {
+                let book: Vec<_> = runner
+                    .book
+                    .orders(side)
+                    .map(|o| (o.handle, o.open.0))
+                    .collect();
+                let naive: Vec<_> = twin.sides[side.index()]
+                    .iter()
+                    .map(|o| (o.new.handle, o.open))
+                    .collect();
+                assert_eq!(book, naive, "seed {seed}, command {number}");
+            }
+        }
+    }
+    assert_eq!(bought, sold);
+    assert!(
+        runner.book.trade_number() > u64::from(commands) / 20,
+        "a flow that trades"
+    );
+    runner.book.state_hash()
+}
+
+// rows: R162 R163 R164 R165 R166 R167 R168 R169 R170 R171 R172 R173 R179
+#[test]
+fn r179_every_event_equals_the_naive_twins() {
+    for seed in 1..=24 {
+        compare(seed, 3_000, (1, 4_000), 4_096);
+    }
+}
+
+#[test]
+fn prices_outside_the_window_behave_alike() {
+    for seed in 101..=112 {
+        compare(seed, 3_000, (1, 1 << 30), 64);
+    }
+}
+
+// rows: R180
+#[test]
+fn r180_the_same_commands_give_the_same_hash_whatever_the_room() {
+    let hash = compare(7, 4_000, (1, 4_000), 4_096);
+    assert_eq!(hash, compare(7, 4_000, (1, 4_000), 4_096));
+    assert_eq!(hash, compare(7, 4_000, (1, 4_000), 64));
+}
+
+// rows: R174
+#[test]
+fn r174_a_restored_book_goes_on_as_the_one_that_never_stopped() {
+    let spec = spec();
+    let mut random = Random(99);
+    let mut live = Runner::new(small_book(spec));
+    for number in 0..400 {
+        let side = Side::ALL[random.below(2) as usize];
+        live.apply(Command::New(limit(
+            number,
+            side,
+            490 + random.below(20) as i64,
+            random.below(9) + 1,
+        )));
+    }
+    let bytes = rkyv::to_bytes::<rkyv::rancor::Error>(&live.book.image()).expect("writes");
+    let image = rkyv::from_bytes::<BookImage, rkyv::rancor::Error>(&bytes).expect("reads");
+    let restored = Book::restore(
+        &image,
+        BookConfig {
+            orders: 1,
+            levels: 64,
+        },
+    );
+    assert_eq!(restored.state_hash(), live.book.state_hash());
+    assert_eq!(restored.image(), live.book.image());
+    let mut back = Runner::new(restored);
+    (back.sequence, back.time_ns) = (live.sequence, live.time_ns);
+    back.tape.quote = live.tape.quote;
+    for number in 400..800 {
+        let side = Side::ALL[random.below(2) as usize];
+        let command = Command::New(limit(
+            number,
+            side,
+            490 + random.below(20) as i64,
+            random.below(9) + 1,
+        ));
+        let expected: Vec<Event> = live.apply(command).iter().map(|e| e.event).collect();
+        back.sequence = back.sequence.next();
+        back.time_ns += 1_000;
+        let envelope = Envelope {
+            sequence: back.sequence,
+            time_ns: back.time_ns,
+            command,
+        };
+        let from = back.tape.events.len();
+        back.book.apply(&envelope, &mut back.tape);
+        let found: Vec<Event> = back.tape.events[from..].iter().map(|e| e.event).collect();
+        assert_eq!(found, expected);
+    }
+    assert_eq!(back.book.state_hash(), live.book.state_hash());
+}
