@@ -1,0 +1,105 @@
+//! The header and the cutting of a byte stream into messages.
+//!
+//! ```text
+//!  0        2      3         4                         12
+//!  +--------+------+---------+-------------------------+--------- ... -+
+//!  | length | type | version | sequence                | body          |
+//!  | u16    | u8   | u8 = 1  | u64                     | length - 12   |
+//!  +--------+------+---------+-------------------------+--------- ... -+
+//! ```
+//!
+//! `length` counts the header. From a client, `sequence` is the request's client sequence (0 for messages that ask for no act); from the
+//! server it is the number of the message in the session's stream (0 = unnumbered: it may be withdrawn and is not sent again).
+
+use bytes::{Buf, BufMut, BytesMut};
+
+/// Bytes of the header.
+pub const HEADER_LEN: usize = 12;
+/// Version byte of this layout.
+pub const VERSION: u8 = 1;
+/// Longest message with its header: what a receiver must be ready to keep while it waits for the rest.
+pub const MESSAGE_LEN_MAX: usize = 2_048;
+
+/// What stands in front of every message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Header and body, in bytes.
+    pub length: u16,
+    pub kind: u8,
+    pub sequence: u64,
+}
+
+/// The bytes are no message of this protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    #[error("protocol version {version} is not known")]
+    Version { version: u8 },
+    #[error("message type {kind:#04x} is not known")]
+    Type { kind: u8 },
+    #[error("a message of type {kind:#04x} cannot have {length} bytes")]
+    Length { kind: u8, length: u16 },
+    #[error("field {field} of message type {kind:#04x} holds no valid value")]
+    Field { kind: u8, field: &'static str },
+}
+
+/// A set of messages that may travel in one direction.
+pub trait Message: Sized {
+    fn kind(&self) -> u8;
+    /// Body length of a type, `None` for a type of the other direction or of nobody.
+    fn body_len(kind: u8) -> Option<usize>;
+    fn put_body(&self, out: &mut [u8]);
+    fn get_body(kind: u8, body: &[u8]) -> Result<Self, WireError>;
+}
+
+/// Appends one message.
+pub fn encode<M: Message>(message: &M, sequence: u64, out: &mut BytesMut) {
+    let kind = message.kind();
+    let body_len = M::body_len(kind).expect("a message knows its own length");
+    let length = HEADER_LEN + body_len;
+    assert!(length <= MESSAGE_LEN_MAX);
+    out.reserve(length);
+    out.put_u16_le(length as u16);
+    out.put_u8(kind);
+    out.put_u8(VERSION);
+    out.put_u64_le(sequence);
+    let start = out.len();
+    out.resize(start + body_len, 0);
+    message.put_body(&mut out[start..]);
+}
+
+/// The header at the front of the buffer, checked against the message set; `None` until it is complete.
+pub fn peek<M: Message>(buffer: &[u8]) -> Result<Option<Header>, WireError> {
+    let Some(mut head) = buffer.get(..HEADER_LEN) else {
+        return Ok(None);
+    };
+    let (length, kind, version) = (head.get_u16_le(), head.get_u8(), head.get_u8());
+    let sequence = head.get_u64_le();
+    if version != VERSION {
+        return Err(WireError::Version { version });
+    }
+    let Some(body_len) = M::body_len(kind) else {
+        return Err(WireError::Type { kind });
+    };
+    if usize::from(length) != HEADER_LEN + body_len {
+        return Err(WireError::Length { kind, length });
+    }
+    Ok(Some(Header {
+        length,
+        kind,
+        sequence,
+    }))
+}
+
+/// Cuts the next message off the front; `None` until it is complete. After an error the rest of the buffer means nothing.
+pub fn take<M: Message>(buffer: &mut BytesMut) -> Result<Option<(Header, M)>, WireError> {
+    let Some(header) = peek::<M>(buffer)? else {
+        return Ok(None);
+    };
+    let length = usize::from(header.length);
+    if buffer.len() < length {
+        return Ok(None);
+    }
+    let message = M::get_body(header.kind, &buffer[HEADER_LEN..length])?;
+    buffer.advance(length);
+    Ok(Some((header, message)))
+}

@@ -1,0 +1,355 @@
+//! Every message of the protocol with its fields, in the order they stand on the wire.
+
+use types::command::RequestKind;
+use types::{CancelReason, Id128, OrderType, Phase, RejectReason, Side, StpMode, TimeInForce};
+
+use super::field::{Field, Text};
+use super::frame::{Message, WireError};
+
+/// One row of a layout table: field, offset in the body, length, kind.
+pub type LayoutRow = (&'static str, usize, usize, &'static str);
+
+/// A message type as the document shows it.
+pub struct Layout {
+    pub kind: u8,
+    pub name: &'static str,
+    pub about: &'static str,
+    pub rows: fn() -> Vec<LayoutRow>,
+}
+
+macro_rules! messages {
+    ($(
+        $(#[$set_meta:meta])* $set:ident {
+            $( $(#[doc = $about:literal])+ $kind:literal $name:ident { $( $(#[$field_meta:meta])* $field:ident : $type:ty ),* $(,)? } )+
+        }
+    )+) => {
+        $($(
+            $(#[doc = $about])+
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub struct $name { $( $(#[$field_meta])* pub $field: $type ),* }
+
+            impl $name {
+                pub const KIND: u8 = $kind;
+                /// Bytes of the body.
+                pub const LEN: usize = 0 $(+ <$type as Field>::LEN)*;
+
+                #[allow(unused_mut, unused_variables, unused_assignments)]
+                fn put(&self, out: &mut [u8]) {
+                    let mut at = 0;
+                    $(
+                        let end = at + <$type as Field>::LEN;
+                        self.$field.put(&mut out[at..end]);
+                        at = end;
+                    )*
+                }
+
+                #[allow(unused_mut, unused_variables, unused_assignments)]
+                fn get(body: &[u8]) -> Result<Self, WireError> {
+                    let mut at = 0;
+                    $(
+                        let end = at + <$type as Field>::LEN;
+                        let $field = <$type as Field>::get(&body[at..end])
+                            .ok_or(WireError::Field { kind: $kind, field: stringify!($field) })?;
+                        at = end;
+                    )*
+                    Ok(Self { $($field),* })
+                }
+
+                #[allow(unused_mut, unused_variables, unused_assignments)]
+                fn rows() -> Vec<LayoutRow> {
+                    let mut at = 0;
+                    let mut rows = Vec::new();
+                    $(
+                        rows.push((stringify!($field), at, <$type as Field>::LEN, <$type as Field>::KIND));
+                        at += <$type as Field>::LEN;
+                    )*
+                    rows
+                }
+            }
+
+            impl From<$name> for $set {
+                fn from(message: $name) -> Self {
+                    $set::$name(message)
+                }
+            }
+        )+
+
+        $(#[$set_meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $set { $( $name($name) ),+ }
+
+        impl $set {
+            /// The types of this direction, as the document lists them.
+            pub const LAYOUTS: &'static [Layout] = &[
+                $( Layout { kind: $kind, name: stringify!($name), about: concat!($($about),+), rows: $name::rows } ),+
+            ];
+        }
+
+        impl Message for $set {
+            fn kind(&self) -> u8 {
+                match self { $( $set::$name(_) => $kind ),+ }
+            }
+
+            fn body_len(kind: u8) -> Option<usize> {
+                match kind { $( $kind => Some($name::LEN), )+ _ => None }
+            }
+
+            fn put_body(&self, out: &mut [u8]) {
+                match self { $( $set::$name(message) => message.put(out) ),+ }
+            }
+
+            fn get_body(kind: u8, body: &[u8]) -> Result<Self, WireError> {
+                match kind {
+                    $( $kind => $name::get(body).map($set::$name), )+
+                    _ => Err(WireError::Type { kind }),
+                }
+            }
+        }
+    )+};
+}
+
+messages! {
+    /// What a client sends. Requests that act (from `NewOrder` to `MassCancel`) carry their client sequence in the header.
+    ClientMessage {
+        /// First message of a connection. `last_sequence` is the last number received on this session, 0 for none.
+        0x01 Login {
+            /// Bearer credential, the same as on the RPC ports.
+            token: Text<1024>,
+            /// Names the session across connections, unique per user.
+            session_name: Text<32>,
+            last_sequence: u64,
+            /// Bit 0 cancel on disconnect, bit 1 from now.
+            flags: u8,
+            /// Longest silence the client wants; 0 = the server's default.
+            heartbeat_ms: u32,
+            /// Self-trade group of the session's orders; 0 = the user's own.
+            stp_group: u32,
+            /// CFA-RUB, in kopecks, that shall be undrawn in the user's trading hold before the login is answered; 0 = leave it as it is.
+            money_hold_minor: i64,
+        }
+        /// Ends the session in order: the server answers with `Disconnect` 0. Open orders stay.
+        0x02 Logout {}
+        /// Keeps the connection alive when there is nothing else to send.
+        0x03 Heartbeat {}
+        /// A new order.
+        0x10 NewOrder {
+            /// Chosen by the client, unique among the user's open orders, not 0.
+            client_order_id: u64,
+            instrument: u32,
+            side: Side,
+            order_type: OrderType,
+            time_in_force: TimeInForce,
+            stp: StpMode,
+            /// Bit 0 post only.
+            flags: u8,
+            /// Limit price; for a market order its protection price or 0.
+            price_ticks: i64,
+            quantity_lots: u64,
+            /// Nanoseconds since 1970 for GTD, else 0.
+            expire_at_ns: u64,
+        }
+        /// Cancels one order, named by `engine_order_id` or, where that is 0, by `client_order_id`.
+        0x11 Cancel {
+            client_order_id: u64,
+            engine_order_id: u64,
+        }
+        /// Changes an order, named as in `Cancel`. Less quantity at the same price keeps the place in the queue.
+        0x12 Amend {
+            client_order_id: u64,
+            engine_order_id: u64,
+            /// 0 = as it is.
+            price_ticks: i64,
+            /// New total, what was filled included; 0 = as it is.
+            quantity_lots: u64,
+        }
+        /// Cancels every open order in the scope: 0 = of this session, 1 = of this user, 2 = of this session's self-trade group.
+        0x13 MassCancel {
+            scope: u8,
+            /// 4294967295 = every instrument.
+            instrument: u32,
+            /// 0 buy, 1 sell, 255 both.
+            side: u8,
+        }
+        /// Sets what shall be undrawn in the user's trading hold of an asset; opens the hold when there is none.
+        0x14 SetTradingHold {
+            /// Comes back in `TradingHold`.
+            request_id: u32,
+            /// 0 = CFA-RUB, n = units of instrument n - 1.
+            asset: u32,
+            /// Kopecks, or 10^-decimals of a unit.
+            undrawn_minor: i64,
+        }
+    }
+
+    /// What the server sends. Numbered messages carry their number in the header; it grows by one without a gap.
+    ServerMessage {
+        /// Unnumbered. The login stands; instrument definitions and then the numbered messages after `last_sequence` follow.
+        0x81 LoginAccepted {
+            session: u32,
+            /// Highest client sequence the server has acted on: anything above it must be sent again.
+            last_client_seq: u64,
+            /// Number of the first numbered message that will be sent on this connection.
+            next_sequence: u64,
+            node: u8,
+            /// Messages a second before `THROTTLE`.
+            throttle_per_s: u32,
+            heartbeat_ms: u32,
+            /// Server time, nanoseconds since 1970.
+            time_ns: u64,
+        }
+        /// Unnumbered. Last message of a connection: why the server closes it.
+        0x82 Disconnect {
+            code: u16,
+            text: Text<96>,
+        }
+        /// Unnumbered. The server has had nothing to say for half the heartbeat interval.
+        0x83 ServerHeartbeat {
+            time_ns: u64,
+        }
+        /// Unnumbered. An instrument, after login and whenever its phase or band changes.
+        0x84 InstrumentDefinition {
+            instrument: u32,
+            id: Text<32>,
+            /// Fraction digits of a unit.
+            decimals: u8,
+            phase: Phase,
+            /// Tick = mantissa * 10^-scale roubles.
+            tick_mantissa: i64,
+            tick_scale: u8,
+            /// Lot = mantissa * 10^-scale units.
+            lot_mantissa: i64,
+            lot_scale: u8,
+            /// Kopecks of one lot at one tick.
+            value_minor: i64,
+            /// 10^-decimals units in one lot.
+            units_minor: i64,
+            band_low_ticks: i64,
+            band_high_ticks: i64,
+            fee_ppm: u32,
+        }
+        /// Unnumbered. Answer to `SetTradingHold`.
+        0x85 TradingHold {
+            request_id: u32,
+            asset: u32,
+            hold_id: Id128,
+            undrawn_minor: i64,
+            drawn_minor: i64,
+            /// 255 = done, else a reject reason.
+            outcome: u8,
+        }
+        /// Unnumbered hint: admitted, not yet durable. A crash may withdraw it; `OrderAck`, `Amended` or `Cancelled` make it good.
+        0x90 Accepted {
+            client_seq: u64,
+            client_order_id: u64,
+            engine_order_id: u64,
+            node_sequence: u64,
+        }
+        /// Numbered. The order is durable and in the book's hands; trades, resting or its end follow.
+        0x91 OrderAck {
+            client_seq: u64,
+            client_order_id: u64,
+            engine_order_id: u64,
+            /// Public order id.
+            order_id: Id128,
+            instrument: u32,
+            side: Side,
+            /// Limit, or the protection price of a market order.
+            price_ticks: i64,
+            open_lots: u64,
+            node_sequence: u64,
+            time_ns: u64,
+        }
+        /// A request was refused. Numbered when it was journalled; unnumbered (sequence 0, `node_sequence` 0) for `THROTTLE`, `BUSY`, `NOT_READY`.
+        0x92 Rejected {
+            client_seq: u64,
+            client_order_id: u64,
+            engine_order_id: u64,
+            request: RequestKind,
+            reason: RejectReason,
+            node_sequence: u64,
+            time_ns: u64,
+        }
+        /// Numbered. One trade as this order sees it.
+        0x93 Fill {
+            client_order_id: u64,
+            engine_order_id: u64,
+            instrument: u32,
+            trade_id: Id128,
+            /// Dense per instrument, from 1.
+            trade_number: u64,
+            side: Side,
+            /// 0 = the order rested (maker), 1 = it came in (taker).
+            aggressor: u8,
+            price_ticks: i64,
+            quantity_lots: u64,
+            /// Open quantity after the trade.
+            open_lots: u64,
+            /// Charged to this order for this trade, in kopecks; 0 for a sell.
+            fee_minor: i64,
+            /// Engine id of the order on the other side.
+            counter_order_id: u64,
+            node_sequence: u64,
+            time_ns: u64,
+        }
+        /// Numbered. The order has ended with this quantity unfilled.
+        0x94 Cancelled {
+            /// The request that asked for it; 0 when it was none of this session.
+            client_seq: u64,
+            client_order_id: u64,
+            engine_order_id: u64,
+            instrument: u32,
+            reason: CancelReason,
+            quantity_lots: u64,
+            node_sequence: u64,
+            time_ns: u64,
+        }
+        /// Numbered. Price or total quantity changed.
+        0x95 Amended {
+            client_seq: u64,
+            client_order_id: u64,
+            engine_order_id: u64,
+            instrument: u32,
+            price_ticks: i64,
+            /// New total.
+            quantity_lots: u64,
+            open_lots: u64,
+            /// 1 = the place in the queue was kept.
+            kept_priority: u8,
+            node_sequence: u64,
+            time_ns: u64,
+        }
+        /// Numbered. Self-trade prevention took quantity away without a trade; the order lives on.
+        0x96 Reduced {
+            client_order_id: u64,
+            engine_order_id: u64,
+            instrument: u32,
+            reason: CancelReason,
+            quantity_lots: u64,
+            open_lots: u64,
+            node_sequence: u64,
+            time_ns: u64,
+        }
+        /// Numbered. A mass cancel was carried out on one instrument; its `Cancelled` messages came before.
+        0x97 MassCancelled {
+            client_seq: u64,
+            instrument: u32,
+            count: u32,
+            node_sequence: u64,
+            time_ns: u64,
+        }
+    }
+}
+
+impl ServerMessage {
+    /// The request that this message answers for good, 0 for none.
+    pub fn answers(&self) -> u64 {
+        match self {
+            Self::OrderAck(m) => m.client_seq,
+            Self::Rejected(m) => m.client_seq,
+            Self::Cancelled(m) => m.client_seq,
+            Self::Amended(m) => m.client_seq,
+            Self::MassCancelled(m) => m.client_seq,
+            _ => 0,
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The binary trading protocol `cfa-trade/1` (`docs/protocol.md`, rows R343 to R345).
+//!
+//! Little-endian, fixed length per message type, one header in front. A message that is not exactly what its type says is a [`WireError`]: the
+//! receiver closes the connection and nothing has changed. Invariant: `decode(encode(m)) == m` for every message; the layout tables in the
+//! document are compared with [`LAYOUTS`] by a test, so text and code cannot part.
+//!
+//! Versioning: the header's version names this layout; a new layout takes a new ALPN name and a new version byte.
+
+mod field;
+mod frame;
+mod message;
+
+pub use field::Text;
+pub use frame::{HEADER_LEN, Header, MESSAGE_LEN_MAX, VERSION, WireError, encode, peek, take};
+pub use message::*;
+
+/// ALPN name of the protocol.
+pub const ALPN: &[u8] = b"cfa-trade/1";
+
+/// Value of an instrument field that means "every instrument".
+pub const ALL_INSTRUMENTS: u32 = u32::MAX;
+
+/// Value of a side field that means "both sides".
+pub const BOTH_SIDES: u8 = 255;
+
+/// `Login.flags`: cancel this session's open orders when its connection is lost and the grace has passed.
+pub const LOGIN_CANCEL_ON_DISCONNECT: u8 = 1;
+/// `Login.flags`: do not send again what was numbered before this login.
+pub const LOGIN_FROM_NOW: u8 = 2;
+
+/// `NewOrder.flags`: refuse the order instead of letting it trade at once.
+pub const ORDER_POST_ONLY: u8 = 1;
+
+/// Why the server closes a connection: `Disconnect.code`, and the application code of the QUIC close.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[repr(u16)]
+pub enum DisconnectCode {
+    #[error("the client logged out")]
+    Logout = 0,
+    #[error("bytes that are no message of this protocol")]
+    Malformed = 1,
+    #[error("unknown protocol version")]
+    Version = 2,
+    #[error("unknown message type")]
+    UnknownType = 3,
+    #[error("a field holds a value its type does not have")]
+    BadField = 4,
+    #[error("the first message must be a login, and only the first")]
+    LoginExpected = 5,
+    #[error("credentials are not valid")]
+    Credentials = 6,
+    #[error("the caller may not trade")]
+    Role = 7,
+    #[error("KYC level too low for trading")]
+    KycLevel = 8,
+    #[error("the user is blocked")]
+    UserBlocked = 9,
+    #[error("the session was taken over by a newer connection")]
+    TakenOver = 10,
+    #[error("the client reads too slowly")]
+    SlowConsumer = 11,
+    #[error("nothing was received for too long")]
+    HeartbeatTimeout = 12,
+    #[error("the last received number is one that was never sent")]
+    SequenceAhead = 13,
+    #[error("the platform is stopping")]
+    Shutdown = 14,
+    #[error("the platform is not ready")]
+    NotReady = 15,
+    #[error("the trading hold asked for at login was refused")]
+    TradingHold = 16,
+    #[error("too many failed logins from this address")]
+    TooManyLogins = 17,
+    #[error("internal error")]
+    Internal = 18,
+}
+
+impl DisconnectCode {
+    pub const ALL: &'static [Self] = &[
+        Self::Logout,
+        Self::Malformed,
+        Self::Version,
+        Self::UnknownType,
+        Self::BadField,
+        Self::LoginExpected,
+        Self::Credentials,
+        Self::Role,
+        Self::KycLevel,
+        Self::UserBlocked,
+        Self::TakenOver,
+        Self::SlowConsumer,
+        Self::HeartbeatTimeout,
+        Self::SequenceAhead,
+        Self::Shutdown,
+        Self::NotReady,
+        Self::TradingHold,
+        Self::TooManyLogins,
+        Self::Internal,
+    ];
+
+    pub const fn code(self) -> u16 {
+        self as u16
+    }
+
+    pub fn from_code(code: u16) -> Option<Self> {
+        Self::ALL.get(usize::from(code)).copied()
+    }
+}
+
+impl WireError {
+    /// What the peer is told.
+    pub fn disconnect_code(self) -> DisconnectCode {
+        match self {
+            WireError::Version { .. } => DisconnectCode::Version,
+            WireError::Type { .. } => DisconnectCode::UnknownType,
+            WireError::Length { .. } => DisconnectCode::Malformed,
+            WireError::Field { .. } => DisconnectCode::BadField,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
