@@ -1,1 +1,45 @@
-//! Room `events`.
+//! Events between services: written with the change that caused them, relayed in order, handled at least once, effective once.
+//!
+//! ```text
+//! service: one transaction { change, outbox row } -> Relay -> Log (embedded or Kafka) -> consume -> one transaction { inbox row, effect }
+//! ```
+//!
+//! No event without a committed change and no committed change without its event (R248): the outbox is a table of the service's own
+//! database. No effect twice: the inbox remembers `Event::id` in the transaction of the effect. Delivery is at least once and keeps the
+//! order of each key (D25, D26).
+
+pub mod consumer;
+pub mod dlq;
+pub mod embedded;
+pub mod event;
+pub mod inbox;
+pub mod kafka;
+pub mod log;
+pub mod migrations;
+pub mod outbox;
+pub mod sqlite;
+pub mod topics;
+
+pub use consumer::{HandlerResult, Poison, RetryPolicy, consume, consume_with};
+pub use embedded::Embedded;
+pub use event::{Event, Record};
+pub use kafka::Kafka;
+pub use log::{Delivery, Log, Position, Subscription};
+pub use sqlite::{Sqlite, Tx};
+
+/// Operational failures of this room.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("store failed: {0}")]
+    Store(#[from] sqlx::Error),
+    #[error("migration failed: {0}")]
+    Migrate(#[from] sqlx::migrate::MigrateError),
+    #[error("files of the store: {0}")]
+    Files(#[from] std::io::Error),
+    #[error("Kafka: {0}")]
+    Kafka(#[from] rdkafka::error::KafkaError),
+    #[error("record at {position} is not an event: {reason}")]
+    Malformed { position: String, reason: String },
+    #[error("event log is closed")]
+    Closed,
+}

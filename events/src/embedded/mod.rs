@@ -1,0 +1,151 @@
+//! The embedded log: one process, two SQLite files, no server.
+//!
+//! `log.db` is synchronous FULL: when `publish` returns, the events survive `kill -9` and power loss. Group positions are in `offsets.db`,
+//! synchronous NORMAL: they survive `kill -9`, and a power loss only sets them back, which consumers bear. All topics share one
+//! sequence, so a subscription to several topics sees them in the order of publication; each topic is one partition.
+//! Subscribers are woken by publishers of the same process and look once a second for those of another.
+//! Of two members of a group the second waits until the first is dropped. Limit: nothing is ever removed from the log.
+
+mod source;
+
+use std::{
+    collections::HashMap,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use async_trait::async_trait;
+use sqlx::sqlite::SqliteSynchronous;
+use tokio::sync::watch;
+
+use crate::{Error, Log, Record, Sqlite, Subscription};
+
+const OFFSETS_SCHEMA: &str = "CREATE TABLE IF NOT EXISTS offsets (\
+     consumer_group TEXT NOT NULL, topic TEXT NOT NULL, position BIGINT NOT NULL, \
+     PRIMARY KEY (consumer_group, topic)) WITHOUT ROWID";
+
+/// Handle to an embedded log; clones share it.
+#[derive(Clone)]
+pub struct Embedded(Arc<Inner>);
+
+struct Inner {
+    log: Sqlite,
+    offsets: Sqlite,
+    /// Position of the last record published by this process; subscribers wait on it.
+    head: watch::Sender<i64>,
+    failing: watch::Sender<Option<String>>,
+    /// One lock for each group and topic: its holder is the group's active member.
+    members: Mutex<HashMap<(String, String), Arc<tokio::sync::Mutex<()>>>>,
+}
+
+impl Embedded {
+    /// Opens (and creates) the log in a folder.
+    ///
+    /// # Errors
+    /// [`Error::Files`], [`Error::Store`].
+    pub async fn open(folder: impl AsRef<Path>) -> Result<Self, Error> {
+        let folder = folder.as_ref();
+        let log = Sqlite::open_bare(&folder.join("log.db"), SqliteSynchronous::Full).await?;
+        let offsets =
+            Sqlite::open_bare(&folder.join("offsets.db"), SqliteSynchronous::Normal).await?;
+        let mut tx = log.write().await?;
+        sqlx::raw_sql(include_str!("schema.sql"))
+            .execute(&mut *tx)
+            .await?;
+        tx.commit().await?;
+        let mut tx = offsets.write().await?;
+        sqlx::raw_sql(OFFSETS_SCHEMA).execute(&mut *tx).await?;
+        tx.commit().await?;
+        let head: i64 = sqlx::query_scalar("SELECT COALESCE(MAX(position), 0) FROM log")
+            .fetch_one(log.read())
+            .await?;
+        Ok(Embedded(Arc::new(Inner {
+            log,
+            offsets,
+            head: watch::Sender::new(head),
+            failing: watch::Sender::new(None),
+            members: Mutex::default(),
+        })))
+    }
+
+    /// Closes both files once running calls are done.
+    pub async fn close(&self) {
+        self.0.log.close().await;
+        self.0.offsets.close().await;
+    }
+
+    fn member_lock(&self, group: &str, topic: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut members = self
+            .0
+            .members
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        members
+            .entry((group.to_owned(), topic.to_owned()))
+            .or_default()
+            .clone()
+    }
+}
+
+#[async_trait]
+impl Log for Embedded {
+    async fn append(&self, records: &[Record]) -> Result<(), Error> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        let written = self.0.write(records).await;
+        self.0.failing.send_if_modified(|failing| {
+            let now = written.as_ref().err().map(ToString::to_string);
+            let changed = *failing != now;
+            *failing = now;
+            changed
+        });
+        let head = written?;
+        self.0.head.send_if_modified(|last| {
+            let newer = head > *last;
+            *last = head.max(*last);
+            newer
+        });
+        Ok(())
+    }
+
+    async fn subscribe(&self, group: &str, topics: &[&str]) -> Result<Subscription, Error> {
+        let source = source::Member::new(self.clone(), group, topics);
+        Ok(Subscription(Box::new(source)))
+    }
+
+    fn failing(&self) -> watch::Receiver<Option<String>> {
+        self.0.failing.subscribe()
+    }
+}
+
+impl Inner {
+    /// Writes the records in one transaction and returns the position of the last one.
+    async fn write(&self, records: &[Record]) -> Result<i64, Error> {
+        let mut tx = self.log.write().await?;
+        for Record { event, headers } in records {
+            let headers = (!headers.is_empty()).then(|| serde_json::json!(headers).to_string());
+            sqlx::query(
+                "INSERT INTO log (topic, id, key, type, subject, source, correlation_id, occurred_at_us, payload, headers) \
+                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT DO NOTHING",
+            )
+            .bind(&event.topic)
+            .bind(event.id.to_string())
+            .bind(&event.key)
+            .bind(&event.type_name)
+            .bind(&event.subject)
+            .bind(&event.source)
+            .bind(&event.correlation_id)
+            .bind(event.occurred_at_us)
+            .bind(&event.payload)
+            .bind(headers)
+            .execute(&mut *tx)
+            .await?;
+        }
+        let head = sqlx::query_scalar("SELECT COALESCE(MAX(position), 0) FROM log")
+            .fetch_one(&mut *tx)
+            .await?;
+        tx.commit().await?;
+        Ok(head)
+    }
+}

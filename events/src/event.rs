@@ -1,0 +1,103 @@
+//! One event, and its form in headers (D24): protobuf bytes as the value, CloudEvents binary headers beside it.
+
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use uuid::Uuid;
+
+/// Something that has happened, as it travels between services.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// `ce_id`; consumers recognise a repeated delivery by it. Derive it (UUIDv5) where the same fact may be emitted again.
+    pub id: Uuid,
+    /// One of [`crate::topics`].
+    pub topic: String,
+    /// Events of one key keep their order (D25).
+    pub key: String,
+    /// Full protobuf name of the payload, `platform.ledger.v1.HoldCreated`.
+    pub type_name: String,
+    /// What the event is about, usually the key.
+    pub subject: String,
+    /// Service that emitted it, `ledger`.
+    pub source: String,
+    /// Correlation id of the request that caused it (R004, R260).
+    pub correlation_id: String,
+    /// Microseconds since the epoch.
+    pub occurred_at_us: i64,
+    /// Encoded message of `type_name`.
+    pub payload: Vec<u8>,
+}
+
+impl Event {
+    /// `HoldCreated` of `platform.ledger.v1.HoldCreated`.
+    pub fn short_type(&self) -> &str {
+        let name = &self.type_name;
+        name.rsplit('.').next().unwrap_or(name)
+    }
+
+    /// D24 headers in a fixed order.
+    pub fn headers(&self) -> [(&'static str, String); 6] {
+        [
+            ("ce_id", self.id.to_string()),
+            ("ce_type", self.type_name.clone()),
+            ("ce_source", self.source.clone()),
+            ("ce_time", rfc3339(self.occurred_at_us)),
+            ("ce_subject", self.subject.clone()),
+            ("correlation_id", self.correlation_id.clone()),
+        ]
+    }
+}
+
+/// An event as a log keeps it: with further headers, which only the dead-letter path uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    pub event: Event,
+    pub headers: Vec<(String, String)>,
+}
+
+impl Record {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers
+            .iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.as_str())
+    }
+}
+
+impl From<Event> for Record {
+    fn from(event: Event) -> Self {
+        Record {
+            event,
+            headers: Vec::new(),
+        }
+    }
+}
+
+/// RFC 3339 with microseconds, in UTC.
+pub(crate) fn rfc3339(at_us: i64) -> String {
+    OffsetDateTime::from_unix_timestamp_nanos(i128::from(at_us) * 1_000)
+        .ok()
+        .and_then(|at| at.format(&Rfc3339).ok())
+        .unwrap_or_default()
+}
+
+/// Microseconds of an RFC 3339 text.
+pub(crate) fn from_rfc3339(text: &str) -> Option<i64> {
+    let at = OffsetDateTime::parse(text, &Rfc3339).ok()?;
+    i64::try_from(at.unix_timestamp_nanos() / 1_000).ok()
+}
+
+/// Wall clock for this room's own bookkeeping (inbox rows, dead letters), microseconds since the epoch.
+pub(crate) fn now_us() -> i64 {
+    i64::try_from(OffsetDateTime::now_utc().unix_timestamp_nanos() / 1_000).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_survive_their_text_form() {
+        for at_us in [0, 1_763_706_000_123_456, -1] {
+            assert_eq!(from_rfc3339(&rfc3339(at_us)), Some(at_us));
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Kafka behind the same interface: idempotent producer with acks=all, D24 headers, key = event key, positions stored after the handler.
+//!
+//! A message never expires in the producer (`message.timeout.ms` 0): if one could, a later message of its key would overtake it. So
+//! `publish` waits for as long as the brokers are away, and [`Log::failing`] says why. Stored positions reach the broker every 200 ms and
+//! when a subscription is dropped; a crash sets a group back by that much at most, which consumers bear.
+
+mod record;
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use rdkafka::{
+    ClientConfig, ClientContext, Statistics, TopicPartitionList,
+    admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
+    consumer::{BaseConsumer, Consumer, ConsumerContext, Rebalance, StreamConsumer},
+    error::{KafkaError, RDKafkaErrorCode},
+    producer::{FutureProducer, FutureRecord},
+};
+use tokio::sync::watch;
+
+use crate::{Delivery, Error, Log, Position, Record, Subscription, log::Source, topics};
+
+/// How long to wait before offering a message again to a producer whose queue is full.
+const QUEUE_FULL_PAUSE_MS: u64 = 20;
+
+/// Handle to a cluster; clones share the producer.
+#[derive(Clone)]
+pub struct Kafka(Arc<Inner>);
+
+struct Inner {
+    config: ClientConfig,
+    context: Context,
+    producer: FutureProducer<Context>,
+}
+
+impl Kafka {
+    /// Makes the clients; brokers are contacted in the background. `options` are librdkafka's own (`security.protocol`, `sasl.*`), so that
+    /// any cluster can be reached; they cannot weaken what this room promises.
+    ///
+    /// # Errors
+    /// [`Error::Kafka`] for an option librdkafka refuses.
+    pub fn connect(brokers: &str, options: &HashMap<String, String>) -> Result<Self, Error> {
+        let mut config = ClientConfig::new();
+        for (name, value) in options {
+            config.set(name, value);
+        }
+        config
+            .set("bootstrap.servers", brokers)
+            .set("client.id", "platform")
+            .set("statistics.interval.ms", "5000");
+        let context = Context::default();
+        let producer = config
+            .clone()
+            .set("enable.idempotence", "true")
+            .set("acks", "all")
+            .set("message.timeout.ms", "0")
+            .set("compression.type", "lz4")
+            .set("linger.ms", "2")
+            .create_with_context(context.clone())?;
+        Ok(Kafka(Arc::new(Inner {
+            config,
+            context,
+            producer,
+        })))
+    }
+
+    /// Creates the platform's topics and their dead-letter topics where they are missing: 12 partitions (D25), the cluster's replication.
+    ///
+    /// # Errors
+    /// [`Error::Kafka`].
+    pub async fn ensure_topics(&self) -> Result<(), Error> {
+        let names: Vec<String> = topics::ALL
+            .iter()
+            .flat_map(|topic| [(*topic).to_owned(), topics::dlq(topic)])
+            .collect();
+        self.create_topics(&names).await
+    }
+
+    /// Creates topics where they are missing.
+    ///
+    /// # Errors
+    /// [`Error::Kafka`].
+    pub async fn create_topics(&self, names: &[String]) -> Result<(), Error> {
+        let admin: AdminClient<Context> =
+            self.0.config.create_with_context(self.0.context.clone())?;
+        let wanted: Vec<NewTopic<'_>> = names
+            .iter()
+            .map(|name| NewTopic::new(name, topics::PARTITIONS, TopicReplication::Fixed(-1)))
+            .collect();
+        let options = AdminOptions::new().operation_timeout(Some(Duration::from_secs(30)));
+        for result in admin.create_topics(&wanted, &options).await? {
+            match result {
+                Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
+                Err((topic, code)) => {
+                    tracing::error!(topic, %code, "topic cannot be created");
+                    return Err(KafkaError::AdminOp(code).into());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Log for Kafka {
+    async fn append(&self, records: &[Record]) -> Result<(), Error> {
+        let mut deliveries = Vec::with_capacity(records.len());
+        for record in records {
+            let event = &record.event;
+            let mut message = FutureRecord::to(&event.topic)
+                .key(&event.key)
+                .payload(&event.payload)
+                .timestamp(event.occurred_at_us / 1_000)
+                .headers(record::headers(record));
+            let delivery = loop {
+                match self.0.producer.send_result(message) {
+                    Ok(delivery) => break delivery,
+                    Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), back)) => {
+                        message = back;
+                        tokio::time::sleep(Duration::from_millis(QUEUE_FULL_PAUSE_MS)).await;
+                    }
+                    Err((error, _)) => return Err(error.into()),
+                }
+            };
+            deliveries.push(delivery);
+        }
+        for delivery in deliveries {
+            delivery
+                .await
+                .map_err(|_| Error::Closed)?
+                .map_err(|(error, _)| error)?;
+        }
+        self.0.context.works();
+        Ok(())
+    }
+
+    async fn subscribe(&self, group: &str, topics: &[&str]) -> Result<Subscription, Error> {
+        let consumer: StreamConsumer<Context> = self
+            .0
+            .config
+            .clone()
+            .set("group.id", group)
+            .set("enable.auto.commit", "true")
+            .set("enable.auto.offset.store", "false")
+            .set("auto.commit.interval.ms", "200")
+            .set("auto.offset.reset", "earliest")
+            .set("isolation.level", "read_committed")
+            .set("partition.assignment.strategy", "cooperative-sticky")
+            .set("topic.metadata.refresh.interval.ms", "10000")
+            // Longer than the longest pause between two attempts at a record (D26: 5 min).
+            .set("max.poll.interval.ms", "900000")
+            .create_with_context(self.0.context.clone())?;
+        consumer.subscribe(topics)?;
+        Ok(Subscription(Box::new(Member { consumer })))
+    }
+
+    fn failing(&self) -> watch::Receiver<Option<String>> {
+        self.0.context.failing.subscribe()
+    }
+}
+
+struct Member {
+    consumer: StreamConsumer<Context>,
+}
+
+#[async_trait]
+impl Source for Member {
+    async fn next(&mut self) -> Result<Delivery, Error> {
+        let message = self.consumer.recv().await?;
+        Ok(record::delivery(&message))
+    }
+
+    async fn commit(&mut self, position: &Position) -> Result<(), Error> {
+        let stored =
+            self.consumer
+                .store_offset(&position.topic, position.partition, position.offset);
+        match stored {
+            // The partition went to another member meanwhile; the record comes again there.
+            Err(KafkaError::StoreOffset(RDKafkaErrorCode::State)) => Ok(()),
+            stored => Ok(stored?),
+        }
+    }
+}
+
+/// What the clients report in the background.
+#[derive(Clone)]
+struct Context {
+    failing: Arc<watch::Sender<Option<String>>>,
+}
+
+impl Default for Context {
+    fn default() -> Self {
+        Context {
+            failing: Arc::new(watch::Sender::new(None)),
+        }
+    }
+}
+
+impl Context {
+    fn works(&self) {
+        self.failing
+            .send_if_modified(|failing| failing.take().is_some());
+    }
+}
+
+impl ClientContext for Context {
+    fn error(&self, error: KafkaError, reason: &str) {
+        tracing::warn!(error = %error, reason, "Kafka client");
+        if error.rdkafka_error_code() == Some(RDKafkaErrorCode::AllBrokersDown) {
+            self.failing.send_if_modified(|failing| {
+                let changed = failing.is_none();
+                failing.get_or_insert_with(|| "all brokers are down".to_owned());
+                changed
+            });
+        }
+    }
+
+    fn stats(&self, statistics: Statistics) {
+        if statistics
+            .brokers
+            .values()
+            .any(|broker| broker.state == "UP")
+        {
+            self.works();
+        }
+    }
+}
+
+impl ConsumerContext for Context {
+    fn post_rebalance(&self, _: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
+        tracing::info!(?rebalance, "group rebalanced");
+    }
+
+    fn commit_callback(&self, result: Result<(), KafkaError>, _: &TopicPartitionList) {
+        match result {
+            Ok(()) | Err(KafkaError::ConsumerCommit(RDKafkaErrorCode::NoOffset)) => {}
+            Err(error) => tracing::warn!(%error, "positions not committed"),
+        }
+    }
+}

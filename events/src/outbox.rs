@@ -1,0 +1,163 @@
+//! Outbox: events of a transaction, in its own database, relayed to the log in commit order (R248, D26).
+//!
+//! Why nothing is skipped: positions are given by the single writer, so they become visible in order. Why nothing is lost: rows are
+//! deleted only after the log has made them durable. A crash between the two publishes the same ids again; consumers drop them.
+//! One relay runs for a database; it never has two batches under way, so the order of each key is that of the commits.
+
+use std::{sync::Arc, time::Duration};
+
+use sqlx::{FromRow, SqliteConnection};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::{Error, Event, Log, Sqlite, consumer};
+
+/// Rows handed to the log at once.
+const BATCH: i64 = 512;
+/// The relay is woken by commits; this is how long it sleeps at most, for rows written by another process, in milliseconds.
+const POLL_MS: u64 = 1_000;
+
+/// Writes events next to the change that caused them. They keep the order of the slice.
+///
+/// # Errors
+/// [`Error::Store`]; an id that is in the outbox already is an error too.
+pub async fn append_in_tx(tx: &mut SqliteConnection, events: &[Event]) -> Result<(), Error> {
+    for event in events {
+        sqlx::query(
+            "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload, subject, source, correlation_id, occurred_at_us) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        )
+        .bind(event.id.to_string())
+        .bind(&event.topic)
+        .bind(&event.key)
+        .bind(&event.type_name)
+        .bind(&event.payload)
+        .bind(&event.subject)
+        .bind(&event.source)
+        .bind(&event.correlation_id)
+        .bind(event.occurred_at_us)
+        .execute(&mut *tx)
+        .await?;
+    }
+    Ok(())
+}
+
+/// Rows still to be relayed, for health and metrics.
+///
+/// # Errors
+/// [`Error::Store`].
+pub async fn backlog(db: &Sqlite) -> Result<i64, Error> {
+    Ok(sqlx::query_scalar("SELECT COUNT(*) FROM outbox")
+        .fetch_one(db.read())
+        .await?)
+}
+
+#[derive(FromRow)]
+struct Row {
+    position: i64,
+    id: String,
+    aggregatetype: String,
+    aggregateid: String,
+    r#type: String,
+    payload: Vec<u8>,
+    subject: String,
+    source: String,
+    correlation_id: String,
+    occurred_at_us: i64,
+}
+
+impl Row {
+    fn into_event(self) -> Result<Event, Error> {
+        let id = Uuid::parse_str(&self.id).map_err(|error| Error::Malformed {
+            position: format!("outbox {}", self.position),
+            reason: error.to_string(),
+        })?;
+        Ok(Event {
+            id,
+            topic: self.aggregatetype,
+            key: self.aggregateid,
+            type_name: self.r#type,
+            subject: self.subject,
+            source: self.source,
+            correlation_id: self.correlation_id,
+            occurred_at_us: self.occurred_at_us,
+            payload: self.payload,
+        })
+    }
+}
+
+/// Moves outbox rows to the log.
+pub struct Relay;
+
+impl Relay {
+    /// Runs until `shutdown`. Failures are logged and retried with backoff, nothing is skipped.
+    pub async fn run(db: Sqlite, log: Arc<dyn Log>, shutdown: CancellationToken) {
+        let policy = consumer::RetryPolicy::default();
+        let mut failures = 0;
+        loop {
+            let moved = tokio::select! {
+                biased;
+                // A log that is away may keep a batch waiting for ever; the rows stay and go out after the next start.
+                () = shutdown.cancelled() => break,
+                moved = Self::step(&db, &*log) => moved,
+            };
+            let pause = match moved {
+                Ok(moved) => {
+                    failures = 0;
+                    if moved == BATCH as usize {
+                        continue;
+                    }
+                    Duration::from_millis(POLL_MS)
+                }
+                Err(error) => {
+                    failures += 1;
+                    tracing::warn!(error = %error, failures, store = %db.path().display(), "outbox relay failed");
+                    metrics::counter!("outbox_relay_failures_total").increment(1);
+                    policy.delay(failures)
+                }
+            };
+            let woken = async {
+                if failures == 0 {
+                    db.committed().await;
+                } else {
+                    std::future::pending::<()>().await;
+                }
+            };
+            tokio::select! {
+                () = shutdown.cancelled() => break,
+                () = woken => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+        // What was committed before the shutdown still goes out, if the log takes it in time.
+        let flush = async { while Self::step(&db, &*log).await.is_ok_and(|moved| moved > 0) {} };
+        let _ = tokio::time::timeout(Duration::from_millis(POLL_MS), flush).await;
+    }
+
+    /// Publishes the oldest batch and deletes it; returns how many rows it moved.
+    ///
+    /// # Errors
+    /// [`Error`] of the store or of the log; the batch then stays.
+    pub async fn step(db: &Sqlite, log: &dyn Log) -> Result<usize, Error> {
+        let rows: Vec<Row> = sqlx::query_as("SELECT * FROM outbox ORDER BY position LIMIT $1")
+            .bind(BATCH)
+            .fetch_all(db.read())
+            .await?;
+        let Some(last) = rows.last().map(|row| row.position) else {
+            return Ok(0);
+        };
+        let events = rows
+            .into_iter()
+            .map(Row::into_event)
+            .collect::<Result<Vec<_>, _>>()?;
+        log.publish(&events).await?;
+        let mut tx = db.write().await?;
+        sqlx::query("DELETE FROM outbox WHERE position <= $1")
+            .bind(last)
+            .execute(&mut *tx)
+            .await?;
+        tx.commit().await?;
+        metrics::counter!("outbox_relayed_total").increment(events.len() as u64);
+        Ok(events.len())
+    }
+}

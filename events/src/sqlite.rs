@@ -1,0 +1,159 @@
+//! A service's SQLite file: WAL, synchronous FULL, one writer, some readers.
+//!
+//! Invariants: a committed transaction survives `kill -9` and power loss; writes are serial (`BEGIN IMMEDIATE` on the single writer
+//! connection), so outbox positions appear in commit order; readers never wait for the writer. A transaction dropped without
+//! [`Tx::commit`] is rolled back.
+
+use std::{
+    ops::{Deref, DerefMut},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use sqlx::{
+    SqliteConnection, SqlitePool, Transaction,
+    migrate::Migrator,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
+};
+use tokio::sync::Notify;
+
+use crate::{Error, migrations};
+
+/// Reader connections of one file.
+const READERS: u32 = 4;
+const BUSY_TIMEOUT_MS: u64 = 5_000;
+/// How long a write waits for its turn before it fails.
+const WRITER_WAIT_MS: u64 = 30_000;
+
+/// Handle to one file; clones share the connections.
+#[derive(Clone)]
+pub struct Sqlite {
+    path: PathBuf,
+    readers: SqlitePool,
+    writer: SqlitePool,
+    committed: Arc<Notify>,
+}
+
+impl Sqlite {
+    /// Opens (and creates) the file, its folder, the outbox and inbox tables and then the service's own schema.
+    ///
+    /// # Errors
+    /// [`Error::Files`], [`Error::Store`], [`Error::Migrate`].
+    pub async fn open(path: impl AsRef<Path>, migrator: &Migrator) -> Result<Self, Error> {
+        let db = Self::open_bare(path.as_ref(), SqliteSynchronous::Full).await?;
+        sqlx::raw_sql(migrations::SQL).execute(&db.writer).await?;
+        migrator.run(&db.writer).await?;
+        Ok(db)
+    }
+
+    /// Opens the file without any schema.
+    pub(crate) async fn open_bare(
+        path: &Path,
+        synchronous: SqliteSynchronous,
+    ) -> Result<Self, Error> {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(synchronous)
+            .foreign_keys(true)
+            .busy_timeout(Duration::from_millis(BUSY_TIMEOUT_MS));
+        let pool = || {
+            SqlitePoolOptions::new()
+                .idle_timeout(None)
+                .max_lifetime(None)
+                .acquire_timeout(Duration::from_millis(WRITER_WAIT_MS))
+        };
+        let writer = pool()
+            .max_connections(1)
+            .min_connections(1)
+            .connect_with(options.clone())
+            .await?;
+        let readers = pool()
+            .max_connections(READERS)
+            .connect_with(options.pragma("query_only", "on"))
+            .await?;
+        Ok(Sqlite {
+            path: path.to_owned(),
+            readers,
+            writer,
+            committed: Arc::new(Notify::new()),
+        })
+    }
+
+    /// Pool for reads; writing through it fails.
+    pub fn read(&self) -> &SqlitePool {
+        &self.readers
+    }
+
+    /// Begins a write transaction: waits for its turn, then holds the write lock until commit or drop.
+    ///
+    /// # Errors
+    /// [`Error::Store`], also when the turn does not come within 30 s.
+    pub async fn write(&self) -> Result<Tx, Error> {
+        Ok(Tx {
+            inner: self.writer.begin_with("BEGIN IMMEDIATE").await?,
+            committed: self.committed.clone(),
+        })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Waits for all connections to be returned and closes the file.
+    pub async fn close(&self) {
+        self.readers.close().await;
+        self.writer.close().await;
+    }
+
+    /// Woken after commits; at least once for each commit made after the last wake.
+    pub(crate) async fn committed(&self) {
+        self.committed.notified().await;
+    }
+}
+
+/// A write transaction. Use it as a connection: `query.execute(&mut *tx)`, or pass `&mut tx` where `&mut SqliteConnection` is asked for.
+#[must_use = "a transaction that is not committed is rolled back"]
+pub struct Tx {
+    inner: Transaction<'static, sqlx::Sqlite>,
+    committed: Arc<Notify>,
+}
+
+impl Tx {
+    /// Makes the change durable and wakes the outbox relay.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub async fn commit(self) -> Result<(), Error> {
+        self.inner.commit().await?;
+        self.committed.notify_one();
+        Ok(())
+    }
+
+    /// Undoes the change now instead of at drop.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub async fn rollback(self) -> Result<(), Error> {
+        Ok(self.inner.rollback().await?)
+    }
+}
+
+impl Deref for Tx {
+    type Target = SqliteConnection;
+
+    fn deref(&self) -> &SqliteConnection {
+        &self.inner
+    }
+}
+
+impl DerefMut for Tx {
+    fn deref_mut(&mut self) -> &mut SqliteConnection {
+        &mut self.inner
+    }
+}
