@@ -1,20 +1,22 @@
 //! Room `client`: the trading client library and the wire it speaks.
 //!
-//! [`wire`] is the binary protocol, byte by byte, as `docs/protocol.md` draws it; the gateway reads and writes the same code. [`Session`] is a
-//! logged-in trading session over QUIC: requests go out without waiting, reports come in as a stream, and a lost connection is resumed without
-//! a gap and without acting twice.
+//! [`wire`] is the binary protocol, byte by byte, as `docs/protocol.md` draws it; the gateway reads and writes the same code. A [`Connection`]
+//! carries up to 64 trading sessions on one QUIC stream, each on a channel of its own: requests of all of them reach the exchange in the order
+//! in which [`Connection::send`] was called, reports come in as one stream, and a lost connection is resumed without a gap and without acting twice.
 //!
 //! | file | what |
 //! |---|---|
 //! | `wire` | messages, header, framing |
 //! | `trust` | which server certificate is accepted |
-//! | `session` | connect, log in, send, receive, resume |
-//! | `unanswered` | requests that a resume may have to send again |
+//! | `connection` | connect, log in, send, resume |
+//! | `channel` | what one session knows: numbers, requests without an answer |
+//! | `io` | the two tasks that read and write the stream |
 
-mod session;
+mod channel;
+mod connection;
+mod io;
 mod trust;
-mod unanswered;
 pub mod wire;
 
-pub use session::{ConnectOptions, Error, LoginInfo, Report, Reports, Session, connect, endpoint};
+pub use connection::{Connection, Error, LoginOptions, Report, Reports, SessionInfo};
 pub use trust::Trust;

@@ -1,20 +1,20 @@
 //! The header and the cutting of a byte stream into messages.
 //!
 //! ```text
-//!  0        2      3         4                         12
-//!  +--------+------+---------+-------------------------+--------- ... -+
-//!  | length | type | version | sequence                | body          |
-//!  | u16    | u8   | u8 = 1  | u64                     | length - 12   |
-//!  +--------+------+---------+-------------------------+--------- ... -+
+//!  0        2      3         4         6                       14
+//!  +--------+------+---------+---------+-----------------------+--------- ... -+
+//!  | length | type | version | channel | sequence              | body          |
+//!  | u16    | u8   | u8 = 1  | u16     | u64                   | length - 14   |
+//!  +--------+------+---------+---------+-----------------------+--------- ... -+
 //! ```
 //!
-//! `length` counts the header. From a client, `sequence` is the request's client sequence (0 for messages that ask for no act); from the
+//! `length` counts the header. `channel` names the session on this connection, chosen by the client at login. From a client, `sequence` is the request's client sequence (0 for messages that ask for no act); from the
 //! server it is the number of the message in the session's stream (0 = unnumbered: it may be withdrawn and is not sent again).
 
 use bytes::{Buf, BufMut, BytesMut};
 
 /// Bytes of the header.
-pub const HEADER_LEN: usize = 12;
+pub const HEADER_LEN: usize = 14;
 /// Version byte of this layout.
 pub const VERSION: u8 = 1;
 /// Longest message with its header: what a receiver must be ready to keep while it waits for the rest.
@@ -26,6 +26,8 @@ pub struct Header {
     /// Header and body, in bytes.
     pub length: u16,
     pub kind: u8,
+    /// Session on this connection, or [`super::CONNECTION_CHANNEL`].
+    pub channel: u16,
     pub sequence: u64,
 }
 
@@ -52,7 +54,7 @@ pub trait Message: Sized {
 }
 
 /// Appends one message.
-pub fn encode<M: Message>(message: &M, sequence: u64, out: &mut BytesMut) {
+pub fn encode<M: Message>(message: &M, channel: u16, sequence: u64, out: &mut BytesMut) {
     let kind = message.kind();
     let body_len = M::body_len(kind).expect("a message knows its own length");
     let length = HEADER_LEN + body_len;
@@ -61,6 +63,7 @@ pub fn encode<M: Message>(message: &M, sequence: u64, out: &mut BytesMut) {
     out.put_u16_le(length as u16);
     out.put_u8(kind);
     out.put_u8(VERSION);
+    out.put_u16_le(channel);
     out.put_u64_le(sequence);
     let start = out.len();
     out.resize(start + body_len, 0);
@@ -73,7 +76,7 @@ pub fn peek<M: Message>(buffer: &[u8]) -> Result<Option<Header>, WireError> {
         return Ok(None);
     };
     let (length, kind, version) = (head.get_u16_le(), head.get_u8(), head.get_u8());
-    let sequence = head.get_u64_le();
+    let (channel, sequence) = (head.get_u16_le(), head.get_u64_le());
     if version != VERSION {
         return Err(WireError::Version { version });
     }
@@ -86,6 +89,7 @@ pub fn peek<M: Message>(buffer: &[u8]) -> Result<Option<Header>, WireError> {
     Ok(Some(Header {
         length,
         kind,
+        channel,
         sequence,
     }))
 }

@@ -111,7 +111,7 @@ macro_rules! messages {
 messages! {
     /// What a client sends. Requests that act (from `NewOrder` to `MassCancel`) carry their client sequence in the header.
     ClientMessage {
-        /// First message of a connection. `last_sequence` is the last number received on this session, 0 for none.
+        /// Opens a session on the header's channel (0 to 63). `last_sequence` is the last number received on this session, 0 for none.
         0x01 Login {
             /// Bearer credential, the same as on the RPC ports.
             token: Text<1024>,
@@ -127,9 +127,9 @@ messages! {
             /// CFA-RUB, in kopecks, that shall be undrawn in the user's trading hold before the login is answered; 0 = leave it as it is.
             money_hold_minor: i64,
         }
-        /// Ends the session in order: the server answers with `Disconnect` 0. Open orders stay.
+        /// Ends the session in order: the server answers with `Disconnect` 0 on its channel. Open orders stay.
         0x02 Logout {}
-        /// Keeps the connection alive when there is nothing else to send.
+        /// Keeps the connection alive when there is nothing else to send; channel 65535.
         0x03 Heartbeat {}
         /// A new order.
         0x10 NewOrder {
@@ -183,7 +183,7 @@ messages! {
 
     /// What the server sends. Numbered messages carry their number in the header; it grows by one without a gap.
     ServerMessage {
-        /// Unnumbered. The login stands; instrument definitions and then the numbered messages after `last_sequence` follow.
+        /// Unnumbered. The login stands; instrument definitions came before it, the numbered messages after `last_sequence` follow.
         0x81 LoginAccepted {
             session: u32,
             /// Highest client sequence the server has acted on: anything above it must be sent again.
@@ -197,16 +197,16 @@ messages! {
             /// Server time, nanoseconds since 1970.
             time_ns: u64,
         }
-        /// Unnumbered. Last message of a connection: why the server closes it.
+        /// Unnumbered. Why the server ends a session, or, on channel 65535, the connection.
         0x82 Disconnect {
             code: u16,
             text: Text<96>,
         }
-        /// Unnumbered. The server has had nothing to say for half the heartbeat interval.
+        /// Unnumbered, channel 65535. The server has had nothing to say for half the heartbeat interval.
         0x83 ServerHeartbeat {
             time_ns: u64,
         }
-        /// Unnumbered. An instrument, after login and whenever its phase or band changes.
+        /// Unnumbered. An instrument: at login, and whenever its phase or band changes.
         0x84 InstrumentDefinition {
             instrument: u32,
             id: Text<32>,

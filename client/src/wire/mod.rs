@@ -17,6 +17,11 @@ pub use message::*;
 /// ALPN name of the protocol.
 pub const ALPN: &[u8] = b"cfa-trade/1";
 
+/// Most sessions on one connection: channels 0 to 63.
+pub const CHANNELS_MAX: usize = 64;
+/// Channel of messages that concern the whole connection.
+pub const CONNECTION_CHANNEL: u16 = u16::MAX;
+
 /// Value of an instrument field that means "every instrument".
 pub const ALL_INSTRUMENTS: u32 = u32::MAX;
 
@@ -45,7 +50,7 @@ pub enum DisconnectCode {
     UnknownType = 3,
     #[error("a field holds a value its type does not have")]
     BadField = 4,
-    #[error("the first message must be a login, and only the first")]
+    #[error("a session must log in first, once, on a channel of its own")]
     LoginExpected = 5,
     #[error("credentials are not valid")]
     Credentials = 6,

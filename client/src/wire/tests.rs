@@ -22,13 +22,14 @@ fn order() -> NewOrder {
 
 fn bytes_of(message: impl Into<ClientMessage>, sequence: u64) -> BytesMut {
     let mut out = BytesMut::new();
-    encode(&message.into(), sequence, &mut out);
+    encode(&message.into(), 5, sequence, &mut out);
     out
 }
 
 #[test]
 fn golden_bytes_of_an_order() {
-    let expected = "35001001\
+    let expected = "37001001\
+                    0500\
                     0900000000000000\
                     0807060504030201\
                     03000000\
@@ -107,9 +108,9 @@ fn server_messages_round_trip() {
     ];
     for message in messages {
         let mut out = BytesMut::new();
-        encode(&message, 77, &mut out);
+        encode(&message, 3, 77, &mut out);
         let (header, read) = take::<ServerMessage>(&mut out).unwrap().unwrap();
-        assert_eq!((header.sequence, read), (77, message));
+        assert_eq!((header.channel, header.sequence, read), (3, 77, message));
         assert!(out.is_empty());
     }
 }
