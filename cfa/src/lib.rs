@@ -1,1 +1,3 @@
-//! Room `cfa`.
+//! CFA lifecycle service.
+pub mod chain;
+pub mod clock;

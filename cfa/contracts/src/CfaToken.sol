@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+pragma solidity 0.8.37;
+
+import {AgentRole} from "./AgentRole.sol";
+import {IdentityRegistry} from "./IdentityRegistry.sol";
+
+/// Units of one issue, or the money claim CFA-RUB. Names follow ERC-3643.
+///
+/// Holders are addresses on the allow-list. Agents (the operator of the platform, the settlement and the redemption contract)
+/// mint, burn and move; a holder who has a key may transfer for himself. There are no allowances.
+///
+/// Rules of a move: the sender is not frozen and has enough units that are not frozen; the receiver is on the allow-list and not
+/// frozen; the token is not paused. `forcedTransfer` and `burn` (a court's decision, an inheritance, maturity) look only at the
+/// balance and thaw what they take.
+///
+/// Cost: a holder is one storage slot; a move reads and writes two of them and one slot of settings.
+contract CfaToken is AgentRole {
+    struct Holder {
+        uint128 balance;
+        uint120 frozenUnits;
+        bool frozen;
+    }
+
+    string public name;
+    string public symbol;
+    uint8 public immutable decimals;
+    uint256 public totalSupply;
+    // one slot: read together by every move
+    IdentityRegistry public identityRegistry;
+    bool public paused;
+    mapping(address account => Holder) private holders;
+
+    event Transfer(address indexed from, address indexed to, uint256 value);
+    event AddressFrozen(address indexed account, bool indexed frozen, address indexed agent);
+    event TokensFrozen(address indexed account, uint256 amount);
+    event TokensUnfrozen(address indexed account, uint256 amount);
+    event Paused(address agent);
+    event Unpaused(address agent);
+    event IdentityRegistryAdded(address indexed registry);
+
+    error InsufficientBalance(address account, uint256 free, uint256 wanted);
+    error NotVerified(address account);
+    error Frozen(address account);
+    error TokenPaused();
+    error AmountTooLarge(uint256 amount);
+
+    constructor(string memory name_, string memory symbol_, uint8 decimals_, IdentityRegistry registry, address[] memory agents_) {
+        name = name_;
+        symbol = symbol_;
+        decimals = decimals_;
+        identityRegistry = registry;
+        emit IdentityRegistryAdded(address(registry));
+        for (uint256 i = 0; i < agents_.length; ++i) _addAgent(agents_[i]);
+    }
+
+    // ---- reads
+
+    function balanceOf(address account) external view returns (uint256) {
+        return holders[account].balance;
+    }
+
+    function getFrozenTokens(address account) external view returns (uint256) {
+        return holders[account].frozenUnits;
+    }
+
+    function isFrozen(address account) external view returns (bool) {
+        return holders[account].frozen;
+    }
+
+    /// Would a move with these arguments pass? Asks everything the move itself asks.
+    function canTransfer(address from, address to, uint256 amount) external view returns (bool) {
+        Holder storage source = holders[from];
+        if (paused || source.frozen || holders[to].frozen) return false;
+        if (uint256(source.balance) - source.frozenUnits < amount) return false;
+        return identityRegistry.isVerified(to);
+    }
+
+    // ---- moves
+
+    function transfer(address to, uint256 amount) external returns (bool) {
+        _checkMove(to);
+        _move(msg.sender, to, amount);
+        return true;
+    }
+
+    /// A move ordered through the platform; the holder's rules apply.
+    function operatorTransfer(address from, address to, uint256 amount) external onlyAgent returns (bool) {
+        _checkMove(to);
+        _move(from, to, amount);
+        return true;
+    }
+
+    /// The money leg of a trade: price to the seller, fee to the fee account, in one call.
+    function operatorPay(address from, address to, uint256 amount, address feeTo, uint256 fee) external onlyAgent {
+        _checkMove(to);
+        _move(from, to, amount);
+        if (fee != 0) _move(from, feeTo, fee);
+    }
+
+    /// A move that freezes cannot stop; takes frozen units last and thaws them.
+    function forcedTransfer(address from, address to, uint256 amount) external onlyAgent returns (bool) {
+        if (!identityRegistry.isVerified(to)) revert NotVerified(to);
+        _take(from, amount);
+        holders[to].balance += uint128(amount);
+        emit Transfer(from, to, amount);
+        return true;
+    }
+
+    function mint(address to, uint256 amount) external onlyAgent {
+        if (paused) revert TokenPaused();
+        if (!identityRegistry.isVerified(to)) revert NotVerified(to);
+        uint256 supply = totalSupply + amount;
+        // every balance is at most the supply, so one check here keeps all uint128 sums safe
+        if (supply > type(uint128).max) revert AmountTooLarge(amount);
+        totalSupply = supply;
+        unchecked {
+            holders[to].balance += uint128(amount);
+        }
+        emit Transfer(address(0), to, amount);
+    }
+
+    function burn(address from, uint256 amount) external onlyAgent {
+        _take(from, amount);
+        unchecked {
+            totalSupply -= amount;
+        }
+        emit Transfer(from, address(0), amount);
+    }
+
+    // ---- freezes
+
+    function setAddressFrozen(address account, bool frozen) external onlyAgent {
+        holders[account].frozen = frozen;
+        emit AddressFrozen(account, frozen, msg.sender);
+    }
+
+    function freezePartialTokens(address account, uint256 amount) external onlyAgent {
+        Holder storage holder = holders[account];
+        uint256 free = uint256(holder.balance) - holder.frozenUnits;
+        if (free < amount) revert InsufficientBalance(account, free, amount);
+        uint256 frozenUnits = holder.frozenUnits + amount;
+        if (frozenUnits > type(uint120).max) revert AmountTooLarge(amount);
+        holder.frozenUnits = uint120(frozenUnits);
+        emit TokensFrozen(account, amount);
+    }
+
+    function unfreezePartialTokens(address account, uint256 amount) external onlyAgent {
+        Holder storage holder = holders[account];
+        if (holder.frozenUnits < amount) revert InsufficientBalance(account, holder.frozenUnits, amount);
+        holder.frozenUnits -= uint120(amount);
+        emit TokensUnfrozen(account, amount);
+    }
+
+    function pause() external onlyAgent {
+        paused = true;
+        emit Paused(msg.sender);
+    }
+
+    function unpause() external onlyAgent {
+        paused = false;
+        emit Unpaused(msg.sender);
+    }
+
+    function setIdentityRegistry(IdentityRegistry registry) external onlyOwner {
+        identityRegistry = registry;
+        emit IdentityRegistryAdded(address(registry));
+    }
+
+    // ---- inside
+
+    function _checkMove(address to) private view {
+        if (paused) revert TokenPaused();
+        if (!identityRegistry.isVerified(to)) revert NotVerified(to);
+    }
+
+    function _move(address from, address to, uint256 amount) private {
+        Holder memory source = holders[from];
+        if (source.frozen) revert Frozen(from);
+        unchecked {
+            uint256 free = uint256(source.balance) - source.frozenUnits;
+            if (free < amount) revert InsufficientBalance(from, free, amount);
+            source.balance -= uint128(amount);
+            holders[from] = source;
+            // read after the write, so that a move to oneself is right
+            Holder memory target = holders[to];
+            if (target.frozen) revert Frozen(to);
+            target.balance += uint128(amount);
+            holders[to] = target;
+        }
+        emit Transfer(from, to, amount);
+    }
+
+    function _take(address from, uint256 amount) private {
+        Holder memory source = holders[from];
+        if (source.balance < amount) revert InsufficientBalance(from, source.balance, amount);
+        unchecked {
+            source.balance -= uint128(amount);
+            if (source.frozenUnits > source.balance) {
+                emit TokensUnfrozen(from, source.frozenUnits - source.balance);
+                source.frozenUnits = uint120(source.balance);
+            }
+        }
+        holders[from] = source;
+    }
+}

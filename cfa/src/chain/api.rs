@@ -1,0 +1,264 @@
+//! `ChainConnectorService` and the connector's HTTP reads: `POST /getTransactionReceipt`, `/getBlock`, `/estimateGas` (specification 4.6).
+
+use axum::extract::State;
+use axum::routing::post;
+use axum::{Json, Router};
+use pb::chain_connector_service_server::{ChainConnectorService, ChainConnectorServiceServer};
+use proto::chain::v1 as pb;
+use rpc::json::HttpError;
+use rpc::status;
+use serde::Deserialize;
+use serde_json::Value;
+use tonic::{Request, Response, Status};
+
+use super::contracts::Call;
+use super::{Address, BlockInfo, ChainError, Connector, Receipt, ReceiptStatus, TxHash};
+
+#[derive(Clone)]
+struct Api {
+    connector: Connector,
+}
+
+pub(super) fn service(connector: Connector, health: rpc::Health) -> rpc::Service {
+    let api = Api { connector };
+    let http = Router::new()
+        .route("/getTransactionReceipt", post(http_receipt))
+        .route("/getBlock", post(http_block))
+        .route("/estimateGas", post(http_estimate_gas))
+        .with_state(api.clone());
+    let routes =
+        tonic::service::Routes::new(rpc::grpc_server!(ChainConnectorServiceServer::new(api)));
+    rpc::Service {
+        name: "chain",
+        routes,
+        http,
+        health,
+    }
+}
+
+/// A node that is away is UNAVAILABLE; what the node refuses is told with its own words.
+pub(crate) fn chain_status(error: &ChainError) -> Status {
+    match error {
+        ChainError::Unavailable(reason) => {
+            tracing::warn!(reason, "chain unavailable");
+            status::unavailable("Blockchain", 1_000)
+        }
+        ChainError::Refused(reason) => status::failed_precondition("CHAIN_REFUSED", reason.clone()),
+        other => status::internal(other),
+    }
+}
+
+fn tx_hash(field: &str, text: &str) -> Result<TxHash, Status> {
+    text.parse()
+        .map_err(|_| status::invalid_argument(field, "must be `0x` and 64 hex digits"))
+}
+
+fn target(field: &str, text: &str) -> Result<Option<Address>, Status> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    text.parse()
+        .map(Some)
+        .map_err(|_| status::invalid_argument(field, "must be `0x` and 40 hex digits"))
+}
+
+fn bytes(field: &str, text: &str) -> Result<Vec<u8>, Status> {
+    hex::decode(text.strip_prefix("0x").unwrap_or(text))
+        .map_err(|_| status::invalid_argument(field, "must be `0x` and hex digits"))
+}
+
+fn to_receipt(receipt: &Receipt) -> pb::TransactionReceipt {
+    pb::TransactionReceipt {
+        tx_hash: receipt.tx_hash.to_string(),
+        block_number: receipt.block_number,
+        block_hash: receipt.block_hash.to_string(),
+        status: match receipt.status {
+            ReceiptStatus::Success => pb::ReceiptStatus::Success,
+            ReceiptStatus::Reverted => pb::ReceiptStatus::Reverted,
+        }
+        .into(),
+        gas_used: receipt.gas_used,
+        from: receipt.from.to_string(),
+        to: receipt
+            .to
+            .map(|address| address.to_string())
+            .unwrap_or_default(),
+        contract_address: receipt
+            .contract_address
+            .map(|address| address.to_string())
+            .unwrap_or_default(),
+    }
+}
+
+fn to_block(block: &BlockInfo) -> pb::Block {
+    pb::Block {
+        number: block.number,
+        hash: block.hash.to_string(),
+        parent_hash: block.parent_hash.to_string(),
+        tx_hashes: block.tx_hashes.iter().map(TxHash::to_string).collect(),
+        at: Some(prost_types::Timestamp {
+            seconds: block.time_s as i64,
+            nanos: 0,
+        }),
+    }
+}
+
+impl Api {
+    async fn receipt(&self, hash: &str) -> Result<Option<pb::TransactionReceipt>, Status> {
+        let receipt = self
+            .connector
+            .receipt(&tx_hash("tx_hash", hash)?)
+            .await
+            .map_err(|error| chain_status(&error))?;
+        Ok(receipt.as_ref().map(to_receipt))
+    }
+
+    async fn block(&self, number: Option<u64>) -> Result<pb::Block, Status> {
+        let block = self
+            .connector
+            .block(number)
+            .await
+            .map_err(|error| chain_status(&error))?;
+        block.as_ref().map(to_block).ok_or_else(block_not_found)
+    }
+
+    async fn gas(&self, to: &str, data: &str) -> Result<u64, Status> {
+        let to = target("to", to)?;
+        let data = bytes("data", data)?;
+        self.connector
+            .estimate_gas(to.as_ref(), &data)
+            .await
+            .map_err(|error| chain_status(&error))
+    }
+}
+
+pub(crate) fn block_not_found() -> Status {
+    status::not_found("BLOCK_NOT_FOUND", "Block not found")
+}
+
+#[tonic::async_trait]
+impl ChainConnectorService for Api {
+    async fn submit_transaction(
+        &self,
+        request: Request<pb::SubmitTransactionRequest>,
+    ) -> Result<Response<pb::SubmitTransactionResponse>, Status> {
+        let request = request.into_inner();
+        let context = rpc::context::write(request.context)?;
+        let payload = request
+            .payload
+            .ok_or_else(|| status::invalid_argument("payload", "is required"))?;
+        let call = Call {
+            to: target("payload.to", &payload.to)?,
+            data: bytes("payload.data", &payload.data)?,
+            gas_limit: (payload.gas_limit != 0).then_some(payload.gas_limit),
+        };
+        let key = format!("rpc:{}", context.idempotency_key);
+        let submitted = self
+            .connector
+            .submit(&key, &call)
+            .await
+            .map_err(|error| chain_status(&error))?;
+        Ok(Response::new(pb::SubmitTransactionResponse {
+            tx_hash: submitted.tx_hash.to_string(),
+        }))
+    }
+
+    async fn get_transaction_receipt(
+        &self,
+        request: Request<pb::GetTransactionReceiptRequest>,
+    ) -> Result<Response<pb::GetTransactionReceiptResponse>, Status> {
+        let request = request.into_inner();
+        rpc::context::read(request.context);
+        Ok(Response::new(pb::GetTransactionReceiptResponse {
+            receipt: self.receipt(&request.tx_hash).await?,
+        }))
+    }
+
+    async fn get_block(
+        &self,
+        request: Request<pb::GetBlockRequest>,
+    ) -> Result<Response<pb::GetBlockResponse>, Status> {
+        let request = request.into_inner();
+        rpc::context::read(request.context);
+        Ok(Response::new(pb::GetBlockResponse {
+            block: Some(self.block(request.number).await?),
+        }))
+    }
+
+    async fn verify_block_hash(
+        &self,
+        request: Request<pb::VerifyBlockHashRequest>,
+    ) -> Result<Response<pb::VerifyBlockHashResponse>, Status> {
+        let request = request.into_inner();
+        rpc::context::read(request.context);
+        let hash = tx_hash("hash", &request.hash)?;
+        let valid = self
+            .connector
+            .verify_block_hash(request.number, &hash)
+            .await
+            .map_err(|error| chain_status(&error))?;
+        Ok(Response::new(pb::VerifyBlockHashResponse { valid }))
+    }
+
+    async fn estimate_gas(
+        &self,
+        request: Request<pb::EstimateGasRequest>,
+    ) -> Result<Response<pb::EstimateGasResponse>, Status> {
+        let request = request.into_inner();
+        rpc::context::read(request.context);
+        Ok(Response::new(pb::EstimateGasResponse {
+            gas: self.gas(&request.to, &request.data).await?,
+        }))
+    }
+}
+
+#[derive(Deserialize)]
+struct ReceiptQuery {
+    tx_hash: String,
+}
+
+#[derive(Deserialize)]
+struct BlockQuery {
+    block_number: u64,
+}
+
+#[derive(Deserialize)]
+struct GasQuery {
+    #[serde(default)]
+    to: String,
+    data: String,
+}
+
+async fn http_receipt(
+    State(api): State<Api>,
+    Json(query): Json<ReceiptQuery>,
+) -> Result<Json<Value>, HttpError> {
+    let receipt = api.receipt(&query.tx_hash).await?;
+    let receipt =
+        receipt.ok_or_else(|| status::not_found("RECEIPT_NOT_FOUND", "Receipt not found"))?;
+    Ok(rpc::json::resource(
+        &receipt,
+        "platform.chain.v1.TransactionReceipt",
+    ))
+}
+
+async fn http_block(
+    State(api): State<Api>,
+    Json(query): Json<BlockQuery>,
+) -> Result<Json<Value>, HttpError> {
+    Ok(rpc::json::resource(
+        &api.block(Some(query.block_number)).await?,
+        "platform.chain.v1.Block",
+    ))
+}
+
+async fn http_estimate_gas(
+    State(api): State<Api>,
+    Json(query): Json<GasQuery>,
+) -> Result<Json<Value>, HttpError> {
+    let gas = api.gas(&query.to, &query.data).await?;
+    Ok(rpc::json::resource(
+        &pb::EstimateGasResponse { gas },
+        "platform.chain.v1.EstimateGasResponse",
+    ))
+}

@@ -1,0 +1,502 @@
+//! The one way to the chain, the same for the embedded chain and for a remote node: alloy's `Provider` over whatever transport
+//! `connect` was given.
+//!
+//! Submission is one queue. A submission has a key of its caller; the signed transaction and its nonce are stored under the key before
+//! they are sent, so asking again with the key after a crash sends the very same bytes (T13). Nonces are given in queue order without
+//! gaps; a transaction that the node refuses outright gives its nonce back.
+//!
+//! Errors tell apart what the caller must do: `Unavailable` = try again later with the same key, `Refused` = this will never work.
+
+mod repo;
+mod watcher;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use alloy::consensus::{SignableTransaction, TxEip1559, TxEnvelope};
+use alloy::eips::{BlockId, BlockNumberOrTag, Encodable2718};
+use alloy::network::TransactionBuilder;
+use alloy::primitives::{Bytes, TxKind, U256};
+use alloy::providers::{DynProvider, Provider, ProviderBuilder};
+use alloy::rpc::client::RpcClient;
+use alloy::rpc::types::TransactionRequest;
+use alloy::signers::SignerSync;
+use alloy::signers::local::PrivateKeySigner;
+use alloy::sol_types::{SolCall, SolEvent};
+use alloy::transports::{RpcError, TransportError};
+use tokio::sync::{Mutex, watch};
+
+use super::contracts::{Call, CfaToken, IdentityRegistry, Settlement};
+use super::{Address, TxHash};
+use repo::{Repo, Submission};
+pub use watcher::Watcher;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ChainError {
+    /// The node could not be asked. Nothing is lost: ask again.
+    #[error("chain unavailable: {0}")]
+    Unavailable(String),
+    /// The node answered no, and will again.
+    #[error("chain refused: {0}")]
+    Refused(String),
+    #[error("the node is on chain {node}, configuration says {configured}")]
+    WrongChain { node: u64, configured: u64 },
+    #[error("connector store: {0}")]
+    Store(#[from] events::Error),
+    #[error("connector store: {0}")]
+    Sql(#[from] sqlx::Error),
+    #[error("answer of the chain does not make sense: {0}")]
+    Malformed(String),
+}
+
+impl From<TransportError> for ChainError {
+    fn from(error: TransportError) -> Self {
+        match error {
+            RpcError::ErrorResp(payload) => Self::Refused(payload.message.into_owned()),
+            other => Self::Unavailable(other.to_string()),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReceiptStatus {
+    Success,
+    Reverted,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Receipt {
+    pub tx_hash: TxHash,
+    pub block_number: u64,
+    pub block_hash: TxHash,
+    pub status: ReceiptStatus,
+    pub gas_used: u64,
+    pub from: Address,
+    pub to: Option<Address>,
+    pub contract_address: Option<Address>,
+    /// Trades that the settlement contract left out of a batch: token and trade number.
+    pub failed_trades: Vec<(Address, u64)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockInfo {
+    pub number: u64,
+    pub hash: TxHash,
+    pub parent_hash: TxHash,
+    pub tx_hashes: Vec<TxHash>,
+    pub time_s: u64,
+    /// Canonical (RLP) bytes of the header.
+    pub header: Vec<u8>,
+}
+
+/// What was sent under a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Submitted {
+    pub tx_hash: TxHash,
+    pub nonce: u64,
+    /// Where the contract will stand, when the call deploys one.
+    pub contract: Option<Address>,
+}
+
+/// Facts a token contract tells about itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenFacts {
+    pub symbol: String,
+    pub decimals: u8,
+}
+
+#[derive(Clone)]
+pub struct Connector {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    provider: DynProvider,
+    chain_id: u64,
+    signer: PrivateKeySigner,
+    repo: Repo,
+    /// Next nonce; the lock is the queue.
+    queue: Mutex<u64>,
+    /// Number of the last block whose receipts were read.
+    read_to: watch::Sender<u64>,
+}
+
+impl Connector {
+    /// Checks that the node is on the configured chain and takes up the queue where it stopped.
+    pub(super) async fn connect(
+        client: RpcClient,
+        chain_id: u64,
+        signer: PrivateKeySigner,
+        db: events::sqlite::Sqlite,
+    ) -> Result<Self, ChainError> {
+        let provider = ProviderBuilder::new()
+            .disable_recommended_fillers()
+            .connect_client(client)
+            .erased();
+        let node = provider.get_chain_id().await?;
+        if node != chain_id {
+            return Err(ChainError::WrongChain {
+                node,
+                configured: chain_id,
+            });
+        }
+        let repo = Repo::new(db);
+        let on_chain = provider.get_transaction_count(signer.address()).await?;
+        let next_nonce = repo.next_nonce().await?.max(on_chain);
+        let (read_to, _) = watch::channel(
+            repo.cursor()
+                .await?
+                .map(|(number, _)| number)
+                .unwrap_or_default(),
+        );
+        let inner = Inner {
+            provider,
+            chain_id,
+            signer,
+            repo,
+            queue: Mutex::new(next_nonce),
+            read_to,
+        };
+        Ok(Self {
+            inner: Arc::new(inner),
+        })
+    }
+
+    pub fn chain_id(&self) -> u64 {
+        self.inner.chain_id
+    }
+
+    /// The account that signs everything.
+    pub fn operator(&self) -> Address {
+        Address::from(self.inner.signer.address())
+    }
+
+    /// Number of the last block whose receipts were read and published.
+    pub fn read_to(&self) -> watch::Receiver<u64> {
+        self.inner.read_to.subscribe()
+    }
+
+    /// Signs and sends. The same key gives the same transaction for ever, whatever the call says then.
+    pub async fn submit(&self, key: &str, call: &Call) -> Result<Submitted, ChainError> {
+        let mut next_nonce = self.inner.queue.lock().await;
+        if let Some(known) = self.inner.repo.by_key(key).await? {
+            if !known.included {
+                self.send(&known).await?;
+            }
+            return Ok(known.submitted);
+        }
+        let gas_limit = match call.gas_limit {
+            Some(gas_limit) => gas_limit,
+            None => self.estimate_gas(call.to.as_ref(), &call.data).await?,
+        };
+        let fees = self.inner.provider.estimate_eip1559_fees().await?;
+        // twice: the second time with the nonce that the node told, in case someone else used the key
+        for attempt in 0..2 {
+            let submission = self.sign(
+                *next_nonce,
+                call,
+                gas_limit,
+                fees.max_fee_per_gas,
+                fees.max_priority_fee_per_gas,
+            )?;
+            self.inner.repo.insert(key, &submission).await?;
+            match self.send(&submission).await {
+                Ok(()) => {
+                    *next_nonce += 1;
+                    metrics::counter!("blockchain_transactions_total", "status" => "SUBMITTED")
+                        .increment(1);
+                    return Ok(submission.submitted);
+                }
+                Err(ChainError::Refused(reason)) => {
+                    // never in a block: the nonce is free again
+                    self.inner.repo.delete(key).await?;
+                    metrics::counter!("blockchain_transactions_total", "status" => "REFUSED")
+                        .increment(1);
+                    if attempt == 0 && reason.contains("nonce too low") {
+                        *next_nonce = self
+                            .inner
+                            .provider
+                            .get_transaction_count(self.inner.signer.address())
+                            .await?;
+                        continue;
+                    }
+                    return Err(ChainError::Refused(reason));
+                }
+                Err(other) => {
+                    // stored, maybe sent: the resender goes on with it
+                    *next_nonce += 1;
+                    return Err(other);
+                }
+            }
+        }
+        Err(ChainError::Refused("nonce too low".into()))
+    }
+
+    fn sign(
+        &self,
+        nonce: u64,
+        call: &Call,
+        gas_limit: u64,
+        max_fee: u128,
+        priority_fee: u128,
+    ) -> Result<Submission, ChainError> {
+        let to = call.to.map_or(TxKind::Create, |to| TxKind::Call(to.raw()));
+        let tx = TxEip1559 {
+            chain_id: self.inner.chain_id,
+            nonce,
+            gas_limit,
+            max_fee_per_gas: max_fee,
+            max_priority_fee_per_gas: priority_fee,
+            to,
+            value: U256::ZERO,
+            access_list: Default::default(),
+            input: Bytes::from(call.data.clone()),
+        };
+        let signature = self
+            .inner
+            .signer
+            .sign_hash_sync(&tx.signature_hash())
+            .map_err(|error| ChainError::Malformed(error.to_string()))?;
+        let envelope = TxEnvelope::from(tx.into_signed(signature));
+        let contract = call
+            .to
+            .is_none()
+            .then(|| Address::from(self.inner.signer.address().create(nonce)));
+        Ok(Submission {
+            submitted: Submitted {
+                tx_hash: TxHash::from(*envelope.tx_hash()),
+                nonce,
+                contract,
+            },
+            raw: envelope.encoded_2718(),
+            included: false,
+        })
+    }
+
+    /// Sends signed bytes; a node that has them already is fine.
+    async fn send(&self, submission: &Submission) -> Result<(), ChainError> {
+        match self
+            .inner
+            .provider
+            .send_raw_transaction(&submission.raw)
+            .await
+        {
+            Ok(_) => Ok(()),
+            Err(error) => match ChainError::from(error) {
+                ChainError::Refused(reason)
+                    if reason.contains("already known") || reason.contains("known transaction") =>
+                {
+                    Ok(())
+                }
+                ChainError::Refused(reason)
+                    if reason.contains("nonce too low")
+                        && self.receipt(&submission.submitted.tx_hash).await?.is_some() =>
+                {
+                    Ok(())
+                }
+                other => Err(other),
+            },
+        }
+    }
+
+    /// Sends again what is stored and in no block, oldest first.
+    pub(super) async fn resend_waiting(&self) -> Result<usize, ChainError> {
+        let _queue = self.inner.queue.lock().await;
+        let waiting = self.inner.repo.waiting().await?;
+        for submission in &waiting {
+            self.send(submission).await?;
+        }
+        Ok(waiting.len())
+    }
+
+    pub async fn receipt(&self, tx_hash: &TxHash) -> Result<Option<Receipt>, ChainError> {
+        let receipt = self
+            .inner
+            .provider
+            .get_transaction_receipt(tx_hash.raw())
+            .await?;
+        Ok(receipt.as_ref().map(to_receipt))
+    }
+
+    /// The receipt once the transaction is in a block that was read; `None` when that takes longer than `timeout`.
+    pub async fn wait_receipt(
+        &self,
+        tx_hash: &TxHash,
+        timeout: Duration,
+    ) -> Result<Option<Receipt>, ChainError> {
+        let mut read_to = self.read_to();
+        let deadline = tokio::time::Instant::now() + timeout;
+        loop {
+            read_to.borrow_and_update();
+            if let Some(receipt) = self.receipt(tx_hash).await? {
+                return Ok(Some(receipt));
+            }
+            match tokio::time::timeout_at(deadline, read_to.changed()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) | Err(_) => return Ok(None),
+            }
+        }
+    }
+
+    /// A block by number; the latest without one.
+    pub async fn block(&self, number: Option<u64>) -> Result<Option<BlockInfo>, ChainError> {
+        let tag = number.map_or(BlockNumberOrTag::Latest, BlockNumberOrTag::Number);
+        let Some(block) = self.inner.provider.get_block(BlockId::Number(tag)).await? else {
+            return Ok(None);
+        };
+        Ok(Some(BlockInfo {
+            number: block.header.number,
+            hash: TxHash::from(block.header.hash),
+            parent_hash: TxHash::from(block.header.parent_hash),
+            tx_hashes: block.transactions.hashes().map(TxHash::from).collect(),
+            time_s: block.header.timestamp,
+            header: alloy::rlp::encode(&block.header.inner),
+        }))
+    }
+
+    pub async fn block_number(&self) -> Result<u64, ChainError> {
+        Ok(self.inner.provider.get_block_number().await?)
+    }
+
+    /// Is this the hash of the block with this number? False for a block that does not exist.
+    pub async fn verify_block_hash(&self, number: u64, hash: &TxHash) -> Result<bool, ChainError> {
+        Ok(self
+            .block(Some(number))
+            .await?
+            .is_some_and(|block| block.hash == *hash))
+    }
+
+    pub async fn estimate_gas(&self, to: Option<&Address>, data: &[u8]) -> Result<u64, ChainError> {
+        let mut request = TransactionRequest::default()
+            .with_from(self.inner.signer.address())
+            .with_input(data.to_vec());
+        request.to = Some(to.map_or(TxKind::Create, |to| TxKind::Call(to.raw())));
+        Ok(self.inner.provider.estimate_gas(request).await?)
+    }
+
+    async fn read<C: SolCall>(&self, contract: &Address, call: C) -> Result<C::Return, ChainError> {
+        let request = TransactionRequest::default()
+            .with_to(contract.raw())
+            .with_input(call.abi_encode());
+        let output = self.inner.provider.call(request).await?;
+        C::abi_decode_returns(&output).map_err(|error| ChainError::Malformed(error.to_string()))
+    }
+
+    pub async fn has_code(&self, address: &Address) -> Result<bool, ChainError> {
+        Ok(!self
+            .inner
+            .provider
+            .get_code_at(address.raw())
+            .await?
+            .is_empty())
+    }
+
+    /// Smallest units of a token that an address holds.
+    pub async fn balance_of(&self, token: &Address, holder: &Address) -> Result<u128, ChainError> {
+        to_units(
+            self.read(
+                token,
+                CfaToken::balanceOfCall {
+                    account: holder.raw(),
+                },
+            )
+            .await?,
+        )
+    }
+
+    /// Supply in smallest units, and the number of a block it was true at or after.
+    pub async fn total_supply(&self, token: &Address) -> Result<(u128, u64), ChainError> {
+        let block = self.block_number().await?;
+        Ok((
+            to_units(self.read(token, CfaToken::totalSupplyCall {}).await?)?,
+            block,
+        ))
+    }
+
+    pub async fn token_facts(&self, token: &Address) -> Result<TokenFacts, ChainError> {
+        Ok(TokenFacts {
+            symbol: self.read(token, CfaToken::symbolCall {}).await?,
+            decimals: self.read(token, CfaToken::decimalsCall {}).await?,
+        })
+    }
+
+    pub async fn is_verified(
+        &self,
+        registry: &Address,
+        account: &Address,
+    ) -> Result<bool, ChainError> {
+        self.read(
+            registry,
+            IdentityRegistry::isVerifiedCall {
+                account: account.raw(),
+            },
+        )
+        .await
+    }
+
+    /// Would a move by the operator pass now?
+    pub async fn can_transfer(
+        &self,
+        token: &Address,
+        from: &Address,
+        to: &Address,
+        units: u128,
+    ) -> Result<bool, ChainError> {
+        self.read(
+            token,
+            CfaToken::canTransferCall {
+                from: from.raw(),
+                to: to.raw(),
+                amount: U256::from(units),
+            },
+        )
+        .await
+    }
+
+    pub async fn is_agent(
+        &self,
+        contract: &Address,
+        account: &Address,
+    ) -> Result<bool, ChainError> {
+        self.read(
+            contract,
+            CfaToken::isAgentCall {
+                account: account.raw(),
+            },
+        )
+        .await
+    }
+}
+
+fn to_units(value: U256) -> Result<u128, ChainError> {
+    u128::try_from(value).map_err(|_| ChainError::Malformed("amount beyond 128 bits".into()))
+}
+
+fn to_receipt(receipt: &alloy::rpc::types::TransactionReceipt) -> Receipt {
+    let failed_trades = receipt
+        .logs()
+        .iter()
+        .filter_map(|log| Settlement::TradeFailed::decode_log(&log.inner).ok())
+        .map(|failed| {
+            (
+                Address::from(failed.token),
+                failed.tradeNumber.saturating_to(),
+            )
+        })
+        .collect();
+    Receipt {
+        tx_hash: TxHash::from(receipt.transaction_hash),
+        block_number: receipt.block_number.unwrap_or_default(),
+        block_hash: TxHash::from(receipt.block_hash.unwrap_or_default()),
+        status: if receipt.status() {
+            ReceiptStatus::Success
+        } else {
+            ReceiptStatus::Reverted
+        },
+        gas_used: receipt.gas_used,
+        from: Address::from(receipt.from),
+        to: receipt.to.map(Address::from),
+        contract_address: receipt.contract_address.map(Address::from),
+        failed_trades,
+    }
+}

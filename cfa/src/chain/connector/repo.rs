@@ -1,0 +1,137 @@
+//! SQLite under the connector: submissions and the reading position. Events of a block and the position are one transaction.
+
+use events::sqlite::Sqlite;
+use sqlx::Row;
+use sqlx::sqlite::SqliteRow;
+
+use super::{ChainError, ReceiptStatus, Submitted};
+use crate::chain::TxHash;
+
+pub(super) struct Submission {
+    pub submitted: Submitted,
+    pub raw: Vec<u8>,
+    pub included: bool,
+}
+
+pub(super) struct Repo {
+    db: Sqlite,
+}
+
+impl Repo {
+    pub fn new(db: Sqlite) -> Self {
+        Self { db }
+    }
+
+    /// One above the highest nonce ever given.
+    pub async fn next_nonce(&self) -> Result<u64, ChainError> {
+        let highest: Option<i64> = sqlx::query_scalar("SELECT MAX(nonce) FROM submission")
+            .fetch_one(self.db.read())
+            .await?;
+        Ok(highest.map_or(0, |nonce| nonce as u64 + 1))
+    }
+
+    pub async fn by_key(&self, key: &str) -> Result<Option<Submission>, ChainError> {
+        let row = sqlx::query(
+            "SELECT nonce, tx_hash, raw, contract, block_number FROM submission WHERE key = $1",
+        )
+        .bind(key)
+        .fetch_optional(self.db.read())
+        .await?;
+        row.as_ref().map(decode).transpose()
+    }
+
+    pub async fn waiting(&self) -> Result<Vec<Submission>, ChainError> {
+        let rows = sqlx::query("SELECT nonce, tx_hash, raw, contract, block_number FROM submission WHERE block_number IS NULL ORDER BY nonce")
+            .fetch_all(self.db.read())
+            .await?;
+        rows.iter().map(decode).collect()
+    }
+
+    pub async fn insert(&self, key: &str, submission: &Submission) -> Result<(), ChainError> {
+        let mut tx = self.db.write().await?;
+        sqlx::query("INSERT INTO submission (key, nonce, tx_hash, raw, contract, submitted_us) VALUES ($1, $2, $3, $4, $5, $6)")
+            .bind(key)
+            .bind(submission.submitted.nonce as i64)
+            .bind(submission.submitted.tx_hash.to_string())
+            .bind(submission.raw.as_slice())
+            .bind(submission.submitted.contract.map(|address| address.to_string()).unwrap_or_default())
+            .bind(crate::clock::system_us())
+            .execute(&mut *tx)
+            .await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    pub async fn delete(&self, key: &str) -> Result<(), ChainError> {
+        let mut tx = self.db.write().await?;
+        sqlx::query("DELETE FROM submission WHERE key = $1 AND block_number IS NULL")
+            .bind(key)
+            .execute(&mut *tx)
+            .await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// Number and hash of the last block read.
+    pub async fn cursor(&self) -> Result<Option<(u64, String)>, ChainError> {
+        let row = sqlx::query("SELECT block_number, block_hash FROM cursor WHERE id = 1")
+            .fetch_optional(self.db.read())
+            .await?;
+        Ok(row.map(|row| {
+            (
+                row.get::<i64, _>("block_number") as u64,
+                row.get("block_hash"),
+            )
+        }))
+    }
+
+    /// Marks what the block included, moves the position and puts the events into the outbox, all or nothing.
+    pub async fn record_block(
+        &self,
+        number: u64,
+        hash: &TxHash,
+        receipts: &[(TxHash, ReceiptStatus, u64)],
+        published: &[events::Event],
+    ) -> Result<(), ChainError> {
+        let mut tx = self.db.write().await?;
+        for (tx_hash, status, gas_used) in receipts {
+            sqlx::query("UPDATE submission SET block_number = $1, success = $2, gas_used = $3 WHERE tx_hash = $4")
+                .bind(number as i64)
+                .bind(*status == ReceiptStatus::Success)
+                .bind(*gas_used as i64)
+                .bind(tx_hash.to_string())
+                .execute(&mut *tx)
+                .await?;
+        }
+        sqlx::query(
+            "INSERT INTO cursor (id, block_number, block_hash) VALUES (1, $1, $2)
+             ON CONFLICT (id) DO UPDATE SET block_number = excluded.block_number, block_hash = excluded.block_hash",
+        )
+        .bind(number as i64)
+        .bind(hash.to_string())
+        .execute(&mut *tx)
+        .await?;
+        events::outbox::append_in_tx(&mut tx, published).await?;
+        tx.commit().await?;
+        Ok(())
+    }
+}
+
+fn decode(row: &SqliteRow) -> Result<Submission, ChainError> {
+    let tx_hash: String = row.get("tx_hash");
+    let contract: String = row.get("contract");
+    let damaged = |_| ChainError::Malformed("stored submission".into());
+    Ok(Submission {
+        submitted: Submitted {
+            tx_hash: tx_hash.parse().map_err(damaged)?,
+            nonce: row.get::<i64, _>("nonce") as u64,
+            contract: if contract.is_empty() {
+                None
+            } else {
+                Some(contract.parse().map_err(damaged)?)
+            },
+        },
+        raw: row.get("raw"),
+        included: row.get::<Option<i64>, _>("block_number").is_some(),
+    })
+}

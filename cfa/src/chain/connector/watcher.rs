@@ -1,0 +1,195 @@
+//! Reads the chain block by block, in order and without a gap, and publishes what it read: `TransactionReceiptReady` for every
+//! transaction, then `BlockRead`, on `platform.chain.events.v1`. Also sends again what waits too long.
+//!
+//! A block counts as read when it is `confirmations` below the head; a permissioned chain with immediate finality needs none.
+
+use std::time::Duration;
+
+use alloy::eips::BlockId;
+use alloy::providers::Provider;
+use prost::Message;
+use proto::chain::v1 as pb;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::{BlockInfo, ChainError, Connector, ReceiptStatus, TxHash, to_receipt};
+
+const RESEND_INTERVAL: Duration = Duration::from_secs(2);
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+
+pub struct Watcher {
+    pub connector: Connector,
+    pub confirmations: u64,
+    /// How often a node is asked for new blocks when `head` cannot tell.
+    pub poll_interval: Duration,
+    /// Wakes the watcher at each block of the embedded chain.
+    pub head: Option<watch::Receiver<u64>>,
+}
+
+impl Watcher {
+    pub async fn run(mut self, health: rpc::Health, shutdown: CancellationToken) {
+        let mut resend = tokio::time::interval(RESEND_INTERVAL);
+        resend.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let outcome = self.catch_up().await;
+            let pause = match &outcome {
+                Ok(()) => {
+                    health.set_ok("node");
+                    self.poll_interval
+                }
+                Err(error) => {
+                    health.set_failing("node", &error.to_string());
+                    tracing::warn!(%error, "reading the chain failed");
+                    RETRY_INTERVAL
+                }
+            };
+            tokio::select! {
+                () = shutdown.cancelled() => break,
+                () = next_block(&mut self.head, pause) => {}
+                _ = resend.tick() => {
+                    if let Err(error) = self.connector.resend_waiting().await {
+                        tracing::warn!(%error, "sending waiting transactions again failed");
+                    }
+                }
+            }
+        }
+    }
+
+    async fn catch_up(&self) -> Result<(), ChainError> {
+        let inner = &self.connector.inner;
+        let readable = self
+            .connector
+            .block_number()
+            .await?
+            .checked_sub(self.confirmations);
+        let Some(readable) = readable else {
+            return Ok(());
+        };
+        let mut cursor = inner.repo.cursor().await?;
+        loop {
+            let number = cursor.as_ref().map_or(0, |(number, _)| number + 1);
+            if number > readable {
+                return Ok(());
+            }
+            let Some(block) = self.connector.block(Some(number)).await? else {
+                return Ok(());
+            };
+            if let Some((_, hash)) = &cursor
+                && block.parent_hash.to_string() != *hash
+            {
+                return Err(ChainError::Malformed(format!(
+                    "block {number} does not follow the block read before it; was the chain replaced?"
+                )));
+            }
+            self.read(&block).await?;
+            cursor = Some((number, block.hash.to_string()));
+            inner.read_to.send_replace(number);
+        }
+    }
+
+    async fn read(&self, block: &BlockInfo) -> Result<(), ChainError> {
+        let inner = &self.connector.inner;
+        let receipts = if block.tx_hashes.is_empty() {
+            Vec::new()
+        } else {
+            let receipts = inner
+                .provider
+                .get_block_receipts(BlockId::number(block.number))
+                .await?;
+            receipts.ok_or_else(|| {
+                ChainError::Unavailable(format!("receipts of block {} are not there", block.number))
+            })?
+        };
+        let receipts: Vec<_> = receipts.iter().map(to_receipt).collect();
+        let mut published: Vec<events::Event> = Vec::with_capacity(receipts.len() + 1);
+        for receipt in &receipts {
+            let status = match receipt.status {
+                ReceiptStatus::Success => pb::ReceiptStatus::Success,
+                ReceiptStatus::Reverted => pb::ReceiptStatus::Reverted,
+            };
+            metrics::counter!("blockchain_transactions_total", "status" => status_label(receipt.status)).increment(1);
+            let event = pb::TransactionReceiptReadyEvent {
+                context: context(),
+                tx_hash: receipt.tx_hash.to_string(),
+                block_number: block.number,
+                status: status.into(),
+                gas_used: receipt.gas_used,
+                at: Some(block_time(block)),
+            };
+            published.push(event_of(
+                &receipt.tx_hash.to_string(),
+                "platform.chain.v1.TransactionReceiptReadyEvent",
+                event.encode_to_vec(),
+            ));
+        }
+        let event = pb::BlockReadEvent {
+            context: context(),
+            number: block.number,
+            hash: block.hash.to_string(),
+            parent_hash: block.parent_hash.to_string(),
+            tx_hashes: block.tx_hashes.iter().map(TxHash::to_string).collect(),
+            at: Some(block_time(block)),
+        };
+        published.push(event_of(
+            &block.number.to_string(),
+            "platform.chain.v1.BlockReadEvent",
+            event.encode_to_vec(),
+        ));
+        let marks: Vec<_> = receipts
+            .iter()
+            .map(|receipt| (receipt.tx_hash, receipt.status, receipt.gas_used))
+            .collect();
+        inner
+            .repo
+            .record_block(block.number, &block.hash, &marks, &published)
+            .await
+    }
+}
+
+async fn next_block(head: &mut Option<watch::Receiver<u64>>, pause: Duration) {
+    match head {
+        Some(head) => {
+            if head.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+        None => tokio::time::sleep(pause).await,
+    }
+}
+
+fn status_label(status: ReceiptStatus) -> &'static str {
+    match status {
+        ReceiptStatus::Success => "SUCCESS",
+        ReceiptStatus::Reverted => "REVERTED",
+    }
+}
+
+fn block_time(block: &BlockInfo) -> prost_types::Timestamp {
+    prost_types::Timestamp {
+        seconds: block.time_s as i64,
+        nanos: 0,
+    }
+}
+
+/// The id is derived: reading the chain again from its first block gives the same events, which consumers know.
+fn event_of(key: &str, type_name: &str, payload: Vec<u8>) -> events::Event {
+    let id = uuid::Uuid::new_v5(
+        &uuid::Uuid::NAMESPACE_OID,
+        format!("{type_name}:{key}").as_bytes(),
+    );
+    events::Event {
+        id,
+        topic: events::topics::CHAIN.into(),
+        key: key.into(),
+        type_name: type_name.into(),
+        subject: key.into(),
+        source: "chain".into(),
+        correlation_id: id.to_string(),
+        occurred_at_us: crate::clock::system_us(),
+        payload,
+    }
+}
+
+fn context() -> Option<proto::common::v1::RequestContext> {
+    Some(rpc::Context::new("chain").to_proto())
+}

@@ -1,0 +1,285 @@
+//! A development chain inside the process: real EVM, real bytecode, real blocks, kept on disk.
+//!
+//! `DevChain` takes signed transactions, seals blocks on demand (at once after a pause, at most one per `seal_interval`) and
+//! answers JSON-RPC both in process (`transport`) and over HTTP (`http`), so that the one connector of this platform reaches it by
+//! the very code it reaches a remote node with.
+//!
+//! Invariants: a block is durable before anyone can see it; readers never see a state between two blocks; a transaction that waits
+//! in the pool is in memory only, as on any node (the connector keeps what it sent and sends it again).
+//! Limits: one node, no reorganisations, no state older than the head, no `eth_subscribe`.
+
+pub mod http;
+mod pool;
+mod repo;
+mod rpc;
+mod state;
+mod transport;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use alloy::consensus::transaction::{Recovered, SignerRecoverable};
+use alloy::consensus::{Transaction as _, TxEnvelope, Typed2718};
+use alloy::eips::{Decodable2718, Encodable2718};
+use alloy::primitives::{Address, B256, Bytes, U256};
+use alloy::rpc::types::{Log as RpcLog, TransactionReceipt};
+use revm::context_interface::cfg::gas::calculate_initial_tx_gas;
+use tokio::sync::{Notify, RwLock, watch};
+use tokio_util::sync::CancellationToken;
+
+use pool::Pool;
+pub use repo::StoreError;
+use repo::{Store, StoredTransaction};
+pub use rpc::RpcFailure;
+use state::{Block, SPEC, State};
+
+/// Gas of one block. Far above what a batch of settlement needs, low enough to notice a runaway.
+const BLOCK_GAS_LIMIT: u64 = 500_000_000;
+
+#[derive(Debug, Clone)]
+pub struct DevChainConfig {
+    /// Folder of the chain's database.
+    pub data_dir: PathBuf,
+    pub chain_id: u64,
+    pub seal_interval: Duration,
+    /// Accounts that own native coins in block 0.
+    pub funded: Vec<Address>,
+}
+
+#[derive(Clone)]
+pub struct DevChain {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    chain_id: u64,
+    seal_interval: Duration,
+    store: Store,
+    state: Arc<RwLock<State>>,
+    pool: Mutex<Pool>,
+    work: Notify,
+    head: watch::Sender<u64>,
+    /// Set when a block could not be written: the memory is then ahead of the disk and must not be shown.
+    halted: AtomicBool,
+}
+
+impl DevChain {
+    /// Opens the chain of the folder, or starts a new one at block 0, and seals until `shutdown`.
+    pub async fn start(
+        config: DevChainConfig,
+        shutdown: CancellationToken,
+    ) -> Result<(Self, tokio::task::JoinHandle<()>), StoreError> {
+        let store = Store::open(&config.data_dir.join("chain.sqlite")).await?;
+        let state = match store.load(config.chain_id).await? {
+            Some((header, db)) => State::new(config.chain_id, BLOCK_GAS_LIMIT, db, header),
+            None => {
+                let (state, diff) =
+                    State::genesis(config.chain_id, BLOCK_GAS_LIMIT, &config.funded, now_s());
+                store
+                    .append(config.chain_id, &state.head, state.head_hash, &[], &diff)
+                    .await?;
+                state
+            }
+        };
+        let (head, _) = watch::channel(state.head.number);
+        let inner = Inner {
+            chain_id: config.chain_id,
+            seal_interval: config.seal_interval,
+            store,
+            state: Arc::new(RwLock::new(state)),
+            pool: Mutex::new(Pool::default()),
+            work: Notify::new(),
+            head,
+            halted: AtomicBool::new(false),
+        };
+        let chain = Self {
+            inner: Arc::new(inner),
+        };
+        let sealer = tokio::spawn(chain.clone().seal_on_demand(shutdown));
+        Ok((chain, sealer))
+    }
+
+    pub fn chain_id(&self) -> u64 {
+        self.inner.chain_id
+    }
+
+    /// The number of the last block; changes when a block has become visible.
+    pub fn head(&self) -> watch::Receiver<u64> {
+        self.inner.head.subscribe()
+    }
+
+    /// False once a block could not be stored.
+    pub fn is_healthy(&self) -> bool {
+        !self.inner.halted.load(Ordering::Acquire)
+    }
+
+    async fn seal_on_demand(self, shutdown: CancellationToken) {
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => break,
+                () = self.inner.work.notified() => {}
+            }
+            let sealed_at = tokio::time::Instant::now();
+            if let Err(error) = self.seal().await {
+                self.inner.halted.store(true, Ordering::Release);
+                tracing::error!(%error, "development chain stopped: a block could not be stored");
+                break;
+            }
+            tokio::select! {
+                () = shutdown.cancelled() => break,
+                () = tokio::time::sleep_until(sealed_at + self.inner.seal_interval) => {}
+            }
+        }
+        self.inner.store.close().await;
+    }
+
+    /// Seals one block of everything that is ready; no block when nothing is.
+    async fn seal(&self) -> Result<(), StoreError> {
+        let mut state = self.inner.state.clone().write_owned().await;
+        let ready = self.pool().take_ready(|sender| state.account(sender).nonce);
+        if ready.is_empty() {
+            return Ok(());
+        }
+        // the write lock is held until the block is on disk: no reader sees it before
+        let (state, block) = tokio::task::spawn_blocking(move || {
+            let block = state.execute_block(ready, now_s());
+            (state, block)
+        })
+        .await
+        .map_err(|error| StoreError::Damaged(format!("execution stopped: {error}")))?;
+        for (tx_hash, reason) in &block.dropped {
+            tracing::warn!(%tx_hash, reason, "transaction dropped");
+        }
+        self.inner
+            .store
+            .append(
+                self.inner.chain_id,
+                &block.header,
+                block.hash,
+                &stored_transactions(&block),
+                &block.diff,
+            )
+            .await?;
+        drop(state);
+        self.inner.head.send_replace(block.header.number);
+        Ok(())
+    }
+
+    /// Takes a signed transaction into the pool.
+    async fn submit_raw(&self, raw: &Bytes) -> Result<B256, RpcFailure> {
+        let envelope = TxEnvelope::decode_2718_exact(raw.as_ref())
+            .map_err(|error| RpcFailure::invalid_params(format!("transaction: {error}")))?;
+        if envelope.ty() > 2 {
+            return Err(RpcFailure::rejected("transaction type not supported"));
+        }
+        // a transaction without chain id could be replayed from another chain (EIP-155)
+        if envelope.chain_id() != Some(self.inner.chain_id) {
+            return Err(RpcFailure::rejected("invalid chain id for signer"));
+        }
+        let signer = envelope
+            .recover_signer()
+            .map_err(|_| RpcFailure::rejected("invalid sender"))?;
+        let tx_hash = *envelope.tx_hash();
+        let transaction = Recovered::new_unchecked(envelope, signer);
+        let state = self.inner.state.read().await;
+        self.check(&state, &transaction)?;
+        self.pool().insert(transaction)?;
+        drop(state);
+        self.inner.work.notify_one();
+        Ok(tx_hash)
+    }
+
+    fn check(&self, state: &State, transaction: &Recovered<TxEnvelope>) -> Result<(), RpcFailure> {
+        let tx = transaction.inner();
+        let account = state.account(transaction.signer());
+        if tx.nonce() < account.nonce {
+            return Err(RpcFailure::rejected(format!(
+                "nonce too low: next nonce {}, tx nonce {}",
+                account.nonce,
+                tx.nonce()
+            )));
+        }
+        if tx.gas_limit() > BLOCK_GAS_LIMIT {
+            return Err(RpcFailure::rejected("exceeds block gas limit"));
+        }
+        let intrinsic = calculate_initial_tx_gas(SPEC, tx.input(), tx.is_create(), 0, 0, 0, None)
+            .initial_total_gas();
+        if tx.gas_limit() < intrinsic {
+            return Err(RpcFailure::rejected(format!(
+                "intrinsic gas too low: gas {}, minimum needed {intrinsic}",
+                tx.gas_limit()
+            )));
+        }
+        let cost = U256::from(tx.gas_limit())
+            .saturating_mul(U256::from(tx.max_fee_per_gas()))
+            .saturating_add(tx.value());
+        if account.balance < cost {
+            return Err(RpcFailure::rejected(
+                "insufficient funds for gas * price + value",
+            ));
+        }
+        Ok(())
+    }
+
+    fn pool(&self) -> std::sync::MutexGuard<'_, Pool> {
+        // the pool's methods leave it whole even if they panic
+        self.inner
+            .pool
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn stored_transactions(block: &Block) -> Vec<StoredTransaction> {
+    let mut log_index = 0u64;
+    let mut stored = Vec::with_capacity(block.transactions.len());
+    for (position, included) in block.transactions.iter().enumerate() {
+        let tx = included.transaction.inner();
+        let logs = included
+            .logs
+            .iter()
+            .map(|log| {
+                let log = RpcLog {
+                    inner: log.clone(),
+                    block_hash: Some(block.hash),
+                    block_number: Some(block.header.number),
+                    block_timestamp: Some(block.header.timestamp),
+                    transaction_hash: Some(*tx.tx_hash()),
+                    transaction_index: Some(position as u64),
+                    log_index: Some(log_index),
+                    removed: false,
+                };
+                log_index += 1;
+                log
+            })
+            .collect();
+        let receipt = TransactionReceipt {
+            inner: included.envelope(logs),
+            transaction_hash: *tx.tx_hash(),
+            transaction_index: Some(position as u64),
+            block_hash: Some(block.hash),
+            block_number: Some(block.header.number),
+            gas_used: included.gas_used,
+            effective_gas_price: tx.effective_gas_price(Some(0)),
+            blob_gas_used: None,
+            blob_gas_price: None,
+            from: included.transaction.signer(),
+            to: tx.to(),
+            contract_address: included.contract_address,
+        };
+        stored.push(StoredTransaction {
+            raw: Bytes::from(tx.encoded_2718()),
+            receipt,
+        });
+    }
+    stored
+}
+
+fn now_s() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map(|since| since.as_secs())
+        .unwrap_or_default()
+}

@@ -1,0 +1,274 @@
+//! SQLite under the development chain. `append` writes a block with everything it changed in one transaction with
+//! `synchronous = FULL`: after a kill the chain is at the last block whose receipt anyone could have seen.
+
+use std::path::Path;
+
+use alloy::consensus::Header;
+use alloy::primitives::{Address, B256, Bytes, KECCAK256_EMPTY, U256};
+use alloy::rlp::{Decodable, Encodable};
+use alloy::rpc::types::TransactionReceipt;
+use revm::database::{CacheDB, EmptyDB};
+use revm::state::{AccountInfo, Bytecode};
+use sqlx::Row;
+use sqlx::sqlite::{
+    SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow,
+    SqliteSynchronous,
+};
+
+use super::state::StateDiff;
+
+static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/devchain");
+
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("development chain store: {0}")]
+    Sql(#[from] sqlx::Error),
+    #[error("development chain store: {0}")]
+    Migrate(#[from] sqlx::migrate::MigrateError),
+    #[error("development chain store is damaged: {0}")]
+    Damaged(String),
+    #[error(
+        "the chain in the data directory has chain id {stored}, configuration says {configured}"
+    )]
+    OtherChain { stored: u64, configured: u64 },
+}
+
+/// A transaction as it is stored: the signed bytes and its receipt.
+#[derive(Debug, Clone)]
+pub struct StoredTransaction {
+    pub raw: Bytes,
+    pub receipt: TransactionReceipt,
+}
+
+#[derive(Debug, Clone)]
+pub struct Store {
+    pool: SqlitePool,
+}
+
+impl Store {
+    pub async fn open(path: &Path) -> Result<Self, StoreError> {
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Full)
+            .foreign_keys(true)
+            .busy_timeout(std::time::Duration::from_secs(10));
+        let pool = SqlitePoolOptions::new()
+            .max_connections(4)
+            .connect_with(options)
+            .await?;
+        MIGRATOR.run(&pool).await?;
+        Ok(Self { pool })
+    }
+
+    pub async fn close(&self) {
+        self.pool.close().await;
+    }
+
+    /// The last block and the whole state; `None` on a new store.
+    pub async fn load(
+        &self,
+        chain_id: u64,
+    ) -> Result<Option<(Header, CacheDB<EmptyDB>)>, StoreError> {
+        let Some(row) = sqlx::query("SELECT header FROM block ORDER BY number DESC LIMIT 1")
+            .fetch_optional(&self.pool)
+            .await?
+        else {
+            return Ok(None);
+        };
+        let stored: String =
+            sqlx::query_scalar("SELECT value FROM setting WHERE name = 'chain_id'")
+                .fetch_one(&self.pool)
+                .await?;
+        let stored = stored
+            .parse()
+            .map_err(|_| StoreError::Damaged("chain_id".into()))?;
+        if stored != chain_id {
+            return Err(StoreError::OtherChain {
+                stored,
+                configured: chain_id,
+            });
+        }
+        let header = decode_header(&row)?;
+        let mut db = CacheDB::new(EmptyDB::default());
+        for row in sqlx::query("SELECT hash, bytecode FROM code")
+            .fetch_all(&self.pool)
+            .await?
+        {
+            db.cache.contracts.insert(
+                hash(&row, "hash")?,
+                Bytecode::new_raw(Bytes::from(row.get::<Vec<u8>, _>("bytecode"))),
+            );
+        }
+        for row in sqlx::query("SELECT address, nonce, balance, code_hash FROM account")
+            .fetch_all(&self.pool)
+            .await?
+        {
+            let nonce: i64 = row.get("nonce");
+            let info = AccountInfo {
+                balance: word(&row, "balance")?,
+                nonce: u64::try_from(nonce).map_err(|_| StoreError::Damaged("nonce".into()))?,
+                code_hash: hash(&row, "code_hash")?,
+                code: None,
+                ..AccountInfo::default()
+            };
+            db.insert_account_info(address(&row)?, info);
+        }
+        for row in sqlx::query("SELECT address, key, value FROM slot")
+            .fetch_all(&self.pool)
+            .await?
+        {
+            let entry = db.cache.accounts.entry(address(&row)?).or_default();
+            entry
+                .storage
+                .insert(word(&row, "key")?, word(&row, "value")?);
+        }
+        Ok(Some((header, db)))
+    }
+
+    pub async fn append(
+        &self,
+        chain_id: u64,
+        header: &Header,
+        block_hash: B256,
+        transactions: &[StoredTransaction],
+        diff: &StateDiff,
+    ) -> Result<(), StoreError> {
+        let mut encoded = Vec::new();
+        header.encode(&mut encoded);
+        let number = header.number as i64;
+        let mut tx = self.pool.begin().await?;
+        if number == 0 {
+            sqlx::query("INSERT INTO setting (name, value) VALUES ('chain_id', $1)")
+                .bind(chain_id.to_string())
+                .execute(&mut *tx)
+                .await?;
+        }
+        sqlx::query("INSERT INTO block (number, hash, header) VALUES ($1, $2, $3)")
+            .bind(number)
+            .bind(block_hash.as_slice())
+            .bind(encoded)
+            .execute(&mut *tx)
+            .await?;
+        for (position, stored) in transactions.iter().enumerate() {
+            let receipt = serde_json::to_string(&stored.receipt)
+                .map_err(|error| StoreError::Damaged(error.to_string()))?;
+            sqlx::query("INSERT INTO transaction_ (hash, block_number, position, raw, receipt) VALUES ($1, $2, $3, $4, $5)")
+                .bind(stored.receipt.transaction_hash.as_slice())
+                .bind(number)
+                .bind(position as i64)
+                .bind(stored.raw.as_ref())
+                .bind(receipt)
+                .execute(&mut *tx)
+                .await?;
+        }
+        for (code_hash, code) in &diff.codes {
+            sqlx::query(
+                "INSERT INTO code (hash, bytecode) VALUES ($1, $2) ON CONFLICT (hash) DO NOTHING",
+            )
+            .bind(code_hash.as_slice())
+            .bind(code.as_ref())
+            .execute(&mut *tx)
+            .await?;
+        }
+        for (address, info) in &diff.accounts {
+            let code_hash = if info.code_hash.is_zero() {
+                KECCAK256_EMPTY
+            } else {
+                info.code_hash
+            };
+            sqlx::query(
+                "INSERT INTO account (address, nonce, balance, code_hash) VALUES ($1, $2, $3, $4)
+                 ON CONFLICT (address) DO UPDATE SET nonce = excluded.nonce, balance = excluded.balance, code_hash = excluded.code_hash",
+            )
+            .bind(address.as_slice())
+            .bind(info.nonce as i64)
+            .bind(info.balance.to_be_bytes::<32>().as_slice())
+            .bind(code_hash.as_slice())
+            .execute(&mut *tx)
+            .await?;
+        }
+        for ((address, key), value) in &diff.slots {
+            sqlx::query(
+                "INSERT INTO slot (address, key, value) VALUES ($1, $2, $3) ON CONFLICT (address, key) DO UPDATE SET value = excluded.value",
+            )
+            .bind(address.as_slice())
+            .bind(key.to_be_bytes::<32>().as_slice())
+            .bind(value.to_be_bytes::<32>().as_slice())
+            .execute(&mut *tx)
+            .await?;
+        }
+        tx.commit().await?;
+        Ok(())
+    }
+
+    pub async fn header_by_number(&self, number: u64) -> Result<Option<Header>, StoreError> {
+        let row = sqlx::query("SELECT header FROM block WHERE number = $1")
+            .bind(number as i64)
+            .fetch_optional(&self.pool)
+            .await?;
+        row.as_ref().map(decode_header).transpose()
+    }
+
+    pub async fn header_by_hash(&self, block_hash: B256) -> Result<Option<Header>, StoreError> {
+        let row = sqlx::query("SELECT header FROM block WHERE hash = $1")
+            .bind(block_hash.as_slice())
+            .fetch_optional(&self.pool)
+            .await?;
+        row.as_ref().map(decode_header).transpose()
+    }
+
+    /// Transactions of the blocks from..=to, in chain order.
+    pub async fn transactions(
+        &self,
+        from: u64,
+        to: u64,
+    ) -> Result<Vec<StoredTransaction>, StoreError> {
+        let rows = sqlx::query("SELECT raw, receipt FROM transaction_ WHERE block_number BETWEEN $1 AND $2 ORDER BY block_number, position")
+            .bind(from as i64)
+            .bind(to.min(i64::MAX as u64) as i64)
+            .fetch_all(&self.pool)
+            .await?;
+        rows.iter().map(decode_transaction).collect()
+    }
+
+    pub async fn transaction(
+        &self,
+        tx_hash: B256,
+    ) -> Result<Option<StoredTransaction>, StoreError> {
+        let row = sqlx::query("SELECT raw, receipt FROM transaction_ WHERE hash = $1")
+            .bind(tx_hash.as_slice())
+            .fetch_optional(&self.pool)
+            .await?;
+        row.as_ref().map(decode_transaction).transpose()
+    }
+}
+
+fn decode_header(row: &SqliteRow) -> Result<Header, StoreError> {
+    let bytes: Vec<u8> = row.get("header");
+    Header::decode(&mut bytes.as_slice()).map_err(|error| StoreError::Damaged(error.to_string()))
+}
+
+fn decode_transaction(row: &SqliteRow) -> Result<StoredTransaction, StoreError> {
+    let receipt: String = row.get("receipt");
+    Ok(StoredTransaction {
+        raw: Bytes::from(row.get::<Vec<u8>, _>("raw")),
+        receipt: serde_json::from_str(&receipt)
+            .map_err(|error| StoreError::Damaged(error.to_string()))?,
+    })
+}
+
+fn address(row: &SqliteRow) -> Result<Address, StoreError> {
+    let bytes: Vec<u8> = row.get("address");
+    Address::try_from(bytes.as_slice()).map_err(|_| StoreError::Damaged("address".into()))
+}
+
+fn hash(row: &SqliteRow, column: &'static str) -> Result<B256, StoreError> {
+    let bytes: Vec<u8> = row.get(column);
+    B256::try_from(bytes.as_slice()).map_err(|_| StoreError::Damaged(column.into()))
+}
+
+fn word(row: &SqliteRow, column: &'static str) -> Result<U256, StoreError> {
+    Ok(U256::from_be_bytes(hash(row, column)?.0))
+}

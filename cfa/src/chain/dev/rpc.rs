@@ -1,0 +1,430 @@
+//! The JSON-RPC methods of the development chain, as Ethereum's execution API names them.
+//!
+//! State is known for the head only: a block parameter other than the head's number or a tag of it is refused.
+
+use std::borrow::Cow;
+
+use alloy::consensus::transaction::Recovered;
+use alloy::consensus::{Header, TxEnvelope};
+use alloy::eips::{BlockId, BlockNumberOrTag, Decodable2718};
+use alloy::primitives::{Address, B256, Bytes, TxKind, U64, U256};
+use alloy::rpc::json_rpc::ErrorPayload;
+use alloy::rpc::types::{
+    Block, BlockTransactions, FeeHistory, Filter, Header as RpcHeader, Log, Transaction,
+    TransactionRequest,
+};
+use revm::context::TxEnv;
+use revm::context::result::ExecutionResult;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::repo::StoredTransaction;
+use super::state::{ExecutionError, State};
+use super::{BLOCK_GAS_LIMIT, DevChain, StoreError};
+
+/// Logs one query may return.
+const LOG_LIMIT: usize = 20_000;
+
+/// An error object of JSON-RPC.
+#[derive(Debug, Serialize)]
+pub struct RpcFailure {
+    code: i64,
+    message: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<Value>,
+}
+
+impl RpcFailure {
+    pub fn new(code: i64, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            data: None,
+        }
+    }
+
+    pub fn invalid_params(message: impl Into<String>) -> Self {
+        Self::new(-32602, message)
+    }
+
+    /// The transaction pool's refusals.
+    pub fn rejected(message: impl Into<String>) -> Self {
+        Self::new(-32000, message)
+    }
+
+    fn reverted(output: &Bytes) -> Self {
+        let reason = alloy::sol_types::decode_revert_reason(output)
+            .map(|reason| format!(": {reason}"))
+            .unwrap_or_default();
+        Self {
+            code: 3,
+            message: format!("execution reverted{reason}"),
+            data: Some(json!(output)),
+        }
+    }
+
+    pub fn into_payload(self) -> ErrorPayload {
+        let data = self
+            .data
+            .and_then(|data| serde_json::value::to_raw_value(&data).ok());
+        ErrorPayload {
+            code: self.code,
+            message: Cow::Owned(self.message),
+            data,
+        }
+    }
+}
+
+impl From<StoreError> for RpcFailure {
+    fn from(error: StoreError) -> Self {
+        Self::new(-32603, error.to_string())
+    }
+}
+
+impl From<ExecutionError> for RpcFailure {
+    fn from(error: ExecutionError) -> Self {
+        Self::rejected(error.to_string())
+    }
+}
+
+struct Params(Vec<Value>);
+
+impl Params {
+    fn take<T: DeserializeOwned>(&mut self, index: usize, name: &str) -> Result<T, RpcFailure> {
+        let value = self
+            .0
+            .get_mut(index)
+            .map(Value::take)
+            .unwrap_or(Value::Null);
+        serde_json::from_value(value)
+            .map_err(|error| RpcFailure::invalid_params(format!("{name}: {error}")))
+    }
+
+    fn block(&mut self, index: usize) -> Result<BlockId, RpcFailure> {
+        Ok(self
+            .take::<Option<BlockId>>(index, "block")?
+            .unwrap_or_default())
+    }
+}
+
+impl DevChain {
+    /// Answers one request.
+    pub(super) async fn handle(&self, method: &str, params: Value) -> Result<Value, RpcFailure> {
+        if !self.is_healthy() {
+            return Err(RpcFailure::new(
+                -32603,
+                "the chain has stopped: a block could not be stored",
+            ));
+        }
+        let mut params = match params {
+            Value::Array(params) => Params(params),
+            Value::Null => Params(Vec::new()),
+            _ => return Err(RpcFailure::invalid_params("params must be an array")),
+        };
+        let value = match method {
+            "web3_clientVersion" => json!(concat!("platform-devchain/", env!("CARGO_PKG_VERSION"))),
+            "net_version" => json!(self.inner.chain_id.to_string()),
+            "net_listening" => json!(true),
+            "eth_syncing" => json!(false),
+            "eth_accounts" => json!([]),
+            "eth_chainId" => json!(U64::from(self.inner.chain_id)),
+            "eth_blockNumber" => json!(U64::from(self.inner.state.read().await.head.number)),
+            "eth_gasPrice" | "eth_maxPriorityFeePerGas" => json!(U64::ZERO),
+            "eth_feeHistory" => json!(self.fee_history(params.take(0, "blockCount")?).await),
+            "eth_sendRawTransaction" => json!(self.submit_raw(&params.take(0, "data")?).await?),
+            "eth_getBalance" => json!(
+                self.head_state(params.block(1)?)
+                    .await?
+                    .account(params.take(0, "address")?)
+                    .balance
+            ),
+            "eth_getCode" => json!(
+                self.head_state(params.block(1)?)
+                    .await?
+                    .code(params.take(0, "address")?)
+            ),
+            "eth_getStorageAt" => {
+                let state = self.head_state(params.block(2)?).await?;
+                json!(B256::from(
+                    state.slot(params.take(0, "address")?, params.take(1, "slot")?)
+                ))
+            }
+            "eth_getTransactionCount" => {
+                let block = params.block(1)?;
+                let address: Address = params.take(0, "address")?;
+                let state = self.head_state(block).await?;
+                let nonce = state.account(address).nonce;
+                json!(U64::from(if block.is_pending() {
+                    self.pool().next_nonce(address, nonce)
+                } else {
+                    nonce
+                }))
+            }
+            "eth_call" => {
+                let state = self.head_state(params.block(1)?).await?;
+                json!(returned(
+                    state.call(message(params.take(0, "transaction")?))?
+                )?)
+            }
+            "eth_estimateGas" => {
+                let state = self.head_state(params.block(1)?).await?;
+                json!(U64::from(estimate_gas(
+                    &state,
+                    message(params.take(0, "transaction")?)
+                )?))
+            }
+            "eth_getTransactionReceipt" => json!(
+                self.inner
+                    .store
+                    .transaction(params.take(0, "hash")?)
+                    .await?
+                    .map(|stored| stored.receipt)
+            ),
+            "eth_getTransactionByHash" => self.transaction_by_hash(params.take(0, "hash")?).await?,
+            "eth_getBlockByNumber" => {
+                let tag: BlockNumberOrTag = params.take(0, "block")?;
+                self.block(
+                    self.header_of(BlockId::Number(tag)).await?,
+                    params.take::<Option<bool>>(1, "full")?.unwrap_or(false),
+                )
+                .await?
+            }
+            "eth_getBlockByHash" => {
+                let hash: B256 = params.take(0, "hash")?;
+                self.block(
+                    self.inner.store.header_by_hash(hash).await?,
+                    params.take::<Option<bool>>(1, "full")?.unwrap_or(false),
+                )
+                .await?
+            }
+            "eth_getBlockReceipts" => match self.header_of(params.block(0)?).await? {
+                Some(header) => {
+                    let stored = self
+                        .inner
+                        .store
+                        .transactions(header.number, header.number)
+                        .await?;
+                    json!(
+                        stored
+                            .into_iter()
+                            .map(|stored| stored.receipt)
+                            .collect::<Vec<_>>()
+                    )
+                }
+                None => Value::Null,
+            },
+            "eth_getLogs" => json!(self.logs(params.take(0, "filter")?).await?),
+            other => {
+                return Err(RpcFailure::new(
+                    -32601,
+                    format!("the method {other} does not exist"),
+                ));
+            }
+        };
+        Ok(value)
+    }
+
+    async fn head_state(
+        &self,
+        block: BlockId,
+    ) -> Result<tokio::sync::RwLockReadGuard<'_, State>, RpcFailure> {
+        let state = self.inner.state.read().await;
+        let known = match block {
+            BlockId::Number(BlockNumberOrTag::Number(number)) => number == state.head.number,
+            BlockId::Number(BlockNumberOrTag::Earliest) => state.head.number == 0,
+            BlockId::Number(_) => true,
+            BlockId::Hash(hash) => hash.block_hash == state.head_hash,
+        };
+        if known {
+            Ok(state)
+        } else {
+            Err(RpcFailure::rejected(
+                "state is kept for the latest block only",
+            ))
+        }
+    }
+
+    async fn header_of(&self, block: BlockId) -> Result<Option<Header>, RpcFailure> {
+        Ok(match block {
+            BlockId::Hash(hash) => self.inner.store.header_by_hash(hash.block_hash).await?,
+            BlockId::Number(BlockNumberOrTag::Number(number)) => {
+                self.inner.store.header_by_number(number).await?
+            }
+            BlockId::Number(BlockNumberOrTag::Earliest) => {
+                self.inner.store.header_by_number(0).await?
+            }
+            BlockId::Number(_) => Some(self.inner.state.read().await.head.clone()),
+        })
+    }
+
+    async fn block(&self, header: Option<Header>, full: bool) -> Result<Value, RpcFailure> {
+        let Some(header) = header else {
+            return Ok(Value::Null);
+        };
+        let stored = self
+            .inner
+            .store
+            .transactions(header.number, header.number)
+            .await?;
+        let timestamp = header.timestamp;
+        let transactions = if full {
+            BlockTransactions::Full(
+                stored
+                    .into_iter()
+                    .map(|stored| rpc_transaction(stored, timestamp))
+                    .collect::<Result<_, _>>()?,
+            )
+        } else {
+            BlockTransactions::Hashes(
+                stored
+                    .iter()
+                    .map(|stored| stored.receipt.transaction_hash)
+                    .collect(),
+            )
+        };
+        let block: Block = Block {
+            header: RpcHeader::new(header),
+            uncles: Vec::new(),
+            transactions,
+            withdrawals: Some(Default::default()),
+        };
+        Ok(json!(block))
+    }
+
+    async fn transaction_by_hash(&self, hash: B256) -> Result<Value, RpcFailure> {
+        if let Some(stored) = self.inner.store.transaction(hash).await? {
+            let header = self
+                .inner
+                .store
+                .header_by_number(stored.receipt.block_number.unwrap_or_default())
+                .await?;
+            return Ok(json!(rpc_transaction(
+                stored,
+                header.map(|header| header.timestamp).unwrap_or_default()
+            )?));
+        }
+        let waiting = self.pool().get(hash).cloned();
+        Ok(match waiting {
+            Some(inner) => json!(Transaction {
+                inner,
+                block_hash: None,
+                block_number: None,
+                transaction_index: None,
+                effective_gas_price: None,
+                block_timestamp: None
+            }),
+            None => Value::Null,
+        })
+    }
+
+    async fn logs(&self, filter: Filter) -> Result<Vec<Log>, RpcFailure> {
+        let head = self.inner.state.read().await.head.number;
+        let (from, to) = match filter.get_block_hash() {
+            Some(hash) => match self.inner.store.header_by_hash(hash).await? {
+                Some(header) => (header.number, header.number),
+                None => return Err(RpcFailure::rejected("unknown block")),
+            },
+            None => (
+                filter.get_from_block().unwrap_or(head),
+                filter.get_to_block().unwrap_or(head),
+            ),
+        };
+        let mut found = Vec::new();
+        for stored in self.inner.store.transactions(from, to).await? {
+            found.extend(
+                stored
+                    .receipt
+                    .logs()
+                    .iter()
+                    .filter(|log| filter.rpc_matches(log))
+                    .cloned(),
+            );
+            if found.len() > LOG_LIMIT {
+                return Err(RpcFailure::rejected(format!(
+                    "query returned more than {LOG_LIMIT} results"
+                )));
+            }
+        }
+        Ok(found)
+    }
+
+    async fn fee_history(&self, count: U64) -> FeeHistory {
+        let head = self.inner.state.read().await.head.number;
+        let count = count.to::<u64>().clamp(1, 1024).min(head + 1);
+        FeeHistory {
+            base_fee_per_gas: vec![0; count as usize + 1],
+            gas_used_ratio: vec![0.0; count as usize],
+            base_fee_per_blob_gas: Vec::new(),
+            blob_gas_used_ratio: Vec::new(),
+            oldest_block: head + 1 - count,
+            reward: Some(vec![vec![0]; count as usize]),
+        }
+    }
+}
+
+fn rpc_transaction(
+    stored: StoredTransaction,
+    block_timestamp: u64,
+) -> Result<Transaction, RpcFailure> {
+    let envelope = TxEnvelope::decode_2718_exact(stored.raw.as_ref())
+        .map_err(|error| StoreError::Damaged(error.to_string()))?;
+    Ok(Transaction {
+        inner: Recovered::new_unchecked(envelope, stored.receipt.from),
+        block_hash: stored.receipt.block_hash,
+        block_number: stored.receipt.block_number,
+        transaction_index: stored.receipt.transaction_index,
+        effective_gas_price: Some(stored.receipt.effective_gas_price),
+        block_timestamp: Some(block_timestamp),
+    })
+}
+
+fn message(request: TransactionRequest) -> TxEnv {
+    TxEnv {
+        caller: request.from.unwrap_or_default(),
+        gas_limit: request.gas.unwrap_or(BLOCK_GAS_LIMIT).min(BLOCK_GAS_LIMIT),
+        // free of gas price, so that a reader needs no coins
+        gas_price: 0,
+        kind: request.to.unwrap_or(TxKind::Create),
+        value: request.value.unwrap_or(U256::ZERO),
+        data: request.input.into_input().unwrap_or_default(),
+        chain_id: None,
+        ..TxEnv::default()
+    }
+}
+
+fn returned(result: ExecutionResult) -> Result<Bytes, RpcFailure> {
+    match result {
+        ExecutionResult::Success { output, .. } => Ok(output.into_data()),
+        ExecutionResult::Revert { output, .. } => Err(RpcFailure::reverted(&output)),
+        ExecutionResult::Halt { reason, .. } => Err(RpcFailure::rejected(format!(
+            "execution halted: {reason:?}"
+        ))),
+    }
+}
+
+/// The smallest gas limit that works, to 1 in 64: tries the gas used plus what nested calls must leave behind, then halves the range.
+fn estimate_gas(state: &State, message: TxEnv) -> Result<u64, RpcFailure> {
+    let with_limit = |gas_limit| {
+        state.call(TxEnv {
+            gas_limit,
+            ..message.clone()
+        })
+    };
+    let result = with_limit(message.gas_limit)?;
+    let gas = *result.gas();
+    returned(result)?;
+    let mut enough = message.gas_limit;
+    let mut too_little = gas.tx_gas_used().saturating_sub(1);
+    let mut attempt = (gas.total_gas_spent() + gas.total_gas_spent() / 63 + 2300).min(enough);
+    while too_little + 1 < enough && (enough - too_little) > enough / 64 {
+        // a limit below the intrinsic gas is an error, not a failed execution; both mean "more"
+        if with_limit(attempt).is_ok_and(|result| result.is_success()) {
+            enough = attempt
+        } else {
+            too_little = attempt
+        }
+        attempt = too_little + (enough - too_little) / 2;
+    }
+    Ok(enough)
+}

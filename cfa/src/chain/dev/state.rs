@@ -1,0 +1,374 @@
+//! The state of the development chain and the execution of transactions on it: revm on an in-memory database.
+//!
+//! Pure of I/O: `execute_block` turns ready transactions and a time into a block and the differences of state it made; writing them
+//! down is the caller's business. Rules are those of Shanghai with a base fee of zero: the chain is permissioned and free of gas price,
+//! but gas is counted as on any other chain.
+//!
+//! `state_root` is not a Merkle root: it is keccak256 over the parent's value and the block's sorted differences, so it commits to
+//! the whole history of the state at a cost that follows the block, not the state. The other roots, the bloom and the header
+//! hash are the real ones.
+
+use std::collections::BTreeMap;
+
+use alloy::consensus::proofs::{calculate_receipt_root, calculate_transaction_root};
+use alloy::consensus::transaction::Recovered;
+use alloy::consensus::{
+    EMPTY_OMMER_ROOT_HASH, EMPTY_ROOT_HASH, Eip658Value, Header, Receipt, ReceiptEnvelope,
+    Transaction as _, TxEnvelope, TxReceipt, TxType, Typed2718,
+};
+use alloy::primitives::{Address, B64, B256, Bloom, Bytes, Log, U256, keccak256};
+use revm::context::TxEnv;
+use revm::context::result::{EVMError, ExecutionResult, InvalidTransaction};
+use revm::database::{CacheDB, EmptyDB};
+use revm::database_interface::WrapDatabaseRef;
+use revm::primitives::hardfork::SpecId;
+use revm::state::{AccountInfo, Bytecode, EvmState};
+use revm::{Context, DatabaseCommit, ExecuteEvm, MainBuilder, MainContext};
+
+/// Rules of execution.
+pub const SPEC: SpecId = SpecId::SHANGHAI;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ExecutionError {
+    #[error("{0}")]
+    Invalid(InvalidTransaction),
+    #[error("execution failed: {0}")]
+    Fatal(String),
+}
+
+impl<E: std::fmt::Debug> From<EVMError<E>> for ExecutionError {
+    fn from(error: EVMError<E>) -> Self {
+        match error {
+            EVMError::Transaction(invalid) => Self::Invalid(invalid),
+            other => Self::Fatal(format!("{other:?}")),
+        }
+    }
+}
+
+/// What one block changed, keyed so that its encoding is unique.
+#[derive(Debug, Default)]
+pub struct StateDiff {
+    pub accounts: BTreeMap<Address, AccountInfo>,
+    pub slots: BTreeMap<(Address, U256), U256>,
+    pub codes: BTreeMap<B256, Bytes>,
+}
+
+impl StateDiff {
+    fn absorb(&mut self, state: &EvmState) {
+        for (address, account) in state {
+            if !account.is_touched() {
+                continue;
+            }
+            assert!(
+                !account.is_selfdestructed(),
+                "no contract of this chain destroys itself"
+            );
+            for (key, slot) in account.changed_storage_slots() {
+                self.slots.insert((*address, *key), slot.present_value);
+            }
+            if let Some(code) = account.info.code.as_ref().filter(|code| !code.is_empty()) {
+                self.codes
+                    .entry(account.info.code_hash)
+                    .or_insert_with(|| code.original_bytes());
+            }
+            let mut info = account.info.clone();
+            info.code = None;
+            self.accounts.insert(*address, info);
+        }
+    }
+
+    fn commitment(&self, parent: B256) -> B256 {
+        let mut bytes = parent.to_vec();
+        for (address, info) in &self.accounts {
+            bytes.extend_from_slice(address.as_slice());
+            bytes.extend_from_slice(&info.nonce.to_be_bytes());
+            bytes.extend_from_slice(&info.balance.to_be_bytes::<32>());
+            bytes.extend_from_slice(info.code_hash.as_slice());
+        }
+        for ((address, key), value) in &self.slots {
+            bytes.extend_from_slice(address.as_slice());
+            bytes.extend_from_slice(&key.to_be_bytes::<32>());
+            bytes.extend_from_slice(&value.to_be_bytes::<32>());
+        }
+        keccak256(&bytes)
+    }
+}
+
+/// A transaction in a block with what came of it.
+#[derive(Debug)]
+pub struct Included {
+    pub transaction: Recovered<TxEnvelope>,
+    pub success: bool,
+    pub gas_used: u64,
+    pub cumulative_gas_used: u64,
+    pub contract_address: Option<Address>,
+    pub logs: Vec<Log>,
+    pub bloom: Bloom,
+}
+
+impl Included {
+    pub fn envelope<T>(&self, logs: Vec<T>) -> ReceiptEnvelope<T> {
+        let receipt = Receipt {
+            status: Eip658Value::Eip658(self.success),
+            cumulative_gas_used: self.cumulative_gas_used,
+            logs,
+        };
+        let receipt = alloy::consensus::ReceiptWithBloom {
+            receipt,
+            logs_bloom: self.bloom,
+        };
+        match self.transaction.inner().ty() {
+            0 => ReceiptEnvelope::Legacy(receipt),
+            1 => ReceiptEnvelope::Eip2930(receipt),
+            _ => ReceiptEnvelope::Eip1559(receipt),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Block {
+    pub header: Header,
+    pub hash: B256,
+    pub transactions: Vec<Included>,
+    pub diff: StateDiff,
+    /// Ready transactions that turned out to be impossible, with the reason.
+    pub dropped: Vec<(B256, String)>,
+}
+
+pub struct State {
+    pub db: CacheDB<EmptyDB>,
+    pub head: Header,
+    pub head_hash: B256,
+    chain_id: u64,
+    block_gas_limit: u64,
+}
+
+impl State {
+    pub fn new(chain_id: u64, block_gas_limit: u64, db: CacheDB<EmptyDB>, head: Header) -> Self {
+        let head_hash = head.hash_slow();
+        Self {
+            db,
+            head,
+            head_hash,
+            chain_id,
+            block_gas_limit,
+        }
+    }
+
+    /// Block 0 and the state in which some accounts own native coins.
+    pub fn genesis(
+        chain_id: u64,
+        block_gas_limit: u64,
+        funded: &[Address],
+        time_s: u64,
+    ) -> (Self, StateDiff) {
+        let mut db = CacheDB::new(EmptyDB::default());
+        let mut diff = StateDiff::default();
+        for address in funded {
+            let info = AccountInfo {
+                balance: U256::from(10u64).pow(U256::from(24u64)),
+                ..AccountInfo::default()
+            };
+            db.insert_account_info(*address, info.clone());
+            diff.accounts
+                .insert(*address, AccountInfo { code: None, ..info });
+        }
+        let root = diff.commitment(B256::ZERO);
+        let header = header(B256::ZERO, 0, time_s, block_gas_limit, root);
+        (Self::new(chain_id, block_gas_limit, db, header), diff)
+    }
+
+    pub fn account(&self, address: Address) -> AccountInfo {
+        self.db
+            .cache
+            .accounts
+            .get(&address)
+            .map(|account| account.info.clone())
+            .unwrap_or_default()
+    }
+
+    pub fn code(&self, address: Address) -> Bytes {
+        let hash = self.account(address).code_hash;
+        self.db
+            .cache
+            .contracts
+            .get(&hash)
+            .map(Bytecode::original_bytes)
+            .unwrap_or_default()
+    }
+
+    pub fn slot(&self, address: Address, key: U256) -> U256 {
+        self.db
+            .cache
+            .accounts
+            .get(&address)
+            .and_then(|account| account.storage.get(&key))
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// Runs a message without keeping what it does. Nonce, balance and fee are not looked at.
+    pub fn call(&self, message: TxEnv) -> Result<ExecutionResult, ExecutionError> {
+        let block = self.next_block_env(self.head.timestamp);
+        let chain_id = self.chain_id;
+        let mut evm = Context::mainnet()
+            .with_db(WrapDatabaseRef(&self.db))
+            .modify_cfg_chained(|cfg| {
+                cfg.chain_id = chain_id;
+                cfg.set_spec_and_mainnet_gas_params(SPEC);
+                cfg.disable_nonce_check = true;
+                cfg.tx_gas_limit_cap = Some(u64::MAX);
+            })
+            .with_block(block)
+            .build_mainnet();
+        Ok(evm.transact(message)?.result)
+    }
+
+    /// Executes the transactions in the order given until the block is full, and moves the head. The caller makes the result durable
+    /// before anyone may see it.
+    pub fn execute_block(&mut self, ready: Vec<Recovered<TxEnvelope>>, time_s: u64) -> Block {
+        let time_s = time_s.max(self.head.timestamp);
+        let env = self.next_block_env(time_s);
+        let mut diff = StateDiff::default();
+        let mut included = Vec::with_capacity(ready.len());
+        let mut dropped = Vec::new();
+        let mut cumulative_gas_used = 0u64;
+        for transaction in ready {
+            let chain_id = self.chain_id;
+            let outcome = {
+                let mut evm = Context::mainnet()
+                    .with_db(&mut self.db)
+                    .modify_cfg_chained(|cfg| {
+                        cfg.chain_id = chain_id;
+                        cfg.set_spec_and_mainnet_gas_params(SPEC);
+                        cfg.tx_gas_limit_cap = Some(u64::MAX);
+                    })
+                    .with_block(env.clone())
+                    .build_mainnet();
+                evm.transact(tx_env(&transaction))
+            };
+            let outcome = match outcome.map_err(ExecutionError::from) {
+                Ok(outcome) => outcome,
+                Err(reason) => {
+                    dropped.push((*transaction.inner().tx_hash(), reason.to_string()));
+                    continue;
+                }
+            };
+            diff.absorb(&outcome.state);
+            self.db.commit(outcome.state);
+            self.db.cache.logs.clear();
+            let gas_used = outcome.result.tx_gas_used();
+            cumulative_gas_used += gas_used;
+            let success = outcome.result.is_success();
+            // a reverted transaction leaves no logs, whatever it emitted on the way
+            let logs = if success {
+                outcome.result.logs().to_vec()
+            } else {
+                Vec::new()
+            };
+            included.push(Included {
+                success,
+                gas_used,
+                cumulative_gas_used,
+                contract_address: if success {
+                    outcome.result.created_address()
+                } else {
+                    None
+                },
+                bloom: logs.iter().fold(Bloom::ZERO, |mut bloom, log| {
+                    bloom.accrue_log(log);
+                    bloom
+                }),
+                logs,
+                transaction,
+            });
+        }
+        let mut header = header(
+            self.head_hash,
+            self.head.number + 1,
+            time_s,
+            self.block_gas_limit,
+            diff.commitment(self.head.state_root),
+        );
+        header.gas_used = cumulative_gas_used;
+        let envelopes: Vec<TxEnvelope> = included
+            .iter()
+            .map(|tx| tx.transaction.inner().clone())
+            .collect();
+        header.transactions_root = calculate_transaction_root(&envelopes);
+        let receipts: Vec<ReceiptEnvelope> = included
+            .iter()
+            .map(|tx| tx.envelope(tx.logs.clone()))
+            .collect();
+        header.receipts_root = calculate_receipt_root(&receipts);
+        header.logs_bloom = receipts
+            .iter()
+            .fold(Bloom::ZERO, |bloom, receipt| bloom | receipt.bloom());
+        let hash = header.hash_slow();
+        self.db
+            .cache
+            .block_hashes
+            .insert(U256::from(header.number), hash);
+        self.head = header.clone();
+        self.head_hash = hash;
+        Block {
+            header,
+            hash,
+            transactions: included,
+            diff,
+            dropped,
+        }
+    }
+
+    fn next_block_env(&self, time_s: u64) -> revm::context::BlockEnv {
+        revm::context::BlockEnv {
+            number: U256::from(self.head.number + 1),
+            timestamp: U256::from(time_s),
+            gas_limit: self.block_gas_limit,
+            basefee: 0,
+            difficulty: U256::ZERO,
+            prevrandao: Some(self.head_hash),
+            ..Default::default()
+        }
+    }
+}
+
+fn header(parent_hash: B256, number: u64, time_s: u64, gas_limit: u64, state_root: B256) -> Header {
+    Header {
+        parent_hash,
+        ommers_hash: EMPTY_OMMER_ROOT_HASH,
+        state_root,
+        transactions_root: EMPTY_ROOT_HASH,
+        receipts_root: EMPTY_ROOT_HASH,
+        number,
+        gas_limit,
+        timestamp: time_s,
+        mix_hash: parent_hash,
+        nonce: B64::ZERO,
+        base_fee_per_gas: Some(0),
+        withdrawals_root: Some(EMPTY_ROOT_HASH),
+        ..Header::default()
+    }
+}
+
+fn tx_env(transaction: &Recovered<TxEnvelope>) -> TxEnv {
+    let tx = transaction.inner();
+    TxEnv {
+        tx_type: tx.ty(),
+        caller: transaction.signer(),
+        gas_limit: tx.gas_limit(),
+        gas_price: tx.max_fee_per_gas(),
+        kind: tx.kind(),
+        value: tx.value(),
+        data: tx.input().clone(),
+        nonce: tx.nonce(),
+        chain_id: tx.chain_id(),
+        access_list: tx.access_list().cloned().unwrap_or_default(),
+        gas_priority_fee: if tx.ty() == TxType::Eip1559 as u8 {
+            tx.max_priority_fee_per_gas()
+        } else {
+            None
+        },
+        ..TxEnv::default()
+    }
+}

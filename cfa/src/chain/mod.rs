@@ -1,0 +1,221 @@
+//! The chain: contracts, connector, development chain. The only room of the platform that meets alloy and revm.
+//!
+//! | file | what |
+//! |---|---|
+//! | `address` | addresses and hashes as our own values |
+//! | `contracts` | what can be ordered on chain, and the call data of it |
+//! | `connector` | one way to any node: submission queue, reads, watcher |
+//! | `dev` | a development chain in the process: EVM, blocks, JSON-RPC |
+//! | `api` | `ChainConnectorService` and its HTTP reads |
+//!
+//! `start_chain` opens either the embedded chain or a remote node (`rpc_url`); everything above the transport is the same code.
+
+mod address;
+mod api;
+pub mod connector;
+pub mod contracts;
+#[cfg(test)]
+mod contracts_tests;
+pub mod dev;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use alloy::rpc::client::RpcClient;
+use alloy::signers::local::PrivateKeySigner;
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use address::{Address, ParseHexError, TxHash};
+pub use connector::{BlockInfo, ChainError, Connector, Receipt, ReceiptStatus, Submitted};
+pub use contracts::{Action, Contracts, Payout, Trade};
+
+static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/connector");
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ChainConfig {
+    /// Folder of the development chain, the connector's store and the operator's key.
+    pub data_dir: PathBuf,
+    /// Every transaction is signed for this chain; a node on another one is refused.
+    pub chain_id: u64,
+    /// A remote node (`http://` or `https://`); unset: the embedded development chain.
+    pub rpc_url: Option<String>,
+    /// File with the operator's private key (hex). Unset: `operator.key` in `data_dir`, made on the first start.
+    pub operator_key_file: Option<PathBuf>,
+    /// Development chain: at most one block in this time.
+    pub seal_interval_ms: u64,
+    /// Remote node: how often it is asked for new blocks.
+    pub poll_interval_ms: u64,
+    /// Remote node: deadline of one request.
+    pub request_timeout_ms: u64,
+    /// Blocks above a block before it counts. Zero on a chain with immediate finality.
+    pub confirmations: u64,
+}
+
+impl Default for ChainConfig {
+    fn default() -> Self {
+        Self {
+            data_dir: PathBuf::from("data/chain"),
+            chain_id: 31_337,
+            rpc_url: None,
+            operator_key_file: None,
+            seal_interval_ms: 50,
+            poll_interval_ms: 500,
+            request_timeout_ms: 10_000,
+            confirmations: 0,
+        }
+    }
+}
+
+pub struct ChainDeps {
+    pub log: Arc<dyn events::Log>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Chain(#[from] ChainError),
+    #[error(transparent)]
+    DevChain(#[from] dev::StoreError),
+    #[error("chain folder: {0}")]
+    Io(#[from] std::io::Error),
+    #[error("operator key file {0} does not hold a private key")]
+    Key(PathBuf),
+    #[error("chain.rpc_url: {0}")]
+    Url(String),
+    #[error("connector store: {0}")]
+    Store(#[from] events::Error),
+}
+
+pub struct ChainHandle {
+    connector: Connector,
+    dev: Option<dev::DevChain>,
+    health: rpc::Health,
+    tasks: TaskTracker,
+    shutdown: CancellationToken,
+}
+
+/// Opens the chain, recovers the submission queue and starts the watcher. Ends when `shutdown` is cancelled.
+pub async fn start_chain(
+    config: ChainConfig,
+    deps: ChainDeps,
+    shutdown: CancellationToken,
+) -> Result<ChainHandle, StartError> {
+    std::fs::create_dir_all(&config.data_dir)?;
+    let key_file = config
+        .operator_key_file
+        .clone()
+        .unwrap_or_else(|| config.data_dir.join("operator.key"));
+    let signer = load_or_make_key(&key_file)?;
+    let tasks = TaskTracker::new();
+    let health = rpc::Health::new("chain");
+    let (client, dev) = match &config.rpc_url {
+        Some(url) => (
+            remote(url, Duration::from_millis(config.request_timeout_ms))?,
+            None,
+        ),
+        None => {
+            let dev_config = dev::DevChainConfig {
+                data_dir: config.data_dir.clone(),
+                chain_id: config.chain_id,
+                seal_interval: Duration::from_millis(config.seal_interval_ms),
+                funded: vec![signer.address()],
+            };
+            let (chain, sealer) = dev::DevChain::start(dev_config, shutdown.clone()).await?;
+            tasks.spawn(async move {
+                if let Err(error) = sealer.await {
+                    tracing::error!(%error, "sealer of the development chain ended badly");
+                }
+            });
+            (RpcClient::new(chain.clone(), true), Some(chain))
+        }
+    };
+    let db =
+        events::sqlite::Sqlite::open(&config.data_dir.join("connector.sqlite"), &MIGRATOR).await?;
+    let connector = Connector::connect(client, config.chain_id, signer, db.clone()).await?;
+    let watcher = connector::Watcher {
+        connector: connector.clone(),
+        confirmations: config.confirmations,
+        poll_interval: Duration::from_millis(config.poll_interval_ms),
+        head: dev.as_ref().map(dev::DevChain::head),
+    };
+    tasks.spawn(watcher.run(health.clone(), shutdown.clone()));
+    tasks.spawn(events::outbox::Relay::run(db, deps.log, shutdown.clone()));
+    tasks.close();
+    Ok(ChainHandle {
+        connector,
+        dev,
+        health,
+        tasks,
+        shutdown,
+    })
+}
+
+impl ChainHandle {
+    /// The connector for services of this process.
+    pub fn connector(&self) -> Connector {
+        self.connector.clone()
+    }
+
+    /// `ChainConnectorService` and its HTTP reads, to be served under the name `chain`.
+    pub fn service(&self) -> rpc::Service {
+        api::service(self.connector.clone(), self.health.clone())
+    }
+
+    /// Serves the development chain's JSON-RPC on the listener until shutdown; nothing to serve with a remote node.
+    pub fn serve_json_rpc(&self, listener: tokio::net::TcpListener) {
+        if let Some(dev) = &self.dev {
+            let serving = dev::http::serve(dev.clone(), listener, self.shutdown.clone());
+            self.tasks.spawn(async move {
+                if let Err(error) = serving.await {
+                    tracing::error!(%error, "JSON-RPC listener ended");
+                }
+            });
+        }
+    }
+
+    /// Waits until everything has stopped after shutdown was asked for.
+    pub async fn stopped(self) {
+        self.tasks.wait().await;
+    }
+}
+
+fn remote(url: &str, timeout: Duration) -> Result<RpcClient, StartError> {
+    let parsed = url
+        .parse::<reqwest::Url>()
+        .map_err(|error| StartError::Url(error.to_string()))?;
+    let client = reqwest::Client::builder()
+        .timeout(timeout)
+        .build()
+        .map_err(|error| StartError::Url(error.to_string()))?;
+    let is_local = matches!(parsed.host_str(), Some("127.0.0.1" | "localhost" | "[::1]"));
+    Ok(RpcClient::new(
+        alloy::transports::http::Http::with_client(client, parsed),
+        is_local,
+    ))
+}
+
+fn load_or_make_key(path: &Path) -> Result<PrivateKeySigner, StartError> {
+    if path.exists() {
+        let text = std::fs::read_to_string(path)?;
+        return text
+            .trim()
+            .parse()
+            .map_err(|_| StartError::Key(path.to_owned()));
+    }
+    let signer = PrivateKeySigner::random();
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let mut file = options.open(path)?;
+    std::io::Write::write_all(
+        &mut file,
+        format!("0x{}\n", hex::encode(signer.to_bytes())).as_bytes(),
+    )?;
+    file.sync_all()?;
+    Ok(signer)
+}

@@ -1,0 +1,41 @@
+//! The clock of the shell. Sagas and plans never read it: time enters as `now_us`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Microseconds since the epoch, from the machine or set by hand.
+#[derive(Clone, Debug, Default)]
+pub enum Clock {
+    #[default]
+    System,
+    /// Stands still until somebody moves it: tests of maturity, the sandbox's forward button.
+    Manual(Arc<AtomicI64>),
+}
+
+impl Clock {
+    pub fn manual(start_us: i64) -> Self {
+        Self::Manual(Arc::new(AtomicI64::new(start_us)))
+    }
+
+    /// Moves a manual clock forward; the system clock ignores it.
+    pub fn advance_us(&self, by_us: i64) {
+        if let Self::Manual(now) = self {
+            now.fetch_add(by_us, Ordering::SeqCst);
+        }
+    }
+
+    pub fn now_us(&self) -> i64 {
+        match self {
+            Self::System => system_us(),
+            Self::Manual(now) => now.load(Ordering::SeqCst),
+        }
+    }
+}
+
+/// The machine's time.
+pub(crate) fn system_us() -> i64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_micros() as i64)
+}
