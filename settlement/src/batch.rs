@@ -1,0 +1,248 @@
+//! The settler: journal records in, sealed batches out. Pure: `(record, now) -> batches`.
+//!
+//! A batch covers whole records, `first..=through`, and follows the one before without a gap. Records that mean nothing for the ledger make no
+//! batch; the next one covers them too. One record that is too large for a batch (a taker against thousands of makers, a mass cancel) is cut into
+//! parts, each covered by itself, posted under a source of its own; only the last part moves the position. Orders that are to be carved while no
+//! new record arrives are carved by a batch of the carve source.
+
+use std::collections::HashMap;
+
+use types::{Envelope, EventEnvelope, Handle, NodeId, Sequence};
+
+use crate::carve::{Carved, Carver};
+use crate::fold::{Change, Fold, FoldError};
+use crate::ids;
+use crate::plan::Plan;
+
+/// Rows that one event adds, generously: splits for two orders, three operations, returns.
+const CHANGE_WEIGHT_MAX: usize = 10;
+
+/// Bounds of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Trades after which a batch is sealed.
+    pub trades: usize,
+    /// Hold steps and operations of a batch; bounded by the size of a message.
+    pub weight: usize,
+    /// How long a trade waits for company while nothing more is in the journal, in nanoseconds.
+    pub linger_ns: u64,
+    /// How long anything else waits, and how long an order is open before it is carved, in nanoseconds.
+    pub wait_ns: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            trades: 250,
+            weight: 1_500,
+            linger_ns: 5_000_000,
+            wait_ns: 1_000_000_000,
+        }
+    }
+}
+
+/// A sealed batch: frozen, named, one ledger transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// Name on chain, `<node>:<first>-<last>`, with a suffix for parts and carve batches.
+    pub id: String,
+    /// Where the ledger keeps its position.
+    pub source: String,
+    pub first: u64,
+    pub through: u64,
+    /// Journal records up to here are settled once this and all batches before it are posted.
+    pub covers: Sequence,
+    pub plan: Plan,
+}
+
+/// The state machine.
+#[derive(Clone, Debug)]
+pub struct Settler {
+    node: NodeId,
+    limits: Limits,
+    fold: Fold,
+    carver: Carver,
+    plan: Plan,
+    /// Parts of the record at the fold's position that are already full.
+    parts: Vec<Plan>,
+    /// Last sequence that a sealed batch covers.
+    sealed: Sequence,
+    /// Last number of the carve source.
+    carve_number: u64,
+    /// When the first effect of the open batch came in.
+    opened_ns: Option<u64>,
+    changes: Vec<Change>,
+}
+
+impl Settler {
+    /// Takes over a fold that has been replayed up to what the ledger has, and the holds carved there.
+    pub fn new(
+        node: NodeId,
+        limits: Limits,
+        fold: Fold,
+        carved: HashMap<Handle, Carved>,
+        sealed: Sequence,
+        carve_number: u64,
+    ) -> Self {
+        assert!(
+            sealed <= fold.position(),
+            "the ledger is ahead of the journal"
+        );
+        let carver = Carver::adopt(carved, &fold);
+        Self {
+            node,
+            limits,
+            fold,
+            carver,
+            plan: Plan::default(),
+            parts: Vec::new(),
+            sealed,
+            carve_number,
+            opened_ns: None,
+            changes: Vec::new(),
+        }
+    }
+
+    pub fn fold(&self) -> &Fold {
+        &self.fold
+    }
+
+    pub fn carver(&self) -> &Carver {
+        &self.carver
+    }
+
+    /// Last sequence whose effects are all in sealed batches.
+    pub fn covered(&self) -> Sequence {
+        if self.is_empty() {
+            self.fold.position()
+        } else {
+            self.sealed
+        }
+    }
+
+    /// True when nothing waits to be sealed.
+    pub fn is_empty(&self) -> bool {
+        self.weight() == 0 && self.parts.is_empty()
+    }
+
+    /// Trades waiting to be sealed.
+    pub fn open_trades(&self) -> usize {
+        self.plan.trades.len() + self.parts.iter().map(|p| p.trades.len()).sum::<usize>()
+    }
+
+    fn weight(&self) -> usize {
+        self.plan.weight() + self.carver.kept()
+    }
+
+    /// Whether a record with so many events still belongs into the open batch; if not, seal first.
+    pub fn has_room(&self, events: usize) -> bool {
+        self.is_empty() || self.weight() + events * CHANGE_WEIGHT_MAX <= self.limits.weight
+    }
+
+    /// Folds a record and plans what it means.
+    pub fn apply(
+        &mut self,
+        command: &Envelope,
+        events: &[EventEnvelope],
+        now_ns: u64,
+    ) -> Result<(), FoldError> {
+        assert!(
+            self.parts.is_empty(),
+            "a record in parts is sealed before the next one"
+        );
+        let was_empty = self.is_empty();
+        let mut changes = std::mem::take(&mut self.changes);
+        changes.clear();
+        self.fold.apply(command, events, &mut changes)?;
+        for change in &changes {
+            if was_empty && self.weight() + CHANGE_WEIGHT_MAX > self.limits.weight {
+                self.carver.finish(&self.fold, 0, &mut self.plan);
+                self.parts.push(std::mem::take(&mut self.plan));
+            }
+            self.carver.apply(&self.fold, change, &mut self.plan);
+        }
+        self.changes = changes;
+        if !self.is_empty() {
+            self.opened_ns.get_or_insert(now_ns);
+        }
+        Ok(())
+    }
+
+    /// Whether the open batch is to be sealed now. `at_tail`: nothing more is in the journal.
+    pub fn is_due(&mut self, now_ns: u64, at_tail: bool) -> bool {
+        self.due_in_ns(now_ns, at_tail) == Some(0)
+    }
+
+    /// Nanoseconds until the open batch is to be sealed; `None` while nothing waits.
+    pub fn due_in_ns(&mut self, now_ns: u64, at_tail: bool) -> Option<u64> {
+        let trades = self.open_trades();
+        if trades >= self.limits.trades
+            || self.weight() >= self.limits.weight
+            || !self.parts.is_empty()
+        {
+            return Some(0);
+        }
+        let wait_ns = if trades > 0 && at_tail {
+            self.limits.linger_ns
+        } else {
+            self.limits.wait_ns
+        };
+        let open = self.opened_ns.map(|at| at.saturating_add(wait_ns));
+        let young = self
+            .carver
+            .oldest_ns(&self.fold)
+            .map(|at| at.saturating_add(self.limits.wait_ns));
+        let at = match (open, young) {
+            (Some(a), Some(b)) => a.min(b),
+            (a, b) => a.or(b)?,
+        };
+        Some(at.saturating_sub(now_ns))
+    }
+
+    /// Seals what is there. Empty when it means nothing for the ledger.
+    pub fn seal(&mut self, now_ns: u64) -> Vec<Batch> {
+        let horizon_ns = now_ns.saturating_sub(self.limits.wait_ns);
+        let position = self.fold.position();
+        self.carver.finish(&self.fold, horizon_ns, &mut self.plan);
+        self.opened_ns = None;
+        let parts = std::mem::take(&mut self.parts);
+        let plan = std::mem::take(&mut self.plan);
+        let mut batches = Vec::with_capacity(parts.len() + 1);
+        for (number, part) in (1u64..).zip(parts) {
+            batches.push(Batch {
+                id: format!("{}.{number}", ids::batch(self.node, position.0, position.0)),
+                source: ids::parts_source(self.node, position),
+                first: number,
+                through: number,
+                covers: Sequence(position.0 - 1),
+                plan: part,
+            });
+        }
+        if plan.is_empty() && batches.is_empty() {
+            return batches;
+        }
+        if position == self.sealed {
+            self.carve_number += 1;
+            batches.push(Batch {
+                id: format!("{}:carve-{}", self.node.get(), self.carve_number),
+                source: ids::carve_source(self.node),
+                first: self.carve_number,
+                through: self.carve_number,
+                covers: position,
+                plan,
+            });
+            return batches;
+        }
+        let first = self.sealed.next().0;
+        batches.push(Batch {
+            id: ids::batch(self.node, first, position.0),
+            source: ids::source(self.node),
+            first,
+            through: position.0,
+            covers: position,
+            plan,
+        });
+        self.sealed = position;
+        batches
+    }
+}

@@ -1,0 +1,209 @@
+//! What a batch asks of the ledger and of the chain, in the room's own words; `wire` turns it into the contract's.
+//!
+//! A plan is one database transaction: hold steps and operations in the order the journal gave them. Each prefix of that order is covered,
+//! because money is returned to a trading hold before anything else is split out of it.
+
+use types::{Decimal, HoldIx, Id128, InstrumentId, Minor, Sequence, UserId};
+
+use crate::ids::Part;
+
+/// Ledger money.
+pub const CFA_RUB: &str = "CFA-RUB";
+
+/// An amount of one asset in minor units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Amount {
+    pub instrument: InstrumentId,
+    pub decimals: u8,
+    pub minor: Minor,
+}
+
+impl Amount {
+    pub fn decimal(&self) -> Decimal {
+        Decimal::from_minor(self.minor.0, self.decimals)
+    }
+}
+
+/// Why money goes back to a trading hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The order lives on and needs less: price improvement, fee surplus, amend.
+    Less,
+    Filled,
+    Cancelled(types::CancelReason),
+    Rejected(types::RejectReason),
+}
+
+impl Ending {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Less => "LESS_NEEDED",
+            Self::Filled => "FILLED",
+            Self::Cancelled(reason) => reason.as_str(),
+            Self::Rejected(reason) => reason.as_str(),
+        }
+    }
+}
+
+/// One movement of reserved money.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Movement {
+    /// Carves an order's hold out of its trading hold.
+    Split {
+        parent: Id128,
+        hold: Id128,
+        amount: Amount,
+        order: Id128,
+        part: Part,
+    },
+    /// Grows an order's hold out of its parent.
+    Grow { hold: Id128, amount: Amount },
+    /// Gives part of an order's hold back to its parent.
+    Return {
+        hold: Id128,
+        amount: Amount,
+        order: Id128,
+        ending: Ending,
+    },
+    /// Ends a hold of size one: what is left becomes available.
+    Release {
+        hold: Id128,
+        order: Id128,
+        ending: Ending,
+    },
+}
+
+/// A movement and its place among the operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Executed before the operation of this index.
+    pub before_operation: u32,
+    pub movement: Movement,
+}
+
+/// Which of a trade's operations (T01, T05).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    TradeBuy,
+    TradeSell,
+    Fee,
+}
+
+impl Kind {
+    pub const ALL: [Self; 3] = [Self::TradeBuy, Self::TradeSell, Self::Fee];
+
+    /// Id of the operation of this kind.
+    pub fn operation_id(self, trade: Id128) -> Id128 {
+        crate::ids::derived(
+            trade,
+            match self {
+                Self::TradeBuy => "TRADE_BUY",
+                Self::TradeSell => "TRADE_SELL",
+                Self::Fee => "FEE",
+            },
+        )
+    }
+
+    /// Idempotency key of the operation of this kind.
+    pub fn key(self, trade: Id128) -> String {
+        match self {
+            Self::TradeBuy => trade.to_string(),
+            Self::TradeSell => format!("{trade}:sell"),
+            Self::Fee => format!("{trade}:fee"),
+        }
+    }
+}
+
+/// The two holds that a trade is paid out of, and the buyer's fee hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PaidFrom {
+    pub buyer_main: Id128,
+    /// None when no fee is charged.
+    pub buyer_fee: Option<Id128>,
+    pub seller_main: Id128,
+}
+
+/// One trade as it is settled: its operations follow from these fields alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TradeLeg {
+    pub trade: Id128,
+    pub sequence: Sequence,
+    /// Dense per instrument, from 1.
+    pub trade_number: u64,
+    pub executed_ns: u64,
+    pub instrument: InstrumentId,
+    pub buyer: UserId,
+    pub seller: UserId,
+    /// Units delivered.
+    pub units: Amount,
+    /// CFA-RUB paid to the seller.
+    pub value: Amount,
+    /// CFA-RUB charged to the buyer on top.
+    pub fee: Amount,
+    pub paid_from: PaidFrom,
+}
+
+impl TradeLeg {
+    /// Ids of the operations that this trade has in the ledger.
+    pub fn operations(&self) -> impl Iterator<Item = Id128> + '_ {
+        Kind::ALL
+            .into_iter()
+            .filter(|kind| self.has(*kind))
+            .map(|kind| kind.operation_id(self.trade))
+    }
+
+    /// A fee of 0.00 makes no FEE operation (`design.md` 4).
+    pub fn has(&self, kind: Kind) -> bool {
+        kind != Kind::Fee || self.paid_from.buyer_fee.is_some()
+    }
+}
+
+/// One operation of a plan: kind and place of its trade.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operation {
+    pub kind: Kind,
+    /// Index into [`Plan::trades`].
+    pub trade: u32,
+}
+
+/// Everything one ledger transaction does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    pub steps: Vec<Step>,
+    pub operations: Vec<Operation>,
+    pub trades: Vec<TradeLeg>,
+    /// Trading holds the plan touches, each once per step.
+    pub pools: Vec<HoldIx>,
+}
+
+impl Plan {
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty() && self.operations.is_empty()
+    }
+
+    /// Size in rows: hold steps and operations.
+    pub fn weight(&self) -> usize {
+        self.steps.len() + self.operations.len()
+    }
+
+    /// Adds a movement behind the operations so far.
+    pub fn push(&mut self, pool: HoldIx, movement: Movement) {
+        let before_operation = u32::try_from(self.operations.len()).expect("a batch is bounded");
+        self.pools.push(pool);
+        self.steps.push(Step {
+            before_operation,
+            movement,
+        });
+    }
+
+    /// Adds a trade with its operations.
+    pub fn settle(&mut self, leg: TradeLeg) {
+        let trade = u32::try_from(self.trades.len()).expect("a batch is bounded");
+        for kind in Kind::ALL {
+            if leg.has(kind) {
+                self.operations.push(Operation { kind, trade });
+            }
+        }
+        self.trades.push(leg);
+    }
+}

@@ -1,0 +1,430 @@
+//! The pure part against a naive twin of the ledger: whatever the orders and wherever batches are cut, each plan is covered step by step, money is
+//! conserved, and the ledger's holds are what the journal says.
+
+mod world;
+
+use std::collections::HashMap;
+
+use rand::Rng;
+use settlement::batch::{Batch, Limits, Settler};
+use settlement::carve::carved_in_ledger;
+use settlement::fold::{Fold, FoldError};
+use settlement::ids::{Part, order_hold};
+use settlement::plan::Movement;
+use types::*;
+use world::ledger::Ledger;
+use world::{Market, Record, node};
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+fn limits() -> Limits {
+    Limits {
+        trades: 8,
+        weight: 120,
+        linger_ns: 0,
+        wait_ns: SECOND_NS,
+    }
+}
+
+fn settler(limits: Limits) -> Settler {
+    Settler::new(
+        node(),
+        limits,
+        Fold::new(node()),
+        HashMap::new(),
+        Sequence::ZERO,
+        0,
+    )
+}
+
+/// Folds records, sealing where `cut` says or where the limits ask for it.
+struct Run {
+    settler: Settler,
+    ledger: Ledger,
+    batches: Vec<Batch>,
+}
+
+impl Run {
+    fn new(limits: Limits) -> Self {
+        Self {
+            settler: settler(limits),
+            ledger: Ledger::default(),
+            batches: Vec::new(),
+        }
+    }
+
+    fn feed(&mut self, record: &Record) {
+        if !self.settler.has_room(record.events.len()) {
+            self.seal(record.command.time_ns);
+        }
+        self.settler
+            .apply(&record.command, &record.events, record.command.time_ns)
+            .unwrap();
+        self.ledger.gateway(self.settler.fold(), record);
+        if self.settler.is_due(record.command.time_ns, false) {
+            self.seal(record.command.time_ns);
+        }
+    }
+
+    fn seal(&mut self, now_ns: u64) {
+        for batch in self.settler.seal(now_ns) {
+            assert_eq!(self.ledger.post(&batch), Ok(true), "{batch:#?}");
+            self.batches.push(batch);
+        }
+        assert!(self.settler.is_empty());
+        self.ledger.check_against(self.settler.fold());
+    }
+}
+
+// rows: R188 R190
+#[test]
+fn r188_every_plan_is_covered_and_conserves_money() {
+    for seed in 0..40 {
+        let mut market = Market::new(seed);
+        for _ in 0..400 {
+            market.random();
+        }
+        let mut run = Run::new(limits());
+        for record in &market.records {
+            run.feed(record);
+            if market.rng.random_range(0..10) == 0 {
+                run.seal(record.command.time_ns);
+            }
+        }
+        run.seal(market.time_ns + 2 * SECOND_NS);
+        let trades: usize = run.batches.iter().map(|b| b.plan.trades.len()).sum();
+        assert_eq!(trades as u64, run.settler.fold().trades());
+        assert!(trades > 50, "seed {seed} traded {trades} times");
+        // One second behind the tail every open order has its own holds.
+        for order in run.settler.fold().orders() {
+            let main = run.ledger.holds[&order_hold(order.id, Part::Main)];
+            assert_eq!(main.remaining, order.reserve.main.0);
+        }
+        // Pools of size one whose order has gone are released.
+        for (_, pool) in run.settler.fold().pools() {
+            assert_eq!(run.ledger.holds[&pool.hold].is_active, !pool.is_closed);
+        }
+    }
+}
+
+// rows: R180 R189
+#[test]
+fn r189_the_same_records_give_the_same_plans_and_a_repeat_changes_nothing() {
+    let mut market = Market::new(7);
+    for _ in 0..600 {
+        market.random();
+    }
+    let run = |records: &[Record]| {
+        let mut run = Run::new(limits());
+        for record in records {
+            run.feed(record);
+        }
+        run
+    };
+    let (first, mut second) = (run(&market.records), run(&market.records));
+    assert_eq!(first.batches, second.batches);
+    let before = second.ledger.clone();
+    for batch in &first.batches {
+        assert_eq!(second.ledger.post(batch), Ok(false));
+    }
+    assert_eq!(second.ledger.balances, before.balances);
+    assert_eq!(second.ledger.holds, before.holds);
+}
+
+// rows: R186
+#[test]
+fn r186_a_settler_made_anew_from_the_journal_and_the_ledger_goes_on() {
+    for seed in 100..120 {
+        let mut market = Market::new(seed);
+        for _ in 0..300 {
+            market.random();
+        }
+        let mut run = Run::new(limits());
+        let crashes: Vec<usize> = (0..6)
+            .map(|_| market.rng.random_range(0..market.records.len()))
+            .collect();
+        let mut at = 0;
+        while at < market.records.len() {
+            run.feed(&market.records[at]);
+            at += 1;
+            if crashes.contains(&at) {
+                // What was folded and not posted is lost; the ledger knows how far it is.
+                let position = run.ledger.positions.get("market:1").copied().unwrap_or(0);
+                let carve_number = run
+                    .ledger
+                    .positions
+                    .get("market:1/carve")
+                    .copied()
+                    .unwrap_or(0);
+                let mut fold = Fold::new(node());
+                let mut changes = Vec::new();
+                for record in &market.records[..position as usize] {
+                    fold.apply(&record.command, &record.events, &mut changes)
+                        .unwrap();
+                }
+                let (carved, breaks) = carved_in_ledger(&fold, &run.ledger.active_holds());
+                assert_eq!(breaks, Vec::new());
+                for record in &market.records[position as usize..at] {
+                    // Funding behind the position was blocked in the ledger already; the twin adds it once only.
+                    if let Command::Fund(fund) = &record.command.command {
+                        assert!(run.ledger.holds.contains_key(&fund.hold_id));
+                    }
+                }
+                run.settler = Settler::new(
+                    node(),
+                    limits(),
+                    fold,
+                    carved,
+                    Sequence(position),
+                    carve_number,
+                );
+                for record in &market.records[position as usize..at] {
+                    run.settler
+                        .apply(&record.command, &record.events, record.command.time_ns)
+                        .unwrap();
+                }
+                run.seal(market.records[at - 1].command.time_ns);
+            }
+        }
+        run.seal(market.time_ns + 2 * SECOND_NS);
+        let trades: usize = run.batches.iter().map(|b| b.plan.trades.len()).sum();
+        assert_eq!(trades as u64, run.settler.fold().trades());
+    }
+}
+
+#[test]
+fn an_order_that_comes_and_goes_within_a_batch_writes_no_row() {
+    let mut market = Market::new(1);
+    let handle = market
+        .order(0, 0, Side::Buy, 100, 10, TimeInForce::Gtc)
+        .unwrap();
+    market.cancel(handle);
+    market
+        .order(0, 0, Side::Buy, 100, 10, TimeInForce::Ioc)
+        .unwrap();
+    let mut settler = settler(limits());
+    for record in &market.records {
+        settler
+            .apply(&record.command, &record.events, record.command.time_ns)
+            .unwrap();
+    }
+    assert!(settler.is_empty());
+    assert_eq!(settler.seal(market.time_ns + 5 * SECOND_NS), Vec::new());
+    assert_eq!(settler.covered(), settler.fold().position());
+}
+
+// rows: R151 R153
+#[test]
+fn r151_an_order_still_open_after_a_second_gets_its_own_holds_even_when_nothing_happens() {
+    let mut market = Market::new(2);
+    let handle = market
+        .order(0, 0, Side::Buy, 100, 10, TimeInForce::Gtc)
+        .unwrap();
+    let order = *market.admission.order(handle).unwrap();
+    let mut run = Run::new(limits());
+    for record in &market.records {
+        run.feed(record);
+    }
+    assert_eq!(run.batches.len(), 0);
+    assert_eq!(run.settler.due_in_ns(market.time_ns, true), Some(SECOND_NS));
+    run.seal(market.time_ns + SECOND_NS);
+    let splits: Vec<_> = run.batches[0]
+        .plan
+        .steps
+        .iter()
+        .map(|s| s.movement)
+        .collect();
+    assert!(
+        matches!(splits[0], Movement::Split { amount, part: Part::Main, order: o, .. } if amount.minor == Minor(1000) && o == order.id)
+    );
+    assert!(
+        matches!(splits[1], Movement::Split { amount, part: Part::Fee, .. } if amount.minor == Minor(1))
+    );
+    assert_eq!(
+        run.batches[0].id,
+        format!("1:1-{}", order_sequence(&market))
+    );
+
+    // Another order, posted while young with a neighbour's trade, then silence: carved under the source of its own.
+    let young = market
+        .order(1, 0, Side::Buy, 99, 5, TimeInForce::Gtc)
+        .unwrap();
+    let young = *market.admission.order(young).unwrap();
+    market
+        .order(2, 0, Side::Sell, 100, 1, TimeInForce::Gtc)
+        .unwrap();
+    for record in &market.records[run.settler.fold().position().0 as usize..] {
+        run.settler
+            .apply(&record.command, &record.events, record.command.time_ns)
+            .unwrap();
+    }
+    run.seal(young.entered_ns);
+    assert!(
+        !run.ledger
+            .holds
+            .contains_key(&order_hold(young.id, Part::Main))
+    );
+    run.seal(young.entered_ns + 2 * SECOND_NS);
+    assert_eq!(run.batches.last().unwrap().source, "market:1/carve");
+    assert_eq!(
+        run.ledger.holds[&order_hold(young.id, Part::Main)].remaining,
+        495
+    );
+}
+
+fn order_sequence(market: &Market) -> u64 {
+    market.records.last().unwrap().command.sequence.0
+}
+
+// rows: R191 R190 R183
+#[test]
+fn r191_price_improvement_returns_to_the_trading_hold() {
+    let mut market = Market::new(3);
+    market
+        .order(1, 0, Side::Sell, 10_000, 10, TimeInForce::Gtc)
+        .unwrap();
+    let buyer = market.order(0, 0, Side::Buy, 10_500, 10, TimeInForce::Gtc);
+    let buy_order = order_of(&market, buyer.unwrap());
+    let mut run = Run::new(limits());
+    for record in &market.records {
+        run.feed(record);
+    }
+    run.seal(market.time_ns);
+    let main = run.ledger.holds[&order_hold(buy_order, Part::Main)];
+    assert_eq!(
+        (main.amount, main.consumed, main.released),
+        (105_000, 100_000, 5_000)
+    );
+    assert!(!main.is_active);
+    let fee = run.ledger.holds[&order_hold(buy_order, Part::Fee)];
+    assert_eq!((fee.amount, fee.consumed, fee.released), (105, 100, 5));
+    let money = Market::pool(UserIx(0), AssetIx::MONEY);
+    let hold = run.settler.fold().pool(money).hold;
+    assert_eq!(run.ledger.holds[&hold].remaining, world::FUNDED - 100_100);
+    assert_eq!(
+        run.ledger.balances["user-1:CFA-RUB"],
+        world::FUNDED + 100_000
+    );
+    assert_eq!(run.ledger.unsettled["user-1:CFA-RUB"], 100_000);
+    assert_eq!(run.ledger.unsettled["user-0:BOND-0"], 10);
+    assert_eq!(run.ledger.balances["system:fees:CFA-RUB"], 100);
+}
+
+fn order_of(market: &Market, handle: Handle) -> Id128 {
+    market
+        .records
+        .iter()
+        .find_map(|r| match &r.command.command {
+            Command::New(new) if new.handle == handle => {
+                Some(order_uuid(r.command.time_ns, node(), r.command.sequence))
+            }
+            _ => None,
+        })
+        .unwrap()
+}
+
+// rows: R190
+#[test]
+fn r190_three_fills_use_one_hold_part_by_part() {
+    let mut market = Market::new(4);
+    let buyer = market
+        .order(0, 0, Side::Buy, 100, 30, TimeInForce::Gtc)
+        .unwrap();
+    let mut run = Run::new(limits());
+    for record in &market.records {
+        run.feed(record);
+    }
+    let hold = order_hold(order_of(&market, buyer), Part::Main);
+    for (fill, remaining) in [(1, 2_000), (2, 1_000), (3, 0)] {
+        market
+            .order(fill, 0, Side::Sell, 100, 10, TimeInForce::Gtc)
+            .unwrap();
+        run.feed(market.records.last().unwrap());
+        run.seal(market.time_ns);
+        assert_eq!(run.ledger.holds[&hold].remaining, remaining);
+        assert_eq!(run.ledger.holds[&hold].is_active, remaining > 0);
+    }
+}
+
+#[test]
+fn a_taker_larger_than_a_batch_is_settled_in_parts() {
+    let mut market = Market::new(5);
+    for n in 0..300 {
+        market
+            .order(1 + n % 5, 0, Side::Sell, 100, 1, TimeInForce::Gtc)
+            .unwrap();
+    }
+    let mut run = Run::new(limits());
+    for record in &market.records {
+        run.feed(record);
+    }
+    run.seal(market.time_ns);
+    let before = run.batches.len();
+    market
+        .order(0, 0, Side::Buy, 100, 300, TimeInForce::Gtc)
+        .unwrap();
+    let record = market.records.last().unwrap().clone();
+    assert_eq!(record.events.len(), 301);
+    run.feed(&record);
+    let parts = &run.batches[before..];
+    assert!(parts.len() > 4, "{}", parts.len());
+    assert!(
+        parts
+            .iter()
+            .all(|b| b.plan.weight() <= limits().weight + 20)
+    );
+    let (last, others) = parts.split_last().unwrap();
+    let sequence = record.command.sequence;
+    assert!(
+        others
+            .iter()
+            .all(|b| b.source == format!("market:1/{sequence}") && b.covers.0 < sequence.0)
+    );
+    assert_eq!(
+        (last.source.as_str(), last.through),
+        ("market:1", sequence.0)
+    );
+    assert_eq!(
+        parts.iter().map(|b| b.plan.trades.len()).sum::<usize>(),
+        300
+    );
+}
+
+#[test]
+fn a_gap_in_the_journal_is_refused() {
+    let market = Market::new(6);
+    let mut fold = Fold::new(node());
+    let record = &market.records[1];
+    let refused: Result<(), FoldError> =
+        fold.apply(&record.command, &record.events, &mut Vec::new());
+    assert_eq!(refused.unwrap_err().sequence, Sequence(2));
+}
+
+#[test]
+fn defunding_takes_only_what_is_free() {
+    let mut market = Market::new(8);
+    let pool = Market::pool(UserIx(0), AssetIx::MONEY);
+    market
+        .order(0, 0, Side::Buy, 100, 10, TimeInForce::Gtc)
+        .unwrap();
+    let defund = |amount: i64| {
+        Command::Defund(command::Defund {
+            hold: pool,
+            amount_minor: Minor(amount),
+            funding_seq: 1_000,
+        })
+    };
+    let mut fold = market.admission.clone();
+    let envelope = |command| Envelope {
+        sequence: market.admission.position().next(),
+        time_ns: market.time_ns,
+        command,
+    };
+    assert!(
+        fold.apply(&envelope(defund(world::FUNDED)), &[], &mut Vec::new())
+            .is_err()
+    );
+    market.submit(defund(world::FUNDED - 1_001));
+    assert_eq!(market.admission.pool(pool).free, Minor::ZERO);
+    assert_eq!(market.admission.pool(pool).total(), Minor(1_001));
+}

@@ -1,0 +1,164 @@
+//! Every step of a batch's life, failed before and after its effect and repeated, against a world that remembers what it did.
+
+use settlement::saga::{Answer, Saga, State, Step};
+
+/// Ledger and chain, each idempotent as their contracts say.
+#[derive(Default)]
+struct World {
+    posted: u32,
+    /// Trades moved on chain, per trade.
+    moved: Vec<u32>,
+    batches: Vec<(u8, Vec<u32>)>,
+    finalized: Vec<Option<String>>,
+    reversed: Vec<u32>,
+    /// Trades the contract leaves out, per attempt.
+    left_out: [Vec<u32>; 2],
+    dropped: [bool; 2],
+}
+
+impl World {
+    fn new(trades: usize) -> Self {
+        Self {
+            moved: vec![0; trades],
+            finalized: vec![None; trades],
+            ..Self::default()
+        }
+    }
+
+    fn act(&mut self, step: &Step) -> Answer {
+        match step {
+            Step::Post => {
+                self.posted = 1;
+                Answer::Posted
+            }
+            Step::Submit { attempt, trades } => {
+                assert_eq!(self.posted, 1, "no chain step before the ledger");
+                if self.batches.iter().all(|(known, _)| known != attempt) {
+                    self.batches.push((*attempt, trades.clone()));
+                    let at = usize::from(*attempt) - 1;
+                    if !self.dropped[at] {
+                        for trade in trades.iter().filter(|t| !self.left_out[at].contains(t)) {
+                            self.moved[*trade as usize] += 1;
+                        }
+                    }
+                }
+                Answer::Submitted
+            }
+            Step::Await { attempt } => {
+                let at = usize::from(*attempt) - 1;
+                if self.dropped[at] {
+                    return Answer::Dropped;
+                }
+                Answer::Included {
+                    tx_hash: format!("0x{attempt}"),
+                    failed: self.left_out[at].clone(),
+                }
+            }
+            Step::Finalize { trades, tx_hash } => {
+                for trade in trades {
+                    self.finalized[*trade as usize] = Some(tx_hash.clone());
+                }
+                Answer::Finalized
+            }
+            Step::Bust { trades } => {
+                self.reversed = trades.clone();
+                Answer::Busted
+            }
+            Step::Done => unreachable!(),
+        }
+    }
+}
+
+/// Runs to the end; at step `crash_at` the process dies behind the effect and before the state is kept.
+fn run(mut world: World, trades: u32, crash_at: Option<usize>) -> (World, Saga) {
+    let mut saga = Saga::new(trades);
+    for n in 0.. {
+        let step = saga.next();
+        if step == Step::Done {
+            break;
+        }
+        let answer = world.act(&step);
+        // What is kept is what would be read back.
+        let mut kept: Saga = serde_json::from_str(&serde_json::to_string(&saga).unwrap()).unwrap();
+        if crash_at == Some(n) {
+            assert_eq!(kept.next(), step);
+            saga = kept;
+            continue;
+        }
+        kept.handle_answer(answer).unwrap();
+        saga = kept;
+        assert!(n < 30);
+    }
+    (world, saga)
+}
+
+// rows: R186 R189 R184
+#[test]
+fn r186_each_step_may_be_lost_and_repeated() {
+    for crash_at in (0..8).map(Some).chain([None]) {
+        let (world, saga) = run(World::new(3), 3, crash_at);
+        assert_eq!(saga.state, State::Final);
+        assert_eq!(world.moved, vec![1, 1, 1]);
+        assert!(
+            world
+                .finalized
+                .iter()
+                .all(|hash| hash.as_deref() == Some("0x1"))
+        );
+        assert_eq!(world.reversed, Vec::<u32>::new());
+    }
+}
+
+// rows: R186
+#[test]
+fn r186_a_trade_left_out_is_tried_again_then_bust() {
+    for crash_at in (0..12).map(Some).chain([None]) {
+        let mut world = World::new(4);
+        world.left_out = [vec![1, 3], vec![3]];
+        let (world, saga) = run(world, 4, crash_at);
+        assert_eq!(world.moved, vec![1, 1, 1, 0]);
+        assert_eq!(world.finalized[1].as_deref(), Some("0x2"));
+        assert_eq!(
+            (world.finalized[3].as_ref(), world.reversed),
+            (None, vec![3])
+        );
+        assert_eq!((saga.bust, saga.state), (vec![3], State::Final));
+    }
+}
+
+// rows: R186
+#[test]
+fn r186_a_batch_that_never_arrives_is_tried_again_then_bust() {
+    for crash_at in (0..12).map(Some).chain([None]) {
+        let mut world = World::new(2);
+        world.dropped = [true, false];
+        let (world, saga) = run(world, 2, crash_at);
+        assert_eq!((world.moved, saga.bust.len()), (vec![1, 1], 0));
+
+        let mut world = World::new(2);
+        world.dropped = [true, true];
+        let (world, saga) = run(world, 2, crash_at);
+        assert_eq!((world.moved, world.reversed), (vec![0, 0], vec![0, 1]));
+        assert_eq!((saga.bust, saga.state), (vec![0, 1], State::Final));
+
+        let mut world = World::new(2);
+        world.left_out = [vec![0, 1], vec![]];
+        let (world, saga) = run(world, 2, crash_at);
+        assert_eq!((world.moved, saga.bust.len()), (vec![1, 1], 0));
+    }
+}
+
+#[test]
+fn a_batch_without_trades_ends_in_the_ledger() {
+    let (_, saga) = run(World::new(0), 0, None);
+    assert_eq!(saga.state, State::Final);
+}
+
+#[test]
+fn an_answer_out_of_place_changes_nothing() {
+    let mut saga = Saga::new(1);
+    let before = saga.clone();
+    assert!(saga.handle_answer(Answer::Finalized).is_err());
+    assert!(saga.handle_answer(Answer::Submitted).is_err());
+    assert_eq!(saga, before);
+}
