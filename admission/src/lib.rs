@@ -1,1 +1,41 @@
-//! Room `admission`.
+//! Room `admission`: who may order, and with which money. Pure, like the engine.
+//!
+//! Two halves that never mix. `admit` reads the state and turns a [`Request`] into a [`Command`](types::Command) that carries everything its effect
+//! depends on (slot, draw, protection price), or into a [`Reject`]. The state itself changes by `apply_command` and `apply_event` alone, so a
+//! replay of the journal gives the same state, and the outcome does not depend on how the events of different instruments interleave.
+//!
+//! | file | what |
+//! |---|---|
+//! | `request` | what may be asked, and what a refusal says |
+//! | `admission` | the room itself: state, indexes, caches |
+//! | `state` | what is folded from the journal: orders, pools, sessions, users |
+//! | `orders` | checks of a client's requests: new, cancel, amend, mass cancel |
+//! | `control` | checks of everything else: binding, funding, phases, blocks |
+//! | `fold_command`, `fold_event` | the two ways in which the state changes |
+//! | `slots` | free slots of the order table |
+//! | `view` | totals, lookups, state hash, snapshot, invariants |
+//!
+//! What the *book* refuses (phase, band, post-only: D13) is not checked here: such an order exists, as REJECTED.
+//! Money invariant, per pool: `free + sum of reserves of open orders = what the ledger holds for it` (`design.md` 4).
+#![no_std]
+
+extern crate alloc;
+
+mod admission;
+mod control;
+mod fold_command;
+mod fold_event;
+mod orders;
+mod request;
+mod slots;
+mod state;
+mod view;
+
+pub use admission::{Admission, AdmissionConfig, KEY_LIFETIME_NS, moscow_day};
+pub use fold_event::{Effect, Effects};
+pub use request::{
+    AmendRequest, CancelRequest, FundRequest, Known, MassCancelRequest, NewRequest, OrderRef,
+    Reject, Request, SessionRequest,
+};
+pub use state::{AdmissionImage, Instrument, OpenOrder, Pool, Seen, Session, User};
+pub use view::PoolTotals;

@@ -549,7 +549,7 @@ fn phases_gate_what_enters() {
 #[test]
 #[should_panic(expected = "slot was given away")]
 fn a_foreign_generation_in_a_live_slot_is_our_bug() {
-    let mut runner = run("
+    let runner = run("
         new 1 sell 100 x1
             accepted 1 100 open 1
             rested 1 SELL 100 open 1

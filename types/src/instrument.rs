@@ -183,14 +183,19 @@ impl InstrumentSpec {
         self.band_low <= price && price <= self.band_high
     }
 
+    /// False when the upper limit is no limit: nothing to protect a market order with.
+    pub fn has_band(&self) -> bool {
+        self.band_high < Ticks::ORDER_MAX
+    }
+
     /// Protection price of a market order (T19): best opposite price plus (minus) the collar, kept inside the band; without a best price the
-    /// band's far limit.
-    pub fn protection_price(&self, side: Side, best_opposite: Option<Ticks>) -> Ticks {
+    /// band's far limit; `None` without either.
+    pub fn protection_price(&self, side: Side, best_opposite: Option<Ticks>) -> Option<Ticks> {
         let Some(best) = best_opposite else {
-            return match side {
+            return self.has_band().then_some(match side {
                 Side::Buy => self.band_high,
                 Side::Sell => self.band_low,
-            };
+            });
         };
         let width = i128::from(best.0) * i128::from(self.collar_ppm) / 1_000_000;
         let raw = match side {
@@ -198,7 +203,9 @@ impl InstrumentSpec {
             Side::Sell => i128::from(best.0) - width,
         };
         let bounded = raw.clamp(i128::from(self.band_low.0), i128::from(self.band_high.0));
-        Ticks(i64::try_from(bounded).expect("the band is 64 bits wide"))
+        Some(Ticks(
+            i64::try_from(bounded).expect("the band is 64 bits wide"),
+        ))
     }
 
     /// True when both price and quantity mean the same in the other spec: open orders may stay.
@@ -296,23 +303,17 @@ mod tests {
         p.band_low = Ticks(90);
         p.band_high = Ticks(110);
         let spec = InstrumentSpec::new(&p).unwrap();
-        assert_eq!(
-            spec.protection_price(Side::Buy, Some(Ticks(100))),
-            Ticks(105)
-        );
-        assert_eq!(
-            spec.protection_price(Side::Buy, Some(Ticks(109))),
-            Ticks(110)
-        );
-        assert_eq!(
-            spec.protection_price(Side::Sell, Some(Ticks(100))),
-            Ticks(95)
-        );
-        assert_eq!(
-            spec.protection_price(Side::Sell, Some(Ticks(91))),
-            Ticks(90)
-        );
-        assert_eq!(spec.protection_price(Side::Buy, None), Ticks(110));
-        assert_eq!(spec.protection_price(Side::Sell, None), Ticks(90));
+        let price =
+            |side, best: Option<i64>| spec.protection_price(side, best.map(Ticks)).map(|p| p.0);
+        assert_eq!(price(Side::Buy, Some(100)), Some(105));
+        assert_eq!(price(Side::Buy, Some(109)), Some(110));
+        assert_eq!(price(Side::Sell, Some(100)), Some(95));
+        assert_eq!(price(Side::Sell, Some(91)), Some(90));
+        assert_eq!(price(Side::Buy, None), Some(110));
+        assert_eq!(price(Side::Sell, None), Some(90));
+        p.band_high = Ticks::ORDER_MAX;
+        let open = InstrumentSpec::new(&p).unwrap();
+        assert_eq!(open.protection_price(Side::Buy, None), None);
+        assert_eq!(open.protection_price(Side::Sell, None), None);
     }
 }

@@ -1,0 +1,173 @@
+//! The room itself: the folded tables, the indexes over them, and the few caches that checks may read but the state does not contain.
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+
+use types::command::Refused;
+use types::{
+    AssetIx, Command, Handle, HoldIx, Id128, InstrumentId, InstrumentIx, Quote, RejectReason,
+    SessionIx, UserId, UserIx,
+};
+
+use crate::request::{OrderRef, Reject, Request};
+use crate::slots::FreeSlots;
+use crate::state::{AdmissionImage, OpenOrder, Seen};
+
+/// How long an idempotency key is remembered here, by journalled time; later it is history's.
+pub const KEY_LIFETIME_NS: u64 = 24 * 3_600 * 1_000_000_000;
+
+/// Bounds of the room.
+#[derive(Clone, Copy, Debug)]
+pub struct AdmissionConfig {
+    /// Open orders of the node, all instruments together.
+    pub orders_max: u32,
+    /// Unsettled trades past which new orders are refused.
+    pub backlog_trades_max: u64,
+    /// Unsettled journal bytes past which new orders are refused.
+    pub backlog_bytes_max: u64,
+}
+
+impl Default for AdmissionConfig {
+    fn default() -> Self {
+        Self {
+            orders_max: 1 << 20,
+            backlog_trades_max: 1_000_000,
+            backlog_bytes_max: 1 << 30,
+        }
+    }
+}
+
+/// Who may order, and with which money. See the crate's front page.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    pub(crate) config: AdmissionConfig,
+    /// The state: changed by `apply_command` and `apply_event` alone. Its `keys` stay empty, they live in the index below.
+    pub(crate) tables: AdmissionImage,
+    pub(crate) slots: FreeSlots,
+    pub(crate) users: BTreeMap<UserId, UserIx>,
+    pub(crate) instruments: BTreeMap<InstrumentId, InstrumentIx>,
+    pub(crate) sessions: BTreeMap<Id128, SessionIx>,
+    pub(crate) holds: BTreeMap<Id128, HoldIx>,
+    /// The open trading hold of a (user, asset).
+    pub(crate) default_pools: BTreeMap<(UserIx, AssetIx), HoldIx>,
+    pub(crate) client_orders: BTreeMap<(UserIx, u64), Handle>,
+    pub(crate) keys: BTreeMap<Id128, Seen>,
+    /// Keys by age.
+    pub(crate) key_queue: VecDeque<(u64, Id128)>,
+    // Caches: read by checks, no part of the state.
+    quotes: Vec<Quote>,
+    backlogged: bool,
+}
+
+impl Admission {
+    pub fn new(config: AdmissionConfig) -> Self {
+        Self {
+            config,
+            tables: AdmissionImage::default(),
+            slots: FreeSlots::new(config.orders_max),
+            users: BTreeMap::new(),
+            instruments: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            holds: BTreeMap::new(),
+            default_pools: BTreeMap::new(),
+            client_orders: BTreeMap::new(),
+            keys: BTreeMap::new(),
+            key_queue: VecDeque::new(),
+            quotes: Vec::new(),
+            backlogged: false,
+        }
+    }
+
+    /// Turns a request into the command to journal and apply, or says why not. Reads only: two calls without an apply between them give the
+    /// same answer. `now_ns` is the time the command will be stamped with.
+    pub fn admit(&self, request: &Request, now_ns: u64) -> Result<Command, Reject> {
+        match request {
+            Request::New(r) => self.admit_new(r, now_ns).map(Command::New),
+            Request::Cancel(r) => self.admit_cancel(r, now_ns).map(Command::Cancel),
+            Request::Amend(r) => self.admit_amend(r, now_ns).map(Command::Amend),
+            Request::MassCancel(r) => self.admit_mass_cancel(r, now_ns).map(Command::MassCancel),
+            _ => self.admit_control(request),
+        }
+    }
+
+    /// The record of a refusal, to be journalled so that its numbered answer survives (`design.md` 2). `None` for calls without session,
+    /// for requests seen before and for what is no client's request.
+    pub fn refusal(&self, request: &Request, reject: &Reject) -> Option<Command> {
+        if reject.reason == RejectReason::AlreadySeen
+            || reject.reason == RejectReason::UnknownSession
+        {
+            return None;
+        }
+        let (user, session, client_seq, key_hash) = match request {
+            Request::New(r) => (r.user, r.session, r.client_seq, r.key_hash),
+            Request::Cancel(r) => (r.user, r.session, r.client_seq, r.key_hash),
+            Request::Amend(r) => (r.user, r.session, r.client_seq, r.key_hash),
+            Request::MassCancel(r) => (r.user, r.session, r.client_seq, r.key_hash),
+            _ => return None,
+        };
+        if session.is_none() || self.check_session(session, user, client_seq).is_err() {
+            return None;
+        }
+        let (instrument, order) = match request {
+            Request::New(r) => (r.instrument, OrderRef::Client(r.client_order_id)),
+            Request::Cancel(r) => (InstrumentIx::NONE, r.order),
+            Request::Amend(r) => (InstrumentIx::NONE, r.order),
+            _ => (InstrumentIx::NONE, OrderRef::Client(0)),
+        };
+        let (client_order_id, handle) = match order {
+            OrderRef::Client(id) => (id, Handle::NONE),
+            OrderRef::Handle(handle) => (0, handle),
+        };
+        Some(Command::Refused(Refused {
+            user,
+            session,
+            instrument,
+            reason: reject.reason,
+            request: request.kind(),
+            client_seq,
+            client_order_id,
+            handle,
+            key_hash,
+        }))
+    }
+
+    /// Remembers the last published best prices, for the protection price of market orders.
+    pub fn set_quote(&mut self, instrument: InstrumentIx, quote: Quote) {
+        if self.quotes.len() <= instrument.index() {
+            self.quotes.resize(instrument.index() + 1, Quote::default());
+        }
+        self.quotes[instrument.index()] = quote;
+    }
+
+    pub fn quote(&self, instrument: InstrumentIx) -> Quote {
+        self.quotes
+            .get(instrument.index())
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// Tells how far settlement is behind; past a bound new orders are refused, cancels still pass.
+    pub fn set_backlog(&mut self, trades: u64, bytes: u64) {
+        self.backlogged =
+            trades > self.config.backlog_trades_max || bytes > self.config.backlog_bytes_max;
+    }
+
+    pub(crate) fn is_backlogged(&self) -> bool {
+        self.backlogged
+    }
+
+    /// The open order of a handle.
+    pub fn order(&self, handle: Handle) -> Option<&OpenOrder> {
+        self.tables
+            .slots
+            .get(handle.slot as usize)?
+            .order
+            .as_ref()
+            .filter(|order| order.handle == handle)
+    }
+}
+
+/// Days since 1970 in Moscow (UTC+3, no summer time) at a journalled time.
+pub const fn moscow_day(time_ns: u64) -> u32 {
+    ((time_ns / 1_000_000_000 + 3 * 3_600) / 86_400) as u32
+}

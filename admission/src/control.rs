@@ -1,0 +1,237 @@
+//! Checks of everything that is no client's order: binding, instruments, sessions, money of pools, blocks and budgets.
+
+use types::command::{
+    BindUser, BlockUser, CloseHold, CloseSession, Command, Defund, ExpireOrders, Fund, OpenSession,
+    SetBudget, SetInstrument, SetPhase, UnblockUser,
+};
+use types::{
+    HoldIx, InstrumentIx, InstrumentSpec, Phase, PoolKind, RejectReason, SessionIx, StpGroup,
+    UserIx,
+};
+
+use crate::admission::Admission;
+use crate::request::{FundRequest, Known, Reject, Request, SessionRequest};
+use crate::state::Pool;
+
+impl Admission {
+    pub(crate) fn admit_control(&self, request: &Request) -> Result<Command, Reject> {
+        match request {
+            Request::BindUser(id) => match self.users.get(id) {
+                Some(user) => Err(already(Known::User(*user))),
+                None => Ok(Command::BindUser(BindUser {
+                    user: UserIx(self.tables.users.len() as u32),
+                    id: *id,
+                })),
+            },
+            Request::SetInstrument(spec) => self.admit_instrument(spec),
+            Request::SetPhase {
+                instrument,
+                phase,
+                cancel_orders,
+            } => self.admit_phase(*instrument, *phase, *cancel_orders),
+            Request::OpenSession(r) => self.admit_session(r),
+            Request::CloseSession(session) => match self.session(*session) {
+                Some(row) if row.open => {
+                    Ok(Command::CloseSession(CloseSession { session: *session }))
+                }
+                _ => Err(RejectReason::UnknownSession.into()),
+            },
+            Request::Fund(r) => self.admit_fund(r),
+            Request::Defund {
+                hold,
+                amount_minor,
+                funding_seq,
+            } => {
+                let pool = self.fundable(*hold, *funding_seq)?;
+                if amount_minor.0 <= 0 {
+                    return Err(RejectReason::Malformed.into());
+                }
+                if *amount_minor > pool.free {
+                    let known = Known::Balance {
+                        free: pool.free,
+                        main: *amount_minor,
+                        fee: types::Minor::ZERO,
+                    };
+                    return Err(Reject::with(RejectReason::HoldInUse, known));
+                }
+                Ok(Command::Defund(Defund {
+                    hold: *hold,
+                    amount_minor: *amount_minor,
+                    funding_seq: *funding_seq,
+                }))
+            }
+            Request::CloseHold { hold, funding_seq } => {
+                let pool = self.fundable(*hold, *funding_seq)?;
+                if pool.open_orders > 0 {
+                    return Err(Reject::with(RejectReason::HoldInUse, Known::Hold(*hold)));
+                }
+                Ok(Command::CloseHold(CloseHold {
+                    hold: *hold,
+                    funding_seq: *funding_seq,
+                }))
+            }
+            Request::BlockUser(user) => match self.user(*user) {
+                Some(row) if row.blocked => Err(already(Known::User(*user))),
+                Some(_) => Ok(Command::BlockUser(BlockUser { user: *user })),
+                None => Err(RejectReason::UnknownUser.into()),
+            },
+            Request::UnblockUser(user) => match self.user(*user) {
+                Some(row) if !row.blocked => Err(already(Known::User(*user))),
+                Some(_) => Ok(Command::UnblockUser(UnblockUser { user: *user })),
+                None => Err(RejectReason::UnknownUser.into()),
+            },
+            Request::SetBudget {
+                user,
+                day,
+                amount_minor,
+            } => match self.user(*user) {
+                Some(_) if amount_minor.is_negative() => Err(RejectReason::Malformed.into()),
+                Some(_) => Ok(Command::SetBudget(SetBudget {
+                    user: *user,
+                    day: *day,
+                    amount_minor: *amount_minor,
+                })),
+                None => Err(RejectReason::UnknownUser.into()),
+            },
+            Request::ExpireOrders(instrument) => Ok(Command::ExpireOrders(ExpireOrders {
+                instrument: *instrument,
+            })),
+            Request::New(_) | Request::Cancel(_) | Request::Amend(_) | Request::MassCancel(_) => {
+                unreachable!("orders are checked in their own file")
+            }
+        }
+    }
+
+    /// A new instrument gets the next index. A known one keeps its steps and its phase (that is `SetPhase`'s to change).
+    fn admit_instrument(&self, spec: &InstrumentSpec) -> Result<Command, Reject> {
+        let mut spec = *spec;
+        match self.instruments.get(&spec.id) {
+            Some(ix) => {
+                let known = &self.tables.instruments[ix.index()].spec;
+                spec.ix = *ix;
+                spec.phase = known.phase;
+                if spec == *known {
+                    return Err(already(Known::Instrument(*ix)));
+                }
+                if !spec.same_steps(known) || spec.decimals != known.decimals {
+                    return Err(Reject::with(
+                        RejectReason::InvalidCombination,
+                        Known::Instrument(*ix),
+                    ));
+                }
+            }
+            None => spec.ix = InstrumentIx(self.tables.instruments.len() as u32),
+        }
+        Ok(Command::SetInstrument(SetInstrument { spec }))
+    }
+
+    fn admit_phase(
+        &self,
+        instrument: InstrumentIx,
+        phase: Phase,
+        cancel_orders: bool,
+    ) -> Result<Command, Reject> {
+        let spec = self
+            .spec(instrument)
+            .ok_or(RejectReason::UnknownInstrument)?;
+        if spec.phase == phase && !cancel_orders {
+            return Err(already(Known::Instrument(instrument)));
+        }
+        if spec.phase == Phase::Matured {
+            return Err(RejectReason::InstrumentMatured.into());
+        }
+        Ok(Command::SetPhase(SetPhase {
+            instrument,
+            phase,
+            cancel_orders,
+        }))
+    }
+
+    fn admit_session(&self, r: &SessionRequest) -> Result<Command, Reject> {
+        if r.key.is_none() {
+            return Err(RejectReason::Malformed.into());
+        }
+        if self.user(r.user).is_none() {
+            return Err(RejectReason::UnknownUser.into());
+        }
+        let session = match self.sessions.get(&r.key) {
+            Some(session) if self.tables.sessions[session.index()].user != r.user => {
+                return Err(RejectReason::NotOwner.into());
+            }
+            Some(session) => *session,
+            None => SessionIx(self.tables.sessions.len() as u32),
+        };
+        Ok(Command::OpenSession(OpenSession {
+            session,
+            user: r.user,
+            stp_group: r.stp_group.unwrap_or(StpGroup::of_user(r.user)),
+            cancel_on_disconnect: r.cancel_on_disconnect,
+            key: r.key,
+        }))
+    }
+
+    fn admit_fund(&self, r: &FundRequest) -> Result<Command, Reject> {
+        let hold = match self.holds.get(&r.hold_id) {
+            Some(hold) => {
+                let pool = self.fundable(*hold, r.funding_seq)?;
+                if pool.user != r.user || pool.asset != r.asset || pool.kind != r.kind {
+                    return Err(Reject::with(RejectReason::UnknownHold, Known::Hold(*hold)));
+                }
+                *hold
+            }
+            None => {
+                if self.user(r.user).is_none() {
+                    return Err(RejectReason::UnknownUser.into());
+                }
+                if let Some(instrument) = r.asset.instrument()
+                    && self.spec(instrument).is_none()
+                {
+                    return Err(RejectReason::UnknownInstrument.into());
+                }
+                let default = self.default_pools.get(&(r.user, r.asset));
+                if r.kind == PoolKind::Trading
+                    && let Some(open) = default
+                {
+                    // One trading hold a (user, sub-account, node): T49.
+                    return Err(Reject::with(RejectReason::HoldInUse, Known::Hold(*open)));
+                }
+                HoldIx(self.tables.pools.len() as u32)
+            }
+        };
+        if r.amount_minor.0 <= 0 || r.hold_id.is_none() || r.funding_seq == 0 {
+            return Err(RejectReason::Malformed.into());
+        }
+        let held = self
+            .pool(hold)
+            .map_or(types::Minor::ZERO, |pool| pool.free + pool.reserved);
+        if held.checked_add(r.amount_minor).is_none() {
+            return Err(RejectReason::AmountOverflow.into());
+        }
+        Ok(Command::Fund(Fund {
+            hold,
+            kind: r.kind,
+            user: r.user,
+            asset: r.asset,
+            amount_minor: r.amount_minor,
+            funding_seq: r.funding_seq,
+            hold_id: r.hold_id,
+        }))
+    }
+
+    /// An open pool that has not seen this funding number yet.
+    fn fundable(&self, hold: HoldIx, funding_seq: u64) -> Result<&Pool, Reject> {
+        let pool = self.pool(hold).ok_or(RejectReason::UnknownHold)?;
+        if funding_seq <= pool.funding_seq {
+            return Err(already(Known::Hold(hold)));
+        }
+        if pool.closed {
+            return Err(RejectReason::UnknownHold.into());
+        }
+        Ok(pool)
+    }
+}
+
+/// Nothing left to do.
+fn already(known: Known) -> Reject {
+    Reject::with(RejectReason::DuplicateRequest, known)
+}

@@ -1,0 +1,304 @@
+//! How a command changes the state. Every command of the node passes here, in sequence without gap; nothing is refused any more, a command that
+//! does not fit the state is our bug.
+
+use types::command::{Amend, CloseHold, Command, Defund, Fund, New, OpenSession};
+use types::{Envelope, Handle, HoldIx, Id128, Minor, PoolKind, SessionIx};
+
+use crate::admission::{Admission, KEY_LIFETIME_NS};
+use crate::orders::worst;
+use crate::state::{Instrument, OpenOrder, Pool, Seen, Session, Slot, User};
+
+impl Admission {
+    /// Applies the next command. Panics on a gap in the sequence.
+    pub fn apply_command(&mut self, envelope: &Envelope) {
+        assert_eq!(
+            envelope.sequence,
+            self.tables.sequence.next(),
+            "commands come without gap"
+        );
+        assert!(
+            envelope.time_ns >= self.tables.time_ns,
+            "journalled time never goes back"
+        );
+        self.tables.sequence = envelope.sequence;
+        self.tables.time_ns = envelope.time_ns;
+        self.forget_keys(envelope.time_ns);
+        if let Some((session, client_seq)) = envelope.command.client() {
+            self.advance_session(session, client_seq);
+        }
+        match &envelope.command {
+            Command::BindUser(c) => {
+                assert_eq!(c.user.index(), self.tables.users.len(), "users are dense");
+                self.users.insert(c.id, c.user);
+                self.tables.users.push(User {
+                    id: c.id,
+                    blocked: false,
+                    budget_day: 0,
+                    budget_minor: Minor::ZERO,
+                });
+            }
+            Command::SetInstrument(c) => self.set_instrument(&c.spec),
+            Command::SetPhase(c) => {
+                self.tables.instruments[c.instrument.index()].spec.phase = c.phase
+            }
+            Command::OpenSession(c) => self.open_session(c),
+            Command::CloseSession(c) => self.tables.sessions[c.session.index()].open = false,
+            Command::Fund(c) => self.fund(c),
+            Command::Defund(c) => self.defund(c),
+            Command::CloseHold(c) => self.close_hold(c),
+            Command::BlockUser(c) => self.tables.users[c.user.index()].blocked = true,
+            Command::UnblockUser(c) => self.tables.users[c.user.index()].blocked = false,
+            Command::SetBudget(c) => {
+                let user = &mut self.tables.users[c.user.index()];
+                user.budget_day = c.day;
+                user.budget_minor = c.amount_minor;
+            }
+            Command::New(c) => self.open_order(c, envelope),
+            Command::Amend(c) => self.draw_growth(c),
+            Command::Cancel(_)
+            | Command::MassCancel(_)
+            | Command::ExpireOrders(_)
+            | Command::Refused(_) => {}
+        }
+        self.remember_key(envelope);
+    }
+
+    fn set_instrument(&mut self, spec: &types::InstrumentSpec) {
+        let table = &mut self.tables.instruments;
+        match table.get_mut(spec.ix.index()) {
+            Some(row) => {
+                assert!(row.spec.same_steps(spec), "tick and lot never change");
+                row.spec = *spec;
+            }
+            None => {
+                assert_eq!(spec.ix.index(), table.len(), "instruments are dense");
+                table.push(Instrument {
+                    spec: *spec,
+                    event_number: 0,
+                    open_orders: 0,
+                });
+                self.instruments.insert(spec.id, spec.ix);
+            }
+        }
+    }
+
+    fn open_session(&mut self, c: &OpenSession) {
+        let table = &mut self.tables.sessions;
+        let client_seq = match table.get(c.session.index()) {
+            Some(row) => {
+                assert!(
+                    row.key == c.key && row.user == c.user,
+                    "a session keeps its key"
+                );
+                row.client_seq
+            }
+            None => 0,
+        };
+        let row = Session {
+            key: c.key,
+            user: c.user,
+            stp_group: c.stp_group,
+            cancel_on_disconnect: c.cancel_on_disconnect,
+            open: true,
+            client_seq,
+        };
+        if c.session.index() < table.len() {
+            table[c.session.index()] = row;
+        } else {
+            assert_eq!(c.session.index(), table.len(), "sessions are dense");
+            table.push(row);
+            self.sessions.insert(c.key, c.session);
+        }
+    }
+
+    fn advance_session(&mut self, session: SessionIx, client_seq: u64) {
+        let row = &mut self.tables.sessions[session.index()];
+        assert!(
+            client_seq > row.client_seq,
+            "client sequence strictly increases"
+        );
+        row.client_seq = client_seq;
+    }
+
+    fn fund(&mut self, c: &Fund) {
+        if c.hold.index() == self.tables.pools.len() {
+            self.tables.pools.push(Pool {
+                hold_id: c.hold_id,
+                kind: c.kind,
+                user: c.user,
+                asset: c.asset,
+                free: Minor::ZERO,
+                reserved: Minor::ZERO,
+                open_orders: 0,
+                funding_seq: 0,
+                closed: false,
+            });
+            self.holds.insert(c.hold_id, c.hold);
+            if c.kind == PoolKind::Trading {
+                let before = self.default_pools.insert((c.user, c.asset), c.hold);
+                assert!(before.is_none(), "one trading hold a sub-account and node");
+            }
+        }
+        let pool = &mut self.tables.pools[c.hold.index()];
+        assert_eq!(pool.hold_id, c.hold_id, "a pool keeps its ledger hold");
+        if c.funding_seq > pool.funding_seq {
+            pool.funding_seq = c.funding_seq;
+            pool.free += c.amount_minor;
+        }
+    }
+
+    fn defund(&mut self, c: &Defund) {
+        let pool = &mut self.tables.pools[c.hold.index()];
+        if c.funding_seq > pool.funding_seq {
+            pool.funding_seq = c.funding_seq;
+            take_free(pool, c.amount_minor);
+        }
+    }
+
+    fn close_hold(&mut self, c: &CloseHold) {
+        let pool = &mut self.tables.pools[c.hold.index()];
+        if c.funding_seq <= pool.funding_seq {
+            return;
+        }
+        assert_eq!(pool.open_orders, 0, "a pool with open orders stays");
+        assert!(pool.reserved.is_zero());
+        pool.funding_seq = c.funding_seq;
+        pool.free = Minor::ZERO;
+        pool.closed = true;
+        if pool.kind == PoolKind::Trading {
+            self.default_pools.remove(&(pool.user, pool.asset));
+        }
+    }
+
+    fn open_order(&mut self, c: &New, envelope: &Envelope) {
+        self.slots.take(c.handle.slot);
+        let place = c.handle.slot as usize;
+        if self.tables.slots.len() <= place {
+            let empty = Slot {
+                generation: 0,
+                order: None,
+            };
+            self.tables.slots.resize(place + 1, empty);
+        }
+        let slot = &mut self.tables.slots[place];
+        assert!(
+            slot.order.is_none() && slot.generation < c.handle.generation,
+            "a slot serves one order at a time"
+        );
+        slot.generation = c.handle.generation;
+        slot.order = Some(OpenOrder {
+            handle: c.handle,
+            sequence: envelope.sequence,
+            time_ns: envelope.time_ns,
+            instrument: c.instrument,
+            user: c.user,
+            session: c.session,
+            stp_group: c.stp_group,
+            pool: c.pool,
+            fee_rate: c.fee_rate,
+            side: c.side,
+            is_market: c.order_type == types::OrderType::Market,
+            client_order_id: c.client_order_id,
+            price: c.price,
+            open: c.quantity,
+            quantity: c.quantity,
+            done: types::Done::default(),
+            reserved: c.draw,
+            amends_pending: 0,
+            price_worst: c.price,
+            quantity_worst: c.quantity,
+        });
+        let pool = &mut self.tables.pools[c.pool.index()];
+        take_free(pool, c.draw.total());
+        pool.reserved += c.draw.total();
+        pool.open_orders += 1;
+        self.tables.instruments[c.instrument.index()].open_orders += 1;
+        self.spend_budget(c.user, c.budget_minor);
+        if c.client_order_id != 0 {
+            let before = self
+                .client_orders
+                .insert((c.user, c.client_order_id), c.handle);
+            assert!(before.is_none(), "client order ids of open orders differ");
+        }
+    }
+
+    /// Draws what an amend may come to need. The order may have closed meanwhile (in a replay, where its events come first): then the growth
+    /// would be drawn and returned at once.
+    fn draw_growth(&mut self, c: &Amend) {
+        // Used whether the order still lives or not, whichever way the events interleaved.
+        self.spend_budget(c.user, c.budget_minor);
+        let place = c.handle.slot as usize;
+        let order = self.tables.slots[place]
+            .order
+            .as_mut()
+            .filter(|order| order.handle == c.handle);
+        let Some(order) = order else { return };
+        (order.price_worst, order.quantity_worst) = worst(order, c.price, c.quantity);
+        order.amends_pending += 1;
+        order.reserved.main += c.draw.main;
+        order.reserved.fee += c.draw.fee;
+        let pool = &mut self.tables.pools[order.pool.index()];
+        take_free(pool, c.draw.total());
+        pool.reserved += c.draw.total();
+    }
+
+    fn spend_budget(&mut self, user: types::UserIx, amount: Minor) {
+        if amount.is_zero() {
+            return;
+        }
+        let row = &mut self.tables.users[user.index()];
+        row.budget_minor -= amount;
+        assert!(!row.budget_minor.is_negative(), "budget was checked");
+    }
+
+    fn remember_key(&mut self, envelope: &Envelope) {
+        let command = &envelope.command;
+        let Some(key) = command.key_hash() else {
+            return;
+        };
+        let (request, handle) = match command {
+            Command::New(c) => (types::command::RequestKind::New, c.handle),
+            Command::Cancel(c) => (types::command::RequestKind::Cancel, c.handle),
+            Command::Amend(c) => (types::command::RequestKind::Amend, c.handle),
+            Command::MassCancel(_) => (types::command::RequestKind::MassCancel, Handle::NONE),
+            // A refusal makes nothing: a retry is looked at anew.
+            _ => return,
+        };
+        let seen = Seen {
+            request,
+            sequence: envelope.sequence,
+            time_ns: envelope.time_ns,
+            handle,
+        };
+        self.insert_key(key, seen);
+    }
+
+    pub(crate) fn insert_key(&mut self, key: Id128, seen: Seen) {
+        self.keys.insert(key, seen);
+        self.key_queue.push_back((seen.time_ns, key));
+    }
+
+    fn forget_keys(&mut self, now_ns: u64) {
+        while let Some((time_ns, key)) = self.key_queue.front().copied() {
+            if now_ns < time_ns + KEY_LIFETIME_NS {
+                return;
+            }
+            self.key_queue.pop_front();
+            self.keys.remove(&key);
+        }
+    }
+
+    pub(crate) fn pool_mut(&mut self, pool: HoldIx) -> &mut Pool {
+        &mut self.tables.pools[pool.index()]
+    }
+}
+
+/// Takes undrawn money; admission has checked that it is there.
+fn take_free(pool: &mut Pool, amount: Minor) {
+    assert!(
+        !pool.closed || amount.is_zero(),
+        "a closed pool gives nothing"
+    );
+    pool.free -= amount;
+    assert!(!pool.free.is_negative(), "a pool never gives what it lacks");
+}

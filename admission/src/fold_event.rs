@@ -1,0 +1,240 @@
+//! How the book's events change the state: what a trade spends, what goes back to the pool, which slot is free again.
+//!
+//! A return is always before - after - spent, with `after` from `reserve` and the open quantity the event carries (`design.md` 3). While amends of
+//! the order are on their way nothing goes back: the reserve covers the worst of their outcomes. The last outcome settles it, so the state at a
+//! sequence with all its events applied is the same, however they interleaved with later commands.
+
+use types::event::{Event, Trade};
+use types::{EventEnvelope, Handle, Lots, Minor, Reserve, Side, Terms, Ticks, reserve};
+
+use crate::admission::Admission;
+use crate::state::OpenOrder;
+
+/// What one event did to one order's money.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Effect {
+    /// The order after the event.
+    pub order: OpenOrder,
+    /// Paid out of its reserve by this trade: main and fee.
+    pub spent: Reserve,
+    /// Gone back to the pool, part by part; negative when the event needed more (an amend up that was applied late).
+    pub returned: Reserve,
+    /// The order has ended: its slot is free again.
+    pub closed: bool,
+}
+
+/// What one event did: to the order it names, or to maker and taker of a trade.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Effects {
+    pub order: Option<Effect>,
+    pub taker: Option<Effect>,
+}
+
+impl Effects {
+    pub fn iter(&self) -> impl Iterator<Item = &Effect> {
+        self.order.iter().chain(self.taker.iter())
+    }
+}
+
+impl Admission {
+    /// Applies the next event of its instrument. Panics on a gap in the instrument's numbers, or on an event of a command not applied yet.
+    pub fn apply_event(&mut self, envelope: &EventEnvelope) -> Effects {
+        assert!(
+            envelope.sequence <= self.tables.sequence,
+            "events follow their command"
+        );
+        let instrument = &mut self.tables.instruments[envelope.instrument.index()];
+        assert_eq!(
+            envelope.number,
+            instrument.event_number + 1,
+            "events of an instrument come without gap"
+        );
+        instrument.event_number = envelope.number;
+        let terms = instrument.spec.terms;
+        let one = |effect: Effect| Effects {
+            order: Some(effect),
+            taker: None,
+        };
+        match &envelope.event {
+            Event::Trade(e) => self.trade(&terms, e),
+            Event::Rejected(e) => one(self.close(e.handle, Reserve::ZERO)),
+            Event::Cancelled(e) => one(self.close(e.handle, Reserve::ZERO)),
+            Event::Reduced(e) => {
+                let order = self.order_mut(e.handle);
+                order.open = e.open;
+                order.quantity -= e.quantity;
+                if order.amends_pending == 0 {
+                    order.quantity_worst = order.quantity;
+                }
+                one(self.settle(e.handle, &terms, Reserve::ZERO))
+            }
+            Event::Amended(e) => {
+                let order = self.order_mut(e.handle);
+                order.price = e.price;
+                order.quantity = e.quantity;
+                order.open = e.open;
+                one(self.amend_done(e.handle, &terms))
+            }
+            // The order may have ended before its amend arrived: then everything has gone back already.
+            Event::AmendRejected(e) if self.order(e.handle).is_none() => Effects::default(),
+            Event::AmendRejected(e) => one(self.amend_done(e.handle, &terms)),
+            Event::Accepted(_)
+            | Event::Rested(_)
+            | Event::CancelRejected(_)
+            | Event::MassCancelled(_)
+            | Event::PhaseChanged(_) => Effects::default(),
+        }
+    }
+
+    fn trade(&mut self, terms: &Terms, e: &Trade) -> Effects {
+        let maker = self.fill(terms, e.maker, e.price, e.quantity, e.maker_open);
+        let taker = self.fill(terms, e.taker, e.price, e.quantity, e.taker_open);
+        assert_ne!(maker.order.side, taker.order.side);
+        Effects {
+            order: Some(maker),
+            taker: Some(taker),
+        }
+    }
+
+    /// One order's view of a trade.
+    fn fill(
+        &mut self,
+        terms: &Terms,
+        handle: Handle,
+        price: Ticks,
+        quantity: Lots,
+        open_after: Lots,
+    ) -> Effect {
+        let order = self.order_mut(handle);
+        let value = terms
+            .value(price, quantity)
+            .expect("a trade's value lies below what was reserved for it");
+        let done = order.done.after_trade(order.side, value, order.fee_rate);
+        let spent = match order.side {
+            Side::Buy => Reserve {
+                main: value,
+                fee: done.fee_minor - order.done.fee_minor,
+            },
+            Side::Sell => Reserve {
+                main: terms
+                    .units(quantity)
+                    .expect("units of a trade lie below what was reserved for it"),
+                fee: Minor::ZERO,
+            },
+        };
+        assert_eq!(
+            order.open - quantity,
+            open_after,
+            "the event carries the open quantity after it"
+        );
+        order.done = done;
+        order.open = open_after;
+        if open_after.is_zero() {
+            self.close(handle, spent)
+        } else {
+            self.settle(handle, terms, spent)
+        }
+    }
+
+    /// An amend has come to pass or was refused.
+    fn amend_done(&mut self, handle: Handle, terms: &Terms) -> Effect {
+        let order = self.order_mut(handle);
+        order.amends_pending = order
+            .amends_pending
+            .checked_sub(1)
+            .expect("an amend's outcome follows its command");
+        if order.amends_pending == 0 {
+            order.price_worst = order.price;
+            order.quantity_worst = order.quantity;
+        }
+        self.settle(handle, terms, Reserve::ZERO)
+    }
+
+    /// Sets the reserve of an order that lives on, returns the rest to its pool.
+    fn settle(&mut self, handle: Handle, terms: &Terms, spent: Reserve) -> Effect {
+        let order = self.order_mut(handle);
+        let before = order.reserved;
+        let after = if order.amends_pending > 0 {
+            Reserve {
+                main: before.main - spent.main,
+                fee: before.fee - spent.fee,
+            }
+        } else {
+            reserve(
+                terms,
+                order.side,
+                order.price,
+                order.open,
+                order.done,
+                order.fee_rate,
+            )
+            .expect("admission computed a reserve at least as large")
+        };
+        let returned = less(before, after, spent);
+        order.reserved = after;
+        let order = *order;
+        self.move_money(&order, spent, returned);
+        Effect {
+            order,
+            spent,
+            returned,
+            closed: false,
+        }
+    }
+
+    /// Ends an order: everything it still reserves goes back, its slot is free.
+    fn close(&mut self, handle: Handle, spent: Reserve) -> Effect {
+        let order = self.order_mut(handle);
+        let returned = less(order.reserved, Reserve::ZERO, spent);
+        order.reserved = Reserve::ZERO;
+        order.amends_pending = 0;
+        let order = *order;
+        assert!(
+            !returned.main.is_negative() && !returned.fee.is_negative(),
+            "an order never spends more than it reserved"
+        );
+        self.move_money(&order, spent, returned);
+        self.tables.slots[handle.slot as usize].order = None;
+        if handle.generation < u32::MAX {
+            // A slot whose generations are used up is retired.
+            self.slots.give_back(handle.slot);
+        }
+        self.pool_mut(order.pool).open_orders -= 1;
+        self.tables.instruments[order.instrument.index()].open_orders -= 1;
+        if order.client_order_id != 0 {
+            self.client_orders
+                .remove(&(order.user, order.client_order_id));
+        }
+        Effect {
+            order,
+            spent,
+            returned,
+            closed: true,
+        }
+    }
+
+    fn move_money(&mut self, order: &OpenOrder, spent: Reserve, returned: Reserve) {
+        let pool = self.pool_mut(order.pool);
+        pool.reserved -= spent.total() + returned.total();
+        pool.free += returned.total();
+        assert!(
+            !pool.free.is_negative() && !pool.reserved.is_negative(),
+            "a pool never gives what it lacks"
+        );
+    }
+
+    fn order_mut(&mut self, handle: Handle) -> &mut OpenOrder {
+        self.tables.slots[handle.slot as usize]
+            .order
+            .as_mut()
+            .filter(|order| order.handle == handle)
+            .expect("an order's events end with its closing event")
+    }
+}
+
+fn less(before: Reserve, after: Reserve, spent: Reserve) -> Reserve {
+    Reserve {
+        main: before.main - after.main - spent.main,
+        fee: before.fee - after.fee - spent.fee,
+    }
+}

@@ -1,0 +1,413 @@
+//! Checks of a client's requests, in the order of specification 4.3 as far as it lies here: form, user, budget, money. Nothing is changed.
+
+use types::command::{Amend, Cancel, MassCancel, MassScope, New};
+use types::{
+    AssetIx, Done, Handle, HoldIx, Id128, InstrumentSpec, Lots, Minor, OrderType, PoolKind,
+    RejectReason, Reserve, SessionIx, Side, Ticks, TimeInForce, UserIx, reserve,
+};
+
+use crate::admission::{Admission, KEY_LIFETIME_NS, moscow_day};
+use crate::request::{
+    AmendRequest, CancelRequest, Known, MassCancelRequest, NewRequest, OrderRef, Reject,
+};
+use crate::state::{OpenOrder, Pool};
+
+impl Admission {
+    pub(crate) fn admit_new(&self, r: &NewRequest, now_ns: u64) -> Result<New, Reject> {
+        self.check_session(r.session, r.user, r.client_seq)?;
+        self.check_key(r.key_hash, now_ns)?;
+        let spec = self
+            .spec(r.instrument)
+            .ok_or(RejectReason::UnknownInstrument)?;
+        check_form(r, now_ns)?;
+        let user = self
+            .tables
+            .users
+            .get(r.user.index())
+            .ok_or(RejectReason::UnknownUser)?;
+        if user.blocked {
+            return Err(RejectReason::UserBlocked.into());
+        }
+        if self.is_backlogged() {
+            return Err(RejectReason::SettlementBacklog.into());
+        }
+        if r.client_order_id != 0
+            && let Some(open) = self.client_orders.get(&(r.user, r.client_order_id))
+        {
+            let known = Known::Order(*open);
+            return Err(Reject::with(RejectReason::DuplicateClientOrderId, known));
+        }
+        let price = self.effective_price(spec, r)?;
+        // Without anything to go by the order spends nothing and the book ends it NO_LIQUIDITY (T19).
+        let spends = price.is_some();
+        let price = price.unwrap_or(match r.side {
+            Side::Buy => Ticks::ZERO,
+            Side::Sell => Ticks::MAX,
+        });
+        let (draw, value) = if spends {
+            let draw = reserve(
+                &spec.terms,
+                r.side,
+                price,
+                r.quantity,
+                Done::default(),
+                spec.fee_rate,
+            )
+            .map_err(|_| RejectReason::AmountOverflow)?;
+            let value = spec
+                .terms
+                .value(price, r.quantity)
+                .ok_or(RejectReason::AmountOverflow)?;
+            (draw, value)
+        } else {
+            (Reserve::ZERO, Minor::ZERO)
+        };
+        let budget_minor = self.check_budget(r.user, value, r.limit_checked, now_ns)?;
+        let asset = match r.side {
+            Side::Buy => AssetIx::MONEY,
+            Side::Sell => AssetIx::units(r.instrument),
+        };
+        let pool = self.choose_pool(r, asset)?;
+        check_free(self.pool_row(pool), draw)?;
+        let slot = self.slots.peek().ok_or(RejectReason::TooManyOrders)?;
+        let generation = self
+            .tables
+            .slots
+            .get(slot as usize)
+            .map_or(0, |s| s.generation)
+            + 1;
+        Ok(New {
+            handle: Handle { slot, generation },
+            instrument: r.instrument,
+            user: r.user,
+            session: r.session,
+            stp_group: r.stp_group.unwrap_or_else(|| self.group(r)),
+            pool,
+            fee_rate: spec.fee_rate,
+            side: r.side,
+            order_type: r.order_type,
+            time_in_force: r.time_in_force,
+            post_only: r.post_only,
+            stp: r.stp,
+            client_order_id: r.client_order_id,
+            client_seq: seq(r.session, r.client_seq),
+            expire_at_ns: r.expire_at_ns,
+            price,
+            quantity: r.quantity,
+            draw,
+            budget_minor,
+            key_hash: r.key_hash,
+        })
+    }
+
+    /// Limit price, or the protection price of a market order: its own, kept inside the band, or from the last best price (T19).
+    fn effective_price(
+        &self,
+        spec: &InstrumentSpec,
+        r: &NewRequest,
+    ) -> Result<Option<Ticks>, Reject> {
+        let given = match r.price {
+            Some(price) if !(1..=Ticks::ORDER_MAX.0).contains(&price.0) => {
+                return Err(RejectReason::PriceTick.into());
+            }
+            given => given,
+        };
+        match (r.order_type, given) {
+            (OrderType::Limit, None) => Err(RejectReason::PriceTick.into()),
+            (OrderType::Limit, given) => Ok(given),
+            (OrderType::Market, Some(price)) => {
+                Ok(Some(price.clamp(spec.band_low, spec.band_high)))
+            }
+            (OrderType::Market, None) => {
+                let best = self.quote(r.instrument).opposite(r.side);
+                Ok(spec.protection_price(r.side, best))
+            }
+        }
+    }
+
+    fn group(&self, r: &NewRequest) -> types::StpGroup {
+        self.session(r.session).map_or_else(
+            || types::StpGroup::of_user(r.user),
+            |session| session.stp_group,
+        )
+    }
+
+    fn choose_pool(&self, r: &NewRequest, asset: AssetIx) -> Result<HoldIx, Reject> {
+        let pool = match r.pool {
+            Some(pool) => pool,
+            None => *self
+                .default_pools
+                .get(&(r.user, asset))
+                .ok_or(RejectReason::NoTradingHold)?,
+        };
+        let row = self.pool(pool).ok_or(RejectReason::UnknownHold)?;
+        if row.closed || row.asset != asset {
+            return Err(RejectReason::UnknownHold.into());
+        }
+        if row.user != r.user {
+            return Err(RejectReason::NotOwner.into());
+        }
+        if row.kind == PoolKind::Order && row.open_orders > 0 {
+            // A hold of size one backs one order.
+            return Err(Reject::with(RejectReason::HoldInUse, Known::Hold(pool)));
+        }
+        Ok(pool)
+    }
+
+    pub(crate) fn admit_cancel(&self, r: &CancelRequest, now_ns: u64) -> Result<Cancel, Reject> {
+        self.check_session(r.session, r.user, r.client_seq)?;
+        self.check_key(r.key_hash, now_ns)?;
+        let order = self.find_order(r.order, r.user)?;
+        Ok(Cancel {
+            handle: order.handle,
+            instrument: order.instrument,
+            user: r.user,
+            session: r.session,
+            reason: r.reason,
+            client_seq: seq(r.session, r.client_seq),
+            key_hash: r.key_hash,
+        })
+    }
+
+    pub(crate) fn admit_amend(&self, r: &AmendRequest, now_ns: u64) -> Result<Amend, Reject> {
+        self.check_session(r.session, r.user, r.client_seq)?;
+        self.check_key(r.key_hash, now_ns)?;
+        let order = self.find_order(r.order, r.user)?;
+        if order.is_market || (r.price.is_none() && r.quantity.is_none()) {
+            return Err(RejectReason::InvalidAmend.into());
+        }
+        if let Some(price) = r.price
+            && !(1..=Ticks::ORDER_MAX.0).contains(&price.0)
+        {
+            return Err(RejectReason::PriceTick.into());
+        }
+        if let Some(quantity) = r.quantity {
+            if quantity.is_zero() || quantity > Lots::ORDER_MAX {
+                return Err(RejectReason::QuantityLot.into());
+            }
+            if quantity <= order.filled() {
+                return Err(RejectReason::InvalidAmend.into());
+            }
+        }
+        if self
+            .tables
+            .users
+            .get(order.user.index())
+            .is_some_and(|u| u.blocked)
+        {
+            return Err(RejectReason::UserBlocked.into());
+        }
+        let spec = self
+            .spec(order.instrument)
+            .expect("an open order's instrument is known");
+        // Several amends may be on their way: cover the worst of their outcomes, give back when the last has come to pass.
+        let (price, quantity) = worst(order, r.price, r.quantity);
+        let open = quantity - order.filled();
+        let target = reserve(
+            &spec.terms,
+            order.side,
+            price,
+            open,
+            order.done,
+            order.fee_rate,
+        )
+        .map_err(|_| RejectReason::AmountOverflow)?;
+        let draw = order.reserved.growth_to(target);
+        let value = |price, quantity| {
+            spec.terms
+                .value(price, quantity)
+                .ok_or(RejectReason::AmountOverflow)
+        };
+        let growth = value(price, quantity)? - value(order.price_worst, order.quantity_worst)?;
+        let budget_minor =
+            self.check_budget(order.user, growth.or_zero(), r.limit_checked, now_ns)?;
+        check_free(self.pool_row(order.pool), draw)?;
+        Ok(Amend {
+            handle: order.handle,
+            instrument: order.instrument,
+            // The owner, also when an operator asks: it is his budget.
+            user: order.user,
+            session: r.session,
+            client_seq: seq(r.session, r.client_seq),
+            price: r.price,
+            quantity: r.quantity,
+            draw,
+            budget_minor,
+            key_hash: r.key_hash,
+        })
+    }
+
+    pub(crate) fn admit_mass_cancel(
+        &self,
+        r: &MassCancelRequest,
+        now_ns: u64,
+    ) -> Result<MassCancel, Reject> {
+        self.check_session(r.session, r.user, r.client_seq)?;
+        self.check_key(r.key_hash, now_ns)?;
+        if !r.instrument.is_none() && self.spec(r.instrument).is_none() {
+            return Err(RejectReason::UnknownInstrument.into());
+        }
+        let own = match r.scope {
+            MassScope::All => false,
+            MassScope::User(user) => user == r.user,
+            MassScope::Session(session) => self.session(session).is_some_and(|s| s.user == r.user),
+            MassScope::Group(group) => {
+                group == types::StpGroup::of_user(r.user)
+                    || self
+                        .tables
+                        .sessions
+                        .iter()
+                        .any(|s| s.user == r.user && s.stp_group == group)
+            }
+        };
+        if !own && !r.user.is_none() {
+            return Err(RejectReason::NotOwner.into());
+        }
+        Ok(MassCancel {
+            scope: r.scope,
+            instrument: r.instrument,
+            side: r.side,
+            reason: r.reason,
+            user: r.user,
+            session: r.session,
+            client_seq: seq(r.session, r.client_seq),
+            key_hash: r.key_hash,
+        })
+    }
+
+    fn find_order(&self, order: OrderRef, user: UserIx) -> Result<&OpenOrder, Reject> {
+        let handle = match order {
+            OrderRef::Handle(handle) => handle,
+            OrderRef::Client(id) => *self
+                .client_orders
+                .get(&(user, id))
+                .ok_or(RejectReason::UnknownOrder)?,
+        };
+        let Some(open) = self.order(handle) else {
+            let slot = self.tables.slots.get(handle.slot as usize);
+            let was = slot.is_some_and(|s| (1..=s.generation).contains(&handle.generation));
+            return Err(if was {
+                RejectReason::OrderNotOpen.into()
+            } else {
+                RejectReason::UnknownOrder.into()
+            });
+        };
+        if !user.is_none() && open.user != user {
+            return Err(RejectReason::NotOwner.into());
+        }
+        Ok(open)
+    }
+
+    pub(crate) fn check_session(
+        &self,
+        session: SessionIx,
+        user: UserIx,
+        client_seq: u64,
+    ) -> Result<(), Reject> {
+        if session.is_none() {
+            return Ok(());
+        }
+        let row = self.session(session).ok_or(RejectReason::UnknownSession)?;
+        if !row.open {
+            return Err(RejectReason::UnknownSession.into());
+        }
+        if row.user != user {
+            return Err(RejectReason::NotOwner.into());
+        }
+        if client_seq <= row.client_seq {
+            let known = Known::ClientSeq(row.client_seq);
+            return Err(Reject::with(RejectReason::AlreadySeen, known));
+        }
+        Ok(())
+    }
+
+    fn check_key(&self, key: Id128, now_ns: u64) -> Result<(), Reject> {
+        match self.keys.get(&key) {
+            Some(seen) if !key.is_none() && now_ns < seen.time_ns + KEY_LIFETIME_NS => {
+                let known = Known::Request(*seen);
+                Err(Reject::with(RejectReason::DuplicateRequest, known))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What the order takes out of the user's budget of the day; nothing when identity was asked for this very order.
+    fn check_budget(
+        &self,
+        user: UserIx,
+        needed: Minor,
+        checked: bool,
+        now_ns: u64,
+    ) -> Result<Minor, Reject> {
+        if checked || needed.is_zero() {
+            return Ok(Minor::ZERO);
+        }
+        let row = &self.tables.users[user.index()];
+        let left = if row.budget_day == moscow_day(now_ns) {
+            row.budget_minor
+        } else {
+            Minor::ZERO
+        };
+        if needed > left {
+            let known = Known::Budget { left, needed };
+            return Err(Reject::with(RejectReason::LimitExceeded, known));
+        }
+        Ok(needed)
+    }
+
+    fn pool_row(&self, pool: HoldIx) -> &Pool {
+        self.pool(pool).expect("pool was found before")
+    }
+}
+
+/// What does not depend on any state.
+fn check_form(r: &NewRequest, now_ns: u64) -> Result<(), Reject> {
+    let rests = r.time_in_force.rests();
+    if (r.order_type == OrderType::Market && rests) || (r.post_only && !rests) {
+        return Err(RejectReason::InvalidCombination.into());
+    }
+    if r.quantity.is_zero() || r.quantity > Lots::ORDER_MAX {
+        return Err(RejectReason::QuantityLot.into());
+    }
+    if r.time_in_force == TimeInForce::Gtd {
+        if r.expire_at_ns <= now_ns {
+            return Err(RejectReason::Expired.into());
+        }
+    } else if r.expire_at_ns != 0 {
+        return Err(RejectReason::InvalidCombination.into());
+    }
+    Ok(())
+}
+
+fn check_free(pool: &Pool, draw: Reserve) -> Result<(), Reject> {
+    let enough = draw
+        .main
+        .checked_add(draw.fee)
+        .is_some_and(|total| total <= pool.free);
+    if enough {
+        return Ok(());
+    }
+    let known = Known::Balance {
+        free: pool.free,
+        main: draw.main,
+        fee: draw.fee,
+    };
+    Err(Reject::with(RejectReason::InsufficientBalance, known))
+}
+
+/// Highest price and largest total that the order may come to, with one more amend on its way.
+pub(crate) fn worst(
+    order: &OpenOrder,
+    price: Option<Ticks>,
+    quantity: Option<Lots>,
+) -> (Ticks, Lots) {
+    (
+        price.map_or(order.price_worst, |p| p.max(order.price_worst)),
+        quantity.map_or(order.quantity_worst, |q| q.max(order.quantity_worst)),
+    )
+}
+
+/// Client sequences exist only with a session.
+fn seq(session: SessionIx, client_seq: u64) -> u64 {
+    if session.is_none() { 0 } else { client_seq }
+}

@@ -1,0 +1,224 @@
+//! What may be asked of admission. Texts have become indices already, decimals ticks and lots; everything else is checked here.
+
+use types::command::{MassScope, RequestKind};
+use types::{
+    AssetIx, CancelReason, Handle, HoldIx, Id128, InstrumentIx, InstrumentSpec, Lots, Minor,
+    OrderType, Phase, PoolKind, RejectReason, SessionIx, Side, StpGroup, StpMode, Ticks,
+    TimeInForce, UserId, UserIx,
+};
+
+/// Names an open order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OrderRef {
+    Handle(Handle),
+    /// The user's own id.
+    Client(u64),
+}
+
+/// A new order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewRequest {
+    pub instrument: InstrumentIx,
+    pub user: UserIx,
+    /// `NONE` for a call without session.
+    pub session: SessionIx,
+    /// Strictly increasing a session; ignored without one.
+    pub client_seq: u64,
+    /// Unique among the user's open orders; 0 = none.
+    pub client_order_id: u64,
+    /// None: the session's group, or the user's own.
+    pub stp_group: Option<StpGroup>,
+    pub stp: StpMode,
+    pub side: Side,
+    pub order_type: OrderType,
+    pub time_in_force: TimeInForce,
+    pub post_only: bool,
+    /// Good till date only.
+    pub expire_at_ns: u64,
+    /// Limit price; a market order's own protection price if it gives one.
+    pub price: Option<Ticks>,
+    pub quantity: Lots,
+    /// None: the user's trading hold for the asset.
+    pub pool: Option<HoldIx>,
+    /// Identity has been asked for this order: the budget is neither looked at nor used.
+    pub limit_checked: bool,
+    /// Hash of (call, user, idempotency key); `NONE` without.
+    pub key_hash: Id128,
+}
+
+/// Cancel one order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CancelRequest {
+    pub order: OrderRef,
+    /// Whose order; `NONE` = the platform or an operator, who may cancel any (by handle).
+    pub user: UserIx,
+    pub session: SessionIx,
+    pub client_seq: u64,
+    pub reason: CancelReason,
+    pub key_hash: Id128,
+}
+
+/// Change an order (T22).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AmendRequest {
+    pub order: OrderRef,
+    pub user: UserIx,
+    pub session: SessionIx,
+    pub client_seq: u64,
+    pub price: Option<Ticks>,
+    /// New total, what was filled included.
+    pub quantity: Option<Lots>,
+    pub limit_checked: bool,
+    pub key_hash: Id128,
+}
+
+/// Cancel many orders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MassCancelRequest {
+    pub scope: MassScope,
+    /// `NONE` = every instrument.
+    pub instrument: InstrumentIx,
+    pub side: Option<Side>,
+    pub reason: CancelReason,
+    /// `NONE` = the platform or an operator.
+    pub user: UserIx,
+    pub session: SessionIx,
+    pub client_seq: u64,
+    pub key_hash: Id128,
+}
+
+/// Open or resume a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionRequest {
+    /// The same key resumes the same session.
+    pub key: Id128,
+    pub user: UserIx,
+    /// None: the user's own group.
+    pub stp_group: Option<StpGroup>,
+    pub cancel_on_disconnect: bool,
+}
+
+/// Add blocked money to a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FundRequest {
+    /// The ledger hold. A new id makes a new pool.
+    pub hold_id: Id128,
+    pub kind: PoolKind,
+    pub user: UserIx,
+    pub asset: AssetIx,
+    pub amount_minor: Minor,
+    pub funding_seq: u64,
+}
+
+/// Everything that may be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    New(NewRequest),
+    Cancel(CancelRequest),
+    Amend(AmendRequest),
+    MassCancel(MassCancelRequest),
+    /// Binds a user; a bound one answers [`Known::User`].
+    BindUser(UserId),
+    /// A new instrument (its `ix` is assigned here: `NONE` in the spec) or the change of a known one.
+    SetInstrument(InstrumentSpec),
+    SetPhase {
+        instrument: InstrumentIx,
+        phase: Phase,
+        cancel_orders: bool,
+    },
+    OpenSession(SessionRequest),
+    CloseSession(SessionIx),
+    Fund(FundRequest),
+    Defund {
+        hold: HoldIx,
+        amount_minor: Minor,
+        funding_seq: u64,
+    },
+    CloseHold {
+        hold: HoldIx,
+        funding_seq: u64,
+    },
+    BlockUser(UserIx),
+    UnblockUser(UserIx),
+    SetBudget {
+        user: UserIx,
+        day: u32,
+        amount_minor: Minor,
+    },
+    /// `NONE` = every instrument.
+    ExpireOrders(InstrumentIx),
+}
+
+impl Request {
+    /// Which client request it is.
+    pub fn kind(&self) -> RequestKind {
+        match self {
+            Self::New(_) => RequestKind::New,
+            Self::Cancel(_) => RequestKind::Cancel,
+            Self::Amend(_) => RequestKind::Amend,
+            Self::MassCancel(_) => RequestKind::MassCancel,
+            _ => RequestKind::Other,
+        }
+    }
+}
+
+/// What is already so: the answer to a request that has nothing left to do, or the figures behind a refusal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    Nothing,
+    /// The user is bound under this index.
+    User(UserIx),
+    /// The instrument is known under this index.
+    Instrument(InstrumentIx),
+    /// The pool of that ledger hold (or the trading hold that exists already).
+    Hold(HoldIx),
+    /// The session's last client sequence: the request was seen.
+    ClientSeq(u64),
+    /// The call with this key was answered: by this command.
+    Request(crate::Seen),
+    /// The open order that has the client order id.
+    Order(Handle),
+    /// What the pool could give, what was needed, in minor units of its asset.
+    Balance {
+        free: Minor,
+        main: Minor,
+        fee: Minor,
+    },
+    /// What the budget of the day still allows (none known: zero), and what was needed.
+    Budget {
+        left: Minor,
+        needed: Minor,
+    },
+}
+
+/// A business refusal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reject {
+    pub reason: RejectReason,
+    pub known: Known,
+}
+
+impl Reject {
+    pub(crate) const fn new(reason: RejectReason) -> Self {
+        Self {
+            reason,
+            known: Known::Nothing,
+        }
+    }
+
+    pub(crate) const fn with(reason: RejectReason, known: Known) -> Self {
+        Self { reason, known }
+    }
+}
+
+impl From<RejectReason> for Reject {
+    fn from(reason: RejectReason) -> Self {
+        Self::new(reason)
+    }
+}
+
+impl core::fmt::Display for Reject {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(self.reason.as_str())
+    }
+}

@@ -1,0 +1,141 @@
+//! What admission folds from the journal. Plain tables, addressed by the dense indices; the whole of it is what a snapshot stores.
+
+use alloc::vec::Vec;
+
+use types::command::RequestKind;
+use types::{
+    AssetIx, Done, FeeRate, Handle, HoldIx, Id128, InstrumentIx, InstrumentSpec, Lots, Minor,
+    PoolKind, Reserve, Sequence, SessionIx, Side, StpGroup, Ticks, UserId, UserIx,
+};
+
+macro_rules! table_row {
+    ($(#[$meta:meta])* pub struct $name:ident { $($body:tt)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+        pub struct $name { $($body)* }
+    };
+}
+
+table_row! {
+    pub struct User {
+        pub id: UserId,
+        pub blocked: bool,
+        /// Moscow day of the budget, 0 = never set.
+        pub budget_day: u32,
+        /// What may still be ordered on that day.
+        pub budget_minor: Minor,
+    }
+}
+
+table_row! {
+    pub struct Session {
+        pub key: Id128,
+        pub user: UserIx,
+        pub stp_group: StpGroup,
+        pub cancel_on_disconnect: bool,
+        pub open: bool,
+        /// Last client sequence seen.
+        pub client_seq: u64,
+    }
+}
+
+table_row! {
+    /// Money behind a ledger hold: undrawn in `free`, the rest in the reserves of its open orders.
+    pub struct Pool {
+        pub hold_id: Id128,
+        pub kind: PoolKind,
+        pub user: UserIx,
+        pub asset: AssetIx,
+        pub free: Minor,
+        /// Sum of what its open orders reserve.
+        pub reserved: Minor,
+        pub open_orders: u32,
+        /// Number of the last Fund, Defund or CloseHold.
+        pub funding_seq: u64,
+        pub closed: bool,
+    }
+}
+
+table_row! {
+    /// An order between its command and its closing event.
+    pub struct OpenOrder {
+        pub handle: Handle,
+        /// The command that brought it, and its time: the public order id derives from both.
+        pub sequence: Sequence,
+        pub time_ns: u64,
+        pub instrument: InstrumentIx,
+        pub user: UserIx,
+        pub session: SessionIx,
+        pub stp_group: StpGroup,
+        pub pool: HoldIx,
+        pub fee_rate: FeeRate,
+        pub side: Side,
+        /// A market order never rests: nothing to amend.
+        pub is_market: bool,
+        pub client_order_id: u64,
+        pub price: Ticks,
+        pub open: Lots,
+        /// Total quantity, filled part included.
+        pub quantity: Lots,
+        pub done: Done,
+        /// What it holds of its pool.
+        pub reserved: Reserve,
+        /// Amends on their way to the book. While there are any, `reserved` covers the worst of their outcomes.
+        pub amends_pending: u32,
+        pub price_worst: Ticks,
+        pub quantity_worst: Lots,
+    }
+}
+
+impl OpenOrder {
+    /// Filled lots.
+    pub fn filled(&self) -> Lots {
+        self.quantity - self.open
+    }
+}
+
+table_row! {
+    /// A call with an idempotency key that was journalled.
+    pub struct Seen {
+        pub request: RequestKind,
+        pub sequence: Sequence,
+        pub time_ns: u64,
+        /// The order it made or named.
+        pub handle: Handle,
+    }
+}
+
+table_row! {
+    pub struct Instrument {
+        pub spec: InstrumentSpec,
+        /// Last event applied.
+        pub event_number: u64,
+        pub open_orders: u32,
+    }
+}
+
+table_row! {
+    /// A slot of the order table.
+    pub struct Slot {
+        /// Of its last order; 0 = never used.
+        pub generation: u32,
+        pub order: Option<OpenOrder>,
+    }
+}
+
+/// Everything folded from the journal at one sequence. Archived with rkyv as it stands; indexes are rebuilt from it.
+#[derive(
+    Clone, Debug, Default, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize,
+)]
+pub struct AdmissionImage {
+    /// Last command applied.
+    pub sequence: Sequence,
+    pub time_ns: u64,
+    pub instruments: Vec<Instrument>,
+    pub users: Vec<User>,
+    pub sessions: Vec<Session>,
+    pub pools: Vec<Pool>,
+    pub slots: Vec<Slot>,
+    /// Keys of the last 24 hours, in journal order.
+    pub keys: Vec<(Id128, Seen)>,
+}

@@ -1,0 +1,344 @@
+//! Looking at admission from outside: lookups, totals a pool, snapshot, state hash, invariants.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use types::{
+    AssetIx, HoldIx, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor, PoolKind, Reserve,
+    Sequence, SessionIx, StateHash, UserId, UserIx,
+};
+
+use crate::admission::{Admission, AdmissionConfig};
+use crate::slots::FreeSlots;
+use crate::state::{AdmissionImage, OpenOrder, Pool, Seen, Session, User};
+
+/// A pool's money: what `design.md` 4 compares with the ledger.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolTotals {
+    /// Undrawn.
+    pub free: Minor,
+    /// Sum of the reserves of its open orders, main and fee apart.
+    pub reserved: Reserve,
+    pub orders: u32,
+}
+
+impl PoolTotals {
+    /// What the ledger must still hold: the trading hold's remaining and its children's.
+    pub fn held(&self) -> Minor {
+        self.free + self.reserved.total()
+    }
+}
+
+impl Admission {
+    /// Last command applied.
+    pub fn sequence(&self) -> Sequence {
+        self.tables.sequence
+    }
+
+    /// Journalled time of the last command.
+    pub fn time_ns(&self) -> u64 {
+        self.tables.time_ns
+    }
+
+    pub fn user(&self, user: UserIx) -> Option<&User> {
+        self.tables.users.get(user.index())
+    }
+
+    pub fn user_ix(&self, id: &UserId) -> Option<UserIx> {
+        self.users.get(id).copied()
+    }
+
+    pub fn spec(&self, instrument: InstrumentIx) -> Option<&InstrumentSpec> {
+        self.tables
+            .instruments
+            .get(instrument.index())
+            .map(|row| &row.spec)
+    }
+
+    pub fn instrument_ix(&self, id: &InstrumentId) -> Option<InstrumentIx> {
+        self.instruments.get(id).copied()
+    }
+
+    /// Every instrument, by index.
+    pub fn instruments(&self) -> impl Iterator<Item = &InstrumentSpec> {
+        self.tables.instruments.iter().map(|row| &row.spec)
+    }
+
+    /// Number of the last event applied of an instrument.
+    pub fn event_number(&self, instrument: InstrumentIx) -> u64 {
+        self.tables
+            .instruments
+            .get(instrument.index())
+            .map_or(0, |row| row.event_number)
+    }
+
+    pub fn session(&self, session: SessionIx) -> Option<&Session> {
+        self.tables.sessions.get(session.index())
+    }
+
+    pub fn session_ix(&self, key: Id128) -> Option<SessionIx> {
+        self.sessions.get(&key).copied()
+    }
+
+    /// Sessions that count as connected: recovery and takeover close them.
+    pub fn open_sessions(&self) -> impl Iterator<Item = (SessionIx, &Session)> {
+        self.tables
+            .sessions
+            .iter()
+            .enumerate()
+            .filter(|(_, row)| row.open)
+            .map(|(at, row)| (SessionIx(at as u32), row))
+    }
+
+    pub fn pool(&self, hold: HoldIx) -> Option<&Pool> {
+        self.tables.pools.get(hold.index())
+    }
+
+    pub fn hold_ix(&self, hold_id: Id128) -> Option<HoldIx> {
+        self.holds.get(&hold_id).copied()
+    }
+
+    /// The open trading hold of a user for an asset.
+    pub fn default_pool(&self, user: UserIx, asset: AssetIx) -> Option<HoldIx> {
+        self.default_pools.get(&(user, asset)).copied()
+    }
+
+    /// Every pool, closed ones included, by index.
+    pub fn pools(&self) -> impl Iterator<Item = (HoldIx, &Pool)> {
+        self.tables
+            .pools
+            .iter()
+            .enumerate()
+            .map(|(at, row)| (HoldIx(at as u32), row))
+    }
+
+    /// The answer to a call's key, as long as it is remembered here.
+    pub fn seen(&self, key: Id128) -> Option<Seen> {
+        self.keys.get(&key).copied()
+    }
+
+    /// Open orders in slot order.
+    pub fn orders(&self) -> impl Iterator<Item = &OpenOrder> {
+        self.tables
+            .slots
+            .iter()
+            .filter_map(|slot| slot.order.as_ref())
+    }
+
+    /// The user's open order with this client order id.
+    pub fn client_order(&self, user: UserIx, client_order_id: u64) -> Option<types::Handle> {
+        self.client_orders.get(&(user, client_order_id)).copied()
+    }
+
+    /// Money of a pool, added up from its orders (a walk over all of them).
+    pub fn pool_totals(&self, hold: HoldIx) -> PoolTotals {
+        let mut totals = PoolTotals {
+            free: self.pool(hold).map_or(Minor::ZERO, |pool| pool.free),
+            ..PoolTotals::default()
+        };
+        for order in self.orders().filter(|order| order.pool == hold) {
+            totals.add(order);
+        }
+        totals
+    }
+
+    /// Money of every pool, by index, in one walk.
+    pub fn all_pool_totals(&self) -> Vec<PoolTotals> {
+        let mut totals: Vec<PoolTotals> = self
+            .tables
+            .pools
+            .iter()
+            .map(|pool| PoolTotals {
+                free: pool.free,
+                ..PoolTotals::default()
+            })
+            .collect();
+        for order in self.orders() {
+            totals[order.pool.index()].add(order);
+        }
+        totals
+    }
+
+    /// The whole state, to be archived.
+    pub fn image(&self) -> AdmissionImage {
+        let mut image = self.tables.clone();
+        image.keys = self
+            .key_queue
+            .iter()
+            .filter_map(|(_, key)| self.keys.get(key).map(|seen| (*key, *seen)))
+            .collect();
+        image
+    }
+
+    /// The state of an image. Panics on an image that admission cannot have made (a checksum guards the file).
+    pub fn restore(image: &AdmissionImage, config: AdmissionConfig) -> Self {
+        let mut room = Self::new(config);
+        room.tables = AdmissionImage {
+            keys: Vec::new(),
+            ..image.clone()
+        };
+        for (key, seen) in &image.keys {
+            room.insert_key(*key, *seen);
+        }
+        for (at, row) in image.users.iter().enumerate() {
+            room.users.insert(row.id, UserIx(at as u32));
+        }
+        for row in &image.instruments {
+            room.instruments.insert(row.spec.id, row.spec.ix);
+        }
+        for (at, row) in image.sessions.iter().enumerate() {
+            room.sessions.insert(row.key, SessionIx(at as u32));
+        }
+        for (at, row) in image.pools.iter().enumerate() {
+            let hold = HoldIx(at as u32);
+            room.holds.insert(row.hold_id, hold);
+            if row.kind == PoolKind::Trading && !row.closed {
+                room.default_pools.insert((row.user, row.asset), hold);
+            }
+        }
+        room.slots = FreeSlots::new(config.orders_max);
+        for (at, slot) in image.slots.iter().enumerate() {
+            let Some(order) = &slot.order else { continue };
+            room.slots.take(at as u32);
+            if order.client_order_id != 0 {
+                room.client_orders
+                    .insert((order.user, order.client_order_id), order.handle);
+            }
+        }
+        room.check_invariants();
+        room
+    }
+
+    /// Hash of the state. Comparable where every event of every command applied has been applied too.
+    pub fn state_hash(&self) -> u64 {
+        let mut hash = StateHash::new();
+        let tables = &self.tables;
+        hash.words(&[tables.sequence.0, tables.time_ns]);
+        for row in &tables.instruments {
+            hash.bytes(row.spec.id.as_str().as_bytes());
+            hash.words(&[
+                row.event_number,
+                u64::from(row.open_orders),
+                u64::from(row.spec.phase.code()),
+                u64::from(row.spec.fee_rate.0),
+                row.spec.band_low.0 as u64,
+                row.spec.band_high.0 as u64,
+            ]);
+        }
+        for row in &tables.users {
+            hash.bytes(row.id.as_str().as_bytes());
+            hash.words(&[
+                u64::from(row.blocked),
+                u64::from(row.budget_day),
+                row.budget_minor.0 as u64,
+            ]);
+        }
+        for row in &tables.sessions {
+            let (high, low) = row.key.halves();
+            hash.words(&[
+                high,
+                low,
+                u64::from(row.user.0) << 32 | u64::from(row.stp_group.0),
+                u64::from(row.open) << 1 | u64::from(row.cancel_on_disconnect),
+                row.client_seq,
+            ]);
+        }
+        for row in &tables.pools {
+            let (high, low) = row.hold_id.halves();
+            hash.words(&[
+                high,
+                low,
+                u64::from(row.user.0) << 32 | u64::from(row.asset.get()),
+                row.free.0 as u64,
+                row.reserved.0 as u64,
+                row.funding_seq,
+                u64::from(row.open_orders) << 1 | u64::from(row.closed),
+            ]);
+        }
+        for (at, slot) in tables.slots.iter().enumerate() {
+            if slot.generation > 0 {
+                hash.words(&[at as u64, u64::from(slot.generation)]);
+            }
+            if let Some(order) = &slot.order {
+                hash_order(&mut hash, order);
+            }
+        }
+        for (_, key) in &self.key_queue {
+            let (high, low) = key.halves();
+            hash.words(&[high, low]);
+        }
+        hash.finish()
+    }
+
+    /// Panics when an invariant is broken: a pool's money equals the sum of its orders, counts agree, slots are free or taken as the table says,
+    /// client order ids point at open orders, and an order without amends on their way reserves no more than the formula says.
+    pub fn check_invariants(&self) {
+        let mut per_instrument = vec![0; self.tables.instruments.len()];
+        let mut client_ids = 0;
+        for (at, slot) in self.tables.slots.iter().enumerate() {
+            let Some(order) = &slot.order else { continue };
+            assert_eq!(order.handle.slot as usize, at);
+            assert_eq!(order.handle.generation, slot.generation);
+            assert!(!order.open.is_zero() && order.open <= order.quantity);
+            per_instrument[order.instrument.index()] += 1;
+            if order.client_order_id != 0 {
+                client_ids += 1;
+                let key = (order.user, order.client_order_id);
+                assert_eq!(self.client_orders.get(&key), Some(&order.handle));
+            }
+            let row = &self.tables.pools[order.pool.index()];
+            assert!(row.user == order.user && !row.closed);
+            if order.amends_pending == 0 && !order.reserved.total().is_zero() {
+                let terms = self.tables.instruments[order.instrument.index()].spec.terms;
+                let formula = types::reserve(
+                    &terms,
+                    order.side,
+                    order.price,
+                    order.open,
+                    order.done,
+                    order.fee_rate,
+                );
+                assert_eq!(Ok(order.reserved), formula, "reserve follows the formula");
+            }
+        }
+        assert_eq!(client_ids, self.client_orders.len());
+        for (row, found) in self.tables.instruments.iter().zip(per_instrument) {
+            assert_eq!(row.open_orders, found);
+        }
+        for (row, totals) in self.tables.pools.iter().zip(self.all_pool_totals()) {
+            assert!(!row.free.is_negative());
+            assert_eq!(
+                row.reserved,
+                totals.reserved.total(),
+                "pool equals its orders"
+            );
+            assert_eq!(row.open_orders, totals.orders);
+        }
+    }
+}
+
+impl PoolTotals {
+    fn add(&mut self, order: &OpenOrder) {
+        self.reserved.main += order.reserved.main;
+        self.reserved.fee += order.reserved.fee;
+        self.orders += 1;
+    }
+}
+
+fn hash_order(hash: &mut StateHash, order: &OpenOrder) {
+    hash.words(&[
+        order.sequence.0,
+        u64::from(order.instrument.0) << 32 | u64::from(order.user.0),
+        u64::from(order.session.0) << 32 | u64::from(order.pool.0),
+        u64::from(order.stp_group.0) << 32 | u64::from(order.fee_rate.0),
+        order.client_order_id,
+        order.price.0 as u64,
+        order.open.0,
+        order.quantity.0,
+        order.done.value_minor.0 as u64,
+        order.done.fee_minor.0 as u64,
+        order.reserved.main.0 as u64,
+        order.reserved.fee.0 as u64,
+        u64::from(order.amends_pending) << 1 | u64::from(order.side.code()),
+    ]);
+}
