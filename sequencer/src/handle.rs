@@ -1,0 +1,158 @@
+//! A running engine node.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use admission::AdmissionConfig;
+use crossbeam::queue::ArrayQueue;
+use journal::{FileStorage, Journal, JournalError, JournalFailed, Storage};
+use types::Sequence;
+
+use crate::backlog::Backlog;
+use crate::config::Config;
+use crate::core::Core;
+use crate::hot::Hot;
+use crate::port::{Gate, Port};
+use crate::reader::Reader;
+use crate::record::Encoder;
+use crate::recover::{self, StartError};
+use crate::timers::Timers;
+
+/// The commit position: what is at or before it survives power loss.
+#[derive(Clone)]
+pub struct Commit(journal::Commit);
+
+impl Commit {
+    pub fn position(&self) -> Sequence {
+        Sequence(self.0.position())
+    }
+
+    /// Waits until `sequence` is durable.
+    ///
+    /// # Errors
+    /// The journal failed before; the command may or may not be found after a restart.
+    pub async fn wait(&self, sequence: Sequence) -> Result<(), JournalFailed> {
+        self.0.wait(sequence.get()).await
+    }
+
+    pub fn failure(&self) -> Option<JournalFailed> {
+        self.0.failure()
+    }
+}
+
+/// Owns the hot thread and the journal.
+pub struct SequencerHandle {
+    port: Port,
+    journal: Option<Journal>,
+    hot: Option<JoinHandle<()>>,
+    recovered: Sequence,
+}
+
+impl SequencerHandle {
+    /// Recovers from the journal in `config.dir` and starts the threads. Blocks while it recovers.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start(config: Config, backlog: Arc<Backlog>) -> Result<Self, StartError> {
+        let storage = FileStorage::new(&config.dir, config.sync).map_err(JournalError::Io)?;
+        Self::start_on(config, backlog, Arc::new(storage))
+    }
+
+    /// The same on a disk of the caller's choice.
+    pub fn start_on(
+        config: Config,
+        backlog: Arc<Backlog>,
+        storage: Arc<dyn Storage>,
+    ) -> Result<Self, StartError> {
+        let sizes = journal::Config {
+            segment_bytes: config.segment_bytes,
+            ..journal::Config::default()
+        };
+        let limits = AdmissionConfig {
+            backlog_trades_max: backlog.trades_max,
+            backlog_bytes_max: backlog.bytes_max,
+            ..AdmissionConfig::default()
+        };
+        let core = Core::new(limits, config.ring_capacity);
+        let (journal, core) = recover::open(storage, sizes, core)?;
+        let recovered = core.sequence();
+        let gate = Arc::new(Gate {
+            queue: ArrayQueue::new(config.queue_capacity),
+            is_parked: AtomicBool::new(false),
+            is_stopping: AtomicBool::new(false),
+            is_failed: AtomicBool::new(false),
+        });
+        let hot = Hot {
+            config,
+            core,
+            gate: gate.clone(),
+            appender: journal.appender(),
+            backlog,
+            encoder: Encoder::default(),
+            timers: Timers::default(),
+        };
+        let hot = std::thread::Builder::new()
+            .name("hot".to_owned())
+            .spawn(move || hot.run())
+            .map_err(StartError::Thread)?;
+        let port = Port {
+            gate,
+            thread: hot.thread().clone(),
+        };
+        Ok(Self {
+            port,
+            journal: Some(journal),
+            hot: Some(hot),
+            recovered,
+        })
+    }
+
+    pub fn port(&self) -> Port {
+        self.port.clone()
+    }
+
+    pub fn commit(&self) -> Commit {
+        Commit(self.journal().commit())
+    }
+
+    /// Records of commands after `after`; `Sequence(0)` reads from the beginning.
+    pub fn reader(&self, after: Sequence) -> Reader {
+        Reader::new(self.journal().reader(after.get()))
+    }
+
+    /// Last command found at the start.
+    pub fn recovered(&self) -> Sequence {
+        self.recovered
+    }
+
+    fn journal(&self) -> &Journal {
+        self.journal
+            .as_ref()
+            .expect("open until the handle is gone")
+    }
+
+    /// Stops taking requests, finishes those that wait, writes the journal out, ends the threads. Blocks.
+    pub fn stop(mut self) {
+        self.shut();
+    }
+
+    fn shut(&mut self) {
+        self.port.gate.is_stopping.store(true, Ordering::SeqCst);
+        self.port.thread.unpark();
+        if let Some(hot) = self.hot.take()
+            && hot.join().is_err()
+        {
+            tracing::error!("the hot thread ended with a panic");
+        }
+        if let Some(journal) = self.journal.take() {
+            journal.close();
+        }
+    }
+}
+
+impl Drop for SequencerHandle {
+    fn drop(&mut self) {
+        self.shut();
+    }
+}

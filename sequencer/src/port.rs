@@ -1,0 +1,118 @@
+//! The way into the hot thread: a bounded queue, a wake-up that costs nothing while the thread is awake, and an answer for every request.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Thread;
+
+use admission::{Reject, Request};
+use crossbeam::queue::ArrayQueue;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::core::Core;
+use crate::record::Record;
+
+/// Why a request is not in the journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotTaken {
+    /// The queue is full or the journal's disk is behind: try again.
+    #[error("BUSY")]
+    Busy,
+    #[error("the platform is stopping")]
+    Stopping,
+    #[error("the journal has failed")]
+    JournalFailed,
+    /// Refused without a trace: a repeat, something already so, or a request of nobody's session.
+    #[error("{0}")]
+    Refused(Reject),
+}
+
+/// The answer to a request: *accepted*, not yet durable.
+pub type Outcome = Result<Record, NotTaken>;
+
+/// Where the answer goes.
+pub enum Reply {
+    None,
+    Oneshot(oneshot::Sender<Outcome>),
+    /// Many answers into one channel, told apart by a tag.
+    Channel {
+        tx: mpsc::UnboundedSender<(u64, Outcome)>,
+        tag: u64,
+    },
+}
+
+impl Reply {
+    pub(crate) fn send(self, outcome: Outcome) {
+        // Nobody waits any more: the request stands all the same.
+        match self {
+            Self::None => {}
+            Self::Oneshot(tx) => drop(tx.send(outcome)),
+            Self::Channel { tx, tag } => drop(tx.send((tag, outcome))),
+        }
+    }
+}
+
+pub(crate) enum Job {
+    Request(Request, Reply),
+    Inspect(Box<dyn FnOnce(&Core) + Send>),
+}
+
+/// What ports and the hot thread share.
+pub(crate) struct Gate {
+    pub queue: ArrayQueue<Job>,
+    pub is_parked: AtomicBool,
+    pub is_stopping: AtomicBool,
+    pub is_failed: AtomicBool,
+}
+
+/// Hands requests to the hot thread. Cheap to clone; requests given by one thread keep their order.
+#[derive(Clone)]
+pub struct Port {
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) thread: Thread,
+}
+
+impl Port {
+    /// Hands over a request; never blocks.
+    ///
+    /// # Errors
+    /// [`NotTaken::Busy`] when the queue is full, [`NotTaken::Stopping`], [`NotTaken::JournalFailed`]; `reply` is then not used.
+    pub fn submit(&self, request: Request, reply: Reply) -> Result<(), NotTaken> {
+        self.push(Job::Request(request, reply))
+    }
+
+    /// Hands over a request and waits until it is sequenced and matched.
+    pub async fn call(&self, request: Request) -> Outcome {
+        let (tx, rx) = oneshot::channel();
+        self.submit(request, Reply::Oneshot(tx))?;
+        rx.await.unwrap_or(Err(NotTaken::Stopping))
+    }
+
+    /// Runs `read` between two commands. The hot thread waits for it: keep it short.
+    ///
+    /// # Errors
+    /// [`NotTaken::Busy`], [`NotTaken::Stopping`].
+    pub async fn inspect<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Core) -> T + Send + 'static,
+    ) -> Result<T, NotTaken> {
+        let (tx, rx) = oneshot::channel();
+        self.push(Job::Inspect(Box::new(move |core| {
+            drop(tx.send(read(core)))
+        })))?;
+        rx.await.map_err(|_| NotTaken::Stopping)
+    }
+
+    fn push(&self, job: Job) -> Result<(), NotTaken> {
+        if self.gate.is_stopping.load(Ordering::Acquire) {
+            return Err(NotTaken::Stopping);
+        }
+        if self.gate.is_failed.load(Ordering::Acquire) && matches!(job, Job::Request(..)) {
+            return Err(NotTaken::JournalFailed);
+        }
+        self.gate.queue.push(job).map_err(|_| NotTaken::Busy)?;
+        if self.gate.is_parked.swap(false, Ordering::SeqCst) {
+            self.thread.unpark();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,82 @@
+//! Complete records from behind the commit position.
+
+use types::Sequence;
+
+use crate::record::{Record, decode_command, decode_event};
+
+/// Why a reader cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error(transparent)]
+    Journal(#[from] journal::reader::ReadError),
+    #[error("journal record {sequence}: {reason}")]
+    Record { sequence: u64, reason: String },
+}
+
+/// Tails the journal record by record.
+pub struct Reader {
+    frames: journal::Reader,
+    /// A record whose last event has not come yet.
+    partial: Option<Record>,
+}
+
+impl Reader {
+    pub(crate) fn new(frames: journal::Reader) -> Self {
+        Self {
+            frames,
+            partial: None,
+        }
+    }
+
+    /// The next record at or before the commit position, if there is one.
+    pub fn try_next(&mut self) -> Result<Option<Record>, ReadError> {
+        while let Some(frame) = self.frames.try_next()? {
+            if let Some(record) = self.add(&frame)? {
+                return Ok(Some(record));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits for the next record. Cancel safe.
+    pub async fn next(&mut self) -> Result<Record, ReadError> {
+        loop {
+            let frame = self.frames.next().await?;
+            if let Some(record) = self.add(&frame)? {
+                return Ok(record);
+            }
+        }
+    }
+
+    /// Durable bytes not read yet.
+    pub fn bytes_behind(&self) -> u64 {
+        self.frames.bytes_behind()
+    }
+
+    fn add(&mut self, frame: &journal::Frame) -> Result<Option<Record>, ReadError> {
+        let fault = |reason| ReadError::Record {
+            sequence: frame.sequence,
+            reason,
+        };
+        match (&mut self.partial, frame.kind) {
+            (None, journal::FrameKind::Command) => {
+                let command = decode_command(frame).map_err(fault)?;
+                self.partial = Some(Record {
+                    command,
+                    events: Vec::new(),
+                });
+            }
+            (Some(record), journal::FrameKind::Event)
+                if record.command.sequence == Sequence(frame.sequence) =>
+            {
+                record.events.push(decode_event(frame).map_err(fault)?);
+            }
+            _ => return Err(fault("frames out of order".to_owned())),
+        }
+        Ok(if frame.unit_end {
+            self.partial.take()
+        } else {
+            None
+        })
+    }
+}
