@@ -17,7 +17,7 @@ use crate::storage::Storage;
 /// Sizes of the log.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Size of a segment. A unit never spans two.
+    /// Size of a segment. A unit never spans two; one that is larger gets a segment of its own size.
     pub segment_bytes: u64,
     /// Most bytes handed over and not yet written; past it [`Appender::is_full`].
     pub pending_bytes_max: usize,
@@ -255,6 +255,8 @@ impl Appender {
 #[derive(Clone, Copy, Debug, Default)]
 struct End {
     segment: u64,
+    /// Size of that segment.
+    bytes: u64,
     offset: u64,
     sequence: u64,
     batch: u64,
@@ -268,8 +270,24 @@ struct Writer {
     end: End,
 }
 
+/// A writer that ends with a panic fails the log: who waits for the commit position must hear of it.
+struct Latch(Arc<Shared>);
+
+impl Drop for Latch {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.state.send_modify(|state| {
+                state
+                    .failed
+                    .get_or_insert_with(|| "its writer stopped with a panic".into());
+            });
+        }
+    }
+}
+
 impl Writer {
     fn run(mut self) {
+        let _latch = Latch(self.shared.clone());
         let mut bytes = Vec::new();
         loop {
             {
@@ -303,14 +321,17 @@ impl Writer {
     fn write(&mut self, bytes: &mut [u8]) -> io::Result<()> {
         let mut done = 0;
         while done < bytes.len() {
-            let room =
-                usize::try_from(self.config.segment_bytes - self.end.offset).unwrap_or(usize::MAX);
+            let room = usize::try_from(self.end.bytes - self.end.offset).unwrap_or(usize::MAX);
             let (part, sequence) = units_within(&bytes[done..], room);
             if part == 0 {
-                assert!(self.end.offset > 0, "a unit is smaller than a segment");
                 let next = self.end.segment + 1;
-                self.storage.create(next, self.config.segment_bytes)?;
+                let size = self
+                    .config
+                    .segment_bytes
+                    .max(first_unit_bytes(&bytes[done..]));
+                self.storage.create(next, size)?;
                 self.end.segment = next;
+                self.end.bytes = size;
                 self.end.offset = 0;
                 continue;
             }
@@ -321,11 +342,11 @@ impl Writer {
                 .write(self.end.segment, self.end.offset, chunk)?;
             self.storage.sync(self.end.segment)?;
             self.end = End {
-                segment: self.end.segment,
                 offset: self.end.offset + part as u64,
                 sequence,
                 batch,
                 crc,
+                ..self.end
             };
             done += part;
             let end = self.end;
@@ -362,6 +383,19 @@ fn units_within(bytes: &[u8], room: usize) -> (usize, u64) {
     whole
 }
 
+/// Length of the first unit: a mass cancel or a deep sweep can be longer than a segment.
+fn first_unit_bytes(bytes: &[u8]) -> u64 {
+    let mut at = 0;
+    loop {
+        let length = u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes")) as usize;
+        let is_unit_end = bytes[at + 5] & 1 != 0;
+        at += frame::frame_bytes(length);
+        if is_unit_end {
+            return at as u64;
+        }
+    }
+}
+
 /// Walks the log, visits whole units, cuts the tail.
 fn scan(
     storage: &dyn Storage,
@@ -373,6 +407,7 @@ fn scan(
         storage.create(1, config.segment_bytes)?;
         return Ok(End {
             segment: 1,
+            bytes: config.segment_bytes,
             ..End::default()
         });
     };
@@ -393,6 +428,9 @@ fn scan(
     let mut torn_at = None;
     'segments: for segment in &segments {
         let bytes = load(storage, *segment)?;
+        if end.segment == *segment {
+            end.bytes = bytes.len() as u64;
+        }
         if end.segment != *segment {
             if !unit.is_empty() {
                 // A unit never spans segments.
@@ -432,6 +470,7 @@ fn scan(
                         }
                         end = End {
                             segment: *segment,
+                            bytes: bytes.len() as u64,
                             offset: at as u64,
                             sequence,
                             batch,

@@ -1,0 +1,127 @@
+//! Units at the size of a segment and past it, and what happens to those who wait when the writer is gone.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use journal::fault::MemoryStorage;
+use journal::{Appender, Config, FrameKind, Journal, Storage};
+
+const SEGMENT_BYTES: u64 = 4 << 10;
+const CONFIG: Config = Config {
+    segment_bytes: SEGMENT_BYTES,
+    pending_bytes_max: 1 << 20,
+};
+/// Far longer than any write here takes: its end means that somebody hangs.
+const HANG: Duration = Duration::from_secs(20);
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .expect("runtime")
+}
+
+/// A command with `events` events of 64 bytes: 104 bytes a frame.
+fn append(appender: &mut Appender, sequence: u64, events: u64) {
+    let payload = [sequence as u8; 64];
+    appender.append(FrameKind::Command, events == 0, sequence, 1, &payload);
+    for index in 1..=events {
+        appender.append(FrameKind::Event, index == events, sequence, 1, &payload);
+    }
+}
+
+fn open(storage: &Arc<MemoryStorage>) -> (Journal, Vec<u64>) {
+    let mut sequences = Vec::new();
+    let journal = Journal::open(Arc::new(storage.clone()), CONFIG, |frame| {
+        if frame.unit_end {
+            sequences.push(frame.sequence);
+        }
+        Ok(())
+    })
+    .expect("opens");
+    (journal, sequences)
+}
+
+#[test]
+fn a_unit_larger_than_a_segment_gets_a_segment_of_its_own_size() {
+    // One frame below the segment's size, the first one past it, and far past it; as the first unit of the log and behind others.
+    for events in [37, 38, 39, 400] {
+        for before in [0, 3] {
+            let storage = Arc::new(MemoryStorage::default());
+            let (journal, _) = open(&storage);
+            let (mut appender, commit) = (journal.appender(), journal.commit());
+            for sequence in 1..=before {
+                append(&mut appender, sequence, 1);
+            }
+            append(&mut appender, before + 1, events);
+            append(&mut appender, before + 2, 1);
+            appender.flush();
+            runtime()
+                .block_on(async { tokio::time::timeout(HANG, commit.wait(before + 2)).await })
+                .expect("nobody hangs")
+                .expect("durable");
+            let mut reader = journal.reader(0);
+            let mut frames = 0;
+            while reader.try_next().expect("readable").is_some() {
+                frames += 1;
+            }
+            assert_eq!(frames, 2 * before + 1 + events + 2);
+            drop((reader, appender));
+            journal.close();
+
+            let (journal, sequences) = open(&storage);
+            assert_eq!(sequences, (1..=before + 2).collect::<Vec<_>>());
+            // It goes on behind it.
+            let (mut appender, commit) = (journal.appender(), journal.commit());
+            append(&mut appender, before + 3, 2);
+            appender.flush();
+            runtime()
+                .block_on(async { tokio::time::timeout(HANG, commit.wait(before + 3)).await })
+                .expect("nobody hangs")
+                .expect("durable");
+            drop(appender);
+            journal.close();
+            assert_eq!(open(&storage).1.last(), Some(&(before + 3)));
+        }
+    }
+}
+
+/// A storage whose driver has a bug.
+struct Panics(Arc<MemoryStorage>);
+
+impl Storage for Panics {
+    fn segments(&self) -> io::Result<Vec<u64>> {
+        self.0.segments()
+    }
+    fn create(&self, segment: u64, bytes: u64) -> io::Result<()> {
+        self.0.create(segment, bytes)
+    }
+    fn write(&self, _: u64, _: u64, _: &[u8]) -> io::Result<()> {
+        panic!("on purpose")
+    }
+    fn sync(&self, segment: u64) -> io::Result<()> {
+        self.0.sync(segment)
+    }
+    fn read(&self, segment: u64, offset: u64, into: &mut [u8]) -> io::Result<usize> {
+        self.0.read(segment, offset, into)
+    }
+    fn name(&self, segment: u64) -> String {
+        self.0.name(segment)
+    }
+}
+
+#[test]
+fn a_writer_that_panics_fails_the_log_instead_of_leaving_everybody_waiting() {
+    let storage = Panics(Arc::new(MemoryStorage::default()));
+    let journal = Journal::open(Arc::new(storage), CONFIG, |_| Ok(())).expect("opens");
+    let (mut appender, commit) = (journal.appender(), journal.commit());
+    append(&mut appender, 1, 0);
+    appender.flush();
+    runtime()
+        .block_on(async { tokio::time::timeout(HANG, commit.wait(1)).await })
+        .expect("nobody hangs")
+        .expect_err("nothing was written");
+    assert!(appender.is_failed());
+    assert_eq!(commit.position(), 0);
+}
