@@ -6,14 +6,15 @@
 
 use axum::{
     extract::{Request, State},
-    middleware::{Next, from_fn, from_fn_with_state},
+    middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
 };
 use http::{HeaderMap, Method, header::AUTHORIZATION};
 use tonic::{Status, service::Routes};
 
 use crate::{
-    Caller, Role, Roles, connect,
+    Caller, MESSAGE_BYTES_MAX, Role, Roles, connect,
+    contract::Contract,
     json::HttpError,
     observe,
     roles::{self, Rule},
@@ -116,9 +117,13 @@ fn sandbox_caller(credential: &str) -> Option<Caller> {
 
 /// Puts the access layer and the request observation around RPC routes, for calls in process: `slot.fill(rpc::with_auth(..))`.
 pub fn with_auth(routes: Routes, auth: &Authenticator) -> Routes {
+    let bounds = observe::Bounds {
+        contract: Contract::platform(),
+        message_bytes_max: MESSAGE_BYTES_MAX,
+    };
     let router = routes
         .into_axum_router()
-        .layer(from_fn(observe::observe))
+        .layer(from_fn_with_state(bounds, observe::observe))
         .layer(from_fn_with_state(auth.clone(), check));
     Routes::from(router).prepare()
 }
@@ -191,7 +196,7 @@ mod tests {
             auth.decide(&Method::POST, path, &headers)
                 .map_err(|status| status.code())
         };
-        use tonic::Code::*;
+        use tonic::Code::{PermissionDenied, Unauthenticated, Unimplemented};
         let place = "/platform.market.v1.MarketService/PlaceOrder";
         assert_eq!(decide(place, None), Err(Unauthenticated));
         assert_eq!(

@@ -13,6 +13,7 @@ pub mod channel;
 pub mod connect;
 pub mod context;
 pub mod contract;
+mod drain;
 pub mod health;
 pub mod json;
 pub mod logging;
@@ -27,7 +28,7 @@ pub use caller::{Caller, Role, Roles, caller};
 pub use channel::{Channel, LocalSlot};
 pub use context::Context;
 pub use health::Health;
-pub use observe::{MetricsHandle, metrics_init};
+pub use observe::{MetricsHandle, Trailers, metrics_init};
 pub use serve::{Service, serve};
 
 /// Largest message a service accepts, in bytes (D33).

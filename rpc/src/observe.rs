@@ -5,12 +5,17 @@
 
 use std::{
     pin::Pin,
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
     task::{Context as Poller, Poll},
     time::Duration,
 };
 
-use axum::{body::Body, extract::Request, middleware::Next, response::Response};
+use axum::{
+    body::Body,
+    extract::{Request, State},
+    middleware::Next,
+    response::Response,
+};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
 use http_body::{Frame, SizeHint};
@@ -19,7 +24,7 @@ use tokio::time::{Instant, Sleep};
 use tonic::{Code, Status};
 use tracing::{Instrument, Span, field::Empty};
 
-use crate::{Caller, Context, DEADLINE_MS_DEFAULT, MESSAGE_BYTES_MAX, contract::Contract, status};
+use crate::{Caller, Context, DEADLINE_MS_DEFAULT, contract::Contract};
 
 /// Counter of finished RPCs, labels `method` and `code`.
 pub const REQUESTS: &str = "rpc_requests_total";
@@ -28,6 +33,10 @@ pub const DURATION: &str = "rpc_duration_seconds";
 
 /// Header that gives HTTP reads and contextless RPCs their correlation id.
 pub const CORRELATION_HEADER: &str = "x-correlation-id";
+
+/// Trailing metadata of an answer, which tonic has no place for: put it into the extensions of a `tonic::Response`.
+#[derive(Clone, Debug, Default)]
+pub struct Trailers(pub HeaderMap);
 
 #[derive(Clone)]
 struct Scope {
@@ -67,7 +76,11 @@ pub(crate) async fn observe_http(request: Request, next: Next) -> Response {
 }
 
 /// Runs an RPC that arrived as gRPC.
-pub(crate) async fn observe(request: Request, next: Next) -> Response {
+pub(crate) async fn observe(
+    State(bounds): State<Bounds>,
+    request: Request,
+    next: Next,
+) -> Response {
     let path = request.uri().path().to_owned();
     let method = label(&path);
     let scope = scope_of(service_of(&path), method, &request);
@@ -79,7 +92,12 @@ pub(crate) async fn observe(request: Request, next: Next) -> Response {
     };
     let asked = timeout_of(request.headers());
     let first = asked.unwrap_or(Duration::from_millis(DEADLINE_MS_DEFAULT));
-    let request = request.map(|body| Body::new(LimitedBody::new(body)));
+    let single = bounds
+        .contract
+        .method(&path)
+        .is_some_and(|method| !method.client_streaming);
+    let bytes_max = bounds.message_bytes_max;
+    let request = request.map(|body| Body::new(CheckedBody::new(body, bytes_max, single)));
     let handler = SCOPE
         .scope(scope, next.run(request))
         .instrument(call.span.clone());
@@ -206,17 +224,19 @@ fn code_of(headers: &HeaderMap) -> Option<Code> {
         .map(|value| Code::from_bytes(value.as_bytes()))
 }
 
-fn watch(response: Response, mut call: Call, asked: Option<Duration>) -> Response {
+fn watch(mut response: Response, mut call: Call, asked: Option<Duration>) -> Response {
     if let Some(code) = code_of(response.headers()) {
         call.finish(code);
         return response;
     }
+    let trailers = response.extensions_mut().remove::<Trailers>();
     let deadline = asked.map(|asked| Box::pin(tokio::time::sleep_until(call.started + asked)));
     response.map(|body| {
         Body::new(WatchedBody {
             body,
             call,
             deadline,
+            trailers,
         })
     })
 }
@@ -226,6 +246,7 @@ struct WatchedBody {
     body: Body,
     call: Call,
     deadline: Option<Pin<Box<Sleep>>>,
+    trailers: Option<Trailers>,
 }
 
 impl http_body::Body for WatchedBody {
@@ -242,6 +263,13 @@ impl http_body::Body for WatchedBody {
         }
         let span = this.call.span.clone();
         let polled = span.in_scope(|| Pin::new(&mut this.body).poll_frame(poller));
+        let polled = polled.map_ok(|frame| match frame.into_trailers() {
+            Ok(mut trailers) => {
+                trailers.extend(this.trailers.take().unwrap_or_default().0);
+                Frame::trailers(trailers)
+            }
+            Err(frame) => frame,
+        });
         match &polled {
             Poll::Ready(Some(Ok(frame))) => {
                 if let Some(trailers) = frame.trailers_ref() {
@@ -275,27 +303,40 @@ impl http_body::Body for WatchedBody {
     }
 }
 
-/// Request body that refuses a message larger than [`MESSAGE_BYTES_MAX`] as soon as its length is known.
-struct LimitedBody {
+/// What request bodies are held to.
+#[derive(Clone)]
+pub(crate) struct Bounds {
+    pub contract: Arc<Contract>,
+    pub message_bytes_max: usize,
+}
+
+/// Request body that refuses a message larger than its bound as soon as its length is known, and anything but exactly one message where
+/// the method takes one.
+struct CheckedBody {
     body: Body,
+    message_bytes_max: usize,
+    single: bool,
+    messages: usize,
     prefix: [u8; 5],
     prefix_len: usize,
     /// Bytes of the current message still to come.
     message_left: usize,
 }
 
-impl LimitedBody {
-    fn new(body: Body) -> Self {
-        LimitedBody {
+impl CheckedBody {
+    fn new(body: Body, message_bytes_max: usize, single: bool) -> Self {
+        CheckedBody {
             body,
+            message_bytes_max,
+            single,
+            messages: 0,
             prefix: [0; 5],
             prefix_len: 0,
             message_left: 0,
         }
     }
 
-    /// False when a message in `data` is too large.
-    fn admit(&mut self, mut data: &[u8]) -> bool {
+    fn admit(&mut self, mut data: &[u8]) -> Result<(), Status> {
         while !data.is_empty() {
             if self.message_left > 0 {
                 let taken = self.message_left.min(data.len());
@@ -308,18 +349,33 @@ impl LimitedBody {
             data = &data[1..];
             if self.prefix_len == self.prefix.len() {
                 self.prefix_len = 0;
+                self.messages += 1;
                 let [_, length @ ..] = self.prefix;
                 self.message_left = u32::from_be_bytes(length) as usize;
-                if self.message_left > MESSAGE_BYTES_MAX {
-                    return false;
+                if self.message_left > self.message_bytes_max {
+                    return Err(Status::resource_exhausted(format!(
+                        "Message is larger than {} bytes",
+                        self.message_bytes_max
+                    )));
+                }
+                if self.single && self.messages > 1 {
+                    return Err(not_one_message());
                 }
             }
         }
-        true
+        Ok(())
+    }
+
+    fn lacks_message(&self) -> bool {
+        self.single && self.messages == 0 && self.prefix_len == 0
     }
 }
 
-impl http_body::Body for LimitedBody {
+fn not_one_message() -> Status {
+    Status::unimplemented("Method takes exactly one request message")
+}
+
+impl http_body::Body for CheckedBody {
     type Data = Bytes;
     type Error = axum::BoxError;
 
@@ -328,22 +384,24 @@ impl http_body::Body for LimitedBody {
         poller: &mut Poller<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::BoxError>>> {
         let polled = Pin::new(&mut self.body).poll_frame(poller);
-        if let Poll::Ready(Some(Ok(frame))) = &polled
-            && let Some(data) = frame.data_ref()
-            && !self.admit(data)
-        {
-            let refusal = status::resource_exhausted(
-                "MESSAGE_TOO_LARGE",
-                format!("Message is larger than {MESSAGE_BYTES_MAX} bytes"),
-                0,
-            );
-            return Poll::Ready(Some(Err(Box::new(refusal))));
+        let checked = match &polled {
+            Poll::Ready(Some(Ok(frame))) => match frame.data_ref() {
+                Some(data) => self.admit(data),
+                None => Ok(()),
+            },
+            Poll::Ready(None) if self.lacks_message() => Err(not_one_message()),
+            _ => Ok(()),
+        };
+        if let Err(status) = checked {
+            // Told once; what follows is not read.
+            self.single = false;
+            return Poll::Ready(Some(Err(Box::new(status))));
         }
         polled.map(|frame| frame.map(|frame| frame.map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.body.is_end_stream() && !self.lacks_message()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -411,6 +469,7 @@ pub fn metrics_init() -> MetricsHandle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::MESSAGE_BYTES_MAX;
 
     #[test]
     fn grpc_timeouts_parse_and_nonsense_is_ignored() {
@@ -436,14 +495,24 @@ mod tests {
             bytes.extend((len as u32).to_be_bytes());
             bytes
         };
-        let mut body = LimitedBody::new(Body::empty());
+        let mut body = CheckedBody::new(Body::empty(), MESSAGE_BYTES_MAX, false);
         let whole = [prefix(MESSAGE_BYTES_MAX), vec![7; MESSAGE_BYTES_MAX]].concat();
         for chunk in whole.chunks(65_537) {
-            assert!(body.admit(chunk));
+            assert!(body.admit(chunk).is_ok());
         }
         let next = prefix(MESSAGE_BYTES_MAX + 1);
-        assert!(body.admit(&next[..3]));
-        assert!(!body.admit(&next[3..]));
+        assert!(body.admit(&next[..3]).is_ok());
+        let refused = body.admit(&next[3..]).unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+    }
+
+    #[test]
+    fn a_method_of_one_message_refuses_none_and_two() {
+        let mut body = CheckedBody::new(Body::empty(), MESSAGE_BYTES_MAX, true);
+        assert!(body.lacks_message() && !http_body::Body::is_end_stream(&body));
+        assert!(body.admit(&[0, 0, 0, 0, 0]).is_ok());
+        assert!(!body.lacks_message());
+        assert!(body.admit(&[0, 0, 0, 0, 0]).is_err());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use axum::{
     Json, Router,
     extract::{DefaultBodyLimit, Request},
     http::{HeaderName, StatusCode},
-    middleware::{from_fn, from_fn_with_state},
+    middleware::{from_fn, from_fn_with_state, map_request},
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -36,14 +36,15 @@ use tower_http::cors::{AllowHeaders, Any, CorsLayer};
 
 use crate::{
     Authenticator, Error, Health, MESSAGE_BYTES_MAX, MetricsHandle, access, connect,
-    contract::Contract, json::HttpError, observe, roles, status,
+    contract::Contract, drain, json::HttpError, observe, roles, status,
 };
 
 /// How long running calls may go on after shutdown was asked for, in milliseconds.
 pub const DRAIN_MS_MAX: u64 = 3_000;
 
-/// How long a client may take to send its request head, in milliseconds.
-const HEADER_READ_TIMEOUT_MS: u64 = 10_000;
+/// How long a connection may wait for the next request head, in milliseconds. Longer than clients keep idle connections as a rule: one that
+/// is closed from here while a client reuses it costs that client a call.
+const HEADER_READ_TIMEOUT_MS: u64 = 120_000;
 
 /// What a service room hands over to be served.
 pub struct Service {
@@ -94,7 +95,7 @@ pub async fn serve(
     }
     rpc = rpc.merge(reflection(&served)?);
 
-    let protocols = protocols(Contract::platform(), rpc);
+    let protocols = protocols(Contract::platform(), rpc, MESSAGE_BYTES_MAX);
     let app = Router::new()
         .merge(operations(healths, metrics, shutdown.clone()))
         .merge(
@@ -120,14 +121,23 @@ pub async fn serve(
 }
 
 /// The protocol layer alone: RPC routes of `contract` as gRPC, gRPC-Web and Connect. Knows nothing of callers.
-pub fn protocols(contract: Arc<Contract>, rpc: Router) -> Router {
-    let rpc = rpc.layer(from_fn(observe::observe)).with_state(());
+pub fn protocols(contract: Arc<Contract>, rpc: Router, message_bytes_max: usize) -> Router {
+    let bounds = observe::Bounds {
+        contract: contract.clone(),
+        message_bytes_max,
+    };
+    let rpc = rpc
+        .layer(from_fn_with_state(bounds, observe::observe))
+        .with_state(());
     let grpc = rpc.clone().layer(GrpcWebLayer::new()).with_state(());
-    let connect = connect::service(contract, rpc);
+    let connect = connect::service(contract, rpc, message_bytes_max);
     Router::new().fallback(move |request: Request| {
         let (grpc, connect) = (grpc.clone(), connect.clone());
         async move {
             let answered = if connect::is_grpc(request.headers()) {
+                if let Some(refusal) = connect::not_grpc(&request) {
+                    return refusal;
+                }
                 grpc.oneshot(request).await
             } else {
                 connect.oneshot(request).await
@@ -159,6 +169,7 @@ pub async fn listen(
         .timer(hyper_util::rt::TokioTimer::new())
         .keep_alive_interval(Duration::from_secs(30))
         .max_concurrent_streams(1_000);
+    let app = app.layer(map_request(drain::layer)).with_state(());
     let graceful = GracefulShutdown::new();
     let mut connections = JoinSet::new();
     loop {

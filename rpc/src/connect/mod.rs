@@ -22,22 +22,27 @@ use axum::{
 };
 use connectrpc::{CompressionPolicy, ConnectRpcService, Limits};
 use http::{
-    HeaderMap, HeaderValue, Method,
-    header::{CONTENT_TYPE, WWW_AUTHENTICATE},
+    HeaderMap, HeaderValue, Method, StatusCode,
+    header::{ALLOW, CONTENT_TYPE, WWW_AUTHENTICATE},
 };
 use tonic::{Code, Status};
 use tower::{Service, ServiceExt, util::BoxCloneSyncService};
 
-use crate::{MESSAGE_BYTES_MAX, contract::Contract};
+use crate::contract::Contract;
+
+/// In the extensions of a request that came by Connect GET: its query, as it was sent.
+#[derive(Clone, Debug)]
+pub struct GetQuery(pub String);
 
 /// Serves Connect for the methods of `contract` by calling `rpc`, a router of tonic services.
 pub(crate) fn service(
     contract: Arc<Contract>,
     rpc: Router,
+    message_bytes_max: usize,
 ) -> BoxCloneSyncService<Request, Response, Infallible> {
     let limits = Limits::unlimited()
-        .with_max_request_body_size(MESSAGE_BYTES_MAX)
-        .with_max_message_size(MESSAGE_BYTES_MAX);
+        .with_max_request_body_size(message_bytes_max + codec::PREFIX_BYTES)
+        .with_max_message_size(message_bytes_max);
     let engine = ConnectRpcService::new(bridge::Bridge::new(contract, rpc))
         .with_limits(limits)
         .with_compression_policy(CompressionPolicy::default());
@@ -46,6 +51,10 @@ pub(crate) fn service(
         async move {
             let late = trailers::Late::default();
             request.extensions_mut().insert(late.clone());
+            if *request.method() == Method::GET {
+                let query = GetQuery(request.uri().query().unwrap_or_default().to_owned());
+                request.extensions_mut().insert(query);
+            }
             let response = engine.call(request).await?;
             Ok(response.map(|body| Body::new(trailers::WithLate::new(Body::new(body), late))))
         }
@@ -56,6 +65,18 @@ pub(crate) fn service(
 /// True for gRPC and gRPC-Web requests: tonic's own.
 pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
     content_type(headers).starts_with("application/grpc")
+}
+
+/// The refusal of a request that claims gRPC without being it: another verb than POST, or a codec that tonic would take for protobuf.
+pub(crate) fn not_grpc(request: &Request) -> Option<Response> {
+    if *request.method() != Method::POST {
+        return Some((StatusCode::METHOD_NOT_ALLOWED, [(ALLOW, "POST")]).into_response());
+    }
+    let media_type = content_type(request.headers());
+    let media_type = media_type.split(';').next().unwrap_or_default().trim_end();
+    let known = ["application/grpc", "application/grpc+proto"].contains(&media_type)
+        || media_type.starts_with("application/grpc-web");
+    (!known).then(|| StatusCode::UNSUPPORTED_MEDIA_TYPE.into_response())
 }
 
 fn content_type(headers: &HeaderMap) -> &str {
@@ -86,7 +107,7 @@ pub(crate) fn unary_error(status: &Status) -> Response {
 
 /// A 401 names the scheme it wants (RFC 9110 11.6.1).
 fn challenge(mut response: Response, code: Code) -> Response {
-    if code == Code::Unauthenticated && response.status() == http::StatusCode::UNAUTHORIZED {
+    if code == Code::Unauthenticated && response.status() == StatusCode::UNAUTHORIZED {
         let bearer = HeaderValue::from_static("Bearer");
         response.headers_mut().insert(WWW_AUTHENTICATE, bearer);
     }
