@@ -154,21 +154,23 @@ impl Admission {
     fn settle(&mut self, handle: Handle, terms: &Terms, spent: Reserve) -> Effect {
         let order = self.order_mut(handle);
         let before = order.reserved;
-        let after = if order.amends_pending > 0 {
-            Reserve {
-                main: before.main - spent.main,
-                fee: before.fee - spent.fee,
-            }
+        let formula = reserve(
+            terms,
+            order.side,
+            order.price,
+            order.open,
+            order.done,
+            order.fee_rate,
+        )
+        .expect("admission computed a reserve at least as large");
+        let after = if order.amends_pending == 0 {
+            formula
         } else {
-            reserve(
-                terms,
-                order.side,
-                order.price,
-                order.open,
-                order.done,
-                order.fee_rate,
-            )
-            .expect("admission computed a reserve at least as large")
+            // Keep what covers the worst outcome; events that came early may have returned some of it already.
+            Reserve {
+                main: (before.main - spent.main).max(formula.main),
+                fee: (before.fee - spent.fee).max(formula.fee),
+            }
         };
         let returned = less(before, after, spent);
         order.reserved = after;

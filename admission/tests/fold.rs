@@ -1,0 +1,369 @@
+//! Properties of the fold, from seeds: three instruments, several users, events that arrive late and in any interleaving.
+
+mod support;
+
+use admission::*;
+use support::*;
+use types::command::MassScope;
+use types::*;
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
+    }
+
+    fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+}
+
+const INSTRUMENTS: u32 = 3;
+const USERS: u32 = 5;
+
+/// What came in and went out of each pool, kept apart from admission.
+#[derive(Clone, Default)]
+struct Ledger {
+    held: Vec<i64>,
+}
+
+impl Ledger {
+    fn add(&mut self, hold: HoldIx, amount: i64) {
+        if self.held.len() <= hold.index() {
+            self.held.resize(hold.index() + 1, 0);
+        }
+        self.held[hold.index()] += amount;
+    }
+
+    fn compare(&self, room: &Admission) {
+        for (at, totals) in room.all_pool_totals().iter().enumerate() {
+            assert_eq!(totals.held().0, self.held[at], "pool {at}");
+        }
+    }
+}
+
+struct Run {
+    market: Market,
+    ledger: Ledger,
+    opened: u64,
+    closed: u64,
+    trades: u64,
+}
+
+/// Plays a seeded day; events of each instrument reach admission late, by chance.
+fn live(seed: u64, commands: u32) -> Run {
+    let mut random = Random(seed);
+    let mut market = Market::with_room_for(300);
+    let mut ledger = Ledger::default();
+    for n in 0..INSTRUMENTS {
+        market.instrument(spec(&format!("BOND-{n}"), 2_000));
+    }
+    for n in 0..USERS {
+        let user = market.user(&format!("user-{n}"));
+        market.budget(user, i64::MAX);
+        ledger.add(market.fund(user, AssetIx::MONEY, 9_000_000), 9_000_000);
+        for ix in 0..INSTRUMENTS {
+            let asset = AssetIx::units(InstrumentIx(ix));
+            ledger.add(market.fund(user, asset, 200_000), 200_000);
+        }
+        market.session(user, 500 + u128::from(n));
+    }
+    let mut run = Run {
+        market,
+        ledger,
+        opened: 0,
+        closed: 0,
+        trades: 0,
+    };
+    for _ in 0..commands {
+        let request = request(&mut random, &run.market);
+        match run.market.ask(request) {
+            Ok(Command::New(_)) => run.opened += 1,
+            Ok(Command::Fund(c)) => run.ledger.add(c.hold, c.amount_minor.0),
+            Ok(Command::Defund(c)) => run.ledger.add(c.hold, -c.amount_minor.0),
+            Ok(_) => {}
+            Err(reject) => {
+                if let Some(refused) = run.market.room.refusal(&request, &reject) {
+                    run.market.run(refused);
+                }
+            }
+        }
+        for _ in 0..random.below(6) {
+            let at = random.below(u64::from(INSTRUMENTS)) as usize;
+            run.market.drain_one(at);
+        }
+        if random.chance(3) {
+            run.market.drain();
+        }
+        run.settle();
+        run.ledger.compare(&run.market.room);
+    }
+    run.market.drain();
+    run.settle();
+    run.ledger.compare(&run.market.room);
+    run
+}
+
+impl Run {
+    /// Takes what trades have spent out of the outside's view of the pools.
+    fn settle(&mut self) {
+        for effect in std::mem::take(&mut self.market.effects) {
+            self.ledger.add(effect.order.pool, -effect.spent.total().0);
+            self.closed += u64::from(effect.closed);
+            self.trades += u64::from(effect.spent != Reserve::ZERO);
+        }
+    }
+}
+
+fn request(random: &mut Random, market: &Market) -> Request {
+    let user = random.below(u64::from(USERS)) as u32;
+    let session = SessionIx(user);
+    let client_seq = market.room.session(session).unwrap().client_seq + 1;
+    let orders: Vec<OpenOrder> = market.room.orders().copied().collect();
+    let some =
+        (!orders.is_empty()).then(|| orders[random.below(orders.len().max(1) as u64) as usize]);
+    match (random.below(100), some) {
+        (0..=24, Some(order)) => Request::Cancel(CancelRequest {
+            order: OrderRef::Handle(order.handle),
+            user: order.user,
+            session: SessionIx(order.user.0),
+            client_seq: market
+                .room
+                .session(SessionIx(order.user.0))
+                .unwrap()
+                .client_seq
+                + 1,
+            reason: CancelReason::UserRequest,
+            key_hash: Id128::NONE,
+        }),
+        (25..=49, Some(order)) => Request::Amend(AmendRequest {
+            order: OrderRef::Handle(order.handle),
+            user: order.user,
+            session: SessionIx::NONE,
+            client_seq: 0,
+            price: random
+                .chance(60)
+                .then(|| Ticks(900 + random.below(200) as i64)),
+            quantity: random.chance(60).then(|| Lots(1 + random.below(60))),
+            limit_checked: false,
+            key_hash: Id128::NONE,
+        }),
+        (50, _) => Request::MassCancel(MassCancelRequest {
+            scope: MassScope::User(UserIx(user)),
+            instrument: InstrumentIx::NONE,
+            side: None,
+            reason: CancelReason::MassCancel,
+            user: UserIx::NONE,
+            session: SessionIx::NONE,
+            client_seq: 0,
+            key_hash: Id128::NONE,
+        }),
+        (51..=54, _) => {
+            let asset = AssetIx::units(InstrumentIx(random.below(u64::from(INSTRUMENTS)) as u32));
+            let asset = if random.chance(50) {
+                AssetIx::MONEY
+            } else {
+                asset
+            };
+            let hold = market.room.default_pool(UserIx(user), asset).unwrap();
+            let pool = market.room.pool(hold).unwrap();
+            let amount_minor = Minor(1 + random.below(20_000) as i64);
+            let funding_seq = pool.funding_seq + 1;
+            if random.chance(60) {
+                Request::Fund(FundRequest {
+                    hold_id: pool.hold_id,
+                    kind: pool.kind,
+                    user: pool.user,
+                    asset,
+                    amount_minor,
+                    funding_seq,
+                })
+            } else {
+                Request::Defund {
+                    hold,
+                    amount_minor,
+                    funding_seq,
+                }
+            }
+        }
+        (55, _) => Request::SetPhase {
+            instrument: InstrumentIx(random.below(u64::from(INSTRUMENTS)) as u32),
+            phase: [Phase::Open, Phase::Halt, Phase::PreOpen][random.below(3) as usize],
+            cancel_orders: random.chance(50),
+        },
+        (56..=60, _) => Request::SetPhase {
+            instrument: InstrumentIx(random.below(u64::from(INSTRUMENTS)) as u32),
+            phase: Phase::Open,
+            cancel_orders: false,
+        },
+        (61, _) => Request::ExpireOrders(InstrumentIx::NONE),
+        _ => {
+            let side = Side::ALL[random.below(2) as usize];
+            let quantity = 1 + random.below(60);
+            let mut new = if random.chance(15) {
+                market_order(user, side, quantity)
+            } else {
+                limit(user, side, 900 + random.below(200) as i64, quantity)
+            };
+            new.instrument = InstrumentIx(random.below(u64::from(INSTRUMENTS)) as u32);
+            new.session = session;
+            new.client_seq = client_seq;
+            new.stp = StpMode::ALL[random.below(5) as usize];
+            new.client_order_id = random.below(60).saturating_sub(30);
+            new.post_only = new.time_in_force.rests() && random.chance(10);
+            if new.order_type == OrderType::Limit {
+                match random.below(8) {
+                    0 => new.time_in_force = TimeInForce::Gtd,
+                    1 if !new.post_only => new.time_in_force = TimeInForce::Ioc,
+                    2 if !new.post_only => new.time_in_force = TimeInForce::Fok,
+                    _ => {}
+                }
+            }
+            if new.time_in_force == TimeInForce::Gtd {
+                new.expire_at_ns = market.time_ns + 2_000 + random.below(60_000);
+            }
+            new.key_hash = Id128::from_u128(u128::from(random.below(1 << 20)));
+            Request::New(new)
+        }
+    }
+}
+
+fn room() -> Admission {
+    Admission::new(AdmissionConfig::default())
+}
+
+/// Commands and events again, each event at its command: as a recovery does.
+fn replay_strict(steps: &[Step]) -> Admission {
+    let mut room = room();
+    let mut events: Vec<EventEnvelope> = steps
+        .iter()
+        .filter_map(|step| match step {
+            Step::Event(event) => Some(*event),
+            Step::Command(_) => None,
+        })
+        .collect();
+    events.sort_by_key(|event| (event.sequence, event.instrument, event.index));
+    let mut events = events.into_iter().peekable();
+    for step in steps {
+        if let Step::Command(envelope) = step {
+            room.apply_command(envelope);
+            while let Some(event) = events.next_if(|event| event.sequence == envelope.sequence) {
+                room.apply_event(&event);
+            }
+            room.check_invariants();
+        }
+    }
+    room
+}
+
+/// The same steps, every event somewhere between its command and the moment it was applied live.
+fn replay_mixed(steps: &[Step], seed: u64) -> Admission {
+    let mut random = Random(seed);
+    let mut room = room();
+    let mut waiting: Vec<std::collections::VecDeque<EventEnvelope>> =
+        vec![Default::default(); INSTRUMENTS as usize];
+    for step in steps {
+        if let Step::Event(event) = step {
+            waiting[event.instrument.index()].push_back(*event);
+        }
+    }
+    for step in steps {
+        match step {
+            Step::Command(envelope) => room.apply_command(envelope),
+            Step::Event(event) => {
+                let queue = &mut waiting[event.instrument.index()];
+                while queue
+                    .front()
+                    .is_some_and(|next| next.number <= event.number)
+                {
+                    room.apply_event(&queue.pop_front().unwrap());
+                }
+            }
+        }
+        while random.chance(60) {
+            let queue = &mut waiting[random.below(u64::from(INSTRUMENTS)) as usize];
+            if queue
+                .front()
+                .is_some_and(|next| next.sequence <= room.sequence())
+            {
+                room.apply_event(&queue.pop_front().unwrap());
+            }
+        }
+    }
+    room
+}
+
+#[test]
+fn free_and_reserves_are_conserved_and_every_slot_is_freed_once() {
+    for seed in 1..=12 {
+        let mut run = live(seed, 1_500);
+        assert!(run.trades > 100, "a day with trades: {}", run.trades);
+        let everyone = Request::MassCancel(MassCancelRequest {
+            scope: MassScope::All,
+            instrument: InstrumentIx::NONE,
+            side: None,
+            reason: CancelReason::KillSwitch,
+            user: UserIx::NONE,
+            session: SessionIx::NONE,
+            client_seq: 0,
+            key_hash: Id128::NONE,
+        });
+        run.market.go(everyone).unwrap();
+        run.settle();
+        run.ledger.compare(&run.market.room);
+        assert_eq!(run.opened, run.closed, "each order closed once");
+        assert_eq!(run.market.room.orders().count(), 0);
+        for (_, pool) in run.market.room.pools() {
+            assert_eq!(pool.reserved, Minor::ZERO);
+        }
+    }
+}
+
+// rows: R180
+#[test]
+fn r180_the_fold_does_not_depend_on_how_instruments_interleave() {
+    for seed in 21..=30 {
+        let run = live(seed, 1_000);
+        let hash = run.market.room.state_hash();
+        assert_eq!(
+            replay_strict(&run.market.steps).state_hash(),
+            hash,
+            "seed {seed}"
+        );
+        for mix in 1..=3 {
+            let room = replay_mixed(&run.market.steps, seed * 100 + mix);
+            assert_eq!(room.state_hash(), hash, "seed {seed}, mix {mix}");
+            assert_eq!(room.image(), run.market.room.image());
+        }
+    }
+}
+
+// rows: R174
+#[test]
+fn r174_a_restored_state_goes_on_as_the_one_that_never_stopped() {
+    let run = live(41, 800);
+    let steps = &run.market.steps;
+    let mut room = room();
+    for (at, step) in steps.iter().enumerate() {
+        match step {
+            Step::Command(envelope) => room.apply_command(envelope),
+            Step::Event(event) => {
+                room.apply_event(event);
+            }
+        }
+        if at % 97 == 0 {
+            let bytes = rkyv::to_bytes::<rkyv::rancor::Error>(&room.image()).expect("writes");
+            let image =
+                rkyv::from_bytes::<AdmissionImage, rkyv::rancor::Error>(&bytes).expect("reads");
+            assert_eq!(image, room.image());
+            let restored = Admission::restore(&image, AdmissionConfig::default());
+            assert_eq!(restored.state_hash(), room.state_hash());
+            room = restored;
+        }
+    }
+    assert_eq!(room.state_hash(), run.market.room.state_hash());
+}

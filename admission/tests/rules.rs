@@ -1,0 +1,694 @@
+//! What admission draws, returns and refuses, each rule by example.
+
+mod support;
+
+use admission::*;
+use support::*;
+use types::command::MassScope;
+use types::*;
+
+const ALICE: u32 = 0;
+const BOB: u32 = 1;
+
+fn minor(main: i64, fee: i64) -> Reserve {
+    Reserve {
+        main: Minor(main),
+        fee: Minor(fee),
+    }
+}
+
+// rows: R151
+#[test]
+fn r151_buy_draws_total_and_fee_reserve_rounded_up() {
+    let mut market = Market::small();
+    market.place(limit(ALICE, Side::Buy, 10_001, 7));
+    let totals = market.money(ALICE);
+    assert_eq!(totals.reserved, minor(70_007, 71));
+    assert_eq!(totals.free, Minor(1_000_000 - 70_007 - 71));
+    assert_eq!(totals.held(), Minor(1_000_000));
+}
+
+// rows: R152
+#[test]
+fn r152_sell_draws_units_and_a_short_sell_is_refused() {
+    let mut market = Market::small();
+    market.place(limit(ALICE, Side::Sell, 10_000, 600));
+    assert_eq!(market.units(ALICE).reserved, minor(60_000, 0));
+    let reject = market.refuse(Request::New(limit(ALICE, Side::Sell, 10_000, 401)));
+    assert_eq!(reject.reason, RejectReason::InsufficientBalance);
+    let known = Known::Balance {
+        free: Minor(40_000),
+        main: Minor(40_100),
+        fee: Minor::ZERO,
+    };
+    assert_eq!(reject.known, known);
+    market.place(limit(ALICE, Side::Sell, 10_000, 400));
+}
+
+#[test]
+fn t05_the_fee_reserve_must_be_covered_too() {
+    let mut market = Market::small();
+    // 100 * 100.00 = all of the money, nothing left for the fee.
+    let reject = market.refuse(Request::New(limit(ALICE, Side::Buy, 10_000, 100)));
+    assert_eq!(reject.reason, RejectReason::InsufficientBalance);
+    let known = Known::Balance {
+        free: Minor(1_000_000),
+        main: Minor(1_000_000),
+        fee: Minor(1_000),
+    };
+    assert_eq!(reject.known, known);
+}
+
+#[test]
+fn t20_price_improvement_goes_back_to_the_trading_hold() {
+    let mut market = Market::small();
+    market.place(limit(BOB, Side::Sell, 10_000, 10));
+    let order = market.place(limit(ALICE, Side::Buy, 10_500, 20));
+    // 10 filled at 100.00 (fee 1.00), 10 still open at 105.00.
+    let totals = market.money(ALICE);
+    assert_eq!(market.room.order(order).unwrap().open, Lots(10));
+    assert_eq!(totals.reserved, minor(105_000, 105));
+    assert_eq!(
+        totals.free,
+        Minor(1_000_000 - 100_000 - 100 - 105_000 - 105)
+    );
+    let trade: Vec<_> = market
+        .effects
+        .iter()
+        .filter(|e| e.spent != Reserve::ZERO)
+        .collect();
+    assert_eq!(trade.len(), 2, "maker and taker");
+    assert!(trade[0].closed && trade[0].spent == minor(1_000, 0));
+    assert_eq!(trade[1].spent, minor(100_000, 100));
+    assert_eq!(trade[1].returned, minor(5_000, 5));
+    assert!(!trade[1].closed);
+}
+
+// rows: R160 R161
+#[test]
+fn r160_cancel_returns_everything_once_and_r161_again_is_refused() {
+    let mut market = Market::small();
+    let order = market.place(limit(ALICE, Side::Buy, 10_000, 10));
+    market.go(cancel(ALICE, OrderRef::Handle(order))).unwrap();
+    assert_eq!(market.money(ALICE).free, Minor(1_000_000));
+    assert_eq!(market.money(ALICE).orders, 0);
+    let again = market.refuse(cancel(ALICE, OrderRef::Handle(order)));
+    assert_eq!(again.reason, RejectReason::OrderNotOpen);
+    let unknown = Handle {
+        slot: 63,
+        generation: 1,
+    };
+    let reject = market.refuse(cancel(ALICE, OrderRef::Handle(unknown)));
+    assert_eq!(reject.reason, RejectReason::UnknownOrder);
+}
+
+#[test]
+fn a_cancel_needs_the_owner_or_the_platform() {
+    let mut market = Market::small();
+    let order = market.place(limit(ALICE, Side::Buy, 10_000, 1));
+    let reject = market.refuse(cancel(BOB, OrderRef::Handle(order)));
+    assert_eq!(reject.reason, RejectReason::NotOwner);
+    let operator = UserIx::NONE.0;
+    market
+        .go(cancel(operator, OrderRef::Handle(order)))
+        .unwrap();
+    assert!(market.room.order(order).is_none());
+}
+
+#[test]
+fn a_refusal_of_the_book_returns_the_draw() {
+    let mut market = Market::small();
+    market
+        .ask(Request::SetPhase {
+            instrument: InstrumentIx(0),
+            phase: Phase::Halt,
+            cancel_orders: false,
+        })
+        .unwrap();
+    market.place(limit(ALICE, Side::Buy, 10_000, 10));
+    assert_eq!(market.money(ALICE).free, Minor(1_000_000));
+    let closed = market.effects.last().unwrap();
+    assert!(closed.closed);
+    assert_eq!(closed.returned, minor(100_000, 100));
+}
+
+// rows: R173
+#[test]
+fn r173_t19_market_order_gets_a_protection_price() {
+    let mut market = Market::small();
+    let ask = |market: &Market, request: NewRequest| {
+        let command = market
+            .room
+            .admit(&Request::New(request), START_NS + 1_000_000);
+        let Ok(Command::New(c)) = command else {
+            panic!("{command:?}");
+        };
+        (c.price, c.draw)
+    };
+    // No best price: the band's limit; units limit nothing but themselves.
+    assert_eq!(
+        ask(&market, market_order(ALICE, Side::Buy, 1)),
+        (Ticks(100_000), minor(100_000, 100))
+    );
+    assert_eq!(
+        ask(&market, market_order(ALICE, Side::Sell, 1)),
+        (Ticks(1), minor(100, 0))
+    );
+    market.place(limit(BOB, Side::Sell, 10_000, 10));
+    assert_eq!(
+        ask(&market, market_order(ALICE, Side::Buy, 1)),
+        (Ticks(10_500), minor(10_500, 11))
+    );
+    // Its own protection, kept inside the band.
+    let own = NewRequest {
+        price: Some(Ticks(10_100)),
+        ..market_order(ALICE, Side::Buy, 1)
+    };
+    assert_eq!(ask(&market, own).0, Ticks(10_100));
+    let far = NewRequest {
+        price: Some(Ticks(200_000)),
+        ..own
+    };
+    assert_eq!(ask(&market, far).0, Ticks(100_000));
+    market.place(market_order(ALICE, Side::Buy, 4));
+    assert_eq!(market.money(ALICE).free, Minor(1_000_000 - 40_000 - 40));
+    let gtc = NewRequest {
+        time_in_force: TimeInForce::Gtc,
+        ..own
+    };
+    let reject = market.refuse(Request::New(gtc));
+    assert_eq!(reject.reason, RejectReason::InvalidCombination);
+}
+
+#[test]
+fn t19_without_band_and_best_price_nothing_is_spent() {
+    let mut market = Market::empty();
+    let ix = market.instrument(spec("FREE-1", Ticks::ORDER_MAX.0));
+    let user = market.user("alice");
+    market.fund(user, AssetIx::MONEY, 5);
+    market.fund(user, AssetIx::units(ix), 100);
+    for side in [Side::Buy, Side::Sell] {
+        let order = market.place(market_order(0, side, 1_000));
+        let effect = market.effects.last().unwrap();
+        assert_eq!(effect.order.handle, order);
+        assert!(effect.closed && effect.returned == Reserve::ZERO);
+    }
+}
+
+#[test]
+fn t22_amend_draws_the_growth_and_returns_the_rest() {
+    let mut market = Market::small();
+    let order = market.place(limit(ALICE, Side::Buy, 10_000, 10));
+    market.go(amend(ALICE, order, Some(11_000), None)).unwrap();
+    assert_eq!(market.money(ALICE).reserved, minor(110_000, 110));
+    market.go(amend(ALICE, order, None, Some(4))).unwrap();
+    assert_eq!(market.money(ALICE).reserved, minor(44_000, 44));
+    // Refused by the book: the growth comes back.
+    market.go(amend(ALICE, order, Some(200_000), None)).unwrap();
+    assert_eq!(market.money(ALICE).reserved, minor(44_000, 44));
+    assert_eq!(market.money(ALICE).held(), Minor(1_000_000));
+    let reject = market.refuse(amend(ALICE, order, None, Some(1_000)));
+    assert_eq!(reject.reason, RejectReason::InsufficientBalance);
+    let reject = market.refuse(amend(ALICE, order, None, None));
+    assert_eq!(reject.reason, RejectReason::InvalidAmend);
+}
+
+#[test]
+fn amends_on_their_way_cover_the_worst_of_their_outcomes() {
+    let mut market = Market::small();
+    let order = market.place(limit(ALICE, Side::Buy, 10_000, 10));
+    market.ask(amend(ALICE, order, Some(9_000), None)).unwrap();
+    market.ask(amend(ALICE, order, Some(11_000), None)).unwrap();
+    market
+        .ask(amend(ALICE, order, Some(8_000), Some(12)))
+        .unwrap();
+    assert_eq!(
+        market.money(ALICE).reserved,
+        minor(132_000, 132),
+        "worst price times worst quantity"
+    );
+    market.drain();
+    assert_eq!(market.money(ALICE).reserved, minor(96_000, 96));
+    // An amend that finds its order gone.
+    market.ask(cancel(ALICE, OrderRef::Handle(order))).unwrap();
+    market.ask(amend(ALICE, order, Some(9_500), None)).unwrap();
+    market.drain();
+    assert_eq!(market.money(ALICE).free, Minor(1_000_000));
+}
+
+#[test]
+fn d37_client_order_ids_are_unique_among_open_orders() {
+    let mut market = Market::small();
+    let named = |user, id| NewRequest {
+        client_order_id: id,
+        ..limit(user, Side::Buy, 10_000, 1)
+    };
+    let order = market.place(named(ALICE, 5));
+    let reject = market.refuse(Request::New(named(ALICE, 5)));
+    assert_eq!(reject.reason, RejectReason::DuplicateClientOrderId);
+    assert_eq!(reject.known, Known::Order(order));
+    market.place(named(BOB, 5));
+    market.go(cancel(ALICE, OrderRef::Client(5))).unwrap();
+    assert!(market.room.order(order).is_none());
+    let reject = market.refuse(cancel(ALICE, OrderRef::Client(5)));
+    assert_eq!(reject.reason, RejectReason::UnknownOrder);
+    let again = market.place(named(ALICE, 5));
+    assert_ne!(again, order, "the handle is never the same");
+}
+
+#[test]
+fn a_resend_acts_no_more() {
+    let mut market = Market::small();
+    let session = market.session(UserIx(ALICE), 77);
+    let order = |client_seq| {
+        Request::New(NewRequest {
+            session,
+            client_seq,
+            ..limit(ALICE, Side::Buy, 10_000, 1)
+        })
+    };
+    market.go(order(3)).unwrap();
+    for seq in [1, 3] {
+        let reject = market.refuse(order(seq));
+        assert_eq!(reject.reason, RejectReason::AlreadySeen);
+        assert_eq!(reject.known, Known::ClientSeq(3));
+        assert_eq!(market.room.refusal(&order(seq), &reject), None);
+    }
+    market.go(order(4)).unwrap();
+    assert_eq!(market.money(ALICE).orders, 2);
+    // Resumed by its key, the session goes on where it was.
+    market.go(Request::CloseSession(session)).unwrap();
+    let reject = market.refuse(order(5));
+    assert_eq!(reject.reason, RejectReason::UnknownSession);
+    assert_eq!(market.session(UserIx(ALICE), 77), session);
+    assert_eq!(market.room.session(session).unwrap().client_seq, 4);
+    market.go(order(5)).unwrap();
+}
+
+#[test]
+fn a_refusal_after_login_is_journalled_and_uses_its_number() {
+    let mut market = Market::small();
+    let session = market.session(UserIx(ALICE), 77);
+    let request = Request::New(NewRequest {
+        session,
+        client_seq: 9,
+        ..limit(ALICE, Side::Buy, 10_000, 1_000)
+    });
+    let reject = market.refuse(request);
+    let refused = market.room.refusal(&request, &reject).unwrap();
+    assert_eq!(refused.client(), Some((session, 9)));
+    market.run(refused);
+    assert_eq!(market.room.session(session).unwrap().client_seq, 9);
+    let without = Request::New(limit(ALICE, Side::Buy, 10_000, 1_000));
+    let reject = market.refuse(without);
+    assert_eq!(market.room.refusal(&without, &reject), None);
+}
+
+#[test]
+fn a_session_serves_its_own_user() {
+    let mut market = Market::small();
+    let session = market.session(UserIx(ALICE), 77);
+    let foreign = Request::New(NewRequest {
+        session,
+        client_seq: 1,
+        ..limit(BOB, Side::Buy, 10_000, 1)
+    });
+    assert_eq!(market.refuse(foreign).reason, RejectReason::NotOwner);
+    let stolen = Request::OpenSession(SessionRequest {
+        key: Id128::from_u128(77),
+        user: UserIx(BOB),
+        stp_group: None,
+        cancel_on_disconnect: false,
+    });
+    assert_eq!(market.refuse(stolen).reason, RejectReason::NotOwner);
+}
+
+#[test]
+fn an_idempotency_key_answers_for_a_day() {
+    let mut market = Market::small();
+    let keyed = NewRequest {
+        key_hash: Id128::from_u128(0xfeed),
+        ..limit(ALICE, Side::Buy, 10_000, 1)
+    };
+    let order = market.place(keyed);
+    let sequence = market.room.sequence();
+    let reject = market.refuse(Request::New(keyed));
+    assert_eq!(reject.reason, RejectReason::DuplicateRequest);
+    let Known::Request(seen) = reject.known else {
+        panic!("{reject:?}");
+    };
+    assert_eq!((seen.sequence, seen.handle), (sequence, order));
+    assert_eq!(seen.time_ns, market.time_ns);
+    market.time_ns += KEY_LIFETIME_NS - 2_000;
+    let reject = market.refuse(Request::New(keyed));
+    assert_eq!(reject.reason, RejectReason::DuplicateRequest);
+    market.time_ns += 1_000;
+    market.budget(UserIx(ALICE), 1_000_000);
+    assert_ne!(market.place(keyed), order);
+}
+
+#[test]
+fn the_budget_shrinks_with_each_order_and_ends_with_the_day() {
+    let mut market = Market::small();
+    market.budget(UserIx(ALICE), 25_000);
+    market.place(limit(ALICE, Side::Buy, 10_000, 2));
+    let reject = market.refuse(Request::New(limit(ALICE, Side::Sell, 10_000, 1)));
+    assert_eq!(reject.reason, RejectReason::LimitExceeded);
+    let known = Known::Budget {
+        left: Minor(5_000),
+        needed: Minor(10_000),
+    };
+    assert_eq!(reject.known, known);
+    // Identity was asked for this one.
+    market.place(NewRequest {
+        limit_checked: true,
+        ..limit(ALICE, Side::Sell, 10_000, 1)
+    });
+    let order = market.place(limit(ALICE, Side::Buy, 2_500, 2));
+    let reject = market.refuse(amend(ALICE, order, Some(2_600), None));
+    assert_eq!(reject.reason, RejectReason::LimitExceeded);
+    // Midnight in Moscow, 12 hours later.
+    market.budget(UserIx(ALICE), 25_000);
+    market.time_ns += 12 * 3_600 * 1_000_000_000 - 1_000;
+    let reject = market.refuse(Request::New(limit(ALICE, Side::Buy, 100, 1)));
+    assert_eq!(reject.reason, RejectReason::LimitExceeded);
+}
+
+#[test]
+fn a_blocked_user_may_cancel_only() {
+    let mut market = Market::small();
+    let order = market.place(limit(ALICE, Side::Buy, 10_000, 1));
+    market.go(Request::BlockUser(UserIx(ALICE))).unwrap();
+    let reject = market.refuse(Request::New(limit(ALICE, Side::Buy, 10_000, 1)));
+    assert_eq!(reject.reason, RejectReason::UserBlocked);
+    let reject = market.refuse(amend(ALICE, order, Some(9_000), None));
+    assert_eq!(reject.reason, RejectReason::UserBlocked);
+    market.go(cancel(ALICE, OrderRef::Handle(order))).unwrap();
+    market.go(Request::UnblockUser(UserIx(ALICE))).unwrap();
+    market.place(limit(ALICE, Side::Buy, 10_000, 1));
+}
+
+#[test]
+fn past_the_backlog_bound_new_orders_wait_and_cancels_pass() {
+    let mut market = Market::small();
+    let order = market.place(limit(ALICE, Side::Buy, 10_000, 1));
+    let bound = AdmissionConfig::default().backlog_trades_max;
+    market.room.set_backlog(bound, 0);
+    market.place(limit(ALICE, Side::Buy, 10_000, 1));
+    market.room.set_backlog(bound + 1, 0);
+    let reject = market.refuse(Request::New(limit(ALICE, Side::Buy, 10_000, 1)));
+    assert_eq!(reject.reason, RejectReason::SettlementBacklog);
+    market.go(cancel(ALICE, OrderRef::Handle(order))).unwrap();
+}
+
+#[test]
+fn the_order_table_is_bounded() {
+    let mut market = Market::small();
+    for _ in 0..64 {
+        market.place(limit(ALICE, Side::Buy, 1, 1));
+    }
+    let reject = market.refuse(Request::New(limit(ALICE, Side::Buy, 1, 1)));
+    assert_eq!(reject.reason, RejectReason::TooManyOrders);
+    let first = Handle {
+        slot: 0,
+        generation: 1,
+    };
+    market.go(cancel(ALICE, OrderRef::Handle(first))).unwrap();
+    let reused = market.place(limit(ALICE, Side::Buy, 1, 1));
+    assert_eq!((reused.slot, reused.generation), (0, 2));
+}
+
+#[test]
+fn funding_is_counted_once_and_only_undrawn_money_leaves() {
+    let mut market = Market::small();
+    let pool = market
+        .room
+        .default_pool(UserIx(ALICE), AssetIx::MONEY)
+        .unwrap();
+    let order = market.place(limit(ALICE, Side::Buy, 10_000, 50));
+    let fund = |seq| {
+        Request::Fund(FundRequest {
+            hold_id: Id128::from_u128(1_000),
+            kind: PoolKind::Trading,
+            user: UserIx(ALICE),
+            asset: AssetIx::MONEY,
+            amount_minor: Minor(500),
+            funding_seq: seq,
+        })
+    };
+    let reject = market.refuse(fund(1));
+    assert_eq!(
+        (reject.reason, reject.known),
+        (RejectReason::DuplicateRequest, Known::Hold(pool))
+    );
+    market.go(fund(2)).unwrap();
+    assert_eq!(market.money(ALICE).held(), Minor(1_000_500));
+    let defund = |amount, funding_seq| Request::Defund {
+        hold: pool,
+        amount_minor: Minor(amount),
+        funding_seq,
+    };
+    let reject = market.refuse(defund(500_001, 3));
+    assert_eq!(reject.reason, RejectReason::HoldInUse);
+    market.go(defund(500_000, 3)).unwrap();
+    assert_eq!(market.money(ALICE).free, Minor::ZERO);
+    let close = |funding_seq| Request::CloseHold {
+        hold: pool,
+        funding_seq,
+    };
+    assert_eq!(market.refuse(close(4)).reason, RejectReason::HoldInUse);
+    market.go(cancel(ALICE, OrderRef::Handle(order))).unwrap();
+    market.go(close(4)).unwrap();
+    let reject = market.refuse(Request::New(limit(ALICE, Side::Buy, 1, 1)));
+    assert_eq!(reject.reason, RejectReason::NoTradingHold);
+    assert_eq!(market.refuse(fund(5)).reason, RejectReason::UnknownHold);
+    // A second trading hold only after the first has closed.
+    let second = |id| {
+        Request::Fund(FundRequest {
+            hold_id: Id128::from_u128(id),
+            kind: PoolKind::Trading,
+            user: UserIx(ALICE),
+            asset: AssetIx::MONEY,
+            amount_minor: Minor(500),
+            funding_seq: 1,
+        })
+    };
+    market.go(second(5_000)).unwrap();
+    assert_eq!(market.refuse(second(5_001)).reason, RejectReason::HoldInUse);
+}
+
+#[test]
+fn a_hold_of_size_one_backs_one_order() {
+    let mut market = Market::small();
+    let request = FundRequest {
+        hold_id: Id128::from_u128(9_999),
+        kind: PoolKind::Order,
+        user: UserIx(ALICE),
+        asset: AssetIx::MONEY,
+        amount_minor: Minor(10_010),
+        funding_seq: 1,
+    };
+    market.go(Request::Fund(request)).unwrap();
+    let pool = market.room.hold_ix(Id128::from_u128(9_999));
+    let on_it = |user| NewRequest {
+        pool,
+        ..limit(user, Side::Buy, 5_000, 1)
+    };
+    let reject = market.refuse(Request::New(on_it(BOB)));
+    assert_eq!(reject.reason, RejectReason::NotOwner);
+    market.place(on_it(ALICE));
+    let reject = market.refuse(Request::New(on_it(ALICE)));
+    assert_eq!(reject.reason, RejectReason::HoldInUse);
+    let sell = NewRequest {
+        pool,
+        ..limit(ALICE, Side::Sell, 10_000, 1)
+    };
+    assert_eq!(
+        market.refuse(Request::New(sell)).reason,
+        RejectReason::UnknownHold
+    );
+}
+
+#[test]
+fn bad_numbers_and_combinations_are_refused() {
+    let mut market = Market::small();
+    let base = limit(ALICE, Side::Buy, 10_000, 1);
+    let cases = [
+        (
+            NewRequest {
+                price: None,
+                ..base
+            },
+            RejectReason::PriceTick,
+        ),
+        (
+            NewRequest {
+                price: Some(Ticks(0)),
+                ..base
+            },
+            RejectReason::PriceTick,
+        ),
+        (
+            NewRequest {
+                price: Some(Ticks(-1)),
+                ..base
+            },
+            RejectReason::PriceTick,
+        ),
+        (
+            NewRequest {
+                quantity: Lots(0),
+                ..base
+            },
+            RejectReason::QuantityLot,
+        ),
+        (
+            NewRequest {
+                quantity: Lots(Lots::ORDER_MAX.0 + 1),
+                ..base
+            },
+            RejectReason::QuantityLot,
+        ),
+        (
+            NewRequest {
+                price: Some(Ticks::ORDER_MAX),
+                quantity: Lots::ORDER_MAX,
+                ..base
+            },
+            RejectReason::AmountOverflow,
+        ),
+        (
+            NewRequest {
+                instrument: InstrumentIx(9),
+                ..base
+            },
+            RejectReason::UnknownInstrument,
+        ),
+        (
+            NewRequest {
+                user: UserIx(9),
+                ..base
+            },
+            RejectReason::UnknownUser,
+        ),
+        (
+            NewRequest {
+                post_only: true,
+                time_in_force: TimeInForce::Ioc,
+                ..base
+            },
+            RejectReason::InvalidCombination,
+        ),
+        (
+            NewRequest {
+                expire_at_ns: 1,
+                ..base
+            },
+            RejectReason::InvalidCombination,
+        ),
+        (
+            NewRequest {
+                time_in_force: TimeInForce::Gtd,
+                expire_at_ns: START_NS,
+                ..base
+            },
+            RejectReason::Expired,
+        ),
+        (
+            NewRequest {
+                pool: Some(HoldIx(99)),
+                ..base
+            },
+            RejectReason::UnknownHold,
+        ),
+    ];
+    for (request, reason) in cases {
+        assert_eq!(
+            market.refuse(Request::New(request)).reason,
+            reason,
+            "{request:?}"
+        );
+    }
+}
+
+#[test]
+fn mass_cancel_is_for_ones_own_orders_unless_the_platform_asks() {
+    let mut market = Market::small();
+    for _ in 0..3 {
+        market.place(limit(ALICE, Side::Buy, 10_000, 1));
+        market.place(limit(BOB, Side::Buy, 10_000, 1));
+    }
+    let ask = |user, scope| {
+        Request::MassCancel(MassCancelRequest {
+            scope,
+            instrument: InstrumentIx::NONE,
+            side: None,
+            reason: CancelReason::MassCancel,
+            user: UserIx(user),
+            session: SessionIx::NONE,
+            client_seq: 0,
+            key_hash: Id128::NONE,
+        })
+    };
+    for scope in [
+        MassScope::All,
+        MassScope::User(UserIx(BOB)),
+        MassScope::Group(StpGroup::of_user(UserIx(BOB))),
+        MassScope::Session(SessionIx(0)),
+    ] {
+        assert_eq!(
+            market.refuse(ask(ALICE, scope)).reason,
+            RejectReason::NotOwner
+        );
+    }
+    market
+        .go(ask(ALICE, MassScope::User(UserIx(ALICE))))
+        .unwrap();
+    assert_eq!(
+        (market.money(ALICE).orders, market.money(BOB).orders),
+        (0, 3)
+    );
+    market.go(ask(UserIx::NONE.0, MassScope::All)).unwrap();
+    assert_eq!(market.money(BOB).free, Minor(1_000_000));
+}
+
+#[test]
+fn binding_twice_gives_the_index_and_an_instrument_keeps_its_steps() {
+    let mut market = Market::small();
+    let bob = UserId::new("bob").unwrap();
+    let reject = market.refuse(Request::BindUser(bob));
+    assert_eq!(reject.known, Known::User(UserIx(BOB)));
+    market
+        .go(Request::SetPhase {
+            instrument: InstrumentIx(0),
+            phase: Phase::Halt,
+            cancel_orders: false,
+        })
+        .unwrap();
+    let same = spec("BOND-1", 100_000);
+    let reject = market.refuse(Request::SetInstrument(same));
+    assert_eq!(reject.known, Known::Instrument(InstrumentIx(0)));
+    market
+        .go(Request::SetInstrument(spec("BOND-1", 50_000)))
+        .unwrap();
+    let now = market.room.spec(InstrumentIx(0)).unwrap();
+    assert_eq!((now.band_high, now.phase), (Ticks(50_000), Phase::Halt));
+    assert_eq!(market.books[0].phase(), Phase::Halt);
+    let mut other = InstrumentSpec::new(&InstrumentParams {
+        ix: InstrumentIx::NONE,
+        id: same.id,
+        decimals: 2,
+        tick_size: "0.1".parse().unwrap(),
+        lot_size: "1".parse().unwrap(),
+        fee_rate: FeeRate::TRADING,
+        band_low: Ticks(1),
+        band_high: Ticks(100),
+        collar_ppm: 0,
+        phase: Phase::Open,
+    })
+    .unwrap();
+    let reject = market.refuse(Request::SetInstrument(other));
+    assert_eq!(reject.reason, RejectReason::InvalidCombination);
+    other.id = InstrumentId::new("BOND-2").unwrap();
+    assert_eq!(market.instrument(other), InstrumentIx(1));
+}

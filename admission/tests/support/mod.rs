@@ -1,0 +1,308 @@
+//! A small market for admission's tests: real books behind it, events applied when the test says so.
+#![allow(dead_code)]
+
+use std::collections::VecDeque;
+
+use admission::*;
+use engine::{Book, BookConfig, EventSink};
+use types::*;
+
+/// 2024-01-01, noon in Moscow.
+pub const START_NS: u64 = 1_704_099_600_000_000_000;
+
+pub fn spec(name: &str, band_high: i64) -> InstrumentSpec {
+    InstrumentSpec::new(&InstrumentParams {
+        ix: InstrumentIx::NONE,
+        id: InstrumentId::new(name).unwrap(),
+        decimals: 2,
+        tick_size: "0.01".parse().unwrap(),
+        lot_size: "1".parse().unwrap(),
+        fee_rate: FeeRate::TRADING,
+        band_low: Ticks(1),
+        band_high: Ticks(band_high),
+        collar_ppm: 50_000,
+        phase: Phase::Open,
+    })
+    .unwrap()
+}
+
+#[derive(Clone, Default)]
+pub struct Queue {
+    pub events: VecDeque<EventEnvelope>,
+    pub quote: Quote,
+}
+
+impl EventSink for Queue {
+    fn event(&mut self, event: &EventEnvelope) {
+        self.events.push_back(*event);
+    }
+
+    fn quote(&mut self, _: InstrumentIx, quote: Quote) {
+        self.quote = quote;
+    }
+}
+
+/// What was done, in order: enough to do it again.
+#[derive(Clone, Copy, Debug)]
+pub enum Step {
+    Command(Envelope),
+    Event(EventEnvelope),
+}
+
+pub struct Market {
+    pub room: Admission,
+    pub books: Vec<Book>,
+    pub queues: Vec<Queue>,
+    pub time_ns: u64,
+    pub steps: Vec<Step>,
+    pub effects: Vec<Effect>,
+}
+
+impl Market {
+    /// Without instruments and users.
+    pub fn empty() -> Self {
+        Self::with_room_for(64)
+    }
+
+    pub fn with_room_for(orders_max: u32) -> Self {
+        Self {
+            room: Admission::new(AdmissionConfig {
+                orders_max,
+                ..AdmissionConfig::default()
+            }),
+            books: Vec::new(),
+            queues: Vec::new(),
+            time_ns: START_NS,
+            steps: Vec::new(),
+            effects: Vec::new(),
+        }
+    }
+
+    /// One instrument, two users with 10,000.00 roubles and 1,000 units each in trading holds, and all the budget they need.
+    pub fn small() -> Self {
+        let mut market = Self::empty();
+        let ix = market.instrument(spec("BOND-1", 100_000));
+        for name in ["alice", "bob"] {
+            let user = market.user(name);
+            market.fund(user, AssetIx::MONEY, 1_000_000);
+            market.fund(user, AssetIx::units(ix), 100_000);
+            market.budget(user, i64::MAX);
+        }
+        market
+    }
+
+    pub fn instrument(&mut self, spec: InstrumentSpec) -> InstrumentIx {
+        let Command::SetInstrument(c) = self.ask(Request::SetInstrument(spec)).unwrap() else {
+            panic!("another command");
+        };
+        c.spec.ix
+    }
+
+    pub fn user(&mut self, name: &str) -> UserIx {
+        let id = UserId::new(name).unwrap();
+        let Command::BindUser(c) = self.ask(Request::BindUser(id)).unwrap() else {
+            panic!("another command");
+        };
+        c.user
+    }
+
+    pub fn fund(&mut self, user: UserIx, asset: AssetIx, amount: i64) -> HoldIx {
+        let id = 1_000 + u128::from(user.0) * 100 + u128::from(asset.get());
+        let seq = self
+            .room
+            .hold_ix(Id128::from_u128(id))
+            .map_or(0, |ix| self.room.pool(ix).unwrap().funding_seq);
+        let request = FundRequest {
+            hold_id: Id128::from_u128(id),
+            kind: PoolKind::Trading,
+            user,
+            asset,
+            amount_minor: Minor(amount),
+            funding_seq: seq + 1,
+        };
+        let Command::Fund(c) = self.ask(Request::Fund(request)).unwrap() else {
+            panic!("another command");
+        };
+        c.hold
+    }
+
+    pub fn budget(&mut self, user: UserIx, amount: i64) {
+        self.ask(Request::SetBudget {
+            user,
+            day: moscow_day(self.time_ns),
+            amount_minor: Minor(amount),
+        })
+        .unwrap();
+    }
+
+    pub fn session(&mut self, user: UserIx, key: u128) -> SessionIx {
+        let request = SessionRequest {
+            key: Id128::from_u128(key),
+            user,
+            stp_group: None,
+            cancel_on_disconnect: true,
+        };
+        let Command::OpenSession(c) = self.ask(Request::OpenSession(request)).unwrap() else {
+            panic!("another command");
+        };
+        c.session
+    }
+
+    /// Admits and applies; the books run at once, their events wait in the queues.
+    pub fn ask(&mut self, request: Request) -> Result<Command, Reject> {
+        let now = self.time_ns + 1_000;
+        let command = self.room.admit(&request, now)?;
+        assert_eq!(
+            self.room.admit(&request, now),
+            Ok(command),
+            "admit only reads"
+        );
+        self.run(command);
+        Ok(command)
+    }
+
+    pub fn run(&mut self, command: Command) {
+        self.time_ns += 1_000;
+        let envelope = Envelope {
+            sequence: self.room.sequence().next(),
+            time_ns: self.time_ns,
+            command,
+        };
+        self.room.apply_command(&envelope);
+        self.steps.push(Step::Command(envelope));
+        if let Command::SetInstrument(c) = &command
+            && c.spec.ix.index() == self.books.len()
+        {
+            let config = BookConfig {
+                orders: 64,
+                levels: 1_024,
+            };
+            self.books.push(Book::new(c.spec, config));
+            self.queues.push(Queue::default());
+        }
+        for (at, book) in self.books.iter_mut().enumerate() {
+            let routed = match command.route() {
+                Route::Admission => false,
+                Route::Instrument(ix) => ix.index() == at,
+                Route::AllInstruments => true,
+            };
+            if routed {
+                book.apply(&envelope, &mut self.queues[at]);
+            }
+        }
+    }
+
+    /// Applies the next waiting event of an instrument; false when none waits.
+    pub fn drain_one(&mut self, at: usize) -> bool {
+        let Some(event) = self.queues[at].events.pop_front() else {
+            return false;
+        };
+        let effects = self.room.apply_event(&event);
+        self.effects.extend(effects.iter());
+        self.steps.push(Step::Event(event));
+        if self.queues[at].events.is_empty() {
+            self.room
+                .set_quote(InstrumentIx(at as u32), self.queues[at].quote);
+        }
+        true
+    }
+
+    pub fn drain(&mut self) {
+        for at in 0..self.queues.len() {
+            while self.drain_one(at) {}
+        }
+        self.room.check_invariants();
+    }
+
+    /// Admits, applies, applies the events.
+    pub fn go(&mut self, request: Request) -> Result<Command, Reject> {
+        let result = self.ask(request);
+        self.drain();
+        result
+    }
+
+    /// Places an order that must be admitted; its handle.
+    pub fn place(&mut self, request: NewRequest) -> Handle {
+        let Ok(Command::New(c)) = self.go(Request::New(request)) else {
+            panic!("not admitted: {request:?}");
+        };
+        c.handle
+    }
+
+    pub fn refuse(&mut self, request: Request) -> Reject {
+        let before = self.room.state_hash();
+        let reject = self.go(request).unwrap_err();
+        assert_eq!(self.room.state_hash(), before, "a refusal changes nothing");
+        reject
+    }
+
+    pub fn money(&self, user: u32) -> PoolTotals {
+        let pool = self
+            .room
+            .default_pool(UserIx(user), AssetIx::MONEY)
+            .unwrap();
+        self.room.pool_totals(pool)
+    }
+
+    pub fn units(&self, user: u32) -> PoolTotals {
+        let asset = AssetIx::units(InstrumentIx(0));
+        let pool = self.room.default_pool(UserIx(user), asset).unwrap();
+        self.room.pool_totals(pool)
+    }
+}
+
+/// A good-till-cancelled limit order of the first instrument, without session.
+pub fn limit(user: u32, side: Side, price: i64, quantity: u64) -> NewRequest {
+    NewRequest {
+        instrument: InstrumentIx(0),
+        user: UserIx(user),
+        session: SessionIx::NONE,
+        client_seq: 0,
+        client_order_id: 0,
+        stp_group: None,
+        stp: StpMode::CancelNewest,
+        side,
+        order_type: OrderType::Limit,
+        time_in_force: TimeInForce::Gtc,
+        post_only: false,
+        expire_at_ns: 0,
+        price: Some(Ticks(price)),
+        quantity: Lots(quantity),
+        pool: None,
+        limit_checked: false,
+        key_hash: Id128::NONE,
+    }
+}
+
+pub fn market_order(user: u32, side: Side, quantity: u64) -> NewRequest {
+    NewRequest {
+        order_type: OrderType::Market,
+        time_in_force: TimeInForce::Ioc,
+        price: None,
+        ..limit(user, side, 1, quantity)
+    }
+}
+
+pub fn cancel(user: u32, order: OrderRef) -> Request {
+    Request::Cancel(CancelRequest {
+        order,
+        user: UserIx(user),
+        session: SessionIx::NONE,
+        client_seq: 0,
+        reason: CancelReason::UserRequest,
+        key_hash: Id128::NONE,
+    })
+}
+
+pub fn amend(user: u32, order: Handle, price: Option<i64>, quantity: Option<u64>) -> Request {
+    Request::Amend(AmendRequest {
+        order: OrderRef::Handle(order),
+        user: UserIx(user),
+        session: SessionIx::NONE,
+        client_seq: 0,
+        price: price.map(Ticks),
+        quantity: quantity.map(Lots),
+        limit_checked: false,
+        key_hash: Id128::NONE,
+    })
+}
