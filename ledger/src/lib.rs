@@ -1,1 +1,196 @@
-//! Room `ledger`.
+//! The ledger: accounts, operations with their postings, holds; double entry, exact, provable (specification 1.4, 2.6, 3.3, 4.4).
+//!
+//! ```text
+//! RPC, topics, events, sweeper -> Command -> committer -> load -> fold (pure) -> save + outbox, one transaction -> answers
+//!                                                                                        reads see committed rows
+//! ```
+//!
+//! Architecture invariants: money changes only in [`fold`], which knows no clock, file or wire; only [`committer`] writes; SQL only in
+//! [`repo`]; prost types only in `api`, `outbox`, `consumers`, `topics` and `http`. Per instrument the sum over all sub-accounts is zero, always.
+
+mod api;
+mod book;
+mod clock;
+mod committer;
+mod consumers;
+mod facts;
+mod fold;
+mod http;
+mod model;
+mod names;
+mod outbox;
+mod refusal;
+mod repo;
+mod sweeper;
+mod topics;
+
+use std::{path::PathBuf, sync::Arc};
+
+use proto::ledger::v1::ledger_service_server::LedgerServiceServer;
+use serde::{Deserialize, Serialize};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::service::Routes;
+
+pub use clock::Clock;
+pub use topics::{CORRELATION as CORRELATION_HEADER, TOPICS as REQUEST_TOPICS};
+
+use api::Api;
+use committer::Committer;
+use repo::Store;
+use sweeper::Sweeper;
+
+/// Settings of the ledger.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LedgerConfig {
+    /// Folder of `ledger.sqlite`.
+    pub data_dir: PathBuf,
+    /// How often holds past their expiry are looked for, in milliseconds.
+    pub hold_sweep_interval_ms: u64,
+    /// How long news about an operation that never came is kept, in hours.
+    pub parked_retention_h: u32,
+}
+
+impl Default for LedgerConfig {
+    fn default() -> Self {
+        LedgerConfig {
+            data_dir: PathBuf::from("data/ledger"),
+            hold_sweep_interval_ms: 1_000,
+            parked_retention_h: 72,
+        }
+    }
+}
+
+/// What the ledger needs from outside.
+#[derive(Clone)]
+pub struct LedgerDeps {
+    pub log: Arc<dyn events::Log>,
+    pub clock: Clock,
+}
+
+impl LedgerDeps {
+    pub fn new(log: Arc<dyn events::Log>) -> Self {
+        LedgerDeps {
+            log,
+            clock: Clock::System,
+        }
+    }
+}
+
+/// Operational failures of the ledger. A refusal is never one of these.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("ledger store: {0}")]
+    Store(#[from] sqlx::Error),
+    #[error("ledger events: {0}")]
+    Events(#[from] events::Error),
+    #[error("ledger row is broken: {0}")]
+    Broken(String),
+    #[error("write not committed: {0}")]
+    Commit(String),
+    #[error("ledger is stopping")]
+    Closed,
+}
+
+/// Opens the store and spawns the committer, the outbox relay, the consumers and the sweeper. All end when `shutdown` is cancelled.
+///
+/// # Errors
+/// [`Error::Store`], [`Error::Events`]: the store cannot be opened or read.
+pub async fn start(
+    config: LedgerConfig,
+    deps: LedgerDeps,
+    shutdown: CancellationToken,
+) -> Result<LedgerHandle, Error> {
+    let store = Store::open(&config.data_dir).await?;
+    metrics::gauge!("ledger_holds_total").set(store.holds_active().await? as f64);
+    let health = rpc::Health::new("ledger");
+    let tasks = TaskTracker::new();
+    let (committer, writer) = Committer::spawn(
+        store.clone(),
+        deps.clock.clone(),
+        health.clone(),
+        shutdown.clone(),
+    );
+    let api = Arc::new(Api {
+        store: store.clone(),
+        committer: committer.clone(),
+    });
+    let sweeper = Sweeper {
+        store: store.clone(),
+        committer: committer.clone(),
+        clock: deps.clock,
+        parked_retention_h: config.parked_retention_h,
+    };
+    tasks.spawn(sweeper.clone().run(config, shutdown.clone()));
+    tasks.spawn(events::outbox::Relay::run(
+        store.db().clone(),
+        deps.log.clone(),
+        shutdown.clone(),
+    ));
+    consumers::spawn(&deps.log, &committer, &tasks, &shutdown);
+    topics::spawn(&deps.log, &api, &tasks, &shutdown);
+    tasks.spawn(mirror(deps.log, health.clone(), shutdown));
+    tasks.close();
+    Ok(LedgerHandle {
+        api,
+        sweeper,
+        health,
+        tasks,
+        writer,
+    })
+}
+
+/// Shows the state of the event log in the ledger's health.
+async fn mirror(log: Arc<dyn events::Log>, health: rpc::Health, shutdown: CancellationToken) {
+    let mut failing = log.failing();
+    loop {
+        match failing.borrow_and_update().clone() {
+            Some(reason) => health.set_failing("events", reason),
+            None => health.set_ok("events"),
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            changed = failing.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// A running ledger.
+pub struct LedgerHandle {
+    api: Arc<Api>,
+    sweeper: Sweeper,
+    health: rpc::Health,
+    tasks: TaskTracker,
+    writer: tokio::task::JoinHandle<()>,
+}
+
+impl LedgerHandle {
+    /// What is served: RPC, HTTP reads, health.
+    pub fn service(&self) -> rpc::Service {
+        rpc::Service {
+            name: "ledger",
+            routes: Routes::new(rpc::grpc_server!(LedgerServiceServer::from_arc(
+                self.api.clone()
+            ))),
+            http: http::router(self.api.clone()),
+            health: self.health.clone(),
+        }
+    }
+
+    /// Expires now what is due now, without waiting for the sweeper's turn; returns how many holds.
+    ///
+    /// # Errors
+    /// [`Error`] of the store.
+    pub async fn sweep(&self) -> Result<usize, Error> {
+        self.sweeper.sweep().await
+    }
+
+    /// Waits for everything to end and closes the store. Cancel the token given to [`start`] first.
+    pub async fn stopped(self) {
+        self.tasks.wait().await;
+        if self.writer.await.is_err() {
+            tracing::error!("ledger committer ended by a failed assertion");
+        }
+        self.api.store.close().await;
+    }
+}

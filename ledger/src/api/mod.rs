@@ -1,0 +1,156 @@
+//! LedgerService: the contract in front of the fold. Writes become commands for the committer, reads ask the store.
+//!
+//! Every refusal has the exact text and reason of D23. A replayed answer carries the metadata `idempotent-replayed: true`; a key that
+//! came back with another content is answered all the same, logged and counted (T12).
+
+pub mod convert;
+mod reads;
+mod writes;
+
+use std::time::Instant;
+
+use proto::ledger::v1::{self as wire, ledger_service_server::LedgerService};
+use rpc::Context;
+use tonic::{Request, Response, Status};
+
+use crate::{
+    Error,
+    committer::Committer,
+    fold::{Act, Answered, CallKey, Command, Replay},
+    refusal::{Refusal, Refused},
+    repo::Store,
+};
+
+/// Metadata of an answer that was given before.
+pub const REPLAYED: &str = "idempotent-replayed";
+
+/// The service. Shared by RPC, HTTP reads and the request topics.
+pub struct Api {
+    pub(crate) store: Store,
+    pub(crate) committer: Committer,
+}
+
+/// Who is writing, and under which key.
+struct Writer {
+    context: Context,
+    key: CallKey,
+    is_service: bool,
+}
+
+impl Writer {
+    /// Reads the context of a write; `digest` is that of the message without it.
+    fn of(caller: &rpc::Caller, context: Context, digest: i64) -> Self {
+        let user_id = if context.user_id.is_empty() {
+            &caller.subject
+        } else {
+            &context.user_id
+        };
+        Writer {
+            key: CallKey {
+                key: context.idempotency_key.as_str().into(),
+                user_id: user_id.as_str().into(),
+                digest,
+            },
+            is_service: caller.roles.contains(rpc::Role::Service),
+            context,
+        }
+    }
+}
+
+impl Api {
+    /// Has a command committed. The outer error is operational, already a status; the inner one is the refusal.
+    async fn commit(&self, writer: Writer, act: Act) -> Result<Result<Answered, Refused>, Status> {
+        let started = Instant::now();
+        let command = Command {
+            act,
+            key: Some(writer.key),
+            is_service: writer.is_service,
+        };
+        let outcome = self
+            .committer
+            .submit(command, writer.context)
+            .await
+            .map_err(|error| unavailable(&error))?;
+        metrics::histogram!("ledger_operation_duration_seconds")
+            .record(started.elapsed().as_secs_f64());
+        if let Ok(Answered {
+            replay: Replay::Different,
+            ..
+        }) = &outcome
+        {
+            note_difference();
+        }
+        Ok(outcome)
+    }
+}
+
+/// A key came back with another content.
+fn note_difference() {
+    tracing::warn!("idempotency key repeated with another content, stored answer returned");
+    metrics::counter!("ledger_idempotency_mismatches_total").increment(1);
+}
+
+/// What the caller may know of a failing store.
+pub(crate) fn unavailable(error: &Error) -> Status {
+    match error {
+        Error::Closed | Error::Commit(_) => {
+            tracing::warn!(%error, "ledger write not done");
+            rpc::status::unavailable("Ledger", 1_000)
+        }
+        other => rpc::status::internal(other),
+    }
+}
+
+fn refused(refusal: Refusal) -> Status {
+    convert::status(&refusal.into(), false)
+}
+
+fn respond<T>(message: T, replay: Replay) -> Response<T> {
+    let mut response = Response::new(message);
+    if replay != Replay::No {
+        let metadata = response.metadata_mut();
+        metadata.insert(
+            REPLAYED,
+            tonic::metadata::MetadataValue::from_static("true"),
+        );
+    }
+    response
+}
+
+macro_rules! delegate {
+    ($($method:ident($request:ident) -> $response:ident;)+) => {
+        #[tonic::async_trait]
+        impl LedgerService for Api {
+            $(
+                async fn $method(&self, request: Request<wire::$request>) -> Result<Response<wire::$response>, Status> {
+                    let caller = rpc::caller(&request)?.clone();
+                    self.$method(&caller, request.into_inner()).await
+                }
+            )+
+        }
+    };
+}
+
+delegate! {
+    get_account(GetAccountRequest) -> GetAccountResponse;
+    list_accounts(ListAccountsRequest) -> ListAccountsResponse;
+    get_sub_account(GetSubAccountRequest) -> GetSubAccountResponse;
+    list_sub_accounts(ListSubAccountsRequest) -> ListSubAccountsResponse;
+    get_balance(GetBalanceRequest) -> GetBalanceResponse;
+    create_operation(CreateOperationRequest) -> CreateOperationResponse;
+    create_operations(CreateOperationsRequest) -> CreateOperationsResponse;
+    finalize_operation(FinalizeOperationRequest) -> FinalizeOperationResponse;
+    finalize_operations(FinalizeOperationsRequest) -> FinalizeOperationsResponse;
+    reverse_operation(ReverseOperationRequest) -> ReverseOperationResponse;
+    get_operation(GetOperationRequest) -> GetOperationResponse;
+    list_operations(ListOperationsRequest) -> ListOperationsResponse;
+    create_hold(CreateHoldRequest) -> CreateHoldResponse;
+    release_hold(ReleaseHoldRequest) -> ReleaseHoldResponse;
+    consume_hold(ConsumeHoldRequest) -> ConsumeHoldResponse;
+    adjust_hold(AdjustHoldRequest) -> AdjustHoldResponse;
+    get_hold(GetHoldRequest) -> GetHoldResponse;
+    list_holds(ListHoldsRequest) -> ListHoldsResponse;
+    get_source_position(GetSourcePositionRequest) -> GetSourcePositionResponse;
+    get_trial_balance(GetTrialBalanceRequest) -> GetTrialBalanceResponse;
+    set_sub_account_status(SetSubAccountStatusRequest) -> SetSubAccountStatusResponse;
+}

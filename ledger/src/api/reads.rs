@@ -1,0 +1,345 @@
+//! The reading half of LedgerService. A user sees what is his, staff and services see everything (D32).
+//!
+//! Lists are newest first and never answer NOT_FOUND for an unknown filter (D45).
+
+use proto::{convert::to_decimal, ledger::v1 as wire};
+use rpc::{
+    Caller,
+    page::{self, Key, Page},
+};
+use tonic::{Response, Status};
+use types::Decimal;
+
+use super::{Api, convert, refused, unavailable};
+use crate::{
+    Error,
+    model::{HoldStatus, Operation, OperationStatus, OperationType, Posting, SubAccount},
+    names::SubAccountName,
+    refusal::Refusal,
+    repo::{Before, HoldFilter, OperationFilter, TrialBalance},
+};
+
+type Answer<T> = Result<Response<T>, Status>;
+
+fn before(page: &Page) -> Before<'_> {
+    let (created_at_us, id) = page.bound();
+    Before {
+        created_at_us,
+        id,
+        limit: page.rows_limit(),
+    }
+}
+
+fn failed(error: Error) -> Status {
+    unavailable(&error)
+}
+
+/// Whom a list is about: staff may leave the user out, a user gets his own.
+fn own_or_any(caller: &Caller, user_id: String) -> Result<String, Status> {
+    match &caller.user_id {
+        Some(own) if user_id.is_empty() && !caller.acts_for_anyone() => Ok(own.clone()),
+        _ => {
+            caller.require_user(&user_id)?;
+            Ok(user_id)
+        }
+    }
+}
+
+fn unless_zero<T>(
+    code: i32,
+    field: &str,
+    from_code: impl Fn(i32) -> Option<T>,
+) -> Result<Option<T>, Status> {
+    match code {
+        0 => Ok(None),
+        code => from_code(code)
+            .map(Some)
+            .ok_or_else(|| refused(Refusal::invalid(field, "is not a known value"))),
+    }
+}
+
+impl Api {
+    pub(super) async fn get_account(
+        &self,
+        caller: &Caller,
+        message: wire::GetAccountRequest,
+    ) -> Answer<wire::GetAccountResponse> {
+        rpc::context::read(message.context);
+        let account = self
+            .store
+            .account(&message.account_id)
+            .await
+            .map_err(failed)?;
+        let account = account
+            .filter(|account| caller.require_user(&account.user_id).is_ok())
+            .ok_or_else(|| refused(Refusal::AccountNotFound))?;
+        Ok(Response::new(wire::GetAccountResponse {
+            account: Some(convert::to_account(&account)),
+        }))
+    }
+
+    pub(super) async fn list_accounts(
+        &self,
+        caller: &Caller,
+        message: wire::ListAccountsRequest,
+    ) -> Answer<wire::ListAccountsResponse> {
+        rpc::context::read(message.context);
+        let user_id = own_or_any(caller, message.user_id)?;
+        let page = page::parse(message.pagination, page::filter_hash(&[&user_id]))?;
+        let mut rows = self
+            .store
+            .accounts(&user_id, before(&page))
+            .await
+            .map_err(failed)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.created_at_us,
+            id: row.account_id.to_string(),
+        });
+        Ok(Response::new(wire::ListAccountsResponse {
+            accounts: rows.iter().map(convert::to_account).collect(),
+            pagination: Some(pagination),
+        }))
+    }
+
+    async fn subaccount(&self, caller: &Caller, subaccount_id: &str) -> Result<SubAccount, Status> {
+        if let Some(name) = SubAccountName::parse(subaccount_id) {
+            caller.require_user(name.user_id)?;
+        }
+        self.store
+            .subaccount(subaccount_id)
+            .await
+            .map_err(failed)?
+            .ok_or_else(|| refused(Refusal::SubAccountNotFound))
+    }
+
+    pub(super) async fn get_sub_account(
+        &self,
+        caller: &Caller,
+        message: wire::GetSubAccountRequest,
+    ) -> Answer<wire::GetSubAccountResponse> {
+        rpc::context::read(message.context);
+        let row = self.subaccount(caller, &message.subaccount_id).await?;
+        Ok(Response::new(wire::GetSubAccountResponse {
+            subaccount: Some(convert::to_subaccount(&row)),
+        }))
+    }
+
+    pub(super) async fn list_sub_accounts(
+        &self,
+        caller: &Caller,
+        message: wire::ListSubAccountsRequest,
+    ) -> Answer<wire::ListSubAccountsResponse> {
+        rpc::context::read(message.context);
+        let user_id = own_or_any(caller, message.user_id)?;
+        let hash = page::filter_hash(&[&user_id, &message.instrument_id]);
+        let page = page::parse(message.pagination, hash)?;
+        let found = self
+            .store
+            .subaccounts(&user_id, &message.instrument_id, before(&page))
+            .await;
+        let mut rows = found.map_err(failed)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.terms.created_at_us,
+            id: row.terms.subaccount_id.to_string(),
+        });
+        Ok(Response::new(wire::ListSubAccountsResponse {
+            subaccounts: rows.iter().map(convert::to_subaccount).collect(),
+            pagination: Some(pagination),
+        }))
+    }
+
+    pub(super) async fn get_balance(
+        &self,
+        caller: &Caller,
+        message: wire::GetBalanceRequest,
+    ) -> Answer<wire::GetBalanceResponse> {
+        rpc::context::read(message.context);
+        let row = convert::to_subaccount(&self.subaccount(caller, &message.subaccount_id).await?);
+        Ok(Response::new(wire::GetBalanceResponse {
+            subaccount_id: row.subaccount_id,
+            instrument_id: row.instrument_id,
+            balance: row.balance,
+            held: row.held,
+            unsettled: row.unsettled,
+            available: row.available,
+        }))
+    }
+
+    /// One operation with its postings, if this caller may see it: his own, or one that moved something of his.
+    async fn operation(
+        &self,
+        caller: &Caller,
+        operation_id: &str,
+    ) -> Result<(Operation, Vec<Posting>), Status> {
+        let missing = || refused(Refusal::OperationNotFound);
+        let operation = self
+            .store
+            .operation(operation_id)
+            .await
+            .map_err(failed)?
+            .ok_or_else(missing)?;
+        let postings = self.store.postings(operation_id).await.map_err(failed)?;
+        let concerns = |subaccount_id: &str| {
+            SubAccountName::parse(subaccount_id)
+                .is_some_and(|name| caller.require_user(name.user_id).is_ok())
+        };
+        let may_see = caller.require_user(&operation.terms.user_id).is_ok()
+            || postings.iter().any(|posting| {
+                concerns(&posting.debit_subaccount_id) || concerns(&posting.credit_subaccount_id)
+            });
+        may_see.then_some((operation, postings)).ok_or_else(missing)
+    }
+
+    pub(super) async fn get_operation(
+        &self,
+        caller: &Caller,
+        message: wire::GetOperationRequest,
+    ) -> Answer<wire::GetOperationResponse> {
+        rpc::context::read(message.context);
+        let (operation, postings) = self.operation(caller, &message.operation_id).await?;
+        Ok(Response::new(wire::GetOperationResponse {
+            operation: Some(convert::to_operation(&operation)),
+            postings: postings.iter().map(convert::to_posting).collect(),
+        }))
+    }
+
+    pub(super) async fn list_operations(
+        &self,
+        caller: &Caller,
+        message: wire::ListOperationsRequest,
+    ) -> Answer<wire::ListOperationsResponse> {
+        rpc::context::read(message.context);
+        let user_id = own_or_any(caller, message.user_id)?;
+        let hash = page::filter_hash(&[
+            &user_id,
+            &message.r#type.to_string(),
+            &message.status.to_string(),
+            &message.idempotency_key,
+        ]);
+        let page = page::parse(message.pagination, hash)?;
+        let filter = OperationFilter {
+            user_id: &user_id,
+            kind: unless_zero(message.r#type, "type", OperationType::from_code)?,
+            status: unless_zero(message.status, "status", OperationStatus::from_code)?,
+            idempotency_key: &message.idempotency_key,
+        };
+        let mut rows = self
+            .store
+            .operations(&filter, before(&page))
+            .await
+            .map_err(failed)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.terms.created_at_us,
+            id: row.terms.operation_id.to_string(),
+        });
+        Ok(Response::new(wire::ListOperationsResponse {
+            operations: rows.iter().map(convert::to_operation).collect(),
+            pagination: Some(pagination),
+        }))
+    }
+
+    pub(super) async fn get_hold(
+        &self,
+        caller: &Caller,
+        message: wire::GetHoldRequest,
+    ) -> Answer<wire::GetHoldResponse> {
+        rpc::context::read(message.context);
+        let hold = self.store.hold(&message.hold_id).await.map_err(failed)?;
+        let hold = hold
+            .filter(|hold| caller.require_user(&hold.terms.user_id).is_ok())
+            .ok_or_else(|| refused(Refusal::HoldNotFound))?;
+        Ok(Response::new(wire::GetHoldResponse {
+            hold: Some(convert::to_hold(&hold)),
+        }))
+    }
+
+    pub(super) async fn list_holds(
+        &self,
+        caller: &Caller,
+        message: wire::ListHoldsRequest,
+    ) -> Answer<wire::ListHoldsResponse> {
+        rpc::context::read(message.context);
+        let user_id = own_or_any(caller, String::new())?;
+        let hash = page::filter_hash(&[
+            &message.subaccount_id,
+            &message.status.to_string(),
+            &message.owner,
+            &message.parent_hold_id,
+            &user_id,
+        ]);
+        let page = page::parse(message.pagination, hash)?;
+        let filter = HoldFilter {
+            subaccount_id: &message.subaccount_id,
+            status: unless_zero(message.status, "status", HoldStatus::from_code)?,
+            owner: &message.owner,
+            parent_hold_id: &message.parent_hold_id,
+            user_id: &user_id,
+        };
+        let mut rows = self
+            .store
+            .holds(&filter, before(&page))
+            .await
+            .map_err(failed)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.terms.created_at_us,
+            id: row.terms.hold_id.to_string(),
+        });
+        Ok(Response::new(wire::ListHoldsResponse {
+            holds: rows.iter().map(convert::to_hold).collect(),
+            pagination: Some(pagination),
+        }))
+    }
+
+    pub(super) async fn get_source_position(
+        &self,
+        _: &Caller,
+        message: wire::GetSourcePositionRequest,
+    ) -> Answer<wire::GetSourcePositionResponse> {
+        rpc::context::read(message.context);
+        let through_sequence = self
+            .store
+            .source_position(&message.source)
+            .await
+            .map_err(failed)?;
+        Ok(Response::new(wire::GetSourcePositionResponse {
+            source: message.source,
+            through_sequence,
+        }))
+    }
+
+    pub(super) async fn get_trial_balance(
+        &self,
+        _: &Caller,
+        message: wire::GetTrialBalanceRequest,
+    ) -> Answer<wire::GetTrialBalanceResponse> {
+        rpc::context::read(message.context);
+        let found = self
+            .store
+            .trial_balance(&message.instrument_id)
+            .await
+            .map_err(failed)?;
+        let lines = found.iter().map(line).collect::<Result<_, _>>()?;
+        Ok(Response::new(wire::GetTrialBalanceResponse { lines }))
+    }
+}
+
+fn line(row: &TrialBalance) -> Result<wire::TrialBalanceLine, Status> {
+    let decimal = |minor: i128| {
+        Decimal::new(minor, row.decimals)
+            .map(|value| Some(to_decimal(value)))
+            .map_err(|error| {
+                rpc::status::internal(&Error::Broken(format!(
+                    "sum of {}: {error}",
+                    row.instrument_id
+                )))
+            })
+    };
+    Ok(wire::TrialBalanceLine {
+        instrument_id: row.instrument_id.clone(),
+        total: decimal(row.total)?,
+        circulating: decimal(-row.reserve)?,
+        holders: decimal(row.total - row.reserve)?,
+        active_holds: decimal(row.active_holds)?,
+        unsettled: decimal(row.unsettled)?,
+    })
+}

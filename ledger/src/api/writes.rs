@@ -1,0 +1,377 @@
+//! The writing half of LedgerService.
+
+use proto::ledger::v1 as wire;
+use rpc::Caller;
+use tonic::{Response, Status};
+
+use super::{Api, Writer, convert, refused, respond};
+use crate::{
+    fold::{Act, Answer, Answered, Batch, Posted, Replay, Source, Target},
+    model::OperationType,
+    refusal::Refusal,
+};
+
+/// Operations and hold steps of one call.
+const BATCH_ITEMS_MAX: usize = 20_000;
+
+type Answer_<T> = Result<Response<T>, Status>;
+
+fn scales(scales: Vec<wire::InstrumentScale>) -> Result<Vec<(crate::model::Id, u8)>, Status> {
+    scales
+        .into_iter()
+        .enumerate()
+        .map(|(index, scale)| {
+            let field = format!("instrument_scales[{index}]");
+            let id = convert::id(&format!("{field}.instrument_id"), scale.instrument_id)
+                .map_err(refused)?;
+            let decimals = u8::try_from(scale.decimals).map_err(|_| {
+                rpc::status::invalid_argument(format!("{field}.decimals"), "must be at most 18")
+            })?;
+            Ok((id, decimals))
+        })
+        .collect()
+}
+
+/// An answer of another kind than the command's is our own bug.
+fn wrong() -> Status {
+    rpc::status::internal(&crate::Error::Broken(
+        "answer of another kind than asked".to_owned(),
+    ))
+}
+
+fn to_postings(posted: &Posted) -> Vec<wire::Posting> {
+    posted.postings.iter().map(convert::to_posting).collect()
+}
+
+fn single(answered: Answered) -> Result<Posted, Status> {
+    let Answer::Batch { outcomes } = answered.answer else {
+        return Err(wrong());
+    };
+    outcomes
+        .into_iter()
+        .next()
+        .ok_or_else(wrong)?
+        .map_err(refused)
+}
+
+impl Api {
+    pub(super) async fn create_operation(
+        &self,
+        caller: &Caller,
+        mut message: wire::CreateOperationRequest,
+    ) -> Answer_<wire::CreateOperationResponse> {
+        let context = rpc::context::write(message.context.take())?;
+        let writer = Writer::of(caller, context, convert::digest(&message));
+        let new = convert::new_operation(
+            message.operation,
+            message.postings,
+            &writer.context.idempotency_key,
+            &writer.context.user_id,
+        )
+        .map_err(refused)?;
+        let mut writer = writer;
+        writer.key.digest = new.digest;
+        let batch = Batch {
+            single: true,
+            operations: vec![Ok(new)],
+            scales: scales(message.instrument_scales)?,
+            ..Batch::default()
+        };
+        let answered = self
+            .commit(writer, Act::Post(batch))
+            .await?
+            .map_err(|no| convert::status(&no, false))?;
+        let replay = answered.replay;
+        let posted = single(answered)?;
+        let message = wire::CreateOperationResponse {
+            operation: Some(convert::to_operation(&posted.operation)),
+            postings: to_postings(&posted),
+        };
+        Ok(respond(message, replay))
+    }
+
+    pub(super) async fn create_operations(
+        &self,
+        caller: &Caller,
+        mut message: wire::CreateOperationsRequest,
+    ) -> Answer_<wire::CreateOperationsResponse> {
+        let context = rpc::context::write(message.context.take())?;
+        let writer = Writer::of(caller, context, convert::digest(&message));
+        if message.operations.len() + message.hold_steps.len() > BATCH_ITEMS_MAX {
+            return Err(rpc::status::invalid_argument(
+                "operations",
+                format!("must be at most {BATCH_ITEMS_MAX} together with hold_steps"),
+            ));
+        }
+        let source = convert::optional_id("source", Some(message.source)).map_err(refused)?;
+        let batch = Batch {
+            single: false,
+            independent: message.mode == wire::BatchMode::Independent as i32,
+            operations: message
+                .operations
+                .into_iter()
+                .map(|new| {
+                    convert::new_operation(new.operation, new.postings, "", &writer.context.user_id)
+                })
+                .collect(),
+            steps: message.hold_steps.into_iter().map(convert::step).collect(),
+            source: source.map(|name| Source {
+                name,
+                first_sequence: message.first_sequence,
+                through_sequence: message.through_sequence,
+            }),
+            scales: scales(message.instrument_scales)?,
+            from_event: false,
+        };
+        let Answered { answer, replay } = self
+            .commit(writer, Act::Post(batch))
+            .await?
+            .map_err(|no| convert::status(&no, true))?;
+        let Answer::Batch { outcomes } = answer else {
+            return Err(wrong());
+        };
+        let outcomes = outcomes.into_iter().enumerate().map(|(index, outcome)| {
+            let index = index as u32;
+            match outcome {
+                Ok(posted) => wire::OperationOutcome {
+                    index,
+                    operation: Some(convert::to_operation(&posted.operation)),
+                    postings: to_postings(&posted),
+                    replayed: posted.replay != Replay::No,
+                    ..Default::default()
+                },
+                Err(refusal) => wire::OperationOutcome {
+                    index,
+                    error_reason: refusal.reason().to_owned(),
+                    error_message: refusal.to_string(),
+                    ..Default::default()
+                },
+            }
+        });
+        let message = wire::CreateOperationsResponse {
+            outcomes: outcomes.collect(),
+            replayed: replay != Replay::No,
+        };
+        Ok(respond(message, replay))
+    }
+
+    pub(super) async fn finalize_operation(
+        &self,
+        caller: &Caller,
+        mut message: wire::FinalizeOperationRequest,
+    ) -> Answer_<wire::FinalizeOperationResponse> {
+        let context = rpc::context::write(message.context.take())?;
+        let writer = Writer::of(caller, context, convert::digest(&message));
+        let id = convert::id("operation_id", message.operation_id).map_err(refused)?;
+        let act = Act::Finalize {
+            targets: vec![Target::Id(id.clone())],
+            tx_hash: convert::tx_hash("onchain_tx_hash", Some(message.onchain_tx_hash))
+                .map_err(refused)?,
+        };
+        let answered = self
+            .commit(writer, act)
+            .await?
+            .map_err(|no| convert::status(&no, false))?;
+        let operation = self
+            .store
+            .operation(&id)
+            .await
+            .map_err(|error| super::unavailable(&error))?
+            .ok_or_else(wrong)?;
+        let message = wire::FinalizeOperationResponse {
+            operation: Some(convert::to_operation(&operation)),
+        };
+        Ok(respond(message, answered.replay))
+    }
+
+    pub(super) async fn finalize_operations(
+        &self,
+        caller: &Caller,
+        mut message: wire::FinalizeOperationsRequest,
+    ) -> Answer_<wire::FinalizeOperationsResponse> {
+        let context = rpc::context::write(message.context.take())?;
+        let writer = Writer::of(caller, context, convert::digest(&message));
+        let targets = message
+            .operation_ids
+            .into_iter()
+            .enumerate()
+            .map(|(index, id)| convert::id(&format!("operation_ids[{index}]"), id).map(Target::Id))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(refused)?;
+        let act = Act::Finalize {
+            targets,
+            tx_hash: convert::tx_hash("onchain_tx_hash", Some(message.onchain_tx_hash))
+                .map_err(refused)?,
+        };
+        let answered = self
+            .commit(writer, act)
+            .await?
+            .map_err(|no| convert::status(&no, false))?;
+        let Answer::Finalized { moved } = answered.answer else {
+            return Err(wrong());
+        };
+        Ok(respond(
+            wire::FinalizeOperationsResponse { finalized: moved },
+            answered.replay,
+        ))
+    }
+
+    pub(super) async fn reverse_operation(
+        &self,
+        caller: &Caller,
+        mut message: wire::ReverseOperationRequest,
+    ) -> Answer_<wire::ReverseOperationResponse> {
+        let context = rpc::context::write(message.context.take())?;
+        let writer = Writer::of(caller, context, convert::digest(&message));
+        let act = Act::Reverse {
+            operation_id: convert::id("operation_id", message.operation_id).map_err(refused)?,
+            reason: convert::text("reason", message.reason).map_err(refused)?,
+        };
+        let answered = self
+            .commit(writer, act)
+            .await?
+            .map_err(|no| convert::status(&no, false))?;
+        let replay = answered.replay;
+        let posted = single(answered)?;
+        let message = wire::ReverseOperationResponse {
+            operation: Some(convert::to_operation(&posted.operation)),
+            postings: to_postings(&posted),
+        };
+        Ok(respond(message, replay))
+    }
+
+    pub(super) async fn create_hold(
+        &self,
+        caller: &Caller,
+        mut message: wire::CreateHoldRequest,
+    ) -> Answer_<wire::CreateHoldResponse> {
+        let context = rpc::context::write(message.context.take())?;
+        let writer = Writer::of(caller, context, convert::digest(&message));
+        let act = Act::CreateHold(convert::new_hold(message.hold).map_err(refused)?);
+        let (hold, _, replay) = self.hold(writer, act).await?;
+        Ok(respond(
+            wire::CreateHoldResponse { hold: Some(hold) },
+            replay,
+        ))
+    }
+
+    pub(super) async fn release_hold(
+        &self,
+        caller: &Caller,
+        mut message: wire::ReleaseHoldRequest,
+    ) -> Answer_<wire::ReleaseHoldResponse> {
+        let context = rpc::context::write(message.context.take())?;
+        let writer = Writer::of(caller, context, convert::digest(&message));
+        let act = Act::ReleaseHold {
+            hold_id: convert::id("hold_id", message.hold_id).map_err(refused)?,
+            reason: convert::text("reason", message.reason).map_err(refused)?,
+        };
+        let (hold, _, replay) = self.hold(writer, act).await?;
+        Ok(respond(
+            wire::ReleaseHoldResponse { hold: Some(hold) },
+            replay,
+        ))
+    }
+
+    pub(super) async fn consume_hold(
+        &self,
+        caller: &Caller,
+        mut message: wire::ConsumeHoldRequest,
+    ) -> Answer_<wire::ConsumeHoldResponse> {
+        let context = rpc::context::write(message.context.take())?;
+        let writer = Writer::of(caller, context, convert::digest(&message));
+        let operation_kind = match message.operation_type {
+            0 => OperationType::Redemption,
+            code => OperationType::from_code(code).ok_or_else(|| {
+                refused(Refusal::invalid(
+                    "operation_type",
+                    "must be one of the operation types",
+                ))
+            })?,
+        };
+        let amount = message.amount.as_ref();
+        let act = Act::ConsumeHold {
+            hold_id: convert::id("hold_id", message.hold_id).map_err(refused)?,
+            amount: amount
+                .map(|amount| convert::amount("amount", Some(amount)))
+                .transpose()
+                .map_err(refused)?,
+            operation_kind,
+            external_ref: convert::optional_id("external_ref", message.external_ref)
+                .map_err(refused)?,
+        };
+        let (hold, operation, replay) = self.hold(writer, act).await?;
+        let message = wire::ConsumeHoldResponse {
+            hold: Some(hold),
+            operation: operation.map(|posted| convert::to_operation(&posted.operation)),
+        };
+        Ok(respond(message, replay))
+    }
+
+    pub(super) async fn adjust_hold(
+        &self,
+        caller: &Caller,
+        mut message: wire::AdjustHoldRequest,
+    ) -> Answer_<wire::AdjustHoldResponse> {
+        let context = rpc::context::write(message.context.take())?;
+        let writer = Writer::of(caller, context, convert::digest(&message));
+        let act = Act::AdjustHold {
+            hold_id: convert::id("hold_id", message.hold_id).map_err(refused)?,
+            remaining: convert::amount_or_zero(
+                "remaining_amount",
+                message.remaining_amount.as_ref(),
+            )
+            .map_err(refused)?,
+        };
+        let (hold, _, replay) = self.hold(writer, act).await?;
+        Ok(respond(
+            wire::AdjustHoldResponse { hold: Some(hold) },
+            replay,
+        ))
+    }
+
+    async fn hold(
+        &self,
+        writer: Writer,
+        act: Act,
+    ) -> Result<(wire::Hold, Option<Posted>, Replay), Status> {
+        let answered = self
+            .commit(writer, act)
+            .await?
+            .map_err(|no| convert::status(&no, false))?;
+        match answered.answer {
+            Answer::Hold { hold, operation } => {
+                Ok((convert::to_hold(&hold), operation, answered.replay))
+            }
+            _ => Err(wrong()),
+        }
+    }
+
+    pub(super) async fn set_sub_account_status(
+        &self,
+        caller: &Caller,
+        mut message: wire::SetSubAccountStatusRequest,
+    ) -> Answer_<wire::SetSubAccountStatusResponse> {
+        let context = rpc::context::write(message.context.take())?;
+        let writer = Writer::of(caller, context, convert::digest(&message));
+        let subaccount_id = convert::id("subaccount_id", message.subaccount_id).map_err(refused)?;
+        let status = convert::subaccount_status(message.status).map_err(refused)?;
+        let reason = convert::text("reason", message.reason).map_err(refused)?;
+        tracing::info!(subaccount_id = %subaccount_id, status = status.name(), reason, "sub-account status asked for");
+        let act = Act::SetStatus {
+            subaccount_id,
+            status,
+        };
+        let answered = self
+            .commit(writer, act)
+            .await?
+            .map_err(|no| convert::status(&no, false))?;
+        let Answer::SubAccount(subaccount) = answered.answer else {
+            return Err(wrong());
+        };
+        let message = wire::SetSubAccountStatusResponse {
+            subaccount: Some(convert::to_subaccount(&subaccount)),
+        };
+        Ok(respond(message, answered.replay))
+    }
+}

@@ -1,0 +1,277 @@
+//! The one writer of money: commands queue up, a group is folded in memory and written in one transaction.
+//!
+//! Natural group commit: while one group is being made durable the next one gathers, so a lone command waits for nobody and a crowd shares one
+//! fsync. Each command of a group is all or nothing on its own. An answer leaves only after its transaction is durable. A group that the
+//! store refuses is tried again command by command, so that one bad apple spoils nobody's write.
+//! Bounds: [`QUEUE_COMMANDS_MAX`] waiting (callers wait beyond), [`GROUP_COMMANDS_MAX`] and [`GROUP_WEIGHT_MAX`] in one transaction.
+
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
+use uuid::Uuid;
+
+use crate::{
+    Error,
+    book::Book,
+    clock::Clock,
+    facts::Fact,
+    fold::{self, Act, Answer, Answered, Command, Outcome},
+    model::Id,
+    outbox,
+    repo::{Group, Store},
+};
+
+pub const QUEUE_COMMANDS_MAX: usize = 4_096;
+pub const GROUP_COMMANDS_MAX: usize = 512;
+/// Operations and hold steps of one transaction, unless a single command has more.
+pub const GROUP_WEIGHT_MAX: usize = 8_192;
+
+/// An event to note as taken, in the transaction of its effect.
+#[derive(Clone, Debug)]
+pub struct Taken {
+    pub consumer: &'static str,
+    pub event_id: Uuid,
+}
+
+struct Job {
+    command: Command,
+    context: rpc::Context,
+    taken: Option<Taken>,
+    reply: oneshot::Sender<Result<Outcome, Error>>,
+}
+
+/// Hands commands to the committer task.
+#[derive(Clone)]
+pub struct Committer {
+    queue: mpsc::Sender<Job>,
+}
+
+impl Committer {
+    /// Spawns the task. It ends when `shutdown` is cancelled and what was queued is written.
+    pub fn spawn(
+        store: Store,
+        clock: Clock,
+        health: rpc::Health,
+        shutdown: CancellationToken,
+    ) -> (Self, tokio::task::JoinHandle<()>) {
+        let (queue, receiver) = mpsc::channel(QUEUE_COMMANDS_MAX);
+        let worker = Worker {
+            store,
+            clock,
+            health,
+        };
+        let span = tracing::info_span!("worker", service_name = "ledger", worker = "committer");
+        let task = tokio::spawn(worker.run(receiver, shutdown).instrument(span));
+        (Committer { queue }, task)
+    }
+
+    /// Folds and commits one command.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] at shutdown, otherwise what the store answered. A refusal is an [`Outcome`], not an error.
+    pub async fn submit(&self, command: Command, context: rpc::Context) -> Result<Outcome, Error> {
+        self.send(command, context, None).await
+    }
+
+    /// As [`Self::submit`], once per event: an event taken before changes nothing, a refused one is not taken.
+    ///
+    /// # Errors
+    /// As [`Self::submit`].
+    pub async fn take(
+        &self,
+        command: Command,
+        context: rpc::Context,
+        taken: Taken,
+    ) -> Result<Outcome, Error> {
+        self.send(command, context, Some(taken)).await
+    }
+
+    async fn send(
+        &self,
+        command: Command,
+        context: rpc::Context,
+        taken: Option<Taken>,
+    ) -> Result<Outcome, Error> {
+        let (reply, answer) = oneshot::channel();
+        let job = Job {
+            command,
+            context,
+            taken,
+            reply,
+        };
+        self.queue.send(job).await.map_err(|_| Error::Closed)?;
+        answer.await.map_err(|_| Error::Closed)?
+    }
+}
+
+struct Worker {
+    store: Store,
+    clock: Clock,
+    health: rpc::Health,
+}
+
+impl Worker {
+    async fn run(self, mut queue: mpsc::Receiver<Job>, shutdown: CancellationToken) {
+        let guard = StopGuard(self.health.clone());
+        loop {
+            let first = tokio::select! {
+                biased;
+                job = queue.recv() => job,
+                () = shutdown.cancelled(), if !queue.is_closed() => {
+                    queue.close();
+                    continue;
+                }
+            };
+            let Some(first) = first else { break };
+            let mut weight = first.command.weight();
+            let mut group = vec![first];
+            // An event is taken or not as a whole, so it has a transaction of its own.
+            while group[0].taken.is_none()
+                && group.len() < GROUP_COMMANDS_MAX
+                && weight < GROUP_WEIGHT_MAX
+            {
+                let Ok(job) = queue.try_recv() else { break };
+                if job.taken.is_some() {
+                    self.commit(std::mem::take(&mut group)).await;
+                    group.push(job);
+                    break;
+                }
+                weight += job.command.weight();
+                group.push(job);
+            }
+            self.commit(group).await;
+        }
+        drop(guard);
+    }
+
+    async fn commit(&self, group: Vec<Job>) {
+        match self.attempt(&group).await {
+            Ok(outcomes) => {
+                self.health.set_ok("store");
+                answer(group, outcomes);
+            }
+            Err(error) if group.len() > 1 => {
+                tracing::warn!(%error, commands = group.len(), "group refused by the store, trying one by one");
+                for job in group {
+                    let one = vec![job];
+                    match self.attempt(&one).await {
+                        Ok(outcomes) => answer(one, outcomes),
+                        Err(error) => self.fail(one, error),
+                    }
+                }
+            }
+            Err(error) => self.fail(group, error),
+        }
+    }
+
+    fn fail(&self, group: Vec<Job>, error: Error) {
+        tracing::error!(%error, "ledger store refused a write");
+        self.health.set_failing("store", "the last write failed");
+        let text = error.to_string();
+        for job in group {
+            let _ = job.reply.send(Err(Error::Commit(text.clone())));
+        }
+    }
+
+    async fn attempt(&self, group: &[Job]) -> Result<Vec<Outcome>, Error> {
+        let mut tx = self.store.begin().await?;
+        if let [
+            Job {
+                taken: Some(taken), ..
+            },
+        ] = group
+            && !tx.accept(taken.consumer, taken.event_id).await?
+        {
+            return Ok(vec![Ok(Answered::new(Answer::Done))]);
+        }
+        let commands: Vec<&Command> = group.iter().map(|job| &job.command).collect();
+        let mut book = tx.load(&commands, self.clock.now_us()).await?;
+        let mut ids = || Id::from(Uuid::now_v7().to_string());
+        let outcomes: Vec<Outcome> = commands
+            .iter()
+            .enumerate()
+            .map(|(index, command)| fold::fold(&mut book, index, command, &mut ids))
+            .collect();
+        if let ([Job { taken: Some(_), .. }], [Err(_)]) = (group, outcomes.as_slice()) {
+            return Ok(outcomes);
+        }
+        let has_chores = commands
+            .iter()
+            .any(|command| matches!(command.act, Act::ForgetParked { .. }));
+        if book.is_clean() && group[0].taken.is_none() && !has_chores {
+            return Ok(outcomes);
+        }
+        write(&mut tx, &book, group).await?;
+        tx.commit().await?;
+        count(&book);
+        Ok(outcomes)
+    }
+}
+
+async fn write(tx: &mut Group, book: &Book, group: &[Job]) -> Result<(), Error> {
+    tx.save(book).await?;
+    for job in group {
+        tx.tidy(&job.command).await?;
+    }
+    let contexts: Vec<&rpc::Context> = group.iter().map(|job| &job.context).collect();
+    tx.append_events(&outbox::events(&book.facts, &contexts, book.now_us))
+        .await
+}
+
+fn answer(group: Vec<Job>, outcomes: Vec<Outcome>) {
+    for (job, outcome) in group.into_iter().zip(outcomes) {
+        // A caller that went away has its answer stored under its key.
+        let _ = job.reply.send(Ok(outcome));
+    }
+}
+
+/// Metrics of specification 1.6, counted when the change is durable.
+fn count(book: &Book) {
+    let operation = |kind: &'static str, status: &'static str| {
+        metrics::counter!("ledger_operations_total", "type" => kind, "status" => status)
+            .increment(1);
+    };
+    for (_, fact) in &book.facts {
+        match fact {
+            Fact::OperationCreated { kind, status, .. } => operation(kind.name(), status.name()),
+            Fact::StatusChanged {
+                operation_id, new, ..
+            } => {
+                if let Some(row) = book.operations.get(operation_id) {
+                    operation(row.terms.kind.name(), new.name());
+                }
+            }
+            Fact::PostingCreated { .. } => metrics::counter!("ledger_postings_total").increment(1),
+            _ => {}
+        }
+    }
+    let mut opened = 0_i32;
+    for change in book.holds.changes() {
+        let was = change.before.is_some_and(|hold| hold.is_active());
+        let is = change.after.is_some_and(|hold| hold.is_active());
+        opened += i32::from(is) - i32::from(was);
+    }
+    metrics::gauge!("ledger_holds_total").increment(f64::from(opened));
+}
+
+impl Command {
+    fn weight(&self) -> usize {
+        match &self.act {
+            Act::Post(batch) => batch.operations.len() + batch.steps.len(),
+            Act::Finalize { targets, .. } => targets.len(),
+            _ => 1,
+        }
+    }
+}
+
+/// A committer that stops outside a shutdown is an assertion that failed: nothing is written any more, and health says so.
+struct StopGuard(rpc::Health);
+
+impl Drop for StopGuard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0
+                .set_failing("committer", "stopped by a failed assertion");
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! What other services' events do to the ledger (specification 6.6): users, confirmed CFA operations, receipts.
+//!
+//! Each event is taken once, in the transaction of its effect. What it asks is idempotent besides: operations are keyed by the CFA
+//! operation, finality of an unknown operation is parked. A refusal that waiting cannot mend goes to the dead-letter topic at once, so that
+//! nothing queues up behind it.
+
+use std::sync::Arc;
+
+use events::{Event, HandlerResult, Poison, topics};
+use prost::Message;
+use proto::{
+    cfa::v1 as cfa, chain::v1 as chain, common::v1::RequestContext, convert,
+    identity::v1 as identity,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    committer::{Committer, Taken},
+    fold::{Act, Batch, Command, NewOperation, NewPosting, Target},
+    model::{Amount, Id, OperationType},
+    names,
+    refusal::Refusal,
+};
+
+const IDENTITY: &str = "ledger.identity";
+const CFA: &str = "ledger.cfa";
+const CHAIN: &str = "ledger.chain";
+
+/// Spawns one consumer per topic.
+pub fn spawn(
+    log: &Arc<dyn events::Log>,
+    committer: &Committer,
+    tasks: &TaskTracker,
+    shutdown: &CancellationToken,
+) {
+    for (group, topic) in [
+        (IDENTITY, topics::IDENTITY),
+        (CFA, topics::CFA),
+        (CHAIN, topics::CHAIN),
+    ] {
+        let (log, shutdown) = (log.clone(), shutdown.clone());
+        let committer = committer.clone();
+        tasks.spawn(async move {
+            let handler = move |event: Event| {
+                let committer = committer.clone();
+                async move { handle(&committer, group, event).await }
+            };
+            if let Err(error) = events::consume(log, group, &[topic], handler, shutdown).await {
+                tracing::error!(%error, topic, "events cannot be consumed");
+            }
+        });
+    }
+}
+
+async fn handle(committer: &Committer, consumer: &'static str, event: Event) -> HandlerResult {
+    let Some((act, context)) = effect(&event)? else {
+        return Ok(());
+    };
+    let mut context = rpc::context::read(context);
+    if !event.correlation_id.is_empty() {
+        context.correlation_id.clone_from(&event.correlation_id);
+    }
+    let command = Command {
+        act,
+        key: None,
+        is_service: true,
+    };
+    let taken = Taken {
+        consumer,
+        event_id: event.id,
+    };
+    match committer.take(command, context, taken).await? {
+        Ok(_) => Ok(()),
+        // The instrument's registration is on its way.
+        Err(refused) if refused.refusal == Refusal::InstrumentNotFound => {
+            Err(refused.refusal.to_string().into())
+        }
+        Err(refused) => {
+            tracing::error!(event_type = event.type_name, refusal = %refused.refusal, "event refused by the ledger");
+            Err(Poison(refused.refusal.to_string()).into())
+        }
+    }
+}
+
+type Effect = Option<(Act, Option<RequestContext>)>;
+
+fn read<M: Message + Default>(event: &Event) -> Result<M, Poison> {
+    M::decode(event.payload.as_slice())
+        .map_err(|error| Poison(format!("payload is no {}: {error}", event.type_name)))
+}
+
+fn required(field: &str, text: String) -> Result<Id, Poison> {
+    if text.is_empty() {
+        return Err(Poison(format!("{field} is empty")));
+    }
+    Ok(text.into())
+}
+
+fn hash(text: &str) -> Option<Id> {
+    (!text.is_empty()).then(|| text.to_ascii_lowercase().into())
+}
+
+/// What an event asks for; `None` for one that the ledger has no business with.
+fn effect(event: &Event) -> Result<Effect, Poison> {
+    let name = event.short_type();
+    Ok(match name.strip_suffix("Event").unwrap_or(name) {
+        "UserCreated" => {
+            let user: identity::UserCreatedEvent = read(event)?;
+            let user_id = required("user_id", user.user_id)?;
+            Some((Act::CreateUser { user_id }, user.context))
+        }
+        "UserBlocked" => {
+            let user: identity::UserBlockedEvent = read(event)?;
+            let user_id = required("user_id", user.user_id)?;
+            Some((
+                Act::BlockUser {
+                    user_id,
+                    blocked: true,
+                },
+                user.context,
+            ))
+        }
+        "UserUnblocked" => {
+            let user: identity::UserUnblockedEvent = read(event)?;
+            let user_id = required("user_id", user.user_id)?;
+            Some((
+                Act::BlockUser {
+                    user_id,
+                    blocked: false,
+                },
+                user.context,
+            ))
+        }
+        "InstrumentRegistered" => {
+            let instrument: cfa::InstrumentRegisteredEvent = read(event)?;
+            let decimals = u8::try_from(instrument.decimals)
+                .map_err(|_| Poison("decimals past 18".to_owned()))?;
+            let instrument_id = required("instrument_id", instrument.instrument_id)?;
+            Some((
+                Act::LearnScale {
+                    instrument_id,
+                    decimals,
+                },
+                instrument.context,
+            ))
+        }
+        "CfaIssued" => issued(read(event)?)?,
+        "CfaRedeemed" => {
+            let redeemed: cfa::CfaRedeemedEvent = read(event)?;
+            Some(confirmed(
+                OperationType::Redemption,
+                redeemed.operation_id,
+                &redeemed.tx_hash,
+                redeemed.context,
+            )?)
+        }
+        "CfaTransferred" => transferred(read(event)?)?,
+        "TransactionReceiptReady" => {
+            let receipt: chain::TransactionReceiptReadyEvent = read(event)?;
+            let reverted = match chain::ReceiptStatus::try_from(receipt.status) {
+                Ok(chain::ReceiptStatus::Success) => false,
+                Ok(chain::ReceiptStatus::Reverted) => true,
+                _ => return Err(Poison("receipt has no status".to_owned())),
+            };
+            let tx_hash = required("tx_hash", receipt.tx_hash.to_ascii_lowercase())?;
+            Some((Act::Receipt { tx_hash, reverted }, receipt.context))
+        }
+        // BlockRead may start a reconciliation; every operation above is confirmed by its own event already.
+        _ => None,
+    })
+}
+
+/// An operation that another service posted is final.
+fn confirmed(
+    kind: OperationType,
+    operation_id: String,
+    tx_hash: &str,
+    context: Option<RequestContext>,
+) -> Result<(Act, Option<RequestContext>), Poison> {
+    let external_ref = required("operation_id", operation_id)?;
+    let act = Act::Confirm {
+        targets: vec![Target::Reference { kind, external_ref }],
+        tx_hash: hash(tx_hash),
+    };
+    Ok((act, context))
+}
+
+/// CFA-RUB: the deposit is posted now (D21). Anything else was posted by the CFA service and is final now.
+fn issued(event: cfa::CfaIssuedEvent) -> Result<Effect, Poison> {
+    if event.instrument_id != names::CFA_RUB {
+        return confirmed(
+            OperationType::Issuance,
+            event.operation_id,
+            &event.tx_hash,
+            event.context,
+        )
+        .map(Some);
+    }
+    let posting = NewPosting {
+        debit_subaccount_id: names::reserve(names::CFA_RUB).into(),
+        credit_subaccount_id: names::of_user(&event.holder_id, names::CFA_RUB).into(),
+        amount: amount(event.amount.as_ref(), names::CFA_RUB)?,
+        hold_id: None,
+        unsettled: false,
+    };
+    let operation = final_operation(
+        OperationType::Deposit,
+        required("holder_id", event.holder_id)?,
+        event.operation_id,
+        &event.tx_hash,
+        posting,
+    )?;
+    Ok(Some((post(operation), event.context)))
+}
+
+/// With a trade: its operations exist and are final now (T11). Without: final, or posted now if nobody did.
+fn transferred(event: cfa::CfaTransferredEvent) -> Result<Effect, Poison> {
+    let from = required("from_user_id", event.from_user_id)?;
+    let to = required("to_user_id", event.to_user_id)?;
+    if !event.trade_id.is_empty() {
+        let target = |user_id: &Id, suffix: &str| Target::Key {
+            user_id: user_id.clone(),
+            key: format!("{}{suffix}", event.trade_id).into(),
+        };
+        let targets = vec![target(&to, ""), target(&from, ":sell"), target(&to, ":fee")];
+        let tx_hash = hash(&event.tx_hash);
+        return Ok(Some((Act::Confirm { targets, tx_hash }, event.context)));
+    }
+    let posting = NewPosting {
+        debit_subaccount_id: names::of_user(&from, &event.instrument_id).into(),
+        credit_subaccount_id: names::of_user(&to, &event.instrument_id).into(),
+        amount: amount(event.amount.as_ref(), &event.instrument_id)?,
+        hold_id: None,
+        unsettled: false,
+    };
+    let operation = final_operation(
+        OperationType::P2pTransfer,
+        from,
+        event.operation_id,
+        &event.tx_hash,
+        posting,
+    )?;
+    Ok(Some((post(operation), event.context)))
+}
+
+fn amount(
+    value: Option<&proto::common::v1::MonetaryAmount>,
+    instrument_id: &str,
+) -> Result<Amount, Poison> {
+    let (_, value) =
+        convert::monetary_amount(value).map_err(|error| Poison(format!("amount {error}")))?;
+    Ok(Amount {
+        instrument_id: instrument_id.into(),
+        value,
+    })
+}
+
+/// An operation of the chain, keyed by the CFA operation.
+fn final_operation(
+    kind: OperationType,
+    user_id: Id,
+    operation_id: String,
+    tx_hash: &str,
+    posting: NewPosting,
+) -> Result<NewOperation, Poison> {
+    let external_ref = required("operation_id", operation_id)?;
+    Ok(NewOperation {
+        operation_id: None,
+        kind,
+        user_id,
+        idempotency_key: external_ref.clone(),
+        external_ref: Some(external_ref),
+        tx_hash: hash(tx_hash),
+        awaits_chain: false,
+        postings: vec![posting],
+        digest: 0,
+        is_final: true,
+    })
+}
+
+fn post(operation: NewOperation) -> Act {
+    Act::Post(Batch {
+        operations: vec![Ok(operation)],
+        from_event: true,
+        ..Batch::default()
+    })
+}

@@ -1,0 +1,53 @@
+//! What happened, in the ledger's own words; `outbox.rs` turns each into an event of specification 6.5.
+
+use types::Decimal;
+
+use crate::model::{Id, OperationStatus, OperationType, Units};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fact {
+    OperationCreated {
+        operation_id: Id,
+        kind: OperationType,
+        user_id: Id,
+        /// Amount of the first posting.
+        amount: Units,
+        /// As it starts.
+        status: OperationStatus,
+    },
+    PostingCreated {
+        posting_id: Id,
+        operation_id: Id,
+        debit_subaccount_id: Id,
+        credit_subaccount_id: Id,
+        amount: Units,
+    },
+    StatusChanged {
+        operation_id: Id,
+        old: OperationStatus,
+        new: OperationStatus,
+        reason: String,
+    },
+    /// One per side of a posting, so that old and new form a gapless chain per sub-account (R231).
+    BalanceUpdated {
+        subaccount_id: Id,
+        old: Decimal,
+        new: Decimal,
+        operation_id: Id,
+    },
+    HoldCreated {
+        hold_id: Id,
+        subaccount_id: Id,
+        amount: Units,
+        reason: String,
+    },
+    HoldReleased {
+        hold_id: Id,
+        subaccount_id: Id,
+        reason: String,
+    },
+    HoldConsumed {
+        hold_id: Id,
+        subaccount_id: Id,
+    },
+}

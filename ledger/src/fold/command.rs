@@ -1,0 +1,328 @@
+//! What can be asked of the ledger, and what it answers.
+
+use crate::{
+    model::{Amount, Hold, Id, Operation, OperationType, Posting, SubAccount, SubAccountStatus},
+    refusal::{Position, Refusal, Refused},
+};
+
+/// One write, with who asks.
+#[derive(Debug)]
+pub struct Command {
+    pub act: Act,
+    /// `None` for work that is idempotent by nature (consumed events, sweepers).
+    pub key: Option<CallKey>,
+    /// The caller is a service: the market's holds are open to it (`design.md` 4).
+    pub is_service: bool,
+}
+
+#[derive(Debug)]
+pub struct CallKey {
+    pub key: Id,
+    /// On whose behalf the caller acts.
+    pub user_id: Id,
+    /// Fingerprint of the request without its context.
+    pub digest: i64,
+}
+
+#[derive(Debug)]
+pub enum Act {
+    Post(Batch),
+    CreateHold(NewHold),
+    ReleaseHold {
+        hold_id: Id,
+        reason: String,
+    },
+    ConsumeHold {
+        hold_id: Id,
+        /// `None`: whatever remains (T03).
+        amount: Option<Amount>,
+        operation_kind: OperationType,
+        external_ref: Option<Id>,
+    },
+    AdjustHold {
+        hold_id: Id,
+        remaining: Amount,
+    },
+    /// Holds that the sweeper found past their expiry.
+    ExpireHolds(Vec<Id>),
+    /// Somebody who knows says final: an unknown operation or an illegal move is refused.
+    Finalize {
+        targets: Vec<Target>,
+        tx_hash: Option<Id>,
+    },
+    /// An event says final: an unknown operation is remembered until it appears.
+    Confirm {
+        targets: Vec<Target>,
+        tx_hash: Option<Id>,
+    },
+    /// A receipt arrived for whatever operations carry this hash (R220, T30).
+    Receipt {
+        tx_hash: Id,
+        reverted: bool,
+    },
+    Reverse {
+        operation_id: Id,
+        reason: String,
+    },
+    SetStatus {
+        subaccount_id: Id,
+        status: SubAccountStatus,
+    },
+    CreateUser {
+        user_id: Id,
+    },
+    BlockUser {
+        user_id: Id,
+        blocked: bool,
+    },
+    LearnScale {
+        instrument_id: Id,
+        decimals: u8,
+    },
+    /// Drops news about operations that never came; done by the store alone.
+    ForgetParked {
+        before_us: i64,
+    },
+}
+
+/// Names an operation without its id.
+#[derive(Clone, Debug)]
+pub enum Target {
+    Id(Id),
+    /// Made by CreateOperation(s) for this user and key.
+    Key {
+        user_id: Id,
+        key: Id,
+    },
+    Reference {
+        kind: OperationType,
+        external_ref: Id,
+    },
+}
+
+/// Operations and movements of reserved money, executed in order in one transaction.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// CreateOperation: one operation, and its key is the call's.
+    pub single: bool,
+    /// A malformed operation is refused at its place.
+    pub operations: Vec<Result<NewOperation, Refusal>>,
+    pub steps: Vec<Result<Step, Refusal>>,
+    /// Each operation stands alone; otherwise the first refusal refuses all.
+    pub independent: bool,
+    pub source: Option<Source>,
+    /// Decimals of instruments that may be new.
+    pub scales: Vec<(Id, u8)>,
+    /// Posted because an event told of it: an operation that has the reference already is only confirmed (T11).
+    pub from_event: bool,
+}
+
+/// The log a batch was derived from, and the sequences it covers.
+#[derive(Clone, Debug)]
+pub struct Source {
+    pub name: Id,
+    pub first_sequence: u64,
+    pub through_sequence: u64,
+}
+
+#[derive(Clone, Debug)]
+pub struct NewOperation {
+    /// `None`: made by the ledger.
+    pub operation_id: Option<Id>,
+    pub kind: OperationType,
+    pub user_id: Id,
+    pub idempotency_key: Id,
+    pub external_ref: Option<Id>,
+    pub tx_hash: Option<Id>,
+    pub awaits_chain: bool,
+    pub postings: Vec<NewPosting>,
+    pub digest: i64,
+    /// The chain has confirmed it already (an event told us of it).
+    pub is_final: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct NewPosting {
+    pub debit_subaccount_id: Id,
+    pub credit_subaccount_id: Id,
+    pub amount: Amount,
+    /// The debit is paid out of this hold.
+    pub hold_id: Option<Id>,
+    /// The credit cannot be spent before the operation is final.
+    pub unsettled: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct NewHold {
+    /// `None`: made by the ledger.
+    pub hold_id: Option<Id>,
+    pub subaccount_id: Id,
+    pub amount: Amount,
+    pub reason: String,
+    pub owner: String,
+    pub destination_subaccount_id: Option<Id>,
+    pub expires_at_us: Option<i64>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// Executed before the operation of this index; past the last one: after all.
+    pub before_operation: usize,
+    pub kind: StepKind,
+}
+
+#[derive(Clone, Debug)]
+pub enum StepKind {
+    Open(NewHold),
+    Split {
+        parent_hold_id: Id,
+        hold_id: Id,
+        amount: Amount,
+        reason: String,
+    },
+    Grow {
+        hold_id: Id,
+        amount: Amount,
+    },
+    Return {
+        hold_id: Id,
+        amount: Option<Amount>,
+        reason: String,
+    },
+    Shrink {
+        hold_id: Id,
+        amount: Option<Amount>,
+        reason: String,
+    },
+}
+
+/// Whether an answer is new.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replay {
+    No,
+    Same,
+    /// The key came back with another content; the stored answer stands all the same.
+    Different,
+}
+
+impl Replay {
+    pub fn of(is_same: bool) -> Self {
+        if is_same {
+            Replay::Same
+        } else {
+            Replay::Different
+        }
+    }
+}
+
+/// An operation with its postings.
+#[derive(Clone, Debug)]
+pub struct Posted {
+    pub operation: Operation,
+    pub postings: Vec<Posting>,
+    pub replay: Replay,
+}
+
+#[derive(Debug)]
+pub enum Answer {
+    /// One outcome per operation, in order.
+    Batch {
+        outcomes: Vec<Result<Posted, Refusal>>,
+    },
+    Hold {
+        hold: Hold,
+        operation: Option<Posted>,
+    },
+    Finalized {
+        moved: u32,
+    },
+    SubAccount(SubAccount),
+    Done,
+}
+
+#[derive(Debug)]
+pub struct Answered {
+    pub answer: Answer,
+    pub replay: Replay,
+}
+
+impl Answered {
+    pub fn new(answer: Answer) -> Self {
+        Answered {
+            answer,
+            replay: Replay::No,
+        }
+    }
+}
+
+/// What is kept for a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredAnswer {
+    pub digest: i64,
+    pub outcome: StoredOutcome,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoredOutcome {
+    Refused {
+        reason: String,
+        at: Option<Position>,
+    },
+    /// The hold as it was answered, not as it is now.
+    Hold {
+        hold: Hold,
+        operation_id: Option<Id>,
+    },
+    /// Operation id or reason of refusal, per index.
+    Batch(Vec<Result<Id, String>>),
+    SubAccount(Id),
+}
+
+impl StoredAnswer {
+    pub fn refused(refused: &Refused, digest: i64) -> Self {
+        StoredAnswer {
+            digest,
+            outcome: StoredOutcome::Refused {
+                reason: refused.refusal.reason().to_owned(),
+                at: refused.at,
+            },
+        }
+    }
+}
+
+impl Command {
+    pub fn digest(&self) -> i64 {
+        self.key.as_ref().map_or(0, |key| key.digest)
+    }
+
+    /// What to keep of an answer. Operations of a single call are found by their own key, so that nothing more is stored for them.
+    pub(super) fn to_store(&self, answered: &Answered) -> Option<StoredAnswer> {
+        let outcome = match (&self.act, &answered.answer) {
+            (Act::Post(batch), _) if batch.single => return None,
+            (Act::Reverse { .. }, _) => return None,
+            (_, Answer::Batch { outcomes }) => StoredOutcome::Batch(
+                outcomes
+                    .iter()
+                    .map(|outcome| match outcome {
+                        Ok(posted) => Ok(posted.operation.terms.operation_id.clone()),
+                        Err(refusal) => Err(refusal.reason().to_owned()),
+                    })
+                    .collect(),
+            ),
+            (_, Answer::Hold { hold, operation }) => StoredOutcome::Hold {
+                hold: hold.clone(),
+                operation_id: operation
+                    .as_ref()
+                    .map(|posted| posted.operation.terms.operation_id.clone()),
+            },
+            (_, Answer::SubAccount(subaccount)) => {
+                StoredOutcome::SubAccount(subaccount.terms.subaccount_id.clone())
+            }
+            (_, Answer::Finalized { .. } | Answer::Done) => return None,
+        };
+        Some(StoredAnswer {
+            digest: self.digest(),
+            outcome,
+        })
+    }
+}

@@ -1,0 +1,600 @@
+//! Life of a hold (3.3, D11, T03, T04, T10, T31; `design.md` 4).
+//!
+//! What a child does not use goes back to its parent while that lives, never straight to available. A hold emptied by consumption is CONSUMED;
+//! a child emptied so may be grown again by its parent while its order lives. Steps that ask for "whatever remains" of a hold that has
+//! ended do nothing, so that a batch derived from a log is never stuck on them.
+
+use std::sync::Arc;
+
+use types::Minor;
+
+use super::{
+    Act, Answer, Answered, Command, Ids, NewHold, NewOperation, NewPosting, Outcome, StepKind,
+    accounts, operations,
+};
+use crate::{
+    book::Book,
+    facts::Fact,
+    model::{Amount, Hold, HoldStatus, HoldTerms, Id, Scope, SubAccount, SubAccountStatus},
+    names::SubAccountName,
+    refusal::Refusal,
+};
+
+/// Owner of trading holds and their children.
+pub const OWNER_MARKET: &str = "market";
+
+/// Expires what the command is about to touch. This stays, whatever becomes of the command (T31).
+pub fn expire_touched(book: &mut Book, command: &Command) {
+    book.expired_now.clear();
+    if matches!(command.act, Act::ExpireHolds(_)) {
+        return;
+    }
+    let mut touched = Vec::new();
+    command.each_hold(&mut |hold_id| touched.push(hold_id.clone()));
+    for hold_id in touched {
+        let Some(hold) = book.holds.get(&hold_id) else {
+            continue;
+        };
+        let is_untold = hold.status == HoldStatus::Expired && !hold.expiry_told;
+        if hold.is_due(book.now_us) {
+            let hold = hold.clone();
+            expire(book, hold, true);
+        } else if is_untold {
+            let told = Hold {
+                expiry_told: true,
+                ..hold.clone()
+            };
+            put(book, told);
+        } else {
+            continue;
+        }
+        book.expired_now.push(hold_id);
+    }
+}
+
+/// Expires every hold of the list that is due.
+pub fn sweep(book: &mut Book, hold_ids: &[Id]) {
+    for hold_id in hold_ids {
+        if let Some(hold) = book
+            .holds
+            .get(hold_id)
+            .filter(|hold| hold.is_due(book.now_us))
+        {
+            let hold = hold.clone();
+            expire(book, hold, false);
+        }
+    }
+}
+
+fn expire(book: &mut Book, mut hold: Hold, told: bool) {
+    let rest = hold.remaining;
+    hold.released += rest;
+    hold.remaining = Minor::ZERO;
+    hold.status = HoldStatus::Expired;
+    hold.expiry_told = told;
+    give_back(book, &hold, rest);
+    book.tell(Fact::HoldReleased {
+        hold_id: hold.terms.hold_id.clone(),
+        subaccount_id: hold.terms.subaccount_id.clone(),
+        reason: "Expired".to_owned(),
+    });
+    put(book, hold);
+}
+
+/// CreateHold. A given id that exists is the same request again.
+pub fn create(book: &mut Book, command: &Command, new: &NewHold, ids: Ids) -> Outcome {
+    if let Some(stored) = new.hold_id.as_ref().and_then(|id| book.holds.get(id)) {
+        if stored.terms.subaccount_id != new.subaccount_id {
+            return Err(Refusal::HoldExists.into());
+        }
+        return Ok(Answered {
+            answer: Answer::Hold {
+                hold: stored.clone(),
+                operation: None,
+            },
+            replay: super::Replay::Same,
+        });
+    }
+    let hold = open(book, command, new, ids)?;
+    Ok(Answered::new(Answer::Hold {
+        hold,
+        operation: None,
+    }))
+}
+
+fn open(book: &mut Book, command: &Command, new: &NewHold, ids: Ids) -> Result<Hold, Refusal> {
+    if new.owner == OWNER_MARKET && !command.is_service {
+        return Err(Refusal::invalid("hold.owner", "is reserved for services"));
+    }
+    let hold_id = new.hold_id.clone().unwrap_or_else(|| ids());
+    if book.holds.get(&hold_id).is_some() {
+        return Err(Refusal::HoldExists);
+    }
+    let subaccount = accounts::to_debit(book, &new.subaccount_id)?;
+    let amount = minor_of(&subaccount, &new.amount, "hold.amount")?;
+    if let Some(destination) = &new.destination_subaccount_id {
+        let same = SubAccountName::parse(destination)
+            .is_some_and(|name| *name.instrument_id == *subaccount.terms.instrument_id);
+        if !same || *destination == new.subaccount_id {
+            return Err(Refusal::invalid(
+                "hold.destination_subaccount_id",
+                "must be another sub-account of the same instrument",
+            ));
+        }
+    }
+    let terms = HoldTerms {
+        hold_id,
+        subaccount_id: new.subaccount_id.clone(),
+        user_id: subaccount.terms.user_id.clone(),
+        instrument_id: subaccount.terms.instrument_id.clone(),
+        decimals: subaccount.terms.decimals,
+        reason: new.reason.clone(),
+        owner: new.owner.clone(),
+        parent_hold_id: None,
+        destination_subaccount_id: new.destination_subaccount_id.clone(),
+        expires_at_us: new.expires_at_us,
+        created_at_us: book.now_us,
+    };
+    take(book, subaccount, amount)?;
+    Ok(begin(book, terms, amount))
+}
+
+/// Writes a new ACTIVE hold and tells of it.
+fn begin(book: &mut Book, terms: HoldTerms, amount: Minor) -> Hold {
+    let hold = Hold {
+        terms: Arc::new(terms),
+        amount,
+        remaining: amount,
+        added: Minor::ZERO,
+        split_off: Minor::ZERO,
+        consumed: Minor::ZERO,
+        released: Minor::ZERO,
+        returned: Minor::ZERO,
+        status: HoldStatus::Active,
+        expiry_told: false,
+        updated_at_us: book.now_us,
+    };
+    book.tell(Fact::HoldCreated {
+        hold_id: hold.terms.hold_id.clone(),
+        subaccount_id: hold.terms.subaccount_id.clone(),
+        amount: hold.units(amount),
+        reason: hold.terms.reason.clone(),
+    });
+    put(book, hold.clone());
+    hold
+}
+
+/// ReleaseHold: ACTIVE -> RELEASED, whatever was used before (D11).
+pub fn release(book: &mut Book, command: &Command, hold_id: &Id, reason: &str) -> Outcome {
+    let hold = usable(book, command, hold_id)?;
+    let rest = hold.remaining;
+    let hold = let_go(book, hold, rest, Some((HoldStatus::Released, reason)));
+    Ok(Answered::new(Answer::Hold {
+        hold,
+        operation: None,
+    }))
+}
+
+/// ConsumeHold: all or part (T03). With a destination the posting is written in the same transaction (T10).
+pub fn consume(book: &mut Book, command: &Command, ids: Ids) -> Outcome {
+    let Act::ConsumeHold {
+        hold_id,
+        amount,
+        operation_kind,
+        external_ref,
+    } = &command.act
+    else {
+        unreachable!("called for ConsumeHold only");
+    };
+    let hold = usable(book, command, hold_id)?;
+    let amount = match amount {
+        Some(amount) => minor_of_hold(&hold, amount, "amount")?,
+        None => hold.remaining,
+    };
+    if amount > hold.remaining {
+        return Err(Refusal::HoldAmountExceeded.into());
+    }
+    let mut operation = None;
+    match &hold.terms.destination_subaccount_id {
+        Some(destination) if !amount.is_zero() => {
+            let units = hold.units(amount);
+            let new = NewOperation {
+                operation_id: None,
+                kind: *operation_kind,
+                user_id: hold.terms.user_id.clone(),
+                idempotency_key: command
+                    .key
+                    .as_ref()
+                    .map_or_else(|| hold_id.clone(), |key| key.key.clone()),
+                external_ref: external_ref.clone(),
+                tx_hash: None,
+                awaits_chain: false,
+                postings: vec![NewPosting {
+                    debit_subaccount_id: hold.terms.subaccount_id.clone(),
+                    credit_subaccount_id: destination.clone(),
+                    amount: Amount {
+                        value: units.decimal(),
+                        instrument_id: units.instrument_id,
+                    },
+                    hold_id: Some(hold_id.clone()),
+                    unsettled: false,
+                }],
+                digest: command.digest(),
+                is_final: false,
+            };
+            operation = Some(operations::create(
+                book,
+                command,
+                Scope::Consume,
+                &new,
+                ids,
+            )?);
+        }
+        _ => {
+            let mut subaccount = subaccount_of(book, &hold);
+            subaccount.held -= amount;
+            accounts::put(book, subaccount);
+            draw(book, hold, amount);
+        }
+    }
+    let hold = book
+        .holds
+        .get(hold_id)
+        .cloned()
+        .ok_or(Refusal::HoldNotFound)?;
+    Ok(Answered::new(Answer::Hold { hold, operation }))
+}
+
+/// Takes `amount` out of a hold for good; the sub-account's figures are the caller's business.
+pub fn draw(book: &mut Book, mut hold: Hold, amount: Minor) {
+    hold.remaining -= amount;
+    hold.consumed += amount;
+    if hold.remaining.is_zero() {
+        hold.status = HoldStatus::Consumed;
+        book.tell(Fact::HoldConsumed {
+            hold_id: hold.terms.hold_id.clone(),
+            subaccount_id: hold.terms.subaccount_id.clone(),
+        });
+    }
+    put(book, hold);
+}
+
+/// AdjustHold: `remaining` is what shall stay reserved.
+pub fn adjust(book: &mut Book, command: &Command, hold_id: &Id, remaining: &Amount) -> Outcome {
+    let hold = usable(book, command, hold_id)?;
+    let target = scaled_of_hold(&hold, remaining, "remaining_amount")?;
+    if target.is_negative() {
+        return Err(Refusal::invalid("remaining_amount.amount", "must not be negative").into());
+    }
+    let hold = if target > hold.remaining {
+        let growth = target - hold.remaining;
+        grow(book, hold, growth)?
+    } else {
+        let surplus = hold.remaining - target;
+        let_go(book, hold, surplus, None)
+    };
+    Ok(Answered::new(Answer::Hold {
+        hold,
+        operation: None,
+    }))
+}
+
+/// Executes one step of a batch.
+pub fn step(book: &mut Book, command: &Command, step: &StepKind, ids: Ids) -> Result<(), Refusal> {
+    match step {
+        StepKind::Open(new) => {
+            open(book, command, new, ids)?;
+        }
+        StepKind::Split {
+            parent_hold_id,
+            hold_id,
+            amount,
+            reason,
+        } => {
+            let parent = usable(book, command, parent_hold_id)?;
+            let amount = minor_of_hold(&parent, amount, "split.amount")?;
+            split(book, parent, hold_id, amount, reason)?;
+        }
+        StepKind::Grow { hold_id, amount } => {
+            let hold = book.holds.get(hold_id).ok_or(Refusal::HoldNotFound)?;
+            let is_emptied_child =
+                hold.status == HoldStatus::Consumed && hold.terms.parent_hold_id.is_some();
+            let hold = if is_emptied_child {
+                owned(hold.clone(), command)?
+            } else {
+                usable(book, command, hold_id)?
+            };
+            let amount = minor_of_hold(&hold, amount, "grow.amount")?;
+            grow(book, hold, amount)?;
+        }
+        StepKind::Return {
+            hold_id,
+            amount,
+            reason,
+        } => {
+            let Some((hold, amount)) = what_remains(
+                book,
+                command,
+                hold_id,
+                amount.as_ref(),
+                "return_to_parent.amount",
+            )?
+            else {
+                return Ok(());
+            };
+            if hold.terms.parent_hold_id.is_none() {
+                return Err(Refusal::invalid(
+                    "return_to_parent.hold_id",
+                    "is a hold without parent",
+                ));
+            }
+            let end = if hold.consumed.is_zero() {
+                HoldStatus::Released
+            } else {
+                HoldStatus::Consumed
+            };
+            let ends = amount == hold.remaining;
+            let_go(book, hold, amount, ends.then_some((end, reason.as_str())));
+        }
+        StepKind::Shrink {
+            hold_id,
+            amount,
+            reason,
+        } => {
+            let ends = amount.is_none();
+            let Some((hold, amount)) =
+                what_remains(book, command, hold_id, amount.as_ref(), "shrink.amount")?
+            else {
+                return Ok(());
+            };
+            let_go(
+                book,
+                hold,
+                amount,
+                ends.then_some((HoldStatus::Released, reason.as_str())),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The hold and how much of it a step gives back; `None` when it ended before and the step asked for whatever remains.
+fn what_remains(
+    book: &Book,
+    command: &Command,
+    hold_id: &Id,
+    amount: Option<&Amount>,
+    field: &str,
+) -> Result<Option<(Hold, Minor)>, Refusal> {
+    let ended = book
+        .holds
+        .get(hold_id)
+        .is_some_and(|hold| matches!(hold.status, HoldStatus::Consumed | HoldStatus::Released));
+    if ended && amount.is_none() {
+        return Ok(None);
+    }
+    let hold = usable(book, command, hold_id)?;
+    let amount = match amount {
+        Some(amount) => minor_of_hold(&hold, amount, field)?,
+        None => hold.remaining,
+    };
+    if amount > hold.remaining {
+        return Err(Refusal::HoldAmountExceeded);
+    }
+    Ok(Some((hold, amount)))
+}
+
+fn split(
+    book: &mut Book,
+    mut parent: Hold,
+    hold_id: &Id,
+    amount: Minor,
+    reason: &str,
+) -> Result<(), Refusal> {
+    if book.holds.get(hold_id).is_some() {
+        return Err(Refusal::HoldExists);
+    }
+    if amount > parent.remaining {
+        return Err(Refusal::HoldAmountExceeded);
+    }
+    parent.remaining -= amount;
+    parent.split_off += amount;
+    let of = &parent.terms;
+    let terms = HoldTerms {
+        hold_id: hold_id.clone(),
+        subaccount_id: of.subaccount_id.clone(),
+        user_id: of.user_id.clone(),
+        instrument_id: of.instrument_id.clone(),
+        decimals: of.decimals,
+        reason: reason.to_owned(),
+        owner: of.owner.clone(),
+        parent_hold_id: Some(of.hold_id.clone()),
+        destination_subaccount_id: None,
+        expires_at_us: of.expires_at_us,
+        created_at_us: book.now_us,
+    };
+    put(book, parent);
+    begin(book, terms, amount);
+    Ok(())
+}
+
+/// Grows a hold out of its parent's remainder, or out of available money when it has none.
+fn grow(book: &mut Book, mut hold: Hold, amount: Minor) -> Result<Hold, Refusal> {
+    match &hold.terms.parent_hold_id {
+        Some(parent_id) => {
+            let mut parent = book
+                .holds
+                .get(parent_id)
+                .cloned()
+                .ok_or(Refusal::HoldNotFound)?;
+            if !parent.is_active() {
+                return Err(Refusal::HoldNotActive);
+            }
+            if amount > parent.remaining {
+                return Err(Refusal::HoldAmountExceeded);
+            }
+            parent.remaining -= amount;
+            parent.split_off += amount;
+            put(book, parent);
+        }
+        None => {
+            let subaccount = subaccount_of(book, &hold);
+            take(book, subaccount, amount)?;
+        }
+    }
+    hold.amount = hold
+        .amount
+        .checked_add(amount)
+        .ok_or_else(|| Refusal::invalid("amount", "is out of range"))?;
+    hold.added += amount;
+    hold.remaining += amount;
+    hold.status = HoldStatus::Active;
+    put(book, hold.clone());
+    Ok(hold)
+}
+
+/// Moves available money under a hold.
+fn take(book: &mut Book, mut subaccount: SubAccount, amount: Minor) -> Result<(), Refusal> {
+    match subaccount.status() {
+        SubAccountStatus::Active => {}
+        SubAccountStatus::Frozen => return Err(Refusal::SubAccountFrozen),
+        SubAccountStatus::Closed => return Err(Refusal::SubAccountClosed),
+    }
+    if amount > subaccount.available() {
+        return Err(accounts::shortage(&subaccount));
+    }
+    subaccount.held += amount;
+    accounts::put(book, subaccount);
+    Ok(())
+}
+
+/// Gives `amount` of a hold back, and ends the hold when asked to.
+fn let_go(book: &mut Book, mut hold: Hold, amount: Minor, end: Option<(HoldStatus, &str)>) -> Hold {
+    hold.remaining -= amount;
+    hold.released += amount;
+    give_back(book, &hold, amount);
+    if let Some((status, reason)) = end {
+        hold.status = status;
+        let (hold_id, subaccount_id) =
+            (hold.terms.hold_id.clone(), hold.terms.subaccount_id.clone());
+        book.tell(match status {
+            HoldStatus::Consumed => Fact::HoldConsumed {
+                hold_id,
+                subaccount_id,
+            },
+            _ => Fact::HoldReleased {
+                hold_id,
+                subaccount_id,
+                reason: reason.to_owned(),
+            },
+        });
+    }
+    put(book, hold.clone());
+    hold
+}
+
+/// To the parent while it lives, otherwise to available.
+fn give_back(book: &mut Book, hold: &Hold, amount: Minor) {
+    let parent = hold
+        .terms
+        .parent_hold_id
+        .as_ref()
+        .and_then(|id| book.holds.get(id));
+    match parent.filter(|parent| parent.is_active() && !parent.is_due(book.now_us)) {
+        Some(parent) => {
+            let mut parent = parent.clone();
+            parent.remaining += amount;
+            parent.returned += amount;
+            put(book, parent);
+        }
+        None => {
+            let mut subaccount = subaccount_of(book, hold);
+            subaccount.held -= amount;
+            accounts::put(book, subaccount);
+        }
+    }
+}
+
+/// An ACTIVE hold that this caller may touch; otherwise the refusal of 4.4.3.
+pub fn usable(book: &Book, command: &Command, hold_id: &Id) -> Result<Hold, Refusal> {
+    let hold = book.holds.get(hold_id).ok_or(Refusal::HoldNotFound)?;
+    let hold = owned(hold.clone(), command)?;
+    if hold.is_active() {
+        return Ok(hold);
+    }
+    if book.expired_now.contains(hold_id) {
+        return Err(Refusal::HoldExpired);
+    }
+    Err(Refusal::HoldNotActive)
+}
+
+fn owned(hold: Hold, command: &Command) -> Result<Hold, Refusal> {
+    if hold.terms.owner == OWNER_MARKET && !command.is_service {
+        return Err(Refusal::HoldInUse);
+    }
+    Ok(hold)
+}
+
+fn subaccount_of(book: &Book, hold: &Hold) -> SubAccount {
+    book.subaccounts
+        .get(&hold.terms.subaccount_id)
+        .cloned()
+        .expect("the sub-account of a loaded hold is loaded with it")
+}
+
+fn put(book: &mut Book, mut hold: Hold) {
+    hold.assert_whole();
+    hold.updated_at_us = book.now_us;
+    book.holds.put(hold.terms.hold_id.clone(), hold);
+}
+
+/// A positive amount of the sub-account's instrument, in its minor units.
+pub fn minor_of(subaccount: &SubAccount, amount: &Amount, field: &str) -> Result<Minor, Refusal> {
+    let of = &subaccount.terms;
+    positive(
+        scaled(&of.instrument_id, of.decimals, amount, field)?,
+        field,
+    )
+}
+
+fn minor_of_hold(hold: &Hold, amount: &Amount, field: &str) -> Result<Minor, Refusal> {
+    positive(scaled_of_hold(hold, amount, field)?, field)
+}
+
+fn scaled_of_hold(hold: &Hold, amount: &Amount, field: &str) -> Result<Minor, Refusal> {
+    scaled(
+        &hold.terms.instrument_id,
+        hold.terms.decimals,
+        amount,
+        field,
+    )
+}
+
+fn scaled(
+    instrument_id: &Id,
+    decimals: u8,
+    amount: &Amount,
+    field: &str,
+) -> Result<Minor, Refusal> {
+    if amount.instrument_id != *instrument_id {
+        return Err(Refusal::invalid(
+            format!("{field}.currency_code"),
+            format!("must be {instrument_id}"),
+        ));
+    }
+    amount
+        .value
+        .to_minor(decimals)
+        .map(Minor)
+        .map_err(|error| Refusal::invalid(format!("{field}.amount"), error.to_string()))
+}
+
+fn positive(minor: Minor, field: &str) -> Result<Minor, Refusal> {
+    if minor <= Minor::ZERO {
+        return Err(Refusal::invalid(
+            format!("{field}.amount"),
+            "must be positive",
+        ));
+    }
+    Ok(minor)
+}

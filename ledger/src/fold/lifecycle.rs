@@ -1,0 +1,355 @@
+//! What becomes of an operation after its postings stand: final, failed, reversed (D10, D20, T30).
+//!
+//! Moves: SETTLED, PROCESSING, ONCHAIN_SUBMITTED -> FINALIZED | FAILED. A credit marked unsettled becomes spendable at FINALIZED. An
+//! operation is reversed once; one that was not final becomes FAILED by it, so that later news of finality cannot free the same money twice.
+
+use std::sync::Arc;
+
+use super::{
+    Answer, Answered, Command, Ids, Outcome, Replay, Target, accounts,
+    operations::{self, Move},
+};
+use crate::{
+    book::Book,
+    facts::Fact,
+    model::{Id, Operation, OperationStatus, OperationTerms, Parked, Scope},
+    refusal::Refusal,
+};
+
+/// Number of `REJECTION_REASON_CODE_INTEGRATION_ERROR`.
+const INTEGRATION_ERROR: i32 = 3;
+/// The text of T51.
+const REVERTED: &str = "Blockchain transaction reverted";
+
+/// FinalizeOperation(s): every target must exist and be open or final already.
+pub fn finalize(book: &mut Book, targets: &[Target], tx_hash: Option<&Id>) -> Outcome {
+    let mut moved = 0;
+    for target in targets {
+        let id = find(book, target).ok_or(Refusal::OperationNotFound)?;
+        let operation = book.operations.get(&id).ok_or(Refusal::OperationNotFound)?;
+        match operation.status {
+            OperationStatus::Finalized => {
+                let other_hash = tx_hash.is_some()
+                    && operation.tx_hash.is_some()
+                    && operation.tx_hash.as_ref() != tx_hash;
+                if other_hash {
+                    return Err(Refusal::OperationStatus.into());
+                }
+            }
+            status if status.is_open() => {
+                finalize_one(book, &id, tx_hash);
+                moved += 1;
+            }
+            _ => return Err(Refusal::OperationStatus.into()),
+        }
+    }
+    Ok(Answered {
+        answer: Answer::Finalized { moved },
+        replay: if moved == 0 { Replay::Same } else { Replay::No },
+    })
+}
+
+/// An event says that these are final. One that is not here yet is remembered; one that ended otherwise is left alone.
+pub fn confirm(book: &mut Book, targets: &[Target], tx_hash: Option<&Id>) -> Outcome {
+    let mut moved = 0;
+    for target in targets {
+        match find(book, target) {
+            Some(id) => moved += u32::from(finalize_one(book, &id, tx_hash)),
+            None => park(book, target_key(target), tx_hash.cloned(), false),
+        }
+    }
+    Ok(Answered::new(Answer::Finalized { moved }))
+}
+
+/// A receipt for a hash: final, or failed with reversing entries when it reverted.
+pub fn receipt(book: &mut Book, tx_hash: &Id, reverted: bool, ids: Ids) -> Outcome {
+    let mut carriers = book.by_tx.get(tx_hash).cloned().unwrap_or_default();
+    carriers.retain(|id| book.operations.get(id).is_some());
+    if carriers.is_empty() {
+        park(book, tx_key(tx_hash), Some(tx_hash.clone()), reverted);
+    }
+    let mut moved = 0;
+    for id in carriers {
+        let before = book.operations.get(&id).map(|operation| operation.status);
+        if reverted {
+            fail_one(book, &id, ids)?;
+        } else {
+            finalize_one(book, &id, Some(tx_hash));
+        }
+        moved += u32::from(book.operations.get(&id).map(|operation| operation.status) != before);
+    }
+    Ok(Answered::new(Answer::Finalized { moved }))
+}
+
+/// Moves one open operation to FINALIZED; false when it was final, failed or rejected before.
+pub fn finalize_one(book: &mut Book, operation_id: &Id, tx_hash: Option<&Id>) -> bool {
+    let Some(mut operation) = book.operations.get(operation_id).cloned() else {
+        return false;
+    };
+    if !operation.status.is_open() {
+        return false;
+    }
+    for posting in book.postings_of(operation_id).to_vec() {
+        if posting.unsettled {
+            let mut credit = book
+                .subaccounts
+                .get(&posting.credit_subaccount_id)
+                .cloned()
+                .expect("sub-accounts of a loaded operation are loaded with it");
+            credit.unsettled -= posting.amount.minor;
+            accounts::put(book, credit);
+        }
+    }
+    operation.tx_hash = tx_hash.cloned().or(operation.tx_hash);
+    operation.finalized_at_us = Some(book.now_us);
+    set_status(book, operation, OperationStatus::Finalized, "");
+    true
+}
+
+/// A reverted receipt: FAILED and reversing entries. A final operation stays final.
+fn fail_one(book: &mut Book, operation_id: &Id, ids: Ids) -> Result<(), Refusal> {
+    let Some(operation) = book.operations.get(operation_id).cloned() else {
+        return Ok(());
+    };
+    if !operation.status.is_open() {
+        return Ok(());
+    }
+    let key = Id::from(format!("revert:{operation_id}"));
+    reverse_one(
+        book,
+        operation,
+        Scope::Event,
+        key,
+        0,
+        REVERTED,
+        Some(INTEGRATION_ERROR),
+        ids,
+    )?;
+    Ok(())
+}
+
+/// ReverseOperation (D20): mirrored postings under the caller's key.
+pub fn reverse(
+    book: &mut Book,
+    command: &Command,
+    operation_id: &Id,
+    reason: &str,
+    ids: Ids,
+) -> Outcome {
+    let operation = book
+        .operations
+        .get(operation_id)
+        .cloned()
+        .ok_or(Refusal::OperationNotFound)?;
+    let key = command
+        .key
+        .as_ref()
+        .map_or_else(|| operation_id.clone(), |key| key.key.clone());
+    if let Some(stored) = book.operation_by_key(Scope::Reverse, &operation.terms.user_id, &key) {
+        let replay = Replay::of(stored.terms.digest == command.digest());
+        let id = stored.terms.operation_id.clone();
+        return Ok(answer(book, &id, replay));
+    }
+    if operation.reversed_by.is_some() {
+        return Err(Refusal::AlreadyReversed.into());
+    }
+    if !operation.status.is_open() && operation.status != OperationStatus::Finalized {
+        return Err(Refusal::OperationStatus.into());
+    }
+    let id = reverse_one(
+        book,
+        operation,
+        Scope::Reverse,
+        key,
+        command.digest(),
+        reason,
+        None,
+        ids,
+    )?;
+    Ok(answer(book, &id, Replay::No))
+}
+
+fn answer(book: &Book, id: &Id, replay: Replay) -> Answered {
+    Answered {
+        answer: Answer::Batch {
+            outcomes: operations::posted(book, id, replay)
+                .map(Ok)
+                .into_iter()
+                .collect(),
+        },
+        replay,
+    }
+}
+
+/// Writes the mirror of an operation. One that was open ends FAILED; its unsettled credits are taken back as what they are, so that a trade
+/// can always be undone (`design.md` 4).
+fn reverse_one(
+    book: &mut Book,
+    mut operation: Operation,
+    scope: Scope,
+    key: Id,
+    digest: i64,
+    reason: &str,
+    rejection_code: Option<i32>,
+    ids: Ids,
+) -> Result<Id, Refusal> {
+    let was_open = operation.status.is_open();
+    let of = operation.terms.clone();
+    let moves: Vec<Move> = book
+        .postings_of(&of.operation_id)
+        .iter()
+        .rev()
+        .enumerate()
+        .map(|(index, posting)| Move {
+            debit_subaccount_id: posting.credit_subaccount_id.clone(),
+            credit_subaccount_id: posting.debit_subaccount_id.clone(),
+            units: posting.amount.clone(),
+            hold_id: None,
+            unsettled: false,
+            corrects: true,
+            debits_unsettled: posting.unsettled && was_open,
+            index,
+        })
+        .collect();
+    assert!(
+        !moves.is_empty(),
+        "an operation has postings, and they are loaded with it"
+    );
+    let reversal_id = ids();
+    let reversal = Operation {
+        terms: Arc::new(OperationTerms {
+            operation_id: reversal_id.clone(),
+            scope,
+            kind: of.kind,
+            user_id: of.user_id.clone(),
+            idempotency_key: key,
+            external_ref: None,
+            awaits_chain: false,
+            reverses: Some(of.operation_id.clone()),
+            digest,
+            created_at_us: book.now_us,
+        }),
+        status: OperationStatus::Settled,
+        tx_hash: None,
+        rejection_code: None,
+        rejection_message: None,
+        finalized_at_us: None,
+        reversed_by: None,
+    };
+    operations::write(book, reversal, moves, ids)?;
+    operation.reversed_by = Some(reversal_id.clone());
+    if was_open {
+        operation.rejection_code = rejection_code;
+        operation.rejection_message = Some(reason.to_owned());
+        set_status(book, operation, OperationStatus::Failed, reason);
+    } else {
+        book.operations.put(of.operation_id.clone(), operation);
+    }
+    Ok(reversal_id)
+}
+
+fn set_status(book: &mut Book, mut operation: Operation, new: OperationStatus, reason: &str) {
+    let operation_id = operation.terms.operation_id.clone();
+    book.tell(Fact::StatusChanged {
+        operation_id: operation_id.clone(),
+        old: operation.status,
+        new,
+        reason: reason.to_owned(),
+    });
+    operation.status = new;
+    book.operations.put(operation_id, operation);
+}
+
+/// Applies news that came before the operation did.
+pub fn apply_parked(book: &mut Book, operation_id: &Id, ids: Ids) -> Result<(), Refusal> {
+    let Some(operation) = book.operations.get(operation_id).cloned() else {
+        return Ok(());
+    };
+    for key in parked_keys(&operation) {
+        let Some(news) = book.parked.get(&key).cloned() else {
+            continue;
+        };
+        if news.reverted {
+            fail_one(book, operation_id, ids)?;
+        } else {
+            finalize_one(book, operation_id, news.tx_hash.as_ref());
+        }
+        book.parked.remove(&key);
+    }
+    Ok(())
+}
+
+fn park(book: &mut Book, key: Id, tx_hash: Option<Id>, reverted: bool) {
+    let news = Parked {
+        tx_hash,
+        reverted,
+        at_us: book.now_us,
+    };
+    if book.parked.get(&key).is_none() {
+        book.parked.put(key, news);
+    }
+}
+
+fn find(book: &Book, target: &Target) -> Option<Id> {
+    match target {
+        Target::Id(id) => book
+            .operations
+            .get(id)
+            .map(|operation| operation.terms.operation_id.clone()),
+        Target::Key { user_id, key } => book
+            .by_key
+            .get(&(Scope::Create, user_id.clone(), key.clone()))
+            .cloned(),
+        Target::Reference { kind, external_ref } => book
+            .by_reference
+            .get(&(*kind, external_ref.clone()))
+            .cloned(),
+    }
+}
+
+pub fn tx_key(tx_hash: &Id) -> Id {
+    format!("tx:{tx_hash}").into()
+}
+
+pub fn target_key(target: &Target) -> Id {
+    match target {
+        Target::Id(id) => format!("id:{id}"),
+        Target::Key { user_id, key } => format!("key:{user_id}:{key}"),
+        Target::Reference { kind, external_ref } => format!("ref:{}:{external_ref}", kind.code()),
+    }
+    .into()
+}
+
+/// Under which keys news about this operation may be waiting.
+fn parked_keys(operation: &Operation) -> Vec<Id> {
+    let terms = &operation.terms;
+    new_operation_parked_keys(
+        &terms.user_id,
+        &terms.idempotency_key,
+        terms
+            .external_ref
+            .as_ref()
+            .map(|reference| (terms.kind, reference)),
+        operation.tx_hash.as_ref(),
+    )
+}
+
+pub fn new_operation_parked_keys(
+    user_id: &Id,
+    key: &Id,
+    reference: Option<(crate::model::OperationType, &Id)>,
+    tx_hash: Option<&Id>,
+) -> Vec<Id> {
+    let mut keys = vec![target_key(&Target::Key {
+        user_id: user_id.clone(),
+        key: key.clone(),
+    })];
+    keys.extend(reference.map(|(kind, external_ref)| {
+        target_key(&Target::Reference {
+            kind,
+            external_ref: external_ref.clone(),
+        })
+    }));
+    keys.extend(tx_hash.map(tx_key));
+    keys
+}

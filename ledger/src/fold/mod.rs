@@ -1,0 +1,159 @@
+//! The posting fold: `(working set, now, command) -> new rows and facts, or a refusal`. No clock, no randomness, no file, no `async`.
+//!
+//! Every write of the ledger is one [`Command`], a single call being a batch of one. A refused command leaves no trace, with two
+//! exceptions that the contract asks for: an expiry found on the way stays (T31), and a business refusal stays bound to its key.
+//! Ids come from the caller, so that the same inputs give the same rows.
+
+mod accounts;
+mod command;
+mod holds;
+mod lifecycle;
+mod operations;
+mod wanted;
+
+pub use command::{
+    Act, Answer, Answered, Batch, CallKey, Command, NewHold, NewOperation, NewPosting, Posted,
+    Replay, Source, Step, StepKind, StoredAnswer, StoredOutcome, Target,
+};
+pub use wanted::Wanted;
+
+use crate::{
+    book::{AnswerKey, Book},
+    model::{Call, Id},
+    refusal::{Refusal, Refused},
+};
+
+/// Makes ids for new rows.
+pub type Ids<'a> = &'a mut dyn FnMut() -> Id;
+
+/// What a command came to.
+pub type Outcome = Result<Answered, Refused>;
+
+/// Folds one command into the working set. `index` marks its facts.
+pub fn fold(book: &mut Book, index: usize, command: &Command, ids: Ids) -> Outcome {
+    book.command = index;
+    holds::expire_touched(book, command);
+    let answer_key = answer_key(book, command);
+    let stored = answer_key
+        .as_ref()
+        .and_then(|key| book.answers.get(key))
+        .cloned();
+    if let Some(stored) = stored {
+        return replay(book, command, stored);
+    }
+    let mark = book.mark();
+    let outcome = act(book, command, ids);
+    match &outcome {
+        Ok(answered) => {
+            if let (Some(key), Some(stored)) = (answer_key, command.to_store(answered)) {
+                book.answers.put(key, stored);
+            }
+        }
+        Err(refused) => {
+            book.rollback(mark);
+            if let Some(key) = answer_key.filter(|_| refused.refusal.stays_bound()) {
+                let stored = StoredAnswer::refused(refused, command.digest());
+                book.answers.put(key, stored);
+            }
+        }
+    }
+    outcome
+}
+
+fn act(book: &mut Book, command: &Command, ids: Ids) -> Outcome {
+    match &command.act {
+        Act::Post(batch) => operations::post(book, command, batch, ids),
+        Act::CreateHold(hold) => holds::create(book, command, hold, ids),
+        Act::ReleaseHold { hold_id, reason } => holds::release(book, command, hold_id, reason),
+        Act::ConsumeHold { .. } => holds::consume(book, command, ids),
+        Act::AdjustHold { hold_id, remaining } => holds::adjust(book, command, hold_id, remaining),
+        Act::ExpireHolds(due) => {
+            holds::sweep(book, due);
+            Ok(Answered::new(Answer::Done))
+        }
+        Act::Finalize { targets, tx_hash } => lifecycle::finalize(book, targets, tx_hash.as_ref()),
+        Act::Confirm { targets, tx_hash } => lifecycle::confirm(book, targets, tx_hash.as_ref()),
+        Act::Receipt { tx_hash, reverted } => lifecycle::receipt(book, tx_hash, *reverted, ids),
+        Act::Reverse {
+            operation_id,
+            reason,
+        } => lifecycle::reverse(book, command, operation_id, reason, ids),
+        Act::SetStatus {
+            subaccount_id,
+            status,
+        } => accounts::set_status(book, subaccount_id, *status),
+        Act::CreateUser { user_id } => accounts::create_user(book, user_id),
+        Act::BlockUser { user_id, blocked } => accounts::block_user(book, user_id, *blocked),
+        Act::LearnScale {
+            instrument_id,
+            decimals,
+        } => accounts::learn_scale(book, instrument_id, *decimals),
+        Act::ForgetParked { .. } => Ok(Answered::new(Answer::Done)),
+    }
+}
+
+/// Under which (call, user, key) the answer of this command is kept; `None` where the rows themselves are the memory. The user is the owner of
+/// what is touched, so that nobody meets another user's answer (T12).
+fn answer_key(book: &Book, command: &Command) -> Option<AnswerKey> {
+    let key = command.key.as_ref()?;
+    let owner = |hold_id: &Id| Some(book.holds.get(hold_id)?.terms.user_id.clone());
+    let (call, user) = match &command.act {
+        Act::Post(batch) if batch.single => {
+            let operation = batch.operations.first()?.as_ref().ok()?;
+            return Some((
+                Call::CreateOperation,
+                operation.user_id.clone(),
+                operation.idempotency_key.clone(),
+            ));
+        }
+        // The stored position answers for a batch that has one.
+        Act::Post(batch) if batch.source.is_some() => return None,
+        Act::Post(_) => (Call::CreateOperations, key.user_id.clone()),
+        Act::CreateHold(hold) => (Call::CreateHold, accounts::owner(&hold.subaccount_id)?),
+        Act::ReleaseHold { hold_id, .. } => (Call::ReleaseHold, owner(hold_id)?),
+        Act::ConsumeHold { hold_id, .. } => (Call::ConsumeHold, owner(hold_id)?),
+        Act::AdjustHold { hold_id, .. } => (Call::AdjustHold, owner(hold_id)?),
+        Act::Reverse { operation_id, .. } => (
+            Call::ReverseOperation,
+            book.operations.get(operation_id)?.terms.user_id.clone(),
+        ),
+        Act::SetStatus { subaccount_id, .. } => {
+            (Call::SetSubAccountStatus, accounts::owner(subaccount_id)?)
+        }
+        _ => return None,
+    };
+    Some((call, user, key.key.clone()))
+}
+
+/// The stored answer again, whatever else the request says (T12).
+fn replay(book: &Book, command: &Command, stored: StoredAnswer) -> Outcome {
+    let replay = Replay::of(stored.digest == command.digest());
+    let answer = match stored.outcome {
+        StoredOutcome::Refused { reason, at } => {
+            let refusal = Refusal::from_bound_reason(&reason)
+                .unwrap_or_else(|| panic!("stored answer has the unknown reason {reason}"));
+            return Err(Refused { refusal, at });
+        }
+        StoredOutcome::Hold { hold, operation_id } => Answer::Hold {
+            hold,
+            operation: operation_id.and_then(|id| operations::posted(book, &id, replay)),
+        },
+        StoredOutcome::Batch(outcomes) => Answer::Batch {
+            outcomes: outcomes
+                .into_iter()
+                .map(|outcome| match outcome {
+                    Ok(id) => operations::posted(book, &id, Replay::Same)
+                        .ok_or(Refusal::OperationNotFound),
+                    Err(reason) => Err(Refusal::from_bound_reason(&reason).unwrap_or_else(|| {
+                        Refusal::invalid("operation", "was refused when the batch was first sent")
+                    })),
+                })
+                .collect(),
+        },
+        StoredOutcome::SubAccount(id) => match book.subaccounts.get(&id) {
+            Some(subaccount) => Answer::SubAccount(subaccount.clone()),
+            None => return Err(Refusal::SubAccountNotFound.into()),
+        },
+    };
+    Ok(Answered { answer, replay })
+}

@@ -1,0 +1,545 @@
+//! Operations and their postings (4.4.1, D17 to D19): single calls, batches, and what consumes a hold.
+//!
+//! A batch runs its operations and hold steps in order. All or nothing unless independent; a batch with a source is applied once and in the
+//! order of that source.
+
+use std::sync::Arc;
+
+use types::{Minor, UserId};
+
+use super::{
+    Act, Answer, Answered, Batch, Command, Ids, NewOperation, NewPosting, Outcome, Posted, Replay,
+    Source, StoredAnswer, StoredOutcome, accounts, holds, lifecycle,
+};
+use crate::{
+    book::Book,
+    facts::Fact,
+    model::{
+        Call, Id, Operation, OperationStatus, OperationTerms, Posting, Scope, SourcePosition,
+        SubAccount, SubAccountStatus, Units,
+    },
+    names,
+    refusal::{Position, Refusal, Refused},
+};
+
+/// CreateOperation and CreateOperations.
+pub fn post(book: &mut Book, command: &Command, batch: &Batch, ids: Ids) -> Outcome {
+    if batch.operations.is_empty() && batch.steps.is_empty() && batch.source.is_none() {
+        return Err(Refusal::invalid("operations", "must not be empty").into());
+    }
+    if batch.independent && (batch.source.is_some() || !batch.steps.is_empty()) {
+        return Err(
+            Refusal::invalid("mode", "must be all or nothing with a source or hold steps").into(),
+        );
+    }
+    if let Some(source) = &batch.source
+        && advance(book, source, command.digest())? == Advance::Repeat
+    {
+        return Ok(Answered {
+            answer: Answer::Batch {
+                outcomes: stored_operations(book, batch),
+            },
+            replay: Replay::Same,
+        });
+    }
+    for (index, (instrument_id, decimals)) in batch.scales.iter().enumerate() {
+        accounts::bind_scale(book, instrument_id, *decimals).map_err(|refusal| match refusal {
+            Refusal::Invalid { field, problem } => {
+                Refusal::invalid(format!("instrument_scales[{index}].{field}"), problem)
+            }
+            other => other,
+        })?;
+    }
+    let outcomes = run(book, command, batch, ids)?;
+    let replay = match outcomes.as_slice() {
+        [Ok(posted)] if batch.single => posted.replay,
+        _ => Replay::No,
+    };
+    Ok(Answered {
+        answer: Answer::Batch { outcomes },
+        replay,
+    })
+}
+
+fn run(
+    book: &mut Book,
+    command: &Command,
+    batch: &Batch,
+    ids: Ids,
+) -> Result<Vec<Result<Posted, Refusal>>, Refused> {
+    // Stable, so that steps of the same place keep their listed order.
+    let mut steps: Vec<usize> = (0..batch.steps.len()).collect();
+    let place = |index: &usize| {
+        batch.steps[*index]
+            .as_ref()
+            .map_or(0, |step| step.before_operation)
+    };
+    steps.sort_by_key(place);
+    let mut steps = steps.into_iter().peekable();
+    let mut outcomes = Vec::with_capacity(batch.operations.len());
+    for (index, operation) in batch.operations.iter().enumerate() {
+        while let Some(step) = steps.next_if(|step| place(step) <= index) {
+            run_step(book, command, batch, step, ids)?;
+        }
+        let mark = book.mark();
+        let outcome = match operation {
+            Ok(new) => create(book, command, batch.scope(), new, ids),
+            Err(malformed) => Err(malformed.clone()),
+        };
+        if let Err(refusal) = &outcome {
+            if !batch.independent {
+                return Err(Refused::at(refusal.clone(), Position::Operation(index)));
+            }
+            book.rollback(mark);
+            bind_refusal(book, operation, refusal);
+        }
+        outcomes.push(outcome);
+    }
+    for step in steps {
+        run_step(book, command, batch, step, ids)?;
+    }
+    Ok(outcomes)
+}
+
+fn run_step(
+    book: &mut Book,
+    command: &Command,
+    batch: &Batch,
+    index: usize,
+    ids: Ids,
+) -> Result<(), Refused> {
+    let step = batch.steps[index].clone();
+    step.and_then(|step| holds::step(book, command, &step.kind, ids))
+        .map_err(|refusal| Refused::at(refusal, Position::HoldStep(index)))
+}
+
+impl Batch {
+    fn scope(&self) -> Scope {
+        if self.from_event {
+            Scope::Event
+        } else {
+            Scope::Create
+        }
+    }
+}
+
+/// A refused operation of an independent batch stays refused for its own key.
+fn bind_refusal(book: &mut Book, operation: &Result<NewOperation, Refusal>, refusal: &Refusal) {
+    let Ok(new) = operation else { return };
+    if refusal.stays_bound() {
+        let key = (
+            Call::CreateOperation,
+            new.user_id.clone(),
+            new.idempotency_key.clone(),
+        );
+        let outcome = StoredOutcome::Refused {
+            reason: refusal.reason().to_owned(),
+            at: None,
+        };
+        book.answers.put(
+            key,
+            StoredAnswer {
+                digest: new.digest,
+                outcome,
+            },
+        );
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Advance {
+    Next,
+    Repeat,
+}
+
+/// Moves the position of a source, or finds that the batch was applied before.
+fn advance(book: &mut Book, source: &Source, digest: i64) -> Result<Advance, Refusal> {
+    let (first, through) = (source.first_sequence, source.through_sequence);
+    if first == 0 || through < first {
+        return Err(Refusal::invalid(
+            "through_sequence",
+            "must not be below first_sequence, and sequences start at 1",
+        ));
+    }
+    let known = book.sources.get(&source.name);
+    let applied = known.map_or(0, |known| known.through_sequence);
+    if through <= applied {
+        let conflicts = known.is_some_and(|known| {
+            known.through_sequence == through
+                && (known.first_sequence != first || known.digest != digest)
+        });
+        return if conflicts {
+            Err(Refusal::SourceConflict)
+        } else {
+            Ok(Advance::Repeat)
+        };
+    }
+    if first != applied + 1 {
+        return Err(Refusal::SourceGap {
+            expected_first: applied + 1,
+        });
+    }
+    let position = SourcePosition {
+        through_sequence: through,
+        first_sequence: first,
+        digest,
+    };
+    book.sources.put(source.name.clone(), position);
+    Ok(Advance::Next)
+}
+
+/// The operations a repeated batch made, found by their keys.
+fn stored_operations(book: &Book, batch: &Batch) -> Vec<Result<Posted, Refusal>> {
+    let find = |new: &NewOperation| {
+        let operation = book.operation_by_key(Scope::Create, &new.user_id, &new.idempotency_key)?;
+        posted(book, &operation.terms.operation_id, Replay::Same)
+    };
+    batch
+        .operations
+        .iter()
+        .map(|new| find(new.as_ref().map_err(Clone::clone)?).ok_or(Refusal::OperationNotFound))
+        .collect()
+}
+
+/// An operation with its postings, as it stands.
+pub fn posted(book: &Book, operation_id: &Id, replay: Replay) -> Option<Posted> {
+    Some(Posted {
+        operation: book.operations.get(operation_id)?.clone(),
+        postings: book.postings_of(operation_id).to_vec(),
+        replay,
+    })
+}
+
+/// Writes one operation, or finds the one its key made before (T12).
+pub fn create(
+    book: &mut Book,
+    command: &Command,
+    scope: Scope,
+    new: &NewOperation,
+    ids: Ids,
+) -> Result<Posted, Refusal> {
+    if let Some(stored) = book.operation_by_key(scope, &new.user_id, &new.idempotency_key) {
+        let replay = Replay::of(stored.terms.digest == new.digest);
+        let id = stored.terms.operation_id.clone();
+        return Ok(posted(book, &id, replay).expect("found by its key a moment ago"));
+    }
+    if matches!(&command.act, Act::Post(batch) if !batch.single) {
+        let key = (
+            Call::CreateOperation,
+            new.user_id.clone(),
+            new.idempotency_key.clone(),
+        );
+        if let Some(StoredAnswer {
+            outcome: StoredOutcome::Refused { reason, .. },
+            ..
+        }) = book.answers.get(&key)
+        {
+            return Err(Refusal::from_bound_reason(reason).unwrap_or(Refusal::OperationStatus));
+        }
+    }
+    let is_user = UserId::new(&new.user_id).is_ok();
+    if !is_user || new.idempotency_key.is_empty() {
+        let field = if is_user {
+            "operation.idempotency_key"
+        } else {
+            "operation.user_id"
+        };
+        return Err(Refusal::invalid(field, "must be given and well formed"));
+    }
+    if new.postings.is_empty() {
+        return Err(Refusal::invalid("postings", "must not be empty"));
+    }
+    let reference = new
+        .external_ref
+        .as_ref()
+        .map(|reference| (new.kind, reference.clone()));
+    let by_reference = reference
+        .as_ref()
+        .and_then(|key| book.by_reference.get(key))
+        .cloned();
+    if let Some(known) = &by_reference
+        && scope == Scope::Event
+    {
+        lifecycle::finalize_one(book, known, new.tx_hash.as_ref());
+        return Ok(posted(book, known, Replay::Same).expect("found by its reference a moment ago"));
+    }
+    let operation_id = new.operation_id.clone().unwrap_or_else(|| ids());
+    if by_reference.is_some() || book.operations.get(&operation_id).is_some() {
+        return Err(Refusal::OperationExists);
+    }
+    let moves = new
+        .postings
+        .iter()
+        .enumerate()
+        .map(|(index, posting)| resolve(book, command, index, posting))
+        .collect::<Result<Vec<_>, _>>()?;
+    let status = match (new.awaits_chain, &new.tx_hash) {
+        (false, _) => OperationStatus::Settled,
+        (true, None) => OperationStatus::Processing,
+        (true, Some(_)) => OperationStatus::OnchainSubmitted,
+    };
+    let operation = Operation {
+        terms: Arc::new(OperationTerms {
+            operation_id: operation_id.clone(),
+            scope,
+            kind: new.kind,
+            user_id: new.user_id.clone(),
+            idempotency_key: new.idempotency_key.clone(),
+            external_ref: new.external_ref.clone(),
+            awaits_chain: new.awaits_chain,
+            reverses: None,
+            digest: new.digest,
+            created_at_us: book.now_us,
+        }),
+        status,
+        tx_hash: new.tx_hash.clone(),
+        rejection_code: None,
+        rejection_message: None,
+        finalized_at_us: None,
+        reversed_by: None,
+    };
+    write(book, operation, moves, ids)?;
+    if let Some(tx_hash) = &new.tx_hash {
+        book.by_tx
+            .entry(tx_hash.clone())
+            .or_default()
+            .push(operation_id.clone());
+    }
+    if new.is_final {
+        lifecycle::finalize_one(book, &operation_id, new.tx_hash.as_ref());
+    }
+    lifecycle::apply_parked(book, &operation_id, ids)?;
+    Ok(posted(book, &operation_id, Replay::No).expect("written a moment ago"))
+}
+
+/// One movement, checked as far as it can be without moving anything.
+pub struct Move {
+    pub debit_subaccount_id: Id,
+    pub credit_subaccount_id: Id,
+    pub units: Units,
+    pub hold_id: Option<Id>,
+    pub unsettled: bool,
+    /// A reversing entry: may debit a frozen sub-account.
+    pub corrects: bool,
+    /// A reversing entry that takes back what could not be spent yet.
+    pub debits_unsettled: bool,
+    pub index: usize,
+}
+
+fn resolve(
+    book: &mut Book,
+    command: &Command,
+    index: usize,
+    posting: &NewPosting,
+) -> Result<Move, Refusal> {
+    let field = |name: &str| format!("postings[{index}].{name}");
+    let instrument_id = &posting.amount.instrument_id;
+    let routed = |id: &Id| match names::routed(id, instrument_id) {
+        std::borrow::Cow::Borrowed(_) => id.clone(),
+        std::borrow::Cow::Owned(own) => own.into(),
+    };
+    let debit_id = routed(&posting.debit_subaccount_id);
+    let credit_id = routed(&posting.credit_subaccount_id);
+    if debit_id == credit_id {
+        return Err(Refusal::invalid(
+            field("credit_subaccount_id"),
+            "must differ from the debit side",
+        ));
+    }
+    let debit = accounts::to_debit(book, &debit_id)?;
+    let minor = holds::minor_of(&debit, &posting.amount, &field("amount"))?;
+    let credit = accounts::to_credit(book, &credit_id)?;
+    if credit.terms.instrument_id != debit.terms.instrument_id {
+        return Err(Refusal::invalid(
+            field("credit_subaccount_id"),
+            format!("must be of instrument {}", debit.terms.instrument_id),
+        ));
+    }
+    if let Some(hold_id) = &posting.hold_id {
+        let hold = holds::usable(book, command, hold_id)?;
+        if hold.terms.subaccount_id != debit_id {
+            return Err(Refusal::invalid(
+                field("hold_id"),
+                "is a hold on another sub-account",
+            ));
+        }
+        if hold
+            .terms
+            .destination_subaccount_id
+            .as_ref()
+            .is_some_and(|to| *to != credit_id)
+        {
+            return Err(Refusal::invalid(
+                field("credit_subaccount_id"),
+                "is not the destination of the hold",
+            ));
+        }
+    }
+    Ok(Move {
+        units: debit.units(minor),
+        debit_subaccount_id: debit_id,
+        credit_subaccount_id: credit_id,
+        hold_id: posting.hold_id.clone(),
+        unsettled: posting.unsettled,
+        corrects: false,
+        debits_unsettled: false,
+        index,
+    })
+}
+
+/// Applies the movements and writes the operation with its postings. Cover is judged after all of them (D17).
+pub fn write(
+    book: &mut Book,
+    operation: Operation,
+    moves: Vec<Move>,
+    ids: Ids,
+) -> Result<(), Refusal> {
+    let terms = operation.terms.clone();
+    book.tell(Fact::OperationCreated {
+        operation_id: terms.operation_id.clone(),
+        kind: terms.kind,
+        user_id: terms.user_id.clone(),
+        amount: moves[0].units.clone(),
+        status: operation.status,
+    });
+    let mut before: Vec<SubAccount> = Vec::with_capacity(moves.len());
+    let mut postings = Vec::with_capacity(moves.len());
+    for movement in moves {
+        if before
+            .iter()
+            .all(|seen| seen.terms.subaccount_id != movement.debit_subaccount_id)
+        {
+            before.extend(book.subaccounts.get(&movement.debit_subaccount_id).cloned());
+        }
+        postings.push(apply(book, &terms.operation_id, movement, ids)?);
+    }
+    for was in &before {
+        let now = book.subaccounts.get(&was.terms.subaccount_id);
+        if !now.is_some_and(SubAccount::is_covered) {
+            return Err(accounts::shortage(was));
+        }
+    }
+    if let Some(reference) = &terms.external_ref {
+        book.by_reference
+            .put((terms.kind, reference.clone()), terms.operation_id.clone());
+    }
+    let key = (
+        terms.scope,
+        terms.user_id.clone(),
+        terms.idempotency_key.clone(),
+    );
+    book.by_key.put(key, terms.operation_id.clone());
+    book.postings.put(terms.operation_id.clone(), postings);
+    book.operations.put(terms.operation_id.clone(), operation);
+    Ok(())
+}
+
+fn apply(book: &mut Book, operation_id: &Id, movement: Move, ids: Ids) -> Result<Posting, Refusal> {
+    let minor = movement.units.minor;
+    let out_of_range = || {
+        Refusal::invalid(
+            format!("postings[{}].amount.amount", movement.index),
+            "is out of range",
+        )
+    };
+    let side = |book: &Book, id: &Id| {
+        book.subaccounts
+            .get(id)
+            .cloned()
+            .ok_or(Refusal::SubAccountNotFound)
+    };
+
+    let mut debit = side(book, &movement.debit_subaccount_id)?;
+    let may_debit_frozen = movement.corrects || movement.hold_id.is_some();
+    match debit.status() {
+        SubAccountStatus::Closed => return Err(Refusal::SubAccountClosed),
+        SubAccountStatus::Frozen if !may_debit_frozen => return Err(Refusal::SubAccountFrozen),
+        _ => {}
+    }
+    let debit_before = debit.balance;
+    debit.balance = debit.balance.checked_sub(minor).ok_or_else(out_of_range)?;
+    debit.version += 1;
+    if movement.debits_unsettled {
+        debit.unsettled -= minor;
+    }
+    if let Some(hold_id) = &movement.hold_id {
+        // Read again: an earlier posting of this operation may have drawn on the same hold.
+        let hold = book
+            .holds
+            .get(hold_id)
+            .cloned()
+            .ok_or(Refusal::HoldNotFound)?;
+        if minor > hold.remaining {
+            return Err(Refusal::HoldAmountExceeded);
+        }
+        debit.held -= minor;
+        holds::draw(book, hold, minor);
+    }
+    let (debit_after, debit_version) = (debit.balance, debit.version);
+    accounts::put(book, debit);
+
+    let mut credit = side(book, &movement.credit_subaccount_id)?;
+    if credit.status() == SubAccountStatus::Closed {
+        return Err(Refusal::SubAccountClosed);
+    }
+    let credit_before = credit.balance;
+    credit.balance = credit.balance.checked_add(minor).ok_or_else(out_of_range)?;
+    credit.version += 1;
+    if movement.unsettled {
+        credit.unsettled = credit
+            .unsettled
+            .checked_add(minor)
+            .ok_or_else(out_of_range)?;
+    }
+    let (credit_after, credit_version) = (credit.balance, credit.version);
+    accounts::put(book, credit);
+
+    let posting = Posting {
+        posting_id: ids(),
+        operation_id: operation_id.clone(),
+        ordinal: movement.index as u32,
+        debit_subaccount_id: movement.debit_subaccount_id,
+        credit_subaccount_id: movement.credit_subaccount_id,
+        amount: movement.units,
+        hold_id: movement.hold_id,
+        unsettled: movement.unsettled,
+        debit_balance_after: debit_after,
+        debit_version,
+        credit_balance_after: credit_after,
+        credit_version,
+        created_at_us: book.now_us,
+    };
+    tell(book, &posting, debit_before, credit_before);
+    Ok(posting)
+}
+
+fn tell(book: &mut Book, posting: &Posting, debit_before: Minor, credit_before: Minor) {
+    book.tell(Fact::PostingCreated {
+        posting_id: posting.posting_id.clone(),
+        operation_id: posting.operation_id.clone(),
+        debit_subaccount_id: posting.debit_subaccount_id.clone(),
+        credit_subaccount_id: posting.credit_subaccount_id.clone(),
+        amount: posting.amount.clone(),
+    });
+    let decimals = posting.amount.decimals;
+    let decimal = |minor: Minor| types::Decimal::from_minor(minor.0, decimals);
+    for (subaccount_id, old, new) in [
+        (
+            &posting.debit_subaccount_id,
+            debit_before,
+            posting.debit_balance_after,
+        ),
+        (
+            &posting.credit_subaccount_id,
+            credit_before,
+            posting.credit_balance_after,
+        ),
+    ] {
+        book.tell(Fact::BalanceUpdated {
+            subaccount_id: subaccount_id.clone(),
+            old: decimal(old),
+            new: decimal(new),
+            operation_id: posting.operation_id.clone(),
+        });
+    }
+}

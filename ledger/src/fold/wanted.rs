@@ -1,0 +1,312 @@
+//! Which rows a group of commands needs, collected before any is read.
+//!
+//! Some rows are known only when others are here: what a hold names, what an operation moved, what a stored answer points at. The loader
+//! asks again after each round ([`Wanted::add_hold`] and its like).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Act, Command, NewHold, NewOperation, StepKind, Target, lifecycle};
+use crate::{
+    book::{AnswerKey, OperationKey, ReferenceKey},
+    model::{Call, Hold, Id, Operation, Posting, Scope},
+    names::{self, SubAccountName},
+};
+
+/// Keys of rows to read. Sorted, so that every group takes its rows in the same order.
+#[derive(Debug, Default)]
+pub struct Wanted {
+    pub operation_ids: BTreeSet<Id>,
+    pub operation_keys: BTreeMap<(Id, Id, i32), OperationKey>,
+    pub references: BTreeMap<(Id, i32), ReferenceKey>,
+    pub tx_hashes: BTreeSet<Id>,
+    pub hold_ids: BTreeSet<Id>,
+    pub subaccount_ids: BTreeSet<Id>,
+    pub account_ids: BTreeSet<Id>,
+    pub user_ids: BTreeSet<Id>,
+    /// Users of whom every sub-account is needed.
+    pub whole_users: BTreeSet<Id>,
+    pub answer_keys: BTreeMap<(Id, Id, i32), AnswerKey>,
+    pub sources: BTreeSet<Id>,
+    pub parked: BTreeSet<Id>,
+}
+
+impl Wanted {
+    /// Adds what a command names.
+    pub fn add(&mut self, command: &Command) {
+        command.each_hold(&mut |hold_id| {
+            self.hold_ids.insert(hold_id.clone());
+        });
+        let key = command.key.as_ref().map(|key| key.key.clone());
+        match &command.act {
+            Act::Post(batch) => {
+                for operation in batch.operations.iter().flatten() {
+                    self.add_new_operation(operation);
+                    if batch.from_event {
+                        self.add_operation_key(
+                            Scope::Event,
+                            &operation.user_id,
+                            &operation.idempotency_key,
+                        );
+                    }
+                }
+                for step in batch.steps.iter().flatten() {
+                    if let StepKind::Open(hold) = &step.kind {
+                        self.add_new_hold(hold);
+                    }
+                }
+                self.sources
+                    .extend(batch.source.iter().map(|source| source.name.clone()));
+                for (instrument_id, _) in &batch.scales {
+                    self.add_subaccount(&names::reserve(instrument_id).into());
+                }
+                if let Some(key) = command
+                    .key
+                    .as_ref()
+                    .filter(|_| batch.source.is_none() && !batch.single)
+                {
+                    self.add_answer(Call::CreateOperations, key.user_id.clone(), key.key.clone());
+                }
+            }
+            Act::CreateHold(hold) => {
+                self.add_new_hold(hold);
+                if let (Some(user), Some(key)) = (super::accounts::owner(&hold.subaccount_id), key)
+                {
+                    self.add_answer(Call::CreateHold, user, key);
+                }
+            }
+            Act::ConsumeHold {
+                operation_kind,
+                external_ref,
+                ..
+            } => {
+                if let Some(reference) = external_ref {
+                    self.add_reference(*operation_kind, reference);
+                    self.parked
+                        .insert(lifecycle::target_key(&Target::Reference {
+                            kind: *operation_kind,
+                            external_ref: reference.clone(),
+                        }));
+                }
+            }
+            Act::Finalize { targets, .. } | Act::Confirm { targets, .. } => {
+                for target in targets {
+                    self.parked.insert(lifecycle::target_key(target));
+                    match target {
+                        Target::Id(id) => {
+                            self.operation_ids.insert(id.clone());
+                        }
+                        Target::Key { user_id, key } => {
+                            self.add_operation_key(Scope::Create, user_id, key)
+                        }
+                        Target::Reference { kind, external_ref } => {
+                            self.add_reference(*kind, external_ref)
+                        }
+                    }
+                }
+            }
+            Act::Receipt { tx_hash, .. } => {
+                self.tx_hashes.insert(tx_hash.clone());
+                self.parked.insert(lifecycle::tx_key(tx_hash));
+            }
+            Act::Reverse { operation_id, .. } => {
+                self.operation_ids.insert(operation_id.clone());
+            }
+            Act::SetStatus { subaccount_id, .. } => {
+                self.add_subaccount(subaccount_id);
+                if let (Some(user), Some(key)) = (super::accounts::owner(subaccount_id), key) {
+                    self.add_answer(Call::SetSubAccountStatus, user, key);
+                }
+            }
+            Act::CreateUser { user_id } | Act::BlockUser { user_id, .. } => {
+                self.add_subaccount(&names::of_user(user_id, names::CFA_RUB).into());
+                self.add_accounts(user_id);
+                self.whole_users.insert(user_id.clone());
+            }
+            Act::LearnScale { instrument_id, .. } => {
+                self.add_subaccount(&names::reserve(instrument_id).into())
+            }
+            Act::ReleaseHold { .. }
+            | Act::AdjustHold { .. }
+            | Act::ExpireHolds(_)
+            | Act::ForgetParked { .. } => {}
+        }
+    }
+
+    /// Adds what depends on the holds and operations that a command names, now that those are here.
+    pub fn add_late(
+        &mut self,
+        command: &Command,
+        hold: impl Fn(&Id) -> Option<Hold>,
+        operation: impl Fn(&Id) -> Option<Operation>,
+    ) {
+        let Some(key) = command.key.as_ref().map(|key| key.key.clone()) else {
+            return;
+        };
+        let owner = |hold_id: &Id| Some(hold(hold_id)?.terms.user_id.clone());
+        let (call, user) = match &command.act {
+            Act::ReleaseHold { hold_id, .. } => (Call::ReleaseHold, owner(hold_id)),
+            Act::AdjustHold { hold_id, .. } => (Call::AdjustHold, owner(hold_id)),
+            Act::ConsumeHold { hold_id, .. } => {
+                let user = owner(hold_id);
+                if let Some(user) = &user {
+                    self.add_operation_key(Scope::Consume, user, &key);
+                }
+                (Call::ConsumeHold, user)
+            }
+            Act::Reverse { operation_id, .. } => {
+                let user = operation(operation_id).map(|operation| operation.terms.user_id.clone());
+                if let Some(user) = &user {
+                    self.add_operation_key(Scope::Reverse, user, &key);
+                }
+                (Call::ReverseOperation, user)
+            }
+            _ => return,
+        };
+        if let Some(user) = user {
+            self.add_answer(call, user, key);
+        }
+    }
+
+    /// Adds what a loaded hold points at.
+    pub fn add_hold(&mut self, hold: &Hold) {
+        self.add_subaccount(&hold.terms.subaccount_id);
+        if let Some(destination) = &hold.terms.destination_subaccount_id {
+            self.add_subaccount(destination);
+        }
+        self.hold_ids.extend(hold.terms.parent_hold_id.clone());
+    }
+
+    pub fn add_posting(&mut self, posting: &Posting) {
+        self.add_subaccount(&posting.debit_subaccount_id);
+        self.add_subaccount(&posting.credit_subaccount_id);
+    }
+
+    fn add_new_operation(&mut self, new: &NewOperation) {
+        self.operation_ids.extend(new.operation_id.clone());
+        self.add_operation_key(Scope::Create, &new.user_id, &new.idempotency_key);
+        self.add_answer(
+            Call::CreateOperation,
+            new.user_id.clone(),
+            new.idempotency_key.clone(),
+        );
+        let reference = new
+            .external_ref
+            .as_ref()
+            .map(|reference| (new.kind, reference));
+        if let Some((kind, reference)) = reference {
+            self.add_reference(kind, reference);
+        }
+        self.parked.extend(lifecycle::new_operation_parked_keys(
+            &new.user_id,
+            &new.idempotency_key,
+            reference,
+            new.tx_hash.as_ref(),
+        ));
+        for posting in &new.postings {
+            for id in [&posting.debit_subaccount_id, &posting.credit_subaccount_id] {
+                let routed = names::routed(id, &posting.amount.instrument_id);
+                self.add_subaccount(&Id::from(&*routed));
+            }
+        }
+    }
+
+    fn add_new_hold(&mut self, new: &NewHold) {
+        self.add_subaccount(&new.subaccount_id);
+    }
+
+    fn add_operation_key(&mut self, scope: Scope, user_id: &Id, key: &Id) {
+        self.operation_keys.insert(
+            (user_id.clone(), key.clone(), scope.code()),
+            (scope, user_id.clone(), key.clone()),
+        );
+    }
+
+    fn add_answer(&mut self, call: Call, user_id: Id, key: Id) {
+        self.answer_keys.insert(
+            (user_id.clone(), key.clone(), call.code()),
+            (call, user_id, key),
+        );
+    }
+
+    fn add_reference(&mut self, kind: crate::model::OperationType, external_ref: &Id) {
+        self.references.insert(
+            (external_ref.clone(), kind.code()),
+            (kind, external_ref.clone()),
+        );
+    }
+
+    /// A sub-account with its account and user, which may have to be made with it.
+    fn add_subaccount(&mut self, subaccount_id: &Id) {
+        if self.subaccount_ids.contains(subaccount_id) {
+            return;
+        }
+        if let Some(name) = SubAccountName::parse(subaccount_id) {
+            self.subaccount_ids.insert(subaccount_id.clone());
+            self.user_ids.insert(name.user_id.into());
+            self.account_ids
+                .insert(names::account_id(name.user_id, name.account_type()).into());
+        }
+    }
+
+    fn add_accounts(&mut self, user_id: &Id) {
+        use crate::model::AccountType::{Invest, Main};
+        self.user_ids.insert(user_id.clone());
+        for kind in [Main, Invest] {
+            self.account_ids
+                .insert(names::account_id(user_id, kind).into());
+        }
+    }
+}
+
+impl Command {
+    /// Every hold id the command names.
+    pub fn each_hold(&self, see: &mut dyn FnMut(&Id)) {
+        match &self.act {
+            Act::Post(batch) => {
+                for operation in batch.operations.iter().flatten() {
+                    operation
+                        .postings
+                        .iter()
+                        .flat_map(|posting| &posting.hold_id)
+                        .for_each(&mut *see);
+                }
+                for step in batch.steps.iter().flatten() {
+                    match &step.kind {
+                        StepKind::Open(hold) => hold.hold_id.iter().for_each(&mut *see),
+                        StepKind::Split {
+                            parent_hold_id,
+                            hold_id,
+                            ..
+                        } => {
+                            see(parent_hold_id);
+                            see(hold_id);
+                        }
+                        StepKind::Grow { hold_id, .. }
+                        | StepKind::Return { hold_id, .. }
+                        | StepKind::Shrink { hold_id, .. } => see(hold_id),
+                    }
+                }
+            }
+            Act::CreateHold(hold) => hold.hold_id.iter().for_each(see),
+            Act::ReleaseHold { hold_id, .. }
+            | Act::ConsumeHold { hold_id, .. }
+            | Act::AdjustHold { hold_id, .. } => {
+                see(hold_id);
+            }
+            Act::ExpireHolds(hold_ids) => hold_ids.iter().for_each(see),
+            _ => {}
+        }
+    }
+
+    /// Every instrument whose decimals the command may bind.
+    pub fn each_new_scale(&self, see: &mut dyn FnMut(&Id)) {
+        match &self.act {
+            Act::Post(batch) => batch
+                .scales
+                .iter()
+                .for_each(|(instrument_id, _)| see(instrument_id)),
+            Act::LearnScale { instrument_id, .. } => see(instrument_id),
+            _ => {}
+        }
+    }
+}

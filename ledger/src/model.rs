@@ -1,0 +1,345 @@
+//! The rows of the ledger as the fold sees them: immutable terms behind a shared pointer, small mutable state beside it.
+//!
+//! Invariants: `balance - held - unsettled >= 0` and `balance >= 0` unless the sub-account may be negative; `held` is the sum of what is left
+//! of its active holds; for every hold, always, `amount + returned = remaining + split_off + consumed + released` (`design.md` 4). The
+//! database checks the same.
+
+use std::{borrow::Borrow, fmt, ops::Deref, sync::Arc};
+
+use types::{Decimal, Minor};
+
+/// A text id, cheap to copy.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Id(Arc<str>);
+
+impl Deref for Id {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Borrow<str> for Id {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for Id {
+    fn from(text: &str) -> Self {
+        Id(text.into())
+    }
+}
+
+impl From<String> for Id {
+    fn from(text: String) -> Self {
+        Id(text.into())
+    }
+}
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self)
+    }
+}
+
+impl fmt::Debug for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, f)
+    }
+}
+
+/// An enumeration with the numbers of the contract, which are also the numbers in the database.
+macro_rules! coded {
+    ($(#[$meta:meta])* $name:ident { $($variant:ident = $code:literal $text:literal),+ $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(i32)]
+        pub enum $name { $($variant = $code),+ }
+
+        #[allow(dead_code)] // not every enumeration is read by name
+        impl $name {
+            pub const fn code(self) -> i32 {
+                self as i32
+            }
+
+            /// `None` for a number that is none of these, zero included.
+            pub const fn from_code(code: i32) -> Option<Self> {
+                match code {
+                    $($code => Some(Self::$variant),)+
+                    _ => None,
+                }
+            }
+
+            /// The specification's word.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $text),+ }
+            }
+
+            /// Reads the specification's word, with or without the prefix of the contract.
+            pub fn from_name(text: &str) -> Option<Self> {
+                match text { $($text => Some(Self::$variant),)+ _ => None }
+            }
+        }
+    };
+}
+
+coded!(AccountType { Main = 1 "MAIN", Invest = 2 "INVEST", Blocked = 3 "BLOCKED" });
+coded!(SubAccountStatus { Active = 1 "ACTIVE", Frozen = 2 "FROZEN", Closed = 3 "CLOSED" });
+coded!(HoldStatus { Active = 1 "ACTIVE", Released = 2 "RELEASED", Consumed = 3 "CONSUMED", Expired = 4 "EXPIRED" });
+coded!(OperationType {
+    Deposit = 1 "DEPOSIT", Withdrawal = 2 "WITHDRAWAL", P2pTransfer = 3 "P2P_TRANSFER", Payment = 4 "PAYMENT",
+    Issuance = 5 "ISSUANCE", Redemption = 6 "REDEMPTION", TradeBuy = 7 "TRADE_BUY", TradeSell = 8 "TRADE_SELL",
+    Dividend = 9 "DIVIDEND", Coupon = 10 "COUPON", ExternalWithdrawal = 11 "EXTERNAL_WITHDRAWAL",
+    ExternalTransfer = 12 "EXTERNAL_TRANSFER", Trading = 13 "TRADING", Fee = 14 "FEE",
+});
+coded!(OperationStatus {
+    Created = 1 "CREATED", KycRequired = 2 "KYC_REQUIRED", ComplianceCheck = 3 "COMPLIANCE_CHECK",
+    AwaitingPayment = 4 "AWAITING_PAYMENT", Processing = 5 "PROCESSING", OnchainSubmitted = 6 "ONCHAIN_SUBMITTED",
+    Finalized = 7 "FINALIZED", Rejected = 8 "REJECTED", Failed = 9 "FAILED", Settled = 10 "SETTLED",
+    Blocked = 11 "BLOCKED", Refunded = 12 "REFUNDED",
+});
+coded!(
+    /// Which call made an operation: idempotency keys of different calls never meet (T12).
+    Scope { Create = 1 "CREATE", Reverse = 2 "REVERSE", Consume = 3 "CONSUME", Event = 4 "EVENT" }
+);
+coded!(
+    /// Calls whose answers are stored for their key.
+    Call {
+        CreateOperation = 1 "CREATE_OPERATION", CreateOperations = 2 "CREATE_OPERATIONS", CreateHold = 3 "CREATE_HOLD",
+        ReleaseHold = 4 "RELEASE_HOLD", ConsumeHold = 5 "CONSUME_HOLD", AdjustHold = 6 "ADJUST_HOLD",
+        ReverseOperation = 7 "REVERSE_OPERATION", SetSubAccountStatus = 8 "SET_SUB_ACCOUNT_STATUS",
+    }
+);
+
+impl OperationStatus {
+    /// Postings stand, the chain has not confirmed them yet: unsettled credits of such an operation cannot be spent.
+    pub const fn is_open(self) -> bool {
+        matches!(
+            self,
+            Self::Processing | Self::OnchainSubmitted | Self::Settled
+        )
+    }
+}
+
+/// An amount as somebody asked for it: decimals of the instrument are not known yet.
+#[derive(Clone, Debug)]
+pub struct Amount {
+    pub instrument_id: Id,
+    pub value: Decimal,
+}
+
+/// An amount the ledger keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Units {
+    pub instrument_id: Id,
+    pub decimals: u8,
+    pub minor: Minor,
+}
+
+impl Units {
+    pub fn decimal(&self) -> Decimal {
+        Decimal::from_minor(self.minor.0, self.decimals)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Account {
+    pub account_id: Id,
+    pub user_id: Id,
+    pub kind: AccountType,
+    pub created_at_us: i64,
+    pub updated_at_us: i64,
+}
+
+/// A user as the ledger knows him: only whether new sub-accounts of his start frozen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    pub user_id: Id,
+    pub blocked: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct SubAccountTerms {
+    pub subaccount_id: Id,
+    pub account_id: Id,
+    pub user_id: Id,
+    pub instrument_id: Id,
+    pub decimals: u8,
+    pub may_be_negative: bool,
+    pub created_at_us: i64,
+}
+
+/// Who froze a sub-account; lifting one freeze leaves the other.
+pub const FREEZE_USER_BLOCK: u8 = 1;
+pub const FREEZE_STAFF: u8 = 2;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubAccount {
+    pub terms: Arc<SubAccountTerms>,
+    pub balance: Minor,
+    pub held: Minor,
+    pub unsettled: Minor,
+    pub version: u64,
+    /// Bits of `FREEZE_*`.
+    pub freeze: u8,
+    pub closed: bool,
+    pub updated_at_us: i64,
+}
+
+impl SubAccount {
+    pub fn available(&self) -> Minor {
+        self.balance - self.held - self.unsettled
+    }
+
+    pub fn status(&self) -> SubAccountStatus {
+        match (self.closed, self.freeze) {
+            (true, _) => SubAccountStatus::Closed,
+            (false, 0) => SubAccountStatus::Active,
+            (false, _) => SubAccountStatus::Frozen,
+        }
+    }
+
+    pub fn is_covered(&self) -> bool {
+        self.terms.may_be_negative
+            || (!self.balance.is_negative() && !self.available().is_negative())
+    }
+
+    pub fn units(&self, minor: Minor) -> Units {
+        Units {
+            instrument_id: self.terms.instrument_id.clone(),
+            decimals: self.terms.decimals,
+            minor,
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct HoldTerms {
+    pub hold_id: Id,
+    pub subaccount_id: Id,
+    /// Owner of the sub-account.
+    pub user_id: Id,
+    pub instrument_id: Id,
+    pub decimals: u8,
+    pub reason: String,
+    /// `market` for trading holds and their children, otherwise free text.
+    pub owner: String,
+    pub parent_hold_id: Option<Id>,
+    pub destination_subaccount_id: Option<Id>,
+    pub expires_at_us: Option<i64>,
+    pub created_at_us: i64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    pub terms: Arc<HoldTerms>,
+    /// Original amount plus what was added.
+    pub amount: Minor,
+    pub remaining: Minor,
+    pub added: Minor,
+    pub split_off: Minor,
+    pub consumed: Minor,
+    pub released: Minor,
+    pub returned: Minor,
+    pub status: HoldStatus,
+    /// An expiry found by the sweeper is told once, to the first caller who touches the hold, as if he had found it himself (3.3).
+    pub expiry_told: bool,
+    pub updated_at_us: i64,
+}
+
+impl Hold {
+    pub fn is_active(&self) -> bool {
+        self.status == HoldStatus::Active
+    }
+
+    pub fn is_due(&self, now_us: i64) -> bool {
+        self.is_active() && self.terms.expires_at_us.is_some_and(|at| at <= now_us)
+    }
+
+    pub fn units(&self, minor: Minor) -> Units {
+        Units {
+            instrument_id: self.terms.instrument_id.clone(),
+            decimals: self.terms.decimals,
+            minor,
+        }
+    }
+
+    /// The property of every hold.
+    ///
+    /// # Panics
+    /// Our own bug: money appeared in or vanished from a hold.
+    pub fn assert_whole(&self) {
+        let parts = [self.remaining, self.split_off, self.consumed, self.released];
+        assert!(
+            self.amount + self.returned == parts.into_iter().sum()
+                && parts.iter().all(|part| !part.is_negative())
+                && self.added <= self.amount
+                && (self.is_active() || self.remaining.is_zero()),
+            "hold equation broken: {self:?}"
+        );
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct OperationTerms {
+    pub operation_id: Id,
+    pub scope: Scope,
+    pub kind: OperationType,
+    pub user_id: Id,
+    pub idempotency_key: Id,
+    pub external_ref: Option<Id>,
+    pub awaits_chain: bool,
+    pub reverses: Option<Id>,
+    /// Fingerprint of the request, to notice a key that comes back with another content.
+    pub digest: i64,
+    pub created_at_us: i64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operation {
+    pub terms: Arc<OperationTerms>,
+    pub status: OperationStatus,
+    pub tx_hash: Option<Id>,
+    /// Number of `RejectionReasonCode`.
+    pub rejection_code: Option<i32>,
+    pub rejection_message: Option<String>,
+    pub finalized_at_us: Option<i64>,
+    pub reversed_by: Option<Id>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Posting {
+    pub posting_id: Id,
+    pub operation_id: Id,
+    /// Place among the postings of its operation.
+    pub ordinal: u32,
+    pub debit_subaccount_id: Id,
+    pub credit_subaccount_id: Id,
+    pub amount: Units,
+    pub hold_id: Option<Id>,
+    pub unsettled: bool,
+    pub debit_balance_after: Minor,
+    pub debit_version: u64,
+    pub credit_balance_after: Minor,
+    pub credit_version: u64,
+    pub created_at_us: i64,
+}
+
+/// How far a log has been applied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourcePosition {
+    pub through_sequence: u64,
+    pub first_sequence: u64,
+    /// Fingerprint of the last batch.
+    pub digest: i64,
+}
+
+/// News about an operation that does not exist yet: applied the moment it appears (T30).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parked {
+    pub tx_hash: Option<Id>,
+    pub reverted: bool,
+    pub at_us: i64,
+}

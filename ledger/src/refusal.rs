@@ -1,0 +1,206 @@
+//! Business answers that say no, as values with their reason (D23). Operational failures are [`crate::Error`], never one of these.
+
+use std::fmt;
+
+use types::Decimal;
+
+/// Which family of status a refusal belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    NotFound,
+    Precondition,
+    Exists,
+    Invalid,
+}
+
+/// Why the ledger refused. Display gives the exact text of the contract.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    AccountNotFound,
+    SubAccountNotFound,
+    OperationNotFound,
+    HoldNotFound,
+    InstrumentNotFound,
+    /// With the figures of the sub-account; a stored answer keeps none.
+    InsufficientBalance(Option<Box<Shortage>>),
+    HoldNotActive,
+    HoldExpired,
+    /// A hold of the market touched by anyone else (`design.md` 4).
+    HoldInUse,
+    /// More asked out of a hold than remains of it.
+    HoldAmountExceeded,
+    HoldExists,
+    SubAccountFrozen,
+    SubAccountClosed,
+    /// Only an empty sub-account can be closed (D15).
+    SubAccountNotEmpty,
+    OperationExists,
+    /// An illegal move of the state table (D10).
+    OperationStatus,
+    AlreadyReversed,
+    /// The batch does not follow the last one of its source.
+    SourceGap {
+        expected_first: u64,
+    },
+    /// Same sequences as the stored batch, other content.
+    SourceConflict,
+    /// A bad field, named as in the schema.
+    Invalid {
+        field: String,
+        problem: String,
+    },
+}
+
+/// Breakdown that travels with `Insufficient balance`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    pub subaccount_id: String,
+    pub balance: Decimal,
+    pub held: Decimal,
+    pub unsettled: Decimal,
+    pub available: Decimal,
+}
+
+impl Refusal {
+    pub fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
+        Refusal::Invalid {
+            field: field.into(),
+            problem: problem.into(),
+        }
+    }
+
+    pub fn class(&self) -> Class {
+        match self {
+            Self::AccountNotFound
+            | Self::SubAccountNotFound
+            | Self::OperationNotFound
+            | Self::HoldNotFound
+            | Self::InstrumentNotFound => Class::NotFound,
+            Self::HoldExists | Self::OperationExists => Class::Exists,
+            Self::Invalid { .. } => Class::Invalid,
+            Self::InsufficientBalance(_)
+            | Self::HoldNotActive
+            | Self::HoldExpired
+            | Self::HoldInUse
+            | Self::HoldAmountExceeded
+            | Self::SubAccountFrozen
+            | Self::SubAccountClosed
+            | Self::SubAccountNotEmpty
+            | Self::OperationStatus
+            | Self::AlreadyReversed
+            | Self::SourceGap { .. }
+            | Self::SourceConflict => Class::Precondition,
+        }
+    }
+
+    /// `google.rpc.ErrorInfo.reason`.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::AccountNotFound => "ACCOUNT_NOT_FOUND",
+            Self::SubAccountNotFound => "SUB_ACCOUNT_NOT_FOUND",
+            Self::OperationNotFound => "OPERATION_NOT_FOUND",
+            Self::HoldNotFound => "HOLD_NOT_FOUND",
+            Self::InstrumentNotFound => "INSTRUMENT_NOT_FOUND",
+            Self::InsufficientBalance(_) => "INSUFFICIENT_BALANCE",
+            Self::HoldNotActive => "HOLD_NOT_ACTIVE",
+            Self::HoldExpired => "HOLD_EXPIRED",
+            Self::HoldInUse => "HOLD_IN_USE",
+            Self::HoldAmountExceeded => "HOLD_AMOUNT_EXCEEDED",
+            Self::HoldExists => "HOLD_EXISTS",
+            Self::SubAccountFrozen => "SUB_ACCOUNT_FROZEN",
+            Self::SubAccountClosed => "SUB_ACCOUNT_CLOSED",
+            Self::SubAccountNotEmpty => "SUB_ACCOUNT_NOT_EMPTY",
+            Self::OperationExists => "OPERATION_EXISTS",
+            Self::OperationStatus => "OPERATION_STATUS",
+            Self::AlreadyReversed => "ALREADY_REVERSED",
+            Self::SourceGap { .. } => "SOURCE_GAP",
+            Self::SourceConflict => "SOURCE_CONFLICT",
+            Self::Invalid { .. } => "INVALID_ARGUMENT",
+        }
+    }
+
+    /// True for answers that stay bound to the idempotency key, so that a retry cannot succeed later by surprise. A bad field, a missing
+    /// thing and a batch out of order may be asked again.
+    pub fn stays_bound(&self) -> bool {
+        self.class() == Class::Precondition
+            && !matches!(self, Self::SourceGap { .. } | Self::SourceConflict)
+    }
+
+    /// The bound refusal that `reason` names; figures are not kept. `None` for a reason that never stays bound.
+    pub fn from_bound_reason(reason: &str) -> Option<Self> {
+        Some(match reason {
+            "INSUFFICIENT_BALANCE" => Self::InsufficientBalance(None),
+            "HOLD_NOT_ACTIVE" => Self::HoldNotActive,
+            "HOLD_EXPIRED" => Self::HoldExpired,
+            "HOLD_IN_USE" => Self::HoldInUse,
+            "HOLD_AMOUNT_EXCEEDED" => Self::HoldAmountExceeded,
+            "SUB_ACCOUNT_FROZEN" => Self::SubAccountFrozen,
+            "SUB_ACCOUNT_CLOSED" => Self::SubAccountClosed,
+            "SUB_ACCOUNT_NOT_EMPTY" => Self::SubAccountNotEmpty,
+            "OPERATION_STATUS" => Self::OperationStatus,
+            "ALREADY_REVERSED" => Self::AlreadyReversed,
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::AccountNotFound => "Account not found",
+            Self::SubAccountNotFound => "Sub-account not found",
+            Self::OperationNotFound => "Operation not found",
+            Self::HoldNotFound => "Hold not found",
+            Self::InstrumentNotFound => "Instrument not found",
+            Self::InsufficientBalance(_) => "Insufficient balance",
+            Self::HoldNotActive => "Hold is not active",
+            Self::HoldExpired => "Hold has expired",
+            Self::HoldInUse => "Hold is in use",
+            Self::HoldAmountExceeded => "Amount exceeds what remains of the hold",
+            Self::HoldExists => "Hold already exists",
+            Self::SubAccountFrozen => "Sub-account is frozen",
+            Self::SubAccountClosed => "Sub-account is closed",
+            Self::SubAccountNotEmpty => "Sub-account is not empty",
+            Self::OperationExists => "Operation already exists",
+            Self::OperationStatus => "Operation status does not allow this",
+            Self::AlreadyReversed => "Operation is already reversed",
+            Self::SourceGap { expected_first } => {
+                return write!(
+                    f,
+                    "Batch does not follow its source, expected first sequence {expected_first}"
+                );
+            }
+            Self::SourceConflict => "Batch differs from the one stored for these sequences",
+            Self::Invalid { field, problem } => return write!(f, "{field}: {problem}"),
+        })
+    }
+}
+
+/// Where in a batch a refusal arose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Position {
+    Operation(usize),
+    HoldStep(usize),
+}
+
+/// A refused command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    pub refusal: Refusal,
+    pub at: Option<Position>,
+}
+
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Self {
+        Refused { refusal, at: None }
+    }
+}
+
+impl Refused {
+    pub fn at(refusal: Refusal, position: Position) -> Self {
+        Refused {
+            refusal,
+            at: Some(position),
+        }
+    }
+}

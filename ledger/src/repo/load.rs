@@ -1,0 +1,356 @@
+//! Reading the working set of a group: some ten statements, each for all commands at once, keys in sorted order.
+
+use std::collections::BTreeSet;
+
+use serde_json::json;
+use sqlx::{AssertSqlSafe, SqliteConnection};
+
+use super::{
+    Group,
+    rows::{
+        self, AccountRow, AnswerRow, HoldRow, OperationRow, ParkedRow, PostingRow, SubAccountRow,
+    },
+};
+use crate::{
+    Error,
+    book::Book,
+    fold::{Command, Wanted},
+    model::{Call, Hold, Id, Operation, Posting, SourcePosition, User},
+    names::SubAccountName,
+};
+
+/// A child knows its parent, a parent may be a child; no deeper chain is ever made.
+const PARENT_ROUNDS: usize = 3;
+
+impl Group {
+    /// Everything these commands can touch.
+    pub async fn load(&mut self, commands: &[&Command], now_us: i64) -> Result<Book, Error> {
+        let tx = &mut *self.tx;
+        let mut book = Book {
+            now_us,
+            ..Book::default()
+        };
+        let mut wanted = Wanted::default();
+        for command in commands {
+            wanted.add(command);
+        }
+        holds(tx, &mut wanted, &mut book).await?;
+        operations_by_id(tx, &wanted, &mut book).await?;
+        for command in commands {
+            wanted.add_late(
+                command,
+                |id| book.holds.get(id).cloned(),
+                |id| book.operations.get(id).cloned(),
+            );
+        }
+        operations_by_other(tx, &wanted, &mut book).await?;
+        postings(tx, &mut wanted, &mut book).await?;
+        subaccounts(tx, &wanted, &mut book).await?;
+        owners(tx, &wanted, &mut book).await?;
+        scales(tx, &wanted, commands, &mut book).await?;
+        memory(tx, &wanted, &mut book).await?;
+        Ok(book)
+    }
+}
+
+async fn holds(
+    tx: &mut SqliteConnection,
+    wanted: &mut Wanted,
+    book: &mut Book,
+) -> Result<(), Error> {
+    let mut asked = BTreeSet::new();
+    for _ in 0..PARENT_ROUNDS {
+        let missing: Vec<Id> = wanted.hold_ids.difference(&asked).cloned().collect();
+        if missing.is_empty() {
+            break;
+        }
+        let sql = format!(
+            "{} WHERE h.hold_id IN (SELECT value FROM json_each($1))",
+            rows::HOLD
+        );
+        let found: Vec<HoldRow> = sqlx::query_as(AssertSqlSafe(sql))
+            .bind(rows::ids(&missing))
+            .fetch_all(&mut *tx)
+            .await?;
+        for row in found {
+            let hold = Hold::try_from(row)?;
+            wanted.add_hold(&hold);
+            book.holds.load(hold.terms.hold_id.clone(), hold);
+        }
+        asked.extend(missing);
+    }
+    Ok(())
+}
+
+fn keep(book: &mut Book, found: Vec<OperationRow>) -> Result<(), Error> {
+    for row in found {
+        let operation = Operation::try_from(row)?;
+        let terms = operation.terms.clone();
+        let id = terms.operation_id.clone();
+        let key = (
+            terms.scope,
+            terms.user_id.clone(),
+            terms.idempotency_key.clone(),
+        );
+        book.by_key.load(key, id.clone());
+        if let Some(reference) = &terms.external_ref {
+            book.by_reference
+                .load((terms.kind, reference.clone()), id.clone());
+        }
+        if let Some(tx_hash) = &operation.tx_hash {
+            let carriers = book.by_tx.entry(tx_hash.clone()).or_default();
+            if !carriers.contains(&id) {
+                carriers.push(id.clone());
+            }
+        }
+        book.operations.load(id, operation);
+    }
+    Ok(())
+}
+
+async fn operations_by_id(
+    tx: &mut SqliteConnection,
+    wanted: &Wanted,
+    book: &mut Book,
+) -> Result<(), Error> {
+    if wanted.operation_ids.is_empty() {
+        return Ok(());
+    }
+    let found = sqlx::query_as(
+        "SELECT * FROM operations WHERE operation_id IN (SELECT value FROM json_each($1))",
+    )
+    .bind(rows::ids(&wanted.operation_ids))
+    .fetch_all(tx)
+    .await?;
+    keep(book, found)
+}
+
+async fn operations_by_other(
+    tx: &mut SqliteConnection,
+    wanted: &Wanted,
+    book: &mut Book,
+) -> Result<(), Error> {
+    if !wanted.operation_keys.is_empty() {
+        let keys = wanted
+            .operation_keys
+            .keys()
+            .map(|(user, key, scope)| json!([&**user, &**key, scope]));
+        let found = sqlx::query_as(
+            "SELECT o.* FROM json_each($1) j CROSS JOIN operations o \
+             ON o.user_id = j.value->>0 AND o.idempotency_key = j.value->>1 AND o.scope = j.value->>2",
+        )
+        .bind(rows::rows(keys))
+        .fetch_all(&mut *tx)
+        .await?;
+        keep(book, found)?;
+    }
+    if !wanted.references.is_empty() {
+        let keys = wanted
+            .references
+            .keys()
+            .map(|(reference, kind)| json!([&**reference, kind]));
+        let found = sqlx::query_as(
+            "SELECT o.* FROM json_each($1) j CROSS JOIN operations o \
+             ON o.external_ref = j.value->>0 AND o.kind = j.value->>1",
+        )
+        .bind(rows::rows(keys))
+        .fetch_all(&mut *tx)
+        .await?;
+        keep(book, found)?;
+    }
+    if !wanted.tx_hashes.is_empty() {
+        let found = sqlx::query_as(
+            "SELECT * FROM operations WHERE tx_hash IN (SELECT value FROM json_each($1)) ORDER BY created_at_us, operation_id",
+        )
+        .bind(rows::ids(&wanted.tx_hashes))
+        .fetch_all(tx)
+        .await?;
+        keep(book, found)?;
+    }
+    Ok(())
+}
+
+/// Postings of every loaded operation: for its answer, its reversal, its unsettled credits.
+async fn postings(
+    tx: &mut SqliteConnection,
+    wanted: &mut Wanted,
+    book: &mut Book,
+) -> Result<(), Error> {
+    let of: BTreeSet<Id> = book
+        .operations
+        .values()
+        .map(|operation| operation.terms.operation_id.clone())
+        .collect();
+    if of.is_empty() {
+        return Ok(());
+    }
+    let sql = format!(
+        "{} WHERE p.operation_id IN (SELECT value FROM json_each($1)) ORDER BY p.operation_id, p.ordinal",
+        rows::POSTING
+    );
+    let found: Vec<PostingRow> = sqlx::query_as(AssertSqlSafe(sql))
+        .bind(rows::ids(&of))
+        .fetch_all(tx)
+        .await?;
+    let mut group: Vec<Posting> = Vec::new();
+    let found = found.into_iter().map(Posting::from).map(Some).chain([None]);
+    for posting in found {
+        let ends = match (&posting, group.last()) {
+            (Some(posting), Some(last)) => posting.operation_id != last.operation_id,
+            (None, Some(_)) => true,
+            (_, None) => false,
+        };
+        if ends {
+            let done = std::mem::take(&mut group);
+            book.postings.load(done[0].operation_id.clone(), done);
+        }
+        if let Some(posting) = posting {
+            wanted.add_posting(&posting);
+            group.push(posting);
+        }
+    }
+    Ok(())
+}
+
+async fn subaccounts(
+    tx: &mut SqliteConnection,
+    wanted: &Wanted,
+    book: &mut Book,
+) -> Result<(), Error> {
+    let by = [
+        (&wanted.subaccount_ids, "s.subaccount_id"),
+        (&wanted.whole_users, "s.user_id"),
+    ];
+    for (keys, column) in by {
+        if keys.is_empty() {
+            continue;
+        }
+        let sql = format!(
+            "{} WHERE {column} IN (SELECT value FROM json_each($1))",
+            rows::SUB_ACCOUNT
+        );
+        let found: Vec<SubAccountRow> = sqlx::query_as(AssertSqlSafe(sql))
+            .bind(rows::ids(keys))
+            .fetch_all(&mut *tx)
+            .await?;
+        for row in found {
+            let row = crate::model::SubAccount::from(row);
+            book.subaccounts.load(row.terms.subaccount_id.clone(), row);
+        }
+    }
+    Ok(())
+}
+
+async fn owners(tx: &mut SqliteConnection, wanted: &Wanted, book: &mut Book) -> Result<(), Error> {
+    if !wanted.account_ids.is_empty() {
+        let found: Vec<AccountRow> = sqlx::query_as(
+            "SELECT * FROM accounts WHERE account_id IN (SELECT value FROM json_each($1))",
+        )
+        .bind(rows::ids(&wanted.account_ids))
+        .fetch_all(&mut *tx)
+        .await?;
+        for row in found {
+            let account = crate::model::Account::try_from(row)?;
+            book.accounts.load(account.account_id.clone(), account);
+        }
+    }
+    if !wanted.user_ids.is_empty() {
+        let found: Vec<(String, bool)> = sqlx::query_as(
+            "SELECT user_id, blocked FROM users WHERE user_id IN (SELECT value FROM json_each($1))",
+        )
+        .bind(rows::ids(&wanted.user_ids))
+        .fetch_all(tx)
+        .await?;
+        for (user_id, blocked) in found {
+            let user_id = Id::from(user_id);
+            book.users.load(user_id.clone(), User { user_id, blocked });
+        }
+    }
+    Ok(())
+}
+
+async fn scales(
+    tx: &mut SqliteConnection,
+    wanted: &Wanted,
+    commands: &[&Command],
+    book: &mut Book,
+) -> Result<(), Error> {
+    let mut instruments: BTreeSet<Id> = wanted
+        .subaccount_ids
+        .iter()
+        .filter_map(|id| SubAccountName::parse(id))
+        .map(|name| name.instrument_id.into())
+        .collect();
+    for command in commands {
+        command.each_new_scale(&mut |id| {
+            instruments.insert(id.clone());
+        });
+    }
+    if instruments.is_empty() {
+        return Ok(());
+    }
+    let found: Vec<(String, u8)> = sqlx::query_as(
+        "SELECT instrument_id, decimals FROM instruments WHERE instrument_id IN (SELECT value FROM json_each($1))",
+    )
+    .bind(rows::ids(&instruments))
+    .fetch_all(tx)
+    .await?;
+    for (instrument_id, decimals) in found {
+        book.scales.load(instrument_id.into(), decimals);
+    }
+    Ok(())
+}
+
+/// What the ledger remembers beside its rows: answers, source positions, parked news.
+async fn memory(tx: &mut SqliteConnection, wanted: &Wanted, book: &mut Book) -> Result<(), Error> {
+    if !wanted.answer_keys.is_empty() {
+        let keys = wanted
+            .answer_keys
+            .keys()
+            .map(|(user, key, call)| json!([&**user, &**key, call]));
+        let found: Vec<AnswerRow> = sqlx::query_as(
+            "SELECT a.call, a.user_id, a.idempotency_key, a.digest, a.outcome FROM json_each($1) j CROSS JOIN answers a \
+             ON a.user_id = j.value->>0 AND a.idempotency_key = j.value->>1 AND a.call = j.value->>2",
+        )
+        .bind(rows::rows(keys))
+        .fetch_all(&mut *tx)
+        .await?;
+        for row in found {
+            let call = Call::from_code(row.call)
+                .ok_or_else(|| rows::broken("stored answer", &row.idempotency_key))?;
+            let answer = row.answer()?;
+            book.answers.load(
+                (call, row.user_id.into(), row.idempotency_key.into()),
+                answer,
+            );
+        }
+    }
+    if !wanted.sources.is_empty() {
+        let found: Vec<(String, i64, i64, i64)> = sqlx::query_as(
+            "SELECT source, first_sequence, through_sequence, digest FROM sources WHERE source IN (SELECT value FROM json_each($1))",
+        )
+        .bind(rows::ids(&wanted.sources))
+        .fetch_all(&mut *tx)
+        .await?;
+        for (source, first, through, digest) in found {
+            let position = SourcePosition {
+                first_sequence: first.unsigned_abs(),
+                through_sequence: through.unsigned_abs(),
+                digest,
+            };
+            book.sources.load(source.into(), position);
+        }
+    }
+    if !wanted.parked.is_empty() {
+        let found: Vec<ParkedRow> = sqlx::query_as(
+            "SELECT * FROM parked WHERE match_key IN (SELECT value FROM json_each($1))",
+        )
+        .bind(rows::ids(&wanted.parked))
+        .fetch_all(tx)
+        .await?;
+        for row in found {
+            book.parked.load(row.match_key.as_str().into(), row.into());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,261 @@
+//! Reads: committed rows, newest first, by keyset.
+
+use sqlx::{AssertSqlSafe, QueryBuilder, Sqlite};
+
+use super::{
+    Store,
+    rows::{self, AccountRow, HoldRow, OperationRow, PostingRow, SubAccountRow},
+};
+use crate::{
+    Error,
+    model::{
+        Account, Hold, HoldStatus, Id, Operation, OperationStatus, OperationType, Posting,
+        SubAccount,
+    },
+};
+
+/// A page of a list: rows strictly before this position, newest first.
+pub struct Before<'a> {
+    pub created_at_us: i64,
+    pub id: &'a str,
+    pub limit: i64,
+}
+
+/// Empty text and `None` match everything.
+#[derive(Default)]
+pub struct OperationFilter<'a> {
+    pub user_id: &'a str,
+    pub kind: Option<OperationType>,
+    pub status: Option<OperationStatus>,
+    pub idempotency_key: &'a str,
+}
+
+/// Empty text and `None` match everything.
+#[derive(Default)]
+pub struct HoldFilter<'a> {
+    pub subaccount_id: &'a str,
+    pub status: Option<HoldStatus>,
+    pub owner: &'a str,
+    pub parent_hold_id: &'a str,
+    pub user_id: &'a str,
+}
+
+/// Sums of one instrument, in minor units.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TrialBalance {
+    pub instrument_id: String,
+    pub decimals: u8,
+    /// Over all sub-accounts; zero unless something is broken.
+    pub total: i128,
+    pub reserve: i128,
+    pub unsettled: i128,
+    /// What is left of active holds.
+    pub active_holds: i128,
+}
+
+impl Store {
+    pub async fn account(&self, account_id: &str) -> Result<Option<Account>, Error> {
+        sqlx::query_as::<_, AccountRow>("SELECT * FROM accounts WHERE account_id = $1")
+            .bind(account_id)
+            .fetch_optional(self.db.read())
+            .await?
+            .map(Account::try_from)
+            .transpose()
+    }
+
+    pub async fn accounts(&self, user_id: &str, before: Before<'_>) -> Result<Vec<Account>, Error> {
+        let mut query =
+            QueryBuilder::new("SELECT * FROM accounts WHERE (created_at_us, account_id) < (");
+        push_before(&mut query, &before);
+        filter(&mut query, "user_id", user_id);
+        push_order(&mut query, "account_id", &before);
+        let found: Vec<AccountRow> = query.build_query_as().fetch_all(self.db.read()).await?;
+        found.into_iter().map(Account::try_from).collect()
+    }
+
+    pub async fn subaccount(&self, subaccount_id: &str) -> Result<Option<SubAccount>, Error> {
+        let sql = format!("{} WHERE s.subaccount_id = $1", rows::SUB_ACCOUNT);
+        let found: Option<SubAccountRow> = sqlx::query_as(AssertSqlSafe(sql))
+            .bind(subaccount_id)
+            .fetch_optional(self.db.read())
+            .await?;
+        Ok(found.map(SubAccount::from))
+    }
+
+    pub async fn subaccounts(
+        &self,
+        user_id: &str,
+        instrument_id: &str,
+        before: Before<'_>,
+    ) -> Result<Vec<SubAccount>, Error> {
+        let mut query = QueryBuilder::new(rows::SUB_ACCOUNT);
+        query.push(" WHERE (s.created_at_us, s.subaccount_id) < (");
+        push_before(&mut query, &before);
+        filter(&mut query, "s.user_id", user_id);
+        filter(&mut query, "s.instrument_id", instrument_id);
+        query.push(" ORDER BY s.created_at_us DESC, s.subaccount_id DESC LIMIT ");
+        query.push_bind(before.limit);
+        let found: Vec<SubAccountRow> = query.build_query_as().fetch_all(self.db.read()).await?;
+        Ok(found.into_iter().map(SubAccount::from).collect())
+    }
+
+    pub async fn operation(&self, operation_id: &str) -> Result<Option<Operation>, Error> {
+        sqlx::query_as::<_, OperationRow>("SELECT * FROM operations WHERE operation_id = $1")
+            .bind(operation_id)
+            .fetch_optional(self.db.read())
+            .await?
+            .map(Operation::try_from)
+            .transpose()
+    }
+
+    pub async fn postings(&self, operation_id: &str) -> Result<Vec<Posting>, Error> {
+        let sql = format!(
+            "{} WHERE p.operation_id = $1 ORDER BY p.ordinal",
+            rows::POSTING
+        );
+        let found: Vec<PostingRow> = sqlx::query_as(AssertSqlSafe(sql))
+            .bind(operation_id)
+            .fetch_all(self.db.read())
+            .await?;
+        Ok(found.into_iter().map(Posting::from).collect())
+    }
+
+    pub async fn operations(
+        &self,
+        wanted: &OperationFilter<'_>,
+        before: Before<'_>,
+    ) -> Result<Vec<Operation>, Error> {
+        let mut query =
+            QueryBuilder::new("SELECT * FROM operations WHERE (created_at_us, operation_id) < (");
+        push_before(&mut query, &before);
+        filter(&mut query, "user_id", wanted.user_id);
+        filter(&mut query, "idempotency_key", wanted.idempotency_key);
+        filter_code(&mut query, "kind", wanted.kind.map(OperationType::code));
+        filter_code(
+            &mut query,
+            "status",
+            wanted.status.map(OperationStatus::code),
+        );
+        push_order(&mut query, "operation_id", &before);
+        let found: Vec<OperationRow> = query.build_query_as().fetch_all(self.db.read()).await?;
+        found.into_iter().map(Operation::try_from).collect()
+    }
+
+    pub async fn hold(&self, hold_id: &str) -> Result<Option<Hold>, Error> {
+        let sql = format!("{} WHERE h.hold_id = $1", rows::HOLD);
+        sqlx::query_as::<_, HoldRow>(AssertSqlSafe(sql))
+            .bind(hold_id)
+            .fetch_optional(self.db.read())
+            .await?
+            .map(Hold::try_from)
+            .transpose()
+    }
+
+    pub async fn holds(
+        &self,
+        wanted: &HoldFilter<'_>,
+        before: Before<'_>,
+    ) -> Result<Vec<Hold>, Error> {
+        let mut query = QueryBuilder::new(rows::HOLD);
+        query.push(" WHERE (h.created_at_us, h.hold_id) < (");
+        push_before(&mut query, &before);
+        filter(&mut query, "h.subaccount_id", wanted.subaccount_id);
+        filter(&mut query, "h.owner", wanted.owner);
+        filter(&mut query, "h.parent_hold_id", wanted.parent_hold_id);
+        filter(&mut query, "h.user_id", wanted.user_id);
+        filter_code(&mut query, "h.status", wanted.status.map(HoldStatus::code));
+        query.push(" ORDER BY h.created_at_us DESC, h.hold_id DESC LIMIT ");
+        query.push_bind(before.limit);
+        let found: Vec<HoldRow> = query.build_query_as().fetch_all(self.db.read()).await?;
+        found.into_iter().map(Hold::try_from).collect()
+    }
+
+    /// Active holds past their expiry.
+    pub async fn holds_due(&self, now_us: i64, limit: i64) -> Result<Vec<Id>, Error> {
+        let found: Vec<String> = sqlx::query_scalar(
+            "SELECT hold_id FROM holds WHERE status = 1 AND expires_at_us IS NOT NULL AND expires_at_us <= $1 \
+             ORDER BY expires_at_us LIMIT $2",
+        )
+        .bind(now_us)
+        .bind(limit)
+        .fetch_all(self.db.read())
+        .await?;
+        Ok(found.into_iter().map(Id::from).collect())
+    }
+
+    pub async fn holds_active(&self) -> Result<i64, Error> {
+        Ok(
+            sqlx::query_scalar("SELECT COUNT(*) FROM holds WHERE status = 1")
+                .fetch_one(self.db.read())
+                .await?,
+        )
+    }
+
+    /// Last sequence applied of a source; 0 when nothing was.
+    pub async fn source_position(&self, source: &str) -> Result<u64, Error> {
+        let found: Option<i64> =
+            sqlx::query_scalar("SELECT through_sequence FROM sources WHERE source = $1")
+                .bind(source)
+                .fetch_optional(self.db.read())
+                .await?;
+        Ok(found.unwrap_or(0).unsigned_abs())
+    }
+
+    /// Sums per instrument as of one moment; empty id: of every instrument.
+    pub async fn trial_balance(&self, instrument_id: &str) -> Result<Vec<TrialBalance>, Error> {
+        // Sums go in two halves of 32 bits, so that they cannot overflow on the way.
+        type Row = (String, u8, i64, i64, i64, i64, i64, i64, i64, i64);
+        let found: Vec<Row> = sqlx::query_as(
+            "SELECT s.instrument_id, COALESCE(MAX(i.decimals), 0), \
+             SUM(s.balance >> 32), SUM(s.balance & 4294967295), \
+             SUM(CASE WHEN s.subaccount_id LIKE 'system:reserve:%' THEN s.balance >> 32 ELSE 0 END), \
+             SUM(CASE WHEN s.subaccount_id LIKE 'system:reserve:%' THEN s.balance & 4294967295 ELSE 0 END), \
+             SUM(s.unsettled >> 32), SUM(s.unsettled & 4294967295), \
+             COALESCE((SELECT SUM(h.remaining >> 32) FROM holds h WHERE h.status = 1 AND h.instrument_id = s.instrument_id), 0), \
+             COALESCE((SELECT SUM(h.remaining & 4294967295) FROM holds h WHERE h.status = 1 AND h.instrument_id = s.instrument_id), 0) \
+             FROM sub_accounts s LEFT JOIN instruments i ON i.instrument_id = s.instrument_id \
+             WHERE $1 = '' OR s.instrument_id = $1 GROUP BY s.instrument_id ORDER BY s.instrument_id",
+        )
+        .bind(instrument_id)
+        .fetch_all(self.db.read())
+        .await?;
+        let wide = |high: i64, low: i64| (i128::from(high) << 32) + i128::from(low);
+        Ok(found
+            .into_iter()
+            .map(|row| TrialBalance {
+                instrument_id: row.0,
+                decimals: row.1,
+                total: wide(row.2, row.3),
+                reserve: wide(row.4, row.5),
+                unsettled: wide(row.6, row.7),
+                active_holds: wide(row.8, row.9),
+            })
+            .collect())
+    }
+}
+
+fn push_before(query: &mut QueryBuilder<Sqlite>, before: &Before<'_>) {
+    query.push_bind(before.created_at_us);
+    query.push(", ");
+    query.push_bind(before.id.to_owned());
+    query.push(")");
+}
+
+fn push_order(query: &mut QueryBuilder<Sqlite>, id: &str, before: &Before<'_>) {
+    query.push(format!(" ORDER BY created_at_us DESC, {id} DESC LIMIT "));
+    query.push_bind(before.limit);
+}
+
+fn filter(query: &mut QueryBuilder<Sqlite>, column: &str, value: &str) {
+    if !value.is_empty() {
+        query.push(format!(" AND {column} = "));
+        query.push_bind(value.to_owned());
+    }
+}
+
+fn filter_code(query: &mut QueryBuilder<Sqlite>, column: &str, value: Option<i32>) {
+    if let Some(value) = value {
+        query.push(format!(" AND {column} = "));
+        query.push_bind(value);
+    }
+}

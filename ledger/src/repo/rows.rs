@@ -1,0 +1,521 @@
+//! Rows as SQLite gives them, and as JSON arrays that carry many rows in one bound value.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use sqlx::FromRow;
+use types::Minor;
+
+use crate::{
+    Error,
+    fold::{StoredAnswer, StoredOutcome},
+    model::{
+        Account, AccountType, Hold, HoldStatus, HoldTerms, Id, Operation, OperationStatus,
+        OperationTerms, OperationType, Parked, Posting, Scope, SubAccount, SubAccountTerms, Units,
+    },
+    refusal::Position,
+};
+
+/// A row that does not say what the schema promises.
+pub fn broken(what: &str, id: &str) -> Error {
+    Error::Broken(format!("{what} {id}"))
+}
+
+fn some_id(text: Option<String>) -> Option<Id> {
+    text.map(Id::from)
+}
+
+/// Many ids in one bound value.
+pub fn ids<'a>(items: impl IntoIterator<Item = &'a Id>) -> String {
+    let items: Vec<&str> = items.into_iter().map(|id| &**id).collect();
+    serde_json::to_string(&items).expect("texts have a JSON form")
+}
+
+/// Many rows in one bound value.
+pub fn rows(items: impl IntoIterator<Item = Value>) -> String {
+    Value::Array(items.into_iter().collect()).to_string()
+}
+
+#[derive(FromRow)]
+pub struct AccountRow {
+    account_id: String,
+    user_id: String,
+    kind: i32,
+    created_at_us: i64,
+    updated_at_us: i64,
+}
+
+impl TryFrom<AccountRow> for Account {
+    type Error = Error;
+
+    fn try_from(row: AccountRow) -> Result<Self, Error> {
+        Ok(Account {
+            kind: AccountType::from_code(row.kind)
+                .ok_or_else(|| broken("account", &row.account_id))?,
+            account_id: row.account_id.into(),
+            user_id: row.user_id.into(),
+            created_at_us: row.created_at_us,
+            updated_at_us: row.updated_at_us,
+        })
+    }
+}
+
+pub fn account(row: &Account) -> Value {
+    json!([
+        &*row.account_id,
+        &*row.user_id,
+        row.kind.code(),
+        row.created_at_us,
+        row.updated_at_us
+    ])
+}
+
+pub const SUB_ACCOUNT: &str = "SELECT s.*, COALESCE(i.decimals, 0) AS decimals FROM sub_accounts s \
+     LEFT JOIN instruments i ON i.instrument_id = s.instrument_id";
+
+#[derive(FromRow)]
+pub struct SubAccountRow {
+    subaccount_id: String,
+    account_id: String,
+    user_id: String,
+    instrument_id: String,
+    decimals: u8,
+    balance: i64,
+    held: i64,
+    unsettled: i64,
+    version: i64,
+    freeze: u8,
+    closed: bool,
+    may_be_negative: bool,
+    created_at_us: i64,
+    updated_at_us: i64,
+}
+
+impl From<SubAccountRow> for SubAccount {
+    fn from(row: SubAccountRow) -> Self {
+        SubAccount {
+            terms: Arc::new(SubAccountTerms {
+                subaccount_id: row.subaccount_id.into(),
+                account_id: row.account_id.into(),
+                user_id: row.user_id.into(),
+                instrument_id: row.instrument_id.into(),
+                decimals: row.decimals,
+                may_be_negative: row.may_be_negative,
+                created_at_us: row.created_at_us,
+            }),
+            balance: Minor(row.balance),
+            held: Minor(row.held),
+            unsettled: Minor(row.unsettled),
+            version: row.version.unsigned_abs(),
+            freeze: row.freeze,
+            closed: row.closed,
+            updated_at_us: row.updated_at_us,
+        }
+    }
+}
+
+pub fn subaccount(row: &SubAccount) -> Value {
+    let terms = &row.terms;
+    json!([
+        &*terms.subaccount_id,
+        &*terms.account_id,
+        &*terms.user_id,
+        &*terms.instrument_id,
+        row.balance.0,
+        row.held.0,
+        row.unsettled.0,
+        row.version,
+        row.freeze,
+        i32::from(row.closed),
+        i32::from(terms.may_be_negative),
+        terms.created_at_us,
+        row.updated_at_us
+    ])
+}
+
+#[derive(FromRow)]
+pub struct OperationRow {
+    operation_id: String,
+    scope: i32,
+    kind: i32,
+    status: i32,
+    user_id: String,
+    idempotency_key: String,
+    external_ref: Option<String>,
+    tx_hash: Option<String>,
+    rejection_code: Option<i32>,
+    rejection_message: Option<String>,
+    awaits_chain: bool,
+    reverses: Option<String>,
+    reversed_by: Option<String>,
+    digest: i64,
+    created_at_us: i64,
+    finalized_at_us: Option<i64>,
+}
+
+impl TryFrom<OperationRow> for Operation {
+    type Error = Error;
+
+    fn try_from(row: OperationRow) -> Result<Self, Error> {
+        let broken = || broken("operation", &row.operation_id);
+        Ok(Operation {
+            status: OperationStatus::from_code(row.status).ok_or_else(broken)?,
+            terms: Arc::new(OperationTerms {
+                scope: Scope::from_code(row.scope).ok_or_else(broken)?,
+                kind: OperationType::from_code(row.kind).ok_or_else(broken)?,
+                operation_id: row.operation_id.into(),
+                user_id: row.user_id.into(),
+                idempotency_key: row.idempotency_key.into(),
+                external_ref: some_id(row.external_ref),
+                awaits_chain: row.awaits_chain,
+                reverses: some_id(row.reverses),
+                digest: row.digest,
+                created_at_us: row.created_at_us,
+            }),
+            tx_hash: some_id(row.tx_hash),
+            rejection_code: row.rejection_code,
+            rejection_message: row.rejection_message,
+            finalized_at_us: row.finalized_at_us,
+            reversed_by: some_id(row.reversed_by),
+        })
+    }
+}
+
+pub fn operation(row: &Operation) -> Value {
+    let terms = &row.terms;
+    json!([
+        &*terms.operation_id,
+        terms.scope.code(),
+        terms.kind.code(),
+        row.status.code(),
+        &*terms.user_id,
+        &*terms.idempotency_key,
+        terms.external_ref.as_deref(),
+        row.tx_hash.as_deref(),
+        row.rejection_code,
+        row.rejection_message,
+        i32::from(terms.awaits_chain),
+        terms.reverses.as_deref(),
+        row.reversed_by.as_deref(),
+        terms.digest,
+        terms.created_at_us,
+        row.finalized_at_us
+    ])
+}
+
+/// Only what may change.
+pub fn operation_state(row: &Operation) -> Value {
+    json!([
+        &*row.terms.operation_id,
+        row.status.code(),
+        row.tx_hash.as_deref(),
+        row.rejection_code,
+        row.rejection_message,
+        row.reversed_by.as_deref(),
+        row.finalized_at_us
+    ])
+}
+
+pub const POSTING: &str = "SELECT p.*, COALESCE(i.decimals, 0) AS decimals FROM postings p \
+     LEFT JOIN instruments i ON i.instrument_id = p.instrument_id";
+
+#[derive(FromRow)]
+pub struct PostingRow {
+    posting_id: String,
+    operation_id: String,
+    ordinal: i64,
+    debit_subaccount_id: String,
+    credit_subaccount_id: String,
+    instrument_id: String,
+    decimals: u8,
+    amount: i64,
+    hold_id: Option<String>,
+    unsettled: bool,
+    debit_balance_after: i64,
+    debit_version: i64,
+    credit_balance_after: i64,
+    credit_version: i64,
+    created_at_us: i64,
+}
+
+impl From<PostingRow> for Posting {
+    fn from(row: PostingRow) -> Self {
+        Posting {
+            posting_id: row.posting_id.into(),
+            operation_id: row.operation_id.into(),
+            ordinal: row.ordinal as u32,
+            debit_subaccount_id: row.debit_subaccount_id.into(),
+            credit_subaccount_id: row.credit_subaccount_id.into(),
+            amount: Units {
+                instrument_id: row.instrument_id.into(),
+                decimals: row.decimals,
+                minor: Minor(row.amount),
+            },
+            hold_id: some_id(row.hold_id),
+            unsettled: row.unsettled,
+            debit_balance_after: Minor(row.debit_balance_after),
+            debit_version: row.debit_version.unsigned_abs(),
+            credit_balance_after: Minor(row.credit_balance_after),
+            credit_version: row.credit_version.unsigned_abs(),
+            created_at_us: row.created_at_us,
+        }
+    }
+}
+
+pub fn posting(row: &Posting) -> Value {
+    json!([
+        &*row.operation_id,
+        row.ordinal,
+        &*row.posting_id,
+        &*row.debit_subaccount_id,
+        &*row.credit_subaccount_id,
+        &*row.amount.instrument_id,
+        row.amount.minor.0,
+        row.hold_id.as_deref(),
+        i32::from(row.unsettled),
+        row.debit_balance_after.0,
+        row.debit_version,
+        row.credit_balance_after.0,
+        row.credit_version,
+        row.created_at_us
+    ])
+}
+
+pub const HOLD: &str = "SELECT h.*, COALESCE(i.decimals, 0) AS decimals FROM holds h \
+     LEFT JOIN instruments i ON i.instrument_id = h.instrument_id";
+
+/// Also the form in which a stored answer keeps a hold.
+#[derive(FromRow, serde::Serialize, serde::Deserialize)]
+pub struct HoldRow {
+    hold_id: String,
+    subaccount_id: String,
+    user_id: String,
+    instrument_id: String,
+    decimals: u8,
+    amount: i64,
+    remaining: i64,
+    added: i64,
+    split_off: i64,
+    consumed: i64,
+    released: i64,
+    returned_by_children: i64,
+    status: i32,
+    expiry_told: bool,
+    reason: String,
+    owner: String,
+    parent_hold_id: Option<String>,
+    destination_subaccount_id: Option<String>,
+    expires_at_us: Option<i64>,
+    created_at_us: i64,
+    updated_at_us: i64,
+}
+
+impl TryFrom<HoldRow> for Hold {
+    type Error = Error;
+
+    fn try_from(row: HoldRow) -> Result<Self, Error> {
+        Ok(Hold {
+            status: HoldStatus::from_code(row.status)
+                .ok_or_else(|| broken("hold", &row.hold_id))?,
+            terms: Arc::new(HoldTerms {
+                hold_id: row.hold_id.into(),
+                subaccount_id: row.subaccount_id.into(),
+                user_id: row.user_id.into(),
+                instrument_id: row.instrument_id.into(),
+                decimals: row.decimals,
+                reason: row.reason,
+                owner: row.owner,
+                parent_hold_id: some_id(row.parent_hold_id),
+                destination_subaccount_id: some_id(row.destination_subaccount_id),
+                expires_at_us: row.expires_at_us,
+                created_at_us: row.created_at_us,
+            }),
+            amount: Minor(row.amount),
+            remaining: Minor(row.remaining),
+            added: Minor(row.added),
+            split_off: Minor(row.split_off),
+            consumed: Minor(row.consumed),
+            released: Minor(row.released),
+            returned: Minor(row.returned_by_children),
+            expiry_told: row.expiry_told,
+            updated_at_us: row.updated_at_us,
+        })
+    }
+}
+
+impl From<&Hold> for HoldRow {
+    fn from(hold: &Hold) -> Self {
+        let terms = &hold.terms;
+        HoldRow {
+            hold_id: terms.hold_id.to_string(),
+            subaccount_id: terms.subaccount_id.to_string(),
+            user_id: terms.user_id.to_string(),
+            instrument_id: terms.instrument_id.to_string(),
+            decimals: terms.decimals,
+            amount: hold.amount.0,
+            remaining: hold.remaining.0,
+            added: hold.added.0,
+            split_off: hold.split_off.0,
+            consumed: hold.consumed.0,
+            released: hold.released.0,
+            returned_by_children: hold.returned.0,
+            status: hold.status.code(),
+            expiry_told: hold.expiry_told,
+            reason: terms.reason.clone(),
+            owner: terms.owner.clone(),
+            parent_hold_id: terms.parent_hold_id.as_ref().map(ToString::to_string),
+            destination_subaccount_id: terms
+                .destination_subaccount_id
+                .as_ref()
+                .map(ToString::to_string),
+            expires_at_us: terms.expires_at_us,
+            created_at_us: terms.created_at_us,
+            updated_at_us: hold.updated_at_us,
+        }
+    }
+}
+
+pub fn hold(row: &Hold) -> Value {
+    let terms = &row.terms;
+    json!([
+        &*terms.hold_id,
+        &*terms.subaccount_id,
+        &*terms.user_id,
+        &*terms.instrument_id,
+        row.amount.0,
+        row.remaining.0,
+        row.added.0,
+        row.split_off.0,
+        row.consumed.0,
+        row.released.0,
+        row.returned.0,
+        row.status.code(),
+        i32::from(row.expiry_told),
+        terms.reason,
+        terms.owner,
+        terms.parent_hold_id.as_deref(),
+        terms.destination_subaccount_id.as_deref(),
+        terms.expires_at_us,
+        terms.created_at_us,
+        row.updated_at_us
+    ])
+}
+
+#[derive(FromRow)]
+pub struct ParkedRow {
+    pub match_key: String,
+    tx_hash: Option<String>,
+    reverted: bool,
+    at_us: i64,
+}
+
+impl From<ParkedRow> for Parked {
+    fn from(row: ParkedRow) -> Self {
+        Parked {
+            tx_hash: some_id(row.tx_hash),
+            reverted: row.reverted,
+            at_us: row.at_us,
+        }
+    }
+}
+
+#[derive(FromRow)]
+pub struct AnswerRow {
+    pub call: i32,
+    pub user_id: String,
+    pub idempotency_key: String,
+    pub digest: i64,
+    pub outcome: String,
+}
+
+/// A stored answer as JSON text.
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Outcome {
+    Refused {
+        reason: String,
+        operation: Option<usize>,
+        hold_step: Option<usize>,
+    },
+    Hold {
+        hold: Box<HoldRow>,
+        operation_id: Option<String>,
+    },
+    /// (operation id, reason of refusal): one of the two per operation.
+    Batch(Vec<(Option<String>, Option<String>)>),
+    SubAccount(String),
+}
+
+pub fn outcome_text(outcome: &StoredOutcome) -> String {
+    let outcome = match outcome {
+        StoredOutcome::Refused { reason, at } => Outcome::Refused {
+            reason: reason.clone(),
+            operation: at.and_then(|at| {
+                if let Position::Operation(index) = at {
+                    Some(index)
+                } else {
+                    None
+                }
+            }),
+            hold_step: at.and_then(|at| {
+                if let Position::HoldStep(index) = at {
+                    Some(index)
+                } else {
+                    None
+                }
+            }),
+        },
+        StoredOutcome::Hold { hold, operation_id } => Outcome::Hold {
+            hold: Box::new(hold.into()),
+            operation_id: operation_id.as_ref().map(ToString::to_string),
+        },
+        StoredOutcome::Batch(outcomes) => Outcome::Batch(
+            outcomes
+                .iter()
+                .map(|outcome| match outcome {
+                    Ok(id) => (Some(id.to_string()), None),
+                    Err(reason) => (None, Some(reason.clone())),
+                })
+                .collect(),
+        ),
+        StoredOutcome::SubAccount(id) => Outcome::SubAccount(id.to_string()),
+    };
+    serde_json::to_string(&outcome).expect("stored answers have a JSON form")
+}
+
+impl AnswerRow {
+    pub fn answer(&self) -> Result<StoredAnswer, Error> {
+        let broken = || broken("stored answer", &self.idempotency_key);
+        let outcome = match serde_json::from_str(&self.outcome).map_err(|_| broken())? {
+            Outcome::Refused {
+                reason,
+                operation,
+                hold_step,
+            } => StoredOutcome::Refused {
+                reason,
+                at: operation
+                    .map(Position::Operation)
+                    .or(hold_step.map(Position::HoldStep)),
+            },
+            Outcome::Hold { hold, operation_id } => StoredOutcome::Hold {
+                hold: (*hold).try_into()?,
+                operation_id: some_id(operation_id),
+            },
+            Outcome::Batch(outcomes) => StoredOutcome::Batch(
+                outcomes
+                    .into_iter()
+                    .map(|outcome| match outcome {
+                        (Some(id), _) => Ok(Ok(id.into())),
+                        (None, Some(reason)) => Ok(Err(reason)),
+                        (None, None) => Err(broken()),
+                    })
+                    .collect::<Result<_, _>>()?,
+            ),
+            Outcome::SubAccount(id) => StoredOutcome::SubAccount(id.into()),
+        };
+        Ok(StoredAnswer {
+            digest: self.digest,
+            outcome,
+        })
+    }
+}

@@ -1,0 +1,92 @@
+//! Chores on the clock: holds past their expiry are expired although nobody touches them (T31), parked news that nothing ever asked for is
+//! dropped.
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    Error, LedgerConfig,
+    clock::Clock,
+    committer::Committer,
+    fold::{Act, Command},
+    repo::Store,
+};
+
+/// Holds expired in one transaction.
+const BATCH: i64 = 1_000;
+const US_PER_HOUR: i64 = 3_600_000_000;
+
+#[derive(Clone)]
+pub struct Sweeper {
+    pub store: Store,
+    pub committer: Committer,
+    pub clock: Clock,
+    pub parked_retention_h: u32,
+}
+
+impl Sweeper {
+    /// Sweeps at the configured interval until `shutdown`.
+    pub async fn run(self, config: LedgerConfig, shutdown: CancellationToken) {
+        let interval = Duration::from_millis(config.hold_sweep_interval_ms.max(10));
+        let mut forgot_at_us = i64::MIN;
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = tokio::time::sleep(interval) => {}
+            }
+            let now_us = self.clock.now_us();
+            let forget = now_us.saturating_sub(forgot_at_us) > US_PER_HOUR;
+            let swept = async {
+                self.sweep().await?;
+                if forget {
+                    self.forget(now_us).await?;
+                }
+                Ok::<_, Error>(())
+            };
+            match swept.await {
+                Ok(()) if forget => forgot_at_us = now_us,
+                Ok(()) => {}
+                Err(Error::Closed) => return,
+                Err(error) => tracing::warn!(%error, "sweep failed"),
+            }
+        }
+    }
+
+    /// Expires every hold that is due now; returns how many were found.
+    pub async fn sweep(&self) -> Result<usize, Error> {
+        let mut swept = 0;
+        loop {
+            let due = self.store.holds_due(self.clock.now_us(), BATCH).await?;
+            let found = due.len();
+            if found > 0 {
+                self.submit(Act::ExpireHolds(due)).await?;
+            }
+            swept += found;
+            if found < BATCH as usize {
+                return Ok(swept);
+            }
+        }
+    }
+
+    async fn forget(&self, now_us: i64) -> Result<(), Error> {
+        let before_us = now_us - i64::from(self.parked_retention_h) * US_PER_HOUR;
+        self.submit(Act::ForgetParked { before_us }).await
+    }
+
+    async fn submit(&self, act: Act) -> Result<(), Error> {
+        let command = Command {
+            act,
+            key: None,
+            is_service: true,
+        };
+        let outcome = self
+            .committer
+            .submit(command, rpc::Context::new("ledger"))
+            .await?;
+        if let Err(refused) = outcome {
+            tracing::error!(refusal = %refused.refusal, "chore refused");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,218 @@
+//! The request/reply interface over topics (4.4, T37, T38): the same handler as gRPC, on `ledger.<call>`, answered on `<topic>.reply`.
+//!
+//! A request is the encoded message of the call. Its reply carries the request's `kafka_correlationId` (or request id); an error travels as
+//! the headers `error-code`, `error-reason` and `error-message` with an empty value (D26). A request may be handled twice after a crash;
+//! writes recognise it by their key. Whoever may write to these topics is trusted like a service; the broker guards them.
+
+use std::{future::Future, sync::Arc};
+
+use events::{Delivery, Event, Log, Record, RetryPolicy};
+use prost::Message;
+use proto::{
+    common::v1::RequestContext, ledger::v1 as wire,
+    ledger::v1::ledger_service_server::LedgerService,
+};
+use rpc::{Caller, Role, Roles};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::{Code, Request, Response, Status};
+use uuid::Uuid;
+
+use crate::api::{Api, REPLAYED};
+
+/// Correlation header of D26.
+pub const CORRELATION: &str = "kafka_correlationId";
+const GROUP: &str = "ledger.requests";
+
+/// Request topics, each with the response message on its reply topic.
+pub const TOPICS: [(&str, &str); 11] = [
+    ("ledger.getAccount", "GetAccountResponse"),
+    ("ledger.listAccounts", "ListAccountsResponse"),
+    ("ledger.getSubAccount", "GetSubAccountResponse"),
+    ("ledger.createOperation", "CreateOperationResponse"),
+    ("ledger.getOperation", "GetOperationResponse"),
+    ("ledger.listOperations", "ListOperationsResponse"),
+    ("ledger.createHold", "CreateHoldResponse"),
+    ("ledger.releaseHold", "ReleaseHoldResponse"),
+    ("ledger.consumeHold", "ConsumeHoldResponse"),
+    ("ledger.finalizeOperation", "FinalizeOperationResponse"),
+    ("ledger.getBalance", "GetBalanceResponse"),
+];
+
+/// Spawns one worker per request topic.
+pub fn spawn(
+    log: &Arc<dyn Log>,
+    api: &Arc<Api>,
+    tasks: &TaskTracker,
+    shutdown: &CancellationToken,
+) {
+    for (topic, response) in TOPICS {
+        let (log, api, shutdown) = (log.clone(), api.clone(), shutdown.clone());
+        tasks.spawn(async move {
+            while !shutdown.is_cancelled() {
+                let Err(error) = serve(&*log, &api, topic, response, &shutdown).await else {
+                    return;
+                };
+                tracing::warn!(%error, topic, "requests cannot be read");
+                tokio::select! {
+                    () = shutdown.cancelled() => {}
+                    () = tokio::time::sleep(RetryPolicy::default().delay(1)) => {}
+                }
+            }
+        });
+    }
+}
+
+async fn serve(
+    log: &dyn Log,
+    api: &Api,
+    topic: &str,
+    response: &str,
+    shutdown: &CancellationToken,
+) -> Result<(), events::Error> {
+    let mut subscription = log.subscribe(GROUP, &[topic]).await?;
+    loop {
+        let delivery = tokio::select! {
+            biased;
+            () = shutdown.cancelled() => return Ok(()),
+            next = subscription.next() => match next {
+                Err(events::Error::Closed) => return Ok(()),
+                next => next?,
+            },
+        };
+        let answer = dispatch(api, topic, &delivery.record.event.payload).await;
+        log.append(&[reply(&delivery, topic, response, answer)])
+            .await?;
+        subscription.commit(&delivery.position).await?;
+    }
+}
+
+/// What came of a request: its own request id, and bytes of the response or an error.
+struct Answer {
+    request_id: String,
+    result: Result<(Vec<u8>, bool), Status>,
+}
+
+async fn dispatch(api: &Api, topic: &str, payload: &[u8]) -> Answer {
+    macro_rules! calls {
+        ($($topic:literal $method:ident $request:ident;)+) => {
+            match topic {
+                $($topic => {
+                    call(payload, |message: &wire::$request| message.context.clone(), |request| LedgerService::$method(api, request)).await
+                })+
+                other => unreachable!("{other} is not among the topics subscribed to"),
+            }
+        };
+    }
+    calls! {
+        "ledger.getAccount" get_account GetAccountRequest;
+        "ledger.listAccounts" list_accounts ListAccountsRequest;
+        "ledger.getSubAccount" get_sub_account GetSubAccountRequest;
+        "ledger.createOperation" create_operation CreateOperationRequest;
+        "ledger.getOperation" get_operation GetOperationRequest;
+        "ledger.listOperations" list_operations ListOperationsRequest;
+        "ledger.createHold" create_hold CreateHoldRequest;
+        "ledger.releaseHold" release_hold ReleaseHoldRequest;
+        "ledger.consumeHold" consume_hold ConsumeHoldRequest;
+        "ledger.finalizeOperation" finalize_operation FinalizeOperationRequest;
+        "ledger.getBalance" get_balance GetBalanceRequest;
+    }
+}
+
+fn reply(delivery: &Delivery, topic: &str, response: &str, answer: Answer) -> Record {
+    let request = &delivery.record.event;
+    let correlation = delivery
+        .record
+        .header(CORRELATION)
+        .map(str::to_owned)
+        .filter(|given| !given.is_empty())
+        .unwrap_or(answer.request_id);
+    let mut headers = vec![(CORRELATION.to_owned(), correlation)];
+    let payload = match answer.result {
+        Ok((payload, replayed)) => {
+            if replayed {
+                headers.push((REPLAYED.to_owned(), "true".to_owned()));
+            }
+            payload
+        }
+        Err(status) => {
+            headers.push(("error-code".to_owned(), code_name(status.code()).to_owned()));
+            headers.extend(
+                rpc::status::reason(&status).map(|reason| ("error-reason".to_owned(), reason)),
+            );
+            headers.push(("error-message".to_owned(), status.message().to_owned()));
+            Vec::new()
+        }
+    };
+    let event = Event {
+        // Derived, so that a request handled again after a crash gives the same reply again.
+        id: Uuid::new_v5(&request.id, b"reply"),
+        topic: format!("{topic}.reply"),
+        key: request.key.clone(),
+        type_name: format!("platform.ledger.v1.{response}"),
+        subject: request.subject.clone(),
+        source: "ledger".to_owned(),
+        correlation_id: request.correlation_id.clone(),
+        occurred_at_us: request.occurred_at_us,
+        payload,
+    };
+    Record { event, headers }
+}
+
+async fn call<M, R, F>(
+    payload: &[u8],
+    context: impl Fn(&M) -> Option<RequestContext>,
+    method: impl FnOnce(Request<M>) -> F,
+) -> Answer
+where
+    M: Message + Default,
+    R: Message,
+    F: Future<Output = Result<Response<R>, Status>>,
+{
+    let message = match M::decode(payload) {
+        Ok(message) => message,
+        Err(error) => {
+            return Answer {
+                request_id: String::new(),
+                result: Err(rpc::status::invalid_argument(
+                    "value",
+                    format!("is no request: {error}"),
+                )),
+            };
+        }
+    };
+    let request_id = context(&message).map_or_else(String::new, |context| context.request_id);
+    let mut request = Request::new(message);
+    request.extensions_mut().insert(Caller {
+        subject: "broker".to_owned(),
+        user_id: None,
+        roles: Roles::of(&[Role::Service]),
+    });
+    let result = method(request).await.map(|response| {
+        let replayed = response.metadata().contains_key(REPLAYED);
+        (response.into_inner().encode_to_vec(), replayed)
+    });
+    Answer { request_id, result }
+}
+
+/// The name of a code as the contract writes it.
+fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}
