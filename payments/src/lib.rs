@@ -1,1 +1,35 @@
-//! Room `payments`.
+//! Payments gateway (specification 1.2, 2.4, 3.4, 4.2): roubles in, roubles out, and every day the proof that tokens and roubles agree.
+//!
+//! | module | what |
+//! |---|---|
+//! | `intent`, `payout`, `reconcile`, `day`, `rub` | the pure core: life cycles, arithmetic |
+//! | `rail` | the bank's contract: links, signatures, messages, client |
+//! | `repo` | the store: all SQL of this room |
+//! | `service` | use cases: deposits, payouts, reconciliation |
+//! | `worker` | what goes on without a caller: polls, expiry, payouts, cut-off |
+//! | `api` | RPC, HTTP and events: the only files that know generated messages |
+//! | `alert` | where critical alerts go |
+//!
+//! Architecture invariants: an unverified webhook changes nothing; money leaves only after the burn is final (T06); no state change
+//! without its event in the same transaction; the bank is asked again only with the same request id.
+
+pub mod alert;
+mod api;
+pub mod clock;
+pub mod config;
+pub mod day;
+pub mod intent;
+pub mod payout;
+pub mod rail;
+pub mod reconcile;
+mod repo;
+pub mod rub;
+mod service;
+mod start;
+mod worker;
+
+pub use alert::AlertSinks;
+pub use config::PaymentsConfig;
+pub use day::BusinessDay;
+pub use rub::Rub;
+pub use start::{Error, PaymentsDeps, PaymentsHandle, start};

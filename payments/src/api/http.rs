@@ -1,0 +1,85 @@
+//! HTTP reads (D43) and the bank's webhook (D29).
+//!
+//! The webhook answers 200 when taken or seen before, 401 for a bad signature, 404 for an unknown payment, 409 for another amount, 400 for
+//! signed nonsense; anything else is ours and 5xx, whereupon the bank repeats.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    body::Bytes,
+    extract::{Path, State},
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use rpc::{
+    Caller,
+    json::{HttpError, Json, resource},
+};
+use serde_json::json;
+use tonic::Status;
+
+use super::wire;
+use crate::{
+    rail::webhook::{ID_HEADER, SIGNATURE_HEADER, Signed, TIMESTAMP_HEADER},
+    repo::payouts,
+    service::{Fault, Gateway},
+};
+
+pub fn router(gateway: Arc<Gateway>) -> Router {
+    Router::new()
+        .route("/payouts/{payout_id}", get(payout))
+        .route("/reconciliation/latest", get(latest_report))
+        .route("/webhook", post(webhook))
+        .with_state(gateway)
+}
+
+async fn payout(
+    State(gateway): State<Arc<Gateway>>,
+    caller: Caller,
+    Path(payout_id): Path<String>,
+) -> Result<Json, HttpError> {
+    let found = payouts::get(gateway.db.read(), &payout_id)
+        .await
+        .map_err(|error| Status::from(Fault::from(error)))?
+        .ok_or_else(|| Status::from(Fault::PayoutNotFound))?;
+    caller.require_user(&found.user_id)?;
+    Ok(resource(
+        &wire::payout(&found),
+        "platform.payments.v1.Payout",
+    ))
+}
+
+async fn latest_report(State(gateway): State<Arc<Gateway>>) -> Result<Json, HttpError> {
+    let report = gateway.latest_report().await.map_err(Status::from)?;
+    Ok(resource(
+        &wire::report(&report),
+        "platform.payments.v1.ReconcileReport",
+    ))
+}
+
+async fn webhook(State(gateway): State<Arc<Gateway>>, headers: HeaderMap, body: Bytes) -> Response {
+    let header = |name| {
+        headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or("")
+    };
+    let signed = Signed {
+        id: header(ID_HEADER),
+        timestamp: header(TIMESTAMP_HEADER),
+        signatures: header(SIGNATURE_HEADER),
+    };
+    match gateway.take_webhook(signed, &body, None).await {
+        Ok(_) => axum::Json(json!({ "received": true })).into_response(),
+        Err(fault) => {
+            let conflict = matches!(fault, Fault::AmountMismatch);
+            let mut response = HttpError(fault.into()).into_response();
+            if conflict {
+                *response.status_mut() = StatusCode::CONFLICT;
+            }
+            response
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! `PaymentsService` (specification 4.2): reads requests, asks a use case, writes the answer.
+
+use std::sync::Arc;
+
+use proto::payments::v1::{self as wire, payments_service_server::PaymentsService};
+use rpc::{
+    page::{self, Key},
+    status::invalid_argument,
+};
+use tonic::{Request, Response, Status, metadata::MetadataMap};
+
+use super::wire as convert;
+use crate::{
+    clock,
+    day::BusinessDay,
+    rail::webhook::{ID_HEADER, SIGNATURE_HEADER, Signed, TIMESTAMP_HEADER},
+    repo::{Before, Filter, intents, payouts},
+    service::{Claim, Fault, Gateway, NewIntent, NewPayout, Taken},
+};
+
+/// Longest id or account number taken from a caller, in bytes.
+const TEXT_BYTES_MAX: usize = 128;
+
+/// The RPC shell.
+pub struct Api(pub Arc<Gateway>);
+
+#[tonic::async_trait]
+impl PaymentsService for Api {
+    async fn create_payment_intent(
+        &self,
+        request: Request<wire::CreatePaymentIntentRequest>,
+    ) -> Result<Response<wire::CreatePaymentIntentResponse>, Status> {
+        rpc::caller(&request)?.require_user(&request.get_ref().user_id)?;
+        let ask = request.into_inner();
+        let context = rpc::context::write(ask.context)?;
+        let (intent, replayed) = self
+            .0
+            .create_intent(NewIntent {
+                user_id: text("user_id", ask.user_id)?,
+                amount: convert::rub("amount", ask.amount.as_ref())?,
+                method: convert::method(ask.method)?,
+                context,
+            })
+            .await?;
+        let answer = wire::CreatePaymentIntentResponse {
+            intent: Some(convert::intent(&intent)),
+        };
+        Ok(marked(answer, replayed))
+    }
+
+    async fn get_payment_intent(
+        &self,
+        request: Request<wire::GetPaymentIntentRequest>,
+    ) -> Result<Response<wire::GetPaymentIntentResponse>, Status> {
+        rpc::context::read(request.get_ref().context.clone());
+        let found = intents::get(self.0.db.read(), &request.get_ref().payment_id)
+            .await
+            .map_err(Fault::from)?
+            .ok_or(Fault::IntentNotFound)?;
+        rpc::caller(&request)?.require_user(&found.user_id)?;
+        Ok(Response::new(wire::GetPaymentIntentResponse {
+            intent: Some(convert::intent(&found)),
+        }))
+    }
+
+    async fn list_payment_intents(
+        &self,
+        request: Request<wire::ListPaymentIntentsRequest>,
+    ) -> Result<Response<wire::ListPaymentIntentsResponse>, Status> {
+        rpc::caller(&request)?.require_user(&request.get_ref().user_id)?;
+        let ask = request.into_inner();
+        rpc::context::read(ask.context);
+        let status = status_filter(ask.status)?;
+        let filter_hash = page::filter_hash(&[&ask.user_id, status]);
+        let page = page::parse(ask.pagination, filter_hash)?;
+        let filter = Filter {
+            user_id: &ask.user_id,
+            status,
+        };
+        let mut rows = intents::list(self.0.db.read(), filter, before(&page))
+            .await
+            .map_err(Fault::from)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.created_at_us,
+            id: row.payment_id.clone(),
+        });
+        Ok(Response::new(wire::ListPaymentIntentsResponse {
+            intents: rows.iter().map(convert::intent).collect(),
+            pagination: Some(pagination),
+        }))
+    }
+
+    async fn handle_payment_webhook(
+        &self,
+        request: Request<wire::HandlePaymentWebhookRequest>,
+    ) -> Result<Response<wire::HandlePaymentWebhookResponse>, Status> {
+        let (metadata, _, ask) = request.into_parts();
+        let webhook = ask.webhook.unwrap_or_default();
+        let signed = Signed {
+            id: header(&metadata, ID_HEADER),
+            timestamp: header(&metadata, TIMESTAMP_HEADER),
+            signatures: header(&metadata, SIGNATURE_HEADER),
+        };
+        // Before the signature is known to be good, nothing else is looked at; what the fields say beside the signed text is compared
+        // with it afterwards, so a status that does not exist is an unsigned claim like any other.
+        let status = convert::status("webhook.status", webhook.status).unwrap_or_default();
+        let claim = Claim {
+            payment_id: webhook.payment_id,
+            status,
+            amount: convert::claimed_rub(webhook.amount.as_ref()),
+        };
+        let body = webhook.provider_payload.as_bytes();
+        match self.0.take_webhook(signed, body, Some(claim)).await? {
+            Taken::Payment(intent) => Ok(Response::new(wire::HandlePaymentWebhookResponse {
+                intent: Some(convert::intent(&intent)),
+            })),
+            Taken::Payout => Err(invalid_argument(
+                "webhook.provider_payload",
+                "is about a transfer, not about a payment",
+            )),
+        }
+    }
+
+    async fn initiate_payout(
+        &self,
+        request: Request<wire::InitiatePayoutRequest>,
+    ) -> Result<Response<wire::InitiatePayoutResponse>, Status> {
+        let ask = request.into_inner();
+        let context = rpc::context::write(ask.context)?;
+        let payout = ask
+            .payout
+            .ok_or_else(|| invalid_argument("payout", "is required"))?;
+        let bank_account = payout.bank_account.trim().to_owned();
+        if bank_account.len() > TEXT_BYTES_MAX {
+            return Err(invalid_argument("payout.bank_account", "is too long"));
+        }
+        let (payout, replayed) = self
+            .0
+            .initiate_payout(NewPayout {
+                payout_id: text("payout.payout_id", payout.payout_id)?,
+                user_id: text("payout.user_id", payout.user_id)?,
+                amount: convert::rub("payout.amount", payout.amount.as_ref())?,
+                bank_account,
+                correlation_id: context.correlation_id,
+            })
+            .await?;
+        let answer = wire::InitiatePayoutResponse {
+            payout: Some(convert::payout(&payout)),
+        };
+        Ok(marked(answer, replayed))
+    }
+
+    async fn release_payout(
+        &self,
+        request: Request<wire::ReleasePayoutRequest>,
+    ) -> Result<Response<wire::ReleasePayoutResponse>, Status> {
+        let ask = request.into_inner();
+        rpc::context::write(ask.context)?;
+        let payout = self.0.release_payout(&ask.payout_id).await?;
+        Ok(Response::new(wire::ReleasePayoutResponse {
+            payout: Some(convert::payout(&payout)),
+        }))
+    }
+
+    async fn cancel_payout(
+        &self,
+        request: Request<wire::CancelPayoutRequest>,
+    ) -> Result<Response<wire::CancelPayoutResponse>, Status> {
+        let ask = request.into_inner();
+        rpc::context::write(ask.context)?;
+        let code = text("failure_code", ask.failure_code)?;
+        let payout = self.0.cancel_payout(&ask.payout_id, &code).await?;
+        Ok(Response::new(wire::CancelPayoutResponse {
+            payout: Some(convert::payout(&payout)),
+        }))
+    }
+
+    async fn get_payout(
+        &self,
+        request: Request<wire::GetPayoutRequest>,
+    ) -> Result<Response<wire::GetPayoutResponse>, Status> {
+        rpc::context::read(request.get_ref().context.clone());
+        let found = payouts::get(self.0.db.read(), &request.get_ref().payout_id)
+            .await
+            .map_err(Fault::from)?
+            .ok_or(Fault::PayoutNotFound)?;
+        rpc::caller(&request)?.require_user(&found.user_id)?;
+        Ok(Response::new(wire::GetPayoutResponse {
+            payout: Some(convert::payout(&found)),
+        }))
+    }
+
+    async fn list_payouts(
+        &self,
+        request: Request<wire::ListPayoutsRequest>,
+    ) -> Result<Response<wire::ListPayoutsResponse>, Status> {
+        rpc::caller(&request)?.require_user(&request.get_ref().user_id)?;
+        let ask = request.into_inner();
+        rpc::context::read(ask.context);
+        let status = status_filter(ask.status)?;
+        let filter_hash = page::filter_hash(&[&ask.user_id, status]);
+        let page = page::parse(ask.pagination, filter_hash)?;
+        let filter = Filter {
+            user_id: &ask.user_id,
+            status,
+        };
+        let mut rows = payouts::list(self.0.db.read(), filter, before(&page))
+            .await
+            .map_err(Fault::from)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.created_at_us,
+            id: row.payout_id.clone(),
+        });
+        Ok(Response::new(wire::ListPayoutsResponse {
+            payouts: rows.iter().map(convert::payout).collect(),
+            pagination: Some(pagination),
+        }))
+    }
+
+    async fn reconcile(
+        &self,
+        request: Request<wire::ReconcileRequest>,
+    ) -> Result<Response<wire::ReconcileResponse>, Status> {
+        let ask = request.into_inner();
+        let context = rpc::context::write(ask.context)?;
+        let today = BusinessDay::of(clock::now_us());
+        let day = ask.business_date.map_or(today, |date| {
+            BusinessDay::of(proto::convert::timestamp_us(&date))
+        });
+        if day > today {
+            return Err(invalid_argument("business_date", "is in the future"));
+        }
+        let report = self.0.reconcile(day, &context.correlation_id).await?;
+        Ok(Response::new(wire::ReconcileResponse {
+            report: Some(convert::report(&report)),
+        }))
+    }
+
+    async fn get_latest_report(
+        &self,
+        request: Request<wire::GetLatestReportRequest>,
+    ) -> Result<Response<wire::GetLatestReportResponse>, Status> {
+        rpc::context::read(request.into_inner().context);
+        let report = self.0.latest_report().await?;
+        Ok(Response::new(wire::GetLatestReportResponse {
+            report: Some(convert::report(&report)),
+        }))
+    }
+}
+
+/// T12: tells that the stored resource is the answer.
+fn marked<T>(answer: T, replayed: bool) -> Response<T> {
+    let mut response = Response::new(answer);
+    if replayed {
+        let yes = "true".parse().expect("a plain word is a header value");
+        response.metadata_mut().insert("idempotent-replayed", yes);
+    }
+    response
+}
+
+fn header<'a>(metadata: &'a MetadataMap, name: &str) -> &'a str {
+    let value = metadata.get(name).and_then(|value| value.to_str().ok());
+    value.unwrap_or("")
+}
+
+fn text(field: &'static str, text: String) -> Result<String, Status> {
+    if text.trim().is_empty() {
+        return Err(invalid_argument(field, "must not be empty"));
+    }
+    if text.len() > TEXT_BYTES_MAX || text.chars().any(char::is_control) {
+        return Err(invalid_argument(
+            field,
+            "is too long or has control characters",
+        ));
+    }
+    Ok(text)
+}
+
+fn status_filter(status: i32) -> Result<&'static str, Status> {
+    Ok(convert::status("status", status)?.map_or("", |status| status.as_str()))
+}
+
+fn before(page: &page::Page) -> Before<'_> {
+    let (created_at_us, id) = page.bound();
+    Before {
+        created_at_us,
+        id,
+        limit: page.rows_limit(),
+    }
+}

@@ -1,0 +1,157 @@
+//! Between the core's types and the messages of `platform.payments.v1`.
+
+use proto::{
+    common::v1 as common,
+    convert::{self, to_money, to_timestamp_us},
+    payments::v1 as wire,
+};
+use tonic::Status;
+
+use crate::{
+    intent::{Intent, PaymentMethod, PaymentStatus},
+    payout::Payout,
+    repo::reports::Report,
+    rub::Rub,
+    service::Fault,
+};
+
+pub fn money(amount: Rub) -> common::Money {
+    to_money(amount.kopecks())
+}
+
+/// A required amount of roubles above zero.
+pub fn rub(field: &'static str, amount: Option<&common::Money>) -> Result<Rub, Status> {
+    convert::money_minor(amount)
+        .map(Rub::from_kopecks)
+        .map_err(|error| rpc::status::invalid_argument(field, error.to_string()))
+}
+
+/// An amount as the bank may claim it: `None` for one that is not roubles or not exact in kopecks, which no intent equals.
+pub fn claimed_rub(amount: Option<&common::Money>) -> Option<Rub> {
+    let amount = amount.filter(|amount| amount.currency_code == crate::rub::CURRENCY)?;
+    amount.amount.as_ref()?.value.parse().ok()
+}
+
+pub fn method(method: i32) -> Result<PaymentMethod, Status> {
+    match wire::PaymentMethod::try_from(method) {
+        Ok(wire::PaymentMethod::SbpC2b) => Ok(PaymentMethod::SbpC2b),
+        Ok(wire::PaymentMethod::SbpQr) => Ok(PaymentMethod::SbpQr),
+        Ok(wire::PaymentMethod::BankTransfer) => Ok(PaymentMethod::BankTransfer),
+        Ok(wire::PaymentMethod::Unspecified) | Err(_) => Err(rpc::status::invalid_argument(
+            "method",
+            "must be SBP_C2B, SBP_QR or BANK_TRANSFER",
+        )),
+    }
+}
+
+pub fn to_method(method: PaymentMethod) -> wire::PaymentMethod {
+    match method {
+        PaymentMethod::SbpC2b => wire::PaymentMethod::SbpC2b,
+        PaymentMethod::SbpQr => wire::PaymentMethod::SbpQr,
+        PaymentMethod::BankTransfer => wire::PaymentMethod::BankTransfer,
+    }
+}
+
+/// A status filter or claim: `None` when unset.
+pub fn status(field: &'static str, status: i32) -> Result<Option<PaymentStatus>, Status> {
+    match common::PaymentStatus::try_from(status) {
+        Ok(common::PaymentStatus::Unspecified) => Ok(None),
+        Ok(common::PaymentStatus::Pending) => Ok(Some(PaymentStatus::Pending)),
+        Ok(common::PaymentStatus::Success) => Ok(Some(PaymentStatus::Success)),
+        Ok(common::PaymentStatus::Failed) => Ok(Some(PaymentStatus::Failed)),
+        Ok(common::PaymentStatus::Expired) => Ok(Some(PaymentStatus::Expired)),
+        Ok(common::PaymentStatus::Refunded) => Ok(Some(PaymentStatus::Refunded)),
+        Err(_) => Err(rpc::status::invalid_argument(field, "is not a status")),
+    }
+}
+
+pub fn to_status(status: PaymentStatus) -> i32 {
+    let status = match status {
+        PaymentStatus::Pending => common::PaymentStatus::Pending,
+        PaymentStatus::Success => common::PaymentStatus::Success,
+        PaymentStatus::Failed => common::PaymentStatus::Failed,
+        PaymentStatus::Expired => common::PaymentStatus::Expired,
+        PaymentStatus::Refunded => common::PaymentStatus::Refunded,
+    };
+    status as i32
+}
+
+pub fn intent(intent: &Intent) -> wire::PaymentIntent {
+    wire::PaymentIntent {
+        payment_id: intent.payment_id.clone(),
+        user_id: intent.user_id.clone(),
+        amount: Some(money(intent.amount)),
+        method: to_method(intent.method) as i32,
+        status: to_status(intent.status),
+        payment_url: intent.payment_url.clone(),
+        qr_payload: intent.qr_payload.clone(),
+        created_at: Some(to_timestamp_us(intent.created_at_us)),
+        expires_at: Some(to_timestamp_us(intent.expires_at_us)),
+        updated_at: Some(to_timestamp_us(intent.updated_at_us)),
+    }
+}
+
+pub fn payout(payout: &Payout) -> wire::Payout {
+    wire::Payout {
+        payout_id: payout.payout_id.clone(),
+        user_id: payout.user_id.clone(),
+        amount: Some(money(payout.amount)),
+        bank_account: payout.bank_account.clone(),
+        status: to_status(payout.status),
+        sent: payout.ordered_at_us.is_some(),
+        bank_transfer_id: payout.bank_transfer_id.clone(),
+        failure_code: payout.failure_code.clone(),
+        failure_message: payout.failure_message.clone(),
+        created_at: Some(to_timestamp_us(payout.created_at_us)),
+        updated_at: Some(to_timestamp_us(payout.updated_at_us)),
+    }
+}
+
+pub fn report(report: &Report) -> wire::ReconcileReport {
+    let assessment = &report.assessment;
+    let explained = &assessment.explained;
+    wire::ReconcileReport {
+        report_id: report.report_id.clone(),
+        business_date: Some(to_timestamp_us(report.day.start_us())),
+        bank_balance: Some(money(assessment.bank_balance)),
+        token_supply: Some(money(assessment.token_supply)),
+        balanced: assessment.balanced(),
+        notes: assessment.notes().to_owned(),
+        in_flight_deposits: Some(money(explained.in_flight_deposits)),
+        in_flight_payouts: Some(money(explained.in_flight_payouts)),
+        suspense: Some(money(explained.suspense)),
+        unexplained_difference: Some(money(assessment.unexplained)),
+        created_at: Some(to_timestamp_us(report.created_at_us)),
+    }
+}
+
+/// D23: exact text, code, reason.
+impl From<Fault> for Status {
+    fn from(fault: Fault) -> Status {
+        use rpc::status::{
+            failed_precondition, internal, invalid_argument, not_found, unauthenticated,
+            unavailable,
+        };
+
+        use crate::rail::client::BankError;
+        let text = fault.to_string();
+        match fault {
+            Fault::InvalidSignature => unauthenticated("INVALID_SIGNATURE", text),
+            Fault::IntentNotFound => not_found("PAYMENT_INTENT_NOT_FOUND", text),
+            Fault::AmountMismatch => failed_precondition("AMOUNT_MISMATCH", text),
+            Fault::PayoutNotFound => not_found("PAYOUT_NOT_FOUND", text),
+            Fault::ReportNotFound => not_found("REPORT_NOT_FOUND", text),
+            Fault::LimitExceeded(_) => failed_precondition("LIMIT_EXCEEDED", text),
+            Fault::PayoutAtTheBank => failed_precondition("PAYOUT_SENT", text),
+            Fault::Invalid { field, problem } => invalid_argument(field, problem),
+            Fault::Peer(status) => status,
+            Fault::Away(what) => unavailable(what, 1_000),
+            Fault::Bank(error @ (BankError::Unavailable(_) | BankError::Protocol(_))) => {
+                tracing::warn!(%error, "bank call failed");
+                unavailable("Bank", 1_000)
+            }
+            Fault::Bank(error) => internal(&error),
+            fault @ (Fault::Store(_) | Fault::Sql(_) | Fault::Amount(_)) => internal(&fault),
+        }
+    }
+}

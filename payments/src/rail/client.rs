@@ -1,0 +1,277 @@
+//! The gateway's client of the bank: every request signed (R021), bounded in time and number (D30).
+//!
+//! A transport failure or a 5xx counts against the breaker and is repeated only where repeating cannot act twice: reads, and writes that
+//! carry their own request id. `initiate_transfer` is sent once; the payout worker repeats it later with the same request id, because its
+//! answer may have been lost.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::{
+    messages::{
+        Balance, CreateQr, ErrorBody, ExpectTransfer, PaymentReport, QrCreated, TransferExpected,
+        TransferOrder, TransferReport,
+    },
+    policy::{Breaker, ClientPolicy},
+    request_signature::{KEY_ID_HEADER, SIGNATURE_HEADER, Signer, TIMESTAMP_HEADER},
+};
+use crate::{clock, rub::Rub};
+
+/// Largest answer read from the bank, in bytes.
+const ANSWER_BYTES_MAX: usize = 256 * 1024;
+
+/// Why a call to the bank gave no answer of the contract.
+#[derive(Debug, thiserror::Error)]
+pub enum BankError {
+    /// No answer, or one that says "later". What was asked may or may not have happened.
+    #[error("bank is unavailable: {0}")]
+    Unavailable(String),
+    /// The bank knows nothing of it.
+    #[error("bank does not know it")]
+    NotFound,
+    /// The bank understood and refuses. Nothing happened.
+    #[error("bank refuses: {code}: {message}")]
+    Refused { code: String, message: String },
+    /// An answer that is not of the contract.
+    #[error("bank's answer is not understood: {0}")]
+    Protocol(String),
+    #[error("bank client: {0}")]
+    Client(String),
+}
+
+/// Answer to a transfer order.
+pub enum Ordered {
+    Taken(TransferReport),
+    /// Refused with the error register filled.
+    Refused(TransferReport),
+}
+
+/// Client of the fast-payment system and of the bank, which are one address in this contract.
+pub struct BankClient {
+    http: reqwest::Client,
+    base: String,
+    account_number: String,
+    signer: Signer,
+    policy: ClientPolicy,
+    breaker: Mutex<Breaker>,
+}
+
+impl BankClient {
+    /// `base`: `http://host:port`. `account_number`: the platform's own account.
+    ///
+    /// # Errors
+    /// [`BankError::Client`].
+    pub fn new(
+        base: &str,
+        account_number: &str,
+        signer: Signer,
+        policy: ClientPolicy,
+    ) -> Result<BankClient, BankError> {
+        // Harmless when the process has one already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let http = reqwest::Client::builder()
+            .connect_timeout(Duration::from_millis(policy.connect_timeout_ms))
+            .timeout(Duration::from_millis(policy.call_timeout_ms))
+            .redirect(reqwest::redirect::Policy::none())
+            .no_proxy()
+            .build()
+            .map_err(|error| BankError::Client(error.to_string()))?;
+        Ok(BankClient {
+            http,
+            base: base.trim_end_matches('/').to_owned(),
+            account_number: account_number.to_owned(),
+            signer,
+            policy,
+            breaker: Mutex::default(),
+        })
+    }
+
+    /// createQR: idempotent by payment id.
+    pub async fn create_qr(&self, ask: &CreateQr) -> Result<QrCreated, BankError> {
+        self.post("/sbp/v1/qr", ask).await
+    }
+
+    /// Announces a transfer from another bank: idempotent by payment id.
+    pub async fn expect_transfer(
+        &self,
+        ask: &ExpectTransfer,
+    ) -> Result<TransferExpected, BankError> {
+        self.post("/bank/v1/incoming", ask).await
+    }
+
+    /// getPaymentStatus.
+    pub async fn payment_status(&self, payment_id: &str) -> Result<PaymentReport, BankError> {
+        self.get(&format!("/sbp/v1/payments/{payment_id}")).await
+    }
+
+    /// getBalance of the platform's account.
+    pub async fn balance(&self) -> Result<Rub, BankError> {
+        let path = format!("/bank/v1/accounts/{}/balance", self.account_number);
+        let balance: Balance = self.get(&path).await?;
+        balance
+            .balance
+            .rub()
+            .ok_or_else(|| BankError::Protocol("balance is not an amount of roubles".into()))
+    }
+
+    /// initiateTransfer: one attempt.
+    pub async fn initiate_transfer(
+        &self,
+        request_id: &str,
+        recipient_account: &str,
+        amount: Rub,
+        purpose: &str,
+    ) -> Result<Ordered, BankError> {
+        let order = TransferOrder {
+            request_id: request_id.to_owned(),
+            account_number: self.account_number.clone(),
+            recipient_account: recipient_account.to_owned(),
+            amount: amount.into(),
+            purpose: purpose.to_owned(),
+        };
+        let (status, body) = self
+            .attempt("POST", "/bank/v1/transfers", &encode(&order)?)
+            .await?;
+        // 422 is the error register: an answer of the contract, not a failure of the call.
+        if status == 422
+            && let Ok(report) = decode::<TransferReport>(&body)
+        {
+            return Ok(Ordered::Refused(report));
+        }
+        read(status, &body).map(Ordered::Taken)
+    }
+
+    /// getTransferStatus.
+    pub async fn transfer_status(&self, transfer_id: &str) -> Result<TransferReport, BankError> {
+        self.get(&format!("/bank/v1/transfers/{transfer_id}")).await
+    }
+
+    async fn get<A: DeserializeOwned>(&self, path: &str) -> Result<A, BankError> {
+        self.repeat("GET", path, &[]).await
+    }
+
+    async fn post<A: DeserializeOwned>(
+        &self,
+        path: &str,
+        ask: &impl Serialize,
+    ) -> Result<A, BankError> {
+        self.repeat("POST", path, &encode(ask)?).await
+    }
+
+    async fn repeat<A: DeserializeOwned>(
+        &self,
+        method: &'static str,
+        path: &str,
+        body: &[u8],
+    ) -> Result<A, BankError> {
+        let mut pause = Duration::from_millis(self.policy.retry_pause_ms);
+        let mut attempt = 1;
+        loop {
+            match self.attempt(method, path, body).await {
+                Ok((status, answer)) => return read(status, &answer),
+                Err(error) if attempt >= self.policy.tries => return Err(error),
+                Err(error) => tracing::warn!(%error, path, attempt, "bank call is repeated"),
+            }
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+            attempt += 1;
+        }
+    }
+
+    /// One signed request. `Err` only when the bank gave no usable answer.
+    async fn attempt(
+        &self,
+        method: &'static str,
+        path: &str,
+        body: &[u8],
+    ) -> Result<(u16, Vec<u8>), BankError> {
+        let Some(mut call) = Call::begin(self) else {
+            return Err(BankError::Unavailable("circuit breaker is open".into()));
+        };
+        let now_s = clock::now_us() / 1_000_000;
+        let url = format!("{}{path}", self.base);
+        let request = match method {
+            "GET" => self.http.get(url),
+            _ => self.http.post(url).body(body.to_vec()),
+        };
+        let request = request
+            .header("content-type", "application/json")
+            .header(KEY_ID_HEADER, self.signer.key_id())
+            .header(TIMESTAMP_HEADER, now_s)
+            .header(
+                SIGNATURE_HEADER,
+                self.signer.sign(method, path, now_s, body),
+            );
+        let away = |error: reqwest::Error| BankError::Unavailable(error.without_url().to_string());
+        let mut answer = request.send().await.map_err(away)?;
+        let status = answer.status().as_u16();
+        let mut bytes = Vec::new();
+        while let Some(chunk) = answer.chunk().await.map_err(away)? {
+            if bytes.len() + chunk.len() > ANSWER_BYTES_MAX {
+                return Err(BankError::Protocol("answer is too long".into()));
+            }
+            bytes.extend_from_slice(&chunk);
+        }
+        if status >= 500 || status == 429 {
+            return Err(BankError::Unavailable(format!("HTTP {status}")));
+        }
+        call.succeeded = true;
+        Ok((status, bytes))
+    }
+
+    fn with_breaker<T>(&self, act: impl FnOnce(&mut Breaker) -> T) -> T {
+        act(&mut self.breaker.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// One admitted call; tells the breaker its end, also when it is dropped half way.
+struct Call<'a> {
+    client: &'a BankClient,
+    succeeded: bool,
+}
+
+impl<'a> Call<'a> {
+    fn begin(client: &'a BankClient) -> Option<Call<'a>> {
+        let admitted = client.with_breaker(|breaker| breaker.admit(clock::now_us()));
+        admitted.then_some(Call {
+            client,
+            succeeded: false,
+        })
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        let client = self.client;
+        client.with_breaker(|breaker| {
+            breaker.record(self.succeeded, clock::now_us(), &client.policy);
+        });
+    }
+}
+
+fn encode(message: &impl Serialize) -> Result<Vec<u8>, BankError> {
+    serde_json::to_vec(message).map_err(|error| BankError::Client(error.to_string()))
+}
+
+fn decode<A: DeserializeOwned>(body: &[u8]) -> Result<A, BankError> {
+    serde_json::from_slice(body).map_err(|error| BankError::Protocol(error.to_string()))
+}
+
+fn read<A: DeserializeOwned>(status: u16, body: &[u8]) -> Result<A, BankError> {
+    match status {
+        200..300 => decode(body),
+        404 => Err(BankError::NotFound),
+        _ => {
+            let refusal = decode::<ErrorBody>(body)
+                .map_err(|_| BankError::Protocol(format!("HTTP {status}")))?;
+            Err(BankError::Refused {
+                code: refusal.code,
+                message: refusal.message,
+            })
+        }
+    }
+}

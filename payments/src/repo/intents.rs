@@ -1,0 +1,186 @@
+//! Intents.
+
+use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
+
+use super::{Before, Filter, name};
+use crate::{
+    intent::{Intent, PaymentStatus},
+    rub::Rub,
+};
+
+fn read(row: &SqliteRow) -> sqlx::Result<Intent> {
+    Ok(Intent {
+        payment_id: row.try_get("payment_id")?,
+        user_id: row.try_get("user_id")?,
+        amount: Rub::from_kopecks(row.try_get("amount_minor")?),
+        method: name(row, "method")?,
+        status: name(row, "status")?,
+        payment_url: row.try_get("payment_url")?,
+        qr_payload: row.try_get("qr_payload")?,
+        idempotency_key: row.try_get("idempotency_key")?,
+        correlation_id: row.try_get("correlation_id")?,
+        late: row.try_get("late")?,
+        created_at_us: row.try_get("created_at_us")?,
+        expires_at_us: row.try_get("expires_at_us")?,
+        updated_at_us: row.try_get("updated_at_us")?,
+    })
+}
+
+/// False when the user's key is taken already (a concurrent call was faster).
+pub async fn insert_in_tx(
+    tx: &mut SqliteConnection,
+    intent: &Intent,
+    next_poll_at_us: i64,
+) -> sqlx::Result<bool> {
+    let done = sqlx::query(
+        "INSERT INTO intents (payment_id, user_id, amount_minor, method, status, payment_url, qr_payload, idempotency_key, \
+         correlation_id, next_poll_at_us, created_at_us, expires_at_us, updated_at_us) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) ON CONFLICT (user_id, idempotency_key) DO NOTHING",
+    )
+    .bind(&intent.payment_id)
+    .bind(&intent.user_id)
+    .bind(intent.amount.kopecks())
+    .bind(intent.method.as_str())
+    .bind(intent.status.as_str())
+    .bind(&intent.payment_url)
+    .bind(&intent.qr_payload)
+    .bind(&intent.idempotency_key)
+    .bind(&intent.correlation_id)
+    .bind(next_poll_at_us)
+    .bind(intent.created_at_us)
+    .bind(intent.expires_at_us)
+    .bind(intent.updated_at_us)
+    .execute(tx)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+pub async fn get(db: impl SqliteExecutor<'_>, payment_id: &str) -> sqlx::Result<Option<Intent>> {
+    sqlx::query("SELECT * FROM intents WHERE payment_id = $1")
+        .bind(payment_id)
+        .fetch_optional(db)
+        .await?
+        .as_ref()
+        .map(read)
+        .transpose()
+}
+
+pub async fn by_key(
+    db: impl SqliteExecutor<'_>,
+    user_id: &str,
+    idempotency_key: &str,
+) -> sqlx::Result<Option<Intent>> {
+    sqlx::query("SELECT * FROM intents WHERE user_id = $1 AND idempotency_key = $2")
+        .bind(user_id)
+        .bind(idempotency_key)
+        .fetch_optional(db)
+        .await?
+        .as_ref()
+        .map(read)
+        .transpose()
+}
+
+pub async fn list(
+    db: impl SqliteExecutor<'_>,
+    filter: Filter<'_>,
+    before: Before<'_>,
+) -> sqlx::Result<Vec<Intent>> {
+    sqlx::query(
+        "SELECT * FROM intents WHERE ($1 = '' OR user_id = $1) AND ($2 = '' OR status = $2) \
+         AND (created_at_us, payment_id) < ($3, $4) ORDER BY created_at_us DESC, payment_id DESC LIMIT $5",
+    )
+    .bind(filter.user_id)
+    .bind(filter.status)
+    .bind(before.created_at_us)
+    .bind(before.id)
+    .bind(before.limit)
+    .fetch_all(db)
+    .await?
+    .iter()
+    .map(read)
+    .collect()
+}
+
+/// Stores a move of the state machine.
+pub async fn set_status_in_tx(
+    tx: &mut SqliteConnection,
+    payment_id: &str,
+    status: PaymentStatus,
+    late: bool,
+    now_us: i64,
+) -> sqlx::Result<()> {
+    sqlx::query(
+        "UPDATE intents SET status = $2, late = late OR $3, updated_at_us = $4 WHERE payment_id = $1",
+    )
+    .bind(payment_id)
+    .bind(status.as_str())
+    .bind(late)
+    .bind(now_us)
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+/// Pending intents whose poll is due, with the number of polls made so far.
+pub async fn due(
+    db: impl SqliteExecutor<'_>,
+    now_us: i64,
+    limit: i64,
+) -> sqlx::Result<Vec<(Intent, u32)>> {
+    sqlx::query(
+        "SELECT * FROM intents WHERE status = 'PENDING' AND next_poll_at_us <= $1 ORDER BY next_poll_at_us LIMIT $2",
+    )
+    .bind(now_us)
+    .bind(limit)
+    .fetch_all(db)
+    .await?
+    .iter()
+    .map(|row| Ok((read(row)?, row.try_get("polls")?)))
+    .collect()
+}
+
+/// When the next poll is due, if anything is pending.
+pub async fn next_due_us(db: impl SqliteExecutor<'_>) -> sqlx::Result<Option<i64>> {
+    sqlx::query_scalar("SELECT MIN(next_poll_at_us) FROM intents WHERE status = 'PENDING'")
+        .fetch_one(db)
+        .await
+}
+
+pub async fn schedule_in_tx(
+    tx: &mut SqliteConnection,
+    payment_id: &str,
+    next_poll_at_us: i64,
+) -> sqlx::Result<()> {
+    sqlx::query("UPDATE intents SET polls = polls + 1, next_poll_at_us = $2 WHERE payment_id = $1")
+        .bind(payment_id)
+        .bind(next_poll_at_us)
+        .execute(tx)
+        .await?;
+    Ok(())
+}
+
+/// Paid deposits whose tokens were not seen in the supply yet.
+pub async fn unsettled(db: impl SqliteExecutor<'_>) -> sqlx::Result<Vec<Intent>> {
+    sqlx::query("SELECT * FROM intents WHERE status = 'SUCCESS' AND NOT settled")
+        .fetch_all(db)
+        .await?
+        .iter()
+        .map(read)
+        .collect()
+}
+
+pub async fn mark_settled_in_tx(tx: &mut SqliteConnection, payment_id: &str) -> sqlx::Result<()> {
+    sqlx::query("UPDATE intents SET settled = TRUE WHERE payment_id = $1")
+        .bind(payment_id)
+        .execute(tx)
+        .await?;
+    Ok(())
+}
+
+/// Was there any intent before this time?
+pub async fn any_before(db: impl SqliteExecutor<'_>, time_us: i64) -> sqlx::Result<bool> {
+    sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM intents WHERE created_at_us < $1)")
+        .bind(time_us)
+        .fetch_one(db)
+        .await
+}

@@ -1,0 +1,192 @@
+//! Payouts, and the users whose payouts wait.
+
+use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
+
+use super::{Before, Filter, name};
+use crate::{payout::Payout, rub::Rub};
+
+fn read(row: &SqliteRow) -> sqlx::Result<Payout> {
+    Ok(Payout {
+        payout_id: row.try_get("payout_id")?,
+        user_id: row.try_get("user_id")?,
+        amount: Rub::from_kopecks(row.try_get("amount_minor")?),
+        bank_account: row.try_get("bank_account")?,
+        status: name(row, "status")?,
+        released_at_us: row.try_get("released_at_us")?,
+        ordered_at_us: row.try_get("ordered_at_us")?,
+        stopped: row.try_get("stopped")?,
+        bank_transfer_id: row.try_get("bank_transfer_id")?,
+        failure_code: row.try_get("failure_code")?,
+        failure_message: row.try_get("failure_message")?,
+        attempts: row.try_get("attempts")?,
+        next_attempt_at_us: row.try_get("next_attempt_at_us")?,
+        correlation_id: row.try_get("correlation_id")?,
+        created_at_us: row.try_get("created_at_us")?,
+        updated_at_us: row.try_get("updated_at_us")?,
+    })
+}
+
+/// Stores what changes in a payout's life, or the whole of a new one.
+pub async fn save_in_tx(tx: &mut SqliteConnection, payout: &Payout) -> sqlx::Result<()> {
+    sqlx::query(
+        "INSERT INTO payouts (payout_id, user_id, amount_minor, bank_account, status, released_at_us, ordered_at_us, stopped, \
+         bank_transfer_id, failure_code, failure_message, attempts, next_attempt_at_us, correlation_id, created_at_us, updated_at_us) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) \
+         ON CONFLICT (payout_id) DO UPDATE SET status = excluded.status, released_at_us = excluded.released_at_us, \
+         ordered_at_us = excluded.ordered_at_us, stopped = excluded.stopped, bank_transfer_id = excluded.bank_transfer_id, \
+         failure_code = excluded.failure_code, failure_message = excluded.failure_message, attempts = excluded.attempts, \
+         next_attempt_at_us = excluded.next_attempt_at_us, updated_at_us = excluded.updated_at_us",
+    )
+    .bind(&payout.payout_id)
+    .bind(&payout.user_id)
+    .bind(payout.amount.kopecks())
+    .bind(&payout.bank_account)
+    .bind(payout.status.as_str())
+    .bind(payout.released_at_us)
+    .bind(payout.ordered_at_us)
+    .bind(&payout.stopped)
+    .bind(&payout.bank_transfer_id)
+    .bind(&payout.failure_code)
+    .bind(&payout.failure_message)
+    .bind(payout.attempts)
+    .bind(payout.next_attempt_at_us)
+    .bind(&payout.correlation_id)
+    .bind(payout.created_at_us)
+    .bind(payout.updated_at_us)
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+pub async fn get(db: impl SqliteExecutor<'_>, payout_id: &str) -> sqlx::Result<Option<Payout>> {
+    sqlx::query("SELECT * FROM payouts WHERE payout_id = $1")
+        .bind(payout_id)
+        .fetch_optional(db)
+        .await?
+        .as_ref()
+        .map(read)
+        .transpose()
+}
+
+pub async fn list(
+    db: impl SqliteExecutor<'_>,
+    filter: Filter<'_>,
+    before: Before<'_>,
+) -> sqlx::Result<Vec<Payout>> {
+    sqlx::query(
+        "SELECT * FROM payouts WHERE ($1 = '' OR user_id = $1) AND ($2 = '' OR status = $2) \
+         AND (created_at_us, payout_id) < ($3, $4) ORDER BY created_at_us DESC, payout_id DESC LIMIT $5",
+    )
+    .bind(filter.user_id)
+    .bind(filter.status)
+    .bind(before.created_at_us)
+    .bind(before.id)
+    .bind(before.limit)
+    .fetch_all(db)
+    .await?
+    .iter()
+    .map(read)
+    .collect()
+}
+
+/// Released payouts whose next step is due.
+pub async fn due(
+    db: impl SqliteExecutor<'_>,
+    now_us: i64,
+    limit: i64,
+) -> sqlx::Result<Vec<Payout>> {
+    sqlx::query(
+        "SELECT * FROM payouts WHERE status = 'PENDING' AND released_at_us IS NOT NULL AND next_attempt_at_us <= $1 \
+         AND (stopped IS NULL OR ordered_at_us IS NOT NULL) ORDER BY next_attempt_at_us LIMIT $2",
+    )
+    .bind(now_us)
+    .bind(limit)
+    .fetch_all(db)
+    .await?
+    .iter()
+    .map(read)
+    .collect()
+}
+
+/// When the next step is due, if any payout waits for one.
+pub async fn next_due_us(db: impl SqliteExecutor<'_>) -> sqlx::Result<Option<i64>> {
+    sqlx::query_scalar(
+        "SELECT MIN(next_attempt_at_us) FROM payouts WHERE status = 'PENDING' AND released_at_us IS NOT NULL \
+         AND (stopped IS NULL OR ordered_at_us IS NOT NULL)",
+    )
+    .fetch_one(db)
+    .await
+}
+
+/// Payouts that reconciliation still has to look at.
+pub async fn unsettled(db: impl SqliteExecutor<'_>) -> sqlx::Result<Vec<Payout>> {
+    sqlx::query("SELECT * FROM payouts WHERE NOT settled")
+        .fetch_all(db)
+        .await?
+        .iter()
+        .map(read)
+        .collect()
+}
+
+pub async fn mark_settled_in_tx(tx: &mut SqliteConnection, payout_id: &str) -> sqlx::Result<()> {
+    sqlx::query("UPDATE payouts SET settled = TRUE WHERE payout_id = $1")
+        .bind(payout_id)
+        .execute(tx)
+        .await?;
+    Ok(())
+}
+
+pub async fn blocked_reason(
+    db: impl SqliteExecutor<'_>,
+    user_id: &str,
+) -> sqlx::Result<Option<String>> {
+    sqlx::query_scalar("SELECT reason FROM blocked_users WHERE user_id = $1")
+        .bind(user_id)
+        .fetch_optional(db)
+        .await
+}
+
+/// Stops the user's payouts that were not ordered yet, and all new ones (T48).
+pub async fn block_user_in_tx(
+    tx: &mut SqliteConnection,
+    user_id: &str,
+    reason: &str,
+    now_us: i64,
+) -> sqlx::Result<()> {
+    sqlx::query(
+        "INSERT INTO blocked_users (user_id, reason, at_us) VALUES ($1, $2, $3) ON CONFLICT (user_id) DO NOTHING",
+    )
+    .bind(user_id)
+    .bind(reason)
+    .bind(now_us)
+    .execute(&mut *tx)
+    .await?;
+    sqlx::query(
+        "UPDATE payouts SET stopped = $2, updated_at_us = $3 WHERE user_id = $1 AND status = 'PENDING' AND ordered_at_us IS NULL",
+    )
+    .bind(user_id)
+    .bind(reason)
+    .bind(now_us)
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+pub async fn unblock_user_in_tx(
+    tx: &mut SqliteConnection,
+    user_id: &str,
+    now_us: i64,
+) -> sqlx::Result<()> {
+    sqlx::query("DELETE FROM blocked_users WHERE user_id = $1")
+        .bind(user_id)
+        .execute(&mut *tx)
+        .await?;
+    sqlx::query(
+        "UPDATE payouts SET stopped = NULL, updated_at_us = $2 WHERE user_id = $1 AND status = 'PENDING'",
+    )
+    .bind(user_id)
+    .bind(now_us)
+    .execute(tx)
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,77 @@
+//! Reconciliation reports.
+
+use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
+
+use crate::{
+    day::BusinessDay,
+    reconcile::{Assessment, Explained},
+    rub::Rub,
+};
+
+/// A stored report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    pub report_id: String,
+    pub day: BusinessDay,
+    pub assessment: Assessment,
+    pub created_at_us: i64,
+}
+
+fn read(row: &SqliteRow) -> sqlx::Result<Report> {
+    let rub = |column: &str| row.try_get(column).map(Rub::from_kopecks);
+    Ok(Report {
+        report_id: row.try_get("report_id")?,
+        day: BusinessDay::from_number(row.try_get("business_day")?),
+        assessment: Assessment {
+            bank_balance: rub("bank_balance_minor")?,
+            token_supply: rub("token_supply_minor")?,
+            explained: Explained {
+                in_flight_deposits: rub("in_flight_deposits_minor")?,
+                in_flight_payouts: rub("in_flight_payouts_minor")?,
+                suspense: rub("suspense_minor")?,
+            },
+            unexplained: rub("unexplained_minor")?,
+        },
+        created_at_us: row.try_get("created_at_us")?,
+    })
+}
+
+pub async fn insert_in_tx(tx: &mut SqliteConnection, report: &Report) -> sqlx::Result<()> {
+    let assessment = &report.assessment;
+    sqlx::query(
+        "INSERT INTO reports (report_id, business_day, bank_balance_minor, token_supply_minor, in_flight_deposits_minor, \
+         in_flight_payouts_minor, suspense_minor, unexplained_minor, created_at_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+    )
+    .bind(&report.report_id)
+    .bind(report.day.number())
+    .bind(assessment.bank_balance.kopecks())
+    .bind(assessment.token_supply.kopecks())
+    .bind(assessment.explained.in_flight_deposits.kopecks())
+    .bind(assessment.explained.in_flight_payouts.kopecks())
+    .bind(assessment.explained.suspense.kopecks())
+    .bind(assessment.unexplained.kopecks())
+    .bind(report.created_at_us)
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+pub async fn latest(db: impl SqliteExecutor<'_>) -> sqlx::Result<Option<Report>> {
+    sqlx::query("SELECT * FROM reports ORDER BY created_at_us DESC, report_id DESC LIMIT 1")
+        .fetch_optional(db)
+        .await?
+        .as_ref()
+        .map(read)
+        .transpose()
+}
+
+/// Was the day reconciled at or after its cut-off?
+pub async fn closed(db: impl SqliteExecutor<'_>, day: BusinessDay) -> sqlx::Result<bool> {
+    sqlx::query_scalar(
+        "SELECT EXISTS (SELECT 1 FROM reports WHERE business_day = $1 AND created_at_us >= $2)",
+    )
+    .bind(day.number())
+    .bind(day.end_us())
+    .fetch_one(db)
+    .await
+}

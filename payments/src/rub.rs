@@ -1,0 +1,107 @@
+//! Roubles in kopecks: the only kind of money this room handles.
+//!
+//! Exact on the way in (an amount with a third fraction digit is refused, never rounded) and always two digits on the way out. May be
+//! negative: a difference found by reconciliation, for instance. Arithmetic is checked; overflow is an error of whoever sums.
+
+use std::{fmt, str::FromStr};
+
+use types::Decimal;
+
+/// Currency code of bank money.
+pub const CURRENCY: &str = "RUB";
+
+const DECIMALS: u8 = 2;
+
+/// An amount of roubles.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Rub(i64);
+
+/// Not an amount of roubles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RubError {
+    #[error("is not a decimal number")]
+    Syntax,
+    #[error("has more than two fraction digits or is too large")]
+    Scale,
+    #[error("sum is too large")]
+    Overflow,
+}
+
+impl Rub {
+    pub const ZERO: Rub = Rub(0);
+
+    pub const fn from_kopecks(kopecks: i64) -> Rub {
+        Rub(kopecks)
+    }
+
+    pub const fn kopecks(self) -> i64 {
+        self.0
+    }
+
+    pub const fn is_positive(self) -> bool {
+        self.0 > 0
+    }
+
+    /// # Errors
+    /// [`RubError::Scale`] when kopecks do not suffice.
+    pub fn from_decimal(value: Decimal) -> Result<Rub, RubError> {
+        value
+            .to_minor(DECIMALS)
+            .map(Rub)
+            .map_err(|_| RubError::Scale)
+    }
+
+    pub fn to_decimal(self) -> Decimal {
+        Decimal::from_minor(self.0, DECIMALS)
+    }
+
+    /// # Errors
+    /// [`RubError::Overflow`].
+    pub fn plus(self, other: Rub) -> Result<Rub, RubError> {
+        self.0
+            .checked_add(other.0)
+            .map(Rub)
+            .ok_or(RubError::Overflow)
+    }
+
+    /// # Errors
+    /// [`RubError::Overflow`].
+    pub fn minus(self, other: Rub) -> Result<Rub, RubError> {
+        self.0
+            .checked_sub(other.0)
+            .map(Rub)
+            .ok_or(RubError::Overflow)
+    }
+}
+
+impl fmt::Display for Rub {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.to_decimal())
+    }
+}
+
+impl FromStr for Rub {
+    type Err = RubError;
+
+    /// Any scale that is exact in kopecks: `100`, `100.0` and `100.00` are one amount (T27).
+    fn from_str(text: &str) -> Result<Rub, RubError> {
+        let value: Decimal = text.parse().map_err(|_| RubError::Syntax)?;
+        Rub::from_decimal(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // rows: R117
+    #[test]
+    fn r117_scale_does_not_make_another_amount() {
+        let amount = |text: &str| text.parse::<Rub>();
+        assert_eq!(amount("100"), amount("100.000"));
+        assert_eq!(amount("100.0").unwrap().to_string(), "100.00");
+        assert_eq!(amount("100.001"), Err(RubError::Scale));
+        assert_eq!(amount("1e2"), Err(RubError::Syntax));
+        assert_eq!(Rub::from_kopecks(-5).to_string(), "-0.05");
+    }
+}

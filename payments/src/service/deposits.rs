@@ -1,0 +1,283 @@
+//! Deposits: intents made, and what the bank reports of them (specification 4.2.1 to 4.2.5).
+
+use uuid::Uuid;
+
+use super::{Fault, Gateway};
+use crate::{
+    api::events as emit,
+    clock,
+    intent::{Intent, PaymentMethod, PaymentStatus, Step, on_report},
+    payout::pause_us,
+    rail::{
+        client::BankError,
+        messages::{self, CreateQr, ExpectTransfer},
+        purpose_code,
+    },
+    repo::{intents, receipts},
+    rub::Rub,
+};
+
+/// Intents polled before a reconciliation at most; the oldest polls first.
+const POLLS_BEFORE_RECONCILIATION: i64 = 200;
+
+/// What a caller asks for.
+#[derive(Clone, Debug)]
+pub struct NewIntent {
+    pub user_id: String,
+    pub amount: Rub,
+    pub method: PaymentMethod,
+    pub context: rpc::Context,
+}
+
+/// A report of the bank about one payment: by webhook or by poll.
+#[derive(Clone, Debug)]
+pub struct PaymentWord {
+    pub payment_id: String,
+    pub status: PaymentStatus,
+    /// `None`: not an amount of roubles.
+    pub amount: Option<Rub>,
+    /// Set when it came by webhook.
+    pub webhook: Option<(String, Vec<u8>)>,
+}
+
+impl Gateway {
+    /// Makes an intent. Returns the stored one, and `true`, when the user's key was used before (T12).
+    pub async fn create_intent(&self, ask: NewIntent) -> Result<(Intent, bool), Fault> {
+        let key = &ask.context.idempotency_key;
+        if let Some(stored) = intents::by_key(self.db.read(), &ask.user_id, key).await? {
+            warn_on_mismatch(&stored, &ask);
+            return Ok((stored, true));
+        }
+        self.identity
+            .check_deposit_limit(&ask.context, &ask.user_id, ask.amount)
+            .await?;
+        let intent = self.register_at_bank(&ask).await?;
+        let now_us = intent.created_at_us;
+        let first_poll_us =
+            now_us + pause_us(0, self.config.poll_first_ms, self.config.poll_most_ms);
+
+        let mut tx = self.db.write().await?;
+        if !intents::insert_in_tx(&mut tx, &intent, first_poll_us.min(intent.expires_at_us)).await?
+        {
+            // A concurrent call with the same key was faster; nobody has seen our code, so nobody will pay it.
+            let stored = intents::by_key(&mut *tx, &ask.user_id, key).await?;
+            return Ok((stored.ok_or(Fault::IntentNotFound)?, true));
+        }
+        events::outbox::append_in_tx(&mut tx, &[emit::intent_created(&intent)]).await?;
+        tx.commit().await?;
+        metrics::counter!("payment_intents_created_total", "method" => ask.method.as_str())
+            .increment(1);
+        tracing::info!(payment_id = intent.payment_id, user_id = intent.user_id, amount = %intent.amount, "payment intent created");
+        Ok((intent, false))
+    }
+
+    /// Asks the bank for what the payer will be shown.
+    async fn register_at_bank(&self, ask: &NewIntent) -> Result<Intent, Fault> {
+        let payment_id = Uuid::now_v7().to_string();
+        let now_us = clock::now_us();
+        let life_seconds = self.config.intent_life_s;
+        let purpose = &self.config.deposit_purpose;
+        let (payment_url, qr_payload, expires_at) = match ask.method {
+            PaymentMethod::SbpC2b | PaymentMethod::SbpQr => {
+                let ask_qr = CreateQr {
+                    payment_id: payment_id.clone(),
+                    amount: ask.amount.into(),
+                    purpose: purpose.clone(),
+                    life_seconds,
+                };
+                let created = self.bank_seen(self.bank.create_qr(&ask_qr).await)?;
+                // A link opens by itself; the picture is for the other method.
+                let picture = match ask.method {
+                    PaymentMethod::SbpQr => created.qr_payload,
+                    _ => String::new(),
+                };
+                (created.payment_url, picture, created.expires_at)
+            }
+            PaymentMethod::BankTransfer => {
+                let announcement = ExpectTransfer {
+                    payment_id: payment_id.clone(),
+                    amount: ask.amount.into(),
+                    purpose_code: purpose_code::code(&payment_id),
+                    life_seconds,
+                };
+                let expected = self.bank_seen(self.bank.expect_transfer(&announcement).await)?;
+                let payload = purpose_code::payload(
+                    &self.config.requisites,
+                    ask.amount,
+                    purpose,
+                    &payment_id,
+                );
+                (payload.clone(), payload, expected.expires_at)
+            }
+        };
+        let expires_at_us = messages::time_us(&expires_at)
+            .ok_or_else(|| BankError::Protocol(format!("expiresAt `{expires_at}` is no time")))?;
+        Ok(Intent {
+            payment_id,
+            user_id: ask.user_id.clone(),
+            amount: ask.amount,
+            method: ask.method,
+            status: PaymentStatus::Pending,
+            payment_url,
+            qr_payload,
+            idempotency_key: ask.context.idempotency_key.clone(),
+            correlation_id: ask.context.correlation_id.clone(),
+            late: false,
+            created_at_us: now_us,
+            expires_at_us,
+            updated_at_us: now_us,
+        })
+    }
+
+    /// Takes a report of the bank into effect: the same path for webhooks and polls.
+    pub async fn take_payment_word(&self, word: &PaymentWord) -> Result<Intent, Fault> {
+        let now_us = clock::now_us();
+        let mut tx = self.db.write().await?;
+        let Some(mut intent) = intents::get(&mut *tx, &word.payment_id).await? else {
+            self.note_unmatched(tx, word, "unknown payment", now_us)
+                .await?;
+            return Err(Fault::IntentNotFound);
+        };
+        if word.amount != Some(intent.amount) {
+            if intent.status != PaymentStatus::Success {
+                self.note_unmatched(tx, word, "amount differs", now_us)
+                    .await?;
+            }
+            tracing::warn!(payment_id = intent.payment_id, asked = %intent.amount, told = ?word.amount, "amount mismatch");
+            return Err(Fault::AmountMismatch);
+        }
+        if let Some((event_id, body)) = &word.webhook {
+            let (status, id) = (word.status.as_str(), &word.payment_id);
+            if !receipts::note_webhook_in_tx(&mut tx, event_id, id, status, body, now_us).await? {
+                metrics::counter!("payment_webhooks_repeated_total").increment(1);
+                return Ok(intent);
+            }
+        }
+        let mut deposited_now = false;
+        match on_report(intent.status, word.status) {
+            Step::Unchanged => {
+                if word.status != intent.status {
+                    metrics::counter!("payment_reports_outranked_total").increment(1);
+                }
+            }
+            Step::Move {
+                to,
+                deposited,
+                late,
+            } => {
+                intent.status = to;
+                intent.late |= late;
+                intent.updated_at_us = now_us;
+                intents::set_status_in_tx(&mut tx, &intent.payment_id, to, late, now_us).await?;
+                deposited_now = deposited;
+                if deposited {
+                    receipts::resolve_unmatched_in_tx(&mut tx, &intent.payment_id).await?;
+                    let event = emit::fiat_deposited(&intent, now_us);
+                    events::outbox::append_in_tx(&mut tx, &[event]).await?;
+                }
+                tracing::info!(payment_id = intent.payment_id, user_id = intent.user_id,
+                    correlation_id = intent.correlation_id, status = %to, late, "payment intent moved");
+            }
+        }
+        tx.commit().await?;
+        if deposited_now {
+            let method = intent.method.as_str();
+            let seconds = (now_us - intent.created_at_us).max(0) as f64 / 1e6;
+            metrics::histogram!("payment_processing_duration_seconds", "method" => method)
+                .record(seconds);
+        }
+        Ok(intent)
+    }
+
+    /// Money that fits no intent is kept in sight until it does (suspense).
+    async fn note_unmatched(
+        &self,
+        mut tx: events::Tx,
+        word: &PaymentWord,
+        reason: &str,
+        now_us: i64,
+    ) -> Result<(), Fault> {
+        if let (PaymentStatus::Success, Some(amount)) = (word.status, word.amount) {
+            receipts::note_unmatched_in_tx(&mut tx, &word.payment_id, amount, reason, now_us)
+                .await?;
+            tx.commit().await?;
+        }
+        Ok(())
+    }
+
+    /// Second source of truth beside the webhook: asks the bank about an intent, and ends it when its time is over (D12).
+    pub async fn poll_intent(&self, intent: &Intent, polls: u32) -> Result<(), Fault> {
+        let asked = self.bank_seen(self.bank.payment_status(&intent.payment_id).await);
+        let now_us = clock::now_us();
+        let reported = match asked {
+            Ok(report) => Some(PaymentWord {
+                payment_id: intent.payment_id.clone(),
+                status: report.status.into(),
+                amount: Some(report.amount.into()),
+                webhook: None,
+            }),
+            Err(BankError::NotFound) => None,
+            Err(error) => {
+                self.schedule_poll(intent, polls, now_us).await?;
+                return Err(error.into());
+            }
+        };
+        let open = reported
+            .as_ref()
+            .is_none_or(|word| word.status == PaymentStatus::Pending);
+        if open && now_us >= intent.expires_at_us {
+            // The last look found no money: the sweeper's own report.
+            self.take_payment_word(&PaymentWord {
+                payment_id: intent.payment_id.clone(),
+                status: PaymentStatus::Expired,
+                amount: Some(intent.amount),
+                webhook: None,
+            })
+            .await?;
+            return Ok(());
+        }
+        if let Some(word) = reported.filter(|_| !open) {
+            match self.take_payment_word(&word).await {
+                Ok(_) => return Ok(()),
+                // Stays pending and in the suspense: a person has to look; the bank may still correct itself.
+                Err(Fault::AmountMismatch) => {}
+                Err(fault) => return Err(fault),
+            }
+        }
+        self.schedule_poll(intent, polls, now_us).await
+    }
+
+    async fn schedule_poll(&self, intent: &Intent, polls: u32, now_us: i64) -> Result<(), Fault> {
+        let pause_us = pause_us(
+            polls.saturating_add(1),
+            self.config.poll_first_ms,
+            self.config.poll_most_ms,
+        );
+        let mut next_us = now_us + pause_us;
+        if now_us < intent.expires_at_us {
+            next_us = next_us.min(intent.expires_at_us);
+        }
+        let mut tx = self.db.write().await?;
+        intents::schedule_in_tx(&mut tx, &intent.payment_id, next_us).await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// Polls what is pending, so that a lost webhook does not look like a difference.
+    pub async fn poll_pending(&self) -> Result<(), Fault> {
+        let pending = intents::due(self.db.read(), i64::MAX, POLLS_BEFORE_RECONCILIATION).await?;
+        for (intent, polls) in pending {
+            self.poll_intent(&intent, polls).await?;
+        }
+        Ok(())
+    }
+}
+
+fn warn_on_mismatch(stored: &Intent, ask: &NewIntent) {
+    if stored.amount != ask.amount || stored.method != ask.method {
+        metrics::counter!("idempotency_mismatch_total", "call" => "CreatePaymentIntent")
+            .increment(1);
+        tracing::warn!(payment_id = stored.payment_id, user_id = stored.user_id, stored = %stored.amount,
+            asked = %ask.amount, "idempotency key was used for another intent");
+    }
+}

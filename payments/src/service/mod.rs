@@ -1,0 +1,111 @@
+//! Use cases: they read, ask the core what follows, and store the answer with its events in one transaction.
+
+mod deposits;
+mod payouts;
+mod reconciliation;
+mod webhook;
+
+use tokio::sync::{Mutex, Notify};
+
+use crate::{
+    api::peers::{CfaPeer, IdentityPeer},
+    config::PaymentsConfig,
+    rail::{client::BankClient, client::BankError, webhook::Verifier},
+    rub::RubError,
+};
+
+pub use deposits::NewIntent;
+pub use payouts::NewPayout;
+pub use webhook::{Claim, Taken};
+
+/// Everything a use case needs.
+pub struct Gateway {
+    pub config: PaymentsConfig,
+    pub db: events::Sqlite,
+    pub bank: BankClient,
+    pub verifier: Verifier,
+    pub identity: IdentityPeer,
+    pub cfa: CfaPeer,
+    pub health: rpc::Health,
+    /// Wakes the payout worker.
+    pub payouts_due: Notify,
+    /// One reconciliation at a time.
+    reconciling: Mutex<()>,
+    /// One step of a payout at a time: worker, reconciliation and webhooks would otherwise ask the bank twice.
+    stepping: Mutex<()>,
+}
+
+impl Gateway {
+    pub fn new(
+        config: PaymentsConfig,
+        db: events::Sqlite,
+        bank: BankClient,
+        verifier: Verifier,
+        identity: IdentityPeer,
+        cfa: CfaPeer,
+        health: rpc::Health,
+    ) -> Gateway {
+        Gateway {
+            config,
+            db,
+            bank,
+            verifier,
+            identity,
+            cfa,
+            health,
+            payouts_due: Notify::new(),
+            reconciling: Mutex::new(()),
+            stepping: Mutex::new(()),
+        }
+    }
+
+    /// Tells health what a call to the bank came to.
+    fn bank_seen<T>(&self, result: Result<T, BankError>) -> Result<T, BankError> {
+        match &result {
+            Err(error @ (BankError::Unavailable(_) | BankError::Protocol(_))) => {
+                self.health.set_failing("bank", error.to_string());
+            }
+            _ => self.health.set_ok("bank"),
+        }
+        result
+    }
+}
+
+/// Why a use case gave no result. The first group are answers of the business, the second is trouble.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    #[error("Invalid signature")]
+    InvalidSignature,
+    #[error("Payment intent not found")]
+    IntentNotFound,
+    #[error("Amount mismatch")]
+    AmountMismatch,
+    #[error("Payout not found")]
+    PayoutNotFound,
+    #[error("Reconciliation report not found")]
+    ReportNotFound,
+    /// The refusal reason of the limit check, verbatim.
+    #[error("{0}")]
+    LimitExceeded(String),
+    #[error("Payout is at the bank already")]
+    PayoutAtTheBank,
+    #[error("{field}: {problem}")]
+    Invalid {
+        field: &'static str,
+        problem: String,
+    },
+
+    /// A peer's answer that goes to the caller as it is.
+    #[error("{}", .0.message())]
+    Peer(tonic::Status),
+    #[error("{0} is unavailable")]
+    Away(&'static str),
+    #[error(transparent)]
+    Bank(#[from] BankError),
+    #[error(transparent)]
+    Store(#[from] events::Error),
+    #[error("store failed: {0}")]
+    Sql(#[from] sqlx::Error),
+    #[error("amount: {0}")]
+    Amount(#[from] RubError),
+}

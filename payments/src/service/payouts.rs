@@ -1,0 +1,371 @@
+//! Payouts: recorded at once, sent after the burn is final, followed until the bank has answered (T06, D16).
+
+use super::{Fault, Gateway};
+use crate::{
+    api::events as emit,
+    clock,
+    intent::PaymentStatus,
+    payout::{BankWord, Cancel, Next, Outcome, Payout, next, on_bank_word, on_cancel, pause_us},
+    rail::{
+        client::{BankError, Ordered},
+        messages::{Status, TransferReport},
+    },
+    repo::{intents, payouts},
+    rub::Rub,
+};
+
+/// Failure code of a refusal whose error register is empty.
+const REFUSED: &str = "REFUSED_BY_BANK";
+
+/// What a caller asks for.
+#[derive(Clone, Debug)]
+pub struct NewPayout {
+    pub payout_id: String,
+    pub user_id: String,
+    pub amount: Rub,
+    pub bank_account: String,
+    pub correlation_id: String,
+}
+
+impl From<TransferReport> for BankWord {
+    fn from(report: TransferReport) -> BankWord {
+        let transfer_id = report.transfer_id;
+        match report.status {
+            Status::Pending => BankWord::Accepted { transfer_id },
+            Status::Success => BankWord::Executed { transfer_id },
+            Status::Failed | Status::Expired => {
+                let entry = report.error_register.into_iter().next();
+                let (code, message) = entry.map_or_else(
+                    || (REFUSED.to_owned(), String::new()),
+                    |entry| (entry.code, entry.message),
+                );
+                BankWord::Refused {
+                    transfer_id,
+                    code,
+                    message,
+                }
+            }
+        }
+    }
+}
+
+impl Gateway {
+    /// Records a payout. Returns the stored one, and `true`, when the id is known.
+    pub async fn initiate_payout(&self, ask: NewPayout) -> Result<(Payout, bool), Fault> {
+        let now_us = clock::now_us();
+        let mut tx = self.db.write().await?;
+        if let Some(stored) = payouts::get(&mut *tx, &ask.payout_id).await? {
+            let same = stored.user_id == ask.user_id
+                && stored.amount == ask.amount
+                && stored.bank_account == ask.bank_account;
+            if !same {
+                metrics::counter!("idempotency_mismatch_total", "call" => "InitiatePayout")
+                    .increment(1);
+                tracing::warn!(
+                    payout_id = stored.payout_id,
+                    user_id = stored.user_id,
+                    "payout id was used for another payout"
+                );
+            }
+            return Ok((stored, true));
+        }
+        let payout = Payout {
+            stopped: payouts::blocked_reason(&mut *tx, &ask.user_id).await?,
+            payout_id: ask.payout_id,
+            user_id: ask.user_id,
+            amount: ask.amount,
+            bank_account: ask.bank_account,
+            status: PaymentStatus::Pending,
+            released_at_us: None,
+            ordered_at_us: None,
+            bank_transfer_id: String::new(),
+            failure_code: String::new(),
+            failure_message: String::new(),
+            attempts: 0,
+            next_attempt_at_us: 0,
+            correlation_id: ask.correlation_id,
+            created_at_us: now_us,
+            updated_at_us: now_us,
+        };
+        if let Some(payment_id) = payout.refunds() {
+            let intent = intents::get(&mut *tx, payment_id).await?;
+            let intent = intent.ok_or(Fault::IntentNotFound)?;
+            let invalid = |problem: &str| Fault::Invalid {
+                field: "payout.payout_id",
+                problem: problem.to_owned(),
+            };
+            if intent.status != PaymentStatus::Success {
+                return Err(invalid("names a payment that was not received"));
+            }
+            if intent.user_id != payout.user_id || intent.amount != payout.amount {
+                return Err(invalid("names a payment of another user or amount"));
+            }
+        }
+        payouts::save_in_tx(&mut tx, &payout).await?;
+        tx.commit().await?;
+        tracing::info!(payout_id = payout.payout_id, user_id = payout.user_id, amount = %payout.amount, "payout recorded");
+        Ok((payout, false))
+    }
+
+    /// The burn is final: the money may leave. A payout that has ended, or was released before, is returned as it is.
+    pub async fn release_payout(&self, payout_id: &str) -> Result<Payout, Fault> {
+        let now_us = clock::now_us();
+        let mut tx = self.db.write().await?;
+        let found = payouts::get(&mut *tx, payout_id).await?;
+        let mut payout = found.ok_or(Fault::PayoutNotFound)?;
+        if payout.is_open() && payout.released_at_us.is_none() {
+            payout.released_at_us = Some(now_us);
+            payout.next_attempt_at_us = now_us;
+            payout.updated_at_us = now_us;
+            payouts::save_in_tx(&mut tx, &payout).await?;
+            tx.commit().await?;
+            self.payouts_due.notify_one();
+        }
+        Ok(payout)
+    }
+
+    /// Ends a payout that was not ordered at the bank.
+    pub async fn cancel_payout(&self, payout_id: &str, code: &str) -> Result<Payout, Fault> {
+        let now_us = clock::now_us();
+        let mut tx = self.db.write().await?;
+        let found = payouts::get(&mut *tx, payout_id).await?;
+        let mut payout = found.ok_or(Fault::PayoutNotFound)?;
+        match on_cancel(&payout, code) {
+            Cancel::AlreadyFinal => Ok(payout),
+            Cancel::AtTheBank => Err(Fault::PayoutAtTheBank),
+            Cancel::Fail { event } => {
+                payout.status = PaymentStatus::Failed;
+                payout.failure_code = code.to_owned();
+                payout.failure_message = "Cancelled before it was sent".into();
+                payout.updated_at_us = now_us;
+                payouts::save_in_tx(&mut tx, &payout).await?;
+                if event {
+                    let failed = emit::payout_failed(&payout, now_us);
+                    events::outbox::append_in_tx(&mut tx, &[failed]).await?;
+                }
+                tx.commit().await?;
+                tracing::info!(payout_id, code, "payout cancelled");
+                Ok(payout)
+            }
+        }
+    }
+
+    /// What the bank said, by answer, webhook or poll.
+    pub async fn take_bank_word(&self, payout_id: &str, word: &BankWord) -> Result<Payout, Fault> {
+        let now_us = clock::now_us();
+        let mut tx = self.db.write().await?;
+        let found = payouts::get(&mut *tx, payout_id).await?;
+        let mut payout = found.ok_or(Fault::PayoutNotFound)?;
+        let outcome = on_bank_word(&payout, word);
+        let event = match outcome {
+            Outcome::Unchanged => return Ok(payout),
+            Outcome::Accepted => None,
+            Outcome::Confirmed => {
+                payout.status = PaymentStatus::Success;
+                Some(emit::payout_confirmed(&payout, now_us))
+            }
+            Outcome::Failed => {
+                payout.status = PaymentStatus::Failed;
+                if let BankWord::Refused { code, message, .. } = word {
+                    payout.failure_code.clone_from(code);
+                    payout.failure_message.clone_from(message);
+                }
+                Some(emit::payout_failed(&payout, now_us))
+            }
+        };
+        let (BankWord::Accepted { transfer_id }
+        | BankWord::Executed { transfer_id }
+        | BankWord::Refused { transfer_id, .. }) = word;
+        payout.bank_transfer_id.clone_from(transfer_id);
+        if outcome == Outcome::Accepted {
+            // From here on pauses count polls, not orders.
+            payout.attempts = 0;
+            payout.next_attempt_at_us = now_us + self.payout_pause_us(0);
+        }
+        payout.updated_at_us = now_us;
+        payouts::save_in_tx(&mut tx, &payout).await?;
+        if let Some(payment_id) = payout.refunds().filter(|_| outcome == Outcome::Confirmed) {
+            let refunded = PaymentStatus::Refunded;
+            intents::set_status_in_tx(&mut tx, payment_id, refunded, false, now_us).await?;
+        }
+        events::outbox::append_in_tx(&mut tx, event.as_slice()).await?;
+        tx.commit().await?;
+        tracing::info!(
+            payout_id,
+            user_id = payout.user_id,
+            correlation_id = payout.correlation_id,
+            ?outcome,
+            failure_code = payout.failure_code,
+            "payout moved"
+        );
+        Ok(payout)
+    }
+
+    /// Does what is due for one payout.
+    pub async fn step_payout(&self, payout_id: &str) -> Result<(), Fault> {
+        let _one_at_a_time = self.stepping.lock().await;
+        let Some(payout) = payouts::get(self.db.read(), payout_id).await? else {
+            return Err(Fault::PayoutNotFound);
+        };
+        match next(&payout, clock::now_us()) {
+            Next::Wait => Ok(()),
+            Next::Order => self.order(&payout).await,
+            Next::Poll => self.poll_payout(&payout).await,
+        }
+    }
+
+    async fn order(&self, payout: &Payout) -> Result<(), Fault> {
+        if payout.ordered_at_us.is_none()
+            && let Some(reason) = self.screen(payout).await?
+        {
+            return self.stop(payout, &reason).await;
+        }
+        let Some(ordered) = self.begin_order(&payout.payout_id).await? else {
+            return Ok(());
+        };
+        let purpose = format!("{} {}", self.config.payout_purpose, ordered.payout_id);
+        let answer = self.bank.initiate_transfer(
+            &ordered.payout_id,
+            &ordered.bank_account,
+            ordered.amount,
+            &purpose,
+        );
+        let word = match self.bank_seen(answer.await)? {
+            Ordered::Taken(report) => BankWord::from(report),
+            Ordered::Refused(report) => BankWord::from(TransferReport {
+                status: Status::Failed,
+                ..report
+            }),
+        };
+        self.take_bank_word(&ordered.payout_id, &word).await?;
+        Ok(())
+    }
+
+    /// Stores that an order may be at the bank from now on, and when to try again. `None`: the payout must not be ordered any more.
+    async fn begin_order(&self, payout_id: &str) -> Result<Option<Payout>, Fault> {
+        let now_us = clock::now_us();
+        let mut tx = self.db.write().await?;
+        let Some(mut payout) = payouts::get(&mut *tx, payout_id).await? else {
+            return Err(Fault::PayoutNotFound);
+        };
+        if next(&payout, now_us) != Next::Order {
+            return Ok(None);
+        }
+        payout.ordered_at_us.get_or_insert(now_us);
+        payout.next_attempt_at_us = now_us + self.payout_pause_us(payout.attempts);
+        payout.attempts += 1;
+        payout.updated_at_us = now_us;
+        payouts::save_in_tx(&mut tx, &payout).await?;
+        tx.commit().await?;
+        Ok(Some(payout))
+    }
+
+    async fn poll_payout(&self, payout: &Payout) -> Result<(), Fault> {
+        self.postpone(payout).await?;
+        let asked = self.bank.transfer_status(&payout.bank_transfer_id).await;
+        match self.bank_seen(asked) {
+            Ok(report) => {
+                self.take_bank_word(&payout.payout_id, &report.into())
+                    .await?;
+                Ok(())
+            }
+            Err(error) => {
+                if matches!(error, BankError::NotFound) {
+                    tracing::error!(
+                        payout_id = payout.payout_id,
+                        transfer_id = payout.bank_transfer_id,
+                        "bank does not know a transfer it has accepted"
+                    );
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    /// The name is screened again before money leaves, not only when it came in.
+    async fn screen(&self, payout: &Payout) -> Result<Option<String>, Fault> {
+        let screened = self
+            .identity
+            .check_sanctions(&payout.user_id, &payout.payout_id, &payout.correlation_id)
+            .await;
+        if screened.is_err() {
+            self.postpone(payout).await?;
+        }
+        screened
+    }
+
+    async fn stop(&self, payout: &Payout, reason: &str) -> Result<(), Fault> {
+        let mut tx = self.db.write().await?;
+        let Some(mut stored) = payouts::get(&mut *tx, &payout.payout_id).await? else {
+            return Err(Fault::PayoutNotFound);
+        };
+        if stored.is_open() && stored.ordered_at_us.is_none() {
+            stored.stopped = Some(reason.to_owned());
+            stored.updated_at_us = clock::now_us();
+            payouts::save_in_tx(&mut tx, &stored).await?;
+            tx.commit().await?;
+            tracing::warn!(
+                payout_id = stored.payout_id,
+                user_id = stored.user_id,
+                reason,
+                "payout stopped"
+            );
+        }
+        Ok(())
+    }
+
+    async fn postpone(&self, payout: &Payout) -> Result<(), Fault> {
+        let now_us = clock::now_us();
+        let mut tx = self.db.write().await?;
+        let Some(mut stored) = payouts::get(&mut *tx, &payout.payout_id).await? else {
+            return Err(Fault::PayoutNotFound);
+        };
+        stored.next_attempt_at_us = now_us + self.payout_pause_us(stored.attempts);
+        stored.attempts += 1;
+        payouts::save_in_tx(&mut tx, &stored).await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    fn payout_pause_us(&self, attempts: u32) -> i64 {
+        let (first, most) = (
+            self.config.payout_pause_first_ms,
+            self.config.payout_pause_most_ms,
+        );
+        pause_us(attempts, first, most)
+    }
+
+    /// Asks the bank about every payout that may be there, so that a lost answer does not look like a difference.
+    pub async fn poll_ordered(&self) -> Result<(), Fault> {
+        let open = payouts::due(self.db.read(), i64::MAX, i64::MAX).await?;
+        for payout in open
+            .iter()
+            .filter(|payout| !payout.bank_transfer_id.is_empty())
+        {
+            let _one_at_a_time = self.stepping.lock().await;
+            self.poll_payout(payout).await?;
+        }
+        Ok(())
+    }
+
+    /// Identity has blocked or unblocked a user (T48).
+    pub async fn set_user_blocked(
+        &self,
+        event: &events::Event,
+        user_id: &str,
+        blocked: Option<&str>,
+    ) -> Result<(), Fault> {
+        let now_us = clock::now_us();
+        let mut tx = self.db.write().await?;
+        if !events::inbox::accept_in_tx(&mut tx, "payments.users", event.id).await? {
+            return Ok(());
+        }
+        match blocked {
+            Some(reason) => payouts::block_user_in_tx(&mut tx, user_id, reason, now_us).await?,
+            None => payouts::unblock_user_in_tx(&mut tx, user_id, now_us).await?,
+        }
+        tx.commit().await?;
+        self.payouts_due.notify_one();
+        Ok(())
+    }
+}

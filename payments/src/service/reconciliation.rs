@@ -1,0 +1,134 @@
+//! Reconciliation of the bank account with the CFA-RUB supply (specification 4.2.6, T28).
+//!
+//! The figures are read at the moment of the call; the cut-off run of the worker makes that moment the end of the business day. A reading
+//! with an unexplained rest is taken again a few times, because a mint or a transfer may have landed between two of its questions; what
+//! stays is a difference.
+
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use super::{Fault, Gateway};
+use crate::{
+    api::events as emit,
+    clock,
+    day::BusinessDay,
+    reconcile::{Assessment, DepositPart, Explained, PayoutPart, deposit_part, payout_part},
+    repo::{intents, payouts, receipts, reports, reports::Report},
+    rub::Rub,
+};
+
+impl Gateway {
+    /// Compares, stores the report and raises the alert when bank and supply differ.
+    pub async fn reconcile(&self, day: BusinessDay, correlation_id: &str) -> Result<Report, Fault> {
+        let _one_at_a_time = self.reconciling.lock().await;
+        let began = Instant::now();
+        let mut reading = 1;
+        let assessment = loop {
+            let assessment = self.read_both_sides(correlation_id).await?;
+            let enough = reading >= self.config.reconcile_readings.max(1);
+            if assessment.unexplained == Rub::ZERO || enough {
+                break assessment;
+            }
+            reading += 1;
+            tokio::time::sleep(Duration::from_millis(self.config.reconcile_pause_ms)).await;
+        };
+        let report = Report {
+            report_id: Uuid::now_v7().to_string(),
+            day,
+            assessment,
+            created_at_us: clock::now_us(),
+        };
+        let mut tx = self.db.write().await?;
+        reports::insert_in_tx(&mut tx, &report).await?;
+        if !assessment.balanced() {
+            let alert = emit::reconciliation_alert(&report, correlation_id);
+            events::outbox::append_in_tx(&mut tx, &[alert]).await?;
+        }
+        tx.commit().await?;
+        metrics::histogram!("reconciliation_duration_seconds")
+            .record(began.elapsed().as_secs_f64());
+        let unexplained_kopecks = assessment.unexplained.kopecks() as f64;
+        metrics::gauge!("reconciliation_unexplained_kopecks").set(unexplained_kopecks);
+        if assessment.balanced() {
+            tracing::info!(report_id = report.report_id, "{assessment}");
+        } else {
+            tracing::error!(
+                report_id = report.report_id,
+                severity = "critical",
+                "{assessment}"
+            );
+        }
+        Ok(report)
+    }
+
+    pub async fn latest_report(&self) -> Result<Report, Fault> {
+        let latest = reports::latest(self.db.read()).await?;
+        latest.ok_or(Fault::ReportNotFound)
+    }
+
+    async fn read_both_sides(&self, correlation_id: &str) -> Result<Assessment, Fault> {
+        self.poll_pending().await?;
+        self.poll_ordered().await?;
+        let bank_balance = self.bank_seen(self.bank.balance().await)?;
+        let (token_supply, supply_block) = self.cfa.rub_supply(correlation_id).await?;
+        let explained = self.explain(supply_block, correlation_id).await?;
+        Ok(Assessment::new(bank_balance, token_supply, explained)?)
+    }
+
+    async fn explain(&self, supply_block: u64, correlation_id: &str) -> Result<Explained, Fault> {
+        let mut explained = Explained {
+            suspense: receipts::unmatched_total(self.db.read()).await?,
+            ..Explained::default()
+        };
+        let mut settled_intents = Vec::new();
+        for intent in intents::unsettled(self.db.read()).await? {
+            let token = self
+                .cfa
+                .token_side(&intent.payment_id, correlation_id)
+                .await?;
+            let sum = match deposit_part(token, supply_block) {
+                DepositPart::InFlight => &mut explained.in_flight_deposits,
+                DepositPart::Suspense => &mut explained.suspense,
+                DepositPart::Settled => {
+                    settled_intents.push(intent.payment_id);
+                    continue;
+                }
+            };
+            *sum = sum.plus(intent.amount)?;
+        }
+        let mut settled_payouts = Vec::new();
+        for payout in payouts::unsettled(self.db.read()).await? {
+            // A refund burns nothing: until it is paid, its deposit stands in the suspense.
+            if payout.refunds().is_some() {
+                if !payout.is_open() {
+                    settled_payouts.push(payout.payout_id);
+                }
+                continue;
+            }
+            let token = self
+                .cfa
+                .token_side(&payout.payout_id, correlation_id)
+                .await?;
+            match payout_part(&payout, token, supply_block) {
+                PayoutPart::InFlight => {
+                    explained.in_flight_payouts =
+                        explained.in_flight_payouts.plus(payout.amount)?;
+                }
+                PayoutPart::NotBurned => {}
+                PayoutPart::Settled => settled_payouts.push(payout.payout_id),
+            }
+        }
+        if !settled_intents.is_empty() || !settled_payouts.is_empty() {
+            let mut tx = self.db.write().await?;
+            for payment_id in &settled_intents {
+                intents::mark_settled_in_tx(&mut tx, payment_id).await?;
+            }
+            for payout_id in &settled_payouts {
+                payouts::mark_settled_in_tx(&mut tx, payout_id).await?;
+            }
+            tx.commit().await?;
+        }
+        Ok(explained)
+    }
+}

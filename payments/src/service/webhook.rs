@@ -1,0 +1,96 @@
+//! The bank's webhooks, HTTP and RPC form (specification 4.2.5, D29): verified on the raw bytes before anything of them is read.
+
+use super::{Fault, Gateway, deposits::PaymentWord};
+use crate::{
+    clock,
+    intent::{Intent, PaymentStatus},
+    rail::{
+        messages::Notice,
+        webhook::{InvalidSignature, Signed},
+    },
+    rub::Rub,
+};
+
+/// What the RPC form says beside the signed bytes; it must not say anything else than they do.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    pub payment_id: String,
+    /// `None`: no status that exists.
+    pub status: Option<PaymentStatus>,
+    pub amount: Option<Rub>,
+}
+
+/// What a webhook was about.
+#[derive(Debug)]
+pub enum Taken {
+    Payment(Box<Intent>),
+    Payout,
+}
+
+impl Gateway {
+    /// Verifies, reads and takes a webhook into effect.
+    pub async fn take_webhook(
+        &self,
+        signed: Signed<'_>,
+        body: &[u8],
+        claim: Option<Claim>,
+    ) -> Result<Taken, Fault> {
+        let now_s = clock::now_us() / 1_000_000;
+        if let Err(InvalidSignature) = self.verifier.verify(signed, body, now_s) {
+            count("INVALID_SIGNATURE");
+            tracing::warn!(webhook_id = signed.id, "webhook with an invalid signature");
+            return Err(Fault::InvalidSignature);
+        }
+        let notice: Notice = serde_json::from_slice(body).map_err(|error| {
+            count("MALFORMED");
+            Fault::Invalid {
+                field: "webhook.provider_payload",
+                problem: format!("is not a notice of the bank: {error}"),
+            }
+        })?;
+        match notice {
+            Notice::Payment {
+                payment_id,
+                status,
+                amount,
+                ..
+            } => {
+                let status = PaymentStatus::from(status);
+                let amount = amount.rub();
+                count(status.as_str());
+                if let Some(claim) = claim
+                    && (claim.payment_id != payment_id
+                        || claim.status != Some(status)
+                        || claim.amount != amount)
+                {
+                    // The signature does not cover what is claimed.
+                    return Err(Fault::InvalidSignature);
+                }
+                let word = PaymentWord {
+                    payment_id,
+                    status,
+                    amount,
+                    webhook: Some((signed.id.to_owned(), body.to_vec())),
+                };
+                let intent = self.take_payment_word(&word).await?;
+                Ok(Taken::Payment(Box::new(intent)))
+            }
+            Notice::Transfer { report, .. } => {
+                count(PaymentStatus::from(report.status).as_str());
+                if claim.is_some() {
+                    return Err(Fault::Invalid {
+                        field: "webhook.provider_payload",
+                        problem: "is about a transfer, not about a payment".into(),
+                    });
+                }
+                let payout_id = report.request_id.clone();
+                self.take_bank_word(&payout_id, &report.into()).await?;
+                Ok(Taken::Payout)
+            }
+        }
+    }
+}
+
+fn count(status: &'static str) {
+    metrics::counter!("payment_webhooks_received_total", "status" => status).increment(1);
+}

@@ -1,0 +1,130 @@
+//! Brings the service up: store, keys, workers; and down again: workers first, outbox last.
+
+use std::sync::Arc;
+
+use proto::payments::v1::payments_service_server::PaymentsServiceServer;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+
+use crate::{
+    alert::AlertSinks,
+    api::{
+        http,
+        peers::{CfaPeer, IdentityPeer},
+        rpc::Api,
+    },
+    config::PaymentsConfig,
+    rail::{client::BankClient, client::BankError, keys::Keys, keys::KeysError, webhook::Verifier},
+    repo::MIGRATOR,
+    service::Gateway,
+    worker,
+};
+
+/// What the gateway needs from the others.
+pub struct PaymentsDeps {
+    pub log: Arc<dyn events::Log>,
+    pub identity: rpc::Channel,
+    pub cfa: rpc::Channel,
+    pub alerts: AlertSinks,
+}
+
+/// Why the service cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("store of payments: {0}")]
+    Store(#[from] events::Error),
+    #[error("keys of payments: {0}")]
+    Keys(#[from] KeysError),
+    #[error(transparent)]
+    Bank(#[from] BankError),
+}
+
+/// The running service.
+pub struct PaymentsHandle {
+    gateway: Arc<Gateway>,
+    workers: JoinSet<()>,
+    relay: JoinSet<()>,
+    relay_shutdown: CancellationToken,
+}
+
+/// Opens the store and starts the workers. They stop when `shutdown` is cancelled.
+///
+/// # Errors
+/// [`Error`].
+pub async fn start(
+    config: PaymentsConfig,
+    deps: PaymentsDeps,
+    shutdown: CancellationToken,
+) -> Result<PaymentsHandle, Error> {
+    let db = events::Sqlite::open(config.data_dir.join("payments.db"), &MIGRATOR).await?;
+    let keys = Keys::load_or_create(&config.keys_dir)?;
+    let bank = BankClient::new(
+        &config.bank_url,
+        &config.requisites.account_number,
+        keys.signer,
+        config.client.clone(),
+    )?;
+    let daily = config.daily_reconciliation;
+    let gateway = Arc::new(Gateway::new(
+        config.clone(),
+        db.clone(),
+        bank,
+        Verifier::new(keys.webhook_secrets),
+        IdentityPeer::new(deps.identity, config.client.clone()),
+        CfaPeer::new(deps.cfa, config.client),
+        rpc::Health::new("payments"),
+    ));
+
+    let mut workers = JoinSet::new();
+    workers.spawn(worker::run_payouts(gateway.clone(), shutdown.clone()));
+    workers.spawn(worker::run_intents(gateway.clone(), shutdown.clone()));
+    if daily {
+        workers.spawn(worker::run_cut_off(gateway.clone(), shutdown.clone()));
+    }
+    workers.spawn(worker::run_users(
+        gateway.clone(),
+        deps.log.clone(),
+        shutdown.clone(),
+    ));
+    workers.spawn(worker::run_alerts(
+        deps.log.clone(),
+        deps.alerts,
+        shutdown.clone(),
+    ));
+    let relay_shutdown = CancellationToken::new();
+    let mut relay = JoinSet::new();
+    relay.spawn(events::outbox::Relay::run(
+        db,
+        deps.log,
+        relay_shutdown.clone(),
+    ));
+    Ok(PaymentsHandle {
+        gateway,
+        workers,
+        relay,
+        relay_shutdown,
+    })
+}
+
+impl PaymentsHandle {
+    /// RPC and HTTP of the service, to be served and to fill its local slot.
+    pub fn service(&self) -> rpc::Service {
+        let server = PaymentsServiceServer::new(Api(self.gateway.clone()));
+        rpc::Service {
+            name: "payments",
+            routes: Routes::new(rpc::grpc_server!(server)),
+            http: http::router(self.gateway.clone()),
+            health: self.gateway.health.clone(),
+        }
+    }
+
+    /// Waits for the workers to end (after the shutdown given to [`start`]), then publishes what they left in the outbox and closes the
+    /// store.
+    pub async fn stopped(mut self) {
+        while self.workers.join_next().await.is_some() {}
+        self.relay_shutdown.cancel();
+        while self.relay.join_next().await.is_some() {}
+        self.gateway.db.close().await;
+    }
+}

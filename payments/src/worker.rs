@@ -1,0 +1,174 @@
+//! What goes on without a caller: payouts are sent and followed, intents polled and ended, each business day reconciled at its cut-off,
+//! alerts delivered, users blocked.
+//!
+//! Each worker sleeps until its next row is due or it is woken; a failure is logged and the row comes again after its pause.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    alert::AlertSinks,
+    api::events as emit,
+    clock,
+    day::BusinessDay,
+    repo::{intents, payouts, reports},
+    service::{Fault, Gateway},
+};
+
+/// Rows taken at once.
+const BATCH: i64 = 64;
+/// Longest sleep of a worker, also when nothing is due.
+const SLEEP_MS_MAX: u64 = 2_000;
+/// Shortest sleep after work, so that a row that stays due does not spin.
+const SLEEP_MS_MIN: u64 = 20;
+/// Pause after a reconciliation at the cut-off has failed.
+const CUT_OFF_RETRY_MS: u64 = 30_000;
+
+const ALERT_GROUP: &str = "payments.alerts";
+const USERS_GROUP: &str = "payments.users";
+
+/// Sends and follows payouts.
+pub async fn run_payouts(gateway: Arc<Gateway>, shutdown: CancellationToken) {
+    loop {
+        let due = payouts::due(gateway.db.read(), clock::now_us(), BATCH).await;
+        for payout in log_store(&gateway, due).unwrap_or_default() {
+            // Dropping a step half way is safe: what must not be forgotten was stored before the bank was asked.
+            let stepped = tokio::select! {
+                () = shutdown.cancelled() => return,
+                stepped = gateway.step_payout(&payout.payout_id) => stepped,
+            };
+            if let Err(fault) = stepped {
+                tracing::warn!(payout_id = payout.payout_id, user_id = payout.user_id,
+                    correlation_id = payout.correlation_id, %fault, "payout waits");
+            }
+        }
+        let next = payouts::next_due_us(gateway.db.read()).await;
+        let sleep = sleep_until(log_store(&gateway, next).flatten());
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = gateway.payouts_due.notified() => {}
+            () = tokio::time::sleep(sleep) => {}
+        }
+    }
+}
+
+/// Polls pending intents and ends those whose time is over.
+pub async fn run_intents(gateway: Arc<Gateway>, shutdown: CancellationToken) {
+    loop {
+        let due = intents::due(gateway.db.read(), clock::now_us(), BATCH).await;
+        for (intent, polls) in log_store(&gateway, due).unwrap_or_default() {
+            let polled = tokio::select! {
+                () = shutdown.cancelled() => return,
+                polled = gateway.poll_intent(&intent, polls) => polled,
+            };
+            if let Err(fault) = polled {
+                tracing::warn!(payment_id = intent.payment_id, user_id = intent.user_id,
+                    correlation_id = intent.correlation_id, %fault, "intent waits");
+            }
+        }
+        let next = intents::next_due_us(gateway.db.read()).await;
+        let sleep = sleep_until(log_store(&gateway, next).flatten());
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep(sleep) => {}
+        }
+    }
+}
+
+/// Reconciles each day when it has ended; a day missed while the service was down is made up for.
+pub async fn run_cut_off(gateway: Arc<Gateway>, shutdown: CancellationToken) {
+    loop {
+        let day = BusinessDay::of(clock::now_us()).previous();
+        let closed = tokio::select! {
+            () = shutdown.cancelled() => return,
+            closed = close_day(&gateway, day) => closed,
+        };
+        let sleep_ms = match closed {
+            Ok(()) => {
+                let left_us = day.next().end_us() - clock::now_us();
+                u64::try_from(left_us / 1_000 + 1).unwrap_or(1)
+            }
+            Err(fault) => {
+                tracing::warn!(%fault, "reconciliation at the cut-off waits");
+                CUT_OFF_RETRY_MS
+            }
+        };
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep(Duration::from_millis(sleep_ms)) => {}
+        }
+    }
+}
+
+async fn close_day(gateway: &Gateway, day: BusinessDay) -> Result<(), Fault> {
+    let db = gateway.db.read();
+    if !intents::any_before(db, day.end_us()).await? || reports::closed(db, day).await? {
+        return Ok(());
+    }
+    let correlation_id = rpc::Context::new("payments").correlation_id;
+    gateway.reconcile(day, &correlation_id).await?;
+    Ok(())
+}
+
+/// Brings alerts to their receivers.
+pub async fn run_alerts(log: Arc<dyn events::Log>, sinks: AlertSinks, shutdown: CancellationToken) {
+    let handler = |event: events::Event| {
+        let sinks = sinks.clone();
+        async move {
+            if let Some((report_id, text)) = emit::read_alert(&event) {
+                sinks.send(&report_id, &text).await?;
+            }
+            Ok(())
+        }
+    };
+    let topics = [events::topics::PAYMENTS];
+    let consumed = events::consume(log, ALERT_GROUP, &topics, handler, shutdown).await;
+    if let Err(error) = consumed {
+        tracing::error!(%error, "alerts cannot be consumed");
+    }
+}
+
+/// Follows identity's blocks of users (T48).
+pub async fn run_users(
+    gateway: Arc<Gateway>,
+    log: Arc<dyn events::Log>,
+    shutdown: CancellationToken,
+) {
+    let handler = |event: events::Event| {
+        let gateway = gateway.clone();
+        async move {
+            if let Some((user_id, blocked)) = emit::read_user_block(&event) {
+                let blocked = blocked.as_deref();
+                gateway.set_user_blocked(&event, &user_id, blocked).await?;
+            }
+            Ok(())
+        }
+    };
+    let topics = [events::topics::IDENTITY];
+    let consumed = events::consume(log, USERS_GROUP, &topics, handler, shutdown).await;
+    if let Err(error) = consumed {
+        tracing::error!(%error, "identity events cannot be consumed");
+    }
+}
+
+fn log_store<T>(gateway: &Gateway, result: sqlx::Result<T>) -> Option<T> {
+    match result {
+        Ok(value) => {
+            gateway.health.set_ok("store");
+            Some(value)
+        }
+        Err(error) => {
+            tracing::error!(%error, "store cannot be read");
+            gateway.health.set_failing("store", "cannot be read");
+            None
+        }
+    }
+}
+
+fn sleep_until(due_us: Option<i64>) -> Duration {
+    let left_ms = due_us.map_or(SLEEP_MS_MAX, |due_us| {
+        u64::try_from((due_us - clock::now_us()) / 1_000 + 1).unwrap_or(0)
+    });
+    Duration::from_millis(left_ms.clamp(SLEEP_MS_MIN, SLEEP_MS_MAX))
+}
