@@ -527,10 +527,10 @@ impl Flow {
     /// Learns from the events which orders are open.
     fn learn(&mut self, events: &[Event]) {
         for event in events {
-            if let Event::Rested(e) = event {
-                if !self.live.contains(&e.handle) {
-                    self.live.push(e.handle);
-                }
+            if let Event::Rested(e) = event
+                && !self.live.contains(&e.handle)
+            {
+                self.live.push(e.handle);
             }
             for handle in event.closed().into_iter().flatten() {
                 if let Some(at) = self.live.iter().position(|h| *h == handle) {
