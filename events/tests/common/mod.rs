@@ -1,0 +1,323 @@
+//! The contract of [`events::Log`], as tests that any implementation must pass.
+//!
+//! Each test makes topics of its own through the fixture. Time limits only turn a hang into a failure; nothing is asserted about speed.
+
+#![allow(dead_code, reason = "each test target uses its part")]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use events::{
+    Delivery, Event, Log, Poison, Record, RetryPolicy, Subscription, consume_with, dlq, topics,
+};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+#[async_trait]
+pub trait Fixture: Send + Sync {
+    fn log(&self) -> Arc<dyn Log>;
+    /// After how long without a record a topic counts as read to its end.
+    fn idle(&self) -> Duration;
+    /// A fresh topic (with its dead-letter topic) for one test.
+    async fn topic(&self, name: &str) -> String;
+}
+
+pub async fn all(fixture: &dyn Fixture) {
+    what_goes_in_comes_out_in_the_order_of_each_key(fixture).await;
+    a_waiting_subscriber_is_woken_by_a_publisher(fixture).await;
+    groups_remember_how_far_they_are_and_do_not_share(fixture).await;
+    failed_records_are_retried_before_the_ones_behind_them(fixture).await;
+    given_up_records_are_dead_letters_and_come_back_to_their_group_only(fixture).await;
+    a_stopped_consumer_goes_on_where_it_stopped(fixture).await;
+}
+
+/// Retries without waiting.
+pub const FAST: RetryPolicy = RetryPolicy {
+    first_ms: 1,
+    max_ms: 2,
+    attempts_max: 4,
+};
+
+pub fn event(topic: &str, key: &str, number: usize) -> Event {
+    let id = Uuid::new_v5(
+        &Uuid::NAMESPACE_OID,
+        format!("{topic}/{key}/{number}").as_bytes(),
+    );
+    Event {
+        id,
+        topic: topic.to_owned(),
+        key: key.to_owned(),
+        type_name: "platform.ledger.v1.HoldCreated".to_owned(),
+        subject: format!("hold-{number}"),
+        source: "ledger".to_owned(),
+        correlation_id: format!("corr-{number}"),
+        occurred_at_us: 1_763_706_000_000_000 + number as i64,
+        payload: number.to_be_bytes().to_vec(),
+    }
+}
+
+pub async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(90), future)
+        .await
+        .unwrap_or_else(|_| panic!("{what}: nothing happened"))
+}
+
+pub async fn take(subscription: &mut Subscription, count: usize) -> Vec<Delivery> {
+    let mut taken = Vec::new();
+    while taken.len() < count {
+        let next = in_time("next record", subscription.next()).await;
+        taken.push(next.expect("the log can be read"));
+    }
+    taken
+}
+
+fn by_key(events: impl IntoIterator<Item = Event>) -> BTreeMap<String, Vec<Event>> {
+    let mut keys = BTreeMap::<String, Vec<Event>>::new();
+    for event in events {
+        keys.entry(event.key.clone()).or_default().push(event);
+    }
+    keys
+}
+
+async fn what_goes_in_comes_out_in_the_order_of_each_key(fixture: &dyn Fixture) {
+    let topic = fixture.topic("order").await;
+    let sent: Vec<Event> = (0..600)
+        .map(|number| event(&topic, &format!("key-{}", number % 7), number))
+        .collect();
+    for batch in sent.chunks(50) {
+        fixture.log().publish(batch).await.unwrap();
+    }
+    let mut subscription = fixture.log().subscribe("order", &[&topic]).await.unwrap();
+    let taken = take(&mut subscription, sent.len()).await;
+    assert!(
+        taken
+            .iter()
+            .all(|delivery| delivery.record.headers.is_empty())
+    );
+    let received = taken.into_iter().map(|delivery| delivery.record.event);
+    assert_eq!(by_key(received), by_key(sent));
+}
+
+async fn a_waiting_subscriber_is_woken_by_a_publisher(fixture: &dyn Fixture) {
+    let (first, second) = (fixture.topic("wake-1").await, fixture.topic("wake-2").await);
+    let mut subscription = fixture
+        .log()
+        .subscribe("wake", &[&first, &second])
+        .await
+        .unwrap();
+    let waiting = tokio::spawn(async move { take(&mut subscription, 2).await });
+    tokio::task::yield_now().await;
+    fixture
+        .log()
+        .publish(&[event(&first, "k", 1)])
+        .await
+        .unwrap();
+    fixture
+        .log()
+        .publish(&[event(&second, "k", 2)])
+        .await
+        .unwrap();
+    let topics: BTreeSet<_> = waiting
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|delivery| delivery.record.event.topic)
+        .collect();
+    assert_eq!(topics, BTreeSet::from([first, second]));
+}
+
+async fn groups_remember_how_far_they_are_and_do_not_share(fixture: &dyn Fixture) {
+    let topic = fixture.topic("groups").await;
+    let sent: Vec<Event> = (0..20)
+        .map(|number| event(&topic, "one-key", number))
+        .collect();
+    fixture.log().publish(&sent).await.unwrap();
+
+    let mut first = fixture.log().subscribe("group-a", &[&topic]).await.unwrap();
+    let taken = take(&mut first, 12).await;
+    // Taken up to 12, done up to 5: the others come again.
+    first.commit(&taken[4].position).await.unwrap();
+    drop(first);
+    let mut again = fixture.log().subscribe("group-a", &[&topic]).await.unwrap();
+    let rest = take(&mut again, 15).await;
+    assert_eq!(rest[0].record.event, sent[5]);
+    assert_eq!(rest[14].record.event, sent[19]);
+
+    let mut other = fixture.log().subscribe("group-b", &[&topic]).await.unwrap();
+    assert_eq!(take(&mut other, 20).await[0].record.event, sent[0]);
+}
+
+/// Runs a consumer in the background.
+fn run<H, F>(
+    fixture: &dyn Fixture,
+    group: &'static str,
+    topic: &str,
+    handler: H,
+) -> (tokio::task::JoinHandle<()>, CancellationToken)
+where
+    H: Fn(Event) -> F + Send + Sync + 'static,
+    F: Future<Output = events::HandlerResult> + Send + 'static,
+{
+    let (log, topic, stop) = (fixture.log(), topic.to_owned(), CancellationToken::new());
+    let shutdown = stop.clone();
+    let task = tokio::spawn(async move {
+        consume_with(log, group, &[&topic], handler, shutdown, FAST)
+            .await
+            .unwrap();
+    });
+    (task, stop)
+}
+
+async fn stop(consumer: (tokio::task::JoinHandle<()>, CancellationToken)) {
+    consumer.1.cancel();
+    in_time("consumer stops", consumer.0).await.unwrap();
+}
+
+async fn failed_records_are_retried_before_the_ones_behind_them(fixture: &dyn Fixture) {
+    let topic = fixture.topic("retry").await;
+    let sent: Vec<Event> = (0..5)
+        .map(|number| event(&topic, "one-key", number))
+        .collect();
+    fixture.log().publish(&sent).await.unwrap();
+    let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
+    let failures = Arc::new(Mutex::new(2));
+    let consumer = run(fixture, "retry", &topic, move |event| {
+        let (tx, failures) = (tx.clone(), failures.clone());
+        async move {
+            if event.subject == "hold-1" {
+                let mut left = failures.lock().unwrap();
+                if *left > 0 {
+                    *left -= 1;
+                    return Err("not yet".into());
+                }
+            }
+            tx.send(event.subject).unwrap();
+            Ok(())
+        }
+    });
+    for number in 0..5 {
+        let handled = in_time("handled", rx.recv()).await.unwrap();
+        assert_eq!(handled, format!("hold-{number}"));
+    }
+    stop(consumer).await;
+}
+
+async fn given_up_records_are_dead_letters_and_come_back_to_their_group_only(
+    fixture: &dyn Fixture,
+) {
+    let topic = fixture.topic("dead").await;
+    let sent: Vec<Event> = (0..3)
+        .map(|number| event(&topic, "one-key", number))
+        .collect();
+    fixture.log().publish(&sent).await.unwrap();
+    let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
+    let mended = Arc::new(Mutex::new(false));
+    let healthy = tx.clone();
+    let (mend, mending) = (mended.clone(), mended);
+    let failing = run(fixture, "failing", &topic, move |event| {
+        let (tx, mended) = (tx.clone(), mending.clone());
+        async move {
+            match (event.subject.as_str(), *mended.lock().unwrap()) {
+                ("hold-0", false) => return Err(Poison("cannot be read".into()).into()),
+                ("hold-1", false) => return Err("never works".into()),
+                _ => {}
+            }
+            tx.send(("failing", event.subject)).unwrap();
+            Ok(())
+        }
+    });
+    let handled = in_time("the record behind dead ones", rx.recv())
+        .await
+        .unwrap();
+    assert_eq!(handled, ("failing", "hold-2".to_owned()));
+
+    let dead = topics::dlq(&topic);
+    let mut letters = fixture
+        .log()
+        .subscribe("inspector", &[&dead])
+        .await
+        .unwrap();
+    let letters: Vec<Record> = take(&mut letters, 2)
+        .await
+        .into_iter()
+        .map(|letter| letter.record)
+        .collect();
+    assert_eq!(letters[0].event.id, sent[0].id);
+    assert_eq!(letters[0].event.payload, sent[0].payload);
+    assert_eq!(letters[0].header(dlq::REASON), Some("cannot be read"));
+    assert_eq!(letters[0].header(dlq::GROUP), Some("failing"));
+    assert_eq!(letters[0].header(dlq::ATTEMPTS), Some("1"));
+    assert_eq!(letters[1].header(dlq::REASON), Some("never works"));
+    assert_eq!(letters[1].header(dlq::ATTEMPTS), Some("4"));
+
+    // A second group has handled all three; the replay must not reach it.
+    let other = run(fixture, "healthy", &topic, move |event| {
+        let tx = healthy.clone();
+        async move {
+            tx.send(("healthy", event.subject)).unwrap();
+            Ok(())
+        }
+    });
+    for number in 0..3 {
+        let handled = in_time("the other group", rx.recv()).await.unwrap();
+        assert_eq!(handled, ("healthy", format!("hold-{number}")));
+    }
+    *mend.lock().unwrap() = true;
+    let replayed = dlq::replay(&*fixture.log(), &topic, fixture.idle())
+        .await
+        .unwrap();
+    assert_eq!(replayed, 2);
+    for number in 0..2 {
+        let handled = in_time("the replayed record", rx.recv()).await.unwrap();
+        assert_eq!(handled, ("failing", format!("hold-{number}")));
+    }
+    // A later record reaches both; nothing of the replay came to the healthy group before it.
+    fixture
+        .log()
+        .publish(&[event(&topic, "one-key", 9)])
+        .await
+        .unwrap();
+    let last = [
+        in_time("last", rx.recv()).await,
+        in_time("last", rx.recv()).await,
+    ];
+    let last: BTreeSet<_> = last.into_iter().flatten().collect();
+    assert_eq!(
+        last,
+        BTreeSet::from([
+            ("failing", "hold-9".to_owned()),
+            ("healthy", "hold-9".to_owned())
+        ])
+    );
+    stop(failing).await;
+    stop(other).await;
+}
+
+async fn a_stopped_consumer_goes_on_where_it_stopped(fixture: &dyn Fixture) {
+    let topic = fixture.topic("stop").await;
+    let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
+    for round in 0..3 {
+        fixture
+            .log()
+            .publish(&[event(&topic, "one-key", round)])
+            .await
+            .unwrap();
+        let tx = tx.clone();
+        let consumer = run(fixture, "stop", &topic, move |event| {
+            let tx = tx.clone();
+            async move {
+                tx.send(event.subject).unwrap();
+                Ok(())
+            }
+        });
+        // Committed positions may lag a crash, never a stop: each record is seen once.
+        let handled = in_time("handled", rx.recv()).await.unwrap();
+        assert_eq!(handled, format!("hold-{round}"));
+        stop(consumer).await;
+    }
+}

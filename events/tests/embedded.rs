@@ -1,0 +1,171 @@
+//! The embedded log: the contract every log keeps, and what `kill -9` leaves of it.
+
+mod common;
+
+use std::{
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use common::{event, in_time, take};
+use events::{Embedded, Log, topics};
+
+struct Fixture(Embedded);
+
+#[async_trait]
+impl common::Fixture for Fixture {
+    fn log(&self) -> Arc<dyn Log> {
+        Arc::new(self.0.clone())
+    }
+
+    fn idle(&self) -> Duration {
+        Duration::from_millis(500)
+    }
+
+    async fn topic(&self, name: &str) -> String {
+        name.to_owned()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_contract_holds() {
+    let folder = tempfile::tempdir().unwrap();
+    common::all(&Fixture(Embedded::open(folder.path()).await.unwrap())).await;
+}
+
+// rows: R238 R239 R240 R241 R242 R243
+#[tokio::test]
+async fn r238_every_topic_of_the_platform_takes_and_gives_events() {
+    let names = [
+        "platform.cfa.events.v1",
+        "platform.payments.events.v1",
+        "platform.market.events.v1",
+        "platform.ledger.events.v1",
+        "platform.identity.events.v1",
+        "platform.chain.events.v1",
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let log = Embedded::open(folder.path()).await.unwrap();
+    for name in names {
+        assert!(topics::ALL.contains(&name), "{name}");
+        log.publish(&[event(name, "k", 1)]).await.unwrap();
+        let mut subscription = log.subscribe("reader", &[name]).await.unwrap();
+        assert_eq!(
+            take(&mut subscription, 1).await[0].record.event,
+            event(name, "k", 1)
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_subscription_to_several_topics_keeps_the_order_of_publication() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = Embedded::open(folder.path()).await.unwrap();
+    // More than a chunk of one topic before the first of the other.
+    let sent: Vec<_> = (0..700)
+        .map(|number| event(if number % 300 == 299 { "b" } else { "a" }, "k", number))
+        .collect();
+    log.publish(&sent).await.unwrap();
+    let mut subscription = log.subscribe("g", &["b", "a"]).await.unwrap();
+    let received: Vec<_> = take(&mut subscription, 700)
+        .await
+        .into_iter()
+        .map(|delivery| delivery.record.event)
+        .collect();
+    assert_eq!(received, sent);
+}
+
+#[tokio::test]
+async fn the_second_member_of_a_group_takes_over_from_the_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = Embedded::open(folder.path()).await.unwrap();
+    let sent: Vec<_> = (0..3).map(|number| event("t", "k", number)).collect();
+    log.publish(&sent).await.unwrap();
+    let mut first = log.subscribe("g", &["t"]).await.unwrap();
+    let taken = take(&mut first, 1).await;
+    let mut second = log.subscribe("g", &["t"]).await.unwrap();
+    let waiting = tokio::spawn(async move { take(&mut second, 2).await });
+    tokio::task::yield_now().await;
+    first.commit(&taken[0].position).await.unwrap();
+    drop(first);
+    let rest = in_time("take over", waiting).await.unwrap();
+    assert_eq!(rest[0].record.event, sent[1]);
+}
+
+#[tokio::test]
+async fn the_same_event_published_again_is_in_the_log_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = Embedded::open(folder.path()).await.unwrap();
+    let sent: Vec<_> = (0..3).map(|number| event("t", "k", number)).collect();
+    log.publish(&sent[..2]).await.unwrap();
+    log.publish(&sent).await.unwrap();
+    let mut subscription = log.subscribe("g", &["t"]).await.unwrap();
+    let received: Vec<_> = take(&mut subscription, 3)
+        .await
+        .into_iter()
+        .map(|delivery| delivery.record.event)
+        .collect();
+    assert_eq!(received, sent);
+}
+
+/// Names the folder to the child; without it the child's test has nothing to do.
+const CHILD_FOLDER: &str = "EVENTS_TEST_CHILD_FOLDER";
+
+/// Not a test of its own: the process that the next test kills. Says each number once its event is acknowledged.
+#[tokio::test]
+async fn child_publishes_until_killed() {
+    let Ok(folder) = std::env::var(CHILD_FOLDER) else {
+        return;
+    };
+    let log = Embedded::open(Path::new(&folder)).await.unwrap();
+    let mut subscription = log.subscribe("g", &["t"]).await.unwrap();
+    for number in 0.. {
+        log.publish(&[event("t", "k", number)]).await.unwrap();
+        let taken = take(&mut subscription, 1).await;
+        subscription.commit(&taken[0].position).await.unwrap();
+        println!("acknowledged {number}");
+    }
+}
+
+#[tokio::test]
+async fn what_was_acknowledged_survives_kill_9() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child_publishes_until_killed", "--nocapture"])
+        .env(CHILD_FOLDER, folder.path())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut acknowledged = 0;
+    for line in lines.map_while(Result::ok) {
+        // The harness may have begun the line.
+        if let Some((_, number)) = line.split_once("acknowledged ") {
+            acknowledged = number.parse::<usize>().unwrap();
+        }
+        if acknowledged == 40 {
+            child.kill().unwrap();
+        }
+    }
+    child.wait().unwrap();
+    assert!(acknowledged >= 40);
+
+    let log = Embedded::open(folder.path()).await.unwrap();
+    let mut all = log.subscribe("fresh", &["t"]).await.unwrap();
+    for (number, delivery) in take(&mut all, acknowledged + 1).await.iter().enumerate() {
+        assert_eq!(delivery.record.event, event("t", "k", number));
+    }
+    // The group goes on no later than after the last record it said it was done with.
+    log.publish(&[event("t", "other", 0)]).await.unwrap();
+    let mut group = log.subscribe("g", &["t"]).await.unwrap();
+    let next = take(&mut group, 1).await.remove(0);
+    let next = usize::from_be_bytes(next.record.event.payload.try_into().unwrap());
+    assert!(
+        next == 0 || next >= acknowledged,
+        "went back to {next} of {acknowledged}"
+    );
+}

@@ -1,0 +1,69 @@
+//! The contract on a real Kafka broker. Not part of the quick run: `tests/services/kafka.sh start` first, then
+//! `KAFKA_BROKERS=127.0.0.1:9092 cargo test -p events --test full`.
+
+mod common;
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use events::{Kafka, Log, topics};
+use uuid::Uuid;
+
+struct Fixture {
+    kafka: Kafka,
+    /// Topics and groups of an earlier run stay on the broker.
+    run: Uuid,
+}
+
+#[async_trait]
+impl common::Fixture for Fixture {
+    fn log(&self) -> Arc<dyn Log> {
+        Arc::new(self.kafka.clone())
+    }
+
+    /// Joining a group alone takes some seconds.
+    fn idle(&self) -> Duration {
+        Duration::from_secs(15)
+    }
+
+    async fn topic(&self, name: &str) -> String {
+        let topic = format!("test.{}.{name}", self.run);
+        let both = [topic.clone(), topics::dlq(&topic)];
+        self.kafka.create_topics(&both).await.unwrap();
+        topic
+    }
+}
+
+fn kafka() -> Kafka {
+    let brokers = std::env::var("KAFKA_BROKERS")
+        .expect("KAFKA_BROKERS names the broker: run `tests/services/kafka.sh start` and pass what it prints");
+    Kafka::connect(&brokers, &HashMap::new()).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_contract_holds_on_kafka() {
+    let fixture = Fixture {
+        kafka: kafka(),
+        run: Uuid::now_v7(),
+    };
+    common::all(&fixture).await;
+}
+
+// rows: R238 R239 R240 R241 R242 R243
+#[tokio::test(flavor = "multi_thread")]
+async fn r238_the_platforms_topics_exist_after_ensure_topics() {
+    let kafka = kafka();
+    kafka.ensure_topics().await.unwrap();
+    // Again: they are there already.
+    kafka.ensure_topics().await.unwrap();
+    for topic in topics::ALL {
+        kafka
+            .publish(&[common::event(topic, "k", 1)])
+            .await
+            .unwrap();
+        let group = format!("reader-{}", Uuid::now_v7());
+        let mut subscription = kafka.subscribe(&group, &[topic]).await.unwrap();
+        let taken = common::take(&mut subscription, 1).await;
+        assert_eq!(taken[0].record.event, common::event(topic, "k", 1));
+    }
+}
