@@ -1,1 +1,113 @@
-//! Room `benches`.
+//! Evidence: what the benchmarks share. Each states its load; run one with `cargo bench -p benches --bench book`.
+
+use types::command::{Cancel, New, SetInstrument};
+use types::{
+    CancelReason, Command, Envelope, FeeRate, Handle, HoldIx, Id128, InstrumentId, InstrumentIx,
+    InstrumentParams, InstrumentSpec, Lots, OrderType, Phase, Reserve, Sequence, SessionIx, Side,
+    StpGroup, StpMode, Ticks, TimeInForce, UserIx,
+};
+
+/// An instrument with a tick of a cent, a lot of one and a wide band.
+pub fn instrument() -> InstrumentSpec {
+    InstrumentSpec::new(&InstrumentParams {
+        ix: InstrumentIx(0),
+        id: InstrumentId::new("BENCH").expect("an id"),
+        decimals: 0,
+        tick_size: "0.01".parse().expect("a number"),
+        lot_size: "1".parse().expect("a number"),
+        fee_rate: FeeRate::TRADING,
+        band_low: Ticks(1),
+        band_high: Ticks(1_000_000),
+        collar_ppm: 50_000,
+        phase: Phase::Open,
+    })
+    .expect("a consistent instrument")
+}
+
+/// Numbers commands and gives slots as admission would: the oldest free one first.
+pub struct Desk {
+    sequence: u64,
+    generations: Vec<u32>,
+    free: std::collections::VecDeque<u32>,
+}
+
+impl Desk {
+    pub fn new(slots: u32) -> Self {
+        Self {
+            sequence: 0,
+            generations: vec![0; slots as usize],
+            free: (0..slots).collect(),
+        }
+    }
+
+    fn envelope(&mut self, command: Command) -> Envelope {
+        self.sequence += 1;
+        Envelope {
+            sequence: Sequence(self.sequence),
+            time_ns: self.sequence,
+            command,
+        }
+    }
+
+    pub fn open(&mut self) -> Envelope {
+        self.envelope(Command::SetInstrument(SetInstrument { spec: instrument() }))
+    }
+
+    /// A limit order of a user of its own, so that self-trade prevention compares and never fires.
+    pub fn order(
+        &mut self,
+        side: Side,
+        time_in_force: TimeInForce,
+        price: i64,
+        quantity: u64,
+    ) -> (Envelope, Handle) {
+        let slot = self.free.pop_front().expect("a free slot");
+        let generation = &mut self.generations[slot as usize];
+        *generation += 1;
+        let handle = Handle {
+            slot,
+            generation: *generation,
+        };
+        let user = UserIx(slot);
+        let command = Command::New(New {
+            handle,
+            instrument: InstrumentIx(0),
+            user,
+            session: SessionIx::NONE,
+            stp_group: StpGroup::of_user(user),
+            pool: HoldIx(0),
+            fee_rate: FeeRate::TRADING,
+            side,
+            order_type: OrderType::Limit,
+            time_in_force,
+            post_only: false,
+            stp: StpMode::CancelNewest,
+            client_order_id: 0,
+            client_seq: 0,
+            expire_at_ns: 0,
+            price: Ticks(price),
+            quantity: Lots(quantity),
+            draw: Reserve::default(),
+            budget_minor: types::Minor(0),
+            key_hash: Id128::NONE,
+        });
+        (self.envelope(command), handle)
+    }
+
+    pub fn cancel(&mut self, handle: Handle) -> Envelope {
+        self.envelope(Command::Cancel(Cancel {
+            handle,
+            instrument: InstrumentIx(0),
+            user: UserIx::NONE,
+            session: SessionIx::NONE,
+            reason: CancelReason::UserRequest,
+            client_seq: 0,
+            key_hash: Id128::NONE,
+        }))
+    }
+
+    /// The order of this slot has ended.
+    pub fn closed(&mut self, handle: Handle) {
+        self.free.push_back(handle.slot);
+    }
+}
