@@ -37,6 +37,7 @@ pub struct Pool {
     pub reserved: Minor,
     pub orders: u32,
     pub funding_seq: u64,
+    /// Nothing is behind it any more: closed by command, or a pool of size one whose order has gone. Later funding moves nothing.
     pub is_closed: bool,
 }
 
@@ -180,8 +181,19 @@ impl Fold {
         self.users[ix.index()]
     }
 
+    /// How many users there are.
+    pub fn users(&self) -> usize {
+        self.users.len()
+    }
+
     pub fn instrument(&self, ix: InstrumentIx) -> &InstrumentSpec {
         &self.instruments[ix.index()]
+    }
+
+    /// Decimals of money and of every instrument.
+    pub fn scales(&self) -> impl Iterator<Item = (InstrumentId, u8)> + '_ {
+        let money = (self.money, types::instrument::MONEY_DECIMALS);
+        std::iter::once(money).chain(self.instruments.iter().map(|spec| (spec.id, spec.decimals)))
     }
 
     /// An amount of a pool's asset.
@@ -260,7 +272,7 @@ impl Fold {
             Command::Fund(c) => self.fund(c),
             Command::Defund(c) => {
                 let pool = self.pool_mut(c.hold)?;
-                if c.funding_seq <= pool.funding_seq {
+                if c.funding_seq <= pool.funding_seq || pool.is_closed {
                     return Ok(());
                 }
                 pool.funding_seq = c.funding_seq;
@@ -268,13 +280,13 @@ impl Fold {
             }
             Command::CloseHold(c) => {
                 let pool = self.pool_mut(c.hold)?;
-                if c.funding_seq <= pool.funding_seq && c.funding_seq != 0 {
+                if c.funding_seq <= pool.funding_seq {
                     return Ok(());
                 }
                 if pool.orders > 0 {
                     return Err(format!("pool {} is closed with open orders", c.hold));
                 }
-                pool.funding_seq = pool.funding_seq.max(c.funding_seq);
+                pool.funding_seq = c.funding_seq;
                 pool.free = Minor::ZERO;
                 pool.is_closed = true;
                 Ok(())
@@ -310,14 +322,10 @@ impl Fold {
             });
         }
         let pool = self.pool_mut(c.hold)?;
-        if c.funding_seq <= pool.funding_seq {
+        if c.funding_seq <= pool.funding_seq || pool.is_closed {
             return Ok(());
         }
         pool.funding_seq = c.funding_seq;
-        if pool.is_closed {
-            pool.is_closed = false;
-            pool.hold = c.hold_id;
-        }
         if pool.hold != c.hold_id {
             return Err(format!("pool {} is funded from another hold", c.hold));
         }

@@ -8,11 +8,33 @@
 //! | `batch` | the settler: records in, sealed batches out |
 //! | `saga` | the life of a sealed batch, step by step |
 //! | `ids` | derived ids and names |
+//! | `source` | where records come from |
+//! | `repo` | the store: which step of which batch is done |
+//! | `wire` | plans in the words of the contract |
+//! | `progress` | how far settlement is, for those who wait or must not run ahead |
+//! | `run` | the workers: reads, posts, brings to the chain, finalizes |
+//! | `proof` | every balance on chain against every balance in the ledger |
+//! | `failpoint` | where tests kill the process |
 //!
-//! These are pure.
+//! Architecture invariants: `fold` to `saga` read no clock, no file, no network; no chain step is taken before the trade's ledger transaction is
+//! committed; the position in the journal is kept by the ledger, in the transaction of the money.
+
 pub mod batch;
 pub mod carve;
+pub mod failpoint;
 pub mod fold;
 pub mod ids;
 pub mod plan;
+mod progress;
+pub mod proof;
+mod repo;
+mod run;
 pub mod saga;
+pub mod source;
+mod wire;
+
+pub use progress::{Lag, Progress, Stats, TradeStatus};
+pub use repo::{BreakRow, StoreError};
+pub use run::{
+    SettlementConfig, SettlementDeps, SettlementHandle, SettlementView, StartError, start,
+};

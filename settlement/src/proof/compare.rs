@@ -1,0 +1,351 @@
+//! What makes a difference. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+use types::Decimal;
+
+use super::read::{InstrumentReading, Reading};
+use crate::plan::CFA_RUB;
+
+/// One instrument in figures; text, exact.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct InstrumentProof {
+    pub instrument_id: String,
+    pub chain_supply: String,
+    /// -balance of the reserve.
+    pub ledger_supply: String,
+    /// Sum over holders on chain.
+    pub chain_holders: String,
+    /// Sum over holders in the ledger, fees and other house accounts included.
+    pub ledger_holders: String,
+    /// Sum over all sub-accounts: zero.
+    pub trial_balance: String,
+    pub active_holds: String,
+    /// Credited and not final yet.
+    pub unsettled: String,
+    /// On its way out: burned on chain at any moment, still in the ledger until the payout is confirmed.
+    pub in_flight: String,
+    pub holders: Vec<Holder>,
+}
+
+/// One holder on both sides.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Holder {
+    /// User id, or `system:<purpose>`.
+    pub holder: String,
+    pub chain: String,
+    pub ledger: String,
+}
+
+/// What differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum DifferenceName {
+    /// Chain supply and ledger supply.
+    Supply,
+    /// Chain supply and sum of holders on chain.
+    ChainHolders,
+    /// A holder's balance on chain and in the ledger.
+    Holder,
+    /// The ledger's sub-accounts do not sum to zero.
+    TrialBalance,
+    /// Active holds and what the sub-accounts say is held.
+    Holds,
+    /// The ledger keeps units of an instrument that is not registered.
+    UnknownInstrument,
+    /// Bank and CFA-RUB.
+    Bank,
+}
+
+/// A named difference with both sides.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Difference {
+    pub name: DifferenceName,
+    pub instrument_id: String,
+    /// Empty unless it is about one holder.
+    pub holder: String,
+    pub left: String,
+    pub right: String,
+    /// left - right.
+    pub difference: String,
+    /// Why it is no mistake; unset: it is one.
+    pub explanation: Option<String>,
+}
+
+/// Judges a reading.
+pub fn judge(reading: &Reading) -> (Vec<InstrumentProof>, Vec<Difference>) {
+    let mut differences = Vec::new();
+    let proofs = reading
+        .instruments
+        .iter()
+        .map(|(id, instrument)| judge_instrument(id, instrument, &mut differences))
+        .collect();
+    if let Some(bank) = &reading.bank {
+        let rest: Decimal = bank.unexplained_difference.parse().unwrap_or(ONE);
+        if !rest.is_zero() {
+            differences.push(Difference {
+                name: DifferenceName::Bank,
+                instrument_id: CFA_RUB.to_owned(),
+                holder: String::new(),
+                left: bank.bank_balance.clone(),
+                right: bank.token_supply.clone(),
+                difference: bank.unexplained_difference.clone(),
+                explanation: None,
+            });
+        }
+    }
+    (proofs, differences)
+}
+
+/// Stands for a figure that cannot be read: never zero.
+const ONE: Decimal = Decimal::from_integer(1);
+
+fn judge_instrument(
+    id: &str,
+    of: &InstrumentReading,
+    differences: &mut Vec<Difference>,
+) -> InstrumentProof {
+    let mut add =
+        |name, holder: &str, left: Decimal, right: Decimal, explained: Option<(Decimal, &str)>| {
+            let rest = minus(left, right);
+            if rest.is_zero() {
+                return;
+            }
+            // What is on its way out has left the chain (left) and not yet the ledger (right).
+            let explanation = explained
+                .filter(|(up_to, _)| rest.is_negative() && rest.negated() <= *up_to)
+                .map(|(_, why)| why.to_owned());
+            differences.push(Difference {
+                name,
+                instrument_id: id.to_owned(),
+                holder: holder.to_owned(),
+                left: left.to_string(),
+                right: right.to_string(),
+                difference: rest.to_string(),
+                explanation,
+            });
+        };
+    let chain_holders = sum(of.chain.values());
+    let ledger_holders = sum(of.ledger.values());
+    let in_flight = sum(of.in_flight.values());
+    const ON_ITS_WAY: &str =
+        "redemption under way: burned on chain, held in the ledger until it is paid";
+
+    add(
+        DifferenceName::TrialBalance,
+        "",
+        of.trial_balance,
+        Decimal::from_integer(0),
+        None,
+    );
+    add(DifferenceName::Holds, "", of.active_holds, of.held, None);
+    let Some(chain_supply) = of.chain_supply else {
+        add(
+            DifferenceName::UnknownInstrument,
+            "",
+            Decimal::from_integer(0),
+            ledger_holders,
+            None,
+        );
+        return proof(
+            id,
+            of,
+            Decimal::from_integer(0),
+            chain_holders,
+            ledger_holders,
+            in_flight,
+        );
+    };
+    add(
+        DifferenceName::Supply,
+        "",
+        chain_supply,
+        of.ledger_supply,
+        Some((in_flight, ON_ITS_WAY)),
+    );
+    add(
+        DifferenceName::ChainHolders,
+        "",
+        chain_supply,
+        chain_holders,
+        None,
+    );
+    let names: BTreeSet<&String> = of.chain.keys().chain(of.ledger.keys()).collect();
+    for name in names {
+        let on_its_way = of.in_flight.get(name).map(|amount| (*amount, ON_ITS_WAY));
+        add(
+            DifferenceName::Holder,
+            name,
+            side(&of.chain, name),
+            side(&of.ledger, name),
+            on_its_way,
+        );
+    }
+    proof(
+        id,
+        of,
+        chain_supply,
+        chain_holders,
+        ledger_holders,
+        in_flight,
+    )
+}
+
+fn proof(
+    id: &str,
+    of: &InstrumentReading,
+    chain_supply: Decimal,
+    chain_holders: Decimal,
+    ledger_holders: Decimal,
+    in_flight: Decimal,
+) -> InstrumentProof {
+    let names: BTreeSet<&String> = of.chain.keys().chain(of.ledger.keys()).collect();
+    let holders = names.into_iter().map(|name| Holder {
+        holder: name.clone(),
+        chain: side(&of.chain, name).to_string(),
+        ledger: side(&of.ledger, name).to_string(),
+    });
+    InstrumentProof {
+        instrument_id: id.to_owned(),
+        chain_supply: chain_supply.to_string(),
+        ledger_supply: of.ledger_supply.to_string(),
+        chain_holders: chain_holders.to_string(),
+        ledger_holders: ledger_holders.to_string(),
+        trial_balance: of.trial_balance.to_string(),
+        active_holds: of.active_holds.to_string(),
+        unsettled: of.unsettled.to_string(),
+        in_flight: in_flight.to_string(),
+        holders: holders.collect(),
+    }
+}
+
+fn side(side: &BTreeMap<String, Decimal>, name: &str) -> Decimal {
+    side.get(name).copied().unwrap_or(Decimal::from_integer(0))
+}
+
+pub(super) fn sum<'a>(amounts: impl IntoIterator<Item = &'a Decimal>) -> Decimal {
+    amounts
+        .into_iter()
+        .fold(Decimal::from_integer(0), |total, amount| {
+            plus(total, *amount)
+        })
+}
+
+pub(super) fn plus(a: Decimal, b: Decimal) -> Decimal {
+    a.checked_add(b)
+        .expect("64-bit balances sum within 38 digits")
+}
+
+fn minus(a: Decimal, b: Decimal) -> Decimal {
+    a.checked_sub(b)
+        .expect("64-bit balances differ within 38 digits")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proof::BankProof;
+
+    fn d(text: &str) -> Decimal {
+        text.parse().unwrap()
+    }
+
+    fn balanced() -> InstrumentReading {
+        let sides =
+            |pairs: &[(&str, &str)]| pairs.iter().map(|(n, a)| ((*n).to_owned(), d(a))).collect();
+        InstrumentReading {
+            chain_supply: Some(d("100.00")),
+            ledger_supply: d("100"),
+            chain: sides(&[("alice", "99.9"), ("system:fees", "0.10"), ("gone", "0")]),
+            ledger: sides(&[("alice", "99.90"), ("system:fees", "0.1")]),
+            in_flight: BTreeMap::new(),
+            trial_balance: d("0"),
+            active_holds: d("10"),
+            held: d("10.00"),
+            unsettled: d("0"),
+        }
+    }
+
+    fn judged(instrument: InstrumentReading) -> Vec<Difference> {
+        let reading = Reading {
+            instruments: [("CFA-RUB".to_owned(), instrument)].into(),
+            bank: None,
+        };
+        judge(&reading).1
+    }
+
+    #[test]
+    fn equal_figures_make_no_difference_whatever_their_digits() {
+        assert_eq!(judged(balanced()), Vec::new());
+    }
+
+    // rows: R188
+    #[test]
+    fn r188_every_difference_is_named() {
+        let mut bad = balanced();
+        bad.trial_balance = d("0.01");
+        bad.held = d("9");
+        bad.chain.insert("alice".into(), d("99.8"));
+        bad.ledger.insert("bob".into(), d("0.05"));
+        let names: Vec<_> = judged(bad)
+            .into_iter()
+            .map(|x| (x.name, x.holder, x.difference))
+            .collect();
+        assert_eq!(
+            names,
+            vec![
+                (
+                    DifferenceName::TrialBalance,
+                    String::new(),
+                    "0.01".to_owned()
+                ),
+                (DifferenceName::Holds, String::new(), "1".to_owned()),
+                (
+                    DifferenceName::ChainHolders,
+                    String::new(),
+                    "0.10".to_owned()
+                ),
+                (
+                    DifferenceName::Holder,
+                    "alice".to_owned(),
+                    "-0.10".to_owned()
+                ),
+                (DifferenceName::Holder, "bob".to_owned(), "-0.05".to_owned()),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_redemption_under_way_is_explained_up_to_its_amount() {
+        let mut burned = balanced();
+        burned.chain_supply = Some(d("90"));
+        burned.chain.insert("alice".into(), d("89.9"));
+        burned.in_flight.insert("alice".into(), d("10"));
+        let found = judged(burned.clone());
+        assert_eq!(found.len(), 2);
+        assert!(found.iter().all(|x| x.explanation.is_some()));
+        burned.in_flight.insert("alice".into(), d("9.99"));
+        assert!(judged(burned).iter().all(|x| x.explanation.is_none()));
+    }
+
+    #[test]
+    fn the_bank_and_an_unknown_instrument_count() {
+        let mut unknown = balanced();
+        unknown.chain_supply = None;
+        assert_eq!(judged(unknown)[0].name, DifferenceName::UnknownInstrument);
+        let reading = Reading {
+            instruments: BTreeMap::new(),
+            bank: Some(BankProof {
+                bank_balance: "1".into(),
+                token_supply: "2".into(),
+                in_flight_deposits: "0".into(),
+                in_flight_payouts: "0".into(),
+                suspense: "0".into(),
+                unexplained_difference: "-1.00".into(),
+                notes: "Discrepancy detected".into(),
+            }),
+        };
+        assert_eq!(judge(&reading).1[0].name, DifferenceName::Bank);
+    }
+}

@@ -1,0 +1,234 @@
+//! Settlement's own store: where each batch is. The money's truth is the ledger; this says what was sealed and which steps are done, so that after a
+//! crash the same step is done again.
+
+use events::Sqlite;
+use sqlx::Row;
+use sqlx::sqlite::SqliteRow;
+
+use crate::saga::Saga;
+
+/// The store cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error(transparent)]
+    Events(#[from] events::Error),
+    #[error("settlement store: {0}")]
+    Sql(#[from] sqlx::Error),
+    #[error("settlement store holds an unreadable batch: {0}")]
+    Saga(#[from] serde_json::Error),
+}
+
+/// A batch as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    pub number: i64,
+    pub batch_id: String,
+    pub source: String,
+    pub first: u64,
+    pub through: u64,
+    pub covers: u64,
+    pub saga: Saga,
+    pub trades: u32,
+    /// The ledger request, byte for byte, until it is posted.
+    pub request: Vec<u8>,
+    /// The trades as they go to the chain, until the batch is final.
+    pub legs: Vec<u8>,
+    /// Times of execution, nanoseconds, one per trade.
+    pub executed_ns: Vec<u64>,
+}
+
+/// A difference as it is stored and shown.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct BreakRow {
+    pub name: String,
+    pub hold_id: String,
+    pub user_id: String,
+    pub sequence: u64,
+    pub expected: i64,
+    pub found: i64,
+    pub found_at_us: i64,
+}
+
+/// The store.
+#[derive(Clone)]
+pub struct Repo {
+    db: Sqlite,
+}
+
+impl Repo {
+    pub async fn open(path: &std::path::Path) -> Result<Self, StoreError> {
+        let db = Sqlite::open(path, &sqlx::migrate!("migrations/sqlite")).await?;
+        Ok(Self { db })
+    }
+
+    pub async fn close(&self) {
+        self.db.close().await;
+    }
+
+    /// Keeps sealed batches, all or none, and gives them their numbers.
+    pub async fn insert(&self, rows: &mut [Stored], now_us: i64) -> Result<(), StoreError> {
+        let mut tx = self.db.write().await?;
+        for row in rows.iter_mut() {
+            let executed: Vec<u8> = row
+                .executed_ns
+                .iter()
+                .flat_map(|ns| ns.to_le_bytes())
+                .collect();
+            let done = sqlx::query(
+                "INSERT INTO batches (batch_id, source, first_sequence, through_sequence, covers, state, saga, trades, request, legs, executed,
+                 sealed_at_us, changed_at_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $12)",
+            )
+            .bind(&row.batch_id)
+            .bind(&row.source)
+            .bind(row.first.cast_signed())
+            .bind(row.through.cast_signed())
+            .bind(row.covers.cast_signed())
+            .bind(row.saga.state.as_str())
+            .bind(serde_json::to_string(&row.saga)?)
+            .bind(row.trades)
+            .bind(&row.request)
+            .bind(&row.legs)
+            .bind(executed)
+            .bind(now_us)
+            .execute(&mut *tx)
+            .await?;
+            row.number = done.last_insert_rowid();
+        }
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// Keeps how far a batch is. What is no longer needed to repeat a step goes; trades given up are noted.
+    pub async fn advance(
+        &self,
+        row: &Stored,
+        bust: &[String],
+        now_us: i64,
+    ) -> Result<(), StoreError> {
+        let mut tx = self.db.write().await?;
+        sqlx::query(
+            "UPDATE batches SET state = $2, saga = $3, tx_hash = COALESCE($4, tx_hash), changed_at_us = $5,
+             request = CASE WHEN $2 = 'SEALED' THEN request END,
+             legs = CASE WHEN $2 = 'FINAL' THEN NULL ELSE legs END,
+             executed = CASE WHEN $2 = 'FINAL' THEN NULL ELSE executed END
+             WHERE number = $1",
+        )
+        .bind(row.number)
+        .bind(row.saga.state.as_str())
+        .bind(serde_json::to_string(&row.saga)?)
+        .bind(row.saga.tx_hash.as_deref())
+        .bind(now_us)
+        .execute(&mut *tx)
+        .await?;
+        for trade in bust {
+            sqlx::query(
+                "INSERT INTO bust_trades (trade_id, batch_id, bust_at_us) VALUES ($1, $2, $3) ON CONFLICT (trade_id) DO NOTHING",
+            )
+            .bind(trade)
+            .bind(&row.batch_id)
+            .bind(now_us)
+            .execute(&mut *tx)
+            .await?;
+        }
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// Batches that are not final, oldest first.
+    pub async fn open_batches(&self) -> Result<Vec<Stored>, StoreError> {
+        sqlx::query("SELECT * FROM batches WHERE state <> 'FINAL' ORDER BY number")
+            .fetch_all(self.db.read())
+            .await?
+            .iter()
+            .map(row_of)
+            .collect()
+    }
+
+    pub async fn bust_trades(&self) -> Result<Vec<String>, StoreError> {
+        let rows = sqlx::query("SELECT trade_id FROM bust_trades")
+            .fetch_all(self.db.read())
+            .await?;
+        rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+    }
+
+    pub async fn add_break(&self, found: &BreakRow) -> Result<(), StoreError> {
+        let mut tx = self.db.write().await?;
+        sqlx::query(
+            "INSERT INTO breaks (name, hold_id, user_id, sequence, expected, found, found_at_us) VALUES ($1, $2, $3, $4, $5, $6, $7)
+             ON CONFLICT DO NOTHING",
+        )
+        .bind(&found.name)
+        .bind(&found.hold_id)
+        .bind(&found.user_id)
+        .bind(found.sequence.cast_signed())
+        .bind(found.expected)
+        .bind(found.found)
+        .bind(found.found_at_us)
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// Differences that nobody has cleared.
+    pub async fn breaks(&self) -> Result<Vec<BreakRow>, StoreError> {
+        let rows = sqlx::query(
+            "SELECT * FROM breaks WHERE cleared_at_us IS NULL ORDER BY found_at_us, hold_id",
+        )
+        .fetch_all(self.db.read())
+        .await?;
+        rows.iter()
+            .map(|row| {
+                Ok(BreakRow {
+                    name: row.try_get("name")?,
+                    hold_id: row.try_get("hold_id")?,
+                    user_id: row.try_get("user_id")?,
+                    sequence: row.try_get::<i64, _>("sequence")?.cast_unsigned(),
+                    expected: row.try_get("expected")?,
+                    found: row.try_get("found")?,
+                    found_at_us: row.try_get("found_at_us")?,
+                })
+            })
+            .collect()
+    }
+
+    /// Clears all differences of a user.
+    pub async fn clear_breaks(&self, user_id: &str, now_us: i64) -> Result<u64, StoreError> {
+        let mut tx = self.db.write().await?;
+        let done = sqlx::query(
+            "UPDATE breaks SET cleared_at_us = $2 WHERE user_id = $1 AND cleared_at_us IS NULL",
+        )
+        .bind(user_id)
+        .bind(now_us)
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await?;
+        Ok(done.rows_affected())
+    }
+}
+
+fn row_of(row: &SqliteRow) -> Result<Stored, StoreError> {
+    let count = |name: &str| -> Result<u64, StoreError> {
+        Ok(row.try_get::<i64, _>(name)?.cast_unsigned())
+    };
+    let bytes = |name: &str| -> Result<Vec<u8>, StoreError> {
+        Ok(row.try_get::<Option<Vec<u8>>, _>(name)?.unwrap_or_default())
+    };
+    let saga: String = row.try_get("saga")?;
+    Ok(Stored {
+        number: row.try_get("number")?,
+        batch_id: row.try_get("batch_id")?,
+        source: row.try_get("source")?,
+        first: count("first_sequence")?,
+        through: count("through_sequence")?,
+        covers: count("covers")?,
+        saga: serde_json::from_str(&saga)?,
+        trades: row.try_get("trades")?,
+        request: bytes("request")?,
+        legs: bytes("legs")?,
+        executed_ns: bytes("executed")?
+            .chunks_exact(8)
+            .map(|chunk| u64::from_le_bytes(chunk.try_into().expect("chunks of eight")))
+            .collect(),
+    })
+}

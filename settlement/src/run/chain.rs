@@ -1,0 +1,295 @@
+//! Brings posted batches to the chain and to their end: submitted one after the other, several awaited at a time.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use prost::Message;
+use proto::cfa::v1 as cfa;
+use proto::ledger::v1 as ledger;
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::JoinSet;
+
+use super::retry::{Stopped, until_done};
+use super::{Shared, now_ns, now_us};
+use crate::repo::{StoreError, Stored};
+use crate::saga::{Answer, Misplaced, Step};
+use crate::{failpoint, wire};
+
+/// How long one question for a batch may wait for its answer.
+const WAIT_MS: u32 = 5_000;
+/// Operations finalized by one call.
+const FINALIZE_MAX: usize = 1_000;
+
+/// Why a batch is left as it is until the next start.
+#[derive(Debug, thiserror::Error)]
+enum Halt {
+    #[error("shutting down")]
+    Stopped,
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Saga(#[from] Misplaced),
+    #[error("stored trades are unreadable")]
+    Legs,
+}
+
+impl From<Stopped> for Halt {
+    fn from(_: Stopped) -> Self {
+        Self::Stopped
+    }
+}
+
+/// A posted batch.
+pub struct Work {
+    row: Stored,
+}
+
+impl Work {
+    pub fn new(row: Stored) -> Self {
+        Self { row }
+    }
+}
+
+/// Takes batches in the order in which they were posted.
+pub async fn run(shared: Arc<Shared>, mut posted: UnboundedReceiver<Work>) {
+    let room = Arc::new(Semaphore::new(shared.config.chain_batches_max.max(1)));
+    let mut under_way = JoinSet::new();
+    loop {
+        let work = tokio::select! {
+            work = posted.recv() => work,
+            Some(_) = under_way.join_next() => continue,
+            () = shared.shutdown.cancelled() => None,
+        };
+        let Some(work) = work else { break };
+        let permit = tokio::select! {
+            permit = room.clone().acquire_owned() => permit.expect("the semaphore is never closed"),
+            () = shared.shutdown.cancelled() => break,
+        };
+        let mut life = match Life::new(shared.clone(), work.row) {
+            Ok(life) => life,
+            Err(halt) => {
+                shared.tracker.halt(&halt.to_string());
+                break;
+            }
+        };
+        // Batches are submitted in order: a later one may move what an earlier one brought.
+        if let Err(halt) = life.submit_first().await {
+            life.halted(&halt);
+            break;
+        }
+        under_way.spawn(async move {
+            if let Err(halt) = life.finish().await {
+                life.halted(&halt);
+            }
+            drop(permit);
+        });
+    }
+    while under_way.join_next().await.is_some() {}
+}
+
+/// A batch with what its steps need.
+struct Life {
+    shared: Arc<Shared>,
+    row: Stored,
+    legs: cfa::SettleTradesRequest,
+}
+
+impl Life {
+    fn new(shared: Arc<Shared>, row: Stored) -> Result<Self, Halt> {
+        let legs = cfa::SettleTradesRequest::decode(&*row.legs).map_err(|_| Halt::Legs)?;
+        if legs.trades.len() != row.trades as usize {
+            return Err(Halt::Legs);
+        }
+        Ok(Self { shared, row, legs })
+    }
+
+    fn halted(&self, halt: &Halt) {
+        if !matches!(halt, Halt::Stopped) {
+            tracing::error!(batch = self.row.batch_id, error = %halt, "batch is stuck");
+            self.shared
+                .tracker
+                .halt(&format!("batch {}: {halt}", self.row.batch_id));
+        }
+    }
+
+    async fn submit_first(&mut self) -> Result<(), Halt> {
+        if matches!(self.row.saga.next(), Step::Submit { .. }) {
+            self.step().await?;
+        }
+        Ok(())
+    }
+
+    async fn finish(&mut self) -> Result<(), Halt> {
+        while self.row.saga.next() != Step::Done {
+            self.step().await?;
+        }
+        let bust = self.trade_ids(&self.row.saga.bust);
+        let now_us = now_ns() / 1_000;
+        let settled = (0u32..)
+            .zip(&self.row.executed_ns)
+            .filter(|(trade, _)| !self.row.saga.bust.contains(trade));
+        let lags_us: Vec<u64> = settled
+            .map(|(_, ns)| now_us.saturating_sub(ns / 1_000))
+            .collect();
+        metrics::counter!("trades_settled_total").increment(lags_us.len() as u64);
+        for lag_us in &lags_us {
+            metrics::histogram!("settlement_lag_seconds").record(*lag_us as f64 / 1e6);
+        }
+        self.shared.tracker.land(self.row.number, lags_us, &bust);
+        Ok(())
+    }
+
+    /// Does the next step, keeps what came of it.
+    async fn step(&mut self) -> Result<(), Halt> {
+        let answer = match self.row.saga.next() {
+            Step::Submit { attempt, trades } => self.submit(attempt, &trades).await?,
+            Step::Await { attempt } => self.await_final(attempt).await?,
+            Step::Finalize { trades, tx_hash } => self.finalize(&trades, &tx_hash).await?,
+            Step::Bust { trades } => self.bust(&trades).await?,
+            Step::Post | Step::Done => return Ok(()),
+        };
+        self.row.saga.handle_answer(answer)?;
+        let bust = self.trade_ids(&self.row.saga.bust);
+        self.shared.repo.advance(&self.row, &bust, now_us()).await?;
+        Ok(())
+    }
+
+    async fn submit(&self, attempt: u8, trades: &[u32]) -> Result<Answer, Halt> {
+        let request = wire::attempt(&self.legs, attempt, trades);
+        let id = request.batch_id.clone();
+        self.call("chain", &id, |shared| {
+            let (mut client, request) = (shared.cfa.clone(), request.clone());
+            async move { client.settle_trades(request).await }
+        })
+        .await?;
+        failpoint::reach(failpoint::SUBMITTED);
+        Ok(Answer::Submitted)
+    }
+
+    /// Asks until the chain service says how the batch ended.
+    async fn await_final(&self, attempt: u8) -> Result<Answer, Halt> {
+        let id = wire::attempt_id(&self.row.batch_id, attempt);
+        loop {
+            let request = cfa::GetTradeBatchRequest {
+                batch_id: id.clone(),
+                wait_ms: WAIT_MS,
+                ..Default::default()
+            };
+            let batch = self
+                .call("chain", &id, |shared| {
+                    let (mut client, request) = (shared.cfa.clone(), request.clone());
+                    async move { client.get_trade_batch(request).await }
+                })
+                .await?
+                .into_inner()
+                .batch
+                .unwrap_or_default();
+            match batch.status() {
+                cfa::TradeBatchStatus::Finalized => {
+                    let failed = self.indices(&batch.failed_trade_ids);
+                    if !failed.is_empty() {
+                        tracing::warn!(batch = id, trades = ?batch.failed_trade_ids, "the contract left trades out");
+                    }
+                    return Ok(Answer::Included {
+                        tx_hash: batch.onchain_tx_hash,
+                        failed,
+                    });
+                }
+                cfa::TradeBatchStatus::Failed => {
+                    tracing::error!(batch = id, "the chain refused the batch");
+                    return Ok(Answer::Dropped);
+                }
+                cfa::TradeBatchStatus::Submitted | cfa::TradeBatchStatus::Unspecified => {}
+            }
+            if self.shared.shutdown.is_cancelled() {
+                return Err(Halt::Stopped);
+            }
+        }
+    }
+
+    async fn finalize(&self, trades: &[u32], tx_hash: &str) -> Result<Answer, Halt> {
+        let operation_ids: Vec<String> = trades
+            .iter()
+            .flat_map(|trade| wire::operation_ids(&self.legs.trades[*trade as usize]))
+            .collect();
+        for (part, operation_ids) in operation_ids.chunks(FINALIZE_MAX).enumerate() {
+            let key = format!(
+                "settlement:{}:final:{}:{part}",
+                self.row.batch_id, self.row.saga.attempt
+            );
+            let request = ledger::FinalizeOperationsRequest {
+                context: Some(wire::context(&key)),
+                operation_ids: operation_ids.to_vec(),
+                onchain_tx_hash: tx_hash.to_owned(),
+            };
+            self.call("ledger", &self.row.batch_id, |shared| {
+                let (mut client, request) = (shared.ledger.clone(), request.clone());
+                async move { client.finalize_operations(request).await }
+            })
+            .await?;
+        }
+        failpoint::reach(failpoint::FINALIZED);
+        Ok(Answer::Finalized)
+    }
+
+    /// Gives trades up: their operations are reversed, once each (T21). Orders are not reinstated.
+    async fn bust(&self, trades: &[u32]) -> Result<Answer, Halt> {
+        for trade in trades {
+            let leg = &self.legs.trades[*trade as usize];
+            // What came in last goes out first: fee, seller's money, buyer's units.
+            for operation_id in wire::operation_ids(leg).into_iter().rev() {
+                let request = ledger::ReverseOperationRequest {
+                    context: Some(wire::context(&format!("bust:{operation_id}"))),
+                    operation_id,
+                    reason: format!("Trade {} failed on chain", leg.trade_id),
+                };
+                self.call("ledger", &self.row.batch_id, |shared| {
+                    let (mut client, request) = (shared.ledger.clone(), request.clone());
+                    async move { client.reverse_operation(request).await }
+                })
+                .await?;
+            }
+            tracing::error!(
+                trade_id = leg.trade_id,
+                batch = self.row.batch_id,
+                buyer = leg.buyer_id,
+                seller = leg.seller_id,
+                "trade is bust: the chain refused it twice, its operations are reversed"
+            );
+            metrics::counter!("trades_bust_total").increment(1);
+        }
+        Ok(Answer::Busted)
+    }
+
+    async fn call<T, F: Future<Output = Result<T, tonic::Status>>>(
+        &self,
+        what: &str,
+        id: &str,
+        mut call: impl FnMut(&Shared) -> F,
+    ) -> Result<T, Stopped> {
+        let shared = &self.shared;
+        until_done(what, id, &shared.shutdown, &shared.health, || call(shared)).await
+    }
+
+    fn indices(&self, trade_ids: &[String]) -> Vec<u32> {
+        let by_id: HashMap<&str, u32> = self
+            .legs
+            .trades
+            .iter()
+            .map(|leg| leg.trade_id.as_str())
+            .zip(0u32..)
+            .collect();
+        trade_ids
+            .iter()
+            .filter_map(|id| by_id.get(id.as_str()).copied())
+            .collect()
+    }
+
+    fn trade_ids(&self, trades: &[u32]) -> Vec<String> {
+        trades
+            .iter()
+            .map(|trade| self.legs.trades[*trade as usize].trade_id.clone())
+            .collect()
+    }
+}

@@ -1,0 +1,253 @@
+//! The shell around the pure part: one worker reads the journal and posts to the ledger, one brings posted batches to the chain and to their end.
+//!
+//! Invariants: a batch is in the store before it is sent anywhere; a step's result is in the store before the next step; batches are posted
+//! in the order in which they were sealed, and submitted in that order; the ledger is ahead of the chain, never behind.
+
+mod chain;
+mod check;
+mod ledger;
+mod poster;
+mod retry;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use proto::cfa::v1::cfa_registry_service_client::CfaRegistryServiceClient;
+use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
+use sequencer::Backlog;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use types::{NodeId, Sequence};
+
+use crate::batch::Limits;
+use crate::progress::{Progress, Stats, Tracker, TradeStatus};
+use crate::repo::{BreakRow, Repo, StoreError};
+use crate::source::Source;
+
+/// Settings.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SettlementConfig {
+    pub data_dir: PathBuf,
+    /// Engine node whose journal is settled.
+    pub node: u8,
+    /// Trades after which a batch is sealed; the chain takes at most 500.
+    pub batch_trades_max: usize,
+    /// Ledger rows of a batch.
+    pub batch_rows_max: usize,
+    /// How long a trade waits for company in a quiet market.
+    pub linger_ms: u64,
+    /// How long returned money waits, and how long an order is open before it gets holds of its own.
+    pub wait_ms: u64,
+    /// Batches submitted to the chain and not final.
+    pub chain_batches_max: usize,
+    /// Pools touched since are compared with the ledger every so many batches.
+    pub check_batches: u64,
+    /// How long a trading hold may have less than the journal says before it is a break.
+    pub short_ms: u64,
+    /// How long it may have more (funding under way).
+    pub surplus_ms: u64,
+}
+
+impl Default for SettlementConfig {
+    fn default() -> Self {
+        Self {
+            data_dir: PathBuf::from("data"),
+            node: 1,
+            batch_trades_max: 250,
+            batch_rows_max: 1_500,
+            linger_ms: 5,
+            wait_ms: 1_000,
+            chain_batches_max: 4,
+            check_batches: 64,
+            short_ms: 3_000,
+            surplus_ms: 60_000,
+        }
+    }
+}
+
+impl SettlementConfig {
+    fn limits(&self) -> Limits {
+        Limits {
+            trades: self.batch_trades_max,
+            weight: self.batch_rows_max,
+            linger_ns: self.linger_ms * 1_000_000,
+            wait_ns: self.wait_ms * 1_000_000,
+        }
+    }
+}
+
+/// What settlement works with.
+pub struct SettlementDeps {
+    /// The journal from its first record.
+    pub journal: Box<dyn Source>,
+    /// Where the sequencer looks before it takes an order.
+    pub backlog: Arc<Backlog>,
+    /// Both with the credential of a service.
+    pub ledger: rpc::Channel,
+    pub cfa: rpc::Channel,
+}
+
+/// Why settlement cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("node {0} is not 0 to 63")]
+    Node(u8),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// What the workers share.
+struct Shared {
+    config: SettlementConfig,
+    node: NodeId,
+    repo: Repo,
+    tracker: Tracker,
+    ledger: LedgerServiceClient<rpc::Channel>,
+    cfa: CfaRegistryServiceClient<rpc::Channel>,
+    health: rpc::Health,
+    shutdown: CancellationToken,
+}
+
+/// A running settlement.
+pub struct SettlementHandle {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+/// Opens the store and starts the workers. They wait for ledger and chain as long as it takes.
+pub async fn start(
+    config: SettlementConfig,
+    deps: SettlementDeps,
+    shutdown: CancellationToken,
+) -> Result<SettlementHandle, StartError> {
+    let node = NodeId::new(config.node).ok_or(StartError::Node(config.node))?;
+    let repo = Repo::open(&config.data_dir.join("settlement.db")).await?;
+    let tracker = Tracker::new(deps.backlog, repo.bust_trades().await?);
+    let open = repo.open_batches().await?;
+    let shared = Arc::new(Shared {
+        config,
+        node,
+        repo,
+        tracker,
+        ledger: client_limits!(LedgerServiceClient::new(deps.ledger)),
+        cfa: client_limits!(CfaRegistryServiceClient::new(deps.cfa)),
+        health: rpc::Health::new("settlement"),
+        shutdown,
+    });
+    let (posted, batches) = tokio::sync::mpsc::unbounded_channel();
+    let poster = poster::Poster::new(shared.clone(), deps.journal, posted);
+    let workers = vec![
+        tokio::spawn(poster.run(open)),
+        tokio::spawn(chain::run(shared.clone(), batches)),
+    ];
+    Ok(SettlementHandle { shared, workers })
+}
+
+impl SettlementHandle {
+    pub fn stats(&self) -> Stats {
+        self.shared.tracker.stats()
+    }
+
+    pub fn health(&self) -> rpc::Health {
+        self.shared.health.clone()
+    }
+
+    /// What others may ask while settlement runs.
+    pub fn view(&self) -> SettlementView {
+        SettlementView(self.shared.clone())
+    }
+
+    /// Waits until every trade up to `sequence` is final. For ever, when settlement has halted.
+    pub async fn drained(&self, sequence: Sequence) {
+        self.view().finalized(sequence).await;
+    }
+
+    /// Waits for the workers to end after the shutdown token was cancelled; what is under way is taken up at the next start.
+    pub async fn stopped(self) {
+        for worker in self.workers {
+            if worker.await.is_err() {
+                tracing::error!("a settlement worker ended with a panic");
+            }
+        }
+        self.shared.repo.close().await;
+    }
+}
+
+/// A cloneable look at settlement: for the gateway (status of trades, releases after a Defund) and for reports.
+#[derive(Clone)]
+pub struct SettlementView(Arc<Shared>);
+
+impl SettlementView {
+    pub fn stats(&self) -> Stats {
+        self.0.tracker.stats()
+    }
+
+    pub fn progress(&self) -> Progress {
+        *self.0.tracker.watch().borrow()
+    }
+
+    /// What became of a trade: of which command it was, and its id.
+    pub fn trade_status(&self, sequence: Sequence, trade_id: &str) -> TradeStatus {
+        self.0.tracker.status(sequence, trade_id)
+    }
+
+    /// Waits until the ledger has everything up to `sequence`. Money that a Defund or CloseHold at `sequence` took out of a pool may be
+    /// released in the ledger only then: before, part of it may still be in the hold of an order.
+    pub async fn settled(&self, sequence: Sequence) {
+        self.wait(|progress| progress.settled >= sequence).await;
+    }
+
+    /// Waits until every trade up to `sequence` is final.
+    pub async fn finalized(&self, sequence: Sequence) {
+        self.wait(|progress| progress.finalized >= sequence).await;
+    }
+
+    async fn wait(&self, until: impl FnMut(&Progress) -> bool) {
+        // The sender lives in `Shared`, which this view keeps.
+        self.0
+            .tracker
+            .watch()
+            .wait_for(until)
+            .await
+            .expect("the tracker outlives its views");
+    }
+
+    /// Differences between journal and ledger that nobody has cleared.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub async fn breaks(&self) -> Result<Vec<BreakRow>, StoreError> {
+        self.0.repo.breaks().await
+    }
+
+    /// Says that a user's differences are explained and repaired: he is settled again.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub async fn clear_breaks(&self, user_id: &str) -> Result<u64, StoreError> {
+        self.0.repo.clear_breaks(user_id, now_us()).await
+    }
+}
+
+/// Answers of a batch are as large as the batch.
+macro_rules! client_limits {
+    ($client:expr) => {
+        $client
+            .max_decoding_message_size(4 * rpc::MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(rpc::MESSAGE_BYTES_MAX)
+    };
+}
+use client_limits;
+
+fn now_ns() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| {
+            u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+        })
+}
+
+fn now_us() -> i64 {
+    i64::try_from(now_ns() / 1_000).unwrap_or(i64::MAX)
+}

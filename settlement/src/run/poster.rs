@@ -1,0 +1,440 @@
+//! Reads the journal, seals batches, posts them to the ledger.
+//!
+//! At the start: batches that were sealed are posted again as they stand (the ledger answers what it knows), the journal is folded up to the
+//! ledger's position without acting, the holds of orders are taken over from the ledger and compared. From there on the plans go on where they
+//! ended. The ledger's position decides, never this store's.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use prost::Message;
+use proto::ledger::v1::CreateOperationsRequest;
+use tokio::sync::mpsc::UnboundedSender;
+use types::{HoldIx, Sequence, UserIx};
+
+use super::check::Checks;
+use super::ledger::{Ledger, Scales};
+use super::retry::{Stopped, until_done};
+use super::{Shared, chain, now_ns, now_us};
+use crate::batch::{Batch, Settler};
+use crate::carve::{self, Break};
+use crate::fold::{Fold, FoldError};
+use crate::repo::{BreakRow, StoreError, Stored};
+use crate::saga::{Answer, Misplaced, Saga, State};
+use crate::source::{Record, Source, SourceError};
+use crate::{failpoint, ids, wire};
+
+/// Records folded in one go before other work gets its turn.
+const TURN: usize = 512;
+
+/// Why the poster stopped for good.
+#[derive(Debug, thiserror::Error)]
+enum Halt {
+    #[error("shutting down")]
+    Stopped,
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    #[error(transparent)]
+    Fold(#[from] FoldError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Saga(#[from] Misplaced),
+    #[error("stored batch {0} is unreadable")]
+    Request(String),
+    #[error("the journal ends at {journal}, the ledger is at {ledger}: a journal was lost")]
+    JournalLost { journal: Sequence, ledger: Sequence },
+}
+
+impl From<Stopped> for Halt {
+    fn from(_: Stopped) -> Self {
+        Self::Stopped
+    }
+}
+
+pub struct Poster {
+    shared: Arc<Shared>,
+    journal: Box<dyn Source>,
+    posted: UnboundedSender<chain::Work>,
+    /// Read from the journal, not folded yet.
+    next: Option<Record>,
+    checks: Checks,
+    batches: u64,
+    /// Users with a break.
+    halted: HashSet<UserIx>,
+}
+
+impl Poster {
+    pub fn new(
+        shared: Arc<Shared>,
+        journal: Box<dyn Source>,
+        posted: UnboundedSender<chain::Work>,
+    ) -> Self {
+        let checks = Checks::new(&shared.config);
+        Self {
+            shared,
+            journal,
+            posted,
+            next: None,
+            checks,
+            batches: 0,
+            halted: HashSet::new(),
+        }
+    }
+
+    pub async fn run(mut self, open: Vec<Stored>) {
+        match self.work(open).await {
+            Ok(()) | Err(Halt::Stopped) => {}
+            Err(halt) => {
+                tracing::error!(error = %halt, "settlement has halted");
+                self.shared.health.set_failing("journal", &halt.to_string());
+                self.shared.tracker.halt(&halt.to_string());
+            }
+        }
+    }
+
+    async fn work(&mut self, open: Vec<Stored>) -> Result<(), Halt> {
+        for row in open {
+            let floor = floor(&row.source, row.first, row.covers, self.shared.node);
+            self.shared.tracker.take_off(row.number, floor, row.trades);
+            if row.saga.state == State::Sealed {
+                self.post(row).await?;
+            } else {
+                self.hand_over(row);
+            }
+        }
+        let mut settler = self.recover().await?;
+        loop {
+            self.pull(&mut settler).await?;
+            let at_tail = self.next.is_none();
+            // While the chain has enough to do, a larger batch is cheaper than another small one.
+            let is_eager =
+                at_tail && self.shared.tracker.flights() < self.shared.config.chain_batches_max;
+            if settler.is_due(now_ns(), is_eager) {
+                self.seal(&mut settler).await?;
+                continue;
+            }
+            self.publish(&settler);
+            if at_tail && settler.is_empty() && self.checks.is_due(now_ns()) {
+                self.check(&settler, Vec::new()).await?;
+            }
+            self.wait(&mut settler, at_tail).await?;
+        }
+    }
+
+    /// Folds what is there, sealing on the way whenever a batch is full.
+    async fn pull(&mut self, settler: &mut Settler) -> Result<(), Halt> {
+        for _ in 0..TURN {
+            let record = match self.next.take() {
+                Some(record) => record,
+                None => match self.journal.try_next()? {
+                    Some(record) => record,
+                    None => return Ok(()),
+                },
+            };
+            if self.must_wait(settler, &record).await? {
+                self.next = Some(record);
+                return Ok(());
+            }
+            if !settler.has_room(record.events.len()) {
+                self.seal(settler).await?;
+            }
+            settler.apply(&record.command, &record.events, now_ns())?;
+            if settler.is_due(now_ns(), false) {
+                self.seal(settler).await?;
+            }
+        }
+        tokio::task::yield_now().await;
+        Ok(())
+    }
+
+    /// A record that touches the money of a user with a break waits until the break is cleared, and everything behind it with it.
+    async fn must_wait(&mut self, settler: &Settler, record: &Record) -> Result<bool, Halt> {
+        if self.halted.is_empty() {
+            return Ok(false);
+        }
+        let touched = settler.fold().touched(&record.command, &record.events);
+        if !touched.iter().any(|user| self.halted.contains(user)) {
+            return Ok(false);
+        }
+        let rows = self.shared.repo.breaks().await?;
+        let names: HashSet<&str> = rows.iter().map(|row| row.user_id.as_str()).collect();
+        self.halted
+            .retain(|user| names.contains(settler.fold().user(*user).as_str()));
+        let waits = touched.iter().any(|user| self.halted.contains(user));
+        let why = if waits {
+            format!(
+                "record {} waits: a user it touches has a break",
+                record.command.sequence
+            )
+        } else {
+            String::new()
+        };
+        self.shared.tracker.halt(&why);
+        Ok(waits)
+    }
+
+    async fn wait(&mut self, settler: &mut Settler, at_tail: bool) -> Result<(), Halt> {
+        let due_ms = settler
+            .due_in_ns(now_ns(), false)
+            .map(|ns| ns.div_ceil(1_000_000));
+        let eager_ms = (settler.open_trades() > 0).then_some(self.shared.config.linger_ms.max(1));
+        let check_ms = self.checks.due_in_ms(now_ns());
+        // A record that waits for a cleared break is tried again now and then.
+        let blocked_ms = (!at_tail && !self.halted.is_empty()).then_some(500);
+        let wait_ms = [due_ms, eager_ms, check_ms, blocked_ms]
+            .into_iter()
+            .flatten()
+            .min()
+            .unwrap_or(60_000);
+        let sleep = tokio::time::sleep(Duration::from_millis(wait_ms));
+        tokio::select! {
+            () = self.shared.shutdown.cancelled() => return Err(Halt::Stopped),
+            () = sleep => {}
+            record = self.journal.next(), if at_tail => self.next = Some(record?),
+        }
+        Ok(())
+    }
+
+    /// Seals what is open, keeps it, posts it.
+    async fn seal(&mut self, settler: &mut Settler) -> Result<(), Halt> {
+        let batches = settler.seal(now_ns());
+        let mut rows: Vec<Stored> = batches.iter().map(stored).collect();
+        if rows.is_empty() {
+            return Ok(());
+        }
+        self.shared.repo.insert(&mut rows, now_us()).await?;
+        for (row, batch) in rows.iter().zip(&batches) {
+            let floor = floor(&row.source, row.first, row.covers, self.shared.node);
+            self.shared.tracker.take_off(row.number, floor, row.trades);
+            tracing::debug!(
+                batch = row.batch_id,
+                trades = row.trades,
+                rows = batch.plan.weight(),
+                "batch sealed"
+            );
+        }
+        failpoint::reach(failpoint::SEALED);
+        for row in rows {
+            self.post(row).await?;
+        }
+        self.publish(settler);
+        self.batches += 1;
+        let touched: HashSet<HoldIx> = batches
+            .iter()
+            .flat_map(|b| b.plan.pools.iter().copied())
+            .collect();
+        if self.checks.take(touched, self.batches) {
+            let pools = self.checks.touched();
+            self.check(settler, pools).await?;
+        }
+        Ok(())
+    }
+
+    /// Sends a sealed batch to the ledger until it has it.
+    async fn post(&mut self, mut row: Stored) -> Result<(), Halt> {
+        let request = CreateOperationsRequest::decode(&*row.request)
+            .map_err(|_| Halt::Request(row.batch_id.clone()))?;
+        let shared = &self.shared;
+        let started_ns = now_ns();
+        let answer = until_done(
+            "ledger",
+            &row.batch_id,
+            &shared.shutdown,
+            &shared.health,
+            || {
+                let (mut client, request) = (shared.ledger.clone(), request.clone());
+                async move { client.create_operations(request).await }
+            },
+        )
+        .await?
+        .into_inner();
+        failpoint::reach(failpoint::POSTED);
+        metrics::histogram!("settlement_post_seconds").record((now_ns() - started_ns) as f64 / 1e9);
+        if answer.replayed {
+            tracing::info!(batch = row.batch_id, "the ledger had the batch already");
+        }
+        row.saga.handle_answer(Answer::Posted)?;
+        row.request = Vec::new();
+        shared.repo.advance(&row, &[], now_us()).await?;
+        self.hand_over(row);
+        Ok(())
+    }
+
+    /// Leaves the rest of a batch's life to the chain worker.
+    fn hand_over(&self, row: Stored) {
+        if row.saga.state == State::Final {
+            self.shared.tracker.land(row.number, [], &[]);
+        } else if self.posted.send(chain::Work::new(row)).is_err() {
+            tracing::error!("the chain worker has ended");
+        }
+    }
+
+    /// Folds the journal up to the ledger's position and takes over the holds carved there.
+    async fn recover(&mut self) -> Result<Settler, Halt> {
+        let shared = self.shared.clone();
+        let ledger = Ledger(shared.ledger.clone());
+        let (source, carve_source) = (ids::source(shared.node), ids::carve_source(shared.node));
+        let (position, carve_number) =
+            until_done("ledger", &source, &shared.shutdown, &shared.health, || {
+                let (mut ledger, source, carve_source) =
+                    (ledger.clone(), source.clone(), carve_source.clone());
+                async move {
+                    Ok((
+                        ledger.position(&source).await?,
+                        ledger.position(&carve_source).await?,
+                    ))
+                }
+            })
+            .await?;
+        let position = Sequence(position);
+        let mut fold = Fold::new(shared.node);
+        let mut changes = Vec::new();
+        while fold.position() < position {
+            let Some(record) = self.journal.try_next()? else {
+                return Err(Halt::JournalLost {
+                    journal: fold.position(),
+                    ledger: position,
+                });
+            };
+            changes.clear();
+            fold.apply(&record.command, &record.events, &mut changes)?;
+            if fold.position().0 % 4_096 == 0 {
+                tokio::task::yield_now().await;
+                let bytes = self.journal.bytes_behind();
+                shared
+                    .tracker
+                    .moved(Sequence::ZERO, Sequence::ZERO, fold.trades(), 0, bytes);
+            }
+        }
+        let scales = scales(&fold);
+        let holds = until_done("ledger", &source, &shared.shutdown, &shared.health, || {
+            let (mut ledger, scales) = (ledger.clone(), &scales);
+            async move { ledger.holds(scales).await }
+        })
+        .await?;
+        let (carved, mut breaks) = carve::carved_in_ledger(&fold, &holds);
+        let mut totals: HashMap<_, types::Minor> = HashMap::new();
+        for hold in holds.values() {
+            *totals.entry(hold.parent.unwrap_or(hold.hold)).or_default() += hold.remaining;
+        }
+        for (ix, pool) in fold.pools() {
+            let found = totals.get(&pool.hold).copied().unwrap_or_default();
+            if let Some(found) = carve::compare(&fold, ix, found) {
+                // Funding may be under way: looked at again before it is a break.
+                self.checks.suspect(found.pool);
+            }
+        }
+        for row in shared.repo.breaks().await? {
+            let users = (0u32..).map(UserIx).take(fold.users());
+            self.halted
+                .extend(users.filter(|ix| fold.user(*ix).as_str() == row.user_id));
+        }
+        for found in breaks.drain(..) {
+            self.raise(&fold, &found).await?;
+        }
+        tracing::info!(%position, orders = carved.len(), "settlement goes on");
+        let settler = Settler::new(
+            shared.node,
+            shared.config.limits(),
+            fold,
+            carved,
+            position,
+            carve_number,
+        );
+        self.publish(&settler);
+        Ok(settler)
+    }
+
+    /// Compares pools with the ledger. Only called when everything folded is posted.
+    async fn check(&mut self, settler: &Settler, pools: Vec<HoldIx>) -> Result<(), Halt> {
+        let fold = settler.fold();
+        let scales = scales(fold);
+        let shared = self.shared.clone();
+        for pool in self.checks.to_check(pools) {
+            let hold = fold.pool(pool).hold;
+            let ledger = Ledger(shared.ledger.clone());
+            let found = until_done("ledger", "check", &shared.shutdown, &shared.health, || {
+                let (mut ledger, scales) = (ledger.clone(), &scales);
+                async move { ledger.total(hold, scales).await }
+            })
+            .await?;
+            let difference = carve::compare(fold, pool, found);
+            if let Some(found) = self.checks.judge(pool, difference, now_ns()) {
+                self.raise(fold, &found).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A difference that stays is named, kept, and stops the user.
+    async fn raise(&mut self, fold: &Fold, found: &Break) -> Result<(), Halt> {
+        let user = fold.user(found.user);
+        tracing::error!(
+            name = found.name.as_str(), user_id = %user, hold_id = %found.hold, sequence = found.at.0,
+            expected_minor = found.expected.0, found_minor = found.found.0, "journal and ledger differ: the user is not settled any more"
+        );
+        metrics::counter!("settlement_breaks_total", "name" => found.name.as_str()).increment(1);
+        self.halted.insert(found.user);
+        let row = BreakRow {
+            name: found.name.as_str().to_owned(),
+            hold_id: found.hold.to_string(),
+            user_id: user.to_string(),
+            sequence: found.at.0,
+            expected: found.expected.0,
+            found: found.found.0,
+            found_at_us: now_us(),
+        };
+        self.shared.repo.add_break(&row).await?;
+        Ok(())
+    }
+
+    fn publish(&self, settler: &Settler) {
+        let fold = settler.fold();
+        self.shared.tracker.moved(
+            fold.position(),
+            settler.covered(),
+            fold.trades(),
+            settler.open_trades(),
+            self.journal.bytes_behind(),
+        );
+    }
+}
+
+fn scales(fold: &Fold) -> Scales {
+    fold.scales()
+        .map(|(id, decimals)| (id.to_string(), decimals))
+        .collect()
+}
+
+/// Everything up to here is settled before the batch.
+fn floor(source: &str, first: u64, covers: u64, node: types::NodeId) -> Sequence {
+    if source == ids::source(node) {
+        Sequence(first - 1)
+    } else {
+        Sequence(covers)
+    }
+}
+
+fn stored(batch: &Batch) -> Stored {
+    let trades = u32::try_from(batch.plan.trades.len()).expect("a batch is bounded");
+    Stored {
+        number: 0,
+        batch_id: batch.id.clone(),
+        source: batch.source.clone(),
+        first: batch.first,
+        through: batch.through,
+        covers: batch.covers.0,
+        saga: Saga::new(trades),
+        trades,
+        request: wire::create_operations(batch).encode_to_vec(),
+        legs: wire::settle_trades(&batch.id, &batch.plan.trades).encode_to_vec(),
+        executed_ns: batch
+            .plan
+            .trades
+            .iter()
+            .map(|leg| leg.executed_ns)
+            .collect(),
+    }
+}

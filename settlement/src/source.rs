@@ -1,0 +1,89 @@
+//! Where records come from: the tail of the running journal, or a recording of one.
+
+use async_trait::async_trait;
+use types::{Envelope, EventEnvelope};
+
+/// A command with all its events.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    pub command: Envelope,
+    pub events: Vec<EventEnvelope>,
+}
+
+/// The journal cannot be read on.
+#[derive(Debug, thiserror::Error)]
+#[error("journal cannot be read: {0}")]
+pub struct SourceError(pub String);
+
+/// Records in sequence, from the first one, never past the commit position.
+#[async_trait]
+pub trait Source: Send {
+    /// The next record, without waiting.
+    fn try_next(&mut self) -> Result<Option<Record>, SourceError>;
+
+    /// Waits for the next record. Cancel safe.
+    async fn next(&mut self) -> Result<Record, SourceError>;
+
+    /// Durable bytes not read yet.
+    fn bytes_behind(&self) -> u64;
+}
+
+#[async_trait]
+impl Source for sequencer::Reader {
+    fn try_next(&mut self) -> Result<Option<Record>, SourceError> {
+        self.try_next()
+            .map(|record| record.map(Record::from))
+            .map_err(|error| SourceError(error.to_string()))
+    }
+
+    async fn next(&mut self) -> Result<Record, SourceError> {
+        self.next()
+            .await
+            .map(Record::from)
+            .map_err(|error| SourceError(error.to_string()))
+    }
+
+    fn bytes_behind(&self) -> u64 {
+        self.bytes_behind()
+    }
+}
+
+impl From<sequencer::Record> for Record {
+    fn from(record: sequencer::Record) -> Self {
+        Self {
+            command: record.command,
+            events: record.events,
+        }
+    }
+}
+
+/// A recording that may still grow: whoever holds the sender adds to it.
+pub struct Recorded {
+    records: tokio::sync::mpsc::UnboundedReceiver<Record>,
+}
+
+impl Recorded {
+    pub fn new() -> (tokio::sync::mpsc::UnboundedSender<Record>, Self) {
+        let (sender, records) = tokio::sync::mpsc::unbounded_channel();
+        (sender, Self { records })
+    }
+}
+
+#[async_trait]
+impl Source for Recorded {
+    fn try_next(&mut self) -> Result<Option<Record>, SourceError> {
+        Ok(self.records.try_recv().ok())
+    }
+
+    /// Waits for ever once the recording has ended.
+    async fn next(&mut self) -> Result<Record, SourceError> {
+        match self.records.recv().await {
+            Some(record) => Ok(record),
+            None => std::future::pending().await,
+        }
+    }
+
+    fn bytes_behind(&self) -> u64 {
+        (self.records.len() * 256) as u64
+    }
+}
