@@ -1,1 +1,9 @@
-//! Room `node`.
+//! The one binary: configuration, wiring, command line, demonstration, replay. It decides nothing about money.
+
+pub mod cli;
+pub mod config;
+pub mod demo;
+pub mod platform;
+pub mod proof;
+pub mod replay;
+mod run;

@@ -1,1 +1,12 @@
-fn main() {}
+//! `platform`: the whole platform, and everything one does with it.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    // Before anything opens a connection: one crypto provider for the process.
+    if rustls::crypto::ring::default_provider().install_default().is_err() {
+        eprintln!("a TLS provider was installed before the platform started");
+        return ExitCode::FAILURE;
+    }
+    node::cli::main()
+}

@@ -1,6 +1,7 @@
 //! Chores of the workspace, in Rust: `cargo xtask <chore>`. Everything here can be run by hand and by CI with the same words.
 
 mod contracts;
+mod full;
 mod proto;
 mod rows;
 mod shell;
@@ -28,6 +29,8 @@ enum Chore {
         #[arg(long)]
         write: bool,
     },
+    /// The tests that need services of their own: Connect conformance suite, Kafka. Installs and starts what they need.
+    Full,
     /// Which rows of the specification's checklist have a test that names them, and which do not.
     Rows {
         /// Print JSON.
@@ -43,6 +46,7 @@ fn main() -> anyhow::Result<()> {
     match Args::parse().chore {
         Chore::Proto { chore } => proto::run(chore),
         Chore::Contracts { write } => contracts::run(write),
+        Chore::Full => full::run(),
         Chore::Rows { json, require } => rows::run(json, &require),
     }
 }

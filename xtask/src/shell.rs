@@ -15,8 +15,27 @@ pub fn root() -> PathBuf {
 
 /// Runs `program` in `dir`; an exit code other than 0 is an error that names the command.
 pub fn run(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<()> {
+    run_with(dir, program, args, &[])
+}
+
+/// Installs a folder's npm tools from its lock file unless they are there.
+pub fn npm_tools(dir: &Path) -> anyhow::Result<()> {
+    if !dir.join("node_modules").is_dir() {
+        run(dir, "npm", &["ci", "--silent"])?;
+    }
+    Ok(())
+}
+
+/// As [`run`], with further environment variables.
+pub fn run_with(
+    dir: &Path,
+    program: &str,
+    args: &[&str],
+    environment: &[(&str, &str)],
+) -> anyhow::Result<()> {
     let status = Command::new(program)
         .args(args)
+        .envs(environment.iter().copied())
         .current_dir(dir)
         .status()
         .with_context(|| format!("cannot start `{program}`"))?;
@@ -26,10 +45,20 @@ pub fn run(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Installs a folder's npm tools from its lock file unless they are there.
-pub fn npm_tools(dir: &Path) -> anyhow::Result<()> {
-    if !dir.join("node_modules").is_dir() {
-        run(dir, "npm", &["ci", "--silent"])?;
+/// Runs `program` and gives what it printed.
+pub fn output(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<String> {
+    let output = Command::new(program)
+        .args(args)
+        .current_dir(dir)
+        .stderr(std::process::Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot start `{program}`"))?;
+    if !output.status.success() {
+        bail!(
+            "`{program} {}` ended with {}",
+            args.join(" "),
+            output.status
+        );
     }
-    Ok(())
+    String::from_utf8(output.stdout).context("the output is no text")
 }

@@ -1,0 +1,229 @@
+//! The command line: `platform run | demo | replay | proof | config`, and a noun for everything the platform can be asked.
+
+pub mod call;
+pub mod output;
+pub mod schema;
+pub mod table;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+
+use crate::config::{Config, Listen};
+use crate::platform::Platform;
+use crate::{demo, proof, replay, run};
+use call::Target;
+
+/// Where a running platform answers unless told otherwise.
+const URL_DEFAULT: &str = "http://127.0.0.1:8080";
+const TRADING_DEFAULT: &str = "127.0.0.1:8090";
+/// May call everything an operator's desk needs; reads are the auditor's too.
+const TOKEN_DEFAULT: &str = "sandbox.operator+treasury+compliance+market-supervisor+auditor+service";
+
+/// Parses and runs.
+pub fn main() -> ExitCode {
+    let matches = command().get_matches();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: the runtime cannot be started: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let done = runtime.block_on(dispatch(&matches));
+    runtime.shutdown_timeout(std::time::Duration::from_secs(2));
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The whole command line.
+pub fn command() -> Command {
+    Command::new("platform")
+        .about("Platform for digital financial assets: issue, trade, settle, prove")
+        .version(env!("CARGO_PKG_VERSION"))
+        .after_help("Without a command the platform runs.")
+        .arg(global("json").long("json").action(ArgAction::SetTrue).help("Print results as JSON"))
+        .arg(
+            global("config")
+                .long("config")
+                .value_name("FILE")
+                .value_parser(value_parser!(PathBuf))
+                .env("PLATFORM_CONFIG")
+                .help("TOML configuration file [default: platform.toml if there is one]"),
+        )
+        .arg(
+            global("data-dir")
+                .long("data-dir")
+                .value_name("DIR")
+                .value_parser(value_parser!(PathBuf))
+                .help("Folder of all state [default: data]"),
+        )
+        .arg(
+            global("url")
+                .long("url")
+                .value_name("URL")
+                .env("PLATFORM_URL")
+                .default_value(URL_DEFAULT)
+                .help("A running platform, for commands that call one"),
+        )
+        .arg(
+            global("token")
+                .long("token")
+                .value_name("TOKEN")
+                .env("PLATFORM_TOKEN")
+                .default_value(TOKEN_DEFAULT)
+                .hide_default_value(true)
+                .help("Bearer token [default: a sandbox token of an operator's desk]"),
+        )
+        .subcommand(Command::new("run").about("Run the platform: every service in one process"))
+        .subcommand(Command::new("config").about("Print the effective configuration"))
+        .subcommand(
+            Command::new("demo")
+                .about("Tell the whole story of an asset, from deposit to maturity, and check every step")
+                .args(connect()),
+        )
+        .subcommand(
+            Command::new("replay")
+                .about("Send real or synthetic order flow through the whole platform")
+                .arg(
+                    Arg::new("lobster")
+                        .long("lobster")
+                        .value_name("FILE")
+                        .value_parser(value_parser!(PathBuf))
+                        .required_unless_present("synthetic")
+                        .conflicts_with("synthetic")
+                        .help("Message file in the LOBSTER format"),
+                )
+                .arg(
+                    Arg::new("synthetic")
+                        .long("synthetic")
+                        .value_name("SEED")
+                        .value_parser(value_parser!(u64))
+                        .help("Flow generated from this seed"),
+                )
+                .arg(
+                    Arg::new("rows")
+                        .long("rows")
+                        .value_name("COUNT")
+                        .value_parser(value_parser!(usize))
+                        .default_value("20000")
+                        .help("Rows of synthetic flow"),
+                )
+                .arg(
+                    Arg::new("speed")
+                        .long("speed")
+                        .value_name("FACTOR")
+                        .default_value("max")
+                        .help("Multiple of the file's own pace, or max: as fast as the throttles admit"),
+                )
+                .args(connect()),
+        )
+        .subcommand(Command::new("proof").about("Prove the balances of a running platform: chain = ledger = bank"))
+        .subcommands(call::commands())
+}
+
+fn global(name: &'static str) -> Arg {
+    Arg::new(name).global(true)
+}
+
+fn connect() -> [Arg; 2] {
+    [
+        Arg::new("connect")
+            .long("connect")
+            .action(ArgAction::SetTrue)
+            .help("Use the running platform at --url instead of starting one in a temporary folder"),
+        Arg::new("trading")
+            .long("trading")
+            .value_name("ADDRESS")
+            .value_parser(value_parser!(SocketAddr))
+            .default_value(TRADING_DEFAULT)
+            .help("Trading gateway of the running platform (QUIC)"),
+    ]
+}
+
+async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
+    let json = matches.get_flag("json");
+    let word = |name: &str| matches.get_one::<String>(name).cloned().unwrap_or_default();
+    let target = || Target::new(&word("url"), &word("token"));
+    let config = || {
+        Config::load(
+            matches.get_one::<PathBuf>("config").map(PathBuf::as_path),
+            matches.get_one::<PathBuf>("data-dir").map(PathBuf::as_path),
+        )
+    };
+    match matches.subcommand() {
+        None | Some(("run", _)) => run::run(config()?, json).await,
+        Some(("config", _)) => {
+            let config = config()?;
+            if json {
+                println!("{}", serde_json::to_string_pretty(&config)?);
+            } else {
+                print!("{}", toml::to_string(&config).context("configuration")?);
+            }
+            Ok(())
+        }
+        Some(("demo", matches)) => {
+            let stage = |target, trading| demo::Stage { target, trading, json };
+            on_stage(matches, target()?, config()?, |target, trading| demo::run(stage(target, trading))).await
+        }
+        Some(("replay", matches)) => {
+            let source = match matches.get_one::<PathBuf>("lobster") {
+                Some(path) => replay::Source::Lobster(path.clone()),
+                None => replay::Source::Synthetic {
+                    seed: matches.get_one("synthetic").copied().unwrap_or_default(),
+                    rows: matches.get_one("rows").copied().unwrap_or_default(),
+                },
+            };
+            let speed = match matches.get_one::<String>("speed").map(String::as_str) {
+                None | Some("max") => None,
+                Some(text) => match text.parse::<f64>() {
+                    Ok(speed) if speed >= 1.0 && speed.is_finite() => Some(speed),
+                    _ => bail!("--speed {text}: a factor of at least 1, or max, is expected"),
+                },
+            };
+            on_stage(matches, target()?, config()?, |target, trading| {
+                replay::run(replay::Replay { source, speed, target, trading, json })
+            })
+            .await
+        }
+        Some(("proof", _)) => proof::run(&target()?, json).await,
+        Some((noun, matches)) => match call::run(&target()?, noun, matches, json).await {
+            Some(done) => done,
+            None => bail!("there is no command `{noun}`"),
+        },
+    }
+}
+
+/// Runs `play` against the running platform, or against one that is started for it in a temporary folder and stopped afterwards.
+async fn on_stage<F>(
+    matches: &ArgMatches,
+    target: Target,
+    mut config: Config,
+    play: impl FnOnce(Target, SocketAddr) -> F,
+) -> anyhow::Result<()>
+where
+    F: Future<Output = anyhow::Result<()>>,
+{
+    if matches.get_flag("connect") {
+        let trading = *matches.get_one::<SocketAddr>("trading").context("--trading")?;
+        return play(target, trading).await;
+    }
+    let folder = tempfile::tempdir().context("a temporary folder")?;
+    config.data_dir = folder.path().to_path_buf();
+    config.listen = Listen::anywhere();
+    config.log.filter = "warn".to_owned();
+    run::log(&config)?;
+    let platform = Platform::start(config.settled()).await?;
+    let target = Target::new(&format!("http://{}", platform.addresses().all), &target.token)?;
+    let played = play(target, platform.addresses().trading).await;
+    let stopped = platform.stop().await;
+    played.and(stopped)
+}

@@ -1,0 +1,190 @@
+//! The configuration: built-in defaults, then a TOML file, then `PLATFORM_*` environment variables (`PLATFORM_LISTEN__ALL=127.0.0.1:9080`), then
+//! what the command line says. Nothing else in the platform reads the environment for settings.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use figment::Figment;
+use figment::providers::{Env, Format, Serialized, Toml};
+use serde::{Deserialize, Serialize};
+
+/// Everything that can be set.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Folder of all state.
+    pub data_dir: PathBuf,
+    pub listen: Listen,
+    pub log: Log,
+    pub sandbox: Sandbox,
+    pub events: Events,
+    pub ledger: ledger::LedgerConfig,
+    pub chain: cfa::chain::ChainConfig,
+    pub cfa: cfa::CfaConfig,
+    pub payments: payments::PaymentsConfig,
+    pub market: gateway::GatewayConfig,
+    pub settlement: settlement::SettlementConfig,
+    pub identity: sandbox::identity::IdentityConfig,
+    pub bank: sandbox::bank::BankConfig,
+}
+
+/// Where each service listens. Port 0 takes a free one.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Listen {
+    /// Every RPC together, with reflection.
+    pub all: SocketAddr,
+    pub ledger: SocketAddr,
+    pub cfa: SocketAddr,
+    pub payments: SocketAddr,
+    pub market: SocketAddr,
+    pub identity: SocketAddr,
+    /// The bank's own HTTP contract.
+    pub bank: SocketAddr,
+    pub chain: SocketAddr,
+    /// JSON-RPC of the development chain.
+    pub chain_rpc: SocketAddr,
+    /// Trading sessions, QUIC.
+    pub trading: SocketAddr,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    /// `tracing` filter, for example `info` or `ledger=debug,info`.
+    pub filter: String,
+}
+
+/// The stand-ins for what lies outside.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Sandbox {
+    /// Identity, bank and tokens of the sandbox. Without them the platform needs real ones, which a later version brings.
+    pub enabled: bool,
+}
+
+/// What carries events between services.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Events {
+    /// Kafka brokers (`host:port,host:port`); unset: the embedded log.
+    pub kafka_brokers: Option<String>,
+}
+
+fn local(port: u16) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, port).into()
+}
+
+impl Default for Listen {
+    fn default() -> Self {
+        Self {
+            all: local(8080),
+            ledger: local(8081),
+            cfa: local(8082),
+            payments: local(8083),
+            market: local(8084),
+            identity: local(8085),
+            bank: local(8086),
+            chain: local(8087),
+            chain_rpc: local(8545),
+            trading: local(8090),
+        }
+    }
+}
+
+impl Listen {
+    /// Free ports for all.
+    pub fn anywhere() -> Self {
+        let any = local(0);
+        Self {
+            all: any,
+            ledger: any,
+            cfa: any,
+            payments: any,
+            market: any,
+            identity: any,
+            bank: any,
+            chain: any,
+            chain_rpc: any,
+            trading: any,
+        }
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { filter: "info".to_owned() }
+    }
+}
+
+impl Default for Sandbox {
+    fn default() -> Self {
+        Self { enabled: true }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            data_dir: PathBuf::from("data"),
+            listen: Listen::default(),
+            log: Log::default(),
+            sandbox: Sandbox::default(),
+            events: Events::default(),
+            ledger: ledger::LedgerConfig::default(),
+            chain: cfa::chain::ChainConfig::default(),
+            cfa: cfa::CfaConfig::default(),
+            payments: payments::PaymentsConfig::default(),
+            market: gateway::GatewayConfig::default(),
+            settlement: settlement::SettlementConfig::default(),
+            identity: sandbox::identity::IdentityConfig::default(),
+            bank: sandbox::bank::BankConfig::default(),
+        }
+    }
+}
+
+impl Config {
+    /// Puts the layers together.
+    ///
+    /// # Errors
+    /// A file that cannot be read, a name that does not exist, a value of the wrong form: with its place.
+    pub fn load(file: Option<&Path>, data_dir: Option<&Path>) -> anyhow::Result<Self> {
+        let mut figment = Figment::from(Serialized::defaults(Self::default()));
+        if let Some(file) = file {
+            anyhow::ensure!(file.is_file(), "{} is no file", file.display());
+            figment = figment.merge(Toml::file(file));
+        } else {
+            figment = figment.merge(Toml::file("platform.toml"));
+        }
+        figment = figment.merge(
+            Env::prefixed("PLATFORM_")
+                .ignore(&["url", "token", "crash_at", "config", "data_dir", "trading"])
+                .split("__"),
+        );
+        if let Ok(dir) = std::env::var("PLATFORM_DATA_DIR") {
+            figment = figment.merge(Serialized::default("data_dir", dir));
+        }
+        if let Some(dir) = data_dir {
+            figment = figment.merge(Serialized::default("data_dir", dir));
+        }
+        let config: Self = figment.extract().context("configuration")?;
+        Ok(config.settled())
+    }
+
+    /// Puts every service's state below the one data folder.
+    pub fn settled(mut self) -> Self {
+        let dir = self.data_dir.clone();
+        self.ledger.data_dir = dir.join("ledger");
+        self.chain.data_dir = dir.join("chain");
+        self.cfa.data_dir = dir.join("cfa");
+        self.payments.data_dir = dir.join("payments");
+        self.payments.keys_dir = dir.join("keys");
+        self.market.data_dir = dir.join("market");
+        self.settlement.data_dir = dir.join("settlement");
+        self.identity.data_dir = dir.join("identity");
+        self.bank.data_dir = dir.join("bank");
+        self.bank.keys_dir = dir.join("keys");
+        self
+    }
+}

@@ -1,0 +1,56 @@
+//! Who takes part: two investors and an issuer, with KYC and bank accounts.
+
+use anyhow::Context;
+use serde_json::json;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use super::story::{Story, text};
+
+/// The people of the story and the bond they trade.
+pub struct Cast {
+    pub issuer: String,
+    pub alice: String,
+    pub bob: String,
+    pub bob_account: String,
+    pub bond: String,
+    /// RFC 3339.
+    pub matures_at: String,
+}
+
+impl Cast {
+    /// Creates the users; the bond gets a symbol of its own, so that the story can be told again on the same platform.
+    pub async fn enter(story: &mut Story) -> anyhow::Result<Self> {
+        let tag = uuid::Uuid::now_v7().simple().to_string()[20..].to_uppercase();
+        let mut ids = Vec::new();
+        let mut accounts = Vec::new();
+        for name in ["issuer", "alice", "bob"] {
+            let answer = story
+                .call(
+                    "sandbox.operator",
+                    "platform.identity.v1.IdentityService/CreateUser",
+                    json!({ "kycStatus": "KYC_STATUS_STANDARD", "fullName": name }),
+                )
+                .await?;
+            let user = text(&answer, "/profile/userId")?.to_owned();
+            accounts.push(text(&answer, "/profile/bankAccount")?.to_owned());
+            story.step(&format!("User {name} was created with KYC level STANDARD"), &[("user_id", &user)]);
+            ids.push(user);
+        }
+        let mut ids = ids.into_iter();
+        let mut next = || ids.next().context("three users");
+        Ok(Self {
+            issuer: next()?,
+            alice: next()?,
+            bob: next()?,
+            bob_account: accounts.pop().context("three accounts")?,
+            bond: format!("BOND-{tag}"),
+            matures_at: (OffsetDateTime::now_utc() + time::Duration::days(365)).format(&Rfc3339)?,
+        })
+    }
+}
+
+/// The present as RFC 3339.
+pub fn now() -> String {
+    OffsetDateTime::now_utc().format(&Rfc3339).expect("the present has four digits of year")
+}

@@ -1,0 +1,112 @@
+//! How the demonstration talks: calls, waits, comparisons, and the steps it prints as they happen.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use serde_json::{Map, Value, json};
+
+use crate::cli::call::{Target, context};
+
+/// How long any single thing may take before the demonstration calls it a failure.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The running demonstration.
+pub struct Story {
+    target: Target,
+    quiet: bool,
+    steps: Vec<Value>,
+    started: Instant,
+}
+
+impl Story {
+    pub fn new(target: Target, quiet: bool) -> Self {
+        Self { target, quiet, steps: Vec::new(), started: Instant::now() }
+    }
+
+    /// Prints a step that has happened, with the ids that let a reader look it up.
+    pub fn step(&mut self, text: &str, ids: &[(&str, &str)]) {
+        if !self.quiet {
+            let ids: Vec<String> = ids.iter().map(|(name, id)| format!("{name}={id}")).collect();
+            println!("{:>3}  {text}  {}", self.steps.len() + 1, ids.join(" "));
+        }
+        let ids: Map<String, Value> = ids.iter().map(|(name, id)| ((*name).to_owned(), json!(id))).collect();
+        self.steps.push(json!({ "step": text, "ids": ids, "at_ms": self.started.elapsed().as_millis() as u64 }));
+    }
+
+    pub fn into_steps(self) -> Vec<Value> {
+        self.steps
+    }
+
+    pub fn steps_count(&self) -> usize {
+        self.steps.len()
+    }
+
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Calls as `token`; the context is filled in.
+    pub async fn call(&self, token: &str, path: &str, request: Value) -> anyhow::Result<Value> {
+        let mut request = request;
+        request["context"] = context(None);
+        self.target
+            .with_token(token)
+            .call(path, &request)
+            .await
+            .with_context(|| format!("{path} as {token}"))
+    }
+
+    /// Repeats a read until `done` accepts it.
+    ///
+    /// # Errors
+    /// When it does not within a minute: what was waited for and the last answer.
+    pub async fn until(
+        &self,
+        what: &str,
+        token: &str,
+        path: &str,
+        request: Value,
+        done: impl Fn(&Value) -> bool,
+    ) -> anyhow::Result<Value> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let answer = self.call(token, path, request.clone()).await?;
+            if done(&answer) {
+                return Ok(answer);
+            }
+            if Instant::now() > deadline {
+                bail!("waited {} s for {what}; the last answer was {answer}", PATIENCE.as_secs());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Balance of a sub-account must be exactly this text, numerically.
+    pub async fn balance_is(&self, sub_account: &str, expected: &str) -> anyhow::Result<()> {
+        self.until(
+            &format!("{sub_account} to hold {expected}, all of it available"),
+            "sandbox.auditor",
+            "platform.ledger.v1.LedgerService/GetBalance",
+            json!({ "subaccountId": sub_account }),
+            |answer| {
+                same_number(&answer["balance"]["value"], expected) && same_number(&answer["available"]["value"], expected)
+            },
+        )
+        .await
+        .map(drop)
+    }
+}
+
+/// Compares decimal text by value.
+pub fn same_number(value: &Value, expected: &str) -> bool {
+    let parse = |text: &str| text.parse::<types::Decimal>().ok();
+    value.as_str().and_then(parse).is_some_and(|value| Some(value) == parse(expected))
+}
+
+/// A text field of an answer that must be there.
+pub fn text<'a>(answer: &'a Value, pointer: &str) -> anyhow::Result<&'a str> {
+    answer
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .with_context(|| format!("the answer has no text at {pointer}: {answer}"))
+}

@@ -1,0 +1,215 @@
+//! The trading part of the story: Alice over the binary protocol, Bob over gRPC; partial fills, a cancel, a market order; then every trade settled.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use client::wire::{Cancel, NewOrder, ServerMessage};
+use client::{Connection, LoginOptions, Report, Reports, Trust};
+use serde_json::{Value, json};
+use types::{OrderType, Side, StpMode, TimeInForce};
+
+use super::cast::Cast;
+use super::story::{Story, same_number, text};
+
+const CHANNEL: u16 = 0;
+
+/// Alice's terminal.
+struct Terminal {
+    connection: Connection,
+    reports: Reports,
+    instrument: u32,
+}
+
+impl Terminal {
+    async fn open(gateway: SocketAddr, cast: &Cast) -> anyhow::Result<Self> {
+        let (connection, reports) = Connection::connect(gateway, Trust::Loopback).await.context("connect")?;
+        let token = format!("sandbox.trader.{}", cast.alice);
+        connection.login(CHANNEL, LoginOptions::new(&token, "demo")).await.context("login")?;
+        let instrument = connection
+            .instruments()
+            .iter()
+            .find(|definition| definition.id.as_str() == cast.bond)
+            .map(|definition| definition.instrument)
+            .context("the gateway does not know the bond")?;
+        Ok(Self { connection, reports, instrument })
+    }
+
+    /// The next numbered report that `pick` wants.
+    async fn expect<T>(&mut self, what: &str, pick: impl Fn(&ServerMessage) -> Option<T>) -> anyhow::Result<T> {
+        let wait = async {
+            loop {
+                let Report { message, .. } = self.reports.recv().await.context("the connection is gone")??;
+                if let ServerMessage::Rejected(rejected) = message {
+                    bail!("refused: {}", rejected.reason.as_str());
+                }
+                if let Some(found) = pick(&message) {
+                    return Ok(found);
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), wait).await.with_context(|| format!("waited for {what}"))?
+    }
+
+    async fn place(&mut self, id: u64, order_type: OrderType, price_ticks: i64, quantity: u64) -> anyhow::Result<u64> {
+        let order = NewOrder {
+            client_order_id: id,
+            instrument: self.instrument,
+            side: Side::Buy,
+            order_type,
+            time_in_force: if order_type == OrderType::Market { TimeInForce::Ioc } else { TimeInForce::Gtc },
+            stp: StpMode::CancelNewest,
+            flags: 0,
+            price_ticks,
+            quantity_lots: quantity,
+            expire_at_ns: 0,
+        };
+        self.connection.send(CHANNEL, order).await?;
+        self.expect("the acknowledgement", |message| match message {
+            ServerMessage::OrderAck(ack) if ack.client_order_id == id => Some(ack.engine_order_id),
+            _ => None,
+        })
+        .await
+    }
+
+    /// Price and quantity of the next fill.
+    async fn fill(&mut self) -> anyhow::Result<(i64, u64)> {
+        self.expect("a fill", |message| match message {
+            ServerMessage::Fill(fill) => Some((fill.price_ticks, fill.quantity_lots)),
+            _ => None,
+        })
+        .await
+    }
+}
+
+/// Plays the trading day; gives the number of trades, all settled.
+pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow::Result<u64> {
+    let alice_token = format!("sandbox.investor.{}", cast.alice);
+    let hold = story
+        .call(
+            &alice_token,
+            "platform.market.v1.MarketService/OpenTradingHold",
+            json!({ "userId": cast.alice, "instrumentId": "CFA-RUB", "amount": { "value": "20000.00" } }),
+        )
+        .await?;
+    let hold_id = text(&hold, "/tradingHold/holdId")?.to_owned();
+    story.step("Alice blocked 20000.00 CFA-RUB for trading", &[("hold_id", &hold_id)]);
+
+    story
+        .until(
+            "the market to know the bond",
+            "sandbox.auditor",
+            "platform.market.v1.MarketService/GetMarketStatus",
+            json!({}),
+            |answer| {
+                answer["instruments"].as_array().is_some_and(|all| {
+                    all.iter().any(|one| one["instrumentId"] == json!(cast.bond) && one["phase"] == json!("TRADING_PHASE_OPEN"))
+                })
+            },
+        )
+        .await?;
+    let mut alice = Terminal::open(gateway, cast).await?;
+
+    let engine_id = alice.place(1, OrderType::Limit, 101_000, 10).await?;
+    story.step(
+        "Alice bids for 10 bonds at 1010.00 over the binary protocol; the order is durable",
+        &[("engine_order_id", &engine_id.to_string())],
+    );
+    for (price, quantity) in [("1005.00", 4u64), ("1010.00", 3)] {
+        let order = sell(story, cast, price, &quantity.to_string()).await?;
+        if order.pointer("/order/status") != Some(&json!("ORDER_STATUS_FILLED")) {
+            bail!("Bob's order should be filled at once: {order}");
+        }
+        let fill = alice.fill().await?;
+        if fill != (101_000, quantity) {
+            bail!("a fill of {quantity} at 1010.00 was due, {fill:?} came");
+        }
+        story.step(
+            &format!("Bob sells {quantity} at {price} over gRPC: traded at 1010.00, the resting order's price"),
+            &[("order_id", text(&order, "/order/orderId")?)],
+        );
+    }
+    alice.connection.send(CHANNEL, Cancel { client_order_id: 1, engine_order_id: 0 }).await?;
+    let left = alice
+        .expect("the cancel", |message| match message {
+            ServerMessage::Cancelled(cancelled) => Some(cancelled.quantity_lots),
+            _ => None,
+        })
+        .await?;
+    if left != 3 {
+        bail!("3 bonds should have been open, {left} were cancelled");
+    }
+    story.step("Alice cancels the 3 that are left", &[]);
+
+    let offer = sell(story, cast, "1020.00", "5").await?;
+    let offer_id = text(&offer, "/order/orderId")?.to_owned();
+    if offer.pointer("/order/status") != Some(&json!("ORDER_STATUS_OPEN")) {
+        bail!("Bob's offer should rest: {offer}");
+    }
+    alice.place(2, OrderType::Market, 0, 2).await?;
+    let fill = alice.fill().await?;
+    if fill != (102_000, 2) {
+        bail!("a fill of 2 at 1020.00 was due, {fill:?} came");
+    }
+    story.step("Alice buys 2 at the market from Bob's offer of 5 at 1020.00", &[("order_id", &offer_id)]);
+    let cancelled = story
+        .call(
+            &format!("sandbox.investor.{}", cast.bob),
+            "platform.market.v1.MarketService/CancelOrder",
+            json!({ "orderId": offer_id }),
+        )
+        .await?;
+    if cancelled.pointer("/order/status") != Some(&json!("ORDER_STATUS_CANCELLED"))
+        || !same_number(&cancelled["order"]["filledQuantity"]["value"], "2")
+    {
+        bail!("Bob's offer should be cancelled with 2 filled: {cancelled}");
+    }
+    story.step("Bob cancels the rest of his offer", &[("order_id", &offer_id)]);
+    drop(alice);
+
+    let trades = settled(story, cast, 3).await?;
+    story
+        .call(&alice_token, "platform.market.v1.MarketService/CloseTradingHold", json!({ "holdId": hold_id }))
+        .await?;
+    // 4 and 3 at 1010.00, 2 at 1020.00: 9110.00 and a fee of 9.11 paid by the buyer.
+    story.balance_is(&format!("{}:CFA-RUB", cast.alice), "90880.89").await?;
+    story.balance_is(&format!("{}:{}", cast.alice, cast.bond), "9").await?;
+    story.balance_is(&format!("{}:CFA-RUB", cast.bob), "39110.00").await?;
+    story.balance_is(&format!("{}:{}", cast.bob, cast.bond), "11").await?;
+    let ids: Vec<(&str, &str)> =
+        trades.iter().filter_map(|trade| Some(("trade_id", trade["tradeId"].as_str()?))).collect();
+    story.step("Every trade was delivered against payment, in the ledger and on chain; Alice closed her trading hold", &ids);
+    Ok(trades.len() as u64)
+}
+
+async fn sell(story: &Story, cast: &Cast, price: &str, quantity: &str) -> anyhow::Result<Value> {
+    story
+        .call(
+            &format!("sandbox.investor.{}", cast.bob),
+            "platform.market.v1.MarketService/PlaceOrder",
+            json!({ "order": {
+                "userId": cast.bob, "instrumentId": cast.bond, "side": "ORDER_SIDE_SELL", "type": "ORDER_TYPE_LIMIT",
+                "timeInForce": "TIME_IN_FORCE_GTC", "price": { "value": price }, "quantity": { "value": quantity },
+            } }),
+        )
+        .await
+}
+
+/// Waits until `count` trades of the bond are settled.
+async fn settled(story: &Story, cast: &Cast, count: usize) -> anyhow::Result<Vec<Value>> {
+    let answer = story
+        .until(
+            "the trades to be settled",
+            "sandbox.auditor",
+            "platform.market.v1.MarketService/ListTrades",
+            json!({ "instrumentId": cast.bond }),
+            |answer| {
+                answer["trades"].as_array().is_some_and(|trades| {
+                    trades.len() == count
+                        && trades.iter().all(|trade| trade["settlementStatus"] == json!("SETTLEMENT_STATUS_SETTLED"))
+                })
+            },
+        )
+        .await?;
+    Ok(answer["trades"].as_array().cloned().unwrap_or_default())
+}

@@ -1,0 +1,380 @@
+//! The platform in one process, put together in numbered steps and taken apart in the opposite order.
+//!
+//! Services call each other through the contract in `proto`, served in memory: each room gets channels, never another room's handle. What a
+//! service needs from a later one resolves when it is called, so the order below matters only for what a start itself asks for.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::Context;
+use rpc::{Authenticator, Channel, LocalSlot, MetricsHandle, Service};
+use sequencer::{Backlog, SequencerHandle};
+use serde::Serialize;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use types::Sequence;
+
+use crate::config::{Config, Listen};
+
+/// Credential of the platform's own services.
+const SERVICE: &str = "sandbox.service";
+
+/// What listens where.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Addresses {
+    pub all: SocketAddr,
+    pub ledger: SocketAddr,
+    pub cfa: SocketAddr,
+    pub payments: SocketAddr,
+    pub market: SocketAddr,
+    pub identity: SocketAddr,
+    pub bank: SocketAddr,
+    pub chain: SocketAddr,
+    pub chain_rpc: SocketAddr,
+    pub trading: SocketAddr,
+}
+
+impl Addresses {
+    /// Name, purpose and address of each, for people.
+    pub fn lines(&self) -> Vec<(&'static str, &'static str, String)> {
+        let http = |address: SocketAddr| format!("http://{address}");
+        vec![
+            ("all", "every RPC (gRPC, gRPC-Web, Connect) with reflection", http(self.all)),
+            ("ledger", "LedgerService", http(self.ledger)),
+            ("cfa", "CfaRegistryService", http(self.cfa)),
+            ("payments", "PaymentsService, POST /webhook", http(self.payments)),
+            ("market", "MarketService", http(self.market)),
+            ("identity", "IdentityService (sandbox)", http(self.identity)),
+            ("bank", "bank and fast payments (sandbox)", http(self.bank)),
+            ("chain", "ChainConnectorService", http(self.chain)),
+            ("chain_rpc", "JSON-RPC of the development chain", http(self.chain_rpc)),
+            ("trading", "trading sessions over QUIC", format!("quic://{}", self.trading)),
+        ]
+    }
+}
+
+/// Sockets bound before anything starts: a port that is taken is known at once, and services can be told addresses.
+struct Sockets {
+    all: TcpListener,
+    ledger: TcpListener,
+    cfa: TcpListener,
+    payments: TcpListener,
+    market: TcpListener,
+    identity: TcpListener,
+    chain: TcpListener,
+    chain_rpc: TcpListener,
+}
+
+impl Sockets {
+    async fn bind(listen: &Listen) -> anyhow::Result<Self> {
+        Ok(Self {
+            all: bind("all", listen.all).await?,
+            ledger: bind("ledger", listen.ledger).await?,
+            cfa: bind("cfa", listen.cfa).await?,
+            payments: bind("payments", listen.payments).await?,
+            market: bind("market", listen.market).await?,
+            identity: bind("identity", listen.identity).await?,
+            chain: bind("chain", listen.chain).await?,
+            chain_rpc: bind("chain_rpc", listen.chain_rpc).await?,
+        })
+    }
+}
+
+async fn bind(name: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("listen.{name} = {address}"))
+}
+
+/// Memory doors of the services, by name.
+#[derive(Default)]
+struct Doors {
+    ledger: LocalSlot,
+    cfa: LocalSlot,
+    payments: LocalSlot,
+    identity: LocalSlot,
+}
+
+impl Doors {
+    fn ledger(&self) -> Channel {
+        Channel::local(&self.ledger, SERVICE)
+    }
+
+    fn cfa(&self) -> Channel {
+        Channel::local(&self.cfa, SERVICE)
+    }
+
+    fn payments(&self) -> Channel {
+        Channel::local(&self.payments, SERVICE)
+    }
+
+    fn identity(&self) -> Channel {
+        Channel::local(&self.identity, SERVICE)
+    }
+
+    fn clear(&self) {
+        for slot in [&self.ledger, &self.cfa, &self.payments, &self.identity] {
+            slot.clear();
+        }
+    }
+}
+
+/// Tokens of the stages in which the platform stops.
+#[derive(Default)]
+struct Stages {
+    /// Listeners and sessions.
+    edge: CancellationToken,
+    settlement: CancellationToken,
+    /// Payments, CFA life cycle, identity, bank.
+    services: CancellationToken,
+    ledger: CancellationToken,
+    chain: CancellationToken,
+}
+
+/// A running platform.
+pub struct Platform {
+    addresses: Addresses,
+    doors: Doors,
+    stages: Stages,
+    listeners: JoinSet<Result<(), rpc::Error>>,
+    gateway: gateway::GatewayHandle,
+    sequencer: SequencerHandle,
+    settlement: settlement::SettlementHandle,
+    payments: payments::PaymentsHandle,
+    cfa: cfa::CfaHandle,
+    identity: sandbox::identity::IdentityHandle,
+    bank: sandbox::bank::BankHandle,
+    ledger: ledger::LedgerHandle,
+    chain: cfa::chain::ChainHandle,
+    embedded: Option<events::Embedded>,
+    /// Held as long as the platform runs.
+    lock: std::fs::File,
+}
+
+impl Platform {
+    /// Starts everything; returns when every port answers.
+    ///
+    /// # Errors
+    /// The part that cannot start, and why.
+    pub async fn start(config: Config) -> anyhow::Result<Self> {
+        anyhow::ensure!(
+            config.sandbox.enabled,
+            "sandbox.enabled = false: real identity and bank connections are not part of this version"
+        );
+        let metrics = rpc::metrics_init();
+        let auth = Authenticator::Sandbox;
+        let stages = Stages::default();
+        let doors = Doors::default();
+
+        // 1. The data folder belongs to one platform at a time; ports are taken before anything runs.
+        let lock = lock_folder(&config.data_dir)?;
+        let sockets = Sockets::bind(&config.listen).await?;
+
+        // 2. The event log.
+        let (log, embedded) = open_log(&config).await?;
+
+        // 3. The chain and its connector.
+        let chain_deps = cfa::chain::ChainDeps { log: log.clone() };
+        let chain = cfa::chain::start_chain(config.chain.clone(), chain_deps, stages.chain.clone())
+            .await
+            .context("chain")?;
+        let chain_rpc = sockets.chain_rpc.local_addr()?;
+        chain.serve_json_rpc(sockets.chain_rpc);
+
+        // 4. The ledger.
+        let ledger = ledger::start(config.ledger.clone(), ledger::LedgerDeps::new(log.clone()), stages.ledger.clone())
+            .await
+            .context("ledger")?;
+        doors.ledger.fill(rpc::with_auth(ledger.service().routes, &auth));
+
+        // 5. What lies outside: identity and bank.
+        let identity_deps = sandbox::identity::IdentityDeps { log: log.clone() };
+        let identity = sandbox::identity::start(config.identity.clone(), identity_deps, stages.services.clone())
+            .await
+            .context("identity")?;
+        doors.identity.fill(rpc::with_auth(identity.service().routes, &auth));
+        let mut bank_config = config.bank.clone();
+        bank_config.listen = config.listen.bank;
+        bank_config.webhook_url = format!("http://{}/webhook", sockets.payments.local_addr()?);
+        let bank = sandbox::bank::start(bank_config, stages.services.clone()).await.context("bank")?;
+
+        // 6. The CFA life cycle and payments, which call each other.
+        let cfa_deps = cfa::CfaDeps {
+            log: log.clone(),
+            ledger: doors.ledger(),
+            payments: doors.payments(),
+            identity: doors.identity(),
+            chain: chain.connector(),
+            clock: cfa::Clock::default(),
+        };
+        let cfa = cfa::start(config.cfa.clone(), cfa_deps, stages.services.clone()).await.context("cfa")?;
+        doors.cfa.fill(rpc::with_auth(cfa.service().routes, &auth));
+        let mut payments_config = config.payments.clone();
+        payments_config.bank_url = format!("http://{}", bank.address());
+        let payments_deps = payments::PaymentsDeps {
+            log: log.clone(),
+            identity: doors.identity(),
+            cfa: doors.cfa(),
+            alerts: payments::AlertSinks::from_env(|name| std::env::var(name).ok()),
+        };
+        let payments =
+            payments::start(payments_config, payments_deps, stages.services.clone()).await.context("payments")?;
+        doors.payments.fill(rpc::with_auth(payments.service().routes, &auth));
+
+        // 7. The trading path: journal, books, settlement behind them, the gateway in front.
+        let backlog = Arc::new(Backlog::default());
+        let sequencer = start_sequencer(&config, backlog.clone()).await?;
+        let settlement_deps = settlement::SettlementDeps {
+            journal: Box::new(sequencer.reader(Sequence(0))),
+            backlog,
+            ledger: doors.ledger(),
+            cfa: doors.cfa(),
+        };
+        let settlement =
+            settlement::start(config.settlement.clone(), settlement_deps, stages.settlement.clone())
+                .await
+                .context("settlement")?;
+        let mut market_config = config.market.clone();
+        market_config.trading_listen = config.listen.trading;
+        let gateway_deps = gateway::GatewayDeps {
+            log: log.clone(),
+            auth: auth.clone(),
+            identity: doors.identity(),
+            ledger: doors.ledger(),
+            cfa: doors.cfa(),
+            port: sequencer.port(),
+            commit: sequencer.commit(),
+            reader: sequencer.reader(Sequence(0)),
+            settlement: settlement.view(),
+        };
+        let gateway = gateway::start(market_config, gateway_deps, stages.edge.clone()).await.context("market")?;
+
+        // 8. The doors to the outside: a port for each service, and one for all.
+        let addresses = Addresses {
+            all: sockets.all.local_addr()?,
+            ledger: sockets.ledger.local_addr()?,
+            cfa: sockets.cfa.local_addr()?,
+            payments: sockets.payments.local_addr()?,
+            market: sockets.market.local_addr()?,
+            identity: sockets.identity.local_addr()?,
+            bank: bank.address(),
+            chain: sockets.chain.local_addr()?,
+            chain_rpc,
+            trading: gateway.trading_address(),
+        };
+        let mut listeners = JoinSet::new();
+        let mut serve = |listener: TcpListener, services: Vec<Service>| {
+            let (auth, metrics, shutdown): (_, MetricsHandle, _) = (auth.clone(), metrics.clone(), stages.edge.clone());
+            listeners.spawn(rpc::serve(listener, services, auth, metrics, shutdown));
+        };
+        serve(sockets.ledger, vec![ledger.service()]);
+        serve(sockets.cfa, vec![cfa.service()]);
+        serve(sockets.payments, vec![payments.service()]);
+        serve(sockets.market, vec![gateway.service()]);
+        serve(sockets.identity, vec![identity.service()]);
+        serve(sockets.chain, vec![chain.service()]);
+        serve(
+            sockets.all,
+            vec![
+                ledger.service(),
+                cfa.service(),
+                payments.service(),
+                gateway.service(),
+                identity.service(),
+                chain.service(),
+                bank.service(),
+            ],
+        );
+        Ok(Self {
+            addresses,
+            doors,
+            stages,
+            listeners,
+            gateway,
+            sequencer,
+            settlement,
+            payments,
+            cfa,
+            identity,
+            bank,
+            ledger,
+            chain,
+            embedded,
+            lock,
+        })
+    }
+
+    pub fn addresses(&self) -> Addresses {
+        self.addresses
+    }
+
+    /// Stops taking orders, drains, flushes. What is under way on chain or at the bank is taken up by the next start.
+    ///
+    /// # Errors
+    /// A listener that had failed.
+    pub async fn stop(mut self) -> anyhow::Result<()> {
+        // The opposite order of the start.
+        self.stages.edge.cancel();
+        self.gateway.stopped().await;
+        let mut failure = None;
+        while let Some(ended) = self.listeners.join_next().await {
+            match ended {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => failure = Some(anyhow::Error::from(error)),
+                Err(error) => failure = Some(anyhow::Error::from(error)),
+            }
+        }
+        self.stages.settlement.cancel();
+        self.settlement.stopped().await;
+        let sequencer = self.sequencer;
+        tokio::task::spawn_blocking(move || sequencer.stop()).await.context("the trading path")?;
+        self.stages.services.cancel();
+        self.payments.stopped().await;
+        self.cfa.stopped().await;
+        self.identity.stopped().await;
+        self.bank.stopped().await;
+        self.stages.ledger.cancel();
+        self.ledger.stopped().await;
+        self.stages.chain.cancel();
+        self.chain.stopped().await;
+        self.doors.clear();
+        if let Some(embedded) = self.embedded {
+            embedded.close().await;
+        }
+        drop(self.lock);
+        match failure {
+            Some(error) => Err(error.context("a listener failed")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// # Errors
+/// The folder cannot be made or another platform runs in it.
+fn lock_folder(dir: &std::path::Path) -> anyhow::Result<std::fs::File> {
+    let place = || format!("data folder {}", dir.display());
+    std::fs::create_dir_all(dir).with_context(place)?;
+    let file = std::fs::File::create(dir.join("platform.lock")).with_context(place)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => anyhow::bail!("{} is in use by another platform", place()),
+        Err(std::fs::TryLockError::Error(error)) => Err(error).with_context(place),
+    }
+}
+
+async fn open_log(config: &Config) -> anyhow::Result<(Arc<dyn events::Log>, Option<events::Embedded>)> {
+    if let Some(brokers) = &config.events.kafka_brokers {
+        let kafka = events::Kafka::connect(brokers, &std::collections::HashMap::new()).context("Kafka")?;
+        kafka.ensure_topics().await.context("topics of Kafka")?;
+        return Ok((Arc::new(kafka), None));
+    }
+    let embedded = events::Embedded::open(config.data_dir.join("events")).await.context("event log")?;
+    Ok((Arc::new(embedded.clone()), Some(embedded)))
+}
+
+async fn start_sequencer(config: &Config, backlog: Arc<Backlog>) -> anyhow::Result<SequencerHandle> {
+    let settings = sequencer::Config::new(&config.data_dir.join("journal"));
+    tokio::task::spawn_blocking(move || SequencerHandle::start(settings, backlog))
+        .await
+        .context("the trading path")?
+        .context("the trading path")
+}

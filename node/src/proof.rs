@@ -1,0 +1,31 @@
+//! `platform proof`: the proof of balances of a running platform (`settlement::proof`), printed.
+
+use anyhow::{Context, bail};
+use rpc::Channel;
+use settlement::proof::Proof;
+
+use crate::cli::call::Target;
+
+/// Takes the proof over the public contract.
+///
+/// # Errors
+/// A service that does not answer.
+pub async fn take(target: &Target) -> anyhow::Result<Proof> {
+    let channel = Channel::remote(&target.url, "sandbox.auditor").context("address of the platform")?;
+    settlement::proof::take(&channel).await.context("proof of balances")
+}
+
+/// Prints it; a difference that nothing explains is an error.
+pub async fn run(target: &Target, json: bool) -> anyhow::Result<()> {
+    let proof = take(target).await?;
+    let value = serde_json::to_value(&proof)?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&value)?);
+    } else {
+        print!("{}", crate::cli::output::text(&value));
+    }
+    if !proof.ok {
+        bail!("the balances differ");
+    }
+    Ok(())
+}

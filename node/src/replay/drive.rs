@@ -1,0 +1,318 @@
+//! Sends the rows and listens to the reports: open loop, in file order over one stream, each session no faster than its throttle admits.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use client::wire::{Amend, Cancel, ClientMessage, NewOrder, ServerMessage};
+use client::{Connection, LoginOptions, Report, Reports, Trust};
+use hdrhistogram::Histogram;
+use types::command::RequestKind;
+use types::{OrderType, RejectReason, Side, StpMode, TimeInForce};
+
+use super::lobster::{Kind, Row};
+use super::members::{Member, channel_of};
+
+/// Client ids of takers' orders start here; ids of the file are below.
+const TAKER_IDS: u64 = 1 << 48;
+/// Share of the throttle that is used: the two clocks differ.
+const THROTTLE_USED_PERCENT: u32 = 90;
+
+/// What the reports came to.
+pub struct Tally {
+    pub orders: u64,
+    pub requests: u64,
+    pub skipped_unknown: u64,
+    pub trades: u64,
+    pub quantity: u64,
+    pub rejects: BTreeMap<&'static str, u64>,
+    /// Rejects of anything but a cancel or an amend of an order that is gone.
+    pub rejects_unexpected: u64,
+    pub executions_of_known_orders: u64,
+    pub same_maker: u64,
+    /// From order sent to acknowledgement (durable) received, in nanoseconds.
+    pub acknowledged: Histogram<u64>,
+    /// From order sent to the hint *accepted* received.
+    pub accepted: Histogram<u64>,
+    /// Journalled time of each trade, in trade order.
+    pub executed_ns: BTreeMap<u64, u64>,
+    pub elapsed: Duration,
+}
+
+struct Listener {
+    tally: Tally,
+    /// (channel, client sequence) to the moment it was sent and whether it is an order.
+    waiting: HashMap<(u16, u64), (Instant, bool)>,
+    sent_rx: tokio::sync::mpsc::UnboundedReceiver<(u16, u64, Instant, bool)>,
+    /// Engine id to client id.
+    orders: HashMap<u64, u64>,
+    /// Taker's client id to the engine id of its first maker.
+    first_maker: HashMap<u64, u64>,
+}
+
+/// Plays the rows; returns when every request has its numbered answer.
+pub async fn play(
+    gateway: SocketAddr,
+    instrument: &str,
+    members: &[Member],
+    rows: &[Row],
+    speed: Option<f64>,
+    progress: impl Fn(u64) + Send,
+) -> anyhow::Result<Tally> {
+    let (connection, reports) = Connection::connect(gateway, Trust::Loopback).await.context("connect")?;
+    let mut per_s = u32::MAX;
+    for (channel, member) in members.iter().enumerate() {
+        let token = format!("sandbox.trader.{}", member.user);
+        let info = connection
+            .login(u16::try_from(channel)?, LoginOptions::new(&token, "replay"))
+            .await
+            .with_context(|| format!("login of member {channel}"))?;
+        per_s = per_s.min(info.throttle_per_s);
+    }
+    let ix = connection
+        .instruments()
+        .iter()
+        .find(|definition| definition.id.as_str() == instrument)
+        .map(|definition| definition.instrument)
+        .context("the gateway does not know the instrument")?;
+
+    let (sent_tx, sent_rx) = tokio::sync::mpsc::unbounded_channel();
+    let listener = Listener::new(sent_rx);
+    let listening = tokio::spawn(listener.listen(reports));
+    let started = Instant::now();
+    let plan = Sender { connection: &connection, instrument: ix, per_s, sent_tx };
+    let sent = plan.send(rows, speed, progress).await?;
+    let mut listener = match tokio::time::timeout(Duration::from_secs(600), listening).await {
+        Ok(joined) => joined.context("listener")??,
+        Err(_) => bail!("reports are missing ten minutes after the last row"),
+    };
+    listener.compare(rows);
+    let mut tally = listener.tally;
+    tally.elapsed = started.elapsed();
+    tally.orders = sent.orders;
+    tally.requests = sent.requests;
+    tally.skipped_unknown = sent.skipped_unknown;
+    Ok(tally)
+}
+
+struct Sender<'a> {
+    connection: &'a Connection,
+    instrument: u32,
+    per_s: u32,
+    sent_tx: tokio::sync::mpsc::UnboundedSender<(u16, u64, Instant, bool)>,
+}
+
+#[derive(Default)]
+struct Sent {
+    orders: u64,
+    requests: u64,
+    skipped_unknown: u64,
+}
+
+impl Sender<'_> {
+    async fn send(self, rows: &[Row], speed: Option<f64>, progress: impl Fn(u64)) -> anyhow::Result<Sent> {
+        let mut sent = Sent::default();
+        // Total quantity of each order of the file, as amends have left it.
+        let mut totals: HashMap<u64, u64> = HashMap::new();
+        let spacing = Duration::from_secs_f64(100.0 / f64::from(self.per_s.max(1)) / f64::from(THROTTLE_USED_PERCENT));
+        let mut next_slot: HashMap<u16, Instant> = HashMap::new();
+        let start = Instant::now();
+        for (at, row) in rows.iter().enumerate() {
+            progress(at as u64);
+            let Some(message) = self.message(row, at, &mut totals, &mut sent) else { continue };
+            let channel = channel_of(row);
+            let mut due = next_slot.get(&channel).copied().unwrap_or(start);
+            if let Some(speed) = speed {
+                let offset = (row.time_ns - rows[0].time_ns) as f64 / speed;
+                due = due.max(start + Duration::from_nanos(offset as u64));
+            }
+            let now = Instant::now();
+            if due > now {
+                tokio::time::sleep_until(due.into()).await;
+            }
+            let sent_at = Instant::now();
+            next_slot.insert(channel, due.max(sent_at - spacing) + spacing);
+            let is_order = matches!(message, ClientMessage::NewOrder(_));
+            let client_seq = self.connection.send(channel, message).await.with_context(|| format!("row {}", at + 1))?;
+            sent.requests += 1;
+            sent.orders += u64::from(is_order);
+            self.sent_tx.send((channel, client_seq, sent_at, is_order)).context("the listener has ended early")?;
+        }
+        Ok(sent)
+    }
+
+    /// The request that a row stands for.
+    fn message(&self, row: &Row, at: usize, totals: &mut HashMap<u64, u64>, sent: &mut Sent) -> Option<ClientMessage> {
+        match row.kind {
+            Kind::New => {
+                totals.insert(row.order_id, row.size);
+                Some(self.order(row.order_id, row.is_buy, TimeInForce::Gtc, row).into())
+            }
+            Kind::Execute => {
+                let id = TAKER_IDS + at as u64;
+                Some(self.order(id, !row.is_buy, TimeInForce::Ioc, row).into())
+            }
+            Kind::Reduce | Kind::Delete => {
+                let Some(total) = totals.get_mut(&row.order_id) else {
+                    sent.skipped_unknown += 1;
+                    return None;
+                };
+                if row.kind == Kind::Delete || *total <= row.size {
+                    return Some(Cancel { client_order_id: row.order_id, engine_order_id: 0 }.into());
+                }
+                *total -= row.size;
+                Some(
+                    Amend { client_order_id: row.order_id, engine_order_id: 0, price_ticks: 0, quantity_lots: *total }
+                        .into(),
+                )
+            }
+            Kind::ExecuteHidden | Kind::Other => None,
+        }
+    }
+
+    fn order(&self, id: u64, is_buy: bool, time_in_force: TimeInForce, row: &Row) -> NewOrder {
+        NewOrder {
+            client_order_id: id,
+            instrument: self.instrument,
+            side: if is_buy { Side::Buy } else { Side::Sell },
+            order_type: OrderType::Limit,
+            time_in_force,
+            stp: StpMode::CancelNewest,
+            flags: 0,
+            price_ticks: row.price_x10000 / 100,
+            quantity_lots: row.size,
+            expire_at_ns: 0,
+        }
+    }
+}
+
+impl Listener {
+    fn new(sent_rx: tokio::sync::mpsc::UnboundedReceiver<(u16, u64, Instant, bool)>) -> Self {
+        let histogram = || Histogram::new_with_bounds(1, 600_000_000_000, 3).expect("fixed bounds");
+        Self {
+            tally: Tally {
+                orders: 0,
+                requests: 0,
+                skipped_unknown: 0,
+                trades: 0,
+                quantity: 0,
+                rejects: BTreeMap::new(),
+                rejects_unexpected: 0,
+                executions_of_known_orders: 0,
+                same_maker: 0,
+                acknowledged: histogram(),
+                accepted: histogram(),
+                executed_ns: BTreeMap::new(),
+                elapsed: Duration::ZERO,
+            },
+            waiting: HashMap::new(),
+            sent_rx,
+            orders: HashMap::new(),
+            first_maker: HashMap::new(),
+        }
+    }
+
+    /// Ends when the sender is done and nothing waits for an answer.
+    async fn listen(mut self, mut reports: Reports) -> anyhow::Result<Self> {
+        let mut is_sending = true;
+        while is_sending || !self.waiting.is_empty() {
+            tokio::select! {
+                biased;
+                sent = self.sent_rx.recv(), if is_sending => match sent {
+                    Some((channel, client_seq, at, is_order)) => {
+                        self.waiting.insert((channel, client_seq), (at, is_order));
+                    }
+                    None => is_sending = false,
+                },
+                report = reports.recv() => {
+                    let report = report.context("the connection is gone")??;
+                    // A report may overtake the note that its request was sent.
+                    while let Ok((channel, client_seq, at, is_order)) = self.sent_rx.try_recv() {
+                        self.waiting.insert((channel, client_seq), (at, is_order));
+                    }
+                    self.report(&report)?;
+                }
+            }
+        }
+        // Fills follow their acknowledgements: give the last ones a moment.
+        while let Ok(Some(report)) = tokio::time::timeout(Duration::from_millis(500), reports.recv()).await {
+            self.report(&report?)?;
+        }
+        Ok(self)
+    }
+
+    fn report(&mut self, report: &Report) -> anyhow::Result<()> {
+        match &report.message {
+            ServerMessage::Accepted(accepted) => {
+                if let Some((at, true)) = self.waiting.get(&(report.channel, accepted.client_seq)) {
+                    record(&mut self.tally.accepted, report.received_at.saturating_duration_since(*at));
+                }
+            }
+            ServerMessage::OrderAck(ack) => {
+                self.orders.insert(ack.engine_order_id, ack.client_order_id);
+                self.answered(report, ack.client_seq);
+            }
+            ServerMessage::Amended(amended) => self.answered(report, amended.client_seq),
+            ServerMessage::Cancelled(cancelled) if cancelled.client_seq != 0 => {
+                self.answered(report, cancelled.client_seq);
+            }
+            ServerMessage::Rejected(rejected) => {
+                let reason = rejected.reason.as_str();
+                *self.tally.rejects.entry(reason).or_default() += 1;
+                let is_late = matches!(rejected.reason, RejectReason::UnknownOrder | RejectReason::OrderNotOpen)
+                    && matches!(rejected.request, RequestKind::Cancel | RequestKind::Amend);
+                if !is_late {
+                    self.tally.rejects_unexpected += 1;
+                }
+                self.answered(report, rejected.client_seq);
+            }
+            ServerMessage::Fill(fill) if fill.aggressor == 1 => {
+                self.tally.trades += 1;
+                self.tally.quantity += fill.quantity_lots;
+                self.tally.executed_ns.insert(fill.trade_number, fill.time_ns);
+                if fill.client_order_id >= TAKER_IDS {
+                    self.first_maker.entry(fill.client_order_id).or_insert(fill.counter_order_id);
+                }
+            }
+            ServerMessage::Disconnect(disconnect) => {
+                bail!("the gateway ended the session: {}", disconnect.text.as_str());
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn answered(&mut self, report: &Report, client_seq: u64) {
+        if let Some((at, is_order)) = self.waiting.remove(&(report.channel, client_seq))
+            && is_order
+        {
+            record(&mut self.tally.acknowledged, report.received_at.saturating_duration_since(at));
+        }
+    }
+
+    /// The first maker of each execution against the order that the exchange executed.
+    fn compare(&mut self, rows: &[Row]) {
+        let mut seen = HashSet::new();
+        for (at, row) in rows.iter().enumerate() {
+            match row.kind {
+                Kind::New => {
+                    seen.insert(row.order_id);
+                }
+                Kind::Execute if seen.contains(&row.order_id) => {
+                    self.tally.executions_of_known_orders += 1;
+                    let maker = self.first_maker.get(&(TAKER_IDS + at as u64));
+                    if maker.and_then(|engine_id| self.orders.get(engine_id)) == Some(&row.order_id) {
+                        self.tally.same_maker += 1;
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn record(histogram: &mut Histogram<u64>, latency: Duration) {
+    let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
+    histogram.saturating_record(nanos.max(1));
+}

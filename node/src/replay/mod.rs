@@ -1,0 +1,249 @@
+//! `platform replay`: order flow of a file, as trading members would send it, through the wire protocol, the book, the journal, settlement, ledger and
+//! chain; then the figures and the proof.
+
+pub mod drive;
+pub mod lobster;
+pub mod members;
+pub mod naive;
+pub mod synthetic;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, bail};
+use hdrhistogram::Histogram;
+use serde_json::{Value, json};
+
+use crate::cli::call::Target;
+use crate::demo::{Story, text};
+use lobster::{Kind, Row};
+
+/// Where the rows come from.
+pub enum Source {
+    Lobster(PathBuf),
+    Synthetic { seed: u64, rows: usize },
+}
+
+/// What is asked for.
+pub struct Replay {
+    pub source: Source,
+    /// Multiple of the file's own pace; none = as fast as the throttles admit.
+    pub speed: Option<f64>,
+    pub target: Target,
+    pub trading: SocketAddr,
+    pub json: bool,
+}
+
+/// Plays the file and prints the figures.
+///
+/// # Errors
+/// Trades that differ from the naive book's, unexpected rejects, unsettled trades, a proof that names differences.
+pub async fn run(replay: Replay) -> anyhow::Result<()> {
+    let rows = match &replay.source {
+        Source::Lobster(path) => lobster::read(path)?,
+        Source::Synthetic { seed, rows } => synthetic::generate(*seed, *rows),
+    };
+    let expected = naive::expect(&rows);
+    let mut story = Story::new(replay.target.clone(), replay.json);
+    let instrument = list(&mut story, &rows).await?;
+    let members = members::enter(&mut story, &instrument, &rows).await?;
+    let before = settled_trades(&story).await?;
+
+    let bar = bar(rows.len() as u64, replay.json);
+    let watch = Watch::start(replay.target.clone(), before);
+    let progress = bar.clone();
+    let tally =
+        drive::play(replay.trading, &instrument, &members, &rows, replay.speed, move |at| progress.set_position(at))
+            .await?;
+    bar.finish_and_clear();
+    let settled_at = watch.until_settled(tally.trades).await?;
+    let proof = crate::proof::take(&replay.target).await?;
+
+    let mut lag = Histogram::<u64>::new_with_bounds(1, 3_600_000, 3)?;
+    for (number, executed_ns) in tally.executed_ns.values().enumerate() {
+        if let Some(settled_ns) = settled_at.at(number as u64 + 1) {
+            lag.saturating_record((settled_ns.saturating_sub(*executed_ns) / 1_000_000).max(1));
+        }
+    }
+    let trades_settled = settled_at.count();
+    let report = json!({
+        "instrument": instrument,
+        "rows": rows.len(),
+        "orders": tally.orders,
+        "requests": tally.requests,
+        "skipped_unknown": tally.skipped_unknown,
+        "trades": tally.trades,
+        "trades_expected": expected.trades,
+        "quantity": tally.quantity,
+        "rejects": tally.rejects,
+        "executions_of_known_orders": tally.executions_of_known_orders,
+        "same_maker": tally.same_maker,
+        "same_maker_expected": expected.same_maker,
+        "latency_us": micros(&tally.acknowledged),
+        "accepted_latency_us": micros(&tally.accepted),
+        "orders_per_s": (tally.requests as f64 / tally.elapsed.as_secs_f64()).round(),
+        "trades_settled": trades_settled,
+        "settlement_lag_ms": { "p50": lag.value_at_quantile(0.5), "p99": lag.value_at_quantile(0.99), "max": lag.max() },
+        "proof": if proof.ok { "ok" } else { "differences" },
+        "differences": proof.differences,
+    });
+    if replay.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{}", crate::cli::output::text(&report));
+    }
+
+    if tally.trades != expected.trades || tally.quantity != expected.quantity {
+        bail!("{} trades were due, {} happened", expected.trades, tally.trades);
+    }
+    if tally.same_maker != expected.same_maker {
+        bail!("{} executions should meet the named order first, {} did", expected.same_maker, tally.same_maker);
+    }
+    if tally.rejects_unexpected > 0 {
+        bail!("{} requests were refused for other reasons than that their order was gone", tally.rejects_unexpected);
+    }
+    if trades_settled != tally.trades {
+        bail!("{} of {} trades were settled", trades_settled, tally.trades);
+    }
+    if !proof.ok {
+        bail!("the proof of balances names differences");
+    }
+    Ok(())
+}
+
+fn micros(histogram: &Histogram<u64>) -> Value {
+    let at = |quantile| histogram.value_at_quantile(quantile) / 1_000;
+    json!({ "p50": at(0.5), "p99": at(0.99), "p999": at(0.999), "max": histogram.max() / 1_000 })
+}
+
+fn bar(length: u64, quiet: bool) -> indicatif::ProgressBar {
+    if quiet { indicatif::ProgressBar::hidden() } else { indicatif::ProgressBar::new(length) }
+}
+
+/// Registers an instrument whose band admits every price of the file.
+async fn list(story: &mut Story, rows: &[Row]) -> anyhow::Result<String> {
+    let traded = |row: &&Row| matches!(row.kind, Kind::New | Kind::Execute);
+    let prices = || rows.iter().filter(traded).map(|row| row.price_x10000);
+    if let Some(odd) = prices().find(|price| price % 100 != 0 || *price <= 0) {
+        bail!("a price of {odd} ten-thousandths is no multiple of a cent");
+    }
+    let low = prices().min().context("the file holds no orders")? / 100;
+    let high = prices().max().context("the file holds no orders")? / 100;
+    let cents = |value: i64| types::Decimal::from_minor(value, 2).to_string();
+    let issuer = story
+        .call(
+            "sandbox.operator",
+            "platform.identity.v1.IdentityService/CreateUser",
+            json!({ "kycStatus": "KYC_STATUS_STANDARD", "fullName": "replay issuer" }),
+        )
+        .await?;
+    let tag = uuid::Uuid::now_v7().simple().to_string()[22..].to_uppercase();
+    let registered = story
+        .call(
+            "sandbox.operator",
+            "platform.cfa.v1.CfaRegistryService/RegisterInstrument",
+            json!({
+                "symbol": format!("REPLAY-{tag}"), "name": "Replayed order flow", "type": "INSTRUMENT_TYPE_CFA_EQUITY",
+                "decimals": 0, "issuerId": text(&issuer, "/profile/userId")?, "currencyCode": "RUB",
+                "tickSize": { "value": "0.01" }, "lotSize": { "value": "1" },
+                "priceBandLow": { "value": cents((low / 2).max(1)) }, "priceBandHigh": { "value": cents(high * 2) },
+            }),
+        )
+        .await?;
+    let instrument = text(&registered, "/instrumentId")?.to_owned();
+    if registered.pointer("/instrument/status") != Some(&json!("INSTRUMENT_STATUS_ACTIVE")) {
+        story
+            .call(
+                "sandbox.operator",
+                "platform.cfa.v1.CfaRegistryService/UpdateInstrument",
+                json!({ "instrumentId": instrument, "status": "INSTRUMENT_STATUS_ACTIVE" }),
+            )
+            .await?;
+    }
+    story
+        .until(
+            "the market to know the instrument",
+            "sandbox.auditor",
+            "platform.market.v1.MarketService/GetMarketStatus",
+            json!({}),
+            |answer| {
+                answer["instruments"]
+                    .as_array()
+                    .is_some_and(|all| all.iter().any(|one| one["instrumentId"] == json!(instrument)))
+            },
+        )
+        .await?;
+    story.step("The instrument was registered; its band admits every price of the file", &[("instrument_id", &instrument)]);
+    Ok(instrument)
+}
+
+async fn settled_trades(story: &Story) -> anyhow::Result<u64> {
+    let status = story
+        .call("sandbox.auditor", "platform.market.v1.MarketService/GetMarketStatus", json!({}))
+        .await?;
+    Ok(count(&status, "tradesSettled"))
+}
+
+fn count(status: &Value, name: &str) -> u64 {
+    status[name].as_str().and_then(|text| text.parse().ok()).unwrap_or_default()
+}
+
+/// Looks at the number of settled trades while the file is played.
+struct Watch {
+    stop: Arc<AtomicBool>,
+    looks: tokio::task::JoinHandle<anyhow::Result<BTreeMap<u64, u64>>>,
+    target_count: Arc<std::sync::atomic::AtomicU64>,
+}
+
+/// When how many trades were settled.
+struct SettledAt(BTreeMap<u64, u64>);
+
+impl SettledAt {
+    fn count(&self) -> u64 {
+        self.0.keys().next_back().copied().unwrap_or_default()
+    }
+
+    /// Nanoseconds at which the `number`-th trade was first seen settled.
+    fn at(&self, number: u64) -> Option<u64> {
+        self.0.range(number..).next().map(|(_, at_ns)| *at_ns)
+    }
+}
+
+impl Watch {
+    fn start(target: Target, before: u64) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let target_count = Arc::new(std::sync::atomic::AtomicU64::new(u64::MAX));
+        let (stopping, wanted) = (stop.clone(), target_count.clone());
+        let looks = tokio::spawn(async move {
+            let story = Story::new(target, true);
+            let mut seen = BTreeMap::new();
+            loop {
+                let settled = settled_trades(&story).await?.saturating_sub(before);
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                if settled > 0 {
+                    seen.entry(settled).or_insert(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX));
+                }
+                if settled >= wanted.load(Ordering::SeqCst) || stopping.load(Ordering::SeqCst) {
+                    return Ok(seen);
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        Self { stop, looks, target_count }
+    }
+
+    /// Waits until `trades` are settled, at most five minutes.
+    async fn until_settled(self, trades: u64) -> anyhow::Result<SettledAt> {
+        self.target_count.store(trades, Ordering::SeqCst);
+        let mut looks = self.looks;
+        if let Ok(done) = tokio::time::timeout(Duration::from_secs(300), &mut looks).await {
+            return Ok(SettledAt(done.context("watch")??));
+        }
+        self.stop.store(true, Ordering::SeqCst);
+        Ok(SettledAt(looks.await.context("watch")??))
+    }
+}

@@ -1,0 +1,52 @@
+//! `platform run`: start, say what listens where, wait for a signal, stop in order.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::config::Config;
+use crate::platform::Platform;
+
+/// JSON log lines on standard error.
+pub fn log(config: &Config) -> anyhow::Result<()> {
+    rpc::logging::init("platform", &config.log.filter, rpc::logging::Output::Stderr).context("log")
+}
+
+/// Runs until SIGINT or SIGTERM.
+///
+/// # Errors
+/// The platform cannot start, or a part of it fails while it runs or stops.
+pub async fn run(config: Config, json: bool) -> anyhow::Result<()> {
+    log(&config)?;
+    let data_dir = config.data_dir.clone();
+    let platform = Platform::start(config).await?;
+    let addresses = platform.addresses();
+    if json {
+        println!("{}", json!({ "ready": true, "data_dir": data_dir, "listen": addresses }));
+    } else {
+        println!("The platform is ready. State is in {}.\n", data_dir.display());
+        for (name, what, address) in addresses.lines() {
+            println!("  {name:<10} {address:<28} {what}");
+        }
+        println!("\nTry `platform demo`, `platform --help`, or a curl line of the README. Ctrl-C stops.");
+    }
+
+    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    if !json {
+        println!("\nStopping: no more orders are taken; draining and flushing.");
+    }
+    tokio::time::timeout(Duration::from_secs(10), platform.stop())
+        .await
+        .context("the platform did not stop within 10 seconds")??;
+    if !json {
+        println!("Stopped.");
+    }
+    Ok(())
+}
