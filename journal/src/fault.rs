@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex};
 
 use crate::storage::Storage;
 
@@ -27,6 +27,9 @@ pub struct MemoryStorage {
     /// Lies: sync returns without syncing.
     pub sync_is_lost: AtomicBool,
     pub syncs: AtomicU64,
+    /// A disk that does not answer: see [`MemoryStorage::stall`].
+    is_stalled: Mutex<bool>,
+    answers: Condvar,
 }
 
 impl MemoryStorage {
@@ -59,6 +62,18 @@ impl MemoryStorage {
             }
             segment.seen = segment.durable.clone();
         }
+    }
+
+    /// Makes every write wait until the disk answers again.
+    pub fn stall(&self, is_stalled: bool) {
+        *self.stalled() = is_stalled;
+        self.answers.notify_all();
+    }
+
+    fn stalled(&self) -> std::sync::MutexGuard<'_, bool> {
+        self.is_stalled
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Overwrites bytes as a failing disk would.
@@ -129,6 +144,12 @@ impl Storage for std::sync::Arc<MemoryStorage> {
         if self.is_full.load(Ordering::SeqCst) {
             return Err(io::ErrorKind::StorageFull.into());
         }
+        let stalled = self.stalled();
+        drop(
+            self.answers
+                .wait_while(stalled, |stalled| *stalled)
+                .unwrap_or_else(std::sync::PoisonError::into_inner),
+        );
         let start = usize::try_from(offset).expect("fits memory");
         let mut segments = self.lock();
         let segment = segments.get_mut(&segment).ok_or(io::ErrorKind::NotFound)?;

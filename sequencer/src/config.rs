@@ -9,6 +9,18 @@ use types::NodeId;
 /// Nanoseconds since 1970. Passed in, so that a test or a simulator can hold it.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
+/// Which thread polls the engines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Layout {
+    /// The hot thread polls everything in turn: for machines with few cores.
+    #[default]
+    Fused,
+    /// One thread polls all engines.
+    Shared,
+    /// One thread for each engine, each on its own core: for four free cores or more.
+    Pinned,
+}
+
 /// See the fields.
 #[derive(Clone)]
 pub struct Config {
@@ -17,9 +29,10 @@ pub struct Config {
     pub dir: PathBuf,
     /// Requests waiting for the hot thread; one more is `BUSY`.
     pub queue_capacity: usize,
-    /// Commands in the ring of an engine; a power of two.
+    /// Commands, and reports, in the rings of an engine; a power of two.
     pub ring_capacity: usize,
-    /// Core to pin the hot thread to.
+    pub layout: Layout,
+    /// Core to pin the hot thread to; engine threads take the cores behind it.
     pub core: Option<usize>,
     /// How long the hot thread spins after the last request before it parks.
     pub spin_us: u64,
@@ -28,6 +41,8 @@ pub struct Config {
     /// Sync the journal; off only where losing it does not matter.
     pub sync: bool,
     pub segment_bytes: u64,
+    /// Most bytes that may wait for the journal's disk; past it requests are `BUSY`.
+    pub pending_bytes_max: usize,
     pub clock: Clock,
 }
 
@@ -39,12 +54,14 @@ impl Config {
             dir: dir.to_path_buf(),
             queue_capacity: 65_536,
             ring_capacity: 1_024,
+            layout: Layout::default(),
             core: None,
             // With cores to spare the hot thread waits for traffic awake; on a small machine they belong to everybody.
             spin_us: if cores >= 4 { 2_000 } else { 50 },
             grace_ms: 10_000,
             sync: true,
             segment_bytes: 16 << 20,
+            pending_bytes_max: 32 << 20,
             clock: Arc::new(|| {
                 let since = SystemTime::now()
                     .duration_since(UNIX_EPOCH)

@@ -1,26 +1,26 @@
 //! Admission and books as one machine: sequenced commands in, events out. No clock, no disk, no thread: the same commands give the same state
 //! and the same events wherever they run (R180).
+//!
+//! Recovery and replay call [`Core::apply`]. The hot thread keeps the admission here, lends the books to its engines, and feeds back what they
+//! report; the fold does not depend on how the reports of different instruments interleave, so both ways end in the same state.
 
 use admission::{Admission, AdmissionConfig};
-use engine::{Book, EventSink};
+use engine::{Book, BookConfig, EventSink};
 use types::command::Route;
-use types::{Command, Envelope, EventEnvelope, InstrumentIx, Quote, Sequence, StateHash};
-
-use crate::lane::Lane;
+use types::{Command, Envelope, Event, EventEnvelope, InstrumentIx, Quote, Sequence, StateHash};
 
 /// The state of an engine node.
 pub struct Core {
     admission: Admission,
-    /// By instrument index.
-    lanes: Vec<Lane>,
+    /// By instrument index. `None` while an engine has it; whoever is given a `&Core` sees them all.
+    books: Vec<Option<Box<Book>>>,
     outbox: Outbox,
-    ring_capacity: usize,
     sequence: Sequence,
     time_ns: u64,
     trades: u64,
 }
 
-/// What the engines said during one command.
+/// What the books said during one command.
 #[derive(Default)]
 struct Outbox {
     events: Vec<EventEnvelope>,
@@ -38,13 +38,12 @@ impl EventSink for Outbox {
 }
 
 impl Core {
-    pub fn new(config: AdmissionConfig, ring_capacity: usize) -> Self {
+    pub fn new(config: AdmissionConfig) -> Self {
         Self {
             admission: Admission::new(config),
-            lanes: Vec::new(),
+            books: Vec::new(),
             outbox: Outbox::default(),
-            ring_capacity,
-            sequence: Sequence(0),
+            sequence: Sequence::ZERO,
             time_ns: 0,
             trades: 0,
         }
@@ -55,8 +54,35 @@ impl Core {
         self.admission.set_backlog(trades, bytes);
     }
 
-    /// Carries out a sequenced command and gives its events, in order.
+    /// Carries out a sequenced command with the books at hand and gives its events: by instrument, then in order.
     pub fn apply(&mut self, envelope: &Envelope) -> &[EventEnvelope] {
+        self.outbox.events.clear();
+        self.outbox.quotes.clear();
+        if let Some(book) = self.begin(envelope) {
+            self.books.push(Some(book));
+        }
+        let named = match envelope.command.route() {
+            Route::Admission => 0..0,
+            Route::Instrument(instrument) => instrument.index()..instrument.index() + 1,
+            Route::AllInstruments => 0..self.books.len(),
+        };
+        for book in &mut self.books[named] {
+            let book = book.as_mut().expect("books are at hand during recovery");
+            book.apply(envelope, &mut self.outbox);
+        }
+        let outbox = std::mem::take(&mut self.outbox);
+        for event in &outbox.events {
+            self.event(event);
+        }
+        for (instrument, quote) in &outbox.quotes {
+            self.quote(*instrument, *quote);
+        }
+        self.outbox = outbox;
+        &self.outbox.events
+    }
+
+    /// Takes a command into sequence, time and admission. The first word about an instrument gives its new book, which must see the command.
+    pub(crate) fn begin(&mut self, envelope: &Envelope) -> Option<Box<Book>> {
         assert_eq!(
             envelope.sequence,
             self.sequence.next(),
@@ -68,46 +94,28 @@ impl Core {
         );
         self.sequence = envelope.sequence;
         self.time_ns = envelope.time_ns;
-        self.outbox.events.clear();
-        self.outbox.quotes.clear();
-
         self.admission.apply_command(envelope);
-        match envelope.command.route() {
-            Route::Admission => {}
-            Route::Instrument(instrument) => {
-                self.open_lane(&envelope.command);
-                self.run(instrument.index(), envelope);
+        match &envelope.command {
+            Command::SetInstrument(set) if set.spec.ix.index() == self.books.len() => {
+                Some(Box::new(Book::new(set.spec, BookConfig::default())))
             }
-            Route::AllInstruments => (0..self.lanes.len()).for_each(|at| self.run(at, envelope)),
-        }
-        for event in &self.outbox.events {
-            if matches!(event.event, types::Event::Trade(_)) {
-                self.trades += 1;
-            }
-            self.admission.apply_event(event);
-        }
-        for (instrument, quote) in &self.outbox.quotes {
-            self.admission.set_quote(*instrument, *quote);
-        }
-        &self.outbox.events
-    }
-
-    /// The first word about an instrument makes its book.
-    fn open_lane(&mut self, command: &Command) {
-        if let Command::SetInstrument(set) = command
-            && set.spec.ix.index() == self.lanes.len()
-        {
-            self.lanes.push(Lane::new(set.spec, self.ring_capacity));
+            _ => None,
         }
     }
 
-    fn run(&mut self, at: usize, envelope: &Envelope) {
-        let lane = &mut self.lanes[at];
-        while !lane.push(envelope) {
-            // Cannot happen while this thread also drains; kept right for layouts in which it does not.
-            lane.drain(&mut self.outbox);
-        }
-        lane.drain(&mut self.outbox);
+    /// Feeds back an event that an engine has reported.
+    pub(crate) fn event(&mut self, event: &EventEnvelope) {
+        self.trades += u64::from(matches!(event.event, Event::Trade(_)));
+        self.admission.apply_event(event);
+    }
+
+    pub(crate) fn quote(&mut self, instrument: InstrumentIx, quote: Quote) {
+        self.admission.set_quote(instrument, quote);
+    }
+
+    /// The places of the books: the hot thread takes them out for its engines and puts them back for a look.
+    pub(crate) fn places(&mut self) -> &mut Vec<Option<Box<Book>>> {
+        &mut self.books
     }
 
     pub fn admission(&self) -> &Admission {
@@ -115,15 +123,16 @@ impl Core {
     }
 
     pub fn book(&self, instrument: InstrumentIx) -> Option<&Book> {
-        self.lanes.get(instrument.index()).map(Lane::book)
+        self.books.get(instrument.index())?.as_deref()
     }
 
+    /// Every book, by instrument index.
     pub fn books(&self) -> impl Iterator<Item = &Book> {
-        self.lanes.iter().map(Lane::book)
+        self.books.iter().filter_map(Option::as_deref)
     }
 
     pub fn instruments(&self) -> impl Iterator<Item = InstrumentIx> + '_ {
-        self.lanes.iter().map(Lane::instrument)
+        self.admission.instruments().map(|spec| spec.ix)
     }
 
     /// Last command applied.
@@ -146,8 +155,8 @@ impl Core {
         let mut hash = StateHash::new();
         hash.word(self.sequence.get());
         hash.word(self.admission.state_hash());
-        for lane in &self.lanes {
-            hash.word(lane.book().state_hash());
+        for book in self.books() {
+            hash.word(book.state_hash());
         }
         hash.finish()
     }

@@ -1,11 +1,10 @@
 //! A running engine node.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 use admission::AdmissionConfig;
-use crossbeam::queue::ArrayQueue;
 use journal::{FileStorage, Journal, JournalError, JournalFailed, Storage};
 use types::Sequence;
 
@@ -15,9 +14,8 @@ use crate::core::Core;
 use crate::hot::Hot;
 use crate::port::{Gate, Port};
 use crate::reader::Reader;
-use crate::record::Encoder;
 use crate::recover::{self, StartError};
-use crate::timers::Timers;
+use crate::stats::Stats;
 
 /// The commit position: what is at or before it survives power loss.
 #[derive(Clone)]
@@ -47,6 +45,7 @@ pub struct SequencerHandle {
     journal: Option<Journal>,
     hot: Option<JoinHandle<()>>,
     recovered: Sequence,
+    stats: Arc<Stats>,
 }
 
 impl SequencerHandle {
@@ -67,44 +66,37 @@ impl SequencerHandle {
     ) -> Result<Self, StartError> {
         let sizes = journal::Config {
             segment_bytes: config.segment_bytes,
-            ..journal::Config::default()
+            pending_bytes_max: config.pending_bytes_max,
         };
         let limits = AdmissionConfig {
             backlog_trades_max: backlog.trades_max,
             backlog_bytes_max: backlog.bytes_max,
             ..AdmissionConfig::default()
         };
-        let core = Core::new(limits, config.ring_capacity);
+        let core = Core::new(limits);
         let (journal, core) = recover::open(storage, sizes, core)?;
         let recovered = core.sequence();
-        let gate = Arc::new(Gate {
-            queue: ArrayQueue::new(config.queue_capacity),
-            is_parked: AtomicBool::new(false),
-            is_stopping: AtomicBool::new(false),
-            is_failed: AtomicBool::new(false),
-        });
-        let hot = Hot {
+        let gate = Arc::new(Gate::new(config.queue_capacity));
+        let stats = Arc::new(Stats::default());
+        let hot = Hot::new(
             config,
             core,
-            gate: gate.clone(),
-            appender: journal.appender(),
+            gate.clone(),
+            journal.appender(),
             backlog,
-            encoder: Encoder::default(),
-            timers: Timers::default(),
-        };
+            stats.clone(),
+        );
         let hot = std::thread::Builder::new()
             .name("hot".to_owned())
             .spawn(move || hot.run())
             .map_err(StartError::Thread)?;
-        let port = Port {
-            gate,
-            thread: hot.thread().clone(),
-        };
+        let port = Port { gate };
         Ok(Self {
             port,
             journal: Some(journal),
             hot: Some(hot),
             recovered,
+            stats,
         })
     }
 
@@ -126,6 +118,11 @@ impl SequencerHandle {
         self.recovered
     }
 
+    /// Counters of the hot thread.
+    pub fn stats(&self) -> &Arc<Stats> {
+        &self.stats
+    }
+
     fn journal(&self) -> &Journal {
         self.journal
             .as_ref()
@@ -139,7 +136,7 @@ impl SequencerHandle {
 
     fn shut(&mut self) {
         self.port.gate.is_stopping.store(true, Ordering::SeqCst);
-        self.port.thread.unpark();
+        self.port.gate.wake.ring();
         if let Some(hot) = self.hot.take()
             && hot.join().is_err()
         {

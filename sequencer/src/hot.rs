@@ -1,44 +1,92 @@
-//! The hot thread: takes requests, asks admission, sequences, journals, matches, answers. One turn of the loop carries up to [`TURN_REQUESTS`] requests and
-//! ends with one hand-over to the journal.
+//! The hot thread: takes requests, asks admission, sequences, gives commands to the engines' rings, takes their reports back, journals, answers.
+//!
+//! One turn of the loop carries up to [`TURN_REQUESTS`] requests and ends with one hand-over to the journal. In layout `fused` it polls the engines
+//! itself, in the others they run beside it; the rings and everything here are the same. It waits for nothing but its own engines, and that only to
+//! let somebody look at the books.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use admission::{MassCancelRequest, Request};
 use journal::Appender;
-use types::command::MassScope;
+use types::command::{MassScope, Route};
 use types::{CancelReason, Command, Envelope, Id128, InstrumentIx, SessionIx, UserIx};
 
 use crate::backlog::Backlog;
 use crate::config::Config;
 use crate::core::Core;
-use crate::port::{Gate, Job, NotTaken, Outcome, Reply};
-use crate::record::{Encoder, Record};
+use crate::crew::{Crew, pin};
+use crate::flight::Flights;
+use crate::lane::{Lane, Report, connect};
+use crate::port::{Gate, Job, Look, NotTaken, Reply};
+use crate::record::Encoder;
+use crate::stats::{Stats, Tally};
 use crate::timers::Timers;
 
 /// Requests between two hand-overs to the journal.
 const TURN_REQUESTS: usize = 256;
+/// Commands under way at once; with more, requests wait in the queue.
+const FLIGHTS_MAX: usize = 8_192;
+/// How often a full ring is tried before the request is `BUSY`.
+const ROOM_TRIES: usize = 64;
 /// Longest sleep of an idle thread.
 const PARK: Duration = Duration::from_millis(500);
 
 pub(crate) struct Hot {
-    pub config: Config,
-    pub core: Core,
-    pub gate: Arc<Gate>,
-    pub appender: Appender,
-    pub backlog: Arc<Backlog>,
-    pub encoder: Encoder,
-    pub timers: Timers,
+    config: Config,
+    core: Core,
+    gate: Arc<Gate>,
+    appender: Appender,
+    backlog: Arc<Backlog>,
+    encoder: Encoder,
+    timers: Timers,
+    lanes: Vec<Lane>,
+    crew: Crew,
+    flights: Flights,
+    stats: Arc<Stats>,
+    tally: Tally,
 }
 
 impl Hot {
-    /// Runs until the gate closes and the queue is empty.
+    pub fn new(
+        config: Config,
+        core: Core,
+        gate: Arc<Gate>,
+        appender: Appender,
+        backlog: Arc<Backlog>,
+        stats: Arc<Stats>,
+    ) -> Self {
+        Self {
+            crew: Crew::new(&config),
+            config,
+            core,
+            gate,
+            appender,
+            backlog,
+            encoder: Encoder::default(),
+            timers: Timers::default(),
+            lanes: Vec::new(),
+            flights: Flights::default(),
+            stats,
+            tally: Tally::default(),
+        }
+    }
+
+    /// Runs until the gate closes and everything in it is done.
     pub fn run(mut self) {
-        if let Some(core) = self.config.core
-            && !core_affinity::set_for_current(core_affinity::CoreId { id: core })
-        {
-            tracing::warn!(core, "the hot thread could not be pinned");
+        // However this thread ends, who waits for it hears of it.
+        let _closing = Closing(self.gate.clone());
+        self.gate.wake.adopt();
+        if let Some(core) = self.config.core {
+            pin(core);
+        }
+        for at in 0..self.core.places().len() {
+            let book = self.core.places()[at]
+                .take()
+                .expect("recovery gives every book");
+            self.open_lane(book);
         }
         self.disconnect_all();
         let spin = Duration::from_micros(self.config.spin_us);
@@ -52,7 +100,11 @@ impl Hot {
             }
             if did_work {
                 last_work = Instant::now();
+                self.publish();
+            } else if !self.flights.is_empty() {
+                std::hint::spin_loop();
             } else if is_stopping {
+                self.publish();
                 return;
             } else if last_work.elapsed() < spin {
                 std::hint::spin_loop();
@@ -62,71 +114,120 @@ impl Hot {
         }
     }
 
-    /// Nobody is connected after a start.
+    /// Nobody is connected after a start: open sessions end now, and the grace of those that had ended runs again.
     fn disconnect_all(&mut self) {
-        let open: Vec<SessionIx> = self
-            .core
-            .admission()
-            .open_sessions()
-            .map(|(ix, _)| ix)
+        let now_ns = (self.config.clock)().max(self.core.time_ns());
+        let admission = self.core.admission();
+        let open: Vec<SessionIx> = admission.open_sessions().map(|(ix, _)| ix).collect();
+        let owed: Vec<SessionIx> = admission
+            .orders()
+            .map(|order| order.session)
+            .filter(|ix| {
+                let session = admission.session(*ix);
+                session.is_some_and(|session| !session.open && session.cancel_on_disconnect)
+            })
             .collect();
-        for session in open {
-            drop(self.take(&Request::CloseSession(session)));
+        for session in owed {
+            self.timers.session_ended(session, now_ns + self.grace_ns());
         }
-        self.appender.flush();
+        for session in open {
+            while self.own_request(&Request::CloseSession(session)) == Err(NotTaken::Busy) {
+                self.appender.flush();
+                self.pump();
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    fn grace_ns(&self) -> u64 {
+        self.config.grace_ms * 1_000_000
+    }
+
+    fn publish(&self) {
+        let (sequence, trades) = (self.core.sequence().get(), self.core.trades());
+        self.tally.publish(&self.stats, sequence, trades);
     }
 
     fn park(&mut self) {
-        self.gate.is_parked.store(true, Ordering::SeqCst);
-        if self.gate.queue.is_empty() && !self.gate.is_stopping.load(Ordering::SeqCst) {
-            let next = [self.timers.next_ns(), self.core.next_expiry_ns()]
-                .into_iter()
-                .flatten()
-                .min();
-            let now_ns = (self.config.clock)();
-            let sleep = next.map_or(PARK, |at_ns| {
-                Duration::from_nanos(at_ns.saturating_sub(now_ns)).min(PARK)
-            });
-            std::thread::park_timeout(sleep);
-        }
-        self.gate.is_parked.store(false, Ordering::SeqCst);
+        self.tally.parks += 1;
+        self.publish();
+        let sleep = match self.next_ns() {
+            // After a failure nothing more is done in the name of time.
+            Some(at_ns) if !self.appender.is_failed() => {
+                Duration::from_nanos(at_ns.saturating_sub((self.config.clock)())).min(PARK)
+            }
+            _ => PARK,
+        };
+        let gate = &self.gate;
+        gate.wake.park(sleep, || {
+            !gate.queue.is_empty() || gate.is_stopping.load(Ordering::Acquire)
+        });
+    }
+
+    fn next_ns(&self) -> Option<u64> {
+        let expiries = self.lanes.iter().filter_map(|lane| lane.next_expiry_ns);
+        expiries.chain(self.timers.next_ns()).min()
     }
 
     /// One round; true when there was something to do.
     fn turn(&mut self) -> bool {
-        let mut did_work = self.on_time();
+        let mut did_work = self.pump() | self.on_time();
         for _ in 0..TURN_REQUESTS {
+            if self.flights.len() >= FLIGHTS_MAX {
+                break;
+            }
             let Some(job) = self.gate.queue.pop() else {
                 break;
             };
             did_work = true;
             match job {
                 Job::Request(request, reply) => self.serve(&request, reply),
-                Job::Inspect(read) => read(&self.core),
+                Job::Inspect(read) => self.show(read),
             }
+            self.pump();
         }
         did_work
     }
 
     fn serve(&mut self, request: &Request, reply: Reply) {
-        let outcome = self.take(request);
-        reply.send(outcome);
+        match self.admit(request) {
+            Ok(envelope) => self.launch(envelope, reply),
+            Err(no) => {
+                self.tally.not_taken += 1;
+                self.tally.busy += u64::from(no == NotTaken::Busy);
+                reply.send(Err(no));
+            }
+        }
     }
 
-    /// What time alone brings about.
+    /// A request in the platform's own name.
+    fn own_request(&mut self, request: &Request) -> Result<(), NotTaken> {
+        let envelope = self.admit(request)?;
+        self.launch(envelope, Reply::None);
+        Ok(())
+    }
+
+    /// What time alone brings about. What a busy moment refuses stays due.
     fn on_time(&mut self) -> bool {
         let now_ns = (self.config.clock)();
-        let mut did_work = false;
-        if self
-            .core
-            .next_expiry_ns()
-            .is_some_and(|at_ns| at_ns <= now_ns)
-        {
-            did_work |= self
-                .take(&Request::ExpireOrders(InstrumentIx::NONE))
-                .is_ok();
+        if self.next_ns().is_none_or(|at_ns| at_ns > now_ns) || self.appender.is_failed() {
+            return false;
         }
-        while let Some(session) = self.timers.take_due(now_ns) {
+        let mut did_work = false;
+        let is_due = |at_ns: Option<u64>| at_ns.is_some_and(|at_ns| at_ns <= now_ns);
+        if self.lanes.iter().any(|lane| is_due(lane.next_expiry_ns))
+            && self
+                .own_request(&Request::ExpireOrders(InstrumentIx::NONE))
+                .is_ok()
+        {
+            did_work = true;
+            // Known again when the engines have walked their books.
+            for lane in &mut self.lanes {
+                lane.next_expiry_ns = None;
+            }
+            self.pump();
+        }
+        while let Some(session) = self.timers.due(now_ns) {
             let request = Request::MassCancel(MassCancelRequest {
                 scope: MassScope::Session(session),
                 instrument: InstrumentIx::NONE,
@@ -137,13 +238,18 @@ impl Hot {
                 client_seq: 0,
                 key_hash: Id128::NONE,
             });
-            did_work |= self.take(&request).is_ok();
+            match self.own_request(&request) {
+                Err(NotTaken::Busy) => break,
+                outcome => did_work |= outcome.is_ok(),
+            }
+            self.timers.forget(session);
+            self.pump();
         }
         did_work
     }
 
-    /// Admits, sequences, journals, matches.
-    fn take(&mut self, request: &Request) -> Outcome {
+    /// Turns a request into the next command, or says why not. Changes nothing but what engines report meanwhile.
+    fn admit(&mut self, request: &Request) -> Result<Envelope, NotTaken> {
         if self.appender.is_failed() {
             return Err(NotTaken::JournalFailed);
         }
@@ -154,44 +260,156 @@ impl Hot {
             self.backlog.pending_trades.load(Ordering::Relaxed),
             self.backlog.pending_bytes.load(Ordering::Relaxed),
         );
-        let now_ns = (self.config.clock)().max(self.core.time_ns());
-        let command = match self.core.admission().admit(request, now_ns) {
-            Ok(command) => command,
-            // A refusal after login is journalled too, so that its numbered answer survives.
-            Err(reject) => self
-                .core
-                .admission()
-                .refusal(request, &reject)
-                .ok_or(NotTaken::Refused(reject))?,
+        for _ in 0..ROOM_TRIES {
+            let now_ns = (self.config.clock)().max(self.core.time_ns());
+            let admission = self.core.admission();
+            let command = match admission.admit(request, now_ns) {
+                Ok(command) => command,
+                // A refusal after login is journalled too, so that its numbered answer survives.
+                Err(reject) => admission
+                    .refusal(request, &reject)
+                    .ok_or(NotTaken::Refused(reject))?,
+            };
+            if self.has_room(&command) {
+                return Ok(Envelope {
+                    sequence: self.core.sequence().next(),
+                    time_ns: now_ns,
+                    command,
+                });
+            }
+            self.pump();
+        }
+        Err(NotTaken::Busy)
+    }
+
+    fn has_room(&self, command: &Command) -> bool {
+        match command.route() {
+            Route::Admission => true,
+            Route::Instrument(ix) => self.lanes.get(ix.index()).is_none_or(Lane::has_room),
+            Route::AllInstruments => self.lanes.iter().all(Lane::has_room),
+        }
+    }
+
+    /// Carries out the next command: admission at once, the books through their rings.
+    fn launch(&mut self, envelope: Envelope, reply: Reply) {
+        let new_book = self.core.begin(&envelope);
+        if let Some(book) = new_book {
+            self.core.places().push(None);
+            self.open_lane(book);
+        }
+        let named = match envelope.command.route() {
+            Route::Admission => 0..0,
+            Route::Instrument(ix) => ix.index()..ix.index() + 1,
+            Route::AllInstruments => 0..self.lanes.len(),
         };
-        let envelope = Envelope {
-            sequence: self.core.sequence().next(),
-            time_ns: now_ns,
-            command,
-        };
-        let events = self.core.apply(&envelope);
-        self.encoder.append(&mut self.appender, &envelope, events);
-        let record = Record {
-            command: envelope,
-            events: events.to_vec(),
-        };
+        self.flights.start(envelope, named.len(), reply);
+        self.tally.commands += 1;
+        self.tally.in_flight_max = self.tally.in_flight_max.max(self.flights.len() as u64);
+        for at in named {
+            // There is room; a slot may still be in the hand of an engine that has answered but not moved on.
+            while !self.lanes[at].push(&envelope) {
+                self.pump();
+                self.check_crew();
+            }
+            self.crew.ring(at);
+        }
         self.watch_sessions(&envelope);
-        Ok(record)
+    }
+
+    fn open_lane(&mut self, book: Box<engine::Book>) {
+        let (lane, engine) = connect(book, self.config.ring_capacity);
+        self.lanes.push(lane);
+        self.crew.add(engine);
+    }
+
+    /// Lets the hot thread's own engines work, takes all reports, lets complete commands land. True when there was anything.
+    fn pump(&mut self) -> bool {
+        let mut did_work = self.crew.step();
+        let (core, flights) = (&mut self.core, &mut self.flights);
+        for lane in &mut self.lanes {
+            did_work |= lane.drain(|report| match report {
+                Report::Event(event) => {
+                    core.event(event);
+                    flights.event(event);
+                }
+                Report::Quote(instrument, quote) => core.quote(*instrument, *quote),
+                Report::Done { sequence, .. } => flights.done(*sequence),
+                Report::Nothing => {}
+            });
+        }
+        while let Some((record, reply)) = self.flights.land() {
+            did_work = true;
+            self.tally.events += record.events.len() as u64;
+            self.encoder
+                .append(&mut self.appender, &record.command, &record.events);
+            reply.send(Ok(record));
+        }
+        if !did_work && !self.flights.is_empty() {
+            self.check_crew();
+        }
+        did_work
+    }
+
+    fn check_crew(&self) {
+        assert!(!self.crew.is_broken(), "an engine thread has ended");
+    }
+
+    /// Lets somebody look at the state between two commands: waits until nothing is under way and borrows the books for the look.
+    fn show(&mut self, read: Look) {
+        while !self.flights.is_empty() {
+            self.pump();
+        }
+        for at in 0..self.lanes.len() {
+            while !self.lanes[at].ask_for_book() {
+                self.crew.step();
+                self.check_crew();
+            }
+            self.crew.ring(at);
+        }
+        for at in 0..self.lanes.len() {
+            let book = loop {
+                if let Some(book) = self.lanes[at].borrow_book() {
+                    break book;
+                }
+                self.crew.step();
+                self.check_crew();
+                std::hint::spin_loop();
+            };
+            self.core.places()[at] = Some(book);
+        }
+        // A bug in what somebody wants to know must not stop the market: the look has no hand on the state.
+        let core = &self.core;
+        if catch_unwind(AssertUnwindSafe(|| read(core))).is_err() {
+            tracing::error!("a look at the books ended with a panic");
+        }
+        for (lane, place) in self.lanes.iter_mut().zip(self.core.places()) {
+            lane.return_book(place.take().expect("borrowed above"));
+        }
     }
 
     fn watch_sessions(&mut self, envelope: &Envelope) {
         match envelope.command {
-            Command::OpenSession(open) => self.timers.session_back(open.session),
+            Command::OpenSession(open) => self.timers.forget(open.session),
             Command::CloseSession(close) => {
                 let session = self.core.admission().session(close.session);
                 if session.is_some_and(|session| session.cancel_on_disconnect) {
-                    self.timers.session_ended(
-                        close.session,
-                        envelope.time_ns + self.config.grace_ms * 1_000_000,
-                    );
+                    let at_ns = envelope.time_ns + self.grace_ns();
+                    self.timers.session_ended(close.session, at_ns);
                 }
             }
             _ => {}
         }
+    }
+}
+
+/// Closes the gate when the hot thread ends, by its will or by a panic.
+struct Closing(Arc<Gate>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!("the hot thread ended with a panic; no more orders are taken");
+        }
+        self.0.close();
     }
 }

@@ -1,61 +1,266 @@
-//! The ring in front of one engine. Who polls it decides the layout: here the hot thread polls every ring in turn (`fused`).
+//! The rings around one engine: commands in, reports out. Who polls the engine decides the layout ([`crate::crew`]); the code is the same.
+//!
+//! An engine never waits and never refuses: what does not fit the ring of reports waits in a spill of its own, and while there is a spill the engine
+//! takes no further command. So one taker may meet any number of makers behind rings of any size, and neither side can lock the other up. The
+//! spill is bounded by the reports of [`BATCH`] commands, of which none closes more orders than are open.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use disruptor::{
     BusySpin, EventPoller, Polling, Producer, SingleConsumerBarrier, SingleProducer,
     SingleProducerBarrier, build_single_producer,
 };
-use engine::{Book, BookConfig, EventSink};
-use types::command::SetInstrument;
-use types::{Command, Envelope, InstrumentIx, InstrumentSpec, Sequence};
+use engine::{Book, EventSink};
+use types::{Envelope, EventEnvelope, InstrumentIx, Quote, Sequence};
 
-/// One instrument: ring and book.
+/// Commands an engine takes before it lets others have a turn.
+const BATCH: u64 = 64;
+
+/// What goes to an engine.
+#[derive(Clone, Copy)]
+enum Order {
+    Nothing,
+    Apply(Envelope),
+    /// Put the book into the loan and wait until it is back.
+    Lend,
+}
+
+/// What an engine reports.
+#[derive(Clone, Copy)]
+pub(crate) enum Report {
+    Nothing,
+    Event(EventEnvelope),
+    Quote(InstrumentIx, Quote),
+    /// Everything about that command has been said.
+    Done {
+        sequence: Sequence,
+        next_expiry_ns: Option<u64>,
+    },
+}
+
+type In = (
+    SingleProducer<Order, SingleConsumerBarrier>,
+    EventPoller<Order, SingleProducerBarrier>,
+);
+type Out = (
+    SingleProducer<Report, SingleConsumerBarrier>,
+    EventPoller<Report, SingleProducerBarrier>,
+);
+
+/// A book on its way between the engine that owns it and the hot thread that looks at it.
+#[derive(Default)]
+enum Loan {
+    #[default]
+    None,
+    Lent(Box<Book>),
+    Returned(Box<Book>),
+}
+
+type SharedLoan = Arc<Mutex<Loan>>;
+
+fn loan(shared: &SharedLoan) -> MutexGuard<'_, Loan> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The hot thread's end of the rings.
 pub(crate) struct Lane {
-    producer: SingleProducer<Envelope, SingleConsumerBarrier>,
-    poller: EventPoller<Envelope, SingleProducerBarrier>,
-    book: Book,
+    orders: SingleProducer<Order, SingleConsumerBarrier>,
+    reports: EventPoller<Report, SingleProducerBarrier>,
+    loan: SharedLoan,
+    /// Commands pushed whose `Done` has not come back.
+    in_flight: usize,
+    capacity: usize,
+    /// Earliest good-till-date in the book, as of the last `Done`.
+    pub next_expiry_ns: Option<u64>,
+}
+
+/// The engine's end of the rings, with the book.
+pub(crate) struct Engine {
+    orders: EventPoller<Order, SingleProducerBarrier>,
+    reports: SingleProducer<Report, SingleConsumerBarrier>,
+    /// `None` while it is lent.
+    book: Option<Box<Book>>,
+    spill: VecDeque<Report>,
+    loan: SharedLoan,
+}
+
+/// Makes the rings around a book. `capacity` is a power of two.
+pub(crate) fn connect(book: Box<Book>, capacity: usize) -> (Lane, Engine) {
+    let (orders_poller, builder) =
+        build_single_producer(capacity, || Order::Nothing, BusySpin).new_event_poller();
+    let (orders, orders_poller): In = (builder.build(), orders_poller);
+    let (reports_poller, builder) =
+        build_single_producer(capacity, || Report::Nothing, BusySpin).new_event_poller();
+    let (reports, reports_poller): Out = (builder.build(), reports_poller);
+    let loan = SharedLoan::default();
+    let lane = Lane {
+        orders,
+        reports: reports_poller,
+        loan: loan.clone(),
+        in_flight: 0,
+        capacity,
+        next_expiry_ns: book.next_expiry_ns(),
+    };
+    let engine = Engine {
+        orders: orders_poller,
+        reports,
+        book: Some(book),
+        spill: VecDeque::new(),
+        loan,
+    };
+    (lane, engine)
 }
 
 impl Lane {
-    pub fn new(spec: InstrumentSpec, ring_capacity: usize) -> Self {
-        let empty = move || Envelope {
-            sequence: Sequence(0),
-            time_ns: 0,
-            command: Command::SetInstrument(SetInstrument { spec }),
-        };
-        let (poller, builder) =
-            build_single_producer(ring_capacity, empty, BusySpin).new_event_poller();
-        Self {
-            producer: builder.build(),
-            poller,
-            book: Book::new(spec, BookConfig::default()),
-        }
+    /// False when as many commands are under way as the ring holds.
+    pub fn has_room(&self) -> bool {
+        self.in_flight < self.capacity
     }
 
-    pub fn book(&self) -> &Book {
-        &self.book
-    }
-
-    pub fn instrument(&self) -> InstrumentIx {
-        self.book.spec().ix
-    }
-
-    /// Puts a command into the ring; false when it is full.
+    /// Puts a command into the ring; false when its slot is not free yet.
     #[must_use]
     pub fn push(&mut self, envelope: &Envelope) -> bool {
-        self.producer.try_publish(|slot| *slot = *envelope).is_ok()
+        let order = Order::Apply(*envelope);
+        let is_pushed = self.orders.try_publish(|slot| *slot = order).is_ok();
+        self.in_flight += usize::from(is_pushed);
+        is_pushed
     }
 
-    /// Takes what is in the ring through the book.
-    pub fn drain(&mut self, sink: &mut impl EventSink) {
-        loop {
-            match self.poller.poll() {
-                Ok(mut envelopes) => {
-                    for envelope in &mut envelopes {
-                        self.book.apply(envelope, sink);
+    /// Takes the reports that are there; true when there were any.
+    pub fn drain(&mut self, mut each: impl FnMut(&Report)) -> bool {
+        match self.reports.poll() {
+            Ok(mut reports) => {
+                for report in &mut reports {
+                    if let Report::Done { next_expiry_ns, .. } = report {
+                        self.in_flight -= 1;
+                        self.next_expiry_ns = *next_expiry_ns;
                     }
+                    each(report);
                 }
-                Err(Polling::NoEvents | Polling::Shutdown) => return,
+                true
+            }
+            Err(Polling::NoEvents | Polling::Shutdown) => false,
+        }
+    }
+
+    /// Asks for the book; nothing is under way then. False when the slot is not free yet.
+    #[must_use]
+    pub fn ask_for_book(&mut self) -> bool {
+        assert_eq!(self.in_flight, 0, "a book is lent between two commands");
+        self.orders.try_publish(|slot| *slot = Order::Lend).is_ok()
+    }
+
+    /// The book, once the engine has put it down.
+    pub fn borrow_book(&mut self) -> Option<Box<Book>> {
+        let mut loan = loan(&self.loan);
+        match std::mem::take(&mut *loan) {
+            Loan::Lent(book) => Some(book),
+            other => {
+                *loan = other;
+                None
             }
         }
+    }
+
+    pub fn return_book(&mut self, book: Box<Book>) {
+        *loan(&self.loan) = Loan::Returned(book);
+    }
+}
+
+impl Engine {
+    /// Takes some commands through the book; true when there was anything to do.
+    pub fn step(&mut self) -> bool {
+        let has_flushed = self.flush();
+        if !self.spill.is_empty() {
+            return has_flushed;
+        }
+        let Some(book) = self.book.as_mut() else {
+            return self.take_back();
+        };
+        let mut is_lending = false;
+        let did_work = match self.orders.take(BATCH) {
+            Ok(mut orders) => {
+                for order in &mut orders {
+                    assert!(!is_lending, "nothing is sent behind a loan");
+                    match order {
+                        Order::Apply(envelope) => {
+                            let mut out = Outlet {
+                                reports: &mut self.reports,
+                                spill: &mut self.spill,
+                            };
+                            book.apply(envelope, &mut out);
+                            out.put(Report::Done {
+                                sequence: envelope.sequence,
+                                next_expiry_ns: book.next_expiry_ns(),
+                            });
+                        }
+                        Order::Lend => is_lending = true,
+                        Order::Nothing => {}
+                    }
+                }
+                true
+            }
+            Err(Polling::NoEvents | Polling::Shutdown) => false,
+        };
+        if is_lending && let Some(book) = self.book.take() {
+            *loan(&self.loan) = Loan::Lent(book);
+        }
+        did_work || has_flushed
+    }
+
+    /// True when the engine has something to do, or waits for its book.
+    pub fn has_work(&self) -> bool {
+        !self.spill.is_empty() || self.book.is_none() || self.orders.has_available()
+    }
+
+    fn take_back(&mut self) -> bool {
+        let mut loan = loan(&self.loan);
+        match std::mem::take(&mut *loan) {
+            Loan::Returned(book) => {
+                self.book = Some(book);
+                true
+            }
+            other => {
+                *loan = other;
+                false
+            }
+        }
+    }
+
+    fn flush(&mut self) -> bool {
+        let mut did_work = false;
+        while let Some(report) = self.spill.front().copied() {
+            if self.reports.try_publish(|slot| *slot = report).is_err() {
+                break;
+            }
+            self.spill.pop_front();
+            did_work = true;
+        }
+        did_work
+    }
+}
+
+/// Where a book's events go.
+struct Outlet<'a> {
+    reports: &'a mut SingleProducer<Report, SingleConsumerBarrier>,
+    spill: &'a mut VecDeque<Report>,
+}
+
+impl Outlet<'_> {
+    fn put(&mut self, report: Report) {
+        if !self.spill.is_empty() || self.reports.try_publish(|slot| *slot = report).is_err() {
+            self.spill.push_back(report);
+        }
+    }
+}
+
+impl EventSink for Outlet<'_> {
+    fn event(&mut self, event: &EventEnvelope) {
+        self.put(Report::Event(*event));
+    }
+
+    fn quote(&mut self, instrument: InstrumentIx, quote: Quote) {
+        self.put(Report::Quote(instrument, quote));
     }
 }

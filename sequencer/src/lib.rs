@@ -3,7 +3,9 @@
 //!
 //! - [`core`]: admission and books as one pure machine over sequenced commands; what recovery, replay and the hot thread share.
 //! - [`port`]: how requests get in and answers out; from any thread, never blocking.
-//! - [`hot`]: the hot thread (layout `fused`: one thread polls queue, admission, rings and engines).
+//! - `hot`: the hot thread: queue, admission, sequence, rings, journal, answers. `flight`: commands between their rings. `timers`: what time owes.
+//! - `lane`, `crew`: the rings around each engine, and who polls it: the hot thread (`fused`), one thread (`shared`) or one each (`pinned`).
+//! - [`stats`]: counters to be read from outside.
 //! - [`reader`]: complete records behind the commit position, for settlement, history and sessions.
 //! - [`recover`]: from the journal to the books, comparing every event on the way.
 //!
@@ -13,17 +15,21 @@
 pub mod backlog;
 pub mod config;
 pub mod core;
+mod crew;
+mod flight;
 pub mod handle;
-pub mod hot;
+mod hot;
 mod lane;
 pub mod port;
 pub mod reader;
 pub mod record;
 pub mod recover;
+pub mod stats;
 mod timers;
+mod wake;
 
 pub use backlog::Backlog;
-pub use config::{Clock, Config};
+pub use config::{Clock, Config, Layout};
 pub use core::Core;
 pub use handle::{Commit, SequencerHandle};
 pub use journal::JournalFailed;
@@ -31,3 +37,4 @@ pub use port::{NotTaken, Outcome, Port, Reply};
 pub use reader::{ReadError, Reader};
 pub use record::Record;
 pub use recover::{StartError, replay};
+pub use stats::Stats;

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::Thread;
 
 use admission::{Reject, Request};
 use crossbeam::queue::ArrayQueue;
@@ -10,6 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::core::Core;
 use crate::record::Record;
+use crate::wake::Wake;
 
 /// Why a request is not in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,24 +51,57 @@ impl Reply {
     }
 }
 
+/// Somebody's look at the state.
+pub(crate) type Look = Box<dyn FnOnce(&Core) + Send>;
+
 pub(crate) enum Job {
     Request(Request, Reply),
-    Inspect(Box<dyn FnOnce(&Core) + Send>),
+    Inspect(Look),
 }
 
 /// What ports and the hot thread share.
 pub(crate) struct Gate {
     pub queue: ArrayQueue<Job>,
-    pub is_parked: AtomicBool,
+    pub wake: Wake,
+    /// Nothing new is taken; what waits is done.
     pub is_stopping: AtomicBool,
     pub is_failed: AtomicBool,
+    /// The hot thread is gone.
+    is_closed: AtomicBool,
+}
+
+impl Gate {
+    pub fn new(capacity: usize) -> Self {
+        Self {
+            queue: ArrayQueue::new(capacity),
+            wake: Wake::default(),
+            is_stopping: AtomicBool::new(false),
+            is_failed: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
+        }
+    }
+
+    /// The hot thread's last word: what still waits, or slips in, is answered that nobody is here.
+    pub fn close(&self) {
+        self.is_stopping.store(true, Ordering::SeqCst);
+        self.is_closed.store(true, Ordering::SeqCst);
+        self.turn_away();
+    }
+
+    fn turn_away(&self) {
+        while let Some(job) = self.queue.pop() {
+            // A look is answered by being dropped.
+            if let Job::Request(_, reply) = job {
+                reply.send(Err(NotTaken::Stopping));
+            }
+        }
+    }
 }
 
 /// Hands requests to the hot thread. Cheap to clone; requests given by one thread keep their order.
 #[derive(Clone)]
 pub struct Port {
     pub(crate) gate: Arc<Gate>,
-    pub(crate) thread: Thread,
 }
 
 impl Port {
@@ -102,6 +135,12 @@ impl Port {
         rx.await.map_err(|_| NotTaken::Stopping)
     }
 
+    /// False once the node has stopped, its hot thread has ended or its journal has failed: no more requests are taken.
+    pub fn is_open(&self) -> bool {
+        !self.gate.is_stopping.load(Ordering::Acquire)
+            && !self.gate.is_failed.load(Ordering::Acquire)
+    }
+
     fn push(&self, job: Job) -> Result<(), NotTaken> {
         if self.gate.is_stopping.load(Ordering::Acquire) {
             return Err(NotTaken::Stopping);
@@ -110,8 +149,10 @@ impl Port {
             return Err(NotTaken::JournalFailed);
         }
         self.gate.queue.push(job).map_err(|_| NotTaken::Busy)?;
-        if self.gate.is_parked.swap(false, Ordering::SeqCst) {
-            self.thread.unpark();
+        self.gate.wake.ring();
+        // The hot thread may have emptied the queue for the last time before this job came in.
+        if self.gate.is_closed.load(Ordering::SeqCst) {
+            self.gate.turn_away();
         }
         Ok(())
     }

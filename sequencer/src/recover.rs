@@ -99,7 +99,7 @@ pub(crate) fn open(
 /// [`StartError`]: the journal is damaged or says something else than the books now do.
 pub fn replay(dir: &Path, until: Option<Sequence>) -> Result<Core, StartError> {
     let storage = FileStorage::new(dir, true).map_err(JournalError::Io)?;
-    let mut replay = Replay::new(Core::new(AdmissionConfig::default(), 1_024), until);
+    let mut replay = Replay::new(Core::new(AdmissionConfig::default()), until);
     Journal::open(Arc::new(storage), journal::Config::default(), |frame| {
         replay.frame(frame)
     })?

@@ -11,11 +11,12 @@ pub(crate) struct Timers {
 
 impl Timers {
     pub fn session_ended(&mut self, session: SessionIx, at_ns: u64) {
-        self.session_back(session);
+        self.forget(session);
         self.due.push((at_ns, session));
     }
 
-    pub fn session_back(&mut self, session: SessionIx) {
+    /// The session is back, or what was owed has been done.
+    pub fn forget(&mut self, session: SessionIx) {
         self.due.retain(|(_, other)| *other != session);
     }
 
@@ -23,9 +24,11 @@ impl Timers {
         self.due.iter().map(|(at_ns, _)| *at_ns).min()
     }
 
-    /// Takes one session whose time has come.
-    pub fn take_due(&mut self, now_ns: u64) -> Option<SessionIx> {
-        let at = self.due.iter().position(|(at_ns, _)| *at_ns <= now_ns)?;
-        Some(self.due.swap_remove(at).1)
+    /// A session whose time has come. It stays due until it is forgotten: a busy moment must not lose its cancel.
+    pub fn due(&self, now_ns: u64) -> Option<SessionIx> {
+        self.due
+            .iter()
+            .find(|(at_ns, _)| *at_ns <= now_ns)
+            .map(|(_, session)| *session)
     }
 }

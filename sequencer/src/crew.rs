@@ -1,0 +1,183 @@
+//! Who polls the engines: the hot thread itself (`fused`), one thread for all (`shared`), or one for each (`pinned`).
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::config::{Config, Layout};
+use crate::lane::Engine;
+use crate::wake::Wake;
+
+/// Longest sleep of an engine thread without work.
+const PARK: Duration = Duration::from_millis(500);
+
+/// The engines and the threads that poll them.
+pub(crate) struct Crew {
+    layout: Layout,
+    /// Polled by the hot thread.
+    own: Vec<Engine>,
+    threads: Vec<Hand>,
+    /// Core of the first engine thread, if threads are pinned.
+    core_first: Option<usize>,
+    spin: Duration,
+    /// A thread ended with a panic: its books are gone.
+    is_broken: Arc<AtomicBool>,
+}
+
+/// One engine thread.
+struct Hand {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    wake: Wake,
+    /// Engines on their way to the thread.
+    arriving: Mutex<Vec<Engine>>,
+    has_arriving: AtomicBool,
+    is_stopping: AtomicBool,
+}
+
+impl Crew {
+    pub fn new(config: &Config) -> Self {
+        Self {
+            layout: config.layout,
+            own: Vec::new(),
+            threads: Vec::new(),
+            core_first: config.core.map(|core| core + 1),
+            spin: Duration::from_micros(config.spin_us),
+            is_broken: Arc::default(),
+        }
+    }
+
+    /// Takes an engine on. Lane `n` is the `n`th engine added.
+    pub fn add(&mut self, engine: Engine) {
+        let is_new_thread = match self.layout {
+            Layout::Fused => {
+                self.own.push(engine);
+                return;
+            }
+            Layout::Shared => self.threads.is_empty(),
+            Layout::Pinned => true,
+        };
+        if is_new_thread {
+            self.threads.push(self.hire());
+        }
+        let hand = self.threads.last().expect("hired above or before");
+        hand.shared.arriving().push(engine);
+        hand.shared.has_arriving.store(true, Ordering::Release);
+        hand.shared.wake.ring();
+    }
+
+    fn hire(&self) -> Hand {
+        let shared = Arc::new(Shared::default());
+        let number = self.threads.len();
+        let core = self.core_first.map(|first| first + number);
+        let (seen, spin, is_broken) = (shared.clone(), self.spin, self.is_broken.clone());
+        let thread = std::thread::Builder::new()
+            .name(format!("engine-{number}"))
+            .spawn(move || {
+                let _guard = Guard(is_broken);
+                run(&seen, core, spin);
+            })
+            .expect("the operating system gives a thread to an instrument");
+        Hand {
+            shared,
+            thread: Some(thread),
+        }
+    }
+
+    /// Polls the hot thread's own engines; true when one had work.
+    pub fn step(&mut self) -> bool {
+        let mut did_work = false;
+        for engine in &mut self.own {
+            did_work |= engine.step();
+        }
+        did_work
+    }
+
+    /// Makes sure that the engine of lane `lane` is awake.
+    pub fn ring(&self, lane: usize) {
+        match self.layout {
+            Layout::Fused => {}
+            Layout::Shared => self.threads[0].shared.wake.ring(),
+            Layout::Pinned => self.threads[lane].shared.wake.ring(),
+        }
+    }
+
+    pub fn is_broken(&self) -> bool {
+        self.is_broken.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        for hand in &self.threads {
+            hand.shared.is_stopping.store(true, Ordering::Release);
+            hand.shared.wake.ring();
+        }
+        for hand in &mut self.threads {
+            // A panic has been reported by the thread's guard.
+            if let Some(thread) = hand.thread.take() {
+                drop(thread.join());
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn arriving(&self) -> std::sync::MutexGuard<'_, Vec<Engine>> {
+        self.arriving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Guard(Arc<AtomicBool>);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!("an engine thread ended with a panic; no more orders are taken");
+            self.0.store(true, Ordering::Release);
+        }
+    }
+}
+
+fn run(shared: &Shared, core: Option<usize>, spin: Duration) {
+    shared.wake.adopt();
+    if let Some(core) = core {
+        pin(core);
+    }
+    let mut engines: Vec<Engine> = Vec::new();
+    let mut last_work = Instant::now();
+    loop {
+        if shared.has_arriving.swap(false, Ordering::Acquire) {
+            engines.append(&mut shared.arriving());
+        }
+        let mut did_work = false;
+        for engine in &mut engines {
+            did_work |= engine.step();
+        }
+        if did_work {
+            last_work = Instant::now();
+        } else if shared.is_stopping.load(Ordering::Acquire) {
+            return;
+        } else if last_work.elapsed() < spin || engines.iter().any(Engine::has_work) {
+            std::hint::spin_loop();
+        } else {
+            shared.wake.park(PARK, || {
+                engines.iter().any(Engine::has_work)
+                    || shared.has_arriving.load(Ordering::Acquire)
+                    || shared.is_stopping.load(Ordering::Acquire)
+            });
+        }
+    }
+}
+
+/// Pins the calling thread; says so when it cannot.
+pub(crate) fn pin(core: usize) {
+    if !core_affinity::set_for_current(core_affinity::CoreId { id: core }) {
+        tracing::warn!(core, "the thread could not be pinned");
+    }
+}

@@ -1,0 +1,160 @@
+//! A small market for tests: one or more instruments, two funded users, a clock held by the test, a disk that can lose power.
+#![allow(dead_code)] // each test file uses its part
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use admission::{FundRequest, NewRequest, Request, SessionRequest};
+use journal::fault::MemoryStorage;
+use sequencer::{Backlog, Config, Port, Record, SequencerHandle};
+use types::{
+    AssetIx, Command, Event, FeeRate, Id128, InstrumentId, InstrumentIx, InstrumentParams,
+    InstrumentSpec, Lots, Minor, OrderType, Phase, PoolKind, SessionIx, Side, StpMode, Ticks,
+    TimeInForce, UserId, UserIx,
+};
+
+pub const START_NS: u64 = 1_700_000_000_000_000_000;
+/// Far longer than anything here takes: its end means that somebody hangs.
+pub const HANG: Duration = Duration::from_secs(15);
+
+/// Time that stands still until the test moves it.
+#[derive(Clone)]
+pub struct Time(Arc<AtomicU64>);
+
+impl Time {
+    pub fn new() -> Self {
+        Self(Arc::new(AtomicU64::new(START_NS)))
+    }
+
+    pub fn advance_ms(&self, ms: u64) {
+        self.0.fetch_add(ms * 1_000_000, Ordering::SeqCst);
+    }
+}
+
+pub fn config(time: &Time) -> Config {
+    let mut config = Config::new(std::path::Path::new("unused"));
+    let time = time.0.clone();
+    config.clock = Arc::new(move || time.load(Ordering::SeqCst));
+    config.segment_bytes = 256 << 10;
+    config.spin_us = 20;
+    config
+}
+
+pub fn start(config: Config, storage: &Arc<MemoryStorage>) -> SequencerHandle {
+    SequencerHandle::start_on(
+        config,
+        Arc::new(Backlog::default()),
+        Arc::new(storage.clone()),
+    )
+    .expect("starts")
+}
+
+pub struct Desk {
+    pub port: Port,
+    pub users: [UserIx; 2],
+    pub instruments: Vec<InstrumentIx>,
+}
+
+pub async fn done(port: &Port, request: Request) -> Record {
+    tokio::time::timeout(HANG, port.call(request))
+        .await
+        .expect("answered")
+        .expect("taken")
+}
+
+pub async fn open_desk(port: Port, instruments: usize) -> Desk {
+    let mut desk = Desk {
+        port: port.clone(),
+        users: [UserIx::NONE; 2],
+        instruments: Vec::new(),
+    };
+    for at in 0..instruments {
+        let spec = InstrumentSpec::new(&InstrumentParams {
+            ix: InstrumentIx::NONE,
+            id: InstrumentId::new(&format!("BOND-{at}")).expect("id"),
+            decimals: 0,
+            tick_size: "0.01".parse().expect("number"),
+            lot_size: "1".parse().expect("number"),
+            fee_rate: FeeRate::TRADING,
+            band_low: Ticks(1),
+            band_high: Ticks(10_000_000),
+            collar_ppm: 50_000,
+            phase: Phase::Open,
+        })
+        .expect("spec");
+        match done(&port, Request::SetInstrument(spec))
+            .await
+            .command
+            .command
+        {
+            Command::SetInstrument(set) => desk.instruments.push(set.spec.ix),
+            other => panic!("{other:?}"),
+        }
+    }
+    for (at, name) in ["alice", "bob"].into_iter().enumerate() {
+        let bind = Request::BindUser(UserId::new(name).expect("id"));
+        desk.users[at] = match done(&port, bind).await.command.command {
+            Command::BindUser(bind) => bind.user,
+            other => panic!("{other:?}"),
+        };
+        let assets = desk.instruments.iter().map(|ix| AssetIx::units(*ix));
+        for (number, asset) in std::iter::once(AssetIx::MONEY).chain(assets).enumerate() {
+            let fund = FundRequest {
+                hold_id: Id128::from_u128(1 + at as u128 * 1_000 + number as u128),
+                kind: PoolKind::Trading,
+                user: desk.users[at],
+                asset,
+                amount_minor: Minor(100_000_000_000),
+                funding_seq: 1,
+            };
+            done(&port, Request::Fund(fund)).await;
+        }
+    }
+    desk
+}
+
+impl Desk {
+    pub fn order(&self, user: usize, side: Side, price: i64, quantity: u64) -> NewRequest {
+        NewRequest {
+            instrument: self.instruments[0],
+            user: self.users[user],
+            session: SessionIx::NONE,
+            client_seq: 0,
+            client_order_id: 0,
+            stp_group: None,
+            stp: StpMode::CancelNewest,
+            side,
+            order_type: OrderType::Limit,
+            time_in_force: TimeInForce::Gtc,
+            post_only: false,
+            expire_at_ns: 0,
+            price: Some(Ticks(price)),
+            quantity: Lots(quantity),
+            pool: None,
+            limit_checked: true,
+            key_hash: Id128::NONE,
+        }
+    }
+
+    pub async fn session(&self, key: u128, user: usize) -> SessionIx {
+        let open = Request::OpenSession(SessionRequest {
+            key: Id128::from_u128(key),
+            user: self.users[user],
+            stp_group: None,
+            cancel_on_disconnect: true,
+        });
+        match done(&self.port, open).await.command.command {
+            Command::OpenSession(open) => open.session,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+pub fn trades(record: &Record) -> usize {
+    record
+        .events
+        .iter()
+        .filter(|event| matches!(event.event, Event::Trade(_)))
+        .count()
+}

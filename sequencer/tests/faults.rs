@@ -1,0 +1,277 @@
+//! Nobody hangs, nothing that time owes is forgotten: full disks, races with the stop, bugs in a reader's closure, restarts within a grace.
+
+mod desk;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use admission::Request;
+use desk::{HANG, Time, config, done, open_desk, start};
+use journal::fault::MemoryStorage;
+use sequencer::{NotTaken, Reply, SequencerHandle};
+use types::{CancelReason, Event, Lots, Sequence, Side, TimeInForce};
+
+/// Waits for the record that cancels with `reason`.
+async fn cancelled(handle: &SequencerHandle, after: Sequence, reason: CancelReason) {
+    let mut reader = handle.reader(after);
+    let found = async {
+        loop {
+            let record = reader.next().await.expect("record");
+            if record.events.iter().any(|event| {
+                matches!(event.event, Event::Cancelled(cancelled) if cancelled.reason == reason)
+            }) {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(HANG, found).await.expect("cancelled");
+}
+
+// A crash within the grace of a session must not leave its orders in the book for ever.
+#[tokio::test]
+async fn the_grace_of_a_session_runs_on_after_a_restart() {
+    let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
+    let handle = start(config(&time), &storage);
+    let desk = open_desk(handle.port(), 1).await;
+    let session = desk.session(7, 0).await;
+    let mut order = desk.order(0, Side::Buy, 10_000, 5);
+    (order.session, order.client_seq) = (session, 1);
+    done(&desk.port, Request::New(order)).await;
+    let closed = done(&desk.port, Request::CloseSession(session)).await;
+    handle
+        .commit()
+        .wait(closed.command.sequence)
+        .await
+        .expect("durable");
+    drop(handle);
+
+    storage.crash(1);
+    let handle = start(config(&time), &storage);
+    // Its grace begins when the node is back, which it is once it answers.
+    let back = handle.port().inspect(|core| core.sequence()).await;
+    assert_eq!(back, Ok(closed.command.sequence));
+    time.advance_ms(60_000);
+    cancelled(
+        &handle,
+        closed.command.sequence,
+        CancelReason::CancelOnDisconnect,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_resumed_session_keeps_its_orders() {
+    let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
+    let handle = start(config(&time), &storage);
+    let desk = open_desk(handle.port(), 1).await;
+    let session = desk.session(7, 0).await;
+    let mut order = desk.order(0, Side::Buy, 10_000, 5);
+    (order.session, order.client_seq) = (session, 1);
+    done(&desk.port, Request::New(order)).await;
+    done(&desk.port, Request::CloseSession(session)).await;
+    time.advance_ms(9_000);
+    assert_eq!(desk.session(7, 0).await, session);
+    time.advance_ms(60_000);
+    // Whatever time owed has been done once a later request is answered.
+    done(&desk.port, Request::New(desk.order(0, Side::Buy, 9_999, 5))).await;
+    let resting = desk
+        .port
+        .inspect(|core| core.books().map(|book| book.resting()).sum::<u32>());
+    assert_eq!(resting.await, Ok(2));
+}
+
+#[tokio::test]
+async fn an_order_with_a_date_ends_in_a_quiet_market() {
+    let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
+    let handle = start(config(&time), &storage);
+    let desk = open_desk(handle.port(), 2).await;
+    let mut order = desk.order(0, Side::Buy, 10_000, 5);
+    order.time_in_force = TimeInForce::Gtd;
+    order.expire_at_ns = desk::START_NS + 5_000_000_000;
+    let placed = done(&desk.port, Request::New(order)).await;
+    time.advance_ms(5_000);
+    cancelled(&handle, placed.command.sequence, CancelReason::Expired).await;
+}
+
+// Every request handed over before, while or after the node stops gets an answer.
+#[test]
+fn a_request_that_races_with_the_stop_is_answered() {
+    for round in 0..200 {
+        let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
+        let handle = start(config(&time), &storage);
+        let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
+        let callers: Vec<_> = (0..2)
+            .map(|_| {
+                let (port, tx) = (handle.port(), tx.clone());
+                std::thread::spawn(move || {
+                    let mut taken = 0;
+                    loop {
+                        let reply = Reply::Channel {
+                            tx: tx.clone(),
+                            tag: taken,
+                        };
+                        let request = Request::CloseSession(types::SessionIx(9));
+                        match port.submit(request, reply) {
+                            Ok(()) => taken += 1,
+                            Err(NotTaken::Busy) => std::thread::yield_now(),
+                            Err(_) => return taken,
+                        }
+                    }
+                })
+            })
+            .collect();
+        for _ in 0..round * 50 {
+            std::hint::spin_loop();
+        }
+        let port = handle.port();
+        handle.stop();
+        let expected: u64 = callers
+            .into_iter()
+            .map(|caller| caller.join().expect("joins"))
+            .sum();
+        drop(tx);
+        let mut answers = 0;
+        while rx.try_recv().is_ok() {
+            answers += 1;
+        }
+        assert_eq!(answers, expected, "round {round}");
+        assert_eq!(
+            port.submit(Request::CloseSession(types::SessionIx(9)), Reply::None),
+            Err(NotTaken::Stopping)
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_bug_in_a_closure_that_looks_does_not_stop_the_market() {
+    let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
+    let handle = start(config(&time), &storage);
+    let desk = open_desk(handle.port(), 1).await;
+    let looked = desk.port.inspect(|_| -> u32 { panic!("on purpose") });
+    assert!(
+        tokio::time::timeout(HANG, looked)
+            .await
+            .expect("answered")
+            .is_err()
+    );
+    done(
+        &desk.port,
+        Request::New(desk.order(0, Side::Buy, 10_000, 5)),
+    )
+    .await;
+}
+
+// The disk is behind when the grace ends: the cancel that is owed waits, it is not dropped.
+#[tokio::test]
+async fn what_time_owes_waits_for_a_slow_disk() {
+    let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
+    let mut config = config(&time);
+    config.pending_bytes_max = 4 << 10;
+    let handle = start(config, &storage);
+    let desk = open_desk(handle.port(), 1).await;
+    let session = desk.session(7, 0).await;
+    let mut order = desk.order(0, Side::Buy, 10_000, 5);
+    (order.session, order.client_seq) = (session, 1);
+    done(&desk.port, Request::New(order)).await;
+    let closed = done(&desk.port, Request::CloseSession(session)).await;
+    let after = closed.command.sequence;
+    handle.commit().wait(after).await.expect("durable");
+    storage.stall(true);
+    let busy = async |first: i64| {
+        for price in first..first + 1_000 {
+            let order = desk.order(1, Side::Buy, price, 1);
+            match desk.port.call(Request::New(order)).await {
+                Ok(_) => {}
+                Err(NotTaken::Busy) => return,
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+        panic!("past the bound requests are refused BUSY");
+    };
+    busy(1).await;
+    time.advance_ms(60_000);
+    // The hot thread has looked at its timers before it refuses these.
+    busy(2_000).await;
+    busy(2_000).await;
+    storage.stall(false);
+    cancelled(&handle, after, CancelReason::CancelOnDisconnect).await;
+}
+
+#[tokio::test]
+async fn a_request_more_than_the_queue_holds_is_busy() {
+    let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
+    let mut config = config(&time);
+    config.queue_capacity = 4;
+    let handle = start(config, &storage);
+    let desk = open_desk(handle.port(), 1).await;
+    let (hold_tx, hold_rx) = std::sync::mpsc::channel::<()>();
+    let (at_work_tx, at_work_rx) = tokio::sync::oneshot::channel();
+    let port = desk.port.clone();
+    let looking = tokio::spawn(async move {
+        let look = port.inspect(move |_| {
+            at_work_tx.send(()).expect("somebody waits");
+            hold_rx.recv().expect("released");
+        });
+        look.await
+    });
+    at_work_rx.await.expect("the hot thread is held");
+    let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
+    for tag in 0..4 {
+        let order = Request::New(desk.order(0, Side::Buy, 10_000, 1));
+        desk.port
+            .submit(
+                order,
+                Reply::Channel {
+                    tx: tx.clone(),
+                    tag,
+                },
+            )
+            .expect("within the bound");
+    }
+    let order = Request::New(desk.order(0, Side::Buy, 10_000, 1));
+    assert_eq!(desk.port.submit(order, Reply::None), Err(NotTaken::Busy));
+    hold_tx.send(()).expect("released");
+    looking.await.expect("joins").expect("looked");
+    for tag in 0..4 {
+        let (got, outcome) = tokio::time::timeout(HANG, rx.recv())
+            .await
+            .expect("answered")
+            .expect("open");
+        assert_eq!((got, outcome.is_ok()), (tag, true));
+    }
+}
+
+#[tokio::test]
+async fn a_failed_journal_refuses_and_the_idle_thread_still_answers() {
+    let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
+    let handle = start(config(&time), &storage);
+    let desk = open_desk(handle.port(), 1).await;
+    let mut order = desk.order(0, Side::Buy, 10_000, 5);
+    order.time_in_force = TimeInForce::Gtd;
+    order.expire_at_ns = desk::START_NS + 5_000_000_000;
+    let placed = done(&desk.port, Request::New(order)).await;
+    handle
+        .commit()
+        .wait(placed.command.sequence)
+        .await
+        .expect("durable");
+    storage.is_full.store(true, Ordering::SeqCst);
+    let mut order = desk.order(0, Side::Buy, 10_000, 5);
+    order.quantity = Lots(6);
+    let lost = done(&desk.port, Request::New(order)).await;
+    handle
+        .commit()
+        .wait(lost.command.sequence)
+        .await
+        .expect_err("not durable");
+    time.advance_ms(60_000);
+    assert_eq!(
+        tokio::time::timeout(HANG, desk.port.call(Request::New(order)))
+            .await
+            .expect("answered"),
+        Err(NotTaken::JournalFailed)
+    );
+    // What is in memory can still be looked at; nothing was done in the name of time.
+    let sequence = desk.port.inspect(|core| core.sequence()).await;
+    assert_eq!(sequence, Ok(lost.command.sequence));
+}

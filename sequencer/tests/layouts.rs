@@ -1,0 +1,253 @@
+//! One code path, three layouts: the same requests give the same journal and the same state, whoever polls the engines.
+
+mod desk;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use admission::{CancelRequest, MassCancelRequest, NewRequest, OrderRef, Request};
+use desk::{Desk, HANG, Time, config, done, open_desk, start, trades};
+use journal::fault::MemoryStorage;
+use sequencer::{Backlog, Config, Layout, Record, Reply, SequencerHandle};
+use types::command::MassScope;
+use types::{
+    CancelReason, Event, Handle, Id128, InstrumentIx, Sequence, SessionIx, Side, TimeInForce,
+    UserIx,
+};
+
+const LAYOUTS: [Layout; 3] = [Layout::Fused, Layout::Shared, Layout::Pinned];
+
+fn with(layout: Layout, ring_capacity: usize) -> Config {
+    let mut config = config(&Time::new());
+    config.layout = layout;
+    config.ring_capacity = ring_capacity;
+    config
+}
+
+/// A seeded stream of numbers.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        (z ^ (z >> 27)) % bound
+    }
+}
+
+fn request(desk: &Desk, random: &mut Random) -> Request {
+    let user = usize::try_from(random.below(2)).expect("small");
+    let instrument = desk.instruments[random.below(desk.instruments.len() as u64) as usize];
+    match random.below(20) {
+        0 => Request::MassCancel(MassCancelRequest {
+            scope: MassScope::User(desk.users[user]),
+            instrument: if random.below(2) == 0 {
+                InstrumentIx::NONE
+            } else {
+                instrument
+            },
+            side: None,
+            reason: CancelReason::MassCancel,
+            user: UserIx::NONE,
+            session: SessionIx::NONE,
+            client_seq: 0,
+            key_hash: Id128::NONE,
+        }),
+        1..=4 => Request::Cancel(CancelRequest {
+            // Some name open orders, some closed ones, some nobody.
+            order: OrderRef::Handle(Handle {
+                slot: u32::try_from(random.below(60)).expect("small"),
+                generation: 1,
+            }),
+            user: UserIx::NONE,
+            session: SessionIx::NONE,
+            client_seq: 0,
+            reason: CancelReason::UserRequest,
+            key_hash: Id128::NONE,
+        }),
+        kind => {
+            let side = if random.below(2) == 0 {
+                Side::Buy
+            } else {
+                Side::Sell
+            };
+            let price = 10_000 + i64::try_from(random.below(30)).expect("small");
+            let order = desk.order(user, side, price, random.below(9) + 1);
+            Request::New(NewRequest {
+                instrument,
+                time_in_force: if kind == 5 {
+                    TimeInForce::Ioc
+                } else {
+                    TimeInForce::Gtc
+                },
+                ..order
+            })
+        }
+    }
+}
+
+/// Plays seeded requests one after another; gives what was answered and the state hash.
+async fn play(layout: Layout, seed: u64) -> (Vec<Record>, u64) {
+    let storage = Arc::new(MemoryStorage::default());
+    let handle = start(with(layout, 16), &storage);
+    let desk = open_desk(handle.port(), 3).await;
+    let mut random = Random(seed);
+    let mut records = Vec::new();
+    for _ in 0..1_500 {
+        // Refusals leave no trace and must be the same ones: keep only what was taken.
+        if let Ok(record) = desk.port.call(request(&desk, &mut random)).await {
+            records.push(record);
+        }
+    }
+    let hash = desk
+        .port
+        .inspect(|core| core.state_hash())
+        .await
+        .expect("looked");
+    handle.stop();
+    (records, hash)
+}
+
+// rows: R180
+#[tokio::test]
+async fn r180_every_layout_gives_the_same_trades_ids_and_state() {
+    for seed in 0..3 {
+        let (records, hash) = play(Layout::Fused, seed).await;
+        assert!(
+            records.iter().map(trades).sum::<usize>() > 200,
+            "the flow trades"
+        );
+        for layout in [Layout::Shared, Layout::Pinned] {
+            let (other, other_hash) = play(layout, seed).await;
+            assert_eq!(other, records, "{layout:?}");
+            assert_eq!(other_hash, hash, "{layout:?}");
+        }
+    }
+}
+
+// Requests pour in without waiting: engines and admission run apart, and the journal must still replay to the state that was live.
+// rows: R174 R180
+#[tokio::test]
+async fn r174_r180_a_flood_in_any_layout_replays_to_the_live_state() {
+    for layout in LAYOUTS {
+        let storage = Arc::new(MemoryStorage::default());
+        let handle = start(with(layout, 16), &storage);
+        let desk = open_desk(handle.port(), 3).await;
+        let mut random = Random(99);
+        let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
+        let count = 6_000;
+        for tag in 0..count {
+            let reply = Reply::Channel {
+                tx: tx.clone(),
+                tag,
+            };
+            desk.port
+                .submit(request(&desk, &mut random), reply)
+                .expect("the queue holds them");
+        }
+        let mut last = Sequence::ZERO;
+        for expected in 0..count {
+            let (_, outcome) = tokio::time::timeout(HANG, rx.recv())
+                .await
+                .expect("answered")
+                .expect("open");
+            if let Ok(record) = outcome {
+                assert!(
+                    record.command.sequence > last,
+                    "{layout:?}: answers come in sequence"
+                );
+                last = record.command.sequence;
+            }
+            assert!(expected < count);
+        }
+        let live = desk.port.inspect(|core| {
+            core.books().for_each(engine::Book::check_invariants);
+            core.admission().check_invariants();
+            core.state_hash()
+        });
+        let live = live.await.expect("looked");
+        handle.commit().wait(last).await.expect("durable");
+        assert!(handle.stats().trades.load(Ordering::Relaxed) > 200);
+        drop(handle);
+        // Power loss, then another layout takes over.
+        storage.crash(5);
+        let again = start(with(Layout::Fused, 1_024), &storage);
+        assert_eq!(again.recovered(), last, "{layout:?}");
+        let replayed = again
+            .port()
+            .inspect(|core| core.state_hash())
+            .await
+            .expect("looked");
+        assert_eq!(replayed, live, "{layout:?}: same priorities, same money");
+    }
+}
+
+// `design.md` 3: a ring of 1,024 and far more makers than it holds; neither side waits for the other.
+#[tokio::test]
+async fn one_taker_against_many_makers_never_locks_up() {
+    for (layout, makers) in [
+        (Layout::Fused, 100_000),
+        (Layout::Shared, 5_000),
+        (Layout::Pinned, 5_000),
+    ] {
+        let storage = Arc::new(MemoryStorage::default());
+        let handle = SequencerHandle::start_on(
+            with(layout, 1_024),
+            Arc::new(Backlog::default()),
+            Arc::new(storage.clone()),
+        )
+        .expect("starts");
+        let desk = open_desk(handle.port(), 1).await;
+        let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
+        let mut resting = 0;
+        for first in (0..makers).step_by(5_000) {
+            for tag in first..first + 5_000 {
+                let order = Request::New(desk.order(0, Side::Sell, 100, 1));
+                let tx = tx.clone();
+                desk.port
+                    .submit(order, Reply::Channel { tx, tag })
+                    .expect("the queue holds them");
+            }
+            for _ in 0..5_000 {
+                // With an engine behind some may be BUSY; what was taken rests.
+                let answer = tokio::time::timeout(HANG, rx.recv()).await;
+                let (_, outcome) = answer.expect("answered").expect("open");
+                resting += u64::from(outcome.is_ok());
+            }
+        }
+        assert!(resting > 1_024, "{layout:?}: {resting}");
+        let sweep = done(
+            &desk.port,
+            Request::New(desk.order(1, Side::Buy, 100, resting)),
+        )
+        .await;
+        assert_eq!(trades(&sweep) as u64, resting, "{layout:?}");
+        // The unit is larger than a segment, and durable all the same.
+        handle
+            .commit()
+            .wait(sweep.command.sequence)
+            .await
+            .expect("durable");
+        // And back: everything that rests leaves by one command.
+        for _ in 0..100 {
+            done(&desk.port, Request::New(desk.order(0, Side::Sell, 100, 1))).await;
+        }
+        let all = MassCancelRequest {
+            scope: MassScope::All,
+            instrument: InstrumentIx::NONE,
+            side: None,
+            reason: CancelReason::Operator,
+            user: UserIx::NONE,
+            session: SessionIx::NONE,
+            client_seq: 0,
+            key_hash: Id128::NONE,
+        };
+        let all = done(&desk.port, Request::MassCancel(all)).await;
+        let cancelled = all
+            .events
+            .iter()
+            .filter(|event| matches!(event.event, Event::Cancelled(_)));
+        assert_eq!(cancelled.count(), 100);
+    }
+}
