@@ -1,0 +1,161 @@
+//! `SandboxBankService`: what a person does outside the platform.
+
+use std::sync::Arc;
+
+use payments::{Rub, intent::PaymentStatus};
+use proto::{
+    common::v1 as common,
+    convert::{money_minor, to_money, to_timestamp_us},
+    sandbox::v1::{self as wire, sandbox_bank_service_server::SandboxBankService},
+};
+use rpc::{
+    page::{self, Key},
+    status::{failed_precondition, internal, invalid_argument, not_found},
+};
+use tonic::{Request, Response, Status};
+
+use super::{
+    desk::{Desk, Fault, Refusal, Transfer},
+    repo,
+};
+
+/// The RPC shell.
+pub struct Api(pub Arc<Desk>);
+
+#[tonic::async_trait]
+impl SandboxBankService for Api {
+    async fn pay(
+        &self,
+        request: Request<wire::PayRequest>,
+    ) -> Result<Response<wire::PayResponse>, Status> {
+        let ask = request.into_inner();
+        let context = rpc::context::write(ask.context)?;
+        let amount = match &ask.amount {
+            Some(amount) => Some(Rub::from_kopecks(
+                money_minor(Some(amount))
+                    .map_err(|error| invalid_argument("amount", error.to_string()))?,
+            )),
+            None => None,
+        };
+        let outcome = match common::PaymentStatus::try_from(ask.outcome) {
+            Ok(common::PaymentStatus::Unspecified | common::PaymentStatus::Success) => {
+                PaymentStatus::Success
+            }
+            Ok(common::PaymentStatus::Pending) => PaymentStatus::Pending,
+            Ok(common::PaymentStatus::Failed) => PaymentStatus::Failed,
+            Ok(common::PaymentStatus::Expired) => PaymentStatus::Expired,
+            Ok(common::PaymentStatus::Refunded) | Err(_) => {
+                return Err(invalid_argument("outcome", "is not what a payment ends in"));
+            }
+        };
+        let key = &context.idempotency_key;
+        let paid = self
+            .0
+            .pay(ask.qr_payload.trim(), amount, outcome, key)
+            .await;
+        let (transaction_id, status) = paid.map_err(refused)?;
+        Ok(Response::new(wire::PayResponse {
+            transaction_id,
+            status: to_status(status),
+        }))
+    }
+
+    async fn set_fault(
+        &self,
+        request: Request<wire::SetFaultRequest>,
+    ) -> Result<Response<wire::SetFaultResponse>, Status> {
+        let ask = request.into_inner();
+        rpc::context::write(ask.context)?;
+        let fault = match wire::BankFault::try_from(ask.fault) {
+            Ok(wire::BankFault::None) => None,
+            Ok(wire::BankFault::RefuseTransfer) => Some(Fault::RefuseTransfer),
+            Ok(wire::BankFault::HoldTransfer) => Some(Fault::HoldTransfer),
+            Ok(wire::BankFault::Unavailable) => Some(Fault::Unavailable),
+            Ok(wire::BankFault::WebhookTwice) => Some(Fault::WebhookTwice),
+            Ok(wire::BankFault::WebhookForged) => Some(Fault::WebhookForged),
+            Ok(wire::BankFault::WebhookAmount) => Some(Fault::WebhookAmount),
+            Ok(wire::BankFault::WebhookLost) => Some(Fault::WebhookLost),
+            Ok(wire::BankFault::Unspecified) | Err(_) => {
+                return Err(invalid_argument("fault", "is required; NONE clears"));
+            }
+        };
+        let for_transfers = matches!(
+            fault,
+            None | Some(Fault::RefuseTransfer | Fault::HoldTransfer)
+        );
+        if !ask.account.is_empty() && !for_transfers {
+            return Err(invalid_argument("account", "applies to transfers only"));
+        }
+        self.0
+            .set_fault(&ask.account, fault)
+            .await
+            .map_err(refused)?;
+        Ok(Response::new(wire::SetFaultResponse { fault: ask.fault }))
+    }
+
+    async fn get_bank_balance(
+        &self,
+        request: Request<wire::GetBankBalanceRequest>,
+    ) -> Result<Response<wire::GetBankBalanceResponse>, Status> {
+        rpc::context::read(request.into_inner().context);
+        let balance = repo::balance(self.0.db.read(), &self.0.config.account_number).await;
+        let balance = balance.map_err(|error| internal(&error))?;
+        Ok(Response::new(wire::GetBankBalanceResponse {
+            balance: Some(to_money(balance.kopecks())),
+        }))
+    }
+
+    async fn list_transfers(
+        &self,
+        request: Request<wire::ListTransfersRequest>,
+    ) -> Result<Response<wire::ListTransfersResponse>, Status> {
+        let ask = request.into_inner();
+        rpc::context::read(ask.context);
+        let page = page::parse(ask.pagination, page::filter_hash(&[]))?;
+        let (created_at_us, id) = page.bound();
+        let rows = repo::list_transfers(self.0.db.read(), created_at_us, id, page.rows_limit());
+        let mut rows = rows.await.map_err(|error| internal(&error))?;
+        let pagination = page.finish(&mut rows, |transfer| Key {
+            created_us: transfer.created_at_us,
+            id: transfer.transfer_id.clone(),
+        });
+        Ok(Response::new(wire::ListTransfersResponse {
+            transfers: rows.iter().map(to_transfer).collect(),
+            pagination: Some(pagination),
+        }))
+    }
+}
+
+fn to_transfer(transfer: &Transfer) -> wire::BankTransfer {
+    wire::BankTransfer {
+        transfer_id: transfer.transfer_id.clone(),
+        recipient_account: transfer.recipient_account.clone(),
+        amount: Some(to_money(transfer.amount.kopecks())),
+        status: to_status(transfer.status),
+        purpose: transfer.purpose.clone(),
+        created_at: Some(to_timestamp_us(transfer.created_at_us)),
+    }
+}
+
+fn to_status(status: PaymentStatus) -> i32 {
+    let status = match status {
+        PaymentStatus::Pending => common::PaymentStatus::Pending,
+        PaymentStatus::Success => common::PaymentStatus::Success,
+        PaymentStatus::Failed => common::PaymentStatus::Failed,
+        PaymentStatus::Expired => common::PaymentStatus::Expired,
+        PaymentStatus::Refunded => common::PaymentStatus::Refunded,
+    };
+    status as i32
+}
+
+fn refused(refusal: Refusal) -> Status {
+    match refusal {
+        Refusal::Bad(body) if body.code == "INVALID_CODE" => {
+            invalid_argument("qr_payload", body.message)
+        }
+        Refusal::Bad(body) => failed_precondition(&body.code, body.message),
+        Refusal::NotFound => not_found("PAYMENT_CODE_NOT_FOUND", "Payment code not found"),
+        Refusal::Store(error) => internal(&error),
+        Refusal::Sql(error) => internal(&error),
+    }
+}

@@ -1,0 +1,505 @@
+//! What the bank does with money: makes codes, takes payments, takes and clears transfers. Each act is one transaction with the webhook
+//! that tells of it.
+//!
+//! A transfer is taken (PENDING), then cleared: executed, refused with an error register, or kept back by a fault. The balance moves when
+//! it is executed; what is taken and not executed is reserved.
+
+use std::{fmt, str::FromStr};
+
+use events::Sqlite;
+use payments::{
+    Rub, clock,
+    intent::PaymentStatus,
+    rail::{
+        account,
+        messages::{
+            Balance, CreateQr, ErrorBody, ExpectTransfer, Notice, PaymentReport, QrCreated,
+            RegisterEntry, Status, TransferExpected, TransferOrder, TransferReport, time_text,
+        },
+        purpose_code,
+        sbp_link::{LinkKind, SbpLink},
+    },
+};
+use rand::Rng;
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+use super::{BankConfig, repo};
+
+/// Longest life of a code: 90 days.
+const LIFE_SECONDS_MAX: u32 = 90 * 86_400;
+
+/// A code a payer can pay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Code {
+    pub payment_id: String,
+    /// The link, or the purpose code of a bank transfer.
+    pub payload: String,
+    pub amount: Rub,
+    pub purpose: String,
+    pub status: PaymentStatus,
+    /// What was really paid.
+    pub paid: Option<Rub>,
+    pub transaction_id: Option<String>,
+    pub created_at_us: i64,
+    pub expires_at_us: i64,
+}
+
+/// A transfer from the platform's account.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    pub transfer_id: String,
+    pub request_id: String,
+    pub recipient_account: String,
+    pub amount: Rub,
+    pub purpose: String,
+    pub status: PaymentStatus,
+    pub error_code: String,
+    pub error_message: String,
+    pub created_at_us: i64,
+}
+
+impl Transfer {
+    pub fn report(&self) -> TransferReport {
+        let error = RegisterEntry {
+            code: self.error_code.clone(),
+            message: self.error_message.clone(),
+        };
+        TransferReport {
+            transfer_id: self.transfer_id.clone(),
+            request_id: self.request_id.clone(),
+            status: wire_status(self.status),
+            amount: self.amount.into(),
+            error_register: if error.code.is_empty() {
+                Vec::new()
+            } else {
+                vec![error]
+            },
+        }
+    }
+}
+
+/// A button for what banks do wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    RefuseTransfer,
+    HoldTransfer,
+    Unavailable,
+    WebhookTwice,
+    WebhookForged,
+    WebhookAmount,
+    WebhookLost,
+}
+
+impl Fault {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Fault::RefuseTransfer => "REFUSE_TRANSFER",
+            Fault::HoldTransfer => "HOLD_TRANSFER",
+            Fault::Unavailable => "UNAVAILABLE",
+            Fault::WebhookTwice => "WEBHOOK_TWICE",
+            Fault::WebhookForged => "WEBHOOK_FORGED",
+            Fault::WebhookAmount => "WEBHOOK_AMOUNT",
+            Fault::WebhookLost => "WEBHOOK_LOST",
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Why the bank does not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    #[error("{}", .0.message)]
+    Bad(ErrorBody),
+    #[error("not found")]
+    NotFound,
+    #[error(transparent)]
+    Store(#[from] events::Error),
+    #[error(transparent)]
+    Sql(#[from] sqlx::Error),
+}
+
+pub fn bad(code: &str, message: impl Into<String>) -> Refusal {
+    Refusal::Bad(ErrorBody {
+        code: code.to_owned(),
+        message: message.into(),
+    })
+}
+
+/// The bank.
+pub struct Desk {
+    pub config: BankConfig,
+    pub db: Sqlite,
+    pub health: rpc::Health,
+    /// Wakes the clearing.
+    pub taken: Notify,
+    /// Wakes the postman.
+    pub written: Notify,
+}
+
+impl Desk {
+    pub async fn open(config: BankConfig, db: Sqlite) -> Result<Desk, super::Error> {
+        let balance = Rub::from_kopecks(config.initial_balance_kopecks);
+        let mut tx = db.write().await?;
+        repo::open_account_in_tx(&mut tx, &config.account_number, balance).await?;
+        tx.commit().await?;
+        Ok(Desk {
+            config,
+            db,
+            health: rpc::Health::new("sandbox"),
+            taken: Notify::new(),
+            written: Notify::new(),
+        })
+    }
+
+    /// createQR.
+    pub async fn create_qr(&self, ask: CreateQr) -> Result<QrCreated, Refusal> {
+        let amount: Rub = ask.amount.into();
+        let link = SbpLink::new(
+            &code_id(),
+            LinkKind::Dynamic,
+            &self.config.member_id,
+            Some(amount),
+        )
+        .map_err(|error| bad("INVALID_REQUEST", error.to_string()))?
+        .to_string();
+        let code = self
+            .make_code(ask.payment_id, link, amount, ask.purpose, ask.life_seconds)
+            .await?;
+        Ok(QrCreated {
+            qr_payload: code.payload.clone(),
+            payment_url: code.payload,
+            expires_at: time_text(code.expires_at_us),
+        })
+    }
+
+    /// Announces a transfer from another bank.
+    pub async fn expect_transfer(&self, ask: ExpectTransfer) -> Result<TransferExpected, Refusal> {
+        let amount = ask.amount.rub().filter(|amount| amount.is_positive());
+        let amount = amount.ok_or_else(|| bad("INVALID_AMOUNT", "amount is not roubles"))?;
+        if purpose_code::payment_id(&ask.purpose_code) != Some(ask.payment_id.as_str()) {
+            return Err(bad("INVALID_REQUEST", "purpose code names another payment"));
+        }
+        let code = self
+            .make_code(
+                ask.payment_id,
+                ask.purpose_code,
+                amount,
+                "Bank transfer".into(),
+                ask.life_seconds,
+            )
+            .await?;
+        Ok(TransferExpected {
+            expires_at: time_text(code.expires_at_us),
+        })
+    }
+
+    /// Idempotent by payment id: the first code stays.
+    async fn make_code(
+        &self,
+        payment_id: String,
+        payload: String,
+        amount: Rub,
+        purpose: String,
+        life_seconds: u32,
+    ) -> Result<Code, Refusal> {
+        if payment_id.is_empty() || payment_id.len() > 64 {
+            return Err(bad("INVALID_REQUEST", "paymentId has 1 to 64 characters"));
+        }
+        if life_seconds == 0 || life_seconds > LIFE_SECONDS_MAX {
+            return Err(bad("INVALID_REQUEST", "life is 1 second to 90 days"));
+        }
+        let mut tx = self.db.write().await?;
+        if let Some(code) = repo::code_of(&mut *tx, &payment_id).await? {
+            if code.amount != amount {
+                return Err(bad("PAYMENT_ID_REUSED", "paymentId has another amount"));
+            }
+            return Ok(code);
+        }
+        let now_us = clock::now_us();
+        let code = Code {
+            payment_id,
+            payload,
+            amount,
+            purpose,
+            status: PaymentStatus::Pending,
+            paid: None,
+            transaction_id: None,
+            created_at_us: now_us,
+            expires_at_us: now_us + i64::from(life_seconds) * 1_000_000,
+        };
+        repo::save_code_in_tx(&mut tx, &code).await?;
+        tx.commit().await?;
+        Ok(code)
+    }
+
+    /// getPaymentStatus.
+    pub async fn payment_status(&self, payment_id: &str) -> Result<PaymentReport, Refusal> {
+        let code = repo::code_of(self.db.read(), payment_id)
+            .await?
+            .ok_or(Refusal::NotFound)?;
+        let mut status = code.status;
+        if status == PaymentStatus::Pending && clock::now_us() >= code.expires_at_us {
+            status = PaymentStatus::Expired;
+        }
+        Ok(PaymentReport {
+            payment_id: code.payment_id.clone(),
+            status: wire_status(status),
+            amount: self.told_amount(&code).await?.into(),
+            transaction_id: code.transaction_id,
+        })
+    }
+
+    /// What the bank says was paid; a kopeck more while it is told to lie.
+    async fn told_amount(&self, code: &Code) -> Result<Rub, Refusal> {
+        let amount = code.paid.unwrap_or(code.amount);
+        let lies = repo::has_fault(self.db.read(), Fault::WebhookAmount, "").await?;
+        let kopeck = Rub::from_kopecks(i64::from(lies));
+        Ok(amount.plus(kopeck).unwrap_or(amount))
+    }
+
+    /// getBalance.
+    pub async fn balance(&self, account_number: &str) -> Result<Balance, Refusal> {
+        if account_number != self.config.account_number {
+            return Err(Refusal::NotFound);
+        }
+        let balance = repo::balance(self.db.read(), account_number).await?;
+        Ok(Balance {
+            account_number: account_number.to_owned(),
+            balance: balance.into(),
+        })
+    }
+
+    /// initiateTransfer: idempotent by request id. A refusal is a transfer too, with its error register.
+    pub async fn take_order(&self, order: TransferOrder) -> Result<Transfer, Refusal> {
+        let amount = order.amount.rub().filter(|amount| amount.is_positive());
+        let amount = amount.ok_or_else(|| bad("INVALID_AMOUNT", "amount is not roubles"))?;
+        if order.account_number != self.config.account_number {
+            return Err(bad("UNKNOWN_ACCOUNT", "account is not the caller's"));
+        }
+        if order.request_id.is_empty() || order.request_id.len() > 128 {
+            return Err(bad("INVALID_REQUEST", "requestId has 1 to 128 characters"));
+        }
+        let mut tx = self.db.write().await?;
+        if let Some(known) = repo::transfer_of_request(&mut *tx, &order.request_id).await? {
+            if known.amount != amount || known.recipient_account != order.recipient_account {
+                return Err(bad("REQUEST_ID_REUSED", "requestId is of another transfer"));
+            }
+            return Ok(known);
+        }
+        let now_us = clock::now_us();
+        let mut transfer = Transfer {
+            transfer_id: Uuid::now_v7().to_string(),
+            request_id: order.request_id,
+            recipient_account: order.recipient_account,
+            amount,
+            purpose: order.purpose,
+            status: PaymentStatus::Pending,
+            error_code: String::new(),
+            error_message: String::new(),
+            created_at_us: now_us,
+        };
+        let refusal = self.examine(&mut tx, &transfer).await?;
+        if let Some((code, message)) = refusal {
+            transfer.status = PaymentStatus::Failed;
+            transfer.error_code = code.to_owned();
+            transfer.error_message = message;
+        }
+        repo::save_transfer_in_tx(&mut tx, &transfer).await?;
+        tx.commit().await?;
+        self.taken.notify_one();
+        Ok(transfer)
+    }
+
+    /// What can be seen at once: the recipient's account and the money.
+    async fn examine(
+        &self,
+        tx: &mut events::Tx,
+        transfer: &Transfer,
+    ) -> Result<Option<(&'static str, String)>, Refusal> {
+        let account = account::check(&transfer.recipient_account);
+        let lenient = !self.config.control_key_check;
+        match account {
+            Err(account::AccountError::ControlKey) if lenient => {}
+            Err(error) => return Ok(Some(("INVALID_RECIPIENT_ACCOUNT", error.to_string()))),
+            Ok(()) => {}
+        }
+        let balance = repo::balance(&mut **tx, &self.config.account_number).await?;
+        let reserved = repo::reserved(&mut **tx).await?;
+        let free = balance.minus(reserved).unwrap_or(Rub::ZERO);
+        if transfer.amount > free {
+            return Ok(Some(("INSUFFICIENT_FUNDS", format!("{free} RUB are free"))));
+        }
+        Ok(None)
+    }
+
+    /// getTransferStatus.
+    pub async fn transfer(&self, transfer_id: &str) -> Result<Transfer, Refusal> {
+        let found = repo::transfer_of(self.db.read(), transfer_id).await?;
+        found.ok_or(Refusal::NotFound)
+    }
+
+    /// Executes or refuses what was taken, as far as no fault holds it.
+    pub async fn clear_transfers(&self) -> Result<(), Refusal> {
+        for open in repo::open_transfers(self.db.read()).await? {
+            let account = open.recipient_account.as_str();
+            if repo::has_fault(self.db.read(), Fault::HoldTransfer, account).await? {
+                continue;
+            }
+            let refuse = repo::has_fault(self.db.read(), Fault::RefuseTransfer, account).await?;
+            let mut tx = self.db.write().await?;
+            let mut transfer = open.clone();
+            if refuse {
+                transfer.status = PaymentStatus::Failed;
+                transfer.error_code = "RECIPIENT_ACCOUNT_CLOSED".into();
+                transfer.error_message = "Recipient's bank has returned the transfer".into();
+            } else {
+                transfer.status = PaymentStatus::Success;
+                let debit = Rub::from_kopecks(-transfer.amount.kopecks());
+                repo::move_money_in_tx(&mut tx, &self.config.account_number, debit).await?;
+            }
+            repo::save_transfer_in_tx(&mut tx, &transfer).await?;
+            let now_us = clock::now_us();
+            let notice = Notice::Transfer {
+                report: transfer.report(),
+                occurred_at: time_text(now_us),
+            };
+            let webhook_id = format!("transfer-{}", transfer.transfer_id);
+            queue(&mut tx, &webhook_id, &notice, now_us).await?;
+            tx.commit().await?;
+            self.written.notify_one();
+        }
+        Ok(())
+    }
+
+    /// The payer pays a code. Idempotent by key.
+    pub async fn pay(
+        &self,
+        text: &str,
+        amount: Option<Rub>,
+        outcome: PaymentStatus,
+        key: &str,
+    ) -> Result<(String, PaymentStatus), Refusal> {
+        let payload = payload_of(text)?;
+        let tells_wrong_amount = repo::has_fault(self.db.read(), Fault::WebhookAmount, "").await?;
+        let mut tx = self.db.write().await?;
+        if let Some(paid) = repo::pay_of(&mut *tx, key).await? {
+            return Ok(paid);
+        }
+        let found = repo::code_by_payload(&mut *tx, &payload).await?;
+        let mut code = found.ok_or(Refusal::NotFound)?;
+        let now_us = clock::now_us();
+        if code.status == PaymentStatus::Success {
+            return Err(bad("ALREADY_PAID", "Payment code is already paid"));
+        }
+        if now_us >= code.expires_at_us {
+            return Err(bad("EXPIRED", "Payment code has expired"));
+        }
+        let paid = amount.unwrap_or(code.amount);
+        let transaction_id = Uuid::now_v7().to_string();
+        code.status = outcome;
+        code.paid = Some(paid);
+        code.transaction_id = Some(transaction_id.clone());
+        if outcome == PaymentStatus::Success {
+            repo::move_money_in_tx(&mut tx, &self.config.account_number, paid).await?;
+        }
+        repo::save_code_in_tx(&mut tx, &code).await?;
+        repo::note_pay_in_tx(&mut tx, key, &transaction_id, outcome).await?;
+        if outcome != PaymentStatus::Pending {
+            let kopeck = Rub::from_kopecks(i64::from(tells_wrong_amount));
+            let notice = Notice::Payment {
+                payment_id: code.payment_id.clone(),
+                status: wire_status(outcome),
+                amount: paid.plus(kopeck).unwrap_or(paid).into(),
+                transaction_id: Some(transaction_id.clone()),
+                occurred_at: time_text(now_us),
+            };
+            queue(
+                &mut tx,
+                &format!("payment-{transaction_id}"),
+                &notice,
+                now_us,
+            )
+            .await?;
+        }
+        tx.commit().await?;
+        self.written.notify_one();
+        Ok((transaction_id, outcome))
+    }
+
+    pub async fn set_fault(&self, account: &str, fault: Option<Fault>) -> Result<(), Refusal> {
+        let mut tx = self.db.write().await?;
+        repo::set_fault_in_tx(&mut tx, account, fault).await?;
+        tx.commit().await?;
+        self.taken.notify_one();
+        self.written.notify_one();
+        Ok(())
+    }
+}
+
+async fn queue(
+    tx: &mut events::Tx,
+    webhook_id: &str,
+    notice: &Notice,
+    now_us: i64,
+) -> Result<(), Refusal> {
+    let body = serde_json::to_vec(notice).expect("a notice has a JSON form");
+    repo::queue_webhook_in_tx(tx, webhook_id, &body, now_us).await?;
+    Ok(())
+}
+
+/// The stored payload behind what a payer holds in his hand: a link, requisites as QR payload, or the purpose code alone.
+fn payload_of(text: &str) -> Result<String, Refusal> {
+    if let Some((payment_id, _)) = purpose_code::read(text) {
+        return Ok(purpose_code::code(&payment_id));
+    }
+    if let Some(payment_id) = purpose_code::payment_id(text) {
+        return Ok(purpose_code::code(payment_id));
+    }
+    let link = SbpLink::parse(text).map_err(|error| bad("INVALID_CODE", error.to_string()))?;
+    Ok(link.to_string())
+}
+
+/// A fresh identifier of a dynamic code: `AD` and 30 letters and digits.
+fn code_id() -> String {
+    const ALPHABET: &[u8; 36] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    let mut random = rand::rng();
+    let mut id = String::from("AD");
+    for _ in 0..30 {
+        id.push(ALPHABET[random.random_range(0..ALPHABET.len())] as char);
+    }
+    id
+}
+
+fn wire_status(status: PaymentStatus) -> Status {
+    match status {
+        PaymentStatus::Pending => Status::Pending,
+        PaymentStatus::Success | PaymentStatus::Refunded => Status::Success,
+        PaymentStatus::Failed => Status::Failed,
+        PaymentStatus::Expired => Status::Expired,
+    }
+}
+
+impl FromStr for Fault {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Fault, ()> {
+        [
+            Fault::RefuseTransfer,
+            Fault::HoldTransfer,
+            Fault::Unavailable,
+            Fault::WebhookTwice,
+            Fault::WebhookForged,
+            Fault::WebhookAmount,
+            Fault::WebhookLost,
+        ]
+        .into_iter()
+        .find(|fault| fault.as_str() == text)
+        .ok_or(())
+    }
+}

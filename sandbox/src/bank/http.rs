@@ -1,0 +1,218 @@
+//! The bank's contract over plain HTTP and JSON (`payments::rail::messages`). Every request but `/health` must carry the gateway's
+//! signature over its method, path, time and body (R021); an unsigned or altered one is answered 401 and does nothing.
+
+use std::{future::IntoFuture, sync::Arc, time::Duration};
+
+use axum::{
+    Json, Router,
+    body::{Body, Bytes, to_bytes},
+    extract::{Path, Request, State},
+    http::{HeaderMap, StatusCode},
+    middleware::{Next, from_fn_with_state},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use payments::{
+    clock,
+    intent::PaymentStatus,
+    rail::{
+        messages::ErrorBody,
+        request_signature::{
+            self, KEY_ID_HEADER, SIGNATURE_HEADER, SignatureError, Signed, TIMESTAMP_HEADER,
+        },
+    },
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    desk::{Desk, Fault, Refusal},
+    repo,
+};
+
+/// Largest request, in bytes.
+const BODY_BYTES_MAX: usize = 64 * 1024;
+/// How long running requests may go on at shutdown, in milliseconds.
+const DRAIN_MS_MAX: u64 = 2_000;
+
+/// The counter: the desk behind a window that knows the gateway's key.
+#[derive(Clone)]
+pub struct Counter {
+    pub desk: Arc<Desk>,
+    pub gateway_key: Arc<[u8]>,
+}
+
+pub async fn serve(listener: TcpListener, counter: Counter, shutdown: CancellationToken) {
+    let contract = Router::new()
+        .route("/sbp/v1/qr", post(create_qr))
+        .route("/sbp/v1/payments/{payment_id}", get(payment_status))
+        .route("/sbp/v1/balance", get(sbp_balance))
+        .route("/bank/v1/incoming", post(expect_transfer))
+        .route("/bank/v1/transfers", post(initiate_transfer))
+        .route("/bank/v1/transfers/{transfer_id}", get(transfer_status))
+        .route("/bank/v1/accounts/{account_number}/balance", get(balance))
+        .layer(from_fn_with_state(counter.clone(), check))
+        .with_state(counter);
+    let app = Router::new()
+        .route("/health", get(async || Json(json!({ "status": "ok" }))))
+        .merge(contract);
+    let stopping = shutdown.clone();
+    let served = axum::serve(listener, app)
+        .with_graceful_shutdown(async move { stopping.cancelled().await })
+        .into_future();
+    let drained = async {
+        shutdown.cancelled().await;
+        tokio::time::sleep(Duration::from_millis(DRAIN_MS_MAX)).await;
+    };
+    tokio::select! {
+        result = served => if let Err(error) = result {
+            tracing::error!(%error, "bank has stopped listening");
+        },
+        () = drained => {}
+    }
+}
+
+/// Fault button first (a bank that is down checks nothing), then the signature over the raw body.
+async fn check(State(counter): State<Counter>, request: Request, next: Next) -> Response {
+    match repo::has_fault(counter.desk.db.read(), Fault::Unavailable, "").await {
+        Ok(false) => {}
+        Ok(true) => return error(StatusCode::SERVICE_UNAVAILABLE, "UNAVAILABLE", "come again"),
+        Err(failure) => return Failed(failure.into()).into_response(),
+    }
+    let (parts, body) = request.into_parts();
+    let Ok(body) = to_bytes(body, BODY_BYTES_MAX).await else {
+        return error(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "TOO_LARGE",
+            "body is too long",
+        );
+    };
+    let path = parts.uri.path_and_query().map_or("", |path| path.as_str());
+    let verdict = verify(
+        &counter.gateway_key,
+        &parts.headers,
+        parts.method.as_str(),
+        path,
+        &body,
+    );
+    if let Err(refusal) = verdict {
+        tracing::warn!(path, %refusal, "unsigned request to the bank");
+        return error(StatusCode::UNAUTHORIZED, "SIGNATURE", &refusal.to_string());
+    }
+    next.run(Request::from_parts(parts, Body::from(body))).await
+}
+
+fn verify(
+    gateway_key: &[u8],
+    headers: &HeaderMap,
+    method: &str,
+    path: &str,
+    body: &[u8],
+) -> Result<(), SignatureError> {
+    let header = |name| {
+        headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .ok_or(SignatureError::Missing)
+    };
+    let signed = Signed {
+        key_id: header(KEY_ID_HEADER)?,
+        timestamp: header(TIMESTAMP_HEADER)?,
+        signature: header(SIGNATURE_HEADER)?,
+    };
+    let now_s = clock::now_us() / 1_000_000;
+    request_signature::verify(gateway_key, signed, method, path, body, now_s)
+}
+
+async fn create_qr(State(counter): State<Counter>, body: Bytes) -> Result<Response, Failed> {
+    answer(counter.desk.create_qr(read(&body)?).await)
+}
+
+async fn expect_transfer(State(counter): State<Counter>, body: Bytes) -> Result<Response, Failed> {
+    answer(counter.desk.expect_transfer(read(&body)?).await)
+}
+
+async fn payment_status(
+    State(counter): State<Counter>,
+    Path(payment_id): Path<String>,
+) -> Result<Response, Failed> {
+    answer(counter.desk.payment_status(&payment_id).await)
+}
+
+async fn sbp_balance(State(counter): State<Counter>) -> Result<Response, Failed> {
+    let account_number = &counter.desk.config.account_number;
+    answer(counter.desk.balance(account_number).await)
+}
+
+async fn balance(
+    State(counter): State<Counter>,
+    Path(account_number): Path<String>,
+) -> Result<Response, Failed> {
+    answer(counter.desk.balance(&account_number).await)
+}
+
+async fn initiate_transfer(
+    State(counter): State<Counter>,
+    body: Bytes,
+) -> Result<Response, Failed> {
+    let transfer = counter.desk.take_order(read(&body)?).await?;
+    let status = if transfer.status == PaymentStatus::Failed {
+        StatusCode::UNPROCESSABLE_ENTITY
+    } else {
+        StatusCode::OK
+    };
+    Ok((status, Json(transfer.report())).into_response())
+}
+
+async fn transfer_status(
+    State(counter): State<Counter>,
+    Path(transfer_id): Path<String>,
+) -> Result<Response, Failed> {
+    let transfer = counter.desk.transfer(&transfer_id).await?;
+    Ok(Json(transfer.report()).into_response())
+}
+
+fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
+    serde_json::from_slice(body)
+        .map_err(|error| super::desk::bad("INVALID_REQUEST", error.to_string()))
+}
+
+fn answer<T: Serialize>(result: Result<T, Refusal>) -> Result<Response, Failed> {
+    Ok(Json(result?).into_response())
+}
+
+fn error(status: StatusCode, code: &str, message: &str) -> Response {
+    let body = ErrorBody {
+        code: code.to_owned(),
+        message: message.to_owned(),
+    };
+    (status, Json(body)).into_response()
+}
+
+/// A refusal in the form of the contract.
+struct Failed(Refusal);
+
+impl From<Refusal> for Failed {
+    fn from(refusal: Refusal) -> Failed {
+        Failed(refusal)
+    }
+}
+
+impl IntoResponse for Failed {
+    fn into_response(self) -> Response {
+        match self.0 {
+            Refusal::Bad(body) => (StatusCode::BAD_REQUEST, Json(body)).into_response(),
+            Refusal::NotFound => error(StatusCode::NOT_FOUND, "NOT_FOUND", "not found"),
+            trouble => {
+                tracing::error!(error = %trouble, "bank failed");
+                error(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    "INTERNAL",
+                    "internal error",
+                )
+            }
+        }
+    }
+}

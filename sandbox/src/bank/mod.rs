@@ -1,0 +1,155 @@
+//! Sandbox bank and fast-payment system (specification 2.4): a plain HTTP server that speaks the bank's contract of `payments::rail`,
+//! an account whose money survives a `kill -9`, and buttons for what a bank does wrong.
+//!
+//! | file | what |
+//! |---|---|
+//! | `desk` | what the bank does: codes, payments, transfers, clearing |
+//! | `repo` | the store |
+//! | `http` | the bank's contract, requests checked against the gateway's key (R021) |
+//! | `post` | sends signed webhooks, again and again |
+//! | `api` | `SandboxBankService`: the payer's hand and the fault buttons |
+
+mod api;
+mod desk;
+mod http;
+mod post;
+mod repo;
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use payments::rail::{account, keys, purpose_code::Requisites};
+use proto::sandbox::v1::sandbox_bank_service_server::SandboxBankServiceServer;
+use serde::{Deserialize, Serialize};
+use tokio::{net::TcpListener, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+
+/// Settings of the bank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BankConfig {
+    /// Folder of `bank.db`.
+    pub data_dir: PathBuf,
+    /// Folder of the keys shared with the gateway.
+    pub keys_dir: PathBuf,
+    /// Where the bank listens; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Where webhooks go.
+    pub webhook_url: String,
+    /// The platform's account at this bank.
+    pub account_number: String,
+    pub initial_balance_kopecks: i64,
+    /// Member id in payment links, 12 digits.
+    pub member_id: String,
+    /// Check the control key of recipient accounts.
+    pub control_key_check: bool,
+    /// First repeat of a webhook after this time, then doubling.
+    pub webhook_pause_first_ms: u64,
+    pub webhook_pause_most_ms: u64,
+    pub webhook_attempts_max: u32,
+}
+
+impl Default for BankConfig {
+    fn default() -> Self {
+        BankConfig {
+            data_dir: "data/bank".into(),
+            keys_dir: "data/keys".into(),
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8086)),
+            webhook_url: "http://127.0.0.1:8083/webhook".into(),
+            account_number: Requisites::default().account_number,
+            initial_balance_kopecks: 0,
+            member_id: format!("100000000{}", &account::BIC[6..]),
+            control_key_check: true,
+            webhook_pause_first_ms: 500,
+            webhook_pause_most_ms: 300_000,
+            webhook_attempts_max: 20,
+        }
+    }
+}
+
+/// Why the bank cannot open.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("store of the bank: {0}")]
+    Store(#[from] events::Error),
+    #[error("store of the bank: {0}")]
+    Sql(#[from] sqlx::Error),
+    #[error("keys of the bank: {0}")]
+    Keys(#[from] keys::KeysError),
+    #[error("bank cannot listen on {address}: {source}")]
+    Listen {
+        address: SocketAddr,
+        source: std::io::Error,
+    },
+    #[error("bank's webhook client: {0}")]
+    Client(#[from] reqwest::Error),
+}
+
+/// The open bank.
+pub struct BankHandle {
+    desk: Arc<desk::Desk>,
+    address: SocketAddr,
+    tasks: JoinSet<()>,
+}
+
+/// Opens the store, listens, clears transfers and sends webhooks. Closes when `shutdown` is cancelled.
+///
+/// # Errors
+/// [`Error`].
+pub async fn start(config: BankConfig, shutdown: CancellationToken) -> Result<BankHandle, Error> {
+    let (gateway_key, secrets) = keys::bank_side(&config.keys_dir)?;
+    let db = events::Sqlite::open(config.data_dir.join("bank.db"), &repo::MIGRATOR).await?;
+    let listening = |source| Error::Listen {
+        address: config.listen,
+        source,
+    };
+    let listener = TcpListener::bind(config.listen).await.map_err(listening)?;
+    let address = listener.local_addr().map_err(listening)?;
+    let postman = post::Postman::new(&config, secrets)?;
+    let desk = Arc::new(desk::Desk::open(config, db).await?);
+
+    let mut tasks = JoinSet::new();
+    tasks.spawn(http::serve(
+        listener,
+        http::Counter {
+            desk: desk.clone(),
+            gateway_key: gateway_key.into(),
+        },
+        shutdown.clone(),
+    ));
+    tasks.spawn(post::run_clearing(desk.clone(), shutdown.clone()));
+    tasks.spawn(postman.run(desk.clone(), shutdown));
+    Ok(BankHandle {
+        desk,
+        address,
+        tasks,
+    })
+}
+
+impl BankHandle {
+    /// Where the bank listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// `SandboxBankService`; the bank's own contract is served on [`BankHandle::address`] alone.
+    pub fn service(&self) -> rpc::Service {
+        let server = SandboxBankServiceServer::new(api::Api(self.desk.clone()));
+        rpc::Service {
+            name: "sandbox",
+            routes: Routes::new(rpc::grpc_server!(server)),
+            http: axum::Router::new(),
+            health: self.desk.health.clone(),
+        }
+    }
+
+    /// Waits for everything to end and closes the store.
+    pub async fn stopped(mut self) {
+        while self.tasks.join_next().await.is_some() {}
+        self.desk.db.close().await;
+    }
+}

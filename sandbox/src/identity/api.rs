@@ -1,0 +1,585 @@
+//! `IdentityService`, its HTTP reads and its events.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::{Path, State},
+    routing::get,
+};
+use events::{Event, Sqlite};
+use payments::{BusinessDay, clock};
+use prost::Message;
+use proto::{
+    common::v1 as common,
+    convert::{self, to_decimal, to_timestamp_us},
+    identity::v1::{self as wire, identity_service_server::IdentityService},
+};
+use rpc::{
+    Caller,
+    json::{HttpError, Json, resource},
+    page::{self, Key},
+    status::{already_exists, internal, invalid_argument, not_found},
+};
+use sha2::{Digest, Sha256};
+use tonic::{Request, Response, Status};
+use types::{
+    Decimal, UserId,
+    address::{eip55, onchain_address},
+};
+use uuid::Uuid;
+
+use super::{
+    repo::{self, User},
+    rules::{self, Defaults, Limit, LimitType, TradingBasis},
+};
+
+const SOURCE: &str = "identity";
+/// Would name the system's own sub-accounts.
+const RESERVED_USER: &str = "system";
+
+/// The service; clones share the store.
+#[derive(Clone)]
+pub struct Api(Arc<Inner>);
+
+struct Inner {
+    db: Sqlite,
+    defaults: Defaults,
+    basis: TradingBasis,
+    health: rpc::Health,
+}
+
+impl Api {
+    pub fn new(db: Sqlite, defaults: Defaults, basis: TradingBasis) -> Api {
+        Api(Arc::new(Inner {
+            db,
+            defaults,
+            basis,
+            health: rpc::Health::new(SOURCE),
+        }))
+    }
+
+    pub fn health(&self) -> rpc::Health {
+        self.0.health.clone()
+    }
+
+    pub fn http(&self) -> Router {
+        Router::new()
+            .route("/identity/users/{user_id}", get(read_user))
+            .route("/identity/limits/{user_id}", get(read_limits))
+            .with_state(self.clone())
+    }
+
+    pub async fn close(&self) {
+        self.0.db.close().await;
+    }
+
+    async fn user(&self, user_id: &str) -> Result<User, Status> {
+        let found = repo::get(self.0.db.read(), user_id).await.map_err(store)?;
+        found.ok_or_else(unknown_user)
+    }
+
+    async fn limit(&self, user_id: &str, limit_type: LimitType) -> Result<Limit, Status> {
+        let own = repo::limit(self.0.db.read(), user_id, limit_type)
+            .await
+            .map_err(store)?;
+        Ok(own.unwrap_or_else(|| self.0.defaults.of(limit_type)))
+    }
+
+    async fn limit_use(
+        &self,
+        user_id: &str,
+        limit_type: LimitType,
+    ) -> Result<wire::LimitUse, Status> {
+        let limit = self.limit(user_id, limit_type).await?;
+        let used = self.used(user_id, limit_type).await?;
+        Ok(wire::LimitUse {
+            limit_type: to_limit_type(limit_type),
+            daily_limit: Some(money(limit.daily)),
+            used_today: Some(money(used)),
+        })
+    }
+
+    async fn used(&self, user_id: &str, limit_type: LimitType) -> Result<Decimal, Status> {
+        let today = BusinessDay::of(clock::now_us());
+        repo::used(self.0.db.read(), user_id, today, limit_type)
+            .await
+            .map_err(store)
+    }
+
+    async fn limits(&self, user_id: &str) -> Result<wire::GetLimitsResponse, Status> {
+        self.user(user_id).await?;
+        let mut limits = Vec::new();
+        for limit_type in LimitType::ALL {
+            limits.push(self.limit_use(user_id, limit_type).await?);
+        }
+        Ok(wire::GetLimitsResponse {
+            user_id: user_id.to_owned(),
+            limits,
+        })
+    }
+
+    /// Changes a user in one transaction with the event that tells of it; nothing happens when nothing changes.
+    async fn change(
+        &self,
+        user_id: &str,
+        correlation_id: &str,
+        reason: &str,
+        act: impl FnOnce(&mut User) -> Kind,
+    ) -> Result<wire::UserProfile, Status> {
+        let mut tx = self.0.db.write().await.map_err(log_store)?;
+        let found = repo::get(&mut *tx, user_id).await.map_err(store)?;
+        let mut user = found.ok_or_else(unknown_user)?;
+        let before = user.clone();
+        let kind = act(&mut user);
+        if user != before {
+            repo::save_in_tx(&mut tx, &user).await.map_err(store)?;
+            let event = event(kind, user_id, reason, correlation_id);
+            events::outbox::append_in_tx(&mut tx, &[event])
+                .await
+                .map_err(log_store)?;
+            tx.commit().await.map_err(log_store)?;
+            tracing::info!(user_id, change = ?kind, reason, "user changed");
+        }
+        Ok(profile(&user))
+    }
+}
+
+#[tonic::async_trait]
+impl IdentityService for Api {
+    async fn get_user_profile(
+        &self,
+        request: Request<wire::GetUserProfileRequest>,
+    ) -> Result<Response<wire::GetUserProfileResponse>, Status> {
+        rpc::caller(&request)?.require_user(&request.get_ref().user_id)?;
+        let ask = request.into_inner();
+        rpc::context::read(ask.context);
+        let user = self.user(&ask.user_id).await?;
+        Ok(Response::new(wire::GetUserProfileResponse {
+            profile: Some(profile(&user)),
+        }))
+    }
+
+    async fn list_users(
+        &self,
+        request: Request<wire::ListUsersRequest>,
+    ) -> Result<Response<wire::ListUsersResponse>, Status> {
+        let ask = request.into_inner();
+        rpc::context::read(ask.context);
+        let page = page::parse(ask.pagination, page::filter_hash(&[]))?;
+        let (created_at_us, id) = page.bound();
+        let rows = repo::list(self.0.db.read(), created_at_us, id, page.rows_limit());
+        let mut rows = rows.await.map_err(store)?;
+        let pagination = page.finish(&mut rows, |user| Key {
+            created_us: user.created_at_us,
+            id: user.user_id.clone(),
+        });
+        Ok(Response::new(wire::ListUsersResponse {
+            users: rows.iter().map(profile).collect(),
+            pagination: Some(pagination),
+        }))
+    }
+
+    async fn check_limits(
+        &self,
+        request: Request<wire::CheckLimitsRequest>,
+    ) -> Result<Response<wire::CheckLimitsResponse>, Status> {
+        rpc::caller(&request)?.require_user(&request.get_ref().user_id)?;
+        let ask = request.into_inner();
+        rpc::context::read(ask.context);
+        let limit_type = limit_type(ask.limit_type)?;
+        let mut amount = amount("amount", ask.amount.as_ref())?;
+        if limit_type == LimitType::Trading
+            && self.0.basis == TradingBasis::Notional
+            && ask.notional.is_some()
+        {
+            amount = self::amount("notional", ask.notional.as_ref())?;
+        }
+        let user = self.user(&ask.user_id).await?;
+        let limit = self.limit(&ask.user_id, limit_type).await?;
+        let used = self.used(&ask.user_id, limit_type).await?;
+        let verdict = rules::check(user.standing(), limit_type, &limit, used, amount);
+        tracing::info!(user_id = ask.user_id, limit_type = %limit_type, operation_type = ask.operation_type,
+            amount = %amount, allowed = verdict.allowed.is_ok(), "limit checked");
+        Ok(Response::new(wire::CheckLimitsResponse {
+            allowed: verdict.allowed.is_ok(),
+            reason: verdict.allowed.err(),
+            remaining: Some(money(verdict.remaining)),
+        }))
+    }
+
+    async fn check_sanctions(
+        &self,
+        request: Request<wire::CheckSanctionsRequest>,
+    ) -> Result<Response<wire::CheckSanctionsResponse>, Status> {
+        let ask = request.into_inner();
+        rpc::context::read(ask.context);
+        let user = self.user(&ask.user_id).await?;
+        let reason = if user.sanctioned {
+            rules::SANCTIONS_HIT.to_owned()
+        } else {
+            String::new()
+        };
+        Ok(Response::new(wire::CheckSanctionsResponse {
+            hit: user.sanctioned,
+            reason,
+        }))
+    }
+
+    async fn get_limits(
+        &self,
+        request: Request<wire::GetLimitsRequest>,
+    ) -> Result<Response<wire::GetLimitsResponse>, Status> {
+        rpc::caller(&request)?.require_user(&request.get_ref().user_id)?;
+        let ask = request.into_inner();
+        rpc::context::read(ask.context);
+        Ok(Response::new(self.limits(&ask.user_id).await?))
+    }
+
+    async fn create_user(
+        &self,
+        request: Request<wire::CreateUserRequest>,
+    ) -> Result<Response<wire::CreateUserResponse>, Status> {
+        let ask = request.into_inner();
+        let context = rpc::context::write(ask.context)?;
+        let generated = ask.user_id.is_empty();
+        let user_id = if generated {
+            Uuid::now_v7().to_string()
+        } else {
+            ask.user_id
+        };
+        if let Err(error) = UserId::new(&user_id) {
+            return Err(invalid_argument("user_id", error.to_string()));
+        }
+        if user_id == RESERVED_USER {
+            return Err(invalid_argument("user_id", "is reserved"));
+        }
+        let kyc_level = kyc_level(ask.kyc_status)?.unwrap_or(common::KycStatus::None as i32);
+        let bank_account = if ask.bank_account.is_empty() {
+            account_of(&user_id)
+        } else {
+            ask.bank_account
+        };
+        let user = User {
+            onchain_address: eip55(&onchain_address(&user_id)),
+            user_id,
+            kyc_level,
+            bank_account,
+            blocked: None,
+            qualified_investor: ask.qualified_investor,
+            sanctioned: false,
+            full_name_hash: hash_name(&ask.full_name),
+            idempotency_key: context.idempotency_key.clone(),
+            generated,
+            created_at_us: clock::now_us(),
+        };
+        let mut tx = self.0.db.write().await.map_err(log_store)?;
+        // T12: a key repeats the call for the same user; for another user it is another call.
+        let known = if user.generated {
+            repo::generated_by(&mut *tx, &user.idempotency_key).await
+        } else {
+            repo::get(&mut *tx, &user.user_id).await
+        };
+        if let Some(stored) = known.map_err(store)? {
+            if stored.idempotency_key != user.idempotency_key {
+                return Err(already_exists("USER_EXISTS", "User already exists"));
+            }
+            return Ok(Response::new(wire::CreateUserResponse {
+                profile: Some(profile(&stored)),
+            }));
+        }
+        if repo::address_taken(&mut *tx, &user.onchain_address)
+            .await
+            .map_err(store)?
+        {
+            return Err(already_exists(
+                "ADDRESS_TAKEN",
+                "On-chain address belongs to another user",
+            ));
+        }
+        repo::save_in_tx(&mut tx, &user).await.map_err(store)?;
+        let created = event(Kind::Created, &user.user_id, "", &context.correlation_id);
+        events::outbox::append_in_tx(&mut tx, &[created])
+            .await
+            .map_err(log_store)?;
+        tx.commit().await.map_err(log_store)?;
+        tracing::info!(user_id = user.user_id, "user created");
+        Ok(Response::new(wire::CreateUserResponse {
+            profile: Some(profile(&user)),
+        }))
+    }
+
+    async fn update_user(
+        &self,
+        request: Request<wire::UpdateUserRequest>,
+    ) -> Result<Response<wire::UpdateUserResponse>, Status> {
+        let ask = request.into_inner();
+        let context = rpc::context::write(ask.context)?;
+        let kyc = kyc_level(ask.kyc_status)?;
+        let changed = self.change(
+            &ask.user_id,
+            &context.correlation_id,
+            "profile changed",
+            |user| {
+                user.kyc_level = kyc.unwrap_or(user.kyc_level);
+                if let Some(account) = ask.bank_account {
+                    user.bank_account = account;
+                }
+                user.qualified_investor = ask.qualified_investor.unwrap_or(user.qualified_investor);
+                user.sanctioned = ask.sanctioned.unwrap_or(user.sanctioned);
+                Kind::Updated
+            },
+        );
+        Ok(Response::new(wire::UpdateUserResponse {
+            profile: Some(changed.await?),
+        }))
+    }
+
+    async fn set_limit(
+        &self,
+        request: Request<wire::SetLimitRequest>,
+    ) -> Result<Response<wire::SetLimitResponse>, Status> {
+        let ask = request.into_inner();
+        let context = rpc::context::write(ask.context)?;
+        let limit_type = limit_type(ask.limit_type)?;
+        self.user(&ask.user_id).await?;
+        // An unset amount keeps the limit and changes the text alone.
+        let daily = match &ask.daily_limit {
+            Some(limit) => limit_amount(limit)?,
+            None => self.limit(&ask.user_id, limit_type).await?.daily,
+        };
+        let limit = Limit {
+            daily,
+            refuse_with: ask.refuse_with,
+        };
+        let mut tx = self.0.db.write().await.map_err(log_store)?;
+        repo::set_limit_in_tx(&mut tx, &ask.user_id, limit_type, &limit)
+            .await
+            .map_err(store)?;
+        let reason = format!("{limit_type} limit changed");
+        let updated = event(
+            Kind::Updated,
+            &ask.user_id,
+            &reason,
+            &context.correlation_id,
+        );
+        events::outbox::append_in_tx(&mut tx, &[updated])
+            .await
+            .map_err(log_store)?;
+        tx.commit().await.map_err(log_store)?;
+        Ok(Response::new(wire::SetLimitResponse {
+            limit: Some(self.limit_use(&ask.user_id, limit_type).await?),
+        }))
+    }
+
+    async fn block_user(
+        &self,
+        request: Request<wire::BlockUserRequest>,
+    ) -> Result<Response<wire::BlockUserResponse>, Status> {
+        let ask = request.into_inner();
+        let context = rpc::context::write(ask.context)?;
+        let changed = self.change(&ask.user_id, &context.correlation_id, &ask.reason, |user| {
+            user.blocked.get_or_insert_with(|| ask.reason.clone());
+            Kind::Blocked
+        });
+        Ok(Response::new(wire::BlockUserResponse {
+            profile: Some(changed.await?),
+        }))
+    }
+
+    async fn unblock_user(
+        &self,
+        request: Request<wire::UnblockUserRequest>,
+    ) -> Result<Response<wire::UnblockUserResponse>, Status> {
+        let ask = request.into_inner();
+        let context = rpc::context::write(ask.context)?;
+        let changed = self.change(&ask.user_id, &context.correlation_id, &ask.reason, |user| {
+            user.blocked = None;
+            Kind::Unblocked
+        });
+        Ok(Response::new(wire::UnblockUserResponse {
+            profile: Some(changed.await?),
+        }))
+    }
+}
+
+async fn read_user(
+    State(api): State<Api>,
+    caller: Caller,
+    Path(user_id): Path<String>,
+) -> Result<Json, HttpError> {
+    caller.require_user(&user_id)?;
+    let user = api.user(&user_id).await?;
+    Ok(resource(
+        &profile(&user),
+        "platform.identity.v1.UserProfile",
+    ))
+}
+
+async fn read_limits(
+    State(api): State<Api>,
+    caller: Caller,
+    Path(user_id): Path<String>,
+) -> Result<Json, HttpError> {
+    caller.require_user(&user_id)?;
+    let limits = api.limits(&user_id).await?;
+    Ok(resource(&limits, "platform.identity.v1.GetLimitsResponse"))
+}
+
+/// What happened to a user.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Created,
+    Updated,
+    Blocked,
+    Unblocked,
+}
+
+fn event(kind: Kind, user_id: &str, reason: &str, correlation_id: &str) -> Event {
+    let now_us = clock::now_us();
+    let mut context = rpc::Context::new(SOURCE);
+    correlation_id.clone_into(&mut context.correlation_id);
+    context.occurred_at_us = now_us;
+    let (context, at) = (Some(context.to_proto()), Some(to_timestamp_us(now_us)));
+    let (user, reason) = (user_id.to_owned(), reason.to_owned());
+    macro_rules! encoded {
+        ($message:ident) => {
+            (
+                stringify!($message),
+                wire::$message {
+                    context,
+                    user_id: user,
+                    reason,
+                    at,
+                }
+                .encode_to_vec(),
+            )
+        };
+    }
+    let (name, payload) = match kind {
+        Kind::Created => encoded!(UserCreatedEvent),
+        Kind::Updated => encoded!(UserUpdatedEvent),
+        Kind::Blocked => encoded!(UserBlockedEvent),
+        Kind::Unblocked => encoded!(UserUnblockedEvent),
+    };
+    Event {
+        id: Uuid::now_v7(),
+        topic: events::topics::IDENTITY.to_owned(),
+        key: user_id.to_owned(),
+        type_name: format!("platform.identity.v1.{name}"),
+        subject: user_id.to_owned(),
+        source: SOURCE.to_owned(),
+        correlation_id: correlation_id.to_owned(),
+        occurred_at_us: now_us,
+        payload,
+    }
+}
+
+fn profile(user: &User) -> wire::UserProfile {
+    let status = if user.blocked.is_some() {
+        wire::UserStatus::Blocked
+    } else {
+        wire::UserStatus::Active
+    };
+    wire::UserProfile {
+        user_id: user.user_id.clone(),
+        kyc_status: user.kyc_level,
+        bank_account: user.bank_account.clone(),
+        status: status as i32,
+        qualified_investor: user.qualified_investor,
+        onchain_address: user.onchain_address.clone(),
+        full_name_hash: user.full_name_hash.clone(),
+        created_at: Some(to_timestamp_us(user.created_at_us)),
+    }
+}
+
+fn limit_type(number: i32) -> Result<LimitType, Status> {
+    match common::LimitType::try_from(number) {
+        Ok(common::LimitType::Deposit) => Ok(LimitType::Deposit),
+        Ok(common::LimitType::Withdrawal) => Ok(LimitType::Withdrawal),
+        Ok(common::LimitType::Trading) => Ok(LimitType::Trading),
+        Ok(common::LimitType::Unspecified) | Err(_) => Err(invalid_argument(
+            "limit_type",
+            "must be DEPOSIT, WITHDRAWAL or TRADING",
+        )),
+    }
+}
+
+fn to_limit_type(limit_type: LimitType) -> i32 {
+    let limit_type = match limit_type {
+        LimitType::Deposit => common::LimitType::Deposit,
+        LimitType::Withdrawal => common::LimitType::Withdrawal,
+        LimitType::Trading => common::LimitType::Trading,
+    };
+    limit_type as i32
+}
+
+/// `None` when unset.
+fn kyc_level(number: i32) -> Result<Option<i32>, Status> {
+    match common::KycStatus::try_from(number) {
+        Ok(common::KycStatus::Unspecified) => Ok(None),
+        Ok(level) => Ok(Some(level as i32)),
+        Err(_) => Err(invalid_argument("kyc_status", "is not a level")),
+    }
+}
+
+/// An amount to be checked: roubles of the bank or of the ledger, above zero.
+fn amount(field: &'static str, value: Option<&common::Money>) -> Result<Decimal, Status> {
+    let value = value.ok_or_else(|| invalid_argument(field, "is required"))?;
+    rubles(field, value)?;
+    convert::positive(value.amount.as_ref())
+        .map_err(|error| invalid_argument(field, error.to_string()))
+}
+
+fn limit_amount(value: &common::Money) -> Result<Decimal, Status> {
+    rubles("daily_limit", value)?;
+    let limit = convert::decimal(value.amount.as_ref())
+        .map_err(|error| invalid_argument("daily_limit", error.to_string()))?;
+    if limit.is_negative() {
+        return Err(invalid_argument("daily_limit", "must not be negative"));
+    }
+    Ok(limit)
+}
+
+fn rubles(field: &'static str, value: &common::Money) -> Result<(), Status> {
+    match value.currency_code.as_str() {
+        "RUB" | "CFA-RUB" => Ok(()),
+        other => Err(invalid_argument(
+            field,
+            format!("is in `{other}`, `RUB` is expected"),
+        )),
+    }
+}
+
+fn money(amount: Decimal) -> common::Money {
+    common::Money {
+        currency_code: "RUB".to_owned(),
+        amount: Some(to_decimal(amount)),
+    }
+}
+
+/// An account at the sandbox bank for a user that named none.
+fn account_of(user_id: &str) -> String {
+    let hash = Sha256::digest(user_id.as_bytes());
+    let sequence = u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]]);
+    payments::rail::account::number("40817", sequence)
+}
+
+fn hash_name(full_name: &str) -> String {
+    if full_name.is_empty() {
+        return String::new();
+    }
+    hex::encode(Sha256::digest(full_name.as_bytes()))
+}
+
+fn unknown_user() -> Status {
+    not_found("USER_NOT_FOUND", "User not found")
+}
+
+fn store(error: sqlx::Error) -> Status {
+    internal(&error)
+}
+
+fn log_store(error: events::Error) -> Status {
+    internal(&error)
+}

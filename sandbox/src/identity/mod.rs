@@ -1,0 +1,128 @@
+//! Identity stand-in (specification 4.1, D33, D44): profiles, KYC levels, daily limits, sanctions, blocks.
+//!
+//! | file | what |
+//! |---|---|
+//! | `rules` | the pure core: what a check answers |
+//! | `repo` | the store |
+//! | `uses` | what of the limits the platform's events have used up today |
+//! | `api` | `IdentityService`, HTTP reads, events |
+
+mod api;
+mod repo;
+mod rules;
+mod uses;
+
+use std::{path::PathBuf, sync::Arc};
+
+use proto::identity::v1::identity_service_server::IdentityServiceServer;
+use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+
+pub use rules::TradingBasis;
+
+/// Settings of the stand-in. Limits are roubles a day (D33), as decimal text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct IdentityConfig {
+    /// Folder of `identity.db`.
+    pub data_dir: PathBuf,
+    pub deposit_daily: String,
+    pub withdrawal_daily: String,
+    pub trading_daily: String,
+    /// What an order counts for: its quantity (the specification's wording) or its value (T23).
+    pub trading_limit_basis: TradingBasis,
+}
+
+impl Default for IdentityConfig {
+    fn default() -> Self {
+        IdentityConfig {
+            data_dir: "data/identity".into(),
+            deposit_daily: "600000".into(),
+            withdrawal_daily: "600000".into(),
+            trading_daily: "5000000".into(),
+            trading_limit_basis: TradingBasis::Quantity,
+        }
+    }
+}
+
+/// What the stand-in needs from the others.
+pub struct IdentityDeps {
+    pub log: Arc<dyn events::Log>,
+}
+
+/// Why the stand-in cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("store of identity: {0}")]
+    Store(#[from] events::Error),
+    #[error("identity setting {setting}: `{value}` is not an amount")]
+    Setting {
+        setting: &'static str,
+        value: String,
+    },
+}
+
+/// The running stand-in.
+pub struct IdentityHandle {
+    api: api::Api,
+    workers: JoinSet<()>,
+    relay: JoinSet<()>,
+    relay_shutdown: CancellationToken,
+}
+
+/// Opens the store and begins to count. Stops when `shutdown` is cancelled.
+///
+/// # Errors
+/// [`Error`].
+pub async fn start(
+    config: IdentityConfig,
+    deps: IdentityDeps,
+    shutdown: CancellationToken,
+) -> Result<IdentityHandle, Error> {
+    let defaults = rules::Defaults::read(&config)?;
+    let db = events::Sqlite::open(config.data_dir.join("identity.db"), &repo::MIGRATOR).await?;
+    let api = api::Api::new(db.clone(), defaults, config.trading_limit_basis);
+    let mut workers = JoinSet::new();
+    workers.spawn(uses::run(
+        db.clone(),
+        deps.log.clone(),
+        config.trading_limit_basis,
+        shutdown,
+    ));
+    let relay_shutdown = CancellationToken::new();
+    let mut relay = JoinSet::new();
+    relay.spawn(events::outbox::Relay::run(
+        db,
+        deps.log,
+        relay_shutdown.clone(),
+    ));
+    Ok(IdentityHandle {
+        api,
+        workers,
+        relay,
+        relay_shutdown,
+    })
+}
+
+impl IdentityHandle {
+    /// RPC and HTTP of the service.
+    pub fn service(&self) -> rpc::Service {
+        let server = IdentityServiceServer::new(self.api.clone());
+        rpc::Service {
+            name: "identity",
+            routes: Routes::new(rpc::grpc_server!(server)),
+            http: self.api.http(),
+            health: self.api.health(),
+        }
+    }
+
+    /// Waits for the workers to end, publishes what is in the outbox and closes the store.
+    pub async fn stopped(mut self) {
+        while self.workers.join_next().await.is_some() {}
+        self.relay_shutdown.cancel();
+        while self.relay.join_next().await.is_some() {}
+        self.api.close().await;
+    }
+}

@@ -1,0 +1,213 @@
+//! Store of the identity stand-in: all of its SQL.
+
+use payments::BusinessDay;
+use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
+use types::Decimal;
+
+use super::rules::{Limit, LimitType, Standing};
+
+pub static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/identity");
+
+/// A stored user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    pub user_id: String,
+    /// Number of `KycStatus`; a higher one is a higher level.
+    pub kyc_level: i32,
+    pub bank_account: String,
+    /// Why he is blocked, when he is.
+    pub blocked: Option<String>,
+    pub qualified_investor: bool,
+    pub sanctioned: bool,
+    /// Mixed case of EIP-55.
+    pub onchain_address: String,
+    pub full_name_hash: String,
+    pub idempotency_key: String,
+    /// The id was made here, not given.
+    pub generated: bool,
+    pub created_at_us: i64,
+}
+
+impl User {
+    pub fn standing(&self) -> Standing {
+        Standing {
+            blocked: self.blocked.is_some(),
+            sanctioned: self.sanctioned,
+        }
+    }
+}
+
+fn read(row: &SqliteRow) -> sqlx::Result<User> {
+    Ok(User {
+        user_id: row.try_get("user_id")?,
+        kyc_level: row.try_get("kyc_level")?,
+        bank_account: row.try_get("bank_account")?,
+        blocked: row.try_get("blocked")?,
+        qualified_investor: row.try_get("qualified_investor")?,
+        sanctioned: row.try_get("sanctioned")?,
+        onchain_address: row.try_get("onchain_address")?,
+        full_name_hash: row.try_get("full_name_hash")?,
+        idempotency_key: row.try_get("idempotency_key")?,
+        generated: row.try_get("generated")?,
+        created_at_us: row.try_get("created_at_us")?,
+    })
+}
+
+fn amount(text: &str) -> sqlx::Result<Decimal> {
+    text.parse()
+        .map_err(|error: types::DecimalError| sqlx::Error::Decode(Box::new(error)))
+}
+
+pub async fn get(db: impl SqliteExecutor<'_>, user_id: &str) -> sqlx::Result<Option<User>> {
+    sqlx::query("SELECT * FROM users WHERE user_id = $1")
+        .bind(user_id)
+        .fetch_optional(db)
+        .await?
+        .as_ref()
+        .map(read)
+        .transpose()
+}
+
+/// The user whose id was made for this key.
+pub async fn generated_by(db: impl SqliteExecutor<'_>, key: &str) -> sqlx::Result<Option<User>> {
+    sqlx::query("SELECT * FROM users WHERE idempotency_key = $1 AND generated")
+        .bind(key)
+        .fetch_optional(db)
+        .await?
+        .as_ref()
+        .map(read)
+        .transpose()
+}
+
+pub async fn address_taken(db: impl SqliteExecutor<'_>, address: &str) -> sqlx::Result<bool> {
+    sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM users WHERE onchain_address = $1)")
+        .bind(address)
+        .fetch_one(db)
+        .await
+}
+
+/// Stores what may change of a user, or the whole of a new one.
+pub async fn save_in_tx(tx: &mut SqliteConnection, user: &User) -> sqlx::Result<()> {
+    sqlx::query(
+        "INSERT INTO users (user_id, kyc_level, bank_account, blocked, qualified_investor, sanctioned, onchain_address, \
+         full_name_hash, idempotency_key, generated, created_at_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) \
+         ON CONFLICT (user_id) DO UPDATE SET kyc_level = excluded.kyc_level, bank_account = excluded.bank_account, \
+         blocked = excluded.blocked, qualified_investor = excluded.qualified_investor, sanctioned = excluded.sanctioned",
+    )
+    .bind(&user.user_id)
+    .bind(user.kyc_level)
+    .bind(&user.bank_account)
+    .bind(&user.blocked)
+    .bind(user.qualified_investor)
+    .bind(user.sanctioned)
+    .bind(&user.onchain_address)
+    .bind(&user.full_name_hash)
+    .bind(&user.idempotency_key)
+    .bind(user.generated)
+    .bind(user.created_at_us)
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+/// Users strictly before a position in (created, id) order.
+pub async fn list(
+    db: impl SqliteExecutor<'_>,
+    created_at_us: i64,
+    user_id: &str,
+    limit: i64,
+) -> sqlx::Result<Vec<User>> {
+    sqlx::query(
+        "SELECT * FROM users WHERE (created_at_us, user_id) < ($1, $2) ORDER BY created_at_us DESC, user_id DESC LIMIT $3",
+    )
+    .bind(created_at_us)
+    .bind(user_id)
+    .bind(limit)
+    .fetch_all(db)
+    .await?
+    .iter()
+    .map(read)
+    .collect()
+}
+
+/// The user's own limit, if he has one.
+pub async fn limit(
+    db: impl SqliteExecutor<'_>,
+    user_id: &str,
+    limit_type: LimitType,
+) -> sqlx::Result<Option<Limit>> {
+    let row =
+        sqlx::query("SELECT daily, refuse_with FROM limits WHERE user_id = $1 AND limit_type = $2")
+            .bind(user_id)
+            .bind(limit_type.as_str())
+            .fetch_optional(db)
+            .await?;
+    row.map(|row| {
+        Ok(Limit {
+            daily: amount(row.try_get("daily")?)?,
+            refuse_with: row.try_get("refuse_with")?,
+        })
+    })
+    .transpose()
+}
+
+pub async fn set_limit_in_tx(
+    tx: &mut SqliteConnection,
+    user_id: &str,
+    limit_type: LimitType,
+    limit: &Limit,
+) -> sqlx::Result<()> {
+    sqlx::query(
+        "INSERT INTO limits (user_id, limit_type, daily, refuse_with) VALUES ($1, $2, $3, $4) \
+         ON CONFLICT (user_id, limit_type) DO UPDATE SET daily = excluded.daily, refuse_with = excluded.refuse_with",
+    )
+    .bind(user_id)
+    .bind(limit_type.as_str())
+    .bind(limit.daily.to_string())
+    .bind(&limit.refuse_with)
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+/// What the user has used up on the day.
+pub async fn used(
+    db: impl SqliteExecutor<'_>,
+    user_id: &str,
+    day: BusinessDay,
+    limit_type: LimitType,
+) -> sqlx::Result<Decimal> {
+    let text: Option<String> = sqlx::query_scalar(
+        "SELECT used FROM uses WHERE user_id = $1 AND business_day = $2 AND limit_type = $3",
+    )
+    .bind(user_id)
+    .bind(day.number())
+    .bind(limit_type.as_str())
+    .fetch_optional(db)
+    .await?;
+    text.map_or(Ok(Decimal::ZERO), |text| amount(&text))
+}
+
+pub async fn add_use_in_tx(
+    tx: &mut SqliteConnection,
+    user_id: &str,
+    day: BusinessDay,
+    limit_type: LimitType,
+    more: Decimal,
+) -> sqlx::Result<()> {
+    let sum = used(&mut *tx, user_id, day, limit_type)
+        .await?
+        .checked_add(more)
+        .map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
+    sqlx::query(
+        "INSERT INTO uses (user_id, business_day, limit_type, used) VALUES ($1, $2, $3, $4) \
+         ON CONFLICT (user_id, business_day, limit_type) DO UPDATE SET used = excluded.used",
+    )
+    .bind(user_id)
+    .bind(day.number())
+    .bind(limit_type.as_str())
+    .bind(sum.to_string())
+    .execute(tx)
+    .await?;
+    Ok(())
+}

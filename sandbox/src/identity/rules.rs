@@ -1,0 +1,217 @@
+//! What a limit check answers, pure. A check is a question: it reserves nothing and uses nothing up (T24).
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+use types::Decimal;
+
+use super::{Error, IdentityConfig};
+
+/// Limit types of the specification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LimitType {
+    Deposit,
+    Withdrawal,
+    Trading,
+}
+
+impl LimitType {
+    pub const ALL: [LimitType; 3] = [
+        LimitType::Deposit,
+        LimitType::Withdrawal,
+        LimitType::Trading,
+    ];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            LimitType::Deposit => "DEPOSIT",
+            LimitType::Withdrawal => "WITHDRAWAL",
+            LimitType::Trading => "TRADING",
+        }
+    }
+}
+
+impl fmt::Display for LimitType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What of an order counts against the trading limit (T23).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TradingBasis {
+    #[default]
+    Quantity,
+    Notional,
+}
+
+/// Limits of users that have none of their own.
+#[derive(Clone, Copy, Debug)]
+pub struct Defaults {
+    deposit: Decimal,
+    withdrawal: Decimal,
+    trading: Decimal,
+}
+
+impl Defaults {
+    pub fn read(config: &IdentityConfig) -> Result<Defaults, Error> {
+        let amount = |setting, text: &str| {
+            Decimal::from_str(text)
+                .ok()
+                .filter(|amount| !amount.is_negative())
+                .ok_or_else(|| Error::Setting {
+                    setting,
+                    value: text.to_owned(),
+                })
+        };
+        Ok(Defaults {
+            deposit: amount("deposit_daily", &config.deposit_daily)?,
+            withdrawal: amount("withdrawal_daily", &config.withdrawal_daily)?,
+            trading: amount("trading_daily", &config.trading_daily)?,
+        })
+    }
+
+    pub fn of(&self, limit_type: LimitType) -> Limit {
+        let daily = match limit_type {
+            LimitType::Deposit => self.deposit,
+            LimitType::Withdrawal => self.withdrawal,
+            LimitType::Trading => self.trading,
+        };
+        Limit {
+            daily,
+            refuse_with: String::new(),
+        }
+    }
+}
+
+/// A user's limit of one type.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limit {
+    pub daily: Decimal,
+    /// Refuses every check with this text when not empty: a button for tests and demonstrations.
+    pub refuse_with: String,
+}
+
+/// What the user is, as far as a check is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    pub blocked: bool,
+    pub sanctioned: bool,
+}
+
+/// Answer to a check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// `Err` carries the refusal text, which reaches the client word for word.
+    pub allowed: Result<(), String>,
+    pub remaining: Decimal,
+}
+
+pub const SANCTIONS_HIT: &str = "Sanctions list hit";
+
+pub fn check(
+    standing: Standing,
+    limit_type: LimitType,
+    limit: &Limit,
+    used: Decimal,
+    amount: Decimal,
+) -> Verdict {
+    let left = limit.daily.checked_sub(used).unwrap_or(Decimal::ZERO);
+    let remaining = if left.is_negative() {
+        Decimal::ZERO
+    } else {
+        left
+    };
+    let name = match limit_type {
+        LimitType::Deposit => "deposit",
+        LimitType::Withdrawal => "withdrawal",
+        LimitType::Trading => "trading",
+    };
+    let allowed = if standing.blocked {
+        Err("User is blocked".to_owned())
+    } else if standing.sanctioned {
+        Err(SANCTIONS_HIT.to_owned())
+    } else if !limit.refuse_with.is_empty() {
+        Err(limit.refuse_with.clone())
+    } else if amount > remaining {
+        Err(format!("Daily {name} limit exceeded"))
+    } else {
+        Ok(())
+    };
+    Verdict { allowed, remaining }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn d(text: &str) -> Decimal {
+        text.parse().unwrap()
+    }
+
+    const GOOD: Standing = Standing {
+        blocked: false,
+        sanctioned: false,
+    };
+
+    fn limit(daily: &str) -> Limit {
+        Limit {
+            daily: d(daily),
+            refuse_with: String::new(),
+        }
+    }
+
+    // rows: R340
+    #[test]
+    fn r340_the_limit_holds_at_its_bound_and_one_kopeck_past_it() {
+        let ask = |used, amount| {
+            check(
+                GOOD,
+                LimitType::Deposit,
+                &limit("600000"),
+                d(used),
+                d(amount),
+            )
+        };
+        assert_eq!(ask("0", "600000.00").allowed, Ok(()));
+        assert_eq!(ask("599999.99", "0.01").allowed, Ok(()));
+        let over = ask("599999.99", "0.02");
+        assert_eq!(over.allowed, Err("Daily deposit limit exceeded".into()));
+        assert_eq!(over.remaining, d("0.01"));
+        assert_eq!(ask("700000", "1").remaining, Decimal::ZERO);
+    }
+
+    // rows: R012
+    #[test]
+    fn r012_each_limit_type_has_its_own_text() {
+        for (limit_type, text) in [
+            (LimitType::Deposit, "Daily deposit limit exceeded"),
+            (LimitType::Withdrawal, "Daily withdrawal limit exceeded"),
+            (LimitType::Trading, "Daily trading limit exceeded"),
+        ] {
+            let verdict = check(GOOD, limit_type, &limit("1"), Decimal::ZERO, d("2"));
+            assert_eq!(verdict.allowed, Err(text.into()));
+        }
+    }
+
+    #[test]
+    fn a_block_outranks_a_list_hit_and_a_text_of_ones_own() {
+        let own = Limit {
+            refuse_with: "KYC is out of date".into(),
+            ..limit("10")
+        };
+        let ask = |blocked, sanctioned| {
+            let standing = Standing {
+                blocked,
+                sanctioned,
+            };
+            check(standing, LimitType::Trading, &own, Decimal::ZERO, d("1"))
+                .allowed
+                .unwrap_err()
+        };
+        assert_eq!(ask(true, true), "User is blocked");
+        assert_eq!(ask(false, true), "Sanctions list hit");
+        assert_eq!(ask(false, false), "KYC is out of date");
+    }
+}

@@ -1,0 +1,123 @@
+//! Counts what the platform's events use up of the limits, per business day in Moscow.
+//!
+//! A deposit counts when its tokens are issued, not when it is paid: the issue asks the same limit again (T24) and must not find its own
+//! payment there. Trading counts what was traded, for both sides, and not what was ordered: a cancelled order uses nothing up.
+
+use std::sync::Arc;
+
+use events::{Event, HandlerResult, Poison, Sqlite};
+use payments::BusinessDay;
+use prost::Message;
+use proto::{cfa::v1 as cfa, common::v1 as common, convert, market::v1 as market};
+use tokio_util::sync::CancellationToken;
+use types::Decimal;
+
+use super::{
+    repo,
+    rules::{LimitType, TradingBasis},
+};
+
+const GROUP: &str = "identity.uses";
+const CFA_RUB: &str = "CFA-RUB";
+
+/// One user's use of one limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Use {
+    user_id: String,
+    limit_type: LimitType,
+    amount: Decimal,
+    at_us: i64,
+}
+
+pub async fn run(
+    db: Sqlite,
+    log: Arc<dyn events::Log>,
+    basis: TradingBasis,
+    shutdown: CancellationToken,
+) {
+    let handler = |event: Event| {
+        let db = db.clone();
+        async move { count(&db, &event, basis).await }
+    };
+    let topics = [events::topics::CFA, events::topics::MARKET];
+    if let Err(error) = events::consume(log, GROUP, &topics, handler, shutdown).await {
+        tracing::error!(%error, "limit use cannot be counted");
+    }
+}
+
+async fn count(db: &Sqlite, event: &Event, basis: TradingBasis) -> HandlerResult {
+    // Most events use nothing up: they cost no transaction.
+    let uses = uses_of(event, basis).map_err(Poison)?;
+    if uses.is_empty() {
+        return Ok(());
+    }
+    let mut tx = db.write().await?;
+    if !events::inbox::accept_in_tx(&mut tx, GROUP, event.id).await? {
+        return Ok(());
+    }
+    for used in uses {
+        let day = BusinessDay::of(used.at_us);
+        repo::add_use_in_tx(&mut tx, &used.user_id, day, used.limit_type, used.amount).await?;
+    }
+    tx.commit().await?;
+    Ok(())
+}
+
+fn uses_of(event: &Event, basis: TradingBasis) -> Result<Vec<Use>, String> {
+    let bytes = event.payload.as_slice();
+    let broken = |error: prost::DecodeError| error.to_string();
+    let time = |at: Option<&prost_types::Timestamp>| {
+        at.map_or(event.occurred_at_us, convert::timestamp_us)
+    };
+    match event.short_type() {
+        "CfaIssuedEvent" => {
+            let issued = cfa::CfaIssuedEvent::decode(bytes).map_err(broken)?;
+            if issued.instrument_id != CFA_RUB {
+                return Ok(Vec::new());
+            }
+            Ok(vec![Use {
+                user_id: issued.holder_id,
+                limit_type: LimitType::Deposit,
+                amount: amount(issued.amount.as_ref())?,
+                at_us: time(issued.issued_at.as_ref()),
+            }])
+        }
+        "CfaRedeemedEvent" => {
+            let redeemed = cfa::CfaRedeemedEvent::decode(bytes).map_err(broken)?;
+            if redeemed.instrument_id != CFA_RUB {
+                return Ok(Vec::new());
+            }
+            Ok(vec![Use {
+                user_id: redeemed.holder_id,
+                limit_type: LimitType::Withdrawal,
+                amount: amount(redeemed.amount.as_ref())?,
+                at_us: time(redeemed.redeemed_at.as_ref()),
+            }])
+        }
+        "TradeExecutedEvent" => {
+            let trade = market::TradeExecutedEvent::decode(bytes).map_err(broken)?;
+            let number = |value| convert::decimal(value).map_err(|error| error.to_string());
+            let quantity = number(trade.quantity.as_ref())?;
+            let amount = match basis {
+                TradingBasis::Quantity => quantity,
+                TradingBasis::Notional => quantity
+                    .checked_mul(number(trade.price.as_ref())?)
+                    .map_err(|error| error.to_string())?,
+            };
+            let at_us = time(trade.executed_at.as_ref());
+            let side = |user_id| Use {
+                user_id,
+                limit_type: LimitType::Trading,
+                amount,
+                at_us,
+            };
+            Ok(vec![side(trade.buyer_id), side(trade.seller_id)])
+        }
+        _ => Ok(Vec::new()),
+    }
+}
+
+fn amount(value: Option<&common::MonetaryAmount>) -> Result<Decimal, String> {
+    let (_, amount) = convert::monetary_amount(value).map_err(|error| error.to_string())?;
+    Ok(amount)
+}
