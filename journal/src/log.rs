@@ -10,9 +10,10 @@ use std::thread::JoinHandle;
 
 use tokio::sync::watch;
 
-use crate::frame::{self, Found, Frame, FrameKind};
+use crate::frame::{self, Frame, FrameKind};
 use crate::reader::Reader;
 use crate::storage::Storage;
+use crate::survey::{self, End};
 
 /// Sizes of the log.
 #[derive(Clone, Copy, Debug)]
@@ -135,7 +136,7 @@ impl Journal {
         config: Config,
         visit: impl FnMut(&Frame) -> Result<(), String>,
     ) -> Result<Self, JournalError> {
-        let end = scan(&*storage, config, visit)?;
+        let end = survey::mend(&*storage, config, visit)?;
         let (state, _) = watch::channel(State {
             sequence: end.sequence,
             segment: end.segment,
@@ -249,18 +250,6 @@ impl Appender {
     pub fn is_failed(&self) -> bool {
         self.shared.state.borrow().failed.is_some()
     }
-}
-
-/// Where the log ends.
-#[derive(Clone, Copy, Debug, Default)]
-struct End {
-    segment: u64,
-    /// Size of that segment.
-    bytes: u64,
-    offset: u64,
-    sequence: u64,
-    batch: u64,
-    crc: u32,
 }
 
 struct Writer {
@@ -394,177 +383,4 @@ fn first_unit_bytes(bytes: &[u8]) -> u64 {
             return at as u64;
         }
     }
-}
-
-/// Walks the log, visits whole units, cuts the tail.
-fn scan(
-    storage: &dyn Storage,
-    config: Config,
-    mut visit: impl FnMut(&Frame) -> Result<(), String>,
-) -> Result<End, JournalError> {
-    let segments = storage.segments()?;
-    let Some(first) = segments.first().copied() else {
-        storage.create(1, config.segment_bytes)?;
-        return Ok(End {
-            segment: 1,
-            bytes: config.segment_bytes,
-            ..End::default()
-        });
-    };
-    for (segment, expected) in segments.iter().zip(first..) {
-        if *segment != expected {
-            return Err(JournalError::SegmentMissing {
-                missing: expected,
-                after: *segment,
-            });
-        }
-    }
-    let mut end = End {
-        segment: first,
-        ..End::default()
-    };
-    // Chain through frames of a unit that may still turn out torn.
-    let (mut crc, mut unit) = (0u32, Vec::new());
-    let mut torn_at = None;
-    'segments: for segment in &segments {
-        let bytes = load(storage, *segment)?;
-        if end.segment == *segment {
-            end.bytes = bytes.len() as u64;
-        }
-        if end.segment != *segment {
-            if !unit.is_empty() {
-                // A unit never spans segments.
-                torn_at = Some((end.segment, end.offset));
-                break;
-            }
-            if frame::read(&bytes) == Found::End {
-                // Made, but nothing reached it.
-                if bytes.iter().any(|byte| *byte != 0) {
-                    torn_at = Some((*segment, 0));
-                }
-                break;
-            }
-        }
-        let mut at = 0usize;
-        loop {
-            let name = || storage.name(*segment);
-            match frame::read(&bytes[at..]) {
-                Found::Frame(frame)
-                    if frame.prev == crc
-                        && frame.batch >= end.batch
-                        && frame.batch <= end.batch + 1 =>
-                {
-                    crc = frame.crc;
-                    let offset = at as u64;
-                    at += frame::frame_bytes(frame.payload.len());
-                    let is_end = frame.unit_end;
-                    let (sequence, batch) = (frame.sequence, frame.batch);
-                    unit.push(frame);
-                    if is_end {
-                        for frame in unit.drain(..) {
-                            visit(&frame).map_err(|reason| JournalError::Content {
-                                file: name(),
-                                offset,
-                                reason,
-                            })?;
-                        }
-                        end = End {
-                            segment: *segment,
-                            bytes: bytes.len() as u64,
-                            offset: at as u64,
-                            sequence,
-                            batch,
-                            crc,
-                        };
-                    }
-                }
-                Found::Frame(frame) if frame.batch <= end.batch => {
-                    return Err(JournalError::Chain {
-                        file: name(),
-                        offset: at as u64,
-                    });
-                }
-                Found::End if bytes[at..].iter().all(|byte| *byte == 0) && unit.is_empty() => {
-                    continue 'segments;
-                }
-                Found::End | Found::Damaged | Found::Frame(_) => {
-                    torn_at = Some((*segment, at as u64));
-                    break 'segments;
-                }
-            }
-        }
-    }
-    if let Some((segment, offset)) = torn_at {
-        refuse_hole(storage, &segments, segment, offset, end.batch)?;
-        cut(storage, &segments, end)?;
-        tracing::warn!(
-            sequence = end.sequence,
-            file = storage.name(segment),
-            offset,
-            "a torn tail was cut from the journal"
-        );
-    } else if !unit.is_empty() {
-        cut(storage, &segments, end)?;
-    }
-    Ok(end)
-}
-
-fn load(storage: &dyn Storage, segment: u64) -> Result<Vec<u8>, JournalError> {
-    let mut bytes = Vec::new();
-    let mut chunk = vec![0u8; 1 << 20];
-    loop {
-        let count = storage.read(segment, bytes.len() as u64, &mut chunk)?;
-        bytes.extend_from_slice(&chunk[..count]);
-        if count < chunk.len() {
-            return Ok(bytes);
-        }
-    }
-}
-
-/// Data of a batch after the torn one exists only when the torn one had been synced: then it is not torn but lost.
-fn refuse_hole(
-    storage: &dyn Storage,
-    segments: &[u64],
-    segment: u64,
-    offset: u64,
-    batch: u64,
-) -> Result<(), JournalError> {
-    for later in segments.iter().filter(|number| **number >= segment) {
-        let bytes = load(storage, *later)?;
-        let mut at = if *later == segment {
-            usize::try_from(offset).expect("fits memory")
-        } else {
-            0
-        };
-        while at < bytes.len() {
-            if let Found::Frame(frame) = frame::read(&bytes[at..])
-                && frame.batch > batch + 1
-            {
-                return Err(JournalError::Hole {
-                    file: storage.name(segment),
-                    offset,
-                });
-            }
-            at += 8;
-        }
-    }
-    Ok(())
-}
-
-/// Zeroes everything behind the end.
-fn cut(storage: &dyn Storage, segments: &[u64], end: End) -> Result<(), JournalError> {
-    for segment in segments.iter().filter(|number| **number >= end.segment) {
-        let start = if *segment == end.segment {
-            end.offset
-        } else {
-            0
-        };
-        let bytes = load(storage, *segment)?;
-        let start_at = usize::try_from(start).expect("fits memory");
-        if let Some(last) = bytes[start_at..].iter().rposition(|byte| *byte != 0) {
-            storage.write(*segment, start, &vec![0; last + 1])?;
-            storage.sync(*segment)?;
-        }
-    }
-    Ok(())
 }

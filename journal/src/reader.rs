@@ -53,6 +53,11 @@ impl Reader {
         }
     }
 
+    /// Another reader of the same log, behind `after`.
+    pub fn again(&self, after: u64) -> Self {
+        Self::new(self.storage.clone(), self.state.clone(), after)
+    }
+
     /// The next frame at or before the commit position, if there is one.
     pub fn try_next(&mut self) -> Result<Option<Frame>, ReadError> {
         loop {

@@ -1,0 +1,104 @@
+//! Snapshots are whole or passed over; a walk changes nothing.
+
+use std::sync::Arc;
+
+use journal::fault::MemoryStorage;
+use journal::{Config, FrameKind, Journal, Snapshots, Storage, walk};
+
+#[test]
+fn the_newest_good_snapshot_is_found_and_old_ones_go() {
+    let dir = tempfile::tempdir().expect("folder");
+    let snapshots = Snapshots::new(&dir.path().join("snapshots"));
+    assert_eq!(
+        snapshots
+            .newest(u64::MAX)
+            .expect("no folder is no snapshot"),
+        None
+    );
+    for sequence in [5, 70, 600] {
+        let payload = vec![sequence as u8; sequence as usize];
+        snapshots.write(sequence, &payload).expect("written");
+    }
+    assert_eq!(snapshots.sequences().expect("listed"), [70, 600]);
+    let newest = |until| {
+        snapshots
+            .newest(until)
+            .expect("read")
+            .map(|found| found.sequence)
+    };
+    assert_eq!(newest(u64::MAX), Some(600));
+    assert_eq!(newest(599), Some(70));
+    assert_eq!(newest(69), None);
+}
+
+#[test]
+fn a_snapshot_damaged_at_any_byte_or_cut_at_any_byte_is_passed_over() {
+    let dir = tempfile::tempdir().expect("folder");
+    let snapshots = Snapshots::new(dir.path());
+    snapshots.write(1, b"the older state").expect("written");
+    let path = snapshots.write(2, b"the newer state").expect("written");
+    let whole = std::fs::read(&path).expect("read");
+    for at in 0..whole.len() {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 1;
+        for bytes in [&damaged, &whole[..at].to_vec()] {
+            std::fs::write(&path, bytes).expect("damaged");
+            let found = snapshots
+                .newest(u64::MAX)
+                .expect("read")
+                .expect("the older one");
+            assert_eq!(
+                (found.sequence, found.payload.as_slice()),
+                (1, &b"the older state"[..]),
+                "byte {at}"
+            );
+        }
+    }
+    std::fs::write(&path, &whole).expect("mended");
+    assert_eq!(
+        snapshots
+            .newest(u64::MAX)
+            .expect("read")
+            .expect("newer")
+            .sequence,
+        2
+    );
+}
+
+#[test]
+fn a_walk_sees_what_an_opening_sees_and_changes_nothing() {
+    let storage = Arc::new(MemoryStorage::default());
+    assert_eq!(walk(&storage, |_| Ok(())).expect("nothing to see"), 0);
+    assert!(
+        storage.segments().expect("listed").is_empty(),
+        "no segment was made"
+    );
+    let config = Config {
+        segment_bytes: 4 << 10,
+        pending_bytes_max: 1 << 20,
+    };
+    let journal = Journal::open(Arc::new(storage.clone()), config, |_| Ok(())).expect("opens");
+    let mut appender = journal.appender();
+    for sequence in 1..=100 {
+        appender.append(FrameKind::Command, true, sequence, sequence, &[7; 100]);
+    }
+    appender.flush();
+    drop(appender);
+    journal.close();
+    // The last frame is torn in its middle.
+    let last = *storage.segments().expect("listed").last().expect("some");
+    let bytes = storage.bytes(last);
+    let end = bytes.iter().rposition(|byte| *byte != 0).expect("written");
+    storage.damage(last, end - 20, &[0; 8]);
+    let before = storage.bytes(last);
+    let mut seen = 0;
+    let sequence = walk(&storage, |_| {
+        seen += 1;
+        Ok(())
+    });
+    assert_eq!(
+        (sequence.expect("a torn tail is passed over"), seen),
+        (99, 99)
+    );
+    assert_eq!(storage.bytes(last), before, "and left as it is");
+}
