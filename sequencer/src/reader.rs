@@ -28,6 +28,11 @@ impl Reader {
         }
     }
 
+    /// Another reader of the same journal: records of commands after `after`.
+    pub fn again(&self, after: Sequence) -> Self {
+        Self::new(self.frames.again(after.get()))
+    }
+
     /// The next record at or before the commit position, if there is one.
     pub fn try_next(&mut self) -> Result<Option<Record>, ReadError> {
         while let Some(frame) = self.frames.try_next()? {
