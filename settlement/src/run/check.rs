@@ -47,7 +47,7 @@ impl Checks {
     /// Notes the pools of a batch; true when it is time to compare.
     pub fn take(&mut self, pools: HashSet<HoldIx>, batches: u64) -> bool {
         self.touched.extend(pools);
-        batches % self.every == 0
+        batches.is_multiple_of(self.every)
     }
 
     /// Takes the pools of a round out of those touched.

@@ -88,7 +88,7 @@ impl Poster {
             Ok(()) | Err(Halt::Stopped) => {}
             Err(halt) => {
                 tracing::error!(error = %halt, "settlement has halted");
-                self.shared.health.set_failing("journal", &halt.to_string());
+                self.shared.health.set_failing("journal", halt.to_string());
                 self.shared.tracker.halt(&halt.to_string());
             }
         }
@@ -300,7 +300,7 @@ impl Poster {
             };
             changes.clear();
             fold.apply(&record.command, &record.events, &mut changes)?;
-            if fold.position().0 % 4_096 == 0 {
+            if fold.position().0.is_multiple_of(4_096) {
                 tokio::task::yield_now().await;
                 let bytes = self.journal.bytes_behind();
                 shared

@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod ledger;
+pub mod services;
 
 use engine::{Book, BookConfig, EventSink};
 use rand::rngs::SmallRng;

@@ -1,0 +1,90 @@
+//! The process killed exactly between two steps of a batch, then started again: every trade settled once, all money where it belongs.
+
+mod world;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use types::Event;
+use world::services::{Platform, config};
+use world::{Market, node};
+
+const FOLDER: &str = "SETTLEMENT_TEST_FOLDER";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn market() -> Market {
+    let mut market = Market::new(11);
+    for _ in 0..150 {
+        market.random();
+    }
+    market
+}
+
+async fn run(folder: &std::path::Path) -> Platform {
+    let market = market();
+    // What the gateway has blocked and the journal has taken outlives the process.
+    let funded = folder.join("funded");
+    let platform = if funded.exists() {
+        Platform::start(folder, config(folder), &market.records).await
+    } else {
+        let mut platform = Platform::start(folder, config(folder), &[]).await;
+        platform.fund(&market).await;
+        std::fs::write(&funded, "").unwrap();
+        platform.feed(&market.records);
+        platform
+    };
+    let end = market.admission.position();
+    tokio::time::timeout(PATIENCE, platform.settlement.drained(end))
+        .await
+        .unwrap_or_else(|_| panic!("not drained: {:?}", platform.settlement.stats()));
+    platform
+}
+
+/// The process that is killed; does nothing unless a parent test started it.
+#[tokio::test]
+async fn child() {
+    if let Ok(folder) = std::env::var(FOLDER) {
+        run(&PathBuf::from(folder)).await;
+    }
+}
+
+// rows: R186 R189
+#[tokio::test]
+async fn r186_killed_between_any_two_steps_every_trade_is_settled_once() {
+    let places = [
+        "settlement.sealed",
+        "settlement.posted",
+        "settlement.submitted",
+        "settlement.finalized",
+    ];
+    for place in places {
+        let folder = tempfile::tempdir().unwrap();
+        for time in 1..=2 {
+            let status = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "child", "--nocapture"])
+                .env(FOLDER, folder.path())
+                .env("PLATFORM_CRASH_AT", format!("{place}:{time}"))
+                .stdout(std::process::Stdio::null())
+                .stderr(std::process::Stdio::null())
+                .status()
+                .unwrap();
+            assert!(!status.success(), "{place} was not reached");
+        }
+        let market = market();
+        let mut platform = run(folder.path()).await;
+        let moved = platform.chain.moved();
+        let mut trades = 0;
+        for event in market.records.iter().flat_map(|r| &r.events) {
+            if matches!(event.event, Event::Trade(_)) {
+                trades += 1;
+                let id = event.trade_uuid(node()).to_string();
+                assert_eq!(moved.get(&id), Some(&1), "{place}: trade {id}");
+            }
+        }
+        assert!(trades > 10);
+        assert_eq!(moved.len(), trades);
+        platform.assert_agrees(&market).await;
+        platform.stop().await;
+    }
+}

@@ -1,0 +1,410 @@
+//! Settlement against the real ledger: what a trade leaves behind, what a stop at any moment does, what becomes of trades the chain refuses.
+
+mod world;
+
+use std::time::Duration;
+
+use proto::common::v1::{OperationStatus, OperationType};
+use proto::ledger::v1 as wire;
+use rand::Rng;
+use settlement::TradeStatus;
+use settlement::ids::{Part, order_hold};
+use types::*;
+use world::services::{Platform, config, context};
+use world::{FUNDED, Market, node};
+
+/// Long enough for any machine; nothing is measured by it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+async fn drained(platform: &Platform, sequence: Sequence) {
+    tokio::time::timeout(PATIENCE, platform.settlement.drained(sequence))
+        .await
+        .unwrap_or_else(|_| panic!("not drained: {:?}", platform.settlement.stats()));
+}
+
+/// Ids of all trades, with the commands that made them.
+fn trades(market: &Market) -> Vec<(Sequence, String)> {
+    market
+        .records
+        .iter()
+        .flat_map(|r| &r.events)
+        .filter(|e| matches!(e.event, Event::Trade(_)))
+        .map(|e| (e.sequence, e.trade_uuid(node()).to_string()))
+        .collect()
+}
+
+fn order_ids(market: &Market) -> Vec<Id128> {
+    market
+        .records
+        .iter()
+        .filter(|r| matches!(r.command.command, Command::New(_)))
+        .map(|r| order_uuid(r.command.time_ns, node(), r.command.sequence))
+        .collect()
+}
+
+/// The price is 105, the resting order's 100: 10 units for 1000.00, fee 1.00.
+fn one_trade() -> Market {
+    let mut market = Market::new(1);
+    market
+        .order(1, 0, Side::Sell, 10_000, 10, TimeInForce::Gtc)
+        .unwrap();
+    market
+        .order(0, 0, Side::Buy, 10_500, 10, TimeInForce::Gtc)
+        .unwrap();
+    market
+}
+
+// rows: R181 R182 R183 R184 R185 R187 R188 R191
+#[tokio::test]
+async fn r181_a_trade_is_settled_in_ledger_and_on_chain() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
+    let market = one_trade();
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    drained(&platform, market.admission.position()).await;
+
+    let (sequence, trade) = trades(&market).remove(0);
+    // R181: TRADE_BUY under the trade's id, two postings. R184: final with the transaction's hash.
+    let (buy, postings) = platform.operation(&trade).await.unwrap();
+    assert_eq!(buy.r#type(), OperationType::TradeBuy);
+    assert_eq!(buy.status(), OperationStatus::Finalized);
+    let hash = buy.onchain_tx_hash.unwrap();
+    assert!(
+        hash.starts_with("0xhash-1:") && hash.ends_with(&format!("-{sequence}")),
+        "{hash}"
+    );
+    let rows = |postings: &[wire::Posting]| -> Vec<(String, String, String)> {
+        postings
+            .iter()
+            .map(|p| {
+                let amount = p.amount.clone().unwrap().amount.unwrap().value;
+                (
+                    p.debit_subaccount_id.clone(),
+                    p.credit_subaccount_id.clone(),
+                    amount,
+                )
+            })
+            .collect()
+    };
+    let row = |a: &str, b: &str, c: &str| (a.to_owned(), b.to_owned(), c.to_owned());
+    assert_eq!(
+        rows(&postings),
+        vec![
+            row("user-0:CFA-RUB", "system:reserve:CFA-RUB", "1000.00"),
+            row("system:reserve:BOND-0", "user-0:BOND-0", "10"),
+        ]
+    );
+    // R187: the mirror pays the seller and takes his units.
+    let (sell, postings) = platform.operation(&format!("{trade}:sell")).await.unwrap();
+    assert_eq!(
+        (sell.r#type(), sell.status()),
+        (OperationType::TradeSell, OperationStatus::Finalized)
+    );
+    assert_eq!(
+        rows(&postings),
+        vec![
+            row("system:reserve:CFA-RUB", "user-1:CFA-RUB", "1000.00"),
+            row("user-1:BOND-0", "system:reserve:BOND-0", "10"),
+        ]
+    );
+    // R185
+    let (fee, postings) = platform.operation(&format!("{trade}:fee")).await.unwrap();
+    assert_eq!(
+        (fee.r#type(), fee.status()),
+        (OperationType::Fee, OperationStatus::Finalized)
+    );
+    assert_eq!(
+        rows(&postings),
+        vec![row("user-0:CFA-RUB", "system:fees:CFA-RUB", "1.00")]
+    );
+    // R182: seller to buyer, quantity, trade id; the money leg with it.
+    let leg = platform.chain.state.lock().unwrap().legs[&trade].clone();
+    assert_eq!(
+        (leg.seller_id.as_str(), leg.buyer_id.as_str()),
+        ("user-1", "user-0")
+    );
+    let text = |d: Option<proto::common::v1::Decimal>| d.unwrap().value;
+    assert_eq!(
+        (
+            text(leg.quantity),
+            text(leg.payment),
+            text(leg.fee),
+            leg.trade_number
+        ),
+        ("10".into(), "1000.00".into(), "1.00".into(), 1)
+    );
+    // R183 and R191: both orders' holds are consumed, 5 a unit came back to the trading hold.
+    let orders = order_ids(&market);
+    for order in &orders {
+        let hold = platform.hold(order_hold(*order, Part::Main)).await;
+        assert_eq!(hold.status(), wire::HoldStatus::Consumed);
+        assert!(hold.reason.contains(&order.to_string()));
+    }
+    let main = platform.hold(order_hold(orders[1], Part::Main)).await;
+    assert_eq!(text(main.amount.unwrap().amount), "1050.00");
+    assert_eq!(
+        (text(main.consumed), text(main.released)),
+        ("1000.00".into(), "50.00".into())
+    );
+    let left = Decimal::from_minor(FUNDED - 100_100, 2).to_string();
+    assert_eq!(
+        platform.balance("user-0:CFA-RUB").await,
+        [left.clone(), left, "0.00".into(), "0.00".into()]
+    );
+    // What came in is settled and free.
+    let [balance, _, unsettled, available] = platform.balance("user-1:CFA-RUB").await;
+    assert_eq!(
+        balance,
+        Decimal::from_minor(FUNDED + 100_000, 2).to_string()
+    );
+    assert_eq!(
+        (unsettled.as_str(), available.as_str()),
+        ("0.00", "1000.00")
+    );
+    platform.assert_agrees(&market).await;
+
+    let stats = platform.settlement.stats();
+    assert_eq!(
+        (
+            stats.trades_settled,
+            stats.trades_pending,
+            stats.trades_failed
+        ),
+        (1, 0, 0)
+    );
+    assert_eq!(
+        platform.settlement.view().trade_status(sequence, &trade),
+        TradeStatus::Settled
+    );
+    platform.stop().await;
+}
+
+// rows: R190
+#[tokio::test]
+async fn r190_several_trades_consume_one_hold_part_by_part() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
+    let mut market = Market::new(2);
+    market
+        .order(0, 0, Side::Buy, 100, 30, TimeInForce::Gtc)
+        .unwrap();
+    let mut fed = 0;
+    platform.fund(&market).await;
+    for (seller, left) in [(1, "20.00"), (2, "10.00"), (3, "0.00")] {
+        market
+            .order(seller, 0, Side::Sell, 100, 10, TimeInForce::Gtc)
+            .unwrap();
+        platform.feed(&market.records[fed..]);
+        fed = market.records.len();
+        drained(&platform, market.admission.position()).await;
+        let hold = platform
+            .hold(order_hold(order_ids(&market)[0], Part::Main))
+            .await;
+        assert_eq!(
+            hold.remaining_amount.clone().unwrap().amount.unwrap().value,
+            left
+        );
+    }
+    assert_eq!(platform.settlement.stats().trades_settled, 3);
+    platform.assert_agrees(&market).await;
+    platform.stop().await;
+}
+
+// rows: R186 R188 R189
+#[tokio::test]
+async fn r186_stopped_anywhere_it_goes_on_and_settles_every_trade_once() {
+    for seed in 0..3 {
+        let folder = tempfile::tempdir().unwrap();
+        let mut market = Market::new(seed);
+        for _ in 0..250 {
+            market.random();
+        }
+        let mut starts = 0;
+        let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
+        platform.fund(&market).await;
+        platform.feed(&market.records);
+        loop {
+            starts += 1;
+            if starts > 5 {
+                break;
+            }
+            let posts = market.rng.random_range(0..400);
+            for _ in 0..posts {
+                tokio::task::yield_now().await;
+            }
+            platform.stop().await;
+            // The journal is read from its beginning at every start.
+            platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
+        }
+        drained(&platform, market.admission.position()).await;
+        let trades = trades(&market);
+        assert!(trades.len() > 30);
+        let moved = platform.chain.moved();
+        for (_, trade) in &trades {
+            assert_eq!(moved.get(trade), Some(&1), "trade {trade}");
+            let (buy, _) = platform.operation(trade).await.unwrap();
+            let (sell, _) = platform.operation(&format!("{trade}:sell")).await.unwrap();
+            assert_eq!(buy.status(), OperationStatus::Finalized);
+            assert_eq!(sell.status(), OperationStatus::Finalized);
+        }
+        assert_eq!(moved.len(), trades.len());
+        platform.assert_agrees(&market).await;
+        let stats = platform.settlement.stats();
+        assert_eq!(
+            (stats.trades_settled, stats.halted.as_str()),
+            (trades.len() as u64, "")
+        );
+        assert!(
+            platform
+                .settlement
+                .view()
+                .breaks()
+                .await
+                .unwrap()
+                .is_empty()
+        );
+        platform.stop().await;
+    }
+}
+
+// rows: R189
+#[tokio::test]
+async fn r189_a_chain_that_is_away_is_asked_again_and_a_repeat_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
+    *platform.chain.away.lock().unwrap() = 2;
+    let market = one_trade();
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    drained(&platform, market.admission.position()).await;
+    let (_, trade) = trades(&market).remove(0);
+    let before = platform.balance("user-1:CFA-RUB").await;
+    platform.stop().await;
+
+    let mut platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
+    drained(&platform, market.admission.position()).await;
+    assert_eq!(platform.chain.moved()[&trade], 1);
+    assert_eq!(platform.balance("user-1:CFA-RUB").await, before);
+    assert_eq!(platform.settlement.stats().trades_settled, 1);
+    platform.assert_agrees(&market).await;
+    platform.stop().await;
+}
+
+// rows: R186
+#[tokio::test]
+async fn r186_a_trade_the_chain_refuses_twice_is_bust_and_its_money_is_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
+    platform.chain.left_out_once.lock().unwrap().insert(1);
+    platform.chain.left_out.lock().unwrap().insert(2);
+    let mut market = one_trade();
+    market
+        .order(2, 0, Side::Sell, 100, 5, TimeInForce::Gtc)
+        .unwrap();
+    market
+        .order(3, 0, Side::Buy, 100, 5, TimeInForce::Gtc)
+        .unwrap();
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    drained(&platform, market.admission.position()).await;
+
+    let trades = trades(&market);
+    let view = platform.settlement.view();
+    assert_eq!(
+        view.trade_status(trades[0].0, &trades[0].1),
+        TradeStatus::Settled
+    );
+    assert_eq!(
+        view.trade_status(trades[1].0, &trades[1].1),
+        TradeStatus::Failed
+    );
+    let (kept, _) = platform.operation(&trades[0].1).await.unwrap();
+    assert!(kept.onchain_tx_hash.unwrap().ends_with("/2"));
+    let (bust, _) = platform.operation(&trades[1].1).await.unwrap();
+    assert_eq!(bust.status(), OperationStatus::Failed);
+    // Neither side has anything of it: the buyer's money is available, the seller's units too.
+    let [balance, _, unsettled, available] = platform.balance("user-3:CFA-RUB").await;
+    assert_eq!(balance, Decimal::from_minor(FUNDED, 2).to_string());
+    // 5.00 and the fee of 0.01.
+    assert_eq!((unsettled.as_str(), available.as_str()), ("0.00", "5.01"));
+    let [balance, _, unsettled, available] = platform.balance("user-2:BOND-0").await;
+    assert_eq!(
+        (balance, unsettled.as_str(), available.as_str()),
+        (FUNDED.to_string(), "0", "5")
+    );
+    assert_eq!(platform.balance("user-2:CFA-RUB").await[2], "0.00");
+    assert_eq!(platform.settlement.stats().trades_failed, 1);
+    platform.assert_agrees(&market).await;
+    platform.stop().await;
+}
+
+#[tokio::test]
+async fn a_hold_that_is_short_is_a_break_and_stops_its_user_until_it_is_cleared() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
+    let mut market = one_trade();
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    let settled = market.records.len();
+    drained(&platform, market.admission.position()).await;
+    // Somebody takes money out of user 0's trading hold behind the journal's back.
+    let money = Market::pool(UserIx(0), AssetIx::MONEY);
+    let pool = *market.admission.pool(money);
+    let adjust = |minor: i64, key: &str| wire::AdjustHoldRequest {
+        context: context(key),
+        hold_id: pool.hold.to_string(),
+        remaining_amount: Some(proto::convert::to_monetary_amount_minor(
+            "CFA-RUB", minor, 2,
+        )),
+    };
+    platform
+        .ledger
+        .adjust_hold(adjust(pool.free.0 - 1, "steal"))
+        .await
+        .unwrap();
+    platform.stop().await;
+
+    let mut platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
+    let view = platform.settlement.view();
+    tokio::time::timeout(PATIENCE, async {
+        while view.breaks().await.unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("the break is found");
+    let found = view.breaks().await.unwrap().remove(0);
+    assert_eq!(
+        (found.name.as_str(), found.user_id.as_str()),
+        ("HOLD_SHORT", "user-0")
+    );
+    assert_eq!(found.expected - found.found, 1);
+
+    // Others are settled up to the first record of this user.
+    market
+        .order(4, 0, Side::Sell, 100, 1, TimeInForce::Gtc)
+        .unwrap();
+    market
+        .order(5, 0, Side::Buy, 100, 1, TimeInForce::Gtc)
+        .unwrap();
+    let before = market.admission.position();
+    market
+        .order(0, 0, Side::Buy, 90, 1, TimeInForce::Gtc)
+        .unwrap();
+    platform.feed(&market.records[settled..]);
+    drained(&platform, before).await;
+    assert_eq!(platform.settlement.stats().progress.folded, before);
+
+    // Repaired and cleared, it goes on.
+    platform
+        .ledger
+        .adjust_hold(adjust(pool.free.0, "repair"))
+        .await
+        .unwrap();
+    assert_eq!(view.clear_breaks("user-0").await.unwrap(), 1);
+    drained(&platform, market.admission.position()).await;
+    assert_eq!(platform.settlement.stats().halted, "");
+    platform.assert_agrees(&market).await;
+    platform.stop().await;
+}

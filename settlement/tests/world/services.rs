@@ -1,0 +1,457 @@
+//! The real ledger in process and a double of the chain service: it accepts a batch id once, leaves out the trades it is told to, and writes what it
+//! did to a file, so that it outlives a killed process.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use proto::cfa::v1::cfa_registry_service_server::{CfaRegistryService, CfaRegistryServiceServer};
+use proto::cfa::v1::*;
+use proto::common::v1::{MonetaryAmount, RequestContext};
+use proto::ledger::v1 as wire;
+use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
+use settlement::source::{Record, Recorded};
+use settlement::{SettlementConfig, SettlementDeps, SettlementHandle};
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+use tonic::{Request, Response, Status};
+use types::{Command, Decimal};
+
+use super::Market;
+
+/// What the double remembers of a batch.
+#[derive(Clone, Debug, Default)]
+pub struct ChainState {
+    /// In the order in which they came: batch id, ids of its trades.
+    pub batches: Vec<(String, Vec<String>)>,
+    pub legs: BTreeMap<String, TradeLeg>,
+    pub failed: BTreeMap<String, Vec<String>>,
+}
+
+#[derive(Default)]
+pub struct Chain {
+    file: PathBuf,
+    pub state: Mutex<ChainState>,
+    /// Trade numbers left out in every batch whose id does not end in `/2`; and those left out always.
+    pub left_out_once: Mutex<HashSet<u64>>,
+    pub left_out: Mutex<HashSet<u64>>,
+    /// Refuse whole batches: `UNAVAILABLE` so many times.
+    pub away: Mutex<u32>,
+}
+
+impl Chain {
+    pub fn open(folder: &Path) -> Arc<Self> {
+        let chain = Self {
+            file: folder.join("chain.log"),
+            ..Self::default()
+        };
+        if let Ok(text) = std::fs::read_to_string(&chain.file) {
+            let mut state = chain.state.lock().unwrap();
+            for line in text.lines() {
+                let mut words = line.split(' ');
+                let id = words.next().unwrap().to_owned();
+                state
+                    .batches
+                    .push((id.clone(), words.map(str::to_owned).collect()));
+                state.failed.insert(id, Vec::new());
+            }
+        }
+        Arc::new(chain)
+    }
+
+    /// Trades moved on chain, with how often.
+    pub fn moved(&self) -> BTreeMap<String, u32> {
+        let state = self.state.lock().unwrap();
+        let mut moved = BTreeMap::new();
+        for (id, trades) in &state.batches {
+            for trade in trades.iter().filter(|t| !state.failed[id].contains(t)) {
+                *moved.entry(trade.clone()).or_default() += 1;
+            }
+        }
+        moved
+    }
+
+    fn batch(&self, id: &str) -> Option<TradeBatch> {
+        let state = self.state.lock().unwrap();
+        let (_, trades) = state.batches.iter().find(|(known, _)| known == id)?;
+        Some(TradeBatch {
+            batch_id: id.to_owned(),
+            status: TradeBatchStatus::Finalized.into(),
+            onchain_tx_hash: format!("0xhash-{id}"),
+            block_number: 1,
+            trades: trades.len() as u32,
+            failed_trade_ids: state.failed[id].clone(),
+            gas_used: 1,
+        })
+    }
+}
+
+/// The other calls of the contract: not answered here.
+macro_rules! unanswered {
+    ($($name:ident: $ask:ty => $answer:ty),* $(,)?) => {
+        $(fn $name<'a, 'b>(&'a self, _: Request<$ask>) -> Pin<Box<dyn Future<Output = Result<Response<$answer>, Status>> + Send + 'b>>
+        where
+            'a: 'b,
+            Self: 'b,
+        {
+            Box::pin(async { Err(Status::unimplemented("the double settles trades only")) })
+        })*
+    };
+}
+
+/// The contract answered by the double.
+pub struct Service(pub Arc<Chain>);
+
+#[tonic::async_trait]
+impl CfaRegistryService for Service {
+    async fn settle_trades(
+        &self,
+        request: Request<SettleTradesRequest>,
+    ) -> Result<Response<SettleTradesResponse>, Status> {
+        let request = request.into_inner();
+        {
+            let mut away = self.0.away.lock().unwrap();
+            if *away > 0 {
+                *away -= 1;
+                return Err(rpc::status::unavailable("Chain", 10));
+            }
+        }
+        let id = request.batch_id.clone();
+        if self.0.batch(&id).is_none() {
+            let (once, always) = (
+                self.0.left_out_once.lock().unwrap(),
+                self.0.left_out.lock().unwrap(),
+            );
+            let mut state = self.0.state.lock().unwrap();
+            let trades: Vec<String> = request.trades.iter().map(|t| t.trade_id.clone()).collect();
+            let failed = request
+                .trades
+                .iter()
+                .filter(|t| {
+                    always.contains(&t.trade_number)
+                        || (!id.ends_with("/2") && once.contains(&t.trade_number))
+                })
+                .map(|t| t.trade_id.clone())
+                .collect();
+            let mut file = std::fs::OpenOptions::new()
+                .create(true)
+                .append(true)
+                .open(&self.0.file)
+                .unwrap();
+            writeln!(file, "{id} {}", trades.join(" ")).unwrap();
+            state.batches.push((id.clone(), trades));
+            state.failed.insert(id.clone(), failed);
+            for leg in request.trades {
+                state.legs.insert(leg.trade_id.clone(), leg);
+            }
+        }
+        Ok(Response::new(SettleTradesResponse {
+            batch: self.0.batch(&id),
+        }))
+    }
+
+    async fn get_trade_batch(
+        &self,
+        request: Request<GetTradeBatchRequest>,
+    ) -> Result<Response<GetTradeBatchResponse>, Status> {
+        let id = request.into_inner().batch_id;
+        let batch = self
+            .0
+            .batch(&id)
+            .ok_or_else(|| rpc::status::not_found("BATCH_NOT_FOUND", "Trade batch not found"))?;
+        Ok(Response::new(GetTradeBatchResponse { batch: Some(batch) }))
+    }
+
+    unanswered!(
+        register_instrument: RegisterInstrumentRequest => RegisterInstrumentResponse,
+        get_instrument: GetInstrumentRequest => GetInstrumentResponse,
+        list_instruments: ListInstrumentsRequest => ListInstrumentsResponse,
+        update_instrument: UpdateInstrumentRequest => UpdateInstrumentResponse,
+        issue_cfa_rub: IssueCfaRubRequest => IssueCfaRubResponse,
+        redeem_cfa_rub: RedeemCfaRubRequest => RedeemCfaRubResponse,
+        issue_investment_cfa: IssueInvestmentCfaRequest => IssueInvestmentCfaResponse,
+        redeem_investment_cfa: RedeemInvestmentCfaRequest => RedeemInvestmentCfaResponse,
+        start_redemption: StartRedemptionRequest => StartRedemptionResponse,
+        get_redemption: GetRedemptionRequest => GetRedemptionResponse,
+        transfer_cfa: TransferCfaRequest => TransferCfaResponse,
+        list_holders: ListHoldersRequest => ListHoldersResponse,
+        check_integrity: CheckIntegrityRequest => CheckIntegrityResponse,
+        get_supply: GetSupplyRequest => GetSupplyResponse,
+        get_operation: GetOperationRequest => GetOperationResponse,
+        list_operations: ListOperationsRequest => ListOperationsResponse,
+        finalize_issuance: FinalizeIssuanceRequest => FinalizeIssuanceResponse,
+        finalize_redemption: FinalizeRedemptionRequest => FinalizeRedemptionResponse,
+        list_suspended_deposits: ListSuspendedDepositsRequest => ListSuspendedDepositsResponse,
+        resolve_suspended_deposit: ResolveSuspendedDepositRequest => ResolveSuspendedDepositResponse,
+        set_redemption_block: SetRedemptionBlockRequest => SetRedemptionBlockResponse,
+    );
+}
+
+/// Ledger, chain double and settlement over one folder.
+pub struct Platform {
+    pub chain: Arc<Chain>,
+    pub ledger: LedgerServiceClient<rpc::Channel>,
+    pub settlement: SettlementHandle,
+    pub journal: tokio::sync::mpsc::UnboundedSender<Record>,
+    ledger_handle: ledger::LedgerHandle,
+    ledger_slot: rpc::LocalSlot,
+    stop_ledger: CancellationToken,
+    stop_settlement: CancellationToken,
+}
+
+pub fn config(folder: &Path) -> SettlementConfig {
+    SettlementConfig {
+        data_dir: folder.join("settlement"),
+        batch_trades_max: 20,
+        batch_rows_max: 200,
+        linger_ms: 0,
+        wait_ms: 20,
+        check_batches: 2,
+        short_ms: 10,
+        ..SettlementConfig::default()
+    }
+}
+
+impl Platform {
+    /// Starts ledger and settlement over a journal that has these records already.
+    pub async fn start(folder: &Path, config: SettlementConfig, records: &[super::Record]) -> Self {
+        let log: Arc<dyn events::Log> =
+            Arc::new(events::Embedded::open(folder.join("events")).await.unwrap());
+        let stop_ledger = CancellationToken::new();
+        let stop_settlement = CancellationToken::new();
+        let ledger_config = ledger::LedgerConfig {
+            data_dir: folder.join("ledger"),
+            ..Default::default()
+        };
+        let ledger_handle = ledger::start(
+            ledger_config,
+            ledger::LedgerDeps::new(log),
+            stop_ledger.clone(),
+        )
+        .await
+        .unwrap();
+        let (ledger_slot, cfa_slot) = (rpc::LocalSlot::new(), rpc::LocalSlot::new());
+        let auth = rpc::Authenticator::Sandbox;
+        ledger_slot.fill(rpc::with_auth(ledger_handle.service().routes, &auth));
+        let chain = Chain::open(folder);
+        let routes = Routes::new(CfaRegistryServiceServer::new(Service(chain.clone())));
+        cfa_slot.fill(rpc::with_auth(routes, &auth));
+        let (journal, recorded) = Recorded::new();
+        feed(&journal, records);
+        let channel = rpc::Channel::local(&ledger_slot, "sandbox.service");
+        let settlement = settlement::start(
+            config,
+            SettlementDeps {
+                journal: Box::new(recorded),
+                backlog: Arc::new(sequencer::Backlog::default()),
+                ledger: channel.clone(),
+                cfa: rpc::Channel::local(&cfa_slot, "sandbox.service"),
+            },
+            stop_settlement.clone(),
+        )
+        .await
+        .unwrap();
+        Self {
+            chain,
+            ledger: LedgerServiceClient::new(channel),
+            settlement,
+            journal,
+            ledger_handle,
+            ledger_slot,
+            stop_ledger,
+            stop_settlement,
+        }
+    }
+
+    /// Deposits what the market's users have and blocks it, as the gateway does before it journals a Fund. Repeated calls change nothing.
+    pub async fn fund(&mut self, market: &Market) {
+        for record in &market.records {
+            let Command::Fund(fund) = &record.command.command else {
+                continue;
+            };
+            let user = market.admission.user(fund.user);
+            let amount = market.admission.amount(fund.asset, fund.amount_minor);
+            let instrument = amount.instrument.to_string();
+            let money = Some(MonetaryAmount {
+                currency_code: instrument.clone(),
+                amount: Some(proto::convert::to_decimal(amount.decimal())),
+            });
+            let subaccount = format!("{user}:{instrument}");
+            self.ledger
+                .create_operation(wire::CreateOperationRequest {
+                    context: context(&format!("deposit-{}", fund.hold)),
+                    operation: Some(wire::Operation {
+                        r#type: proto::common::v1::OperationType::Deposit.into(),
+                        user_id: user.to_string(),
+                        ..Default::default()
+                    }),
+                    postings: vec![wire::Posting {
+                        debit_subaccount_id: format!("system:reserve:{instrument}"),
+                        credit_subaccount_id: subaccount.clone(),
+                        amount: money.clone(),
+                        ..Default::default()
+                    }],
+                    instrument_scales: vec![wire::InstrumentScale {
+                        instrument_id: instrument,
+                        decimals: amount.decimals.into(),
+                    }],
+                })
+                .await
+                .unwrap();
+            self.ledger
+                .create_hold(wire::CreateHoldRequest {
+                    context: context(&format!("hold-{}", fund.hold)),
+                    hold: Some(wire::Hold {
+                        hold_id: fund.hold_id.to_string(),
+                        subaccount_id: subaccount,
+                        amount: money,
+                        reason: format!("Trading hold {}", fund.hold_id),
+                        owner: "market".into(),
+                        ..Default::default()
+                    }),
+                })
+                .await
+                .unwrap();
+        }
+    }
+
+    pub fn feed(&self, records: &[super::Record]) {
+        feed(&self.journal, records);
+    }
+
+    pub async fn operation(&mut self, key: &str) -> Option<(wire::Operation, Vec<wire::Posting>)> {
+        let request = wire::ListOperationsRequest {
+            idempotency_key: key.to_owned(),
+            ..Default::default()
+        };
+        let found = self
+            .ledger
+            .list_operations(request)
+            .await
+            .unwrap()
+            .into_inner()
+            .operations;
+        assert!(found.len() <= 1, "{key} names {} operations", found.len());
+        let operation_id = found.first()?.operation_id.clone();
+        let request = wire::GetOperationRequest {
+            operation_id,
+            ..Default::default()
+        };
+        let answer = self
+            .ledger
+            .get_operation(request)
+            .await
+            .unwrap()
+            .into_inner();
+        Some((answer.operation.unwrap(), answer.postings))
+    }
+
+    pub async fn hold(&mut self, id: types::Id128) -> wire::Hold {
+        let request = wire::GetHoldRequest {
+            hold_id: id.to_string(),
+            ..Default::default()
+        };
+        self.ledger
+            .get_hold(request)
+            .await
+            .unwrap()
+            .into_inner()
+            .hold
+            .unwrap()
+    }
+
+    /// Balance, held, unsettled and available.
+    pub async fn balance(&mut self, subaccount_id: &str) -> [String; 4] {
+        let request = wire::GetBalanceRequest {
+            subaccount_id: subaccount_id.to_owned(),
+            ..Default::default()
+        };
+        let b = self.ledger.get_balance(request).await.unwrap().into_inner();
+        [b.balance, b.held, b.unsettled, b.available].map(|d| d.unwrap().value)
+    }
+
+    /// Sum of every instrument is zero.
+    pub async fn assert_zero_sum(&mut self) {
+        let lines = self
+            .ledger
+            .get_trial_balance(wire::GetTrialBalanceRequest::default())
+            .await
+            .unwrap()
+            .into_inner()
+            .lines;
+        assert!(!lines.is_empty());
+        for line in lines {
+            let total: Decimal = line.total.unwrap().value.parse().unwrap();
+            assert!(total.is_zero(), "{} sums to {total}", line.instrument_id);
+        }
+    }
+
+    /// The invariant of `design.md` 4 for every pool, and nothing left unsettled.
+    pub async fn assert_agrees(&mut self, market: &Market) {
+        let mut totals: BTreeMap<String, Decimal> = BTreeMap::new();
+        let mut page_token = String::new();
+        loop {
+            let request = wire::ListHoldsRequest {
+                status: wire::HoldStatus::Active.into(),
+                owner: "market".into(),
+                pagination: Some(proto::common::v1::PaginationRequest {
+                    page_size: 1_000,
+                    page_token,
+                }),
+                ..Default::default()
+            };
+            let page = self.ledger.list_holds(request).await.unwrap().into_inner();
+            for hold in page.holds {
+                let of = hold.parent_hold_id.unwrap_or(hold.hold_id);
+                let left = proto::convert::decimal(hold.remaining_amount.unwrap().amount.as_ref())
+                    .unwrap();
+                let total = totals.entry(of).or_insert(Decimal::from_integer(0));
+                *total = total.checked_add(left).unwrap();
+            }
+            page_token = page.pagination.unwrap_or_default().next_page_token;
+            if page_token.is_empty() {
+                break;
+            }
+        }
+        for (ix, pool) in market.admission.pools() {
+            let found = totals
+                .get(&pool.hold.to_string())
+                .copied()
+                .unwrap_or(Decimal::from_integer(0));
+            let expected = market.admission.amount(pool.asset, pool.total()).decimal();
+            assert_eq!(found, expected, "pool {ix}");
+        }
+        self.assert_zero_sum().await;
+    }
+
+    /// Stops settlement at whatever it is doing, and the ledger.
+    pub async fn stop(self) {
+        self.stop_settlement.cancel();
+        self.settlement.stopped().await;
+        self.ledger_slot.clear();
+        drop(self.ledger);
+        self.stop_ledger.cancel();
+        self.ledger_handle.stopped().await;
+    }
+}
+
+fn feed(journal: &tokio::sync::mpsc::UnboundedSender<Record>, records: &[super::Record]) {
+    for record in records {
+        journal
+            .send(Record {
+                command: record.command,
+                events: record.events.clone(),
+            })
+            .unwrap();
+    }
+}
+
+pub fn context(key: &str) -> Option<RequestContext> {
+    Some(RequestContext {
+        request_id: key.to_owned(),
+        idempotency_key: key.to_owned(),
+        ..Default::default()
+    })
+}
