@@ -1,0 +1,626 @@
+//! CreateOperations: order of operations and hold steps, all or nothing, sources.
+
+use proto::{
+    common::v1::{OperationStatus, OperationType},
+    ledger::v1::{hold_step::Step, *},
+};
+use tonic::Code;
+
+use crate::harness::*;
+
+const RESERVE: &str = "system:reserve:CFA-RUB";
+
+async fn trading_hold(world: &World, id: &str, user: &str, instrument: &str, value: &str) -> Hold {
+    let hold = Hold {
+        hold_id: id.to_owned(),
+        owner: "market".to_owned(),
+        ..new_hold(user, instrument, value)
+    };
+    world
+        .open_hold(&fresh(), hold)
+        .await
+        .unwrap()
+        .into_inner()
+        .hold
+        .unwrap()
+}
+
+fn split(
+    parent: &str,
+    child: &str,
+    value: &str,
+    instrument: &str,
+    before_operation: u32,
+) -> HoldStep {
+    HoldStep {
+        step: Some(Step::Split(SplitHold {
+            parent_hold_id: parent.to_owned(),
+            hold_id: child.to_owned(),
+            amount: amount(instrument, value),
+            reason: format!("Order {child}"),
+        })),
+        before_operation,
+    }
+}
+
+fn give_back(child: &str, value: Option<&str>, before_operation: u32) -> HoldStep {
+    HoldStep {
+        step: Some(Step::ReturnToParent(ReturnHold {
+            hold_id: child.to_owned(),
+            amount: value.and_then(|value| amount(RUB, value)),
+            reason: "Order closed".to_owned(),
+        })),
+        before_operation,
+    }
+}
+
+fn grow(hold: &str, value: &str) -> HoldStep {
+    HoldStep {
+        step: Some(Step::Grow(GrowHold {
+            hold_id: hold.to_owned(),
+            amount: amount(RUB, value),
+        })),
+        before_operation: 0,
+    }
+}
+
+fn paid_from(mut item: NewOperation, hold_id: &str) -> NewOperation {
+    item.postings[0].hold_id = Some(hold_id.to_owned());
+    item
+}
+
+/// One trade as settlement posts it: money and units through the reserves, the fee, credits unsettled (T01, T05).
+fn trade(id: &str, value: &str, quantity: &str, fee: &str) -> Vec<NewOperation> {
+    let mut buy = item(
+        OperationType::TradeBuy,
+        "buyer",
+        id,
+        &[
+            ("buyer:CFA-RUB", RESERVE, value, RUB),
+            ("system:reserve:CFA-EQ", "buyer:BOND-1", quantity, BOND),
+        ],
+    );
+    buy.postings[0].hold_id = Some("order-b".to_owned());
+    buy.postings[1].unsettled = true;
+    let mut sell = item(
+        OperationType::TradeSell,
+        "seller",
+        &format!("{id}:sell"),
+        &[
+            (RESERVE, "seller:CFA-RUB", value, RUB),
+            ("seller:BOND-1", "system:reserve:CFA-EQ", quantity, BOND),
+        ],
+    );
+    sell.postings[0].unsettled = true;
+    sell.postings[1].hold_id = Some("order-s".to_owned());
+    let fee = item(
+        OperationType::Fee,
+        "buyer",
+        &format!("{id}:fee"),
+        &[("buyer:CFA-RUB", "system:fees:CFA-RUB", fee, RUB)],
+    );
+    vec![buy, sell, paid_from(fee, "order-b-fee")]
+}
+
+fn batch(
+    source: &str,
+    first: u64,
+    through: u64,
+    operations: Vec<NewOperation>,
+    hold_steps: Vec<HoldStep>,
+) -> CreateOperationsRequest {
+    CreateOperationsRequest {
+        context: write(&format!("{source}:{first}")),
+        operations,
+        hold_steps,
+        source: source.to_owned(),
+        first_sequence: first,
+        through_sequence: through,
+        ..Default::default()
+    }
+}
+
+// rows: R190 R191 R214
+#[tokio::test]
+async fn dvp_of_two_fills_splits_consumes_returns_and_settles() {
+    let world = World::new().await;
+    world.fund("buyer", RUB, "2000").await;
+    world.fund("seller", BOND, "10").await;
+    trading_hold(&world, "pool-b", "buyer", RUB, "1500").await;
+    trading_hold(&world, "pool-s", "seller", BOND, "10").await;
+    // Limit 105 for 10, filled 4 at 100 and 6 at 101; the rest of the reserve goes back to the pool, not to available.
+    let mut operations = trade("t1", "400", "4", "0.40");
+    operations.extend(trade("t2", "606", "6", "0.61"));
+    let steps = vec![
+        split("pool-b", "order-b", "1050", RUB, 0),
+        split("pool-b", "order-b-fee", "1.05", RUB, 0),
+        split("pool-s", "order-s", "10", BOND, 0),
+        give_back("order-b", Some("20"), 3),
+        give_back("order-b", None, 6),
+        give_back("order-b-fee", None, 6),
+        give_back("order-s", None, 6),
+    ];
+    let request = batch("node-1", 1, 20, operations, steps);
+    let answer = world
+        .client
+        .clone()
+        .create_operations(request.clone())
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(!answer.replayed && answer.outcomes.len() == 6);
+    assert_eq!(
+        world.balance("buyer:CFA-RUB").await,
+        ["992.99", "492.99", "0.00", "500.00"]
+    );
+    assert_eq!(world.balance("buyer:BOND-1").await, ["10", "0", "10", "0"]);
+    assert_eq!(
+        world.balance("seller:CFA-RUB").await,
+        ["1006.00", "0.00", "1006.00", "0.00"]
+    );
+    assert_eq!(world.balance("seller:BOND-1").await, ["0", "0", "0", "0"]);
+    assert_eq!(world.balance("system:fees:CFA-RUB").await[0], "1.01");
+    assert_eq!(world.balance("system:reserve:BOND-1").await[0], "-10");
+    let pool = world.get_hold("pool-b").await;
+    assert_eq!(
+        (pool.status(), pool.remaining_amount.clone()),
+        (HoldStatus::Active, amount(RUB, "492.99"))
+    );
+    assert_eq!(pool.returned_by_children.unwrap().value, "44.04");
+    let order = world.get_hold("order-b").await;
+    assert_eq!(
+        (
+            order.status(),
+            order.owner.as_str(),
+            order.parent_hold_id.as_deref()
+        ),
+        (HoldStatus::Consumed, "market", Some("pool-b"))
+    );
+    assert_eq!(order.reason, "Order order-b");
+    let units = world.get_hold("pool-s").await;
+    assert_eq!(
+        (units.status(), units.remaining_amount),
+        (HoldStatus::Active, amount(BOND, "0"))
+    );
+    assert_eq!(
+        world.get_hold("order-s").await.status(),
+        HoldStatus::Consumed
+    );
+    world.assert_books_balance().await;
+
+    // The same batch again, also after a restart, gives the stored result and moves nothing.
+    let world = world.restart().await;
+    let again = world
+        .client
+        .clone()
+        .create_operations(request)
+        .await
+        .unwrap();
+    assert!(is_replay(&again));
+    let again = again.into_inner();
+    assert!(again.replayed && again.outcomes.iter().all(|outcome| outcome.replayed));
+    let ids = |answer: &CreateOperationsResponse| -> Vec<_> {
+        answer
+            .outcomes
+            .iter()
+            .map(|outcome| outcome.operation.clone().unwrap().operation_id)
+            .collect()
+    };
+    assert_eq!(ids(&again), ids(&answer));
+    assert_eq!(world.balance("buyer:CFA-RUB").await[0], "992.99");
+
+    let finalize = FinalizeOperationsRequest {
+        context: write("f1"),
+        operation_ids: ids(&answer),
+        onchain_tx_hash: "0xT1".to_owned(),
+    };
+    let moved = world
+        .client
+        .clone()
+        .finalize_operations(finalize.clone())
+        .await
+        .unwrap()
+        .into_inner()
+        .finalized;
+    assert_eq!(moved, 6);
+    assert_eq!(
+        world
+            .client
+            .clone()
+            .finalize_operations(finalize)
+            .await
+            .unwrap()
+            .into_inner()
+            .finalized,
+        0
+    );
+    assert_eq!(world.balance("buyer:BOND-1").await, ["10", "0", "0", "10"]);
+    assert_eq!(
+        world.balance("seller:CFA-RUB").await,
+        ["1006.00", "0.00", "0.00", "1006.00"]
+    );
+    let operation = world
+        .get_operation(&ids(&answer)[0])
+        .await
+        .operation
+        .unwrap();
+    assert_eq!(
+        (operation.status(), operation.onchain_tx_hash.as_deref()),
+        (OperationStatus::Finalized, Some("0xt1"))
+    );
+    world.assert_books_balance().await;
+}
+
+// rows: R214
+#[tokio::test]
+async fn source_advances_without_gap_and_refused_batch_does_not_move_it() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "10").await;
+    let pay = |key: &str, value: &str| {
+        vec![item(
+            OperationType::Payment,
+            "u1",
+            key,
+            &[("u1:CFA-RUB", "u2:CFA-RUB", value, RUB)],
+        )]
+    };
+    let position = || async {
+        let request = GetSourcePositionRequest {
+            context: None,
+            source: "node-1".to_owned(),
+        };
+        world
+            .client
+            .clone()
+            .get_source_position(request)
+            .await
+            .unwrap()
+            .into_inner()
+            .through_sequence
+    };
+    let send = |request: CreateOperationsRequest| async {
+        world.client.clone().create_operations(request).await
+    };
+    assert_eq!(position().await, 0);
+    let gap = "Batch does not follow its source, expected first sequence 1";
+    refused(
+        send(batch("node-1", 2, 5, pay("a", "1"), vec![])).await,
+        Code::FailedPrecondition,
+        "SOURCE_GAP",
+        gap,
+    );
+    let answer = send(batch("node-1", 1, 5, pay("a", "11"), vec![])).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "INSUFFICIENT_BALANCE",
+        "Insufficient balance",
+    );
+    assert_eq!(position().await, 0);
+    send(batch("node-1", 1, 5, pay("a", "4"), vec![]))
+        .await
+        .unwrap();
+    assert_eq!(position().await, 5);
+    let conflict = "Batch differs from the one stored for these sequences";
+    refused(
+        send(batch("node-1", 1, 5, pay("a", "5"), vec![])).await,
+        Code::FailedPrecondition,
+        "SOURCE_CONFLICT",
+        conflict,
+    );
+    let overlap = "Batch does not follow its source, expected first sequence 6";
+    refused(
+        send(batch("node-1", 4, 7, pay("b", "1"), vec![])).await,
+        Code::FailedPrecondition,
+        "SOURCE_GAP",
+        overlap,
+    );
+    // Nothing to post still moves the position.
+    send(batch("node-1", 6, 9, vec![], vec![])).await.unwrap();
+    assert_eq!(position().await, 9);
+    assert!(
+        send(batch("node-1", 1, 5, pay("a", "4"), vec![]))
+            .await
+            .unwrap()
+            .into_inner()
+            .replayed
+    );
+    send(batch("node-2", 1, 1, pay("c", "1"), vec![]))
+        .await
+        .unwrap();
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "5.00");
+    let independent = CreateOperationsRequest {
+        mode: BatchMode::Independent as i32,
+        ..batch("node-1", 10, 11, pay("d", "1"), vec![])
+    };
+    assert_eq!(
+        send(independent).await.unwrap_err().code(),
+        Code::InvalidArgument
+    );
+}
+
+// rows: R214
+#[tokio::test]
+async fn d19_refusal_refuses_the_whole_batch_and_names_its_place() {
+    use tonic_types::StatusExt;
+    let world = World::new().await;
+    world.fund("u1", RUB, "10").await;
+    trading_hold(&world, "pool", "u1", RUB, "5").await;
+    let pay = |key: &str, value: &str| {
+        item(
+            OperationType::Payment,
+            "u1",
+            key,
+            &[("u1:CFA-RUB", "u2:CFA-RUB", value, RUB)],
+        )
+    };
+    let plain = |operations, hold_steps| CreateOperationsRequest {
+        context: write(&fresh()),
+        operations,
+        hold_steps,
+        ..Default::default()
+    };
+    let send = |request: CreateOperationsRequest| async {
+        world.client.clone().create_operations(request).await
+    };
+    let fact = |status: &tonic::Status, name: &str| {
+        status
+            .get_details_error_info()
+            .unwrap()
+            .metadata
+            .get(name)
+            .cloned()
+    };
+    let status = send(plain(
+        vec![pay("a", "2"), pay("b", "4")],
+        vec![split("pool", "child", "1", RUB, 0)],
+    ))
+    .await
+    .unwrap_err();
+    assert_eq!(
+        (status.message(), fact(&status, "operation_index")),
+        ("Insufficient balance", Some("1".to_owned()))
+    );
+    let status = send(plain(
+        vec![pay("a", "2")],
+        vec![
+            split("pool", "c1", "1", RUB, 0),
+            split("pool", "c2", "5", RUB, 9),
+        ],
+    ))
+    .await
+    .unwrap_err();
+    assert_eq!(status.message(), "Amount exceeds what remains of the hold");
+    assert_eq!(fact(&status, "hold_step_index"), Some("1".to_owned()));
+    let status = send(plain(vec![pay("a", "2"), pay("b", "0.001")], vec![]))
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(
+        status
+            .message()
+            .starts_with("operations[1].postings[0].amount.amount"),
+        "{}",
+        status.message()
+    );
+    let status = send(plain(vec![pay("a", "2")], vec![HoldStep::default()]))
+        .await
+        .unwrap_err();
+    assert_eq!(status.message(), "hold_steps[0].step: is required");
+    assert_eq!(
+        send(plain(vec![pay("", "2")], vec![]))
+            .await
+            .unwrap_err()
+            .code(),
+        Code::InvalidArgument
+    );
+    assert_eq!(
+        send(plain(vec![], vec![])).await.unwrap_err().code(),
+        Code::InvalidArgument
+    );
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["10.00", "5.00", "0.00", "5.00"]
+    );
+    assert_eq!(
+        world.get_hold("pool").await.split_off.unwrap().value,
+        "0.00"
+    );
+}
+
+#[tokio::test]
+async fn d19_independent_operations_stand_alone_and_repeats_meet_their_answers() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "10").await;
+    let pay = |key: &str, value: &str| {
+        item(
+            OperationType::Payment,
+            "u1",
+            key,
+            &[("u1:CFA-RUB", "u2:CFA-RUB", value, RUB)],
+        )
+    };
+    // The same key twice in one batch is one operation.
+    let request = CreateOperationsRequest {
+        context: write("batch-1"),
+        operations: vec![
+            pay("a", "4"),
+            pay("b", "7"),
+            pay("a", "4"),
+            pay("c", "x"),
+            pay("d", "6"),
+        ],
+        mode: BatchMode::Independent as i32,
+        ..Default::default()
+    };
+    let first = world
+        .client
+        .clone()
+        .create_operations(request.clone())
+        .await
+        .unwrap()
+        .into_inner();
+    let reasons: Vec<_> = first
+        .outcomes
+        .iter()
+        .map(|outcome| outcome.error_reason.as_str())
+        .collect();
+    assert_eq!(
+        reasons,
+        ["", "INSUFFICIENT_BALANCE", "", "INVALID_ARGUMENT", ""]
+    );
+    assert_eq!(first.outcomes[1].error_message, "Insufficient balance");
+    assert!(first.outcomes[2].replayed);
+    assert_eq!(first.outcomes[0].operation, first.outcomes[2].operation);
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "0.00");
+    world.fund("u1", RUB, "100").await;
+    let again = world
+        .client
+        .clone()
+        .create_operations(request)
+        .await
+        .unwrap();
+    assert!(is_replay(&again));
+    let again = again.into_inner();
+    let ids = |answer: &CreateOperationsResponse| -> Vec<_> {
+        answer
+            .outcomes
+            .iter()
+            .map(|outcome| {
+                outcome
+                    .operation
+                    .clone()
+                    .map(|operation| operation.operation_id)
+            })
+            .collect()
+    };
+    assert_eq!(ids(&again), ids(&first));
+    // Bound also when it comes alone.
+    let alone = operation(
+        OperationType::Payment,
+        "u1",
+        "b",
+        &[("u1:CFA-RUB", "u2:CFA-RUB", "7", RUB)],
+    );
+    let answer = world.client.clone().create_operation(alone).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "INSUFFICIENT_BALANCE",
+        "Insufficient balance",
+    );
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "100.00");
+}
+
+#[tokio::test]
+async fn child_emptied_by_consumption_may_grow_again_and_ended_holds_give_nothing() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "10").await;
+    trading_hold(&world, "pool", "u1", RUB, "10").await;
+    let pay = |key: &str, value: &str| {
+        paid_from(
+            item(
+                OperationType::Payment,
+                "u1",
+                key,
+                &[("u1:CFA-RUB", "u2:CFA-RUB", value, RUB)],
+            ),
+            "child",
+        )
+    };
+    let send =
+        |first, operations, steps| async move { batch("node-1", first, first, operations, steps) };
+    let steps = vec![split("pool", "child", "3", RUB, 0)];
+    world
+        .client
+        .clone()
+        .create_operations(send(1, vec![pay("a", "3")], steps).await)
+        .await
+        .unwrap();
+    assert_eq!(world.get_hold("child").await.status(), HoldStatus::Consumed);
+    // Giving back what remains of an ended hold is nothing.
+    world
+        .client
+        .clone()
+        .create_operations(send(2, vec![], vec![give_back("child", None, 0)]).await)
+        .await
+        .unwrap();
+    let steps = vec![
+        grow("child", "2"),
+        give_back("child", Some("1"), 1),
+        give_back("child", None, 1),
+    ];
+    world
+        .client
+        .clone()
+        .create_operations(send(3, vec![], steps).await)
+        .await
+        .unwrap();
+    let child = world.get_hold("child").await;
+    assert_eq!(
+        (child.status(), child.released.unwrap().value),
+        (HoldStatus::Consumed, "2.00".to_owned())
+    );
+    // A closed pool: what its children do not use goes to available.
+    let steps = vec![split("pool", "late", "2", RUB, 0)];
+    world
+        .client
+        .clone()
+        .create_operations(send(4, vec![], steps).await)
+        .await
+        .unwrap();
+    world.release("r1", "pool").await.unwrap();
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["7.00", "2.00", "0.00", "5.00"]
+    );
+    let answer = world
+        .client
+        .clone()
+        .create_operations(send(5, vec![], vec![grow("late", "1")]).await)
+        .await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "HOLD_NOT_ACTIVE",
+        "Hold is not active",
+    );
+    world
+        .client
+        .clone()
+        .create_operations(send(5, vec![], vec![give_back("late", None, 0)]).await)
+        .await
+        .unwrap();
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["7.00", "0.00", "0.00", "7.00"]
+    );
+    assert_eq!(world.get_hold("late").await.status(), HoldStatus::Released);
+    world.assert_books_balance().await;
+}
+
+/// Not a measurement, only that the size settlement uses goes through in one call.
+#[tokio::test]
+async fn a_batch_of_six_hundred_operations_is_one_transaction() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "600").await;
+    let operations: Vec<_> = (0..600)
+        .map(|n| {
+            item(
+                OperationType::Payment,
+                "u1",
+                &format!("p{n}"),
+                &[("u1:CFA-RUB", &format!("v{}:CFA-RUB", n % 7), "1", RUB)],
+            )
+        })
+        .collect();
+    let answer = world
+        .client
+        .clone()
+        .create_operations(batch("node-1", 1, 600, operations, vec![]))
+        .await
+        .unwrap();
+    assert_eq!(answer.into_inner().outcomes.len(), 600);
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "0.00");
+    world.assert_books_balance().await;
+}

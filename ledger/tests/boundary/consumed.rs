@@ -1,0 +1,589 @@
+//! Events of other services and what they do here (specification 6.6).
+
+use events::topics;
+use proto::{
+    cfa::v1::{CfaIssuedEvent, CfaRedeemedEvent, CfaTransferredEvent, InstrumentRegisteredEvent},
+    chain::v1::{ReceiptStatus, TransactionReceiptReadyEvent},
+    common::v1::{OperationStatus, OperationType},
+    identity::v1::UserCreatedEvent,
+    ledger::v1::*,
+};
+use tonic::Code;
+
+use crate::harness::*;
+
+async fn find(world: &World, user: &str, kind: OperationType) -> Vec<Operation> {
+    let request = ListOperationsRequest {
+        user_id: user.to_owned(),
+        r#type: kind as i32,
+        ..Default::default()
+    };
+    world
+        .client
+        .clone()
+        .list_operations(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .operations
+}
+
+/// The only operation of this user and type, once it has this status.
+async fn only(
+    world: &World,
+    user: &str,
+    kind: OperationType,
+    status: OperationStatus,
+) -> Operation {
+    eventually(|| async {
+        let found = find(world, user, kind).await;
+        assert!(found.len() <= 1, "{found:?}");
+        found
+            .into_iter()
+            .next()
+            .filter(|operation| operation.status() == status)
+    })
+    .await
+}
+
+async fn status_of(world: &World, subaccount: &str) -> Option<SubAccountStatus> {
+    let request = GetSubAccountRequest {
+        context: None,
+        subaccount_id: subaccount.to_owned(),
+    };
+    let answer = world.client.clone().get_sub_account(request).await.ok()?;
+    Some(answer.into_inner().subaccount?.status())
+}
+
+fn issued(operation_id: &str, holder: &str, value: &str) -> CfaIssuedEvent {
+    CfaIssuedEvent {
+        operation_id: operation_id.to_owned(),
+        instrument_id: RUB.to_owned(),
+        holder_id: holder.to_owned(),
+        amount: amount(RUB, value),
+        tx_hash: format!("0x{operation_id}"),
+        ..Default::default()
+    }
+}
+
+async fn issue(world: &World, operation_id: &str, holder: &str, value: &str) -> events::Event {
+    let event = issued(operation_id, holder, value);
+    world
+        .publish(
+            topics::CFA,
+            "platform.cfa.v1.CfaIssuedEvent",
+            operation_id,
+            &event,
+        )
+        .await
+}
+
+// rows: R235
+#[tokio::test]
+async fn r235_users_are_created_frozen_and_thawed() {
+    let world = World::new().await;
+    let identity = |name: &'static str, message: UserCreatedEvent| {
+        let world = &world;
+        async move {
+            world
+                .publish(
+                    topics::IDENTITY,
+                    &format!("platform.identity.v1.{name}"),
+                    &message.user_id.clone(),
+                    &message,
+                )
+                .await
+        }
+    };
+    // The three events have one shape.
+    let user = |id: &str| UserCreatedEvent {
+        user_id: id.to_owned(),
+        reason: "test".to_owned(),
+        ..Default::default()
+    };
+    identity("UserCreatedEvent", user("u1")).await;
+    eventually(|| status_of(&world, "u1:CFA-RUB")).await;
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "0.00");
+    let request = ListAccountsRequest {
+        user_id: "u1".to_owned(),
+        ..Default::default()
+    };
+    let accounts = world
+        .client
+        .clone()
+        .list_accounts(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .accounts;
+    let mut types: Vec<_> = accounts.iter().map(|account| account.r#type).collect();
+    types.sort_unstable();
+    assert_eq!(
+        types,
+        [AccountType::Main as i32, AccountType::Invest as i32]
+    );
+    let answer = world.open_hold("h0", new_hold("u1", RUB, "1")).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "INSUFFICIENT_BALANCE",
+        "Insufficient balance",
+    );
+
+    world.fund("u1", RUB, "10").await;
+    identity("UserBlockedEvent", user("u1")).await;
+    eventually(|| async {
+        status_of(&world, "u1:CFA-RUB")
+            .await
+            .filter(|status| *status == SubAccountStatus::Frozen)
+    })
+    .await;
+    let answer = world.open_hold("h1", new_hold("u1", RUB, "1")).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "SUB_ACCOUNT_FROZEN",
+        "Sub-account is frozen",
+    );
+    // What he is credited meanwhile is frozen too.
+    world.fund("u1", BOND, "3").await;
+    assert_eq!(
+        status_of(&world, "u1:BOND-1").await,
+        Some(SubAccountStatus::Frozen)
+    );
+    // A freeze by staff outlives the user's own.
+    let freeze = SetSubAccountStatusRequest {
+        context: write("s1"),
+        subaccount_id: "u1:BOND-1".to_owned(),
+        status: SubAccountStatus::Frozen as i32,
+        reason: "court".to_owned(),
+    };
+    world
+        .client
+        .clone()
+        .set_sub_account_status(freeze)
+        .await
+        .unwrap();
+    identity("UserUnblockedEvent", user("u1")).await;
+    eventually(|| async {
+        status_of(&world, "u1:CFA-RUB")
+            .await
+            .filter(|status| *status == SubAccountStatus::Active)
+    })
+    .await;
+    assert_eq!(
+        status_of(&world, "u1:BOND-1").await,
+        Some(SubAccountStatus::Frozen)
+    );
+    world.hold("u1", RUB, "1").await;
+}
+
+// rows: R218 R236
+#[tokio::test]
+async fn r218_issue_of_money_is_a_deposit_out_of_the_reserve_once() {
+    let world = World::new().await;
+    let event = issue(&world, "op1", "u1", "100").await;
+    let operation = only(
+        &world,
+        "u1",
+        OperationType::Deposit,
+        OperationStatus::Finalized,
+    )
+    .await;
+    assert_eq!(operation.onchain_tx_hash.as_deref(), Some("0xop1"));
+    assert_eq!(operation.external_ref.as_deref(), Some("op1"));
+    let posted = world.get_operation(&operation.operation_id).await.postings;
+    assert_eq!(posted.len(), 1);
+    assert_eq!(
+        (
+            posted[0].debit_subaccount_id.as_str(),
+            posted[0].credit_subaccount_id.as_str()
+        ),
+        ("system:reserve:CFA-RUB", "u1:CFA-RUB")
+    );
+    assert_eq!(posted[0].amount, amount(RUB, "100.00"));
+    // The same event again, the same fact as another event, then a marker behind them.
+    world.log.publish(&[event]).await.unwrap();
+    issue(&world, "op1", "u1", "100").await;
+    issue(&world, "op2", "u2", "1").await;
+    only(
+        &world,
+        "u2",
+        OperationType::Deposit,
+        OperationStatus::Finalized,
+    )
+    .await;
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["100.00", "0.00", "0.00", "100.00"]
+    );
+    assert_eq!(world.balance("system:reserve:CFA-RUB").await[0], "-101.00");
+    world.assert_books_balance().await;
+}
+
+async fn receipt(world: &World, tx_hash: &str, status: ReceiptStatus) {
+    let event = TransactionReceiptReadyEvent {
+        tx_hash: tx_hash.to_owned(),
+        status: status as i32,
+        ..Default::default()
+    };
+    world
+        .publish(
+            topics::CHAIN,
+            "platform.chain.v1.TransactionReceiptReadyEvent",
+            tx_hash,
+            &event,
+        )
+        .await;
+}
+
+fn submitted(user: &str, key: &str, tx_hash: &str) -> CreateOperationRequest {
+    let legs: [Leg; 1] = [(
+        "system:reserve:CFA-RUB",
+        &format!("{user}:CFA-RUB"),
+        "10",
+        RUB,
+    )];
+    let mut request = operation(OperationType::Deposit, user, key, &legs);
+    let operation = request.operation.as_mut().unwrap();
+    operation.awaits_chain = true;
+    operation.onchain_tx_hash = Some(tx_hash.to_owned());
+    request
+}
+
+// rows: R220
+#[tokio::test]
+async fn r220_receipt_makes_final_and_a_reverted_one_undoes() {
+    let world = World::new().await;
+    let created = world
+        .client
+        .clone()
+        .create_operation(submitted("u1", "k1", "0xAA"))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(
+        created.operation.unwrap().status(),
+        OperationStatus::OnchainSubmitted
+    );
+    receipt(&world, "0xaa", ReceiptStatus::Success).await;
+    let done = only(
+        &world,
+        "u1",
+        OperationType::Deposit,
+        OperationStatus::Finalized,
+    )
+    .await;
+    assert!(done.finalized_at.is_some());
+    // T30: reverted.
+    world
+        .client
+        .clone()
+        .create_operation(submitted("u2", "k2", "0xbb"))
+        .await
+        .unwrap();
+    receipt(&world, "0xbb", ReceiptStatus::Reverted).await;
+    let failed = eventually(|| async {
+        find(&world, "u2", OperationType::Deposit)
+            .await
+            .into_iter()
+            .find(|op| op.status() == OperationStatus::Failed)
+    })
+    .await;
+    assert_eq!(
+        failed.rejection_message.as_deref(),
+        Some("Blockchain transaction reverted")
+    );
+    assert_eq!(
+        failed.rejection_reason(),
+        proto::common::v1::RejectionReasonCode::IntegrationError
+    );
+    assert_eq!(world.balance("u2:CFA-RUB").await[0], "0.00");
+    let mirror = find(&world, "u2", OperationType::Deposit).await;
+    assert!(
+        mirror
+            .iter()
+            .any(|op| op.reverses_operation_id.as_deref() == Some(failed.operation_id.as_str()))
+    );
+    // T30: a receipt for an operation that is not here yet waits for it.
+    receipt(&world, "0xcc", ReceiptStatus::Success).await;
+    receipt(&world, "0xdd", ReceiptStatus::Success).await;
+    world
+        .client
+        .clone()
+        .create_operation(submitted("u4", "k4", "0xdd"))
+        .await
+        .unwrap();
+    only(
+        &world,
+        "u4",
+        OperationType::Deposit,
+        OperationStatus::Finalized,
+    )
+    .await;
+    let late = world
+        .client
+        .clone()
+        .create_operation(submitted("u3", "k3", "0xcc"))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(late.operation.unwrap().status(), OperationStatus::Finalized);
+    world.assert_books_balance().await;
+}
+
+// rows: R236
+#[tokio::test]
+async fn r236_redemption_is_confirmed_in_either_order() {
+    let world = World::new().await;
+    let redeem = |id: &str| CfaRedeemedEvent {
+        operation_id: id.to_owned(),
+        instrument_id: RUB.to_owned(),
+        holder_id: "u1".to_owned(),
+        amount: amount(RUB, "4"),
+        tx_hash: "0xburn".to_owned(),
+        ..Default::default()
+    };
+    for (id, event_first) in [("op1", false), ("op2", true)] {
+        let user = format!("u-{id}");
+        world.fund(&user, RUB, "10").await;
+        let hold = Hold {
+            destination_subaccount_id: Some("system:reserve:CFA-RUB".to_owned()),
+            ..new_hold(&user, RUB, "4")
+        };
+        let hold = world
+            .open_hold(&format!("h-{id}"), hold)
+            .await
+            .unwrap()
+            .into_inner()
+            .hold
+            .unwrap();
+        let consume = ConsumeHoldRequest {
+            context: write(&format!("c-{id}")),
+            hold_id: hold.hold_id,
+            external_ref: Some(id.to_owned()),
+            ..Default::default()
+        };
+        if event_first {
+            world
+                .publish(
+                    topics::CFA,
+                    "platform.cfa.v1.CfaRedeemedEvent",
+                    id,
+                    &redeem(id),
+                )
+                .await;
+            // A later event of the topic was taken, so this one was.
+            issue(&world, "marker", "u-marker", "1").await;
+            only(
+                &world,
+                "u-marker",
+                OperationType::Deposit,
+                OperationStatus::Finalized,
+            )
+            .await;
+        }
+        let operation = world
+            .client
+            .clone()
+            .consume_hold(consume)
+            .await
+            .unwrap()
+            .into_inner()
+            .operation
+            .unwrap();
+        let expected = if event_first {
+            OperationStatus::Finalized
+        } else {
+            OperationStatus::Settled
+        };
+        assert_eq!(operation.status(), expected);
+        if !event_first {
+            world
+                .publish(
+                    topics::CFA,
+                    "platform.cfa.v1.CfaRedeemedEvent",
+                    id,
+                    &redeem(id),
+                )
+                .await;
+            world
+                .publish(
+                    topics::CFA,
+                    "platform.cfa.v1.CfaRedeemedEvent",
+                    id,
+                    &redeem(id),
+                )
+                .await;
+        }
+        let done = only(
+            &world,
+            &user,
+            OperationType::Redemption,
+            OperationStatus::Finalized,
+        )
+        .await;
+        assert_eq!(done.onchain_tx_hash.as_deref(), Some("0xburn"));
+        assert_eq!(world.balance(&format!("{user}:CFA-RUB")).await[0], "6.00");
+    }
+    world.assert_books_balance().await;
+}
+
+// rows: R236
+#[tokio::test]
+async fn r236_transfer_settles_its_trade_or_is_posted_once() {
+    let world = World::new().await;
+    let registered = InstrumentRegisteredEvent {
+        instrument_id: "EQ-7".to_owned(),
+        decimals: 3,
+        ..Default::default()
+    };
+    world
+        .publish(
+            topics::CFA,
+            "platform.cfa.v1.InstrumentRegisteredEvent",
+            "EQ-7",
+            &registered,
+        )
+        .await;
+    eventually(|| status_of(&world, "system:reserve:EQ-7")).await;
+    let credit = operation(
+        OperationType::Issuance,
+        "from",
+        "i1",
+        &[("system:reserve:EQ-7", "from:EQ-7", "5.125", "EQ-7")],
+    );
+    world.client.clone().create_operation(credit).await.unwrap();
+    let transfer = |id: &str, trade: &str| CfaTransferredEvent {
+        operation_id: id.to_owned(),
+        instrument_id: "EQ-7".to_owned(),
+        from_user_id: "from".to_owned(),
+        to_user_id: "to".to_owned(),
+        amount: amount("EQ-7", "2.125"),
+        tx_hash: "0xMOVE".to_owned(),
+        trade_id: trade.to_owned(),
+        ..Default::default()
+    };
+    for _ in 0..2 {
+        world
+            .publish(
+                topics::CFA,
+                "platform.cfa.v1.CfaTransferredEvent",
+                "op1",
+                &transfer("op1", ""),
+            )
+            .await;
+    }
+    let moved = only(
+        &world,
+        "from",
+        OperationType::P2pTransfer,
+        OperationStatus::Finalized,
+    )
+    .await;
+    assert_eq!(
+        (
+            moved.external_ref.as_deref(),
+            moved.onchain_tx_hash.as_deref()
+        ),
+        (Some("op1"), Some("0xmove"))
+    );
+    assert_eq!(world.balance("to:EQ-7").await[0], "2.125");
+
+    // Posted by the service that moved it: only confirmed.
+    let mut posted = operation(
+        OperationType::P2pTransfer,
+        "from",
+        "k2",
+        &[("from:EQ-7", "to2:EQ-7", "1", "EQ-7")],
+    );
+    posted.operation.as_mut().unwrap().external_ref = Some("op2".to_owned());
+    let posted = world
+        .client
+        .clone()
+        .create_operation(posted)
+        .await
+        .unwrap()
+        .into_inner()
+        .operation
+        .unwrap();
+    let event = CfaTransferredEvent {
+        to_user_id: "to2".to_owned(),
+        amount: amount("EQ-7", "1"),
+        ..transfer("op2", "")
+    };
+    world
+        .publish(
+            topics::CFA,
+            "platform.cfa.v1.CfaTransferredEvent",
+            "op2",
+            &event,
+        )
+        .await;
+    eventually(|| async {
+        let operation = world
+            .get_operation(&posted.operation_id)
+            .await
+            .operation
+            .unwrap();
+        (operation.status() == OperationStatus::Finalized).then_some(())
+    })
+    .await;
+    assert_eq!(world.balance("to2:EQ-7").await[0], "1.000");
+
+    // Of a trade: its operations exist, nothing is posted.
+    let leg = |kind, user: &str, key: &str, unsettled: &str| {
+        let mut request = operation(
+            kind,
+            user,
+            key,
+            &[("system:reserve:CFA-RUB", unsettled, "3", RUB)],
+        );
+        request.postings[0].unsettled = true;
+        request
+    };
+    for (kind, user, key) in [
+        (OperationType::TradeBuy, "to", "t1"),
+        (OperationType::TradeSell, "from", "t1:sell"),
+        (OperationType::Fee, "to", "t1:fee"),
+    ] {
+        world
+            .client
+            .clone()
+            .create_operation(leg(kind, user, key, &format!("{user}:CFA-RUB")))
+            .await
+            .unwrap();
+    }
+    world
+        .publish(
+            topics::CFA,
+            "platform.cfa.v1.CfaTransferredEvent",
+            "op3",
+            &transfer("op3", "t1"),
+        )
+        .await;
+    only(
+        &world,
+        "to",
+        OperationType::TradeBuy,
+        OperationStatus::Finalized,
+    )
+    .await;
+    only(
+        &world,
+        "from",
+        OperationType::TradeSell,
+        OperationStatus::Finalized,
+    )
+    .await;
+    only(&world, "to", OperationType::Fee, OperationStatus::Finalized).await;
+    assert_eq!(
+        world.balance("to:CFA-RUB").await,
+        ["6.00", "0.00", "0.00", "6.00"]
+    );
+    assert_eq!(
+        find(&world, "from", OperationType::P2pTransfer).await.len(),
+        2
+    );
+    world.assert_books_balance().await;
+}

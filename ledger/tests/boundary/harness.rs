@@ -1,0 +1,415 @@
+//! A ledger of one's own for each test, and short words for its calls.
+
+use std::{sync::Arc, time::Duration};
+
+use events::{Event, Log, Subscription, topics};
+use ledger::{Clock, LedgerConfig, LedgerDeps, LedgerHandle};
+use prost::Message;
+use proto::{
+    common::v1::{Decimal, MonetaryAmount, OperationType, RequestContext},
+    ledger::v1::{ledger_service_client::LedgerServiceClient, *},
+};
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+use tonic::{Response, Status};
+use uuid::Uuid;
+
+pub type Client = LedgerServiceClient<rpc::Channel>;
+pub type Answer<T> = Result<Response<T>, Status>;
+
+/// Nothing in these tests takes this long; it only ends a test that would hang.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const START_US: i64 = 1_780_000_000_000_000;
+pub const RUB: &str = "CFA-RUB";
+pub const BOND: &str = "BOND-1";
+
+pub struct World {
+    pub client: Client,
+    pub clock: Clock,
+    pub log: Arc<dyn Log>,
+    pub handle: LedgerHandle,
+    pub folder: TempDir,
+    slot: rpc::LocalSlot,
+    shutdown: CancellationToken,
+}
+
+impl World {
+    pub async fn new() -> Self {
+        Self::open(TempDir::new().unwrap()).await
+    }
+
+    pub async fn open(folder: TempDir) -> Self {
+        let log: Arc<dyn Log> = Arc::new(
+            events::Embedded::open(folder.path().join("log"))
+                .await
+                .unwrap(),
+        );
+        let clock = Clock::manual(START_US);
+        let shutdown = CancellationToken::new();
+        let config = LedgerConfig {
+            data_dir: folder.path().to_owned(),
+            // Tests sweep by hand.
+            hold_sweep_interval_ms: 3_600_000,
+            ..LedgerConfig::default()
+        };
+        let deps = LedgerDeps {
+            log: log.clone(),
+            clock: clock.clone(),
+        };
+        let handle = ledger::start(config, deps, shutdown.clone()).await.unwrap();
+        let slot = rpc::LocalSlot::new();
+        slot.fill(rpc::with_auth(
+            handle.service().routes,
+            &rpc::Authenticator::Sandbox,
+        ));
+        World {
+            client: LedgerServiceClient::new(rpc::Channel::local(&slot, "sandbox.service")),
+            clock,
+            log,
+            handle,
+            folder,
+            slot,
+            shutdown,
+        }
+    }
+
+    /// Stops the ledger and starts it again on the same files.
+    pub async fn restart(self) -> Self {
+        self.shutdown.cancel();
+        self.slot.clear();
+        self.handle.stopped().await;
+        Self::open(self.folder).await
+    }
+
+    pub fn as_caller(&self, credential: &str) -> Client {
+        LedgerServiceClient::new(rpc::Channel::local(&self.slot, credential))
+    }
+
+    /// The ledger's events from the beginning.
+    pub async fn watch(&self) -> Watch {
+        let group = format!("test-{}", Uuid::now_v7());
+        Watch(self.log.subscribe(&group, &[topics::LEDGER]).await.unwrap())
+    }
+
+    pub async fn publish(
+        &self,
+        topic: &str,
+        name: &str,
+        key: &str,
+        message: &impl Message,
+    ) -> Event {
+        let event = Event {
+            id: Uuid::now_v7(),
+            topic: topic.to_owned(),
+            key: key.to_owned(),
+            type_name: name.to_owned(),
+            subject: key.to_owned(),
+            source: "test".to_owned(),
+            correlation_id: "corr-event".to_owned(),
+            occurred_at_us: START_US,
+            payload: message.encode_to_vec(),
+        };
+        self.log
+            .publish(std::slice::from_ref(&event))
+            .await
+            .unwrap();
+        event
+    }
+
+    /// Credits a user out of the reserve.
+    pub async fn fund(&self, user: &str, instrument: &str, amount: &str) -> Operation {
+        let mut request = operation(
+            OperationType::Deposit,
+            user,
+            &fresh(),
+            &[(
+                &format!("system:reserve:{instrument}"),
+                &format!("{user}:{instrument}"),
+                amount,
+                instrument,
+            )],
+        );
+        request.instrument_scales = scale(instrument);
+        let answer = self.client.clone().create_operation(request).await.unwrap();
+        answer.into_inner().operation.unwrap()
+    }
+
+    pub async fn balance(&self, subaccount: &str) -> [String; 4] {
+        let request = GetBalanceRequest {
+            context: None,
+            subaccount_id: subaccount.to_owned(),
+        };
+        let answer = self
+            .client
+            .clone()
+            .get_balance(request)
+            .await
+            .unwrap()
+            .into_inner();
+        [
+            answer.balance,
+            answer.held,
+            answer.unsettled,
+            answer.available,
+        ]
+        .map(|value| value.unwrap().value)
+    }
+
+    pub async fn hold(&self, user: &str, instrument: &str, amount: &str) -> Hold {
+        self.open_hold(&fresh(), new_hold(user, instrument, amount))
+            .await
+            .unwrap()
+            .into_inner()
+            .hold
+            .unwrap()
+    }
+
+    pub async fn open_hold(&self, key: &str, hold: Hold) -> Answer<CreateHoldResponse> {
+        let request = CreateHoldRequest {
+            context: write(key),
+            hold: Some(hold),
+        };
+        self.client.clone().create_hold(request).await
+    }
+
+    pub async fn consume(
+        &self,
+        key: &str,
+        hold_id: &str,
+        part: Option<MonetaryAmount>,
+    ) -> Answer<ConsumeHoldResponse> {
+        let request = ConsumeHoldRequest {
+            context: write(key),
+            hold_id: hold_id.to_owned(),
+            amount: part,
+            ..Default::default()
+        };
+        self.client.clone().consume_hold(request).await
+    }
+
+    pub async fn release(&self, key: &str, hold_id: &str) -> Answer<ReleaseHoldResponse> {
+        let request = ReleaseHoldRequest {
+            context: write(key),
+            hold_id: hold_id.to_owned(),
+            reason: "test".to_owned(),
+        };
+        self.client.clone().release_hold(request).await
+    }
+
+    pub async fn get_hold(&self, hold_id: &str) -> Hold {
+        let request = GetHoldRequest {
+            context: None,
+            hold_id: hold_id.to_owned(),
+        };
+        self.client
+            .clone()
+            .get_hold(request)
+            .await
+            .unwrap()
+            .into_inner()
+            .hold
+            .unwrap()
+    }
+
+    pub async fn get_operation(&self, operation_id: &str) -> GetOperationResponse {
+        let request = GetOperationRequest {
+            context: None,
+            operation_id: operation_id.to_owned(),
+        };
+        self.client
+            .clone()
+            .get_operation(request)
+            .await
+            .unwrap()
+            .into_inner()
+    }
+
+    /// Every instrument adds up to zero, and what is held is what active holds have left.
+    pub async fn assert_books_balance(&self) {
+        let lines = self
+            .client
+            .clone()
+            .get_trial_balance(GetTrialBalanceRequest::default())
+            .await
+            .unwrap()
+            .into_inner()
+            .lines;
+        for line in lines {
+            let number =
+                |value: Option<Decimal>| value.unwrap().value.parse::<types::Decimal>().unwrap();
+            assert!(number(line.total).is_zero(), "{}", line.instrument_id);
+            assert_eq!(number(line.circulating), number(line.holders));
+            let mut held = types::Decimal::ZERO;
+            let request = ListSubAccountsRequest {
+                instrument_id: line.instrument_id.clone(),
+                pagination: Some(proto::common::v1::PaginationRequest {
+                    page_size: 1000,
+                    ..Default::default()
+                }),
+                ..Default::default()
+            };
+            let answer = self
+                .client
+                .clone()
+                .list_sub_accounts(request)
+                .await
+                .unwrap()
+                .into_inner();
+            for row in answer.subaccounts {
+                held = held.checked_add(number(row.held)).unwrap();
+            }
+            assert_eq!(held, number(line.active_holds), "{}", line.instrument_id);
+        }
+    }
+}
+
+/// The ledger's events, in order.
+pub struct Watch(Subscription);
+
+impl Watch {
+    pub async fn next(&mut self) -> Event {
+        tokio::time::timeout(PATIENCE, self.0.next())
+            .await
+            .expect("an event comes")
+            .unwrap()
+            .record
+            .event
+    }
+
+    /// The next event of this message, whatever comes before it.
+    pub async fn next_of<M: Message + Default>(&mut self, name: &str) -> (Event, M) {
+        loop {
+            let event = self.next().await;
+            if event.type_name == format!("platform.ledger.v1.{name}") {
+                let message = M::decode(event.payload.as_slice()).unwrap();
+                return (event, message);
+            }
+        }
+    }
+
+    /// Every event up to and with the first one for which `last` holds.
+    pub async fn until(&mut self, last: impl Fn(&Event) -> bool) -> Vec<Event> {
+        let mut seen = Vec::new();
+        loop {
+            let event = self.next().await;
+            let is_last = last(&event);
+            seen.push(event);
+            if is_last {
+                return seen;
+            }
+        }
+    }
+}
+
+/// Asks again until it is so.
+pub async fn eventually<T, F: Future<Output = Option<T>>>(ask: impl Fn() -> F) -> T {
+    tokio::time::timeout(PATIENCE, async {
+        loop {
+            if let Some(answer) = ask().await {
+                return answer;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await
+    .expect("it becomes so")
+}
+
+pub fn fresh() -> String {
+    Uuid::now_v7().to_string()
+}
+
+pub fn write(key: &str) -> Option<RequestContext> {
+    Some(RequestContext {
+        request_id: fresh(),
+        correlation_id: format!("corr-{key}"),
+        idempotency_key: key.to_owned(),
+        ..Default::default()
+    })
+}
+
+pub fn amount(instrument: &str, value: &str) -> Option<MonetaryAmount> {
+    Some(MonetaryAmount {
+        currency_code: instrument.to_owned(),
+        amount: Some(Decimal {
+            value: value.to_owned(),
+        }),
+    })
+}
+
+pub fn scale(instrument: &str) -> Vec<InstrumentScale> {
+    let known = instrument == RUB;
+    let scale = InstrumentScale {
+        instrument_id: instrument.to_owned(),
+        decimals: 0,
+    };
+    if known { Vec::new() } else { vec![scale] }
+}
+
+pub fn new_hold(user: &str, instrument: &str, value: &str) -> Hold {
+    Hold {
+        subaccount_id: format!("{user}:{instrument}"),
+        amount: amount(instrument, value),
+        reason: "test hold".to_owned(),
+        ..Default::default()
+    }
+}
+
+/// (debit, credit, amount, instrument)
+pub type Leg<'a> = (&'a str, &'a str, &'a str, &'a str);
+
+pub fn postings(legs: &[Leg]) -> Vec<Posting> {
+    legs.iter()
+        .map(|(debit, credit, value, instrument)| Posting {
+            debit_subaccount_id: (*debit).to_owned(),
+            credit_subaccount_id: (*credit).to_owned(),
+            amount: amount(instrument, value),
+            ..Default::default()
+        })
+        .collect()
+}
+
+pub fn operation(
+    kind: OperationType,
+    user: &str,
+    key: &str,
+    legs: &[Leg],
+) -> CreateOperationRequest {
+    CreateOperationRequest {
+        context: write(key),
+        operation: Some(Operation {
+            r#type: kind as i32,
+            user_id: user.to_owned(),
+            ..Default::default()
+        }),
+        postings: postings(legs),
+        ..Default::default()
+    }
+}
+
+/// One operation of a batch, with its own key.
+pub fn item(kind: OperationType, user: &str, key: &str, legs: &[Leg]) -> NewOperation {
+    let request = operation(kind, user, key, legs);
+    NewOperation {
+        operation: request.operation.map(|operation| Operation {
+            idempotency_key: key.to_owned(),
+            ..operation
+        }),
+        postings: request.postings,
+    }
+}
+
+#[track_caller]
+pub fn refused<T: std::fmt::Debug>(answer: Answer<T>, code: tonic::Code, reason: &str, text: &str) {
+    let status = answer.expect_err("is refused");
+    assert_eq!(status.message(), text);
+    assert_eq!(status.code(), code);
+    assert_eq!(rpc::status::reason(&status).as_deref(), Some(reason));
+}
+
+pub fn is_replay<T>(response: &Response<T>) -> bool {
+    response
+        .metadata()
+        .get("idempotent-replayed")
+        .is_some_and(|value| value == "true")
+}

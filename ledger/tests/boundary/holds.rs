@@ -1,0 +1,636 @@
+use proto::convert::to_timestamp_us;
+use proto::ledger::v1::*;
+use tonic::Code;
+
+use crate::harness::*;
+
+const SECOND_US: i64 = 1_000_000;
+
+// rows: R198 R208 R224
+#[tokio::test]
+async fn r198_create_hold_blocks_the_amount() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    let wanted = Hold {
+        expires_at: Some(to_timestamp_us(START_US + SECOND_US)),
+        ..new_hold("u1", RUB, "40")
+    };
+    let hold = world
+        .open_hold("h1", wanted)
+        .await
+        .unwrap()
+        .into_inner()
+        .hold
+        .unwrap();
+    assert!(!hold.hold_id.is_empty() && hold.created_at.is_some());
+    assert_eq!(hold.subaccount_id, "u1:CFA-RUB");
+    assert_eq!(hold.amount, amount(RUB, "40.00"));
+    assert_eq!(hold.remaining_amount, amount(RUB, "40.00"));
+    assert_eq!(hold.status(), HoldStatus::Active);
+    assert_eq!(hold.reason, "test hold");
+    assert_eq!(hold.expires_at, Some(to_timestamp_us(START_US + SECOND_US)));
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["100.00", "40.00", "0.00", "60.00"]
+    );
+    assert_eq!(world.get_hold(&hold.hold_id).await, hold);
+    let again = world
+        .open_hold("h1", new_hold("u1", RUB, "40"))
+        .await
+        .unwrap();
+    assert!(is_replay(&again));
+    assert_eq!(again.into_inner().hold.unwrap(), hold);
+    assert_eq!(world.balance("u1:CFA-RUB").await[1], "40.00");
+    for status in HoldStatus::Active as i32..=HoldStatus::Expired as i32 {
+        let request = ListHoldsRequest {
+            status,
+            ..Default::default()
+        };
+        let found = world
+            .client
+            .clone()
+            .list_holds(request)
+            .await
+            .unwrap()
+            .into_inner()
+            .holds;
+        assert_eq!(
+            found.len(),
+            usize::from(status == HoldStatus::Active as i32)
+        );
+    }
+}
+
+// rows: R223
+#[tokio::test]
+async fn r223_hold_above_available_is_refused_and_equal_passes() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    let answer = world.open_hold("h1", new_hold("u1", RUB, "100.01")).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "INSUFFICIENT_BALANCE",
+        "Insufficient balance",
+    );
+    world
+        .open_hold("h2", new_hold("u1", RUB, "100"))
+        .await
+        .unwrap();
+    // Available counts, not the balance (T04).
+    let answer = world.open_hold("h3", new_hold("u1", RUB, "0.01")).await;
+    let status = answer.unwrap_err();
+    assert_eq!(status.message(), "Insufficient balance");
+    use tonic_types::StatusExt;
+    let facts = status.get_details_error_info().unwrap().metadata;
+    assert_eq!(
+        (
+            facts["balance"].as_str(),
+            facts["held"].as_str(),
+            facts["available"].as_str()
+        ),
+        ("100.00", "100.00", "0.00")
+    );
+    // Known user, nothing of the instrument: a shortage. Unknown user: no such sub-account.
+    world.fund("u2", BOND, "1").await;
+    let answer = world.open_hold("h4", new_hold("u1", BOND, "1")).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "INSUFFICIENT_BALANCE",
+        "Insufficient balance",
+    );
+    let answer = world.open_hold("h5", new_hold("u9", RUB, "1")).await;
+    refused(
+        answer,
+        Code::NotFound,
+        "SUB_ACCOUNT_NOT_FOUND",
+        "Sub-account not found",
+    );
+    for bad in ["0", "-1", "1.001", "x", ""] {
+        let status = world
+            .open_hold(&fresh(), new_hold("u1", RUB, bad))
+            .await
+            .unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{bad}");
+    }
+    let spend = operation(
+        proto::common::v1::OperationType::Payment,
+        "u1",
+        "p1",
+        &[("u1:CFA-RUB", "u2:CFA-RUB", "0.01", RUB)],
+    );
+    let answer = world.client.clone().create_operation(spend).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "INSUFFICIENT_BALANCE",
+        "Insufficient balance",
+    );
+    world.assert_books_balance().await;
+}
+
+// rows: R199 R322
+#[tokio::test]
+async fn r199_release_gives_back_once() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    let hold = world.hold("u1", RUB, "40").await;
+    let released = world
+        .release("r1", &hold.hold_id)
+        .await
+        .unwrap()
+        .into_inner()
+        .hold
+        .unwrap();
+    assert_eq!(released.status(), HoldStatus::Released);
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["100.00", "0.00", "0.00", "100.00"]
+    );
+    let again = world.release("r1", &hold.hold_id).await.unwrap();
+    assert!(is_replay(&again));
+    assert_eq!(again.into_inner().hold.unwrap(), released);
+    let answer = world.release("r2", &hold.hold_id).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "HOLD_NOT_ACTIVE",
+        "Hold is not active",
+    );
+    let answer = world.release("r3", "nope").await;
+    refused(answer, Code::NotFound, "HOLD_NOT_FOUND", "Hold not found");
+}
+
+// rows: R200 R225 R226 R228
+#[tokio::test]
+async fn r200_consume_ends_the_hold_once() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    let answer = world.consume("c0", "nope", None).await;
+    refused(answer, Code::NotFound, "HOLD_NOT_FOUND", "Hold not found");
+    let hold = world.hold("u1", RUB, "40").await;
+    let consumed = world
+        .consume("c1", &hold.hold_id, None)
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(consumed.operation.is_none());
+    assert_eq!(
+        consumed.hold.as_ref().unwrap().status(),
+        HoldStatus::Consumed
+    );
+    let answer = world.consume("c2", &hold.hold_id, None).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "HOLD_NOT_ACTIVE",
+        "Hold is not active",
+    );
+    assert_eq!(
+        world.get_hold(&hold.hold_id).await.status(),
+        HoldStatus::Consumed
+    );
+    let again = world.consume("c1", &hold.hold_id, None).await.unwrap();
+    assert!(is_replay(&again));
+    assert_eq!(again.into_inner(), consumed);
+    // The bound refusal is told again, too.
+    let answer = world.consume("c2", &hold.hold_id, None).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "HOLD_NOT_ACTIVE",
+        "Hold is not active",
+    );
+    let released = world.hold("u1", RUB, "1").await;
+    world.release("r1", &released.hold_id).await.unwrap();
+    let answer = world.consume("c3", &released.hold_id, None).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "HOLD_NOT_ACTIVE",
+        "Hold is not active",
+    );
+}
+
+// rows: R190 R228
+#[tokio::test]
+async fn t03_hold_is_consumed_part_by_part_and_the_rest_released() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    let hold = world.hold("u1", RUB, "10").await;
+    for (key, left) in [("c1", "7.00"), ("c2", "4.00")] {
+        let part = world
+            .consume(key, &hold.hold_id, amount(RUB, "3"))
+            .await
+            .unwrap()
+            .into_inner()
+            .hold
+            .unwrap();
+        assert_eq!(part.status(), HoldStatus::Active);
+        assert_eq!(part.remaining_amount, amount(RUB, left));
+    }
+    let answer = world
+        .consume("c3", &hold.hold_id, amount(RUB, "4.01"))
+        .await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "HOLD_AMOUNT_EXCEEDED",
+        "Amount exceeds what remains of the hold",
+    );
+    // A replay gives the hold as it was answered then.
+    let then = world
+        .consume("c1", &hold.hold_id, amount(RUB, "3"))
+        .await
+        .unwrap()
+        .into_inner()
+        .hold
+        .unwrap();
+    assert_eq!(then.remaining_amount, amount(RUB, "7.00"));
+    let rest = world
+        .release("r1", &hold.hold_id)
+        .await
+        .unwrap()
+        .into_inner()
+        .hold
+        .unwrap();
+    assert_eq!(rest.status(), HoldStatus::Released);
+    assert_eq!(
+        (rest.consumed.unwrap().value, rest.released.unwrap().value),
+        ("6.00".to_owned(), "4.00".to_owned())
+    );
+    assert_eq!(world.balance("u1:CFA-RUB").await[1], "0.00");
+    let hold = world.hold("u1", RUB, "10").await;
+    world
+        .consume("c4", &hold.hold_id, amount(RUB, "4"))
+        .await
+        .unwrap();
+    let all = world
+        .consume("c5", &hold.hold_id, amount(RUB, "6"))
+        .await
+        .unwrap()
+        .into_inner()
+        .hold
+        .unwrap();
+    assert_eq!(all.status(), HoldStatus::Consumed);
+}
+
+// rows: R227 R308
+#[tokio::test]
+async fn r227_expired_hold_fails_and_stays_expired() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    let mut watch = world.watch().await;
+    let expiring = |at_us| Hold {
+        expires_at: Some(to_timestamp_us(at_us)),
+        ..new_hold("u1", RUB, "40")
+    };
+    let touched = world
+        .open_hold("h1", expiring(START_US + SECOND_US))
+        .await
+        .unwrap()
+        .into_inner()
+        .hold
+        .unwrap();
+    let swept = world
+        .open_hold("h2", expiring(START_US + SECOND_US))
+        .await
+        .unwrap()
+        .into_inner()
+        .hold
+        .unwrap();
+    world.clock.advance_us(SECOND_US - 1);
+    world
+        .consume("c0", &touched.hold_id, amount(RUB, "1"))
+        .await
+        .unwrap();
+    assert_eq!(world.handle.sweep().await.unwrap(), 0);
+    world.clock.advance_us(1);
+    let answer = world.consume("c1", &touched.hold_id, None).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "HOLD_EXPIRED",
+        "Hold has expired",
+    );
+    assert_eq!(
+        world.get_hold(&touched.hold_id).await.status(),
+        HoldStatus::Expired
+    );
+    let (_, event): (_, HoldReleasedEvent) = watch.next_of("HoldReleasedEvent").await;
+    assert_eq!(
+        (event.hold_id, event.reason),
+        (touched.hold_id.clone(), "Expired".to_owned())
+    );
+    let answer = world.consume("c2", &touched.hold_id, None).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "HOLD_NOT_ACTIVE",
+        "Hold is not active",
+    );
+    assert_eq!(
+        world.get_hold(&touched.hold_id).await.status(),
+        HoldStatus::Expired
+    );
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["100.00", "40.00", "0.00", "60.00"]
+    );
+    // Found by the sweeper: the first caller reads the same text as if he had found it.
+    assert_eq!(world.handle.sweep().await.unwrap(), 1);
+    assert_eq!(
+        world.get_hold(&swept.hold_id).await.status(),
+        HoldStatus::Expired
+    );
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["100.00", "0.00", "0.00", "100.00"]
+    );
+    let (_, event): (_, HoldReleasedEvent) = watch.next_of("HoldReleasedEvent").await;
+    assert_eq!(
+        (event.hold_id, event.reason),
+        (swept.hold_id.clone(), "Expired".to_owned())
+    );
+    let answer = world.consume("c3", &swept.hold_id, None).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "HOLD_EXPIRED",
+        "Hold has expired",
+    );
+    let answer = world.consume("c4", &swept.hold_id, None).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "HOLD_NOT_ACTIVE",
+        "Hold is not active",
+    );
+    world.assert_books_balance().await;
+}
+
+// rows: R227
+#[tokio::test]
+async fn t31_expiry_stays_although_the_batch_that_found_it_is_refused() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    let hold = Hold {
+        expires_at: Some(to_timestamp_us(START_US + SECOND_US)),
+        ..new_hold("u1", RUB, "40")
+    };
+    let hold = world
+        .open_hold("h1", hold)
+        .await
+        .unwrap()
+        .into_inner()
+        .hold
+        .unwrap();
+    world.clock.advance_us(2 * SECOND_US);
+    let mut paid = item(
+        proto::common::v1::OperationType::Payment,
+        "u1",
+        "p1",
+        &[("u1:CFA-RUB", "u2:CFA-RUB", "1", RUB)],
+    );
+    paid.postings[0].hold_id = Some(hold.hold_id.clone());
+    let request = CreateOperationsRequest {
+        context: write("b1"),
+        operations: vec![paid],
+        ..Default::default()
+    };
+    let answer = world.client.clone().create_operations(request).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "HOLD_EXPIRED",
+        "Hold has expired",
+    );
+    assert_eq!(
+        world.get_hold(&hold.hold_id).await.status(),
+        HoldStatus::Expired
+    );
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["100.00", "0.00", "0.00", "100.00"]
+    );
+}
+
+// rows: R229
+#[tokio::test]
+async fn r229_hold_without_expiry_never_expires() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    let hold = world.hold("u1", RUB, "40").await;
+    world.clock.advance_us(100 * 365 * 86_400 * SECOND_US);
+    assert_eq!(world.handle.sweep().await.unwrap(), 0);
+    let consumed = world
+        .consume("c1", &hold.hold_id, None)
+        .await
+        .unwrap()
+        .into_inner()
+        .hold
+        .unwrap();
+    assert_eq!(consumed.status(), HoldStatus::Consumed);
+}
+
+// rows: R228
+#[tokio::test]
+async fn t10_consumption_with_a_destination_posts_in_the_same_step() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    let hold = Hold {
+        destination_subaccount_id: Some("system:reserve:CFA-RUB".to_owned()),
+        hold_id: "redemption-1".to_owned(),
+        ..new_hold("u1", RUB, "40")
+    };
+    let hold = world
+        .open_hold("h1", hold)
+        .await
+        .unwrap()
+        .into_inner()
+        .hold
+        .unwrap();
+    assert_eq!(hold.hold_id, "redemption-1");
+    let request = ConsumeHoldRequest {
+        context: write("c1"),
+        hold_id: hold.hold_id.clone(),
+        external_ref: Some("cfa-op-1".to_owned()),
+        ..Default::default()
+    };
+    let answer = world
+        .client
+        .clone()
+        .consume_hold(request.clone())
+        .await
+        .unwrap()
+        .into_inner();
+    let operation = answer.operation.clone().unwrap();
+    assert_eq!(
+        operation.r#type(),
+        proto::common::v1::OperationType::Redemption
+    );
+    assert_eq!(operation.external_ref.as_deref(), Some("cfa-op-1"));
+    let posted = world.get_operation(&operation.operation_id).await.postings;
+    assert_eq!(posted[0].credit_subaccount_id, "system:reserve:CFA-RUB");
+    assert_eq!(posted[0].hold_id.as_deref(), Some("redemption-1"));
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["60.00", "0.00", "0.00", "60.00"]
+    );
+    let again = world.client.clone().consume_hold(request).await.unwrap();
+    assert!(is_replay(&again));
+    assert_eq!(again.into_inner(), answer);
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "60.00");
+    // The same id on the same sub-account is the same hold again; elsewhere it is taken.
+    let again = world
+        .open_hold(
+            "h2",
+            Hold {
+                hold_id: "redemption-1".to_owned(),
+                ..new_hold("u1", RUB, "40")
+            },
+        )
+        .await
+        .unwrap();
+    assert!(is_replay(&again));
+    world.fund("u2", RUB, "100").await;
+    let answer = world
+        .open_hold(
+            "h3",
+            Hold {
+                hold_id: "redemption-1".to_owned(),
+                ..new_hold("u2", RUB, "40")
+            },
+        )
+        .await;
+    refused(
+        answer,
+        Code::AlreadyExists,
+        "HOLD_EXISTS",
+        "Hold already exists",
+    );
+    world.assert_books_balance().await;
+}
+
+// rows: R199 R200
+#[tokio::test]
+async fn holds_of_the_market_are_in_use_for_anyone_else() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    let owned = Hold {
+        owner: "market".to_owned(),
+        ..new_hold("u1", RUB, "40")
+    };
+    let hold = world
+        .open_hold("h1", owned.clone())
+        .await
+        .unwrap()
+        .into_inner()
+        .hold
+        .unwrap();
+    let mut operator = world.as_caller("sandbox.operator");
+    let release = ReleaseHoldRequest {
+        context: write("r1"),
+        hold_id: hold.hold_id.clone(),
+        reason: String::new(),
+    };
+    let answer = operator.release_hold(release).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "HOLD_IN_USE",
+        "Hold is in use",
+    );
+    let consume = ConsumeHoldRequest {
+        context: write("c1"),
+        hold_id: hold.hold_id.clone(),
+        ..Default::default()
+    };
+    refused(
+        operator.consume_hold(consume).await,
+        Code::FailedPrecondition,
+        "HOLD_IN_USE",
+        "Hold is in use",
+    );
+    let create = CreateHoldRequest {
+        context: write("h2"),
+        hold: Some(owned),
+    };
+    assert_eq!(
+        operator.create_hold(create).await.unwrap_err().code(),
+        Code::InvalidArgument
+    );
+    assert_eq!(
+        world.get_hold(&hold.hold_id).await.status(),
+        HoldStatus::Active
+    );
+    world.release("r2", &hold.hold_id).await.unwrap();
+}
+
+#[tokio::test]
+async fn adjust_sets_what_remains() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    let hold = world.hold("u1", RUB, "40").await;
+    let adjust = |key: &str, value: &str| AdjustHoldRequest {
+        context: write(key),
+        hold_id: hold.hold_id.clone(),
+        remaining_amount: amount(RUB, value),
+    };
+    let grown = world
+        .client
+        .clone()
+        .adjust_hold(adjust("a1", "70"))
+        .await
+        .unwrap()
+        .into_inner()
+        .hold
+        .unwrap();
+    assert_eq!(
+        (grown.amount.clone(), grown.added.clone().unwrap().value),
+        (amount(RUB, "70.00"), "30.00".to_owned())
+    );
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["100.00", "70.00", "0.00", "30.00"]
+    );
+    let answer = world
+        .client
+        .clone()
+        .adjust_hold(adjust("a2", "100.01"))
+        .await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "INSUFFICIENT_BALANCE",
+        "Insufficient balance",
+    );
+    let shrunk = world
+        .client
+        .clone()
+        .adjust_hold(adjust("a3", "0"))
+        .await
+        .unwrap()
+        .into_inner()
+        .hold
+        .unwrap();
+    assert_eq!(
+        (shrunk.status(), shrunk.released.unwrap().value),
+        (HoldStatus::Active, "70.00".to_owned())
+    );
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["100.00", "0.00", "0.00", "100.00"]
+    );
+    assert_eq!(
+        world
+            .client
+            .clone()
+            .adjust_hold(adjust("a4", "-1"))
+            .await
+            .unwrap_err()
+            .code(),
+        Code::InvalidArgument
+    );
+}

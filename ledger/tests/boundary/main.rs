@@ -1,0 +1,13 @@
+//! The ledger at its boundary: a real store in a temporary folder, the real log, the real access layer; every call through the client of the
+//! contract. One test binary, since linking costs more than running.
+
+mod batches;
+mod concurrency;
+mod consumed;
+mod emitted;
+mod harness;
+mod holds;
+mod operations;
+mod reads;
+mod requests;
+mod twin;

@@ -1,0 +1,751 @@
+use proto::common::v1::{OperationStatus, OperationType};
+use proto::ledger::v1::*;
+use tonic::Code;
+
+use crate::harness::*;
+
+// rows: R195 R196 R197 R206 R207
+#[tokio::test]
+async fn r195_create_operation_returns_both_and_reads_give_the_same() {
+    let world = World::new().await;
+    let mut request = operation(
+        OperationType::Deposit,
+        "u1",
+        "k1",
+        &[("system:reserve:CFA-RUB", "u1:CFA-RUB", "100.5", RUB)],
+    );
+    request.operation.as_mut().unwrap().external_ref = Some("pay-1".to_owned());
+    let answer = world
+        .client
+        .clone()
+        .create_operation(request)
+        .await
+        .unwrap();
+    assert!(!is_replay(&answer));
+    let created = answer.into_inner();
+    let operation = created.operation.clone().unwrap();
+    assert!(!operation.operation_id.is_empty());
+    assert_eq!(operation.r#type(), OperationType::Deposit);
+    assert_eq!(operation.status(), OperationStatus::Settled);
+    assert_eq!(
+        (
+            operation.user_id.as_str(),
+            operation.idempotency_key.as_str()
+        ),
+        ("u1", "k1")
+    );
+    assert_eq!(operation.external_ref.as_deref(), Some("pay-1"));
+    assert!(operation.created_at.is_some() && operation.finalized_at.is_none());
+    assert!(operation.onchain_tx_hash.is_none() && operation.rejection_reason.is_none());
+    let [posting] = created.postings.as_slice() else {
+        panic!("one posting")
+    };
+    assert!(!posting.posting_id.is_empty() && posting.created_at.is_some());
+    assert_eq!(posting.operation_id, operation.operation_id);
+    assert_eq!(posting.debit_subaccount_id, "system:reserve:CFA-RUB");
+    assert_eq!(posting.credit_subaccount_id, "u1:CFA-RUB");
+    assert_eq!(posting.amount, amount(RUB, "100.50"));
+    assert_eq!(
+        posting.debit_balance_after.as_ref().unwrap().value,
+        "-100.50"
+    );
+    assert_eq!(
+        posting.credit_balance_after.as_ref().unwrap().value,
+        "100.50"
+    );
+
+    let read = world.get_operation(&operation.operation_id).await;
+    assert_eq!(
+        (read.operation, read.postings),
+        (created.operation, created.postings)
+    );
+    world.fund("u1", RUB, "1").await;
+    world.fund("u2", RUB, "1").await;
+    let mut found = Vec::new();
+    let mut token = String::new();
+    loop {
+        let request = ListOperationsRequest {
+            user_id: "u1".to_owned(),
+            r#type: OperationType::Deposit as i32,
+            status: OperationStatus::Settled as i32,
+            pagination: Some(proto::common::v1::PaginationRequest {
+                page_size: 1,
+                page_token: token,
+            }),
+            ..Default::default()
+        };
+        let answer = world
+            .client
+            .clone()
+            .list_operations(request)
+            .await
+            .unwrap()
+            .into_inner();
+        found.extend(answer.operations);
+        token = answer.pagination.unwrap().next_page_token;
+        if token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(found.len(), 2);
+    assert!(found.contains(&operation));
+    let by_key = ListOperationsRequest {
+        idempotency_key: "k1".to_owned(),
+        ..Default::default()
+    };
+    let answer = world
+        .client
+        .clone()
+        .list_operations(by_key)
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(answer.operations, [operation]);
+    let missing = GetOperationRequest {
+        operation_id: "nope".to_owned(),
+        ..Default::default()
+    };
+    let answer = world.client.clone().get_operation(missing).await;
+    refused(
+        answer,
+        Code::NotFound,
+        "OPERATION_NOT_FOUND",
+        "Operation not found",
+    );
+}
+
+// rows: R209 R210
+#[tokio::test]
+async fn r209_every_type_and_the_statuses_of_the_text_are_in_the_contract() {
+    let types = [
+        "DEPOSIT",
+        "WITHDRAWAL",
+        "P2P_TRANSFER",
+        "PAYMENT",
+        "ISSUANCE",
+        "REDEMPTION",
+        "TRADE_BUY",
+        "TRADE_SELL",
+        "DIVIDEND",
+        "COUPON",
+        "EXTERNAL_WITHDRAWAL",
+        "EXTERNAL_TRANSFER",
+        "TRADING",
+        "FEE",
+    ];
+    for name in types {
+        assert!(
+            OperationType::from_str_name(&format!("OPERATION_TYPE_{name}")).is_some(),
+            "{name}"
+        );
+    }
+    let statuses = [
+        "CREATED",
+        "KYC_REQUIRED",
+        "COMPLIANCE_CHECK",
+        "AWAITING_PAYMENT",
+        "PROCESSING",
+        "ONCHAIN_SUBMITTED",
+        "FINALIZED",
+        "REJECTED",
+        "FAILED",
+        "SETTLED",
+        "BLOCKED",
+        "REFUNDED",
+    ];
+    for name in statuses {
+        assert!(
+            OperationStatus::from_str_name(&format!("OPERATION_STATUS_{name}")).is_some(),
+            "{name}"
+        );
+    }
+    // And the ledger writes and reads back every type.
+    let world = World::new().await;
+    for code in 1..=14 {
+        let mut request = operation(
+            OperationType::Deposit,
+            "u1",
+            &format!("k{code}"),
+            &[("system:reserve:CFA-RUB", "u1:CFA-RUB", "1", RUB)],
+        );
+        request.operation.as_mut().unwrap().r#type = code;
+        let id = world
+            .client
+            .clone()
+            .create_operation(request)
+            .await
+            .unwrap()
+            .into_inner()
+            .operation
+            .unwrap();
+        assert_eq!(
+            world
+                .get_operation(&id.operation_id)
+                .await
+                .operation
+                .unwrap()
+                .r#type,
+            code
+        );
+    }
+}
+
+// rows: R214
+#[tokio::test]
+async fn r214_second_posting_invalid_applies_none() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    let request = operation(
+        OperationType::Payment,
+        "u1",
+        "k1",
+        &[
+            ("u1:CFA-RUB", "u2:CFA-RUB", "10", RUB),
+            ("u2:CFA-RUB", "u3:CFA-RUB", "10.01", RUB),
+        ],
+    );
+    let answer = world.client.clone().create_operation(request.clone()).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "INSUFFICIENT_BALANCE",
+        "Insufficient balance",
+    );
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["100.00", "0.00", "0.00", "100.00"]
+    );
+    let missing = GetBalanceRequest {
+        subaccount_id: "u2:CFA-RUB".to_owned(),
+        ..Default::default()
+    };
+    let answer = world.client.clone().get_balance(missing).await;
+    refused(
+        answer,
+        Code::NotFound,
+        "SUB_ACCOUNT_NOT_FOUND",
+        "Sub-account not found",
+    );
+    // The refusal stays bound to its key, also when the money would be there now.
+    world.fund("u2", RUB, "1").await;
+    let answer = world.client.clone().create_operation(request.clone()).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "INSUFFICIENT_BALANCE",
+        "Insufficient balance",
+    );
+    let again = CreateOperationRequest {
+        context: write("k2"),
+        ..request
+    };
+    world.client.clone().create_operation(again).await.unwrap();
+    assert_eq!(world.balance("u3:CFA-RUB").await[0], "10.01");
+    world.assert_books_balance().await;
+}
+
+// rows: R329
+#[tokio::test]
+async fn d17_postings_are_validated() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    world.fund("u1", BOND, "5").await;
+    let reserve = "system:reserve:CFA-RUB";
+    let bad_fields: &[(&[Leg], &str)] = &[
+        (&[], "postings: must not be empty"),
+        (
+            &[(reserve, "u1:CFA-RUB", "0", RUB)],
+            "postings[0].amount: must be greater than zero",
+        ),
+        (
+            &[(reserve, "u1:CFA-RUB", "-1", RUB)],
+            "postings[0].amount: must be greater than zero",
+        ),
+        (
+            &[(reserve, "u1:CFA-RUB", "1.001", RUB)],
+            "postings[0].amount.amount: has more fraction digits than allowed",
+        ),
+        (
+            &[(reserve, "u1:CFA-RUB", "1", BOND)],
+            "postings[0].amount.currency_code: must be CFA-RUB",
+        ),
+        (
+            &[(reserve, "u1:BOND-1", "1", RUB)],
+            "postings[0].credit_subaccount_id: must be of instrument CFA-RUB",
+        ),
+        (
+            &[(reserve, reserve, "1", RUB)],
+            "postings[0].credit_subaccount_id: must differ from the debit side",
+        ),
+        (
+            &[("", "u1:CFA-RUB", "1", RUB)],
+            "postings[0].debit_subaccount_id: must not be empty",
+        ),
+        (
+            &[(reserve, "u1:CFA-RUB", "99999999999999999999", RUB)],
+            "postings[0].amount.amount: has more than 38 digits",
+        ),
+    ];
+    for (legs, text) in bad_fields {
+        let answer = world
+            .client
+            .clone()
+            .create_operation(operation(OperationType::Payment, "u1", &fresh(), legs))
+            .await;
+        refused(answer, Code::InvalidArgument, "INVALID_ARGUMENT", text);
+    }
+    let not_found: &[(Leg, &str, &str)] = &[
+        (
+            ("u9:CFA-RUB", "u1:CFA-RUB", "1", RUB),
+            "SUB_ACCOUNT_NOT_FOUND",
+            "Sub-account not found",
+        ),
+        (
+            ("nonsense", "u1:CFA-RUB", "1", RUB),
+            "SUB_ACCOUNT_NOT_FOUND",
+            "Sub-account not found",
+        ),
+        (
+            ("system:reserve:NEW-1", "u1:NEW-1", "1", "NEW-1"),
+            "INSTRUMENT_NOT_FOUND",
+            "Instrument not found",
+        ),
+    ];
+    for (leg, reason, text) in not_found {
+        let answer = world
+            .client
+            .clone()
+            .create_operation(operation(OperationType::Payment, "u1", &fresh(), &[*leg]))
+            .await;
+        refused(answer, Code::NotFound, reason, text);
+    }
+    for (field, change) in [
+        ("operation.type: must be one of the operation types", 0),
+        ("operation.user_id: must not be empty", 1),
+    ] {
+        let mut request = operation(
+            OperationType::Payment,
+            "u1",
+            &fresh(),
+            &[(reserve, "u1:CFA-RUB", "1", RUB)],
+        );
+        match change {
+            0 => request.operation.as_mut().unwrap().r#type = 0,
+            _ => request.operation.as_mut().unwrap().user_id.clear(),
+        }
+        refused(
+            world.client.clone().create_operation(request).await,
+            Code::InvalidArgument,
+            "INVALID_ARGUMENT",
+            field,
+        );
+    }
+    let mut keyless = operation(
+        OperationType::Payment,
+        "u1",
+        "",
+        &[(reserve, "u1:CFA-RUB", "1", RUB)],
+    );
+    keyless.context = write("");
+    let status = world
+        .client
+        .clone()
+        .create_operation(keyless)
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(status.message().starts_with("context.idempotency_key"));
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["100.00", "0.00", "0.00", "100.00"]
+    );
+}
+
+// rows: R206
+#[tokio::test]
+async fn t12_key_gives_the_stored_operation_and_reference_acts_once() {
+    let world = World::new().await;
+    let deposit = |key: &str, value: &str, reference: Option<&str>| {
+        let mut request = operation(
+            OperationType::Deposit,
+            "u1",
+            key,
+            &[("system:reserve:CFA-RUB", "u1:CFA-RUB", value, RUB)],
+        );
+        request.operation.as_mut().unwrap().external_ref = reference.map(str::to_owned);
+        request
+    };
+    let first = world
+        .client
+        .clone()
+        .create_operation(deposit("k1", "10", Some("pay-1")))
+        .await
+        .unwrap();
+    let again = world
+        .client
+        .clone()
+        .create_operation(deposit("k1", "10", Some("pay-1")))
+        .await
+        .unwrap();
+    assert!(is_replay(&again) && !is_replay(&first));
+    assert_eq!(first.into_inner(), again.into_inner());
+    let other = world
+        .client
+        .clone()
+        .create_operation(deposit("k1", "99", None))
+        .await
+        .unwrap();
+    assert!(is_replay(&other));
+    assert_eq!(other.into_inner().postings[0].amount, amount(RUB, "10.00"));
+    let answer = world
+        .client
+        .clone()
+        .create_operation(deposit("k2", "10", Some("pay-1")))
+        .await;
+    refused(
+        answer,
+        Code::AlreadyExists,
+        "OPERATION_EXISTS",
+        "Operation already exists",
+    );
+    // Another user's key is another key, another type may have the same reference.
+    let mut request = deposit("k1", "5", Some("pay-1"));
+    request.operation.as_mut().unwrap().user_id = "u2".to_owned();
+    request.operation.as_mut().unwrap().r#type = OperationType::Payment as i32;
+    assert!(!is_replay(
+        &world
+            .client
+            .clone()
+            .create_operation(request)
+            .await
+            .unwrap()
+    ));
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "15.00");
+    let world = world.restart().await;
+    let again = world
+        .client
+        .clone()
+        .create_operation(deposit("k1", "10", Some("pay-1")))
+        .await
+        .unwrap();
+    assert!(is_replay(&again));
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "15.00");
+}
+
+// rows: R215
+#[tokio::test]
+async fn r215_database_refuses_to_change_postings() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "10").await;
+    let path = world.folder.path().join("ledger.sqlite");
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(path);
+    let pool = sqlx::SqlitePool::connect_with(options).await.unwrap();
+    for (sql, text) in [
+        ("UPDATE postings SET amount = 1", "postings never change"),
+        ("DELETE FROM postings", "postings are never deleted"),
+        ("DELETE FROM operations", "operations are never deleted"),
+        (
+            "UPDATE operations SET user_id = 'x'",
+            "terms of an operation never change",
+        ),
+        (
+            "UPDATE sub_accounts SET balance = -1 WHERE subaccount_id = 'u1:CFA-RUB'",
+            "CHECK constraint failed",
+        ),
+        (
+            "UPDATE sub_accounts SET held = 2000 WHERE subaccount_id = 'u1:CFA-RUB'",
+            "CHECK constraint failed",
+        ),
+    ] {
+        let error = sqlx::query(sql)
+            .execute(&pool)
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(text), "{sql}: {error}");
+    }
+    pool.close().await;
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "10.00");
+}
+
+fn reversal(key: &str, operation_id: &str) -> ReverseOperationRequest {
+    ReverseOperationRequest {
+        context: write(key),
+        operation_id: operation_id.to_owned(),
+        reason: "typed wrong".to_owned(),
+    }
+}
+
+// rows: R216
+#[tokio::test]
+async fn r216_reversal_mirrors_the_postings_once() {
+    let world = World::new().await;
+    let original = world.fund("u1", RUB, "10").await;
+    let answer = world
+        .client
+        .clone()
+        .reverse_operation(reversal("r1", &original.operation_id))
+        .await
+        .unwrap()
+        .into_inner();
+    let reversing = answer.operation.unwrap();
+    assert_eq!(
+        reversing.reverses_operation_id.as_deref(),
+        Some(original.operation_id.as_str())
+    );
+    assert_eq!(reversing.r#type(), OperationType::Deposit);
+    assert_eq!(answer.postings[0].debit_subaccount_id, "u1:CFA-RUB");
+    assert_eq!(
+        answer.postings[0].credit_subaccount_id,
+        "system:reserve:CFA-RUB"
+    );
+    assert_eq!(answer.postings[0].amount, amount(RUB, "10.00"));
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "0.00");
+    let was = world
+        .get_operation(&original.operation_id)
+        .await
+        .operation
+        .unwrap();
+    assert_eq!(was.status(), OperationStatus::Failed);
+    assert_eq!(was.rejection_message.as_deref(), Some("typed wrong"));
+    let again = world
+        .client
+        .clone()
+        .reverse_operation(reversal("r1", &original.operation_id))
+        .await
+        .unwrap();
+    assert!(is_replay(&again));
+    assert_eq!(
+        again.into_inner().operation.unwrap().operation_id,
+        reversing.operation_id
+    );
+    let answer = world
+        .client
+        .clone()
+        .reverse_operation(reversal("r2", &original.operation_id))
+        .await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "ALREADY_REVERSED",
+        "Operation is already reversed",
+    );
+    let answer = world
+        .client
+        .clone()
+        .reverse_operation(reversal("r3", "nope"))
+        .await;
+    refused(
+        answer,
+        Code::NotFound,
+        "OPERATION_NOT_FOUND",
+        "Operation not found",
+    );
+    // A final operation stays final, and money that was spent cannot be taken back.
+    let spent = world.fund("u1", RUB, "10").await;
+    finalize(&world, &spent.operation_id, "0xA1").await.unwrap();
+    let request = operation(
+        OperationType::Payment,
+        "u1",
+        &fresh(),
+        &[("u1:CFA-RUB", "u2:CFA-RUB", "4", RUB)],
+    );
+    world
+        .client
+        .clone()
+        .create_operation(request)
+        .await
+        .unwrap();
+    let answer = world
+        .client
+        .clone()
+        .reverse_operation(reversal("r4", &spent.operation_id))
+        .await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "INSUFFICIENT_BALANCE",
+        "Insufficient balance",
+    );
+    world.fund("u1", RUB, "4").await;
+    world
+        .client
+        .clone()
+        .reverse_operation(reversal("r5", &spent.operation_id))
+        .await
+        .unwrap();
+    let was = world
+        .get_operation(&spent.operation_id)
+        .await
+        .operation
+        .unwrap();
+    assert_eq!(was.status(), OperationStatus::Finalized);
+    world.assert_books_balance().await;
+}
+
+async fn finalize(
+    world: &World,
+    operation_id: &str,
+    tx_hash: &str,
+) -> Answer<FinalizeOperationResponse> {
+    let request = FinalizeOperationRequest {
+        context: write(&fresh()),
+        operation_id: operation_id.to_owned(),
+        onchain_tx_hash: tx_hash.to_owned(),
+    };
+    world.client.clone().finalize_operation(request).await
+}
+
+// rows: R329 R220
+#[tokio::test]
+async fn d18_status_and_unsettled_until_final() {
+    let world = World::new().await;
+    let mut request = operation(
+        OperationType::TradeSell,
+        "u1",
+        "t1:sell",
+        &[("system:reserve:CFA-RUB", "u1:CFA-RUB", "7", RUB)],
+    );
+    request.operation.as_mut().unwrap().awaits_chain = true;
+    request.postings[0].unsettled = true;
+    let created = world
+        .client
+        .clone()
+        .create_operation(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .operation
+        .unwrap();
+    assert_eq!(created.status(), OperationStatus::Processing);
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["7.00", "0.00", "7.00", "0.00"]
+    );
+    let answer = world.open_hold("h1", new_hold("u1", RUB, "0.01")).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "INSUFFICIENT_BALANCE",
+        "Insufficient balance",
+    );
+    let request = operation(
+        OperationType::Payment,
+        "u1",
+        "p1",
+        &[("u1:CFA-RUB", "u2:CFA-RUB", "0.01", RUB)],
+    );
+    let answer = world.client.clone().create_operation(request).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "INSUFFICIENT_BALANCE",
+        "Insufficient balance",
+    );
+
+    let answer = finalize(&world, &created.operation_id, "0xAB")
+        .await
+        .unwrap();
+    assert!(!is_replay(&answer));
+    let operation = answer.into_inner().operation.unwrap();
+    assert_eq!(operation.status(), OperationStatus::Finalized);
+    assert_eq!(operation.onchain_tx_hash.as_deref(), Some("0xab"));
+    assert!(operation.finalized_at.is_some());
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["7.00", "0.00", "0.00", "7.00"]
+    );
+    let again = finalize(&world, &created.operation_id, "0xab")
+        .await
+        .unwrap();
+    assert!(is_replay(&again));
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["7.00", "0.00", "0.00", "7.00"]
+    );
+    let answer = finalize(&world, &created.operation_id, "0xcd").await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "OPERATION_STATUS",
+        "Operation status does not allow this",
+    );
+    let answer = finalize(&world, "nope", "0xab").await;
+    refused(
+        answer,
+        Code::NotFound,
+        "OPERATION_NOT_FOUND",
+        "Operation not found",
+    );
+}
+
+// rows: R216
+#[tokio::test]
+async fn t21_bust_takes_back_what_was_unsettled() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "3").await;
+    let mut request = operation(
+        OperationType::TradeSell,
+        "u1",
+        "t1:sell",
+        &[("system:reserve:CFA-RUB", "u1:CFA-RUB", "7", RUB)],
+    );
+    request.postings[0].unsettled = true;
+    let created = world
+        .client
+        .clone()
+        .create_operation(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .operation
+        .unwrap();
+    world.hold("u1", RUB, "3").await;
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["10.00", "3.00", "7.00", "0.00"]
+    );
+    world
+        .client
+        .clone()
+        .reverse_operation(reversal("bust", &created.operation_id))
+        .await
+        .unwrap();
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["3.00", "3.00", "0.00", "0.00"]
+    );
+    let answer = finalize(&world, &created.operation_id, "0xab").await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "OPERATION_STATUS",
+        "Operation status does not allow this",
+    );
+    world.assert_books_balance().await;
+}
+
+#[tokio::test]
+async fn t16_units_of_an_instrument_go_to_its_own_reserve() {
+    let world = World::new().await;
+    let mut request = operation(
+        OperationType::TradeBuy,
+        "u1",
+        "t1",
+        &[("system:reserve:CFA-EQ", "u1:BOND-1", "5", BOND)],
+    );
+    request.instrument_scales = scale(BOND);
+    let created = world
+        .client
+        .clone()
+        .create_operation(request)
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(
+        created.postings[0].debit_subaccount_id,
+        "system:reserve:BOND-1"
+    );
+    assert_eq!(world.balance("system:reserve:BOND-1").await[0], "-5");
+    assert_eq!(world.balance("system:reserve:CFA-EQ").await[0], "0");
+}

@@ -1,0 +1,365 @@
+use proto::ledger::v1::*;
+use tonic::Code;
+
+use crate::harness::*;
+
+async fn account(world: &World, account_id: &str) -> Answer<GetAccountResponse> {
+    let request = GetAccountRequest {
+        context: None,
+        account_id: account_id.to_owned(),
+    };
+    world.client.clone().get_account(request).await
+}
+
+async fn accounts(client: &mut Client, user_id: &str) -> Vec<Account> {
+    let request = ListAccountsRequest {
+        user_id: user_id.to_owned(),
+        ..Default::default()
+    };
+    client
+        .list_accounts(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .accounts
+}
+
+// rows: R192 R193 R204
+#[tokio::test]
+async fn r192_accounts_are_read_one_by_one_and_as_a_list() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "1").await;
+    world.fund("u1", BOND, "1").await;
+    world.fund("u2", RUB, "1").await;
+    let request = operation(
+        proto::common::v1::OperationType::Payment,
+        "u1",
+        "seize",
+        &[("u1:CFA-RUB", "u1:CFA-RUB:blocked", "1", RUB)],
+    );
+    world
+        .client
+        .clone()
+        .create_operation(request)
+        .await
+        .unwrap();
+    let mut found = accounts(&mut world.client.clone(), "u1").await;
+    found.sort_by_key(|account| account.r#type);
+    let types: Vec<_> = found.iter().map(Account::r#type).collect();
+    assert_eq!(
+        types,
+        [AccountType::Main, AccountType::Invest, AccountType::Blocked]
+    );
+    for listed in found {
+        assert_eq!(listed.user_id, "u1");
+        assert!(listed.created_at.is_some() && listed.updated_at.is_some());
+        let read = account(&world, &listed.account_id)
+            .await
+            .unwrap()
+            .into_inner()
+            .account
+            .unwrap();
+        assert_eq!(read, listed);
+    }
+    refused(
+        account(&world, "nope").await,
+        Code::NotFound,
+        "ACCOUNT_NOT_FOUND",
+        "Account not found",
+    );
+    assert!(
+        accounts(&mut world.client.clone(), "nobody")
+            .await
+            .is_empty()
+    );
+}
+
+// rows: R211 R212
+#[tokio::test]
+async fn r211_system_sub_accounts_exist_on_a_fresh_ledger() {
+    let world = World::new().await;
+    for (id, instrument) in [
+        ("system:reserve:CFA-RUB", RUB),
+        ("system:reserve:CFA-EQ", "CFA-EQ"),
+        ("system:fees:CFA-RUB", RUB),
+    ] {
+        let request = GetSubAccountRequest {
+            context: None,
+            subaccount_id: id.to_owned(),
+        };
+        let found = world
+            .client
+            .clone()
+            .get_sub_account(request)
+            .await
+            .unwrap()
+            .into_inner()
+            .subaccount
+            .unwrap();
+        assert_eq!(
+            (found.subaccount_id.as_str(), found.instrument_id.as_str()),
+            (id, instrument)
+        );
+        assert_eq!(found.status(), SubAccountStatus::Active);
+    }
+    let types: Vec<_> = accounts(&mut world.client.clone(), "system")
+        .await
+        .iter()
+        .map(Account::r#type)
+        .collect();
+    assert!(types.contains(&AccountType::Main) && types.contains(&AccountType::Invest));
+}
+
+// rows: R194 R205 R211
+#[tokio::test]
+async fn r194_sub_account_shows_what_it_has() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    world.hold("u1", RUB, "30").await;
+    let request = GetSubAccountRequest {
+        context: None,
+        subaccount_id: "u1:CFA-RUB".to_owned(),
+    };
+    let found = world
+        .client
+        .clone()
+        .get_sub_account(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .subaccount
+        .unwrap();
+    assert_eq!(
+        (found.subaccount_id.as_str(), found.account_id.as_str()),
+        ("u1:CFA-RUB", "u1:MAIN")
+    );
+    assert_eq!(found.instrument_id, RUB);
+    assert_eq!(found.status(), SubAccountStatus::Active);
+    let numbers = [
+        &found.balance,
+        &found.held,
+        &found.unsettled,
+        &found.available,
+    ]
+    .map(|n| n.clone().unwrap().value);
+    assert_eq!(numbers, ["100.00", "30.00", "0.00", "70.00"]);
+    assert_eq!(numbers, world.balance("u1:CFA-RUB").await);
+    assert!(found.created_at.is_some() && found.updated_at.is_some());
+    assert_eq!(found.version, 1);
+    let request = ListSubAccountsRequest {
+        user_id: "u1".to_owned(),
+        instrument_id: RUB.to_owned(),
+        ..Default::default()
+    };
+    let listed = world
+        .client
+        .clone()
+        .list_sub_accounts(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .subaccounts;
+    assert_eq!(listed, [found]);
+    let request = GetSubAccountRequest {
+        context: None,
+        subaccount_id: "u9:CFA-RUB".to_owned(),
+    };
+    let answer = world.client.clone().get_sub_account(request).await;
+    refused(
+        answer,
+        Code::NotFound,
+        "SUB_ACCOUNT_NOT_FOUND",
+        "Sub-account not found",
+    );
+}
+
+// rows: R324
+#[tokio::test]
+async fn d15_frozen_takes_credit_and_pays_only_out_of_holds() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    let hold = world.hold("u1", RUB, "40").await;
+    let set = |key: &str, id: &str, status: SubAccountStatus| SetSubAccountStatusRequest {
+        context: write(key),
+        subaccount_id: id.to_owned(),
+        status: status as i32,
+        reason: "court".to_owned(),
+    };
+    let mut compliance = world.as_caller("sandbox.compliance");
+    let frozen = compliance
+        .set_sub_account_status(set("s1", "u1:CFA-RUB", SubAccountStatus::Frozen))
+        .await
+        .unwrap();
+    assert_eq!(
+        frozen.into_inner().subaccount.unwrap().status(),
+        SubAccountStatus::Frozen
+    );
+    let answer = world.open_hold("h1", new_hold("u1", RUB, "1")).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "SUB_ACCOUNT_FROZEN",
+        "Sub-account is frozen",
+    );
+    let pay = |key: &str, hold_id: Option<String>| {
+        let mut request = operation(
+            proto::common::v1::OperationType::Payment,
+            "u1",
+            key,
+            &[("u1:CFA-RUB", "u2:CFA-RUB", "10", RUB)],
+        );
+        request.postings[0].hold_id = hold_id;
+        request
+    };
+    let answer = world.client.clone().create_operation(pay("p1", None)).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "SUB_ACCOUNT_FROZEN",
+        "Sub-account is frozen",
+    );
+    world
+        .client
+        .clone()
+        .create_operation(pay("p2", Some(hold.hold_id.clone())))
+        .await
+        .unwrap();
+    world.fund("u1", RUB, "5").await;
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["95.00", "30.00", "0.00", "65.00"]
+    );
+    let answer = compliance
+        .set_sub_account_status(set("s2", "u1:CFA-RUB", SubAccountStatus::Closed))
+        .await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "SUB_ACCOUNT_FROZEN",
+        "Sub-account is frozen",
+    );
+    compliance
+        .set_sub_account_status(set("s3", "u1:CFA-RUB", SubAccountStatus::Active))
+        .await
+        .unwrap();
+    let answer = compliance
+        .set_sub_account_status(set("s4", "u1:CFA-RUB", SubAccountStatus::Closed))
+        .await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "SUB_ACCOUNT_NOT_EMPTY",
+        "Sub-account is not empty",
+    );
+    world
+        .client
+        .clone()
+        .create_operation(pay("p3", None))
+        .await
+        .unwrap();
+    let empty = world.fund("u3", RUB, "1").await;
+    let reverse = ReverseOperationRequest {
+        context: write("r1"),
+        operation_id: empty.operation_id,
+        reason: String::new(),
+    };
+    world
+        .client
+        .clone()
+        .reverse_operation(reverse)
+        .await
+        .unwrap();
+    compliance
+        .set_sub_account_status(set("s5", "u3:CFA-RUB", SubAccountStatus::Closed))
+        .await
+        .unwrap();
+    let credit = operation(
+        proto::common::v1::OperationType::Deposit,
+        "u3",
+        "late",
+        &[("system:reserve:CFA-RUB", "u3:CFA-RUB", "1", RUB)],
+    );
+    let answer = world.client.clone().create_operation(credit).await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "SUB_ACCOUNT_CLOSED",
+        "Sub-account is closed",
+    );
+    world.assert_books_balance().await;
+}
+
+// rows: R333
+#[tokio::test]
+async fn d32_users_see_their_own_only() {
+    let world = World::new().await;
+    let deposit = world.fund("u1", RUB, "10").await;
+    let hold = world.hold("u1", RUB, "1").await;
+    world.fund("u2", RUB, "10").await;
+    let (mut own, mut other) = (
+        world.as_caller("sandbox.investor.u1"),
+        world.as_caller("sandbox.investor.u2"),
+    );
+    let balance = GetBalanceRequest {
+        context: None,
+        subaccount_id: "u1:CFA-RUB".to_owned(),
+    };
+    own.get_balance(balance.clone()).await.unwrap();
+    assert_eq!(
+        other.get_balance(balance).await.unwrap_err().code(),
+        Code::PermissionDenied
+    );
+    let get = GetOperationRequest {
+        context: None,
+        operation_id: deposit.operation_id,
+    };
+    own.get_operation(get.clone()).await.unwrap();
+    assert_eq!(
+        other.get_operation(get).await.unwrap_err().code(),
+        Code::NotFound
+    );
+    let get = GetHoldRequest {
+        context: None,
+        hold_id: hold.hold_id,
+    };
+    own.get_hold(get.clone()).await.unwrap();
+    assert_eq!(
+        other.get_hold(get).await.unwrap_err().code(),
+        Code::NotFound
+    );
+    assert_eq!(
+        own.list_holds(ListHoldsRequest::default())
+            .await
+            .unwrap()
+            .into_inner()
+            .holds
+            .len(),
+        1
+    );
+    assert!(
+        other
+            .list_holds(ListHoldsRequest::default())
+            .await
+            .unwrap()
+            .into_inner()
+            .holds
+            .is_empty()
+    );
+    assert_eq!(accounts(&mut own, "").await.len(), 1);
+    let foreign = ListAccountsRequest {
+        user_id: "u1".to_owned(),
+        ..Default::default()
+    };
+    assert_eq!(
+        other.list_accounts(foreign).await.unwrap_err().code(),
+        Code::PermissionDenied
+    );
+    let write = CreateHoldRequest {
+        context: write("k"),
+        hold: Some(new_hold("u1", RUB, "1")),
+    };
+    assert_eq!(
+        own.create_hold(write).await.unwrap_err().code(),
+        Code::PermissionDenied
+    );
+}
