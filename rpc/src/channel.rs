@@ -30,13 +30,15 @@ pub const FILL_WAIT_MS_MAX: u64 = 5_000;
 pub const CONNECT_TIMEOUT_MS: u64 = 2_000;
 
 /// Where the routes of a service of this process will appear. Clones speak of the same slot.
-#[derive(Clone)]
-pub struct LocalSlot(watch::Sender<Option<Routes>>);
+#[derive(Clone, Default)]
+pub struct LocalSlot(watch::Sender<Wired>);
 
-impl Default for LocalSlot {
-    fn default() -> Self {
-        LocalSlot(watch::Sender::new(None))
-    }
+#[derive(Clone, Default)]
+enum Wired {
+    #[default]
+    NotYet,
+    Now(Routes),
+    NoMore,
 }
 
 impl LocalSlot {
@@ -46,13 +48,13 @@ impl LocalSlot {
 
     /// Makes the service callable: `slot.fill(rpc::with_auth(service.routes.clone(), &auth))`.
     pub fn fill(&self, routes_with_auth: Routes) {
-        self.0.send_replace(Some(routes_with_auth.prepare()));
+        self.0.send_replace(Wired::Now(routes_with_auth.prepare()));
     }
 
-    /// Takes the service out again; later calls wait, then answer UNAVAILABLE. Breaks the cycle of services that hold each other's
+    /// Takes the service out again; later calls answer UNAVAILABLE at once. Breaks the cycle of services that hold each other's
     /// channels, so that their stores close at shutdown.
     pub fn clear(&self) {
-        self.0.send_replace(None);
+        self.0.send_replace(Wired::NoMore);
     }
 }
 
@@ -142,12 +144,14 @@ impl Service<Request<Body>> for Channel {
                     let wait = Duration::from_millis(FILL_WAIT_MS_MAX);
                     let path = request.uri().path().to_owned();
                     let away = || status::unavailable(service_of(&path), 1_000);
-                    let filled = tokio::time::timeout(wait, slot.wait_for(Option::is_some));
-                    let routes = match filled.await {
-                        Ok(Ok(routes)) => routes.clone(),
+                    let wired = slot.wait_for(|wired| !matches!(wired, Wired::NotYet));
+                    let routes = match tokio::time::timeout(wait, wired).await {
+                        Ok(Ok(wired)) => match &*wired {
+                            Wired::Now(routes) => routes.clone(),
+                            Wired::NotYet | Wired::NoMore => return Err(away()),
+                        },
                         _ => return Err(away()),
                     };
-                    let routes = routes.ok_or_else(away)?;
                     match routes.oneshot(request).await {
                         Ok(response) => Ok(response),
                         Err(never) => match never {},
@@ -158,14 +162,25 @@ impl Service<Request<Body>> for Channel {
                 let transport = transport.clone();
                 Box::pin(async move {
                     let path = request.uri().path().to_owned();
-                    transport.oneshot(request).await.map_err(|error| {
-                        tracing::warn!(%error, path, "remote call failed");
-                        status::unavailable(service_of(&path), 1_000)
-                    })
+                    let answer = transport.oneshot(request).await;
+                    answer.map_err(|error| failure(&error, &path))
                 })
             }
         }
     }
+}
+
+/// What a transport failure means to the caller: his own deadline, or a service that is away.
+fn failure(error: &(dyn std::error::Error + 'static), path: &str) -> Status {
+    let mut source = Some(error);
+    while let Some(cause) = source {
+        if cause.is::<tonic::TimeoutExpired>() {
+            return Status::deadline_exceeded("Deadline exceeded");
+        }
+        source = cause.source();
+    }
+    tracing::warn!(error, path, "remote call failed");
+    status::unavailable(service_of(path), 1_000)
 }
 
 /// `LedgerService` of `/platform.ledger.v1.LedgerService/GetHold`.

@@ -5,12 +5,16 @@
 //! Fields at their default are left out, as proto3 JSON does; integers of 64 bits are text.
 
 use axum::response::{IntoResponse, Response};
+use http::{
+    StatusCode,
+    header::{ALLOW, CONTENT_TYPE},
+};
 use prost::Message;
 use prost_reflect::{DynamicMessage, EnumDescriptor, Kind, MessageDescriptor};
 use serde_json::{Value, json};
 use tonic::Status;
 
-use crate::{connect, contract::Contract};
+use crate::{connect, contract::Contract, status};
 
 /// Body of an HTTP read.
 pub type Json = axum::Json<Value>;
@@ -29,6 +33,41 @@ impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
         connect::unary_error(&self.0)
     }
+}
+
+/// Longest text of a framework's own refusal that is passed on, in bytes.
+const PLAIN_TEXT_BYTES_MAX: usize = 4_096;
+
+/// Gives refusals that axum makes itself (a query it cannot read, a verb it does not know) the same form; their HTTP status stays.
+pub(crate) async fn plain_errors(response: Response) -> Response {
+    let http_status = response.status();
+    let is_json = response
+        .headers()
+        .get(CONTENT_TYPE)
+        .is_some_and(|value| value.as_bytes().starts_with(b"application/json"));
+    if is_json || !http_status.is_client_error() {
+        return response;
+    }
+    let (parts, body) = response.into_parts();
+    let text = axum::body::to_bytes(body, PLAIN_TEXT_BYTES_MAX)
+        .await
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        .unwrap_or_default();
+    let text = match text.as_str() {
+        "" => http_status.canonical_reason().unwrap_or("Refused"),
+        text => text,
+    };
+    let status = match http_status {
+        StatusCode::NOT_FOUND => status::not_found("PATH_NOT_FOUND", "Path not found"),
+        StatusCode::METHOD_NOT_ALLOWED => status::unimplemented(text),
+        _ => status::invalid_argument("request", text),
+    };
+    let mut answer = connect::unary_error(&status);
+    *answer.status_mut() = http_status;
+    if let Some(allow) = parts.headers.get(ALLOW) {
+        answer.headers_mut().insert(ALLOW, allow.clone());
+    }
+    answer
 }
 
 /// One resource, for instance `resource(&operation, "platform.ledger.v1.Operation")`.

@@ -31,8 +31,11 @@ pub use health::Health;
 pub use observe::{MetricsHandle, Trailers, metrics_init};
 pub use serve::{Service, serve};
 
-/// Largest message a service accepts, in bytes (D33).
+/// Largest message a service accepts, in bytes on the wire (D33).
 pub const MESSAGE_BYTES_MAX: usize = 1024 * 1024;
+
+/// The same for calls of one service to another, whose batches are bounded by their own rules; also what a compressed message may unpack to.
+pub const MESSAGE_BYTES_MAX_SERVICE: usize = 16 * MESSAGE_BYTES_MAX;
 
 /// Deadline of a call that names none, in milliseconds (D33).
 pub const DEADLINE_MS_DEFAULT: u64 = 10_000;
@@ -54,16 +57,17 @@ pub enum Error {
     Logging(String),
 }
 
-/// Applies the limits every service shares to a generated tonic server: message size (D33) and gzip in both directions.
+/// Applies the limits every service shares to a generated tonic server: message size (D33; the layer in front holds other
+/// callers to [`MESSAGE_BYTES_MAX`]) and gzip in both directions.
 ///
-/// ```ignore
+/// ```text
 /// let server = rpc::grpc_server!(LedgerServiceServer::from_arc(api));
 /// ```
 #[macro_export]
 macro_rules! grpc_server {
     ($server:expr) => {
         $server
-            .max_decoding_message_size($crate::MESSAGE_BYTES_MAX)
+            .max_decoding_message_size($crate::MESSAGE_BYTES_MAX_SERVICE)
             .accept_compressed($crate::CompressionEncoding::Gzip)
             .send_compressed($crate::CompressionEncoding::Gzip)
     };

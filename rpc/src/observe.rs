@@ -24,7 +24,9 @@ use tokio::time::{Instant, Sleep};
 use tonic::{Code, Status};
 use tracing::{Instrument, Span, field::Empty};
 
-use crate::{Caller, Context, DEADLINE_MS_DEFAULT, contract::Contract};
+use crate::{
+    Caller, Context, DEADLINE_MS_DEFAULT, MESSAGE_BYTES_MAX_SERVICE, Role, contract::Contract,
+};
 
 /// Counter of finished RPCs, labels `method` and `code`.
 pub const REQUESTS: &str = "rpc_requests_total";
@@ -96,7 +98,15 @@ pub(crate) async fn observe(
         .contract
         .method(&path)
         .is_some_and(|method| !method.client_streaming);
-    let bytes_max = bounds.message_bytes_max;
+    let trusted = request
+        .extensions()
+        .get::<Caller>()
+        .is_some_and(|caller| caller.roles.contains(Role::Service));
+    let bytes_max = if trusted {
+        MESSAGE_BYTES_MAX_SERVICE
+    } else {
+        bounds.message_bytes_max
+    };
     let request = request.map(|body| Body::new(CheckedBody::new(body, bytes_max, single)));
     let handler = SCOPE
         .scope(scope, next.run(request))

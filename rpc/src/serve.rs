@@ -16,7 +16,7 @@ use axum::{
     Json, Router,
     extract::{DefaultBodyLimit, Request},
     http::{HeaderName, StatusCode},
-    middleware::{from_fn, from_fn_with_state, map_request},
+    middleware::{from_fn, from_fn_with_state, map_request, map_response},
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -25,7 +25,6 @@ use hyper_util::{
     server::{conn::auto, graceful::GracefulShutdown},
     service::TowerToHyperService,
 };
-use serde_json::json;
 use tokio::{net::TcpListener, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
@@ -36,7 +35,10 @@ use tower_http::cors::{AllowHeaders, Any, CorsLayer};
 
 use crate::{
     Authenticator, Error, Health, MESSAGE_BYTES_MAX, MetricsHandle, access, connect,
-    contract::Contract, drain, json::HttpError, observe, roles, status,
+    contract::Contract,
+    drain,
+    json::{self, HttpError},
+    observe, roles, status,
 };
 
 /// How long running calls may go on after shutdown was asked for, in milliseconds.
@@ -100,6 +102,7 @@ pub async fn serve(
         .merge(operations(healths, metrics, shutdown.clone()))
         .merge(
             http.layer(DefaultBodyLimit::max(MESSAGE_BYTES_MAX))
+                .layer(map_response(json::plain_errors))
                 .layer(from_fn(observe::observe_http)),
         )
         .fallback(move |request: Request| {
@@ -276,20 +279,20 @@ fn operations(healths: Vec<Health>, metrics: MetricsHandle, shutdown: Cancellati
             .flat_map(|health| {
                 let service = health.name().to_owned();
                 health.failing().into_iter().map(move |(part, reason)| {
-                    json!({ "service": service, "part": part, "reason": reason })
+                    serde_json::json!({ "service": service, "part": part, "reason": reason })
                 })
             })
             .collect();
         if failing.is_empty() {
-            return (StatusCode::OK, Json(json!({ "status": "ok" }))).into_response();
+            return (StatusCode::OK, Json(serde_json::json!({ "status": "ok" }))).into_response();
         }
-        let body = json!({ "status": "failing", "failing": failing });
+        let body = serde_json::json!({ "status": "failing", "failing": failing });
         (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
     };
     let ready = health.clone();
     let ready = move || -> Response {
         if shutdown.is_cancelled() {
-            let body = json!({ "status": "stopping" });
+            let body = serde_json::json!({ "status": "stopping" });
             return (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response();
         }
         ready()
@@ -301,7 +304,10 @@ fn operations(healths: Vec<Health>, metrics: MetricsHandle, shutdown: Cancellati
     Router::new()
         .route("/health", get(async move || health()))
         .route("/readyz", get(async move || ready()))
-        .route("/livez", get(async || Json(json!({ "status": "ok" }))))
+        .route(
+            "/livez",
+            get(async || Json(serde_json::json!({ "status": "ok" }))),
+        )
         .route("/metrics", get(async move || render()))
 }
 

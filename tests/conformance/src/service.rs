@@ -349,10 +349,7 @@ async fn ping_pong(
     mut messages: Streaming<pb::BidiStreamRequest>,
 ) {
     let mut sent = 0;
-    loop {
-        let Some(data) = definition.response_data.get(sent) else {
-            break;
-        };
+    while let Some(data) = definition.response_data.get(sent) {
         let info = match sent {
             0 => Some(seen.info(std::mem::take(&mut requests))),
             _ if requests.is_empty() => None,

@@ -1,0 +1,254 @@
+//! A small bank behind a port of its own.
+
+#![allow(dead_code, reason = "each test target uses its part")]
+
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    extract::{Path, Query},
+    routing::get,
+};
+use proto::{
+    common::v1::{Decimal, Money, PaymentStatus},
+    sandbox::v1::{
+        BankTransfer, GetBankBalanceRequest, GetBankBalanceResponse, ListTransfersRequest,
+        ListTransfersResponse, PayRequest, PayResponse, SetFaultRequest, SetFaultResponse,
+        sandbox_bank_service_server::{SandboxBankService, SandboxBankServiceServer},
+    },
+};
+use rpc::{Authenticator, Health, Service, json::HttpError, json::Json};
+use tokio::{net::TcpListener, sync::Notify, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, service::Routes};
+
+pub const TOKEN: &str = "sandbox.operator";
+pub const BALANCE: &str = "123456789012345678.000000000000000001";
+
+pub async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(30), future)
+        .await
+        .expect("nothing happened in time")
+}
+
+#[derive(Clone)]
+pub struct Bank {
+    pub health: Health,
+    hanging: Arc<AtomicBool>,
+    entered: Arc<Notify>,
+    payments: Arc<AtomicUsize>,
+}
+
+impl Default for Bank {
+    fn default() -> Self {
+        Bank {
+            health: Health::new("sandbox"),
+            hanging: Arc::default(),
+            entered: Arc::default(),
+            payments: Arc::default(),
+        }
+    }
+}
+
+impl Bank {
+    /// From now on reads never answer.
+    pub fn hang(&self) {
+        self.hanging.store(true, Ordering::SeqCst);
+    }
+
+    /// A read has begun.
+    pub async fn entered(&self) {
+        self.entered.notified().await;
+    }
+
+    pub fn payments(&self) -> usize {
+        self.payments.load(Ordering::SeqCst)
+    }
+
+    pub fn service(&self) -> Service {
+        let server = rpc::grpc_server!(SandboxBankServiceServer::new(self.clone()));
+        Service {
+            name: "sandbox",
+            routes: Routes::new(server),
+            http: axum::Router::new().route("/transfers/{id}", get(transfer)),
+            health: self.health.clone(),
+        }
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Options {
+    #[serde(default)]
+    verbose: bool,
+}
+
+async fn transfer(
+    caller: rpc::Caller,
+    Path(id): Path<String>,
+    Query(options): Query<Options>,
+) -> Result<Json, HttpError> {
+    assert!(!options.verbose);
+    assert!(caller.acts_for_anyone());
+    if id != "t1" {
+        return Err(rpc::status::not_found("TRANSFER_NOT_FOUND", "Transfer not found").into());
+    }
+    let transfer = BankTransfer {
+        transfer_id: id,
+        status: PaymentStatus::Success as i32,
+        ..Default::default()
+    };
+    Ok(rpc::json::resource(
+        &transfer,
+        "platform.sandbox.v1.BankTransfer",
+    ))
+}
+
+#[tonic::async_trait]
+impl SandboxBankService for Bank {
+    async fn pay(&self, request: Request<PayRequest>) -> Result<Response<PayResponse>, Status> {
+        let caller = rpc::caller(&request)?.clone();
+        let context = rpc::context::write(request.into_inner().context)?;
+        self.payments.fetch_add(1, Ordering::SeqCst);
+        tracing::info!(key = context.idempotency_key, "paid");
+        let mut response = Response::new(PayResponse {
+            transaction_id: format!("by {}", caller.subject),
+            status: PaymentStatus::Success as i32,
+        });
+        let replayed = tonic::metadata::MetadataValue::from_static("true");
+        response
+            .metadata_mut()
+            .insert("idempotent-replayed", replayed);
+        Ok(response)
+    }
+
+    async fn set_fault(
+        &self,
+        _: Request<SetFaultRequest>,
+    ) -> Result<Response<SetFaultResponse>, Status> {
+        Err(rpc::status::unavailable("Bank", 1_000))
+    }
+
+    async fn get_bank_balance(
+        &self,
+        _: Request<GetBankBalanceRequest>,
+    ) -> Result<Response<GetBankBalanceResponse>, Status> {
+        self.entered.notify_one();
+        if self.hanging.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
+        Ok(Response::new(GetBankBalanceResponse {
+            balance: Some(Money {
+                currency_code: "RUB".into(),
+                amount: Some(Decimal {
+                    value: BALANCE.into(),
+                }),
+            }),
+        }))
+    }
+
+    async fn list_transfers(
+        &self,
+        _: Request<ListTransfersRequest>,
+    ) -> Result<Response<ListTransfersResponse>, Status> {
+        Ok(Response::new(ListTransfersResponse::default()))
+    }
+}
+
+pub struct Port {
+    pub bank: Bank,
+    address: String,
+    shutdown: CancellationToken,
+    served: JoinHandle<Result<(), rpc::Error>>,
+    http: reqwest::Client,
+}
+
+impl Port {
+    pub async fn start() -> Self {
+        let bank = Bank::default();
+        let services = vec![bank.service()];
+        Self::serve(bank, services).await
+    }
+
+    pub async fn serve(bank: Bank, services: Vec<Service>) -> Self {
+        // reqwest is built without a TLS provider of its own and asks for the process's.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let shutdown = CancellationToken::new();
+        let served = tokio::spawn(rpc::serve(
+            listener,
+            services,
+            Authenticator::Sandbox,
+            rpc::metrics_init(),
+            shutdown.clone(),
+        ));
+        Port {
+            bank,
+            address,
+            shutdown,
+            served,
+            http: reqwest::Client::new(),
+        }
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    pub fn builder(
+        &self,
+        method: &str,
+        path: &str,
+        token: Option<&str>,
+    ) -> reqwest::RequestBuilder {
+        let method = reqwest::Method::from_bytes(method.as_bytes()).unwrap();
+        let builder = self.http.request(method, self.url(path));
+        match token {
+            Some(token) => builder.bearer_auth(token),
+            None => builder,
+        }
+    }
+
+    pub async fn request(
+        &self,
+        method: &str,
+        path: &str,
+        token: Option<&str>,
+        media_type: &str,
+        body: impl Into<reqwest::Body>,
+    ) -> reqwest::Response {
+        let builder = self.builder(method, path, token);
+        let builder = match media_type {
+            "" => builder,
+            media_type => builder.header("content-type", media_type),
+        };
+        in_time(builder.body(body).send()).await.unwrap()
+    }
+
+    pub async fn post(
+        &self,
+        path: &str,
+        media_type: &str,
+        body: impl Into<reqwest::Body>,
+    ) -> reqwest::Response {
+        self.request("POST", path, Some(TOKEN), media_type, body)
+            .await
+    }
+
+    pub async fn get(&self, path: &str) -> reqwest::Response {
+        in_time(self.builder("GET", path, Some(TOKEN)).send())
+            .await
+            .unwrap()
+    }
+
+    pub async fn stop(self) {
+        self.shutdown.cancel();
+        self.served.await.unwrap().unwrap();
+    }
+}
