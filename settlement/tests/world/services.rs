@@ -12,7 +12,8 @@ use proto::cfa::v1::*;
 use proto::common::v1::{MonetaryAmount, RequestContext};
 use proto::ledger::v1 as wire;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
-use settlement::source::{Record, Recorded};
+use settlement::fold::Fold;
+use settlement::source::{Record, Recorded, Source};
 use settlement::{SettlementConfig, SettlementDeps, SettlementHandle};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
@@ -217,6 +218,19 @@ pub fn config(folder: &Path) -> SettlementConfig {
 impl Platform {
     /// Starts ledger and settlement over a journal that has these records already.
     pub async fn start(folder: &Path, config: SettlementConfig, records: &[super::Record]) -> Self {
+        let (journal, recorded) = Recorded::new();
+        feed(&journal, records);
+        Self::over(folder, config, Box::new(recorded), journal, Arc::default()).await
+    }
+
+    /// The same over any journal.
+    pub async fn over(
+        folder: &Path,
+        config: SettlementConfig,
+        source: Box<dyn Source>,
+        journal: tokio::sync::mpsc::UnboundedSender<Record>,
+        backlog: Arc<sequencer::Backlog>,
+    ) -> Self {
         let log: Arc<dyn events::Log> =
             Arc::new(events::Embedded::open(folder.join("events")).await.unwrap());
         let stop_ledger = CancellationToken::new();
@@ -238,14 +252,12 @@ impl Platform {
         let chain = Chain::open(folder);
         let routes = Routes::new(CfaRegistryServiceServer::new(Service(chain.clone())));
         cfa_slot.fill(rpc::with_auth(routes, &auth));
-        let (journal, recorded) = Recorded::new();
-        feed(&journal, records);
         let channel = rpc::Channel::local(&ledger_slot, "sandbox.service");
         let settlement = settlement::start(
             config,
             SettlementDeps {
-                journal: Box::new(recorded),
-                backlog: Arc::new(sequencer::Backlog::default()),
+                journal: source,
+                backlog,
                 ledger: channel.clone(),
                 cfa: rpc::Channel::local(&cfa_slot, "sandbox.service"),
             },
@@ -268,11 +280,16 @@ impl Platform {
     /// Deposits what the market's users have and blocks it, as the gateway does before it journals a Fund. Repeated calls change nothing.
     pub async fn fund(&mut self, market: &Market) {
         for record in &market.records {
-            let Command::Fund(fund) = &record.command.command else {
-                continue;
-            };
-            let user = market.admission.user(fund.user);
-            let amount = market.admission.amount(fund.asset, fund.amount_minor);
+            self.fund_one(&market.admission, &record.command.command)
+                .await;
+        }
+    }
+
+    /// The same for one command.
+    pub async fn fund_one(&mut self, fold: &Fold, command: &Command) {
+        if let Command::Fund(fund) = command {
+            let user = fold.user(fund.user);
+            let amount = fold.amount(fund.asset, fund.amount_minor);
             let instrument = amount.instrument.to_string();
             let money = Some(MonetaryAmount {
                 currency_code: instrument.clone(),

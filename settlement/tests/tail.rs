@@ -1,0 +1,144 @@
+//! Settlement behind a running engine node: the market's commands go through the real sequencer, settlement reads its journal.
+
+mod world;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use admission::{FundRequest, NewRequest, Request};
+use proto::ledger::v1::HoldStatus;
+use sequencer::{Backlog, Config, Record, SequencerHandle};
+use settlement::fold::Fold;
+use settlement::ids::{Part, order_hold};
+use settlement::source::Recorded;
+use types::*;
+use world::services::{Platform, config};
+use world::{node, spec};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+async fn call(sequencer: &SequencerHandle, request: Request) -> Record {
+    sequencer
+        .port()
+        .call(request)
+        .await
+        .unwrap_or_else(|refused| panic!("{request:?}: {refused:?}"))
+}
+
+fn order(user: u32, side: Side, price: i64, quantity: u64) -> Request {
+    Request::New(NewRequest {
+        instrument: InstrumentIx(0),
+        user: UserIx(user),
+        session: SessionIx::NONE,
+        client_seq: 0,
+        client_order_id: 0,
+        stp_group: None,
+        stp: StpMode::CancelNewest,
+        side,
+        order_type: OrderType::Limit,
+        time_in_force: TimeInForce::Gtc,
+        post_only: false,
+        expire_at_ns: 0,
+        price: Some(Ticks(price)),
+        quantity: Lots(quantity),
+        pool: None,
+        limit_checked: true,
+        key_hash: Id128::from_u128(u128::from(user) << 64 | u128::from(quantity)),
+    })
+}
+
+// rows: R181 R151
+#[tokio::test]
+async fn r181_trades_of_a_running_node_are_settled_and_orders_get_their_holds() {
+    let folder = tempfile::tempdir().unwrap();
+    let backlog = Arc::new(Backlog::default());
+    let journal = folder.path().join("journal");
+    let sequencer = {
+        let backlog = backlog.clone();
+        tokio::task::spawn_blocking(move || SequencerHandle::start(Config::new(&journal), backlog))
+            .await
+            .unwrap()
+            .unwrap()
+    };
+    let mut settings = config(folder.path());
+    settings.wait_ms = 1_000;
+    let (unused, _) = Recorded::new();
+    let reader = Box::new(sequencer.reader(Sequence::ZERO));
+    let mut platform =
+        Platform::over(folder.path(), settings, reader, unused, backlog.clone()).await;
+
+    let mut fold = Fold::new(node());
+    let mut apply = |record: &Record| {
+        fold.apply(&record.command, &record.events, &mut Vec::new())
+            .unwrap();
+        fold.clone()
+    };
+    for user in 0..2 {
+        let id = UserId::new(&format!("user-{user}")).unwrap();
+        apply(&call(&sequencer, Request::BindUser(id)).await);
+    }
+    let mut bond = spec(0, "0.01", "1", 0);
+    bond.ix = InstrumentIx::NONE;
+    let mut known = apply(&call(&sequencer, Request::SetInstrument(bond)).await);
+    for (user, asset) in [(0, AssetIx::MONEY), (1, AssetIx::units(InstrumentIx(0)))] {
+        let fund = FundRequest {
+            hold_id: Id128::from_u128(0xfeed + u128::from(user)),
+            kind: PoolKind::Trading,
+            user: UserIx(user),
+            asset,
+            amount_minor: Minor(1_000_000),
+            funding_seq: 1,
+        };
+        let command = Command::Fund(command::Fund {
+            hold: HoldIx(user),
+            kind: fund.kind,
+            user: fund.user,
+            asset,
+            amount_minor: fund.amount_minor,
+            funding_seq: 1,
+            hold_id: fund.hold_id,
+        });
+        platform.fund_one(&known, &command).await;
+        known = apply(&call(&sequencer, Request::Fund(fund)).await);
+    }
+    call(&sequencer, order(1, Side::Sell, 10_000, 10)).await;
+    let bought = call(&sequencer, order(0, Side::Buy, 10_000, 4)).await;
+    let view = platform.settlement.view();
+    tokio::time::timeout(PATIENCE, view.finalized(bought.command.sequence))
+        .await
+        .unwrap_or_else(|_| panic!("not final: {:?}", view.stats()));
+    let stats = view.stats();
+    assert_eq!((stats.trades_settled, stats.trades_pending), (1, 0));
+    assert!(stats.settlement_lag_ms.max > 0);
+    assert_eq!(backlog.pending_trades.load(Ordering::Relaxed), 0);
+    assert_eq!(platform.balance("user-0:BOND-0").await[3], "4");
+
+    // Nothing more happens: an order that stays open gets its holds all the same.
+    let resting = call(&sequencer, order(0, Side::Buy, 9_000, 3)).await;
+    let id = order_uuid(resting.command.time_ns, node(), resting.command.sequence);
+    tokio::time::timeout(PATIENCE, view.settled(resting.command.sequence))
+        .await
+        .unwrap();
+    let hold = tokio::time::timeout(PATIENCE, async {
+        loop {
+            let request = proto::ledger::v1::GetHoldRequest {
+                hold_id: order_hold(id, Part::Main).to_string(),
+                ..Default::default()
+            };
+            if let Ok(found) = platform.ledger.get_hold(request).await {
+                break found.into_inner().hold.unwrap();
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("the hold appears");
+    assert_eq!(hold.status(), HoldStatus::Active);
+    assert_eq!(hold.amount.unwrap().amount.unwrap().value, "270.00");
+    assert_eq!(hold.reason, format!("Order {id}"));
+    platform.stop().await;
+    tokio::task::spawn_blocking(move || sequencer.stop())
+        .await
+        .unwrap();
+}
