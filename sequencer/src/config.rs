@@ -27,6 +27,8 @@ pub struct Config {
     pub node: NodeId,
     /// Folder of the journal.
     pub dir: PathBuf,
+    /// Folder of its snapshots.
+    pub snapshot_dir: PathBuf,
     /// Requests waiting for the hot thread; one more is `BUSY`.
     pub queue_capacity: usize,
     /// Commands, and reports, in the rings of an engine; a power of two.
@@ -52,6 +54,7 @@ impl Config {
         Self {
             node: NodeId::new(1).expect("1 is a node number"),
             dir: dir.to_path_buf(),
+            snapshot_dir: dir.join("snapshots"),
             queue_capacity: 65_536,
             ring_capacity: 1_024,
             layout: Layout::default(),

@@ -49,6 +49,23 @@ impl Core {
         }
     }
 
+    /// A machine made of its parts, all at one sequence; best prices come from the books.
+    pub(crate) fn from_parts(admission: Admission, books: Vec<Book>, trades: u64) -> Self {
+        let mut core = Self {
+            sequence: admission.sequence(),
+            time_ns: admission.time_ns(),
+            admission,
+            books: Vec::new(),
+            outbox: Outbox::default(),
+            trades,
+        };
+        for book in books {
+            core.admission.set_quote(book.spec().ix, book.quote());
+            core.books.push(Some(Box::new(book)));
+        }
+        core
+    }
+
     /// How far settlement is behind; a cache of admission's checks, no part of the state.
     pub fn set_backlog(&mut self, trades: u64, bytes: u64) {
         self.admission.set_backlog(trades, bytes);

@@ -1,5 +1,7 @@
 //! A running engine node.
 
+use std::fs::File;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -12,6 +14,7 @@ use crate::backlog::Backlog;
 use crate::config::Config;
 use crate::core::Core;
 use crate::hot::Hot;
+use crate::image::{self, ImageError, Shadow};
 use crate::port::{Gate, Port};
 use crate::reader::Reader;
 use crate::recover::{self, StartError};
@@ -46,6 +49,10 @@ pub struct SequencerHandle {
     hot: Option<JoinHandle<()>>,
     recovered: Sequence,
     stats: Arc<Stats>,
+    limits: AdmissionConfig,
+    snapshot_dir: PathBuf,
+    /// Held until the journal is closed.
+    lock: Option<File>,
 }
 
 impl SequencerHandle {
@@ -54,8 +61,11 @@ impl SequencerHandle {
     /// # Errors
     /// [`StartError`].
     pub fn start(config: Config, backlog: Arc<Backlog>) -> Result<Self, StartError> {
+        let lock = recover::lock(&config.dir)?;
         let storage = FileStorage::new(&config.dir, config.sync).map_err(JournalError::Io)?;
-        Self::start_on(config, backlog, Arc::new(storage))
+        let mut handle = Self::start_on(config, backlog, Arc::new(storage))?;
+        handle.lock = Some(lock);
+        Ok(handle)
     }
 
     /// The same on a disk of the caller's choice.
@@ -73,7 +83,11 @@ impl SequencerHandle {
             backlog_bytes_max: backlog.bytes_max,
             ..AdmissionConfig::default()
         };
-        let core = Core::new(limits);
+        let snapshot_dir = config.snapshot_dir.clone();
+        let core = match image::load(&snapshot_dir, limits)? {
+            Some(core) => core,
+            None => Core::new(limits),
+        };
         let (journal, core) = recover::open(storage, sizes, core)?;
         let recovered = core.sequence();
         let gate = Arc::new(Gate::new(config.queue_capacity));
@@ -97,6 +111,9 @@ impl SequencerHandle {
             hot: Some(hot),
             recovered,
             stats,
+            limits,
+            snapshot_dir,
+            lock: None,
         })
     }
 
@@ -116,6 +133,19 @@ impl SequencerHandle {
     /// Last command found at the start.
     pub fn recovered(&self) -> Sequence {
         self.recovered
+    }
+
+    /// A second machine at the newest snapshot (or the beginning), to follow the journal and make the next snapshot.
+    ///
+    /// # Errors
+    /// [`ImageError`]: the newest snapshot does not restore.
+    pub fn shadow(&self) -> Result<Shadow, ImageError> {
+        let core = match image::load(&self.snapshot_dir, self.limits)? {
+            Some(core) => core,
+            None => Core::new(self.limits),
+        };
+        let reader = self.reader(core.sequence());
+        Ok(Shadow::new(core, reader, &self.snapshot_dir))
     }
 
     /// Counters of the hot thread.
@@ -145,6 +175,7 @@ impl SequencerHandle {
         if let Some(journal) = self.journal.take() {
             journal.close();
         }
+        drop(self.lock.take());
     }
 }
 

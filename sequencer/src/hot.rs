@@ -29,8 +29,9 @@ use crate::timers::Timers;
 const TURN_REQUESTS: usize = 256;
 /// Commands under way at once; with more, requests wait in the queue.
 const FLIGHTS_MAX: usize = 8_192;
-/// How often a full ring is tried before the request is `BUSY`.
-const ROOM_TRIES: usize = 64;
+/// How long a full ring is tried, with reports drained meanwhile, before the request is `BUSY`: longer than a scheduler's slice, so that an engine
+/// whose core was taken away for a moment costs no order.
+const ROOM_WAIT: Duration = Duration::from_millis(10);
 /// Longest sleep of an idle thread.
 const PARK: Duration = Duration::from_millis(500);
 
@@ -260,7 +261,8 @@ impl Hot {
             self.backlog.pending_trades.load(Ordering::Relaxed),
             self.backlog.pending_bytes.load(Ordering::Relaxed),
         );
-        for _ in 0..ROOM_TRIES {
+        let mut waiting_since = None;
+        loop {
             let now_ns = (self.config.clock)().max(self.core.time_ns());
             let admission = self.core.admission();
             let command = match admission.admit(request, now_ns) {
@@ -277,9 +279,17 @@ impl Hot {
                     command,
                 });
             }
-            self.pump();
+            // Asked again after the wait: what the engines report meanwhile may change the answer.
+            let since = *waiting_since.get_or_insert_with(Instant::now);
+            while !self.has_room(&command) {
+                if since.elapsed() > ROOM_WAIT {
+                    return Err(NotTaken::Busy);
+                }
+                if !self.pump() {
+                    std::thread::yield_now();
+                }
+            }
         }
-        Err(NotTaken::Busy)
     }
 
     fn has_room(&self, command: &Command) -> bool {

@@ -7,6 +7,7 @@
 //! - `lane`, `crew`: the rings around each engine, and who polls it: the hot thread (`fused`), one thread (`shared`) or one each (`pinned`).
 //! - [`stats`]: counters to be read from outside.
 //! - [`reader`]: complete records behind the commit position, for settlement, history and sessions.
+//! - [`image`]: the state as a snapshot, and the shadow that makes it.
 //! - [`recover`]: from the journal to the books, comparing every event on the way.
 //!
 //! Architecture invariants: nothing reaches a book that is not in the journal's buffer; an answer given here is *accepted*, only the commit position makes
@@ -19,6 +20,7 @@ mod crew;
 mod flight;
 pub mod handle;
 mod hot;
+pub mod image;
 mod lane;
 pub mod port;
 pub mod reader;
@@ -32,6 +34,7 @@ pub use backlog::Backlog;
 pub use config::{Clock, Config, Layout};
 pub use core::Core;
 pub use handle::{Commit, SequencerHandle};
+pub use image::Shadow;
 pub use journal::JournalFailed;
 pub use port::{NotTaken, Outcome, Port, Reply};
 pub use reader::{ReadError, Reader};

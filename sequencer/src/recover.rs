@@ -1,6 +1,6 @@
 //! From the journal to the books: every command is applied again, every event compared with the one in the journal.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use admission::AdmissionConfig;
@@ -8,6 +8,7 @@ use journal::{FileStorage, Frame, FrameKind, Journal, JournalError, Storage};
 use types::{EventEnvelope, Sequence};
 
 use crate::core::Core;
+use crate::image::ImageError;
 use crate::record::{decode_command, decode_event};
 
 /// Why a node cannot start.
@@ -15,6 +16,17 @@ use crate::record::{decode_command, decode_event};
 pub enum StartError {
     #[error(transparent)]
     Journal(#[from] JournalError),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error(
+        "the newest snapshot stands at {snapshot}, the journal ends at {journal}: durable records are missing; restore the journal from a copy"
+    )]
+    SnapshotAhead {
+        snapshot: Sequence,
+        journal: Sequence,
+    },
+    #[error("{} is in use by another process", .0.display())]
+    InUse(PathBuf),
     #[error("the hot thread cannot be started: {0}")]
     Thread(std::io::Error),
 }
@@ -24,12 +36,15 @@ pub(crate) struct Replay {
     pub core: Core,
     expected: Vec<EventEnvelope>,
     compared: usize,
+    /// Where the core stood at the beginning: what is in it is not applied again.
+    from: Sequence,
     until: Option<Sequence>,
 }
 
 impl Replay {
     pub fn new(core: Core, until: Option<Sequence>) -> Self {
         Self {
+            from: core.sequence(),
             core,
             expected: Vec::new(),
             compared: 0,
@@ -40,7 +55,8 @@ impl Replay {
     /// # Errors
     /// A text: the journal does not continue, or says something else than the books now do.
     pub fn frame(&mut self, frame: &Frame) -> Result<(), String> {
-        if self.until.is_some_and(|until| frame.sequence > until.get()) {
+        let is_past = self.until.is_some_and(|until| frame.sequence > until.get());
+        if is_past || frame.sequence <= self.from.get() {
             return Ok(());
         }
         match frame.kind {
@@ -82,7 +98,7 @@ impl Replay {
     }
 }
 
-/// Opens the journal and brings the core to its end.
+/// Opens the journal and brings the core, fresh or of a snapshot, to its end.
 pub(crate) fn open(
     storage: Arc<dyn Storage>,
     config: journal::Config,
@@ -90,19 +106,37 @@ pub(crate) fn open(
 ) -> Result<(Journal, Core), StartError> {
     let mut replay = Replay::new(core, None);
     let journal = Journal::open(storage, config, |frame| replay.frame(frame))?;
+    let (snapshot, end) = (replay.from, Sequence(journal.commit().position()));
+    if snapshot > end {
+        return Err(StartError::SnapshotAhead {
+            snapshot,
+            journal: end,
+        });
+    }
     Ok((journal, replay.core))
 }
 
-/// The state after command `until` (or at the end) of the journal in `dir`. The journal must not be in use.
+/// The state after command `until` (or at the end) of the journal in `dir`, computed from its first record and compared with every event in it. Only
+/// reads; the end of a journal in use may be taken for damage.
 ///
 /// # Errors
 /// [`StartError`]: the journal is damaged or says something else than the books now do.
 pub fn replay(dir: &Path, until: Option<Sequence>) -> Result<Core, StartError> {
+    // Asked first: the storage would make the folder.
+    std::fs::metadata(dir).map_err(JournalError::Io)?;
     let storage = FileStorage::new(dir, true).map_err(JournalError::Io)?;
     let mut replay = Replay::new(Core::new(AdmissionConfig::default()), until);
-    Journal::open(Arc::new(storage), journal::Config::default(), |frame| {
-        replay.frame(frame)
-    })?
-    .close();
+    journal::walk(&storage, |frame| replay.frame(frame))?;
     Ok(replay.core)
+}
+
+/// Makes sure that one process alone writes in `dir`, for as long as the file given lives.
+pub(crate) fn lock(dir: &Path) -> Result<std::fs::File, StartError> {
+    std::fs::create_dir_all(dir).map_err(JournalError::Io)?;
+    let file = std::fs::File::create(dir.join("lock")).map_err(JournalError::Io)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => Err(StartError::InUse(dir.to_path_buf())),
+        Err(std::fs::TryLockError::Error(error)) => Err(JournalError::Io(error).into()),
+    }
 }

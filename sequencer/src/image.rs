@@ -1,0 +1,151 @@
+//! The state of a node as a snapshot, and the shadow that makes it: a second machine that follows the journal behind the commit position, compares
+//! every event, and is written down whenever somebody wants. The live engines never stop for it (`design.md` 6).
+
+use std::path::Path;
+
+use admission::{Admission, AdmissionConfig, AdmissionImage};
+use engine::{Book, BookConfig, BookImage};
+use journal::Snapshots;
+use rkyv::rancor::Error as RkyvError;
+use rkyv::util::AlignedVec;
+use types::Sequence;
+
+use crate::core::Core;
+use crate::reader::{ReadError, Reader};
+
+/// Everything that the journal up to one sequence determines.
+#[derive(Clone, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+pub struct CoreImage {
+    /// Of the format: another one is passed over and the journal replayed.
+    version: u32,
+    trades: u64,
+    state_hash: u64,
+    admission: AdmissionImage,
+    books: Vec<BookImage>,
+}
+
+const VERSION: u32 = 1;
+
+/// Why a snapshot cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    #[error("snapshot storage: {0}")]
+    Io(#[from] std::io::Error),
+    #[error("the snapshot cannot be read: {0}")]
+    Format(#[from] RkyvError),
+    #[error("the snapshot's state hash is {found:#x} after restoring, {expected:#x} was written")]
+    Hash { expected: u64, found: u64 },
+}
+
+impl Core {
+    pub fn image(&self) -> CoreImage {
+        CoreImage {
+            version: VERSION,
+            trades: self.trades(),
+            state_hash: self.state_hash(),
+            admission: self.admission().image(),
+            books: self.books().map(Book::image).collect(),
+        }
+    }
+
+    /// The machine of an image, with the same state hash.
+    ///
+    /// # Errors
+    /// [`ImageError::Hash`] when it is not.
+    pub fn restore(image: &CoreImage, config: AdmissionConfig) -> Result<Self, ImageError> {
+        let admission = Admission::restore(&image.admission, config);
+        let books = image.books.iter();
+        let books = books.map(|book| Book::restore(book, BookConfig::default()));
+        let core = Self::from_parts(admission, books.collect(), image.trades);
+        let (expected, found) = (image.state_hash, core.state_hash());
+        if expected != found {
+            return Err(ImageError::Hash { expected, found });
+        }
+        Ok(core)
+    }
+}
+
+/// Writes the state down.
+///
+/// # Errors
+/// The folder cannot be written.
+pub fn save(dir: &Path, core: &Core) -> Result<(), ImageError> {
+    let bytes = rkyv::to_bytes::<RkyvError>(&core.image())?;
+    Snapshots::new(dir).write(core.sequence().get(), &bytes)?;
+    Ok(())
+}
+
+/// The newest state that was written down; `None` when there is none of this version.
+///
+/// # Errors
+/// The folder cannot be read, or a whole snapshot does not restore.
+pub fn load(dir: &Path, config: AdmissionConfig) -> Result<Option<Core>, ImageError> {
+    let Some(snapshot) = Snapshots::new(dir).newest(u64::MAX)? else {
+        return Ok(None);
+    };
+    let mut aligned = AlignedVec::<16>::with_capacity(snapshot.payload.len());
+    aligned.extend_from_slice(&snapshot.payload);
+    let image = rkyv::from_bytes::<CoreImage, RkyvError>(&aligned)?;
+    if image.version != VERSION {
+        tracing::warn!(
+            version = image.version,
+            "a snapshot of another version was passed over"
+        );
+        return Ok(None);
+    }
+    Core::restore(&image, config).map(Some)
+}
+
+/// Why a shadow stops.
+#[derive(Debug, thiserror::Error)]
+pub enum ShadowError {
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    #[error("command {0} was journalled with other events than the shadow computes")]
+    Differs(Sequence),
+}
+
+/// A second machine behind the commit position. It belongs on a thread of low priority: [`Shadow::catch_up`] works until it has caught up.
+pub struct Shadow {
+    core: Core,
+    reader: Reader,
+    dir: std::path::PathBuf,
+}
+
+impl Shadow {
+    pub(crate) fn new(core: Core, reader: Reader, dir: &Path) -> Self {
+        Self {
+            core,
+            reader,
+            dir: dir.to_path_buf(),
+        }
+    }
+
+    /// Follows to the commit position and gives the sequence reached.
+    ///
+    /// # Errors
+    /// [`ShadowError::Differs`]: the live node and its journal say different things. Stop and look.
+    pub fn catch_up(&mut self) -> Result<Sequence, ShadowError> {
+        while let Some(record) = self.reader.try_next()? {
+            if self.core.apply(&record.command) != record.events {
+                return Err(ShadowError::Differs(record.command.sequence));
+            }
+        }
+        Ok(self.core.sequence())
+    }
+
+    /// Writes down where the shadow stands.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn save(&self) -> Result<Sequence, ShadowError> {
+        save(&self.dir, &self.core)?;
+        Ok(self.core.sequence())
+    }
+
+    pub fn core(&self) -> &Core {
+        &self.core
+    }
+}

@@ -1,0 +1,139 @@
+//! On real files: a node that was killed, its snapshots, its replay, and a second process that wants the same folder.
+
+mod desk;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use admission::Request;
+use desk::{Desk, Time, done, open_desk};
+use sequencer::recover::StartError;
+use sequencer::{Backlog, Config, Record, SequencerHandle, replay};
+use types::{Sequence, Side};
+
+fn files(dir: &Path) -> Config {
+    let mut config = desk::config(&Time::new());
+    config.dir = dir.to_path_buf();
+    config.snapshot_dir = dir.join("snapshots");
+    config
+}
+
+fn start(dir: &Path) -> Result<SequencerHandle, StartError> {
+    SequencerHandle::start(files(dir), Arc::new(Backlog::default()))
+}
+
+/// Orders `first..last` of a flow that trades.
+async fn trade(desk: &Desk, range: std::ops::Range<i64>) -> Vec<Record> {
+    let mut records = Vec::new();
+    for at in range {
+        let side = if at % 3 == 0 { Side::Buy } else { Side::Sell };
+        let order = desk.order(usize::from(at % 2 == 0), side, 10_000 + at * 7 % 23, 5);
+        records.push(done(&desk.port, Request::New(order)).await);
+    }
+    records
+}
+
+async fn hash(handle: &SequencerHandle) -> u64 {
+    let looked = handle.port().inspect(|core| core.state_hash()).await;
+    looked.expect("looked")
+}
+
+// rows: R174 R180
+#[tokio::test]
+async fn r174_r180_a_snapshot_and_the_rest_of_the_journal_give_the_live_state() {
+    let dir = tempfile::tempdir().expect("folder");
+    let handle = start(dir.path()).expect("starts");
+    let desk = open_desk(handle.port(), 2).await;
+    trade(&desk, 0..300).await;
+    let middle = trade(&desk, 300..301).await[0].command.sequence;
+    handle.commit().wait(middle).await.expect("durable");
+    let mut shadow = handle.shadow().expect("a shadow");
+    assert_eq!(shadow.catch_up().expect("follows"), middle);
+    assert_eq!(
+        shadow.core().state_hash(),
+        hash(&handle).await,
+        "the shadow is where the node is"
+    );
+    assert_eq!(shadow.save().expect("saved"), middle);
+
+    let last = trade(&desk, 301..500)
+        .await
+        .last()
+        .expect("some")
+        .command
+        .sequence;
+    handle.commit().wait(last).await.expect("durable");
+    let live = hash(&handle).await;
+    handle.stop();
+
+    let again = start(dir.path()).expect("starts");
+    assert_eq!(again.recovered(), last);
+    assert_eq!(hash(&again).await, live, "from the snapshot");
+    // It goes on trading at the same prices, and a second shadow begins at the snapshot.
+    let more = trade(
+        &Desk {
+            port: again.port(),
+            ..desk
+        },
+        500..600,
+    )
+    .await;
+    let last = more.last().expect("some").command.sequence;
+    again.commit().wait(last).await.expect("durable");
+    let live = hash(&again).await;
+    let mut shadow = again.shadow().expect("a shadow");
+    assert_eq!(shadow.core().sequence(), middle);
+    assert_eq!(shadow.catch_up().expect("follows"), last);
+    again.stop();
+
+    // And from the first record on, without it.
+    let replayed = replay(dir.path(), None).expect("replays");
+    assert_eq!((replayed.sequence(), replayed.state_hash()), (last, live));
+    assert_eq!(shadow.core().state_hash(), live);
+    let earlier = replay(dir.path(), Some(middle)).expect("replays");
+    assert_eq!(earlier.sequence(), middle);
+    assert_ne!(earlier.state_hash(), live);
+}
+
+#[tokio::test]
+async fn a_snapshot_of_records_that_the_journal_has_lost_stops_the_start() {
+    let dir = tempfile::tempdir().expect("folder");
+    let handle = start(dir.path()).expect("starts");
+    let desk = open_desk(handle.port(), 1).await;
+    let last = trade(&desk, 0..50)
+        .await
+        .last()
+        .expect("some")
+        .command
+        .sequence;
+    handle.commit().wait(last).await.expect("durable");
+    let mut shadow = handle.shadow().expect("a shadow");
+    shadow.catch_up().expect("follows");
+    shadow.save().expect("saved");
+    handle.stop();
+    for entry in std::fs::read_dir(dir.path()).expect("listed") {
+        let path = entry.expect("entry").path();
+        if path.extension().is_some_and(|extension| extension == "log") {
+            std::fs::remove_file(path).expect("removed");
+        }
+    }
+    match start(dir.path()) {
+        Err(StartError::SnapshotAhead { snapshot, journal }) => {
+            assert_eq!((snapshot, journal), (last, Sequence(0)));
+        }
+        Err(other) => panic!("another error: {other}"),
+        Ok(_) => panic!("lost records were not noticed"),
+    }
+}
+
+#[tokio::test]
+async fn a_folder_is_used_by_one_node_at_a_time_and_a_replay_only_reads() {
+    let dir = tempfile::tempdir().expect("folder");
+    let missing = dir.path().join("missing");
+    assert!(replay(&missing, None).is_err());
+    assert!(!missing.exists(), "a replay makes nothing");
+    let handle = start(dir.path()).expect("starts");
+    assert!(matches!(start(dir.path()), Err(StartError::InUse(_))));
+    handle.stop();
+    start(dir.path()).expect("free again").stop();
+}
