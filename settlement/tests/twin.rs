@@ -1,0 +1,220 @@
+//! Settlement's fold beside the real admission: the same journal, the same money in every pool, also when requests overtake the reports of earlier ones.
+
+mod world;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use admission::{
+    AmendRequest, CancelRequest, FundRequest, MassCancelRequest, NewRequest, OrderRef, Request,
+};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use sequencer::{Backlog, Config, Reply, SequencerHandle};
+use settlement::batch::{Limits, Settler};
+use settlement::fold::Fold;
+use types::command::MassScope;
+use types::*;
+use world::ledger::Ledger;
+use world::{Record, USERS, node, spec};
+
+fn random(rng: &mut SmallRng, key: u128) -> Request {
+    let user = UserIx(rng.random_range(0..USERS));
+    let key_hash = Id128::from_u128(key);
+    let client_order_id = rng.random_range(1..25);
+    let price = Some(Ticks(rng.random_range(95..=105)));
+    let pick = rng.random_range(0..100);
+    if pick < 50 {
+        let order_type = if rng.random_range(0..8) == 0 {
+            OrderType::Market
+        } else {
+            OrderType::Limit
+        };
+        let time_in_force = match (order_type, rng.random_range(0..6)) {
+            (OrderType::Market, _) | (_, 0) => TimeInForce::Ioc,
+            (_, 1) => TimeInForce::Fok,
+            _ => TimeInForce::Gtc,
+        };
+        Request::New(NewRequest {
+            instrument: InstrumentIx(rng.random_range(0..2)),
+            user,
+            session: SessionIx::NONE,
+            client_seq: 0,
+            client_order_id,
+            stp_group: None,
+            stp: [
+                StpMode::CancelNewest,
+                StpMode::CancelOldest,
+                StpMode::CancelBoth,
+                StpMode::Decrement,
+            ][rng.random_range(0..4)],
+            side: if rng.random() { Side::Buy } else { Side::Sell },
+            order_type,
+            time_in_force,
+            post_only: false,
+            expire_at_ns: 0,
+            price: (order_type == OrderType::Limit).then_some(price).flatten(),
+            quantity: Lots(rng.random_range(1..40)),
+            pool: None,
+            limit_checked: true,
+            key_hash,
+        })
+    } else if pick < 65 {
+        Request::Cancel(CancelRequest {
+            order: OrderRef::Client(client_order_id),
+            user,
+            session: SessionIx::NONE,
+            client_seq: 0,
+            reason: CancelReason::UserRequest,
+            key_hash,
+        })
+    } else if pick < 97 {
+        Request::Amend(AmendRequest {
+            order: OrderRef::Client(client_order_id),
+            user,
+            session: SessionIx::NONE,
+            client_seq: 0,
+            price,
+            quantity: Some(Lots(rng.random_range(1..60))),
+            limit_checked: true,
+            key_hash,
+        })
+    } else {
+        Request::MassCancel(MassCancelRequest {
+            scope: MassScope::User(user),
+            instrument: InstrumentIx::NONE,
+            side: None,
+            reason: CancelReason::MassCancel,
+            user,
+            session: SessionIx::NONE,
+            client_seq: 0,
+            key_hash,
+        })
+    }
+}
+
+// rows: R180 R188
+#[tokio::test]
+async fn r188_the_fold_has_the_money_that_admission_has() {
+    for seed in 0..4 {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = Config::new(folder.path());
+        config.sync = false;
+        let sequencer = tokio::task::spawn_blocking(move || {
+            SequencerHandle::start(config, Arc::new(Backlog::default()))
+        })
+        .await
+        .unwrap()
+        .unwrap();
+        let port = sequencer.port();
+        let mut setup = Vec::new();
+        for user in 0..USERS {
+            setup.push(Request::BindUser(
+                UserId::new(&format!("user-{user}")).unwrap(),
+            ));
+        }
+        for ix in 0..2 {
+            let mut spec = spec(ix, "0.01", "1", 0);
+            spec.ix = InstrumentIx::NONE;
+            setup.push(Request::SetInstrument(spec));
+        }
+        for user in 0..USERS {
+            for (n, asset) in [
+                AssetIx::MONEY,
+                AssetIx::units(InstrumentIx(0)),
+                AssetIx::units(InstrumentIx(1)),
+            ]
+            .into_iter()
+            .enumerate()
+            {
+                setup.push(Request::Fund(FundRequest {
+                    hold_id: Id128::from_u128(0xfeed_0000 + u128::from(user * 3) + n as u128),
+                    kind: PoolKind::Trading,
+                    user: UserIx(user),
+                    asset,
+                    amount_minor: Minor(150_000),
+                    funding_seq: 1,
+                }));
+            }
+        }
+        for request in setup {
+            port.call(request).await.unwrap();
+        }
+        // Open loop: nobody waits for the report of the request before.
+        for n in 0..3_000 {
+            let request = random(&mut rng, u128::from(seed) << 64 | (n + 1));
+            port.submit(request, Reply::None).unwrap();
+        }
+        let (last, pools) = port
+            .inspect(|core| {
+                let admission = core.admission();
+                let pools: Vec<_> = (0..USERS * 3)
+                    .map(|ix| *admission.pool(HoldIx(ix)).unwrap())
+                    .collect();
+                (core.sequence(), pools)
+            })
+            .await
+            .unwrap();
+        sequencer.commit().wait(last).await.unwrap();
+
+        let limits = Limits {
+            trades: 20,
+            weight: 300,
+            linger_ns: 0,
+            wait_ns: 300_000,
+        };
+        let mut settler = Settler::new(
+            node(),
+            limits,
+            Fold::new(node()),
+            HashMap::new(),
+            Sequence::ZERO,
+            0,
+        );
+        let mut ledger = Ledger::default();
+        let mut reader = sequencer.reader(Sequence::ZERO);
+        let mut posted = 0;
+        while settler.fold().position() < last {
+            let record = reader.next().await.unwrap();
+            let record = Record {
+                command: record.command,
+                events: record.events,
+            };
+            let now_ns = record.command.time_ns;
+            let seal = |settler: &mut Settler, ledger: &mut Ledger| {
+                for batch in settler.seal(now_ns) {
+                    assert_eq!(ledger.post(&batch), Ok(true));
+                }
+                ledger.check_against(settler.fold());
+            };
+            if !settler.has_room(record.events.len()) {
+                seal(&mut settler, &mut ledger);
+            }
+            settler
+                .apply(&record.command, &record.events, now_ns)
+                .unwrap();
+            ledger.gateway(settler.fold(), &record);
+            if settler.is_due(now_ns, false) || rng.random_range(0..40) == 0 {
+                seal(&mut settler, &mut ledger);
+                posted += 1;
+            }
+        }
+        assert!(
+            posted > 10 && settler.fold().trades() > 300,
+            "{posted} {}",
+            settler.fold().trades()
+        );
+        for (ix, pool) in settler.fold().pools() {
+            let twin = pools[ix.index()];
+            assert_eq!(
+                (pool.free, pool.reserved, pool.orders),
+                (twin.free, twin.reserved, twin.open_orders),
+                "pool {ix}"
+            );
+        }
+        tokio::task::spawn_blocking(move || sequencer.stop())
+            .await
+            .unwrap();
+    }
+}
