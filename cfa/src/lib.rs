@@ -1,3 +1,130 @@
-//! CFA lifecycle service.
+//! CFA lifecycle service: issues, redeems and transfers digital financial assets on the chain, and keeps the list of instruments and the
+//! registry of holders.
+//!
+//! | room | what |
+//! |---|---|
+//! | [`chain`] | contracts, connector, development chain; the only place that meets alloy and revm |
+//! | `saga`, `plan`, `model` | the rules as pure functions and values: no clock, no I/O |
+//! | `service` | the use cases: perform what the saga says, store what it brought |
+//! | `api` | wire shapes: the RPC service, HTTP reads, events in and out, calls to other services |
+//! | `repo` | SQL |
+//!
+//! Architecture invariants: money is reserved or posted in the ledger before the chain moves it, and made final there after; a chain
+//! submission is stored before it is sent and known by a key derived from its operation; a state and the events that tell of it are one
+//! transaction.
+
+mod api;
 pub mod chain;
 pub mod clock;
+pub mod error;
+pub mod model;
+pub mod plan;
+mod repo;
+pub mod saga;
+mod service;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use clock::Clock;
+pub use error::Error;
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CfaConfig {
+    pub data_dir: PathBuf,
+    /// Pause between two rounds over what is not at its end.
+    pub sweep_interval_ms: u64,
+    /// How often a transaction that the node refuses is tried before its operation is FAILED.
+    pub submit_attempts_max: u32,
+    /// Trades in one batch.
+    pub batch_trades_max: usize,
+}
+
+impl Default for CfaConfig {
+    fn default() -> Self {
+        Self {
+            data_dir: PathBuf::from("data/cfa"),
+            sweep_interval_ms: 1_000,
+            submit_attempts_max: 60,
+            batch_trades_max: 500,
+        }
+    }
+}
+
+/// What the service stands on. The channels need the role `service`.
+pub struct CfaDeps {
+    pub log: Arc<dyn events::Log>,
+    pub ledger: rpc::Channel,
+    pub payments: rpc::Channel,
+    pub identity: rpc::Channel,
+    pub chain: chain::Connector,
+    pub clock: Clock,
+}
+
+pub struct CfaHandle {
+    service: Arc<service::Service>,
+    health: rpc::Health,
+    tasks: TaskTracker,
+}
+
+/// Opens the store, deploys the platform's contracts on the first start, and starts consumers, relay and sweeps. Asks no other service
+/// before it answers. Ends when `shutdown` is cancelled.
+pub async fn start(
+    config: CfaConfig,
+    deps: CfaDeps,
+    shutdown: CancellationToken,
+) -> Result<CfaHandle, Error> {
+    let repo = repo::Repo::open(&config.data_dir.join("cfa.sqlite")).await?;
+    let contracts = service::bootstrap::contracts(&repo, &deps.chain).await?;
+    service::bootstrap::money_instrument(&repo, &contracts, clock::system_us()).await?;
+    let peers = api::peers::Peers::new(deps.ledger, deps.payments, deps.identity);
+    let db = repo.db();
+    let service = Arc::new(service::Service::new(
+        repo, deps.chain, peers, contracts, deps.clock, config,
+    ));
+    let health = rpc::Health::new("cfa");
+    let tasks = TaskTracker::new();
+    tasks.spawn(events::outbox::Relay::run(
+        db,
+        deps.log.clone(),
+        shutdown.clone(),
+    ));
+    api::consumers::spawn(&service, &deps.log, &tasks, &shutdown);
+    tasks.spawn(service::workers::follow_chain(
+        service.clone(),
+        shutdown.clone(),
+    ));
+    tasks.spawn(service::workers::sweep(
+        service.clone(),
+        health.clone(),
+        shutdown,
+    ));
+    tasks.close();
+    Ok(CfaHandle {
+        service,
+        health,
+        tasks,
+    })
+}
+
+impl CfaHandle {
+    /// `CfaRegistryService` and its HTTP reads, to be served under the name `cfa`.
+    pub fn service(&self) -> rpc::Service {
+        api::service(self.service.clone(), self.health.clone())
+    }
+
+    /// One round of the sweep now, over everything that is open: for tests and for the sandbox's clock.
+    pub async fn sweep(&self) -> Result<(), Error> {
+        self.service.sweep_once(true, true).await
+    }
+
+    /// Waits until everything has stopped after shutdown was asked for.
+    pub async fn stopped(self) {
+        self.tasks.wait().await;
+    }
+}

@@ -5,6 +5,11 @@ use std::str::FromStr;
 
 use alloy::primitives::{Address as RawAddress, B256};
 
+/// The chain's own hash, as `0x` and lower-case hex.
+pub fn keccak256(bytes: &[u8]) -> String {
+    format!("{:#x}", alloy::primitives::keccak256(bytes))
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a chain address or hash")]
 pub struct ParseHexError;

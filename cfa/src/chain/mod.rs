@@ -28,8 +28,10 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use address::{Address, ParseHexError, TxHash};
-pub use connector::{BlockInfo, ChainError, Connector, Receipt, ReceiptStatus, Submitted};
+pub use address::{Address, ParseHexError, TxHash, keccak256};
+pub use connector::{
+    BlockInfo, ChainError, Connector, Receipt, ReceiptStatus, Submitted, TokenTransfer,
+};
 pub use contracts::{Action, Contracts, Payout, Trade};
 
 static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/connector");

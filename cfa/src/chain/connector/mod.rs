@@ -19,7 +19,7 @@ use alloy::network::TransactionBuilder;
 use alloy::primitives::{Bytes, TxKind, U256};
 use alloy::providers::{DynProvider, Provider, ProviderBuilder};
 use alloy::rpc::client::RpcClient;
-use alloy::rpc::types::TransactionRequest;
+use alloy::rpc::types::{Filter, TransactionRequest};
 use alloy::signers::SignerSync;
 use alloy::signers::local::PrivateKeySigner;
 use alloy::sol_types::{SolCall, SolEvent};
@@ -52,10 +52,35 @@ pub enum ChainError {
 impl From<TransportError> for ChainError {
     fn from(error: TransportError) -> Self {
         match error {
-            RpcError::ErrorResp(payload) => Self::Refused(payload.message.into_owned()),
+            RpcError::ErrorResp(payload) if is_final(&payload.message) => {
+                Self::Refused(payload.message.into_owned())
+            }
+            RpcError::ErrorResp(payload) => Self::Unavailable(payload.message.into_owned()),
             other => Self::Unavailable(other.to_string()),
         }
     }
+}
+
+/// Words with which nodes say that a transaction or call did not and will not happen. Any other error may hide a transaction that was
+/// taken, so its nonce must not be given away.
+const FINAL_WORDS: [&str; 12] = [
+    "nonce too low",
+    "already known",
+    "known transaction",
+    "intrinsic gas too low",
+    "insufficient funds",
+    "exceeds block gas limit",
+    "underpriced",
+    "invalid sender",
+    "invalid chain id",
+    "transaction type not supported",
+    "execution reverted",
+    "execution halted",
+];
+
+fn is_final(message: &str) -> bool {
+    let message = message.to_lowercase();
+    FINAL_WORDS.iter().any(|words| message.contains(words))
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,6 +121,16 @@ pub struct Submitted {
     pub nonce: u64,
     /// Where the contract will stand, when the call deploys one.
     pub contract: Option<Address>,
+}
+
+/// Units of a token that went from one address to another; `None` = minted or burned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenTransfer {
+    pub token: Address,
+    pub from: Option<Address>,
+    pub to: Option<Address>,
+    pub units: u128,
+    pub block_number: u64,
 }
 
 /// Facts a token contract tells about itself.
@@ -418,6 +453,32 @@ impl Connector {
             symbol: self.read(token, CfaToken::symbolCall {}).await?,
             decimals: self.read(token, CfaToken::decimalsCall {}).await?,
         })
+    }
+
+    /// Every token transfer of the blocks from..=to, in chain order.
+    pub async fn transfers(&self, from: u64, to: u64) -> Result<Vec<TokenTransfer>, ChainError> {
+        let filter = Filter::new()
+            .from_block(from)
+            .to_block(to)
+            .event_signature(CfaToken::Transfer::SIGNATURE_HASH);
+        let logs = self.inner.provider.get_logs(&filter).await?;
+        let mut transfers = Vec::with_capacity(logs.len());
+        for log in logs {
+            // an event of another contract that only shares the name is none of ours
+            let Ok(event) = CfaToken::Transfer::decode_log(&log.inner) else {
+                continue;
+            };
+            let party =
+                |raw: alloy::primitives::Address| (!raw.is_zero()).then(|| Address::from(raw));
+            transfers.push(TokenTransfer {
+                token: Address::from(event.address),
+                from: party(event.from),
+                to: party(event.to),
+                units: to_units(event.value)?,
+                block_number: log.block_number.unwrap_or_default(),
+            });
+        }
+        Ok(transfers)
     }
 
     pub async fn is_verified(

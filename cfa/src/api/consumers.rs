@@ -1,0 +1,168 @@
+//! Events this service listens to (specification 6.6): deposits and payouts, trades, new users, receipts.
+//!
+//! Each topic has a group of its own, so that one that stands still keeps no other. What a handler cannot do now it leaves to the sweep where
+//! the state is stored already; otherwise it answers with an error and the event comes again. A terminal state is acknowledged (T50).
+
+use std::sync::Arc;
+
+use events::{Event, HandlerResult, Log, Poison, topics};
+use prost::Message;
+use proto::convert;
+use proto::{
+    chain::v1 as chain, identity::v1 as identity, market::v1 as market, payments::v1 as payments,
+};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::error::{Error, Refusal};
+use crate::model::TradeLeg;
+use crate::service::{Asked, Service};
+
+const DEPOSITS: &str = "cfa.deposits";
+
+/// Spawns the consumers.
+pub fn spawn(
+    service: &Arc<Service>,
+    log: &Arc<dyn Log>,
+    tasks: &TaskTracker,
+    shutdown: &CancellationToken,
+) {
+    let groups: [(&'static str, &'static str); 4] = [
+        ("cfa.payments", topics::PAYMENTS),
+        ("cfa.market", topics::MARKET),
+        ("cfa.identity", topics::IDENTITY),
+        ("cfa.chain", topics::CHAIN),
+    ];
+    for (group, topic) in groups {
+        let (service, log, shutdown) = (service.clone(), log.clone(), shutdown.clone());
+        tasks.spawn(async move {
+            let handler = |event: Event| {
+                let service = service.clone();
+                async move { handle(&service, group, &event).await }
+            };
+            if let Err(error) = events::consume(log, group, &[topic], handler, shutdown).await {
+                tracing::error!(group, %error, "consumer ended");
+            }
+        });
+    }
+}
+
+fn decode<M: Message + Default>(event: &Event) -> Result<M, Poison> {
+    M::decode(event.payload.as_slice())
+        .map_err(|error| Poison(format!("{}: {error}", event.type_name)))
+}
+
+fn asked(event: &Event, key: &str) -> Asked {
+    Asked {
+        idempotency_key: key.to_owned(),
+        correlation_id: event.correlation_id.clone(),
+        actor: event.source.clone(),
+    }
+}
+
+async fn handle(service: &Service, group: &str, event: &Event) -> HandlerResult {
+    match event.short_type().trim_end_matches("Event") {
+        "FiatDeposited" => deposited(service, event).await,
+        "PayoutConfirmed" => {
+            let message: payments::PayoutConfirmedEvent = decode(event)?;
+            payout(service, &message.payout_id).await
+        }
+        "PayoutFailed" => {
+            let message: payments::PayoutFailedEvent = decode(event)?;
+            payout(service, &message.payout_id).await
+        }
+        "TradeExecuted" => trade(service, group, event).await,
+        "UserCreated" => {
+            let message: identity::UserCreatedEvent = decode(event)?;
+            match service.ensure_registered(&[message.user_id.as_str()]).await {
+                Err(Error::Refused(refusal)) => Err(Poison(refusal.to_string()).into()),
+                other => Ok(other?),
+            }
+        }
+        "TransactionReceiptReady" => {
+            let message: chain::TransactionReceiptReadyEvent = decode(event)?;
+            match service.on_receipt(&message.tx_hash).await {
+                Err(error) => {
+                    // the fact is stored or will be found by the sweep
+                    tracing::warn!(tx_hash = message.tx_hash, %error, "operation goes on later");
+                    Ok(())
+                }
+                Ok(()) => Ok(()),
+            }
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn deposited(service: &Service, event: &Event) -> HandlerResult {
+    let message: payments::FiatDepositedEvent = decode(event)?;
+    let amount_minor = convert::money_minor(message.amount.as_ref())
+        .map_err(|error| Poison(format!("amount {error}")))?;
+    let amount = types::Decimal::from_minor(amount_minor, 2);
+    let asked = asked(event, &message.payment_id);
+    match service
+        .issue_rub(
+            &asked,
+            &message.user_id,
+            amount,
+            &message.payment_id,
+            Some((DEPOSITS, event.id)),
+        )
+        .await
+    {
+        Ok(started) => {
+            tracing::info!(
+                payment_id = message.payment_id,
+                operation_id = started.operation.operation_id,
+                "deposit handled"
+            );
+            Ok(())
+        }
+        Err(Error::Refused(refusal)) => Err(Poison(refusal.to_string()).into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn payout(service: &Service, payout_id: &str) -> HandlerResult {
+    match service.finalize_redemption(payout_id).await {
+        Ok(_) => Ok(()),
+        // a refund of a deposit, or a redemption that ended before
+        Err(Error::Refused(Refusal::OperationNotFound | Refusal::PayoutFailed)) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn trade(service: &Service, group: &str, event: &Event) -> HandlerResult {
+    let message: market::TradeExecutedEvent = decode(event)?;
+    let bad = |error: convert::ConvertError| Poison(error.to_string());
+    let quantity = convert::positive(message.quantity.as_ref()).map_err(bad)?;
+    let price = convert::positive(message.price.as_ref()).map_err(bad)?;
+    let payment = quantity
+        .checked_mul(price)
+        .and_then(|value| value.to_minor(2))
+        .map_err(|error| Poison(error.to_string()))?;
+    let fee = match message.fee.as_ref().and_then(|fee| fee.amount.as_ref()) {
+        Some(fee) => convert::decimal(fee.amount.as_ref())
+            .map_err(bad)?
+            .to_minor(2)
+            .map_err(|error| Poison(error.to_string()))?,
+        None => 0,
+    };
+    let leg = TradeLeg {
+        trade_id: message.trade_id.clone(),
+        instrument_id: message.instrument_id,
+        trade_number: message.trade_number,
+        buyer_id: message.buyer_id,
+        seller_id: message.seller_id,
+        quantity,
+        payment_minor: payment,
+        fee_minor: fee,
+    };
+    match service
+        .enter_trade(&asked(event, &message.trade_id), &leg, (group, event.id))
+        .await
+    {
+        Err(Error::Refused(refusal)) => Err(Poison(refusal.to_string()).into()),
+        other => Ok(other?),
+    }
+}

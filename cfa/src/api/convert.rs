@@ -1,0 +1,350 @@
+//! Between wire shapes and the service's own types, and from refusals to D23.
+
+use proto::cfa::v1 as pb;
+use proto::common::v1 as common;
+use proto::convert::{self, ConvertError};
+use rpc::status;
+use tonic::{Code, Status};
+use types::Decimal;
+
+use crate::chain::ChainError;
+use crate::error::{Error, Refusal};
+use crate::model::{
+    Batch, CFA_RUB, CFA_RUB_DECIMALS, Coupon, Instrument, InstrumentStatus, InstrumentType,
+    IssueRedemption, Operation, SuspendedDeposit, TradeLeg,
+};
+use crate::service::{HashAlgorithm, InstrumentChange, NewInstrument, units};
+
+/// A refusal or failure as the caller sees it.
+pub fn to_status(error: Error) -> Status {
+    match error {
+        Error::Refused(refusal) => refusal_status(&refusal),
+        Error::Peer {
+            code,
+            reason,
+            message,
+        } => status::with_metadata(Code::from_i32(code), &reason, message, Default::default()),
+        Error::Unavailable(peer) => status::unavailable(peer, 1_000),
+        Error::Chain(ChainError::Unavailable(reason)) => {
+            tracing::warn!(reason, "chain unavailable");
+            status::unavailable("Blockchain", 1_000)
+        }
+        Error::Chain(ChainError::Refused(reason)) => {
+            status::failed_precondition("CHAIN_REFUSED", reason)
+        }
+        other => status::internal(&other),
+    }
+}
+
+fn refusal_status(refusal: &Refusal) -> Status {
+    let text = refusal.to_string();
+    match refusal {
+        Refusal::OperationNotFound => status::not_found("OPERATION_NOT_FOUND", text),
+        Refusal::InstrumentNotFound => status::not_found("INSTRUMENT_NOT_FOUND", text),
+        Refusal::RedemptionNotFound => status::not_found("REDEMPTION_NOT_FOUND", text),
+        Refusal::BatchNotFound => status::not_found("BATCH_NOT_FOUND", text),
+        Refusal::DepositNotFound => status::not_found("DEPOSIT_NOT_FOUND", text),
+        Refusal::UserNotFound => status::not_found("USER_NOT_FOUND", text),
+        Refusal::BlockNotFound => status::not_found("BLOCK_NOT_FOUND", text),
+        Refusal::KycTooLowForWithdrawal => status::failed_precondition("KYC_LEVEL_TOO_LOW", text),
+        Refusal::InsufficientBalance => status::failed_precondition("INSUFFICIENT_BALANCE", text),
+        Refusal::PayoutFailed => status::failed_precondition("PAYOUT_FAILED", text),
+        Refusal::InstrumentExists => status::already_exists("INSTRUMENT_EXISTS", text),
+        Refusal::InstrumentNotActive => status::failed_precondition("INSTRUMENT_NOT_ACTIVE", text),
+        Refusal::OperationState => status::failed_precondition("OPERATION_STATE", text),
+        Refusal::DepositResolved => status::failed_precondition("DEPOSIT_RESOLVED", text),
+        Refusal::RedemptionExists => status::already_exists("REDEMPTION_EXISTS", text),
+        Refusal::ContractUnfit(_) => status::failed_precondition("CONTRACT_UNFIT", text),
+        Refusal::AddressTaken => status::failed_precondition("ADDRESS_TAKEN", text),
+        Refusal::Field { field, why } => status::invalid_argument(*field, why.clone()),
+    }
+}
+
+fn bad(field: &'static str) -> impl FnOnce(ConvertError) -> Error {
+    move |error| Refusal::field(field, error.to_string()).into()
+}
+
+/// A required id.
+pub fn id(field: &'static str, text: String) -> Result<String, Error> {
+    if text.is_empty() || text.len() > 256 || text.chars().any(char::is_control) {
+        return Err(Refusal::field(
+            field,
+            "must have 1 to 256 characters, none of them control characters",
+        )
+        .into());
+    }
+    Ok(text)
+}
+
+/// A user's id: `:` separates the parts of sub-account names (T36).
+pub fn user_id(field: &'static str, text: String) -> Result<String, Error> {
+    if text.contains(':') {
+        return Err(Refusal::field(field, "must not contain `:`").into());
+    }
+    id(field, text)
+}
+
+/// Bank money: roubles, greater than zero.
+pub fn roubles(field: &'static str, money: Option<&common::Money>) -> Result<Decimal, Error> {
+    let money = money.ok_or(ConvertError::Missing).map_err(bad(field))?;
+    convert::currency(&money.currency_code, "RUB").map_err(bad(field))?;
+    convert::positive(money.amount.as_ref()).map_err(bad(field))
+}
+
+/// An amount of an instrument, greater than zero. The currency code may be left out.
+pub fn amount_of(
+    field: &'static str,
+    instrument_id: &str,
+    amount: Option<&common::MonetaryAmount>,
+) -> Result<Decimal, Error> {
+    let amount = amount.ok_or(ConvertError::Missing).map_err(bad(field))?;
+    if !amount.currency_code.is_empty() {
+        convert::currency(&amount.currency_code, instrument_id).map_err(bad(field))?;
+    }
+    convert::positive(amount.amount.as_ref()).map_err(bad(field))
+}
+
+/// Kopecks of CFA-RUB; unset is zero.
+pub fn money_leg(field: &'static str, value: Option<&common::Decimal>) -> Result<i64, Error> {
+    let value = convert::optional_decimal(value)
+        .map_err(bad(field))?
+        .unwrap_or(Decimal::ZERO);
+    if value.is_negative() {
+        return Err(Refusal::field(field, "must not be negative").into());
+    }
+    Ok(units(field, value, CFA_RUB_DECIMALS)?)
+}
+
+/// Kopecks that an investor pays in the same exchange; unset is zero.
+pub fn payment(field: &'static str, value: Option<&common::MonetaryAmount>) -> Result<i64, Error> {
+    match value {
+        None => Ok(0),
+        Some(_) => Ok(units(
+            field,
+            amount_of(field, CFA_RUB, value)?,
+            CFA_RUB_DECIMALS,
+        )?),
+    }
+}
+
+pub fn hash_algorithm(code: i32) -> Result<HashAlgorithm, Error> {
+    match common::HashAlgorithm::try_from(code) {
+        Ok(common::HashAlgorithm::Unspecified | common::HashAlgorithm::Keccak256) => {
+            Ok(HashAlgorithm::Keccak256)
+        }
+        Ok(common::HashAlgorithm::Sha256) => Ok(HashAlgorithm::Sha256),
+        Ok(common::HashAlgorithm::Streebog256) => Ok(HashAlgorithm::Streebog256),
+        Err(_) => Err(Refusal::field("algorithm", "is not a known algorithm").into()),
+    }
+}
+
+fn optional(
+    field: &'static str,
+    value: Option<&common::Decimal>,
+) -> Result<Option<Decimal>, Error> {
+    convert::optional_decimal(value).map_err(bad(field))
+}
+
+fn time(value: Option<&prost_types::Timestamp>) -> Option<i64> {
+    value.map(convert::timestamp_us)
+}
+
+pub fn new_instrument(request: pb::RegisterInstrumentRequest) -> Result<NewInstrument, Error> {
+    let kind = InstrumentType::from_code(request.r#type)
+        .ok_or_else(|| Refusal::field("type", "must be one of the instrument types"))?;
+    let decimals = u8::try_from(request.decimals)
+        .map_err(|_| Refusal::field("decimals", "must be at most 18"))?;
+    let coupons = request
+        .coupons
+        .iter()
+        .map(|coupon| {
+            Ok(Coupon {
+                pays_at_us: time(coupon.pays_at.as_ref())
+                    .ok_or_else(|| Refusal::field("coupons.pays_at", "is required"))?,
+                amount: convert::decimal(coupon.amount.as_ref()).map_err(bad("coupons.amount"))?,
+            })
+        })
+        .collect::<Result<_, Error>>()?;
+    Ok(NewInstrument {
+        symbol: request.symbol,
+        name: request.name,
+        kind,
+        decimals,
+        issuer_id: request.issuer_id,
+        contract_address: request.smart_contract_address,
+        currency_code: request.currency_code,
+        issue_limit: optional("issue_limit", request.issue_limit.as_ref())?,
+        nominal: optional("nominal", request.nominal.as_ref())?,
+        coupons,
+        issued_at_us: time(request.issued_at.as_ref()),
+        matures_at_us: time(request.matures_at.as_ref()),
+        tick_size: optional("tick_size", request.tick_size.as_ref())?,
+        lot_size: optional("lot_size", request.lot_size.as_ref())?,
+        price_band_low: optional("price_band_low", request.price_band_low.as_ref())?,
+        price_band_high: optional("price_band_high", request.price_band_high.as_ref())?,
+        document_hash: request.document_hash,
+        document_uri: request.document_uri,
+    })
+}
+
+pub fn instrument_change(request: pb::UpdateInstrumentRequest) -> Result<InstrumentChange, Error> {
+    let status = match request.status {
+        0 => None,
+        code => Some(
+            InstrumentStatus::from_code(code)
+                .ok_or_else(|| Refusal::field("status", "must be one of the instrument states"))?,
+        ),
+    };
+    Ok(InstrumentChange {
+        status,
+        issue_limit: optional("issue_limit", request.issue_limit.as_ref())?,
+        price_band_low: optional("price_band_low", request.price_band_low.as_ref())?,
+        price_band_high: optional("price_band_high", request.price_band_high.as_ref())?,
+        matures_at_us: time(request.matures_at.as_ref()),
+        name: request.name,
+        document_hash: request.document_hash,
+        document_uri: request.document_uri,
+    })
+}
+
+pub fn trade_leg(leg: pb::TradeLeg) -> Result<TradeLeg, Error> {
+    if leg.trade_number == 0 {
+        return Err(Refusal::field("trades.trade_number", "must be at least 1").into());
+    }
+    Ok(TradeLeg {
+        trade_id: id("trades.trade_id", leg.trade_id)?,
+        instrument_id: id("trades.instrument_id", leg.instrument_id)?,
+        trade_number: leg.trade_number,
+        buyer_id: user_id("trades.buyer_id", leg.buyer_id)?,
+        seller_id: user_id("trades.seller_id", leg.seller_id)?,
+        quantity: convert::positive(leg.quantity.as_ref()).map_err(bad("trades.quantity"))?,
+        payment_minor: money_leg("trades.payment", leg.payment.as_ref())?,
+        fee_minor: money_leg("trades.fee", leg.fee.as_ref())?,
+    })
+}
+
+fn wire_time(time_us: i64) -> Option<prost_types::Timestamp> {
+    Some(convert::to_timestamp_us(time_us))
+}
+
+pub fn operation(operation: &Operation) -> pb::CfaOperation {
+    let (rejection_reason, rejection_message) = match &operation.rejection {
+        Some((reason, message)) => (reason.code(), message.clone()),
+        None => (0, String::new()),
+    };
+    pb::CfaOperation {
+        operation_id: operation.operation_id.clone(),
+        r#type: operation.flow.kind().code(),
+        status: operation.status.code(),
+        user_id: operation.user_id.clone(),
+        hold_id: operation.hold_id.clone(),
+        amount: Some(convert::to_decimal(operation.amount)),
+        currency_code: operation.currency_code.clone(),
+        idempotency_key: operation.idempotency_key.clone(),
+        external_ref: operation.external_ref.clone(),
+        onchain_tx_hash: operation.tx_hash.clone().unwrap_or_default(),
+        rejection_reason,
+        rejection_message,
+        finalized_at: operation.finalized_at_us.and_then(wire_time),
+        instrument_id: operation.instrument_id.clone(),
+        from_user_id: operation.from_user_id.clone(),
+        to_user_id: operation.to_user_id.clone(),
+        trade_id: operation.trade_id.clone(),
+        bookbuilding_id: operation.bookbuilding_id.clone(),
+        created_at: wire_time(operation.created_at_us),
+        updated_at: wire_time(operation.updated_at_us),
+        block_number: operation.block_number.unwrap_or_default(),
+        attempts: operation.attempts,
+    }
+}
+
+pub fn instrument(instrument: &Instrument) -> pb::Instrument {
+    let minor = |units: i64| convert::to_decimal_minor(units, instrument.decimals);
+    pb::Instrument {
+        instrument_id: instrument.instrument_id.clone(),
+        symbol: instrument.instrument_id.clone(),
+        name: instrument.name.clone(),
+        r#type: instrument.kind.code(),
+        decimals: u32::from(instrument.decimals),
+        issuer_id: instrument.issuer_id.clone(),
+        smart_contract_address: instrument.contract_address.clone(),
+        currency_code: instrument.currency_code.clone(),
+        status: instrument.status.code(),
+        issue_limit: instrument.issue_limit_minor.map(minor),
+        issued: Some(minor(instrument.issued_minor)),
+        nominal: instrument.nominal.map(convert::to_decimal),
+        coupons: instrument
+            .coupons
+            .iter()
+            .map(|coupon| pb::Coupon {
+                pays_at: wire_time(coupon.pays_at_us),
+                amount: Some(convert::to_decimal(coupon.amount)),
+            })
+            .collect(),
+        issued_at: instrument.issued_at_us.and_then(wire_time),
+        matures_at: instrument.matures_at_us.and_then(wire_time),
+        tick_size: Some(convert::to_decimal(instrument.tick_size)),
+        lot_size: Some(convert::to_decimal(instrument.lot_size)),
+        price_band_low: instrument.price_band_low.map(convert::to_decimal),
+        price_band_high: instrument.price_band_high.map(convert::to_decimal),
+        document_hash: instrument.document_hash.clone(),
+        document_uri: instrument.document_uri.clone(),
+        registered_at: wire_time(instrument.registered_at_us),
+        updated_at: wire_time(instrument.updated_at_us),
+    }
+}
+
+pub fn redemption(redemption: &IssueRedemption, decimals: u8) -> pb::IssueRedemption {
+    pb::IssueRedemption {
+        redemption_id: redemption.redemption_id.clone(),
+        instrument_id: redemption.instrument_id.clone(),
+        reason: redemption.reason.code(),
+        status: redemption.status.code(),
+        record_date: wire_time(redemption.record_date_us),
+        total: Some(convert::to_monetary_amount_minor(
+            CFA_RUB,
+            redemption.total_minor,
+            CFA_RUB_DECIMALS,
+        )),
+        payments: redemption
+            .lines
+            .iter()
+            .map(|line| pb::RedemptionPayment {
+                user_id: line.user_id.clone(),
+                quantity: Some(convert::to_decimal_minor(line.units_minor, decimals)),
+                amount: Some(convert::to_monetary_amount_minor(
+                    CFA_RUB,
+                    line.payment_minor,
+                    CFA_RUB_DECIMALS,
+                )),
+            })
+            .collect(),
+        onchain_tx_hash: redemption.tx_hash.clone().unwrap_or_default(),
+        created_at: wire_time(redemption.created_at_us),
+        finalized_at: redemption.finalized_at_us.and_then(wire_time),
+    }
+}
+
+pub fn batch(batch: Batch) -> pb::TradeBatch {
+    pb::TradeBatch {
+        batch_id: batch.batch_id,
+        status: batch.status.code(),
+        onchain_tx_hash: batch.tx_hash.unwrap_or_default(),
+        block_number: batch.block_number.unwrap_or_default(),
+        trades: batch.trades,
+        failed_trade_ids: batch.failed_trade_ids,
+        gas_used: batch.gas_used,
+    }
+}
+
+pub fn deposit(deposit: &SuspendedDeposit) -> pb::SuspendedDeposit {
+    pb::SuspendedDeposit {
+        payment_id: deposit.payment_id.clone(),
+        user_id: deposit.user_id.clone(),
+        amount: Some(convert::to_money(deposit.amount_minor)),
+        operation_id: deposit.operation_id.clone(),
+        reason: deposit.reason.clone(),
+        created_at: wire_time(deposit.created_at_us),
+        resolved: deposit.resolved,
+    }
+}

@@ -1,0 +1,748 @@
+//! `CfaRegistryService` and its HTTP reads: conversion and access only, the work is in `service`.
+
+pub mod consumers;
+mod convert;
+mod http;
+pub mod peers;
+pub mod publish;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pb::cfa_registry_service_server::{CfaRegistryService, CfaRegistryServiceServer};
+use proto::cfa::v1 as pb;
+use proto::convert as wire;
+use rpc::page::{self, Key};
+use rpc::status;
+use tonic::metadata::MetadataValue;
+use tonic::{Request, Response, Status};
+
+use crate::error::{Error, Refusal};
+use crate::model::{CFA_RUB, InstrumentType, Kind, RedemptionReason, Status as OperationStatus};
+use crate::repo::OperationFilter;
+use crate::service::{Asked, IssueInvestment, NewTransfer, Service, Started};
+use convert::to_status;
+
+/// Longest wait of GetTradeBatch, in milliseconds.
+const BATCH_WAIT_MS_MAX: u32 = 5_000;
+
+type Answer<T> = Result<Response<T>, Status>;
+
+#[derive(Clone)]
+struct Api {
+    service: Arc<Service>,
+}
+
+pub fn service(service: Arc<Service>, health: rpc::Health) -> rpc::Service {
+    let api = Api { service };
+    let http = http::router(api.clone());
+    let routes = tonic::service::Routes::new(rpc::grpc_server!(CfaRegistryServiceServer::new(api)));
+    rpc::Service {
+        name: "cfa",
+        routes,
+        http,
+        health,
+    }
+}
+
+/// Who asks, with the context that every write carries.
+fn asked(
+    caller: &rpc::Caller,
+    context: Option<proto::common::v1::RequestContext>,
+) -> Result<Asked, Status> {
+    let context = rpc::context::write(context)?;
+    Ok(Asked {
+        idempotency_key: context.idempotency_key,
+        correlation_id: context.correlation_id,
+        actor: caller.subject.clone(),
+    })
+}
+
+/// A stored answer says so in its metadata (T12).
+fn respond<T>(message: T, replayed: bool) -> Response<T> {
+    let mut response = Response::new(message);
+    if replayed {
+        response
+            .metadata_mut()
+            .insert("idempotent-replayed", MetadataValue::from_static("true"));
+    }
+    response
+}
+
+fn operation_of(started: &Started) -> Option<pb::CfaOperation> {
+    Some(convert::operation(&started.operation))
+}
+
+fn reason(code: i32, default: RedemptionReason) -> Result<RedemptionReason, Status> {
+    match code {
+        0 => Ok(default),
+        code => RedemptionReason::from_code(code)
+            .ok_or_else(|| status::invalid_argument("reason", "must be MATURITY or BUYBACK")),
+    }
+}
+
+impl Api {
+    async fn operation(
+        &self,
+        caller: &rpc::Caller,
+        operation_id: &str,
+    ) -> Result<pb::CfaOperation, Status> {
+        let operation = self
+            .service
+            .repo
+            .operation(operation_id)
+            .await
+            .map_err(to_status)?;
+        let operation = operation.ok_or_else(|| to_status(Refusal::OperationNotFound.into()))?;
+        // to others a foreign operation looks like none
+        let may_see = caller.acts_for_anyone()
+            || caller
+                .user_id
+                .as_deref()
+                .is_some_and(|user_id| operation.concerns(user_id));
+        if !may_see {
+            return Err(to_status(Refusal::OperationNotFound.into()));
+        }
+        Ok(convert::operation(&operation))
+    }
+
+    async fn operations(
+        &self,
+        caller: &rpc::Caller,
+        request: pb::ListOperationsRequest,
+    ) -> Result<pb::ListOperationsResponse, Status> {
+        let mut user_id = request.user_id;
+        if !caller.acts_for_anyone() {
+            if user_id.is_empty() {
+                user_id = caller.user_id.clone().unwrap_or_default();
+            }
+            caller.require_user(&user_id)?;
+        }
+        let filter = OperationFilter {
+            user_id,
+            kind: (request.r#type != 0).then_some(request.r#type),
+            status: (request.status != 0).then_some(request.status),
+            external_ref: request.external_ref,
+        };
+        let hash = page::filter_hash(&[
+            &filter.user_id,
+            &filter.kind.unwrap_or_default().to_string(),
+            &filter.status.unwrap_or_default().to_string(),
+            &filter.external_ref,
+        ]);
+        // a kind or state that this service never has: an empty page (D45)
+        let known = filter
+            .kind
+            .is_none_or(|kind| Kind::from_code(kind).is_some())
+            && filter
+                .status
+                .is_none_or(|status| OperationStatus::from_code(status).is_some());
+        let page = page::parse(request.pagination, hash)?;
+        let mut rows = if known {
+            self.service
+                .repo
+                .list_operations(&filter, page.bound(), page.rows_limit())
+                .await
+                .map_err(to_status)?
+        } else {
+            Vec::new()
+        };
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.created_at_us,
+            id: row.operation_id.clone(),
+        });
+        Ok(pb::ListOperationsResponse {
+            operations: rows.iter().map(convert::operation).collect(),
+            pagination: Some(pagination),
+        })
+    }
+
+    async fn instruments(
+        &self,
+        request: pb::ListInstrumentsRequest,
+    ) -> Result<pb::ListInstrumentsResponse, Status> {
+        let status = (request.status != 0).then_some(request.status);
+        let page = page::parse(
+            request.pagination,
+            page::filter_hash(&[&request.status.to_string()]),
+        )?;
+        let mut rows = self
+            .service
+            .repo
+            .instruments(status, page.bound(), page.rows_limit())
+            .await
+            .map_err(to_status)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.registered_at_us,
+            id: row.instrument_id.clone(),
+        });
+        Ok(pb::ListInstrumentsResponse {
+            instruments: rows.iter().map(convert::instrument).collect(),
+            pagination: Some(pagination),
+        })
+    }
+
+    async fn holders(
+        &self,
+        caller: &rpc::Caller,
+        request: pb::ListHoldersRequest,
+    ) -> Result<pb::ListHoldersResponse, Status> {
+        let instrument = self
+            .service
+            .known_instrument(&request.instrument_id)
+            .await
+            .map_err(to_status)?;
+        caller.require_user(&instrument.issuer_id)?;
+        let as_of_us = request.as_of.as_ref().map(wire::timestamp_us);
+        let hash = page::filter_hash(&[
+            &request.instrument_id,
+            &as_of_us.unwrap_or_default().to_string(),
+        ]);
+        let page = page::parse(request.pagination, hash)?;
+        let (mut rows, supply) = self
+            .service
+            .holders(&instrument, as_of_us, page.bound(), page.rows_limit())
+            .await
+            .map_err(to_status)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.holder.since_us,
+            id: row.holder.address.clone(),
+        });
+        let holders = rows
+            .into_iter()
+            .map(|row| pb::HolderBalance {
+                balance: Some(wire::to_decimal_minor(
+                    row.holder.units_minor,
+                    instrument.decimals,
+                )),
+                locked: row.locked.map(wire::to_decimal),
+                share_percent: Some(wire::to_decimal(crate::plan::share_percent(
+                    row.holder.units_minor,
+                    supply,
+                ))),
+                as_of_block: row.holder.as_of_block,
+                updated_at: Some(wire::to_timestamp_us(row.holder.updated_at_us)),
+                user_id: row.holder.user_id,
+                address: row.holder.address,
+            })
+            .collect();
+        Ok(pb::ListHoldersResponse {
+            holders,
+            pagination: Some(pagination),
+        })
+    }
+
+    async fn redemption(
+        &self,
+        redemption: &crate::model::IssueRedemption,
+    ) -> Result<pb::IssueRedemption, Status> {
+        let instrument = self
+            .service
+            .known_instrument(&redemption.instrument_id)
+            .await
+            .map_err(to_status)?;
+        Ok(convert::redemption(redemption, instrument.decimals))
+    }
+
+    /// An issuer acts on his own issues only.
+    async fn require_issuer(
+        &self,
+        caller: &rpc::Caller,
+        instrument_id: &str,
+    ) -> Result<(), Status> {
+        let instrument = self
+            .service
+            .known_instrument(instrument_id)
+            .await
+            .map_err(to_status)?;
+        caller.require_user(&instrument.issuer_id)
+    }
+}
+
+#[tonic::async_trait]
+impl CfaRegistryService for Api {
+    async fn register_instrument(
+        &self,
+        request: Request<pb::RegisterInstrumentRequest>,
+    ) -> Answer<pb::RegisterInstrumentResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let asked = asked(&caller, message.context.take())?;
+        caller.require_user(&message.issuer_id)?;
+        let new = convert::new_instrument(message).map_err(to_status)?;
+        let instrument = self
+            .service
+            .register_instrument(&asked, new)
+            .await
+            .map_err(to_status)?;
+        Ok(Response::new(pb::RegisterInstrumentResponse {
+            instrument_id: instrument.instrument_id.clone(),
+            instrument: Some(convert::instrument(&instrument)),
+        }))
+    }
+
+    async fn get_instrument(
+        &self,
+        request: Request<pb::GetInstrumentRequest>,
+    ) -> Answer<pb::GetInstrumentResponse> {
+        let message = request.into_inner();
+        rpc::context::read(message.context);
+        let instrument = self
+            .service
+            .known_instrument(&message.instrument_id)
+            .await
+            .map_err(to_status)?;
+        Ok(Response::new(pb::GetInstrumentResponse {
+            instrument: Some(convert::instrument(&instrument)),
+        }))
+    }
+
+    async fn list_instruments(
+        &self,
+        request: Request<pb::ListInstrumentsRequest>,
+    ) -> Answer<pb::ListInstrumentsResponse> {
+        let mut message = request.into_inner();
+        rpc::context::read(message.context.take());
+        Ok(Response::new(self.instruments(message).await?))
+    }
+
+    async fn update_instrument(
+        &self,
+        request: Request<pb::UpdateInstrumentRequest>,
+    ) -> Answer<pb::UpdateInstrumentResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        let asked = asked(&caller, message.context.take())?;
+        let instrument_id = message.instrument_id.clone();
+        self.require_issuer(&caller, &instrument_id).await?;
+        let change = convert::instrument_change(message).map_err(to_status)?;
+        let instrument = self
+            .service
+            .update_instrument(&asked, &instrument_id, change)
+            .await
+            .map_err(to_status)?;
+        Ok(Response::new(pb::UpdateInstrumentResponse {
+            instrument: Some(convert::instrument(&instrument)),
+        }))
+    }
+
+    async fn issue_cfa_rub(
+        &self,
+        request: Request<pb::IssueCfaRubRequest>,
+    ) -> Answer<pb::IssueCfaRubResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        let asked = asked(&caller, message.context)?;
+        let user_id = convert::user_id("user_id", message.user_id).map_err(to_status)?;
+        let amount = convert::roubles("amount", message.amount.as_ref()).map_err(to_status)?;
+        let payment_id = convert::id("payment_id", message.payment_id).map_err(to_status)?;
+        let started = self
+            .service
+            .issue_rub(&asked, &user_id, amount, &payment_id, None)
+            .await
+            .map_err(to_status)?;
+        Ok(respond(
+            pb::IssueCfaRubResponse {
+                operation: operation_of(&started),
+            },
+            started.replayed,
+        ))
+    }
+
+    async fn redeem_cfa_rub(
+        &self,
+        request: Request<pb::RedeemCfaRubRequest>,
+    ) -> Answer<pb::RedeemCfaRubResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        let asked = asked(&caller, message.context)?;
+        let user_id = convert::user_id("user_id", message.user_id).map_err(to_status)?;
+        caller.require_user(&user_id)?;
+        let amount = convert::roubles("amount", message.amount.as_ref()).map_err(to_status)?;
+        let payout_id = convert::id("payout_id", message.payout_id).map_err(to_status)?;
+        let started = self
+            .service
+            .redeem_rub(&asked, &user_id, amount, &payout_id)
+            .await
+            .map_err(to_status)?;
+        Ok(respond(
+            pb::RedeemCfaRubResponse {
+                operation: operation_of(&started),
+            },
+            started.replayed,
+        ))
+    }
+
+    async fn issue_investment_cfa(
+        &self,
+        request: Request<pb::IssueInvestmentCfaRequest>,
+    ) -> Answer<pb::IssueInvestmentCfaResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        let asked = asked(&caller, message.context)?;
+        self.require_issuer(&caller, &message.instrument_id).await?;
+        let new = IssueInvestment {
+            investor_id: convert::user_id("investor_id", message.investor_id).map_err(to_status)?,
+            amount: convert::amount_of("amount", &message.instrument_id, message.amount.as_ref())
+                .map_err(to_status)?,
+            payment_minor: convert::payment("payment", message.payment.as_ref())
+                .map_err(to_status)?,
+            instrument_id: message.instrument_id,
+            bookbuilding_id: message.bookbuilding_id,
+        };
+        let started = self
+            .service
+            .issue_investment(&asked, new)
+            .await
+            .map_err(to_status)?;
+        Ok(respond(
+            pb::IssueInvestmentCfaResponse {
+                operation: operation_of(&started),
+            },
+            started.replayed,
+        ))
+    }
+
+    async fn redeem_investment_cfa(
+        &self,
+        request: Request<pb::RedeemInvestmentCfaRequest>,
+    ) -> Answer<pb::RedeemInvestmentCfaResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        let asked = asked(&caller, message.context)?;
+        self.require_issuer(&caller, &message.instrument_id).await?;
+        let holder_id = convert::user_id("holder_id", message.holder_id).map_err(to_status)?;
+        let amount = convert::amount_of("amount", &message.instrument_id, message.amount.as_ref())
+            .map_err(to_status)?;
+        let reason = reason(message.reason, RedemptionReason::Buyback)?;
+        let started = self
+            .service
+            .redeem_investment(
+                &asked,
+                &message.instrument_id,
+                &holder_id,
+                amount,
+                &message.redemption_id,
+                reason,
+            )
+            .await
+            .map_err(to_status)?;
+        Ok(respond(
+            pb::RedeemInvestmentCfaResponse {
+                operation: operation_of(&started),
+            },
+            started.replayed,
+        ))
+    }
+
+    async fn start_redemption(
+        &self,
+        request: Request<pb::StartRedemptionRequest>,
+    ) -> Answer<pb::StartRedemptionResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        let asked = asked(&caller, message.context)?;
+        self.require_issuer(&caller, &message.instrument_id).await?;
+        let reason = reason(message.reason, RedemptionReason::Maturity)?;
+        let record_date_us = message.record_date.as_ref().map(wire::timestamp_us);
+        let redemption = self
+            .service
+            .start_redemption(&asked, &message.instrument_id, record_date_us, reason)
+            .await
+            .map_err(to_status)?;
+        Ok(Response::new(pb::StartRedemptionResponse {
+            redemption: Some(self.redemption(&redemption).await?),
+        }))
+    }
+
+    async fn get_redemption(
+        &self,
+        request: Request<pb::GetRedemptionRequest>,
+    ) -> Answer<pb::GetRedemptionResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        rpc::context::read(message.context);
+        let found = if message.redemption_id.is_empty() {
+            self.service
+                .repo
+                .redemption_of(&message.instrument_id)
+                .await
+        } else {
+            self.service.repo.redemption(&message.redemption_id).await
+        };
+        let mut redemption = found
+            .map_err(to_status)?
+            .ok_or_else(|| to_status(Refusal::RedemptionNotFound.into()))?;
+        if self
+            .require_issuer(&caller, &redemption.instrument_id)
+            .await
+            .is_err()
+        {
+            // a holder sees his own payment
+            redemption
+                .lines
+                .retain(|line| caller.user_id.as_deref() == Some(line.user_id.as_str()));
+        }
+        Ok(Response::new(pb::GetRedemptionResponse {
+            redemption: Some(self.redemption(&redemption).await?),
+        }))
+    }
+
+    async fn transfer_cfa(
+        &self,
+        request: Request<pb::TransferCfaRequest>,
+    ) -> Answer<pb::TransferCfaResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        let asked = asked(&caller, message.context)?;
+        let leg = message.payment.unwrap_or_default();
+        let new = NewTransfer {
+            from_user_id: convert::user_id("from_user_id", message.from_user_id)
+                .map_err(to_status)?,
+            to_user_id: convert::user_id("to_user_id", message.to_user_id).map_err(to_status)?,
+            amount: convert::amount_of("amount", &message.instrument_id, message.amount.as_ref())
+                .map_err(to_status)?,
+            payment_minor: convert::money_leg("payment.amount", leg.amount.as_ref())
+                .map_err(to_status)?,
+            fee_minor: convert::money_leg("payment.fee", leg.fee.as_ref()).map_err(to_status)?,
+            instrument_id: message.instrument_id,
+            trade_id: message.trade_id,
+        };
+        let started = self
+            .service
+            .transfer(&asked, new)
+            .await
+            .map_err(to_status)?;
+        Ok(respond(
+            pb::TransferCfaResponse {
+                operation: operation_of(&started),
+            },
+            started.replayed,
+        ))
+    }
+
+    async fn settle_trades(
+        &self,
+        request: Request<pb::SettleTradesRequest>,
+    ) -> Answer<pb::SettleTradesResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        let asked = asked(&caller, message.context)?;
+        let batch_id = convert::id("batch_id", message.batch_id).map_err(to_status)?;
+        let legs: Vec<_> = message
+            .trades
+            .into_iter()
+            .map(convert::trade_leg)
+            .collect::<Result<_, Error>>()
+            .map_err(to_status)?;
+        let batch = self
+            .service
+            .settle_trades(&asked, &batch_id, &legs)
+            .await
+            .map_err(to_status)?;
+        Ok(Response::new(pb::SettleTradesResponse {
+            batch: Some(convert::batch(batch)),
+        }))
+    }
+
+    async fn get_trade_batch(
+        &self,
+        request: Request<pb::GetTradeBatchRequest>,
+    ) -> Answer<pb::GetTradeBatchResponse> {
+        let message = request.into_inner();
+        rpc::context::read(message.context);
+        let wait = Duration::from_millis(u64::from(message.wait_ms.min(BATCH_WAIT_MS_MAX)));
+        let batch = self
+            .service
+            .trade_batch(&message.batch_id, wait)
+            .await
+            .map_err(to_status)?;
+        Ok(Response::new(pb::GetTradeBatchResponse {
+            batch: Some(convert::batch(batch)),
+        }))
+    }
+
+    async fn list_holders(
+        &self,
+        request: Request<pb::ListHoldersRequest>,
+    ) -> Answer<pb::ListHoldersResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        rpc::context::read(message.context.take());
+        Ok(Response::new(self.holders(&caller, message).await?))
+    }
+
+    async fn check_integrity(
+        &self,
+        request: Request<pb::CheckIntegrityRequest>,
+    ) -> Answer<pb::CheckIntegrityResponse> {
+        let message = request.into_inner();
+        rpc::context::read(message.context);
+        let algorithm = convert::hash_algorithm(message.algorithm).map_err(to_status)?;
+        let integrity = self
+            .service
+            .check_integrity(message.block_number, &message.block_hash, algorithm)
+            .await
+            .map_err(to_status)?;
+        Ok(Response::new(pb::CheckIntegrityResponse {
+            valid: integrity.valid,
+            computed_hash: integrity.computed_hash,
+        }))
+    }
+
+    async fn get_supply(
+        &self,
+        request: Request<pb::GetSupplyRequest>,
+    ) -> Answer<pb::GetSupplyResponse> {
+        let message = request.into_inner();
+        rpc::context::read(message.context);
+        let instrument_id = if message.instrument_id.is_empty() {
+            CFA_RUB.to_owned()
+        } else {
+            message.instrument_id
+        };
+        let (supply, block_number) = self
+            .service
+            .supply(&instrument_id)
+            .await
+            .map_err(to_status)?;
+        Ok(Response::new(pb::GetSupplyResponse {
+            instrument_id,
+            total_supply: Some(wire::to_decimal(supply)),
+            block_number,
+        }))
+    }
+
+    async fn get_operation(
+        &self,
+        request: Request<pb::GetOperationRequest>,
+    ) -> Answer<pb::GetOperationResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        rpc::context::read(message.context);
+        Ok(Response::new(pb::GetOperationResponse {
+            operation: Some(self.operation(&caller, &message.operation_id).await?),
+        }))
+    }
+
+    async fn list_operations(
+        &self,
+        request: Request<pb::ListOperationsRequest>,
+    ) -> Answer<pb::ListOperationsResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let mut message = request.into_inner();
+        rpc::context::read(message.context.take());
+        Ok(Response::new(self.operations(&caller, message).await?))
+    }
+
+    async fn finalize_issuance(
+        &self,
+        request: Request<pb::FinalizeIssuanceRequest>,
+    ) -> Answer<pb::FinalizeIssuanceResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        asked(&caller, message.context)?;
+        let operation = self
+            .service
+            .finalize_issuance(&message.tx_hash)
+            .await
+            .map_err(to_status)?;
+        Ok(Response::new(pb::FinalizeIssuanceResponse {
+            operation: Some(convert::operation(&operation)),
+        }))
+    }
+
+    async fn finalize_redemption(
+        &self,
+        request: Request<pb::FinalizeRedemptionRequest>,
+    ) -> Answer<pb::FinalizeRedemptionResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        asked(&caller, message.context)?;
+        let operation = self
+            .service
+            .finalize_redemption(&message.payout_id)
+            .await
+            .map_err(to_status)?;
+        Ok(Response::new(pb::FinalizeRedemptionResponse {
+            operation: Some(convert::operation(&operation)),
+        }))
+    }
+
+    async fn list_suspended_deposits(
+        &self,
+        request: Request<pb::ListSuspendedDepositsRequest>,
+    ) -> Answer<pb::ListSuspendedDepositsResponse> {
+        let message = request.into_inner();
+        rpc::context::read(message.context);
+        let page = page::parse(
+            message.pagination,
+            page::filter_hash(&[&message.include_resolved.to_string()]),
+        )?;
+        let mut rows = self
+            .service
+            .repo
+            .list_suspended(message.include_resolved, page.bound(), page.rows_limit())
+            .await
+            .map_err(to_status)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.created_at_us,
+            id: row.payment_id.clone(),
+        });
+        Ok(Response::new(pb::ListSuspendedDepositsResponse {
+            deposits: rows.iter().map(convert::deposit).collect(),
+            pagination: Some(pagination),
+        }))
+    }
+
+    async fn resolve_suspended_deposit(
+        &self,
+        request: Request<pb::ResolveSuspendedDepositRequest>,
+    ) -> Answer<pb::ResolveSuspendedDepositResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        let asked = asked(&caller, message.context)?;
+        let operation = self
+            .service
+            .resolve_deposit(&asked, &message.payment_id, message.refund)
+            .await
+            .map_err(to_status)?;
+        Ok(Response::new(pb::ResolveSuspendedDepositResponse {
+            operation: Some(convert::operation(&operation)),
+        }))
+    }
+
+    async fn set_redemption_block(
+        &self,
+        request: Request<pb::SetRedemptionBlockRequest>,
+    ) -> Answer<pb::SetRedemptionBlockResponse> {
+        let caller = rpc::caller(&request)?.clone();
+        let message = request.into_inner();
+        let asked = asked(&caller, message.context)?;
+        let operation = self
+            .service
+            .block_redemption(
+                &asked,
+                &message.operation_id,
+                message.blocked,
+                &message.reason,
+            )
+            .await
+            .map_err(to_status)?;
+        Ok(Response::new(pb::SetRedemptionBlockResponse {
+            operation: Some(convert::operation(&operation)),
+        }))
+    }
+}
+
+const _: () = assert!(
+    InstrumentType::MoneyClaim.code() == proto::common::v1::InstrumentType::MoneyClaim as i32
+);
+const _: () =
+    assert!(Kind::Redemption.code() == proto::common::v1::OperationType::Redemption as i32);
+const _: () = assert!(Kind::Issuance.code() == proto::common::v1::OperationType::Issuance as i32);
+const _: () =
+    assert!(Kind::Transfer.code() == proto::common::v1::OperationType::P2pTransfer as i32);
+const _: () = assert!(
+    OperationStatus::Refunded.code() == proto::common::v1::OperationStatus::Refunded as i32
+);

@@ -1,0 +1,507 @@
+//! The services this one asks: identity, ledger, payments. Wire shapes end here.
+//!
+//! A peer that is away (or too slow) is `Error::Unavailable`: the caller's step is repeated later with the same idempotency key. A peer's
+//! refusal is `Error::Peer` with its reason and its exact words.
+
+use proto::common::v1 as common;
+use proto::convert;
+use proto::identity::v1 as identity;
+use proto::identity::v1::identity_service_client::IdentityServiceClient;
+use proto::ledger::v1 as ledger;
+use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
+use proto::payments::v1 as payments;
+use proto::payments::v1::payments_service_client::PaymentsServiceClient;
+use tonic::{Code, Status};
+use types::Decimal;
+
+use crate::error::Error;
+use crate::model::{CFA_RUB, CFA_RUB_DECIMALS, Kind};
+
+const LEDGER: &str = "Ledger service";
+const IDENTITY: &str = "Identity service";
+const PAYMENTS: &str = "Payments service";
+
+/// What a profile says that this service needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Profile {
+    /// At least STANDARD (D08: an ordered level).
+    pub is_standard: bool,
+    pub bank_account: String,
+    pub is_blocked: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LimitType {
+    Deposit,
+    Withdrawal,
+    Trading,
+}
+
+/// The operation type that a limit check names (specification 4.1: `ISSUANCE` at issue, `WITHDRAWAL` at redemption).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckedOperation {
+    Issuance,
+    Withdrawal,
+    Transfer,
+}
+
+/// One movement of a ledger operation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Posting {
+    pub debit: String,
+    pub credit: String,
+    pub instrument_id: String,
+    pub amount_minor: i64,
+    pub decimals: u8,
+    /// The credit waits for finality.
+    pub unsettled: bool,
+}
+
+/// A ledger operation to be made; its id and its external reference are the CFA operation's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LedgerOperation {
+    pub operation_id: String,
+    pub kind: LedgerKind,
+    pub user_id: String,
+    pub postings: Vec<Posting>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LedgerKind {
+    Of(Kind),
+    Payment,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PayoutState {
+    Pending,
+    Succeeded,
+    Failed,
+}
+
+#[derive(Clone)]
+pub struct Peers {
+    ledger: LedgerServiceClient<rpc::Channel>,
+    payments: PaymentsServiceClient<rpc::Channel>,
+    identity: IdentityServiceClient<rpc::Channel>,
+}
+
+fn peer_error(peer: &'static str, status: &Status) -> Error {
+    match status.code() {
+        Code::Unavailable
+        | Code::DeadlineExceeded
+        | Code::Cancelled
+        | Code::Unknown
+        | Code::Internal
+        | Code::ResourceExhausted
+        | Code::Aborted => {
+            tracing::warn!(peer, code = ?status.code(), message = status.message(), "peer did not answer");
+            Error::Unavailable(peer)
+        }
+        code => Error::Peer {
+            code: code as i32,
+            reason: rpc::status::reason(status).unwrap_or_default(),
+            message: status.message().to_owned(),
+        },
+    }
+}
+
+fn context(correlation_id: &str, key: &str) -> Option<common::RequestContext> {
+    let mut context = rpc::Context::new("cfa");
+    context.correlation_id = correlation_id.to_owned();
+    context.idempotency_key = key.to_owned();
+    Some(context.to_proto())
+}
+
+fn monetary(
+    instrument_id: &str,
+    amount_minor: i64,
+    decimals: u8,
+) -> Option<common::MonetaryAmount> {
+    Some(convert::to_monetary_amount_minor(
+        instrument_id,
+        amount_minor,
+        decimals,
+    ))
+}
+
+fn kind_code(kind: LedgerKind) -> i32 {
+    match kind {
+        LedgerKind::Of(kind) => kind.code(),
+        LedgerKind::Payment => common::OperationType::Payment as i32,
+    }
+}
+
+fn new_operation(operation: &LedgerOperation) -> ledger::NewOperation {
+    ledger::NewOperation {
+        operation: Some(ledger::Operation {
+            operation_id: operation.operation_id.clone(),
+            r#type: kind_code(operation.kind),
+            user_id: operation.user_id.clone(),
+            idempotency_key: operation.operation_id.clone(),
+            external_ref: Some(operation.operation_id.clone()),
+            awaits_chain: true,
+            ..Default::default()
+        }),
+        postings: operation
+            .postings
+            .iter()
+            .map(|posting| ledger::Posting {
+                debit_subaccount_id: posting.debit.clone(),
+                credit_subaccount_id: posting.credit.clone(),
+                amount: monetary(
+                    &posting.instrument_id,
+                    posting.amount_minor,
+                    posting.decimals,
+                ),
+                unsettled: posting.unsettled,
+                ..Default::default()
+            })
+            .collect(),
+    }
+}
+
+impl Peers {
+    pub fn new(ledger: rpc::Channel, payments: rpc::Channel, identity: rpc::Channel) -> Self {
+        Self {
+            ledger: LedgerServiceClient::new(ledger),
+            payments: PaymentsServiceClient::new(payments),
+            identity: IdentityServiceClient::new(identity),
+        }
+    }
+
+    // ---- identity
+
+    /// `None`: nobody has this id.
+    pub async fn profile(
+        &self,
+        correlation_id: &str,
+        user_id: &str,
+    ) -> Result<Option<Profile>, Error> {
+        let request = identity::GetUserProfileRequest {
+            context: context(correlation_id, ""),
+            user_id: user_id.to_owned(),
+        };
+        match self.identity.clone().get_user_profile(request).await {
+            Ok(response) => Ok(response.into_inner().profile.map(|profile| Profile {
+                is_standard: profile.kyc_status >= common::KycStatus::Standard as i32,
+                is_blocked: profile.status == identity::UserStatus::Blocked as i32,
+                bank_account: profile.bank_account,
+            })),
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => Err(peer_error(IDENTITY, &status)),
+        }
+    }
+
+    /// `None`: allowed. `Some`: refused, with the reason if there is one.
+    pub async fn check_limits(
+        &self,
+        correlation_id: &str,
+        user_id: &str,
+        limit_type: LimitType,
+        amount: Decimal,
+        operation: CheckedOperation,
+    ) -> Result<Option<Option<String>>, Error> {
+        let request = identity::CheckLimitsRequest {
+            context: context(correlation_id, ""),
+            user_id: user_id.to_owned(),
+            limit_type: match limit_type {
+                LimitType::Deposit => common::LimitType::Deposit,
+                LimitType::Withdrawal => common::LimitType::Withdrawal,
+                LimitType::Trading => common::LimitType::Trading,
+            }
+            .into(),
+            amount: Some(common::Money {
+                currency_code: "RUB".into(),
+                amount: Some(convert::to_decimal(amount)),
+            }),
+            operation_type: match operation {
+                CheckedOperation::Issuance => common::OperationType::Issuance,
+                CheckedOperation::Withdrawal => common::OperationType::Withdrawal,
+                CheckedOperation::Transfer => common::OperationType::P2pTransfer,
+            }
+            .into(),
+            notional: None,
+        };
+        let response = self
+            .identity
+            .clone()
+            .check_limits(request)
+            .await
+            .map_err(|status| peer_error(IDENTITY, &status))?
+            .into_inner();
+        Ok(if response.allowed {
+            None
+        } else {
+            Some(response.reason)
+        })
+    }
+
+    /// `Some`: a hit, with its reason.
+    pub async fn check_sanctions(
+        &self,
+        correlation_id: &str,
+        user_id: &str,
+        payload: &str,
+    ) -> Result<Option<String>, Error> {
+        let request = identity::CheckSanctionsRequest {
+            context: context(correlation_id, ""),
+            user_id: user_id.to_owned(),
+            payload: payload.to_owned(),
+        };
+        let response = self
+            .identity
+            .clone()
+            .check_sanctions(request)
+            .await
+            .map_err(|status| peer_error(IDENTITY, &status))?
+            .into_inner();
+        Ok(response.hit.then_some(if response.reason.is_empty() {
+            "Sanctions hit".to_owned()
+        } else {
+            response.reason
+        }))
+    }
+
+    // ---- ledger
+
+    pub async fn create_hold(
+        &self,
+        correlation_id: &str,
+        hold_id: &str,
+        user_id: &str,
+        amount_minor: i64,
+        reason: &str,
+    ) -> Result<(), Error> {
+        let request = ledger::CreateHoldRequest {
+            context: context(correlation_id, hold_id),
+            hold: Some(ledger::Hold {
+                hold_id: hold_id.to_owned(),
+                subaccount_id: format!("{user_id}:{CFA_RUB}"),
+                amount: monetary(CFA_RUB, amount_minor, CFA_RUB_DECIMALS),
+                reason: reason.to_owned(),
+                destination_subaccount_id: Some(format!("system:reserve:{CFA_RUB}")),
+                ..Default::default()
+            }),
+        };
+        self.ledger
+            .clone()
+            .create_hold(request)
+            .await
+            .map_err(|status| peer_error(LEDGER, &status))?;
+        Ok(())
+    }
+
+    /// Consumes the whole hold; the ledger writes the REDEMPTION operation in the same transaction (T10).
+    pub async fn consume_hold(
+        &self,
+        correlation_id: &str,
+        hold_id: &str,
+        operation_id: &str,
+    ) -> Result<(), Error> {
+        let request = ledger::ConsumeHoldRequest {
+            context: context(correlation_id, &format!("{hold_id}:consume")),
+            hold_id: hold_id.to_owned(),
+            amount: None,
+            operation_type: common::OperationType::Redemption.into(),
+            external_ref: Some(operation_id.to_owned()),
+        };
+        self.ledger
+            .clone()
+            .consume_hold(request)
+            .await
+            .map_err(|status| peer_error(LEDGER, &status))?;
+        Ok(())
+    }
+
+    pub async fn release_hold(
+        &self,
+        correlation_id: &str,
+        hold_id: &str,
+        reason: &str,
+    ) -> Result<(), Error> {
+        let request = ledger::ReleaseHoldRequest {
+            context: context(correlation_id, &format!("{hold_id}:release")),
+            hold_id: hold_id.to_owned(),
+            reason: reason.to_owned(),
+        };
+        self.ledger
+            .clone()
+            .release_hold(request)
+            .await
+            .map_err(|status| peer_error(LEDGER, &status))?;
+        Ok(())
+    }
+
+    /// Posts one operation or, with several, all of them or none. `scales` teaches the ledger instruments it may not have heard of yet.
+    /// Repeating is harmless: each operation has its own key, which is its id.
+    pub async fn post(
+        &self,
+        correlation_id: &str,
+        operations: &[LedgerOperation],
+        scales: &[(String, u8)],
+    ) -> Result<(), Error> {
+        let request = ledger::CreateOperationsRequest {
+            context: context(correlation_id, &uuid::Uuid::now_v7().to_string()),
+            operations: operations.iter().map(new_operation).collect(),
+            mode: ledger::BatchMode::AllOrNothing.into(),
+            instrument_scales: scales
+                .iter()
+                .map(|(instrument_id, decimals)| ledger::InstrumentScale {
+                    instrument_id: instrument_id.clone(),
+                    decimals: u32::from(*decimals),
+                })
+                .collect(),
+            ..Default::default()
+        };
+        self.ledger
+            .clone()
+            .create_operations(request)
+            .await
+            .map_err(|status| peer_error(LEDGER, &status))?;
+        Ok(())
+    }
+
+    pub async fn finalize(
+        &self,
+        correlation_id: &str,
+        operation_ids: &[String],
+        tx_hash: &str,
+    ) -> Result<(), Error> {
+        let request = ledger::FinalizeOperationsRequest {
+            context: context(
+                correlation_id,
+                &format!(
+                    "{}:finalize",
+                    operation_ids
+                        .first()
+                        .map(String::as_str)
+                        .unwrap_or_default()
+                ),
+            ),
+            operation_ids: operation_ids.to_vec(),
+            onchain_tx_hash: tx_hash.to_owned(),
+        };
+        self.ledger
+            .clone()
+            .finalize_operations(request)
+            .await
+            .map_err(|status| peer_error(LEDGER, &status))?;
+        Ok(())
+    }
+
+    pub async fn reverse(
+        &self,
+        correlation_id: &str,
+        operation_id: &str,
+        reason: &str,
+    ) -> Result<(), Error> {
+        let request = ledger::ReverseOperationRequest {
+            context: context(correlation_id, &format!("{operation_id}:reverse")),
+            operation_id: operation_id.to_owned(),
+            reason: reason.to_owned(),
+        };
+        self.ledger
+            .clone()
+            .reverse_operation(request)
+            .await
+            .map_err(|status| peer_error(LEDGER, &status))?;
+        Ok(())
+    }
+
+    /// Smallest units of a sub-account that active holds reserve; zero for a sub-account that does not exist.
+    pub async fn held(&self, subaccount_id: &str) -> Result<Decimal, Error> {
+        let request = ledger::GetBalanceRequest {
+            context: context("", ""),
+            subaccount_id: subaccount_id.to_owned(),
+        };
+        match self.ledger.clone().get_balance(request).await {
+            Ok(response) => convert::optional_decimal(response.into_inner().held.as_ref())
+                .map(Option::unwrap_or_default)
+                .map_err(|error| Error::Damaged(error.to_string())),
+            Err(status) if status.code() == Code::NotFound => Ok(Decimal::ZERO),
+            Err(status) => Err(peer_error(LEDGER, &status)),
+        }
+    }
+
+    // ---- payments
+
+    pub async fn initiate_payout(
+        &self,
+        correlation_id: &str,
+        payout_id: &str,
+        user_id: &str,
+        amount_minor: i64,
+        bank_account: &str,
+    ) -> Result<(), Error> {
+        let request = payments::InitiatePayoutRequest {
+            context: context(correlation_id, &format!("{payout_id}:initiate")),
+            payout: Some(payments::PayoutRequest {
+                payout_id: payout_id.to_owned(),
+                user_id: user_id.to_owned(),
+                amount: Some(convert::to_money(amount_minor)),
+                bank_account: bank_account.to_owned(),
+            }),
+        };
+        self.payments
+            .clone()
+            .initiate_payout(request)
+            .await
+            .map_err(|status| peer_error(PAYMENTS, &status))?;
+        Ok(())
+    }
+
+    pub async fn release_payout(&self, correlation_id: &str, payout_id: &str) -> Result<(), Error> {
+        let request = payments::ReleasePayoutRequest {
+            context: context(correlation_id, &format!("{payout_id}:release")),
+            payout_id: payout_id.to_owned(),
+        };
+        self.payments
+            .clone()
+            .release_payout(request)
+            .await
+            .map_err(|status| peer_error(PAYMENTS, &status))?;
+        Ok(())
+    }
+
+    pub async fn cancel_payout(
+        &self,
+        correlation_id: &str,
+        payout_id: &str,
+        failure_code: &str,
+    ) -> Result<(), Error> {
+        let request = payments::CancelPayoutRequest {
+            context: context(correlation_id, &format!("{payout_id}:cancel")),
+            payout_id: payout_id.to_owned(),
+            failure_code: failure_code.to_owned(),
+        };
+        self.payments
+            .clone()
+            .cancel_payout(request)
+            .await
+            .map_err(|status| peer_error(PAYMENTS, &status))?;
+        Ok(())
+    }
+
+    /// `None`: the gateway does not know the payout.
+    pub async fn payout(
+        &self,
+        correlation_id: &str,
+        payout_id: &str,
+    ) -> Result<Option<PayoutState>, Error> {
+        let request = payments::GetPayoutRequest {
+            context: context(correlation_id, ""),
+            payout_id: payout_id.to_owned(),
+        };
+        let payout = match self.payments.clone().get_payout(request).await {
+            Ok(response) => response.into_inner().payout,
+            Err(status) if status.code() == Code::NotFound => None,
+            Err(status) => return Err(peer_error(PAYMENTS, &status)),
+        };
+        Ok(payout.map(|payout| match payout.status() {
+            common::PaymentStatus::Success => PayoutState::Succeeded,
+            common::PaymentStatus::Failed | common::PaymentStatus::Expired => PayoutState::Failed,
+            _ => PayoutState::Pending,
+        }))
+    }
+}

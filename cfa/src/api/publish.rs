@@ -1,0 +1,293 @@
+//! Events of this service as they travel (specification 6.2, D27, D28) and its audit records (D34).
+
+use events::{Event, topics};
+use prost::Message;
+use proto::audit::v1 as audit;
+use proto::cfa::v1 as pb;
+use proto::common::v1 as common;
+use proto::convert;
+use uuid::Uuid;
+
+use crate::model::{CFA_RUB, CFA_RUB_DECIMALS, Instrument, IssueRedemption, Operation};
+
+const SOURCE: &str = "cfa";
+
+/// The same fact has the same id, so that a consumer knows it when it comes twice.
+fn derived(fact: &str, id: &str) -> Uuid {
+    Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("cfa:{fact}:{id}").as_bytes())
+}
+
+fn event(
+    topic: &str,
+    id: Uuid,
+    key: &str,
+    type_name: &str,
+    correlation_id: &str,
+    at_us: i64,
+    payload: Vec<u8>,
+) -> Event {
+    Event {
+        id,
+        topic: topic.to_owned(),
+        key: key.to_owned(),
+        type_name: type_name.to_owned(),
+        subject: key.to_owned(),
+        source: SOURCE.to_owned(),
+        correlation_id: correlation_id.to_owned(),
+        occurred_at_us: at_us,
+        payload,
+    }
+}
+
+fn context(correlation_id: &str, user_id: &str) -> Option<common::RequestContext> {
+    let mut context = rpc::Context::new(SOURCE);
+    context.correlation_id = correlation_id.to_owned();
+    context.user_id = user_id.to_owned();
+    Some(context.to_proto())
+}
+
+fn amount(operation: &Operation) -> Option<common::MonetaryAmount> {
+    Some(convert::to_monetary_amount(
+        &operation.instrument_id,
+        operation.amount,
+    ))
+}
+
+fn of_operation(operation: &Operation, type_name: &str, payload: Vec<u8>) -> Event {
+    let id = derived(type_name, &operation.operation_id);
+    event(
+        topics::CFA,
+        id,
+        &operation.operation_id,
+        type_name,
+        &operation.correlation_id,
+        operation.updated_at_us,
+        payload,
+    )
+}
+
+fn tx_hash(operation: &Operation) -> String {
+    operation.tx_hash.clone().unwrap_or_default()
+}
+
+pub fn issued(operation: &Operation) -> Event {
+    let payload = pb::CfaIssuedEvent {
+        context: context(&operation.correlation_id, &operation.user_id),
+        operation_id: operation.operation_id.clone(),
+        instrument_id: operation.instrument_id.clone(),
+        holder_id: operation.user_id.clone(),
+        amount: amount(operation),
+        tx_hash: tx_hash(operation),
+        issued_at: Some(convert::to_timestamp_us(operation.updated_at_us)),
+    };
+    of_operation(
+        operation,
+        "platform.cfa.v1.CfaIssuedEvent",
+        payload.encode_to_vec(),
+    )
+}
+
+pub fn redeemed(operation: &Operation) -> Event {
+    let payload = pb::CfaRedeemedEvent {
+        context: context(&operation.correlation_id, &operation.user_id),
+        operation_id: operation.operation_id.clone(),
+        instrument_id: operation.instrument_id.clone(),
+        holder_id: operation.user_id.clone(),
+        amount: amount(operation),
+        tx_hash: tx_hash(operation),
+        redeemed_at: Some(convert::to_timestamp_us(operation.updated_at_us)),
+    };
+    of_operation(
+        operation,
+        "platform.cfa.v1.CfaRedeemedEvent",
+        payload.encode_to_vec(),
+    )
+}
+
+pub fn transferred(operation: &Operation) -> Event {
+    let payload = pb::CfaTransferredEvent {
+        context: context(&operation.correlation_id, &operation.user_id),
+        operation_id: operation.operation_id.clone(),
+        instrument_id: operation.instrument_id.clone(),
+        from_user_id: operation.from_user_id.clone(),
+        to_user_id: operation.to_user_id.clone(),
+        amount: amount(operation),
+        tx_hash: tx_hash(operation),
+        transferred_at: Some(convert::to_timestamp_us(operation.updated_at_us)),
+        trade_id: operation.trade_id.clone(),
+    };
+    of_operation(
+        operation,
+        "platform.cfa.v1.CfaTransferredEvent",
+        payload.encode_to_vec(),
+    )
+}
+
+pub fn issuance_started(operation: &Operation) -> Event {
+    let payload = pb::IssuanceStartedEvent {
+        context: context(&operation.correlation_id, &operation.user_id),
+        operation_id: operation.operation_id.clone(),
+        user_id: operation.user_id.clone(),
+        amount: amount(operation),
+        tx_hash: tx_hash(operation),
+        reason: String::new(),
+        at: Some(convert::to_timestamp_us(operation.updated_at_us)),
+    };
+    of_operation(
+        operation,
+        "platform.cfa.v1.IssuanceStartedEvent",
+        payload.encode_to_vec(),
+    )
+}
+
+pub fn issuance_failed(operation: &Operation, reason: &str) -> Event {
+    let payload = pb::IssuanceFailedEvent {
+        context: context(&operation.correlation_id, &operation.user_id),
+        operation_id: operation.operation_id.clone(),
+        user_id: operation.user_id.clone(),
+        amount: amount(operation),
+        tx_hash: tx_hash(operation),
+        reason: reason.to_owned(),
+        at: Some(convert::to_timestamp_us(operation.updated_at_us)),
+    };
+    of_operation(
+        operation,
+        "platform.cfa.v1.IssuanceFailedEvent",
+        payload.encode_to_vec(),
+    )
+}
+
+pub fn redemption_failed(operation: &Operation, reason: &str) -> Event {
+    let payload = pb::RedemptionFailedEvent {
+        context: context(&operation.correlation_id, &operation.user_id),
+        operation_id: operation.operation_id.clone(),
+        user_id: operation.user_id.clone(),
+        amount: amount(operation),
+        tx_hash: tx_hash(operation),
+        reason: reason.to_owned(),
+        at: Some(convert::to_timestamp_us(operation.updated_at_us)),
+    };
+    of_operation(
+        operation,
+        "platform.cfa.v1.RedemptionFailedEvent",
+        payload.encode_to_vec(),
+    )
+}
+
+pub fn instrument_registered(instrument: &Instrument, correlation_id: &str) -> Event {
+    let payload = pb::InstrumentRegisteredEvent {
+        context: context(correlation_id, &instrument.issuer_id),
+        instrument_id: instrument.instrument_id.clone(),
+        symbol: instrument.instrument_id.clone(),
+        name: instrument.name.clone(),
+        r#type: instrument.kind.code(),
+        issuer_id: instrument.issuer_id.clone(),
+        registered_at: Some(convert::to_timestamp_us(instrument.registered_at_us)),
+        decimals: u32::from(instrument.decimals),
+    };
+    let type_name = "platform.cfa.v1.InstrumentRegisteredEvent";
+    let id = derived(type_name, &instrument.instrument_id);
+    event(
+        topics::CFA,
+        id,
+        &instrument.instrument_id,
+        type_name,
+        correlation_id,
+        instrument.updated_at_us,
+        payload.encode_to_vec(),
+    )
+}
+
+pub fn instrument_updated(instrument: &Instrument, correlation_id: &str) -> Event {
+    let payload = pb::InstrumentUpdatedEvent {
+        context: context(correlation_id, &instrument.issuer_id),
+        instrument_id: instrument.instrument_id.clone(),
+        updated_at: Some(convert::to_timestamp_us(instrument.updated_at_us)),
+    };
+    let type_name = "platform.cfa.v1.InstrumentUpdatedEvent";
+    event(
+        topics::CFA,
+        Uuid::now_v7(),
+        &instrument.instrument_id,
+        type_name,
+        correlation_id,
+        instrument.updated_at_us,
+        payload.encode_to_vec(),
+    )
+}
+
+/// Push and e-mail to a holder whose issue was redeemed (specification 1.5).
+pub fn notification(redemption: &IssueRedemption, operation: &Operation, at_us: i64) -> Event {
+    let payload = pb::HolderNotificationEvent {
+        context: context(&redemption.redemption_id, &operation.user_id),
+        user_id: operation.user_id.clone(),
+        instrument_id: redemption.instrument_id.clone(),
+        redemption_id: redemption.redemption_id.clone(),
+        amount: Some(convert::to_monetary_amount_minor(
+            CFA_RUB,
+            operation.payment_minor,
+            CFA_RUB_DECIMALS,
+        )),
+        channels: vec!["push".into(), "email".into()],
+        at: Some(convert::to_timestamp_us(at_us)),
+    };
+    of_operation(
+        operation,
+        "platform.cfa.v1.HolderNotificationEvent",
+        payload.encode_to_vec(),
+    )
+}
+
+/// `action` such as `issuance.rejected`; `after` is what the object became.
+pub fn audit(
+    action: &str,
+    object_id: &str,
+    actor: &str,
+    before: &str,
+    after: &str,
+    reason: &str,
+    correlation_id: &str,
+    at_us: i64,
+) -> Event {
+    let record_id = Uuid::now_v7();
+    let payload = audit::AuditRecordEvent {
+        context: context(correlation_id, actor),
+        record_id: record_id.to_string(),
+        service: SOURCE.to_owned(),
+        action: action.to_owned(),
+        actor: actor.to_owned(),
+        object_id: object_id.to_owned(),
+        before: before.to_owned(),
+        after: after.to_owned(),
+        reason: reason.to_owned(),
+        at: Some(convert::to_timestamp_us(at_us)),
+    };
+    event(
+        topics::AUDIT,
+        record_id,
+        object_id,
+        "platform.audit.v1.AuditRecordEvent",
+        correlation_id,
+        at_us,
+        payload.encode_to_vec(),
+    )
+}
+
+/// Audit record of an operation that reached a state worth a record.
+pub fn audit_operation(operation: &Operation, action: &str, before: &str) -> Event {
+    let reason = operation
+        .rejection
+        .as_ref()
+        .map(|(_, message)| message.as_str())
+        .unwrap_or_default();
+    audit(
+        action,
+        &operation.operation_id,
+        &operation.user_id,
+        before,
+        operation.status.name(),
+        reason,
+        &operation.correlation_id,
+        operation.updated_at_us,
+    )
+}

@@ -1,0 +1,96 @@
+//! Why a call of this service did not do what it was asked for. Business refusals that the specification wants as a *result* (a REJECTED
+//! operation) are none of these.
+
+use crate::chain::ChainError;
+
+/// A refusal by rule: exact text and reason of D23.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("Operation not found")]
+    OperationNotFound,
+    #[error("Instrument not found")]
+    InstrumentNotFound,
+    #[error("Redemption not found")]
+    RedemptionNotFound,
+    #[error("Trade batch not found")]
+    BatchNotFound,
+    #[error("Suspended deposit not found")]
+    DepositNotFound,
+    #[error("User not found")]
+    UserNotFound,
+    #[error("Block not found")]
+    BlockNotFound,
+    #[error("KYC level too low for withdrawal")]
+    KycTooLowForWithdrawal,
+    #[error("Insufficient balance")]
+    InsufficientBalance,
+    #[error("Payout failed")]
+    PayoutFailed,
+    #[error("Instrument already exists")]
+    InstrumentExists,
+    #[error("Instrument is not active")]
+    InstrumentNotActive,
+    #[error("Operation is not in a state for this")]
+    OperationState,
+    #[error("Deposit is resolved already")]
+    DepositResolved,
+    #[error("Redemption was started already")]
+    RedemptionExists,
+    #[error("Contract at the address cannot be adopted: {0}")]
+    ContractUnfit(String),
+    #[error("Another user has the same on-chain address")]
+    AddressTaken,
+    #[error("{field}: {why}")]
+    Field { field: &'static str, why: String },
+}
+
+impl Refusal {
+    pub fn field(field: &'static str, why: impl Into<String>) -> Self {
+        Self::Field {
+            field,
+            why: why.into(),
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// Another service said no, in its own words; passed on unchanged.
+    #[error("{message}")]
+    Peer {
+        code: i32,
+        reason: String,
+        message: String,
+    },
+    /// Another service is away. Nothing is lost: ask again.
+    #[error("{0} is unavailable")]
+    Unavailable(&'static str),
+    #[error("store: {0}")]
+    Store(#[from] events::Error),
+    #[error("store: {0}")]
+    Sql(#[from] sqlx::Error),
+    #[error(transparent)]
+    Chain(#[from] ChainError),
+    #[error("stored row does not make sense: {0}")]
+    Damaged(String),
+}
+
+impl Error {
+    /// True when the same attempt may succeed later.
+    pub fn is_transient(&self) -> bool {
+        matches!(
+            self,
+            Self::Unavailable(_)
+                | Self::Chain(ChainError::Unavailable(_))
+                | Self::Store(_)
+                | Self::Sql(_)
+        )
+    }
+
+    /// The peer refused with this reason (D23).
+    pub fn is_peer_reason(&self, wanted: &str) -> bool {
+        matches!(self, Self::Peer { reason, .. } if reason == wanted)
+    }
+}

@@ -1,0 +1,473 @@
+//! The rows of this service in its own types. Numbers of enumerations are those of the contract, which are also those in the database.
+
+use types::Decimal;
+
+use crate::saga::Facts;
+
+/// The money claim (specification 1.1).
+pub const CFA_RUB: &str = "CFA-RUB";
+/// Its digits behind the point; the ledger has the same from the start.
+pub const CFA_RUB_DECIMALS: u8 = 2;
+/// Owner of the fee account and of the redemption account, on chain and in the ledger.
+pub const FEES: &str = "system:fees";
+pub const REDEMPTION_ACCOUNT: &str = "system:redemption";
+
+macro_rules! coded {
+    ($(#[$meta:meta])* $name:ident { $($variant:ident = $code:literal $text:literal),+ $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[repr(i32)]
+        pub enum $name { $($variant = $code),+ }
+
+        impl $name {
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
+
+            pub const fn code(self) -> i32 {
+                self as i32
+            }
+
+            /// `None` for a number that is none of these, zero included.
+            pub const fn from_code(code: i32) -> Option<Self> {
+                match code {
+                    $($code => Some(Self::$variant),)+
+                    _ => None,
+                }
+            }
+
+            /// The specification's word.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $text),+ }
+            }
+        }
+    };
+}
+
+coded! {
+    /// States of an operation (specification 3.1, D10).
+    Status {
+        Created = 1 "CREATED",
+        KycRequired = 2 "KYC_REQUIRED",
+        ComplianceCheck = 3 "COMPLIANCE_CHECK",
+        AwaitingPayment = 4 "AWAITING_PAYMENT",
+        Processing = 5 "PROCESSING",
+        OnchainSubmitted = 6 "ONCHAIN_SUBMITTED",
+        Finalized = 7 "FINALIZED",
+        Rejected = 8 "REJECTED",
+        Failed = 9 "FAILED",
+        Settled = 10 "SETTLED",
+        Blocked = 11 "BLOCKED",
+        Refunded = 12 "REFUNDED",
+    }
+}
+
+impl Status {
+    /// D10: does the table of moves have this one?
+    pub fn may_become(self, next: Self) -> bool {
+        use Status::{
+            AwaitingPayment, Blocked, ComplianceCheck, Created, Failed, Finalized, KycRequired,
+            OnchainSubmitted, Processing, Refunded, Rejected, Settled,
+        };
+        match self {
+            Created => matches!(
+                next,
+                KycRequired | ComplianceCheck | AwaitingPayment | Processing | Rejected | Failed
+            ),
+            KycRequired | AwaitingPayment => matches!(next, Processing | Rejected | Failed),
+            ComplianceCheck => matches!(next, Processing | Rejected | Failed | Blocked),
+            Processing => matches!(
+                next,
+                OnchainSubmitted | Rejected | Failed | Blocked | Settled
+            ),
+            OnchainSubmitted | Settled => matches!(next, Finalized | Rejected | Failed | Blocked),
+            Blocked => matches!(
+                next,
+                ComplianceCheck | Processing | OnchainSubmitted | Refunded
+            ),
+            // a trade that the chain left out may come again in a later batch (`design.md` 4)
+            Failed => matches!(next, Processing),
+            // a deposit that was paid and refused is paid back (T24)
+            Rejected => matches!(next, Refunded),
+            Finalized | Refunded => false,
+        }
+    }
+
+    pub fn is_terminal(self) -> bool {
+        matches!(
+            self,
+            Self::Finalized | Self::Rejected | Self::Failed | Self::Refunded
+        )
+    }
+}
+
+coded! {
+    /// Kinds of operation that this service makes, by their number in the contract.
+    Kind {
+        Transfer = 3 "P2P_TRANSFER",
+        Issuance = 5 "ISSUANCE",
+        Redemption = 6 "REDEMPTION",
+    }
+}
+
+coded! {
+    /// Which process an operation goes through. Part of the idempotency scope (T12).
+    Flow {
+        IssueRub = 1 "IssueCfaRub",
+        RedeemRub = 2 "RedeemCfaRub",
+        IssueInvestment = 3 "IssueInvestmentCfa",
+        RedeemInvestment = 4 "RedeemInvestmentCfa",
+        Transfer = 5 "TransferCfa",
+        Trade = 6 "SettleTrades",
+        Maturity = 7 "StartRedemption",
+    }
+}
+
+impl Flow {
+    pub fn kind(self) -> Kind {
+        match self {
+            Self::IssueRub | Self::IssueInvestment => Kind::Issuance,
+            Self::RedeemRub | Self::RedeemInvestment | Self::Maturity => Kind::Redemption,
+            Self::Transfer | Self::Trade => Kind::Transfer,
+        }
+    }
+}
+
+coded! {
+    Rejection {
+        KycRequired = 1 "KYC_REQUIRED",
+        LimitExceeded = 2 "LIMIT_EXCEEDED",
+        IntegrationError = 3 "INTEGRATION_ERROR",
+        SanctionsHit = 4 "SANCTIONS_HIT",
+        AmlBlocked = 5 "AML_BLOCKED",
+        InsufficientBalance = 6 "INSUFFICIENT_BALANCE",
+        IssueLimitExceeded = 7 "ISSUE_LIMIT_EXCEEDED",
+        InstrumentNotActive = 8 "INSTRUMENT_NOT_ACTIVE",
+    }
+}
+
+/// Fixed texts of T51 and T35.
+pub const REVERTED_MESSAGE: &str = "Blockchain transaction reverted";
+pub const PAYOUT_FAILED_MESSAGE: &str = "Payout failed, tokens returned";
+pub const LIMIT_EXCEEDED_MESSAGE: &str = "Limit exceeded";
+
+/// The reason of a limit refusal (specification 3.2; case-sensitive, T35).
+pub fn limit_rejection(reason: Option<String>) -> (Rejection, String) {
+    let message = reason
+        .filter(|text| !text.is_empty())
+        .unwrap_or_else(|| LIMIT_EXCEEDED_MESSAGE.to_owned());
+    let code = if message.contains("KYC") {
+        Rejection::KycRequired
+    } else {
+        Rejection::LimitExceeded
+    };
+    (code, message)
+}
+
+/// A CFA operation (specification 2.2, D06).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Operation {
+    pub operation_id: String,
+    pub flow: Flow,
+    pub status: Status,
+    /// Where a BLOCKED operation goes back to.
+    pub status_before_block: Option<Status>,
+    pub user_id: String,
+    pub hold_id: Option<String>,
+    /// As the request gave it.
+    pub amount: Decimal,
+    /// The amount in the instrument's smallest units.
+    pub units_minor: i64,
+    pub currency_code: String,
+    pub idempotency_key: String,
+    pub external_ref: String,
+    pub tx_hash: Option<String>,
+    pub rejection: Option<(Rejection, String)>,
+    pub finalized_at_us: Option<i64>,
+    pub instrument_id: String,
+    pub from_user_id: String,
+    pub to_user_id: String,
+    pub trade_id: String,
+    pub bookbuilding_id: String,
+    /// CFA-RUB that goes the other way, and the fee on top, in kopecks.
+    pub payment_minor: i64,
+    pub fee_minor: i64,
+    pub created_at_us: i64,
+    pub updated_at_us: i64,
+    pub block_number: Option<u64>,
+    /// Tries of a step that did not work yet.
+    pub attempts: u32,
+    pub correlation_id: String,
+    pub facts: Facts,
+}
+
+impl Operation {
+    pub fn new(
+        flow: Flow,
+        user_id: &str,
+        idempotency_key: &str,
+        correlation_id: &str,
+        now_us: i64,
+    ) -> Self {
+        Self {
+            operation_id: uuid::Uuid::now_v7().to_string(),
+            flow,
+            status: Status::Created,
+            status_before_block: None,
+            user_id: user_id.to_owned(),
+            hold_id: None,
+            amount: Decimal::ZERO,
+            units_minor: 0,
+            currency_code: String::new(),
+            idempotency_key: idempotency_key.to_owned(),
+            external_ref: String::new(),
+            tx_hash: None,
+            rejection: None,
+            finalized_at_us: None,
+            instrument_id: String::new(),
+            from_user_id: String::new(),
+            to_user_id: String::new(),
+            trade_id: String::new(),
+            bookbuilding_id: String::new(),
+            payment_minor: 0,
+            fee_minor: 0,
+            created_at_us: now_us,
+            updated_at_us: now_us,
+            block_number: None,
+            attempts: 0,
+            correlation_id: correlation_id.to_owned(),
+            facts: Facts::default(),
+        }
+    }
+
+    /// Moves the state; an illegal move is our own bug.
+    pub fn set_status(&mut self, next: Status, now_us: i64) {
+        assert!(
+            self.status == next || self.status.may_become(next),
+            "operation {} cannot go from {} to {}",
+            self.operation_id,
+            self.status.name(),
+            next.name()
+        );
+        self.status = next;
+        self.updated_at_us = now_us;
+        if next == Status::Finalized {
+            self.finalized_at_us = Some(now_us);
+        }
+    }
+
+    /// May this user see the operation?
+    pub fn concerns(&self, user_id: &str) -> bool {
+        [&self.user_id, &self.from_user_id, &self.to_user_id]
+            .iter()
+            .any(|id| *id == user_id)
+    }
+}
+
+coded! {
+    InstrumentStatus {
+        Draft = 1 "DRAFT",
+        Active = 2 "ACTIVE",
+        Halted = 3 "HALTED",
+        Matured = 4 "MATURED",
+        Redeemed = 5 "REDEEMED",
+    }
+}
+
+impl InstrumentStatus {
+    pub fn may_become(self, next: Self) -> bool {
+        use InstrumentStatus::{Active, Draft, Halted, Matured, Redeemed};
+        match self {
+            Draft => next == Active,
+            Active => matches!(next, Halted | Matured),
+            Halted => matches!(next, Active | Matured),
+            Matured => next == Redeemed,
+            Redeemed => false,
+        }
+    }
+}
+
+coded! {
+    InstrumentType {
+        Bond = 1 "CFA_BOND",
+        MoneyClaim = 2 "MONEY_CLAIM",
+        Equity = 3 "CFA_EQUITY",
+        Commodity = 4 "CFA_COMMODITY",
+        Hybrid = 5 "CFA_HYBRID",
+    }
+}
+
+/// A coupon: when it is paid, and roubles per unit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Coupon {
+    pub pays_at_us: i64,
+    pub amount: Decimal,
+}
+
+/// An issue (D07).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Instrument {
+    pub instrument_id: String,
+    pub name: String,
+    pub kind: InstrumentType,
+    pub decimals: u8,
+    pub issuer_id: String,
+    /// Empty until the contract is ordered.
+    pub contract_address: String,
+    pub currency_code: String,
+    pub status: InstrumentStatus,
+    pub issue_limit_minor: Option<i64>,
+    /// Issued and being issued, less what was rejected; never falls by redemption (the limit is the issue's).
+    pub issued_minor: i64,
+    pub nominal: Option<Decimal>,
+    pub coupons: Vec<Coupon>,
+    pub issued_at_us: Option<i64>,
+    pub matures_at_us: Option<i64>,
+    pub tick_size: Decimal,
+    pub lot_size: Decimal,
+    pub price_band_low: Option<Decimal>,
+    pub price_band_high: Option<Decimal>,
+    pub document_hash: String,
+    pub document_uri: String,
+    pub idempotency_key: String,
+    pub registered_at_us: i64,
+    pub updated_at_us: i64,
+}
+
+coded! {
+    BatchStatus {
+        Submitted = 1 "SUBMITTED",
+        Finalized = 2 "FINALIZED",
+        Failed = 3 "FAILED",
+    }
+}
+
+/// Trades that went to the chain in one transaction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    pub batch_id: String,
+    pub status: BatchStatus,
+    pub tx_hash: Option<String>,
+    pub block_number: Option<u64>,
+    pub trades: u32,
+    pub failed_trade_ids: Vec<String>,
+    pub gas_used: u64,
+}
+
+/// One trade as settlement hands it over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TradeLeg {
+    pub trade_id: String,
+    pub instrument_id: String,
+    pub trade_number: u64,
+    pub buyer_id: String,
+    pub seller_id: String,
+    pub quantity: Decimal,
+    pub payment_minor: i64,
+    pub fee_minor: i64,
+}
+
+/// A deposit that was paid at the bank and refused at issue (T24).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SuspendedDeposit {
+    pub payment_id: String,
+    pub user_id: String,
+    pub amount_minor: i64,
+    pub operation_id: String,
+    pub reason: String,
+    pub created_at_us: i64,
+    pub resolved: bool,
+}
+
+coded! {
+    RedemptionStatus {
+        Snapshot = 1 "SNAPSHOT",
+        Underfunded = 2 "UNDERFUNDED",
+        Funded = 3 "FUNDED",
+        Submitted = 4 "SUBMITTED",
+        Finalized = 5 "FINALIZED",
+        Failed = 6 "FAILED",
+    }
+}
+
+coded! {
+    RedemptionReason {
+        Maturity = 1 "MATURITY",
+        Buyback = 2 "BUYBACK",
+    }
+}
+
+/// What one holder gets when a whole issue is redeemed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RedemptionLine {
+    pub user_id: String,
+    pub address: String,
+    /// Units at the record date.
+    pub units_minor: i64,
+    pub payment_minor: i64,
+}
+
+/// Redemption of a whole issue (specification 1.5).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IssueRedemption {
+    pub redemption_id: String,
+    pub instrument_id: String,
+    pub reason: RedemptionReason,
+    pub status: RedemptionStatus,
+    pub record_date_us: i64,
+    pub total_minor: i64,
+    pub lines: Vec<RedemptionLine>,
+    /// Parts of the distribution that are final.
+    pub parts_done: u64,
+    pub tx_hash: Option<String>,
+    pub idempotency_key: String,
+    pub created_at_us: i64,
+    pub finalized_at_us: Option<i64>,
+}
+
+/// A holder in the registry (D05).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    pub user_id: String,
+    pub address: String,
+    pub units_minor: i64,
+    pub since_us: i64,
+    pub as_of_block: u64,
+    pub updated_at_us: i64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // rows: R042 R043 R044
+    #[test]
+    fn r042_reason_of_a_limit_refusal() {
+        assert_eq!(
+            limit_rejection(Some("KYC level too low".into())),
+            (Rejection::KycRequired, "KYC level too low".into())
+        );
+        assert_eq!(
+            limit_rejection(Some("Daily limit".into())),
+            (Rejection::LimitExceeded, "Daily limit".into())
+        );
+        assert_eq!(
+            limit_rejection(Some("kyc".into())).0,
+            Rejection::LimitExceeded
+        );
+        assert_eq!(
+            limit_rejection(None),
+            (Rejection::LimitExceeded, "Limit exceeded".into())
+        );
+    }
+
+    // rows: R320
+    #[test]
+    fn r320_terminal_states_are_left_by_no_saga() {
+        for end in [Status::Finalized, Status::Refunded] {
+            assert!(Status::ALL.iter().all(|next| !end.may_become(*next)));
+        }
+        assert!(
+            Status::Blocked.may_become(Status::OnchainSubmitted)
+                && !Status::Finalized.may_become(Status::Blocked)
+        );
+    }
+}

@@ -1,0 +1,161 @@
+//! The arithmetic of issues and redemptions, exact and pure.
+
+use types::{Decimal, DecimalError, Rounding};
+
+use crate::model::{CFA_RUB_DECIMALS, Coupon, Holder, RedemptionLine};
+
+/// Roubles a unit is worth at the record date: nominal plus every coupon due by then (specification 1.5). Coupons have no payment process
+/// of their own yet, so all that are due are paid here.
+pub fn worth_per_unit(
+    nominal: Option<Decimal>,
+    coupons: &[Coupon],
+    record_date_us: i64,
+) -> Result<Decimal, DecimalError> {
+    let due = coupons
+        .iter()
+        .filter(|coupon| coupon.pays_at_us <= record_date_us);
+    due.fold(Ok(nominal.unwrap_or(Decimal::ZERO)), |sum, coupon| {
+        sum?.checked_add(coupon.amount)
+    })
+}
+
+/// Kopecks for a number of units, rounded half up per holder.
+pub fn payment_minor(
+    units_minor: i64,
+    decimals: u8,
+    worth_per_unit: Decimal,
+) -> Result<i64, DecimalError> {
+    let units = Decimal::from_minor(units_minor, decimals).normalized();
+    let worth = worth_per_unit.normalized();
+    // exact product first: the scales add up to at most 36, the mantissa is checked
+    let mantissa = units
+        .mantissa()
+        .checked_mul(worth.mantissa())
+        .ok_or(DecimalError::Overflow)?;
+    let scale = units.scale() + worth.scale();
+    let kopecks = if scale <= CFA_RUB_DECIMALS {
+        mantissa
+            .checked_mul(10i128.pow(u32::from(CFA_RUB_DECIMALS - scale)))
+            .ok_or(DecimalError::Overflow)?
+    } else {
+        let divisor = 10i128.pow(u32::from(scale - CFA_RUB_DECIMALS));
+        let (quotient, rest) = (mantissa / divisor, mantissa % divisor);
+        quotient
+            + if rest.abs().saturating_mul(2) >= divisor {
+                rest.signum()
+            } else {
+                0
+            }
+    };
+    i64::try_from(kopecks).map_err(|_| DecimalError::Overflow)
+}
+
+/// What each holder of the snapshot gets, and the sum that the issuer must fund.
+pub fn redemption(
+    holders: &[Holder],
+    decimals: u8,
+    worth_per_unit: Decimal,
+) -> Result<(Vec<RedemptionLine>, i64), DecimalError> {
+    let mut total_minor = 0i64;
+    let mut lines = Vec::with_capacity(holders.len());
+    for holder in holders {
+        let payment = payment_minor(holder.units_minor, decimals, worth_per_unit)?;
+        total_minor = total_minor
+            .checked_add(payment)
+            .ok_or(DecimalError::Overflow)?;
+        lines.push(RedemptionLine {
+            user_id: holder.user_id.clone(),
+            address: holder.address.clone(),
+            units_minor: holder.units_minor,
+            payment_minor: payment,
+        });
+    }
+    Ok((lines, total_minor))
+}
+
+/// Share of the supply in percent, six digits behind the point.
+pub fn share_percent(units_minor: i64, supply_minor: i64) -> Decimal {
+    if supply_minor <= 0 {
+        return Decimal::ZERO;
+    }
+    let parts = i128::from(units_minor) * 100_000_000;
+    let rounded = (parts + i128::from(supply_minor) / 2) / i128::from(supply_minor);
+    Decimal::new(rounded, 6)
+        .and_then(|share| share.rescale_rounded(6, Rounding::HalfUp))
+        .unwrap_or(Decimal::ZERO)
+}
+
+/// The end of the Moscow day (UTC+3, no summer time) that `time_us` falls in: its last microsecond.
+pub fn end_of_day_us(time_us: i64) -> i64 {
+    const OFFSET: i64 = 3 * 3_600 * 1_000_000;
+    const DAY: i64 = 24 * 3_600 * 1_000_000;
+    (time_us + OFFSET).div_euclid(DAY) * DAY + DAY - OFFSET - 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn d(text: &str) -> Decimal {
+        text.parse().expect("number")
+    }
+
+    fn holder(user: &str, units_minor: i64) -> Holder {
+        Holder {
+            user_id: user.into(),
+            address: user.into(),
+            units_minor,
+            since_us: 0,
+            as_of_block: 1,
+            updated_at_us: 0,
+        }
+    }
+
+    // rows: R100
+    #[test]
+    fn r100_amounts_are_nominal_plus_due_coupons_and_sum_to_the_funding() {
+        let coupons = [
+            Coupon {
+                pays_at_us: 10,
+                amount: d("35.505"),
+            },
+            Coupon {
+                pays_at_us: 20,
+                amount: d("35.50"),
+            },
+            Coupon {
+                pays_at_us: 30,
+                amount: d("99"),
+            },
+        ];
+        let worth = worth_per_unit(Some(d("1000")), &coupons, 20).expect("worth");
+        assert_eq!(worth, d("1071.005"));
+        let holders = [holder("a", 1), holder("b", 3), holder("c", 10)];
+        let (lines, total) = redemption(&holders, 0, worth).expect("plan");
+        let amounts: Vec<_> = lines.iter().map(|line| line.payment_minor).collect();
+        assert_eq!(
+            amounts,
+            [107_101, 321_302, 1_071_005],
+            "half up, each holder by itself"
+        );
+        assert_eq!(total, amounts.iter().sum::<i64>());
+        let (fine, _) = redemption(&[holder("a", 5)], 3, worth).expect("plan");
+        assert_eq!(
+            fine[0].payment_minor, 536,
+            "0.005 units at 1071.005 are 5.355025 roubles"
+        );
+    }
+
+    #[test]
+    fn shares_and_days() {
+        assert_eq!(share_percent(1, 3).to_string(), "33.333333");
+        assert_eq!(share_percent(5, 0), Decimal::ZERO);
+        // 2026-11-21T20:59:59Z is 23:59:59 in Moscow, 21:00:00Z is the next day there
+        let at = 1_795_294_799_000_000;
+        assert_eq!(end_of_day_us(at), at + 999_999);
+        assert_eq!(
+            end_of_day_us(at + 1_000_000),
+            at + 999_999 + 24 * 3_600 * 1_000_000
+        );
+    }
+}

@@ -1,0 +1,235 @@
+//! Instruments.
+
+use events::Tx;
+use serde::{Deserialize, Serialize};
+use sqlx::Row;
+use sqlx::sqlite::SqliteRow;
+use types::Decimal;
+
+use super::{Repo, code, damaged, decimal, optional_decimal};
+use crate::error::Error;
+use crate::model::{Coupon, Instrument, InstrumentStatus, InstrumentType};
+
+#[derive(Serialize, Deserialize)]
+struct CouponRow {
+    pays_at_us: i64,
+    amount: String,
+}
+
+impl Repo {
+    pub async fn instrument(&self, instrument_id: &str) -> Result<Option<Instrument>, Error> {
+        let row = sqlx::query("SELECT * FROM instrument WHERE instrument_id = $1")
+            .bind(instrument_id)
+            .fetch_optional(self.db.read())
+            .await?;
+        row.as_ref().map(decode).transpose()
+    }
+
+    pub async fn instrument_by_key(
+        &self,
+        issuer_id: &str,
+        key: &str,
+    ) -> Result<Option<Instrument>, Error> {
+        let row =
+            sqlx::query("SELECT * FROM instrument WHERE issuer_id = $1 AND idempotency_key = $2")
+                .bind(issuer_id)
+                .bind(key)
+                .fetch_optional(self.db.read())
+                .await?;
+        row.as_ref().map(decode).transpose()
+    }
+
+    pub async fn instruments(
+        &self,
+        status: Option<i32>,
+        bound: (i64, &str),
+        limit: i64,
+    ) -> Result<Vec<Instrument>, Error> {
+        let rows = sqlx::query(
+            "SELECT * FROM instrument WHERE (registered_at_us, instrument_id) < ($1, $2) AND ($3 IS NULL OR status = $3)
+             ORDER BY registered_at_us DESC, instrument_id DESC LIMIT $4",
+        )
+        .bind(bound.0)
+        .bind(bound.1)
+        .bind(status)
+        .bind(limit)
+        .fetch_all(self.db.read())
+        .await?;
+        rows.iter().map(decode).collect()
+    }
+
+    /// Instruments whose contract is ordered but not known to stand.
+    pub async fn draft_instruments(&self) -> Result<Vec<Instrument>, Error> {
+        let rows =
+            sqlx::query("SELECT * FROM instrument WHERE status = 1 ORDER BY registered_at_us")
+                .fetch_all(self.db.read())
+                .await?;
+        rows.iter().map(decode).collect()
+    }
+
+    /// Instruments past their maturity that trade or could.
+    pub async fn due_instruments(&self, now_us: i64) -> Result<Vec<Instrument>, Error> {
+        let rows = sqlx::query("SELECT * FROM instrument WHERE status IN (2, 3) AND matures_at_us <= $1 ORDER BY matures_at_us")
+            .bind(now_us)
+            .fetch_all(self.db.read())
+            .await?;
+        rows.iter().map(decode).collect()
+    }
+
+    /// False when the id is taken.
+    pub async fn insert_instrument_in_tx(
+        &self,
+        tx: &mut Tx,
+        instrument: &Instrument,
+    ) -> Result<bool, Error> {
+        let done = sqlx::query(
+            "INSERT INTO instrument (instrument_id, name, kind, decimals, issuer_id, contract_address, currency_code, status, issue_limit_minor,
+                issued_minor, nominal, coupons, issued_at_us, matures_at_us, tick_size, lot_size, price_band_low, price_band_high, document_hash,
+                document_uri, idempotency_key, registered_at_us, updated_at_us)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)
+             ON CONFLICT (instrument_id) DO NOTHING",
+        )
+        .bind(&instrument.instrument_id)
+        .bind(&instrument.name)
+        .bind(instrument.kind.code())
+        .bind(i64::from(instrument.decimals))
+        .bind(&instrument.issuer_id)
+        .bind(&instrument.contract_address)
+        .bind(&instrument.currency_code)
+        .bind(instrument.status.code())
+        .bind(instrument.issue_limit_minor)
+        .bind(instrument.issued_minor)
+        .bind(instrument.nominal.map(|number| number.to_string()))
+        .bind(coupons_text(&instrument.coupons)?)
+        .bind(instrument.issued_at_us)
+        .bind(instrument.matures_at_us)
+        .bind(instrument.tick_size.to_string())
+        .bind(instrument.lot_size.to_string())
+        .bind(instrument.price_band_low.map(|number| number.to_string()))
+        .bind(instrument.price_band_high.map(|number| number.to_string()))
+        .bind(&instrument.document_hash)
+        .bind(&instrument.document_uri)
+        .bind(&instrument.idempotency_key)
+        .bind(instrument.registered_at_us)
+        .bind(instrument.updated_at_us)
+        .execute(&mut **tx)
+        .await?;
+        Ok(done.rows_affected() == 1)
+    }
+
+    /// Writes what may change, except how much is issued.
+    pub async fn save_instrument_in_tx(
+        &self,
+        tx: &mut Tx,
+        instrument: &Instrument,
+    ) -> Result<(), Error> {
+        sqlx::query(
+            "UPDATE instrument SET name = $2, contract_address = $3, status = $4, issue_limit_minor = $5, matures_at_us = $6, price_band_low = $7,
+                price_band_high = $8, document_hash = $9, document_uri = $10, updated_at_us = $11
+             WHERE instrument_id = $1",
+        )
+        .bind(&instrument.instrument_id)
+        .bind(&instrument.name)
+        .bind(&instrument.contract_address)
+        .bind(instrument.status.code())
+        .bind(instrument.issue_limit_minor)
+        .bind(instrument.matures_at_us)
+        .bind(instrument.price_band_low.map(|number| number.to_string()))
+        .bind(instrument.price_band_high.map(|number| number.to_string()))
+        .bind(&instrument.document_hash)
+        .bind(&instrument.document_uri)
+        .bind(instrument.updated_at_us)
+        .execute(&mut **tx)
+        .await?;
+        Ok(())
+    }
+
+    /// Takes units out of the issue's limit; false when they do not fit (R027: also under concurrency, the writer is one).
+    pub async fn reserve_issue_in_tx(
+        &self,
+        tx: &mut Tx,
+        instrument_id: &str,
+        units_minor: i64,
+    ) -> Result<bool, Error> {
+        let done = sqlx::query(
+            "UPDATE instrument SET issued_minor = issued_minor + $2
+             WHERE instrument_id = $1 AND (issue_limit_minor IS NULL OR issued_minor + $2 <= issue_limit_minor)",
+        )
+        .bind(instrument_id)
+        .bind(units_minor)
+        .execute(&mut **tx)
+        .await?;
+        Ok(done.rows_affected() == 1)
+    }
+
+    /// Gives units of an issue that did not happen back to the limit.
+    pub async fn unreserve_issue_in_tx(
+        &self,
+        tx: &mut Tx,
+        instrument_id: &str,
+        units_minor: i64,
+    ) -> Result<(), Error> {
+        sqlx::query(
+            "UPDATE instrument SET issued_minor = issued_minor - $2 WHERE instrument_id = $1",
+        )
+        .bind(instrument_id)
+        .bind(units_minor)
+        .execute(&mut **tx)
+        .await?;
+        Ok(())
+    }
+}
+
+fn coupons_text(coupons: &[Coupon]) -> Result<String, Error> {
+    let rows: Vec<_> = coupons
+        .iter()
+        .map(|coupon| CouponRow {
+            pays_at_us: coupon.pays_at_us,
+            amount: coupon.amount.to_string(),
+        })
+        .collect();
+    serde_json::to_string(&rows).map_err(|error| Error::Damaged(error.to_string()))
+}
+
+fn decode(row: &SqliteRow) -> Result<Instrument, Error> {
+    let coupons: Vec<CouponRow> = serde_json::from_str(&row.try_get::<String, _>("coupons")?)
+        .map_err(|_| damaged("coupons"))?;
+    let coupons = coupons
+        .into_iter()
+        .map(|coupon| {
+            Ok(Coupon {
+                pays_at_us: coupon.pays_at_us,
+                amount: coupon
+                    .amount
+                    .parse::<Decimal>()
+                    .map_err(|_| damaged("coupons"))?,
+            })
+        })
+        .collect::<Result<_, Error>>()?;
+    Ok(Instrument {
+        instrument_id: row.try_get("instrument_id")?,
+        name: row.try_get("name")?,
+        kind: code(row, "kind", InstrumentType::from_code)?,
+        decimals: u8::try_from(row.try_get::<i64, _>("decimals")?)
+            .map_err(|_| damaged("decimals"))?,
+        issuer_id: row.try_get("issuer_id")?,
+        contract_address: row.try_get("contract_address")?,
+        currency_code: row.try_get("currency_code")?,
+        status: code(row, "status", InstrumentStatus::from_code)?,
+        issue_limit_minor: row.try_get("issue_limit_minor")?,
+        issued_minor: row.try_get("issued_minor")?,
+        nominal: optional_decimal(row, "nominal")?,
+        coupons,
+        issued_at_us: row.try_get("issued_at_us")?,
+        matures_at_us: row.try_get("matures_at_us")?,
+        tick_size: decimal(row, "tick_size")?,
+        lot_size: decimal(row, "lot_size")?,
+        price_band_low: optional_decimal(row, "price_band_low")?,
+        price_band_high: optional_decimal(row, "price_band_high")?,
+        document_hash: row.try_get("document_hash")?,
+        document_uri: row.try_get("document_uri")?,
+        idempotency_key: row.try_get("idempotency_key")?,
+        registered_at_us: row.try_get("registered_at_us")?,
+        updated_at_us: row.try_get("updated_at_us")?,
+    })
+}

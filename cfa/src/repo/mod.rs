@@ -1,0 +1,96 @@
+//! SQLite under the service. The only files with SQL; everything else speaks of rows as `model` has them.
+//!
+//! Reads go through the pool of readers. Writes take a transaction of the caller (`*_in_tx`), so that a state, the events that tell of it
+//! and the inbox row of what caused it stand or fall together.
+
+mod batches;
+mod instruments;
+mod operations;
+mod redemptions;
+mod registry;
+mod users;
+
+use std::path::Path;
+
+use events::sqlite::Sqlite;
+use events::{Event, Tx};
+use sqlx::Row;
+use sqlx::sqlite::SqliteRow;
+use types::Decimal;
+
+use crate::error::Error;
+
+pub use operations::{Inserted, OperationFilter};
+pub use registry::HolderMove;
+
+static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/sqlite");
+
+#[derive(Clone)]
+pub struct Repo {
+    db: Sqlite,
+}
+
+impl Repo {
+    pub async fn open(path: &Path) -> Result<Self, Error> {
+        Ok(Self {
+            db: Sqlite::open(path, &MIGRATOR).await?,
+        })
+    }
+
+    pub fn db(&self) -> Sqlite {
+        self.db.clone()
+    }
+
+    pub async fn begin(&self) -> Result<Tx, Error> {
+        Ok(self.db.write().await?)
+    }
+
+    pub async fn publish_in_tx(&self, tx: &mut Tx, events: &[Event]) -> Result<(), Error> {
+        Ok(events::outbox::append_in_tx(tx, events).await?)
+    }
+
+    pub async fn setting(&self, name: &str) -> Result<Option<String>, Error> {
+        Ok(
+            sqlx::query_scalar("SELECT value FROM setting WHERE name = $1")
+                .bind(name)
+                .fetch_optional(self.db.read())
+                .await?,
+        )
+    }
+
+    pub async fn set_setting(&self, name: &str, value: &str) -> Result<(), Error> {
+        let mut tx = self.begin().await?;
+        sqlx::query("INSERT INTO setting (name, value) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value")
+            .bind(name)
+            .bind(value)
+            .execute(&mut *tx)
+            .await?;
+        Ok(tx.commit().await?)
+    }
+}
+
+fn damaged(column: &str) -> Error {
+    Error::Damaged(column.to_owned())
+}
+
+fn decimal(row: &SqliteRow, column: &str) -> Result<Decimal, Error> {
+    row.try_get::<String, _>(column)?
+        .parse()
+        .map_err(|_| damaged(column))
+}
+
+fn optional_decimal(row: &SqliteRow, column: &str) -> Result<Option<Decimal>, Error> {
+    let text: Option<String> = row.try_get(column)?;
+    text.map(|text| text.parse().map_err(|_| damaged(column)))
+        .transpose()
+}
+
+fn code<T>(row: &SqliteRow, column: &str, read: impl Fn(i32) -> Option<T>) -> Result<T, Error> {
+    read(row.try_get::<i32, _>(column)?).ok_or_else(|| damaged(column))
+}
+
+fn optional_u64(row: &SqliteRow, column: &str) -> Result<Option<u64>, Error> {
+    Ok(row
+        .try_get::<Option<i64>, _>(column)?
+        .map(|value| value as u64))
+}

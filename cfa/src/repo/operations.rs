@@ -1,0 +1,428 @@
+//! Operations and suspended deposits.
+
+use events::Tx;
+use sqlx::sqlite::SqliteRow;
+use sqlx::{QueryBuilder, Row};
+
+use super::{Repo, code, damaged, decimal, optional_u64};
+use crate::error::Error;
+use crate::model::{Flow, Kind, Operation, Rejection, Status, SuspendedDeposit};
+use crate::saga::{Chain, Facts, Payout};
+
+/// What became of an insert.
+#[derive(Debug)]
+pub enum Inserted {
+    Done,
+    /// The scope or the external reference is taken; this operation has it.
+    Exists(Box<Operation>),
+}
+
+#[derive(Debug, Default, Clone)]
+pub struct OperationFilter {
+    /// Empty: everybody's.
+    pub user_id: String,
+    pub kind: Option<i32>,
+    pub status: Option<i32>,
+    pub external_ref: String,
+}
+
+const COLUMNS: &str = "operation_id, flow, status, status_before_block, user_id, hold_id, amount, units_minor, currency_code, idempotency_key, \
+     external_ref, tx_hash, rejection, rejection_message, finalized_at_us, instrument_id, from_user_id, to_user_id, trade_id, bookbuilding_id, \
+     payment_minor, fee_minor, created_at_us, updated_at_us, block_number, attempts, correlation_id, fact_gated, fact_chain, fact_payout, \
+     fact_settled, fact_minted_back, fact_undone, fact_blocked";
+
+fn select(condition: &str) -> QueryBuilder<sqlx::Sqlite> {
+    QueryBuilder::new(format!("SELECT {COLUMNS} FROM operation WHERE {condition}"))
+}
+
+impl Repo {
+    pub async fn operation(&self, operation_id: &str) -> Result<Option<Operation>, Error> {
+        let row = select("operation_id = ")
+            .push_bind(operation_id)
+            .build()
+            .fetch_optional(self.db.read())
+            .await?;
+        row.as_ref().map(decode).transpose()
+    }
+
+    pub async fn operation_by_key(
+        &self,
+        flow: Flow,
+        user_id: &str,
+        key: &str,
+    ) -> Result<Option<Operation>, Error> {
+        let mut query = select("flow = ");
+        query
+            .push_bind(flow.code())
+            .push(" AND user_id = ")
+            .push_bind(user_id)
+            .push(" AND idempotency_key = ")
+            .push_bind(key);
+        let row = query.build().fetch_optional(self.db.read()).await?;
+        row.as_ref().map(decode).transpose()
+    }
+
+    /// The operation that a payment, payout or trade acted through; a rejected one did not act.
+    pub async fn operation_by_reference(
+        &self,
+        kind: Kind,
+        external_ref: &str,
+    ) -> Result<Option<Operation>, Error> {
+        let mut query = select("kind = ");
+        query
+            .push_bind(kind.code())
+            .push(" AND external_ref = ")
+            .push_bind(external_ref)
+            .push(" AND status NOT IN (8, 12)");
+        let row = query.build().fetch_optional(self.db.read()).await?;
+        row.as_ref().map(decode).transpose()
+    }
+
+    pub async fn operations_by_tx(&self, tx_hash: &str) -> Result<Vec<Operation>, Error> {
+        let rows = select("tx_hash = ")
+            .push_bind(tx_hash)
+            .build()
+            .fetch_all(self.db.read())
+            .await?;
+        rows.iter().map(decode).collect()
+    }
+
+    pub async fn operations_of_batch(&self, batch_id: &str) -> Result<Vec<Operation>, Error> {
+        let rows = select("batch_id = ")
+            .push_bind(batch_id)
+            .build()
+            .fetch_all(self.db.read())
+            .await?;
+        rows.iter().map(decode).collect()
+    }
+
+    /// Holders' operations of a redemption that are not at their end, by address.
+    pub async fn open_maturity_operations(
+        &self,
+        redemption_id: &str,
+    ) -> Result<Vec<Operation>, Error> {
+        let mut query = select("flow = 7 AND status IN (1, 5, 6) AND correlation_id = ");
+        query
+            .push_bind(redemption_id)
+            .push(" ORDER BY external_ref");
+        let rows = query.build().fetch_all(self.db.read()).await?;
+        rows.iter().map(decode).collect()
+    }
+
+    /// Operations that are not at their end and were not touched since `before_us`, oldest first.
+    pub async fn open_operations(
+        &self,
+        before_us: i64,
+        limit: i64,
+    ) -> Result<Vec<Operation>, Error> {
+        let mut query = select("status NOT IN (7, 8, 9, 12) AND updated_at_us < ");
+        query
+            .push_bind(before_us)
+            .push(" ORDER BY updated_at_us LIMIT ")
+            .push_bind(limit);
+        let rows = query.build().fetch_all(self.db.read()).await?;
+        rows.iter().map(decode).collect()
+    }
+
+    /// Newest first, strictly after the bound (D04).
+    pub async fn list_operations(
+        &self,
+        filter: &OperationFilter,
+        bound: (i64, &str),
+        limit: i64,
+    ) -> Result<Vec<Operation>, Error> {
+        let mut query = select("(created_at_us, operation_id) < (");
+        query
+            .push_bind(bound.0)
+            .push(", ")
+            .push_bind(bound.1.to_owned())
+            .push(")");
+        if !filter.user_id.is_empty() {
+            query
+                .push(" AND (user_id = ")
+                .push_bind(filter.user_id.clone());
+            query
+                .push(" OR from_user_id = ")
+                .push_bind(filter.user_id.clone());
+            query
+                .push(" OR to_user_id = ")
+                .push_bind(filter.user_id.clone())
+                .push(")");
+        }
+        if let Some(kind) = filter.kind {
+            query.push(" AND kind = ").push_bind(kind);
+        }
+        if let Some(status) = filter.status {
+            query.push(" AND status = ").push_bind(status);
+        }
+        if !filter.external_ref.is_empty() {
+            query
+                .push(" AND external_ref = ")
+                .push_bind(filter.external_ref.clone());
+        }
+        query
+            .push(" ORDER BY created_at_us DESC, operation_id DESC LIMIT ")
+            .push_bind(limit);
+        let rows = query.build().fetch_all(self.db.read()).await?;
+        rows.iter().map(decode).collect()
+    }
+
+    /// Inserts unless the idempotency scope or the external reference is taken.
+    pub async fn insert_operation_in_tx(
+        &self,
+        tx: &mut Tx,
+        operation: &Operation,
+    ) -> Result<Inserted, Error> {
+        let mut taken = select("(flow = ");
+        taken
+            .push_bind(operation.flow.code())
+            .push(" AND user_id = ")
+            .push_bind(&operation.user_id);
+        taken
+            .push(" AND idempotency_key = ")
+            .push_bind(&operation.idempotency_key)
+            .push(")");
+        if !operation.external_ref.is_empty() {
+            taken
+                .push(" OR (kind = ")
+                .push_bind(operation.flow.kind().code())
+                .push(" AND external_ref = ")
+                .push_bind(&operation.external_ref);
+            taken.push(" AND status NOT IN (8, 12))");
+        }
+        if let Some(row) = taken.build().fetch_optional(&mut **tx).await? {
+            return Ok(Inserted::Exists(Box::new(decode(&row)?)));
+        }
+        let mut query = QueryBuilder::<sqlx::Sqlite>::new(format!(
+            "INSERT INTO operation (kind, {COLUMNS}) VALUES ("
+        ));
+        let mut values = query.separated(", ");
+        values.push_bind(operation.flow.kind().code());
+        values.push_bind(&operation.operation_id);
+        values.push_bind(operation.flow.code());
+        values.push_bind(operation.status.code());
+        values.push_bind(operation.status_before_block.map(Status::code));
+        values.push_bind(&operation.user_id);
+        values.push_bind(&operation.hold_id);
+        values.push_bind(operation.amount.to_string());
+        values.push_bind(operation.units_minor);
+        values.push_bind(&operation.currency_code);
+        values.push_bind(&operation.idempotency_key);
+        values.push_bind(&operation.external_ref);
+        values.push_bind(&operation.tx_hash);
+        values.push_bind(
+            operation
+                .rejection
+                .as_ref()
+                .map(|(reason, _)| reason.code()),
+        );
+        values.push_bind(operation.rejection.as_ref().map(|(_, message)| message));
+        values.push_bind(operation.finalized_at_us);
+        values.push_bind(&operation.instrument_id);
+        values.push_bind(&operation.from_user_id);
+        values.push_bind(&operation.to_user_id);
+        values.push_bind(&operation.trade_id);
+        values.push_bind(&operation.bookbuilding_id);
+        values.push_bind(operation.payment_minor);
+        values.push_bind(operation.fee_minor);
+        values.push_bind(operation.created_at_us);
+        values.push_bind(operation.updated_at_us);
+        values.push_bind(operation.block_number.map(|number| number as i64));
+        values.push_bind(i64::from(operation.attempts));
+        values.push_bind(&operation.correlation_id);
+        values.push_bind(operation.facts.gated);
+        values.push_bind(operation.facts.chain as i64);
+        values.push_bind(operation.facts.payout as i64);
+        values.push_bind(operation.facts.settled);
+        values.push_bind(operation.facts.minted_back);
+        values.push_bind(operation.facts.undone);
+        values.push_bind(operation.facts.blocked);
+        values.push_unseparated(")");
+        query.build().execute(&mut **tx).await?;
+        Ok(Inserted::Done)
+    }
+
+    /// Writes everything that may change in the life of an operation.
+    pub async fn save_operation_in_tx(
+        &self,
+        tx: &mut Tx,
+        operation: &Operation,
+    ) -> Result<(), Error> {
+        let facts = &operation.facts;
+        let done = sqlx::query(
+            "UPDATE operation SET status = $2, status_before_block = $3, hold_id = $4, tx_hash = $5, rejection = $6, rejection_message = $7,
+                finalized_at_us = $8, updated_at_us = $9, block_number = $10, attempts = $11, fact_gated = $12, fact_chain = $13, fact_payout = $14,
+                fact_settled = $15, fact_minted_back = $16, fact_undone = $17, fact_blocked = $18
+             WHERE operation_id = $1",
+        )
+        .bind(&operation.operation_id)
+        .bind(operation.status.code())
+        .bind(operation.status_before_block.map(Status::code))
+        .bind(&operation.hold_id)
+        .bind(&operation.tx_hash)
+        .bind(operation.rejection.as_ref().map(|(reason, _)| reason.code()))
+        .bind(operation.rejection.as_ref().map(|(_, message)| message))
+        .bind(operation.finalized_at_us)
+        .bind(operation.updated_at_us)
+        .bind(operation.block_number.map(|number| number as i64))
+        .bind(i64::from(operation.attempts))
+        .bind(facts.gated)
+        .bind(facts.chain as i64)
+        .bind(facts.payout as i64)
+        .bind(facts.settled)
+        .bind(facts.minted_back)
+        .bind(facts.undone)
+        .bind(facts.blocked)
+        .execute(&mut **tx)
+        .await?;
+        assert_eq!(
+            done.rows_affected(),
+            1,
+            "an operation is never deleted once it acted"
+        );
+        Ok(())
+    }
+
+    pub async fn save_operation(&self, operation: &Operation) -> Result<(), Error> {
+        let mut tx = self.begin().await?;
+        self.save_operation_in_tx(&mut tx, operation).await?;
+        Ok(tx.commit().await?)
+    }
+
+    /// Takes back an intention that was refused before it did anything.
+    pub async fn delete_created_operation(&self, operation_id: &str) -> Result<(), Error> {
+        let mut tx = self.begin().await?;
+        sqlx::query(
+            "DELETE FROM operation WHERE operation_id = $1 AND status = 1 AND fact_gated = 0",
+        )
+        .bind(operation_id)
+        .execute(&mut *tx)
+        .await?;
+        Ok(tx.commit().await?)
+    }
+
+    // ---- suspended deposits (T24)
+
+    pub async fn suspend_deposit_in_tx(
+        &self,
+        tx: &mut Tx,
+        deposit: &SuspendedDeposit,
+    ) -> Result<(), Error> {
+        sqlx::query(
+            "INSERT INTO suspended_deposit (payment_id, user_id, amount_minor, operation_id, reason, created_at_us, resolved)
+             VALUES ($1, $2, $3, $4, $5, $6, 0) ON CONFLICT (payment_id) DO NOTHING",
+        )
+        .bind(&deposit.payment_id)
+        .bind(&deposit.user_id)
+        .bind(deposit.amount_minor)
+        .bind(&deposit.operation_id)
+        .bind(&deposit.reason)
+        .bind(deposit.created_at_us)
+        .execute(&mut **tx)
+        .await?;
+        Ok(())
+    }
+
+    pub async fn resolve_deposit_in_tx(&self, tx: &mut Tx, payment_id: &str) -> Result<(), Error> {
+        sqlx::query("UPDATE suspended_deposit SET resolved = 1 WHERE payment_id = $1")
+            .bind(payment_id)
+            .execute(&mut **tx)
+            .await?;
+        Ok(())
+    }
+
+    pub async fn suspended_deposit(
+        &self,
+        payment_id: &str,
+    ) -> Result<Option<SuspendedDeposit>, Error> {
+        let row = sqlx::query("SELECT * FROM suspended_deposit WHERE payment_id = $1")
+            .bind(payment_id)
+            .fetch_optional(self.db.read())
+            .await?;
+        Ok(row.as_ref().map(decode_deposit))
+    }
+
+    pub async fn list_suspended(
+        &self,
+        include_resolved: bool,
+        bound: (i64, &str),
+        limit: i64,
+    ) -> Result<Vec<SuspendedDeposit>, Error> {
+        let rows = sqlx::query(
+            "SELECT * FROM suspended_deposit WHERE (created_at_us, payment_id) < ($1, $2) AND (resolved = 0 OR $3)
+             ORDER BY created_at_us DESC, payment_id DESC LIMIT $4",
+        )
+        .bind(bound.0)
+        .bind(bound.1)
+        .bind(include_resolved)
+        .bind(limit)
+        .fetch_all(self.db.read())
+        .await?;
+        Ok(rows.iter().map(decode_deposit).collect())
+    }
+}
+
+fn decode_deposit(row: &SqliteRow) -> SuspendedDeposit {
+    SuspendedDeposit {
+        payment_id: row.get("payment_id"),
+        user_id: row.get("user_id"),
+        amount_minor: row.get("amount_minor"),
+        operation_id: row.get("operation_id"),
+        reason: row.get("reason"),
+        created_at_us: row.get("created_at_us"),
+        resolved: row.get("resolved"),
+    }
+}
+
+fn decode(row: &SqliteRow) -> Result<Operation, Error> {
+    let rejection = match row.try_get::<Option<i32>, _>("rejection")? {
+        Some(reason) => Some((
+            Rejection::from_code(reason).ok_or_else(|| damaged("rejection"))?,
+            row.try_get::<Option<String>, _>("rejection_message")?
+                .unwrap_or_default(),
+        )),
+        None => None,
+    };
+    let before_block = row.try_get::<Option<i32>, _>("status_before_block")?;
+    Ok(Operation {
+        operation_id: row.try_get("operation_id")?,
+        flow: code(row, "flow", Flow::from_code)?,
+        status: code(row, "status", Status::from_code)?,
+        status_before_block: before_block
+            .map(|status| Status::from_code(status).ok_or_else(|| damaged("status_before_block")))
+            .transpose()?,
+        user_id: row.try_get("user_id")?,
+        hold_id: row.try_get("hold_id")?,
+        amount: decimal(row, "amount")?,
+        units_minor: row.try_get("units_minor")?,
+        currency_code: row.try_get("currency_code")?,
+        idempotency_key: row.try_get("idempotency_key")?,
+        external_ref: row.try_get("external_ref")?,
+        tx_hash: row.try_get("tx_hash")?,
+        rejection,
+        finalized_at_us: row.try_get("finalized_at_us")?,
+        instrument_id: row.try_get("instrument_id")?,
+        from_user_id: row.try_get("from_user_id")?,
+        to_user_id: row.try_get("to_user_id")?,
+        trade_id: row.try_get("trade_id")?,
+        bookbuilding_id: row.try_get("bookbuilding_id")?,
+        payment_minor: row.try_get("payment_minor")?,
+        fee_minor: row.try_get("fee_minor")?,
+        created_at_us: row.try_get("created_at_us")?,
+        updated_at_us: row.try_get("updated_at_us")?,
+        block_number: optional_u64(row, "block_number")?,
+        attempts: row.try_get::<i64, _>("attempts")? as u32,
+        correlation_id: row.try_get("correlation_id")?,
+        facts: Facts {
+            gated: row.try_get("fact_gated")?,
+            chain: Chain::from_code(row.try_get("fact_chain")?)
+                .ok_or_else(|| damaged("fact_chain"))?,
+            payout: Payout::from_code(row.try_get("fact_payout")?)
+                .ok_or_else(|| damaged("fact_payout"))?,
+            settled: row.try_get("fact_settled")?,
+            minted_back: row.try_get("fact_minted_back")?,
+            undone: row.try_get("fact_undone")?,
+            blocked: row.try_get("fact_blocked")?,
+        },
+    })
+}

@@ -1,0 +1,130 @@
+//! Redemptions of whole issues.
+
+use events::Tx;
+use sqlx::Row;
+use sqlx::sqlite::SqliteRow;
+
+use super::{Repo, code};
+use crate::error::Error;
+use crate::model::{IssueRedemption, RedemptionLine, RedemptionReason, RedemptionStatus};
+
+impl Repo {
+    pub async fn redemption(&self, redemption_id: &str) -> Result<Option<IssueRedemption>, Error> {
+        let row = sqlx::query("SELECT * FROM issue_redemption WHERE redemption_id = $1")
+            .bind(redemption_id)
+            .fetch_optional(self.db.read())
+            .await?;
+        self.with_lines(row).await
+    }
+
+    pub async fn redemption_of(
+        &self,
+        instrument_id: &str,
+    ) -> Result<Option<IssueRedemption>, Error> {
+        let row = sqlx::query("SELECT * FROM issue_redemption WHERE instrument_id = $1")
+            .bind(instrument_id)
+            .fetch_optional(self.db.read())
+            .await?;
+        self.with_lines(row).await
+    }
+
+    pub async fn open_redemption_ids(&self) -> Result<Vec<String>, Error> {
+        let rows = sqlx::query_scalar(
+            "SELECT redemption_id FROM issue_redemption WHERE status NOT IN (5, 6) ORDER BY created_at_us",
+        );
+        Ok(rows.fetch_all(self.db.read()).await?)
+    }
+
+    async fn with_lines(&self, row: Option<SqliteRow>) -> Result<Option<IssueRedemption>, Error> {
+        let Some(row) = row else { return Ok(None) };
+        let mut redemption = decode(&row)?;
+        let rows =
+            sqlx::query("SELECT * FROM redemption_line WHERE redemption_id = $1 ORDER BY position")
+                .bind(&redemption.redemption_id)
+                .fetch_all(self.db.read())
+                .await?;
+        redemption.lines = rows
+            .iter()
+            .map(|row| RedemptionLine {
+                user_id: row.get("user_id"),
+                address: row.get("address"),
+                units_minor: row.get("units_minor"),
+                payment_minor: row.get("payment_minor"),
+            })
+            .collect();
+        Ok(Some(redemption))
+    }
+
+    /// False when the issue has a redemption already.
+    pub async fn insert_redemption_in_tx(
+        &self,
+        tx: &mut Tx,
+        redemption: &IssueRedemption,
+    ) -> Result<bool, Error> {
+        let done = sqlx::query(
+            "INSERT INTO issue_redemption (redemption_id, instrument_id, reason, status, record_date_us, total_minor, parts_done, tx_hash,
+                idempotency_key, created_at_us, finalized_at_us)
+             VALUES ($1, $2, $3, $4, $5, $6, 0, NULL, $7, $8, NULL) ON CONFLICT DO NOTHING",
+        )
+        .bind(&redemption.redemption_id)
+        .bind(&redemption.instrument_id)
+        .bind(redemption.reason.code())
+        .bind(redemption.status.code())
+        .bind(redemption.record_date_us)
+        .bind(redemption.total_minor)
+        .bind(&redemption.idempotency_key)
+        .bind(redemption.created_at_us)
+        .execute(&mut **tx)
+        .await?;
+        if done.rows_affected() == 0 {
+            return Ok(false);
+        }
+        for (position, line) in redemption.lines.iter().enumerate() {
+            sqlx::query(
+                "INSERT INTO redemption_line (redemption_id, position, user_id, address, units_minor, payment_minor) VALUES ($1, $2, $3, $4, $5, $6)",
+            )
+            .bind(&redemption.redemption_id)
+            .bind(position as i64)
+            .bind(&line.user_id)
+            .bind(&line.address)
+            .bind(line.units_minor)
+            .bind(line.payment_minor)
+            .execute(&mut **tx)
+            .await?;
+        }
+        Ok(true)
+    }
+
+    pub async fn save_redemption_in_tx(
+        &self,
+        tx: &mut Tx,
+        redemption: &IssueRedemption,
+    ) -> Result<(), Error> {
+        sqlx::query("UPDATE issue_redemption SET status = $2, parts_done = $3, tx_hash = $4, finalized_at_us = $5 WHERE redemption_id = $1")
+            .bind(&redemption.redemption_id)
+            .bind(redemption.status.code())
+            .bind(redemption.parts_done as i64)
+            .bind(&redemption.tx_hash)
+            .bind(redemption.finalized_at_us)
+            .execute(&mut **tx)
+            .await?;
+        Ok(())
+    }
+}
+
+fn decode(row: &SqliteRow) -> Result<IssueRedemption, Error> {
+    Ok(IssueRedemption {
+        redemption_id: row.try_get("redemption_id")?,
+        instrument_id: row.try_get("instrument_id")?,
+        reason: code(row, "reason", RedemptionReason::from_code)?,
+        status: code(row, "status", RedemptionStatus::from_code)?,
+        record_date_us: row.try_get("record_date_us")?,
+        total_minor: row.try_get("total_minor")?,
+        lines: Vec::new(),
+        parts_done: row.try_get::<i64, _>("parts_done")? as u64,
+        tx_hash: row.try_get("tx_hash")?,
+        idempotency_key: row.try_get("idempotency_key")?,
+        created_at_us: row.try_get("created_at_us")?,
+        finalized_at_us: row.try_get("finalized_at_us")?,
+    })
+}

@@ -1,0 +1,283 @@
+//! What an operation does next, as a pure function of what is known about it. No clock, no I/O: the shell performs the step, stores the
+//! fact it brought, and asks again. Every step may be performed twice (ids are derived from the operation), so a crash anywhere is a
+//! restart of `next`.
+//!
+//! Order of the legs: the ledger is the gate (money is reserved or posted as unsettled there), then the chain, then the ledger's finality.
+//! A chain leg that reverts undoes the gate. Redemption of CFA-RUB adds the payout: recorded at once, released to the bank only when the
+//! burn is final (T06), undone by a mint-back only after a final burn (T07, T09).
+
+use crate::model::Flow;
+
+/// The chain leg.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Chain {
+    #[default]
+    Unsent = 0,
+    Sent = 1,
+    Succeeded = 2,
+    Reverted = 3,
+    /// The node will never take it.
+    Refused = 4,
+}
+
+/// The payout of a redemption.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Payout {
+    #[default]
+    None = 0,
+    /// Recorded at the gateway, not at the bank.
+    Started = 1,
+    /// The bank may pay.
+    Released = 2,
+    Succeeded = 3,
+    Failed = 4,
+    Cancelled = 5,
+}
+
+/// Everything `next` looks at; stored with the operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Facts {
+    /// Hold taken, or ledger operation posted.
+    pub gated: bool,
+    pub chain: Chain,
+    pub payout: Payout,
+    /// Hold consumed, or ledger operation final.
+    pub settled: bool,
+    /// Burned tokens are back.
+    pub minted_back: bool,
+    /// Hold released, or ledger operation reversed.
+    pub undone: bool,
+    /// Compliance has stopped it.
+    pub blocked: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    Finalized,
+    /// The chain reverted the transaction.
+    Reverted,
+    /// The chain will never take the transaction.
+    Refused,
+    PayoutFailed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Take the hold, or post the ledger operation.
+    Gate,
+    SendChain,
+    StartPayout,
+    ReleasePayout,
+    CancelPayout,
+    /// Consume the hold, or finalize the ledger operation.
+    Settle,
+    MintBack,
+    /// Release the hold, or reverse the ledger operation.
+    Undo,
+    /// News must come first: a receipt, the bank, compliance.
+    Wait,
+    End(End),
+}
+
+/// Does this flow go through the ledger before the chain? The others leave the ledger to an event or to settlement.
+fn is_gated(flow: Flow) -> bool {
+    matches!(
+        flow,
+        Flow::RedeemRub | Flow::IssueInvestment | Flow::RedeemInvestment
+    )
+}
+
+pub fn next(flow: Flow, plain_transfer: bool, facts: &Facts) -> Step {
+    let gated = is_gated(flow) || (flow == Flow::Transfer && plain_transfer);
+    if gated && !facts.gated {
+        return Step::Gate;
+    }
+    if facts.blocked {
+        return Step::Wait;
+    }
+    match facts.chain {
+        Chain::Unsent => Step::SendChain,
+        Chain::Sent if flow == Flow::RedeemRub && facts.payout == Payout::None => Step::StartPayout,
+        Chain::Sent => Step::Wait,
+        Chain::Reverted | Chain::Refused => {
+            if matches!(facts.payout, Payout::Started | Payout::Released) {
+                return Step::CancelPayout;
+            }
+            if gated && !facts.undone {
+                return Step::Undo;
+            }
+            Step::End(if facts.chain == Chain::Reverted {
+                End::Reverted
+            } else {
+                End::Refused
+            })
+        }
+        Chain::Succeeded if flow == Flow::RedeemRub => after_burn(facts),
+        Chain::Succeeded if gated && !facts.settled => Step::Settle,
+        Chain::Succeeded => Step::End(End::Finalized),
+    }
+}
+
+fn after_burn(facts: &Facts) -> Step {
+    match facts.payout {
+        Payout::None => Step::StartPayout,
+        Payout::Started => Step::ReleasePayout,
+        Payout::Released => Step::Wait,
+        Payout::Succeeded if !facts.settled => Step::Settle,
+        Payout::Succeeded => Step::End(End::Finalized),
+        Payout::Failed | Payout::Cancelled if !facts.minted_back => Step::MintBack,
+        Payout::Failed | Payout::Cancelled if !facts.undone => Step::Undo,
+        Payout::Failed | Payout::Cancelled => Step::End(End::PayoutFailed),
+    }
+}
+
+macro_rules! stored {
+    ($name:ident { $($variant:ident),+ }) => {
+        impl $name {
+            pub fn from_code(code: i64) -> Option<Self> {
+                [$(Self::$variant),+].into_iter().find(|value| *value as i64 == code)
+            }
+        }
+    };
+}
+stored!(Chain {
+    Unsent,
+    Sent,
+    Succeeded,
+    Reverted,
+    Refused
+});
+stored!(Payout {
+    None,
+    Started,
+    Released,
+    Succeeded,
+    Failed,
+    Cancelled
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Performs steps on the facts alone; `burn` and `pay` are what the world answers. Returns the trail.
+    fn run(flow: Flow, plain: bool, burn: Chain, pay: Payout) -> (Vec<Step>, Facts) {
+        let mut facts = Facts::default();
+        let mut trail = Vec::new();
+        for _ in 0..20 {
+            let step = next(flow, plain, &facts);
+            trail.push(step);
+            match step {
+                Step::Gate => facts.gated = true,
+                Step::SendChain => {
+                    facts.chain = if burn == Chain::Refused {
+                        burn
+                    } else {
+                        Chain::Sent
+                    }
+                }
+                Step::StartPayout => facts.payout = Payout::Started,
+                Step::ReleasePayout => facts.payout = Payout::Released,
+                Step::CancelPayout => facts.payout = Payout::Cancelled,
+                Step::Settle => facts.settled = true,
+                Step::MintBack => facts.minted_back = true,
+                Step::Undo => facts.undone = true,
+                Step::Wait if facts.chain == Chain::Sent => facts.chain = burn,
+                Step::Wait => facts.payout = pay,
+                Step::End(_) => return (trail, facts),
+            }
+        }
+        panic!("no end: {trail:?}");
+    }
+
+    // rows: R074 R075 R076 R082 R084
+    #[test]
+    fn r076_redemption_pays_after_the_burn_is_final() {
+        let (trail, _) = run(Flow::RedeemRub, false, Chain::Succeeded, Payout::Succeeded);
+        use Step::{End as Ends, Gate, ReleasePayout, SendChain, Settle, StartPayout, Wait};
+        assert_eq!(
+            trail,
+            [
+                Gate,
+                SendChain,
+                StartPayout,
+                Wait,
+                ReleasePayout,
+                Wait,
+                Settle,
+                Ends(End::Finalized)
+            ]
+        );
+    }
+
+    // rows: R079 R080 R087 R088
+    #[test]
+    fn r080_failed_payout_mints_back_and_frees_the_hold() {
+        let (trail, facts) = run(Flow::RedeemRub, false, Chain::Succeeded, Payout::Failed);
+        assert_eq!(
+            trail[trail.len() - 3..],
+            [Step::MintBack, Step::Undo, Step::End(End::PayoutFailed)]
+        );
+        assert!(!facts.settled);
+    }
+
+    #[test]
+    fn t07_reverted_burn_cancels_the_payout_and_mints_nothing() {
+        let (trail, facts) = run(Flow::RedeemRub, false, Chain::Reverted, Payout::Succeeded);
+        assert_eq!(
+            trail[trail.len() - 3..],
+            [Step::CancelPayout, Step::Undo, Step::End(End::Reverted)]
+        );
+        assert!(!facts.minted_back && !facts.settled && !trail.contains(&Step::ReleasePayout));
+    }
+
+    // rows: R091
+    #[test]
+    fn r091_every_flow_ends_with_ledger_and_chain_agreeing() {
+        for flow in Flow::ALL
+            .iter()
+            .copied()
+            .filter(|flow| *flow != Flow::Maturity)
+        {
+            for plain in [false, true] {
+                for burn in [Chain::Succeeded, Chain::Reverted, Chain::Refused] {
+                    for pay in [Payout::Succeeded, Payout::Failed] {
+                        let (trail, facts) = run(flow, plain, burn, pay);
+                        let tokens_moved = facts.chain == Chain::Succeeded && !facts.minted_back;
+                        if facts.gated {
+                            assert_eq!(facts.settled, tokens_moved, "{flow:?} {trail:?}");
+                            assert_ne!(facts.settled, facts.undone, "{flow:?} {trail:?}");
+                        }
+                        assert_eq!(
+                            trail.last() == Some(&Step::End(End::Finalized)),
+                            tokens_moved
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn blocked_redemption_stands_still_before_the_bank() {
+        let facts = Facts {
+            gated: true,
+            chain: Chain::Succeeded,
+            payout: Payout::Started,
+            blocked: true,
+            ..Facts::default()
+        };
+        assert_eq!(next(Flow::RedeemRub, false, &facts), Step::Wait);
+        assert_eq!(
+            next(
+                Flow::RedeemRub,
+                false,
+                &Facts {
+                    blocked: false,
+                    ..facts
+                }
+            ),
+            Step::ReleasePayout
+        );
+    }
+}

@@ -1,0 +1,649 @@
+//! Performs the steps of an operation until it has to wait for news or is at its end.
+//!
+//! One worker at a time per operation. A step is performed first and its fact stored after; a crash between the two performs it again, which
+//! every step allows: ledger and payments calls carry keys derived from the operation, chain submissions carry its id.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::{Service, unsigned};
+use crate::api::peers::{LedgerKind, LedgerOperation, Posting};
+use crate::api::publish;
+use crate::chain::{Action, Address, ChainError, ReceiptStatus, Trade, TxHash};
+use crate::error::{Error, Refusal};
+use crate::model::{
+    CFA_RUB, CFA_RUB_DECIMALS, FEES, Flow, Instrument, Operation, PAYOUT_FAILED_MESSAGE,
+    REVERTED_MESSAGE, Rejection, Status, SuspendedDeposit,
+};
+use crate::saga::{self, Chain, End, Payout, Step};
+
+/// How long a mint-back is waited for before the next sweep looks again.
+const MINT_BACK_WAIT: Duration = Duration::from_secs(10);
+const REFUSED_MESSAGE: &str = "Blockchain refused the transaction";
+
+impl Service {
+    /// Goes on with the operation as far as it can and returns it. An error leaves it where it was; the sweep tries again.
+    pub async fn drive(&self, operation_id: &str) -> Result<Operation, Error> {
+        let _turn = self.turns.take(operation_id).await;
+        let operation = self
+            .repo
+            .operation(operation_id)
+            .await?
+            .ok_or(Refusal::OperationNotFound)?;
+        self.drive_held(operation).await
+    }
+
+    /// As `drive`; the caller has the turn.
+    async fn drive_held(&self, mut operation: Operation) -> Result<Operation, Error> {
+        // trades move with their batch, holders of a maturing issue with its redemption
+        while !operation.status.is_terminal()
+            && !matches!(operation.flow, Flow::Trade | Flow::Maturity)
+        {
+            let step = saga::next(
+                operation.flow,
+                operation.trade_id.is_empty(),
+                &operation.facts,
+            );
+            match step {
+                Step::Wait => break,
+                Step::Gate => self.gate(&mut operation).await?,
+                Step::SendChain => self.send_chain(&mut operation).await?,
+                Step::StartPayout => self.start_payout(&mut operation).await?,
+                Step::ReleasePayout => {
+                    self.peers
+                        .release_payout(&operation.correlation_id, &operation.external_ref)
+                        .await?;
+                    operation.facts.payout = Payout::Released;
+                    self.save(&mut operation).await?;
+                }
+                Step::CancelPayout => {
+                    self.peers
+                        .cancel_payout(
+                            &operation.correlation_id,
+                            &operation.external_ref,
+                            "BURN_REVERTED",
+                        )
+                        .await?;
+                    operation.facts.payout = Payout::Cancelled;
+                    self.save(&mut operation).await?;
+                }
+                Step::Settle => self.settle_gate(&mut operation).await?,
+                Step::MintBack => self.mint_back(&mut operation).await?,
+                Step::Undo => self.undo(&mut operation).await?,
+                Step::End(end) => self.end(&mut operation, end).await?,
+            }
+        }
+        Ok(operation)
+    }
+
+    /// As `drive`, but what cannot be done now is left to the sweep: the call answers with the operation as it stands.
+    pub(super) async fn drive_or_leave(&self, operation: Operation) -> Result<Operation, Error> {
+        match self.drive(&operation.operation_id).await {
+            Ok(operation) => Ok(operation),
+            Err(error)
+                if error.is_transient()
+                    || matches!(error, Error::Chain(ChainError::Refused(_))) =>
+            {
+                tracing::warn!(operation_id = operation.operation_id, %error, "operation goes on later");
+                Ok(self
+                    .repo
+                    .operation(&operation.operation_id)
+                    .await?
+                    .unwrap_or(operation))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn save(&self, operation: &mut Operation) -> Result<(), Error> {
+        operation.updated_at_us = self.now_us();
+        self.repo.save_operation(operation).await
+    }
+
+    /// Money leaves the reach of its owner before anything happens on chain. A refusal takes the intention back.
+    async fn gate(&self, operation: &mut Operation) -> Result<(), Error> {
+        let gated = if operation.flow == Flow::RedeemRub {
+            let hold_id = Uuid::new_v5(
+                &Uuid::NAMESPACE_OID,
+                format!("{}:hold", operation.operation_id).as_bytes(),
+            )
+            .to_string();
+            let reason = format!("Redemption payout {}", operation.external_ref);
+            let created = self
+                .peers
+                .create_hold(
+                    &operation.correlation_id,
+                    &hold_id,
+                    &operation.user_id,
+                    operation.units_minor,
+                    &reason,
+                )
+                .await;
+            operation.hold_id = Some(hold_id);
+            created
+        } else {
+            let posted = self.ledger_operation(operation).await?;
+            let instrument = self.known_instrument(&operation.instrument_id).await?;
+            let scales = [(instrument.instrument_id, instrument.decimals)];
+            self.peers
+                .post(&operation.correlation_id, &[posted], &scales)
+                .await
+        };
+        match gated {
+            Ok(()) => {}
+            Err(error) if error.is_transient() => return Err(error),
+            Err(error) => {
+                self.take_back(operation).await?;
+                return Err(if error.is_peer_reason("INSUFFICIENT_BALANCE") {
+                    Refusal::InsufficientBalance.into()
+                } else {
+                    error
+                });
+            }
+        }
+        operation.facts.gated = true;
+        operation.set_status(Status::Processing, self.now_us());
+        self.repo.save_operation(operation).await
+    }
+
+    async fn take_back(&self, operation: &Operation) -> Result<(), Error> {
+        if operation.flow == Flow::IssueInvestment {
+            let mut tx = self.repo.begin().await?;
+            self.repo
+                .unreserve_issue_in_tx(&mut tx, &operation.instrument_id, operation.units_minor)
+                .await?;
+            tx.commit().await?;
+        }
+        self.repo
+            .delete_created_operation(&operation.operation_id)
+            .await
+    }
+
+    /// The postings that mirror what the chain will do (T18).
+    async fn ledger_operation(&self, operation: &Operation) -> Result<LedgerOperation, Error> {
+        let instrument = self.known_instrument(&operation.instrument_id).await?;
+        let units = |debit: String, credit: String, unsettled| Posting {
+            debit,
+            credit,
+            instrument_id: instrument.instrument_id.clone(),
+            amount_minor: operation.units_minor,
+            decimals: instrument.decimals,
+            unsettled,
+        };
+        let money = |debit: String, credit: String, amount_minor| Posting {
+            debit,
+            credit,
+            instrument_id: CFA_RUB.into(),
+            amount_minor,
+            decimals: CFA_RUB_DECIMALS,
+            unsettled: true,
+        };
+        let of = |user_id: &str, instrument_id: &str| format!("{user_id}:{instrument_id}");
+        let reserve = format!("system:reserve:{}", instrument.instrument_id);
+        let mut postings = Vec::new();
+        match operation.flow {
+            Flow::IssueInvestment => {
+                if operation.payment_minor > 0 {
+                    let pass = format!("system:reserve:{CFA_RUB}");
+                    postings.push(Posting {
+                        unsettled: false,
+                        ..money(
+                            of(&operation.user_id, CFA_RUB),
+                            pass.clone(),
+                            operation.payment_minor,
+                        )
+                    });
+                    postings.push(money(
+                        pass,
+                        of(&instrument.issuer_id, CFA_RUB),
+                        operation.payment_minor,
+                    ));
+                }
+                postings.push(units(
+                    reserve,
+                    of(&operation.user_id, &instrument.instrument_id),
+                    true,
+                ));
+            }
+            Flow::RedeemInvestment => {
+                if operation.payment_minor > 0 {
+                    postings.push(money(
+                        of(&instrument.issuer_id, CFA_RUB),
+                        of(&operation.user_id, CFA_RUB),
+                        operation.payment_minor,
+                    ));
+                }
+                postings.push(units(
+                    of(&operation.user_id, &instrument.instrument_id),
+                    reserve,
+                    false,
+                ));
+            }
+            Flow::Transfer => {
+                let (from, to) = (&operation.from_user_id, &operation.to_user_id);
+                postings.push(units(
+                    of(from, &instrument.instrument_id),
+                    of(to, &instrument.instrument_id),
+                    true,
+                ));
+                if operation.payment_minor > 0 {
+                    postings.push(money(
+                        of(to, CFA_RUB),
+                        of(from, CFA_RUB),
+                        operation.payment_minor,
+                    ));
+                }
+                if operation.fee_minor > 0 {
+                    postings.push(money(
+                        of(to, CFA_RUB),
+                        format!("{FEES}:{CFA_RUB}"),
+                        operation.fee_minor,
+                    ));
+                }
+            }
+            flow => unreachable!("{} has no ledger operation of its own", flow.name()),
+        }
+        Ok(LedgerOperation {
+            operation_id: operation.operation_id.clone(),
+            kind: LedgerKind::Of(operation.flow.kind()),
+            user_id: operation.user_id.clone(),
+            postings,
+        })
+    }
+
+    /// What the operation orders on chain, and whom that needs on the allow-list.
+    fn action(
+        &self,
+        operation: &Operation,
+        instrument: &Instrument,
+    ) -> Result<(Action, Vec<String>), Error> {
+        let token = self.token(instrument)?;
+        let user = Address::of_user(&operation.user_id);
+        let units = unsigned(operation.units_minor);
+        let id = operation.operation_id.clone();
+        Ok(match operation.flow {
+            Flow::IssueRub => (
+                Action::Mint {
+                    token,
+                    to: user,
+                    units,
+                },
+                vec![operation.user_id.clone()],
+            ),
+            Flow::RedeemRub => (
+                Action::Burn {
+                    token,
+                    from: user,
+                    units,
+                },
+                Vec::new(),
+            ),
+            Flow::IssueInvestment => (
+                Action::IssueAgainstPayment {
+                    settlement: self.contracts.settlement,
+                    id,
+                    token,
+                    investor: user,
+                    units,
+                    issuer: Address::of_user(&instrument.issuer_id),
+                    payment: unsigned(operation.payment_minor),
+                },
+                vec![operation.user_id.clone(), instrument.issuer_id.clone()],
+            ),
+            Flow::RedeemInvestment => (
+                Action::Distribute {
+                    redemption: self.contracts.redemption,
+                    id,
+                    part: 0,
+                    token,
+                    account: Address::of_user(&instrument.issuer_id),
+                    payouts: vec![crate::chain::Payout {
+                        holder: user,
+                        units,
+                        payment: unsigned(operation.payment_minor),
+                    }],
+                },
+                vec![operation.user_id.clone()],
+            ),
+            Flow::Transfer => {
+                let (from, to) = (
+                    Address::of_user(&operation.from_user_id),
+                    Address::of_user(&operation.to_user_id),
+                );
+                let users = vec![operation.from_user_id.clone(), operation.to_user_id.clone()];
+                if operation.payment_minor == 0 && operation.fee_minor == 0 {
+                    (
+                        Action::Transfer {
+                            token,
+                            from,
+                            to,
+                            units,
+                        },
+                        users,
+                    )
+                } else {
+                    let trade = Trade {
+                        token,
+                        number: 0,
+                        buyer: to,
+                        seller: from,
+                        quantity: units,
+                        payment: unsigned(operation.payment_minor),
+                        fee: unsigned(operation.fee_minor),
+                    };
+                    (
+                        Action::SettleTrades {
+                            settlement: self.contracts.settlement,
+                            id,
+                            trades: vec![trade],
+                        },
+                        users,
+                    )
+                }
+            }
+            flow @ (Flow::Trade | Flow::Maturity) => {
+                unreachable!("{} is not driven alone", flow.name())
+            }
+        })
+    }
+
+    async fn send_chain(&self, operation: &mut Operation) -> Result<(), Error> {
+        let instrument = self.known_instrument(&operation.instrument_id).await?;
+        let (action, users) = self.action(operation, &instrument)?;
+        let submitted = async {
+            self.ensure_registered(&users.iter().map(String::as_str).collect::<Vec<_>>())
+                .await?;
+            Ok::<_, Error>(
+                self.chain
+                    .submit(&format!("op:{}", operation.operation_id), &action.call())
+                    .await?,
+            )
+        };
+        match submitted.await {
+            Ok(submitted) => {
+                operation.tx_hash = Some(submitted.tx_hash.to_string());
+                operation.facts.chain = Chain::Sent;
+                operation.set_status(Status::OnchainSubmitted, self.now_us());
+                let mut tx = self.repo.begin().await?;
+                self.repo.save_operation_in_tx(&mut tx, operation).await?;
+                if operation.flow == Flow::IssueRub {
+                    self.repo
+                        .publish_in_tx(&mut tx, &[publish::issuance_started(operation)])
+                        .await?;
+                }
+                Ok(tx.commit().await?)
+            }
+            // too little gas, no coins, a node that wants another nonce: an operator can mend it, so it is tried again, but not for ever
+            Err(Error::Chain(ChainError::Refused(reason))) => {
+                operation.attempts += 1;
+                tracing::error!(
+                    operation_id = operation.operation_id,
+                    reason,
+                    attempts = operation.attempts,
+                    "blockchain refused a transaction"
+                );
+                if operation.attempts >= self.config.submit_attempts_max {
+                    operation.facts.chain = Chain::Refused;
+                    return self.save(operation).await;
+                }
+                self.save(operation).await?;
+                Err(ChainError::Refused(reason).into())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Records the payout at the gateway; the money waits there for the burn (T06).
+    async fn start_payout(&self, operation: &mut Operation) -> Result<(), Error> {
+        let profile = self
+            .peers
+            .profile(&operation.correlation_id, &operation.user_id)
+            .await?
+            .ok_or(Refusal::UserNotFound)?;
+        let started = self
+            .peers
+            .initiate_payout(
+                &operation.correlation_id,
+                &operation.external_ref,
+                &operation.user_id,
+                operation.units_minor,
+                &profile.bank_account,
+            )
+            .await;
+        operation.facts.payout = match started {
+            Ok(()) => Payout::Started,
+            Err(Error::Peer { message, .. }) => {
+                tracing::error!(
+                    operation_id = operation.operation_id,
+                    message,
+                    "payout refused"
+                );
+                Payout::Failed
+            }
+            Err(error) => return Err(error),
+        };
+        self.save(operation).await
+    }
+
+    async fn settle_gate(&self, operation: &mut Operation) -> Result<(), Error> {
+        if operation.flow == Flow::RedeemRub {
+            let hold_id = operation.hold_id.as_deref().unwrap_or_default();
+            self.peers
+                .consume_hold(&operation.correlation_id, hold_id, &operation.operation_id)
+                .await?;
+        } else {
+            let tx_hash = operation.tx_hash.as_deref().unwrap_or_default();
+            self.peers
+                .finalize(
+                    &operation.correlation_id,
+                    std::slice::from_ref(&operation.operation_id),
+                    tx_hash,
+                )
+                .await?;
+        }
+        operation.facts.settled = true;
+        self.save(operation).await
+    }
+
+    /// Burned tokens come back (T09): a compensation, not an issuance. The saga asks for it only after a final burn (T07).
+    async fn mint_back(&self, operation: &mut Operation) -> Result<(), Error> {
+        assert_eq!(
+            operation.facts.chain,
+            Chain::Succeeded,
+            "a mint-back needs a final burn of its operation"
+        );
+        let action = Action::Mint {
+            token: self.contracts.money,
+            to: Address::of_user(&operation.user_id),
+            units: unsigned(operation.units_minor),
+        };
+        let key = format!(
+            "op:{}:mint-back:{}",
+            operation.operation_id, operation.attempts
+        );
+        let submitted = self.chain.submit(&key, &action.call()).await?;
+        let receipt = self
+            .chain
+            .wait_receipt(&submitted.tx_hash, MINT_BACK_WAIT)
+            .await?
+            .ok_or(Error::Unavailable("Blockchain"))?;
+        match receipt.status {
+            ReceiptStatus::Success => operation.facts.minted_back = true,
+            ReceiptStatus::Reverted => {
+                operation.attempts += 1;
+                self.save(operation).await?;
+                tracing::error!(operation_id = operation.operation_id, tx_hash = %receipt.tx_hash, severity = "critical", "mint-back reverted");
+                return Err(Error::Unavailable("Blockchain"));
+            }
+        }
+        self.save(operation).await
+    }
+
+    async fn undo(&self, operation: &mut Operation) -> Result<(), Error> {
+        if operation.flow == Flow::RedeemRub {
+            let reason = match operation.facts.chain {
+                Chain::Succeeded => "Payout failed",
+                _ => "Burn reverted",
+            };
+            let hold_id = operation.hold_id.as_deref().unwrap_or_default();
+            self.peers
+                .release_hold(&operation.correlation_id, hold_id, reason)
+                .await?;
+        } else {
+            self.peers
+                .reverse(
+                    &operation.correlation_id,
+                    &operation.operation_id,
+                    REVERTED_MESSAGE,
+                )
+                .await?;
+        }
+        operation.facts.undone = true;
+        self.save(operation).await
+    }
+
+    async fn end(&self, operation: &mut Operation, end: End) -> Result<(), Error> {
+        let before = operation.status.name();
+        let now_us = self.now_us();
+        assert!(!operation.facts.blocked, "a blocked operation waits");
+        let (status, message) = match end {
+            End::Finalized => (Status::Finalized, None),
+            End::Reverted => (Status::Rejected, Some(REVERTED_MESSAGE)),
+            End::Refused => (Status::Failed, Some(REFUSED_MESSAGE)),
+            End::PayoutFailed => (Status::Failed, Some(PAYOUT_FAILED_MESSAGE)),
+        };
+        operation.set_status(status, now_us);
+        operation.rejection =
+            message.map(|message| (Rejection::IntegrationError, message.to_owned()));
+        let mut tx = self.repo.begin().await?;
+        let mut events = Vec::new();
+        let noun = match operation.flow {
+            Flow::IssueRub | Flow::IssueInvestment => {
+                events.push(match message {
+                    None => publish::issued(operation),
+                    Some(message) => publish::issuance_failed(operation, message),
+                });
+                if message.is_some() && operation.flow == Flow::IssueInvestment {
+                    self.repo
+                        .unreserve_issue_in_tx(
+                            &mut tx,
+                            &operation.instrument_id,
+                            operation.units_minor,
+                        )
+                        .await?;
+                }
+                if let Some(message) = message
+                    && operation.flow == Flow::IssueRub
+                {
+                    self.repo
+                        .suspend_deposit_in_tx(&mut tx, &suspended(operation, message, now_us))
+                        .await?;
+                }
+                "issuance"
+            }
+            Flow::RedeemRub | Flow::RedeemInvestment => {
+                events.push(match message {
+                    None => publish::redeemed(operation),
+                    Some(message) => publish::redemption_failed(operation, message),
+                });
+                "redemption"
+            }
+            Flow::Transfer => {
+                if message.is_none() {
+                    events.push(publish::transferred(operation));
+                }
+                "transfer"
+            }
+            flow @ (Flow::Trade | Flow::Maturity) => {
+                unreachable!("{} is not driven alone", flow.name())
+            }
+        };
+        let action = format!("{noun}.{}", operation.status.name().to_lowercase());
+        events.push(publish::audit_operation(operation, &action, before));
+        self.repo.save_operation_in_tx(&mut tx, operation).await?;
+        self.repo.publish_in_tx(&mut tx, &events).await?;
+        tx.commit().await?;
+        count(operation);
+        Ok(())
+    }
+
+    /// A receipt is there: everything that waited for the hash goes on. Unknown hashes are other people's.
+    pub async fn on_receipt(&self, tx_hash: &str) -> Result<(), Error> {
+        let hash: TxHash = tx_hash
+            .parse()
+            .map_err(|_| Refusal::field("tx_hash", "must be `0x` and 64 hex digits"))?;
+        if let Some(batch) = self.repo.batch_by_tx(tx_hash).await? {
+            let Some(receipt) = self.chain.receipt(&hash).await? else {
+                return Ok(());
+            };
+            return self.finish_batch(&batch.batch_id, &receipt).await;
+        }
+        let waiting = self.repo.operations_by_tx(tx_hash).await?;
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        let Some(receipt) = self.chain.receipt(&hash).await? else {
+            return Ok(());
+        };
+        for operation in waiting {
+            if matches!(operation.flow, Flow::Trade | Flow::Maturity) {
+                continue;
+            }
+            let _turn = self.turns.take(&operation.operation_id).await;
+            let Some(mut operation) = self.repo.operation(&operation.operation_id).await? else {
+                continue;
+            };
+            if operation.facts.chain == Chain::Sent {
+                let moved =
+                    receipt.status == ReceiptStatus::Success && receipt.failed_trades.is_empty();
+                operation.facts.chain = if moved {
+                    Chain::Succeeded
+                } else {
+                    Chain::Reverted
+                };
+                operation.block_number = Some(receipt.block_number);
+                self.save(&mut operation).await?;
+            }
+            self.drive_held(operation).await?;
+        }
+        Ok(())
+    }
+}
+
+/// A deposit whose tokens did not come to be (T24).
+pub(super) fn suspended(operation: &Operation, reason: &str, now_us: i64) -> SuspendedDeposit {
+    SuspendedDeposit {
+        payment_id: operation.external_ref.clone(),
+        user_id: operation.user_id.clone(),
+        amount_minor: operation.units_minor,
+        operation_id: operation.operation_id.clone(),
+        reason: reason.to_owned(),
+        created_at_us: now_us,
+        resolved: false,
+    }
+}
+
+/// Metrics of an operation that is at its end (specification 1.6, T39).
+pub(super) fn count(operation: &Operation) {
+    let kind = operation.flow.name();
+    let status = operation.status.name();
+    let seconds = (operation.updated_at_us - operation.created_at_us).max(0) as f64 / 1e6;
+    match operation.flow {
+        Flow::IssueRub | Flow::IssueInvestment => {
+            metrics::counter!("cfa_issuances_total", "type" => kind, "status" => status)
+                .increment(1);
+            metrics::histogram!("issuance_duration_seconds").record(seconds);
+        }
+        Flow::RedeemRub | Flow::RedeemInvestment | Flow::Maturity => {
+            metrics::counter!("cfa_redemptions_total", "type" => kind, "status" => status)
+                .increment(1);
+            metrics::histogram!("redemption_duration_seconds").record(seconds);
+        }
+        Flow::Transfer | Flow::Trade => {
+            if operation.status == Status::Finalized {
+                metrics::counter!("cfa_transfers_total", "instrument_id" => operation.instrument_id.clone()).increment(1);
+            }
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! The life of an issue: registered with a contract of its own, changed, halted, matured (specification 1.1, 2.3, 4.1; D07, T32).
+
+use std::time::Duration;
+
+use types::Decimal;
+
+use super::{Asked, Service, units};
+use crate::api::publish;
+use crate::chain::{Action, Address, ReceiptStatus};
+use crate::error::{Error, Refusal};
+use crate::model::{Coupon, Instrument, InstrumentStatus, InstrumentType};
+
+/// How long RegisterInstrument waits for the contract before it answers with a DRAFT.
+const DEPLOY_WAIT: Duration = Duration::from_secs(8);
+const CURRENCY: &str = "RUB";
+
+#[derive(Debug, Clone)]
+pub struct NewInstrument {
+    pub symbol: String,
+    pub name: String,
+    pub kind: InstrumentType,
+    pub decimals: u8,
+    pub issuer_id: String,
+    /// Empty: deploy.
+    pub contract_address: String,
+    pub currency_code: String,
+    pub issue_limit: Option<Decimal>,
+    pub nominal: Option<Decimal>,
+    pub coupons: Vec<Coupon>,
+    pub issued_at_us: Option<i64>,
+    pub matures_at_us: Option<i64>,
+    pub tick_size: Option<Decimal>,
+    pub lot_size: Option<Decimal>,
+    pub price_band_low: Option<Decimal>,
+    pub price_band_high: Option<Decimal>,
+    pub document_hash: String,
+    pub document_uri: String,
+}
+
+/// Unset fields stay as they are.
+#[derive(Debug, Clone, Default)]
+pub struct InstrumentChange {
+    pub status: Option<InstrumentStatus>,
+    pub issue_limit: Option<Decimal>,
+    pub price_band_low: Option<Decimal>,
+    pub price_band_high: Option<Decimal>,
+    pub matures_at_us: Option<i64>,
+    pub name: Option<String>,
+    pub document_hash: Option<String>,
+    pub document_uri: Option<String>,
+}
+
+impl Service {
+    /// Registers an issue, and deploys its token or adopts the one at the address given. ACTIVE as soon as the contract stands.
+    pub async fn register_instrument(
+        &self,
+        asked: &Asked,
+        request: NewInstrument,
+    ) -> Result<Instrument, Error> {
+        let instrument_id = request.symbol.to_uppercase();
+        if let Some(known) = self
+            .repo
+            .instrument_by_key(&request.issuer_id, &asked.idempotency_key)
+            .await?
+        {
+            return self.complete_instrument(known).await;
+        }
+        let instrument = check(
+            &request,
+            instrument_id,
+            &asked.idempotency_key,
+            self.now_us(),
+        )?;
+        self.peers
+            .profile(&asked.correlation_id, &request.issuer_id)
+            .await?
+            .ok_or(Refusal::UserNotFound)?;
+        if self
+            .repo
+            .instrument(&instrument.instrument_id)
+            .await?
+            .is_some()
+        {
+            return Err(Refusal::InstrumentExists.into());
+        }
+        if !request.contract_address.is_empty() {
+            self.check_adoptable(&instrument, &request.contract_address)
+                .await?;
+        }
+        let mut tx = self.repo.begin().await?;
+        if !self
+            .repo
+            .insert_instrument_in_tx(&mut tx, &instrument)
+            .await?
+        {
+            return Err(Refusal::InstrumentExists.into());
+        }
+        tx.commit().await?;
+        match self.complete_instrument(instrument.clone()).await {
+            Err(error) if error.is_transient() => {
+                tracing::warn!(instrument_id = instrument.instrument_id, %error, "contract is deployed later");
+                Ok(instrument)
+            }
+            done => done,
+        }
+    }
+
+    /// Brings a DRAFT to ACTIVE: contract ordered, standing, event out. Any other status: nothing to do.
+    pub(super) async fn complete_instrument(
+        &self,
+        instrument: Instrument,
+    ) -> Result<Instrument, Error> {
+        let _turn = self.turns.take(&instrument.instrument_id).await;
+        let mut instrument = self.known_instrument(&instrument.instrument_id).await?;
+        if instrument.status != InstrumentStatus::Draft {
+            return Ok(instrument);
+        }
+        self.ensure_registered(&[instrument.issuer_id.as_str()])
+            .await?;
+        if instrument.contract_address.is_empty() {
+            let action = Action::DeployToken {
+                name: instrument.name.clone(),
+                symbol: instrument.instrument_id.clone(),
+                decimals: instrument.decimals,
+                registry: self.contracts.registry,
+                agents: vec![self.contracts.settlement, self.contracts.redemption],
+            };
+            let submitted = self
+                .chain
+                .submit(
+                    &format!("instrument:{}", instrument.instrument_id),
+                    &action.call(),
+                )
+                .await?;
+            let Some(receipt) = self
+                .chain
+                .wait_receipt(&submitted.tx_hash, DEPLOY_WAIT)
+                .await?
+            else {
+                return Ok(instrument);
+            };
+            let contract = receipt
+                .contract_address
+                .filter(|_| receipt.status == ReceiptStatus::Success);
+            let contract = contract.ok_or_else(|| {
+                Error::Damaged(format!(
+                    "deployment of {} reverted",
+                    instrument.instrument_id
+                ))
+            })?;
+            instrument.contract_address = contract.to_string();
+        }
+        instrument.status = InstrumentStatus::Active;
+        instrument.updated_at_us = self.now_us();
+        let mut tx = self.repo.begin().await?;
+        self.repo
+            .save_instrument_in_tx(&mut tx, &instrument)
+            .await?;
+        let events = [
+            publish::instrument_registered(&instrument, &instrument.idempotency_key),
+            publish::audit(
+                "instrument.registered",
+                &instrument.instrument_id,
+                &instrument.issuer_id,
+                InstrumentStatus::Draft.name(),
+                instrument.status.name(),
+                "",
+                &instrument.idempotency_key,
+                instrument.updated_at_us,
+            ),
+        ];
+        self.repo.publish_in_tx(&mut tx, &events).await?;
+        tx.commit().await?;
+        Ok(instrument)
+    }
+
+    /// T32: code, decimals and symbol at the address, and our contracts among its agents.
+    async fn check_adoptable(&self, instrument: &Instrument, address: &str) -> Result<(), Error> {
+        let address: Address = address.parse().map_err(|_| {
+            Refusal::field("smart_contract_address", "must be `0x` and 40 hex digits")
+        })?;
+        let unfit = |why: &str| Error::from(Refusal::ContractUnfit(why.to_owned()));
+        if !self.chain.has_code(&address).await? {
+            return Err(unfit("no code there"));
+        }
+        let facts = self
+            .chain
+            .token_facts(&address)
+            .await
+            .map_err(|_| unfit("not a token"))?;
+        if facts.decimals != instrument.decimals || facts.symbol != instrument.instrument_id {
+            return Err(unfit("symbol or decimals differ"));
+        }
+        for agent in [
+            self.chain.operator(),
+            self.contracts.settlement,
+            self.contracts.redemption,
+        ] {
+            if !self
+                .chain
+                .is_agent(&address, &agent)
+                .await
+                .map_err(|_| unfit("not a permissioned token"))?
+            {
+                return Err(unfit("the platform is not its agent"));
+            }
+        }
+        Ok(())
+    }
+
+    pub async fn update_instrument(
+        &self,
+        asked: &Asked,
+        instrument_id: &str,
+        change: InstrumentChange,
+    ) -> Result<Instrument, Error> {
+        let _turn = self.turns.take(instrument_id).await;
+        let mut instrument = self.known_instrument(instrument_id).await?;
+        let before = instrument.clone();
+        if let Some(status) = change.status
+            && status != instrument.status
+        {
+            // contracts make DRAFT active, redemption ends an issue; people do the moves between
+            let by_hand = !matches!(status, InstrumentStatus::Redeemed | InstrumentStatus::Draft)
+                && instrument.status != InstrumentStatus::Draft;
+            if !by_hand || !instrument.status.may_become(status) {
+                return Err(Refusal::OperationState.into());
+            }
+            instrument.status = status;
+        }
+        if let Some(limit) = change.issue_limit {
+            let limit = units("issue_limit", limit, instrument.decimals)?;
+            if limit < instrument.issued_minor {
+                return Err(
+                    Refusal::field("issue_limit", "is below what is issued already").into(),
+                );
+            }
+            instrument.issue_limit_minor = Some(limit);
+        }
+        instrument.price_band_low = change.price_band_low.or(instrument.price_band_low);
+        instrument.price_band_high = change.price_band_high.or(instrument.price_band_high);
+        check_band(instrument.price_band_low, instrument.price_band_high)?;
+        instrument.matures_at_us = change.matures_at_us.or(instrument.matures_at_us);
+        instrument.name = change.name.unwrap_or(instrument.name);
+        instrument.document_hash = change.document_hash.unwrap_or(instrument.document_hash);
+        instrument.document_uri = change.document_uri.unwrap_or(instrument.document_uri);
+        if instrument == before {
+            return Ok(instrument);
+        }
+        instrument.updated_at_us = self.now_us();
+        let mut tx = self.repo.begin().await?;
+        self.repo
+            .save_instrument_in_tx(&mut tx, &instrument)
+            .await?;
+        let events = [
+            publish::instrument_updated(&instrument, &asked.correlation_id),
+            publish::audit(
+                "instrument.updated",
+                instrument_id,
+                &asked.actor,
+                before.status.name(),
+                instrument.status.name(),
+                "",
+                &asked.correlation_id,
+                instrument.updated_at_us,
+            ),
+        ];
+        self.repo.publish_in_tx(&mut tx, &events).await?;
+        tx.commit().await?;
+        Ok(instrument)
+    }
+}
+
+fn check_band(low: Option<Decimal>, high: Option<Decimal>) -> Result<(), Refusal> {
+    let not_positive = |bound: Option<Decimal>| bound.is_some_and(|bound| !bound.is_positive());
+    if not_positive(low) || not_positive(high) {
+        return Err(Refusal::field(
+            "price_band_low",
+            "band limits must be greater than zero",
+        ));
+    }
+    match (low, high) {
+        (Some(low), Some(high)) if low >= high => Err(Refusal::field(
+            "price_band_high",
+            "must be above price_band_low",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Everything that can be said about a request without asking anyone.
+fn check(
+    request: &NewInstrument,
+    instrument_id: String,
+    key: &str,
+    now_us: i64,
+) -> Result<Instrument, Refusal> {
+    let fits = (3..=32).contains(&instrument_id.len())
+        && instrument_id
+            .bytes()
+            .all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'-');
+    if !fits {
+        return Err(Refusal::field(
+            "symbol",
+            "must have 3 to 32 letters A-Z, digits or hyphens",
+        ));
+    }
+    if request.name.is_empty() || request.name.len() > 256 {
+        return Err(Refusal::field("name", "must have 1 to 256 bytes"));
+    }
+    if request.kind == InstrumentType::MoneyClaim {
+        return Err(Refusal::field("type", "MONEY_CLAIM is CFA-RUB alone"));
+    }
+    if request.decimals > 18 {
+        return Err(Refusal::field("decimals", "must be at most 18"));
+    }
+    if request.issuer_id.is_empty() || request.issuer_id.contains(':') {
+        return Err(Refusal::field(
+            "issuer_id",
+            "must not be empty or contain `:`",
+        ));
+    }
+    if !matches!(request.currency_code.as_str(), "" | CURRENCY) {
+        return Err(Refusal::field("currency_code", "must be RUB"));
+    }
+    let tick_size = request.tick_size.unwrap_or(Decimal::from_minor(1, 2));
+    let lot_size = request.lot_size.unwrap_or(Decimal::from_integer(1));
+    if !tick_size.is_positive() {
+        return Err(Refusal::field("tick_size", "must be greater than zero"));
+    }
+    if !lot_size.is_positive() {
+        return Err(Refusal::field("lot_size", "must be greater than zero"));
+    }
+    units("lot_size", lot_size, request.decimals)?;
+    // quantity times price must be exact in kopecks (D35)
+    if tick_size
+        .checked_mul(lot_size)
+        .and_then(|value| value.to_minor(2))
+        .is_err()
+    {
+        return Err(Refusal::field(
+            "tick_size",
+            "tick_size times lot_size must be a multiple of 0.01",
+        ));
+    }
+    check_band(request.price_band_low, request.price_band_high)?;
+    if request
+        .nominal
+        .is_some_and(|nominal| !nominal.is_positive())
+    {
+        return Err(Refusal::field("nominal", "must be greater than zero"));
+    }
+    if request
+        .coupons
+        .iter()
+        .any(|coupon| coupon.amount.is_negative())
+    {
+        return Err(Refusal::field("coupons.amount", "must not be negative"));
+    }
+    let issue_limit_minor = match request.issue_limit {
+        Some(limit) if !limit.is_positive() => {
+            return Err(Refusal::field("issue_limit", "must be greater than zero"));
+        }
+        Some(limit) => Some(units("issue_limit", limit, request.decimals)?),
+        None => None,
+    };
+    let contract_address = match request.contract_address.as_str() {
+        "" => String::new(),
+        given => given
+            .parse::<Address>()
+            .map_err(|_| {
+                Refusal::field("smart_contract_address", "must be `0x` and 40 hex digits")
+            })?
+            .to_string(),
+    };
+    Ok(Instrument {
+        instrument_id,
+        name: request.name.clone(),
+        kind: request.kind,
+        decimals: request.decimals,
+        issuer_id: request.issuer_id.clone(),
+        contract_address,
+        currency_code: CURRENCY.to_owned(),
+        status: InstrumentStatus::Draft,
+        issue_limit_minor,
+        issued_minor: 0,
+        nominal: request.nominal,
+        coupons: request.coupons.clone(),
+        issued_at_us: request.issued_at_us,
+        matures_at_us: request.matures_at_us,
+        tick_size,
+        lot_size,
+        price_band_low: request.price_band_low,
+        price_band_high: request.price_band_high,
+        document_hash: request.document_hash.clone(),
+        document_uri: request.document_uri.clone(),
+        idempotency_key: key.to_owned(),
+        registered_at_us: now_us,
+        updated_at_us: now_us,
+    })
+}

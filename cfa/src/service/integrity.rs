@@ -1,0 +1,77 @@
+//! CheckIntegrity (T33) and GetSupply (D22): what the chain itself says.
+
+use sha2::Digest as _;
+use streebog::Digest as _;
+use types::Decimal;
+
+use super::Service;
+use crate::chain::TxHash;
+use crate::error::{Error, Refusal};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HashAlgorithm {
+    /// The chain's own block hash.
+    Keccak256,
+    Sha256,
+    /// GOST R 34.11-2012, 256 bits.
+    Streebog256,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Integrity {
+    pub valid: bool,
+    pub computed_hash: String,
+}
+
+impl Service {
+    /// Hashes the canonical header of the block anew and compares, ignoring case and `0x`.
+    pub async fn check_integrity(
+        &self,
+        block_number: u64,
+        given: &str,
+        algorithm: HashAlgorithm,
+    ) -> Result<Integrity, Error> {
+        let block = self
+            .chain
+            .block(Some(block_number))
+            .await?
+            .ok_or(Refusal::BlockNotFound)?;
+        let computed_hash = match algorithm {
+            HashAlgorithm::Keccak256 => {
+                let computed = crate::chain::keccak256(&block.header);
+                let hash: TxHash = computed
+                    .parse()
+                    .map_err(|_| Error::Damaged("keccak256".into()))?;
+                if !self.chain.verify_block_hash(block_number, &hash).await? {
+                    tracing::error!(block_number, computed, chain = %block.hash, severity = "critical", "block hash does not follow from its header");
+                }
+                computed
+            }
+            HashAlgorithm::Sha256 => {
+                format!("0x{}", hex::encode(sha2::Sha256::digest(&block.header)))
+            }
+            HashAlgorithm::Streebog256 => format!(
+                "0x{}",
+                hex::encode(streebog::Streebog256::digest(&block.header))
+            ),
+        };
+        let bare = |text: &str| text.trim_start_matches("0x").to_lowercase();
+        Ok(Integrity {
+            valid: bare(given) == bare(&computed_hash),
+            computed_hash,
+        })
+    }
+
+    /// Tokens in existence and a block that knew so.
+    pub async fn supply(&self, instrument_id: &str) -> Result<(Decimal, u64), Error> {
+        let instrument = self.known_instrument(instrument_id).await?;
+        if instrument.contract_address.is_empty() {
+            return Ok((Decimal::ZERO, self.chain.block_number().await?));
+        }
+        let (units, block_number) = self.chain.total_supply(&self.token(&instrument)?).await?;
+        let units = i128::try_from(units).map_err(|_| Error::Damaged("supply".into()))?;
+        let supply = Decimal::new(units, instrument.decimals)
+            .map_err(|_| Error::Damaged("supply".into()))?;
+        Ok((supply, block_number))
+    }
+}

@@ -1,0 +1,363 @@
+//! IssueCfaRub (specification 4.1 rules 1 to 3), IssueInvestmentCfa (T18) and the list of deposits that were paid and refused (T24).
+
+use types::Decimal;
+use uuid::Uuid;
+
+use super::drive::{count, suspended};
+use super::{Asked, Service, Started, units};
+use crate::api::peers::{CheckedOperation, LimitType};
+use crate::api::publish;
+use crate::error::{Error, Refusal};
+use crate::model::{
+    CFA_RUB, CFA_RUB_DECIMALS, Flow, Operation, Rejection, Status, limit_rejection,
+};
+use crate::repo::Inserted;
+
+/// A request for units of an issue.
+#[derive(Debug, Clone)]
+pub struct IssueInvestment {
+    pub instrument_id: String,
+    pub investor_id: String,
+    pub amount: Decimal,
+    pub bookbuilding_id: String,
+    /// CFA-RUB for the issuer, in kopecks; 0: nothing is paid here.
+    pub payment_minor: i64,
+}
+
+impl Service {
+    /// Mints CFA-RUB against a deposit. Refusals by limit, KYC or sanctions are a REJECTED operation, and the deposit goes to the suspense
+    /// list. `delivered` names the event that asked, whose inbox row is written with the operation.
+    pub async fn issue_rub(
+        &self,
+        asked: &Asked,
+        user_id: &str,
+        amount: Decimal,
+        payment_id: &str,
+        delivered: Option<(&str, Uuid)>,
+    ) -> Result<Started, Error> {
+        let units_minor = units("amount", amount, CFA_RUB_DECIMALS)?;
+        if let Some(operation) = self
+            .repo
+            .operation_by_key(Flow::IssueRub, user_id, &asked.idempotency_key)
+            .await?
+        {
+            return Ok(replayed(operation, units_minor));
+        }
+        let mut operation = Operation::new(
+            Flow::IssueRub,
+            user_id,
+            &asked.idempotency_key,
+            &asked.correlation_id,
+            self.now_us(),
+        );
+        operation.amount = amount;
+        operation.units_minor = units_minor;
+        operation.currency_code = "RUB".into();
+        operation.instrument_id = CFA_RUB.into();
+        operation.external_ref = payment_id.to_owned();
+        operation.to_user_id = user_id.to_owned();
+
+        let profile = self.peers.profile(&asked.correlation_id, user_id).await?;
+        let refusal = match profile {
+            None if delivered.is_none() => return Err(Refusal::UserNotFound.into()),
+            // the money is there already: it must not vanish with an error
+            None => Some((Rejection::KycRequired, "KYC: user not found".to_owned())),
+            Some(_) => match self
+                .peers
+                .check_limits(
+                    &asked.correlation_id,
+                    user_id,
+                    LimitType::Deposit,
+                    amount,
+                    CheckedOperation::Issuance,
+                )
+                .await?
+            {
+                Some(reason) => Some(limit_rejection(reason)),
+                None => self
+                    .peers
+                    .check_sanctions(&asked.correlation_id, user_id, payment_id)
+                    .await?
+                    .map(|reason| (Rejection::SanctionsHit, reason)),
+            },
+        };
+        let mut events = Vec::new();
+        let next = if refusal.is_some() {
+            Status::Rejected
+        } else {
+            Status::Processing
+        };
+        operation.set_status(next, self.now_us());
+        operation.rejection = refusal;
+        if operation.status == Status::Rejected {
+            events.push(publish::audit_operation(
+                &operation,
+                "issuance.rejected",
+                Status::Created.name(),
+            ));
+        }
+        let mut tx = self.repo.begin().await?;
+        if let Some((consumer, event_id)) = delivered {
+            events::inbox::accept_in_tx(&mut tx, consumer, event_id).await?;
+        }
+        if let Inserted::Exists(stored) = self
+            .repo
+            .insert_operation_in_tx(&mut tx, &operation)
+            .await?
+        {
+            tx.commit().await?;
+            return Ok(replayed(*stored, units_minor));
+        }
+        match &operation.rejection {
+            Some((_, message)) => {
+                self.repo
+                    .suspend_deposit_in_tx(
+                        &mut tx,
+                        &suspended(&operation, message, operation.created_at_us),
+                    )
+                    .await?;
+            }
+            // a retry that passed settles an earlier refusal of the same payment
+            None => self.repo.resolve_deposit_in_tx(&mut tx, payment_id).await?,
+        }
+        self.repo.publish_in_tx(&mut tx, &events).await?;
+        tx.commit().await?;
+        if operation.status == Status::Rejected {
+            count(&operation);
+            return Ok(Started {
+                operation,
+                replayed: false,
+            });
+        }
+        Ok(Started {
+            operation: self.drive_or_leave(operation).await?,
+            replayed: false,
+        })
+    }
+
+    /// Issues units of an instrument: reserved against the issue limit, posted in the ledger, then one exchange on chain.
+    pub async fn issue_investment(
+        &self,
+        asked: &Asked,
+        request: IssueInvestment,
+    ) -> Result<Started, Error> {
+        let instrument = self.known_instrument(&request.instrument_id).await?;
+        if instrument.instrument_id == CFA_RUB {
+            return Err(
+                Refusal::field("instrument_id", "CFA-RUB is issued against deposits only").into(),
+            );
+        }
+        let units_minor = units("amount.amount", request.amount, instrument.decimals)?;
+        if let Some(operation) = self
+            .repo
+            .operation_by_key(
+                Flow::IssueInvestment,
+                &request.investor_id,
+                &asked.idempotency_key,
+            )
+            .await?
+        {
+            return Ok(replayed(operation, units_minor));
+        }
+        let instrument = self.active_instrument(&request.instrument_id).await?;
+        let mut operation = Operation::new(
+            Flow::IssueInvestment,
+            &request.investor_id,
+            &asked.idempotency_key,
+            &asked.correlation_id,
+            self.now_us(),
+        );
+        operation.amount = request.amount;
+        operation.units_minor = units_minor;
+        operation.currency_code = instrument.instrument_id.clone();
+        operation.instrument_id = instrument.instrument_id.clone();
+        operation.bookbuilding_id = request.bookbuilding_id;
+        operation.payment_minor = request.payment_minor;
+        operation.to_user_id = request.investor_id.clone();
+
+        self.peers
+            .profile(&asked.correlation_id, &request.investor_id)
+            .await?
+            .ok_or(Refusal::UserNotFound)?;
+        let checked_amount = if request.payment_minor > 0 {
+            Decimal::from_minor(request.payment_minor, CFA_RUB_DECIMALS)
+        } else {
+            request.amount
+        };
+        let limits = self
+            .peers
+            .check_limits(
+                &asked.correlation_id,
+                &request.investor_id,
+                LimitType::Trading,
+                checked_amount,
+                CheckedOperation::Issuance,
+            )
+            .await?;
+        let mut refusal = limits.map(limit_rejection);
+        if refusal.is_none() {
+            let hit = self
+                .peers
+                .check_sanctions(
+                    &asked.correlation_id,
+                    &request.investor_id,
+                    &instrument.instrument_id,
+                )
+                .await?;
+            refusal = hit.map(|reason| (Rejection::SanctionsHit, reason));
+        }
+        let mut tx = self.repo.begin().await?;
+        if refusal.is_none()
+            && !self
+                .repo
+                .reserve_issue_in_tx(&mut tx, &instrument.instrument_id, units_minor)
+                .await?
+        {
+            refusal = Some((
+                Rejection::IssueLimitExceeded,
+                "Issue limit exceeded".to_owned(),
+            ));
+        }
+        if refusal.is_some() {
+            operation.set_status(Status::Rejected, self.now_us());
+            operation.rejection = refusal;
+        }
+        if let Inserted::Exists(stored) = self
+            .repo
+            .insert_operation_in_tx(&mut tx, &operation)
+            .await?
+        {
+            // dropped with the transaction: the units stay unreserved
+            return Ok(replayed(*stored, units_minor));
+        }
+        if operation.status == Status::Rejected {
+            self.repo
+                .publish_in_tx(
+                    &mut tx,
+                    &[publish::audit_operation(
+                        &operation,
+                        "issuance.rejected",
+                        Status::Created.name(),
+                    )],
+                )
+                .await?;
+            tx.commit().await?;
+            count(&operation);
+            return Ok(Started {
+                operation,
+                replayed: false,
+            });
+        }
+        tx.commit().await?;
+        Ok(Started {
+            operation: self.drive_or_leave(operation).await?,
+            replayed: false,
+        })
+    }
+
+    /// FinalizeIssuance (D42): looks at the receipt now instead of waiting for its event.
+    pub async fn finalize_issuance(&self, tx_hash: &str) -> Result<Operation, Error> {
+        let tx_hash = tx_hash.to_lowercase();
+        let found = self
+            .repo
+            .operations_by_tx(&tx_hash)
+            .await?
+            .into_iter()
+            .next()
+            .ok_or(Refusal::OperationNotFound)?;
+        self.on_receipt(&tx_hash).await?;
+        Ok(self
+            .repo
+            .operation(&found.operation_id)
+            .await?
+            .ok_or(Refusal::OperationNotFound)?)
+    }
+
+    /// An operator decides about a deposit that was paid and refused: issue after all, or pay the money back.
+    pub async fn resolve_deposit(
+        &self,
+        asked: &Asked,
+        payment_id: &str,
+        refund: bool,
+    ) -> Result<Operation, Error> {
+        let deposit = self
+            .repo
+            .suspended_deposit(payment_id)
+            .await?
+            .ok_or(Refusal::DepositNotFound)?;
+        if deposit.resolved {
+            return Err(Refusal::DepositResolved.into());
+        }
+        if !refund {
+            let retry = Asked {
+                idempotency_key: format!("retry:{payment_id}:{}", asked.idempotency_key),
+                ..asked.clone()
+            };
+            let amount = Decimal::from_minor(deposit.amount_minor, CFA_RUB_DECIMALS);
+            return Ok(self
+                .issue_rub(&retry, &deposit.user_id, amount, payment_id, None)
+                .await?
+                .operation);
+        }
+        let mut operation = self
+            .repo
+            .operation(&deposit.operation_id)
+            .await?
+            .ok_or(Refusal::OperationNotFound)?;
+        let profile = self
+            .peers
+            .profile(&asked.correlation_id, &deposit.user_id)
+            .await?
+            .ok_or(Refusal::UserNotFound)?;
+        let payout_id = format!("refund-{payment_id}");
+        self.peers
+            .initiate_payout(
+                &asked.correlation_id,
+                &payout_id,
+                &deposit.user_id,
+                deposit.amount_minor,
+                &profile.bank_account,
+            )
+            .await?;
+        self.peers
+            .release_payout(&asked.correlation_id, &payout_id)
+            .await?;
+        let before = operation.status.name();
+        let now_us = self.now_us();
+        if operation.status == Status::Rejected {
+            operation.set_status(Status::Refunded, now_us);
+        }
+        let mut tx = self.repo.begin().await?;
+        self.repo.save_operation_in_tx(&mut tx, &operation).await?;
+        self.repo.resolve_deposit_in_tx(&mut tx, payment_id).await?;
+        let record = publish::audit(
+            "deposit.refunded",
+            &operation.operation_id,
+            &asked.actor,
+            before,
+            operation.status.name(),
+            &deposit.reason,
+            &asked.correlation_id,
+            now_us,
+        );
+        self.repo.publish_in_tx(&mut tx, &[record]).await?;
+        tx.commit().await?;
+        Ok(operation)
+    }
+}
+
+/// The stored operation for a key that was used before; another amount under the same key is worth a warning (T12).
+pub(super) fn replayed(operation: Operation, units_minor: i64) -> Started {
+    if operation.units_minor != units_minor {
+        tracing::warn!(
+            operation_id = operation.operation_id,
+            "idempotency key came back with another content; the stored operation stands"
+        );
+        metrics::counter!("idempotency_mismatches_total", "call" => operation.flow.name())
+            .increment(1);
+    }
+    Started {
+        operation,
+        replayed: true,
+    }
+}

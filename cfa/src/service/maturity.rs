@@ -1,0 +1,618 @@
+//! Redemption of a whole issue at maturity or by call (specification 1.5).
+//!
+//! 1. The issue stops trading (MATURED). 2. Holders are taken from the registry as of the record date and amounts computed per holder.
+//! 3. The issuer's CFA-RUB moves to the redemption account, in the ledger and on chain; without enough money the redemption stays UNDERFUNDED
+//! and is tried again. 4. In parts of `PART`: the ledger posts payments and burns (nothing is posted while an order still holds units), the
+//! contract distributes and burns, the ledger is finalized. 5. Holders are notified.
+//!
+//! Paid are the holders of the record date; burned is what holders have when the part runs. The two differ only by trades that were
+//! matched before the halt and settled after the record date.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use types::Decimal;
+use uuid::Uuid;
+
+use super::drive::count;
+use super::{Asked, Service, unsigned};
+use crate::api::peers::{LedgerKind, LedgerOperation, Posting};
+use crate::api::publish;
+use crate::chain::{Action, Address, Payout, Receipt, ReceiptStatus};
+use crate::error::{Error, Refusal};
+use crate::model::{
+    CFA_RUB, CFA_RUB_DECIMALS, Flow, Instrument, InstrumentStatus, IssueRedemption, Operation,
+    REDEMPTION_ACCOUNT, REVERTED_MESSAGE, RedemptionReason, RedemptionStatus, Rejection, Status,
+};
+use crate::plan;
+use crate::repo::Inserted;
+use crate::saga::Chain;
+
+/// Holders in one chain transaction.
+const PART: usize = 100;
+const RECEIPT_WAIT: Duration = Duration::from_secs(20);
+
+impl Service {
+    /// Starts the process, or returns the one that runs for the issue.
+    pub async fn start_redemption(
+        &self,
+        asked: &Asked,
+        instrument_id: &str,
+        record_date_us: Option<i64>,
+        reason: RedemptionReason,
+    ) -> Result<IssueRedemption, Error> {
+        if let Some(known) = self.repo.redemption_of(instrument_id).await? {
+            if known.idempotency_key != asked.idempotency_key {
+                return Err(Refusal::RedemptionExists.into());
+            }
+            return Ok(known);
+        }
+        let instrument = self.known_instrument(instrument_id).await?;
+        if instrument.instrument_id == CFA_RUB
+            || matches!(
+                instrument.status,
+                InstrumentStatus::Draft | InstrumentStatus::Redeemed
+            )
+        {
+            return Err(Refusal::InstrumentNotActive.into());
+        }
+        self.stop_trading(asked, instrument).await?;
+        let instrument = self.known_instrument(instrument_id).await?;
+        let record_date_us = record_date_us
+            .or(instrument.matures_at_us)
+            .unwrap_or_else(|| self.clock.now_us());
+        // the snapshot is that of the end of the record day (R099)
+        let cut_off_us = plan::end_of_day_us(record_date_us);
+        self.catch_up_registry().await?;
+        let holders = self
+            .all_holders(&instrument.contract_address, Some(cut_off_us))
+            .await?;
+        if let Some(stranger) = holders.iter().find(|holder| holder.user_id.is_empty()) {
+            tracing::warn!(
+                address = stranger.address,
+                instrument_id,
+                "holder without a user id is paid on chain only"
+            );
+        }
+        let too_large = |_| Refusal::field("instrument_id", "amounts are too large");
+        let worth = plan::worth_per_unit(instrument.nominal, &instrument.coupons, cut_off_us)
+            .map_err(too_large)?;
+        let (lines, total_minor) =
+            plan::redemption(&holders, instrument.decimals, worth).map_err(too_large)?;
+        let redemption = IssueRedemption {
+            redemption_id: Uuid::new_v5(
+                &Uuid::NAMESPACE_OID,
+                format!("redemption:{instrument_id}").as_bytes(),
+            )
+            .to_string(),
+            instrument_id: instrument_id.to_owned(),
+            reason,
+            status: RedemptionStatus::Snapshot,
+            record_date_us,
+            total_minor,
+            lines,
+            parts_done: 0,
+            tx_hash: None,
+            idempotency_key: asked.idempotency_key.clone(),
+            created_at_us: self.now_us(),
+            finalized_at_us: None,
+        };
+        let mut tx = self.repo.begin().await?;
+        if !self
+            .repo
+            .insert_redemption_in_tx(&mut tx, &redemption)
+            .await?
+        {
+            return Err(Refusal::RedemptionExists.into());
+        }
+        let record = publish::audit(
+            "redemption.started",
+            instrument_id,
+            &asked.actor,
+            "",
+            redemption.status.name(),
+            reason.name(),
+            &asked.correlation_id,
+            redemption.created_at_us,
+        );
+        self.repo.publish_in_tx(&mut tx, &[record]).await?;
+        tx.commit().await?;
+        match self.drive_redemption(&redemption.redemption_id).await {
+            Ok(redemption) => Ok(redemption),
+            Err(error) => {
+                tracing::warn!(redemption_id = redemption.redemption_id, %error, "redemption goes on later");
+                Ok(self
+                    .repo
+                    .redemption(&redemption.redemption_id)
+                    .await?
+                    .unwrap_or(redemption))
+            }
+        }
+    }
+
+    async fn stop_trading(&self, asked: &Asked, instrument: Instrument) -> Result<(), Error> {
+        let _turn = self.turns.take(&instrument.instrument_id).await;
+        let mut instrument = self.known_instrument(&instrument.instrument_id).await?;
+        if instrument.status == InstrumentStatus::Matured {
+            return Ok(());
+        }
+        assert!(
+            instrument.status.may_become(InstrumentStatus::Matured),
+            "checked by the caller"
+        );
+        instrument.status = InstrumentStatus::Matured;
+        instrument.updated_at_us = self.now_us();
+        let mut tx = self.repo.begin().await?;
+        self.repo
+            .save_instrument_in_tx(&mut tx, &instrument)
+            .await?;
+        self.repo
+            .publish_in_tx(
+                &mut tx,
+                &[publish::instrument_updated(
+                    &instrument,
+                    &asked.correlation_id,
+                )],
+            )
+            .await?;
+        Ok(tx.commit().await?)
+    }
+
+    /// Goes on with a redemption as far as it can.
+    pub async fn drive_redemption(&self, redemption_id: &str) -> Result<IssueRedemption, Error> {
+        let _turn = self.turns.take(redemption_id).await;
+        let mut redemption = self
+            .repo
+            .redemption(redemption_id)
+            .await?
+            .ok_or(Refusal::RedemptionNotFound)?;
+        let instrument = self.known_instrument(&redemption.instrument_id).await?;
+        loop {
+            match redemption.status {
+                RedemptionStatus::Snapshot | RedemptionStatus::Underfunded => {
+                    if !self.fund(&mut redemption, &instrument).await? {
+                        return Ok(redemption);
+                    }
+                }
+                RedemptionStatus::Funded | RedemptionStatus::Submitted => {
+                    self.distribute(&mut redemption, &instrument).await?
+                }
+                RedemptionStatus::Finalized | RedemptionStatus::Failed => return Ok(redemption),
+            }
+        }
+    }
+
+    async fn save_redemption(
+        &self,
+        redemption: &IssueRedemption,
+        events: &[events::Event],
+    ) -> Result<(), Error> {
+        let mut tx = self.repo.begin().await?;
+        self.repo.save_redemption_in_tx(&mut tx, redemption).await?;
+        self.repo.publish_in_tx(&mut tx, events).await?;
+        Ok(tx.commit().await?)
+    }
+
+    /// The issuer's money to the redemption account; false when he has not enough (R101).
+    async fn fund(
+        &self,
+        redemption: &mut IssueRedemption,
+        instrument: &Instrument,
+    ) -> Result<bool, Error> {
+        let id = format!("{}:fund", redemption.redemption_id);
+        if redemption.total_minor > 0 {
+            let operation = LedgerOperation {
+                operation_id: id.clone(),
+                kind: LedgerKind::Payment,
+                user_id: instrument.issuer_id.clone(),
+                postings: vec![Posting {
+                    debit: format!("{}:{CFA_RUB}", instrument.issuer_id),
+                    credit: format!("{REDEMPTION_ACCOUNT}:{CFA_RUB}"),
+                    instrument_id: CFA_RUB.into(),
+                    amount_minor: redemption.total_minor,
+                    decimals: CFA_RUB_DECIMALS,
+                    unsettled: false,
+                }],
+            };
+            match self
+                .peers
+                .post(&redemption.redemption_id, &[operation], &[])
+                .await
+            {
+                Ok(()) => {}
+                Err(error)
+                    if error.is_peer_reason("INSUFFICIENT_BALANCE")
+                        || error.is_peer_reason("SUBACCOUNT_NOT_FOUND") =>
+                {
+                    if redemption.status != RedemptionStatus::Underfunded {
+                        tracing::error!(
+                            redemption_id = redemption.redemption_id,
+                            instrument_id = redemption.instrument_id,
+                            needed_minor = redemption.total_minor,
+                            severity = "critical",
+                            "issuer has not funded the redemption"
+                        );
+                        let record = publish::audit(
+                            "redemption.underfunded",
+                            &redemption.instrument_id,
+                            &instrument.issuer_id,
+                            redemption.status.name(),
+                            RedemptionStatus::Underfunded.name(),
+                            "",
+                            &redemption.redemption_id,
+                            self.now_us(),
+                        );
+                        redemption.status = RedemptionStatus::Underfunded;
+                        self.save_redemption(redemption, &[record]).await?;
+                    }
+                    return Ok(false);
+                }
+                Err(error) => return Err(error),
+            }
+            let action = Action::Transfer {
+                token: self.contracts.money,
+                from: Address::of_user(&instrument.issuer_id),
+                to: Address::of_user(REDEMPTION_ACCOUNT),
+                units: unsigned(redemption.total_minor),
+            };
+            let receipt = self.send_and_wait(&id, &action).await?;
+            if receipt.status == ReceiptStatus::Reverted {
+                self.peers
+                    .reverse(&redemption.redemption_id, &id, REVERTED_MESSAGE)
+                    .await?;
+                return self
+                    .fail(redemption, "funding reverted")
+                    .await
+                    .map(|()| true);
+            }
+            self.peers
+                .finalize(
+                    &redemption.redemption_id,
+                    &[id],
+                    &receipt.tx_hash.to_string(),
+                )
+                .await?;
+        }
+        redemption.status = RedemptionStatus::Funded;
+        self.save_redemption(redemption, &[]).await?;
+        Ok(true)
+    }
+
+    async fn send_and_wait(&self, key: &str, action: &Action) -> Result<Receipt, Error> {
+        let submitted = self.chain.submit(key, &action.call()).await?;
+        self.chain
+            .wait_receipt(&submitted.tx_hash, RECEIPT_WAIT)
+            .await?
+            .ok_or(Error::Unavailable("Blockchain"))
+    }
+
+    async fn fail(&self, redemption: &mut IssueRedemption, why: &str) -> Result<(), Error> {
+        tracing::error!(
+            redemption_id = redemption.redemption_id,
+            why,
+            severity = "critical",
+            "redemption failed"
+        );
+        let before = redemption.status.name();
+        redemption.status = RedemptionStatus::Failed;
+        let id = redemption.redemption_id.clone();
+        let record = publish::audit(
+            "redemption.failed",
+            &redemption.instrument_id,
+            "",
+            before,
+            redemption.status.name(),
+            why,
+            &id,
+            self.now_us(),
+        );
+        self.save_redemption(redemption, &[record]).await
+    }
+
+    /// The next part's operations: those that a crash or an absent peer left, otherwise new ones for holders not served yet.
+    async fn next_part(
+        &self,
+        redemption: &IssueRedemption,
+        instrument: &Instrument,
+    ) -> Result<Vec<Operation>, Error> {
+        let left = self
+            .repo
+            .open_maturity_operations(&redemption.redemption_id)
+            .await?;
+        if !left.is_empty() {
+            return Ok(left);
+        }
+        self.catch_up_registry().await?;
+        let mut owed: BTreeMap<String, (String, i64, i64)> = BTreeMap::new();
+        for line in &redemption.lines {
+            owed.insert(
+                line.address.clone(),
+                (line.user_id.clone(), 0, line.payment_minor),
+            );
+        }
+        for holder in self.all_holders(&instrument.contract_address, None).await? {
+            owed.entry(holder.address)
+                .or_insert((holder.user_id, 0, 0))
+                .1 = holder.units_minor;
+        }
+        let now_us = self.now_us();
+        let mut rows = Vec::new();
+        let mut tx = self.repo.begin().await?;
+        for (address, (user_id, burn_minor, payment_minor)) in owed {
+            let reference = format!("{}:{address}", redemption.redemption_id);
+            let operation_id = Uuid::new_v5(&Uuid::NAMESPACE_OID, reference.as_bytes()).to_string();
+            if self.repo.operation(&operation_id).await?.is_some()
+                || (burn_minor == 0 && payment_minor == 0)
+            {
+                continue;
+            }
+            // a holder that no user id leads to is served on chain only
+            let user_id = if user_id.is_empty() {
+                &address
+            } else {
+                &user_id
+            };
+            let mut operation = Operation::new(
+                Flow::Maturity,
+                user_id,
+                &operation_id,
+                &redemption.redemption_id,
+                now_us,
+            );
+            operation.operation_id = operation_id;
+            operation.amount = Decimal::from_minor(burn_minor, instrument.decimals);
+            operation.units_minor = burn_minor;
+            operation.currency_code = instrument.instrument_id.clone();
+            operation.instrument_id = instrument.instrument_id.clone();
+            operation.external_ref = reference;
+            operation.from_user_id = user_id.clone();
+            operation.payment_minor = payment_minor;
+            if let Inserted::Done = self
+                .repo
+                .insert_operation_in_tx(&mut tx, &operation)
+                .await?
+            {
+                rows.push(operation);
+            }
+            if rows.len() == PART {
+                break;
+            }
+        }
+        tx.commit().await?;
+        Ok(rows)
+    }
+
+    /// Runs the next part, or ends the redemption when none is left.
+    async fn distribute(
+        &self,
+        redemption: &mut IssueRedemption,
+        instrument: &Instrument,
+    ) -> Result<(), Error> {
+        let mut rows = self.next_part(redemption, instrument).await?;
+        if rows.is_empty() {
+            return self.finish(redemption, instrument).await;
+        }
+        let part = redemption.parts_done;
+        let operations: Vec<_> = rows
+            .iter()
+            .map(|row| ledger_operation(row, instrument))
+            .filter(|operation| !operation.postings.is_empty())
+            .collect();
+        if !operations.is_empty() {
+            let scales = [(instrument.instrument_id.clone(), instrument.decimals)];
+            if let Err(error) = self
+                .peers
+                .post(&redemption.redemption_id, &operations, &scales)
+                .await
+            {
+                if !error.is_transient() {
+                    // units that an order still holds: forget the part, amounts are taken anew next time
+                    for row in &rows {
+                        self.repo
+                            .delete_created_operation(&row.operation_id)
+                            .await?;
+                    }
+                }
+                return Err(error);
+            }
+        }
+        redemption.status = RedemptionStatus::Submitted;
+        let now_us = self.now_us();
+        let mut payouts = Vec::with_capacity(rows.len());
+        let mut tx = self.repo.begin().await?;
+        self.repo.save_redemption_in_tx(&mut tx, redemption).await?;
+        for row in &mut rows {
+            row.facts.gated = true;
+            if row.status == Status::Created {
+                row.set_status(Status::Processing, now_us);
+            }
+            self.repo.save_operation_in_tx(&mut tx, row).await?;
+            payouts.push(Payout {
+                holder: holder_address(row)?,
+                units: unsigned(row.units_minor),
+                payment: unsigned(row.payment_minor),
+            });
+        }
+        tx.commit().await?;
+        let action = Action::Distribute {
+            redemption: self.contracts.redemption,
+            id: redemption.redemption_id.clone(),
+            part,
+            token: self.token(instrument)?,
+            account: Address::of_user(REDEMPTION_ACCOUNT),
+            payouts,
+        };
+        let receipt = self
+            .send_and_wait(
+                &format!("{}:part:{part}", redemption.redemption_id),
+                &action,
+            )
+            .await?;
+        let ids: Vec<_> = operations
+            .iter()
+            .map(|operation| operation.operation_id.clone())
+            .collect();
+        let reverted = receipt.status == ReceiptStatus::Reverted;
+        if reverted {
+            for id in &ids {
+                self.peers
+                    .reverse(&redemption.redemption_id, id, REVERTED_MESSAGE)
+                    .await?;
+            }
+        } else if !ids.is_empty() {
+            self.peers
+                .finalize(
+                    &redemption.redemption_id,
+                    &ids,
+                    &receipt.tx_hash.to_string(),
+                )
+                .await?;
+        }
+        self.end_part(redemption, rows, &receipt).await?;
+        if reverted {
+            self.fail(redemption, "distribution reverted").await
+        } else {
+            Ok(())
+        }
+    }
+
+    async fn end_part(
+        &self,
+        redemption: &mut IssueRedemption,
+        mut rows: Vec<Operation>,
+        receipt: &Receipt,
+    ) -> Result<(), Error> {
+        let now_us = self.now_us();
+        let mut events = Vec::new();
+        let mut tx = self.repo.begin().await?;
+        for operation in &mut rows {
+            operation.tx_hash = Some(receipt.tx_hash.to_string());
+            operation.block_number = Some(receipt.block_number);
+            operation.set_status(Status::OnchainSubmitted, now_us);
+            match receipt.status {
+                ReceiptStatus::Reverted => {
+                    operation.facts.chain = Chain::Reverted;
+                    operation.facts.undone = true;
+                    operation.rejection =
+                        Some((Rejection::IntegrationError, REVERTED_MESSAGE.to_owned()));
+                    operation.set_status(Status::Rejected, now_us);
+                }
+                ReceiptStatus::Success => {
+                    operation.facts.chain = Chain::Succeeded;
+                    operation.facts.settled = true;
+                    operation.set_status(Status::Finalized, now_us);
+                    events.push(publish::redeemed(operation));
+                    if operation.payment_minor > 0 {
+                        events.push(publish::notification(redemption, operation, now_us));
+                    }
+                }
+            }
+            self.repo.save_operation_in_tx(&mut tx, operation).await?;
+        }
+        redemption.tx_hash = Some(receipt.tx_hash.to_string());
+        if receipt.status == ReceiptStatus::Success {
+            redemption.parts_done += 1;
+        }
+        self.repo.save_redemption_in_tx(&mut tx, redemption).await?;
+        self.repo.publish_in_tx(&mut tx, &events).await?;
+        tx.commit().await?;
+        rows.iter().for_each(count);
+        Ok(())
+    }
+
+    async fn finish(
+        &self,
+        redemption: &mut IssueRedemption,
+        instrument: &Instrument,
+    ) -> Result<(), Error> {
+        let now_us = self.now_us();
+        let mut instrument = instrument.clone();
+        instrument.status = InstrumentStatus::Redeemed;
+        instrument.updated_at_us = now_us;
+        redemption.status = RedemptionStatus::Finalized;
+        redemption.finalized_at_us = Some(now_us);
+        let mut tx = self.repo.begin().await?;
+        self.repo.save_redemption_in_tx(&mut tx, redemption).await?;
+        self.repo
+            .save_instrument_in_tx(&mut tx, &instrument)
+            .await?;
+        let events = [
+            publish::instrument_updated(&instrument, &redemption.redemption_id),
+            publish::audit(
+                "redemption.finalized",
+                &instrument.instrument_id,
+                &instrument.issuer_id,
+                RedemptionStatus::Submitted.name(),
+                redemption.status.name(),
+                redemption.reason.name(),
+                &redemption.redemption_id,
+                now_us,
+            ),
+        ];
+        self.repo.publish_in_tx(&mut tx, &events).await?;
+        Ok(tx.commit().await?)
+    }
+
+    /// Issues whose maturity has come start their redemption (R097).
+    pub(super) async fn start_due_redemptions(&self) -> Result<(), Error> {
+        for instrument in self.repo.due_instruments(self.clock.now_us()).await? {
+            let asked = Asked {
+                idempotency_key: format!("maturity:{}", instrument.instrument_id),
+                correlation_id: format!("maturity:{}", instrument.instrument_id),
+                actor: "cfa".into(),
+            };
+            self.start_redemption(
+                &asked,
+                &instrument.instrument_id,
+                instrument.matures_at_us,
+                RedemptionReason::Maturity,
+            )
+            .await?;
+        }
+        Ok(())
+    }
+}
+
+/// The reference of a holder's operation ends in his address.
+fn holder_address(operation: &Operation) -> Result<Address, Error> {
+    let address = operation
+        .external_ref
+        .rsplit(':')
+        .next()
+        .unwrap_or_default();
+    address
+        .parse()
+        .map_err(|_| Error::Damaged("holder address".into()))
+}
+
+fn ledger_operation(operation: &Operation, instrument: &Instrument) -> LedgerOperation {
+    let user_id = &operation.user_id;
+    let has_account = user_id.parse::<Address>().is_err();
+    let mut postings = Vec::new();
+    if has_account && operation.payment_minor > 0 {
+        postings.push(Posting {
+            debit: format!("{REDEMPTION_ACCOUNT}:{CFA_RUB}"),
+            credit: format!("{user_id}:{CFA_RUB}"),
+            instrument_id: CFA_RUB.into(),
+            amount_minor: operation.payment_minor,
+            decimals: CFA_RUB_DECIMALS,
+            unsettled: true,
+        });
+    }
+    if has_account && operation.units_minor > 0 {
+        postings.push(Posting {
+            debit: format!("{user_id}:{}", instrument.instrument_id),
+            credit: format!("system:reserve:{}", instrument.instrument_id),
+            instrument_id: instrument.instrument_id.clone(),
+            amount_minor: operation.units_minor,
+            decimals: instrument.decimals,
+            unsettled: false,
+        });
+    }
+    LedgerOperation {
+        operation_id: operation.operation_id.clone(),
+        kind: LedgerKind::Of(operation.flow.kind()),
+        user_id: user_id.clone(),
+        postings,
+    }
+}

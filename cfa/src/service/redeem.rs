@@ -1,0 +1,321 @@
+//! RedeemCfaRub (specification 4.1 rules 4, 5, 7; T06 to T10), its finalization and the AML stop; RedeemInvestmentCfa (D09).
+
+use types::Decimal;
+
+use super::drive::count;
+use super::issue::replayed;
+use super::{Asked, Service, Started, units};
+use crate::api::peers::{CheckedOperation, LimitType, PayoutState};
+use crate::api::publish;
+use crate::error::{Error, Refusal};
+use crate::model::{
+    CFA_RUB, CFA_RUB_DECIMALS, Flow, Kind, Operation, RedemptionReason, Rejection, Status,
+    limit_rejection,
+};
+use crate::plan;
+use crate::repo::Inserted;
+use crate::saga::Payout;
+
+impl Service {
+    /// Burns CFA-RUB and pays the user. KYC below STANDARD is an error, a limit refusal is a REJECTED operation, in that order.
+    pub async fn redeem_rub(
+        &self,
+        asked: &Asked,
+        user_id: &str,
+        amount: Decimal,
+        payout_id: &str,
+    ) -> Result<Started, Error> {
+        let units_minor = units("amount", amount, CFA_RUB_DECIMALS)?;
+        if let Some(operation) = self
+            .repo
+            .operation_by_key(Flow::RedeemRub, user_id, &asked.idempotency_key)
+            .await?
+        {
+            return Ok(replayed(operation, units_minor));
+        }
+        let profile = self
+            .peers
+            .profile(&asked.correlation_id, user_id)
+            .await?
+            .ok_or(Refusal::UserNotFound)?;
+        if !profile.is_standard {
+            return Err(Refusal::KycTooLowForWithdrawal.into());
+        }
+        let mut operation = Operation::new(
+            Flow::RedeemRub,
+            user_id,
+            &asked.idempotency_key,
+            &asked.correlation_id,
+            self.now_us(),
+        );
+        operation.amount = amount;
+        operation.units_minor = units_minor;
+        operation.currency_code = "RUB".into();
+        operation.instrument_id = CFA_RUB.into();
+        operation.external_ref = payout_id.to_owned();
+        operation.from_user_id = user_id.to_owned();
+        let limits = self
+            .peers
+            .check_limits(
+                &asked.correlation_id,
+                user_id,
+                LimitType::Withdrawal,
+                amount,
+                CheckedOperation::Withdrawal,
+            )
+            .await?;
+        let mut refusal = limits.map(limit_rejection);
+        if refusal.is_none() {
+            let hit = self
+                .peers
+                .check_sanctions(&asked.correlation_id, user_id, payout_id)
+                .await?;
+            refusal = hit.map(|reason| (Rejection::SanctionsHit, reason));
+        }
+        if refusal.is_some() {
+            operation.set_status(Status::Rejected, self.now_us());
+            operation.rejection = refusal;
+        }
+        let mut tx = self.repo.begin().await?;
+        if let Inserted::Exists(stored) = self
+            .repo
+            .insert_operation_in_tx(&mut tx, &operation)
+            .await?
+        {
+            return Ok(replayed(*stored, units_minor));
+        }
+        if operation.status == Status::Rejected {
+            self.repo
+                .publish_in_tx(
+                    &mut tx,
+                    &[publish::audit_operation(
+                        &operation,
+                        "redemption.rejected",
+                        Status::Created.name(),
+                    )],
+                )
+                .await?;
+            tx.commit().await?;
+            count(&operation);
+            requested(&operation);
+            return Ok(Started {
+                operation,
+                replayed: false,
+            });
+        }
+        tx.commit().await?;
+        let operation = self.drive_or_leave(operation).await?;
+        requested(&operation);
+        Ok(Started {
+            operation,
+            replayed: false,
+        })
+    }
+
+    /// FinalizeRedemption (D42) and what PayoutConfirmed and PayoutFailed lead to. A payout that is still under way changes nothing (T08).
+    ///
+    /// # Errors
+    /// `Operation not found`; `Payout failed` after the tokens were given back (the state is kept).
+    pub async fn finalize_redemption(&self, payout_id: &str) -> Result<Operation, Error> {
+        let found = self
+            .repo
+            .operation_by_reference(Kind::Redemption, payout_id)
+            .await?
+            .ok_or(Refusal::OperationNotFound)?;
+        if found.flow != Flow::RedeemRub {
+            return Err(Refusal::OperationNotFound.into());
+        }
+        if !found.status.is_terminal() {
+            let state = self.peers.payout(&found.correlation_id, payout_id).await?;
+            let _turn = self.turns.take(&found.operation_id).await;
+            let mut operation = self
+                .repo
+                .operation(&found.operation_id)
+                .await?
+                .ok_or(Refusal::OperationNotFound)?;
+            let news = match state {
+                Some(PayoutState::Succeeded) => Some(Payout::Succeeded),
+                Some(PayoutState::Failed) => Some(Payout::Failed),
+                Some(PayoutState::Pending) | None => None,
+            };
+            if let (Some(news), Payout::Started | Payout::Released) = (news, operation.facts.payout)
+            {
+                operation.facts.payout = news;
+                operation.updated_at_us = self.now_us();
+                self.repo.save_operation(&operation).await?;
+            }
+        }
+        let operation = self.drive(&found.operation_id).await?;
+        if operation.status == Status::Failed {
+            return Err(Refusal::PayoutFailed.into());
+        }
+        Ok(operation)
+    }
+
+    /// Compliance stops a redemption before its money is at the bank, or lets it go on (115-FZ, specification 1.5).
+    pub async fn block_redemption(
+        &self,
+        asked: &Asked,
+        operation_id: &str,
+        blocked: bool,
+        reason: &str,
+    ) -> Result<Operation, Error> {
+        {
+            let _turn = self.turns.take(operation_id).await;
+            let mut operation = self
+                .repo
+                .operation(operation_id)
+                .await?
+                .ok_or(Refusal::OperationNotFound)?;
+            if operation.flow != Flow::RedeemRub {
+                return Err(Refusal::OperationState.into());
+            }
+            if operation.facts.blocked == blocked {
+                return Ok(operation);
+            }
+            let before = operation.status;
+            let now_us = self.now_us();
+            if blocked {
+                let at_bank = matches!(
+                    operation.facts.payout,
+                    Payout::Released | Payout::Succeeded | Payout::Failed
+                );
+                if at_bank || !before.may_become(Status::Blocked) {
+                    return Err(Refusal::OperationState.into());
+                }
+                operation.status_before_block = Some(before);
+                operation.set_status(Status::Blocked, now_us);
+                operation.rejection = Some((Rejection::AmlBlocked, reason.to_owned()));
+            } else {
+                let back = operation
+                    .status_before_block
+                    .take()
+                    .ok_or(Refusal::OperationState)?;
+                operation.set_status(back, now_us);
+                operation.rejection = None;
+            }
+            operation.facts.blocked = blocked;
+            let action = if blocked {
+                "redemption.blocked"
+            } else {
+                "redemption.cleared"
+            };
+            let record = publish::audit(
+                action,
+                operation_id,
+                &asked.actor,
+                before.name(),
+                operation.status.name(),
+                reason,
+                &asked.correlation_id,
+                now_us,
+            );
+            let mut tx = self.repo.begin().await?;
+            self.repo.save_operation_in_tx(&mut tx, &operation).await?;
+            self.repo.publish_in_tx(&mut tx, &[record]).await?;
+            tx.commit().await?;
+            if blocked {
+                return Ok(operation);
+            }
+        }
+        // a receipt may have come while it stood still
+        if let Some(tx_hash) = self
+            .repo
+            .operation(operation_id)
+            .await?
+            .and_then(|operation| operation.tx_hash)
+        {
+            self.on_receipt(&tx_hash).await?;
+        }
+        self.drive(operation_id).await
+    }
+
+    /// One holder gives units back to the issuer for nominal (buyback) or nominal and due coupons (maturity).
+    pub async fn redeem_investment(
+        &self,
+        asked: &Asked,
+        instrument_id: &str,
+        holder_id: &str,
+        amount: Decimal,
+        redemption_id: &str,
+        reason: RedemptionReason,
+    ) -> Result<Started, Error> {
+        let instrument = self.known_instrument(instrument_id).await?;
+        if instrument.instrument_id == CFA_RUB {
+            return Err(
+                Refusal::field("instrument_id", "CFA-RUB is redeemed with RedeemCfaRub").into(),
+            );
+        }
+        let units_minor = units("amount.amount", amount, instrument.decimals)?;
+        if let Some(operation) = self
+            .repo
+            .operation_by_key(Flow::RedeemInvestment, holder_id, &asked.idempotency_key)
+            .await?
+        {
+            return Ok(replayed(operation, units_minor));
+        }
+        if holder_id == instrument.issuer_id {
+            return Err(Refusal::field("holder_id", "must be another user than the issuer").into());
+        }
+        let coupons: &[_] = if reason == RedemptionReason::Maturity {
+            &instrument.coupons
+        } else {
+            &[]
+        };
+        let worth = plan::worth_per_unit(instrument.nominal, coupons, self.clock.now_us());
+        let payment =
+            worth.and_then(|worth| plan::payment_minor(units_minor, instrument.decimals, worth));
+        let payment_minor = payment.map_err(|_| Refusal::field("amount.amount", "is too large"))?;
+        self.peers
+            .profile(&asked.correlation_id, holder_id)
+            .await?
+            .ok_or(Refusal::UserNotFound)?;
+        let mut operation = Operation::new(
+            Flow::RedeemInvestment,
+            holder_id,
+            &asked.idempotency_key,
+            &asked.correlation_id,
+            self.now_us(),
+        );
+        operation.amount = amount;
+        operation.units_minor = units_minor;
+        operation.currency_code = instrument.instrument_id.clone();
+        operation.instrument_id = instrument.instrument_id.clone();
+        operation.external_ref = redemption_id.to_owned();
+        operation.payment_minor = payment_minor;
+        operation.from_user_id = holder_id.to_owned();
+        if let Some(reason) = self
+            .peers
+            .check_sanctions(&asked.correlation_id, holder_id, redemption_id)
+            .await?
+        {
+            operation.set_status(Status::Rejected, self.now_us());
+            operation.rejection = Some((Rejection::SanctionsHit, reason));
+        }
+        let mut tx = self.repo.begin().await?;
+        if let Inserted::Exists(stored) = self
+            .repo
+            .insert_operation_in_tx(&mut tx, &operation)
+            .await?
+        {
+            return Ok(replayed(*stored, units_minor));
+        }
+        tx.commit().await?;
+        if operation.status == Status::Rejected {
+            count(&operation);
+            return Ok(Started {
+                operation,
+                replayed: false,
+            });
+        }
+        Ok(Started {
+            operation: self.drive_or_leave(operation).await?,
+            replayed: false,
+        })
+    }
+}
+
+/// Counts requests, whatever becomes of them (T39).
+fn requested(operation: &Operation) {
+    metrics::counter!("redemptions_total", "type" => operation.flow.name(), "status" => operation.status.name()).increment(1);
+}

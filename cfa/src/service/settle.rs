@@ -1,0 +1,462 @@
+//! SettleTrades: many trades in one chain transaction (`design.md` 4 and 7, T02, T11).
+//!
+//! One operation per trade, keyed by its trade id for ever; one batch per batch id. Life of a batch: stored with its trades -> submitted
+//! (raw transaction stored) -> final, with the trades that the contract left out. Trades of sanctioned users are left out before the chain
+//! (T46). A trade that was left out may come again in a later batch; one that is settled or under way may not.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use types::Decimal;
+use uuid::Uuid;
+
+use super::drive::count;
+use super::{Asked, Service, units, unsigned};
+use crate::api::publish;
+use crate::chain::{Action, Address, ChainError, Receipt, ReceiptStatus, Trade};
+use crate::error::{Error, Refusal};
+use crate::model::{
+    Batch, BatchStatus, Flow, Instrument, InstrumentStatus, Operation, REVERTED_MESSAGE, Rejection,
+    Status, TradeLeg,
+};
+use crate::repo::Inserted;
+use crate::saga::Chain;
+
+const LEFT_OUT_MESSAGE: &str = "Trade left out by the settlement contract";
+
+/// A trade as the batch sends it to the chain; stored with the batch, so that a resumed one sends the same.
+#[derive(Serialize, Deserialize)]
+struct Sent {
+    trade_id: String,
+    token: String,
+    number: u64,
+    buyer_id: String,
+    seller_id: String,
+    quantity: i64,
+    payment: i64,
+    fee: i64,
+}
+
+impl Service {
+    /// Takes a batch in and submits it. Idempotent by `batch_id`: the stored batch is answered, submitted first if it was not yet.
+    pub async fn settle_trades(
+        &self,
+        asked: &Asked,
+        batch_id: &str,
+        legs: &[TradeLeg],
+    ) -> Result<Batch, Error> {
+        let _turn = self.turns.take(batch_id).await;
+        if let Some(batch) = self.repo.batch(batch_id).await? {
+            return self.submit_batch(batch).await;
+        }
+        if legs.is_empty() || legs.len() > self.config.batch_trades_max {
+            return Err(Refusal::field(
+                "trades",
+                format!("must be 1 to {}", self.config.batch_trades_max),
+            )
+            .into());
+        }
+        let instruments = self.instruments_of(legs).await?;
+        let sanctioned = self.sanctioned(asked, legs).await?;
+        let now_us = self.now_us();
+        let mut batch = Batch {
+            batch_id: batch_id.to_owned(),
+            status: BatchStatus::Submitted,
+            tx_hash: None,
+            block_number: None,
+            trades: legs.len() as u32,
+            failed_trade_ids: Vec::new(),
+            gas_used: 0,
+        };
+        let mut sent = Vec::with_capacity(legs.len());
+        let mut rows = Vec::with_capacity(legs.len());
+        let mut seen = BTreeSet::new();
+        for leg in legs {
+            if leg.trade_id.is_empty() || !seen.insert(leg.trade_id.as_str()) {
+                return Err(
+                    Refusal::field("trades.trade_id", "must not be empty or repeated").into(),
+                );
+            }
+            if leg.buyer_id == leg.seller_id {
+                return Err(Refusal::field(
+                    "trades.seller_id",
+                    "must be another user than the buyer",
+                )
+                .into());
+            }
+            let instrument = &instruments[&leg.instrument_id];
+            let units_minor = units("trades.quantity", leg.quantity, instrument.decimals)?;
+            let mut operation = operation_of(leg, units_minor, asked, now_us);
+            if let Some(reason) = sanctioned
+                .get(&leg.buyer_id)
+                .or_else(|| sanctioned.get(&leg.seller_id))
+            {
+                operation.set_status(Status::Rejected, now_us);
+                operation.rejection = Some((Rejection::SanctionsHit, reason.clone()));
+                batch.failed_trade_ids.push(leg.trade_id.clone());
+            } else {
+                operation.set_status(Status::Processing, now_us);
+                sent.push(Sent {
+                    trade_id: leg.trade_id.clone(),
+                    token: instrument.contract_address.clone(),
+                    number: leg.trade_number,
+                    buyer_id: leg.buyer_id.clone(),
+                    seller_id: leg.seller_id.clone(),
+                    quantity: units_minor,
+                    payment: leg.payment_minor,
+                    fee: leg.fee_minor,
+                });
+            }
+            rows.push(operation);
+        }
+        if sent.is_empty() {
+            batch.status = BatchStatus::Finalized;
+        }
+        let payload =
+            serde_json::to_string(&sent).map_err(|error| Error::Damaged(error.to_string()))?;
+        let mut tx = self.repo.begin().await?;
+        self.repo
+            .insert_batch_in_tx(&mut tx, &batch, &payload, now_us)
+            .await?;
+        for mut operation in rows {
+            if let Inserted::Exists(stored) = self
+                .repo
+                .insert_operation_in_tx(&mut tx, &operation)
+                .await?
+            {
+                operation = take_up(*stored, &operation, now_us)?;
+            }
+            self.repo
+                .assign_batch_in_tx(&mut tx, &operation, batch_id)
+                .await?;
+        }
+        tx.commit().await?;
+        self.submit_batch(batch).await
+    }
+
+    async fn instruments_of(
+        &self,
+        legs: &[TradeLeg],
+    ) -> Result<BTreeMap<String, Instrument>, Error> {
+        let mut instruments = BTreeMap::new();
+        for leg in legs {
+            if !instruments.contains_key(&leg.instrument_id) {
+                let instrument = self.known_instrument(&leg.instrument_id).await?;
+                // trades matched before a halt or maturity are settled all the same
+                if instrument.status == InstrumentStatus::Draft {
+                    return Err(Refusal::InstrumentNotActive.into());
+                }
+                instruments.insert(leg.instrument_id.clone(), instrument);
+            }
+        }
+        Ok(instruments)
+    }
+
+    /// Sanctioned parties of the batch with the reason; each party is asked for once.
+    async fn sanctioned(
+        &self,
+        asked: &Asked,
+        legs: &[TradeLeg],
+    ) -> Result<HashMap<String, String>, Error> {
+        let parties: BTreeSet<&str> = legs
+            .iter()
+            .flat_map(|leg| [leg.buyer_id.as_str(), leg.seller_id.as_str()])
+            .collect();
+        let mut hits = HashMap::new();
+        for party in parties {
+            if let Some(reason) = self
+                .peers
+                .check_sanctions(&asked.correlation_id, party, "trade settlement")
+                .await?
+            {
+                hits.insert(party.to_owned(), reason);
+            }
+        }
+        Ok(hits)
+    }
+
+    /// Sends the batch to the chain unless it is there already. The caller has the turn.
+    async fn submit_batch(&self, mut batch: Batch) -> Result<Batch, Error> {
+        if batch.status != BatchStatus::Submitted || batch.tx_hash.is_some() {
+            return Ok(batch);
+        }
+        let sent = self.sent(&batch.batch_id).await?;
+        let users: BTreeSet<&str> = sent
+            .iter()
+            .flat_map(|trade| [trade.buyer_id.as_str(), trade.seller_id.as_str()])
+            .collect();
+        self.ensure_registered(&users.into_iter().collect::<Vec<_>>())
+            .await?;
+        let mut addresses: HashMap<&str, Address> = HashMap::new();
+        let mut trades = Vec::with_capacity(sent.len());
+        for trade in &sent {
+            trades.push(Trade {
+                token: trade
+                    .token
+                    .parse()
+                    .map_err(|_| Error::Damaged("token of a trade".into()))?,
+                number: trade.number,
+                buyer: *addresses
+                    .entry(&trade.buyer_id)
+                    .or_insert_with(|| Address::of_user(&trade.buyer_id)),
+                seller: *addresses
+                    .entry(&trade.seller_id)
+                    .or_insert_with(|| Address::of_user(&trade.seller_id)),
+                quantity: unsigned(trade.quantity),
+                payment: unsigned(trade.payment),
+                fee: unsigned(trade.fee),
+            });
+        }
+        let action = Action::SettleTrades {
+            settlement: self.contracts.settlement,
+            id: batch.batch_id.clone(),
+            trades,
+        };
+        match self
+            .chain
+            .submit(&format!("batch:{}", batch.batch_id), &action.call())
+            .await
+        {
+            Ok(submitted) => {
+                batch.tx_hash = Some(submitted.tx_hash.to_string());
+                let mut tx = self.repo.begin().await?;
+                self.repo.save_batch_in_tx(&mut tx, &batch).await?;
+                self.repo
+                    .submit_batch_operations_in_tx(&mut tx, &batch, self.now_us())
+                    .await?;
+                tx.commit().await?;
+                Ok(batch)
+            }
+            // nothing was sent and nothing will be: settlement may form another batch
+            Err(ChainError::Refused(reason)) => {
+                tracing::error!(
+                    batch_id = batch.batch_id,
+                    reason,
+                    severity = "critical",
+                    "blockchain refused a batch"
+                );
+                self.close_batch(&mut batch, &BTreeSet::new(), Some(&reason))
+                    .await?;
+                Ok(batch)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn sent(&self, batch_id: &str) -> Result<Vec<Sent>, Error> {
+        serde_json::from_str(&self.repo.batch_payload(batch_id).await?)
+            .map_err(|error| Error::Damaged(error.to_string()))
+    }
+
+    /// The receipt of a batch is there.
+    pub(super) async fn finish_batch(
+        &self,
+        batch_id: &str,
+        receipt: &Receipt,
+    ) -> Result<(), Error> {
+        let _turn = self.turns.take(batch_id).await;
+        let Some(mut batch) = self.repo.batch(batch_id).await? else {
+            return Ok(());
+        };
+        if batch.status != BatchStatus::Submitted {
+            return Ok(());
+        }
+        batch.block_number = Some(receipt.block_number);
+        batch.gas_used = receipt.gas_used;
+        if receipt.status == ReceiptStatus::Reverted {
+            return self
+                .close_batch(&mut batch, &BTreeSet::new(), Some(REVERTED_MESSAGE))
+                .await;
+        }
+        let left_out: BTreeSet<(String, u64)> = receipt
+            .failed_trades
+            .iter()
+            .map(|(token, number)| (token.to_string(), *number))
+            .collect();
+        let sent = self.sent(batch_id).await?;
+        let failed = sent
+            .iter()
+            .filter(|trade| left_out.contains(&(trade.token.clone(), trade.number)))
+            .map(|trade| trade.trade_id.clone())
+            .collect();
+        self.close_batch(&mut batch, &failed, None).await
+    }
+
+    /// Ends the batch and its operations: all failed with a reason, or final but for those named.
+    async fn close_batch(
+        &self,
+        batch: &mut Batch,
+        failed: &BTreeSet<String>,
+        reason: Option<&str>,
+    ) -> Result<(), Error> {
+        let now_us = self.now_us();
+        let mut events = Vec::new();
+        let mut ended = Vec::new();
+        for mut operation in self.repo.operations_of_batch(&batch.batch_id).await? {
+            if operation.status.is_terminal() {
+                continue;
+            }
+            operation.block_number = batch.block_number;
+            let message = reason.or_else(|| {
+                failed
+                    .contains(&operation.trade_id)
+                    .then_some(LEFT_OUT_MESSAGE)
+            });
+            match message {
+                None => {
+                    operation.facts.chain = Chain::Succeeded;
+                    operation.facts.settled = true;
+                    operation.set_status(Status::Finalized, now_us);
+                    events.push(publish::transferred(&operation));
+                }
+                Some(message) => {
+                    operation.facts.chain = Chain::Reverted;
+                    operation.set_status(Status::Failed, now_us);
+                    operation.rejection = Some((Rejection::IntegrationError, message.to_owned()));
+                    batch.failed_trade_ids.push(operation.trade_id.clone());
+                    events.push(publish::audit_operation(
+                        &operation,
+                        "transfer.failed",
+                        Status::OnchainSubmitted.name(),
+                    ));
+                }
+            }
+            ended.push(operation);
+        }
+        batch.status = if reason.is_some() {
+            BatchStatus::Failed
+        } else {
+            BatchStatus::Finalized
+        };
+        let mut tx = self.repo.begin().await?;
+        for operation in &ended {
+            self.repo.save_operation_in_tx(&mut tx, operation).await?;
+        }
+        self.repo.save_batch_in_tx(&mut tx, batch).await?;
+        self.repo.publish_in_tx(&mut tx, &events).await?;
+        tx.commit().await?;
+        ended.iter().for_each(count);
+        self.batches_done.send_modify(|done| *done += 1);
+        Ok(())
+    }
+
+    /// The batch as it stands; waits up to `wait` for it to be final.
+    pub async fn trade_batch(&self, batch_id: &str, wait: Duration) -> Result<Batch, Error> {
+        let deadline = tokio::time::Instant::now() + wait;
+        let mut done = self.batches_done.subscribe();
+        loop {
+            done.borrow_and_update();
+            let batch = self
+                .repo
+                .batch(batch_id)
+                .await?
+                .ok_or(Refusal::BatchNotFound)?;
+            if batch.status != BatchStatus::Submitted
+                || !matches!(
+                    tokio::time::timeout_at(deadline, done.changed()).await,
+                    Ok(Ok(()))
+                )
+            {
+                return Ok(batch);
+            }
+        }
+    }
+
+    /// Sweeps batches that a crash left behind or whose receipt was missed.
+    pub(super) async fn resume_batches(&self) -> Result<(), Error> {
+        for batch in self.repo.open_batches().await? {
+            match &batch.tx_hash {
+                Some(tx_hash) => self.on_receipt(tx_hash).await?,
+                None => {
+                    let _turn = self.turns.take(&batch.batch_id).await;
+                    if let Some(batch) = self.repo.batch(&batch.batch_id).await? {
+                        self.submit_batch(batch).await?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// TradeExecuted (T11): the trade is noted under its key; its chain step starts only when settlement hands it over, after the money.
+    pub async fn enter_trade(
+        &self,
+        asked: &Asked,
+        leg: &TradeLeg,
+        delivered: (&str, Uuid),
+    ) -> Result<(), Error> {
+        let instrument = self.known_instrument(&leg.instrument_id).await?;
+        let units_minor = units("quantity", leg.quantity, instrument.decimals)?;
+        let operation = operation_of(leg, units_minor, asked, self.now_us());
+        let mut tx = self.repo.begin().await?;
+        if events::inbox::accept_in_tx(&mut tx, delivered.0, delivered.1).await? {
+            self.repo
+                .insert_operation_in_tx(&mut tx, &operation)
+                .await?;
+        }
+        Ok(tx.commit().await?)
+    }
+}
+
+fn operation_of(leg: &TradeLeg, units_minor: i64, asked: &Asked, now_us: i64) -> Operation {
+    let mut operation = Operation::new(
+        Flow::Trade,
+        &leg.seller_id,
+        &leg.trade_id,
+        &asked.correlation_id,
+        now_us,
+    );
+    operation.amount = if leg.quantity.is_zero() {
+        Decimal::ZERO
+    } else {
+        leg.quantity
+    };
+    operation.units_minor = units_minor;
+    operation.currency_code = leg.instrument_id.clone();
+    operation.instrument_id = leg.instrument_id.clone();
+    operation.external_ref = leg.trade_id.clone();
+    operation.from_user_id = leg.seller_id.clone();
+    operation.to_user_id = leg.buyer_id.clone();
+    operation.trade_id = leg.trade_id.clone();
+    operation.payment_minor = leg.payment_minor;
+    operation.fee_minor = leg.fee_minor;
+    operation
+}
+
+/// A trade that is known already: noted from its event, or left out of an earlier batch.
+fn take_up(mut stored: Operation, wanted: &Operation, now_us: i64) -> Result<Operation, Error> {
+    let is_same = stored.flow == Flow::Trade
+        && stored.instrument_id == wanted.instrument_id
+        && stored.units_minor == wanted.units_minor
+        && stored.from_user_id == wanted.from_user_id
+        && stored.to_user_id == wanted.to_user_id;
+    let is_free = matches!(
+        stored.status,
+        Status::Created | Status::Failed | Status::Rejected
+    );
+    if !is_same || !is_free {
+        return Err(Refusal::field(
+            "trades.trade_id",
+            format!(
+                "{} is settled or under way, or was another trade",
+                stored.trade_id
+            ),
+        )
+        .into());
+    }
+    stored.attempts += 1;
+    stored.payment_minor = wanted.payment_minor;
+    stored.fee_minor = wanted.fee_minor;
+    stored.facts = wanted.facts;
+    stored.rejection = wanted.rejection.clone();
+    if stored.status == Status::Rejected && wanted.status == Status::Processing {
+        // a sanctions hit that was cleared: the same trade, looked at anew
+        stored.status = Status::Created;
+    }
+    if stored.status == Status::Failed && wanted.status == Status::Rejected {
+        stored.status = Status::Created;
+    }
+    stored.set_status(wanted.status, now_us);
+    Ok(stored)
+}

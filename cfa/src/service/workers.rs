@@ -1,0 +1,119 @@
+//! What the service does by itself: keeps the holder registry up to the chain, resumes what a crash or an absent peer left (T13), asks after
+//! payouts whose event never came (T29), and starts redemptions at maturity.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use super::Service;
+use crate::error::Error;
+use crate::model::{Flow, Operation, Status};
+use crate::saga::{Chain, Payout};
+
+/// Operations younger than this are being worked on by whoever touched them.
+const QUIET_US: i64 = 1_500_000;
+/// Payouts are asked for in every so-manyeth sweep: the event is the normal way.
+const PAYOUT_SWEEPS: u64 = 10;
+const SWEEP_LIMIT: i64 = 500;
+
+/// Follows the chain.
+pub async fn follow_chain(service: Arc<Service>, shutdown: CancellationToken) {
+    let mut read_to = service.chain.read_to();
+    loop {
+        read_to.borrow_and_update();
+        if let Err(error) = service.catch_up_registry().await {
+            tracing::warn!(%error, "holder registry is behind");
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            changed = read_to.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// Sweeps until shutdown.
+pub async fn sweep(service: Arc<Service>, health: rpc::Health, shutdown: CancellationToken) {
+    let interval = Duration::from_millis(service.config.sweep_interval_ms.max(1));
+    let mut sweeps = 0u64;
+    loop {
+        match service
+            .sweep_once(sweeps.is_multiple_of(PAYOUT_SWEEPS), false)
+            .await
+        {
+            Ok(()) => health.set_ok("sweep"),
+            Err(error) => {
+                tracing::warn!(%error, "sweep failed");
+                health.set_failing("sweep", error.to_string());
+            }
+        }
+        sweeps += 1;
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep(interval) => {}
+        }
+    }
+}
+
+impl Service {
+    /// One round over everything that is not at its end. `all` also takes what was touched just now.
+    pub async fn sweep_once(&self, ask_payouts: bool, all: bool) -> Result<(), Error> {
+        for instrument in self.repo.draft_instruments().await? {
+            let instrument_id = instrument.instrument_id.clone();
+            leave(
+                "instrument",
+                &instrument_id,
+                self.complete_instrument(instrument).await.map(|_| ()),
+            );
+        }
+        let before_us = if all {
+            i64::MAX
+        } else {
+            self.now_us() - QUIET_US
+        };
+        for operation in self.repo.open_operations(before_us, SWEEP_LIMIT).await? {
+            leave(
+                "operation",
+                &operation.operation_id,
+                self.resume(&operation, ask_payouts).await,
+            );
+        }
+        leave("batches", "", self.resume_batches().await);
+        self.start_due_redemptions().await?;
+        for redemption_id in self.repo.open_redemption_ids().await? {
+            leave(
+                "redemption",
+                &redemption_id,
+                self.drive_redemption(&redemption_id).await.map(|_| ()),
+            );
+        }
+        Ok(())
+    }
+
+    async fn resume(&self, operation: &Operation, ask_payouts: bool) -> Result<(), Error> {
+        if matches!(operation.flow, Flow::Trade | Flow::Maturity)
+            || operation.status == Status::Blocked
+        {
+            return Ok(());
+        }
+        if operation.facts.chain == Chain::Sent
+            && let Some(tx_hash) = &operation.tx_hash
+        {
+            self.on_receipt(tx_hash).await?;
+        }
+        if operation.flow == Flow::RedeemRub && operation.facts.payout == Payout::Released {
+            if ask_payouts {
+                self.finalize_redemption(&operation.external_ref).await?;
+            }
+            return Ok(());
+        }
+        self.drive(&operation.operation_id).await.map(|_| ())
+    }
+}
+
+/// One that does not go on must not keep the others.
+fn leave(what: &str, id: &str, outcome: Result<(), Error>) {
+    if let Err(error) = outcome {
+        tracing::warn!(what, id, %error, "not resumed yet");
+    }
+}
