@@ -10,6 +10,7 @@
 pub mod access;
 pub mod caller;
 pub mod channel;
+mod checked_body;
 pub mod connect;
 pub mod context;
 pub mod contract;
@@ -17,6 +18,7 @@ mod drain;
 pub mod health;
 pub mod json;
 pub mod logging;
+pub mod metrics;
 mod observe;
 pub mod page;
 pub mod roles;
@@ -28,7 +30,8 @@ pub use caller::{Caller, Role, Roles, caller};
 pub use channel::{Channel, LocalSlot};
 pub use context::Context;
 pub use health::Health;
-pub use observe::{MetricsHandle, Trailers, metrics_init};
+pub use metrics::{MetricsHandle, metrics_init};
+pub use observe::Trailers;
 pub use serve::{Service, serve};
 
 /// Largest message a service accepts, in bytes on the wire (D33).

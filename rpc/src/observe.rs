@@ -18,14 +18,14 @@ use axum::{
 };
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
-use http_body::{Frame, SizeHint};
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use http_body::Frame;
 use tokio::time::{Instant, Sleep};
 use tonic::{Code, Status};
 use tracing::{Instrument, Span, field::Empty};
 
 use crate::{
-    Caller, Context, DEADLINE_MS_DEFAULT, MESSAGE_BYTES_MAX_SERVICE, Role, contract::Contract,
+    Caller, Context, DEADLINE_MS_DEFAULT, MESSAGE_BYTES_MAX_SERVICE, Role,
+    checked_body::CheckedBody, contract::Contract,
 };
 
 /// Counter of finished RPCs, labels `method` and `code`.
@@ -121,7 +121,7 @@ pub(crate) async fn observe(
 /// Counts a call that was refused before it reached a handler.
 pub(crate) fn refused(path: &str, status: &Status) {
     let method = label(path);
-    metrics::counter!(REQUESTS, "method" => method, "code" => code_name(status.code()))
+    ::metrics::counter!(REQUESTS, "method" => method, "code" => code_name(status.code()))
         .increment(1);
     tracing::warn!(
         service_name = service_of(path),
@@ -214,8 +214,8 @@ impl Call {
         }
         let elapsed = self.started.elapsed();
         let code = code_name(code);
-        metrics::counter!(REQUESTS, "method" => self.method, "code" => code).increment(1);
-        metrics::histogram!(DURATION, "method" => self.method).record(elapsed.as_secs_f64());
+        ::metrics::counter!(REQUESTS, "method" => self.method, "code" => code).increment(1);
+        ::metrics::histogram!(DURATION, "method" => self.method).record(elapsed.as_secs_f64());
         let elapsed_us = elapsed.as_micros() as u64;
         self.span
             .in_scope(|| tracing::info!(code, elapsed_us, "call"));
@@ -320,105 +320,6 @@ pub(crate) struct Bounds {
     pub message_bytes_max: usize,
 }
 
-/// Request body that refuses a message larger than its bound as soon as its length is known, and anything but exactly one message where
-/// the method takes one.
-struct CheckedBody {
-    body: Body,
-    message_bytes_max: usize,
-    single: bool,
-    messages: usize,
-    prefix: [u8; 5],
-    prefix_len: usize,
-    /// Bytes of the current message still to come.
-    message_left: usize,
-}
-
-impl CheckedBody {
-    fn new(body: Body, message_bytes_max: usize, single: bool) -> Self {
-        CheckedBody {
-            body,
-            message_bytes_max,
-            single,
-            messages: 0,
-            prefix: [0; 5],
-            prefix_len: 0,
-            message_left: 0,
-        }
-    }
-
-    fn admit(&mut self, mut data: &[u8]) -> Result<(), Status> {
-        while !data.is_empty() {
-            if self.message_left > 0 {
-                let taken = self.message_left.min(data.len());
-                self.message_left -= taken;
-                data = &data[taken..];
-                continue;
-            }
-            self.prefix[self.prefix_len] = data[0];
-            self.prefix_len += 1;
-            data = &data[1..];
-            if self.prefix_len == self.prefix.len() {
-                self.prefix_len = 0;
-                self.messages += 1;
-                let [_, length @ ..] = self.prefix;
-                self.message_left = u32::from_be_bytes(length) as usize;
-                if self.message_left > self.message_bytes_max {
-                    return Err(Status::resource_exhausted(format!(
-                        "Message is larger than {} bytes",
-                        self.message_bytes_max
-                    )));
-                }
-                if self.single && self.messages > 1 {
-                    return Err(not_one_message());
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn lacks_message(&self) -> bool {
-        self.single && self.messages == 0 && self.prefix_len == 0
-    }
-}
-
-fn not_one_message() -> Status {
-    Status::unimplemented("Method takes exactly one request message")
-}
-
-impl http_body::Body for CheckedBody {
-    type Data = Bytes;
-    type Error = axum::BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        poller: &mut Poller<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::BoxError>>> {
-        let polled = Pin::new(&mut self.body).poll_frame(poller);
-        let checked = match &polled {
-            Poll::Ready(Some(Ok(frame))) => match frame.data_ref() {
-                Some(data) => self.admit(data),
-                None => Ok(()),
-            },
-            Poll::Ready(None) if self.lacks_message() => Err(not_one_message()),
-            _ => Ok(()),
-        };
-        if let Err(status) = checked {
-            // Told once; what follows is not read.
-            self.single = false;
-            return Poll::Ready(Some(Err(Box::new(status))));
-        }
-        polled.map(|frame| frame.map(|frame| frame.map_err(Into::into)))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream() && !self.lacks_message()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
 /// Name of a code as Connect spells it.
 pub(crate) const fn code_name(code: Code) -> &'static str {
     match code {
@@ -442,44 +343,9 @@ pub(crate) const fn code_name(code: Code) -> &'static str {
     }
 }
 
-/// What `/metrics` renders.
-#[derive(Clone)]
-pub struct MetricsHandle(PrometheusHandle);
-
-impl MetricsHandle {
-    /// Prometheus text format 0.0.4, names exactly as recorded (T39).
-    pub fn render(&self) -> String {
-        self.0.run_upkeep();
-        self.0.render()
-    }
-}
-
-/// Installs the process-wide metrics recorder; later calls return the same handle.
-pub fn metrics_init() -> MetricsHandle {
-    static HANDLE: OnceLock<MetricsHandle> = OnceLock::new();
-    HANDLE
-        .get_or_init(|| {
-            let seconds = [
-                0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
-                10.0,
-            ];
-            let recorder = PrometheusBuilder::new()
-                .set_buckets(&seconds)
-                .expect("the bucket list is not empty")
-                .build_recorder();
-            let handle = MetricsHandle(recorder.handle());
-            if metrics::set_global_recorder(recorder).is_err() {
-                tracing::error!("another metrics recorder is installed; /metrics will be empty");
-            }
-            handle
-        })
-        .clone()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::MESSAGE_BYTES_MAX;
 
     #[test]
     fn grpc_timeouts_parse_and_nonsense_is_ignored() {
@@ -496,33 +362,6 @@ mod tests {
         for bad in ["", "m", "123456789m", "5x", "-1S"] {
             assert_eq!(parse(bad), None, "{bad}");
         }
-    }
-
-    #[test]
-    fn message_limit_holds_at_the_bound_and_one_past_it_across_chunks() {
-        let prefix = |len: usize| {
-            let mut bytes = vec![0];
-            bytes.extend((len as u32).to_be_bytes());
-            bytes
-        };
-        let mut body = CheckedBody::new(Body::empty(), MESSAGE_BYTES_MAX, false);
-        let whole = [prefix(MESSAGE_BYTES_MAX), vec![7; MESSAGE_BYTES_MAX]].concat();
-        for chunk in whole.chunks(65_537) {
-            assert!(body.admit(chunk).is_ok());
-        }
-        let next = prefix(MESSAGE_BYTES_MAX + 1);
-        assert!(body.admit(&next[..3]).is_ok());
-        let refused = body.admit(&next[3..]).unwrap_err();
-        assert_eq!(refused.code(), Code::ResourceExhausted);
-    }
-
-    #[test]
-    fn a_method_of_one_message_refuses_none_and_two() {
-        let mut body = CheckedBody::new(Body::empty(), MESSAGE_BYTES_MAX, true);
-        assert!(body.lacks_message() && !http_body::Body::is_end_stream(&body));
-        assert!(body.admit(&[0, 0, 0, 0, 0]).is_ok());
-        assert!(!body.lacks_message());
-        assert!(body.admit(&[0, 0, 0, 0, 0]).is_err());
     }
 
     #[test]

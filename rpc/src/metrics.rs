@@ -1,0 +1,39 @@
+//! The process-wide metrics recorder and its text form (T39, R262).
+
+use std::sync::OnceLock;
+
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+
+/// What `/metrics` renders.
+#[derive(Clone)]
+pub struct MetricsHandle(PrometheusHandle);
+
+impl MetricsHandle {
+    /// Prometheus text format 0.0.4, names exactly as recorded (T39).
+    pub fn render(&self) -> String {
+        self.0.run_upkeep();
+        self.0.render()
+    }
+}
+
+/// Installs the process-wide metrics recorder; later calls return the same handle.
+pub fn metrics_init() -> MetricsHandle {
+    static HANDLE: OnceLock<MetricsHandle> = OnceLock::new();
+    HANDLE
+        .get_or_init(|| {
+            let seconds = [
+                0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+                10.0,
+            ];
+            let recorder = PrometheusBuilder::new()
+                .set_buckets(&seconds)
+                .expect("the bucket list is not empty")
+                .build_recorder();
+            let handle = MetricsHandle(recorder.handle());
+            if ::metrics::set_global_recorder(recorder).is_err() {
+                tracing::error!("another metrics recorder is installed; /metrics will be empty");
+            }
+            handle
+        })
+        .clone()
+}
