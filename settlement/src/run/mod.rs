@@ -7,6 +7,7 @@ mod chain;
 mod check;
 mod ledger;
 mod poster;
+mod recover;
 mod retry;
 
 use std::path::PathBuf;
