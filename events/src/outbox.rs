@@ -6,7 +6,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sqlx::{FromRow, SqliteConnection};
+use sqlx::{FromRow, QueryBuilder, SqliteConnection};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -14,30 +14,39 @@ use crate::{Error, Event, Log, Sqlite, consumer};
 
 /// Rows handed to the log at once.
 const BATCH: i64 = 512;
+/// Rows of one INSERT. Nine values each, far below the number of values SQLite binds.
+const ROWS_PER_STATEMENT: usize = 128;
 /// The relay is woken by commits; this is how long it sleeps at most, for rows written by another process, in milliseconds.
 const POLL_MS: u64 = 1_000;
 
-/// Writes events next to the change that caused them. They keep the order of the slice.
+/// Writes events next to the change that caused them. They keep the order of the slice. Many rows go in one statement, since a batch of
+/// the ledger has thousands.
 ///
 /// # Errors
 /// [`Error::Store`]; an id that is in the outbox already is an error too.
 pub async fn append_in_tx(tx: &mut SqliteConnection, events: &[Event]) -> Result<(), Error> {
-    for event in events {
-        sqlx::query(
-            "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload, subject, source, correlation_id, occurred_at_us) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-        )
-        .bind(event.id.to_string())
-        .bind(&event.topic)
-        .bind(&event.key)
-        .bind(&event.type_name)
-        .bind(&event.payload)
-        .bind(&event.subject)
-        .bind(&event.source)
-        .bind(&event.correlation_id)
-        .bind(event.occurred_at_us)
-        .execute(&mut *tx)
-        .await?;
+    for rows in events.chunks(ROWS_PER_STATEMENT) {
+        let mut insert = QueryBuilder::new(
+            "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload, subject, source, correlation_id, occurred_at_us) ",
+        );
+        insert.push_values(rows, |mut row, event| {
+            row.push_bind(event.id.to_string())
+                .push_bind(event.topic.clone())
+                .push_bind(event.key.clone())
+                .push_bind(event.type_name.clone())
+                .push_bind(event.payload.clone())
+                .push_bind(event.subject.clone())
+                .push_bind(event.source.clone())
+                .push_bind(event.correlation_id.clone())
+                .push_bind(event.occurred_at_us);
+        });
+        // Only full statements and those of one row come often enough to be worth keeping prepared.
+        let is_common = rows.len() == ROWS_PER_STATEMENT || rows.len() == 1;
+        insert
+            .build()
+            .persistent(is_common)
+            .execute(&mut *tx)
+            .await?;
     }
     Ok(())
 }

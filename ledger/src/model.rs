@@ -189,8 +189,14 @@ pub struct SubAccount {
 }
 
 impl SubAccount {
+    /// Saturates, since a house sub-account may be as negative as it likes.
     pub fn available(&self) -> Minor {
-        self.balance - self.held - self.unsettled
+        Minor(
+            self.balance
+                .0
+                .saturating_sub(self.held.0)
+                .saturating_sub(self.unsettled.0),
+        )
     }
 
     pub fn status(&self) -> SubAccountStatus {

@@ -50,11 +50,11 @@ fn amount(units: &Units) -> Option<common::MonetaryAmount> {
 }
 
 /// Message name, key, subject, bytes.
-fn encode<'a>(
-    fact: &'a Fact,
+fn encode(
+    fact: &Fact,
     context: common::RequestContext,
     now_us: i64,
-) -> (&'static str, &'a Id, &'a Id, Vec<u8>) {
+) -> (&'static str, &Id, &Id, Vec<u8>) {
     let context = Some(context);
     let at = Some(to_timestamp_us(now_us));
     match fact {

@@ -196,7 +196,25 @@ pub fn bind_scale(book: &mut Book, instrument_id: &Id, decimals: u8) -> Result<(
         )),
         None => {
             book.scales.put(instrument_id.clone(), decimals);
-            to_credit(book, &names::reserve(instrument_id).into())?;
+            let mut reserve = to_credit(book, &names::reserve(instrument_id).into())?;
+            if reserve.terms.decimals != decimals {
+                // The reserve of CFA-EQ is there from the start, before anybody said in which units; nothing was posted to it yet.
+                assert!(
+                    reserve.version == 0,
+                    "postings of an instrument without decimals: {reserve:?}"
+                );
+                let of = &reserve.terms;
+                reserve.terms = Arc::new(SubAccountTerms {
+                    subaccount_id: of.subaccount_id.clone(),
+                    account_id: of.account_id.clone(),
+                    user_id: of.user_id.clone(),
+                    instrument_id: of.instrument_id.clone(),
+                    decimals,
+                    may_be_negative: of.may_be_negative,
+                    created_at_us: of.created_at_us,
+                });
+                put(book, reserve);
+            }
             Ok(())
         }
     }

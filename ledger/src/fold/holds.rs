@@ -106,7 +106,7 @@ fn open(book: &mut Book, command: &Command, new: &NewHold, ids: Ids) -> Result<H
     if new.owner == OWNER_MARKET && !command.is_service {
         return Err(Refusal::invalid("hold.owner", "is reserved for services"));
     }
-    let hold_id = new.hold_id.clone().unwrap_or_else(|| ids());
+    let hold_id = new.hold_id.clone().unwrap_or_else(&mut *ids);
     if book.holds.get(&hold_id).is_some() {
         return Err(Refusal::HoldExists);
     }

@@ -263,7 +263,7 @@ pub fn create(
         lifecycle::finalize_one(book, known, new.tx_hash.as_ref());
         return Ok(posted(book, known, Replay::Same).expect("found by its reference a moment ago"));
     }
-    let operation_id = new.operation_id.clone().unwrap_or_else(|| ids());
+    let operation_id = new.operation_id.clone().unwrap_or_else(&mut *ids);
     if by_reference.is_some() || book.operations.get(&operation_id).is_some() {
         return Err(Refusal::OperationExists);
     }

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     Error,
     book::Book,
-    fold::{Command, Wanted},
+    fold::{Command, StoredOutcome, Wanted},
     model::{Call, Hold, Id, Operation, Posting, SourcePosition, User},
     names::SubAccountName,
 };
@@ -35,7 +35,7 @@ impl Group {
             wanted.add(command);
         }
         holds(tx, &mut wanted, &mut book).await?;
-        operations_by_id(tx, &wanted, &mut book).await?;
+        operations_by_id(tx, &wanted.operation_ids, &mut book).await?;
         for command in commands {
             wanted.add_late(
                 command,
@@ -43,6 +43,8 @@ impl Group {
                 |id| book.operations.get(id).cloned(),
             );
         }
+        let answered = answers(tx, &wanted, &mut book).await?;
+        operations_by_id(tx, &answered, &mut book).await?;
         operations_by_other(tx, &wanted, &mut book).await?;
         postings(tx, &mut wanted, &mut book).await?;
         subaccounts(tx, &wanted, &mut book).await?;
@@ -110,16 +112,16 @@ fn keep(book: &mut Book, found: Vec<OperationRow>) -> Result<(), Error> {
 
 async fn operations_by_id(
     tx: &mut SqliteConnection,
-    wanted: &Wanted,
+    ids: &BTreeSet<Id>,
     book: &mut Book,
 ) -> Result<(), Error> {
-    if wanted.operation_ids.is_empty() {
+    if ids.is_empty() {
         return Ok(());
     }
     let found = sqlx::query_as(
         "SELECT * FROM operations WHERE operation_id IN (SELECT value FROM json_each($1))",
     )
-    .bind(rows::ids(&wanted.operation_ids))
+    .bind(rows::ids(ids))
     .fetch_all(tx)
     .await?;
     keep(book, found)
@@ -301,30 +303,46 @@ async fn scales(
     Ok(())
 }
 
-/// What the ledger remembers beside its rows: answers, source positions, parked news.
-async fn memory(tx: &mut SqliteConnection, wanted: &Wanted, book: &mut Book) -> Result<(), Error> {
-    if !wanted.answer_keys.is_empty() {
-        let keys = wanted
-            .answer_keys
-            .keys()
-            .map(|(user, key, call)| json!([&**user, &**key, call]));
-        let found: Vec<AnswerRow> = sqlx::query_as(
-            "SELECT a.call, a.user_id, a.idempotency_key, a.digest, a.outcome FROM json_each($1) j CROSS JOIN answers a \
-             ON a.user_id = j.value->>0 AND a.idempotency_key = j.value->>1 AND a.call = j.value->>2",
-        )
-        .bind(rows::rows(keys))
-        .fetch_all(&mut *tx)
-        .await?;
-        for row in found {
-            let call = Call::from_code(row.call)
-                .ok_or_else(|| rows::broken("stored answer", &row.idempotency_key))?;
-            let answer = row.answer()?;
-            book.answers.load(
-                (call, row.user_id.into(), row.idempotency_key.into()),
-                answer,
-            );
-        }
+/// Stored answers; returns the operations they speak of.
+async fn answers(
+    tx: &mut SqliteConnection,
+    wanted: &Wanted,
+    book: &mut Book,
+) -> Result<BTreeSet<Id>, Error> {
+    let mut operations = BTreeSet::new();
+    if wanted.answer_keys.is_empty() {
+        return Ok(operations);
     }
+    let keys = wanted
+        .answer_keys
+        .keys()
+        .map(|(user, key, call)| json!([&**user, &**key, call]));
+    let found: Vec<AnswerRow> = sqlx::query_as(
+        "SELECT a.call, a.user_id, a.idempotency_key, a.digest, a.outcome FROM json_each($1) j CROSS JOIN answers a \
+         ON a.user_id = j.value->>0 AND a.idempotency_key = j.value->>1 AND a.call = j.value->>2",
+    )
+    .bind(rows::rows(keys))
+    .fetch_all(tx)
+    .await?;
+    for row in found {
+        let call = Call::from_code(row.call)
+            .ok_or_else(|| rows::broken("stored answer", &row.idempotency_key))?;
+        let answer = row.answer()?;
+        match &answer.outcome {
+            StoredOutcome::Batch(outcomes) => operations.extend(outcomes.iter().flatten().cloned()),
+            StoredOutcome::Hold { operation_id, .. } => operations.extend(operation_id.clone()),
+            StoredOutcome::Refused { .. } | StoredOutcome::SubAccount(_) => {}
+        }
+        book.answers.load(
+            (call, row.user_id.into(), row.idempotency_key.into()),
+            answer,
+        );
+    }
+    Ok(operations)
+}
+
+/// What the ledger remembers beside its rows: source positions, parked news.
+async fn memory(tx: &mut SqliteConnection, wanted: &Wanted, book: &mut Book) -> Result<(), Error> {
     if !wanted.sources.is_empty() {
         let found: Vec<(String, i64, i64, i64)> = sqlx::query_as(
             "SELECT source, first_sequence, through_sequence, digest FROM sources WHERE source IN (SELECT value FROM json_each($1))",

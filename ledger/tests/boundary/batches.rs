@@ -495,6 +495,20 @@ async fn d19_independent_operations_stand_alone_and_repeats_meet_their_answers()
             .collect()
     };
     assert_eq!(ids(&again), ids(&first));
+    // The key of the call answers, whatever else the request says now.
+    let other = CreateOperationsRequest {
+        context: write("batch-1"),
+        operations: vec![pay("z", "1")],
+        ..Default::default()
+    };
+    let other = world
+        .client
+        .clone()
+        .create_operations(other)
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(ids(&other), ids(&first));
     // Bound also when it comes alone.
     let alone = operation(
         OperationType::Payment,

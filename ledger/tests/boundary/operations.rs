@@ -748,4 +748,25 @@ async fn t16_units_of_an_instrument_go_to_its_own_reserve() {
     );
     assert_eq!(world.balance("system:reserve:BOND-1").await[0], "-5");
     assert_eq!(world.balance("system:reserve:CFA-EQ").await[0], "0");
+
+    // The instrument of that name may have fractions, learned with its first posting.
+    let mut request = operation(
+        OperationType::Issuance,
+        "u1",
+        "i1",
+        &[("system:reserve:CFA-EQ", "u1:CFA-EQ", "1.25", "CFA-EQ")],
+    );
+    request.instrument_scales = vec![InstrumentScale {
+        instrument_id: "CFA-EQ".to_owned(),
+        decimals: 4,
+    }];
+    world
+        .client
+        .clone()
+        .create_operation(request)
+        .await
+        .unwrap();
+    assert_eq!(world.balance("u1:CFA-EQ").await[0], "1.2500");
+    assert_eq!(world.balance("system:reserve:CFA-EQ").await[0], "-1.2500");
+    world.assert_books_balance().await;
 }
