@@ -6,6 +6,7 @@ use proto::payments::v1::payments_service_server::PaymentsServiceServer;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
+use tracing::Instrument;
 
 use crate::{
     alert::AlertSinks,
@@ -76,29 +77,21 @@ pub async fn start(
         rpc::Health::new("payments"),
     ));
 
+    let span = || tracing::info_span!("worker", service_name = "payments");
     let mut workers = JoinSet::new();
-    workers.spawn(worker::run_payouts(gateway.clone(), shutdown.clone()));
-    workers.spawn(worker::run_intents(gateway.clone(), shutdown.clone()));
+    workers.spawn(worker::run_payouts(gateway.clone(), shutdown.clone()).instrument(span()));
+    workers.spawn(worker::run_intents(gateway.clone(), shutdown.clone()).instrument(span()));
     if daily {
-        workers.spawn(worker::run_cut_off(gateway.clone(), shutdown.clone()));
+        workers.spawn(worker::run_cut_off(gateway.clone(), shutdown.clone()).instrument(span()));
     }
-    workers.spawn(worker::run_users(
-        gateway.clone(),
-        deps.log.clone(),
-        shutdown.clone(),
-    ));
-    workers.spawn(worker::run_alerts(
-        deps.log.clone(),
-        deps.alerts,
-        shutdown.clone(),
-    ));
+    let users = worker::run_users(gateway.clone(), deps.log.clone(), shutdown.clone());
+    workers.spawn(users.instrument(span()));
+    let alerts = worker::run_alerts(deps.log.clone(), deps.alerts, shutdown.clone());
+    workers.spawn(alerts.instrument(span()));
     let relay_shutdown = CancellationToken::new();
     let mut relay = JoinSet::new();
-    relay.spawn(events::outbox::Relay::run(
-        db,
-        deps.log,
-        relay_shutdown.clone(),
-    ));
+    relay
+        .spawn(events::outbox::Relay::run(db, deps.log, relay_shutdown.clone()).instrument(span()));
     Ok(PaymentsHandle {
         gateway,
         workers,

@@ -129,7 +129,7 @@ pub async fn run_alerts(log: Arc<dyn events::Log>, sinks: AlertSinks, shutdown: 
     }
 }
 
-/// Follows identity's blocks of users (T48).
+/// Follows what identity tells of users (T48).
 pub async fn run_users(
     gateway: Arc<Gateway>,
     log: Arc<dyn events::Log>,
@@ -138,9 +138,8 @@ pub async fn run_users(
     let handler = |event: events::Event| {
         let gateway = gateway.clone();
         async move {
-            if let Some((user_id, blocked)) = emit::read_user_block(&event) {
-                let blocked = blocked.as_deref();
-                gateway.set_user_blocked(&event, &user_id, blocked).await?;
+            if let Some((user_id, change)) = emit::read_user_change(&event) {
+                gateway.take_user_change(&event, &user_id, &change).await?;
             }
             Ok(())
         }

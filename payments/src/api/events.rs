@@ -106,17 +106,29 @@ pub fn read_alert(event: &Event) -> Option<(String, String)> {
     Some((alert.report_id, alert.text))
 }
 
-/// User and, if he is blocked, the reason; `None` for any other event of identity.
-pub fn read_user_block(event: &Event) -> Option<(String, Option<String>)> {
-    use proto::identity::v1::{UserBlockedEvent, UserUnblockedEvent};
+/// What identity tells of a user, as far as payouts are concerned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UserChange {
+    Blocked(String),
+    Unblocked,
+    /// Something of the profile: a name may have left a list.
+    Updated,
+}
+
+/// The user of an identity event and what changed; `None` for any other event.
+pub fn read_user_change(event: &Event) -> Option<(String, UserChange)> {
+    use proto::identity::v1::{UserBlockedEvent, UserUnblockedEvent, UserUpdatedEvent};
     let bytes = event.payload.as_slice();
     match event.short_type() {
         "UserBlockedEvent" => UserBlockedEvent::decode(bytes)
             .ok()
-            .map(|blocked| (blocked.user_id, Some(blocked.reason))),
+            .map(|blocked| (blocked.user_id, UserChange::Blocked(blocked.reason))),
         "UserUnblockedEvent" => UserUnblockedEvent::decode(bytes)
             .ok()
-            .map(|unblocked| (unblocked.user_id, None)),
+            .map(|unblocked| (unblocked.user_id, UserChange::Unblocked)),
+        "UserUpdatedEvent" => UserUpdatedEvent::decode(bytes)
+            .ok()
+            .map(|updated| (updated.user_id, UserChange::Updated)),
         _ => None,
     }
 }

@@ -104,6 +104,8 @@ pub fn payout(payout: &Payout) -> wire::Payout {
         failure_message: payout.failure_message.clone(),
         created_at: Some(to_timestamp_us(payout.created_at_us)),
         updated_at: Some(to_timestamp_us(payout.updated_at_us)),
+        released: payout.released_at_us.is_some(),
+        stopped_reason: payout.stopped.clone().unwrap_or_default(),
     }
 }
 

@@ -181,8 +181,18 @@ pub async fn unblock_user_in_tx(
         .bind(user_id)
         .execute(&mut *tx)
         .await?;
+    resume_user_in_tx(tx, user_id, now_us).await
+}
+
+/// Lets the user's stopped payouts go on, unless he is blocked.
+pub async fn resume_user_in_tx(
+    tx: &mut SqliteConnection,
+    user_id: &str,
+    now_us: i64,
+) -> sqlx::Result<()> {
     sqlx::query(
-        "UPDATE payouts SET stopped = NULL, updated_at_us = $2 WHERE user_id = $1 AND status = 'PENDING'",
+        "UPDATE payouts SET stopped = NULL, next_attempt_at_us = $2, updated_at_us = $2 WHERE user_id = $1 AND status = 'PENDING' \
+         AND stopped IS NOT NULL AND NOT EXISTS (SELECT 1 FROM blocked_users WHERE user_id = $1)",
     )
     .bind(user_id)
     .bind(now_us)

@@ -2,7 +2,7 @@
 
 use super::{Fault, Gateway};
 use crate::{
-    api::events as emit,
+    api::events::{self as emit, UserChange},
     clock,
     intent::PaymentStatus,
     payout::{BankWord, Cancel, Next, Outcome, Payout, next, on_bank_word, on_cancel, pause_us},
@@ -348,21 +348,29 @@ impl Gateway {
         Ok(())
     }
 
-    /// Identity has blocked or unblocked a user (T48).
-    pub async fn set_user_blocked(
+    /// Identity has told something of a user (T48). What was stopped is screened again when it goes on.
+    pub async fn take_user_change(
         &self,
         event: &events::Event,
         user_id: &str,
-        blocked: Option<&str>,
+        change: &UserChange,
     ) -> Result<(), Fault> {
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;
         if !events::inbox::accept_in_tx(&mut tx, "payments.users", event.id).await? {
             return Ok(());
         }
-        match blocked {
-            Some(reason) => payouts::block_user_in_tx(&mut tx, user_id, reason, now_us).await?,
-            None => payouts::unblock_user_in_tx(&mut tx, user_id, now_us).await?,
+        match change {
+            UserChange::Blocked(reason) => {
+                let reason = if reason.is_empty() {
+                    "User is blocked"
+                } else {
+                    reason
+                };
+                payouts::block_user_in_tx(&mut tx, user_id, reason, now_us).await?;
+            }
+            UserChange::Unblocked => payouts::unblock_user_in_tx(&mut tx, user_id, now_us).await?,
+            UserChange::Updated => payouts::resume_user_in_tx(&mut tx, user_id, now_us).await?,
         }
         tx.commit().await?;
         self.payouts_due.notify_one();

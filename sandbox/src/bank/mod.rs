@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use tokio::{net::TcpListener, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
+use tracing::Instrument;
 
 /// Settings of the bank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,16 +114,14 @@ pub async fn start(config: BankConfig, shutdown: CancellationToken) -> Result<Ba
     let desk = Arc::new(desk::Desk::open(config, db).await?);
 
     let mut tasks = JoinSet::new();
-    tasks.spawn(http::serve(
-        listener,
-        http::Counter {
-            desk: desk.clone(),
-            gateway_key: gateway_key.into(),
-        },
-        shutdown.clone(),
-    ));
-    tasks.spawn(post::run_clearing(desk.clone(), shutdown.clone()));
-    tasks.spawn(postman.run(desk.clone(), shutdown));
+    let span = || tracing::info_span!("worker", service_name = "bank");
+    let counter = http::Counter {
+        desk: desk.clone(),
+        gateway_key: gateway_key.into(),
+    };
+    tasks.spawn(http::serve(listener, counter, shutdown.clone()).instrument(span()));
+    tasks.spawn(post::run_clearing(desk.clone(), shutdown.clone()).instrument(span()));
+    tasks.spawn(postman.run(desk.clone(), shutdown).instrument(span()));
     Ok(BankHandle {
         desk,
         address,

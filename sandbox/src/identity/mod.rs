@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
+use tracing::Instrument;
 
 pub use rules::TradingBasis;
 
@@ -84,20 +85,14 @@ pub async fn start(
     let defaults = rules::Defaults::read(&config)?;
     let db = events::Sqlite::open(config.data_dir.join("identity.db"), &repo::MIGRATOR).await?;
     let api = api::Api::new(db.clone(), defaults, config.trading_limit_basis);
+    let span = || tracing::info_span!("worker", service_name = "identity");
+    let basis = config.trading_limit_basis;
     let mut workers = JoinSet::new();
-    workers.spawn(uses::run(
-        db.clone(),
-        deps.log.clone(),
-        config.trading_limit_basis,
-        shutdown,
-    ));
+    workers.spawn(uses::run(db.clone(), deps.log.clone(), basis, shutdown).instrument(span()));
     let relay_shutdown = CancellationToken::new();
     let mut relay = JoinSet::new();
-    relay.spawn(events::outbox::Relay::run(
-        db,
-        deps.log,
-        relay_shutdown.clone(),
-    ));
+    relay
+        .spawn(events::outbox::Relay::run(db, deps.log, relay_shutdown.clone()).instrument(span()));
     Ok(IdentityHandle {
         api,
         workers,

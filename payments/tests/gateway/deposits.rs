@@ -1,0 +1,425 @@
+//! Intents: limits, methods, events, expiry, polls.
+
+use payments::rail::{purpose_code, sbp_link::SbpLink};
+use proto::{
+    common::v1 as common,
+    identity::v1::{BlockUserRequest, SetLimitRequest},
+    payments::v1::{self as wire, PaymentMethod},
+    sandbox::v1::BankFault,
+};
+use tonic::Code;
+
+use crate::world::{ALICE, World, amount_of, ctx, ctx_with, intent_ask, rub, until};
+
+fn us(time: &Option<prost_types::Timestamp>) -> i64 {
+    proto::convert::timestamp_us(time.as_ref().unwrap())
+}
+
+// rows: R105 R108 R109 R110 R111 R319
+#[tokio::test]
+async fn r105_each_method_gives_a_pending_intent_that_can_be_paid() {
+    let world = World::start().await;
+    for method in [
+        PaymentMethod::SbpQr,
+        PaymentMethod::SbpC2b,
+        PaymentMethod::BankTransfer,
+    ] {
+        let intent = world.create_intent("1500.5", method).await;
+        assert!(!intent.payment_id.is_empty());
+        assert_eq!(intent.user_id, ALICE);
+        assert_eq!(amount_of(intent.amount.as_ref()), "1500.50");
+        assert_eq!(intent.method, method as i32);
+        assert_eq!(intent.status, common::PaymentStatus::Pending as i32);
+        assert!(us(&intent.expires_at) > us(&intent.created_at));
+        match method {
+            PaymentMethod::BankTransfer => {
+                let (id, sum) = purpose_code::read(&intent.qr_payload).unwrap();
+                assert_eq!((id, sum.kopecks()), (intent.payment_id.clone(), 150_050));
+            }
+            _ => {
+                let link = SbpLink::parse(&intent.payment_url).unwrap();
+                assert_eq!(link.sum().unwrap().kopecks(), 150_050);
+                assert_eq!(
+                    intent.qr_payload.is_empty(),
+                    method == PaymentMethod::SbpC2b
+                );
+            }
+        }
+        world.pay(&intent.payment_url).await;
+        world
+            .until_status(&intent.payment_id, common::PaymentStatus::Success)
+            .await;
+    }
+    assert_eq!(world.bank_balance().await, "4501.50");
+    world.stop().await;
+}
+
+// rows: R012 R106 R036
+#[tokio::test]
+async fn r106_identity_is_asked_for_the_deposit_limit() {
+    let world = World::start().await;
+    world.asked.lock().unwrap().clear();
+    world.qr("100.00").await;
+    assert_eq!(
+        *world.asked.lock().unwrap(),
+        ["CheckLimits DEPOSIT DEPOSIT alice 100.00"]
+    );
+    world.stop().await;
+}
+
+// rows: R107 R252
+#[tokio::test]
+async fn r107_a_refusal_passes_word_for_word_and_leaves_nothing_behind() {
+    let world = World::start().await;
+    let over = world
+        .payments()
+        .create_payment_intent(intent_ask(ALICE, "600000.01", PaymentMethod::SbpQr))
+        .await
+        .unwrap_err();
+    assert_eq!(over.code(), Code::FailedPrecondition);
+    assert_eq!(over.message(), "Daily deposit limit exceeded");
+    assert_eq!(
+        rpc::status::reason(&over).as_deref(),
+        Some("LIMIT_EXCEEDED")
+    );
+    let own_text = SetLimitRequest {
+        context: ctx(),
+        user_id: ALICE.into(),
+        limit_type: common::LimitType::Deposit as i32,
+        daily_limit: None,
+        refuse_with: "KYC is out of date: пройдите проверку".into(),
+    };
+    world.identity().set_limit(own_text.clone()).await.unwrap();
+    let refused = world
+        .payments()
+        .create_payment_intent(intent_ask(ALICE, "1.00", PaymentMethod::SbpQr))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.message(), "KYC is out of date: пройдите проверку");
+    let block = BlockUserRequest {
+        context: ctx(),
+        user_id: "bob".into(),
+        reason: "court order".into(),
+    };
+    world.create_user("bob").await;
+    world.identity().block_user(block).await.unwrap();
+    let blocked = world
+        .payments()
+        .create_payment_intent(intent_ask("bob", "1.00", PaymentMethod::SbpQr))
+        .await
+        .unwrap_err();
+    assert_eq!(blocked.message(), "User is blocked");
+    let listed = world
+        .payments()
+        .list_payment_intents(wire::ListPaymentIntentsRequest::default())
+        .await
+        .unwrap();
+    assert!(listed.into_inner().intents.is_empty());
+    world
+        .identity()
+        .set_limit(SetLimitRequest {
+            context: ctx(),
+            refuse_with: String::new(),
+            ..own_text
+        })
+        .await
+        .unwrap();
+    assert!(world.events().await.is_empty());
+    world.stop().await;
+}
+
+// rows: R105 R332 R333
+#[tokio::test]
+async fn r105_bad_requests_name_the_field_and_change_nothing() {
+    let world = World::start().await;
+    let ask = |amount, method| intent_ask(ALICE, amount, method);
+    let mut no_key = ask("1.00", PaymentMethod::SbpQr);
+    no_key.context.as_mut().unwrap().idempotency_key.clear();
+    let mut dollars = ask("1.00", PaymentMethod::SbpQr);
+    dollars.amount.as_mut().unwrap().currency_code = "USD".into();
+    for (request, field) in [
+        (ask("0", PaymentMethod::SbpQr), "amount: "),
+        (ask("-5", PaymentMethod::SbpQr), "amount: "),
+        (ask("1.001", PaymentMethod::SbpQr), "amount: "),
+        (ask("ten", PaymentMethod::SbpQr), "amount: "),
+        (ask("1.00", PaymentMethod::Unspecified), "method: "),
+        (dollars, "amount: "),
+        (no_key, "context.idempotency_key: "),
+    ] {
+        let refused = world
+            .payments()
+            .create_payment_intent(request)
+            .await
+            .unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert!(
+            refused.message().starts_with(field),
+            "{}",
+            refused.message()
+        );
+    }
+    let nobody = intent_ask("nobody", "1.00", PaymentMethod::SbpQr);
+    let unknown = world
+        .payments()
+        .create_payment_intent(nobody)
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (unknown.code(), unknown.message()),
+        (Code::NotFound, "User not found")
+    );
+    let foreign = world
+        .payments_as("sandbox.investor.bob")
+        .create_payment_intent(ask("1.00", PaymentMethod::SbpQr))
+        .await
+        .unwrap_err();
+    assert_eq!(foreign.code(), Code::PermissionDenied);
+    let own = world
+        .payments_as("sandbox.investor.alice")
+        .create_payment_intent(ask("1.00", PaymentMethod::SbpQr))
+        .await;
+    assert!(own.is_ok());
+    world.stop().await;
+}
+
+// rows: R112 R245
+#[tokio::test]
+async fn r112_the_intent_is_saved_and_announced() {
+    let world = World::start().await;
+    let mut ask = intent_ask(ALICE, "10.00", PaymentMethod::SbpQr);
+    ask.context = ctx_with("k1");
+    let made = world
+        .payments()
+        .create_payment_intent(ask.clone())
+        .await
+        .unwrap();
+    let made = made.into_inner().intent.unwrap();
+    assert_eq!(world.intent(&made.payment_id).await, made);
+    let again = world
+        .payments()
+        .create_payment_intent(ask.clone())
+        .await
+        .unwrap();
+    assert_eq!(again.metadata().get("idempotent-replayed").unwrap(), "true");
+    assert_eq!(again.into_inner().intent.unwrap(), made);
+    // The key holds although the amount differs (T12).
+    ask.amount = rub("11.00");
+    let other = world.payments().create_payment_intent(ask).await.unwrap();
+    assert_eq!(other.into_inner().intent.unwrap(), made);
+
+    let events = world.events().await;
+    assert_eq!(events.len(), 1);
+    assert_eq!(
+        events[0].type_name,
+        "platform.payments.v1.PaymentIntentCreatedEvent"
+    );
+    assert_eq!(events[0].correlation_id, "corr-k1");
+    let created: Vec<wire::PaymentIntentCreatedEvent> = world
+        .events_of("PaymentIntentCreatedEvent", &made.payment_id)
+        .await;
+    assert_eq!(created[0].user_id, ALICE);
+    assert_eq!(amount_of(created[0].amount.as_ref()), "10.00");
+    assert_eq!(
+        created[0].context.as_ref().unwrap().correlation_id,
+        "corr-k1"
+    );
+    world.stop().await;
+}
+
+// rows: R105
+#[tokio::test]
+async fn r105_concurrent_calls_with_one_key_make_one_intent() {
+    let world = World::start().await;
+    let mut ask = intent_ask(ALICE, "10.00", PaymentMethod::SbpQr);
+    ask.context = ctx_with("same");
+    let calls = (0..8).map(|_| {
+        let (mut client, ask) = (world.payments(), ask.clone());
+        async move {
+            client
+                .create_payment_intent(ask)
+                .await
+                .unwrap()
+                .into_inner()
+                .intent
+                .unwrap()
+        }
+    });
+    let intents = futures::future::join_all(calls).await;
+    assert!(
+        intents
+            .iter()
+            .all(|intent| intent.payment_id == intents[0].payment_id)
+    );
+    assert_eq!(world.events().await.len(), 1);
+    world.stop().await;
+}
+
+// rows: R119 R136
+#[tokio::test]
+async fn r119_a_paid_code_ends_in_success_and_one_deposit_event() {
+    let world = World::start().await;
+    let intent = world.qr("250.00").await;
+    world.pay(&intent.qr_payload).await;
+    world
+        .until_status(&intent.payment_id, common::PaymentStatus::Success)
+        .await;
+    let deposits: Vec<wire::FiatDepositedEvent> = world
+        .events_of("FiatDepositedEvent", &intent.payment_id)
+        .await;
+    assert_eq!(deposits.len(), 1);
+    assert_eq!(deposits[0].user_id, ALICE);
+    assert_eq!(deposits[0].payment_id, intent.payment_id);
+    assert_eq!(amount_of(deposits[0].amount.as_ref()), "250.00");
+    assert!(deposits[0].deposited_at.is_some());
+    world.stop().await;
+}
+
+// rows: R127 R323
+#[tokio::test]
+async fn r323_a_lost_webhook_is_made_up_for_by_a_poll() {
+    let world = World::start_with(|setup| {
+        setup.payments.poll_first_ms = 20;
+        setup.payments.poll_most_ms = 50;
+    })
+    .await;
+    world.set_fault(BankFault::WebhookLost, "").await;
+    let paid = world.qr("250.00").await;
+    let failed = world.qr("251.00").await;
+    world.pay(&paid.qr_payload).await;
+    world
+        .pay_as(&failed.qr_payload, None, common::PaymentStatus::Failed)
+        .await;
+    world
+        .until_status(&paid.payment_id, common::PaymentStatus::Success)
+        .await;
+    world
+        .until_status(&failed.payment_id, common::PaymentStatus::Failed)
+        .await;
+    // The webhook comes after all: nothing happens twice.
+    world.set_fault(BankFault::None, "").await;
+    let deposits: Vec<wire::FiatDepositedEvent> = world
+        .events_of("FiatDepositedEvent", &paid.payment_id)
+        .await;
+    assert_eq!(deposits.len(), 1);
+    let none: Vec<wire::FiatDepositedEvent> = world
+        .events_of("FiatDepositedEvent", &failed.payment_id)
+        .await;
+    assert!(none.is_empty());
+    world.stop().await;
+}
+
+// rows: R323 R118
+#[tokio::test]
+async fn r323_an_unpaid_intent_expires_and_a_late_success_still_counts() {
+    let world = World::start_with(|setup| setup.payments.intent_life_s = 1).await;
+    let intent = world.qr("30.00").await;
+    let expired = world
+        .until_status(&intent.payment_id, common::PaymentStatus::Expired)
+        .await;
+    assert!(us(&expired.updated_at) >= us(&intent.expires_at));
+    let body = crate::world::payment_notice(&intent.payment_id, "SUCCESS", "30.00");
+    assert_eq!(world.post_webhook("late-1", &body).await.0, 200);
+    assert_eq!(
+        world.intent(&intent.payment_id).await.status,
+        common::PaymentStatus::Success as i32
+    );
+    let deposits: Vec<wire::FiatDepositedEvent> = world
+        .events_of("FiatDepositedEvent", &intent.payment_id)
+        .await;
+    assert_eq!(deposits.len(), 1);
+    world.stop().await;
+}
+
+// rows: R010 R105
+#[tokio::test]
+async fn r010_intents_page_by_two_without_gap_or_repeat() {
+    let world = World::start().await;
+    let mut made = Vec::new();
+    for _ in 0..5 {
+        made.push(world.qr("1.00").await.payment_id);
+    }
+    made.reverse();
+    let (mut seen, mut token) = (Vec::new(), String::new());
+    loop {
+        let ask = wire::ListPaymentIntentsRequest {
+            user_id: ALICE.into(),
+            status: common::PaymentStatus::Pending as i32,
+            pagination: Some(common::PaginationRequest {
+                page_size: 2,
+                page_token: token,
+            }),
+            ..Default::default()
+        };
+        let page = world
+            .payments()
+            .list_payment_intents(ask)
+            .await
+            .unwrap()
+            .into_inner();
+        seen.extend(page.intents.into_iter().map(|intent| intent.payment_id));
+        token = page.pagination.unwrap().next_page_token;
+        if token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(seen, made);
+    world.stop().await;
+}
+
+// rows: R248
+#[tokio::test]
+async fn r248_a_restart_goes_on_where_it_stopped() {
+    let world = World::start_with(|setup| {
+        setup.payments.poll_first_ms = 20;
+        setup.payments.poll_most_ms = 50;
+    })
+    .await;
+    world.set_fault(BankFault::WebhookLost, "").await;
+    let intent = world.qr("70.00").await;
+    let folder = world.stop().await;
+
+    let world = World::open(folder, |setup| {
+        setup.payments.poll_first_ms = 20;
+        setup.payments.poll_most_ms = 50;
+    })
+    .await;
+    assert_eq!(world.intent(&intent.payment_id).await, intent);
+    world.pay(&intent.qr_payload).await;
+    world
+        .until_status(&intent.payment_id, common::PaymentStatus::Success)
+        .await;
+    assert_eq!(world.bank_balance().await, "70.00");
+    let deposits: Vec<wire::FiatDepositedEvent> = world
+        .events_of("FiatDepositedEvent", &intent.payment_id)
+        .await;
+    assert_eq!(deposits.len(), 1);
+    world.stop().await;
+}
+
+// rows: R270 R271 R272 R262
+#[tokio::test]
+async fn r270_metrics_move_under_their_exact_names() {
+    let world = World::start().await;
+    let intent = world.qr("5.00").await;
+    world.pay(&intent.qr_payload).await;
+    world
+        .until_status(&intent.payment_id, common::PaymentStatus::Success)
+        .await;
+    world.reconcile().await;
+    // The webhook is counted before the status is seen, the scrape renders what was recorded.
+    let scrape = until(async || {
+        let (_, body) = world.get("/metrics").await;
+        let text = body.as_str()?.to_owned();
+        text.contains("reconciliation_duration_seconds_count")
+            .then_some(text)
+    })
+    .await;
+    for name in [
+        "payment_intents_created_total{method=\"SBP_QR\"}",
+        "payment_webhooks_received_total{status=\"SUCCESS\"}",
+        "payment_processing_duration_seconds_count{method=\"SBP_QR\"}",
+    ] {
+        assert!(scrape.contains(name), "{name}\n{scrape}");
+    }
+    world.stop().await;
+}

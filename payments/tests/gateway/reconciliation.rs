@@ -1,0 +1,288 @@
+//! Bank against supply, and what explains the rest.
+
+use std::sync::{Arc, Mutex};
+
+use axum::{Router, extract::State, http::StatusCode, routing::post};
+use payments::{AlertSinks, rail::account};
+use proto::{common::v1::OperationStatus, payments::v1 as wire, sandbox::v1::BankFault};
+use tokio::net::TcpListener;
+use tonic::Code;
+
+use crate::world::{ALICE, World, amount_of, ctx, rub, until};
+
+type Amount = Option<proto::common::v1::Money>;
+
+fn amounts<const N: usize>(of: [&Amount; N]) -> [String; N] {
+    of.map(|amount| amount_of(amount.as_ref()))
+}
+
+fn explained(report: &wire::ReconcileReport) -> [String; 4] {
+    amounts([
+        &report.in_flight_deposits,
+        &report.in_flight_payouts,
+        &report.suspense,
+        &report.unexplained_difference,
+    ])
+}
+
+// rows: R128 R129 R130 R131 R132 R302 R330
+#[tokio::test]
+async fn r129_equal_values_balance_whatever_their_scale() {
+    let world = World::start().await;
+    let (status, body) = world.get("/reconciliation/latest").await;
+    assert_eq!(status, 404, "{body}");
+    world.fund("100.00").await;
+    world.cfa.set_supply("100.0", 2);
+    let report = world.reconcile().await;
+    assert!(report.balanced);
+    assert_eq!(report.notes, "Balanced");
+    assert!(!report.report_id.is_empty() && report.business_date.is_some());
+    assert_eq!(
+        amounts([&report.bank_balance, &report.token_supply]),
+        ["100.00", "100.00"]
+    );
+    assert_eq!(explained(&report), ["0.00", "0.00", "0.00", "0.00"]);
+
+    let (status, body) = world.get("/reconciliation/latest").await;
+    assert_eq!(status, 200);
+    assert_eq!(body["reportId"], report.report_id);
+    assert_eq!(body["notes"], "Balanced");
+    assert_eq!(body["bankBalance"]["amount"]["value"], "100.00");
+    let latest = world
+        .payments()
+        .get_latest_report(wire::GetLatestReportRequest::default())
+        .await
+        .unwrap();
+    assert_eq!(latest.into_inner().report.unwrap(), report);
+    assert!(
+        !world
+            .events()
+            .await
+            .iter()
+            .any(|event| event.short_type() == "ReconciliationAlertEvent")
+    );
+    world.stop().await;
+}
+
+// rows: R128
+#[tokio::test]
+async fn r128_a_future_day_is_refused() {
+    let world = World::start().await;
+    let tomorrow = payments::clock::now_us() + 2 * 86_400_000_000;
+    let ask = wire::ReconcileRequest {
+        context: ctx(),
+        business_date: Some(proto::convert::to_timestamp_us(tomorrow)),
+    };
+    let refused = world.payments().reconcile(ask).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    world.stop().await;
+}
+
+/// Records what receivers of alerts are sent.
+async fn receiver() -> (String, Arc<Mutex<Vec<serde_json::Value>>>) {
+    let received = Arc::<Mutex<Vec<serde_json::Value>>>::default();
+    async fn take(
+        State(received): State<Arc<Mutex<Vec<serde_json::Value>>>>,
+        axum::Json(body): axum::Json<serde_json::Value>,
+    ) -> StatusCode {
+        received.lock().unwrap().push(body);
+        StatusCode::ACCEPTED
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let app = Router::new()
+        .route("/", post(take))
+        .with_state(received.clone());
+    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    (url, received)
+}
+
+// rows: R022 R131 R133 R287
+#[tokio::test]
+async fn r133_a_difference_raises_a_critical_alert() {
+    let (url, received) = receiver().await;
+    let sinks = AlertSinks::from_env(|name| match name {
+        "SLACK_WEBHOOK_URL" => Some(url.clone()),
+        "PAGERDUTY_API_KEY" => Some("routing-key-1".into()),
+        _ => None,
+    })
+    .with_pagerduty_url(&url);
+    let world = World::start_with(|setup| setup.alerts = sinks).await;
+    world.fund("100.00").await;
+    world.cfa.set_supply("99.50", 2);
+    let report = world.reconcile().await;
+    assert!(!report.balanced);
+    assert_eq!(report.notes, "Discrepancy detected");
+    assert_eq!(explained(&report), ["0.00", "0.00", "0.00", "0.50"]);
+    let alerts: Vec<wire::ReconciliationAlertEvent> = world
+        .events_of("ReconciliationAlertEvent", &report.report_id)
+        .await;
+    assert_eq!(alerts.len(), 1);
+    assert_eq!(alerts[0].severity, "critical");
+    assert!(alerts[0].text.contains("unexplained 0.50"));
+    until(async || (received.lock().unwrap().len() == 2).then_some(())).await;
+    let received = received.lock().unwrap().clone();
+    assert!(
+        received[0]["text"]
+            .as_str()
+            .unwrap()
+            .contains("Discrepancy detected")
+    );
+    assert_eq!(received[1]["routing_key"], "routing-key-1");
+    assert_eq!(received[1]["payload"]["severity"], "critical");
+    world.stop().await;
+}
+
+// rows: R022
+#[tokio::test]
+async fn r022_without_receivers_the_alert_is_in_the_log_alone() {
+    let world = World::start().await;
+    world.fund("100.00").await;
+    let report = world.reconcile().await;
+    assert!(!report.balanced);
+    let alerts: Vec<wire::ReconciliationAlertEvent> = world
+        .events_of("ReconciliationAlertEvent", &report.report_id)
+        .await;
+    assert_eq!(alerts.len(), 1);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn t28_deposits_in_flight_and_in_suspense_are_named() {
+    let world = World::start().await;
+    let minted = world.fund("100.00").await;
+    world.cfa.set_supply("100.00", 5);
+    let underway = world.fund("20.00").await;
+    let refused = world.fund("3.00").await;
+    world
+        .cfa
+        .set_operation(&minted.payment_id, OperationStatus::OnchainSubmitted, 5);
+    world
+        .cfa
+        .set_operation(&underway.payment_id, OperationStatus::OnchainSubmitted, 6);
+    world
+        .cfa
+        .set_operation(&refused.payment_id, OperationStatus::Rejected, 0);
+    let report = world.reconcile().await;
+    assert!(!report.balanced, "balanced stays strict");
+    assert_eq!(explained(&report), ["20.00", "0.00", "3.00", "0.00"]);
+    world.cfa.set_supply("120.00", 6);
+    assert_eq!(
+        explained(&world.reconcile().await),
+        ["0.00", "0.00", "3.00", "0.00"]
+    );
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn t28_money_of_another_amount_than_asked_is_in_suspense() {
+    let world = World::start().await;
+    let intent = world.qr("10.00").await;
+    let other = proto::common::v1::PaymentStatus::Unspecified;
+    world.pay_as(&intent.qr_payload, Some("12.34"), other).await;
+    let report = world.reconcile().await;
+    assert_eq!(amounts([&report.bank_balance]), ["12.34"]);
+    assert_eq!(explained(&report), ["0.00", "0.00", "12.34", "0.00"]);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn t28_payouts_explain_from_burn_to_payment() {
+    let world = World::start().await;
+    world.fund("100.00").await;
+    world.cfa.set_supply("100.00", 5);
+    world
+        .initiate("po-1", "30.00", &account::number("40817", 7))
+        .await;
+    assert!(world.reconcile().await.balanced, "nothing is burned yet");
+    // Burned, and held at the bank.
+    world.set_fault(BankFault::HoldTransfer, "").await;
+    world.cfa.set_supply("70.00", 6);
+    world
+        .cfa
+        .set_operation("po-1", OperationStatus::OnchainSubmitted, 6);
+    assert_eq!(
+        explained(&world.reconcile().await),
+        ["0.00", "30.00", "0.00", "0.00"]
+    );
+    world.release("po-1").await;
+    assert_eq!(
+        explained(&world.reconcile().await),
+        ["0.00", "30.00", "0.00", "0.00"]
+    );
+    // The bank executes; whether the gateway has heard of it or not, the books agree.
+    world.set_fault(BankFault::None, "").await;
+    let report = world.reconcile().await;
+    assert_eq!(amounts([&report.unexplained_difference]), ["0.00"]);
+    world
+        .until_payout("po-1", proto::common::v1::PaymentStatus::Success)
+        .await;
+    assert!(world.reconcile().await.balanced);
+
+    // A refused one explains until the tokens are back.
+    world.initiate("po-2", "20.00", "not an account").await;
+    world.cfa.set_supply("50.00", 7);
+    world
+        .cfa
+        .set_operation("po-2", OperationStatus::OnchainSubmitted, 7);
+    world.release("po-2").await;
+    world
+        .until_payout("po-2", proto::common::v1::PaymentStatus::Failed)
+        .await;
+    assert_eq!(
+        explained(&world.reconcile().await),
+        ["0.00", "20.00", "0.00", "0.00"]
+    );
+    world.cfa.set_supply("70.00", 8);
+    world.cfa.set_operation("po-2", OperationStatus::Failed, 7);
+    assert!(world.reconcile().await.balanced);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn t24_a_suspended_deposit_is_paid_back_and_leaves_the_suspense() {
+    let world = World::start().await;
+    let intent = world.fund("40.00").await;
+    world
+        .cfa
+        .set_operation(&intent.payment_id, OperationStatus::Rejected, 0);
+    assert_eq!(
+        explained(&world.reconcile().await),
+        ["0.00", "0.00", "40.00", "0.00"]
+    );
+    let refund_id = format!("refund:{}", intent.payment_id);
+    // Not for another amount, not for a payment that never came.
+    for (payout_id, amount) in [(refund_id.as_str(), "41.00"), ("refund:none", "40.00")] {
+        let ask = wire::InitiatePayoutRequest {
+            context: ctx(),
+            payout: Some(wire::PayoutRequest {
+                payout_id: payout_id.into(),
+                user_id: ALICE.into(),
+                amount: rub(amount),
+                bank_account: account::number("40817", 7),
+            }),
+        };
+        assert!(world.payments().initiate_payout(ask).await.is_err());
+    }
+    world
+        .cfa
+        .set_operation(&intent.payment_id, OperationStatus::Refunded, 0);
+    world
+        .initiate(&refund_id, "40.00", &account::number("40817", 7))
+        .await;
+    assert_eq!(
+        explained(&world.reconcile().await),
+        ["0.00", "0.00", "40.00", "0.00"]
+    );
+    world.release(&refund_id).await;
+    world
+        .until_status(
+            &intent.payment_id,
+            proto::common::v1::PaymentStatus::Refunded,
+        )
+        .await;
+    let report = world.reconcile().await;
+    assert!(report.balanced);
+    assert_eq!(explained(&report), ["0.00", "0.00", "0.00", "0.00"]);
+    world.stop().await;
+}

@@ -1,0 +1,256 @@
+//! The bank's webhook: signature first, then everything else.
+
+use proto::{
+    common::v1 as common,
+    payments::v1::{self as wire, HandlePaymentWebhookRequest, PaymentWebhook},
+    sandbox::v1::BankFault,
+};
+use tonic::{Code, Request};
+
+use crate::world::{World, ctx, payment_notice, rub};
+
+const SUCCESS: common::PaymentStatus = common::PaymentStatus::Success;
+
+fn rpc_form(
+    world: &World,
+    webhook_id: &str,
+    payment_id: &str,
+    amount: &str,
+) -> Request<HandlePaymentWebhookRequest> {
+    let body = payment_notice(payment_id, "SUCCESS", amount);
+    let now_s = payments::clock::now_us() / 1_000_000;
+    let signature = world.sign(webhook_id, now_s, &body);
+    let mut request = Request::new(HandlePaymentWebhookRequest {
+        context: ctx(),
+        webhook: Some(PaymentWebhook {
+            payment_id: payment_id.into(),
+            status: SUCCESS as i32,
+            amount: rub(amount),
+            provider_payload: body,
+            received_at: None,
+        }),
+    });
+    let metadata = request.metadata_mut();
+    metadata.insert("webhook-id", webhook_id.parse().unwrap());
+    metadata.insert("webhook-timestamp", now_s.to_string().parse().unwrap());
+    metadata.insert("webhook-signature", signature.parse().unwrap());
+    request
+}
+
+// rows: R114 R255 R301 R334
+#[tokio::test]
+async fn r114_a_bad_signature_is_refused_before_anything_else() {
+    let world = World::start().await;
+    let intent = world.qr("100.00").await;
+    let now_s = payments::clock::now_us() / 1_000_000;
+    for payment_id in [intent.payment_id.as_str(), "unknown"] {
+        let body = payment_notice(payment_id, "SUCCESS", "100.00");
+        let good = world.sign("w1", now_s, &body);
+        for (id, at_s, signature, sent) in [
+            ("w1", now_s, "v1,AAAA", body.clone()),
+            ("w1", now_s, "", body.clone()),
+            ("w2", now_s, good.as_str(), body.clone()),
+            ("w1", now_s, good.as_str(), body.replace("100.00", "900.00")),
+            (
+                "w1",
+                now_s - 1_000,
+                world.sign("w1", now_s - 1_000, &body).as_str(),
+                body.clone(),
+            ),
+            ("w1", now_s, "v1,AAAA", "not even JSON".to_owned()),
+        ] {
+            let (status, answer) = world.post_signed(id, at_s, signature, &sent).await;
+            assert_eq!(status, 401);
+            assert!(answer.contains("\"Invalid signature\""), "{answer}");
+        }
+    }
+    let mut unsigned = rpc_form(&world, "w1", "unknown", "100.00");
+    unsigned.metadata_mut().remove("webhook-signature");
+    let refused = world
+        .payments()
+        .handle_payment_webhook(unsigned)
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (refused.code(), refused.message()),
+        (Code::Unauthenticated, "Invalid signature")
+    );
+    // Signed bytes of one payment do not speak for another.
+    let mut other = rpc_form(&world, "w1", "unknown", "100.00");
+    other.get_mut().webhook.as_mut().unwrap().payment_id = intent.payment_id.clone();
+    let refused = world
+        .payments()
+        .handle_payment_webhook(other)
+        .await
+        .unwrap_err();
+    assert_eq!(refused.message(), "Invalid signature");
+    assert_eq!(world.intent(&intent.payment_id).await, intent);
+    world.stop().await;
+}
+
+// rows: R115 R255 R113
+#[tokio::test]
+async fn r115_unknown_payment() {
+    let world = World::start().await;
+    let (status, answer) = world
+        .post_webhook("w1", &payment_notice("unknown", "SUCCESS", "1.00"))
+        .await;
+    assert_eq!(status, 404);
+    assert!(answer.contains("\"Payment intent not found\""), "{answer}");
+    let ask = rpc_form(&world, "w2", "unknown", "1.00");
+    let refused = world
+        .payments()
+        .handle_payment_webhook(ask)
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (refused.code(), refused.message()),
+        (Code::NotFound, "Payment intent not found")
+    );
+    world.stop().await;
+}
+
+// rows: R116 R117 R255 R113 R121 R122
+#[tokio::test]
+async fn r116_amounts_are_compared_by_value() {
+    let world = World::start().await;
+    let intent = world.qr("100.00").await;
+    let id = intent.payment_id.as_str();
+    for amount in ["100.01", "99.99", "100.001"] {
+        let (status, answer) = world
+            .post_webhook("w1", &payment_notice(id, "SUCCESS", amount))
+            .await;
+        assert_eq!(status, 409);
+        assert!(answer.contains("\"Amount mismatch\""), "{answer}");
+    }
+    let dollars = payment_notice(id, "SUCCESS", "100.00").replace("RUB", "USD");
+    assert_eq!(world.post_webhook("w1", &dollars).await.0, 409);
+    let ask = rpc_form(&world, "w2", id, "100.01");
+    let refused = world
+        .payments()
+        .handle_payment_webhook(ask)
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (refused.code(), refused.message()),
+        (Code::FailedPrecondition, "Amount mismatch")
+    );
+    assert_eq!(world.intent(id).await, intent);
+
+    let ask = rpc_form(&world, "w3", id, "100.0");
+    let taken = world
+        .payments()
+        .handle_payment_webhook(ask)
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(taken.intent.as_ref().unwrap().status, SUCCESS as i32);
+    assert_eq!(world.intent(id).await, taken.intent.unwrap());
+    world.stop().await;
+}
+
+// rows: R118 R119 R014
+#[tokio::test]
+async fn r118_the_status_is_that_of_the_webhook_and_success_stays() {
+    let world = World::start().await;
+    for (status, expected) in [
+        ("FAILED", common::PaymentStatus::Failed),
+        ("EXPIRED", common::PaymentStatus::Expired),
+        ("SUCCESS", SUCCESS),
+    ] {
+        let intent = world.qr("10.00").await;
+        let id = intent.payment_id.as_str();
+        let (answer, _) = world
+            .post_webhook(id, &payment_notice(id, status, "10.00"))
+            .await;
+        assert_eq!(answer, 200);
+        assert_eq!(world.intent(id).await.status, expected as i32);
+        let deposits: Vec<wire::FiatDepositedEvent> =
+            world.events_of("FiatDepositedEvent", id).await;
+        assert_eq!(deposits.len(), usize::from(expected == SUCCESS));
+        if expected == SUCCESS {
+            // A later failure of the same payment changes nothing.
+            let late = payment_notice(id, "FAILED", "10.00");
+            assert_eq!(world.post_webhook("late", &late).await.0, 200);
+            assert_eq!(world.intent(id).await.status, SUCCESS as i32);
+        }
+    }
+    world.stop().await;
+}
+
+// rows: R120
+#[tokio::test]
+async fn r120_a_replayed_success_publishes_nothing_also_when_concurrent() {
+    let world = World::start().await;
+    let intent = world.qr("10.00").await;
+    let id = intent.payment_id.as_str();
+    let body = payment_notice(id, "SUCCESS", "10.00");
+    let posts = (0..10).map(|n| {
+        // Half of them the same delivery, half of them new deliveries of the same fact.
+        let webhook_id = if n % 2 == 0 {
+            "same".to_owned()
+        } else {
+            format!("other-{n}")
+        };
+        let (world, body) = (&world, &body);
+        async move { world.post_webhook(&webhook_id, body).await.0 }
+    });
+    let answers = futures::future::join_all(posts).await;
+    assert!(answers.iter().all(|status| *status == 200), "{answers:?}");
+    let deposits: Vec<wire::FiatDepositedEvent> = world.events_of("FiatDepositedEvent", id).await;
+    assert_eq!(deposits.len(), 1);
+    world.stop().await;
+}
+
+// rows: R120 R301
+#[tokio::test]
+async fn r120_what_the_bank_does_wrong_never_deposits_twice_or_falsely() {
+    let world = World::start_with(|setup| {
+        setup.payments.poll_first_ms = 50;
+        setup.payments.poll_most_ms = 100;
+    })
+    .await;
+    world.set_fault(BankFault::WebhookTwice, "").await;
+    let twice = world.qr("10.00").await;
+    world.pay(&twice.qr_payload).await;
+    world.until_status(&twice.payment_id, SUCCESS).await;
+
+    // A forged webhook says nothing; the poll finds the money.
+    world.set_fault(BankFault::None, "").await;
+    world.set_fault(BankFault::WebhookForged, "").await;
+    let forged = world.qr("11.00").await;
+    world.pay(&forged.qr_payload).await;
+    world.until_status(&forged.payment_id, SUCCESS).await;
+
+    // One kopeck too much: pending until the bank corrects itself.
+    world.set_fault(BankFault::None, "").await;
+    world.set_fault(BankFault::WebhookAmount, "").await;
+    let wrong = world.qr("12.00").await;
+    world.pay(&wrong.qr_payload).await;
+    let report = world.reconcile().await;
+    assert_eq!(
+        world.intent(&wrong.payment_id).await.status,
+        common::PaymentStatus::Pending as i32
+    );
+    assert_eq!(crate::world::amount_of(report.suspense.as_ref()), "12.01");
+    world.set_fault(BankFault::None, "").await;
+    world.until_status(&wrong.payment_id, SUCCESS).await;
+
+    for intent in [twice, forged, wrong] {
+        let deposits: Vec<wire::FiatDepositedEvent> = world
+            .events_of("FiatDepositedEvent", &intent.payment_id)
+            .await;
+        assert_eq!(deposits.len(), 1);
+    }
+    world.stop().await;
+}
+
+// rows: R301
+#[tokio::test]
+async fn r301_signed_nonsense_is_a_bad_request() {
+    let world = World::start().await;
+    let (status, answer) = world.post_webhook("w1", r#"{"type":"greeting"}"#).await;
+    assert_eq!(status, 400);
+    assert!(answer.contains("invalid_argument"), "{answer}");
+    world.stop().await;
+}

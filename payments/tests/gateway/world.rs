@@ -1,0 +1,621 @@
+//! A gateway on real ports, with the real sandbox bank over loopback HTTP, the real identity stand-in, and a CFA service of two reads.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::{Router, body::Body, extract::State, middleware::Next};
+use events::{Embedded, Event, Log};
+use payments::{AlertSinks, PaymentsConfig, PaymentsDeps, PaymentsHandle, rail::keys::Keys};
+use prost::Message;
+use proto::{
+    cfa::v1::{
+        CfaOperation, GetSupplyRequest, GetSupplyResponse, ListOperationsRequest,
+        ListOperationsResponse,
+    },
+    common::v1 as common,
+    identity::v1::{self as identity, identity_service_client::IdentityServiceClient},
+    payments::v1::{self as wire, payments_service_client::PaymentsServiceClient},
+    sandbox::v1::{self as sandbox_wire, sandbox_bank_service_client::SandboxBankServiceClient},
+};
+use rpc::{Authenticator, Channel, LocalSlot};
+use sandbox::{
+    bank::{BankConfig, BankHandle},
+    identity::{IdentityConfig, IdentityDeps, IdentityHandle},
+};
+use tempfile::TempDir;
+use tokio::{net::TcpListener, task::JoinHandle};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, service::Routes};
+use uuid::Uuid;
+
+pub const ALICE: &str = "alice";
+
+/// The token side as the tests set it.
+#[derive(Default)]
+pub struct CfaStub {
+    pub supply: Mutex<String>,
+    pub block: Mutex<u64>,
+    pub operations: Mutex<HashMap<String, (common::OperationStatus, u64)>>,
+}
+
+impl CfaStub {
+    pub fn set_supply(&self, supply: &str, block: u64) {
+        *self.supply.lock().unwrap() = supply.into();
+        *self.block.lock().unwrap() = block;
+    }
+
+    pub fn set_operation(&self, external_ref: &str, status: common::OperationStatus, block: u64) {
+        self.operations
+            .lock()
+            .unwrap()
+            .insert(external_ref.into(), (status, block));
+    }
+}
+
+/// Settings a test may change.
+pub struct Setup {
+    pub payments: PaymentsConfig,
+    pub bank: BankConfig,
+    pub alerts: AlertSinks,
+    /// Where the gateway calls the bank, instead of at its own address.
+    pub bank_url: Option<String>,
+}
+
+pub struct World {
+    pub folder: Arc<TempDir>,
+    pub log: Arc<Embedded>,
+    pub cfa: Arc<CfaStub>,
+    /// Calls identity has received, `CheckLimits DEPOSIT DEPOSIT 100.00 RUB`.
+    pub asked: Arc<Mutex<Vec<String>>>,
+    pub http_url: String,
+    pub bank_url: String,
+    stop: CancellationToken,
+    slots: [LocalSlot; 4],
+    handles: Option<(PaymentsHandle, IdentityHandle, BankHandle)>,
+    server: Option<JoinHandle<()>>,
+}
+
+impl World {
+    pub async fn start() -> World {
+        World::start_with(|_| ()).await
+    }
+
+    pub async fn start_with(change: impl FnOnce(&mut Setup)) -> World {
+        let folder = Arc::new(tempfile::tempdir().unwrap());
+        let world = World::open(folder, change).await;
+        world.create_user(ALICE).await;
+        world
+    }
+
+    /// Starts everything on the state of a folder.
+    pub async fn open(folder: Arc<TempDir>, change: impl FnOnce(&mut Setup)) -> World {
+        let stop = CancellationToken::new();
+        let log = Arc::new(Embedded::open(folder.path().join("log")).await.unwrap());
+        let slots: [LocalSlot; 4] = Default::default();
+        let auth = Authenticator::Sandbox;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let http_url = format!("http://{}", listener.local_addr().unwrap());
+        let keys_dir = folder.path().join("keys");
+
+        let mut setup = Setup {
+            payments: PaymentsConfig {
+                data_dir: folder.path().join("payments"),
+                keys_dir: keys_dir.clone(),
+                payout_pause_first_ms: 20,
+                payout_pause_most_ms: 200,
+                reconcile_pause_ms: 20,
+                daily_reconciliation: false,
+                ..PaymentsConfig::default()
+            },
+            bank: BankConfig {
+                data_dir: folder.path().join("bank"),
+                keys_dir,
+                listen: "127.0.0.1:0".parse().unwrap(),
+                webhook_url: format!("{http_url}/webhook"),
+                ..BankConfig::default()
+            },
+            alerts: AlertSinks::default(),
+            bank_url: None,
+        };
+        setup.payments.client.retry_pause_ms = 5;
+        change(&mut setup);
+
+        let bank = sandbox::bank::start(setup.bank, stop.clone())
+            .await
+            .unwrap();
+        let bank_url = format!("http://{}", bank.address());
+        setup.payments.bank_url = setup.bank_url.unwrap_or_else(|| bank_url.clone());
+        let identity = sandbox::identity::start(
+            IdentityConfig {
+                data_dir: folder.path().join("identity"),
+                ..IdentityConfig::default()
+            },
+            IdentityDeps { log: log.clone() },
+            stop.clone(),
+        )
+        .await
+        .unwrap();
+        let cfa = Arc::new(CfaStub::default());
+        cfa.set_supply("0", 1);
+        let asked = Arc::<Mutex<Vec<String>>>::default();
+        let payments = payments::start(
+            setup.payments,
+            PaymentsDeps {
+                log: log.clone(),
+                identity: Channel::local(&slots[1], "sandbox.service"),
+                cfa: Channel::local(&slots[3], "sandbox.service"),
+                alerts: setup.alerts,
+            },
+            stop.clone(),
+        )
+        .await
+        .unwrap();
+        let recorded = Routes::from(
+            identity
+                .service()
+                .routes
+                .into_axum_router()
+                .layer(axum::middleware::from_fn_with_state(asked.clone(), record)),
+        );
+        slots[0].fill(rpc::with_auth(payments.service().routes, &auth));
+        slots[1].fill(rpc::with_auth(recorded, &auth));
+        slots[2].fill(rpc::with_auth(bank.service().routes, &auth));
+        slots[3].fill(rpc::with_auth(cfa_routes(cfa.clone()), &auth));
+        let served = rpc::serve(
+            listener,
+            vec![payments.service()],
+            auth,
+            rpc::metrics_init(),
+            stop.clone(),
+        );
+        let server = tokio::spawn(async { served.await.unwrap() });
+        World {
+            folder,
+            log,
+            cfa,
+            asked,
+            http_url,
+            bank_url,
+            stop,
+            slots,
+            handles: Some((payments, identity, bank)),
+            server: Some(server),
+        }
+    }
+
+    /// Stops everything; the folder stays.
+    pub async fn stop(mut self) -> Arc<TempDir> {
+        self.stop.cancel();
+        self.slots.iter().for_each(LocalSlot::clear);
+        self.server.take().unwrap().await.unwrap();
+        let (payments, identity, bank) = self.handles.take().unwrap();
+        payments.stopped().await;
+        identity.stopped().await;
+        bank.stopped().await;
+        self.log.close().await;
+        self.folder.clone()
+    }
+
+    pub fn payments(&self) -> PaymentsServiceClient<Channel> {
+        self.payments_as("sandbox.treasury")
+    }
+
+    pub fn payments_as(&self, credential: &str) -> PaymentsServiceClient<Channel> {
+        PaymentsServiceClient::new(Channel::local(&self.slots[0], credential))
+    }
+
+    pub fn identity(&self) -> IdentityServiceClient<Channel> {
+        IdentityServiceClient::new(Channel::local(&self.slots[1], "sandbox.operator"))
+    }
+
+    pub fn bank(&self) -> SandboxBankServiceClient<Channel> {
+        SandboxBankServiceClient::new(Channel::local(&self.slots[2], "sandbox.operator"))
+    }
+
+    pub async fn create_user(&self, user_id: &str) -> identity::UserProfile {
+        let ask = identity::CreateUserRequest {
+            context: ctx(),
+            user_id: user_id.into(),
+            kyc_status: common::KycStatus::Standard as i32,
+            ..Default::default()
+        };
+        let answer = self.identity().create_user(ask).await.unwrap();
+        answer.into_inner().profile.unwrap()
+    }
+
+    pub async fn create_intent(
+        &self,
+        amount: &str,
+        method: wire::PaymentMethod,
+    ) -> wire::PaymentIntent {
+        let ask = intent_ask(ALICE, amount, method);
+        let answer = self.payments().create_payment_intent(ask).await;
+        answer.unwrap().into_inner().intent.unwrap()
+    }
+
+    pub async fn qr(&self, amount: &str) -> wire::PaymentIntent {
+        self.create_intent(amount, wire::PaymentMethod::SbpQr).await
+    }
+
+    pub async fn intent(&self, payment_id: &str) -> wire::PaymentIntent {
+        let ask = wire::GetPaymentIntentRequest {
+            context: None,
+            payment_id: payment_id.into(),
+        };
+        let answer = self.payments().get_payment_intent(ask).await.unwrap();
+        answer.into_inner().intent.unwrap()
+    }
+
+    pub async fn pay(&self, payload: &str) {
+        self.pay_as(payload, None, common::PaymentStatus::Unspecified)
+            .await;
+    }
+
+    pub async fn pay_as(
+        &self,
+        payload: &str,
+        amount: Option<&str>,
+        outcome: common::PaymentStatus,
+    ) {
+        let ask = sandbox_wire::PayRequest {
+            context: ctx(),
+            qr_payload: payload.into(),
+            amount: amount.and_then(rub),
+            outcome: outcome as i32,
+        };
+        self.bank().pay(ask).await.unwrap();
+    }
+
+    pub async fn set_fault(&self, fault: sandbox_wire::BankFault, account: &str) {
+        let ask = sandbox_wire::SetFaultRequest {
+            context: ctx(),
+            fault: fault as i32,
+            account: account.into(),
+        };
+        self.bank().set_fault(ask).await.unwrap();
+    }
+
+    pub async fn bank_balance(&self) -> String {
+        let ask = sandbox_wire::GetBankBalanceRequest::default();
+        let answer = self.bank().get_bank_balance(ask).await.unwrap();
+        amount_of(answer.into_inner().balance.as_ref())
+    }
+
+    pub async fn transfers(&self) -> Vec<sandbox_wire::BankTransfer> {
+        let ask = sandbox_wire::ListTransfersRequest::default();
+        self.bank()
+            .list_transfers(ask)
+            .await
+            .unwrap()
+            .into_inner()
+            .transfers
+    }
+
+    pub async fn initiate(
+        &self,
+        payout_id: &str,
+        amount: &str,
+        bank_account: &str,
+    ) -> wire::Payout {
+        let ask = wire::InitiatePayoutRequest {
+            context: ctx(),
+            payout: Some(wire::PayoutRequest {
+                payout_id: payout_id.into(),
+                user_id: ALICE.into(),
+                amount: rub(amount),
+                bank_account: bank_account.into(),
+            }),
+        };
+        let answer = self.payments().initiate_payout(ask).await.unwrap();
+        answer.into_inner().payout.unwrap()
+    }
+
+    pub async fn release(&self, payout_id: &str) -> wire::Payout {
+        let ask = wire::ReleasePayoutRequest {
+            context: ctx(),
+            payout_id: payout_id.into(),
+        };
+        let answer = self.payments().release_payout(ask).await.unwrap();
+        answer.into_inner().payout.unwrap()
+    }
+
+    pub async fn payout(&self, payout_id: &str) -> wire::Payout {
+        let ask = wire::GetPayoutRequest {
+            context: None,
+            payout_id: payout_id.into(),
+        };
+        let answer = self.payments().get_payout(ask).await.unwrap();
+        answer.into_inner().payout.unwrap()
+    }
+
+    pub async fn until_stopped(&self, payout_id: &str, reason: &str) {
+        until(async || (self.payout(payout_id).await.stopped_reason == reason).then_some(())).await;
+    }
+
+    pub async fn reconcile(&self) -> wire::ReconcileReport {
+        let ask = wire::ReconcileRequest {
+            context: ctx(),
+            business_date: None,
+        };
+        let answer = self.payments().reconcile(ask).await.unwrap();
+        answer.into_inner().report.unwrap()
+    }
+
+    /// Puts money on the bank account, as a paid and minted deposit does.
+    pub async fn fund(&self, amount: &str) -> wire::PaymentIntent {
+        let intent = self.qr(amount).await;
+        self.pay(&intent.qr_payload).await;
+        let intent = self
+            .until_status(&intent.payment_id, common::PaymentStatus::Success)
+            .await;
+        self.cfa
+            .set_operation(&intent.payment_id, common::OperationStatus::Finalized, 1);
+        intent
+    }
+
+    pub async fn until_status(
+        &self,
+        payment_id: &str,
+        status: common::PaymentStatus,
+    ) -> wire::PaymentIntent {
+        until(async || {
+            let intent = self.intent(payment_id).await;
+            (intent.status == status as i32).then_some(intent)
+        })
+        .await
+    }
+
+    pub async fn until_payout(
+        &self,
+        payout_id: &str,
+        status: common::PaymentStatus,
+    ) -> wire::Payout {
+        until(async || {
+            let payout = self.payout(payout_id).await;
+            (payout.status == status as i32).then_some(payout)
+        })
+        .await
+    }
+
+    /// Every event of payments so far. A fresh intent marks the end: the outbox keeps its order, so what came before it is all there is.
+    pub async fn events(&self) -> Vec<Event> {
+        let marker = self
+            .create_intent("1.00", wire::PaymentMethod::SbpC2b)
+            .await
+            .payment_id;
+        let group = Uuid::now_v7().to_string();
+        let mut subscription = self
+            .log
+            .subscribe(&group, &[events::topics::PAYMENTS])
+            .await
+            .unwrap();
+        let mut seen = Vec::new();
+        loop {
+            let delivery = tokio::time::timeout(Duration::from_secs(10), subscription.next());
+            let event = delivery
+                .await
+                .expect("the marker arrives")
+                .unwrap()
+                .record
+                .event;
+            if event.key == marker {
+                return seen;
+            }
+            seen.push(event);
+        }
+    }
+
+    /// Decoded events of one type and key.
+    pub async fn events_of<M: Message + Default>(&self, name: &str, key: &str) -> Vec<M> {
+        let events = self.events().await.into_iter();
+        let ours = events.filter(|event| event.short_type() == name && event.key == key);
+        ours.map(|event| M::decode(event.payload.as_slice()).unwrap())
+            .collect()
+    }
+
+    /// Posts a body to the webhook, signed as the bank would sign it.
+    pub async fn post_webhook(&self, webhook_id: &str, body: &str) -> (u16, String) {
+        let now_s = payments::clock::now_us() / 1_000_000;
+        let signature = self.sign(webhook_id, now_s, body);
+        self.post_signed(webhook_id, now_s, &signature, body).await
+    }
+
+    pub async fn post_signed(
+        &self,
+        id: &str,
+        at_s: i64,
+        signature: &str,
+        body: &str,
+    ) -> (u16, String) {
+        let answer = reqwest::Client::new()
+            .post(format!("{}/webhook", self.http_url))
+            .header("webhook-id", id)
+            .header("webhook-timestamp", at_s)
+            .header("webhook-signature", signature)
+            .body(body.to_owned())
+            .send()
+            .await
+            .unwrap();
+        let status = answer.status().as_u16();
+        (status, answer.text().await.unwrap())
+    }
+
+    pub fn sign(&self, webhook_id: &str, at_s: i64, body: &str) -> String {
+        let keys = Keys::load_or_create(&self.folder.path().join("keys")).unwrap();
+        keys.webhook_secrets[0].sign(webhook_id, at_s, body.as_bytes())
+    }
+
+    pub async fn get(&self, path: &str) -> (u16, serde_json::Value) {
+        let answer = reqwest::Client::new()
+            .get(format!("{}{path}", self.http_url))
+            .bearer_auth("sandbox.auditor")
+            .send()
+            .await
+            .unwrap();
+        let status = answer.status().as_u16();
+        let body = answer.text().await.unwrap();
+        (
+            status,
+            serde_json::from_str(&body).unwrap_or(serde_json::Value::String(body)),
+        )
+    }
+}
+
+pub fn payment_notice(payment_id: &str, status: &str, amount: &str) -> String {
+    format!(
+        r#"{{"type":"payment","paymentId":"{payment_id}","status":"{status}","amount":{{"value":"{amount}","currency":"RUB"}},"occurredAt":"2026-11-21T00:00:00Z"}}"#
+    )
+}
+
+pub fn intent_ask(
+    user_id: &str,
+    amount: &str,
+    method: wire::PaymentMethod,
+) -> wire::CreatePaymentIntentRequest {
+    wire::CreatePaymentIntentRequest {
+        context: ctx(),
+        user_id: user_id.into(),
+        amount: rub(amount),
+        method: method as i32,
+    }
+}
+
+/// A context with a fresh key.
+pub fn ctx() -> Option<common::RequestContext> {
+    ctx_with(&Uuid::now_v7().to_string())
+}
+
+pub fn ctx_with(key: &str) -> Option<common::RequestContext> {
+    Some(common::RequestContext {
+        request_id: Uuid::now_v7().to_string(),
+        correlation_id: format!("corr-{key}"),
+        idempotency_key: key.into(),
+        ..Default::default()
+    })
+}
+
+pub fn rub(amount: &str) -> Option<common::Money> {
+    Some(common::Money {
+        currency_code: "RUB".into(),
+        amount: Some(common::Decimal {
+            value: amount.into(),
+        }),
+    })
+}
+
+pub fn amount_of(money: Option<&common::Money>) -> String {
+    money.unwrap().amount.clone().unwrap().value
+}
+
+/// Polls until there is an answer; a test that waits longer than this has failed.
+pub async fn until<T>(ask: impl AsyncFn() -> Option<T>) -> T {
+    let answer = async {
+        loop {
+            if let Some(answer) = ask().await {
+                return answer;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), answer)
+        .await
+        .expect("what the test waits for happens")
+}
+
+/// Remembers what identity is asked, in order, and lets it answer.
+async fn record(
+    State(asked): State<Arc<Mutex<Vec<String>>>>,
+    request: axum::extract::Request,
+    next: Next,
+) -> axum::response::Response {
+    let (parts, body) = request.into_parts();
+    let bytes = axum::body::to_bytes(body, 1 << 20).await.unwrap();
+    let message = bytes.get(5..).unwrap_or_default();
+    let line = match parts.uri.path().rsplit('/').next().unwrap() {
+        "CheckLimits" => {
+            let ask = identity::CheckLimitsRequest::decode(message).unwrap();
+            let bare = |name: &'static str, prefix: &str| name.strip_prefix(prefix).unwrap();
+            let limit = common::LimitType::try_from(ask.limit_type).unwrap();
+            let operation = common::OperationType::try_from(ask.operation_type).unwrap();
+            format!(
+                "CheckLimits {} {} {} {}",
+                bare(limit.as_str_name(), "LIMIT_TYPE_"),
+                bare(operation.as_str_name(), "OPERATION_TYPE_"),
+                ask.user_id,
+                amount_of(ask.amount.as_ref())
+            )
+        }
+        "CheckSanctions" => {
+            let ask = identity::CheckSanctionsRequest::decode(message).unwrap();
+            format!("CheckSanctions {} {}", ask.user_id, ask.payload)
+        }
+        other => other.to_owned(),
+    };
+    asked.lock().unwrap().push(line);
+    next.run(axum::extract::Request::from_parts(parts, Body::from(bytes)))
+        .await
+}
+
+/// The two reads of the CFA service that the gateway makes.
+fn cfa_routes(stub: Arc<CfaStub>) -> Routes {
+    let service = "/platform.cfa.v1.CfaRegistryService";
+    Routes::from(
+        Router::new()
+            .route(
+                &format!("{service}/GetSupply"),
+                axum::routing::post(get_supply),
+            )
+            .route(
+                &format!("{service}/ListOperations"),
+                axum::routing::post(list_operations),
+            )
+            .with_state(stub),
+    )
+}
+
+type Raw = http::Request<Body>;
+
+async fn get_supply(
+    State(stub): State<Arc<CfaStub>>,
+    request: Raw,
+) -> http::Response<tonic::body::Body> {
+    let codec = tonic_prost::ProstCodec::<GetSupplyResponse, GetSupplyRequest>::default();
+    let answer = tower::service_fn(|request: Request<GetSupplyRequest>| {
+        let instrument_id = request.into_inner().instrument_id;
+        let supply = GetSupplyResponse {
+            instrument_id,
+            total_supply: Some(common::Decimal {
+                value: stub.supply.lock().unwrap().clone(),
+            }),
+            block_number: *stub.block.lock().unwrap(),
+        };
+        async { Ok::<_, Status>(Response::new(supply)) }
+    });
+    tonic::server::Grpc::new(codec).unary(answer, request).await
+}
+
+async fn list_operations(
+    State(stub): State<Arc<CfaStub>>,
+    request: Raw,
+) -> http::Response<tonic::body::Body> {
+    let codec = tonic_prost::ProstCodec::<ListOperationsResponse, ListOperationsRequest>::default();
+    let answer = tower::service_fn(|request: Request<ListOperationsRequest>| {
+        let external_ref = request.into_inner().external_ref;
+        let known = stub.operations.lock().unwrap().get(&external_ref).copied();
+        let operations = known.map(|(status, block_number)| CfaOperation {
+            external_ref,
+            status: status as i32,
+            block_number,
+            ..Default::default()
+        });
+        let page = ListOperationsResponse {
+            operations: operations.into_iter().collect(),
+            pagination: None,
+        };
+        async { Ok::<_, Status>(Response::new(page)) }
+    });
+    tonic::server::Grpc::new(codec).unary(answer, request).await
+}
