@@ -1,1 +1,77 @@
-//! Room `gateway`.
+//! Room `gateway`: the market service. Trading sessions over QUIC and MarketService over RPC in front of one trading path; sessions' numbered streams,
+//! the readable history and the market's events behind it.
+//!
+//! ```text
+//! QUIC session --+                                      +--> streams ----> numbered messages of sessions
+//!                +--> checks --> sequencer --> journal --+
+//! MarketService -+   (identity, ledger holds)            +--> projection -> orders, trades, events
+//! ```
+//!
+//! Architecture invariants: the gateway never touches a book and no other room's tables; what a client is told for good derives from the journal at the
+//! commit position, hints excepted; money is blocked in the ledger before an order can reach a book. Prost types appear under `api`, `calls`, and where
+//! events are read and written (`consumers`, `projection/published`); SQL in `projection/repo`.
+//!
+//! | file | what |
+//! |---|---|
+//! | `start`, `config` | putting the room together |
+//! | `market` | what the parts share |
+//! | `api` | MarketService and the diagnostic reads |
+//! | `orders` | place, cancel, amend, mass cancel over RPC |
+//! | `funding`, `sweeper` | trading holds, and how every hold ends |
+//! | `quic` | trading sessions |
+//! | `budget`, `throttle` | what a session may send |
+//! | `fold`, `numbered`, `streams`, `dispatch` | from the journal to the sessions |
+//! | `projection` | from the journal to history and events |
+//! | `instruments`, `consumers` | what other services' events change here |
+//! | `calls` | identity, ledger, registry as this room asks them |
+//! | `refusal`, `ids`, `depth`, `failpoint` | error texts, derived ids, book views, a place to crash at |
+
+mod api;
+mod budget;
+mod calls;
+mod config;
+mod consumers;
+mod depth;
+mod dispatch;
+mod failpoint;
+mod fold;
+mod funding;
+mod ids;
+mod instruments;
+mod market;
+mod numbered;
+mod orders;
+mod projection;
+mod quic;
+mod refusal;
+mod start;
+mod streams;
+mod sweeper;
+mod throttle;
+
+pub use calls::identity::LimitBasis;
+pub use config::GatewayConfig;
+pub use start::{GatewayDeps, GatewayHandle, start};
+
+/// Operational failures of this room. A refusal of a call or a request is never one of these.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{0} is no node number")]
+    Node(u8),
+    #[error("store: {0}")]
+    Events(#[from] events::Error),
+    #[error("store: {0}")]
+    Store(#[from] sqlx::Error),
+    #[error("store holds what this room cannot have written: {0}")]
+    Stored(String),
+    #[error("journal: {0}")]
+    Journal(#[from] sequencer::ReadError),
+    #[error("instrument registry: {0}")]
+    Registry(#[source] tonic::Status),
+    #[error("the trading path refused an own request: {0}")]
+    Refused(String),
+    #[error("files and sockets: {0}")]
+    Files(#[from] std::io::Error),
+    #[error("certificate: {0}")]
+    Tls(String),
+}

@@ -1,0 +1,422 @@
+//! MarketService (specification 4.3): reads the message, asks the use case, writes the answer. The only file, with `parse` and `render`, that sees the
+//! contract's messages on the way in.
+
+pub mod http;
+mod parse;
+pub mod render;
+
+use std::sync::Arc;
+
+use proto::market::v1::market_service_server::MarketService;
+use proto::market::v1::*;
+use rpc::page::Key;
+use rpc::{Caller, caller};
+use tonic::{Request, Response, Status};
+
+use crate::depth;
+use crate::funding::{self, HoldView};
+use crate::ids;
+use crate::market::Market;
+use crate::orders::{self, Actor, Answered, MassCancel};
+use crate::projection::repo::{self, OrderFilter, TradeFilter};
+use crate::projection::rows::{OrderRow, TradeRow};
+use crate::refusal;
+
+/// The service.
+pub struct Api {
+    pub market: Arc<Market>,
+}
+
+/// Response metadata of a call that was answered before (T12).
+const REPLAYED: &str = "idempotent-replayed";
+
+fn reply<T, M>(answered: Answered<T>, message: impl FnOnce(T) -> M) -> Response<M> {
+    let mut response = Response::new(message(answered.value));
+    if answered.replayed {
+        response
+            .metadata_mut()
+            .insert(REPLAYED, "true".parse().expect("plain ASCII"));
+    }
+    response
+}
+
+/// Owners act as themselves; staff and services for anybody.
+fn actor(caller: &Caller, user_id: &str) -> Result<Actor, Status> {
+    caller.require_user(user_id)?;
+    Ok(match caller.user_id.as_deref() == Some(user_id) {
+        true => Actor::Owner,
+        false => Actor::Staff,
+    })
+}
+
+/// Users see their own only: an empty filter means oneself.
+pub(crate) fn own_filter(caller: &Caller, user_id: String) -> Result<String, Status> {
+    if user_id.is_empty() && !caller.acts_for_anyone() {
+        return Ok(caller.user_id.clone().unwrap_or_default());
+    }
+    if !user_id.is_empty() {
+        caller.require_user(&user_id)?;
+    }
+    Ok(user_id)
+}
+
+/// The trade of an id, for one of its parties or for staff.
+pub(crate) async fn find_trade(
+    market: &Market,
+    caller: &Caller,
+    trade_id: &str,
+) -> Result<TradeRow, Status> {
+    let stored = || async {
+        repo::trade(&market.projection.db, trade_id)
+            .await
+            .map_err(|error| rpc::status::internal(&error))
+    };
+    let mut row = stored().await?;
+    if row.is_none() && ids::parse(trade_id).is_some() {
+        market.projection.wait(market.commit.position()).await;
+        row = stored().await?;
+    }
+    let row = row.ok_or_else(refusal::trade_not_found)?;
+    caller
+        .require_user(&row.buyer_id)
+        .or_else(|_| caller.require_user(&row.seller_id))?;
+    Ok(row)
+}
+
+/// A trade with what settlement says of it now.
+pub(crate) fn render_trade(market: &Market, row: &TradeRow) -> Trade {
+    let sequence = types::Sequence(row.sequence);
+    render::trade(row, market.settlement.trade_status(sequence, &row.trade_id))
+}
+
+/// The order of an id, for its owner or for staff.
+pub(crate) async fn find_order(
+    market: &Market,
+    caller: &Caller,
+    order_id: &str,
+) -> Result<OrderRow, Status> {
+    let row = orders::find(market, order_id).await?;
+    caller.require_user(&row.user_id)?;
+    Ok(row)
+}
+
+impl Api {
+    fn placed(row: OrderRow) -> PlaceOrderResponse {
+        PlaceOrderResponse {
+            order: Some(render::order(&row)),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl MarketService for Api {
+    async fn place_order(
+        &self,
+        request: Request<PlaceOrderRequest>,
+    ) -> Result<Response<PlaceOrderResponse>, Status> {
+        let caller = caller(&request)?.clone();
+        let message = request.into_inner();
+        let mut context = rpc::context::write(message.context)?;
+        let form = parse::order_form(message.order)?;
+        caller.require_user(&form.user_id)?;
+        context.user_id = form.user_id.clone();
+        let spec = self.market.instrument(&form.instrument_id).await?;
+        let order = form.on(spec)?;
+        let answered = orders::place(&self.market, &context, &order).await?;
+        Ok(reply(answered, Self::placed))
+    }
+
+    async fn cancel_order(
+        &self,
+        request: Request<CancelOrderRequest>,
+    ) -> Result<Response<CancelOrderResponse>, Status> {
+        let caller = caller(&request)?.clone();
+        let message = request.into_inner();
+        let mut context = rpc::context::write(message.context)?;
+        let row = find_order(&self.market, &caller, &message.order_id).await?;
+        context.user_id = row.user_id.clone();
+        let actor = actor(&caller, &row.user_id)?;
+        let answered = orders::cancel(&self.market, &context, actor, &row).await?;
+        Ok(reply(answered, |row| CancelOrderResponse {
+            order: Some(render::order(&row)),
+        }))
+    }
+
+    async fn amend_order(
+        &self,
+        request: Request<AmendOrderRequest>,
+    ) -> Result<Response<AmendOrderResponse>, Status> {
+        let caller = caller(&request)?.clone();
+        let message = request.into_inner();
+        let mut context = rpc::context::write(message.context)?;
+        let row = find_order(&self.market, &caller, &message.order_id).await?;
+        context.user_id = row.user_id.clone();
+        let spec = self.market.instrument(&row.instrument_id).await?;
+        let change = parse::change(&spec, message.price.as_ref(), message.quantity.as_ref())?;
+        let answered = orders::amend(&self.market, &context, &row, &spec, change).await?;
+        Ok(reply(answered, |row| AmendOrderResponse {
+            order: Some(render::order(&row)),
+        }))
+    }
+
+    async fn mass_cancel(
+        &self,
+        request: Request<MassCancelRequest>,
+    ) -> Result<Response<MassCancelResponse>, Status> {
+        let caller = caller(&request)?.clone();
+        let message = request.into_inner();
+        let context = rpc::context::write(message.context)?;
+        let user_id = own_filter(&caller, message.user_id)?;
+        let instrument = match message.instrument_id.as_str() {
+            "" => None,
+            id => Some(self.market.instrument(id).await?),
+        };
+        let wanted = MassCancel {
+            instrument,
+            side: parse::side("side", message.side)?,
+            user_id,
+        };
+        let actor = match caller.user_id.as_deref() == Some(&wanted.user_id) {
+            true => Actor::Owner,
+            false => Actor::Staff,
+        };
+        let answered = orders::mass_cancel(&self.market, &context, actor, &wanted).await?;
+        Ok(reply(answered, |cancelled| MassCancelResponse {
+            cancelled,
+        }))
+    }
+
+    async fn get_order(
+        &self,
+        request: Request<GetOrderRequest>,
+    ) -> Result<Response<GetOrderResponse>, Status> {
+        let caller = caller(&request)?.clone();
+        let message = request.into_inner();
+        rpc::context::read(message.context);
+        let row = find_order(&self.market, &caller, &message.order_id).await?;
+        Ok(Response::new(GetOrderResponse {
+            order: Some(render::order(&row)),
+        }))
+    }
+
+    async fn list_orders(
+        &self,
+        request: Request<ListOrdersRequest>,
+    ) -> Result<Response<ListOrdersResponse>, Status> {
+        let caller = caller(&request)?.clone();
+        let message = request.into_inner();
+        rpc::context::read(message.context);
+        let filter = OrderFilter {
+            user_id: own_filter(&caller, message.user_id)?,
+            instrument_id: message.instrument_id,
+            status: parse::status("status", message.status)?,
+        };
+        let status = filter.status.map_or("", |status| status.as_str());
+        let hash = rpc::page::filter_hash(&[&filter.user_id, &filter.instrument_id, status]);
+        let page = rpc::page::parse(message.pagination, hash)?;
+        let mut rows = repo::orders(&self.market.projection.db, &filter, &page)
+            .await
+            .map_err(|error| rpc::status::internal(&error))?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.created_at_us,
+            id: row.order_id.clone(),
+        });
+        Ok(Response::new(ListOrdersResponse {
+            orders: rows.iter().map(render::order).collect(),
+            pagination: Some(pagination),
+        }))
+    }
+
+    async fn get_trade(
+        &self,
+        request: Request<GetTradeRequest>,
+    ) -> Result<Response<GetTradeResponse>, Status> {
+        let caller = caller(&request)?.clone();
+        let message = request.into_inner();
+        rpc::context::read(message.context);
+        let row = find_trade(&self.market, &caller, &message.trade_id).await?;
+        Ok(Response::new(GetTradeResponse {
+            trade: Some(render_trade(&self.market, &row)),
+        }))
+    }
+
+    async fn list_trades(
+        &self,
+        request: Request<ListTradesRequest>,
+    ) -> Result<Response<ListTradesResponse>, Status> {
+        let caller = caller(&request)?.clone();
+        let message = request.into_inner();
+        rpc::context::read(message.context);
+        let filter = TradeFilter {
+            user_id: own_filter(&caller, message.user_id)?,
+            instrument_id: message.instrument_id,
+        };
+        let hash = rpc::page::filter_hash(&[&filter.user_id, &filter.instrument_id]);
+        let page = rpc::page::parse(message.pagination, hash)?;
+        let mut rows = repo::trades(&self.market.projection.db, &filter, &page)
+            .await
+            .map_err(|error| rpc::status::internal(&error))?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.executed_at_us,
+            id: row.trade_id.clone(),
+        });
+        Ok(Response::new(ListTradesResponse {
+            trades: rows
+                .iter()
+                .map(|row| render_trade(&self.market, row))
+                .collect(),
+            pagination: Some(pagination),
+        }))
+    }
+
+    async fn get_order_book(
+        &self,
+        request: Request<GetOrderBookRequest>,
+    ) -> Result<Response<GetOrderBookResponse>, Status> {
+        let message = request.into_inner();
+        rpc::context::read(message.context);
+        let view = depth::book(&self.market, &message.instrument_id, message.depth).await?;
+        Ok(Response::new(GetOrderBookResponse {
+            snapshot: Some(render::book(&view)),
+        }))
+    }
+
+    async fn open_trading_hold(
+        &self,
+        request: Request<OpenTradingHoldRequest>,
+    ) -> Result<Response<OpenTradingHoldResponse>, Status> {
+        let caller = caller(&request)?.clone();
+        let message = request.into_inner();
+        let mut context = rpc::context::write(message.context)?;
+        types::UserId::new(&message.user_id)
+            .map_err(|error| rpc::status::invalid_argument("user_id", error.to_string()))?;
+        caller.require_user(&message.user_id)?;
+        context.user_id = message.user_id.clone();
+        let asset = self.market.asset(&message.instrument_id).await?;
+        let amount = parse::amount(&asset, "amount", message.amount.as_ref())?;
+        self.market
+            .identity
+            .check_may_trade(&context, &message.user_id)
+            .await?;
+        let hold_id = ids::trading_hold(&message.user_id, &context.idempotency_key);
+        let view = funding::open(
+            &self.market,
+            &context,
+            &message.user_id,
+            &asset,
+            amount,
+            hold_id,
+        )
+        .await?;
+        Ok(Response::new(OpenTradingHoldResponse {
+            trading_hold: Some(render::trading_hold(&view)),
+        }))
+    }
+
+    async fn adjust_trading_hold(
+        &self,
+        request: Request<AdjustTradingHoldRequest>,
+    ) -> Result<Response<AdjustTradingHoldResponse>, Status> {
+        let caller = caller(&request)?.clone();
+        let message = request.into_inner();
+        let mut context = rpc::context::write(message.context)?;
+        let (hold, view) = self.own_hold(&caller, &message.hold_id).await?;
+        context.user_id = view.user_id.clone();
+        let asset = self.market.asset(&view.instrument_id).await?;
+        let undrawn = parse::amount_or_zero(&asset, "undrawn", message.undrawn.as_ref())?;
+        let key = context.idempotency_key.clone();
+        let view = funding::set_undrawn(&self.market, &context, hold, undrawn, &key).await?;
+        Ok(Response::new(AdjustTradingHoldResponse {
+            trading_hold: Some(render::trading_hold(&view)),
+        }))
+    }
+
+    async fn close_trading_hold(
+        &self,
+        request: Request<CloseTradingHoldRequest>,
+    ) -> Result<Response<CloseTradingHoldResponse>, Status> {
+        let caller = caller(&request)?.clone();
+        let message = request.into_inner();
+        rpc::context::write(message.context)?;
+        let (hold, _) = self.own_hold(&caller, &message.hold_id).await?;
+        let view = funding::close(&self.market, hold).await?;
+        Ok(Response::new(CloseTradingHoldResponse {
+            trading_hold: Some(render::trading_hold(&view)),
+        }))
+    }
+
+    async fn list_trading_holds(
+        &self,
+        request: Request<ListTradingHoldsRequest>,
+    ) -> Result<Response<ListTradingHoldsResponse>, Status> {
+        let caller = caller(&request)?.clone();
+        let message = request.into_inner();
+        rpc::context::read(message.context);
+        let user_id = own_filter(&caller, message.user_id)?;
+        let hash = rpc::page::filter_hash(&[&user_id, &message.instrument_id]);
+        let page = rpc::page::parse(message.pagination, hash)?;
+        let rows = funding::list(&self.market, &user_id, &message.instrument_id).await?;
+        let key = |hold: types::HoldIx| Key {
+            created_us: i64::from(hold.get()),
+            id: String::new(),
+        };
+        let (before, _) = page.bound();
+        let mut rows: Vec<_> = rows
+            .into_iter()
+            .filter(|(hold, _)| i64::from(hold.get()) < before)
+            .take(page.rows_limit() as usize)
+            .collect();
+        let pagination = page.finish(&mut rows, |(hold, _)| key(*hold));
+        Ok(Response::new(ListTradingHoldsResponse {
+            trading_holds: rows
+                .iter()
+                .map(|(_, view)| render::trading_hold(view))
+                .collect(),
+            pagination: Some(pagination),
+        }))
+    }
+
+    async fn set_trading_phase(
+        &self,
+        request: Request<SetTradingPhaseRequest>,
+    ) -> Result<Response<SetTradingPhaseResponse>, Status> {
+        let caller = caller(&request)?.clone();
+        let message = request.into_inner();
+        rpc::context::write(message.context)?;
+        let phase = parse::phase("phase", message.phase)?;
+        let spec = self.market.instrument(&message.instrument_id).await?;
+        crate::instruments::set_phase(&self.market, spec.ix, phase, false).await?;
+        tracing::info!(
+            instrument_id = %spec.id,
+            %phase,
+            reason = message.reason,
+            by = caller.subject,
+            "trading phase set"
+        );
+        Ok(Response::new(SetTradingPhaseResponse {
+            instrument_id: message.instrument_id,
+            phase: message.phase,
+        }))
+    }
+
+    async fn get_market_status(
+        &self,
+        request: Request<GetMarketStatusRequest>,
+    ) -> Result<Response<GetMarketStatusResponse>, Status> {
+        rpc::context::read(request.into_inner().context);
+        let view = depth::status(&self.market).await?;
+        Ok(Response::new(render::market_status(&view)))
+    }
+}
+
+impl Api {
+    async fn own_hold(
+        &self,
+        caller: &Caller,
+        hold_id: &str,
+    ) -> Result<(types::HoldIx, HoldView), Status> {
+        let (hold, view) = funding::find(&self.market, hold_id).await?;
+        caller.require_user(&view.user_id)?;
+        Ok((hold, view))
+    }
+}

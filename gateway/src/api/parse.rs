@@ -1,0 +1,237 @@
+//! Messages of the contract as the market's own shapes. A bad field is INVALID_ARGUMENT under its name in the schema (D23, D35).
+
+use proto::common::v1::Decimal as WireDecimal;
+use proto::convert::{decimal, optional_decimal, timestamp_us};
+use proto::market::v1 as wire;
+use tonic::Status;
+use types::{
+    Decimal, InstrumentSpec, Lots, Minor, OrderStatus, OrderType, Phase, Side, StpMode, Ticks,
+    TimeInForce, UserId,
+};
+
+use crate::market::Asset;
+use crate::orders::{Change, NewOrder};
+
+fn bad(field: &str, problem: impl ToString) -> Status {
+    rpc::status::invalid_argument(field, problem.to_string())
+}
+
+/// What of an order can be read without knowing the instrument.
+pub struct OrderForm {
+    pub user_id: String,
+    pub instrument_id: String,
+    side: Side,
+    order_type: OrderType,
+    time_in_force: TimeInForce,
+    post_only: bool,
+    stp: StpMode,
+    expire_at_ns: u64,
+    price: Option<Decimal>,
+    quantity: Decimal,
+    client_order_id: String,
+}
+
+pub fn order_form(order: Option<wire::Order>) -> Result<OrderForm, Status> {
+    let order = order.ok_or_else(|| bad("order", "is required"))?;
+    UserId::new(&order.user_id).map_err(|error| bad("order.user_id", error))?;
+    let side = match order.side() {
+        wire::OrderSide::Buy => Side::Buy,
+        wire::OrderSide::Sell => Side::Sell,
+        wire::OrderSide::Unspecified => return Err(bad("order.side", "is required")),
+    };
+    let order_type = match order.r#type() {
+        wire::OrderType::Limit => OrderType::Limit,
+        wire::OrderType::Market => OrderType::Market,
+        wire::OrderType::Unspecified => return Err(bad("order.type", "is required")),
+    };
+    let time_in_force = match (order.time_in_force(), order_type) {
+        (wire::TimeInForce::Unspecified, OrderType::Limit) => TimeInForce::Gtc,
+        (wire::TimeInForce::Unspecified, OrderType::Market) => TimeInForce::Ioc,
+        (wire::TimeInForce::Gtc | wire::TimeInForce::Gtd, OrderType::Market) => {
+            return Err(bad(
+                "order.time_in_force",
+                "of a market order is IOC or FOK",
+            ));
+        }
+        (wire::TimeInForce::Gtc, _) => TimeInForce::Gtc,
+        (wire::TimeInForce::Gtd, _) => TimeInForce::Gtd,
+        (wire::TimeInForce::Ioc, _) => TimeInForce::Ioc,
+        (wire::TimeInForce::Fok, _) => TimeInForce::Fok,
+    };
+    let stp = match order.self_trade_prevention() {
+        wire::SelfTradePrevention::Unspecified | wire::SelfTradePrevention::CancelNewest => {
+            StpMode::CancelNewest
+        }
+        wire::SelfTradePrevention::CancelOldest => StpMode::CancelOldest,
+        wire::SelfTradePrevention::CancelBoth => StpMode::CancelBoth,
+        wire::SelfTradePrevention::Decrement => StpMode::Decrement,
+    };
+    let expire_at_ns = match (&order.expires_at, time_in_force) {
+        (Some(at), TimeInForce::Gtd) => u64::try_from(timestamp_us(at))
+            .ok()
+            .and_then(|us| us.checked_mul(1_000))
+            .filter(|ns| *ns > 0)
+            .ok_or_else(|| bad("order.expires_at", "must lie in the future"))?,
+        (None, TimeInForce::Gtd) => return Err(bad("order.expires_at", "is required for GTD")),
+        (Some(_), _) => return Err(bad("order.expires_at", "is for GTD orders only")),
+        (None, _) => 0,
+    };
+    let price = optional_decimal(order.price.as_ref()).map_err(|e| bad("order.price", e))?;
+    if price.is_some_and(|price| !price.is_positive()) {
+        return Err(bad("order.price", "must be greater than zero"));
+    }
+    if price.is_none() && order_type == OrderType::Limit {
+        return Err(bad("order.price", "is required"));
+    }
+    let quantity = positive("order.quantity", order.quantity.as_ref())?;
+    let client_order_id = match (order.client_order_id, order.order_id) {
+        (id, _) if !id.is_empty() => id,
+        // A given order id is the caller's own name for the order (D37).
+        (_, id) => id,
+    };
+    if client_order_id.len() > 128 {
+        return Err(bad("order.client_order_id", "must have at most 128 bytes"));
+    }
+    Ok(OrderForm {
+        side,
+        order_type,
+        time_in_force,
+        post_only: order.post_only,
+        stp,
+        expire_at_ns,
+        price,
+        quantity,
+        client_order_id,
+        user_id: order.user_id,
+        instrument_id: order.instrument_id,
+    })
+}
+
+impl OrderForm {
+    /// The order in the instrument's steps.
+    pub fn on(self, spec: InstrumentSpec) -> Result<NewOrder, Status> {
+        Ok(NewOrder {
+            price: self
+                .price
+                .map(|price| ticks(&spec, "order.price", price))
+                .transpose()?,
+            quantity: lots(&spec, "order.quantity", self.quantity)?,
+            user_id: self.user_id,
+            spec,
+            side: self.side,
+            order_type: self.order_type,
+            time_in_force: self.time_in_force,
+            post_only: self.post_only,
+            stp: self.stp,
+            expire_at_ns: self.expire_at_ns,
+            client_order_id: self.client_order_id,
+        })
+    }
+}
+
+fn positive(field: &str, value: Option<&WireDecimal>) -> Result<Decimal, Status> {
+    let value = decimal(value).map_err(|error| bad(field, error))?;
+    if value.is_positive() {
+        Ok(value)
+    } else {
+        Err(bad(field, "must be greater than zero"))
+    }
+}
+
+fn ticks(spec: &InstrumentSpec, field: &str, price: Decimal) -> Result<Ticks, Status> {
+    spec.ticks(price).map_err(|_| {
+        let tick = spec.tick_size();
+        bad(field, format!("must be a multiple of the tick {tick}"))
+    })
+}
+
+fn lots(spec: &InstrumentSpec, field: &str, quantity: Decimal) -> Result<Lots, Status> {
+    spec.lots(quantity).map_err(|_| {
+        let lot = spec.lot_size();
+        bad(field, format!("must be a multiple of the lot {lot}"))
+    })
+}
+
+/// Price and total of an amend; at least one of them.
+pub fn change(
+    spec: &InstrumentSpec,
+    price: Option<&WireDecimal>,
+    quantity: Option<&WireDecimal>,
+) -> Result<Change, Status> {
+    let given = |field: &str, value: Option<&WireDecimal>| {
+        let value = optional_decimal(value).map_err(|error| bad(field, error))?;
+        match value {
+            Some(value) if !value.is_positive() => Err(bad(field, "must be greater than zero")),
+            value => Ok(value),
+        }
+    };
+    let (price, quantity) = (given("price", price)?, given("quantity", quantity)?);
+    if price.is_none() && quantity.is_none() {
+        return Err(bad("quantity", "price or quantity is required"));
+    }
+    Ok(Change {
+        price: price.map(|price| ticks(spec, "price", price)).transpose()?,
+        quantity: quantity
+            .map(|quantity| lots(spec, "quantity", quantity))
+            .transpose()?,
+    })
+}
+
+/// An amount of an asset, greater than zero.
+pub fn amount(asset: &Asset, field: &str, value: Option<&WireDecimal>) -> Result<Minor, Status> {
+    minor(asset, field, positive(field, value)?)
+}
+
+/// An amount of an asset, zero allowed.
+pub fn amount_or_zero(
+    asset: &Asset,
+    field: &str,
+    value: Option<&WireDecimal>,
+) -> Result<Minor, Status> {
+    let value = decimal(value).map_err(|error| bad(field, error))?;
+    if value.is_negative() {
+        return Err(bad(field, "must not be negative"));
+    }
+    minor(asset, field, value)
+}
+
+fn minor(asset: &Asset, field: &str, value: Decimal) -> Result<Minor, Status> {
+    value.to_minor(asset.decimals()).map(Minor).map_err(|_| {
+        let decimals = asset.decimals();
+        bad(
+            field,
+            format!("has more than {decimals} fraction digits or is too large"),
+        )
+    })
+}
+
+pub fn side(field: &str, value: i32) -> Result<Option<Side>, Status> {
+    match wire::OrderSide::try_from(value) {
+        Ok(wire::OrderSide::Unspecified) => Ok(None),
+        Ok(wire::OrderSide::Buy) => Ok(Some(Side::Buy)),
+        Ok(wire::OrderSide::Sell) => Ok(Some(Side::Sell)),
+        Err(_) => Err(bad(field, "is no side")),
+    }
+}
+
+pub fn status(field: &str, value: i32) -> Result<Option<OrderStatus>, Status> {
+    match wire::OrderStatus::try_from(value) {
+        Ok(wire::OrderStatus::Unspecified) => Ok(None),
+        Ok(wire::OrderStatus::Open) => Ok(Some(OrderStatus::Open)),
+        Ok(wire::OrderStatus::PartiallyFilled) => Ok(Some(OrderStatus::PartiallyFilled)),
+        Ok(wire::OrderStatus::Filled) => Ok(Some(OrderStatus::Filled)),
+        Ok(wire::OrderStatus::Cancelled) => Ok(Some(OrderStatus::Cancelled)),
+        Ok(wire::OrderStatus::Rejected) => Ok(Some(OrderStatus::Rejected)),
+        Err(_) => Err(bad(field, "is no order status")),
+    }
+}
+
+pub fn phase(field: &str, value: i32) -> Result<Phase, Status> {
+    match wire::TradingPhase::try_from(value) {
+        Ok(wire::TradingPhase::PreOpen) => Ok(Phase::PreOpen),
+        Ok(wire::TradingPhase::Open) => Ok(Phase::Open),
+        Ok(wire::TradingPhase::Halt) => Ok(Phase::Halt),
+        Ok(wire::TradingPhase::Closed) => Ok(Phase::Closed),
+        Ok(wire::TradingPhase::Unspecified) | Err(_) => Err(bad(field, "is required")),
+    }
+}

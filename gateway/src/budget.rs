@@ -1,0 +1,78 @@
+//! What a user may still order today, as far as this gateway can tell without asking: a lower bound of the budget that admission counts down.
+//!
+//! Every order is taken off here when it is sent, refused ones included, so the figure is never above admission's. An order past it is not refused here:
+//! the budget is read again once, then identity is asked for that very order (`design.md` 3).
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use types::{Minor, UserIx};
+
+#[derive(Default)]
+pub struct Budget {
+    left_minor: AtomicI64,
+    /// Moscow day it is of; 0 = has to be read again.
+    day: AtomicU32,
+}
+
+impl Budget {
+    /// Takes an order off; false when it is not covered, and nothing is taken.
+    pub fn take(&self, needed: Minor, day: u32) -> bool {
+        if self.day.load(Ordering::Acquire) != day {
+            return false;
+        }
+        let take = |left: i64| (left >= needed.0).then(|| left - needed.0);
+        self.left_minor
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, take)
+            .is_ok()
+    }
+
+    /// True when the figure is of another day or was dropped.
+    pub fn is_stale(&self, day: u32) -> bool {
+        self.day.load(Ordering::Acquire) != day
+    }
+
+    pub fn set(&self, left: Minor, day: u32) {
+        self.left_minor.store(left.0, Ordering::Release);
+        self.day.store(day, Ordering::Release);
+    }
+
+    pub fn drop_figure(&self) {
+        self.day.store(0, Ordering::Release);
+    }
+}
+
+/// Budgets of the users who trade here.
+#[derive(Default)]
+pub struct Budgets(Mutex<HashMap<UserIx, Arc<Budget>>>);
+
+impl Budgets {
+    pub fn of(&self, user: UserIx) -> Arc<Budget> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(user)
+            .or_default()
+            .clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_of_one_day_and_never_overdrawn() {
+        let budget = Budget::default();
+        assert!(budget.is_stale(7) && !budget.take(Minor(1), 7));
+        budget.set(Minor(100), 7);
+        assert!(budget.take(Minor(60), 7));
+        assert!(!budget.take(Minor(41), 7), "one kopeck past it");
+        assert!(budget.take(Minor(40), 7));
+        assert!(!budget.take(Minor(1), 8), "yesterday's budget is none");
+        budget.set(Minor(100), 8);
+        budget.drop_figure();
+        assert!(budget.is_stale(8));
+    }
+}

@@ -1,0 +1,62 @@
+//! Settings of this room. Every default is a proposal of `docs/decisions` and may be changed in the configuration file.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::calls::identity::LimitBasis;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GatewayConfig {
+    /// Folder of this room: `market.db`, `tls/`.
+    pub data_dir: PathBuf,
+    /// Number of the engine node whose journal this is.
+    pub node: u8,
+    /// UDP address of the trading protocol; port 0 = any free one.
+    pub quic_listen: SocketAddr,
+    /// Messages a second and session; 0 = no limit (D33).
+    pub throttle_per_s: u32,
+    /// Longest silence of a client, in milliseconds.
+    pub heartbeat_ms: u32,
+    /// How long a connection may take to log its first session in, in milliseconds.
+    pub login_timeout_ms: u64,
+    /// Which figure the TRADING limit is checked with (T23).
+    pub trading_limit_basis: LimitBasis,
+    /// Price collar of market orders, in parts per million of the best opposite price (T19).
+    pub collar_ppm: u32,
+    /// Trading fee in parts per million (8.3).
+    pub fee_ppm: u32,
+    /// Age at which a hold that the journal does not know is given back, in milliseconds (`design.md` 4).
+    pub orphan_hold_age_ms: u64,
+    /// How often the sweeper looks, in milliseconds.
+    pub sweep_interval_ms: u64,
+    /// How long a shrinking or closing call waits for settlement to give the money back in the ledger before it answers, in milliseconds.
+    pub release_wait_ms: u64,
+    /// How often the gauges are read off the books, in milliseconds.
+    pub gauge_interval_ms: u64,
+    /// Failed logins of one address in a minute after which it is refused.
+    pub failed_logins_max: u32,
+}
+
+impl Default for GatewayConfig {
+    fn default() -> Self {
+        Self {
+            data_dir: PathBuf::from("data/gateway"),
+            node: 1,
+            quic_listen: SocketAddr::from(([127, 0, 0, 1], 8090)),
+            throttle_per_s: 5_000,
+            heartbeat_ms: 10_000,
+            login_timeout_ms: 5_000,
+            trading_limit_basis: LimitBasis::Quantity,
+            collar_ppm: 50_000,
+            fee_ppm: 1_000,
+            orphan_hold_age_ms: 60_000,
+            sweep_interval_ms: 10_000,
+            release_wait_ms: 2_000,
+            gauge_interval_ms: 1_000,
+            failed_logins_max: 5,
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! What the market does on other services' events (specification 6.6, D28).
+//!
+//! - identity: a blocked user gets no order in, loses the open ones (`USER_BLOCKED`), his sessions and his trading holds (`design.md` 4); any word about a user
+//!   drops what is cached of him.
+//! - cfa: instruments come, change and end; issues, redemptions and transfers move the positions kept here.
+//! - ledger: a hold behind orders that has vanished by somebody else's doing cancels the orders behind it.
+
+use std::sync::Arc;
+
+use admission::{CancelRequest, MassCancelRequest, OrderRef, Request};
+use client::wire::DisconnectCode;
+use events::{Event, HandlerResult, Poison, topics};
+use prost::Message;
+use proto::{
+    cfa::v1 as cfa, common::v1::MonetaryAmount, identity::v1 as identity, ledger::v1 as ledger,
+};
+use rpc::Context;
+use sequencer::NotTaken;
+use settlement::ids::{Part, order_hold};
+use tokio_util::sync::CancellationToken;
+use types::command::MassScope;
+use types::{
+    CancelReason, Decimal, Handle, HoldIx, Id128, InstrumentIx, PoolKind, SessionIx, UserId, UserIx,
+};
+
+use crate::funding;
+use crate::ids;
+use crate::instruments;
+use crate::market::{Market, is_known};
+use crate::projection::repo;
+
+/// Consumer group of this room.
+const GROUP: &str = "market";
+/// Name in the inbox.
+const POSITIONS: &str = "market.positions";
+
+/// Handles events until shutdown.
+pub async fn run(market: Arc<Market>, log: Arc<dyn events::Log>, shutdown: CancellationToken) {
+    let handler = move |event: Event| {
+        let market = market.clone();
+        async move { handle(&market, &event).await }
+    };
+    let topics = [topics::IDENTITY, topics::CFA, topics::LEDGER];
+    if let Err(error) = events::consume(log, GROUP, &topics, handler, shutdown).await {
+        tracing::error!(%error, "the market hears no events any more");
+    }
+}
+
+fn read<M: Message + Default>(event: &Event) -> Result<M, Poison> {
+    M::decode(&*event.payload).map_err(|error| Poison(error.to_string()))
+}
+
+async fn handle(market: &Arc<Market>, event: &Event) -> HandlerResult {
+    match event.short_type() {
+        "UserBlockedEvent" => {
+            let message: identity::UserBlockedEvent = read(event)?;
+            block(market, &message.user_id).await?;
+        }
+        "UserUnblockedEvent" => {
+            let message: identity::UserUnblockedEvent = read(event)?;
+            unblock(market, &message.user_id).await?;
+        }
+        "UserUpdatedEvent" => {
+            let message: identity::UserUpdatedEvent = read(event)?;
+            forget(market, &message.user_id).await?;
+        }
+        "InstrumentRegisteredEvent" => {
+            let message: cfa::InstrumentRegisteredEvent = read(event)?;
+            let context = Context::new("market");
+            instruments::sync_one(market, &context, &message.instrument_id).await?;
+        }
+        "InstrumentUpdatedEvent" => {
+            let message: cfa::InstrumentUpdatedEvent = read(event)?;
+            let context = Context::new("market");
+            instruments::sync_one(market, &context, &message.instrument_id).await?;
+        }
+        "CfaIssuedEvent" => {
+            let m: cfa::CfaIssuedEvent = read(event)?;
+            let amount = amount(m.amount.as_ref())?;
+            position(market, event, &m.instrument_id, &[(&m.holder_id, amount)]).await?;
+        }
+        "CfaRedeemedEvent" => {
+            let m: cfa::CfaRedeemedEvent = read(event)?;
+            let amount = negative(amount(m.amount.as_ref())?)?;
+            position(market, event, &m.instrument_id, &[(&m.holder_id, amount)]).await?;
+        }
+        "CfaTransferredEvent" => {
+            let m: cfa::CfaTransferredEvent = read(event)?;
+            let amount = amount(m.amount.as_ref())?;
+            let moves = [
+                (&*m.from_user_id, negative(amount)?),
+                (&*m.to_user_id, amount),
+            ];
+            position(market, event, &m.instrument_id, &moves).await?;
+        }
+        "HoldReleasedEvent" => {
+            let message: ledger::HoldReleasedEvent = read(event)?;
+            let reason = match message.reason.as_str() {
+                "Expired" => CancelReason::HoldExpired,
+                _ => CancelReason::HoldReleased,
+            };
+            hold_vanished(market, &message.hold_id, reason).await?;
+        }
+        "HoldConsumedEvent" => {
+            let message: ledger::HoldConsumedEvent = read(event)?;
+            hold_vanished(market, &message.hold_id, CancelReason::HoldReleased).await?;
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn amount(amount: Option<&MonetaryAmount>) -> Result<Decimal, Poison> {
+    let value = amount.and_then(|amount| amount.amount.as_ref());
+    proto::convert::decimal(value).map_err(|error| Poison(error.to_string()))
+}
+
+fn negative(amount: Decimal) -> Result<Decimal, Poison> {
+    Decimal::ZERO
+        .checked_sub(amount)
+        .map_err(|error| Poison(error.to_string()))
+}
+
+async fn position(
+    market: &Market,
+    event: &Event,
+    instrument_id: &str,
+    moves: &[(&str, Decimal)],
+) -> HandlerResult {
+    let mut tx = market.projection.db.write().await?;
+    if events::inbox::accept_in_tx(&mut tx, POSITIONS, event.id).await? {
+        for (user_id, change) in moves {
+            repo::move_position_in_tx(&mut tx, user_id, instrument_id, *change).await?;
+        }
+        tx.commit().await?;
+    }
+    Ok(())
+}
+
+/// The index of a user who has traded here.
+async fn bound(market: &Market, user_id: &str) -> Result<Option<UserIx>, tonic::Status> {
+    let Ok(id) = UserId::new(user_id) else {
+        return Ok(None);
+    };
+    market
+        .inspect(move |core| core.admission().user_ix(&id))
+        .await
+}
+
+/// Drops what is cached of a user; his budget is read again with his next order.
+async fn forget(market: &Market, user_id: &str) -> Result<Option<UserIx>, tonic::Status> {
+    market.identity.forget(user_id);
+    let user = bound(market, user_id).await?;
+    if let Some(user) = user {
+        market.budgets.of(user).drop_figure();
+    }
+    Ok(user)
+}
+
+async fn block(market: &Arc<Market>, user_id: &str) -> HandlerResult {
+    let Some(user) = forget(market, user_id).await? else {
+        return Ok(()); // The profile is asked before anything of his gets in.
+    };
+    ask_or_known(market, Request::BlockUser(user)).await?;
+    let cancel = MassCancelRequest {
+        scope: MassScope::User(user),
+        instrument: InstrumentIx::NONE,
+        side: None,
+        reason: CancelReason::UserBlocked,
+        user: UserIx::NONE,
+        session: SessionIx::NONE,
+        client_seq: 0,
+        key_hash: Id128::NONE,
+    };
+    ask_or_known(market, Request::MassCancel(cancel)).await?;
+    market.streams.end_user(user, DisconnectCode::UserBlocked);
+    let pools: Vec<HoldIx> = market
+        .inspect(move |core| {
+            let pools = core.admission().pools();
+            pools
+                .filter(|(_, pool)| pool.user == user && pool.kind == PoolKind::Trading)
+                .filter(|(_, pool)| !pool.closed)
+                .map(|(hold, _)| hold)
+                .collect()
+        })
+        .await?;
+    for hold in pools {
+        funding::close_idle(market, hold).await?;
+    }
+    tracing::info!(
+        user_id,
+        "user blocked: orders cancelled, trading holds closed"
+    );
+    Ok(())
+}
+
+async fn unblock(market: &Market, user_id: &str) -> HandlerResult {
+    if let Some(user) = forget(market, user_id).await? {
+        ask_or_known(market, Request::UnblockUser(user)).await?;
+    }
+    Ok(())
+}
+
+async fn ask_or_known(market: &Market, request: Request) -> Result<(), NotTaken> {
+    match market.ask(request).await {
+        Ok(_) => Ok(()),
+        Err(error) if is_known(&error) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Cancels what a vanished hold stood behind: the orders of its pool, or the one order whose main hold it was.
+///
+/// The market and settlement end a hold only behind the journal: its pool is closed there, or its order has ended, before the ledger says so. What is still
+/// open in the trading path at that moment was ended by somebody else. (The fee hold of an open order may run out by rounding alone.)
+async fn hold_vanished(market: &Arc<Market>, hold_id: &str, reason: CancelReason) -> HandlerResult {
+    let Some(id) = ids::parse(hold_id) else {
+        return Ok(()); // Not one of the market's: those are UUIDs.
+    };
+    let node = market.node;
+    let (pool, orders): (Option<HoldIx>, Vec<Handle>) = market
+        .inspect(move |core| {
+            let admission = core.admission();
+            let pool = admission.hold_ix(id);
+            let orders = admission.orders().filter(|order| {
+                if pool.is_some() {
+                    return Some(order.pool) == pool;
+                }
+                let order_id = types::order_uuid(order.time_ns, node, order.sequence);
+                order_hold(order_id, Part::Main) == id
+            });
+            let orders = orders.map(|order| order.handle).collect();
+            // Settlement releases the hold of an order that has ended; its pool stays as it is.
+            let pool = pool.filter(|hold| {
+                let pool = admission.pool(*hold);
+                pool.is_some_and(|pool| pool.kind == PoolKind::Trading && !pool.closed)
+            });
+            (pool, orders)
+        })
+        .await?;
+    if pool.is_none() && orders.is_empty() {
+        return Ok(());
+    }
+    tracing::error!(hold_id, %reason, orders = orders.len(), "a hold behind orders has vanished");
+    for handle in orders {
+        let request = Request::Cancel(CancelRequest {
+            order: OrderRef::Handle(handle),
+            user: UserIx::NONE,
+            session: SessionIx::NONE,
+            client_seq: 0,
+            reason,
+            key_hash: Id128::NONE,
+        });
+        match market.ask(request).await {
+            // Gone by itself meanwhile.
+            Ok(_) | Err(NotTaken::Refused(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if let Some(hold) = pool {
+        funding::close_idle(market, hold).await?;
+    }
+    Ok(())
+}

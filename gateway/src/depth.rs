@@ -1,0 +1,98 @@
+//! What the books show: depth of one instrument, state of all. Read between two commands of the trading path and told only once the journal has them
+//! on disk, so that nobody sees what a crash could withdraw. Nothing is cached: a snapshot is never older than the last durable order (R178, T42).
+
+use tonic::Status;
+use types::{InstrumentSpec, Lots, Phase, Sequence, Side, Ticks};
+
+use crate::market::{Market, now_us};
+use crate::refusal;
+
+/// Levels a side when the caller names none (D40).
+pub const LEVELS_DEFAULT: u32 = 50;
+/// Most levels a side.
+pub const LEVELS_MAX: u32 = 1_000;
+
+pub struct BookView {
+    pub spec: InstrumentSpec,
+    pub phase: Phase,
+    /// Best first.
+    pub bids: Vec<(Ticks, Lots)>,
+    pub asks: Vec<(Ticks, Lots)>,
+    pub sequence: Sequence,
+    pub captured_at_us: i64,
+}
+
+pub struct InstrumentLine {
+    pub spec: InstrumentSpec,
+    pub phase: Phase,
+    pub open_orders: u64,
+    pub trades: u64,
+    pub best_bid: Option<Ticks>,
+    pub best_ask: Option<Ticks>,
+}
+
+pub struct MarketView {
+    pub commit_sequence: u64,
+    pub settled_sequence: u64,
+    pub trades_pending: u64,
+    pub trades_settled: u64,
+    pub instruments: Vec<InstrumentLine>,
+    pub state_hash: u64,
+}
+
+/// `Instrument not found` for an unknown one; empty sides for an empty book.
+pub async fn book(market: &Market, instrument_id: &str, depth: u32) -> Result<BookView, Status> {
+    let spec = market.instrument(instrument_id).await?;
+    let levels = match depth {
+        0 => LEVELS_DEFAULT,
+        given => given.min(LEVELS_MAX),
+    };
+    let view = market
+        .inspect(move |core| {
+            let book = core.book(spec.ix)?;
+            let side = |side| {
+                let levels = book.depth(side).take(levels as usize);
+                levels.map(|level| (level.price, level.open)).collect()
+            };
+            Some(BookView {
+                spec,
+                phase: book.phase(),
+                bids: side(Side::Buy),
+                asks: side(Side::Sell),
+                sequence: core.sequence(),
+                captured_at_us: now_us(),
+            })
+        })
+        .await?
+        .ok_or_else(refusal::instrument_not_found)?;
+    market.durable(view.sequence).await?;
+    Ok(view)
+}
+
+/// State of every instrument and of settlement.
+pub async fn status(market: &Market) -> Result<MarketView, Status> {
+    let (instruments, state_hash, sequence) = market
+        .inspect(|core| {
+            let lines = core.books().map(|book| InstrumentLine {
+                spec: *book.spec(),
+                phase: book.phase(),
+                open_orders: book.resting() as u64,
+                trades: book.trade_number(),
+                best_bid: book.best(Side::Buy),
+                best_ask: book.best(Side::Sell),
+            });
+            let lines: Vec<InstrumentLine> = lines.collect();
+            (lines, core.state_hash(), core.sequence())
+        })
+        .await?;
+    market.durable(sequence).await?;
+    let settled = market.settlement.stats();
+    Ok(MarketView {
+        commit_sequence: market.commit.position().0,
+        settled_sequence: settled.progress.settled.0,
+        trades_pending: settled.trades_pending,
+        trades_settled: settled.trades_settled,
+        instruments,
+        state_hash,
+    })
+}

@@ -1,0 +1,552 @@
+//! What the journal says, told order by order: one pure fold that the session streams and the projection share.
+//!
+//! `apply` takes one record (a command with all its events) and gives the facts it brought, in the order of the events. State kept: users,
+//! instruments, sessions, pools and *open* orders; a closed order leaves with its closing fact. No clock, no I/O: the same journal gives the same
+//! facts, whatever number of times it is read.
+
+use std::collections::HashMap;
+
+use types::command::{self, RequestKind};
+use types::{
+    AssetIx, CancelReason, Command, Done, Envelope, Event, EventEnvelope, FeeRate, Handle, HoldIx,
+    Id128, InstrumentIx, InstrumentSpec, Lots, Minor, NodeId, OrderStatus, OrderType, PoolKind,
+    RejectReason, Sequence, SessionIx, Side, StpGroup, StpMode, Ticks, TimeInForce, UserId, UserIx,
+    fee, order_uuid,
+};
+
+/// An order as it stands after the fact that carries it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// Public id.
+    pub id: Id128,
+    pub handle: Handle,
+    pub instrument: InstrumentIx,
+    pub user: UserIx,
+    pub session: SessionIx,
+    pub pool: HoldIx,
+    pub client_order_id: u64,
+    pub side: Side,
+    pub order_type: OrderType,
+    pub time_in_force: TimeInForce,
+    pub post_only: bool,
+    pub stp: StpMode,
+    pub expire_at_ns: u64,
+    pub price: Ticks,
+    /// Total, what was filled included.
+    pub quantity: Lots,
+    pub open: Lots,
+    pub filled: Lots,
+    pub done: Done,
+    pub fee_rate: FeeRate,
+    pub status: OrderStatus,
+    /// The command that brought it.
+    pub sequence: Sequence,
+    pub created_ns: u64,
+    pub key_hash: Id128,
+}
+
+/// One match with both orders as it leaves them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trade {
+    pub id: Id128,
+    pub instrument: InstrumentIx,
+    pub number: u64,
+    pub price: Ticks,
+    pub quantity: Lots,
+    pub value_minor: Minor,
+    /// Charged to the buyer.
+    pub fee_minor: Minor,
+    pub maker: Order,
+    pub taker: Order,
+}
+
+impl Trade {
+    pub fn buy(&self) -> &Order {
+        match self.taker.side {
+            Side::Buy => &self.taker,
+            Side::Sell => &self.maker,
+        }
+    }
+
+    pub fn sell(&self) -> &Order {
+        match self.taker.side {
+            Side::Buy => &self.maker,
+            Side::Sell => &self.taker,
+        }
+    }
+}
+
+/// Money behind orders, as journalled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool {
+    pub hold: HoldIx,
+    pub hold_id: Id128,
+    pub kind: PoolKind,
+    pub user: UserIx,
+    pub asset: AssetIx,
+    /// Sum of all `Fund`s: what the ledger hold was ever given.
+    pub funded: Minor,
+    pub funding_seq: u64,
+    pub open_orders: u32,
+    pub closed: bool,
+    /// Time of the last funding or closing.
+    pub changed_ns: u64,
+    /// Sum of all `Defund`s: what the ledger has to give back of an open pool.
+    pub defunded: Minor,
+    /// The last `Defund` or `CloseHold`: the ledger gives back once settlement has passed it.
+    pub taken_at: Sequence,
+    /// Orders that ever drew on it.
+    pub orders: u64,
+}
+
+/// A session as journalled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Session {
+    pub session: SessionIx,
+    pub user: UserIx,
+    pub key: Id128,
+    pub open: bool,
+    pub cancel_on_disconnect: bool,
+    /// Self-trade group of its orders.
+    pub stp_group: StpGroup,
+    pub client_seq: u64,
+}
+
+/// One thing that is now so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fact {
+    User(UserIx, UserId),
+    /// New or changed.
+    Instrument(InstrumentSpec),
+    Session(Session),
+    Pool(Pool),
+    /// Its last open order has ended.
+    PoolIdle(Pool),
+    /// The book has taken the order on.
+    Entered(Order),
+    /// The book has refused the order: it is closed.
+    Refused(Order, RejectReason),
+    Rested(Order),
+    Traded(Trade),
+    Amended {
+        order: Order,
+        kept_priority: bool,
+    },
+    Reduced {
+        order: Order,
+        quantity: Lots,
+        reason: CancelReason,
+    },
+    Cancelled {
+        order: Order,
+        quantity: Lots,
+        reason: CancelReason,
+    },
+    /// A cancel or amend found its order gone.
+    RequestRefused {
+        request: RequestKind,
+        handle: Handle,
+        client_order_id: u64,
+        reason: RejectReason,
+    },
+    MassCancelled {
+        instrument: InstrumentIx,
+        count: u32,
+    },
+}
+
+/// The command behind the facts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cause {
+    pub sequence: Sequence,
+    pub time_ns: u64,
+    /// Who asked, `NONE` without session.
+    pub session: SessionIx,
+    pub client_seq: u64,
+    pub key_hash: Id128,
+    pub request: RequestKind,
+}
+
+/// The fold.
+pub struct Fold {
+    node: NodeId,
+    sequence: Sequence,
+    users: Vec<UserId>,
+    instruments: Vec<InstrumentSpec>,
+    sessions: Vec<Session>,
+    pools: Vec<Pool>,
+    pools_by_id: HashMap<Id128, HoldIx>,
+    orders: HashMap<Handle, Order>,
+}
+
+impl Fold {
+    pub fn new(node: NodeId) -> Self {
+        Self {
+            node,
+            sequence: Sequence::ZERO,
+            users: Vec::new(),
+            instruments: Vec::new(),
+            sessions: Vec::new(),
+            pools: Vec::new(),
+            pools_by_id: HashMap::new(),
+            orders: HashMap::new(),
+        }
+    }
+
+    /// Last command applied.
+    pub fn sequence(&self) -> Sequence {
+        self.sequence
+    }
+
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    pub fn user(&self, user: UserIx) -> &UserId {
+        &self.users[user.index()]
+    }
+
+    pub fn instruments(&self) -> &[InstrumentSpec] {
+        &self.instruments
+    }
+
+    pub fn instrument(&self, instrument: InstrumentIx) -> &InstrumentSpec {
+        &self.instruments[instrument.index()]
+    }
+
+    pub fn sessions(&self) -> &[Session] {
+        &self.sessions
+    }
+
+    /// A pool, closed ones included.
+    pub fn pool(&self, hold: HoldIx) -> Option<&Pool> {
+        self.pools.get(hold.index())
+    }
+
+    /// The pool of a ledger hold.
+    pub fn pool_of(&self, hold_id: Id128) -> Option<&Pool> {
+        self.pools_by_id
+            .get(&hold_id)
+            .map(|hold| &self.pools[hold.index()])
+    }
+
+    /// Adds the facts of one record behind `facts` and says what caused them.
+    ///
+    /// # Panics
+    /// A record that does not follow the last one, or an event of an order nobody entered: a broken journal or our bug.
+    pub fn apply(
+        &mut self,
+        envelope: &Envelope,
+        events: &[EventEnvelope],
+        facts: &mut Vec<Fact>,
+    ) -> Cause {
+        assert_eq!(
+            envelope.sequence,
+            self.sequence.next(),
+            "records come in journal order"
+        );
+        self.sequence = envelope.sequence;
+        let cause = cause(envelope);
+        if let Some((session, client_seq)) = envelope.command.client() {
+            self.sessions[session.index()].client_seq = client_seq;
+        }
+        let entering = self.command(envelope, facts);
+        for event in events {
+            self.event(event, &entering, facts);
+        }
+        cause
+    }
+
+    /// State of admission-level commands; the order of a `New`.
+    fn command(&mut self, envelope: &Envelope, facts: &mut Vec<Fact>) -> Option<Order> {
+        match &envelope.command {
+            Command::BindUser(c) => {
+                assert_eq!(c.user.index(), self.users.len(), "users are bound densely");
+                self.users.push(c.id);
+                facts.push(Fact::User(c.user, c.id));
+            }
+            Command::SetInstrument(c) => {
+                match self.instruments.get_mut(c.spec.ix.index()) {
+                    Some(known) => *known = c.spec,
+                    None => {
+                        assert_eq!(c.spec.ix.index(), self.instruments.len());
+                        self.instruments.push(c.spec);
+                    }
+                }
+                facts.push(Fact::Instrument(c.spec));
+            }
+            Command::OpenSession(c) => {
+                let client_seq = self
+                    .sessions
+                    .get(c.session.index())
+                    .map_or(0, |known| known.client_seq);
+                let session = Session {
+                    session: c.session,
+                    user: c.user,
+                    key: c.key,
+                    open: true,
+                    cancel_on_disconnect: c.cancel_on_disconnect,
+                    stp_group: c.stp_group,
+                    client_seq,
+                };
+                match self.sessions.get_mut(c.session.index()) {
+                    Some(known) => *known = session,
+                    None => self.sessions.push(session),
+                }
+                facts.push(Fact::Session(session));
+            }
+            Command::CloseSession(c) => {
+                let session = &mut self.sessions[c.session.index()];
+                session.open = false;
+                facts.push(Fact::Session(*session));
+            }
+            Command::Fund(c) => self.fund(c, envelope.time_ns, facts),
+            Command::Defund(c) => {
+                let pool = &mut self.pools[c.hold.index()];
+                pool.funding_seq = c.funding_seq;
+                pool.defunded += c.amount_minor;
+                pool.taken_at = envelope.sequence;
+                facts.push(Fact::Pool(*pool));
+            }
+            Command::CloseHold(c) => {
+                let pool = &mut self.pools[c.hold.index()];
+                pool.funding_seq = c.funding_seq;
+                pool.closed = true;
+                pool.changed_ns = envelope.time_ns;
+                pool.taken_at = envelope.sequence;
+                facts.push(Fact::Pool(*pool));
+            }
+            Command::New(c) => return Some(self.entering(envelope, c)),
+            Command::Refused(c) => facts.push(Fact::RequestRefused {
+                request: c.request,
+                handle: c.handle,
+                client_order_id: c.client_order_id,
+                reason: c.reason,
+            }),
+            Command::SetPhase(_)
+            | Command::BlockUser(_)
+            | Command::UnblockUser(_)
+            | Command::SetBudget(_)
+            | Command::Cancel(_)
+            | Command::Amend(_)
+            | Command::MassCancel(_)
+            | Command::ExpireOrders(_) => {}
+        }
+        None
+    }
+
+    fn fund(&mut self, c: &command::Fund, time_ns: u64, facts: &mut Vec<Fact>) {
+        if self.pools.len() == c.hold.index() {
+            self.pools_by_id.insert(c.hold_id, c.hold);
+            self.pools.push(Pool {
+                hold: c.hold,
+                hold_id: c.hold_id,
+                kind: c.kind,
+                user: c.user,
+                asset: c.asset,
+                funded: Minor::ZERO,
+                funding_seq: 0,
+                open_orders: 0,
+                closed: false,
+                changed_ns: time_ns,
+                defunded: Minor::ZERO,
+                taken_at: Sequence::ZERO,
+                orders: 0,
+            });
+        }
+        let pool = &mut self.pools[c.hold.index()];
+        pool.funded += c.amount_minor;
+        pool.changed_ns = time_ns;
+        pool.funding_seq = c.funding_seq;
+        facts.push(Fact::Pool(*pool));
+    }
+
+    fn entering(&mut self, envelope: &Envelope, c: &command::New) -> Order {
+        let order = Order {
+            id: order_uuid(envelope.time_ns, self.node, envelope.sequence),
+            handle: c.handle,
+            instrument: c.instrument,
+            user: c.user,
+            session: c.session,
+            pool: c.pool,
+            client_order_id: c.client_order_id,
+            side: c.side,
+            order_type: c.order_type,
+            time_in_force: c.time_in_force,
+            post_only: c.post_only,
+            stp: c.stp,
+            expire_at_ns: c.expire_at_ns,
+            price: c.price,
+            quantity: c.quantity,
+            open: c.quantity,
+            filled: Lots::ZERO,
+            done: Done::default(),
+            fee_rate: c.fee_rate,
+            status: OrderStatus::Open,
+            sequence: envelope.sequence,
+            created_ns: envelope.time_ns,
+            key_hash: c.key_hash,
+        };
+        let earlier = self.orders.insert(c.handle, order);
+        assert!(earlier.is_none(), "a handle names one open order");
+        if let Some(pool) = self.pools.get_mut(c.pool.index()) {
+            pool.open_orders += 1;
+            pool.orders += 1;
+        }
+        order
+    }
+
+    fn event(&mut self, e: &EventEnvelope, entering: &Option<Order>, facts: &mut Vec<Fact>) {
+        match &e.event {
+            Event::Accepted(event) => {
+                let order = self.open_order(event.handle);
+                order.price = event.price;
+                facts.push(Fact::Entered(*order));
+            }
+            Event::Rejected(event) => {
+                let mut order = self.close(event.handle, facts);
+                order.status = OrderStatus::Rejected;
+                facts.push(Fact::Refused(order, event.reason));
+            }
+            Event::Rested(event) => facts.push(Fact::Rested(*self.open_order(event.handle))),
+            Event::Trade(event) => self.trade(e, event, facts),
+            Event::Amended(event) => {
+                let order = self.open_order(event.handle);
+                order.price = event.price;
+                order.quantity = event.quantity;
+                order.open = event.open;
+                let order = *order;
+                facts.push(Fact::Amended {
+                    order,
+                    kept_priority: event.kept_priority,
+                });
+            }
+            Event::AmendRejected(event) => {
+                facts.push(self.gone(RequestKind::Amend, event.handle, event.reason));
+            }
+            Event::CancelRejected(event) => {
+                facts.push(self.gone(RequestKind::Cancel, event.handle, event.reason));
+            }
+            Event::Reduced(event) => {
+                let order = self.open_order(event.handle);
+                order.quantity -= event.quantity;
+                order.open = event.open;
+                facts.push(Fact::Reduced {
+                    order: *order,
+                    quantity: event.quantity,
+                    reason: event.reason,
+                });
+            }
+            Event::Cancelled(event) => {
+                let mut order = self.close(event.handle, facts);
+                order.open = Lots::ZERO;
+                order.status = OrderStatus::Cancelled;
+                facts.push(Fact::Cancelled {
+                    order,
+                    quantity: event.quantity,
+                    reason: event.reason,
+                });
+            }
+            Event::MassCancelled(event) => facts.push(Fact::MassCancelled {
+                instrument: e.instrument,
+                count: event.count,
+            }),
+            Event::PhaseChanged(event) => {
+                let spec = &mut self.instruments[e.instrument.index()];
+                spec.phase = event.phase;
+                facts.push(Fact::Instrument(*spec));
+            }
+        }
+        debug_assert!(entering.is_none_or(|order| order.sequence == e.sequence));
+    }
+
+    fn trade(&mut self, e: &EventEnvelope, event: &types::event::Trade, facts: &mut Vec<Fact>) {
+        let terms = self.instruments[e.instrument.index()].terms;
+        let value = terms
+            .value(event.price, event.quantity)
+            .expect("admission has admitted the value of the whole order");
+        let mut charged = Minor::ZERO;
+        let mut after = |order: &mut Order, open: Lots| {
+            if order.side == Side::Buy {
+                charged = fee(order.done, value, order.fee_rate);
+            }
+            order.done = order.done.after_trade(order.side, value, order.fee_rate);
+            order.filled += event.quantity;
+            order.open = open;
+            order.status = if open.is_zero() {
+                OrderStatus::Filled
+            } else {
+                OrderStatus::PartiallyFilled
+            };
+            *order
+        };
+        let maker = after(self.open_order(event.maker), event.maker_open);
+        let taker = after(self.open_order(event.taker), event.taker_open);
+        facts.push(Fact::Traded(Trade {
+            id: e.trade_uuid(self.node),
+            instrument: e.instrument,
+            number: event.trade_number,
+            price: event.price,
+            quantity: event.quantity,
+            value_minor: value,
+            fee_minor: charged,
+            maker,
+            taker,
+        }));
+        for handle in e.event.closed().into_iter().flatten() {
+            self.close(handle, facts);
+        }
+    }
+
+    fn open_order(&mut self, handle: Handle) -> &mut Order {
+        self.orders
+            .get_mut(&handle)
+            .expect("events speak of open orders")
+    }
+
+    /// Takes the order out; its pool has one order less.
+    fn close(&mut self, handle: Handle, facts: &mut Vec<Fact>) -> Order {
+        let order = self
+            .orders
+            .remove(&handle)
+            .expect("an order is closed once");
+        if let Some(pool) = self.pools.get_mut(order.pool.index()) {
+            pool.open_orders -= 1;
+            if pool.open_orders == 0 {
+                facts.push(Fact::PoolIdle(*pool));
+            }
+        }
+        order
+    }
+
+    fn gone(&self, request: RequestKind, handle: Handle, reason: RejectReason) -> Fact {
+        Fact::RequestRefused {
+            request,
+            handle,
+            client_order_id: self
+                .orders
+                .get(&handle)
+                .map_or(0, |order| order.client_order_id),
+            reason,
+        }
+    }
+}
+
+fn cause(envelope: &Envelope) -> Cause {
+    let (session, client_seq) = envelope.command.client().unwrap_or((SessionIx::NONE, 0));
+    Cause {
+        sequence: envelope.sequence,
+        time_ns: envelope.time_ns,
+        session,
+        client_seq,
+        key_hash: envelope.command.key_hash().unwrap_or(Id128::NONE),
+        request: match &envelope.command {
+            Command::New(_) => RequestKind::New,
+            Command::Cancel(_) => RequestKind::Cancel,
+            Command::Amend(_) => RequestKind::Amend,
+            Command::MassCancel(_) => RequestKind::MassCancel,
+            Command::Refused(c) => c.request,
+            _ => RequestKind::Other,
+        },
+    }
+}

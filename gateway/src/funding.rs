@@ -1,0 +1,458 @@
+//! Trading holds (T49): money blocked in the ledger for trading, opened, resized, closed.
+//!
+//! Order of steps, always: to give, the ledger first and then the journalled `Fund`; to take, the journalled `Defund` or `CloseHold` first, and
+//! the ledger gives the money back once settlement has passed that place of the journal. A crash in between is healed by what both sides say, never by
+//! guessing: what the ledger hold was ever given and the journal has not funded is funded ([`bring_up`]), what the journal has taken and the ledger not
+//! given back is given back ([`give_back`]). Both may be repeated at any time; the sweeper does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use admission::{FundRequest, Known, Pool, Request};
+use rpc::Context;
+use sequencer::NotTaken;
+use tonic::Status;
+use types::{Decimal, HoldIx, Id128, Minor, PoolKind, RejectReason, Sequence, UserIx};
+
+use crate::calls::ledger::{LedgerHold, NewHold};
+use crate::ids;
+use crate::market::{Asset, Market, is_known};
+use crate::refusal::{self, Shortfall};
+
+/// A trading hold as a caller reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HoldView {
+    pub hold_id: Id128,
+    pub user_id: String,
+    pub instrument_id: String,
+    pub subaccount_id: String,
+    pub undrawn: Decimal,
+    pub drawn: Decimal,
+    pub closed: bool,
+}
+
+/// Reason text of a trading hold in the ledger.
+pub fn trading_reason(hold_id: Id128) -> String {
+    format!("{TRADING_REASON} {hold_id}")
+}
+
+pub const TRADING_REASON: &str = "Trading hold";
+
+/// Opens the trading hold of an asset. ALREADY_EXISTS when there is one, unless it is the one this very call has made.
+pub async fn open(
+    market: &Market,
+    context: &Context,
+    user_id: &str,
+    asset: &Asset,
+    amount: Minor,
+    hold_id: Id128,
+) -> Result<HoldView, Status> {
+    let user = market.bind_user(user_id).await?;
+    let _turn = market.funding_turn(user).await;
+    if let Some((hold, pool)) = market.default_pool(user, asset.ix).await? {
+        if pool.hold_id == hold_id {
+            return view(market, hold).await;
+        }
+        return Err(rpc::status::already_exists(
+            "TRADING_HOLD_EXISTS",
+            "Trading hold already exists",
+        ));
+    }
+    let hold = create(market, context, user_id, asset, amount, hold_id).await?;
+    let hold = bring_up(market, user, asset, PoolKind::Trading, &hold).await?;
+    view(market, hold).await
+}
+
+/// Makes the ledger hold of a trading hold.
+async fn create(
+    market: &Market,
+    context: &Context,
+    user_id: &str,
+    asset: &Asset,
+    amount: Minor,
+    hold_id: Id128,
+) -> Result<LedgerHold, Status> {
+    let subaccount_id = asset.subaccount(user_id);
+    let new = NewHold {
+        hold_id,
+        subaccount_id: &subaccount_id,
+        currency: asset.id(),
+        amount,
+        decimals: asset.decimals(),
+        reason: &trading_reason(hold_id),
+    };
+    let hold = match market.ledger.create_hold(context, &new).await {
+        Err(status) if is_insufficient(&status) => {
+            return Err(short(market, context, user_id, asset, amount, None).await);
+        }
+        other => other?,
+    };
+    if hold.active {
+        Ok(hold)
+    } else {
+        Err(refusal::request_expired())
+    }
+}
+
+/// Funds what the ledger hold was given and the journal does not know yet. The caller has the user's turn.
+pub async fn bring_up(
+    market: &Market,
+    user: UserIx,
+    asset: &Asset,
+    kind: PoolKind,
+    hold: &LedgerHold,
+) -> Result<HoldIx, Status> {
+    let given = hold
+        .amount
+        .to_minor(asset.decimals())
+        .map_err(|error| rpc::status::internal(&error))?;
+    let known = market.streams.pool(hold.hold_id);
+    let (funded, funding_seq) = known.map_or((0, 0), |pool| (pool.funded.0, pool.funding_seq));
+    if let Some(pool) = known
+        && given <= funded
+    {
+        return Ok(pool.hold);
+    }
+    let request = Request::Fund(FundRequest {
+        hold_id: hold.hold_id,
+        kind,
+        user,
+        asset: asset.ix,
+        amount_minor: Minor(given - funded),
+        funding_seq: funding_seq + 1,
+    });
+    let record = match market.ask(request).await {
+        Ok(record) => record,
+        Err(NotTaken::Refused(reject)) => {
+            return match reject.known {
+                Known::Hold(known) if reject.reason == RejectReason::DuplicateRequest => Ok(known),
+                _ => Err(refusal::refused(&reject)),
+            };
+        }
+        Err(error) => return Err(refusal::not_taken(&error)),
+    };
+    let sequence = record.command.sequence;
+    market.durable(sequence).await?;
+    // The next change computes from the streams' sum.
+    market.streams.wait(sequence).await;
+    match record.command.command {
+        types::Command::Fund(fund) => Ok(fund.hold),
+        _ => unreachable!("a funding is journalled as one"),
+    }
+}
+
+/// Sets what shall be undrawn: grows out of available money, shrinks by what no order has drawn. The same target again changes nothing.
+pub async fn set_undrawn(
+    market: &Arc<Market>,
+    context: &Context,
+    hold: HoldIx,
+    target: Minor,
+    key: &str,
+) -> Result<HoldView, Status> {
+    let pool = pool_row(market, hold).await?;
+    let _turn = market.funding_turn(pool.user).await;
+    let pool = pool_row(market, hold).await?;
+    if pool.closed {
+        return Err(refusal::hold_not_found());
+    }
+    let asset = asset_of(market, &pool).await?;
+    if target > pool.free {
+        grow(market, context, &pool, &asset, target - pool.free, key).await?;
+    } else if target < pool.free {
+        let request = Request::Defund {
+            hold,
+            amount_minor: pool.free - target,
+            funding_seq: pool.funding_seq + 1,
+        };
+        let record = market.ask_durable(request).await?;
+        released(market, pool.hold_id, record.command.sequence).await;
+    }
+    view(market, hold).await
+}
+
+/// Adds available money to a pool.
+pub async fn grow(
+    market: &Market,
+    context: &Context,
+    pool: &Pool,
+    asset: &Asset,
+    amount: Minor,
+    key: &str,
+) -> Result<(), Status> {
+    let user_id = user_id(market, pool.user).await?;
+    let hold = ledger_hold(market, context, pool.hold_id).await?;
+    let key = format!("grow:{}:{key}", pool.hold_id);
+    let grown = market
+        .ledger
+        .grow_hold(context, &key, &hold, amount, asset.decimals())
+        .await;
+    match grown {
+        Err(status) if is_insufficient(&status) => {
+            return Err(short(market, context, &user_id, asset, amount, Some(pool)).await);
+        }
+        other => other?,
+    }
+    let hold = ledger_hold(market, context, pool.hold_id).await?;
+    bring_up(market, pool.user, asset, pool.kind, &hold).await?;
+    Ok(())
+}
+
+/// Opens the trading hold, or resizes the one there is.
+pub async fn open_or_set(
+    market: &Arc<Market>,
+    context: &Context,
+    user_id: &str,
+    asset: &Asset,
+    target: Minor,
+) -> Result<HoldView, Status> {
+    let user = market.bind_user(user_id).await?;
+    let key = ids::fresh_hold();
+    match market.default_pool(user, asset.ix).await? {
+        Some((hold, _)) => set_undrawn(market, context, hold, target, &key.to_string()).await,
+        None => open(market, context, user_id, asset, target, key).await,
+    }
+}
+
+/// Closes a trading hold without open orders; what it holds goes back to available.
+pub async fn close(market: &Arc<Market>, hold: HoldIx) -> Result<HoldView, Status> {
+    let pool = pool_row(market, hold).await?;
+    let _turn = market.funding_turn(pool.user).await;
+    let pool = pool_row(market, hold).await?;
+    if !pool.closed {
+        let record = market
+            .ask_durable(Request::CloseHold {
+                hold,
+                funding_seq: pool.funding_seq + 1,
+            })
+            .await?;
+        released(market, pool.hold_id, record.command.sequence).await;
+    }
+    view(market, hold).await
+}
+
+/// Closes a pool that nobody uses: of an order that was refused, or of a user who was blocked. Nothing to do when it is closed or in use again.
+pub async fn close_idle(market: &Arc<Market>, hold: HoldIx) -> Result<(), Status> {
+    let pool = pool_row(market, hold).await?;
+    let _turn = market.funding_turn(pool.user).await;
+    let pool = pool_row(market, hold).await?;
+    if pool.closed || pool.open_orders > 0 {
+        return Ok(());
+    }
+    let request = Request::CloseHold {
+        hold,
+        funding_seq: pool.funding_seq + 1,
+    };
+    match market.ask(request).await {
+        Ok(record) => {
+            market.durable(record.command.sequence).await?;
+            let (own, sequence) = (market.clone(), record.command.sequence);
+            tokio::spawn(async move { released(&own, pool.hold_id, sequence).await });
+            Ok(())
+        }
+        Err(error) if is_known(&error) => Ok(()),
+        Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::HoldInUse => Ok(()),
+        Err(error) => Err(refusal::not_taken(&error)),
+    }
+}
+
+/// The trading holds of a user (empty = of everybody) for an asset (`None` = any), closed ones included, newest first.
+pub async fn list(
+    market: &Market,
+    user_id: &str,
+    instrument_id: &str,
+) -> Result<Vec<(HoldIx, HoldView)>, Status> {
+    let (user_id, instrument_id) = (user_id.to_owned(), instrument_id.to_owned());
+    let sequence_and_rows = market
+        .inspect(move |core| {
+            let admission = core.admission();
+            let rows: Vec<(HoldIx, HoldView)> = admission
+                .pools()
+                .filter(|(_, pool)| pool.kind == PoolKind::Trading)
+                .map(|(hold, pool)| (hold, view_of(admission, pool)))
+                .filter(|(_, view)| user_id.is_empty() || view.user_id == user_id)
+                .filter(|(_, view)| instrument_id.is_empty() || view.instrument_id == instrument_id)
+                .collect();
+            (core.sequence(), rows)
+        })
+        .await?;
+    let (sequence, mut rows) = sequence_and_rows;
+    market.durable(sequence).await?;
+    rows.reverse();
+    Ok(rows)
+}
+
+/// The pool of a ledger hold id given as text; `Hold not found`. Holds of single orders are no trading holds.
+pub async fn find(market: &Market, hold_id: &str) -> Result<(HoldIx, HoldView), Status> {
+    let id = ids::parse(hold_id).ok_or_else(refusal::hold_not_found)?;
+    let found = market
+        .inspect(move |core| {
+            let admission = core.admission();
+            let hold = admission.hold_ix(id)?;
+            let pool = admission.pool(hold)?;
+            (pool.kind == PoolKind::Trading).then(|| (hold, view_of(admission, pool)))
+        })
+        .await?;
+    found.ok_or_else(refusal::hold_not_found)
+}
+
+async fn view(market: &Market, hold: HoldIx) -> Result<HoldView, Status> {
+    let (sequence, view) = market
+        .inspect(move |core| {
+            let admission = core.admission();
+            let pool = admission.pool(hold)?;
+            Some((core.sequence(), view_of(admission, pool)))
+        })
+        .await?
+        .ok_or_else(refusal::hold_not_found)?;
+    market.durable(sequence).await?;
+    Ok(view)
+}
+
+fn view_of(admission: &admission::Admission, pool: &Pool) -> HoldView {
+    let asset = match pool.asset.instrument() {
+        None => Asset::MONEY,
+        Some(ix) => Asset::units(*admission.spec(ix).expect("a pool's instrument is known")),
+    };
+    let user_id = admission
+        .user(pool.user)
+        .expect("a pool's user is bound")
+        .id
+        .to_string();
+    HoldView {
+        hold_id: pool.hold_id,
+        subaccount_id: asset.subaccount(&user_id),
+        user_id,
+        instrument_id: asset.id().to_owned(),
+        undrawn: Decimal::from_minor(pool.free.0, asset.decimals()),
+        drawn: Decimal::from_minor(pool.reserved.0, asset.decimals()),
+        closed: pool.closed,
+    }
+}
+
+pub async fn pool_row(market: &Market, hold: HoldIx) -> Result<Pool, Status> {
+    market
+        .inspect(move |core| core.admission().pool(hold).copied())
+        .await?
+        .ok_or_else(refusal::hold_not_found)
+}
+
+async fn asset_of(market: &Market, pool: &Pool) -> Result<Asset, Status> {
+    let asset = market.asset_of(pool.asset).await?;
+    Ok(asset.expect("a pool's instrument is known"))
+}
+
+async fn user_id(market: &Market, user: UserIx) -> Result<String, Status> {
+    let id = market
+        .inspect(move |core| core.admission().user(user).map(|row| row.id))
+        .await?;
+    Ok(id.expect("a pool's user is bound").to_string())
+}
+
+async fn ledger_hold(
+    market: &Market,
+    context: &Context,
+    hold_id: Id128,
+) -> Result<LedgerHold, Status> {
+    let hold = market.ledger.hold(context, hold_id).await?;
+    hold.ok_or_else(|| {
+        rpc::status::internal(&std::io::Error::other(format!(
+            "the ledger does not know hold {hold_id}"
+        )))
+    })
+}
+
+/// True for the ledger's `Insufficient balance`.
+pub fn is_insufficient(status: &Status) -> bool {
+    rpc::status::reason(status).as_deref() == Some("INSUFFICIENT_BALANCE")
+}
+
+/// `Insufficient balance` with what the ledger and the pool say.
+pub async fn short(
+    market: &Market,
+    context: &Context,
+    user_id: &str,
+    asset: &Asset,
+    required: Minor,
+    pool: Option<&Pool>,
+) -> Status {
+    let digits = asset.decimals();
+    let subaccount_id = asset.subaccount(user_id);
+    let mut short = Shortfall {
+        required: Decimal::from_minor(required.0, digits),
+        ..Shortfall::default()
+    };
+    // The figures explain the refusal; without them it stands all the same.
+    if let Ok(balance) = market.ledger.balance(context, &subaccount_id).await {
+        short.balance = balance.balance;
+        short.held = balance.held;
+        short.unsettled = balance.unsettled;
+        short.available = balance.available;
+    }
+    if let Some(pool) = pool {
+        short.undrawn = Decimal::from_minor(pool.free.0, digits);
+        short.drawn = Decimal::from_minor(pool.reserved.0, digits);
+    }
+    refusal::insufficient_balance(&short)
+}
+
+/// Gives back in the ledger what the journal has taken out of a pool: all of a closed one, what was defunded of an open one. Only behind settlement,
+/// since before it part of the money may still be in the hold of an order that was just cancelled. May be repeated at any time: what is missing is
+/// computed from what both sides say, and the keys derive from it.
+pub async fn give_back(market: &Market, hold_id: Id128) -> Result<(), Status> {
+    let Some(pool) = market.streams.pool(hold_id) else {
+        return Ok(());
+    };
+    if pool.taken_at == Sequence::ZERO || settlement_releases(&pool) {
+        return Ok(());
+    }
+    market.settlement.settled(pool.taken_at).await;
+    let asset = market
+        .asset_of(pool.asset)
+        .await?
+        .expect("a pool's instrument is known");
+    let user_id = user_id(market, pool.user).await?;
+    let mut context = Context::new("market");
+    context.user_id = user_id;
+    let hold = ledger_hold(market, &context, hold_id).await?;
+    if !hold.active {
+        return Ok(());
+    }
+    if pool.closed {
+        return market
+            .ledger
+            .release_hold(&context, hold_id, &hold.reason)
+            .await;
+    }
+    let released = hold
+        .released
+        .to_minor(asset.decimals())
+        .map_err(|error| rpc::status::internal(&error))?;
+    let missing = pool.defunded - Minor(released);
+    if missing.0 <= 0 {
+        return Ok(());
+    }
+    let key = format!("give back:{hold_id}:{}", pool.defunded);
+    market
+        .ledger
+        .shrink_hold(&context, &key, &hold, missing, asset.decimals())
+        .await
+}
+
+/// The hold of an order that reached the journal is settlement's to release.
+pub fn settlement_releases(pool: &crate::fold::Pool) -> bool {
+    pool.kind == PoolKind::Order && pool.orders > 0
+}
+
+/// Starts giving back and waits for it within bounds; the answer to the call does not depend on it.
+async fn released(market: &Arc<Market>, hold_id: Id128, sequence: Sequence) {
+    let own = market.clone();
+    let giving = tokio::spawn(async move {
+        own.streams.wait(sequence).await;
+        if let Err(status) = give_back(&own, hold_id).await {
+            // The sweeper tries again.
+            tracing::warn!(%status, %hold_id, "money taken out of a trading hold is not back yet");
+        }
+    });
+    let bound = Duration::from_millis(market.config.release_wait_ms);
+    let _ = tokio::time::timeout(bound, giving).await;
+}

@@ -1,0 +1,201 @@
+//! Which instruments are traded here, and in which phase: the registry of the CFA service, journalled.
+//!
+//! Steps (tick, lot, decimals) are fixed with the first `SetInstrument`; band and fee may change. The phase follows the registry's status when that
+//! *changes*; in between it is the market supervisor's (`SetTradingPhase`), also across restarts.
+
+use admission::{Known, Request};
+use rpc::Context;
+use sequencer::NotTaken;
+use tonic::Status;
+use types::{
+    Decimal, FeeRate, InstrumentId, InstrumentIx, InstrumentParams, InstrumentSpec, Phase,
+    Rounding, Ticks,
+};
+
+use crate::Error;
+use crate::calls::{Listed, ListedStatus};
+use crate::market::{Market, is_known};
+use crate::projection::repo;
+use crate::refusal;
+
+/// Takes over every instrument of the registry.
+pub async fn sync_all(market: &Market, context: &Context) -> Result<(), Error> {
+    for listed in market.cfa.list(context).await.map_err(Error::Registry)? {
+        sync(market, &listed).await?;
+    }
+    Ok(())
+}
+
+/// Takes over one instrument, as it now stands in the registry.
+pub async fn sync_one(market: &Market, context: &Context, id: &str) -> Result<(), Error> {
+    match market.cfa.get(context, id).await.map_err(Error::Registry)? {
+        Some(listed) => sync(market, &listed).await,
+        None => Ok(()),
+    }
+}
+
+async fn sync(market: &Market, listed: &Listed) -> Result<(), Error> {
+    if listed.is_money {
+        return Ok(());
+    }
+    let status = listed.status;
+    let spec = match spec_of(market, listed) {
+        Ok(spec) => spec,
+        Err(reason) => {
+            tracing::error!(
+                instrument_id = listed.instrument_id,
+                reason,
+                "an instrument of the registry cannot be traded"
+            );
+            return Ok(());
+        }
+    };
+    let (ix, is_new) = match market.ask(Request::SetInstrument(spec)).await {
+        Ok(record) => match record.command.command {
+            types::Command::SetInstrument(set) => {
+                // Made now, or changed now: a new one has no event and no trade yet.
+                (
+                    set.spec.ix,
+                    set.spec.phase == spec.phase && market.spec(set.spec.ix).is_none(),
+                )
+            }
+            _ => unreachable!("an instrument is journalled as one"),
+        },
+        Err(NotTaken::Refused(reject)) => match reject.known {
+            Known::Instrument(ix) => {
+                if reject.reason != types::RejectReason::DuplicateRequest {
+                    tracing::error!(
+                        instrument_id = listed.instrument_id,
+                        "tick, lot or decimals of a traded instrument were changed in the registry; the market keeps the old ones"
+                    );
+                }
+                (ix, false)
+            }
+            _ => return Err(Error::Refused(reject.to_string())),
+        },
+        Err(error) => return Err(Error::Refused(error.to_string())),
+    };
+    let earlier = repo::listed_status(&market.projection.db, &listed.instrument_id).await?;
+    if !is_new && earlier != Some(status_code(status)) {
+        let cancel_orders = status == ListedStatus::Ended;
+        set_phase(market, ix, phase_of(status), cancel_orders)
+            .await
+            .map_err(Error::Registry)?;
+    }
+    repo::save_listed_status(
+        &market.projection.db,
+        &listed.instrument_id,
+        status_code(status),
+    )
+    .await
+}
+
+/// Changes the phase; one that is so already is fine.
+pub async fn set_phase(
+    market: &Market,
+    instrument: InstrumentIx,
+    phase: Phase,
+    cancel_orders: bool,
+) -> Result<(), Status> {
+    let request = Request::SetPhase {
+        instrument,
+        phase,
+        cancel_orders,
+    };
+    match market.ask(request).await {
+        Ok(record) => market.durable(record.command.sequence).await,
+        Err(error) if is_known(&error) => Ok(()),
+        // Nothing follows maturity.
+        Err(NotTaken::Refused(reject))
+            if reject.reason == types::RejectReason::InstrumentMatured
+                && phase == Phase::Matured =>
+        {
+            Ok(())
+        }
+        Err(error) => Err(refusal::not_taken(&error)),
+    }
+}
+
+fn phase_of(status: ListedStatus) -> Phase {
+    match status {
+        ListedStatus::Draft => Phase::Closed,
+        ListedStatus::Active => Phase::Open,
+        ListedStatus::Halted => Phase::Halt,
+        ListedStatus::Ended => Phase::Matured,
+    }
+}
+
+fn status_code(status: ListedStatus) -> u8 {
+    match status {
+        ListedStatus::Draft => 1,
+        ListedStatus::Active => 2,
+        ListedStatus::Halted => 3,
+        ListedStatus::Ended => 4,
+    }
+}
+
+/// The trading path's view of an instrument; the text says why it cannot be traded.
+fn spec_of(market: &Market, listed: &Listed) -> Result<InstrumentSpec, String> {
+    let config = &market.config;
+    let tick_size = listed
+        .tick_size
+        .unwrap_or_else(|| Decimal::from_minor(1, 2));
+    let lot_size = listed.lot_size.unwrap_or_else(|| Decimal::from_integer(1));
+    let ticks = |price: Decimal, rounding: Rounding| band_ticks(price, tick_size, rounding);
+    let params = InstrumentParams {
+        ix: InstrumentIx::NONE,
+        id: InstrumentId::new(&listed.instrument_id).map_err(|error| error.to_string())?,
+        decimals: u8::try_from(listed.decimals).map_err(|error| error.to_string())?,
+        tick_size,
+        lot_size,
+        fee_rate: FeeRate(config.fee_ppm),
+        band_low: match listed.band_low {
+            Some(price) => ticks(price, Rounding::Up)?.max(Ticks(1)),
+            None => Ticks(1),
+        },
+        band_high: match listed.band_high {
+            Some(price) => ticks(price, Rounding::Down)?,
+            None => Ticks::ORDER_MAX,
+        },
+        collar_ppm: config.collar_ppm,
+        phase: phase_of(listed.status),
+    };
+    InstrumentSpec::new(&params).map_err(|error| error.to_string())
+}
+
+/// A price limit in ticks, rounded into the band.
+fn band_ticks(price: Decimal, tick: Decimal, rounding: Rounding) -> Result<Ticks, String> {
+    let scale = price.scale().max(tick.scale());
+    let wide = |value: Decimal| {
+        value
+            .rescale(scale)
+            .map(|value| value.mantissa())
+            .map_err(|error| error.to_string())
+    };
+    let (price, tick) = (wide(price)?, wide(tick)?);
+    if tick <= 0 || price < 0 {
+        return Err("band and tick must be positive".to_owned());
+    }
+    let steps = match rounding {
+        Rounding::Up => (price + tick - 1) / tick,
+        _ => price / tick,
+    };
+    i64::try_from(steps)
+        .map(Ticks)
+        .map_err(|_| "band is out of range".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_band_is_rounded_into_itself() {
+        let ticks = |price: &str, rounding| {
+            band_ticks(price.parse().unwrap(), "0.05".parse().unwrap(), rounding)
+        };
+        assert_eq!(ticks("10.01", Rounding::Up), Ok(Ticks(201)));
+        assert_eq!(ticks("10.01", Rounding::Down), Ok(Ticks(200)));
+        assert_eq!(ticks("10", Rounding::Up), Ok(Ticks(200)));
+    }
+}

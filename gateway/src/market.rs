@@ -1,0 +1,311 @@
+//! What the parts of this room share: the way into the trading path, the streams, the history, and the services it asks.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use admission::{Known, Request};
+use sequencer::{Commit, NotTaken, Port, Reader, Record};
+use settlement::SettlementView;
+use tonic::Status;
+use types::{
+    AssetIx, Id128, InstrumentId, InstrumentIx, InstrumentSpec, NodeId, RejectReason, Sequence,
+    UserId, UserIx,
+};
+
+use crate::budget::Budgets;
+use crate::calls::{Cfa, Identity, Ledger};
+use crate::config::GatewayConfig;
+use crate::projection::Projection;
+use crate::refusal;
+use crate::streams::Streams;
+
+/// Id of the platform's money.
+pub const MONEY_ID: &str = "CFA-RUB";
+/// Its digits.
+pub const MONEY_DECIMALS: u8 = 2;
+
+pub struct Market {
+    pub config: GatewayConfig,
+    pub node: NodeId,
+    pub port: Port,
+    pub commit: Commit,
+    pub settlement: SettlementView,
+    pub streams: Streams,
+    pub projection: Projection,
+    pub ledger: Ledger,
+    pub identity: Identity,
+    pub cfa: Cfa,
+    pub budgets: Budgets,
+    reader: Mutex<Reader>,
+    /// Instruments by index, as far as the journal is durable.
+    specs: RwLock<Vec<InstrumentSpec>>,
+    /// One change of a user's trading holds at a time.
+    funding: Mutex<HashMap<UserIx, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+/// An asset with what is needed to name and count it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asset {
+    pub ix: AssetIx,
+    /// Instrument whose units it is, `None` for money.
+    pub instrument: Option<InstrumentSpec>,
+}
+
+impl Asset {
+    pub const MONEY: Self = Self {
+        ix: AssetIx::MONEY,
+        instrument: None,
+    };
+
+    pub fn units(spec: InstrumentSpec) -> Self {
+        Self {
+            ix: AssetIx::units(spec.ix),
+            instrument: Some(spec),
+        }
+    }
+
+    pub fn id(&self) -> &str {
+        self.instrument
+            .as_ref()
+            .map_or(MONEY_ID, |spec| spec.id.as_str())
+    }
+
+    pub fn decimals(&self) -> u8 {
+        self.instrument
+            .as_ref()
+            .map_or(MONEY_DECIMALS, |spec| spec.decimals)
+    }
+
+    pub fn subaccount(&self, user_id: &str) -> String {
+        format!("{user_id}:{}", self.id())
+    }
+}
+
+/// What the parts are made from.
+pub struct Parts {
+    pub config: GatewayConfig,
+    pub node: NodeId,
+    pub port: Port,
+    pub commit: Commit,
+    /// Any reader of the journal: others are made from it.
+    pub reader: Reader,
+    pub settlement: SettlementView,
+    pub projection: Projection,
+    pub ledger: Ledger,
+    pub identity: Identity,
+    pub cfa: Cfa,
+}
+
+impl Market {
+    pub fn new(parts: Parts) -> Self {
+        Self {
+            port: parts.port,
+            commit: parts.commit,
+            settlement: parts.settlement,
+            reader: Mutex::new(parts.reader),
+            streams: Streams::new(parts.node),
+            config: parts.config,
+            node: parts.node,
+            projection: parts.projection,
+            ledger: parts.ledger,
+            identity: parts.identity,
+            cfa: parts.cfa,
+            budgets: Budgets::default(),
+            specs: RwLock::new(Vec::new()),
+            funding: Mutex::new(HashMap::new()),
+        }
+    }
+
+    /// Records of the journal behind `after`.
+    pub fn read_journal(&self, after: Sequence) -> Reader {
+        self.reader
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .again(after)
+    }
+
+    /// An instrument by index; cheap enough for every order.
+    pub fn spec(&self, instrument: InstrumentIx) -> Option<InstrumentSpec> {
+        let specs = self.specs.read().unwrap_or_else(PoisonError::into_inner);
+        specs.get(instrument.index()).copied()
+    }
+
+    /// An instrument is new or has changed.
+    pub fn note_spec(&self, spec: &InstrumentSpec) {
+        let mut specs = self.specs.write().unwrap_or_else(PoisonError::into_inner);
+        match specs.get_mut(spec.ix.index()) {
+            Some(known) => *known = *spec,
+            None => specs.push(*spec),
+        }
+    }
+
+    /// Asks the trading path; the answer is *accepted*, not yet durable.
+    pub async fn ask(&self, request: Request) -> Result<Record, NotTaken> {
+        self.port.call(request).await
+    }
+
+    /// Asks and waits until it is durable.
+    pub async fn ask_durable(&self, request: Request) -> Result<Record, Status> {
+        let record = self
+            .ask(request)
+            .await
+            .map_err(|error| refusal::not_taken(&error))?;
+        self.durable(record.command.sequence).await?;
+        Ok(record)
+    }
+
+    /// Returns when the journal has the sequence on disk.
+    pub async fn durable(&self, sequence: Sequence) -> Result<(), Status> {
+        self.commit
+            .wait(sequence)
+            .await
+            .map_err(|error| rpc::status::internal(&error))
+    }
+
+    /// Reads the trading path's state between two commands.
+    pub async fn inspect<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&sequencer::Core) -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        self.port
+            .inspect(read)
+            .await
+            .map_err(|error| refusal::not_taken(&error))
+    }
+
+    /// The instrument of an id; `Instrument not found`.
+    pub async fn instrument(&self, instrument_id: &str) -> Result<InstrumentSpec, Status> {
+        let id = InstrumentId::new(instrument_id).map_err(|_| refusal::instrument_not_found())?;
+        let found = self
+            .inspect(move |core| {
+                let admission = core.admission();
+                let ix = admission.instrument_ix(&id)?;
+                admission.spec(ix).copied()
+            })
+            .await?;
+        found.ok_or_else(refusal::instrument_not_found)
+    }
+
+    /// An asset by id: `CFA-RUB` or an instrument.
+    pub async fn asset(&self, instrument_id: &str) -> Result<Asset, Status> {
+        if instrument_id == MONEY_ID {
+            return Ok(Asset::MONEY);
+        }
+        self.instrument(instrument_id).await.map(Asset::units)
+    }
+
+    /// An asset by index.
+    pub async fn asset_of(&self, asset: AssetIx) -> Result<Option<Asset>, Status> {
+        let Some(instrument) = asset.instrument() else {
+            return Ok(Some(Asset::MONEY));
+        };
+        let spec = self
+            .inspect(move |core| core.admission().spec(instrument).copied())
+            .await?;
+        Ok(spec.map(Asset::units))
+    }
+
+    /// The user's index, bound now if it was not.
+    pub async fn bind_user(&self, user_id: &str) -> Result<UserIx, Status> {
+        let id = UserId::new(user_id)
+            .map_err(|error| rpc::status::invalid_argument("user_id", error.to_string()))?;
+        if let Some(user) = self
+            .inspect(move |core| core.admission().user_ix(&id))
+            .await?
+        {
+            return Ok(user);
+        }
+        match self.ask(Request::BindUser(id)).await {
+            Ok(record) => match record.command.command {
+                types::Command::BindUser(bound) => Ok(bound.user),
+                _ => unreachable!("a binding is journalled as one"),
+            },
+            Err(NotTaken::Refused(reject)) => match reject.known {
+                Known::User(user) => Ok(user),
+                _ => Err(refusal::refused(&reject)),
+            },
+            Err(error) => Err(refusal::not_taken(&error)),
+        }
+    }
+
+    /// The open trading hold of a user for an asset.
+    pub async fn default_pool(
+        &self,
+        user: UserIx,
+        asset: AssetIx,
+    ) -> Result<Option<(types::HoldIx, admission::Pool)>, Status> {
+        self.inspect(move |core| {
+            let admission = core.admission();
+            let hold = admission.default_pool(user, asset)?;
+            Some((hold, *admission.pool(hold)?))
+        })
+        .await
+    }
+
+    /// What was answered before under a key, once the history has it.
+    pub async fn answered(
+        &self,
+        key_hash: Id128,
+    ) -> Result<Option<crate::projection::rows::AnswerRow>, Status> {
+        let seen = self
+            .inspect(move |core| core.admission().seen(key_hash))
+            .await?;
+        if let Some(seen) = seen {
+            self.durable(seen.sequence).await?;
+            self.projection.wait(seen.sequence).await;
+        }
+        crate::projection::repo::answer(&self.projection.db, key_hash)
+            .await
+            .map_err(|error| rpc::status::internal(&error))
+    }
+
+    /// Turn of one change of the user's trading holds.
+    pub async fn funding_turn(&self, user: UserIx) -> tokio::sync::OwnedMutexGuard<()> {
+        let lock = self
+            .funding
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(user)
+            .or_default()
+            .clone();
+        lock.lock_owned().await
+    }
+
+    /// Sets what the user may still order today without asking identity again.
+    pub async fn refresh_budget(
+        &self,
+        context: &rpc::Context,
+        user: UserIx,
+        user_id: &str,
+    ) -> Result<types::Minor, Status> {
+        let left = self.identity.trading_left(context, user_id).await?;
+        let day = admission::moscow_day(now_ns());
+        self.ask(Request::SetBudget {
+            user,
+            day,
+            amount_minor: left,
+        })
+        .await
+        .map_err(|error| refusal::not_taken(&error))?;
+        self.budgets.of(user).set(left, day);
+        Ok(left)
+    }
+}
+
+/// True for a refusal that only says that the thing is so already.
+pub fn is_known(error: &NotTaken) -> bool {
+    matches!(error, NotTaken::Refused(reject) if reject.reason == RejectReason::DuplicateRequest)
+}
+
+/// Wall clock, nanoseconds since 1970.
+pub fn now_ns() -> u64 {
+    let since = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Wall clock, microseconds since 1970.
+pub fn now_us() -> i64 {
+    i64::try_from(now_ns() / 1_000).unwrap_or(i64::MAX)
+}

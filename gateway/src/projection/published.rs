@@ -1,0 +1,135 @@
+//! Facts of the journal as events of `platform.market.events.v1` (specification 6.4, T41): the journal is the outbox, ids derive from it, so that
+//! publishing a record again gives the same ids (`ce_id` of node, sequence and place).
+
+use events::{Event, topics};
+use prost::Message;
+use proto::common::v1::{Fee, RequestContext};
+use proto::convert::{to_decimal, to_money, to_timestamp_ns};
+use proto::market::v1::{OrderCancelledEvent, OrderPlacedEvent, TradeExecutedEvent};
+use types::{InstrumentSpec, NodeId, OrderType, Ticks, UserId};
+use uuid::Uuid;
+
+use crate::api::render;
+use crate::fold::{Cause, Fact, Fold, Order};
+
+/// Namespace of event ids.
+const NAMESPACE: Uuid = Uuid::from_u128(0x3f0c_1d5e_8a54_5d0b_9c61_4f2b_7e11_a001);
+
+/// Names one record's events in turn.
+pub struct Publisher<'a> {
+    node: NodeId,
+    cause: Cause,
+    correlation_id: &'a str,
+    count: u32,
+}
+
+impl<'a> Publisher<'a> {
+    pub fn new(node: NodeId, cause: Cause, correlation_id: &'a str) -> Self {
+        Self {
+            node,
+            cause,
+            correlation_id,
+            count: 0,
+        }
+    }
+
+    /// The event of a fact, if it has one.
+    pub fn event(&mut self, fold: &Fold, fact: &Fact) -> Option<Event> {
+        let at = to_timestamp_ns(self.cause.time_ns);
+        let context = Some(self.context());
+        match fact {
+            Fact::Entered(order) => {
+                let spec = fold.instrument(order.instrument);
+                let user: &UserId = fold.user(order.user);
+                let message = OrderPlacedEvent {
+                    context,
+                    order_id: order.id.to_string(),
+                    user_id: user.to_string(),
+                    instrument_id: spec.id.to_string(),
+                    side: render::side(order.side).into(),
+                    r#type: render::order_type(order.order_type).into(),
+                    price: price(spec, order).map(to_decimal),
+                    quantity: Some(to_decimal(spec.quantity(order.quantity))),
+                    placed_at: Some(at),
+                };
+                Some(self.make(spec, "OrderPlacedEvent", &order.id.to_string(), &message))
+            }
+            Fact::Traded(trade) => {
+                let spec = fold.instrument(trade.instrument);
+                let message = TradeExecutedEvent {
+                    context,
+                    trade_id: trade.id.to_string(),
+                    buyer_id: fold.user(trade.buy().user).to_string(),
+                    seller_id: fold.user(trade.sell().user).to_string(),
+                    instrument_id: spec.id.to_string(),
+                    quantity: Some(to_decimal(spec.quantity(trade.quantity))),
+                    price: Some(to_decimal(spec.price(trade.price))),
+                    fee: Some(Fee {
+                        fee_type: "TRADING".to_owned(),
+                        amount: Some(to_money(trade.fee_minor.0)),
+                    }),
+                    executed_at: Some(at),
+                    trade_number: trade.number,
+                };
+                Some(self.make(spec, "TradeExecutedEvent", &trade.id.to_string(), &message))
+            }
+            Fact::Cancelled { order, reason, .. } => {
+                let spec = fold.instrument(order.instrument);
+                let message = OrderCancelledEvent {
+                    context,
+                    order_id: order.id.to_string(),
+                    reason: reason.as_str().to_owned(),
+                    cancelled_at: Some(at),
+                };
+                Some(self.make(spec, "OrderCancelledEvent", &order.id.to_string(), &message))
+            }
+            _ => None,
+        }
+    }
+
+    fn place(&self) -> String {
+        format!("{}:{}:{}", self.node.get(), self.cause.sequence, self.count)
+    }
+
+    fn context(&self) -> RequestContext {
+        RequestContext {
+            request_id: self.place(),
+            correlation_id: self.correlation_id.to_owned(),
+            idempotency_key: self.place(),
+            occurred_at: Some(to_timestamp_ns(self.cause.time_ns)),
+            source: "market".to_owned(),
+            ..RequestContext::default()
+        }
+    }
+
+    fn make(
+        &mut self,
+        spec: &InstrumentSpec,
+        name: &str,
+        subject: &str,
+        message: &impl Message,
+    ) -> Event {
+        let id = Uuid::new_v5(&NAMESPACE, self.place().as_bytes());
+        self.count += 1;
+        Event {
+            id,
+            topic: topics::MARKET.to_owned(),
+            key: spec.id.to_string(),
+            type_name: format!("platform.market.v1.{name}"),
+            subject: subject.to_owned(),
+            source: "market".to_owned(),
+            correlation_id: self.correlation_id.to_owned(),
+            occurred_at_us: i64::try_from(self.cause.time_ns / 1_000)
+                .expect("nanoseconds of 64 bits fit as microseconds"),
+            payload: message.encode_to_vec(),
+        }
+    }
+}
+
+/// Limit or protection price, where there is one.
+pub fn price(spec: &InstrumentSpec, order: &Order) -> Option<types::Decimal> {
+    match order.order_type {
+        OrderType::Market if order.price == Ticks::ZERO || order.price == Ticks::MAX => None,
+        _ => Some(spec.price(order.price)),
+    }
+}

@@ -1,0 +1,122 @@
+//! Rows of the projection's store, in the market's own words.
+
+use types::{Decimal, OrderStatus, OrderType, Side, StpMode, TimeInForce};
+
+/// An order as a caller reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OrderRow {
+    pub order_id: String,
+    pub user_id: String,
+    pub instrument_id: String,
+    pub side: Side,
+    pub order_type: OrderType,
+    pub time_in_force: TimeInForce,
+    pub post_only: bool,
+    pub stp: StpMode,
+    /// 0 = never.
+    pub expires_at_us: i64,
+    pub price: Option<Decimal>,
+    pub quantity: Decimal,
+    pub filled: Decimal,
+    /// Kopecks of its trades together.
+    pub value_minor: i64,
+    pub status: OrderStatus,
+    /// Why it was cancelled or rejected, else empty.
+    pub cancel_reason: String,
+    /// As the caller gave it, empty for none.
+    pub client_order_id: String,
+    pub engine_order_id: u64,
+    /// It has a hold of its own and draws on no trading hold.
+    pub own_hold: bool,
+    pub sequence: u64,
+    pub created_at_us: i64,
+    pub updated_at_us: i64,
+}
+
+impl OrderRow {
+    /// Mean price of its trades, eight digits, rounded half up; `None` without a trade.
+    pub fn average_price(&self) -> Option<Decimal> {
+        const DIGITS: u32 = 8;
+        let filled = self.filled.mantissa();
+        if filled == 0 {
+            return None;
+        }
+        // kopecks * 10^-2 / (filled * 10^-scale), in units of 10^-8.
+        let power = 10i128.checked_pow(u32::from(self.filled.scale()) + DIGITS - 2)?;
+        let wide = i128::from(self.value_minor).checked_mul(power)?;
+        let rounded = (wide.checked_mul(2)? + filled) / (2 * filled);
+        let price = Decimal::new(rounded, DIGITS as u8).ok()?;
+        Some(price.normalized())
+    }
+}
+
+/// A trade as a caller reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TradeRow {
+    pub trade_id: String,
+    pub buy_order_id: String,
+    pub sell_order_id: String,
+    pub buyer_id: String,
+    pub seller_id: String,
+    pub instrument_id: String,
+    pub price: Decimal,
+    pub quantity: Decimal,
+    pub fee_minor: i64,
+    pub trade_number: u64,
+    pub aggressor_side: Side,
+    pub executed_at_us: i64,
+    /// The command that made it.
+    pub sequence: u64,
+}
+
+/// The stored answer to a call with an idempotency key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AnswerRow {
+    pub sequence: u64,
+    pub order_id: String,
+    pub cancelled: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order(filled: &str, value_minor: i64) -> OrderRow {
+        OrderRow {
+            order_id: String::new(),
+            user_id: String::new(),
+            instrument_id: String::new(),
+            side: Side::Buy,
+            order_type: OrderType::Limit,
+            time_in_force: TimeInForce::Gtc,
+            post_only: false,
+            stp: StpMode::CancelNewest,
+            expires_at_us: 0,
+            price: None,
+            quantity: filled.parse().unwrap(),
+            filled: filled.parse().unwrap(),
+            value_minor,
+            status: OrderStatus::Filled,
+            cancel_reason: String::new(),
+            client_order_id: String::new(),
+            engine_order_id: 0,
+            own_hold: false,
+            sequence: 1,
+            created_at_us: 0,
+            updated_at_us: 0,
+        }
+    }
+
+    // rows: R145
+    #[test]
+    fn r145_average_price_is_exact_or_rounded_half_up() {
+        let average = |filled: &str, value| {
+            let price = order(filled, value).average_price();
+            price.map(|p| p.to_string())
+        };
+        assert_eq!(average("10", 100_050).as_deref(), Some("100.05"));
+        assert_eq!(average("3", 10_000).as_deref(), Some("33.33333333"));
+        assert_eq!(average("0.003", 20).as_deref(), Some("66.66666667"));
+        assert_eq!(average("0", 0), None);
+    }
+}

@@ -1,0 +1,498 @@
+//! One connection: its stream is cut into messages by one task and each is handled in order, whatever its channel, so that requests reach the
+//! trading path in the order of the stream. Logins and trading holds are answered from tasks of their own: they ask other services.
+//!
+//! Bytes that are no message end the connection with their code; a session's own mistake ends its channel. When the connection is gone every session on it
+//! is closed in the journal, and cancel-on-disconnect's grace begins there.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use admission::{Request, SessionRequest};
+use bytes::BytesMut;
+use client::wire::{
+    CHANNELS_MAX, CONNECTION_CHANNEL, ClientMessage, DisconnectCode, Header, MESSAGE_LEN_MAX,
+    ServerHeartbeat, SetTradingHold, TradingHold, take,
+};
+use rpc::Context;
+use sequencer::{NotTaken, Reply};
+use tokio::sync::mpsc;
+use types::{AssetIx, Id128, InstrumentIx, Minor, RejectReason, SessionIx};
+
+use super::answers::{self, CLIENT_SEQ_MAX};
+use super::channel::{self, Channel, State};
+use super::login;
+use super::outbound::{Next, Outbound};
+use super::server::Shared;
+use crate::funding;
+use crate::market::now_ns;
+
+/// The sessions of a connection.
+#[derive(Clone, Default)]
+pub struct Channels(Arc<Mutex<Table>>);
+
+#[derive(Default)]
+struct Table {
+    by_number: HashMap<u16, State>,
+    /// The connection is gone: a login that arrives now is let go at once.
+    closed: bool,
+}
+
+impl Channels {
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn session(&self, channel: u16) -> Option<SessionIx> {
+        match self.lock().by_number.get(&channel) {
+            Some(State::Live(live)) => Some(live.session),
+            Some(State::LoggingIn) | None => None,
+        }
+    }
+}
+
+struct Connection {
+    shared: Arc<Shared>,
+    quic: quinn::Connection,
+    outbound: Arc<Outbound>,
+    channels: Channels,
+    answers: mpsc::UnboundedSender<(u64, sequencer::Outcome)>,
+}
+
+/// Serves one connection to its end.
+pub async fn serve(incoming: quinn::Incoming, shared: Arc<Shared>) {
+    let Ok(quic) = incoming.await else { return };
+    let first = Duration::from_millis(shared.market.config.login_timeout_ms);
+    let stream = tokio::select! {
+        stream = tokio::time::timeout(first, quic.accept_bi()) => stream,
+        () = shared.shutdown.cancelled() => return,
+    };
+    let Ok(Ok((send, receive))) = stream else {
+        let code = DisconnectCode::LoginExpected;
+        quic.close(u32::from(code.code()).into(), code.to_string().as_bytes());
+        return;
+    };
+    let (answers, heard) = mpsc::unbounded_channel();
+    let connection = Connection {
+        outbound: Arc::new(Outbound::default()),
+        channels: Channels::default(),
+        shared,
+        quic,
+        answers,
+    };
+    let passing = tokio::spawn(answers::pass_on(
+        connection.shared.market.clone(),
+        connection.outbound.clone(),
+        connection.channels.clone(),
+        heard,
+    ));
+    let writing = tokio::spawn(write_out(
+        send,
+        connection.quic.clone(),
+        connection.outbound.clone(),
+        connection.shared.market.config.heartbeat_ms,
+    ));
+    let end = connection.read(receive).await;
+    connection.let_go().await;
+    connection.outbound.end(end);
+    // The last words are written, or the client does not take them.
+    let _ = tokio::time::timeout(Duration::from_secs(1), writing).await;
+    let reason = end.to_string();
+    connection
+        .quic
+        .close(u32::from(end.code()).into(), reason.as_bytes());
+    passing.abort();
+}
+
+impl Connection {
+    /// Reads until the end and says why it ended.
+    async fn read(&self, mut receive: quinn::RecvStream) -> DisconnectCode {
+        let config = &self.shared.market.config;
+        let silence = Duration::from_millis(u64::from(config.heartbeat_ms.max(100)));
+        let first = Duration::from_millis(config.login_timeout_ms);
+        let mut buffer = BytesMut::with_capacity(MESSAGE_LEN_MAX);
+        loop {
+            let is_new = self.channels.lock().by_number.is_empty();
+            let patience = if is_new { first.min(silence) } else { silence };
+            let chunk = tokio::select! {
+                chunk = tokio::time::timeout(patience, receive.read_chunk(64 << 10, true)) => chunk,
+                () = self.shared.shutdown.cancelled() => return DisconnectCode::Shutdown,
+            };
+            match chunk {
+                Ok(Ok(Some(chunk))) => buffer.extend_from_slice(&chunk.bytes),
+                Ok(Ok(None) | Err(_)) => return DisconnectCode::Logout,
+                Err(_) if is_new => return DisconnectCode::LoginExpected,
+                Err(_) => return DisconnectCode::HeartbeatTimeout,
+            }
+            self.forget_ended();
+            loop {
+                match take::<ClientMessage>(&mut buffer) {
+                    Ok(Some((header, message))) => {
+                        if let Err(code) = self.handle(&header, &message).await {
+                            return code;
+                        }
+                    }
+                    Ok(None) => break,
+                    Err(error) => return error.disconnect_code(),
+                }
+            }
+        }
+    }
+
+    /// Sessions that another connection has taken over are not this one's any more.
+    fn forget_ended(&self) {
+        let ended = self.outbound.take_ended();
+        if !ended.is_empty() {
+            let mut table = self.channels.lock();
+            for channel in ended {
+                table.by_number.remove(&channel);
+            }
+        }
+    }
+
+    /// Handles one message; an error ends the connection.
+    async fn handle(&self, header: &Header, message: &ClientMessage) -> Result<(), DisconnectCode> {
+        if let ClientMessage::Heartbeat(_) = message {
+            return Ok(());
+        }
+        let channel = header.channel;
+        if usize::from(channel) >= CHANNELS_MAX {
+            return Err(DisconnectCode::BadField);
+        }
+        match message {
+            ClientMessage::Login(login) => {
+                let earlier = {
+                    let mut table = self.channels.lock();
+                    let earlier = table.by_number.contains_key(&channel);
+                    if !earlier {
+                        table.by_number.insert(channel, State::LoggingIn);
+                    }
+                    earlier
+                };
+                if earlier {
+                    return Err(DisconnectCode::LoginExpected);
+                }
+                self.log_in(channel, *login);
+                Ok(())
+            }
+            ClientMessage::Logout(_) => self.log_out(channel).await,
+            ClientMessage::SetTradingHold(wanted) => self.set_trading_hold(channel, *wanted),
+            _ => self.act(header, message).await,
+        }
+    }
+
+    fn log_in(&self, channel: u16, login: client::wire::Login) {
+        let address = self.quic.remote_address().ip();
+        let (shared, outbound) = (self.shared.clone(), self.outbound.clone());
+        let channels = self.channels.clone();
+        tokio::spawn(async move {
+            let outcome = login::log_in(&shared, &outbound, address, channel, &login).await;
+            let late = {
+                let mut table = channels.lock();
+                match outcome {
+                    Ok(live) if table.closed => Some(live),
+                    Ok(live) => {
+                        table.by_number.insert(channel, State::Live(Box::new(live)));
+                        None
+                    }
+                    Err(code) => {
+                        table.by_number.remove(&channel);
+                        outbound.refuse_channel(channel, code);
+                        None
+                    }
+                }
+            };
+            if let Some(live) = late {
+                close_session(&shared, &outbound, channel, live.session).await;
+            }
+        });
+    }
+
+    async fn log_out(&self, channel: u16) -> Result<(), DisconnectCode> {
+        let removed = {
+            let mut table = self.channels.lock();
+            match table.by_number.get(&channel) {
+                Some(State::Live(_)) => table.by_number.remove(&channel),
+                Some(State::LoggingIn) | None => None,
+            }
+        };
+        let Some(State::Live(live)) = removed else {
+            return Err(DisconnectCode::LoginExpected);
+        };
+        if live.cancel_on_disconnect {
+            // An orderly end cancels nothing: the journal is told before it is told of the end.
+            let request = SessionRequest {
+                key: live.key,
+                user: live.user,
+                stp_group: Some(live.stp_group),
+                cancel_on_disconnect: false,
+            };
+            if let Err(error) = self.shared.market.ask(Request::OpenSession(request)).await {
+                tracing::warn!(%error, "a session's orders may be cancelled after its logout");
+            }
+        }
+        close_session(&self.shared, &self.outbound, channel, live.session).await;
+        self.outbound
+            .refuse_channel(channel, DisconnectCode::Logout);
+        Ok(())
+    }
+
+    fn set_trading_hold(&self, channel: u16, wanted: SetTradingHold) -> Result<(), DisconnectCode> {
+        let user_id = match self.channels.lock().by_number.get(&channel) {
+            Some(State::Live(live)) => live.user_id.clone(),
+            Some(State::LoggingIn) | None => return Err(DisconnectCode::LoginExpected),
+        };
+        let (shared, outbound) = (self.shared.clone(), self.outbound.clone());
+        tokio::spawn(async move {
+            let answer = answer_hold(&shared, &user_id, wanted).await;
+            outbound.send(channel, &answer.into());
+        });
+        Ok(())
+    }
+
+    /// A request: throttle, limit, then the trading path.
+    async fn act(&self, header: &Header, message: &ClientMessage) -> Result<(), DisconnectCode> {
+        let Header {
+            channel, sequence, ..
+        } = *header;
+        let ids = channel::names(message).ok_or(DisconnectCode::BadField)?;
+        if sequence == 0 || sequence > CLIENT_SEQ_MAX {
+            return Err(DisconnectCode::BadField);
+        }
+        let refuse = |reason| {
+            self.outbound
+                .send(channel, &answers::rejected(sequence, ids, reason).into());
+        };
+        let (mut request, budget, user, user_id) = {
+            let mut table = self.channels.lock();
+            let Some(State::Live(live)) = table.by_number.get_mut(&channel) else {
+                return Err(DisconnectCode::LoginExpected);
+            };
+            if !live.throttle.admit(now_ns()) {
+                refuse(RejectReason::Throttle);
+                return Ok(());
+            }
+            let request = live
+                .request(sequence, message)
+                .map_err(|_| DisconnectCode::BadField)?;
+            let needs_limit =
+                matches!(request, Request::New(_)) && !self.is_in_budget(live, &request);
+            let user_id = if needs_limit {
+                live.user_id.clone()
+            } else {
+                String::new()
+            };
+            (request, live.budget.clone(), live.user, user_id)
+        };
+        if !user_id.is_empty()
+            && let Request::New(new) = &mut request
+        {
+            match self.check_limit(user, &user_id, &budget, new).await {
+                Ok(checked) => new.limit_checked = checked,
+                Err(reason) => {
+                    refuse(reason);
+                    return Ok(());
+                }
+            }
+        }
+        let reply = Reply::Channel {
+            tx: self.answers.clone(),
+            tag: answers::tag(channel, sequence),
+        };
+        match self.shared.market.port.submit(request, reply) {
+            Ok(()) => {}
+            Err(NotTaken::Busy) => refuse(RejectReason::Busy),
+            Err(_) => refuse(RejectReason::NotReady),
+        }
+        Ok(())
+    }
+
+    fn is_in_budget(&self, live: &Channel, request: &Request) -> bool {
+        let Request::New(new) = request else {
+            return true;
+        };
+        let Some(spec) = self.shared.market.spec(new.instrument) else {
+            return true; // Refused further on.
+        };
+        // A market order may come to the highest price of the band.
+        let price = new.price.unwrap_or(spec.band_high);
+        let Some(value) = spec.terms.value(price, new.quantity) else {
+            return new.price.is_some();
+        };
+        live.budget.take(value, admission::moscow_day(now_ns()))
+    }
+
+    /// Past the budget: reads it again when it is of another day, else asks identity for this order. `Ok(true)` = identity allows it, `Ok(false)` = the
+    /// budget decides, `Err` = nobody could be asked.
+    async fn check_limit(
+        &self,
+        user: types::UserIx,
+        user_id: &str,
+        budget: &crate::budget::Budget,
+        new: &admission::NewRequest,
+    ) -> Result<bool, RejectReason> {
+        let market = &self.shared.market;
+        let mut context = Context::new("market");
+        context.user_id = user_id.to_owned();
+        let away = |status: tonic::Status| {
+            tracing::warn!(%status, user_id, "identity cannot be asked for an order");
+            RejectReason::NotReady
+        };
+        let Some(spec) = market.spec(new.instrument) else {
+            return Ok(false);
+        };
+        let price = new.price.unwrap_or(spec.band_high);
+        let value = spec.terms.value(price, new.quantity);
+        let day = admission::moscow_day(now_ns());
+        if budget.is_stale(day) {
+            market
+                .refresh_budget(&context, user, user_id)
+                .await
+                .map_err(away)?;
+            if value.is_some_and(|value| budget.take(value, day)) {
+                return Ok(false);
+            }
+        }
+        let quantity = spec.quantity(new.quantity);
+        let notional = value.unwrap_or(Minor::MAX);
+        match market
+            .identity
+            .check_trading(&context, user_id, quantity, notional)
+            .await
+        {
+            Ok(()) => Ok(true),
+            Err(status) if status.code() == tonic::Code::FailedPrecondition => Ok(false),
+            Err(status) => Err(away(status)),
+        }
+    }
+
+    /// The connection is gone.
+    async fn let_go(&self) {
+        let sessions: Vec<(u16, SessionIx)> = {
+            let mut table = self.channels.lock();
+            table.closed = true;
+            let live = table.by_number.drain().filter_map(|(channel, state)| {
+                let State::Live(live) = state else {
+                    return None;
+                };
+                Some((channel, live.session))
+            });
+            live.collect()
+        };
+        for (channel, session) in sessions {
+            close_session(&self.shared, &self.outbound, channel, session).await;
+        }
+    }
+}
+
+/// Tells the journal that a session's connection is gone, unless another one has taken it over.
+async fn close_session(
+    shared: &Shared,
+    outbound: &Arc<Outbound>,
+    channel: u16,
+    session: SessionIx,
+) {
+    if !shared.market.streams.detach(session, outbound, channel) {
+        return;
+    }
+    match shared.market.ask(Request::CloseSession(session)).await {
+        Ok(_) | Err(NotTaken::Refused(_)) => {}
+        // The next start treats every session as disconnected.
+        Err(error) => tracing::warn!(%error, session = session.get(), "a session was not closed"),
+    }
+}
+
+async fn answer_hold(shared: &Shared, user_id: &str, wanted: SetTradingHold) -> TradingHold {
+    let mut answer = TradingHold {
+        request_id: wanted.request_id,
+        asset: wanted.asset,
+        hold_id: Id128::NONE,
+        undrawn_minor: 0,
+        drawn_minor: 0,
+        outcome: client::wire::HOLD_DONE,
+    };
+    let market = &shared.market;
+    let asset = match wanted.asset {
+        0 => AssetIx::MONEY,
+        n => AssetIx::units(InstrumentIx(n - 1)),
+    };
+    let asset = match market.asset_of(asset).await {
+        Ok(Some(asset)) => asset,
+        Ok(None) => {
+            answer.outcome = RejectReason::UnknownInstrument.code();
+            return answer;
+        }
+        Err(_) => {
+            answer.outcome = RejectReason::NotReady.code();
+            return answer;
+        }
+    };
+    if wanted.undrawn_minor < 0 {
+        answer.outcome = RejectReason::Malformed.code();
+        return answer;
+    }
+    let mut context = Context::new("market");
+    context.user_id = user_id.to_owned();
+    let target = Minor(wanted.undrawn_minor);
+    let minor = |value: types::Decimal| value.to_minor(asset.decimals()).unwrap_or(i64::MAX);
+    match funding::open_or_set(market, &context, user_id, &asset, target).await {
+        Ok(view) => {
+            answer.hold_id = view.hold_id;
+            answer.undrawn_minor = minor(view.undrawn);
+            answer.drawn_minor = minor(view.drawn);
+        }
+        Err(status) => {
+            tracing::info!(user_id, %status, "trading hold refused");
+            answer.outcome = hold_refusal(&status).code();
+        }
+    }
+    answer
+}
+
+fn hold_refusal(status: &tonic::Status) -> RejectReason {
+    match rpc::status::reason(status).as_deref() {
+        Some("INSUFFICIENT_BALANCE") => RejectReason::InsufficientBalance,
+        Some("HOLD_IN_USE") => RejectReason::HoldInUse,
+        Some("HOLD_NOT_FOUND" | "SUB_ACCOUNT_NOT_FOUND") => RejectReason::UnknownHold,
+        Some("INVALID_ARGUMENT") => RejectReason::Malformed,
+        _ => RejectReason::NotReady,
+    }
+}
+
+async fn write_out(
+    mut send: quinn::SendStream,
+    quic: quinn::Connection,
+    outbound: Arc<Outbound>,
+    heartbeat_ms: u32,
+) {
+    let quiet = Duration::from_millis(u64::from(heartbeat_ms.max(100)) / 2);
+    loop {
+        match outbound.next() {
+            Next::Write(bytes) => {
+                if send.write_all(&bytes).await.is_err() {
+                    return; // The reader sees it too.
+                }
+            }
+            Next::End(code) => {
+                let reason = code.to_string();
+                if code == DisconnectCode::SlowConsumer {
+                    quic.close(u32::from(code.code()).into(), reason.as_bytes());
+                } else {
+                    let _ = send.finish();
+                    let _ = send.stopped().await;
+                }
+                return;
+            }
+            Next::Wait => {
+                tokio::select! {
+                    () = outbound.woken() => {}
+                    () = tokio::time::sleep(quiet) => {
+                        let message = ServerHeartbeat { time_ns: now_ns() };
+                        outbound.send(CONNECTION_CHANNEL, &message.into());
+                    }
+                    _ = quic.closed() => return,
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! The server's certificate: self-signed, made at the first start, kept in the data directory, pinned by clients through its fingerprint.
+
+use std::path::Path;
+
+use quinn::crypto::rustls::QuicServerConfig;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use sha2::{Digest, Sha256};
+use std::sync::Arc;
+
+use crate::Error;
+
+/// A certificate with its key.
+pub struct Identity {
+    certificate: CertificateDer<'static>,
+    key: PrivateKeyDer<'static>,
+    /// SHA-256 of the certificate's DER form, 64 hexadecimal digits.
+    pub fingerprint: String,
+}
+
+/// Reads `cert.der` and `key.der` of the folder, or makes them. The fingerprint stands beside them in text.
+pub fn load_or_make(folder: &Path) -> Result<Identity, Error> {
+    std::fs::create_dir_all(folder)?;
+    let (certificate_path, key_path) = (folder.join("cert.der"), folder.join("key.der"));
+    if !certificate_path.exists() || !key_path.exists() {
+        let names = vec!["cfa-trade".to_owned(), "localhost".to_owned()];
+        let made =
+            rcgen::generate_simple_self_signed(names).map_err(|e| Error::Tls(e.to_string()))?;
+        write_private(&key_path, &made.signing_key.serialize_der())?;
+        std::fs::write(&certificate_path, made.cert.der())?;
+    }
+    let certificate = CertificateDer::from(std::fs::read(&certificate_path)?);
+    let key = PrivatePkcs8KeyDer::from(std::fs::read(&key_path)?);
+    let fingerprint = hex::encode(Sha256::digest(&certificate));
+    std::fs::write(folder.join("fingerprint"), format!("{fingerprint}\n"))?;
+    Ok(Identity {
+        certificate,
+        key: PrivateKeyDer::from(key),
+        fingerprint,
+    })
+}
+
+#[cfg(unix)]
+fn write_private(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    options.open(path)?.write_all(bytes)
+}
+
+#[cfg(not(unix))]
+fn write_private(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    std::fs::write(path, bytes)
+}
+
+/// TLS 1.3 with the protocol's ALPN, as quinn takes it.
+pub fn server_crypto(identity: &Identity) -> Result<QuicServerConfig, Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let tls_error = |error: rustls::Error| Error::Tls(error.to_string());
+    let mut tls = rustls::ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(tls_error)?
+        .with_no_client_auth()
+        .with_single_cert(vec![identity.certificate.clone()], identity.key.clone_key())
+        .map_err(tls_error)?;
+    tls.alpn_protocols = vec![client::wire::ALPN.to_vec()];
+    QuicServerConfig::try_from(tls).map_err(|error| Error::Tls(error.to_string()))
+}

@@ -1,0 +1,163 @@
+//! What the trading path refused, as an error of the RPC side (D23): exact texts, reasons and facts.
+
+use std::collections::HashMap;
+
+use admission::{Known, Reject};
+use sequencer::NotTaken;
+use tonic::{Code, Status};
+use types::{Decimal, RejectReason};
+
+/// How long a caller should wait before it tries again, in milliseconds.
+const RETRY_MS: u64 = 200;
+
+pub fn order_not_found() -> Status {
+    rpc::status::not_found("ORDER_NOT_FOUND", "Order not found")
+}
+
+pub fn trade_not_found() -> Status {
+    rpc::status::not_found("TRADE_NOT_FOUND", "Trade not found")
+}
+
+pub fn instrument_not_found() -> Status {
+    rpc::status::not_found("INSTRUMENT_NOT_FOUND", "Instrument not found")
+}
+
+pub fn hold_not_found() -> Status {
+    rpc::status::not_found("HOLD_NOT_FOUND", "Hold not found")
+}
+
+pub fn order_not_open() -> Status {
+    rpc::status::failed_precondition("ORDER_NOT_OPEN", "Order is not open")
+}
+
+pub fn hold_in_use() -> Status {
+    rpc::status::failed_precondition("HOLD_IN_USE", "Hold is in use")
+}
+
+/// A key whose hold the sweeper has given back: the call may not act any more.
+pub fn request_expired() -> Status {
+    rpc::status::failed_precondition(
+        "REQUEST_EXPIRED",
+        "The request was given up; send it again under a new idempotency key",
+    )
+}
+
+/// The figures behind `Insufficient balance`, in units of the asset.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Shortfall {
+    pub required: Decimal,
+    pub balance: Decimal,
+    pub held: Decimal,
+    pub unsettled: Decimal,
+    pub available: Decimal,
+    pub undrawn: Decimal,
+    pub drawn: Decimal,
+}
+
+/// `Insufficient balance` with its breakdown (T05, `design.md` 4).
+pub fn insufficient_balance(short: &Shortfall) -> Status {
+    let facts = [
+        ("required", short.required),
+        ("balance", short.balance),
+        ("held", short.held),
+        ("unsettled", short.unsettled),
+        ("available", short.available),
+        ("undrawn", short.undrawn),
+        ("drawn", short.drawn),
+    ];
+    let metadata: HashMap<String, String> = facts
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value.to_string()))
+        .collect();
+    rpc::status::with_metadata(
+        Code::FailedPrecondition,
+        "INSUFFICIENT_BALANCE",
+        "Insufficient balance",
+        metadata,
+    )
+}
+
+/// A request the journal does not know.
+pub fn not_taken(error: &NotTaken) -> Status {
+    match error {
+        NotTaken::Busy => rpc::status::resource_exhausted("BUSY", "Market is busy", RETRY_MS),
+        NotTaken::Stopping | NotTaken::JournalFailed => {
+            rpc::status::unavailable("Market", 5 * RETRY_MS)
+        }
+        NotTaken::Refused(reject) => refused(reject),
+    }
+}
+
+/// A refusal of admission.
+pub fn refused(reject: &Reject) -> Status {
+    let failed = |text: &str| rpc::status::failed_precondition(reject.reason.as_str(), text);
+    let bad = |field: &str, text: &str| rpc::status::invalid_argument(field, text);
+    match reject.reason {
+        RejectReason::InstrumentHalted
+        | RejectReason::InstrumentMatured
+        | RejectReason::InstrumentPreOpen => failed("Instrument is not traded now"),
+        RejectReason::UnknownInstrument => instrument_not_found(),
+        RejectReason::PriceBand => failed("Price is outside the band"),
+        RejectReason::PostOnly => failed("Order would trade at once"),
+        RejectReason::PriceTick => bad("order.price", "must be a positive multiple of the tick"),
+        RejectReason::QuantityLot => {
+            bad("order.quantity", "must be a positive multiple of the lot")
+        }
+        RejectReason::InsufficientBalance => {
+            let mut short = Shortfall::default();
+            if let Known::Balance { free, main, fee } = reject.known {
+                // Without the asset at hand the figures are in minor units of money; callers that know it build their own.
+                short.undrawn = Decimal::from_minor(free.0, 2);
+                short.required = Decimal::from_minor((main + fee).0, 2);
+            }
+            insufficient_balance(&short)
+        }
+        RejectReason::NoTradingHold => failed("No trading hold"),
+        RejectReason::UnknownOrder => order_not_found(),
+        RejectReason::OrderNotOpen => order_not_open(),
+        RejectReason::NotOwner => {
+            rpc::status::permission_denied("FOREIGN_USER", "Caller may act only on his own user id")
+        }
+        RejectReason::Throttle => {
+            rpc::status::resource_exhausted("THROTTLE", "Too many requests", RETRY_MS)
+        }
+        RejectReason::Busy => rpc::status::resource_exhausted("BUSY", "Market is busy", RETRY_MS),
+        RejectReason::SettlementBacklog => rpc::status::resource_exhausted(
+            "SETTLEMENT_BACKLOG",
+            "Settlement is too far behind",
+            5 * RETRY_MS,
+        ),
+        RejectReason::DuplicateClientOrderId => rpc::status::already_exists(
+            "DUPLICATE_CLIENT_ORDER_ID",
+            "Client order id is in use by an open order",
+        ),
+        RejectReason::AlreadySeen | RejectReason::DuplicateRequest => {
+            rpc::status::already_exists("DUPLICATE_REQUEST", "Request was answered before")
+        }
+        RejectReason::UserBlocked => failed("User is blocked"),
+        RejectReason::LimitExceeded => failed("Limit exceeded"),
+        RejectReason::KycRequired => {
+            rpc::status::failed_precondition("KYC_LEVEL_TOO_LOW", "KYC level too low for trading")
+        }
+        RejectReason::InvalidCombination => bad(
+            "order.time_in_force",
+            "does not go together with the order type, post_only or expires_at",
+        ),
+        RejectReason::Expired => bad("order.expires_at", "must lie in the future"),
+        RejectReason::InvalidAmend => {
+            bad("quantity", "must leave something open and change something")
+        }
+        RejectReason::TooManyOrders => {
+            rpc::status::resource_exhausted("TOO_MANY_ORDERS", "Too many open orders", 5 * RETRY_MS)
+        }
+        RejectReason::AmountOverflow => bad("order.quantity", "times the price is too large"),
+        RejectReason::UnknownHold => hold_not_found(),
+        RejectReason::HoldInUse => hold_in_use(),
+        RejectReason::UnknownSession
+        | RejectReason::UnknownUser
+        | RejectReason::NotReady
+        | RejectReason::Malformed => rpc::status::internal(&std::io::Error::other(format!(
+            "admission refused an own request: {reject}"
+        ))),
+    }
+}

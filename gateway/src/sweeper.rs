@@ -1,0 +1,127 @@
+//! Every hold of the market ends, whatever crashed in between (`design.md` 4): compares the ledger's active holds with the journal and heals what a crash left
+//! between the two.
+//!
+//! - A hold that the journal does not know at its commit position and that is older than [`GatewayConfig::orphan_hold_age_ms`]: adopted (funded); a trading hold
+//!   then serves, the hold of an order that never came is closed at once, which binds its id, so that a late retry of that call is refused.
+//! - A pool that was funded less than its hold was given: funded.
+//! - A pool that was defunded or closed, money not back yet: given back.
+//! - The pool of an order that was funded and never used: closed.
+//!
+//! [`GatewayConfig::orphan_hold_age_ms`]: crate::GatewayConfig
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rpc::Context;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+use types::{Id128, PoolKind};
+
+use crate::calls::LedgerHold;
+use crate::fold::Pool;
+use crate::funding;
+use crate::market::{Market, now_ns, now_us};
+
+/// Sweeps until shutdown.
+pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
+    let interval = Duration::from_millis(market.config.sweep_interval_ms.max(10));
+    loop {
+        if let Err(status) = sweep(&market).await {
+            tracing::warn!(%status, "the sweep of trading holds was cut short");
+        }
+        tokio::select! {
+            () = tokio::time::sleep(interval) => {}
+            () = shutdown.cancelled() => return,
+        }
+    }
+}
+
+/// One sweep.
+pub async fn sweep(market: &Arc<Market>) -> Result<(), Status> {
+    let context = Context::new("market");
+    let holds = market.ledger.trading_holds(&context).await?;
+    // Looked up after the ledger has answered: what was funded meanwhile is known here.
+    market.streams.wait(market.commit.position()).await;
+    for hold in &holds {
+        let healed = match market.streams.pool(hold.hold_id) {
+            Some(pool) => heal(market, hold, &pool).await,
+            None => adopt(market, hold).await,
+        };
+        if let Err(status) = healed {
+            // One hold must not keep the others waiting.
+            tracing::warn!(%status, hold_id = %hold.hold_id, "a trading hold is not healed yet");
+        }
+    }
+    Ok(())
+}
+
+fn age_ms(since_us: i64) -> u64 {
+    u64::try_from(now_us().saturating_sub(since_us) / 1_000).unwrap_or(0)
+}
+
+/// A hold that the journal knows.
+async fn heal(market: &Arc<Market>, hold: &LedgerHold, pool: &Pool) -> Result<(), Status> {
+    if pool.closed {
+        return give_back_behind_settlement(market, hold.hold_id, pool).await;
+    }
+    let idle_ms = now_ns().saturating_sub(pool.changed_ns) / 1_000_000;
+    let is_unused = pool.kind == PoolKind::Order && pool.orders == 0;
+    if is_unused && idle_ms >= market.config.orphan_hold_age_ms {
+        return funding::close_idle(market, pool.hold).await;
+    }
+    let asset = market
+        .asset_of(pool.asset)
+        .await?
+        .expect("a pool's instrument is known");
+    let given = hold.amount.to_minor(asset.decimals());
+    let given = given.map_err(|error| rpc::status::internal(&error))?;
+    if given > pool.funded.0 && idle_ms >= market.config.orphan_hold_age_ms {
+        let _turn = market.funding_turn(pool.user).await;
+        let hold = market
+            .ledger
+            .hold(&Context::new("market"), hold.hold_id)
+            .await?;
+        if let Some(hold) = hold.filter(|hold| hold.active) {
+            funding::bring_up(market, pool.user, &asset, pool.kind, &hold).await?;
+        }
+    }
+    give_back_behind_settlement(market, hold.hold_id, pool).await
+}
+
+/// Only what settlement has passed already: a sweep waits for nobody.
+async fn give_back_behind_settlement(
+    market: &Arc<Market>,
+    hold_id: Id128,
+    pool: &Pool,
+) -> Result<(), Status> {
+    if market.settlement.progress().settled < pool.taken_at {
+        return Ok(());
+    }
+    funding::give_back(market, hold_id).await
+}
+
+/// A hold that the journal does not know.
+async fn adopt(market: &Arc<Market>, hold: &LedgerHold) -> Result<(), Status> {
+    if age_ms(hold.created_at_us) < market.config.orphan_hold_age_ms {
+        return Ok(()); // Its call may still be on the way.
+    }
+    let Some((user_id, instrument_id)) = hold.subaccount_id.split_once(':') else {
+        return Ok(());
+    };
+    let asset = market.asset(instrument_id).await?;
+    let user = market.bind_user(user_id).await?;
+    let serves = hold.reason.starts_with(funding::TRADING_REASON)
+        && market.default_pool(user, asset.ix).await?.is_none();
+    let kind = match serves {
+        true => PoolKind::Trading,
+        false => PoolKind::Order,
+    };
+    let turn = market.funding_turn(user).await;
+    let pool = funding::bring_up(market, user, &asset, kind, hold).await?;
+    drop(turn);
+    tracing::warn!(hold_id = %hold.hold_id, user_id, serves, "a hold that the journal did not know was taken up");
+    if kind == PoolKind::Order {
+        funding::close_idle(market, pool).await?;
+    }
+    Ok(())
+}
