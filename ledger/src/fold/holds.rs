@@ -1,16 +1,14 @@
 //! Life of a hold (3.3, D11, T03, T04, T10, T31; `design.md` 4).
 //!
-//! What a child does not use goes back to its parent while that lives, never straight to available. A hold emptied by consumption is CONSUMED;
-//! a child emptied so may be grown again by its parent while its order lives. Steps that ask for "whatever remains" of a hold that has
-//! ended do nothing, so that a batch derived from a log is never stuck on them.
+//! What a child does not use goes back to its parent while that lives, never straight to available. A hold emptied by consumption is CONSUMED.
 
 use std::sync::Arc;
 
 use types::Minor;
 
 use super::{
-    Act, Answer, Answered, Command, Ids, NewHold, NewOperation, NewPosting, Outcome, StepKind,
-    accounts, operations,
+    Act, Answer, Answered, Command, Ids, NewHold, NewOperation, NewPosting, Outcome, accounts,
+    operations,
 };
 use crate::{
     book::Book,
@@ -102,7 +100,12 @@ pub fn create(book: &mut Book, command: &Command, new: &NewHold, ids: Ids) -> Ou
     }))
 }
 
-fn open(book: &mut Book, command: &Command, new: &NewHold, ids: Ids) -> Result<Hold, Refusal> {
+pub(super) fn open(
+    book: &mut Book,
+    command: &Command,
+    new: &NewHold,
+    ids: Ids,
+) -> Result<Hold, Refusal> {
     if new.owner == OWNER_MARKET && !command.is_service {
         return Err(Refusal::invalid("hold.owner", "is reserved for services"));
     }
@@ -140,7 +143,7 @@ fn open(book: &mut Book, command: &Command, new: &NewHold, ids: Ids) -> Result<H
 }
 
 /// Writes a new ACTIVE hold and tells of it.
-fn begin(book: &mut Book, terms: HoldTerms, amount: Minor) -> Hold {
+pub(super) fn begin(book: &mut Book, terms: HoldTerms, amount: Minor) -> Hold {
     let hold = Hold {
         terms: Arc::new(terms),
         amount,
@@ -279,147 +282,8 @@ pub fn adjust(book: &mut Book, command: &Command, hold_id: &Id, remaining: &Amou
     }))
 }
 
-/// Executes one step of a batch.
-pub fn step(book: &mut Book, command: &Command, step: &StepKind, ids: Ids) -> Result<(), Refusal> {
-    match step {
-        StepKind::Open(new) => {
-            open(book, command, new, ids)?;
-        }
-        StepKind::Split {
-            parent_hold_id,
-            hold_id,
-            amount,
-            reason,
-        } => {
-            let parent = usable(book, command, parent_hold_id)?;
-            let amount = minor_of_hold(&parent, amount, "split.amount")?;
-            split(book, parent, hold_id, amount, reason)?;
-        }
-        StepKind::Grow { hold_id, amount } => {
-            let hold = book.holds.get(hold_id).ok_or(Refusal::HoldNotFound)?;
-            let is_emptied_child =
-                hold.status == HoldStatus::Consumed && hold.terms.parent_hold_id.is_some();
-            let hold = if is_emptied_child {
-                owned(hold.clone(), command)?
-            } else {
-                usable(book, command, hold_id)?
-            };
-            let amount = minor_of_hold(&hold, amount, "grow.amount")?;
-            grow(book, hold, amount)?;
-        }
-        StepKind::Return {
-            hold_id,
-            amount,
-            reason,
-        } => {
-            let Some((hold, amount)) = what_remains(
-                book,
-                command,
-                hold_id,
-                amount.as_ref(),
-                "return_to_parent.amount",
-            )?
-            else {
-                return Ok(());
-            };
-            if hold.terms.parent_hold_id.is_none() {
-                return Err(Refusal::invalid(
-                    "return_to_parent.hold_id",
-                    "is a hold without parent",
-                ));
-            }
-            let end = if hold.consumed.is_zero() {
-                HoldStatus::Released
-            } else {
-                HoldStatus::Consumed
-            };
-            let ends = amount == hold.remaining;
-            let_go(book, hold, amount, ends.then_some((end, reason.as_str())));
-        }
-        StepKind::Shrink {
-            hold_id,
-            amount,
-            reason,
-        } => {
-            let ends = amount.is_none();
-            let Some((hold, amount)) =
-                what_remains(book, command, hold_id, amount.as_ref(), "shrink.amount")?
-            else {
-                return Ok(());
-            };
-            let_go(
-                book,
-                hold,
-                amount,
-                ends.then_some((HoldStatus::Released, reason.as_str())),
-            );
-        }
-    }
-    Ok(())
-}
-
-/// The hold and how much of it a step gives back; `None` when it ended before and the step asked for whatever remains.
-fn what_remains(
-    book: &Book,
-    command: &Command,
-    hold_id: &Id,
-    amount: Option<&Amount>,
-    field: &str,
-) -> Result<Option<(Hold, Minor)>, Refusal> {
-    let ended = book
-        .holds
-        .get(hold_id)
-        .is_some_and(|hold| matches!(hold.status, HoldStatus::Consumed | HoldStatus::Released));
-    if ended && amount.is_none() {
-        return Ok(None);
-    }
-    let hold = usable(book, command, hold_id)?;
-    let amount = match amount {
-        Some(amount) => minor_of_hold(&hold, amount, field)?,
-        None => hold.remaining,
-    };
-    if amount > hold.remaining {
-        return Err(Refusal::HoldAmountExceeded);
-    }
-    Ok(Some((hold, amount)))
-}
-
-fn split(
-    book: &mut Book,
-    mut parent: Hold,
-    hold_id: &Id,
-    amount: Minor,
-    reason: &str,
-) -> Result<(), Refusal> {
-    if book.holds.get(hold_id).is_some() {
-        return Err(Refusal::HoldExists);
-    }
-    if amount > parent.remaining {
-        return Err(Refusal::HoldAmountExceeded);
-    }
-    parent.remaining -= amount;
-    parent.split_off += amount;
-    let of = &parent.terms;
-    let terms = HoldTerms {
-        hold_id: hold_id.clone(),
-        subaccount_id: of.subaccount_id.clone(),
-        user_id: of.user_id.clone(),
-        instrument_id: of.instrument_id.clone(),
-        decimals: of.decimals,
-        reason: reason.to_owned(),
-        owner: of.owner.clone(),
-        parent_hold_id: Some(of.hold_id.clone()),
-        destination_subaccount_id: None,
-        expires_at_us: of.expires_at_us,
-        created_at_us: book.now_us,
-    };
-    put(book, parent);
-    begin(book, terms, amount);
-    Ok(())
-}
-
 /// Grows a hold out of its parent's remainder, or out of available money when it has none.
-fn grow(book: &mut Book, mut hold: Hold, amount: Minor) -> Result<Hold, Refusal> {
+pub(super) fn grow(book: &mut Book, mut hold: Hold, amount: Minor) -> Result<Hold, Refusal> {
     match &hold.terms.parent_hold_id {
         Some(parent_id) => {
             let mut parent = book
@@ -469,7 +333,12 @@ fn take(book: &mut Book, mut subaccount: SubAccount, amount: Minor) -> Result<()
 }
 
 /// Gives `amount` of a hold back, and ends the hold when asked to.
-fn let_go(book: &mut Book, mut hold: Hold, amount: Minor, end: Option<(HoldStatus, &str)>) -> Hold {
+pub(super) fn let_go(
+    book: &mut Book,
+    mut hold: Hold,
+    amount: Minor,
+    end: Option<(HoldStatus, &str)>,
+) -> Hold {
     hold.remaining -= amount;
     hold.released += amount;
     give_back(book, &hold, amount);
@@ -528,7 +397,7 @@ pub fn usable(book: &Book, command: &Command, hold_id: &Id) -> Result<Hold, Refu
     Err(Refusal::HoldNotActive)
 }
 
-fn owned(hold: Hold, command: &Command) -> Result<Hold, Refusal> {
+pub(super) fn owned(hold: Hold, command: &Command) -> Result<Hold, Refusal> {
     if hold.terms.owner == OWNER_MARKET && !command.is_service {
         return Err(Refusal::HoldInUse);
     }
@@ -542,7 +411,7 @@ fn subaccount_of(book: &Book, hold: &Hold) -> SubAccount {
         .expect("the sub-account of a loaded hold is loaded with it")
 }
 
-fn put(book: &mut Book, mut hold: Hold) {
+pub(super) fn put(book: &mut Book, mut hold: Hold) {
     hold.assert_whole();
     hold.updated_at_us = book.now_us;
     book.holds.put(hold.terms.hold_id.clone(), hold);
@@ -557,7 +426,7 @@ pub fn minor_of(subaccount: &SubAccount, amount: &Amount, field: &str) -> Result
     )
 }
 
-fn minor_of_hold(hold: &Hold, amount: &Amount, field: &str) -> Result<Minor, Refusal> {
+pub(super) fn minor_of_hold(hold: &Hold, amount: &Amount, field: &str) -> Result<Minor, Refusal> {
     positive(scaled_of_hold(hold, amount, field)?, field)
 }
 

@@ -5,10 +5,12 @@
 //! Ids come from the caller, so that the same inputs give the same rows.
 
 mod accounts;
+mod batch;
 mod command;
 mod holds;
 mod lifecycle;
 mod operations;
+mod steps;
 mod wanted;
 
 pub use command::{
@@ -62,7 +64,7 @@ pub fn fold(book: &mut Book, index: usize, command: &Command, ids: Ids) -> Outco
 
 fn act(book: &mut Book, command: &Command, ids: Ids) -> Outcome {
     match &command.act {
-        Act::Post(batch) => operations::post(book, command, batch, ids),
+        Act::Post(batch) => batch::post(book, command, batch, ids),
         Act::CreateHold(hold) => holds::create(book, command, hold, ids),
         Act::ReleaseHold { hold_id, reason } => holds::release(book, command, hold_id, reason),
         Act::ConsumeHold { .. } => holds::consume(book, command, ids),

@@ -1,0 +1,194 @@
+//! Batches (D19): operations and hold steps in order, a single call being a batch of one.
+//!
+//! All or nothing unless independent. A batch with a source is applied once, and in the order of that source (`design.md` 4).
+
+use super::{
+    Answer, Answered, Batch, Command, Ids, NewOperation, Outcome, Posted, Replay, Source,
+    StoredAnswer, StoredOutcome, accounts,
+    operations::{create, posted},
+    steps,
+};
+use crate::{
+    book::Book,
+    model::{Call, Scope, SourcePosition},
+    refusal::{Position, Refusal, Refused},
+};
+
+/// CreateOperation and CreateOperations.
+pub fn post(book: &mut Book, command: &Command, batch: &Batch, ids: Ids) -> Outcome {
+    if batch.operations.is_empty() && batch.steps.is_empty() && batch.source.is_none() {
+        return Err(Refusal::invalid("operations", "must not be empty").into());
+    }
+    if batch.independent && (batch.source.is_some() || !batch.steps.is_empty()) {
+        return Err(
+            Refusal::invalid("mode", "must be all or nothing with a source or hold steps").into(),
+        );
+    }
+    if let Some(source) = &batch.source
+        && advance(book, source, command.digest())? == Advance::Repeat
+    {
+        return Ok(Answered {
+            answer: Answer::Batch {
+                outcomes: stored_operations(book, batch),
+            },
+            replay: Replay::Same,
+        });
+    }
+    for (index, (instrument_id, decimals)) in batch.scales.iter().enumerate() {
+        accounts::bind_scale(book, instrument_id, *decimals).map_err(|refusal| match refusal {
+            Refusal::Invalid { field, problem } => {
+                Refusal::invalid(format!("instrument_scales[{index}].{field}"), problem)
+            }
+            other => other,
+        })?;
+    }
+    let outcomes = run(book, command, batch, ids)?;
+    let replay = match outcomes.as_slice() {
+        [Ok(posted)] if batch.single => posted.replay,
+        _ => Replay::No,
+    };
+    Ok(Answered {
+        answer: Answer::Batch { outcomes },
+        replay,
+    })
+}
+
+fn run(
+    book: &mut Book,
+    command: &Command,
+    batch: &Batch,
+    ids: Ids,
+) -> Result<Vec<Result<Posted, Refusal>>, Refused> {
+    // Stable, so that steps of the same place keep their listed order.
+    let mut steps: Vec<usize> = (0..batch.steps.len()).collect();
+    let place = |index: &usize| {
+        batch.steps[*index]
+            .as_ref()
+            .map_or(0, |step| step.before_operation)
+    };
+    steps.sort_by_key(place);
+    let mut steps = steps.into_iter().peekable();
+    let mut outcomes = Vec::with_capacity(batch.operations.len());
+    for (index, operation) in batch.operations.iter().enumerate() {
+        while let Some(step) = steps.next_if(|step| place(step) <= index) {
+            run_step(book, command, batch, step, ids)?;
+        }
+        let mark = book.mark();
+        let outcome = match operation {
+            Ok(new) => create(book, command, batch.scope(), new, ids),
+            Err(malformed) => Err(malformed.clone()),
+        };
+        if let Err(refusal) = &outcome {
+            if !batch.independent {
+                return Err(Refused::at(refusal.clone(), Position::Operation(index)));
+            }
+            book.rollback(mark);
+            bind_refusal(book, operation, refusal);
+        }
+        outcomes.push(outcome);
+    }
+    for step in steps {
+        run_step(book, command, batch, step, ids)?;
+    }
+    Ok(outcomes)
+}
+
+fn run_step(
+    book: &mut Book,
+    command: &Command,
+    batch: &Batch,
+    index: usize,
+    ids: Ids,
+) -> Result<(), Refused> {
+    let step = batch.steps[index].clone();
+    step.and_then(|step| steps::step(book, command, &step.kind, ids))
+        .map_err(|refusal| Refused::at(refusal, Position::HoldStep(index)))
+}
+
+impl Batch {
+    fn scope(&self) -> Scope {
+        if self.from_event {
+            Scope::Event
+        } else {
+            Scope::Create
+        }
+    }
+}
+
+/// A refused operation of an independent batch stays refused for its own key.
+fn bind_refusal(book: &mut Book, operation: &Result<NewOperation, Refusal>, refusal: &Refusal) {
+    let Ok(new) = operation else { return };
+    if refusal.stays_bound() {
+        let key = (
+            Call::CreateOperation,
+            new.user_id.clone(),
+            new.idempotency_key.clone(),
+        );
+        let outcome = StoredOutcome::Refused {
+            reason: refusal.reason().to_owned(),
+            at: None,
+        };
+        book.answers.put(
+            key,
+            StoredAnswer {
+                digest: new.digest,
+                outcome,
+            },
+        );
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Advance {
+    Next,
+    Repeat,
+}
+
+/// Moves the position of a source, or finds that the batch was applied before.
+fn advance(book: &mut Book, source: &Source, digest: i64) -> Result<Advance, Refusal> {
+    let (first, through) = (source.first_sequence, source.through_sequence);
+    if first == 0 || through < first {
+        return Err(Refusal::invalid(
+            "through_sequence",
+            "must not be below first_sequence, and sequences start at 1",
+        ));
+    }
+    let known = book.sources.get(&source.name);
+    let applied = known.map_or(0, |known| known.through_sequence);
+    if through <= applied {
+        let conflicts = known.is_some_and(|known| {
+            known.through_sequence == through
+                && (known.first_sequence != first || known.digest != digest)
+        });
+        return if conflicts {
+            Err(Refusal::SourceConflict)
+        } else {
+            Ok(Advance::Repeat)
+        };
+    }
+    if first != applied + 1 {
+        return Err(Refusal::SourceGap {
+            expected_first: applied + 1,
+        });
+    }
+    let position = SourcePosition {
+        through_sequence: through,
+        first_sequence: first,
+        digest,
+    };
+    book.sources.put(source.name.clone(), position);
+    Ok(Advance::Next)
+}
+
+/// The operations a repeated batch made, found by their keys.
+fn stored_operations(book: &Book, batch: &Batch) -> Vec<Result<Posted, Refusal>> {
+    let find = |new: &NewOperation| {
+        let operation = book.operation_by_key(Scope::Create, &new.user_id, &new.idempotency_key)?;
+        posted(book, &operation.terms.operation_id, Replay::Same)
+    };
+    batch
+        .operations
+        .iter()
+        .map(|new| find(new.as_ref().map_err(Clone::clone)?).ok_or(Refusal::OperationNotFound))
+        .collect()
+}

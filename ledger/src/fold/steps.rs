@@ -1,0 +1,155 @@
+//! Hold steps of a batch (`design.md` 4): open, split, grow, return, shrink.
+//!
+//! A child emptied by consumption may be grown again by its parent while its order lives. Steps that ask for "whatever remains" of a hold that
+//! has ended do nothing, so that a batch derived from a log is never stuck on them.
+
+use types::Minor;
+
+use super::{
+    Command, Ids, StepKind,
+    holds::{begin, grow, let_go, minor_of_hold, open, owned, put, usable},
+};
+use crate::{
+    book::Book,
+    model::{Amount, Hold, HoldStatus, HoldTerms, Id},
+    refusal::Refusal,
+};
+
+/// Executes one step of a batch.
+pub fn step(book: &mut Book, command: &Command, step: &StepKind, ids: Ids) -> Result<(), Refusal> {
+    match step {
+        StepKind::Open(new) => {
+            open(book, command, new, ids)?;
+        }
+        StepKind::Split {
+            parent_hold_id,
+            hold_id,
+            amount,
+            reason,
+        } => {
+            let parent = usable(book, command, parent_hold_id)?;
+            let amount = minor_of_hold(&parent, amount, "split.amount")?;
+            split(book, parent, hold_id, amount, reason)?;
+        }
+        StepKind::Grow { hold_id, amount } => {
+            let hold = book.holds.get(hold_id).ok_or(Refusal::HoldNotFound)?;
+            let is_emptied_child =
+                hold.status == HoldStatus::Consumed && hold.terms.parent_hold_id.is_some();
+            let hold = if is_emptied_child {
+                owned(hold.clone(), command)?
+            } else {
+                usable(book, command, hold_id)?
+            };
+            let amount = minor_of_hold(&hold, amount, "grow.amount")?;
+            grow(book, hold, amount)?;
+        }
+        StepKind::Return {
+            hold_id,
+            amount,
+            reason,
+        } => {
+            let Some((hold, amount)) = what_remains(
+                book,
+                command,
+                hold_id,
+                amount.as_ref(),
+                "return_to_parent.amount",
+            )?
+            else {
+                return Ok(());
+            };
+            if hold.terms.parent_hold_id.is_none() {
+                return Err(Refusal::invalid(
+                    "return_to_parent.hold_id",
+                    "is a hold without parent",
+                ));
+            }
+            let end = if hold.consumed.is_zero() {
+                HoldStatus::Released
+            } else {
+                HoldStatus::Consumed
+            };
+            let ends = amount == hold.remaining;
+            let_go(book, hold, amount, ends.then_some((end, reason.as_str())));
+        }
+        StepKind::Shrink {
+            hold_id,
+            amount,
+            reason,
+        } => {
+            let ends = amount.is_none();
+            let Some((hold, amount)) =
+                what_remains(book, command, hold_id, amount.as_ref(), "shrink.amount")?
+            else {
+                return Ok(());
+            };
+            let_go(
+                book,
+                hold,
+                amount,
+                ends.then_some((HoldStatus::Released, reason.as_str())),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The hold and how much of it a step gives back; `None` when it ended before and the step asked for whatever remains.
+fn what_remains(
+    book: &Book,
+    command: &Command,
+    hold_id: &Id,
+    amount: Option<&Amount>,
+    field: &str,
+) -> Result<Option<(Hold, Minor)>, Refusal> {
+    let ended = book
+        .holds
+        .get(hold_id)
+        .is_some_and(|hold| matches!(hold.status, HoldStatus::Consumed | HoldStatus::Released));
+    if ended && amount.is_none() {
+        return Ok(None);
+    }
+    let hold = usable(book, command, hold_id)?;
+    let amount = match amount {
+        Some(amount) => minor_of_hold(&hold, amount, field)?,
+        None => hold.remaining,
+    };
+    if amount > hold.remaining {
+        return Err(Refusal::HoldAmountExceeded);
+    }
+    Ok(Some((hold, amount)))
+}
+
+fn split(
+    book: &mut Book,
+    mut parent: Hold,
+    hold_id: &Id,
+    amount: Minor,
+    reason: &str,
+) -> Result<(), Refusal> {
+    if book.holds.get(hold_id).is_some() {
+        return Err(Refusal::HoldExists);
+    }
+    if amount > parent.remaining {
+        return Err(Refusal::HoldAmountExceeded);
+    }
+    parent.remaining -= amount;
+    parent.split_off += amount;
+    let of = &parent.terms;
+    let terms = HoldTerms {
+        hold_id: hold_id.clone(),
+        subaccount_id: of.subaccount_id.clone(),
+        user_id: of.user_id.clone(),
+        instrument_id: of.instrument_id.clone(),
+        decimals: of.decimals,
+        reason: reason.to_owned(),
+        owner: of.owner.clone(),
+        parent_hold_id: Some(of.hold_id.clone()),
+        destination_subaccount_id: None,
+        expires_at_us: of.expires_at_us,
+        created_at_us: book.now_us,
+    };
+    put(book, parent);
+    begin(book, terms, amount);
+    Ok(())
+}
