@@ -114,7 +114,9 @@ impl Listen {
 
 impl Default for Log {
     fn default() -> Self {
-        Self { filter: "info".to_owned() }
+        Self {
+            filter: "info".to_owned(),
+        }
     }
 }
 
@@ -159,12 +161,10 @@ impl Config {
         }
         figment = figment.merge(
             Env::prefixed("PLATFORM_")
-                .ignore(&["url", "token", "crash_at", "config", "data_dir", "trading"])
+                // Words of the command line and of the crash tests, not settings.
+                .ignore(&["url", "token", "config", "crash_at", "bin"])
                 .split("__"),
         );
-        if let Ok(dir) = std::env::var("PLATFORM_DATA_DIR") {
-            figment = figment.merge(Serialized::default("data_dir", dir));
-        }
         if let Some(dir) = data_dir {
             figment = figment.merge(Serialized::default("data_dir", dir));
         }

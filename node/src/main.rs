@@ -4,7 +4,10 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     // Before anything opens a connection: one crypto provider for the process.
-    if rustls::crypto::ring::default_provider().install_default().is_err() {
+    if rustls::crypto::ring::default_provider()
+        .install_default()
+        .is_err()
+    {
         eprintln!("a TLS provider was installed before the platform started");
         return ExitCode::FAILURE;
     }

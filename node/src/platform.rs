@@ -40,16 +40,32 @@ impl Addresses {
     pub fn lines(&self) -> Vec<(&'static str, &'static str, String)> {
         let http = |address: SocketAddr| format!("http://{address}");
         vec![
-            ("all", "every RPC (gRPC, gRPC-Web, Connect) with reflection", http(self.all)),
+            (
+                "all",
+                "every RPC (gRPC, gRPC-Web, Connect) with reflection",
+                http(self.all),
+            ),
             ("ledger", "LedgerService", http(self.ledger)),
             ("cfa", "CfaRegistryService", http(self.cfa)),
-            ("payments", "PaymentsService, POST /webhook", http(self.payments)),
+            (
+                "payments",
+                "PaymentsService, POST /webhook",
+                http(self.payments),
+            ),
             ("market", "MarketService", http(self.market)),
             ("identity", "IdentityService (sandbox)", http(self.identity)),
             ("bank", "bank and fast payments (sandbox)", http(self.bank)),
             ("chain", "ChainConnectorService", http(self.chain)),
-            ("chain_rpc", "JSON-RPC of the development chain", http(self.chain_rpc)),
-            ("trading", "trading sessions over QUIC", format!("quic://{}", self.trading)),
+            (
+                "chain_rpc",
+                "JSON-RPC of the development chain",
+                http(self.chain_rpc),
+            ),
+            (
+                "trading",
+                "trading sessions over QUIC",
+                format!("quic://{}", self.trading),
+            ),
         ]
     }
 }
@@ -82,7 +98,9 @@ impl Sockets {
 }
 
 async fn bind(name: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("listen.{name} = {address}"))
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("listen.{name} = {address}"))
 }
 
 /// Memory doors of the services, by name.
@@ -181,21 +199,35 @@ impl Platform {
         chain.serve_json_rpc(sockets.chain_rpc);
 
         // 4. The ledger.
-        let ledger = ledger::start(config.ledger.clone(), ledger::LedgerDeps::new(log.clone()), stages.ledger.clone())
-            .await
-            .context("ledger")?;
-        doors.ledger.fill(rpc::with_auth(ledger.service().routes, &auth));
+        let ledger = ledger::start(
+            config.ledger.clone(),
+            ledger::LedgerDeps::new(log.clone()),
+            stages.ledger.clone(),
+        )
+        .await
+        .context("ledger")?;
+        doors
+            .ledger
+            .fill(rpc::with_auth(ledger.service().routes, &auth));
 
         // 5. What lies outside: identity and bank.
         let identity_deps = sandbox::identity::IdentityDeps { log: log.clone() };
-        let identity = sandbox::identity::start(config.identity.clone(), identity_deps, stages.services.clone())
-            .await
-            .context("identity")?;
-        doors.identity.fill(rpc::with_auth(identity.service().routes, &auth));
+        let identity = sandbox::identity::start(
+            config.identity.clone(),
+            identity_deps,
+            stages.services.clone(),
+        )
+        .await
+        .context("identity")?;
+        doors
+            .identity
+            .fill(rpc::with_auth(identity.service().routes, &auth));
         let mut bank_config = config.bank.clone();
         bank_config.listen = config.listen.bank;
         bank_config.webhook_url = format!("http://{}/webhook", sockets.payments.local_addr()?);
-        let bank = sandbox::bank::start(bank_config, stages.services.clone()).await.context("bank")?;
+        let bank = sandbox::bank::start(bank_config, stages.services.clone())
+            .await
+            .context("bank")?;
 
         // 6. The CFA life cycle and payments, which call each other.
         let cfa_deps = cfa::CfaDeps {
@@ -206,7 +238,9 @@ impl Platform {
             chain: chain.connector(),
             clock: cfa::Clock::default(),
         };
-        let cfa = cfa::start(config.cfa.clone(), cfa_deps, stages.services.clone()).await.context("cfa")?;
+        let cfa = cfa::start(config.cfa.clone(), cfa_deps, stages.services.clone())
+            .await
+            .context("cfa")?;
         doors.cfa.fill(rpc::with_auth(cfa.service().routes, &auth));
         let mut payments_config = config.payments.clone();
         payments_config.bank_url = format!("http://{}", bank.address());
@@ -216,9 +250,12 @@ impl Platform {
             cfa: doors.cfa(),
             alerts: payments::AlertSinks::from_env(|name| std::env::var(name).ok()),
         };
-        let payments =
-            payments::start(payments_config, payments_deps, stages.services.clone()).await.context("payments")?;
-        doors.payments.fill(rpc::with_auth(payments.service().routes, &auth));
+        let payments = payments::start(payments_config, payments_deps, stages.services.clone())
+            .await
+            .context("payments")?;
+        doors
+            .payments
+            .fill(rpc::with_auth(payments.service().routes, &auth));
 
         // 7. The trading path: journal, books, settlement behind them, the gateway in front.
         let backlog = Arc::new(Backlog::default());
@@ -229,12 +266,15 @@ impl Platform {
             ledger: doors.ledger(),
             cfa: doors.cfa(),
         };
-        let settlement =
-            settlement::start(config.settlement.clone(), settlement_deps, stages.settlement.clone())
-                .await
-                .context("settlement")?;
+        let settlement = settlement::start(
+            config.settlement.clone(),
+            settlement_deps,
+            stages.settlement.clone(),
+        )
+        .await
+        .context("settlement")?;
         let mut market_config = config.market.clone();
-        market_config.trading_listen = config.listen.trading;
+        market_config.quic_listen = config.listen.trading;
         let gateway_deps = gateway::GatewayDeps {
             log: log.clone(),
             auth: auth.clone(),
@@ -246,7 +286,9 @@ impl Platform {
             reader: sequencer.reader(Sequence(0)),
             settlement: settlement.view(),
         };
-        let gateway = gateway::start(market_config, gateway_deps, stages.edge.clone()).await.context("market")?;
+        let gateway = gateway::start(market_config, gateway_deps, stages.edge.clone())
+            .await
+            .context("market")?;
 
         // 8. The doors to the outside: a port for each service, and one for all.
         let addresses = Addresses {
@@ -263,7 +305,8 @@ impl Platform {
         };
         let mut listeners = JoinSet::new();
         let mut serve = |listener: TcpListener, services: Vec<Service>| {
-            let (auth, metrics, shutdown): (_, MetricsHandle, _) = (auth.clone(), metrics.clone(), stages.edge.clone());
+            let (auth, metrics, shutdown): (_, MetricsHandle, _) =
+                (auth.clone(), metrics.clone(), stages.edge.clone());
             listeners.spawn(rpc::serve(listener, services, auth, metrics, shutdown));
         };
         serve(sockets.ledger, vec![ledger.service()]);
@@ -326,7 +369,9 @@ impl Platform {
         self.stages.settlement.cancel();
         self.settlement.stopped().await;
         let sequencer = self.sequencer;
-        tokio::task::spawn_blocking(move || sequencer.stop()).await.context("the trading path")?;
+        tokio::task::spawn_blocking(move || sequencer.stop())
+            .await
+            .context("the trading path")?;
         self.stages.services.cancel();
         self.payments.stopped().await;
         self.cfa.stopped().await;
@@ -356,22 +401,32 @@ fn lock_folder(dir: &std::path::Path) -> anyhow::Result<std::fs::File> {
     let file = std::fs::File::create(dir.join("platform.lock")).with_context(place)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => anyhow::bail!("{} is in use by another platform", place()),
+        Err(std::fs::TryLockError::WouldBlock) => {
+            anyhow::bail!("{} is in use by another platform", place())
+        }
         Err(std::fs::TryLockError::Error(error)) => Err(error).with_context(place),
     }
 }
 
-async fn open_log(config: &Config) -> anyhow::Result<(Arc<dyn events::Log>, Option<events::Embedded>)> {
+async fn open_log(
+    config: &Config,
+) -> anyhow::Result<(Arc<dyn events::Log>, Option<events::Embedded>)> {
     if let Some(brokers) = &config.events.kafka_brokers {
-        let kafka = events::Kafka::connect(brokers, &std::collections::HashMap::new()).context("Kafka")?;
+        let kafka =
+            events::Kafka::connect(brokers, &std::collections::HashMap::new()).context("Kafka")?;
         kafka.ensure_topics().await.context("topics of Kafka")?;
         return Ok((Arc::new(kafka), None));
     }
-    let embedded = events::Embedded::open(config.data_dir.join("events")).await.context("event log")?;
+    let embedded = events::Embedded::open(config.data_dir.join("events"))
+        .await
+        .context("event log")?;
     Ok((Arc::new(embedded.clone()), Some(embedded)))
 }
 
-async fn start_sequencer(config: &Config, backlog: Arc<Backlog>) -> anyhow::Result<SequencerHandle> {
+async fn start_sequencer(
+    config: &Config,
+    backlog: Arc<Backlog>,
+) -> anyhow::Result<SequencerHandle> {
     let settings = sequencer::Config::new(&config.data_dir.join("journal"));
     tokio::task::spawn_blocking(move || SequencerHandle::start(settings, backlog))
         .await

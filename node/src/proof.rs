@@ -2,7 +2,7 @@
 
 use anyhow::{Context, bail};
 use rpc::Channel;
-use settlement::proof::Proof;
+use settlement::proof::{Proof, ProofDeps, ProofOptions, prove};
 
 use crate::cli::call::Target;
 
@@ -11,8 +11,17 @@ use crate::cli::call::Target;
 /// # Errors
 /// A service that does not answer.
 pub async fn take(target: &Target) -> anyhow::Result<Proof> {
-    let channel = Channel::remote(&target.url, "sandbox.auditor").context("address of the platform")?;
-    settlement::proof::take(&channel).await.context("proof of balances")
+    let channel =
+        |credential| Channel::remote(&target.url, credential).context("address of the platform");
+    let deps = ProofDeps {
+        ledger: channel("sandbox.auditor")?,
+        cfa: channel("sandbox.auditor")?,
+        // Bank and supply are read for the proof, which is treasury's call.
+        payments: Some(channel("sandbox.treasury")?),
+    };
+    prove(&deps, ProofOptions::default())
+        .await
+        .context("proof of balances")
 }
 
 /// Prints it; a difference that nothing explains is an error.

@@ -24,13 +24,21 @@ pub async fn run(config: Config, json: bool) -> anyhow::Result<()> {
     let platform = Platform::start(config).await?;
     let addresses = platform.addresses();
     if json {
-        println!("{}", json!({ "ready": true, "data_dir": data_dir, "listen": addresses }));
+        println!(
+            "{}",
+            json!({ "ready": true, "data_dir": data_dir, "listen": addresses })
+        );
     } else {
-        println!("The platform is ready. State is in {}.\n", data_dir.display());
+        println!(
+            "The platform is ready. State is in {}.\n",
+            data_dir.display()
+        );
         for (name, what, address) in addresses.lines() {
             println!("  {name:<10} {address:<28} {what}");
         }
-        println!("\nTry `platform demo`, `platform --help`, or a curl line of the README. Ctrl-C stops.");
+        println!(
+            "\nTry `platform demo`, `platform --help`, or a curl line of the README. Ctrl-C stops."
+        );
     }
 
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;

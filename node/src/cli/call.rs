@@ -17,13 +17,23 @@ pub struct Target {
 
 impl Target {
     pub fn new(url: &str, token: &str) -> anyhow::Result<Self> {
-        let http = reqwest::Client::builder().no_proxy().build().context("cannot set up the HTTP client")?;
-        Ok(Self { url: url.trim_end_matches('/').to_owned(), token: token.to_owned(), http })
+        let http = reqwest::Client::builder()
+            .no_proxy()
+            .build()
+            .context("cannot set up the HTTP client")?;
+        Ok(Self {
+            url: url.trim_end_matches('/').to_owned(),
+            token: token.to_owned(),
+            http,
+        })
     }
 
     /// The same place, another caller.
     pub fn with_token(&self, token: impl Into<String>) -> Self {
-        Self { token: token.into(), ..self.clone() }
+        Self {
+            token: token.into(),
+            ..self.clone()
+        }
     }
 
     /// Calls `<package>.<Service>/<Method>` with a request in proto3 JSON.
@@ -75,26 +85,30 @@ pub fn commands() -> Vec<Command> {
     table::NOUNS
         .iter()
         .map(|(noun, about)| {
-            let verbs = table::ENTRIES.iter().filter(|entry| entry.noun == *noun).map(|entry| {
-                let method = schema::method(entry.path).expect("the table names methods of the contract");
-                let about = schema::comment(&method.parent_file(), method.path())
-                    .unwrap_or_else(|| format!("Call {}", entry.path));
-                Command::new(entry.verb)
-                    .about(about)
-                    .args(schema::flags(&method.input()))
-                    .arg(
-                        Arg::new("idempotency-key")
-                            .long("idempotency-key")
-                            .value_name("TEXT")
-                            .help("Key that makes a repeat harmless; generated when not given"),
-                    )
-                    .arg(
-                        Arg::new("data")
-                            .long("data")
-                            .value_name("JSON")
-                            .help("The whole request as proto3 JSON; flags are laid over it"),
-                    )
-            });
+            let verbs = table::ENTRIES
+                .iter()
+                .filter(|entry| entry.noun == *noun)
+                .map(|entry| {
+                    let method = schema::method(entry.path)
+                        .expect("the table names methods of the contract");
+                    let about = schema::comment(&method.parent_file(), method.path())
+                        .unwrap_or_else(|| format!("Call {}", entry.path));
+                    Command::new(entry.verb)
+                        .about(about)
+                        .args(schema::flags(&method.input()))
+                        .arg(
+                            Arg::new("idempotency-key")
+                                .long("idempotency-key")
+                                .value_name("TEXT")
+                                .help("Key that makes a repeat harmless; generated when not given"),
+                        )
+                        .arg(
+                            Arg::new("data")
+                                .long("data")
+                                .value_name("JSON")
+                                .help("The whole request as proto3 JSON; flags are laid over it"),
+                        )
+                });
             Command::new(*noun)
                 .about(*about)
                 .subcommand_required(true)
@@ -105,9 +119,16 @@ pub fn commands() -> Vec<Command> {
 }
 
 /// Runs `platform <noun> <verb> ...`; `None` when the noun is not of the table.
-pub async fn run(target: &Target, noun: &str, matches: &ArgMatches, json: bool) -> Option<anyhow::Result<()>> {
+pub async fn run(
+    target: &Target,
+    noun: &str,
+    matches: &ArgMatches,
+    json: bool,
+) -> Option<anyhow::Result<()>> {
     let (verb, matches) = matches.subcommand()?;
-    let entry = table::ENTRIES.iter().find(|entry| entry.noun == noun && entry.verb == verb)?;
+    let entry = table::ENTRIES
+        .iter()
+        .find(|entry| entry.noun == noun && entry.verb == verb)?;
     let method = schema::method(entry.path)?;
     Some(one(target, entry.path, &method, matches, json).await)
 }
@@ -129,9 +150,13 @@ async fn one(
     for (name, value) in schema::request(&method.input(), matches)? {
         merge(&mut request, name, value);
     }
-    request
-        .entry("context")
-        .or_insert_with(|| context(matches.get_one::<String>("idempotency-key").map(String::as_str)));
+    request.entry("context").or_insert_with(|| {
+        context(
+            matches
+                .get_one::<String>("idempotency-key")
+                .map(String::as_str),
+        )
+    });
     let answer = target.call(path, &Value::Object(request)).await?;
     if json {
         println!("{}", serde_json::to_string_pretty(&answer)?);

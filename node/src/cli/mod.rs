@@ -21,12 +21,16 @@ use call::Target;
 const URL_DEFAULT: &str = "http://127.0.0.1:8080";
 const TRADING_DEFAULT: &str = "127.0.0.1:8090";
 /// May call everything an operator's desk needs; reads are the auditor's too.
-const TOKEN_DEFAULT: &str = "sandbox.operator+treasury+compliance+market-supervisor+auditor+service";
+const TOKEN_DEFAULT: &str =
+    "sandbox.operator+treasury+compliance+market-supervisor+auditor+service";
 
 /// Parses and runs.
 pub fn main() -> ExitCode {
     let matches = command().get_matches();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("error: the runtime cannot be started: {error}");
@@ -139,7 +143,9 @@ fn connect() -> [Arg; 2] {
         Arg::new("connect")
             .long("connect")
             .action(ArgAction::SetTrue)
-            .help("Use the running platform at --url instead of starting one in a temporary folder"),
+            .help(
+                "Use the running platform at --url instead of starting one in a temporary folder",
+            ),
         Arg::new("trading")
             .long("trading")
             .value_name("ADDRESS")
@@ -171,8 +177,15 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
             Ok(())
         }
         Some(("demo", matches)) => {
-            let stage = |target, trading| demo::Stage { target, trading, json };
-            on_stage(matches, target()?, config()?, |target, trading| demo::run(stage(target, trading))).await
+            let stage = |target, trading| demo::Stage {
+                target,
+                trading,
+                json,
+            };
+            on_stage(matches, target()?, config()?, |target, trading| {
+                demo::run(stage(target, trading))
+            })
+            .await
         }
         Some(("replay", matches)) => {
             let source = match matches.get_one::<PathBuf>("lobster") {
@@ -190,7 +203,13 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
                 },
             };
             on_stage(matches, target()?, config()?, |target, trading| {
-                replay::run(replay::Replay { source, speed, target, trading, json })
+                replay::run(replay::Replay {
+                    source,
+                    speed,
+                    target,
+                    trading,
+                    json,
+                })
             })
             .await
         }
@@ -213,7 +232,9 @@ where
     F: Future<Output = anyhow::Result<()>>,
 {
     if matches.get_flag("connect") {
-        let trading = *matches.get_one::<SocketAddr>("trading").context("--trading")?;
+        let trading = *matches
+            .get_one::<SocketAddr>("trading")
+            .context("--trading")?;
         return play(target, trading).await;
     }
     let folder = tempfile::tempdir().context("a temporary folder")?;
@@ -222,7 +243,10 @@ where
     config.log.filter = "warn".to_owned();
     run::log(&config)?;
     let platform = Platform::start(config.settled()).await?;
-    let target = Target::new(&format!("http://{}", platform.addresses().all), &target.token)?;
+    let target = Target::new(
+        &format!("http://{}", platform.addresses().all),
+        &target.token,
+    )?;
     let played = play(target, platform.addresses().trading).await;
     let stopped = platform.stop().await;
     played.and(stopped)

@@ -59,8 +59,14 @@ fn word(value: &Value) -> Option<String> {
             {
                 return Some(text.clone());
             }
-            match (object.get("currencyCode"), object.get("amount"), object.len()) {
-                (Some(Value::String(currency)), Some(amount), 2) => Some(format!("{} {currency}", word(amount)?)),
+            match (
+                object.get("currencyCode"),
+                object.get("amount"),
+                object.len(),
+            ) {
+                (Some(Value::String(currency)), Some(amount), 2) => {
+                    Some(format!("{} {currency}", word(amount)?))
+                }
                 _ => object.is_empty().then(|| "{}".to_owned()),
             }
         }
@@ -68,7 +74,8 @@ fn word(value: &Value) -> Option<String> {
 }
 
 fn line(out: &mut String, depth: usize, text: &str) {
-    writeln!(out, "{:indent$}{text}", "", indent = depth * 2).expect("writing to a string never fails");
+    writeln!(out, "{:indent$}{text}", "", indent = depth * 2)
+        .expect("writing to a string never fails");
 }
 
 #[cfg(test)]

@@ -8,27 +8,36 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, bail};
 use clap::{Arg, ArgAction, ArgMatches};
-use prost_reflect::{DescriptorPool, EnumDescriptor, FieldDescriptor, Kind, MessageDescriptor, MethodDescriptor};
+use prost_reflect::{
+    DescriptorPool, EnumDescriptor, FieldDescriptor, Kind, MessageDescriptor, MethodDescriptor,
+};
 use serde_json::{Map, Value, json};
 
 /// Every schema of the platform.
 pub fn pool() -> &'static DescriptorPool {
     static POOL: OnceLock<DescriptorPool> = OnceLock::new();
     POOL.get_or_init(|| {
-        DescriptorPool::decode(proto::FILE_DESCRIPTOR_SET).expect("the build wrote a valid descriptor set")
+        DescriptorPool::decode(proto::FILE_DESCRIPTOR_SET)
+            .expect("the build wrote a valid descriptor set")
     })
 }
 
 /// The method behind `<package>.<Service>/<Method>`.
 pub fn method(path: &str) -> Option<MethodDescriptor> {
     let (service, name) = path.split_once('/')?;
-    pool().get_service_by_name(service)?.methods().find(|method| method.name() == name)
+    pool()
+        .get_service_by_name(service)?
+        .methods()
+        .find(|method| method.name() == name)
 }
 
 /// First line of the comment above a descriptor, for the help.
 pub fn comment(file: &prost_reflect::FileDescriptor, path: &[i32]) -> Option<String> {
     let info = file.file_descriptor_proto().source_code_info.as_ref()?;
-    let location = info.location.iter().find(|location| location.path == path)?;
+    let location = info
+        .location
+        .iter()
+        .find(|location| location.path == path)?;
     let text = location.leading_comments.as_deref()?.trim();
     (!text.is_empty()).then(|| text.replace('\n', " "))
 }
@@ -43,7 +52,13 @@ enum Shape {
 fn shape(field: &FieldDescriptor) -> Shape {
     match field.kind() {
         Kind::Message(message) if is_text(&message) && !field.is_list() => Shape::Flag,
-        Kind::Message(message) if !field.is_list() && !field.is_map() && field.containing_oneof().is_none_or(|oneof| oneof.is_synthetic()) => {
+        Kind::Message(message)
+            if !field.is_list()
+                && !field.is_map()
+                && field
+                    .containing_oneof()
+                    .is_none_or(|oneof| oneof.is_synthetic()) =>
+        {
             Shape::Nested(message)
         }
         Kind::Message(_) => Shape::Json,
@@ -85,10 +100,15 @@ fn collect(message: &MessageDescriptor, top: bool, args: &mut Vec<Arg>) {
                 if args.iter().any(|arg| arg.get_id() == name.as_str()) {
                     continue;
                 }
-                let mut arg = Arg::new(name.clone()).long(name).value_name(value_name(&field)).allow_hyphen_values(true);
+                let mut arg = Arg::new(name.clone())
+                    .long(name)
+                    .value_name(value_name(&field))
+                    .allow_hyphen_values(true);
                 let mut help = comment(&field.parent_file(), field.path()).unwrap_or_default();
                 if let Kind::Enum(values) = field.kind() {
-                    help = format!("{help} [{}]", bare_names(&values).join(", ")).trim().to_owned();
+                    help = format!("{help} [{}]", bare_names(&values).join(", "))
+                        .trim()
+                        .to_owned();
                 }
                 if matches!(kind, Shape::Json) {
                     help = format!("{help} (JSON, repeatable)").trim().to_owned();
@@ -135,7 +155,13 @@ fn bare_names(values: &EnumDescriptor) -> Vec<String> {
     values
         .values()
         .filter(|value| value.number() != 0)
-        .map(|value| value.name().strip_prefix(&prefix).unwrap_or(value.name()).to_owned())
+        .map(|value| {
+            value
+                .name()
+                .strip_prefix(&prefix)
+                .unwrap_or(value.name())
+                .to_owned()
+        })
         .collect()
 }
 
@@ -143,11 +169,18 @@ fn bare_names(values: &EnumDescriptor) -> Vec<String> {
 ///
 /// # Errors
 /// A value that is not of its field's form, with the flag that carries it.
-pub fn request(message: &MessageDescriptor, matches: &ArgMatches) -> anyhow::Result<Map<String, Value>> {
+pub fn request(
+    message: &MessageDescriptor,
+    matches: &ArgMatches,
+) -> anyhow::Result<Map<String, Value>> {
     build(message, true, matches)
 }
 
-fn build(message: &MessageDescriptor, top: bool, matches: &ArgMatches) -> anyhow::Result<Map<String, Value>> {
+fn build(
+    message: &MessageDescriptor,
+    top: bool,
+    matches: &ArgMatches,
+) -> anyhow::Result<Map<String, Value>> {
     let mut object = Map::new();
     for field in message.fields() {
         if top && field.name() == "context" {
@@ -185,7 +218,10 @@ fn value(field: &FieldDescriptor, word: &str) -> anyhow::Result<Value> {
             let prefix = prefix(&values);
             let upper = word.to_uppercase().replace('-', "_");
             let full = format!("{prefix}{upper}");
-            match [full.as_str(), upper.as_str()].into_iter().find(|name| values.get_value_by_name(name).is_some()) {
+            match [full.as_str(), upper.as_str()]
+                .into_iter()
+                .find(|name| values.get_value_by_name(name).is_some())
+            {
                 Some(name) => json!(name),
                 None => bail!("one of {} is expected", bare_names(&values).join(", ")),
             }

@@ -35,7 +35,10 @@ pub const NOUNS: &[(&str, &str)] = &[
     ("trading-hold", "Money and units blocked for trading"),
     ("market", "Phases and state of the market"),
     ("user", "Users, limits and checks (identity)"),
-    ("bank", "The sandbox bank: what a payer or the bank would do"),
+    (
+        "bank",
+        "The sandbox bank: what a payer or the bank would do",
+    ),
 ];
 
 pub const ENTRIES: &[Entry] = entries! {
@@ -160,14 +163,19 @@ mod tests {
             .flat_map(|service| {
                 service
                     .methods()
-                    .map(|method| format!("{}/{}", method.parent_service().full_name(), method.name()))
+                    .map(|method| {
+                        format!("{}/{}", method.parent_service().full_name(), method.name())
+                    })
                     .collect::<Vec<_>>()
             })
             .collect();
         let listed: BTreeSet<String> = ENTRIES.iter().map(|entry| entry.path.to_owned()).collect();
         assert_eq!(known, listed);
         assert_eq!(listed.len(), ENTRIES.len(), "no call is listed twice");
-        let words: BTreeSet<_> = ENTRIES.iter().map(|entry| (entry.noun, entry.verb)).collect();
+        let words: BTreeSet<_> = ENTRIES
+            .iter()
+            .map(|entry| (entry.noun, entry.verb))
+            .collect();
         assert_eq!(words.len(), ENTRIES.len(), "no two calls share their words");
         let nouns: BTreeSet<_> = ENTRIES.iter().map(|entry| entry.noun).collect();
         let described: BTreeSet<_> = NOUNS.iter().map(|(noun, _)| *noun).collect();

@@ -34,7 +34,10 @@ impl Cast {
                 .await?;
             let user = text(&answer, "/profile/userId")?.to_owned();
             accounts.push(text(&answer, "/profile/bankAccount")?.to_owned());
-            story.step(&format!("User {name} was created with KYC level STANDARD"), &[("user_id", &user)]);
+            story.step(
+                &format!("User {name} was created with KYC level STANDARD"),
+                &[("user_id", &user)],
+            );
             ids.push(user);
         }
         let mut ids = ids.into_iter();
@@ -52,5 +55,7 @@ impl Cast {
 
 /// The present as RFC 3339.
 pub fn now() -> String {
-    OffsetDateTime::now_utc().format(&Rfc3339).expect("the present has four digits of year")
+    OffsetDateTime::now_utc()
+        .format(&Rfc3339)
+        .expect("the present has four digits of year")
 }

@@ -36,9 +36,15 @@ pub async fn run(stage: Stage) -> anyhow::Result<()> {
     let reconciliation = reconcile(&mut story).await?;
     let proof = crate::proof::take(&stage.target).await?;
     if !proof.ok {
-        bail!("the proof of balances names differences: {}", serde_json::to_string(&proof)?);
+        bail!(
+            "the proof of balances names differences: {}",
+            serde_json::to_string(&proof)?
+        );
     }
-    story.step("Proof of balances: chain supply = -reserve = sum of holders, for every instrument", &[]);
+    story.step(
+        "Proof of balances: chain supply = -reserve = sum of holders, for every instrument",
+        &[],
+    );
 
     let count = story.steps_count();
     let summary = json!({
@@ -52,7 +58,9 @@ pub async fn run(stage: Stage) -> anyhow::Result<()> {
     if stage.json {
         println!("{}", serde_json::to_string_pretty(&summary)?);
     } else {
-        println!("\n{count} steps, {trades} trades settled, reconciliation {reconciliation}, proof ok.");
+        println!(
+            "\n{count} steps, {trades} trades settled, reconciliation {reconciliation}, proof ok."
+        );
     }
     Ok(())
 }
@@ -87,7 +95,11 @@ pub async fn deposit(story: &Story, user: &str, amount: &str) -> anyhow::Result<
     let payment_id = text(&intent, "/intent/paymentId")?.to_owned();
     let qr = text(&intent, "/intent/qrPayload")?;
     story
-        .call("sandbox.operator", "platform.sandbox.v1.SandboxBankService/Pay", json!({ "qrPayload": qr }))
+        .call(
+            "sandbox.operator",
+            "platform.sandbox.v1.SandboxBankService/Pay",
+            json!({ "qrPayload": qr }),
+        )
         .await?;
     story
         .until(
@@ -95,7 +107,9 @@ pub async fn deposit(story: &Story, user: &str, amount: &str) -> anyhow::Result<
             "sandbox.auditor",
             "platform.cfa.v1.CfaRegistryService/ListOperations",
             json!({ "userId": user, "externalRef": payment_id }),
-            |answer| answer.pointer("/operations/0/status") == Some(&json!("OPERATION_STATUS_FINALIZED")),
+            |answer| {
+                answer.pointer("/operations/0/status") == Some(&json!("OPERATION_STATUS_FINALIZED"))
+            },
         )
         .await?;
     Ok(payment_id)
@@ -111,7 +125,7 @@ async fn issue(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
                 "symbol": cast.bond, "name": "Demonstration bond", "type": "INSTRUMENT_TYPE_CFA_BOND", "decimals": 0,
                 "issuerId": cast.issuer, "currencyCode": "RUB",
                 "issueLimit": { "value": "1000" }, "nominal": { "value": "1000.00" },
-                "coupons": [{ "paysAt": cast.matures_at, "amount": { "value": "50.00" } }],
+                "coupons": [{ "paysAt": cast::now(), "amount": { "value": "50.00" } }],
                 "maturesAt": cast.matures_at, "tickSize": { "value": "0.01" }, "lotSize": { "value": "1" },
                 "priceBandLow": { "value": "500.00" }, "priceBandHigh": { "value": "1500.00" },
             }),
@@ -150,13 +164,24 @@ async fn issue(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
             "sandbox.auditor",
             "platform.cfa.v1.CfaRegistryService/GetOperation",
             json!({ "operationId": operation }),
-            |answer| answer.pointer("/operation/status") == Some(&json!("OPERATION_STATUS_FINALIZED")),
+            |answer| {
+                answer.pointer("/operation/status") == Some(&json!("OPERATION_STATUS_FINALIZED"))
+            },
         )
         .await?;
-    story.balance_is(&format!("{}:{}", cast.bob, cast.bond), "20").await?;
-    story.balance_is(&format!("{}:CFA-RUB", cast.bob), "30000.00").await?;
-    story.balance_is(&format!("{}:CFA-RUB", cast.issuer), "25000.00").await?;
-    story.step("20 bonds were issued to Bob against 20000.00 CFA-RUB, in one exchange", &[("operation_id", &operation)]);
+    story
+        .balance_is(&format!("{}:{}", cast.bob, cast.bond), "20")
+        .await?;
+    story
+        .balance_is(&format!("{}:CFA-RUB", cast.bob), "30000.00")
+        .await?;
+    story
+        .balance_is(&format!("{}:CFA-RUB", cast.issuer), "25000.00")
+        .await?;
+    story.step(
+        "20 bonds were issued to Bob against 20000.00 CFA-RUB, in one exchange",
+        &[("operation_id", &operation)],
+    );
     Ok(())
 }
 
@@ -166,12 +191,18 @@ async fn redemption(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
     let done = wait_final(story, &operation, "OPERATION_STATUS_FINALIZED").await?;
     let hold = text(&done, "/operation/holdId")?.to_owned();
     let hold_state = story
-        .call("sandbox.auditor", "platform.ledger.v1.LedgerService/GetHold", json!({ "holdId": hold }))
+        .call(
+            "sandbox.auditor",
+            "platform.ledger.v1.LedgerService/GetHold",
+            json!({ "holdId": hold }),
+        )
         .await?;
     if hold_state.pointer("/hold/status") != Some(&json!("HOLD_STATUS_CONSUMED")) {
         bail!("the hold of the redemption is not consumed: {hold_state}");
     }
-    story.balance_is(&format!("{}:CFA-RUB", cast.alice), "80880.89").await?;
+    story
+        .balance_is(&format!("{}:CFA-RUB", cast.alice), "80880.89")
+        .await?;
     story.step(
         "Alice redeemed 10000.00 CFA-RUB: blocked, burned, paid out by the bank, confirmed",
         &[("operation_id", &operation), ("payout_id", &payout)],
@@ -183,18 +214,28 @@ async fn redemption(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
 async fn refused_redemption(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
     let fault = |fault: &str| json!({ "fault": fault, "account": cast.bob_account });
     story
-        .call("sandbox.operator", "platform.sandbox.v1.SandboxBankService/SetFault", fault("BANK_FAULT_REFUSE_TRANSFER"))
+        .call(
+            "sandbox.operator",
+            "platform.sandbox.v1.SandboxBankService/SetFault",
+            fault("BANK_FAULT_REFUSE_TRANSFER"),
+        )
         .await?;
     let (operation, payout) = redeem(story, &cast.bob, "5000.00").await?;
     let failed = wait_final(story, &operation, "OPERATION_STATUS_FAILED").await?;
     story
-        .call("sandbox.operator", "platform.sandbox.v1.SandboxBankService/SetFault", fault("BANK_FAULT_NONE"))
+        .call(
+            "sandbox.operator",
+            "platform.sandbox.v1.SandboxBankService/SetFault",
+            fault("BANK_FAULT_NONE"),
+        )
         .await?;
     let message = text(&failed, "/operation/rejectionMessage")?;
     if message != "Payout failed, tokens returned" {
         bail!("the refused redemption says `{message}`");
     }
-    story.balance_is(&format!("{}:CFA-RUB", cast.bob), "39110.00").await?;
+    story
+        .balance_is(&format!("{}:CFA-RUB", cast.bob), "39110.00")
+        .await?;
     story.step(
         "The bank refused Bob's payout of 5000.00: status FAILED, tokens returned on chain, hold released",
         &[("operation_id", &operation), ("payout_id", &payout)],
@@ -243,18 +284,32 @@ async fn maturity(story: &mut Story, cast: &Cast) -> anyhow::Result<()> {
             "sandbox.auditor",
             "platform.cfa.v1.CfaRegistryService/GetRedemption",
             json!({ "redemptionId": redemption_id }),
-            |answer| answer.pointer("/redemption/status") == Some(&json!("REDEMPTION_STATUS_FINALIZED")),
+            |answer| {
+                answer.pointer("/redemption/status") == Some(&json!("REDEMPTION_STATUS_FINALIZED"))
+            },
         )
         .await?;
-    let total = done.pointer("/redemption/total/amount/value").unwrap_or(&Value::Null);
+    let total = done
+        .pointer("/redemption/total/amount/value")
+        .unwrap_or(&Value::Null);
     if !same_number(total, "21000.00") {
         bail!("20 bonds at 1050.00 come to 21000.00, the redemption says {total}");
     }
-    story.balance_is(&format!("{}:CFA-RUB", cast.alice), "90330.89").await?;
-    story.balance_is(&format!("{}:CFA-RUB", cast.bob), "50660.00").await?;
-    story.balance_is(&format!("{}:CFA-RUB", cast.issuer), "4000.00").await?;
-    story.balance_is(&format!("{}:{}", cast.alice, cast.bond), "0").await?;
-    story.balance_is(&format!("{}:{}", cast.bob, cast.bond), "0").await?;
+    story
+        .balance_is(&format!("{}:CFA-RUB", cast.alice), "90330.89")
+        .await?;
+    story
+        .balance_is(&format!("{}:CFA-RUB", cast.bob), "50660.00")
+        .await?;
+    story
+        .balance_is(&format!("{}:CFA-RUB", cast.issuer), "4000.00")
+        .await?;
+    story
+        .balance_is(&format!("{}:{}", cast.alice, cast.bond), "0")
+        .await?;
+    story
+        .balance_is(&format!("{}:{}", cast.bob, cast.bond), "0")
+        .await?;
     story.step(
         "The bond matured: 21000.00 CFA-RUB from the issuer to the holders, all bonds burned",
         &[("redemption_id", &redemption_id)],
@@ -276,6 +331,9 @@ async fn reconcile(story: &mut Story) -> anyhow::Result<String> {
         bail!("bank and supply do not balance: {report}");
     }
     let report_id = text(&report, "/report/reportId")?.to_owned();
-    story.step("Bank balance equals the supply of CFA-RUB: Balanced", &[("report_id", &report_id)]);
+    story.step(
+        "Bank balance equals the supply of CFA-RUB: Balanced",
+        &[("report_id", &report_id)],
+    );
     Ok(notes)
 }

@@ -20,17 +20,30 @@ pub struct Story {
 
 impl Story {
     pub fn new(target: Target, quiet: bool) -> Self {
-        Self { target, quiet, steps: Vec::new(), started: Instant::now() }
+        Self {
+            target,
+            quiet,
+            steps: Vec::new(),
+            started: Instant::now(),
+        }
     }
 
     /// Prints a step that has happened, with the ids that let a reader look it up.
     pub fn step(&mut self, text: &str, ids: &[(&str, &str)]) {
         if !self.quiet {
-            let ids: Vec<String> = ids.iter().map(|(name, id)| format!("{name}={id}")).collect();
+            let ids: Vec<String> = ids
+                .iter()
+                .map(|(name, id)| format!("{name}={id}"))
+                .collect();
             println!("{:>3}  {text}  {}", self.steps.len() + 1, ids.join(" "));
         }
-        let ids: Map<String, Value> = ids.iter().map(|(name, id)| ((*name).to_owned(), json!(id))).collect();
-        self.steps.push(json!({ "step": text, "ids": ids, "at_ms": self.started.elapsed().as_millis() as u64 }));
+        let ids: Map<String, Value> = ids
+            .iter()
+            .map(|(name, id)| ((*name).to_owned(), json!(id)))
+            .collect();
+        self.steps.push(
+            json!({ "step": text, "ids": ids, "at_ms": self.started.elapsed().as_millis() as u64 }),
+        );
     }
 
     pub fn into_steps(self) -> Vec<Value> {
@@ -75,7 +88,10 @@ impl Story {
                 return Ok(answer);
             }
             if Instant::now() > deadline {
-                bail!("waited {} s for {what}; the last answer was {answer}", PATIENCE.as_secs());
+                bail!(
+                    "waited {} s for {what}; the last answer was {answer}",
+                    PATIENCE.as_secs()
+                );
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -89,7 +105,8 @@ impl Story {
             "platform.ledger.v1.LedgerService/GetBalance",
             json!({ "subaccountId": sub_account }),
             |answer| {
-                same_number(&answer["balance"]["value"], expected) && same_number(&answer["available"]["value"], expected)
+                same_number(&answer["balance"]["value"], expected)
+                    && same_number(&answer["available"]["value"], expected)
             },
         )
         .await
@@ -100,7 +117,10 @@ impl Story {
 /// Compares decimal text by value.
 pub fn same_number(value: &Value, expected: &str) -> bool {
     let parse = |text: &str| text.parse::<types::Decimal>().ok();
-    value.as_str().and_then(parse).is_some_and(|value| Some(value) == parse(expected))
+    value
+        .as_str()
+        .and_then(parse)
+        .is_some_and(|value| Some(value) == parse(expected))
 }
 
 /// A text field of an answer that must be there.

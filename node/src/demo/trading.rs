@@ -23,23 +23,40 @@ struct Terminal {
 
 impl Terminal {
     async fn open(gateway: SocketAddr, cast: &Cast) -> anyhow::Result<Self> {
-        let (connection, reports) = Connection::connect(gateway, Trust::Loopback).await.context("connect")?;
+        let (connection, reports) = Connection::connect(gateway, Trust::Loopback)
+            .await
+            .context("connect")?;
         let token = format!("sandbox.trader.{}", cast.alice);
-        connection.login(CHANNEL, LoginOptions::new(&token, "demo")).await.context("login")?;
+        connection
+            .login(CHANNEL, LoginOptions::new(&token, "demo"))
+            .await
+            .context("login")?;
         let instrument = connection
             .instruments()
             .iter()
             .find(|definition| definition.id.as_str() == cast.bond)
             .map(|definition| definition.instrument)
             .context("the gateway does not know the bond")?;
-        Ok(Self { connection, reports, instrument })
+        Ok(Self {
+            connection,
+            reports,
+            instrument,
+        })
     }
 
     /// The next numbered report that `pick` wants.
-    async fn expect<T>(&mut self, what: &str, pick: impl Fn(&ServerMessage) -> Option<T>) -> anyhow::Result<T> {
+    async fn expect<T>(
+        &mut self,
+        what: &str,
+        pick: impl Fn(&ServerMessage) -> Option<T>,
+    ) -> anyhow::Result<T> {
         let wait = async {
             loop {
-                let Report { message, .. } = self.reports.recv().await.context("the connection is gone")??;
+                let Report { message, .. } = self
+                    .reports
+                    .recv()
+                    .await
+                    .context("the connection is gone")??;
                 if let ServerMessage::Rejected(rejected) = message {
                     bail!("refused: {}", rejected.reason.as_str());
                 }
@@ -48,16 +65,28 @@ impl Terminal {
                 }
             }
         };
-        tokio::time::timeout(Duration::from_secs(30), wait).await.with_context(|| format!("waited for {what}"))?
+        tokio::time::timeout(Duration::from_secs(30), wait)
+            .await
+            .with_context(|| format!("waited for {what}"))?
     }
 
-    async fn place(&mut self, id: u64, order_type: OrderType, price_ticks: i64, quantity: u64) -> anyhow::Result<u64> {
+    async fn place(
+        &mut self,
+        id: u64,
+        order_type: OrderType,
+        price_ticks: i64,
+        quantity: u64,
+    ) -> anyhow::Result<u64> {
         let order = NewOrder {
             client_order_id: id,
             instrument: self.instrument,
             side: Side::Buy,
             order_type,
-            time_in_force: if order_type == OrderType::Market { TimeInForce::Ioc } else { TimeInForce::Gtc },
+            time_in_force: if order_type == OrderType::Market {
+                TimeInForce::Ioc
+            } else {
+                TimeInForce::Gtc
+            },
             stp: StpMode::CancelNewest,
             flags: 0,
             price_ticks,
@@ -93,7 +122,10 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
         )
         .await?;
     let hold_id = text(&hold, "/tradingHold/holdId")?.to_owned();
-    story.step("Alice blocked 20000.00 CFA-RUB for trading", &[("hold_id", &hold_id)]);
+    story.step(
+        "Alice blocked 20000.00 CFA-RUB for trading",
+        &[("hold_id", &hold_id)],
+    );
 
     story
         .until(
@@ -103,7 +135,10 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
             json!({}),
             |answer| {
                 answer["instruments"].as_array().is_some_and(|all| {
-                    all.iter().any(|one| one["instrumentId"] == json!(cast.bond) && one["phase"] == json!("TRADING_PHASE_OPEN"))
+                    all.iter().any(|one| {
+                        one["instrumentId"] == json!(cast.bond)
+                            && one["phase"] == json!("TRADING_PHASE_OPEN")
+                    })
                 })
             },
         )
@@ -129,7 +164,16 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
             &[("order_id", text(&order, "/order/orderId")?)],
         );
     }
-    alice.connection.send(CHANNEL, Cancel { client_order_id: 1, engine_order_id: 0 }).await?;
+    alice
+        .connection
+        .send(
+            CHANNEL,
+            Cancel {
+                client_order_id: 1,
+                engine_order_id: 0,
+            },
+        )
+        .await?;
     let left = alice
         .expect("the cancel", |message| match message {
             ServerMessage::Cancelled(cancelled) => Some(cancelled.quantity_lots),
@@ -151,7 +195,10 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
     if fill != (102_000, 2) {
         bail!("a fill of 2 at 1020.00 was due, {fill:?} came");
     }
-    story.step("Alice buys 2 at the market from Bob's offer of 5 at 1020.00", &[("order_id", &offer_id)]);
+    story.step(
+        "Alice buys 2 at the market from Bob's offer of 5 at 1020.00",
+        &[("order_id", &offer_id)],
+    );
     let cancelled = story
         .call(
             &format!("sandbox.investor.{}", cast.bob),
@@ -164,20 +211,37 @@ pub async fn play(story: &mut Story, cast: &Cast, gateway: SocketAddr) -> anyhow
     {
         bail!("Bob's offer should be cancelled with 2 filled: {cancelled}");
     }
-    story.step("Bob cancels the rest of his offer", &[("order_id", &offer_id)]);
+    story.step(
+        "Bob cancels the rest of his offer",
+        &[("order_id", &offer_id)],
+    );
     drop(alice);
 
     let trades = settled(story, cast, 3).await?;
     story
-        .call(&alice_token, "platform.market.v1.MarketService/CloseTradingHold", json!({ "holdId": hold_id }))
+        .call(
+            &alice_token,
+            "platform.market.v1.MarketService/CloseTradingHold",
+            json!({ "holdId": hold_id }),
+        )
         .await?;
     // 4 and 3 at 1010.00, 2 at 1020.00: 9110.00 and a fee of 9.11 paid by the buyer.
-    story.balance_is(&format!("{}:CFA-RUB", cast.alice), "90880.89").await?;
-    story.balance_is(&format!("{}:{}", cast.alice, cast.bond), "9").await?;
-    story.balance_is(&format!("{}:CFA-RUB", cast.bob), "39110.00").await?;
-    story.balance_is(&format!("{}:{}", cast.bob, cast.bond), "11").await?;
-    let ids: Vec<(&str, &str)> =
-        trades.iter().filter_map(|trade| Some(("trade_id", trade["tradeId"].as_str()?))).collect();
+    story
+        .balance_is(&format!("{}:CFA-RUB", cast.alice), "90880.89")
+        .await?;
+    story
+        .balance_is(&format!("{}:{}", cast.alice, cast.bond), "9")
+        .await?;
+    story
+        .balance_is(&format!("{}:CFA-RUB", cast.bob), "39110.00")
+        .await?;
+    story
+        .balance_is(&format!("{}:{}", cast.bob, cast.bond), "11")
+        .await?;
+    let ids: Vec<(&str, &str)> = trades
+        .iter()
+        .filter_map(|trade| Some(("trade_id", trade["tradeId"].as_str()?)))
+        .collect();
     story.step("Every trade was delivered against payment, in the ledger and on chain; Alice closed her trading hold", &ids);
     Ok(trades.len() as u64)
 }
@@ -206,7 +270,9 @@ async fn settled(story: &Story, cast: &Cast, count: usize) -> anyhow::Result<Vec
             |answer| {
                 answer["trades"].as_array().is_some_and(|trades| {
                     trades.len() == count
-                        && trades.iter().all(|trade| trade["settlementStatus"] == json!("SETTLEMENT_STATUS_SETTLED"))
+                        && trades.iter().all(|trade| {
+                            trade["settlementStatus"] == json!("SETTLEMENT_STATUS_SETTLED")
+                        })
                 })
             },
         )

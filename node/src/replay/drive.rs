@@ -60,7 +60,9 @@ pub async fn play(
     speed: Option<f64>,
     progress: impl Fn(u64) + Send,
 ) -> anyhow::Result<Tally> {
-    let (connection, reports) = Connection::connect(gateway, Trust::Loopback).await.context("connect")?;
+    let (connection, reports) = Connection::connect(gateway, Trust::Loopback)
+        .await
+        .context("connect")?;
     let mut per_s = u32::MAX;
     for (channel, member) in members.iter().enumerate() {
         let token = format!("sandbox.trader.{}", member.user);
@@ -81,7 +83,12 @@ pub async fn play(
     let listener = Listener::new(sent_rx);
     let listening = tokio::spawn(listener.listen(reports));
     let started = Instant::now();
-    let plan = Sender { connection: &connection, instrument: ix, per_s, sent_tx };
+    let plan = Sender {
+        connection: &connection,
+        instrument: ix,
+        per_s,
+        sent_tx,
+    };
     let sent = plan.send(rows, speed, progress).await?;
     let mut listener = match tokio::time::timeout(Duration::from_secs(600), listening).await {
         Ok(joined) => joined.context("listener")??,
@@ -111,16 +118,25 @@ struct Sent {
 }
 
 impl Sender<'_> {
-    async fn send(self, rows: &[Row], speed: Option<f64>, progress: impl Fn(u64)) -> anyhow::Result<Sent> {
+    async fn send(
+        self,
+        rows: &[Row],
+        speed: Option<f64>,
+        progress: impl Fn(u64),
+    ) -> anyhow::Result<Sent> {
         let mut sent = Sent::default();
         // Total quantity of each order of the file, as amends have left it.
         let mut totals: HashMap<u64, u64> = HashMap::new();
-        let spacing = Duration::from_secs_f64(100.0 / f64::from(self.per_s.max(1)) / f64::from(THROTTLE_USED_PERCENT));
+        let spacing = Duration::from_secs_f64(
+            100.0 / f64::from(self.per_s.max(1)) / f64::from(THROTTLE_USED_PERCENT),
+        );
         let mut next_slot: HashMap<u16, Instant> = HashMap::new();
         let start = Instant::now();
         for (at, row) in rows.iter().enumerate() {
             progress(at as u64);
-            let Some(message) = self.message(row, at, &mut totals, &mut sent) else { continue };
+            let Some(message) = self.message(row, at, &mut totals, &mut sent) else {
+                continue;
+            };
             let channel = channel_of(row);
             let mut due = next_slot.get(&channel).copied().unwrap_or(start);
             if let Some(speed) = speed {
@@ -134,20 +150,35 @@ impl Sender<'_> {
             let sent_at = Instant::now();
             next_slot.insert(channel, due.max(sent_at - spacing) + spacing);
             let is_order = matches!(message, ClientMessage::NewOrder(_));
-            let client_seq = self.connection.send(channel, message).await.with_context(|| format!("row {}", at + 1))?;
+            let client_seq = self
+                .connection
+                .send(channel, message)
+                .await
+                .with_context(|| format!("row {}", at + 1))?;
             sent.requests += 1;
             sent.orders += u64::from(is_order);
-            self.sent_tx.send((channel, client_seq, sent_at, is_order)).context("the listener has ended early")?;
+            self.sent_tx
+                .send((channel, client_seq, sent_at, is_order))
+                .context("the listener has ended early")?;
         }
         Ok(sent)
     }
 
     /// The request that a row stands for.
-    fn message(&self, row: &Row, at: usize, totals: &mut HashMap<u64, u64>, sent: &mut Sent) -> Option<ClientMessage> {
+    fn message(
+        &self,
+        row: &Row,
+        at: usize,
+        totals: &mut HashMap<u64, u64>,
+        sent: &mut Sent,
+    ) -> Option<ClientMessage> {
         match row.kind {
             Kind::New => {
                 totals.insert(row.order_id, row.size);
-                Some(self.order(row.order_id, row.is_buy, TimeInForce::Gtc, row).into())
+                Some(
+                    self.order(row.order_id, row.is_buy, TimeInForce::Gtc, row)
+                        .into(),
+                )
             }
             Kind::Execute => {
                 let id = TAKER_IDS + at as u64;
@@ -159,12 +190,23 @@ impl Sender<'_> {
                     return None;
                 };
                 if row.kind == Kind::Delete || *total <= row.size {
-                    return Some(Cancel { client_order_id: row.order_id, engine_order_id: 0 }.into());
+                    return Some(
+                        Cancel {
+                            client_order_id: row.order_id,
+                            engine_order_id: 0,
+                        }
+                        .into(),
+                    );
                 }
                 *total -= row.size;
                 Some(
-                    Amend { client_order_id: row.order_id, engine_order_id: 0, price_ticks: 0, quantity_lots: *total }
-                        .into(),
+                    Amend {
+                        client_order_id: row.order_id,
+                        engine_order_id: 0,
+                        price_ticks: 0,
+                        quantity_lots: *total,
+                    }
+                    .into(),
                 )
             }
             Kind::ExecuteHidden | Kind::Other => None,
@@ -236,7 +278,9 @@ impl Listener {
             }
         }
         // Fills follow their acknowledgements: give the last ones a moment.
-        while let Ok(Some(report)) = tokio::time::timeout(Duration::from_millis(500), reports.recv()).await {
+        while let Ok(Some(report)) =
+            tokio::time::timeout(Duration::from_millis(500), reports.recv()).await
+        {
             self.report(&report?)?;
         }
         Ok(self)
@@ -246,7 +290,10 @@ impl Listener {
         match &report.message {
             ServerMessage::Accepted(accepted) => {
                 if let Some((at, true)) = self.waiting.get(&(report.channel, accepted.client_seq)) {
-                    record(&mut self.tally.accepted, report.received_at.saturating_duration_since(*at));
+                    record(
+                        &mut self.tally.accepted,
+                        report.received_at.saturating_duration_since(*at),
+                    );
                 }
             }
             ServerMessage::OrderAck(ack) => {
@@ -260,8 +307,11 @@ impl Listener {
             ServerMessage::Rejected(rejected) => {
                 let reason = rejected.reason.as_str();
                 *self.tally.rejects.entry(reason).or_default() += 1;
-                let is_late = matches!(rejected.reason, RejectReason::UnknownOrder | RejectReason::OrderNotOpen)
-                    && matches!(rejected.request, RequestKind::Cancel | RequestKind::Amend);
+                let is_late =
+                    matches!(
+                        rejected.reason,
+                        RejectReason::UnknownOrder | RejectReason::OrderNotOpen
+                    ) && matches!(rejected.request, RequestKind::Cancel | RequestKind::Amend);
                 if !is_late {
                     self.tally.rejects_unexpected += 1;
                 }
@@ -270,13 +320,20 @@ impl Listener {
             ServerMessage::Fill(fill) if fill.aggressor == 1 => {
                 self.tally.trades += 1;
                 self.tally.quantity += fill.quantity_lots;
-                self.tally.executed_ns.insert(fill.trade_number, fill.time_ns);
+                self.tally
+                    .executed_ns
+                    .insert(fill.trade_number, fill.time_ns);
                 if fill.client_order_id >= TAKER_IDS {
-                    self.first_maker.entry(fill.client_order_id).or_insert(fill.counter_order_id);
+                    self.first_maker
+                        .entry(fill.client_order_id)
+                        .or_insert(fill.counter_order_id);
                 }
             }
             ServerMessage::Disconnect(disconnect) => {
-                bail!("the gateway ended the session: {}", disconnect.text.as_str());
+                bail!(
+                    "the gateway ended the session: {}",
+                    disconnect.text.as_str()
+                );
             }
             _ => {}
         }
@@ -287,7 +344,10 @@ impl Listener {
         if let Some((at, is_order)) = self.waiting.remove(&(report.channel, client_seq))
             && is_order
         {
-            record(&mut self.tally.acknowledged, report.received_at.saturating_duration_since(at));
+            record(
+                &mut self.tally.acknowledged,
+                report.received_at.saturating_duration_since(at),
+            );
         }
     }
 
@@ -302,7 +362,8 @@ impl Listener {
                 Kind::Execute if seen.contains(&row.order_id) => {
                     self.tally.executions_of_known_orders += 1;
                     let maker = self.first_maker.get(&(TAKER_IDS + at as u64));
-                    if maker.and_then(|engine_id| self.orders.get(engine_id)) == Some(&row.order_id) {
+                    if maker.and_then(|engine_id| self.orders.get(engine_id)) == Some(&row.order_id)
+                    {
                         self.tally.same_maker += 1;
                     }
                 }

@@ -37,7 +37,8 @@ pub enum Kind {
 /// # Errors
 /// The first line that is not of the format, with its number.
 pub fn read(path: &Path) -> anyhow::Result<Vec<Row>> {
-    let file = std::fs::File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    let file =
+        std::fs::File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
     let mut rows = Vec::new();
     for (at, line) in std::io::BufReader::new(file).lines().enumerate() {
         let line = line.with_context(|| format!("cannot read {}", path.display()))?;
@@ -64,7 +65,8 @@ pub fn parse(line: &str) -> anyhow::Result<Row> {
     }
     // Files written through a float carry noise behind the nanoseconds.
     let fraction = &fraction[..fraction.len().min(9)];
-    let nanos = fraction.parse::<u64>().context("time")? * 10u64.pow(9 - u32::try_from(fraction.len())?);
+    let nanos =
+        fraction.parse::<u64>().context("time")? * 10u64.pow(9 - u32::try_from(fraction.len())?);
     let kind = match *kind {
         "1" => Kind::New,
         "2" => Kind::Reduce,
@@ -124,7 +126,14 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for line in ["", "1,2,3", "x,1,1,1,1,1", "1.0,9,1,1,1,1", "1.0,1,1,-5,1,1", "1.0,1,1,1,1,0"] {
+        for line in [
+            "",
+            "1,2,3",
+            "x,1,1,1,1,1",
+            "1.0,9,1,1,1,1",
+            "1.0,1,1,-5,1,1",
+            "1.0,1,1,1,1,0",
+        ] {
             parse(line).expect_err(line);
         }
     }

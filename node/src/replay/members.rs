@@ -49,13 +49,20 @@ pub fn needs(rows: &[Row]) -> anyhow::Result<Vec<(i64, u64)>> {
         .map(|(kopecks, units)| {
             // The fee reserve is a thousandth, rounded up an order.
             let with_fee = kopecks + kopecks / 1_000 + rows.len() as i128;
-            Ok((i64::try_from(with_fee).context("the file's turnover is too large")?, units))
+            Ok((
+                i64::try_from(with_fee).context("the file's turnover is too large")?,
+                units,
+            ))
         })
         .collect()
 }
 
 /// Creates the members, brings money and units in through the front door, and blocks them for trading.
-pub async fn enter(story: &mut Story, instrument: &str, rows: &[Row]) -> anyhow::Result<Vec<Member>> {
+pub async fn enter(
+    story: &mut Story,
+    instrument: &str,
+    rows: &[Row],
+) -> anyhow::Result<Vec<Member>> {
     let mut members = Vec::new();
     for (at, (money_minor, units)) in needs(rows)?.into_iter().enumerate() {
         let answer = story
@@ -65,7 +72,11 @@ pub async fn enter(story: &mut Story, instrument: &str, rows: &[Row]) -> anyhow:
                 json!({ "kycStatus": "KYC_STATUS_STANDARD", "fullName": format!("member {at}") }),
             )
             .await?;
-        let member = Member { user: text(&answer, "/profile/userId")?.to_owned(), money_minor, units };
+        let member = Member {
+            user: text(&answer, "/profile/userId")?.to_owned(),
+            money_minor,
+            units,
+        };
         for limit in ["LIMIT_TYPE_DEPOSIT", "LIMIT_TYPE_TRADING"] {
             story
                 .call(
@@ -89,9 +100,14 @@ async fn fund(story: &mut Story, instrument: &str, member: &Member) -> anyhow::R
     if member.money_minor > 0 {
         let amount = types::Decimal::from_minor(member.money_minor, 2).to_string();
         let payment = deposit(story, user, &amount).await?;
-        story.balance_is(&format!("{user}:CFA-RUB"), &amount).await?;
+        story
+            .balance_is(&format!("{user}:CFA-RUB"), &amount)
+            .await?;
         open_hold(story, user, "CFA-RUB", &amount).await?;
-        story.step(&format!("A member deposited {amount} and blocked it for trading"), &[("user_id", user), ("payment_id", &payment)]);
+        story.step(
+            &format!("A member deposited {amount} and blocked it for trading"),
+            &[("user_id", user), ("payment_id", &payment)],
+        );
     }
     if member.units > 0 {
         let units = member.units.to_string();
@@ -103,14 +119,24 @@ async fn fund(story: &mut Story, instrument: &str, member: &Member) -> anyhow::R
                         "amount": { "currencyCode": instrument, "amount": { "value": units } } }),
             )
             .await?;
-        story.balance_is(&format!("{user}:{instrument}"), &units).await?;
+        story
+            .balance_is(&format!("{user}:{instrument}"), &units)
+            .await?;
         open_hold(story, user, instrument, &units).await?;
-        story.step(&format!("A member was issued {units} units and blocked them for trading"), &[("user_id", user)]);
+        story.step(
+            &format!("A member was issued {units} units and blocked them for trading"),
+            &[("user_id", user)],
+        );
     }
     Ok(())
 }
 
-async fn open_hold(story: &Story, user: &str, instrument: &str, amount: &str) -> anyhow::Result<()> {
+async fn open_hold(
+    story: &Story,
+    user: &str,
+    instrument: &str,
+    amount: &str,
+) -> anyhow::Result<()> {
     story
         .call(
             &format!("sandbox.trader.{user}"),
@@ -134,7 +160,11 @@ async fn deposit(story: &Story, user: &str, amount: &str) -> anyhow::Result<Stri
     let payment_id = text(&intent, "/intent/paymentId")?.to_owned();
     let payload = text(&intent, "/intent/qrPayload")?;
     story
-        .call("sandbox.operator", "platform.sandbox.v1.SandboxBankService/Pay", json!({ "qrPayload": payload }))
+        .call(
+            "sandbox.operator",
+            "platform.sandbox.v1.SandboxBankService/Pay",
+            json!({ "qrPayload": payload }),
+        )
         .await?;
     Ok(payment_id)
 }

@@ -56,9 +56,15 @@ pub async fn run(replay: Replay) -> anyhow::Result<()> {
     let bar = bar(rows.len() as u64, replay.json);
     let watch = Watch::start(replay.target.clone(), before);
     let progress = bar.clone();
-    let tally =
-        drive::play(replay.trading, &instrument, &members, &rows, replay.speed, move |at| progress.set_position(at))
-            .await?;
+    let tally = drive::play(
+        replay.trading,
+        &instrument,
+        &members,
+        &rows,
+        replay.speed,
+        move |at| progress.set_position(at),
+    )
+    .await?;
     bar.finish_and_clear();
     let settled_at = watch.until_settled(tally.trades).await?;
     let proof = crate::proof::take(&replay.target).await?;
@@ -98,13 +104,24 @@ pub async fn run(replay: Replay) -> anyhow::Result<()> {
     }
 
     if tally.trades != expected.trades || tally.quantity != expected.quantity {
-        bail!("{} trades were due, {} happened", expected.trades, tally.trades);
+        bail!(
+            "{} trades were due, {} happened",
+            expected.trades,
+            tally.trades
+        );
     }
     if tally.same_maker != expected.same_maker {
-        bail!("{} executions should meet the named order first, {} did", expected.same_maker, tally.same_maker);
+        bail!(
+            "{} executions should meet the named order first, {} did",
+            expected.same_maker,
+            tally.same_maker
+        );
     }
     if tally.rejects_unexpected > 0 {
-        bail!("{} requests were refused for other reasons than that their order was gone", tally.rejects_unexpected);
+        bail!(
+            "{} requests were refused for other reasons than that their order was gone",
+            tally.rejects_unexpected
+        );
     }
     if trades_settled != tally.trades {
         bail!("{} of {} trades were settled", trades_settled, tally.trades);
@@ -121,7 +138,11 @@ fn micros(histogram: &Histogram<u64>) -> Value {
 }
 
 fn bar(length: u64, quiet: bool) -> indicatif::ProgressBar {
-    if quiet { indicatif::ProgressBar::hidden() } else { indicatif::ProgressBar::new(length) }
+    if quiet {
+        indicatif::ProgressBar::hidden()
+    } else {
+        indicatif::ProgressBar::new(length)
+    }
 }
 
 /// Registers an instrument whose band admits every price of the file.
@@ -171,25 +192,36 @@ async fn list(story: &mut Story, rows: &[Row]) -> anyhow::Result<String> {
             "platform.market.v1.MarketService/GetMarketStatus",
             json!({}),
             |answer| {
-                answer["instruments"]
-                    .as_array()
-                    .is_some_and(|all| all.iter().any(|one| one["instrumentId"] == json!(instrument)))
+                answer["instruments"].as_array().is_some_and(|all| {
+                    all.iter()
+                        .any(|one| one["instrumentId"] == json!(instrument))
+                })
             },
         )
         .await?;
-    story.step("The instrument was registered; its band admits every price of the file", &[("instrument_id", &instrument)]);
+    story.step(
+        "The instrument was registered; its band admits every price of the file",
+        &[("instrument_id", &instrument)],
+    );
     Ok(instrument)
 }
 
 async fn settled_trades(story: &Story) -> anyhow::Result<u64> {
     let status = story
-        .call("sandbox.auditor", "platform.market.v1.MarketService/GetMarketStatus", json!({}))
+        .call(
+            "sandbox.auditor",
+            "platform.market.v1.MarketService/GetMarketStatus",
+            json!({}),
+        )
         .await?;
     Ok(count(&status, "tradesSettled"))
 }
 
 fn count(status: &Value, name: &str) -> u64 {
-    status[name].as_str().and_then(|text| text.parse().ok()).unwrap_or_default()
+    status[name]
+        .as_str()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or_default()
 }
 
 /// Looks at the number of settled trades while the file is played.
@@ -223,9 +255,12 @@ impl Watch {
             let mut seen = BTreeMap::new();
             loop {
                 let settled = settled_trades(&story).await?.saturating_sub(before);
-                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let now = SystemTime::now()
+                    .duration_since(UNIX_EPOCH)
+                    .unwrap_or_default();
                 if settled > 0 {
-                    seen.entry(settled).or_insert(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX));
+                    seen.entry(settled)
+                        .or_insert(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX));
                 }
                 if settled >= wanted.load(Ordering::SeqCst) || stopping.load(Ordering::SeqCst) {
                     return Ok(seen);
@@ -233,7 +268,11 @@ impl Watch {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         });
-        Self { stop, looks, target_count }
+        Self {
+            stop,
+            looks,
+            target_count,
+        }
     }
 
     /// Waits until `trades` are settled, at most five minutes.

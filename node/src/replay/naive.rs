@@ -29,7 +29,11 @@ fn side(is_buy: bool) -> usize {
 impl Book {
     fn best(&self, is_buy: bool) -> Option<i64> {
         let levels = &self.sides[side(is_buy)];
-        if is_buy { levels.keys().next_back().copied() } else { levels.keys().next().copied() }
+        if is_buy {
+            levels.keys().next_back().copied()
+        } else {
+            levels.keys().next().copied()
+        }
     }
 
     fn remove(&mut self, id: u64) {
@@ -48,7 +52,9 @@ impl Book {
     fn take(&mut self, is_buy: bool, price: i64, mut left: u64) -> (Vec<(u64, u64)>, u64) {
         let mut fills = Vec::new();
         while left > 0 {
-            let Some(best) = self.best(!is_buy) else { break };
+            let Some(best) = self.best(!is_buy) else {
+                break;
+            };
             if (is_buy && best > price) || (!is_buy && best < price) {
                 break;
             }
@@ -67,7 +73,10 @@ impl Book {
 
     fn rest(&mut self, id: u64, is_buy: bool, price: i64, quantity: u64) {
         self.open.insert(id, (is_buy, price, quantity));
-        self.sides[side(is_buy)].entry(price).or_default().push_back(id);
+        self.sides[side(is_buy)]
+            .entry(price)
+            .or_default()
+            .push_back(id);
     }
 }
 

@@ -66,7 +66,8 @@ pub fn generate(seed: u64, rows: usize) -> Vec<Row> {
     let mut next_id = 1u64;
     while out.len() < rows {
         time_ns += random.below(2_000_000) + 1_000;
-        middle = (middle + i64::try_from(random.below(3)).expect("small") - 1).clamp(-RANGE_TICKS / 2, RANGE_TICKS / 2);
+        middle = (middle + i64::try_from(random.below(3)).expect("small") - 1)
+            .clamp(-RANGE_TICKS / 2, RANGE_TICKS / 2);
         let dice = random.below(100);
         let row = if dice < 5 {
             execution(&mut random, &mut book, time_ns)
@@ -81,7 +82,9 @@ pub fn generate(seed: u64, rows: usize) -> Vec<Row> {
             let ticks = if is_buy { middle - away } else { middle + away };
             // Never through the other side: what trades in this file are its executions.
             let ticks = match book.best(!is_buy) {
-                Some(((price, _), _)) if is_buy => ticks.min((price - START_X10000) / TICK_X10000 - 1),
+                Some(((price, _), _)) if is_buy => {
+                    ticks.min((price - START_X10000) / TICK_X10000 - 1)
+                }
                 Some(((price, _), _)) => ticks.max((price - START_X10000) / TICK_X10000 + 1),
                 None => ticks,
             };
@@ -91,7 +94,14 @@ pub fn generate(seed: u64, rows: usize) -> Vec<Row> {
             next_id += 1;
             book.sides[usize::from(!is_buy)].insert((price, id), (id, size));
             book.live.push((is_buy, price, id));
-            Row { time_ns, kind: Kind::New, order_id: id, size, price_x10000: price, is_buy }
+            Row {
+                time_ns,
+                kind: Kind::New,
+                order_id: id,
+                size,
+                price_x10000: price,
+                is_buy,
+            }
         });
         out.push(row);
     }
@@ -108,7 +118,14 @@ fn execution(random: &mut Random, book: &mut Resting, time_ns: u64) -> Option<Ro
     } else {
         side.insert((price, arrival), (id, size - taken));
     }
-    Some(Row { time_ns, kind: Kind::Execute, order_id: id, size: taken, price_x10000: price, is_buy })
+    Some(Row {
+        time_ns,
+        kind: Kind::Execute,
+        order_id: id,
+        size: taken,
+        price_x10000: price,
+        is_buy,
+    })
 }
 
 /// A cancel or, one time in ten, a reduction of some order that still rests.
@@ -124,11 +141,25 @@ fn departure(random: &mut Random, book: &mut Resting, time_ns: u64) -> Option<Ro
         if size > 1 && random.below(10) == 0 {
             let less = random.below(size - 1) + 1;
             side.insert((price, id), (id, size - less));
-            return Some(Row { time_ns, kind: Kind::Reduce, order_id: id, size: less, price_x10000: price, is_buy });
+            return Some(Row {
+                time_ns,
+                kind: Kind::Reduce,
+                order_id: id,
+                size: less,
+                price_x10000: price,
+                is_buy,
+            });
         }
         side.remove(&(price, id));
         book.live.swap_remove(at);
-        return Some(Row { time_ns, kind: Kind::Delete, order_id: id, size, price_x10000: price, is_buy });
+        return Some(Row {
+            time_ns,
+            kind: Kind::Delete,
+            order_id: id,
+            size,
+            price_x10000: price,
+            is_buy,
+        });
     }
     None
 }
@@ -147,7 +178,10 @@ mod tests {
         let executions = rows.iter().filter(|row| row.kind == Kind::Execute).count() as u64;
         assert!(executions > 100);
         assert_eq!(expected.executions_of_known_orders, executions);
-        assert_eq!(expected.same_maker, executions, "each execution hits the order it names");
+        assert_eq!(
+            expected.same_maker, executions,
+            "each execution hits the order it names"
+        );
         assert_eq!(expected.trades, executions);
     }
 }
