@@ -1,1 +1,33 @@
-//! Room `tests`.
+//! Room `tests`: scenarios across services, black box. They start the real `platform` binary as a child process on free ports in a folder of its own and
+//! talk to it over public interfaces alone.
+//!
+//! | module | what |
+//! |---|---|
+//! | `process` | a platform as a child process: start, ready, kill, restart, stop; other commands of the binary |
+//! | `shared` | one platform for all tests of a file, and the runtime they share |
+//! | `call` | RPC by Connect with JSON, refusals with their reason, waiting for a state |
+//! | `world` | people, deposits, bonds, orders, trades |
+//! | `ledger` | what must never change by a refusal, and whose every hold is |
+//! | `member` | a trading session over the binary protocol |
+//! | `flow` | seeded order flow of a few members, and a record of what was acknowledged |
+//! | `wire` | the same call in every protocol of a port |
+//! | `quic` | raw bytes to the trading gateway |
+//! | `bank` | signed webhooks as the bank would send them |
+//! | `log` | the event log of a running platform, read beside it |
+//!
+//! Waiting is polling with a deadline, never a sleep; the only time asserted is that of a clean stop.
+
+pub mod bank;
+pub mod call;
+pub mod flow;
+pub mod ledger;
+pub mod log;
+pub mod member;
+pub mod process;
+pub mod quic;
+pub mod shared;
+pub mod wire;
+pub mod world;
+
+pub use call::{Refusal, number, path_of, text};
+pub use process::{Finished, Platform};

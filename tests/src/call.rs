@@ -1,0 +1,321 @@
+//! Calls as `curl` would make them: Connect with JSON over HTTP/1.1.
+
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
+use prost::Message;
+use serde_json::{Value, json};
+use types::Decimal;
+
+use crate::Platform;
+use crate::process::PATIENCE;
+
+/// Reads everything.
+pub const AUDITOR: &str = "sandbox.auditor";
+pub const OPERATOR: &str = "sandbox.operator";
+pub const TREASURY: &str = "sandbox.treasury";
+pub const SERVICE: &str = "sandbox.service";
+
+/// How a refusal looks from outside: HTTP status, Connect code, text, and what the details say.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refusal {
+    pub http: u16,
+    pub code: String,
+    pub message: String,
+    /// `google.rpc.ErrorInfo.reason`; empty when there is none.
+    pub reason: String,
+    pub domain: String,
+    /// Fields of `google.rpc.BadRequest`.
+    pub fields: Vec<String>,
+    pub body: Value,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct ErrorInfo {
+    #[prost(string, tag = "1")]
+    reason: String,
+    #[prost(string, tag = "2")]
+    domain: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct BadRequest {
+    #[prost(message, repeated, tag = "1")]
+    field_violations: Vec<FieldViolation>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct FieldViolation {
+    #[prost(string, tag = "1")]
+    field: String,
+}
+
+impl Refusal {
+    /// Reads the body of a Connect error.
+    pub fn read(http: u16, body: Value) -> Self {
+        let mut refusal = Self {
+            http,
+            code: body["code"].as_str().unwrap_or_default().to_owned(),
+            message: body["message"].as_str().unwrap_or_default().to_owned(),
+            reason: String::new(),
+            domain: String::new(),
+            fields: Vec::new(),
+            body,
+        };
+        for detail in refusal.body["details"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default()
+        {
+            let value = STANDARD_NO_PAD
+                .decode(detail["value"].as_str().unwrap_or_default())
+                .unwrap_or_default();
+            match detail["type"].as_str() {
+                Some("google.rpc.ErrorInfo") => {
+                    let info = ErrorInfo::decode(&*value).expect("ErrorInfo");
+                    (refusal.reason, refusal.domain) = (info.reason, info.domain);
+                }
+                Some("google.rpc.BadRequest") => {
+                    let bad = BadRequest::decode(&*value).expect("BadRequest");
+                    refusal.fields = bad
+                        .field_violations
+                        .into_iter()
+                        .map(|violation| violation.field)
+                        .collect();
+                }
+                _ => {}
+            }
+        }
+        refusal
+    }
+
+    /// It is this one: HTTP status, code, exact text and reason of D23.
+    ///
+    /// # Panics
+    /// When it is another.
+    #[track_caller]
+    pub fn is(&self, http: u16, code: &str, message: &str, reason: &str) {
+        assert_eq!(
+            (
+                self.http,
+                self.code.as_str(),
+                self.message.as_str(),
+                self.reason.as_str()
+            ),
+            (http, code, message, reason),
+            "{self:?}"
+        );
+        assert_eq!(self.domain, "platform", "{self:?}");
+    }
+
+    /// INVALID_ARGUMENT that names this field.
+    #[track_caller]
+    pub fn is_bad_field(&self, field: &str) {
+        assert_eq!(
+            (self.http, self.code.as_str(), self.reason.as_str()),
+            (400, "invalid_argument", "INVALID_ARGUMENT"),
+            "{self:?}"
+        );
+        assert_eq!(self.fields, [field], "{self:?}");
+        assert!(self.message.starts_with(&format!("{field}: ")), "{self:?}");
+    }
+}
+
+/// `ledger.GetBalance` in full: `platform.ledger.v1.LedgerService/GetBalance`.
+pub fn path_of(name: &str) -> String {
+    let (package, method) = name.split_once('.').expect("service.Method");
+    let service = match package {
+        "ledger" => "LedgerService",
+        "cfa" => "CfaRegistryService",
+        "payments" => "PaymentsService",
+        "market" => "MarketService",
+        "identity" => "IdentityService",
+        "chain" => "ChainConnectorService",
+        "sandbox" => "SandboxBankService",
+        other => panic!("no service {other}"),
+    };
+    format!("platform.{package}.v1.{service}/{method}")
+}
+
+/// A context with fresh ids.
+pub fn context() -> Value {
+    let id = uuid::Uuid::now_v7().to_string();
+    json!({ "requestId": id, "correlationId": id, "idempotencyKey": id })
+}
+
+/// A context with a given idempotency key.
+pub fn context_with_key(key: &str) -> Value {
+    let mut context = context();
+    context["idempotencyKey"] = json!(key);
+    context
+}
+
+impl Platform {
+    /// Calls `service.Method`; a context is made when the request has none.
+    pub async fn call(&self, token: &str, name: &str, request: Value) -> Result<Value, Refusal> {
+        self.call_with_headers(token, name, request)
+            .await
+            .map(|(answer, _)| answer)
+    }
+
+    /// The same, with the answer's headers.
+    pub async fn call_with_headers(
+        &self,
+        token: &str,
+        name: &str,
+        mut request: Value,
+    ) -> Result<(Value, reqwest::header::HeaderMap), Refusal> {
+        if request.get("context").is_none() {
+            request["context"] = context();
+        }
+        let mut post = self
+            .http
+            .post(format!("{}/{}", self.url("all"), path_of(name)))
+            .json(&request);
+        if !token.is_empty() {
+            post = post.bearer_auth(token);
+        }
+        let response = post.send().await.map_err(|error| {
+            Refusal::read(
+                0,
+                json!({ "code": "transport", "message": error.to_string() }),
+            )
+        })?;
+        let (status, headers) = (response.status(), response.headers().clone());
+        let body = response.bytes().await.unwrap_or_default();
+        let body: Value = serde_json::from_slice(&body)
+            .unwrap_or_else(|_| json!({ "raw": String::from_utf8_lossy(&body) }));
+        if status.is_success() {
+            Ok((body, headers))
+        } else {
+            Err(Refusal::read(status.as_u16(), body))
+        }
+    }
+
+    /// A call that must succeed.
+    ///
+    /// # Panics
+    /// When it is refused.
+    pub async fn ok(&self, token: &str, name: &str, request: Value) -> Value {
+        let shown = request.to_string();
+        self.call(token, name, request)
+            .await
+            .unwrap_or_else(|refusal| panic!("{name} as {token}: {refusal:?}\nrequest {shown}"))
+    }
+
+    /// A call that must be refused.
+    ///
+    /// # Panics
+    /// When it succeeds.
+    pub async fn refused(&self, token: &str, name: &str, request: Value) -> Refusal {
+        let shown = request.to_string();
+        match self.call(token, name, request).await {
+            Err(refusal) => refusal,
+            Ok(answer) => {
+                panic!("{name} as {token} should be refused, it answered {answer}\nrequest {shown}")
+            }
+        }
+    }
+
+    /// Repeats a read until `done` accepts the answer. Refusals count as not yet.
+    ///
+    /// # Panics
+    /// After a minute: what was waited for and the last answer.
+    pub async fn until(
+        &self,
+        what: &str,
+        name: &str,
+        request: Value,
+        done: impl Fn(&Value) -> bool,
+    ) -> Value {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let last = match self.call(AUDITOR, name, request.clone()).await {
+                Ok(answer) if done(&answer) => return answer,
+                Ok(answer) => answer.to_string(),
+                Err(refusal) => format!("{refusal:?}"),
+            };
+            assert!(
+                Instant::now() < deadline,
+                "waited for {what}; {name} {request} says {last}"
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Every row of a list, by pages of the largest size.
+    pub async fn all(&self, token: &str, name: &str, field: &str, request: Value) -> Vec<Value> {
+        self.pages(token, name, field, request, 1_000)
+            .await
+            .concat()
+    }
+
+    /// The pages of a list.
+    pub async fn pages(
+        &self,
+        token: &str,
+        name: &str,
+        field: &str,
+        mut request: Value,
+        size: u32,
+    ) -> Vec<Vec<Value>> {
+        let mut pages = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            request["pagination"] = json!({ "pageSize": size, "pageToken": page_token });
+            let answer = self.ok(token, name, request.clone()).await;
+            pages.push(answer[field].as_array().cloned().unwrap_or_default());
+            page_token = answer["pagination"]["nextPageToken"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned();
+            if page_token.is_empty() {
+                return pages;
+            }
+            assert!(pages.len() < 10_000, "{name} pages without an end");
+        }
+    }
+
+    /// An HTTP read of a listener.
+    pub async fn get(&self, listener: &str, path: &str, token: &str) -> (u16, Value) {
+        let mut get = self.http.get(format!("{}{path}", self.url(listener)));
+        if !token.is_empty() {
+            get = get.bearer_auth(token);
+        }
+        let response = get
+            .send()
+            .await
+            .unwrap_or_else(|error| panic!("GET {path} of {listener}: {error}"));
+        let status = response.status().as_u16();
+        let body = response.text().await.unwrap_or_default();
+        let body = serde_json::from_str(&body).unwrap_or(Value::String(body));
+        (status, body)
+    }
+}
+
+/// A text field of an answer that must be there.
+///
+/// # Panics
+/// When it is not.
+#[track_caller]
+pub fn text(answer: &Value, pointer: &str) -> String {
+    match answer.pointer(pointer).and_then(Value::as_str) {
+        Some(text) => text.to_owned(),
+        None => panic!("no text at {pointer}: {answer}"),
+    }
+}
+
+/// A decimal (`{"value": ..}` or text) as a number; zero when it is left out.
+///
+/// # Panics
+/// When it is no number.
+#[track_caller]
+pub fn number(value: &Value) -> Decimal {
+    let value = value.get("value").unwrap_or(value);
+    match value {
+        Value::Null => Decimal::from(0),
+        Value::String(text) => text.parse().unwrap_or_else(|_| panic!("no number: {text}")),
+        other => panic!("no number: {other}"),
+    }
+}

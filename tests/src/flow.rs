@@ -1,0 +1,290 @@
+//! Seeded order flow of a few members over the binary protocol, and a record of everything they were told: what was acknowledged, traded, cancelled.
+//!
+//! The flow is open loop up to a bound of requests in flight. It survives a server that dies: the client library resumes the sessions and sends again what
+//! the server has not seen; the record is kept across. Generator and judge are apart: nothing here decides what is right.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use client::wire::{Cancel, ClientMessage, ServerMessage};
+use client::{Connection, LoginOptions, Reports, Trust};
+use types::Side;
+
+use crate::Platform;
+use crate::member::{instrument_of, limit};
+use crate::process::PATIENCE;
+use crate::world::User;
+
+/// Requests without an answer at most.
+const IN_FLIGHT_MAX: usize = 128;
+/// Price around which the flow trades, in kopecks.
+const MIDDLE_TICKS: i64 = 10_000;
+
+/// SplitMix64: the same flow on every machine.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    #[allow(clippy::should_implement_trait)]
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in `0..bound`.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}
+
+/// One member's view of one trade.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fill {
+    pub price_ticks: i64,
+    pub quantity_lots: u64,
+}
+
+/// What the members were told.
+#[derive(Debug, Default)]
+pub struct Told {
+    /// Public order id to the channel that owns it.
+    pub acknowledged: BTreeMap<String, u16>,
+    /// (trade id, channel) to the fill.
+    pub fills: BTreeMap<(String, u16), Fill>,
+    /// Client order ids that have ended by a cancel.
+    pub cancelled: BTreeSet<u64>,
+    /// Reasons of rejected requests.
+    pub rejects: BTreeMap<&'static str, u64>,
+    /// Requests sent and not answered.
+    waiting: BTreeSet<(u16, u64)>,
+    /// Answers that were faster than the note of their request.
+    early: BTreeSet<(u16, u64)>,
+    /// What should never have been told.
+    pub wrong: Vec<String>,
+}
+
+impl Told {
+    fn in_flight(&self) -> usize {
+        self.waiting.len()
+    }
+
+    fn sent(&mut self, request: (u16, u64)) {
+        if !self.early.remove(&request) {
+            self.waiting.insert(request);
+        }
+    }
+
+    fn hear(&mut self, channel: u16, message: &ServerMessage) {
+        let answered = (channel, message.answers());
+        if answered.1 != 0 && !self.waiting.remove(&answered) {
+            self.early.insert(answered);
+        }
+        match message {
+            ServerMessage::OrderAck(ack) => {
+                let id = ack.order_id.to_string();
+                if self.acknowledged.insert(id.clone(), channel).is_some() {
+                    self.wrong
+                        .push(format!("order {id} was acknowledged twice"));
+                }
+            }
+            ServerMessage::Fill(fill) => {
+                let id = fill.trade_id.to_string();
+                let told = Fill {
+                    price_ticks: fill.price_ticks,
+                    quantity_lots: fill.quantity_lots,
+                };
+                if self.fills.insert((id.clone(), channel), told).is_some() {
+                    self.wrong
+                        .push(format!("trade {id} was told twice on channel {channel}"));
+                }
+            }
+            ServerMessage::Cancelled(cancelled) => {
+                self.cancelled.insert(cancelled.client_order_id);
+            }
+            ServerMessage::Rejected(rejected) => {
+                *self.rejects.entry(rejected.reason.as_str()).or_default() += 1;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The members on one connection: even channels buy, odd channels sell.
+pub struct Flow {
+    pub connection: Connection,
+    told: Arc<Mutex<Told>>,
+    stop: Arc<AtomicBool>,
+    sender: tokio::task::JoinHandle<()>,
+    listener: tokio::task::JoinHandle<()>,
+}
+
+impl Flow {
+    /// Logs the members in and lets the flow run.
+    pub async fn start(platform: &Platform, members: &[User], instrument: &str, seed: u64) -> Self {
+        let (connection, reports) =
+            Connection::connect(platform.address("trading"), Trust::Loopback)
+                .await
+                .expect("a connection");
+        for (channel, member) in members.iter().enumerate() {
+            let channel = u16::try_from(channel).expect("a few members");
+            connection
+                .login(channel, LoginOptions::new(&member.token(), "flow"))
+                .await
+                .expect("a login");
+        }
+        let instrument = instrument_of(&connection, instrument);
+        let (told, stop) = (
+            Arc::<Mutex<Told>>::default(),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let channels = u16::try_from(members.len()).expect("a few members");
+        let source = Source {
+            random: Random::new(seed),
+            channels,
+            instrument,
+            next_id: 1,
+            sent: Vec::new(),
+        };
+        let sender = tokio::spawn(send(connection.clone(), source, told.clone(), stop.clone()));
+        let listener = tokio::spawn(listen(reports, told.clone()));
+        Self {
+            connection,
+            told,
+            stop,
+            sender,
+            listener,
+        }
+    }
+
+    /// What was told so far.
+    pub fn told(&self) -> MutexGuard<'_, Told> {
+        lock(&self.told)
+    }
+
+    /// Waits until this many orders were acknowledged.
+    pub async fn until_acknowledged(&self, orders: usize) {
+        self.until(&format!("{orders} acknowledgements"), |told| {
+            told.acknowledged.len() >= orders
+        })
+        .await;
+    }
+
+    async fn until(&self, what: &str, done: impl Fn(&Told) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !done(&self.told()) {
+            assert!(
+                Instant::now() < deadline,
+                "waited for {what}: {} in flight",
+                self.told().in_flight()
+            );
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// Sends no more, waits for every answer; gives what was told.
+    pub async fn finish(self) -> Told {
+        self.stop.store(true, Ordering::SeqCst);
+        self.until("the last answers", |told| told.in_flight() == 0)
+            .await;
+        self.sender.await.expect("the sender ends");
+        self.listener.abort();
+        drop(self.connection);
+        std::mem::take(&mut *lock(&self.told))
+    }
+}
+
+fn lock(told: &Mutex<Told>) -> MutexGuard<'_, Told> {
+    told.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where requests come from.
+struct Source {
+    random: Random,
+    channels: u16,
+    instrument: u32,
+    next_id: u64,
+    /// (channel, client id) of orders sent.
+    sent: Vec<(u16, u64)>,
+}
+
+impl Source {
+    fn next(&mut self) -> (u16, ClientMessage) {
+        if !self.sent.is_empty() && self.random.below(100) < 30 {
+            let at = usize::try_from(self.random.below(self.sent.len() as u64)).expect("an index");
+            let (channel, id) = self.sent.swap_remove(at);
+            return (
+                channel,
+                Cancel {
+                    client_order_id: id,
+                    engine_order_id: 0,
+                }
+                .into(),
+            );
+        }
+        let channel =
+            u16::try_from(self.random.below(u64::from(self.channels))).expect("a channel");
+        let id = self.next_id;
+        self.next_id += 1;
+        let side = if channel.is_multiple_of(2) {
+            Side::Buy
+        } else {
+            Side::Sell
+        };
+        let away = i64::try_from(self.random.below(40)).expect("small") - 20;
+        self.sent.push((channel, id));
+        let order = limit(
+            id,
+            self.instrument,
+            side,
+            MIDDLE_TICKS + away,
+            self.random.below(9) + 1,
+        );
+        (channel, order.into())
+    }
+}
+
+async fn send(
+    connection: Connection,
+    mut source: Source,
+    told: Arc<Mutex<Told>>,
+    stop: Arc<AtomicBool>,
+) {
+    while !stop.load(Ordering::SeqCst) {
+        let (channel, message) = source.next();
+        // A connection that is gone is being resumed by whoever killed the server.
+        loop {
+            match connection.send(channel, message).await {
+                Ok(client_seq) => {
+                    lock(&told).sent((channel, client_seq));
+                    break;
+                }
+                Err(_) if stop.load(Ordering::SeqCst) => return,
+                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+        while lock(&told).in_flight() >= IN_FLIGHT_MAX && !stop.load(Ordering::SeqCst) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+async fn listen(mut reports: Reports, told: Arc<Mutex<Told>>) {
+    while let Some(report) = reports.recv().await {
+        match report {
+            Ok(report) => lock(&told).hear(report.channel, &report.message),
+            Err(error @ (client::Error::Gap { .. } | client::Error::Wire(_))) => {
+                lock(&told).wrong.push(error.to_string())
+            }
+            // The loss of a connection; the reports go on with the next one.
+            Err(_) => {}
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! A platform as a child process.
+//!
+//! The binary is `PLATFORM_BIN`, else the one beside the test's own target folder. The child sees no `PLATFORM_*` variable of ours, a working folder
+//! of its own and free ports; a restart keeps ports and state. A watchdog shell holds a pipe of the test process: when that ends, however it ends, the
+//! pipe closes and the watchdog kills the platform and removes its folder, so that statics may own platforms.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+/// How long anything may take before a test calls it a failure.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a clean stop may take: twice what is promised, for a loaded machine.
+pub const STOP: Duration = Duration::from_secs(10);
+
+/// What listens, as the ready line names it.
+pub const LISTENERS: [&str; 10] = [
+    "all",
+    "ledger",
+    "cfa",
+    "payments",
+    "market",
+    "identity",
+    "bank",
+    "chain",
+    "chain_rpc",
+    "trading",
+];
+
+/// A running platform.
+pub struct Platform {
+    child: Child,
+    watchdog: Child,
+    folder: PathBuf,
+    addresses: BTreeMap<String, SocketAddr>,
+    pub(crate) http: reqwest::Client,
+}
+
+/// A command of the binary that has ended.
+#[derive(Debug)]
+pub struct Finished {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Finished {
+    /// Its standard output as JSON.
+    ///
+    /// # Panics
+    /// When it is none: with everything the command said.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout)
+            .unwrap_or_else(|error| panic!("no JSON ({error}): {self:?}"))
+    }
+
+    /// Itself, when it exited with 0.
+    pub fn success(self) -> Self {
+        assert!(self.status.success(), "{self:?}");
+        self
+    }
+}
+
+/// The binary under test.
+pub fn binary() -> PathBuf {
+    if let Some(path) = std::env::var_os("PLATFORM_BIN") {
+        let path = PathBuf::from(path);
+        assert!(
+            path.is_file(),
+            "PLATFORM_BIN = {} is no file",
+            path.display()
+        );
+        return path;
+    }
+    let test = std::env::current_exe().expect("a process has an executable");
+    let profile = test
+        .parent()
+        .and_then(Path::parent)
+        .expect("tests lie in target/<profile>/deps");
+    let path = profile.join("platform");
+    assert!(
+        path.is_file(),
+        "{} does not exist: these tests start the real binary. Run `cargo test --workspace`, or build it first with `cargo build --bin platform` \
+         (with the same profile), or name another in PLATFORM_BIN",
+        path.display()
+    );
+    path
+}
+
+/// A command of the binary with nothing of our own settings in its environment.
+pub fn command(folder: &Path) -> Command {
+    let mut command = Command::new(binary());
+    for (name, _) in std::env::vars_os() {
+        let ours = name.to_string_lossy();
+        if ours.starts_with("PLATFORM_")
+            || ours == "SLACK_WEBHOOK_URL"
+            || ours.starts_with("PAGERDUTY_")
+        {
+            command.env_remove(&name);
+        }
+    }
+    command
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    command
+}
+
+/// Runs a command of the binary to its end.
+pub async fn run(folder: &Path, args: &[&str]) -> Finished {
+    let running = command(folder).args(args).output();
+    let output = tokio::time::timeout(5 * PATIENCE, running)
+        .await
+        .unwrap_or_else(|_| panic!("platform {args:?} did not end"))
+        .expect("the binary runs");
+    Finished {
+        status: output.status,
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+impl Platform {
+    /// A platform on free ports in a new folder; ready when this returns.
+    pub async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    /// The same with further environment.
+    pub async fn start_with(env: &[(&str, &str)]) -> Self {
+        let folder = tempfile::Builder::new()
+            .prefix("platform-")
+            .tempdir()
+            .expect("a temporary folder")
+            .keep();
+        let anywhere = LISTENERS
+            .iter()
+            .map(|name| ((*name).to_owned(), SocketAddr::from(([127, 0, 0, 1], 0))));
+        let (child, addresses) = launch(&folder, &anywhere.collect(), env).await;
+        let watchdog = watch(&child, &folder);
+        Self {
+            child,
+            watchdog,
+            folder,
+            addresses,
+            http: client(),
+        }
+    }
+
+    /// Starts again behind a kill or a stop: same state, same ports.
+    pub async fn restart(&mut self) {
+        self.restart_with(&[]).await;
+    }
+
+    /// The same with further environment.
+    pub async fn restart_with(&mut self, env: &[(&str, &str)]) {
+        let running = self.child.try_wait().expect("the child can be asked");
+        assert!(running.is_some(), "the platform still runs");
+        let (child, addresses) = launch(&self.folder, &self.addresses, env).await;
+        assert_eq!(addresses, self.addresses, "a restart keeps its ports");
+        self.child = child;
+        // Pooled connections lead to the process that is gone.
+        self.http = client();
+        let mut old = std::mem::replace(&mut self.watchdog, watch(&self.child, &self.folder));
+        old.start_kill().expect("the old watchdog can be killed");
+    }
+
+    /// `kill -9`.
+    pub async fn kill(&mut self) {
+        self.child.start_kill().expect("the child can be killed");
+        self.child.wait().await.expect("the child ends");
+    }
+
+    /// Waits for a platform that aborts by itself.
+    pub async fn aborted(&mut self) {
+        let status = tokio::time::timeout(PATIENCE, self.child.wait()).await;
+        let Ok(status) = status else {
+            panic!("the platform did not abort\n{}", self.log_tail())
+        };
+        assert!(!status.expect("the child ends").success());
+    }
+
+    /// True while the process runs.
+    pub fn is_running(&mut self) -> bool {
+        self.child
+            .try_wait()
+            .expect("the child can be asked")
+            .is_none()
+    }
+
+    /// Ctrl-C: ends in time with exit code 0; the folder stays for a restart.
+    pub async fn stop(&mut self) -> Duration {
+        self.stop_by("INT").await
+    }
+
+    /// A clean stop by a named signal.
+    pub async fn stop_by(&mut self, signal: &str) -> Duration {
+        let pid = self.child.id().expect("the platform runs").to_string();
+        let started = Instant::now();
+        let sent = Command::new("kill")
+            .args([&format!("-{signal}"), &pid])
+            .status()
+            .await;
+        assert!(sent.expect("kill runs").success());
+        let ended = tokio::time::timeout(STOP, self.child.wait()).await;
+        let Ok(status) = ended else {
+            panic!("not stopped within {STOP:?}\n{}", self.log_tail())
+        };
+        let status = status.expect("the child ends");
+        assert_eq!(
+            status.code(),
+            Some(0),
+            "exit code of a clean stop\n{}",
+            self.log_tail()
+        );
+        started.elapsed()
+    }
+
+    /// Address of a listener.
+    pub fn address(&self, listener: &str) -> SocketAddr {
+        *self
+            .addresses
+            .get(listener)
+            .unwrap_or_else(|| panic!("nothing listens as {listener}"))
+    }
+
+    /// `http://host:port` of a listener.
+    pub fn url(&self, listener: &str) -> String {
+        format!("http://{}", self.address(listener))
+    }
+
+    /// Working folder of the process.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Folder of its state.
+    pub fn data_dir(&self) -> PathBuf {
+        self.folder.join("data")
+    }
+
+    /// All it has logged, over restarts.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.join("platform.log")).unwrap_or_default()
+    }
+
+    fn log_tail(&self) -> String {
+        tail(&self.log())
+    }
+
+    /// A command of the binary against this platform.
+    pub async fn cli(&self, args: &[&str]) -> Finished {
+        let (url, trading) = (self.url("all"), self.address("trading").to_string());
+        let mut all = vec!["--url", url.as_str()];
+        all.extend(args);
+        if matches!(args, [.., "demo"] | ["demo", ..] | ["replay", ..]) {
+            all.extend(["--connect", "--trading", trading.as_str()]);
+        }
+        run(&self.folder, &all).await
+    }
+}
+
+impl Drop for Platform {
+    fn drop(&mut self) {
+        // The watchdog sees its pipe close, kills and tidies up; a test that fails names the folder's log first.
+        if std::thread::panicking() {
+            eprintln!("log of the platform:\n{}", tail(&self.log()));
+        }
+        drop(self.watchdog.stdin.take());
+    }
+}
+
+fn tail(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(40)..].join("\n")
+}
+
+/// A client without proxies that gives up where a test would.
+pub fn client() -> reqwest::Client {
+    // The first of the process stays; a second attempt is refused, which is fine.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::builder()
+        .no_proxy()
+        .timeout(PATIENCE)
+        .build()
+        .expect("an HTTP client")
+}
+
+/// Kills the platform and removes its folder once our end of the pipe is closed.
+fn watch(child: &Child, folder: &Path) -> Child {
+    let pid = child.id().expect("the platform runs").to_string();
+    let keep = if std::env::var_os("TESTS_KEEP").is_some() {
+        "keep"
+    } else {
+        ""
+    };
+    Command::new("sh")
+        .args([
+            "-c",
+            r#"cat >/dev/null; kill -9 "$1" 2>/dev/null; [ -n "$3" ] || rm -rf -- "$2""#,
+            "watchdog",
+            &pid,
+        ])
+        .arg(folder)
+        .arg(keep)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("a shell")
+}
+
+async fn launch(
+    folder: &Path,
+    listen: &BTreeMap<String, SocketAddr>,
+    env: &[(&str, &str)],
+) -> (Child, BTreeMap<String, SocketAddr>) {
+    let log = std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(folder.join("platform.log"));
+    let mut command = command(folder);
+    command
+        .args(["--json", "run", "--data-dir"])
+        .arg(folder.join("data"))
+        .envs(listen.iter().map(|(name, address)| {
+            (
+                format!("PLATFORM_LISTEN__{}", name.to_uppercase()),
+                address.to_string(),
+            )
+        }))
+        .envs(env.iter().copied())
+        .stdout(Stdio::piped())
+        .stderr(log.expect("a log file"));
+    let mut child = command.spawn().expect("the binary starts");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    let ready = async {
+        while let Some(line) = lines.next_line().await.expect("text") {
+            if let Ok(line) = serde_json::from_str::<Value>(&line)
+                && line["ready"] == Value::Bool(true)
+            {
+                return Some(line);
+            }
+        }
+        None
+    };
+    let failure = || {
+        let log = std::fs::read_to_string(folder.join("platform.log")).unwrap_or_default();
+        format!("the platform did not become ready\n{}", tail(&log))
+    };
+    let line = tokio::time::timeout(PATIENCE, ready)
+        .await
+        .ok()
+        .flatten()
+        .unwrap_or_else(|| panic!("{}", failure()));
+    // Whatever it prints later must not fill the pipe.
+    tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+    let addresses = LISTENERS
+        .iter()
+        .map(|name| {
+            let address = line["listen"][name]
+                .as_str()
+                .and_then(|text| text.parse().ok());
+            (
+                (*name).to_owned(),
+                address.unwrap_or_else(|| {
+                    panic!("the ready line names no address for {name}: {line}")
+                }),
+            )
+        })
+        .collect();
+    (child, addresses)
+}

@@ -1,0 +1,292 @@
+//! What a scenario needs before it begins: people with money, bonds, orders, trades. All through the front door.
+
+use serde_json::{Value, json};
+
+use crate::call::{AUDITOR, OPERATOR, number, text};
+use crate::{Platform, Refusal};
+
+/// A user of the platform.
+#[derive(Clone, Debug)]
+pub struct User {
+    pub id: String,
+    pub account: String,
+    pub profile: Value,
+}
+
+impl User {
+    /// Token of the user as investor and trader.
+    pub fn token(&self) -> String {
+        format!("sandbox.investor+trader.{}", self.id)
+    }
+
+    /// His CFA-RUB.
+    pub fn cash(&self) -> String {
+        self.units("CFA-RUB")
+    }
+
+    /// His units of an instrument.
+    pub fn units(&self, instrument: &str) -> String {
+        format!("{}:{instrument}", self.id)
+    }
+}
+
+/// `{"currencyCode": .., "amount": {"value": ..}}`
+pub fn amount(currency: &str, value: &str) -> Value {
+    json!({ "currencyCode": currency, "amount": { "value": value } })
+}
+
+/// Roubles at the bank.
+pub fn rub(value: &str) -> Value {
+    amount("RUB", value)
+}
+
+/// A symbol nobody has used.
+pub fn symbol(prefix: &str) -> String {
+    format!(
+        "{prefix}-{}",
+        uuid::Uuid::now_v7().simple().to_string()[18..].to_uppercase()
+    )
+}
+
+/// A limit order as PlaceOrder wants it.
+pub fn limit_order(
+    user: &User,
+    instrument: &str,
+    side: &str,
+    price: &str,
+    quantity: &str,
+) -> Value {
+    json!({
+        "userId": user.id, "instrumentId": instrument, "side": format!("ORDER_SIDE_{side}"), "type": "ORDER_TYPE_LIMIT",
+        "timeInForce": "TIME_IN_FORCE_GTC", "price": { "value": price }, "quantity": { "value": quantity },
+    })
+}
+
+impl Platform {
+    /// A user with a KYC level (`NONE`, `SIMPLIFIED`, `STANDARD`, `ENHANCED`).
+    pub async fn user(&self, level: &str) -> User {
+        let request = json!({ "kycStatus": format!("KYC_STATUS_{level}"), "fullName": "A person" });
+        let answer = self.ok(OPERATOR, "identity.CreateUser", request).await;
+        User {
+            id: text(&answer, "/profile/userId"),
+            account: text(&answer, "/profile/bankAccount"),
+            profile: answer["profile"].clone(),
+        }
+    }
+
+    /// A user who may trade.
+    pub async fn trader(&self) -> User {
+        self.user("STANDARD").await
+    }
+
+    /// A user with money.
+    pub async fn rich(&self, amount: &str) -> User {
+        let user = self.trader().await;
+        self.deposit(&user, amount).await;
+        user
+    }
+
+    /// A daily limit of a user.
+    pub async fn set_limit(&self, user: &User, limit: &str, daily: &str) {
+        let request = json!({ "userId": user.id, "limitType": format!("LIMIT_TYPE_{limit}"), "dailyLimit": rub(daily) });
+        self.ok(OPERATOR, "identity.SetLimit", request).await;
+    }
+
+    /// Makes every check of a limit refuse with a text; an empty text ends that.
+    pub async fn refuse_limit(&self, user: &User, limit: &str, with: &str) {
+        let request = json!({ "userId": user.id, "limitType": format!("LIMIT_TYPE_{limit}"), "refuseWith": with });
+        self.ok(OPERATOR, "identity.SetLimit", request).await;
+    }
+
+    /// A payment intent by QR code.
+    pub async fn intent(&self, user: &User, amount: &str) -> Value {
+        let request =
+            json!({ "userId": user.id, "method": "PAYMENT_METHOD_SBP_QR", "amount": rub(amount) });
+        self.ok(&user.token(), "payments.CreatePaymentIntent", request)
+            .await["intent"]
+            .clone()
+    }
+
+    /// The payer scans and pays.
+    pub async fn pay(&self, intent: &Value) {
+        self.ok(
+            OPERATOR,
+            "sandbox.Pay",
+            json!({ "qrPayload": text(intent, "/qrPayload") }),
+        )
+        .await;
+    }
+
+    /// A deposit from intent to final issue; its payment id.
+    pub async fn deposit(&self, user: &User, amount: &str) -> String {
+        let before = self.balance(&user.cash()).await;
+        let intent = self.intent(user, amount).await;
+        self.pay(&intent).await;
+        let payment_id = text(&intent, "/paymentId");
+        let request = json!({ "userId": user.id, "externalRef": payment_id });
+        self.until(
+            "the deposit to be issued",
+            "cfa.ListOperations",
+            request,
+            |answer| {
+                answer.pointer("/operations/0/status") == Some(&json!("OPERATION_STATUS_FINALIZED"))
+            },
+        )
+        .await;
+        let due = before.checked_add(number(&json!(amount))).expect("a sum");
+        self.balance_is(&user.cash(), &due.to_string()).await;
+        payment_id
+    }
+
+    /// Balance of a sub-account; zero for one that does not exist.
+    pub async fn balance(&self, subaccount: &str) -> types::Decimal {
+        match self
+            .call(
+                AUDITOR,
+                "ledger.GetBalance",
+                json!({ "subaccountId": subaccount }),
+            )
+            .await
+        {
+            Ok(answer) => number(&answer["balance"]),
+            Err(Refusal { http: 404, .. }) => number(&Value::Null),
+            Err(refusal) => panic!("{refusal:?}"),
+        }
+    }
+
+    /// Waits until a sub-account has exactly this, all of it available.
+    pub async fn balance_is(&self, subaccount: &str, expected: &str) -> Value {
+        let expected = number(&json!(expected));
+        let what = format!("{subaccount} to have {expected}");
+        self.until(
+            &what,
+            "ledger.GetBalance",
+            json!({ "subaccountId": subaccount }),
+            |answer| {
+                number(&answer["balance"]) == expected && number(&answer["available"]) == expected
+            },
+        )
+        .await
+    }
+
+    /// A registered, tradable bond of whole units, ticks of a kopeck.
+    pub async fn bond(&self) -> String {
+        self.instrument(json!({})).await
+    }
+
+    /// A registered, active instrument the market knows; fields given win over the usual ones.
+    pub async fn instrument(&self, fields: Value) -> String {
+        let issuer = self.trader().await;
+        let mut request = json!({
+            "symbol": symbol("BOND"), "name": "A bond", "type": "INSTRUMENT_TYPE_CFA_BOND", "decimals": 0, "issuerId": issuer.id,
+            "currencyCode": "RUB", "issueLimit": { "value": "1000000" }, "nominal": { "value": "1000.00" },
+            "tickSize": { "value": "0.01" }, "lotSize": { "value": "1" },
+            "priceBandLow": { "value": "1.00" }, "priceBandHigh": { "value": "100000.00" },
+        });
+        for (name, value) in fields.as_object().cloned().unwrap_or_default() {
+            request[name] = value;
+        }
+        let answer = self.ok(OPERATOR, "cfa.RegisterInstrument", request).await;
+        let id = text(&answer, "/instrumentId");
+        if answer.pointer("/instrument/status") != Some(&json!("INSTRUMENT_STATUS_ACTIVE")) {
+            let activate = json!({ "instrumentId": id, "status": "INSTRUMENT_STATUS_ACTIVE" });
+            self.ok(OPERATOR, "cfa.UpdateInstrument", activate).await;
+        }
+        self.until(
+            "the market to know the instrument",
+            "market.GetMarketStatus",
+            json!({}),
+            |answer| {
+                let all = answer["instruments"]
+                    .as_array()
+                    .cloned()
+                    .unwrap_or_default();
+                all.iter().any(|one| {
+                    one["instrumentId"] == json!(id) && one["phase"] == json!("TRADING_PHASE_OPEN")
+                })
+            },
+        )
+        .await;
+        id
+    }
+
+    /// Issues units to an investor without a payment; waits until he can use them.
+    pub async fn issue(&self, instrument: &str, investor: &User, units: &str) -> Value {
+        let before = self.balance(&investor.units(instrument)).await;
+        let request = json!({ "instrumentId": instrument, "investorId": investor.id, "bookbuildingId": "placement",
+            "amount": amount(instrument, units) });
+        let answer = self.ok(OPERATOR, "cfa.IssueInvestmentCfa", request).await;
+        let due = before.checked_add(number(&json!(units))).expect("a sum");
+        self.balance_is(&investor.units(instrument), &due.to_string())
+            .await;
+        answer["operation"].clone()
+    }
+
+    /// Waits until a CFA operation has a status (bare name).
+    pub async fn cfa_operation_is(&self, operation_id: &str, status: &str) -> Value {
+        let wanted = json!(format!("OPERATION_STATUS_{status}"));
+        let request = json!({ "operationId": operation_id });
+        let what = format!("operation {operation_id} to be {status}");
+        let answer = self
+            .until(&what, "cfa.GetOperation", request, |answer| {
+                answer["operation"]["status"] == wanted
+            })
+            .await;
+        answer["operation"].clone()
+    }
+
+    /// Blocks money or units for trading; the hold id.
+    pub async fn trading_hold(&self, user: &User, instrument: &str, amount: &str) -> String {
+        let request =
+            json!({ "userId": user.id, "instrumentId": instrument, "amount": { "value": amount } });
+        text(
+            &self
+                .ok(&user.token(), "market.OpenTradingHold", request)
+                .await,
+            "/tradingHold/holdId",
+        )
+    }
+
+    /// A limit order of a user; the order as answered.
+    pub async fn place(
+        &self,
+        user: &User,
+        instrument: &str,
+        side: &str,
+        price: &str,
+        quantity: &str,
+    ) -> Value {
+        let request = json!({ "order": limit_order(user, instrument, side, price, quantity) });
+        self.ok(&user.token(), "market.PlaceOrder", request).await["order"].clone()
+    }
+
+    /// Waits until an instrument has this many trades, all settled.
+    pub async fn settled(&self, instrument: &str, count: usize) -> Vec<Value> {
+        let request = json!({ "instrumentId": instrument, "pagination": { "pageSize": 1000 } });
+        let what = format!("{count} trades of {instrument} to be settled");
+        let answer = self
+            .until(&what, "market.ListTrades", request, |answer| {
+                let trades = answer["trades"].as_array().cloned().unwrap_or_default();
+                trades.len() == count && trades.iter().all(is_settled)
+            })
+            .await;
+        answer["trades"].as_array().cloned().unwrap_or_default()
+    }
+
+    /// Proof of balances by the command line, which exits with 0 only when nothing differs without an explanation.
+    pub async fn proof(&self) -> Value {
+        let proof = self.cli(&["--json", "proof"]).await;
+        assert!(
+            proof.status.success(),
+            "the proof names differences: {proof:?}"
+        );
+        let proof = proof.json();
+        assert_eq!(proof["ok"], json!(true), "{proof}");
+        proof
+    }
+}
+
+/// A trade whose delivery against payment is done.
+pub fn is_settled(trade: &Value) -> bool {
+    trade["settlementStatus"] == json!("SETTLEMENT_STATUS_SETTLED")
+}

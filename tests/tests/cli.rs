@@ -1,0 +1,269 @@
+//! The command line: help on every level, a command for every call, JSON on request, errors as exit codes.
+
+use serde_json::{Value, json};
+use tests::call::text;
+use tests::process::run as command;
+use tests::shared::{platform, run};
+use tests::wire::{methods, pool};
+
+/// Names under `Commands:` of a help text.
+fn subcommands(help: &str) -> Vec<String> {
+    let commands = help.split("Commands:\n").nth(1).unwrap_or_default();
+    commands
+        .lines()
+        .take_while(|line| !line.trim().is_empty())
+        .filter_map(|line| {
+            line.strip_prefix("  ")
+                .filter(|rest| !rest.starts_with(' '))
+        })
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|name| *name != "help")
+        .map(str::to_owned)
+        .collect()
+}
+
+async fn help(words: &[&str]) -> String {
+    let folder = std::env::temp_dir();
+    let mut args = words.to_vec();
+    args.push("--help");
+    let done = command(&folder, &args).await.success();
+    assert!(
+        done.stdout.contains("Usage:") && done.stdout.contains("--json"),
+        "{args:?}: {}",
+        done.stdout
+    );
+    done.stdout
+}
+
+#[test]
+fn r350_there_is_help_on_every_level_and_a_command_for_every_call() {
+    run(async {
+        let top = help(&[]).await;
+        let nouns = subcommands(&top);
+        for expected in [
+            "run",
+            "demo",
+            "replay",
+            "proof",
+            "config",
+            "intent",
+            "payout",
+            "order",
+            "book",
+            "op",
+            "hold",
+            "holders",
+            "instrument",
+            "user",
+        ] {
+            assert!(
+                nouns.iter().any(|noun| noun == expected),
+                "no `{expected}`: {nouns:?}"
+            );
+        }
+        let mut calls = 0;
+        for noun in &nouns {
+            let text = help(&[noun]).await;
+            for verb in subcommands(&text) {
+                let text = help(&[noun, &verb]).await;
+                let about = text.lines().next().unwrap_or_default();
+                assert!(!about.trim().is_empty(), "{noun} {verb} says what it does");
+                calls += 1;
+            }
+        }
+        assert_eq!(
+            calls,
+            methods(&pool()).len(),
+            "one command for each call of the contract"
+        );
+    });
+}
+
+// rows: R350
+#[test]
+fn r350_commands_work_against_a_running_platform() {
+    run(async {
+        let platform = platform().await;
+        let json = async |args: &[&str]| {
+            let mut all = vec!["--json"];
+            all.extend(args);
+            platform.cli(&all).await.success().json()
+        };
+        let created = json(&[
+            "user",
+            "create",
+            "--kyc-status",
+            "standard",
+            "--full-name",
+            "Boris",
+        ])
+        .await;
+        let user = text(&created, "/profile/userId");
+        let shown = json(&["user", "get", "--user-id", &user]).await;
+        assert_eq!(shown["profile"]["kycStatus"], json!("KYC_STATUS_STANDARD"));
+        let intent = json(&[
+            "intent",
+            "create",
+            "--user-id",
+            &user,
+            "--method",
+            "sbp-qr",
+            "--amount",
+            "1500.00",
+        ])
+        .await;
+        assert_eq!(
+            intent["intent"]["amount"]["amount"]["value"],
+            json!("1500.00"),
+            "{intent}"
+        );
+        json(&[
+            "bank",
+            "pay",
+            "--qr-payload",
+            &text(&intent, "/intent/qrPayload"),
+        ])
+        .await;
+        let subaccount = format!("{user}:CFA-RUB");
+        platform.balance_is(&subaccount, "1500.00").await;
+        let balance = json(&["subaccount", "balance", "--subaccount-id", &subaccount]).await;
+        assert_eq!(balance["balance"]["value"], json!("1500.00"));
+        let book = json(&["book", "get", "--instrument-id", &platform.bond().await]).await;
+        assert!(
+            book["snapshot"]["bids"]
+                .as_array()
+                .is_none_or(Vec::is_empty),
+            "{book}"
+        );
+        for words in [
+            ["instrument", "list"],
+            ["op", "list"],
+            ["hold", "list"],
+            ["payout", "list"],
+            ["order", "list"],
+            ["trade", "list"],
+            ["market", "status"],
+            ["ledger", "trial-balance"],
+            ["chain", "block"],
+            ["bank", "balance"],
+        ] {
+            assert!(json(&words).await.is_object(), "{words:?}");
+        }
+        let holders = json(&["holders", "list", "--instrument-id", "CFA-RUB"]).await;
+        assert!(
+            holders["holders"]
+                .as_array()
+                .is_some_and(|all| all.iter().any(|one| one["userId"] == json!(user))),
+            "{holders}"
+        );
+
+        // For people: one line a field, amounts as one word.
+        let told = platform
+            .cli(&["subaccount", "balance", "--subaccount-id", &subaccount])
+            .await
+            .success();
+        assert!(
+            told.stdout
+                .lines()
+                .any(|line| line.trim() == "balance: 1500.00"),
+            "{}",
+            told.stdout
+        );
+
+        // A repeated key acts once.
+        let key = [
+            "intent",
+            "create",
+            "--user-id",
+            &user,
+            "--method",
+            "sbp-qr",
+            "--amount",
+            "5.00",
+            "--idempotency-key",
+            "once",
+        ];
+        assert_eq!(
+            json(&key).await["intent"]["paymentId"],
+            json(&key).await["intent"]["paymentId"]
+        );
+
+        let proof = json(&["proof"]).await;
+        assert_eq!(proof["ok"], json!(true), "{proof}");
+    });
+}
+
+// rows: R350
+#[test]
+fn r350_what_goes_wrong_is_told_on_standard_error_with_exit_code_one() {
+    run(async {
+        let platform = platform().await;
+        let refused = platform
+            .cli(&["--json", "order", "get", "--order-id", "no-such-order"])
+            .await;
+        assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+        assert!(
+            refused.stderr.contains("not_found") && refused.stderr.contains("Order not found"),
+            "{refused:?}"
+        );
+        assert_eq!(refused.stdout, "");
+        let nowhere = command(
+            platform.folder(),
+            &["--url", "http://127.0.0.1:1", "instrument", "list"],
+        )
+        .await;
+        assert_eq!(nowhere.status.code(), Some(1), "{nowhere:?}");
+        assert!(
+            nowhere.stderr.contains("is the platform running?"),
+            "{nowhere:?}"
+        );
+        let other = platform
+            .cli(&["--token", "sandbox.auditor", "user", "create"])
+            .await;
+        assert!(other.stderr.contains("permission_denied"), "{other:?}");
+        let nonsense = platform.cli(&["order", "dance"]).await;
+        assert_eq!(nonsense.status.code(), Some(2), "{nonsense:?}");
+    });
+}
+
+// rows: R350
+#[test]
+fn r350_config_prints_what_is_in_force() {
+    run(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let shown = command(folder.path(), &["--json", "config"])
+            .await
+            .success()
+            .json();
+        assert_eq!(shown["listen"]["all"], json!("127.0.0.1:8080"));
+        assert_eq!(shown["data_dir"], json!("data"));
+        std::fs::write(
+            folder.path().join("platform.toml"),
+            "[listen]\nall = \"127.0.0.1:9999\"\n",
+        )
+        .expect("written");
+        let mut with_env = tests::process::command(folder.path());
+        let with_env = with_env
+            .args(["--json", "--data-dir", "elsewhere", "config"])
+            .env("PLATFORM_LISTEN__LEDGER", "127.0.0.1:7777");
+        let output = with_env.output().await.expect("the binary runs");
+        let shown: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(shown["listen"]["all"], json!("127.0.0.1:9999"), "the file");
+        assert_eq!(
+            shown["listen"]["ledger"],
+            json!("127.0.0.1:7777"),
+            "the environment"
+        );
+        assert_eq!(shown["data_dir"], json!("elsewhere"), "the command line");
+        let text = command(folder.path(), &["config"]).await.success().stdout;
+        assert!(
+            text.contains("[listen]") && text.contains("127.0.0.1:9999"),
+            "{text}"
+        );
+        std::fs::write(folder.path().join("platform.toml"), "no_such_setting = 1\n")
+            .expect("written");
+        let refused = command(folder.path(), &["config"]).await;
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(refused.stderr.contains("no_such_setting"), "{refused:?}");
+    });
+}

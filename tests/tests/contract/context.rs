@@ -1,0 +1,177 @@
+//! What travels with every call: ids, keys, and the events a call causes.
+
+use prost::Message;
+use proto::common::v1::RequestContext;
+use serde_json::{Value, json};
+use tests::call::{OPERATOR, TREASURY, context_with_key, text};
+use tests::log::Events;
+use tests::shared::{platform, run};
+use tests::world::rub;
+
+/// Any event, seen by somebody who knows nothing but the context.
+#[derive(Clone, PartialEq, Message)]
+struct OnlyContext {
+    #[prost(message, optional, tag = "1")]
+    context: Option<RequestContext>,
+}
+
+// rows: R004 R006 R018 R023
+#[test]
+fn r004_one_correlation_id_goes_through_events_and_logs() {
+    run(async {
+        let platform = platform().await;
+        let mut events = Events::open(platform).await;
+        let user = platform.trader().await;
+        let correlation = format!("correlation-{}", uuid::Uuid::now_v7());
+        let request = json!({
+            "context": { "requestId": "r-1", "correlationId": correlation, "idempotencyKey": "k-1" },
+            "userId": user.id, "method": "PAYMENT_METHOD_SBP_QR", "amount": rub("25.00"),
+        });
+        let intent = platform
+            .ok(&user.token(), "payments.CreatePaymentIntent", request)
+            .await["intent"]
+            .clone();
+        platform.pay(&intent).await;
+        platform.balance_is(&user.cash(), "25.00").await;
+
+        let caused = events
+            .until(
+                &[
+                    "PaymentIntentCreatedEvent",
+                    "FiatDepositedEvent",
+                    "CfaIssuedEvent",
+                    "OperationCreatedEvent",
+                    "BalanceUpdatedEvent",
+                ],
+                |event| event.correlation_id == correlation,
+            )
+            .await;
+        for event in &caused {
+            let seen = OnlyContext::decode(&*event.payload)
+                .expect("field 1 alone is enough to decode an event");
+            let context = seen
+                .context
+                .unwrap_or_else(|| panic!("{} has no context", event.type_name));
+            assert_eq!(context.correlation_id, correlation, "{}", event.type_name);
+            assert!(event.topic.ends_with(".v1"), "{}", event.topic);
+        }
+        // Names are those of the messages, and CFA-RUB is the constant.
+        let issued = caused
+            .iter()
+            .find(|event| event.type_name == "platform.cfa.v1.CfaIssuedEvent")
+            .expect("full name");
+        let issued =
+            proto::cfa::v1::CfaIssuedEvent::decode(&*issued.payload).expect("CfaIssuedEvent");
+        assert_eq!(
+            (issued.instrument_id.as_str(), issued.holder_id.as_str()),
+            ("CFA-RUB", user.id.as_str())
+        );
+        events.close().await;
+
+        let lines: Vec<Value> = platform
+            .log()
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .collect();
+        let named = lines
+            .iter()
+            .filter(|line| line.to_string().contains(&correlation))
+            .count();
+        assert!(named > 0, "no line of the log names the correlation id");
+    });
+}
+
+#[test]
+fn r018_every_topic_has_its_version() {
+    run(async {
+        let platform = platform().await;
+        for topic in events::topics::ALL {
+            assert!(
+                topic.starts_with("platform.") && topic.ends_with(".events.v1"),
+                "{topic}"
+            );
+        }
+        let user = platform.rich("10.00").await;
+        let mut events = Events::open(platform).await;
+        events
+            .until(&["UserCreatedEvent", "CfaIssuedEvent"], |event| {
+                event
+                    .payload
+                    .windows(user.id.len())
+                    .any(|at| at == user.id.as_bytes())
+            })
+            .await;
+        for event in &events.seen {
+            assert!(
+                events::topics::ALL.contains(&event.topic.as_str()),
+                "{}",
+                event.topic
+            );
+        }
+        events.close().await;
+    });
+}
+
+#[test]
+fn r005_a_key_makes_issue_and_redemption_act_once() {
+    run(async {
+        let platform = platform().await;
+        let user = platform.trader().await;
+        let key = uuid::Uuid::now_v7().to_string();
+        let issue = json!({ "context": context_with_key(&key), "userId": user.id, "amount": rub("70.00"), "paymentId": key });
+        let first = platform
+            .ok(TREASURY, "cfa.IssueCfaRub", issue.clone())
+            .await;
+        platform.balance_is(&user.cash(), "70.00").await;
+        let (second, headers) = platform
+            .call_with_headers(TREASURY, "cfa.IssueCfaRub", issue)
+            .await
+            .expect("answered");
+        assert_eq!(
+            text(&first, "/operation/operationId"),
+            text(&second, "/operation/operationId")
+        );
+        assert_eq!(
+            headers
+                .get("idempotent-replayed")
+                .map(|value| value.as_bytes()),
+            Some(&b"true"[..])
+        );
+        platform.balance_is(&user.cash(), "70.00").await;
+
+        let payout = uuid::Uuid::now_v7().to_string();
+        let redeem = json!({ "context": context_with_key(&payout), "userId": user.id, "amount": rub("30.00"), "payoutId": payout });
+        let first = platform
+            .ok(&user.token(), "cfa.RedeemCfaRub", redeem.clone())
+            .await;
+        let second = platform.ok(&user.token(), "cfa.RedeemCfaRub", redeem).await;
+        let id = text(&first, "/operation/operationId");
+        assert_eq!(id, text(&second, "/operation/operationId"));
+        platform.cfa_operation_is(&id, "FINALIZED").await;
+        platform.balance_is(&user.cash(), "40.00").await;
+        let request = json!({ "userId": user.id });
+        let payouts = platform
+            .all(OPERATOR, "payments.ListPayouts", "payouts", request)
+            .await;
+        assert_eq!(payouts.len(), 1, "{payouts:?}");
+    });
+}
+
+// rows: R005
+#[test]
+fn r005_the_same_payment_never_issues_twice_whatever_the_key() {
+    run(async {
+        let platform = platform().await;
+        let user = platform.trader().await;
+        let payment = platform.deposit(&user, "15.00").await;
+        let again = json!({ "userId": user.id, "amount": rub("15.00"), "paymentId": payment });
+        // The stored operation or a refusal: both are right, a second issue is not.
+        let answer = platform.call(TREASURY, "cfa.IssueCfaRub", again).await;
+        let request = json!({ "userId": user.id, "externalRef": payment });
+        let operations = platform
+            .all(OPERATOR, "cfa.ListOperations", "operations", request)
+            .await;
+        assert_eq!(operations.len(), 1, "{answer:?}");
+        platform.balance_is(&user.cash(), "15.00").await;
+    });
+}

@@ -1,0 +1,9 @@
+//! The shared conventions of the contract (part A of the checklist and the gaps it decides), by the descriptors and by real calls.
+
+mod context;
+mod outside;
+mod pages;
+mod protocols;
+mod rules;
+mod schema;
+mod values;

@@ -1,0 +1,203 @@
+//! Amounts as they go in and come out: text, exact, one unit for one rouble.
+
+use serde_json::{Value, json};
+use tests::call::{AUDITOR, OPERATOR, number, text};
+use tests::shared::{platform, run};
+use tests::world::amount;
+
+// rows: R007 R311
+#[test]
+fn r007_amounts_are_text_and_sums_are_exact() {
+    run(async {
+        let platform = platform().await;
+        let user = platform.trader().await;
+        let intent = platform.intent(&user, "100.00").await;
+        assert_eq!(intent["amount"], amount("RUB", "100.00"));
+        platform.deposit(&user, "0.10").await;
+        platform.deposit(&user, "0.20").await;
+        let balance = platform.balance_is(&user.cash(), "0.30").await;
+        assert_eq!(balance["balance"]["value"], json!("0.30"), "{balance}");
+    });
+}
+
+// rows: R024 R023
+#[test]
+fn r024_a_rouble_paid_is_a_unit_on_chain_and_in_the_ledger() {
+    run(async {
+        let platform = platform().await;
+        let user = platform.rich("100.00").await;
+        let holders = platform
+            .all(
+                AUDITOR,
+                "cfa.ListHolders",
+                "holders",
+                json!({ "instrumentId": "CFA-RUB" }),
+            )
+            .await;
+        let holder = holders
+            .iter()
+            .find(|holder| holder["userId"] == json!(user.id))
+            .expect("a holder on chain");
+        assert_eq!(number(&holder["balance"]), number(&json!("100")));
+        // The contract itself says so: balanceOf(address), in kopecks.
+        let instrument = platform
+            .ok(
+                AUDITOR,
+                "cfa.GetInstrument",
+                json!({ "instrumentId": "CFA-RUB" }),
+            )
+            .await;
+        let (contract, address) = (
+            text(&instrument, "/instrument/smartContractAddress"),
+            text(holder, "/address"),
+        );
+        let data = format!("0x70a08231{:0>64}", address.trim_start_matches("0x"));
+        let result = rpc(
+            platform,
+            "eth_call",
+            json!([{ "to": contract, "data": data }, "latest"]),
+        )
+        .await;
+        let result = result
+            .as_str()
+            .expect("hex")
+            .trim_start_matches("0x")
+            .to_owned();
+        assert_eq!(u128::from_str_radix(&result, 16), Ok(10_000));
+        platform.balance_is(&user.cash(), "100.00").await;
+    });
+}
+
+pub async fn rpc(platform: &tests::Platform, method: &str, params: Value) -> Value {
+    let request = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
+    let answer = tests::process::client()
+        .post(platform.url("chain_rpc"))
+        .json(&request)
+        .send()
+        .await;
+    let answer: Value = answer.expect("an answer").json().await.expect("JSON");
+    assert!(
+        answer.get("error").is_none_or(Value::is_null),
+        "{method}: {answer}"
+    );
+    answer["result"].clone()
+}
+
+#[test]
+fn r009_the_smallest_fraction_and_a_price_of_many_digits_come_back_as_they_went_in() {
+    run(async {
+        let platform = platform().await;
+        let holder = platform.trader().await;
+        let smallest = "0.000000000000000001";
+        let largest = "123456789012345678901234567890";
+        let fine = platform
+            .instrument(json!({ "decimals": 18, "issueLimit": { "value": "9" }, "nominal": { "value": smallest } }))
+            .await;
+        let large = platform
+            .instrument(json!({ "nominal": { "value": largest } }))
+            .await;
+        for (instrument, nominal) in [(&fine, smallest), (&large, largest)] {
+            let answer = platform
+                .ok(
+                    AUDITOR,
+                    "cfa.GetInstrument",
+                    json!({ "instrumentId": instrument }),
+                )
+                .await;
+            assert_eq!(answer["instrument"]["nominal"]["value"], json!(nominal));
+        }
+        platform.issue(&fine, &holder, smallest).await;
+        let answer = platform
+            .ok(
+                AUDITOR,
+                "ledger.GetBalance",
+                json!({ "subaccountId": holder.units(&fine) }),
+            )
+            .await;
+        assert_eq!(answer["balance"]["value"], json!(smallest), "{answer}");
+        let holders = platform
+            .all(
+                AUDITOR,
+                "cfa.ListHolders",
+                "holders",
+                json!({ "instrumentId": fine }),
+            )
+            .await;
+        assert_eq!(
+            holders[0]["balance"]["value"],
+            json!(smallest),
+            "{holders:?}"
+        );
+
+        // One digit more is refused, not rounded.
+        let finer = json!({ "instrumentId": fine, "investorId": holder.id, "bookbuildingId": "b", "amount": amount(&fine, "0.0000000000000000001") });
+        let refusal = platform
+            .refused(OPERATOR, "cfa.IssueInvestmentCfa", finer)
+            .await;
+        assert_eq!(
+            (refusal.http, refusal.code.as_str()),
+            (400, "invalid_argument"),
+            "{refusal:?}"
+        );
+    });
+}
+
+// rows: R008 R011
+#[test]
+fn r008_a_trade_names_its_fee_as_trading() {
+    run(async {
+        let platform = platform().await;
+        // A bond is registered by its type.
+        let bond = platform.bond().await;
+        let answer = platform
+            .ok(
+                AUDITOR,
+                "cfa.GetInstrument",
+                json!({ "instrumentId": bond }),
+            )
+            .await;
+        assert_eq!(
+            answer["instrument"]["type"],
+            json!("INSTRUMENT_TYPE_CFA_BOND")
+        );
+        let (seller, buyer) = (platform.trader().await, platform.rich("10000.00").await);
+        platform.issue(&bond, &seller, "10").await;
+        platform.place(&seller, &bond, "SELL", "1010.00", "4").await;
+        platform.place(&buyer, &bond, "BUY", "1010.00", "4").await;
+        let trades = platform.settled(&bond, 1).await;
+        assert_eq!(trades[0]["fee"]["feeType"], json!("TRADING"));
+        assert_eq!(trades[0]["fee"]["amount"], amount("RUB", "4.04"));
+        platform.balance_is(&buyer.cash(), "5955.96").await;
+        platform.balance_is(&seller.cash(), "4040.00").await;
+        platform.balance_is(&buyer.units(&bond), "4").await;
+    });
+}
+
+#[test]
+fn r023_cfa_rub_is_there_from_the_start() {
+    run(async {
+        let platform = platform().await;
+        let answer = platform
+            .ok(
+                AUDITOR,
+                "cfa.GetInstrument",
+                json!({ "instrumentId": "CFA-RUB" }),
+            )
+            .await;
+        let instrument = &answer["instrument"];
+        assert_eq!(
+            instrument["type"],
+            json!("INSTRUMENT_TYPE_MONEY_CLAIM"),
+            "{answer}"
+        );
+        assert_eq!(instrument["decimals"], json!(2), "{answer}");
+        platform
+            .all(
+                AUDITOR,
+                "cfa.ListHolders",
+                "holders",
+                json!({ "instrumentId": "CFA-RUB" }),
+            )
+            .await;
+    });
+}

@@ -1,0 +1,433 @@
+//! `kill -9` at seeded moments of order flow, and exactly between two steps; then start again: nothing acknowledged is lost, no trade is settled twice, no hold
+//! is orphaned, the balances are proved.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use tests::call::{AUDITOR, OPERATOR, context_with_key, number, text};
+use tests::flow::{Flow, Random, Told};
+use tests::member::resume;
+use tests::process::{PATIENCE, Platform};
+use tests::shared::run;
+use tests::world::{User, is_settled, limit_order};
+use types::Decimal;
+
+const SEED: u64 = 20_260_101;
+const KILLS: usize = 3;
+
+/// Two buyers with money, two sellers with units, all of it in trading holds; even places buy.
+async fn members(platform: &Platform, bond: &str) -> Vec<User> {
+    let mut members = Vec::new();
+    for at in 0..4 {
+        let user = platform.trader().await;
+        for limit in ["DEPOSIT", "TRADING"] {
+            platform.set_limit(&user, limit, "1000000000.00").await;
+        }
+        if at % 2 == 0 {
+            platform.deposit(&user, "5000000.00").await;
+            platform.trading_hold(&user, "CFA-RUB", "5000000.00").await;
+        } else {
+            platform.issue(bond, &user, "50000").await;
+            platform.trading_hold(&user, bond, "50000").await;
+        }
+        members.push(user);
+    }
+    members
+}
+
+#[test]
+fn kill_at_random_moments_of_order_flow_loses_and_doubles_nothing() {
+    run(async {
+        let mut platform = Platform::start().await;
+        let bond = platform.bond().await;
+        let members = members(&platform, &bond).await;
+        let flow = Flow::start(&platform, &members, &bond, SEED).await;
+        let mut random = Random::new(SEED);
+        for _ in 0..KILLS {
+            let acknowledged = flow.told().acknowledged.len();
+            let more = usize::try_from(100 + random.below(300)).expect("small");
+            flow.until_acknowledged(acknowledged + more).await;
+            platform.kill().await;
+            platform.restart().await;
+            resume(&flow.connection).await;
+        }
+        flow.until_acknowledged(flow.told().acknowledged.len() + 100)
+            .await;
+        let told = flow.finish().await;
+        assert_eq!(told.wrong, Vec::<String>::new());
+        assert!(
+            !told.fills.is_empty() && !told.cancelled.is_empty(),
+            "the flow trades and cancels"
+        );
+        judge(&platform, &bond, &members, &told).await;
+        platform.stop().await;
+    });
+}
+
+/// Compares what the members were told with what the platform knows, then takes everything apart.
+async fn judge(platform: &Platform, bond: &str, members: &[User], told: &Told) {
+    platform.assert_no_orphans(&HashMap::new()).await;
+
+    // Orders: the history has exactly the acknowledged ones.
+    for (channel, member) in members.iter().enumerate() {
+        let orders = platform
+            .all(
+                AUDITOR,
+                "market.ListOrders",
+                "orders",
+                json!({ "userId": member.id }),
+            )
+            .await;
+        let known: BTreeSet<String> = orders.iter().map(|order| text(order, "/orderId")).collect();
+        assert_eq!(known.len(), orders.len(), "an order is listed twice");
+        let channel = u16::try_from(channel).expect("small");
+        let acknowledged: BTreeSet<String> = told
+            .acknowledged
+            .iter()
+            .filter(|(_, owner)| **owner == channel)
+            .map(|(id, _)| id.clone())
+            .collect();
+        assert_eq!(known, acknowledged, "orders of member {channel}");
+        let mass_cancel = json!({ "userId": member.id });
+        platform
+            .ok(OPERATOR, "market.MassCancel", mass_cancel)
+            .await;
+    }
+
+    // Trades: each told to both sides once, listed once, settled once.
+    let mut sides: BTreeMap<&str, Vec<(u16, u64, i64)>> = BTreeMap::new();
+    for ((trade, channel), fill) in &told.fills {
+        sides
+            .entry(trade)
+            .or_default()
+            .push((*channel, fill.quantity_lots, fill.price_ticks));
+    }
+    assert!(
+        sides
+            .values()
+            .all(|sides| sides.len() == 2 && sides[0].1 == sides[1].1),
+        "both sides hear of each trade"
+    );
+    let trades = all_settled(platform, bond).await;
+    let listed: BTreeSet<&str> = trades
+        .iter()
+        .map(|trade| trade["tradeId"].as_str().expect("an id"))
+        .collect();
+    assert_eq!(listed.len(), trades.len(), "a trade is listed twice");
+    assert_eq!(listed, sides.keys().copied().collect::<BTreeSet<_>>());
+    settled_once(platform, &listed).await;
+
+    // Units and money are where the fills say.
+    for (channel, member) in members.iter().enumerate() {
+        let mine = told
+            .fills
+            .iter()
+            .filter(|((_, owner), _)| usize::from(*owner) == channel);
+        let (units, kopecks) = mine.fold((0, 0), |(units, kopecks), (_, fill)| {
+            let lots = i64::try_from(fill.quantity_lots).expect("small");
+            (units + lots, kopecks + lots * fill.price_ticks)
+        });
+        if channel % 2 == 0 {
+            assert_eq!(
+                platform.balance(&member.units(bond)).await,
+                Decimal::from(units)
+            );
+        } else {
+            assert_eq!(
+                platform.balance(&member.cash()).await,
+                Decimal::from_minor(kopecks, 2)
+            );
+            assert_eq!(
+                platform.balance(&member.units(bond)).await,
+                Decimal::from(50_000 - units)
+            );
+        }
+    }
+    closed_and_proved(platform).await;
+}
+
+/// Every trade of the instrument, settled.
+async fn all_settled(platform: &Platform, bond: &str) -> Vec<Value> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let trades = platform
+            .all(
+                AUDITOR,
+                "market.ListTrades",
+                "trades",
+                json!({ "instrumentId": bond }),
+            )
+            .await;
+        let open = trades.iter().filter(|trade| !is_settled(trade)).count();
+        if open == 0 {
+            return trades;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "{open} of {} trades are not settled",
+            trades.len()
+        );
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+}
+
+/// The ledger has one buy and one sell operation for each trade, all of them final.
+async fn settled_once(platform: &Platform, trades: &BTreeSet<&str>) {
+    for (kind, suffix) in [("TRADE_BUY", ""), ("TRADE_SELL", ":sell")] {
+        let request = json!({ "type": format!("OPERATION_TYPE_{kind}") });
+        let operations = platform
+            .all(AUDITOR, "ledger.ListOperations", "operations", request)
+            .await;
+        let mut keys: Vec<String> = operations
+            .iter()
+            .map(|operation| text(operation, "/idempotencyKey"))
+            .collect();
+        keys.sort();
+        let expected: Vec<String> = trades
+            .iter()
+            .map(|trade| format!("{trade}{suffix}"))
+            .collect();
+        assert_eq!(keys, expected, "{kind}: one operation a trade");
+        for operation in &operations {
+            assert_eq!(
+                operation["status"],
+                json!("OPERATION_STATUS_FINALIZED"),
+                "{operation}"
+            );
+        }
+    }
+}
+
+/// Closes every trading hold; then nothing is held, and the proof finds no difference.
+async fn closed_and_proved(platform: &Platform) {
+    let request = json!({ "pagination": { "pageSize": 1000 } });
+    let holds = platform
+        .ok(AUDITOR, "market.ListTradingHolds", request)
+        .await;
+    for hold in holds["tradingHolds"].as_array().into_iter().flatten() {
+        if hold["status"] == json!("TRADING_HOLD_STATUS_OPEN") {
+            assert_eq!(number(&hold["drawn"]), Decimal::from(0), "{hold}");
+            platform
+                .ok(
+                    OPERATOR,
+                    "market.CloseTradingHold",
+                    json!({ "holdId": hold["holdId"] }),
+                )
+                .await;
+        }
+    }
+    let request = json!({ "status": "HOLD_STATUS_ACTIVE" });
+    platform
+        .until("every hold to end", "ledger.ListHolds", request, |answer| {
+            answer["holds"].as_array().is_none_or(Vec::is_empty)
+        })
+        .await;
+    platform.proof().await;
+}
+
+/// PlaceOrder under a key; the order's id, or nothing when the platform died on the way.
+async fn place(
+    platform: &Platform,
+    user: &User,
+    bond: &str,
+    side: &str,
+    quantity: &str,
+    key: &str,
+) -> Option<String> {
+    let request = json!({ "context": context_with_key(key), "order": limit_order(user, bond, side, "100.00", quantity) });
+    match platform
+        .call(&user.token(), "market.PlaceOrder", request)
+        .await
+    {
+        Ok(answer) => Some(text(&answer, "/order/orderId")),
+        Err(refusal) => {
+            assert_eq!(refusal.code, "transport", "{refusal:?}");
+            None
+        }
+    }
+}
+
+#[test]
+fn abort_between_the_steps_of_settlement_settles_each_trade_once() {
+    run(async {
+        let mut platform = Platform::start().await;
+        let bond = platform.bond().await;
+        // The buyer has a trading hold, the seller's orders have holds of their own.
+        let (buyer, seller) = (platform.rich("100000.00").await, platform.trader().await);
+        platform.trading_hold(&buyer, "CFA-RUB", "50000.00").await;
+        platform.issue(&bond, &seller, "100").await;
+        let points = [
+            "settlement.sealed",
+            "settlement.posted",
+            "settlement.submitted",
+            "settlement.finalized",
+        ];
+        for (at, point) in points.into_iter().enumerate() {
+            platform.stop().await;
+            platform.restart_with(&[("PLATFORM_CRASH_AT", point)]).await;
+            let (sell, buy) = (format!("sell-{point}"), format!("buy-{point}"));
+            let first = [
+                place(&platform, &seller, &bond, "SELL", "5", &sell).await,
+                place(&platform, &buyer, &bond, "BUY", "3", &buy).await,
+            ];
+            platform.aborted().await;
+            platform.restart().await;
+            // A repeat under the same key gives the same order, or makes the one that was never made.
+            for ((user, side, quantity, key), known) in
+                [(&seller, "SELL", "5", &sell), (&buyer, "BUY", "3", &buy)]
+                    .into_iter()
+                    .zip(&first)
+            {
+                let again = place(&platform, user, &bond, side, quantity, key)
+                    .await
+                    .expect("the platform runs");
+                assert!(
+                    known.as_ref().is_none_or(|known| *known == again),
+                    "{point}: {known:?} is {again} now"
+                );
+            }
+            platform.settled(&bond, at + 1).await;
+            let trades = all_settled(&platform, &bond).await;
+            settled_once(
+                &platform,
+                &trades
+                    .iter()
+                    .map(|trade| trade["tradeId"].as_str().expect("an id"))
+                    .collect(),
+            )
+            .await;
+            // Two of the five are left and cancelled: nothing of this round stays.
+            platform
+                .ok(
+                    OPERATOR,
+                    "market.MassCancel",
+                    json!({ "userId": seller.id }),
+                )
+                .await;
+            platform.assert_no_orphans(&HashMap::new()).await;
+            platform
+                .balance_is(&seller.units(&bond), &(100 - 3 * (at + 1)).to_string())
+                .await;
+        }
+        closed_and_proved(&platform).await;
+        platform.stop().await;
+    });
+}
+
+#[test]
+fn abort_between_hold_and_journal_of_an_order_acts_once_when_it_is_repeated() {
+    run(async {
+        let mut platform = Platform::start().await;
+        let bond = platform.bond().await;
+        let user = platform.rich("1000.00").await;
+        platform.stop().await;
+        platform
+            .restart_with(&[("PLATFORM_CRASH_AT", "market.hold_placed")])
+            .await;
+        assert_eq!(
+            place(&platform, &user, &bond, "BUY", "2", "the-key").await,
+            None
+        );
+        platform.aborted().await;
+
+        platform.restart().await;
+        let holds = platform.active_holds().await;
+        assert_eq!(
+            holds.len(),
+            1,
+            "the hold was made before the abort: {holds:?}"
+        );
+        let order = place(&platform, &user, &bond, "BUY", "2", "the-key")
+            .await
+            .expect("placed");
+        assert_eq!(
+            place(&platform, &user, &bond, "BUY", "2", "the-key").await,
+            Some(order.clone())
+        );
+        let orders = platform
+            .all(
+                AUDITOR,
+                "market.ListOrders",
+                "orders",
+                json!({ "userId": user.id }),
+            )
+            .await;
+        assert_eq!(orders.len(), 1, "{orders:?}");
+        platform
+            .assert_no_orphans(&HashMap::from([("the-key".to_owned(), order.clone())]))
+            .await;
+        // 2 at 100.00 and the fee of a thousandth: held once.
+        let held = |held: &'static str| async move { number(&json!(held)) };
+        let wanted = held("200.20").await;
+        platform
+            .until(
+                "the order's money to be held once",
+                "ledger.GetBalance",
+                json!({ "subaccountId": user.cash() }),
+                |answer| number(&answer["held"]) == wanted,
+            )
+            .await;
+        platform
+            .ok(
+                &user.token(),
+                "market.CancelOrder",
+                json!({ "orderId": order }),
+            )
+            .await;
+        platform.balance_is(&user.cash(), "1000.00").await;
+        closed_and_proved(&platform).await;
+        platform.stop().await;
+    });
+}
+
+#[test]
+fn a_hold_that_no_order_came_for_is_given_back_and_its_key_is_spent() {
+    run(async {
+        let mut platform = Platform::start().await;
+        let bond = platform.bond().await;
+        let user = platform.rich("1000.00").await;
+        platform.stop().await;
+        platform
+            .restart_with(&[("PLATFORM_CRASH_AT", "market.hold_placed")])
+            .await;
+        assert_eq!(
+            place(&platform, &user, &bond, "BUY", "2", "lost").await,
+            None
+        );
+        platform.aborted().await;
+        let hasty = [
+            ("PLATFORM_MARKET__ORPHAN_HOLD_AGE_MS", "1000"),
+            ("PLATFORM_MARKET__SWEEP_INTERVAL_MS", "200"),
+        ];
+        platform.restart_with(&hasty).await;
+        platform.assert_no_orphans(&HashMap::new()).await;
+        platform.balance_is(&user.cash(), "1000.00").await;
+
+        // The late repeat must not act behind the back of a caller who has given up.
+        let late = json!({ "context": context_with_key("lost"), "order": limit_order(&user, &bond, "BUY", "100.00", "2") });
+        let refusal = platform
+            .refused(&user.token(), "market.PlaceOrder", late)
+            .await;
+        assert_eq!(
+            (refusal.code.as_str(), refusal.reason.as_str()),
+            ("failed_precondition", "REQUEST_EXPIRED"),
+            "{refusal:?}"
+        );
+        let orders = platform
+            .all(
+                AUDITOR,
+                "market.ListOrders",
+                "orders",
+                json!({ "userId": user.id }),
+            )
+            .await;
+        assert!(orders.is_empty(), "{orders:?}");
+        platform.place(&user, &bond, "BUY", "100.00", "2").await;
+        platform
+            .ok(OPERATOR, "market.MassCancel", json!({ "userId": user.id }))
+            .await;
+        closed_and_proved(&platform).await;
+        platform.stop().await;
+    });
+}

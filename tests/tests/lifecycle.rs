@@ -1,0 +1,312 @@
+//! Start, stop, start again; and the whole story of an asset on a platform that runs.
+
+use serde_json::{Value, json};
+use tests::call::{AUDITOR, number, text};
+use tests::member::Terminal;
+use tests::process::{LISTENERS, Platform};
+use tests::shared::{platform, run};
+use tests::world::User;
+use types::Side;
+
+// rows: R349 R261
+#[test]
+fn r349_one_command_starts_everything_with_its_doubles() {
+    run(async {
+        let platform = platform().await;
+        for listener in LISTENERS
+            .into_iter()
+            .filter(|name| !matches!(*name, "trading" | "chain_rpc"))
+        {
+            let (status, body) = platform.get(listener, "/health", "").await;
+            assert_eq!(
+                (listener, status, body),
+                (listener, 200, json!({ "status": "ok" }))
+            );
+        }
+        for listener in LISTENERS
+            .into_iter()
+            .filter(|name| !matches!(*name, "trading" | "chain_rpc" | "bank"))
+        {
+            assert_eq!(
+                platform.get(listener, "/livez", "").await.0,
+                200,
+                "{listener}"
+            );
+            assert_eq!(
+                platform.get(listener, "/readyz", "").await.0,
+                200,
+                "{listener}"
+            );
+            let (status, metrics) = platform.get(listener, "/metrics", "").await;
+            assert!(
+                status == 200 && metrics.as_str().is_some_and(|text| text.contains("# TYPE")),
+                "{listener}: {metrics}"
+            );
+        }
+        let request =
+            json!({ "jsonrpc": "2.0", "id": 1, "method": "eth_blockNumber", "params": [] });
+        let answer = tests::process::client()
+            .post(platform.url("chain_rpc"))
+            .json(&request)
+            .send()
+            .await;
+        let answer: Value = answer.expect("an answer").json().await.expect("JSON");
+        assert!(
+            answer["result"]
+                .as_str()
+                .is_some_and(|number| number.starts_with("0x")),
+            "{answer}"
+        );
+        // The bank, identity and the chain do their work: a user, a payment, tokens.
+        let (user, bond) = (platform.rich("10.00").await, platform.bond().await);
+        Terminal::open(platform, &user, &bond).await;
+    });
+}
+
+// rows: R349 R350
+#[test]
+fn r350_the_demonstration_tells_its_story_and_everything_balances() {
+    run(async {
+        let platform = platform().await;
+        let demo = platform.cli(&["--json", "demo"]).await;
+        assert!(demo.status.success(), "{demo:?}");
+        let summary = demo.json();
+        assert_eq!(summary["reconciliation"], json!("Balanced"), "{summary}");
+        assert_eq!(summary["proof"], json!("ok"), "{summary}");
+        assert!(
+            summary["steps"]
+                .as_array()
+                .is_some_and(|steps| steps.len() > 10),
+            "{summary}"
+        );
+        let told = platform.cli(&["demo"]).await.success();
+        assert!(
+            told.stdout.contains("reconciliation Balanced, proof ok"),
+            "{}",
+            told.stdout
+        );
+
+        let proof = platform.proof().await;
+        let rub = proof["instruments"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find(|one| one["instrument_id"] == json!("CFA-RUB"));
+        let rub = rub.expect("CFA-RUB is proved");
+        assert_eq!(
+            number(&rub["chain_supply"]),
+            number(&rub["ledger_supply"]),
+            "{rub}"
+        );
+    });
+}
+
+#[test]
+fn ctrl_c_and_sigterm_end_with_zero_in_time_whatever_is_connected() {
+    run(async {
+        let mut platform = Platform::start().await;
+        let (user, bond) = (platform.rich("100.00").await, platform.bond().await);
+        platform.trading_hold(&user, "CFA-RUB", "50.00").await;
+        let mut terminal = Terminal::open(&platform, &user, &bond).await;
+        terminal.acknowledged(1, Side::Buy, 1_000, 1).await;
+        platform.stop_by("INT").await;
+        platform.restart().await;
+        let order = open_orders(&platform, &user).await;
+        assert_eq!(order.len(), 1, "{order:?}");
+        platform.stop_by("TERM").await;
+        assert!(!platform.is_running());
+    });
+}
+
+async fn open_orders(platform: &Platform, user: &User) -> Vec<Value> {
+    let orders = platform
+        .all(
+            AUDITOR,
+            "market.ListOrders",
+            "orders",
+            json!({ "userId": user.id }),
+        )
+        .await;
+    orders.into_iter().filter(tests::ledger::is_open).collect()
+}
+
+#[test]
+fn a_second_start_goes_on_where_the_first_stopped() {
+    run(async {
+        let mut platform = Platform::start().await;
+        let (seller, buyer, bond) = (
+            platform.trader().await,
+            platform.rich("5000.00").await,
+            platform.bond().await,
+        );
+        platform.issue(&bond, &seller, "10").await;
+        platform.trading_hold(&buyer, "CFA-RUB", "2000.00").await;
+        let resting = platform.place(&seller, &bond, "SELL", "100.00", "6").await;
+        platform.place(&buyer, &bond, "BUY", "100.00", "2").await;
+        platform.place(&buyer, &bond, "BUY", "90.00", "3").await;
+        platform.settled(&bond, 1).await;
+        // What settlement still carves for the open orders.
+        platform
+            .assert_no_orphans(&own_holds(&platform).await)
+            .await;
+        let book = async |platform: &Platform| {
+            let answer = platform
+                .ok(
+                    AUDITOR,
+                    "market.GetOrderBook",
+                    json!({ "instrumentId": bond }),
+                )
+                .await;
+            (
+                answer["snapshot"]["bids"].clone(),
+                answer["snapshot"]["asks"].clone(),
+                answer["snapshot"]["phase"].clone(),
+            )
+        };
+        let settled_hash = async |platform: &Platform| {
+            text(
+                &platform
+                    .ok(AUDITOR, "market.GetMarketStatus", json!({}))
+                    .await,
+                "/stateHash",
+            )
+        };
+        let (before, book_before) = (quiet(&platform).await, book(&platform).await);
+        assert_eq!(
+            number(&book_before.1[0]["quantity"]),
+            number(&json!("4")),
+            "{book_before:?}"
+        );
+        assert!(!settled_hash(&platform).await.is_empty());
+
+        platform.stop().await;
+        platform.restart().await;
+        assert_eq!(quiet(&platform).await, before);
+        assert_eq!(book(&platform).await, book_before);
+
+        // The resting order of the first run trades in the second.
+        platform.place(&buyer, &bond, "BUY", "100.00", "4").await;
+        platform.settled(&bond, 2).await;
+        let order = platform
+            .ok(
+                AUDITOR,
+                "market.GetOrder",
+                json!({ "orderId": text(&resting, "/orderId") }),
+            )
+            .await;
+        assert_eq!(
+            order["order"]["status"],
+            json!("ORDER_STATUS_FILLED"),
+            "{order}"
+        );
+        platform.balance_is(&seller.cash(), "600.00").await;
+        platform.proof().await;
+        platform.stop().await;
+    });
+}
+
+/// No order of this file has a hold of its own that outlives it.
+async fn own_holds(platform: &Platform) -> std::collections::HashMap<String, String> {
+    let holds = platform.active_holds().await;
+    let orders = platform
+        .all(AUDITOR, "market.ListOrders", "orders", json!({}))
+        .await;
+    let open: Vec<&Value> = orders
+        .iter()
+        .filter(|order| tests::ledger::is_open(order))
+        .collect();
+    holds
+        .iter()
+        .filter_map(|hold| {
+            let key = hold["reason"].as_str()?.strip_prefix("Order of request ")?;
+            let owner = text(hold, "/subaccountId");
+            let order = open.iter().find(|order| {
+                owner.starts_with(&format!(
+                    "{}:",
+                    order["userId"].as_str().unwrap_or_default()
+                ))
+            })?;
+            Some((key.to_owned(), text(order, "/orderId")))
+        })
+        .collect()
+}
+
+/// The state once it has stopped moving: two equal pictures in a row.
+async fn quiet(platform: &Platform) -> tests::ledger::State {
+    let deadline = std::time::Instant::now() + tests::process::PATIENCE;
+    let mut last = platform.state().await;
+    loop {
+        let status = platform
+            .ok(AUDITOR, "market.GetMarketStatus", json!({}))
+            .await;
+        let now = platform.state().await;
+        if now == last && status["commitSequence"] == status["settledSequence"] {
+            return now;
+        }
+        assert!(
+            std::time::Instant::now() < deadline,
+            "the platform does not come to rest: {status}"
+        );
+        last = now;
+    }
+}
+
+// rows: R349
+#[test]
+fn the_curl_lines_of_the_readme_answer() {
+    run(async {
+        let platform = platform().await;
+        let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md"))
+            .expect("README.md");
+        let mut lines = 0;
+        for command in curls(&readme) {
+            let command = [
+                (8080, "all"),
+                (8081, "ledger"),
+                (8082, "cfa"),
+                (8083, "payments"),
+                (8084, "market"),
+                (8085, "identity"),
+            ]
+            .into_iter()
+            .fold(command, |text, (port, listener)| {
+                text.replace(
+                    &format!("127.0.0.1:{port}"),
+                    &platform.address(listener).to_string(),
+                )
+            });
+            let done = tokio::process::Command::new("sh")
+                .args(["-c", &command])
+                .output()
+                .await
+                .expect("a shell");
+            let answer = String::from_utf8_lossy(&done.stdout);
+            assert!(
+                done.status.success() && !answer.trim().is_empty(),
+                "{command}\n{done:?}"
+            );
+            assert!(!answer.contains("\"code\""), "{command}\n{answer}");
+            lines += 1;
+        }
+        assert!(lines >= 4, "the README has {lines} curl lines");
+    });
+}
+
+/// The curl commands of the shell blocks, continued lines joined.
+fn curls(readme: &str) -> Vec<String> {
+    let mut commands = Vec::new();
+    for block in readme.split("```sh\n").skip(1) {
+        let block = block
+            .split("```")
+            .next()
+            .unwrap_or_default()
+            .replace("\\\n", " ");
+        commands.extend(
+            block
+                .lines()
+                .filter(|line| line.starts_with("curl "))
+                .map(str::to_owned),
+        );
+    }
+    commands
+}
