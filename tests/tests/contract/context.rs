@@ -139,6 +139,8 @@ fn r005_a_key_makes_issue_and_redemption_act_once() {
         );
         platform.balance_is(&user.cash(), "70.00").await;
 
+        // Money that came through the bank can leave through it.
+        let user = platform.rich("70.00").await;
         let payout = uuid::Uuid::now_v7().to_string();
         let redeem = json!({ "context": context_with_key(&payout), "userId": user.id, "amount": rub("30.00"), "payoutId": payout });
         let first = platform
