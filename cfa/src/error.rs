@@ -1,6 +1,8 @@
 //! Why a call of this service did not do what it was asked for. Business refusals that the specification wants as a *result* (a REJECTED
 //! operation) are none of these.
 
+use std::collections::HashMap;
+
 use crate::chain::ChainError;
 
 /// A refusal by rule: exact text and reason of D23.
@@ -63,6 +65,8 @@ pub enum Error {
         code: i32,
         reason: String,
         message: String,
+        /// Further facts of the refusal, such as the breakdown of a balance.
+        facts: HashMap<String, String>,
     },
     /// Another service is away. Nothing is lost: ask again.
     #[error("{0} is unavailable")]
@@ -89,8 +93,8 @@ impl Error {
         )
     }
 
-    /// The peer refused with this reason (D23).
-    pub fn is_peer_reason(&self, wanted: &str) -> bool {
-        matches!(self, Self::Peer { reason, .. } if reason == wanted)
+    /// The ledger refused because there is not enough; who never had any has no sub-account.
+    pub fn is_shortage(&self) -> bool {
+        matches!(self, Self::Peer { reason, .. } if reason == "INSUFFICIENT_BALANCE" || reason == "SUB_ACCOUNT_NOT_FOUND")
     }
 }

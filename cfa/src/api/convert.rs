@@ -23,7 +23,8 @@ pub fn to_status(error: Error) -> Status {
             code,
             reason,
             message,
-        } => status::with_metadata(Code::from_i32(code), &reason, message, Default::default()),
+            facts,
+        } => status::with_metadata(Code::from_i32(code), &reason, message, facts),
         Error::Unavailable(peer) => status::unavailable(peer, 1_000),
         Error::Chain(ChainError::Unavailable(reason)) => {
             tracing::warn!(reason, "chain unavailable");

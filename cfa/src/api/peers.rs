@@ -12,6 +12,7 @@ use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use proto::payments::v1 as payments;
 use proto::payments::v1::payments_service_client::PaymentsServiceClient;
 use tonic::{Code, Status};
+use tonic_types::StatusExt;
 use types::Decimal;
 
 use crate::error::Error;
@@ -102,6 +103,10 @@ fn peer_error(peer: &'static str, status: &Status) -> Error {
             code: code as i32,
             reason: rpc::status::reason(status).unwrap_or_default(),
             message: status.message().to_owned(),
+            facts: status
+                .get_details_error_info()
+                .map(|info| info.metadata)
+                .unwrap_or_default(),
         },
     }
 }

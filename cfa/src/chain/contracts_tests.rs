@@ -1,4 +1,6 @@
 //! The contracts, executed on the development chain through the same actions the service orders.
+// `100_00` is a hundred roubles in kopecks
+#![allow(clippy::inconsistent_digit_grouping)]
 
 use std::time::Duration;
 

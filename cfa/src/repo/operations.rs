@@ -109,16 +109,24 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
-    /// Operations that are not at their end and were not touched since `before_us`, oldest first.
+    /// Operations that go their way alone, are not at their end and were not touched since `before_us`: oldest first, strictly after the
+    /// one named. Trades move with their batch and holders of a maturing issue with its redemption, so they are not among them.
     pub async fn open_operations(
         &self,
         before_us: i64,
+        after: (i64, &str),
         limit: i64,
     ) -> Result<Vec<Operation>, Error> {
-        let mut query = select("status NOT IN (7, 8, 9, 12) AND updated_at_us < ");
+        let mut query =
+            select("status NOT IN (7, 8, 9, 12) AND flow NOT IN (6, 7) AND updated_at_us < ");
+        query.push_bind(before_us);
         query
-            .push_bind(before_us)
-            .push(" ORDER BY updated_at_us LIMIT ")
+            .push(" AND (updated_at_us, operation_id) > (")
+            .push_bind(after.0)
+            .push(", ")
+            .push_bind(after.1.to_owned());
+        query
+            .push(") ORDER BY updated_at_us, operation_id LIMIT ")
             .push_bind(limit);
         let rows = query.build().fetch_all(self.db.read()).await?;
         rows.iter().map(decode).collect()

@@ -135,7 +135,9 @@ impl Service {
             Err(error) if error.is_transient() => return Err(error),
             Err(error) => {
                 self.take_back(operation).await?;
-                return Err(if error.is_peer_reason("INSUFFICIENT_BALANCE") {
+                // who never had any has no sub-account; the text is the same
+                let nothing = matches!(&error, Error::Peer { reason, .. } if reason == "SUB_ACCOUNT_NOT_FOUND");
+                return Err(if nothing {
                     Refusal::InsufficientBalance.into()
                 } else {
                     error

@@ -220,10 +220,7 @@ impl Service {
                 .await
             {
                 Ok(()) => {}
-                Err(error)
-                    if error.is_peer_reason("INSUFFICIENT_BALANCE")
-                        || error.is_peer_reason("SUBACCOUNT_NOT_FOUND") =>
-                {
+                Err(error) if error.is_shortage() => {
                     if redemption.status != RedemptionStatus::Underfunded {
                         tracing::error!(
                             redemption_id = redemption.redemption_id,

@@ -341,24 +341,34 @@ impl Service {
         Ok(())
     }
 
-    /// The batch as it stands; waits up to `wait` for it to be final.
+    /// The batch as it stands; waits up to `wait` for it to be final. While it waits it looks for the receipt itself at every block, which
+    /// is sooner than the receipt's event.
     pub async fn trade_batch(&self, batch_id: &str, wait: Duration) -> Result<Batch, Error> {
         let deadline = tokio::time::Instant::now() + wait;
         let mut done = self.batches_done.subscribe();
+        let mut read_to = self.chain.read_to();
         loop {
             done.borrow_and_update();
+            read_to.borrow_and_update();
             let batch = self
                 .repo
                 .batch(batch_id)
                 .await?
                 .ok_or(Refusal::BatchNotFound)?;
-            if batch.status != BatchStatus::Submitted
-                || !matches!(
-                    tokio::time::timeout_at(deadline, done.changed()).await,
-                    Ok(Ok(()))
-                )
-            {
+            if batch.status != BatchStatus::Submitted || tokio::time::Instant::now() >= deadline {
                 return Ok(batch);
+            }
+            tokio::select! {
+                () = tokio::time::sleep_until(deadline) => {}
+                _ = done.changed() => {}
+                moved = read_to.changed() => {
+                    if moved.is_err() {
+                        return Ok(batch);
+                    }
+                    if let Some(tx_hash) = &batch.tx_hash {
+                        self.on_receipt(tx_hash).await?;
+                    }
+                }
             }
         }
     }

@@ -15,7 +15,8 @@ use crate::saga::{Chain, Payout};
 const QUIET_US: i64 = 1_500_000;
 /// Payouts are asked for in every so-manyeth sweep: the event is the normal way.
 const PAYOUT_SWEEPS: u64 = 10;
-const SWEEP_LIMIT: i64 = 500;
+/// Rows looked at in one read.
+const SWEEP_PAGE: i64 = 500;
 
 /// Follows the chain.
 pub async fn follow_chain(service: Arc<Service>, shutdown: CancellationToken) {
@@ -37,10 +38,13 @@ pub async fn sweep(service: Arc<Service>, health: rpc::Health, shutdown: Cancell
     let interval = Duration::from_millis(service.config.sweep_interval_ms.max(1));
     let mut sweeps = 0u64;
     loop {
-        match service
-            .sweep_once(sweeps.is_multiple_of(PAYOUT_SWEEPS), false)
-            .await
-        {
+        // cut off at shutdown as by a crash: every step can be taken again
+        let swept = tokio::select! {
+            biased;
+            () = shutdown.cancelled() => return,
+            swept = service.sweep_once(sweeps.is_multiple_of(PAYOUT_SWEEPS), false) => swept,
+        };
+        match swept {
             Ok(()) => health.set_ok("sweep"),
             Err(error) => {
                 tracing::warn!(%error, "sweep failed");
@@ -71,12 +75,21 @@ impl Service {
         } else {
             self.now_us() - QUIET_US
         };
-        for operation in self.repo.open_operations(before_us, SWEEP_LIMIT).await? {
-            leave(
-                "operation",
-                &operation.operation_id,
-                self.resume(&operation, ask_payouts).await,
-            );
+        let mut after = (i64::MIN, String::new());
+        loop {
+            let page = self
+                .repo
+                .open_operations(before_us, (after.0, &after.1), SWEEP_PAGE)
+                .await?;
+            let Some(last) = page.last() else { break };
+            after = (last.updated_at_us, last.operation_id.clone());
+            for operation in &page {
+                leave(
+                    "operation",
+                    &operation.operation_id,
+                    self.resume(operation, ask_payouts).await,
+                );
+            }
         }
         leave("batches", "", self.resume_batches().await);
         self.start_due_redemptions().await?;
@@ -91,9 +104,7 @@ impl Service {
     }
 
     async fn resume(&self, operation: &Operation, ask_payouts: bool) -> Result<(), Error> {
-        if matches!(operation.flow, Flow::Trade | Flow::Maturity)
-            || operation.status == Status::Blocked
-        {
+        if operation.status == Status::Blocked {
             return Ok(());
         }
         if operation.facts.chain == Chain::Sent

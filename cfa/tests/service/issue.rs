@@ -1,0 +1,493 @@
+//! Part C of the checklist: issuance of CFA-RUB.
+
+use events::Log;
+use prost::Message;
+use proto::audit::v1 as audit;
+use proto::cfa::v1 as pb;
+use proto::common::v1::{OperationStatus, OperationType, RejectionReasonCode};
+use proto::payments::v1 as payments;
+
+use crate::world::*;
+
+fn request(user_id: &str, amount: &str, payment_id: &str, key: &str) -> pb::IssueCfaRubRequest {
+    pb::IssueCfaRubRequest {
+        context: context(key),
+        user_id: user_id.into(),
+        amount: roubles(amount),
+        payment_id: payment_id.into(),
+    }
+}
+
+// rows: R019 R023 R024 R038 R040 R047 R048 R049 R050 R051 R053 R054 R058 R059 R060 R063
+#[tokio::test(flavor = "multi_thread")]
+async fn r038_deposit_becomes_tokens_and_a_balance() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    assert_eq!(
+        world.holders("CFA-RUB").await,
+        [],
+        "CFA-RUB is there from the first start"
+    );
+    let user = "00112233445566778899aabbccddeeff00112233";
+    let operation = world
+        .cfa
+        .issue_cfa_rub(request(user, "100.00", "pay-1", "k-1"))
+        .await
+        .expect("issued")
+        .into_inner()
+        .operation
+        .expect("operation");
+    assert_eq!(
+        world.double.trail(),
+        [
+            format!("profile {user}"),
+            format!("limits {user} DEPOSIT 100.00 ISSUANCE"),
+            format!("sanctions {user}")
+        ]
+    );
+    assert_eq!(operation.status(), OperationStatus::OnchainSubmitted);
+    assert_eq!(operation.r#type(), OperationType::Issuance);
+    assert_eq!(
+        (operation.user_id.as_str(), operation.external_ref.as_str()),
+        (user, "pay-1")
+    );
+    assert_eq!(
+        (operation.amount.clone(), operation.currency_code.as_str()),
+        (decimal("100.00"), "RUB")
+    );
+    assert_eq!(
+        (
+            operation.hold_id.clone(),
+            operation.idempotency_key.as_str()
+        ),
+        (None, "k-1")
+    );
+    let receipt = world.receipt(&operation.onchain_tx_hash).await;
+    let operation = world.settle(&operation).await;
+    assert_eq!(operation.status(), OperationStatus::Finalized);
+    assert!(operation.finalized_at.is_some());
+    assert_eq!(operation.block_number, receipt.block_number);
+    let token = world.instrument("CFA-RUB").await.smart_contract_address;
+    assert_eq!(
+        receipt.to.map(|to| to.to_string()),
+        Some(token.clone()),
+        "the token's mint, not a coin transfer"
+    );
+    let address = format!("0x{user}").parse().expect("address");
+    let balance = world
+        .connector()
+        .balance_of(&token.parse().expect("address"), &address)
+        .await
+        .expect("read");
+    assert_eq!(balance, 100_00);
+    world
+        .balance_becomes(&format!("{user}:CFA-RUB"), "100.00")
+        .await;
+    assert_eq!(world.supply("CFA-RUB").await, "100.00");
+    let seen = world
+        .events_until(events::topics::CFA, |event| {
+            event.type_name == "platform.cfa.v1.CfaIssuedEvent"
+        })
+        .await;
+    let names: Vec<_> = seen
+        .iter()
+        .map(|event| event.short_type().to_owned())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "InstrumentRegisteredEvent",
+            "IssuanceStartedEvent",
+            "CfaIssuedEvent"
+        ]
+    );
+    let issued = pb::CfaIssuedEvent::decode(seen[2].payload.as_slice()).expect("decodes");
+    assert_eq!(
+        (issued.operation_id.as_str(), issued.instrument_id.as_str()),
+        (operation.operation_id.as_str(), "CFA-RUB")
+    );
+    assert_eq!(
+        (issued.holder_id.as_str(), issued.amount),
+        (user, amount("CFA-RUB", "100.00"))
+    );
+    assert_eq!(issued.tx_hash, operation.onchain_tx_hash);
+    assert!(issued.issued_at.is_some());
+    assert_eq!(
+        issued.context.expect("context").correlation_id,
+        "correlation of k-1"
+    );
+    assert_eq!(seen[2].key, operation.operation_id);
+    let records = world.events_until(events::topics::AUDIT, |_| true).await;
+    let record = audit::AuditRecordEvent::decode(records[0].payload.as_slice()).expect("decodes");
+    assert_eq!(
+        (record.action.as_str(), record.object_id),
+        ("issuance.finalized", operation.operation_id)
+    );
+    world.stop().await;
+}
+
+// rows: R039 R052
+#[tokio::test(flavor = "multi_thread")]
+async fn r039_same_key_answers_the_stored_operation() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    let first = world
+        .cfa
+        .issue_cfa_rub(request("alice", "100.00", "pay-1", "k-1"))
+        .await
+        .expect("issued")
+        .into_inner()
+        .operation
+        .expect("operation");
+    let asked = world.double.trail().len();
+    let again = world
+        .cfa
+        .issue_cfa_rub(request("alice", "777.00", "pay-2", "k-1"))
+        .await
+        .expect("answered");
+    assert_eq!(
+        again
+            .metadata()
+            .get("idempotent-replayed")
+            .map(|value| value.as_bytes()),
+        Some(b"true".as_slice())
+    );
+    let again = again.into_inner().operation.expect("operation");
+    assert_eq!(
+        (again.operation_id.clone(), again.external_ref.as_str()),
+        (first.operation_id.clone(), "pay-1")
+    );
+    assert_eq!(world.double.trail().len(), asked, "nobody was asked again");
+    // another key with the same payment acts no second time; another user's key is another scope
+    let other_key = world
+        .cfa
+        .issue_cfa_rub(request("alice", "100.00", "pay-1", "k-2"))
+        .await
+        .expect("answered")
+        .into_inner()
+        .operation
+        .expect("operation");
+    assert_eq!(other_key.operation_id, first.operation_id);
+    let bob = world
+        .cfa
+        .issue_cfa_rub(request("bob", "5.00", "pay-3", "k-1"))
+        .await
+        .expect("issued")
+        .into_inner()
+        .operation
+        .expect("operation");
+    assert_ne!(bob.operation_id, first.operation_id);
+    world.settle(&first).await;
+    world.settle(&bob).await;
+    assert_eq!(world.supply("CFA-RUB").await, "105.00");
+    world.stop().await;
+}
+
+// rows: R041 R042 R043 R044 R045 R046
+#[tokio::test(flavor = "multi_thread")]
+async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    let head = world.connector().block_number().await.expect("asked");
+    for (text, reason) in [
+        ("KYC level too low", RejectionReasonCode::KycRequired),
+        ("Daily limit", RejectionReasonCode::LimitExceeded),
+    ] {
+        world
+            .double
+            .with(|outside| outside.limit_refusal = Some(text.into()));
+        let payment = format!("pay {text}");
+        let operation = world
+            .cfa
+            .issue_cfa_rub(request("alice", "100.00", &payment, &key()))
+            .await
+            .expect("a result")
+            .into_inner()
+            .operation
+            .expect("operation");
+        assert_eq!(
+            (operation.status(), operation.r#type()),
+            (OperationStatus::Rejected, OperationType::Issuance)
+        );
+        assert_eq!(
+            (
+                operation.rejection_reason(),
+                operation.rejection_message.as_str()
+            ),
+            (reason, text)
+        );
+        assert_eq!(operation.onchain_tx_hash, "");
+        assert_eq!(world.operation(&operation.operation_id).await, operation);
+    }
+    assert_eq!(
+        world.connector().block_number().await.expect("asked"),
+        head,
+        "nothing went to the chain"
+    );
+    let records = world.events_until(events::topics::AUDIT, |event| {
+        audit::AuditRecordEvent::decode(event.payload.as_slice())
+            .is_ok_and(|record| record.reason == "Daily limit")
+    });
+    let record =
+        audit::AuditRecordEvent::decode(records.await.last().expect("a record").payload.as_slice())
+            .expect("decodes");
+    assert_eq!(
+        (
+            record.action.as_str(),
+            record.context.expect("context").user_id.as_str()
+        ),
+        ("issuance.rejected", "alice")
+    );
+    // paid but refused: seen by an operator, who tries again or pays back (T24)
+    let suspended = world
+        .cfa
+        .list_suspended_deposits(pb::ListSuspendedDepositsRequest::default())
+        .await
+        .expect("listed")
+        .into_inner()
+        .deposits;
+    assert_eq!(
+        suspended
+            .iter()
+            .map(|deposit| deposit.payment_id.as_str())
+            .collect::<Vec<_>>(),
+        ["pay Daily limit", "pay KYC level too low"]
+    );
+    world.double.with(|outside| outside.limit_refusal = None);
+    let resolve = |payment: &str, refund| pb::ResolveSuspendedDepositRequest {
+        context: context(&key()),
+        payment_id: payment.into(),
+        refund,
+    };
+    let issued = world
+        .cfa
+        .resolve_suspended_deposit(resolve("pay Daily limit", false))
+        .await
+        .expect("tried")
+        .into_inner()
+        .operation
+        .expect("operation");
+    assert_eq!(
+        world.settle(&issued).await.status(),
+        OperationStatus::Finalized
+    );
+    let refunded = world
+        .cfa
+        .resolve_suspended_deposit(resolve("pay KYC level too low", true))
+        .await
+        .expect("paid back")
+        .into_inner()
+        .operation
+        .expect("operation");
+    assert_eq!(refunded.status(), OperationStatus::Refunded);
+    assert_eq!(
+        world
+            .double
+            .with(|outside| outside.payouts["refund-pay KYC level too low"].sent),
+        true
+    );
+    let again = world
+        .cfa
+        .resolve_suspended_deposit(resolve("pay KYC level too low", true))
+        .await
+        .expect_err("resolved");
+    assert_eq!(reason(&again), "DEPOSIT_RESOLVED");
+    assert!(
+        world
+            .cfa
+            .list_suspended_deposits(pb::ListSuspendedDepositsRequest::default())
+            .await
+            .expect("listed")
+            .into_inner()
+            .deposits
+            .is_empty()
+    );
+    world.stop().await;
+}
+
+// rows: R055 R056 R057
+#[tokio::test(flavor = "multi_thread")]
+async fn r056_reverted_mint_rejects_the_operation() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    let unknown = pb::FinalizeIssuanceRequest {
+        context: context(&key()),
+        tx_hash: format!("0x{}", "ab".repeat(32)),
+    };
+    let error = world
+        .cfa
+        .finalize_issuance(unknown)
+        .await
+        .expect_err("unknown");
+    assert_eq!(
+        (error.code(), error.message()),
+        (tonic::Code::NotFound, "Operation not found")
+    );
+    call_contract(&mut world, "CFA-RUB", "pause()").await;
+    let operation = world
+        .cfa
+        .issue_cfa_rub(request("alice", "100.00", "pay-1", "k-1"))
+        .await
+        .expect("issued")
+        .into_inner()
+        .operation
+        .expect("operation");
+    let operation = world.settle(&operation).await;
+    assert_eq!(
+        (operation.status(), operation.rejection_reason()),
+        (
+            OperationStatus::Rejected,
+            RejectionReasonCode::IntegrationError
+        )
+    );
+    assert_eq!(
+        operation.rejection_message,
+        "Blockchain transaction reverted"
+    );
+    let seen = world
+        .events_until(events::topics::CFA, |event| {
+            event.short_type() == "IssuanceFailedEvent"
+        })
+        .await;
+    assert!(
+        seen.iter()
+            .all(|event| event.short_type() != "CfaIssuedEvent")
+    );
+    assert_eq!(world.supply("CFA-RUB").await, "0.00");
+    let suspended = world
+        .cfa
+        .list_suspended_deposits(pb::ListSuspendedDepositsRequest::default())
+        .await
+        .expect("listed")
+        .into_inner()
+        .deposits;
+    assert_eq!(suspended.len(), 1, "the money is at the bank all the same");
+    world.stop().await;
+}
+
+// rows: R061 R062
+#[tokio::test(flavor = "multi_thread")]
+async fn r061_fiat_deposited_mints_once_however_often_it_comes() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    let deposited = |payment_id: &str, amount: &str| payments::FiatDepositedEvent {
+        context: context("deposit"),
+        user_id: "alice".into(),
+        amount: roubles(amount),
+        payment_id: payment_id.into(),
+        deposited_at: None,
+    };
+    let name = "platform.payments.v1.FiatDepositedEvent";
+    let first = event(
+        events::topics::PAYMENTS,
+        "pay-1",
+        name,
+        &deposited("pay-1", "100.00"),
+    );
+    let again = event(
+        events::topics::PAYMENTS,
+        "pay-1",
+        name,
+        &deposited("pay-1", "100.00"),
+    );
+    let last = event(
+        events::topics::PAYMENTS,
+        "pay-2",
+        name,
+        &deposited("pay-2", "1.00"),
+    );
+    world
+        .log
+        .publish(&[first.clone(), first, again, last])
+        .await
+        .expect("published");
+    // nobody asks for finality: receipts arrive as events
+    world.balance_becomes("alice:CFA-RUB", "101.00").await;
+    assert_eq!(world.supply("CFA-RUB").await, "101.00");
+    let listed = pb::ListOperationsRequest {
+        user_id: "alice".into(),
+        ..Default::default()
+    };
+    let operations = world
+        .cfa
+        .list_operations(listed)
+        .await
+        .expect("listed")
+        .into_inner()
+        .operations;
+    let refs: Vec<_> = operations
+        .iter()
+        .map(|operation| operation.external_ref.as_str())
+        .collect();
+    assert_eq!(refs, ["pay-2", "pay-1"]);
+    assert!(
+        operations
+            .iter()
+            .all(|operation| operation.status() == OperationStatus::Finalized)
+    );
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_input_is_refused_with_the_field_and_changes_nothing() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world
+        .double
+        .with(|outside| outside.unknown_users.insert("nobody".into()));
+    let mut cases = vec![
+        (request("alice", "-1", "p", "k"), "amount"),
+        (request("alice", "1.001", "p", "k"), "amount"),
+        (request("alice", "abc", "p", "k"), "amount"),
+        (request("alice", "0", "p", "k"), "amount"),
+        (request("", "1", "p", "k"), "user_id"),
+        (request("a:b", "1", "p", "k"), "user_id"),
+        (request("alice", "1", "", "k"), "payment_id"),
+        (request("alice", "1", "p", ""), "context.idempotency_key"),
+    ];
+    let mut dollars = request("alice", "1", "p", "k");
+    dollars.amount.as_mut().expect("amount").currency_code = "USD".into();
+    cases.push((dollars, "amount"));
+    for (bad, field) in cases {
+        let error = world.cfa.issue_cfa_rub(bad).await.expect_err(field);
+        assert_eq!(
+            error.code(),
+            tonic::Code::InvalidArgument,
+            "{field}: {error}"
+        );
+        let violations = tonic_types::StatusExt::get_details_bad_request(&error)
+            .expect("details")
+            .field_violations;
+        assert_eq!(violations[0].field, field);
+    }
+    let error = world
+        .cfa
+        .issue_cfa_rub(request("nobody", "1", "p", "k"))
+        .await
+        .expect_err("unknown user");
+    assert_eq!(
+        (error.code(), error.message(), reason(&error).as_str()),
+        (tonic::Code::NotFound, "User not found", "USER_NOT_FOUND")
+    );
+    let own = world
+        .as_caller("sandbox.investor.bob")
+        .list_operations(pb::ListOperationsRequest {
+            user_id: "alice".into(),
+            ..Default::default()
+        })
+        .await;
+    assert_eq!(
+        own.expect_err("foreign").code(),
+        tonic::Code::PermissionDenied
+    );
+    let operations = world
+        .cfa
+        .list_operations(pb::ListOperationsRequest::default())
+        .await
+        .expect("listed")
+        .into_inner()
+        .operations;
+    assert!(operations.is_empty());
+    assert_eq!(world.supply("CFA-RUB").await, "0.00");
+    world.stop().await;
+}

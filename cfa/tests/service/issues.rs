@@ -1,0 +1,745 @@
+//! Parts B and E of the checklist: instruments, primary issue, holders, integrity, maturity.
+
+use prost::Message;
+use proto::cfa::v1 as pb;
+use proto::common::v1::{
+    HashAlgorithm, InstrumentType, OperationStatus, PaginationRequest, RejectionReasonCode,
+};
+
+use crate::world::*;
+
+// rows: R011 R025 R026 R028 R029
+#[tokio::test(flavor = "multi_thread")]
+async fn r025_registration_deploys_a_contract_of_its_own() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    let first = world
+        .register(|request| request.context = context("k-1"))
+        .await
+        .expect("registered");
+    assert_eq!(
+        (first.instrument_id.as_str(), first.status(), first.decimals),
+        ("BOND-1", pb::InstrumentStatus::Active, 0)
+    );
+    let second = world
+        .register(|request| (request.symbol, request.decimals) = ("bond-2".into(), 18))
+        .await
+        .expect("registered");
+    assert_eq!(second.instrument_id, "BOND-2");
+    assert_ne!(first.smart_contract_address, second.smart_contract_address);
+    for instrument in [&first, &second] {
+        let address = instrument.smart_contract_address.parse().expect("address");
+        assert!(world.connector().has_code(&address).await.expect("asked"));
+    }
+    let seen = world
+        .events_until(events::topics::CFA, |event| event.key == "BOND-1")
+        .await;
+    let registered =
+        pb::InstrumentRegisteredEvent::decode(seen.last().expect("event").payload.as_slice())
+            .expect("decodes");
+    assert_eq!(
+        (
+            registered.instrument_id.as_str(),
+            registered.symbol.as_str(),
+            registered.name.as_str()
+        ),
+        ("BOND-1", "BOND-1", "A bond")
+    );
+    assert_eq!(
+        (registered.r#type(), registered.issuer_id.as_str()),
+        (InstrumentType::CfaBond, "issuer")
+    );
+    assert!(registered.registered_at.is_some());
+    // the key again: the same; the symbol again under another key: refused
+    let again = world
+        .register(|request| request.context = context("k-1"))
+        .await
+        .expect("answered");
+    assert_eq!(again.smart_contract_address, first.smart_contract_address);
+    let taken = world.register(|_| {}).await.expect_err("taken");
+    assert_eq!(
+        (taken.code(), taken.message()),
+        (tonic::Code::AlreadyExists, "Instrument already exists")
+    );
+    // amounts keep to the decimals
+    let error = world
+        .cfa
+        .issue_investment_cfa(issue_request("BOND-1", "alice", "1.5", None))
+        .await
+        .expect_err("fraction");
+    assert_eq!(error.code(), tonic::Code::InvalidArgument);
+    world.issue("BOND-2", "alice", "0.000000000000000001").await;
+    assert_eq!(world.tokens("BOND-2", "alice").await, 1);
+    let bad: [(&str, fn(&mut pb::RegisterInstrumentRequest)); 7] = [
+        ("symbol", |request| request.symbol = "a".into()),
+        ("symbol", |request| request.symbol = "ОБЛ-1".into()),
+        ("decimals", |request| request.decimals = 19),
+        ("type", |request| {
+            request.r#type = InstrumentType::MoneyClaim.into()
+        }),
+        ("currency_code", |request| {
+            request.currency_code = "USD".into()
+        }),
+        ("tick_size", |request| request.tick_size = decimal("0.001")),
+        ("nominal", |request| request.nominal = decimal("-1")),
+    ];
+    for (field, change) in bad {
+        let error = world
+            .register(|request| (request.symbol = "BOND-9".into(), change(request)).1)
+            .await
+            .expect_err(field);
+        let violations = tonic_types::StatusExt::get_details_bad_request(&error)
+            .expect("details")
+            .field_violations;
+        assert_eq!(violations[0].field, field);
+    }
+    let foreign = world
+        .as_caller("sandbox.issuer.other")
+        .register_instrument(bond("BOND-8"))
+        .await
+        .expect_err("foreign");
+    assert_eq!(foreign.code(), tonic::Code::PermissionDenied);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn t32_contract_is_adopted_only_if_it_fits() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    let first = world.register(|_| {}).await.expect("registered");
+    let adopt = |symbol: &'static str, address: String| {
+        move |request: &mut pb::RegisterInstrumentRequest| {
+            request.symbol = symbol.into();
+            request.smart_contract_address = address;
+        }
+    };
+    let other_symbol = world
+        .register(adopt("BOND-2", first.smart_contract_address.clone()))
+        .await
+        .expect_err("symbol differs");
+    assert_eq!(reason(&other_symbol), "CONTRACT_UNFIT");
+    let no_code = world
+        .register(adopt("BOND-2", format!("0x{}", "11".repeat(20))))
+        .await
+        .expect_err("no code");
+    assert_eq!(reason(&no_code), "CONTRACT_UNFIT");
+    let connector = world.connector();
+    let registry = connector
+        .submit(
+            "bootstrap:registry",
+            &cfa::chain::Action::DeployRegistry.call(),
+        )
+        .await
+        .expect("known")
+        .contract
+        .expect("deployed");
+    let settlement = connector
+        .submit(
+            "bootstrap:settlement",
+            &cfa::chain::Action::DeployRegistry.call(),
+        )
+        .await
+        .expect("known")
+        .contract
+        .expect("deployed");
+    let redemption = connector
+        .submit(
+            "bootstrap:redemption",
+            &cfa::chain::Action::DeployRegistry.call(),
+        )
+        .await
+        .expect("known")
+        .contract
+        .expect("deployed");
+    let deploy = cfa::chain::Action::DeployToken {
+        name: "x".into(),
+        symbol: "BOND-2".into(),
+        decimals: 0,
+        registry,
+        agents: vec![settlement, redemption],
+    };
+    let own = connector
+        .submit("own", &deploy.call())
+        .await
+        .expect("submitted");
+    world.receipt(&own.tx_hash.to_string()).await;
+    let adopted = world
+        .register(adopt("BOND-2", own.contract.expect("contract").to_string()))
+        .await
+        .expect("adopted");
+    assert_eq!(adopted.status(), pb::InstrumentStatus::Active);
+    world.issue("BOND-2", "alice", "3").await;
+    world.stop().await;
+}
+
+// rows: R027 R092
+#[tokio::test(flavor = "multi_thread")]
+async fn r027_issue_limit_holds_under_concurrency() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world
+        .register(|request| request.issue_limit = decimal("10"))
+        .await
+        .expect("registered");
+    let calls = (0..8).map(|n| {
+        let mut client = world.cfa.clone();
+        async move {
+            client
+                .issue_investment_cfa(issue_request("BOND-1", &format!("investor-{n}"), "3", None))
+                .await
+                .expect("a result")
+                .into_inner()
+                .operation
+                .expect("operation")
+        }
+    });
+    let operations = futures::future::join_all(calls).await;
+    let (refused, sent): (Vec<_>, Vec<_>) = operations
+        .into_iter()
+        .partition(|operation| operation.status() == OperationStatus::Rejected);
+    assert_eq!((refused.len(), sent.len()), (5, 3));
+    assert!(
+        refused.iter().all(
+            |operation| operation.rejection_reason() == RejectionReasonCode::IssueLimitExceeded
+        )
+    );
+    for operation in &sent {
+        assert_eq!(
+            world.settle(operation).await.status(),
+            OperationStatus::Finalized
+        );
+    }
+    assert_eq!(world.supply("BOND-1").await, "9");
+    assert_eq!(world.instrument("BOND-1").await.issued, decimal("9"));
+    world.issue("BOND-1", "investor-9", "1").await;
+    world.stop().await;
+}
+
+// rows: R092
+#[tokio::test(flavor = "multi_thread")]
+async fn r092_primary_issue_is_one_exchange_on_chain_and_in_the_ledger() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world
+        .register(|request| request.issue_limit = decimal("100"))
+        .await
+        .expect("registered");
+    world.deposit("alice", "5000.00").await;
+    let operation = world
+        .cfa
+        .issue_investment_cfa(issue_request("BOND-1", "alice", "4", Some("4000.00")))
+        .await
+        .expect("issued")
+        .into_inner()
+        .operation
+        .expect("operation");
+    assert_eq!(operation.bookbuilding_id, "book-1");
+    let operation = world.settle(&operation).await;
+    assert_eq!(operation.status(), OperationStatus::Finalized);
+    assert_eq!(
+        (
+            world.tokens("BOND-1", "alice").await,
+            world.tokens("CFA-RUB", "alice").await
+        ),
+        (4, 1_000_00)
+    );
+    assert_eq!(world.tokens("CFA-RUB", "issuer").await, 4_000_00);
+    assert_eq!(
+        world.balance("alice:BOND-1").await.available.to_string(),
+        "4"
+    );
+    assert_eq!(
+        world.balance("issuer:CFA-RUB").await.available.to_string(),
+        "4000.00"
+    );
+    assert_eq!(
+        world.balance("alice:CFA-RUB").await.balance.to_string(),
+        "1000.00"
+    );
+    assert_eq!(
+        world
+            .balance("system:reserve:CFA-RUB")
+            .await
+            .balance
+            .to_string(),
+        "-5000.00",
+        "the reserve is only passed through"
+    );
+    assert_eq!(
+        world
+            .balance("system:reserve:BOND-1")
+            .await
+            .balance
+            .to_string(),
+        "-4"
+    );
+    let too_dear = world
+        .cfa
+        .issue_investment_cfa(issue_request("BOND-1", "alice", "1", Some("1000.01")))
+        .await
+        .expect_err("too dear");
+    assert_eq!(too_dear.message(), "Insufficient balance");
+    assert_eq!(
+        world.instrument("BOND-1").await.issued,
+        decimal("4"),
+        "the limit is given back"
+    );
+    call_contract(&mut world, "BOND-1", "pause()").await;
+    let reverted = world
+        .cfa
+        .issue_investment_cfa(issue_request("BOND-1", "alice", "1", Some("1000.00")))
+        .await
+        .expect("sent")
+        .into_inner()
+        .operation
+        .expect("operation");
+    assert_eq!(
+        world.settle(&reverted).await.status(),
+        OperationStatus::Rejected
+    );
+    assert_eq!(
+        world.balance("alice:CFA-RUB").await.available.to_string(),
+        "1000.00"
+    );
+    assert_eq!(world.instrument("BOND-1").await.issued, decimal("4"));
+    world.stop().await;
+}
+
+// rows: R010 R030 R031
+#[tokio::test(flavor = "multi_thread")]
+async fn r031_holders_are_the_chain_and_the_ledger() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    for n in 1..=5 {
+        world
+            .issue("BOND-1", &format!("investor-{n}"), &n.to_string())
+            .await;
+    }
+    let request = pb::RedeemInvestmentCfaRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        holder_id: "investor-5".into(),
+        amount: amount("BOND-1", "5"),
+        redemption_id: "buyback-1".into(),
+        reason: pb::RedemptionReason::Buyback.into(),
+    };
+    world.deposit("issuer", "5000.00").await;
+    let bought = world
+        .cfa
+        .redeem_investment_cfa(request)
+        .await
+        .expect("sent")
+        .into_inner()
+        .operation
+        .expect("operation");
+    assert_eq!(
+        world.settle(&bought).await.status(),
+        OperationStatus::Finalized
+    );
+    assert_eq!(
+        world
+            .balance("investor-5:CFA-RUB")
+            .await
+            .available
+            .to_string(),
+        "5000.00"
+    );
+    let mut seen = Vec::new();
+    let mut token = String::new();
+    loop {
+        let request = pb::ListHoldersRequest {
+            instrument_id: "BOND-1".into(),
+            pagination: Some(PaginationRequest {
+                page_size: 2,
+                page_token: token,
+            }),
+            ..Default::default()
+        };
+        let page = world
+            .cfa
+            .list_holders(request)
+            .await
+            .expect("listed")
+            .into_inner();
+        assert!(page.holders.len() <= 2);
+        seen.extend(page.holders);
+        token = page.pagination.expect("pagination").next_page_token;
+        if token.is_empty() {
+            break;
+        }
+    }
+    seen.sort_by(|a, b| a.user_id.cmp(&b.user_id));
+    assert_eq!(
+        seen.iter()
+            .map(|holder| holder.user_id.as_str())
+            .collect::<Vec<_>>(),
+        ["investor-1", "investor-2", "investor-3", "investor-4"]
+    );
+    for (n, holder) in (1..).zip(&seen) {
+        let units = n.to_string();
+        assert_eq!(
+            (holder.balance.clone(), holder.locked.clone()),
+            (decimal(&units), decimal("0"))
+        );
+        assert_eq!(world.tokens("BOND-1", &holder.user_id).await, n);
+        assert_eq!(
+            world
+                .balance(&format!("{}:BOND-1", holder.user_id))
+                .await
+                .balance
+                .to_string(),
+            units
+        );
+    }
+    assert_eq!(seen[1].share_percent, decimal("20.000000"));
+    let unknown = pb::ListHoldersRequest {
+        instrument_id: "NO-SUCH".into(),
+        ..Default::default()
+    };
+    assert_eq!(
+        world
+            .cfa
+            .list_holders(unknown)
+            .await
+            .expect_err("unknown")
+            .message(),
+        "Instrument not found"
+    );
+    world.stop().await;
+}
+
+// rows: R032
+#[tokio::test(flavor = "multi_thread")]
+async fn r032_block_hashes_are_computed_anew() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    let operation = world.deposit("alice", "1.00").await;
+    let block = world
+        .connector()
+        .block(Some(operation.block_number))
+        .await
+        .expect("asked")
+        .expect("exists");
+    let mut check = async |hash: &str, algorithm: HashAlgorithm| {
+        let request = pb::CheckIntegrityRequest {
+            context: None,
+            block_number: block.number,
+            block_hash: hash.into(),
+            algorithm: algorithm.into(),
+        };
+        world
+            .cfa
+            .check_integrity(request)
+            .await
+            .expect("checked")
+            .into_inner()
+    };
+    let real = block.hash.to_string();
+    for given in [
+        real.clone(),
+        real.to_uppercase().replace("0X", ""),
+        real.trim_start_matches("0x").to_owned(),
+    ] {
+        let checked = check(&given, HashAlgorithm::Unspecified).await;
+        assert_eq!(
+            (checked.valid, checked.computed_hash.as_str()),
+            (true, real.as_str())
+        );
+    }
+    let altered = check(&real.replace(&real[10..12], "zz"), HashAlgorithm::Keccak256).await;
+    assert_eq!(
+        (altered.valid, altered.computed_hash.as_str()),
+        (false, real.as_str())
+    );
+    for algorithm in [HashAlgorithm::Sha256, HashAlgorithm::Streebog256] {
+        let computed = check(&real, algorithm).await;
+        assert!(!computed.valid && computed.computed_hash.len() == 66);
+        assert!(check(&computed.computed_hash, algorithm).await.valid);
+    }
+    let request = pb::CheckIntegrityRequest {
+        block_number: 1_000_000,
+        ..Default::default()
+    };
+    assert_eq!(
+        world
+            .cfa
+            .check_integrity(request)
+            .await
+            .expect_err("unknown")
+            .code(),
+        tonic::Code::NotFound
+    );
+    world.stop().await;
+}
+
+async fn redemption(world: &mut World) -> pb::IssueRedemption {
+    let request = pb::GetRedemptionRequest {
+        context: None,
+        instrument_id: "BOND-1".into(),
+        ..Default::default()
+    };
+    world
+        .cfa
+        .get_redemption(request)
+        .await
+        .expect("found")
+        .into_inner()
+        .redemption
+        .expect("redemption")
+}
+
+// rows: R097 R099 R100 R101 R102 R103 R104
+#[tokio::test(flavor = "multi_thread")]
+async fn r097_maturity_pays_every_holder_and_ends_the_issue() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    let matures_at = world.clock.now_us() / 1_000_000 + 3_600;
+    let at = |seconds| Some(prost_types::Timestamp { seconds, nanos: 0 });
+    world
+        .register(|request| {
+            request.matures_at = at(matures_at);
+            request.coupons = vec![pb::Coupon {
+                pays_at: at(matures_at),
+                amount: decimal("35.505"),
+            }];
+        })
+        .await
+        .expect("registered");
+    for (investor, units) in [("alice", "1"), ("bob", "3")] {
+        world.issue("BOND-1", investor, units).await;
+    }
+    world.sweep().await;
+    assert_eq!(
+        world.instrument("BOND-1").await.status(),
+        pb::InstrumentStatus::Active,
+        "not yet"
+    );
+    world.clock.advance_us(3_600_000_000);
+    world.sweep().await;
+    assert_eq!(
+        world.instrument("BOND-1").await.status(),
+        pb::InstrumentStatus::Matured
+    );
+    let waiting = redemption(&mut world).await;
+    assert_eq!(
+        waiting.status(),
+        pb::RedemptionStatus::Underfunded,
+        "no money, no distribution"
+    );
+    let payments: Vec<_> = waiting
+        .payments
+        .iter()
+        .map(|payment| (payment.user_id.clone(), payment.amount.clone()))
+        .collect();
+    assert!(
+        payments.contains(&("alice".into(), amount("CFA-RUB", "1035.51")))
+            && payments.contains(&("bob".into(), amount("CFA-RUB", "3106.52")))
+    );
+    assert_eq!(waiting.total, amount("CFA-RUB", "4142.03"));
+    assert_eq!(world.supply("BOND-1").await, "4");
+    world.deposit("issuer", "5000.00").await;
+    let supply = world.supply("CFA-RUB").await;
+    world.sweep().await;
+    let done = redemption(&mut world).await;
+    assert_eq!(done.status(), pb::RedemptionStatus::Finalized);
+    assert!(done.finalized_at.is_some());
+    assert_eq!(
+        world.instrument("BOND-1").await.status(),
+        pb::InstrumentStatus::Redeemed
+    );
+    assert_eq!(
+        (
+            world.supply("BOND-1").await.as_str(),
+            world.supply("CFA-RUB").await
+        ),
+        ("0", supply)
+    );
+    assert_eq!(
+        (
+            world.tokens("CFA-RUB", "alice").await,
+            world.tokens("CFA-RUB", "bob").await
+        ),
+        (1_035_51, 3_106_52)
+    );
+    assert_eq!(
+        (
+            world.tokens("CFA-RUB", "issuer").await,
+            world.tokens("CFA-RUB", "system:redemption").await
+        ),
+        (857_97, 0)
+    );
+    assert_eq!(
+        world.balance("alice:CFA-RUB").await.available.to_string(),
+        "1035.51"
+    );
+    assert_eq!(
+        world.balance("bob:CFA-RUB").await.available.to_string(),
+        "3106.52"
+    );
+    assert_eq!(
+        world.balance("issuer:CFA-RUB").await.balance.to_string(),
+        "857.97"
+    );
+    assert_eq!(
+        world
+            .balance("system:redemption:CFA-RUB")
+            .await
+            .balance
+            .to_string(),
+        "0.00"
+    );
+    assert_eq!(world.balance("bob:BOND-1").await.balance.to_string(), "0");
+    assert_eq!(
+        world
+            .balance("system:reserve:BOND-1")
+            .await
+            .balance
+            .to_string(),
+        "0"
+    );
+    assert_eq!(world.holders("BOND-1").await, []);
+    let seen = world
+        .events_until(events::topics::CFA, |event| {
+            event.short_type() == "InstrumentUpdatedEvent"
+                && event.correlation_id == done.redemption_id
+        })
+        .await;
+    let told: Vec<_> = seen
+        .iter()
+        .filter(|event| event.short_type() == "HolderNotificationEvent")
+        .map(|event| {
+            pb::HolderNotificationEvent::decode(event.payload.as_slice()).expect("decodes")
+        })
+        .collect();
+    assert_eq!(told.len(), 2);
+    assert!(
+        told.iter().all(|event| event.channels == ["push", "email"]
+            && event.redemption_id == done.redemption_id)
+    );
+    assert_eq!(
+        seen.iter()
+            .filter(|event| event.short_type() == "CfaRedeemedEvent")
+            .count(),
+        2
+    );
+    // swept again, asked again: nothing more happens
+    world.sweep().await;
+    assert_eq!(redemption(&mut world).await, done);
+    let closed = world
+        .cfa
+        .issue_investment_cfa(issue_request("BOND-1", "alice", "1", None))
+        .await
+        .expect_err("closed");
+    assert_eq!(reason(&closed), "INSTRUMENT_NOT_ACTIVE");
+    world.stop().await;
+}
+
+// rows: R098 R093
+#[tokio::test(flavor = "multi_thread")]
+async fn r098_buyback_of_the_whole_issue_by_call() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    world.deposit("issuer", "2000.00").await;
+    let start = |key: &str| pb::StartRedemptionRequest {
+        context: context(key),
+        instrument_id: "BOND-1".into(),
+        record_date: None,
+        reason: pb::RedemptionReason::Buyback.into(),
+    };
+    let done = world
+        .cfa
+        .start_redemption(start("k-1"))
+        .await
+        .expect("started")
+        .into_inner()
+        .redemption
+        .expect("redemption");
+    assert_eq!(
+        (done.status(), done.reason()),
+        (
+            pb::RedemptionStatus::Finalized,
+            pb::RedemptionReason::Buyback
+        )
+    );
+    assert_eq!(
+        world.balance("alice:CFA-RUB").await.available.to_string(),
+        "2000.00"
+    );
+    assert_eq!(world.supply("BOND-1").await, "0");
+    let again = world
+        .cfa
+        .start_redemption(start("k-1"))
+        .await
+        .expect("answered")
+        .into_inner()
+        .redemption
+        .expect("redemption");
+    assert_eq!(again.redemption_id, done.redemption_id);
+    let other = world
+        .cfa
+        .start_redemption(start("k-2"))
+        .await
+        .expect_err("one redemption an issue");
+    assert_eq!(other.code(), tonic::Code::AlreadyExists);
+    world.stop().await;
+}
+
+// rows: R330 R313 R314 R315
+#[tokio::test(flavor = "multi_thread")]
+async fn r330_http_reads_show_what_the_calls_return() {
+    use tower::ServiceExt;
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    let operation = world.issue("BOND-1", "alice", "7").await;
+    let router = world
+        .service
+        .http
+        .clone()
+        .layer(axum::Extension(rpc::Caller {
+            subject: "operator".into(),
+            user_id: None,
+            roles: [rpc::Role::Operator].into_iter().collect(),
+        }));
+    let get = |path: String| {
+        let router = router.clone();
+        async move {
+            let response = router
+                .oneshot(
+                    http::Request::get(path)
+                        .body(axum::body::Body::empty())
+                        .expect("request"),
+                )
+                .await
+                .expect("answered");
+            let status = response.status().as_u16();
+            let bytes = axum::body::to_bytes(response.into_body(), usize::MAX)
+                .await
+                .expect("body");
+            (
+                status,
+                serde_json::from_slice::<serde_json::Value>(&bytes).expect("JSON"),
+            )
+        }
+    };
+    let (status, body) = get(format!("/operations/{}", operation.operation_id)).await;
+    assert_eq!(
+        (status, &body["status"], &body["type"]),
+        (200, &"FINALIZED".into(), &"ISSUANCE".into())
+    );
+    let (status, body) = get("/operations/none".into()).await;
+    assert_eq!(
+        (status, &body["message"]),
+        (404, &"Operation not found".into())
+    );
+    let (_, body) = get("/operations?user_id=alice&status=FINALIZED".into()).await;
+    assert_eq!(body["items"].as_array().map(Vec::len), Some(1));
+    let (_, body) = get("/instruments".into()).await;
+    assert_eq!(body["items"][0]["instrumentId"], "BOND-1");
+    let (_, body) = get("/holders?instrument_id=BOND-1".into()).await;
+    assert_eq!(body["items"][0]["balance"]["value"], "7");
+    world.stop().await;
+}

@@ -1,0 +1,9 @@
+//! The CFA lifecycle service judged at its boundary, on a real chain and a real ledger.
+// `100_00` is a hundred roubles in kopecks
+#![allow(clippy::inconsistent_digit_grouping)]
+
+mod issue;
+mod issues;
+mod redeem;
+mod trades;
+mod world;

@@ -1,0 +1,527 @@
+//! Part D of the checklist: redemption of CFA-RUB.
+
+use events::Log;
+use proto::cfa::v1 as pb;
+use proto::common::v1::{OperationStatus, OperationType, PaymentStatus, RejectionReasonCode};
+use proto::ledger::v1 as ledger;
+use proto::payments::v1 as payments;
+
+use crate::world::*;
+
+fn request(amount: &str, payout_id: &str, key: &str) -> pb::RedeemCfaRubRequest {
+    pb::RedeemCfaRubRequest {
+        context: context(key),
+        user_id: "alice".into(),
+        amount: roubles(amount),
+        payout_id: payout_id.into(),
+    }
+}
+
+async fn hold(world: &mut World, hold_id: &str) -> ledger::Hold {
+    let request = ledger::GetHoldRequest {
+        context: None,
+        hold_id: hold_id.into(),
+    };
+    world
+        .ledger
+        .get_hold(request)
+        .await
+        .expect("found")
+        .into_inner()
+        .hold
+        .expect("hold")
+}
+
+async fn holds(world: &mut World) -> usize {
+    world
+        .ledger
+        .list_holds(ledger::ListHoldsRequest::default())
+        .await
+        .expect("listed")
+        .into_inner()
+        .holds
+        .len()
+}
+
+async fn redeem(world: &mut World, amount: &str, payout_id: &str) -> pb::CfaOperation {
+    world
+        .cfa
+        .redeem_cfa_rub(request(amount, payout_id, &key()))
+        .await
+        .expect("redeemed")
+        .into_inner()
+        .operation
+        .expect("operation")
+}
+
+async fn finalize(world: &mut World, payout_id: &str) -> Result<pb::CfaOperation, tonic::Status> {
+    let request = pb::FinalizeRedemptionRequest {
+        context: context(&key()),
+        payout_id: payout_id.into(),
+    };
+    Ok(world
+        .cfa
+        .finalize_redemption(request)
+        .await?
+        .into_inner()
+        .operation
+        .expect("operation"))
+}
+
+// rows: R016 R065 R066 R068 R070 R072 R073 R074 R075 R076 R077 R082 R083 R084 R086 R090
+#[tokio::test(flavor = "multi_thread")]
+async fn r065_redemption_burns_pays_and_consumes_the_hold() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.deposit("alice", "100.00").await;
+    world.double.with(|outside| outside.trail.clear());
+    let operation = world
+        .cfa
+        .redeem_cfa_rub(request("40.00", "payout-1", "k-1"))
+        .await
+        .expect("redeemed")
+        .into_inner()
+        .operation
+        .expect("operation");
+    assert_eq!(
+        (operation.status(), operation.r#type()),
+        (OperationStatus::OnchainSubmitted, OperationType::Redemption)
+    );
+    assert_eq!(operation.external_ref, "payout-1");
+    let hold_id = operation.hold_id.clone().expect("hold id");
+    assert_eq!(
+        world.double.trail()[..5],
+        [
+            "profile alice",
+            "limits alice WITHDRAWAL 40.00 WITHDRAWAL",
+            "sanctions alice",
+            "profile alice",
+            "initiate payout-1 alice 40.00 account of alice",
+        ]
+    );
+    let taken = hold(&mut world, &hold_id).await;
+    assert_eq!(
+        (taken.subaccount_id.as_str(), taken.amount),
+        ("alice:CFA-RUB", amount("CFA-RUB", "40.00"))
+    );
+    assert!(taken.reason.contains("payout-1"));
+    // the same key: one hold, one burn, one payout
+    let again = world
+        .cfa
+        .redeem_cfa_rub(request("40.00", "payout-1", "k-1"))
+        .await
+        .expect("answered")
+        .into_inner()
+        .operation
+        .expect("operation");
+    assert_eq!(again.operation_id, operation.operation_id);
+    assert_eq!(holds(&mut world).await, 1);
+    // the bank has not answered: finalization changes nothing and is no error (T08)
+    world.settle(&operation).await;
+    assert_eq!(
+        world.double.trail().last().map(String::as_str),
+        Some("release payout-1"),
+        "released after the burn's receipt"
+    );
+    assert_eq!(
+        (
+            world.supply("CFA-RUB").await.as_str(),
+            world.tokens("CFA-RUB", "alice").await
+        ),
+        ("60.00", 60_00)
+    );
+    let pending = finalize(&mut world, "payout-1").await.expect("no error");
+    assert_eq!(pending.status(), OperationStatus::OnchainSubmitted);
+    world
+        .double
+        .payout_becomes("payout-1", PaymentStatus::Success);
+    let done = finalize(&mut world, "payout-1").await.expect("finalized");
+    assert_eq!(done.status(), OperationStatus::Finalized);
+    assert!(done.finalized_at.is_some());
+    assert_eq!(
+        hold(&mut world, &hold_id).await.status(),
+        ledger::HoldStatus::Consumed
+    );
+    let balance = world.balance("alice:CFA-RUB").await;
+    assert_eq!(
+        (balance.balance.to_string(), balance.available.to_string()),
+        ("60.00".into(), "60.00".into())
+    );
+    let seen = world
+        .events_until(events::topics::CFA, |event| {
+            event.short_type() == "CfaRedeemedEvent"
+        })
+        .await;
+    let redeemed: pb::CfaRedeemedEvent =
+        prost::Message::decode(seen.last().expect("event").payload.as_slice()).expect("decodes");
+    assert_eq!(
+        (redeemed.operation_id, redeemed.holder_id.as_str()),
+        (done.operation_id, "alice")
+    );
+    assert_eq!(
+        (redeemed.instrument_id.as_str(), redeemed.amount),
+        ("CFA-RUB", amount("CFA-RUB", "40.00"))
+    );
+    assert_eq!(redeemed.tx_hash, done.onchain_tx_hash);
+    world.stop().await;
+}
+
+// rows: R067 R069 R071 R078
+#[tokio::test(flavor = "multi_thread")]
+async fn r067_refusals_leave_no_operation_and_no_hold() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.deposit("alice", "100.00").await;
+    world
+        .double
+        .with(|outside| outside.low_kyc.insert("alice".into()));
+    let error = world
+        .cfa
+        .redeem_cfa_rub(request("1", "payout-1", &key()))
+        .await
+        .expect_err("kyc");
+    assert_eq!(
+        (error.code(), error.message()),
+        (
+            tonic::Code::FailedPrecondition,
+            "KYC level too low for withdrawal"
+        )
+    );
+    assert_eq!(reason(&error), "KYC_LEVEL_TOO_LOW");
+    world.double.with(|outside| outside.low_kyc.clear());
+    let error = world
+        .cfa
+        .redeem_cfa_rub(request("100.01", "payout-1", &key()))
+        .await
+        .expect_err("balance");
+    assert_eq!(
+        (error.message(), reason(&error).as_str()),
+        ("Insufficient balance", "INSUFFICIENT_BALANCE")
+    );
+    let unknown = finalize(&mut world, "payout-1").await.expect_err("unknown");
+    assert_eq!(unknown.message(), "Operation not found");
+    let listed = pb::ListOperationsRequest {
+        r#type: OperationType::Redemption.into(),
+        ..Default::default()
+    };
+    assert!(
+        world
+            .cfa
+            .list_operations(listed.clone())
+            .await
+            .expect("listed")
+            .into_inner()
+            .operations
+            .is_empty()
+    );
+    assert_eq!(holds(&mut world).await, 0);
+    world
+        .double
+        .with(|outside| outside.limit_refusal = Some("Daily withdrawal limit".into()));
+    let rejected = redeem(&mut world, "1", "payout-1").await;
+    assert_eq!(
+        (rejected.status(), rejected.rejection_reason()),
+        (
+            OperationStatus::Rejected,
+            RejectionReasonCode::LimitExceeded
+        )
+    );
+    assert_eq!(
+        (rejected.r#type(), rejected.rejection_message.as_str()),
+        (OperationType::Redemption, "Daily withdrawal limit")
+    );
+    assert_eq!(
+        (
+            holds(&mut world).await,
+            world.supply("CFA-RUB").await.as_str()
+        ),
+        (0, "100.00")
+    );
+    let foreign = world
+        .as_caller("sandbox.investor.bob")
+        .redeem_cfa_rub(request("1", "payout-2", &key()))
+        .await
+        .expect_err("foreign");
+    assert_eq!(foreign.code(), tonic::Code::PermissionDenied);
+    world.stop().await;
+}
+
+// rows: R079 R080 R081 R087 R088 R091
+#[tokio::test(flavor = "multi_thread")]
+async fn r079_failed_payout_returns_the_tokens() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.deposit("alice", "100.00").await;
+    let operation = redeem(&mut world, "40.00", "payout-1").await;
+    world.settle(&operation).await;
+    assert_eq!(world.supply("CFA-RUB").await, "60.00");
+    world
+        .double
+        .payout_becomes("payout-1", PaymentStatus::Failed);
+    let error = finalize(&mut world, "payout-1").await.expect_err("failed");
+    assert_eq!(
+        (error.message(), reason(&error).as_str()),
+        ("Payout failed", "PAYOUT_FAILED")
+    );
+    let failed = world.operation(&operation.operation_id).await;
+    assert_eq!(
+        (failed.status(), failed.rejection_reason()),
+        (
+            OperationStatus::Failed,
+            RejectionReasonCode::IntegrationError
+        )
+    );
+    assert_eq!(failed.rejection_message, "Payout failed, tokens returned");
+    assert_eq!(
+        (
+            world.supply("CFA-RUB").await.as_str(),
+            world.tokens("CFA-RUB", "alice").await
+        ),
+        ("100.00", 100_00)
+    );
+    let balance = world.balance("alice:CFA-RUB").await;
+    assert_eq!(
+        (balance.balance.to_string(), balance.available.to_string()),
+        ("100.00".into(), "100.00".into())
+    );
+    let hold = hold(&mut world, &operation.hold_id.expect("hold")).await;
+    assert_eq!(hold.status(), ledger::HoldStatus::Released);
+    // asked again, and by event: the same answer, nothing more is minted
+    assert_eq!(
+        finalize(&mut world, "payout-1")
+            .await
+            .expect_err("failed")
+            .message(),
+        "Payout failed"
+    );
+    assert_eq!(world.supply("CFA-RUB").await, "100.00");
+    let seen = world
+        .events_until(events::topics::CFA, |event| {
+            event.short_type() == "RedemptionFailedEvent"
+        })
+        .await;
+    assert_eq!(
+        seen.iter()
+            .filter(|event| event.short_type() == "CfaIssuedEvent")
+            .count(),
+        1,
+        "a mint-back is no issuance (T09)"
+    );
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn t07_reverted_burn_cancels_the_payout_and_frees_the_money() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.deposit("alice", "100.00").await;
+    // tokens leave by the chain behind the ledger's back, so the burn finds too few
+    let token = world
+        .instrument("CFA-RUB")
+        .await
+        .smart_contract_address
+        .parse()
+        .expect("address");
+    let from = cfa::chain::Address::of_user("alice");
+    let burn = cfa::chain::Action::Burn {
+        token,
+        from,
+        units: 90_00,
+    };
+    let burned = world
+        .connector()
+        .submit("behind", &burn.call())
+        .await
+        .expect("submitted");
+    world.receipt(&burned.tx_hash.to_string()).await;
+    let operation = redeem(&mut world, "40.00", "payout-1").await;
+    let operation = world.settle(&operation).await;
+    assert_eq!(
+        (operation.status(), operation.rejection_message.as_str()),
+        (OperationStatus::Rejected, "Blockchain transaction reverted")
+    );
+    assert_eq!(
+        operation.rejection_reason(),
+        RejectionReasonCode::IntegrationError
+    );
+    let payout = world
+        .double
+        .with(|outside| outside.payouts["payout-1"].clone());
+    assert_eq!(
+        (payout.status(), payout.sent, payout.failure_code.as_str()),
+        (PaymentStatus::Failed, false, "BURN_REVERTED")
+    );
+    assert_eq!(
+        world.balance("alice:CFA-RUB").await.available.to_string(),
+        "100.00"
+    );
+    world
+        .events_until(events::topics::CFA, |event| {
+            event.short_type() == "RedemptionFailedEvent"
+        })
+        .await;
+    assert_eq!(
+        world.supply("CFA-RUB").await,
+        "10.00",
+        "nothing is minted back for a burn that did not happen"
+    );
+    world.stop().await;
+}
+
+// rows: R085
+#[tokio::test(flavor = "multi_thread")]
+async fn r085_payout_confirmed_finalizes_by_event() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.deposit("alice", "100.00").await;
+    let operation = redeem(&mut world, "40.00", "payout-1").await;
+    world.settle(&operation).await;
+    world
+        .double
+        .payout_becomes("payout-1", PaymentStatus::Success);
+    let confirmed = payments::PayoutConfirmedEvent {
+        payout_id: "payout-1".into(),
+        user_id: "alice".into(),
+        ..Default::default()
+    };
+    let unknown = payments::PayoutConfirmedEvent {
+        payout_id: "payout-0".into(),
+        ..Default::default()
+    };
+    let name = "platform.payments.v1.PayoutConfirmedEvent";
+    world
+        .log
+        .publish(&[
+            event(events::topics::PAYMENTS, "payout-0", name, &unknown),
+            event(events::topics::PAYMENTS, "payout-1", name, &confirmed),
+        ])
+        .await
+        .expect("published");
+    world.balance_becomes("alice:CFA-RUB", "60.00").await;
+    world
+        .events_until(events::topics::CFA, |event| {
+            event.short_type() == "CfaRedeemedEvent"
+        })
+        .await;
+    assert_eq!(
+        world.operation(&operation.operation_id).await.status(),
+        OperationStatus::Finalized
+    );
+    world.stop().await;
+}
+
+// rows: R089
+#[tokio::test(flavor = "multi_thread")]
+async fn r089_blocked_redemption_stands_still_until_it_is_cleared() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.deposit("alice", "100.00").await;
+    let operation = redeem(&mut world, "40.00", "payout-1").await;
+    let block = |blocked| pb::SetRedemptionBlockRequest {
+        context: context(&key()),
+        operation_id: operation.operation_id.clone(),
+        blocked,
+        reason: "115-FZ".into(),
+    };
+    let blocked = world.cfa.set_redemption_block(block(true)).await;
+    // the receipt may have been quicker than compliance: then the money is on its way and cannot be stopped
+    match blocked {
+        Ok(blocked) => {
+            assert_eq!(
+                blocked.into_inner().operation.expect("operation").status(),
+                OperationStatus::Blocked
+            );
+            world.settle(&operation).await;
+            world.sweep().await;
+            assert!(
+                !world
+                    .double
+                    .trail()
+                    .contains(&"release payout-1".to_owned())
+            );
+            assert_eq!(
+                world.balance("alice:CFA-RUB").await.held.to_string(),
+                "40.00",
+                "the money stays frozen"
+            );
+            let cleared = world
+                .cfa
+                .set_redemption_block(block(false))
+                .await
+                .expect("cleared")
+                .into_inner()
+                .operation
+                .expect("operation");
+            assert_eq!(cleared.status(), OperationStatus::OnchainSubmitted);
+        }
+        Err(error) => {
+            assert_eq!(reason(&error), "OPERATION_STATE");
+            world.settle(&operation).await;
+        }
+    }
+    assert!(
+        world
+            .double
+            .trail()
+            .contains(&"release payout-1".to_owned())
+    );
+    world
+        .double
+        .payout_becomes("payout-1", PaymentStatus::Success);
+    assert_eq!(
+        finalize(&mut world, "payout-1")
+            .await
+            .expect("finalized")
+            .status(),
+        OperationStatus::Finalized
+    );
+    let late = world
+        .cfa
+        .set_redemption_block(block(true))
+        .await
+        .expect_err("too late");
+    assert_eq!(reason(&late), "OPERATION_STATE");
+    world.stop().await;
+}
+
+// rows: R064
+#[tokio::test(flavor = "multi_thread")]
+async fn r064_what_stood_still_goes_on_after_a_restart() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.deposit("alice", "100.00").await;
+    world.double.with(|outside| outside.payments_away = true);
+    let operation = redeem(&mut world, "40.00", "payout-1").await;
+    assert_eq!(operation.status(), OperationStatus::OnchainSubmitted);
+    world.stop().await;
+
+    let mut world = World::start(folder.path()).await;
+    world.receipt(&operation.onchain_tx_hash).await;
+    world.sweep().await;
+    assert!(
+        world
+            .double
+            .with(|outside| outside.payouts["payout-1"].sent),
+        "payout recorded and released by the sweep"
+    );
+    world
+        .double
+        .payout_becomes("payout-1", PaymentStatus::Success);
+    world.sweep().await;
+    assert_eq!(
+        world.operation(&operation.operation_id).await.status(),
+        OperationStatus::Finalized
+    );
+    assert_eq!(
+        world.balance("alice:CFA-RUB").await.balance.to_string(),
+        "60.00"
+    );
+    assert_eq!(
+        (
+            world.supply("CFA-RUB").await.as_str(),
+            holds(&mut world).await
+        ),
+        ("60.00", 1)
+    );
+    world.stop().await;
+}

@@ -1,0 +1,503 @@
+//! Transfers and batches of trades (T02, T11, `design.md` 4 and 7).
+
+use events::Log;
+use prost::Message;
+use proto::cfa::v1 as pb;
+use proto::common::v1::{OperationStatus, RejectionReasonCode};
+use proto::market::v1 as market;
+
+use crate::world::*;
+
+fn leg(
+    trade_id: &str,
+    number: u64,
+    buyer: &str,
+    seller: &str,
+    quantity: &str,
+    payment: &str,
+    fee: &str,
+) -> pb::TradeLeg {
+    pb::TradeLeg {
+        trade_id: trade_id.into(),
+        instrument_id: "BOND-1".into(),
+        trade_number: number,
+        buyer_id: buyer.into(),
+        seller_id: seller.into(),
+        quantity: decimal(quantity),
+        payment: decimal(payment),
+        fee: decimal(fee),
+    }
+}
+
+async fn settle(
+    world: &mut World,
+    batch_id: &str,
+    trades: Vec<pb::TradeLeg>,
+) -> Result<pb::TradeBatch, tonic::Status> {
+    let request = pb::SettleTradesRequest {
+        context: context(&key()),
+        batch_id: batch_id.into(),
+        trades,
+    };
+    Ok(world
+        .cfa
+        .settle_trades(request)
+        .await?
+        .into_inner()
+        .batch
+        .expect("batch"))
+}
+
+async fn wait_batch(world: &mut World, batch_id: &str) -> pb::TradeBatch {
+    for _ in 0..10 {
+        let request = pb::GetTradeBatchRequest {
+            context: None,
+            batch_id: batch_id.into(),
+            wait_ms: 5_000,
+        };
+        let batch = world
+            .cfa
+            .get_trade_batch(request)
+            .await
+            .expect("found")
+            .into_inner()
+            .batch
+            .expect("batch");
+        if batch.status() != pb::TradeBatchStatus::Submitted {
+            return batch;
+        }
+    }
+    panic!("batch {batch_id} is not final");
+}
+
+async fn trade(world: &mut World, trade_id: &str) -> pb::CfaOperation {
+    let request = pb::ListOperationsRequest {
+        external_ref: trade_id.into(),
+        ..Default::default()
+    };
+    let mut found = world
+        .cfa
+        .list_operations(request)
+        .await
+        .expect("listed")
+        .into_inner()
+        .operations;
+    assert_eq!(found.len(), 1, "one operation for {trade_id}");
+    found.remove(0)
+}
+
+/// Alice has money, Bob has bonds.
+async fn market_world(folder: &std::path::Path) -> World {
+    let mut world = World::start(folder).await;
+    world.register(|_| {}).await.expect("registered");
+    world.deposit("alice", "10000.00").await;
+    world.issue("BOND-1", "bob", "100").await;
+    world
+}
+
+// rows: R094 R095
+#[tokio::test(flavor = "multi_thread")]
+async fn r094_batch_exchanges_both_legs_and_leaves_out_what_fails() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = market_world(folder.path()).await;
+    let trades = vec![
+        leg("t-1", 1, "alice", "bob", "4", "4000.00", "4.00"),
+        leg("t-2", 2, "alice", "bob", "50", "50000.00", "50.00"),
+        leg("t-3", 3, "alice", "bob", "1", "1000.00", "1.00"),
+    ];
+    let submitted = settle(&mut world, "n1:1-3", trades.clone())
+        .await
+        .expect("submitted");
+    assert_eq!((submitted.trades, submitted.onchain_tx_hash.len()), (3, 66));
+    let batch = wait_batch(&mut world, "n1:1-3").await;
+    assert_eq!(
+        (batch.status(), batch.failed_trade_ids.as_slice()),
+        (
+            pb::TradeBatchStatus::Finalized,
+            ["t-2".to_owned()].as_slice()
+        )
+    );
+    assert_eq!(batch.onchain_tx_hash, submitted.onchain_tx_hash);
+    assert!(batch.block_number > 0 && batch.gas_used > 0);
+    // exactly once, whoever asks again
+    assert_eq!(
+        settle(&mut world, "n1:1-3", trades)
+            .await
+            .expect("answered"),
+        batch
+    );
+    assert_eq!(
+        (
+            world.tokens("BOND-1", "alice").await,
+            world.tokens("BOND-1", "bob").await
+        ),
+        (5, 95)
+    );
+    assert_eq!(
+        (
+            world.tokens("CFA-RUB", "alice").await,
+            world.tokens("CFA-RUB", "bob").await
+        ),
+        (4_995_00, 5_000_00)
+    );
+    assert_eq!(world.tokens("CFA-RUB", "system:fees").await, 5_00);
+    assert_eq!(
+        (
+            world.supply("CFA-RUB").await.as_str(),
+            world.supply("BOND-1").await.as_str()
+        ),
+        ("10000.00", "100")
+    );
+    let first = trade(&mut world, "t-1").await;
+    assert_eq!(
+        (first.status(), first.onchain_tx_hash.as_str()),
+        (OperationStatus::Finalized, batch.onchain_tx_hash.as_str())
+    );
+    assert_eq!(
+        (
+            first.from_user_id.as_str(),
+            first.to_user_id.as_str(),
+            first.trade_id.as_str()
+        ),
+        ("bob", "alice", "t-1")
+    );
+    let left_out = trade(&mut world, "t-2").await;
+    assert_eq!(
+        (left_out.status(), left_out.rejection_reason()),
+        (
+            OperationStatus::Failed,
+            RejectionReasonCode::IntegrationError
+        )
+    );
+    let seen = world.events_until(events::topics::CFA, |event| {
+        event.short_type() == "CfaTransferredEvent"
+            && pb::CfaTransferredEvent::decode(event.payload.as_slice())
+                .is_ok_and(|e| e.trade_id == "t-3")
+    });
+    let transferred: Vec<_> = seen
+        .await
+        .iter()
+        .filter(|event| event.short_type() == "CfaTransferredEvent")
+        .map(|event| pb::CfaTransferredEvent::decode(event.payload.as_slice()).expect("decodes"))
+        .collect();
+    assert_eq!(
+        transferred
+            .iter()
+            .map(|event| event.trade_id.as_str())
+            .collect::<Vec<_>>(),
+        ["t-1", "t-3"]
+    );
+    let event = &transferred[0];
+    assert_eq!(
+        (
+            event.instrument_id.as_str(),
+            event.from_user_id.as_str(),
+            event.to_user_id.as_str()
+        ),
+        ("BOND-1", "bob", "alice")
+    );
+    assert_eq!(
+        (event.amount.clone(), event.tx_hash.as_str()),
+        (amount("BOND-1", "4"), batch.onchain_tx_hash.as_str())
+    );
+    // a trade that was left out may come again, one that is settled may not
+    let again = settle(
+        &mut world,
+        "n1:4-4",
+        vec![leg("t-2", 2, "alice", "bob", "50", "4000.00", "4.00")],
+    )
+    .await
+    .expect("submitted");
+    assert_eq!(again.trades, 1);
+    assert_eq!(
+        wait_batch(&mut world, "n1:4-4").await.failed_trade_ids,
+        Vec::<String>::new()
+    );
+    assert_eq!(
+        trade(&mut world, "t-2").await.status(),
+        OperationStatus::Finalized
+    );
+    let twice = settle(
+        &mut world,
+        "n1:5-5",
+        vec![leg("t-1", 1, "alice", "bob", "4", "4000.00", "4.00")],
+    )
+    .await;
+    assert_eq!(
+        twice.expect_err("settled").code(),
+        tonic::Code::InvalidArgument
+    );
+    assert_eq!(world.tokens("BOND-1", "alice").await, 55);
+    world.stop().await;
+}
+
+// rows: R096
+#[tokio::test(flavor = "multi_thread")]
+async fn r096_event_and_batch_make_one_transfer() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = market_world(folder.path()).await;
+    let executed = |trade_id: &str, number| market::TradeExecutedEvent {
+        context: context("trade"),
+        trade_id: trade_id.into(),
+        buyer_id: "alice".into(),
+        seller_id: "bob".into(),
+        instrument_id: "BOND-1".into(),
+        quantity: decimal("2"),
+        price: decimal("1000"),
+        fee: None,
+        executed_at: None,
+        trade_number: number,
+    };
+    let name = "platform.market.v1.TradeExecutedEvent";
+    // t-1: event first, t-2: batch first
+    let one = event(events::topics::MARKET, "BOND-1", name, &executed("t-1", 1));
+    world
+        .log
+        .publish(&[one.clone(), one])
+        .await
+        .expect("published");
+    let mut entered = Vec::new();
+    while entered.is_empty() {
+        tokio::task::yield_now().await;
+        let request = pb::ListOperationsRequest {
+            external_ref: "t-1".into(),
+            ..Default::default()
+        };
+        entered = world
+            .cfa
+            .list_operations(request)
+            .await
+            .expect("listed")
+            .into_inner()
+            .operations;
+    }
+    assert_eq!(
+        (entered[0].status(), entered[0].onchain_tx_hash.as_str()),
+        (OperationStatus::Created, ""),
+        "no chain step before settlement"
+    );
+    let trades = vec![
+        leg("t-1", 1, "alice", "bob", "2", "2000.00", "0"),
+        leg("t-2", 2, "alice", "bob", "2", "2000.00", "0"),
+    ];
+    settle(&mut world, "n1:1-2", trades)
+        .await
+        .expect("submitted");
+    wait_batch(&mut world, "n1:1-2").await;
+    let two = event(events::topics::MARKET, "BOND-1", name, &executed("t-2", 2));
+    let three = event(events::topics::MARKET, "BOND-1", name, &executed("t-3", 3));
+    world.log.publish(&[two, three]).await.expect("published");
+    let mut third = Vec::new();
+    while third.is_empty() {
+        tokio::task::yield_now().await;
+        let request = pb::ListOperationsRequest {
+            external_ref: "t-3".into(),
+            ..Default::default()
+        };
+        third = world
+            .cfa
+            .list_operations(request)
+            .await
+            .expect("listed")
+            .into_inner()
+            .operations;
+    }
+    world.sweep().await;
+    assert_eq!(
+        trade(&mut world, "t-1").await.operation_id,
+        entered[0].operation_id
+    );
+    for trade_id in ["t-1", "t-2"] {
+        assert_eq!(
+            trade(&mut world, trade_id).await.status(),
+            OperationStatus::Finalized
+        );
+    }
+    assert_eq!(
+        trade(&mut world, "t-3").await.status(),
+        OperationStatus::Created
+    );
+    // TransferCfa with the same trade is the same transfer
+    let request = pb::TransferCfaRequest {
+        context: context("t-1"),
+        instrument_id: "BOND-1".into(),
+        from_user_id: "bob".into(),
+        to_user_id: "alice".into(),
+        amount: amount("BOND-1", "2"),
+        trade_id: "t-1".into(),
+        payment: None,
+    };
+    let same = world
+        .cfa
+        .transfer_cfa(request)
+        .await
+        .expect("answered")
+        .into_inner()
+        .operation
+        .expect("operation");
+    assert_eq!(same.operation_id, entered[0].operation_id);
+    assert_eq!(world.tokens("BOND-1", "alice").await, 4);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn t46_sanctioned_party_leaves_the_batch_before_the_chain() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = market_world(folder.path()).await;
+    world.issue("BOND-1", "carol", "10").await;
+    world
+        .double
+        .with(|outside| outside.sanctioned.insert("carol".into()));
+    let trades = vec![
+        leg("t-1", 1, "alice", "bob", "1", "1000.00", "0"),
+        leg("t-2", 2, "alice", "carol", "1", "1000.00", "0"),
+    ];
+    settle(&mut world, "n1:1-2", trades)
+        .await
+        .expect("submitted");
+    let batch = wait_batch(&mut world, "n1:1-2").await;
+    assert_eq!(batch.failed_trade_ids, ["t-2"]);
+    let hit = trade(&mut world, "t-2").await;
+    assert_eq!(
+        (hit.status(), hit.rejection_reason()),
+        (OperationStatus::Rejected, RejectionReasonCode::SanctionsHit)
+    );
+    assert_eq!(
+        (
+            world.tokens("BOND-1", "alice").await,
+            world.tokens("BOND-1", "carol").await
+        ),
+        (1, 10)
+    );
+    let bad = settle(
+        &mut world,
+        "n1:3-3",
+        vec![leg("t-3", 3, "alice", "bob", "0.5", "1", "0")],
+    )
+    .await
+    .expect_err("fraction");
+    assert_eq!(bad.code(), tonic::Code::InvalidArgument);
+    let none = settle(&mut world, "n1:3-3", Vec::new())
+        .await
+        .expect_err("empty");
+    assert_eq!(none.code(), tonic::Code::InvalidArgument);
+    world.stop().await;
+}
+
+// rows: R094 R095
+#[tokio::test(flavor = "multi_thread")]
+async fn r094_plain_transfer_moves_chain_and_ledger() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = market_world(folder.path()).await;
+    world.double.with(|outside| outside.trail.clear());
+    let request = |units: &str, payment: Option<&str>| pb::TransferCfaRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        from_user_id: "bob".into(),
+        to_user_id: "alice".into(),
+        amount: amount("BOND-1", units),
+        trade_id: String::new(),
+        payment: payment.map(|payment| pb::PaymentLeg {
+            amount: decimal(payment),
+            fee: decimal("1.00"),
+            trade_number: 0,
+        }),
+    };
+    let operation = world
+        .cfa
+        .transfer_cfa(request("10", None))
+        .await
+        .expect("sent")
+        .into_inner()
+        .operation
+        .expect("operation");
+    assert_eq!(
+        world.double.trail(),
+        [
+            "profile bob",
+            "profile alice",
+            "limits bob TRADING 10 P2P_TRANSFER",
+            "sanctions bob",
+            "sanctions alice"
+        ]
+    );
+    assert_eq!(
+        (
+            operation.from_user_id.as_str(),
+            operation.to_user_id.as_str()
+        ),
+        ("bob", "alice")
+    );
+    let operation = world.settle(&operation).await;
+    assert_eq!(operation.status(), OperationStatus::Finalized);
+    assert_eq!(
+        (
+            world.tokens("BOND-1", "alice").await,
+            world.tokens("BOND-1", "bob").await
+        ),
+        (10, 90)
+    );
+    let balance = world.balance("alice:BOND-1").await;
+    assert_eq!(
+        (balance.balance.to_string(), balance.available.to_string()),
+        ("10".into(), "10".into())
+    );
+    assert_eq!(world.balance("bob:BOND-1").await.balance.to_string(), "90");
+    world
+        .events_until(events::topics::CFA, |event| {
+            event.short_type() == "CfaTransferredEvent"
+        })
+        .await;
+    // against payment, in one exchange
+    let paid = world
+        .cfa
+        .transfer_cfa(request("1", Some("1000.00")))
+        .await
+        .expect("sent")
+        .into_inner()
+        .operation
+        .expect("operation");
+    assert_eq!(
+        world.settle(&paid).await.status(),
+        OperationStatus::Finalized
+    );
+    assert_eq!(world.tokens("CFA-RUB", "bob").await, 1_000_00);
+    assert_eq!(
+        world.balance("bob:CFA-RUB").await.available.to_string(),
+        "1000.00"
+    );
+    assert_eq!(
+        world.balance("alice:CFA-RUB").await.balance.to_string(),
+        "8999.00"
+    );
+    // more than he has: nothing happens
+    let refused = world
+        .cfa
+        .transfer_cfa(request("1000", None))
+        .await
+        .expect_err("too many");
+    assert_eq!(refused.message(), "Insufficient balance");
+    // the chain says no: the ledger takes its part back
+    call_contract(&mut world, "BOND-1", "pause()").await;
+    let reverted = world
+        .cfa
+        .transfer_cfa(request("5", None))
+        .await
+        .expect("sent")
+        .into_inner()
+        .operation
+        .expect("operation");
+    assert_eq!(
+        world.settle(&reverted).await.status(),
+        OperationStatus::Rejected
+    );
+    assert_eq!(
+        world.balance("alice:BOND-1").await.balance.to_string(),
+        "11"
+    );
+    assert_eq!(
+        world.balance("bob:BOND-1").await.available.to_string(),
+        "89"
+    );
+    world.stop().await;
+}
