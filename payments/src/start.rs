@@ -88,6 +88,8 @@ pub async fn start(
     workers.spawn(users.instrument(span()));
     let alerts = worker::run_alerts(deps.log.clone(), deps.alerts, shutdown.clone());
     workers.spawn(alerts.instrument(span()));
+    let health = gateway.health.clone();
+    workers.spawn(worker::run_log_health(health, deps.log.clone(), shutdown));
     let relay_shutdown = CancellationToken::new();
     let mut relay = JoinSet::new();
     relay

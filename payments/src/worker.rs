@@ -107,7 +107,7 @@ async fn close_day(gateway: &Gateway, day: BusinessDay) -> Result<(), Fault> {
         return Ok(());
     }
     let correlation_id = rpc::Context::new("payments").correlation_id;
-    gateway.reconcile(day, &correlation_id).await?;
+    gateway.reconcile(day, None, &correlation_id).await?;
     Ok(())
 }
 
@@ -148,6 +148,25 @@ pub async fn run_users(
     let consumed = events::consume(log, USERS_GROUP, &topics, handler, shutdown).await;
     if let Err(error) = consumed {
         tracing::error!(%error, "identity events cannot be consumed");
+    }
+}
+
+/// Shows in health whether events can go out.
+pub async fn run_log_health(
+    health: rpc::Health,
+    log: Arc<dyn events::Log>,
+    shutdown: CancellationToken,
+) {
+    let mut failing = log.failing();
+    loop {
+        match failing.borrow_and_update().as_deref() {
+            Some(reason) => health.set_failing("events", reason),
+            None => health.set_ok("events"),
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            changed = failing.changed() => if changed.is_err() { return },
+        }
     }
 }
 

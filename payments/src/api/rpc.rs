@@ -95,6 +95,7 @@ impl PaymentsService for Api {
         request: Request<wire::HandlePaymentWebhookRequest>,
     ) -> Result<Response<wire::HandlePaymentWebhookResponse>, Status> {
         let (metadata, _, ask) = request.into_parts();
+        rpc::context::read(ask.context);
         let webhook = ask.webhook.unwrap_or_default();
         let signed = Signed {
             id: header(&metadata, ID_HEADER),
@@ -230,10 +231,12 @@ impl PaymentsService for Api {
         if day > today {
             return Err(invalid_argument("business_date", "is in the future"));
         }
-        let report = self.0.reconcile(day, &context.correlation_id).await?;
-        Ok(Response::new(wire::ReconcileResponse {
+        let key = Some(context.idempotency_key.as_str());
+        let (report, replayed) = self.0.reconcile(day, key, &context.correlation_id).await?;
+        let answer = wire::ReconcileResponse {
             report: Some(convert::report(&report)),
-        }))
+        };
+        Ok(marked(answer, replayed))
     }
 
     async fn get_latest_report(

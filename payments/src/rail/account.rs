@@ -30,7 +30,7 @@ pub fn number(balance_account: &str, sequence: u32) -> String {
     let key = (0..=9_u8)
         .find(|key| {
             digits[KEY_AT] = b'0' + key;
-            weighted(&digits) % 10 == 0
+            weighted(&digits).is_multiple_of(10)
         })
         .expect("weight 3 of the key reaches every remainder of ten");
     digits[KEY_AT] = b'0' + key;
@@ -46,7 +46,7 @@ pub fn check(account: &str) -> Result<(), AccountError> {
     if &account[5..8] != RUBLE {
         return Err(AccountError::Currency);
     }
-    if weighted(account.as_bytes()) % 10 != 0 {
+    if !weighted(account.as_bytes()).is_multiple_of(10) {
         return Err(AccountError::ControlKey);
     }
     Ok(())

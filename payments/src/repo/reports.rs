@@ -36,11 +36,16 @@ fn read(row: &SqliteRow) -> sqlx::Result<Report> {
     })
 }
 
-pub async fn insert_in_tx(tx: &mut SqliteConnection, report: &Report) -> sqlx::Result<()> {
+pub async fn insert_in_tx(
+    tx: &mut SqliteConnection,
+    report: &Report,
+    idempotency_key: Option<&str>,
+) -> sqlx::Result<()> {
     let assessment = &report.assessment;
     sqlx::query(
         "INSERT INTO reports (report_id, business_day, bank_balance_minor, token_supply_minor, in_flight_deposits_minor, \
-         in_flight_payouts_minor, suspense_minor, unexplained_minor, created_at_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+         in_flight_payouts_minor, suspense_minor, unexplained_minor, created_at_us, idempotency_key) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
     )
     .bind(&report.report_id)
     .bind(report.day.number())
@@ -51,6 +56,7 @@ pub async fn insert_in_tx(tx: &mut SqliteConnection, report: &Report) -> sqlx::R
     .bind(assessment.explained.suspense.kopecks())
     .bind(assessment.unexplained.kopecks())
     .bind(report.created_at_us)
+    .bind(idempotency_key)
     .execute(tx)
     .await?;
     Ok(())
@@ -58,6 +64,16 @@ pub async fn insert_in_tx(tx: &mut SqliteConnection, report: &Report) -> sqlx::R
 
 pub async fn latest(db: impl SqliteExecutor<'_>) -> sqlx::Result<Option<Report>> {
     sqlx::query("SELECT * FROM reports ORDER BY created_at_us DESC, report_id DESC LIMIT 1")
+        .fetch_optional(db)
+        .await?
+        .as_ref()
+        .map(read)
+        .transpose()
+}
+
+pub async fn by_key(db: impl SqliteExecutor<'_>, key: &str) -> sqlx::Result<Option<Report>> {
+    sqlx::query("SELECT * FROM reports WHERE idempotency_key = $1")
+        .bind(key)
         .fetch_optional(db)
         .await?
         .as_ref()

@@ -19,9 +19,19 @@ use crate::{
 };
 
 impl Gateway {
-    /// Compares, stores the report and raises the alert when bank and supply differ.
-    pub async fn reconcile(&self, day: BusinessDay, correlation_id: &str) -> Result<Report, Fault> {
+    /// Compares, stores the report and raises the alert when bank and supply differ. A key used before gives its report, and `true`.
+    pub async fn reconcile(
+        &self,
+        day: BusinessDay,
+        idempotency_key: Option<&str>,
+        correlation_id: &str,
+    ) -> Result<(Report, bool), Fault> {
         let _one_at_a_time = self.reconciling.lock().await;
+        if let Some(key) = idempotency_key
+            && let Some(stored) = reports::by_key(self.db.read(), key).await?
+        {
+            return Ok((stored, true));
+        }
         let began = Instant::now();
         let mut reading = 1;
         let assessment = loop {
@@ -40,7 +50,7 @@ impl Gateway {
             created_at_us: clock::now_us(),
         };
         let mut tx = self.db.write().await?;
-        reports::insert_in_tx(&mut tx, &report).await?;
+        reports::insert_in_tx(&mut tx, &report, idempotency_key).await?;
         if !assessment.balanced() {
             let alert = emit::reconciliation_alert(&report, correlation_id);
             events::outbox::append_in_tx(&mut tx, &[alert]).await?;
@@ -48,8 +58,12 @@ impl Gateway {
         tx.commit().await?;
         metrics::histogram!("reconciliation_duration_seconds")
             .record(began.elapsed().as_secs_f64());
-        let unexplained_kopecks = assessment.unexplained.kopecks() as f64;
-        metrics::gauge!("reconciliation_unexplained_kopecks").set(unexplained_kopecks);
+        let result = match (assessment.balanced(), assessment.unexplained == Rub::ZERO) {
+            (true, true) => "balanced",
+            (false, true) => "explained",
+            (_, false) => "unexplained",
+        };
+        metrics::counter!("reconciliations_total", "result" => result).increment(1);
         if assessment.balanced() {
             tracing::info!(report_id = report.report_id, "{assessment}");
         } else {
@@ -59,7 +73,7 @@ impl Gateway {
                 "{assessment}"
             );
         }
-        Ok(report)
+        Ok((report, false))
     }
 
     pub async fn latest_report(&self) -> Result<Report, Fault> {

@@ -1,4 +1,4 @@
-//! `IdentityService`, its HTTP reads and its events.
+//! `IdentityService` and its HTTP reads.
 
 use std::sync::Arc;
 
@@ -7,12 +7,10 @@ use axum::{
     extract::{Path, State},
     routing::get,
 };
-use events::{Event, Sqlite};
+use events::Sqlite;
 use payments::{BusinessDay, clock};
-use prost::Message;
 use proto::{
     common::v1 as common,
-    convert::{self, to_decimal, to_timestamp_us},
     identity::v1::{self as wire, identity_service_server::IdentityService},
 };
 use rpc::{
@@ -21,7 +19,6 @@ use rpc::{
     page::{self, Key},
     status::{already_exists, internal, invalid_argument, not_found},
 };
-use sha2::{Digest, Sha256};
 use tonic::{Request, Response, Status};
 use types::{
     Decimal, UserId,
@@ -32,6 +29,11 @@ use uuid::Uuid;
 use super::{
     repo::{self, User},
     rules::{self, Defaults, Limit, LimitType, TradingBasis},
+    tell::{Kind, event},
+    wire::{
+        account_of, amount, hash_name, kyc_level, limit_amount, limit_type, money, profile,
+        to_limit_type,
+    },
 };
 
 const SOURCE: &str = "identity";
@@ -193,7 +195,7 @@ impl IdentityService for Api {
             && self.0.basis == TradingBasis::Notional
             && ask.notional.is_some()
         {
-            amount = self::amount("notional", ask.notional.as_ref())?;
+            amount = super::wire::amount("notional", ask.notional.as_ref())?;
         }
         let user = self.user(&ask.user_id).await?;
         let limit = self.limit(&ask.user_id, limit_type).await?;
@@ -424,152 +426,6 @@ async fn read_limits(
     caller.require_user(&user_id)?;
     let limits = api.limits(&user_id).await?;
     Ok(resource(&limits, "platform.identity.v1.GetLimitsResponse"))
-}
-
-/// What happened to a user.
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    Created,
-    Updated,
-    Blocked,
-    Unblocked,
-}
-
-fn event(kind: Kind, user_id: &str, reason: &str, correlation_id: &str) -> Event {
-    let now_us = clock::now_us();
-    let mut context = rpc::Context::new(SOURCE);
-    correlation_id.clone_into(&mut context.correlation_id);
-    context.occurred_at_us = now_us;
-    let (context, at) = (Some(context.to_proto()), Some(to_timestamp_us(now_us)));
-    let (user, reason) = (user_id.to_owned(), reason.to_owned());
-    macro_rules! encoded {
-        ($message:ident) => {
-            (
-                stringify!($message),
-                wire::$message {
-                    context,
-                    user_id: user,
-                    reason,
-                    at,
-                }
-                .encode_to_vec(),
-            )
-        };
-    }
-    let (name, payload) = match kind {
-        Kind::Created => encoded!(UserCreatedEvent),
-        Kind::Updated => encoded!(UserUpdatedEvent),
-        Kind::Blocked => encoded!(UserBlockedEvent),
-        Kind::Unblocked => encoded!(UserUnblockedEvent),
-    };
-    Event {
-        id: Uuid::now_v7(),
-        topic: events::topics::IDENTITY.to_owned(),
-        key: user_id.to_owned(),
-        type_name: format!("platform.identity.v1.{name}"),
-        subject: user_id.to_owned(),
-        source: SOURCE.to_owned(),
-        correlation_id: correlation_id.to_owned(),
-        occurred_at_us: now_us,
-        payload,
-    }
-}
-
-fn profile(user: &User) -> wire::UserProfile {
-    let status = if user.blocked.is_some() {
-        wire::UserStatus::Blocked
-    } else {
-        wire::UserStatus::Active
-    };
-    wire::UserProfile {
-        user_id: user.user_id.clone(),
-        kyc_status: user.kyc_level,
-        bank_account: user.bank_account.clone(),
-        status: status as i32,
-        qualified_investor: user.qualified_investor,
-        onchain_address: user.onchain_address.clone(),
-        full_name_hash: user.full_name_hash.clone(),
-        created_at: Some(to_timestamp_us(user.created_at_us)),
-    }
-}
-
-fn limit_type(number: i32) -> Result<LimitType, Status> {
-    match common::LimitType::try_from(number) {
-        Ok(common::LimitType::Deposit) => Ok(LimitType::Deposit),
-        Ok(common::LimitType::Withdrawal) => Ok(LimitType::Withdrawal),
-        Ok(common::LimitType::Trading) => Ok(LimitType::Trading),
-        Ok(common::LimitType::Unspecified) | Err(_) => Err(invalid_argument(
-            "limit_type",
-            "must be DEPOSIT, WITHDRAWAL or TRADING",
-        )),
-    }
-}
-
-fn to_limit_type(limit_type: LimitType) -> i32 {
-    let limit_type = match limit_type {
-        LimitType::Deposit => common::LimitType::Deposit,
-        LimitType::Withdrawal => common::LimitType::Withdrawal,
-        LimitType::Trading => common::LimitType::Trading,
-    };
-    limit_type as i32
-}
-
-/// `None` when unset.
-fn kyc_level(number: i32) -> Result<Option<i32>, Status> {
-    match common::KycStatus::try_from(number) {
-        Ok(common::KycStatus::Unspecified) => Ok(None),
-        Ok(level) => Ok(Some(level as i32)),
-        Err(_) => Err(invalid_argument("kyc_status", "is not a level")),
-    }
-}
-
-/// An amount to be checked: roubles of the bank or of the ledger, above zero.
-fn amount(field: &'static str, value: Option<&common::Money>) -> Result<Decimal, Status> {
-    let value = value.ok_or_else(|| invalid_argument(field, "is required"))?;
-    rubles(field, value)?;
-    convert::positive(value.amount.as_ref())
-        .map_err(|error| invalid_argument(field, error.to_string()))
-}
-
-fn limit_amount(value: &common::Money) -> Result<Decimal, Status> {
-    rubles("daily_limit", value)?;
-    let limit = convert::decimal(value.amount.as_ref())
-        .map_err(|error| invalid_argument("daily_limit", error.to_string()))?;
-    if limit.is_negative() {
-        return Err(invalid_argument("daily_limit", "must not be negative"));
-    }
-    Ok(limit)
-}
-
-fn rubles(field: &'static str, value: &common::Money) -> Result<(), Status> {
-    match value.currency_code.as_str() {
-        "RUB" | "CFA-RUB" => Ok(()),
-        other => Err(invalid_argument(
-            field,
-            format!("is in `{other}`, `RUB` is expected"),
-        )),
-    }
-}
-
-fn money(amount: Decimal) -> common::Money {
-    common::Money {
-        currency_code: "RUB".to_owned(),
-        amount: Some(to_decimal(amount)),
-    }
-}
-
-/// An account at the sandbox bank for a user that named none.
-fn account_of(user_id: &str) -> String {
-    let hash = Sha256::digest(user_id.as_bytes());
-    let sequence = u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]]);
-    payments::rail::account::number("40817", sequence)
-}
-
-fn hash_name(full_name: &str) -> String {
-    if full_name.is_empty() {
-        return String::new();
-    }
-    hex::encode(Sha256::digest(full_name.as_bytes()))
 }
 
 fn unknown_user() -> Status {

@@ -5,12 +5,15 @@
 //! | `rules` | the pure core: what a check answers |
 //! | `repo` | the store |
 //! | `uses` | what of the limits the platform's events have used up today |
-//! | `api` | `IdentityService`, HTTP reads, events |
+//! | `tell` | events of users |
+//! | `api`, `wire` | `IdentityService` and the HTTP reads |
 
 mod api;
 mod repo;
 mod rules;
+mod tell;
 mod uses;
+mod wire;
 
 use std::{path::PathBuf, sync::Arc};
 

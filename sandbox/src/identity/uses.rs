@@ -102,7 +102,8 @@ fn uses_of(event: &Event, basis: TradingBasis) -> Result<Vec<Use>, String> {
                 TradingBasis::Quantity => quantity,
                 TradingBasis::Notional => quantity
                     .checked_mul(number(trade.price.as_ref())?)
-                    .map_err(|error| error.to_string())?,
+                    .map_err(|error| error.to_string())?
+                    .normalized(),
             };
             let at_us = time(trade.executed_at.as_ref());
             let side = |user_id| Use {

@@ -1,0 +1,59 @@
+//! What identity tells the others: events on `platform.identity.events.v1` (D27, D28), keyed by the user.
+
+use events::Event;
+use payments::clock;
+use prost::Message;
+use proto::{convert::to_timestamp_us, identity::v1 as wire};
+use uuid::Uuid;
+
+const SOURCE: &str = "identity";
+
+/// What happened to a user.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    Created,
+    Updated,
+    Blocked,
+    Unblocked,
+}
+
+/// The event of a change.
+pub fn event(kind: Kind, user_id: &str, reason: &str, correlation_id: &str) -> Event {
+    let now_us = clock::now_us();
+    let mut context = rpc::Context::new(SOURCE);
+    correlation_id.clone_into(&mut context.correlation_id);
+    context.occurred_at_us = now_us;
+    let (context, at) = (Some(context.to_proto()), Some(to_timestamp_us(now_us)));
+    let (user, reason) = (user_id.to_owned(), reason.to_owned());
+    macro_rules! encoded {
+        ($message:ident) => {
+            (
+                stringify!($message),
+                wire::$message {
+                    context,
+                    user_id: user,
+                    reason,
+                    at,
+                }
+                .encode_to_vec(),
+            )
+        };
+    }
+    let (name, payload) = match kind {
+        Kind::Created => encoded!(UserCreatedEvent),
+        Kind::Updated => encoded!(UserUpdatedEvent),
+        Kind::Blocked => encoded!(UserBlockedEvent),
+        Kind::Unblocked => encoded!(UserUnblockedEvent),
+    };
+    Event {
+        id: Uuid::now_v7(),
+        topic: events::topics::IDENTITY.to_owned(),
+        key: user_id.to_owned(),
+        type_name: format!("platform.identity.v1.{name}"),
+        subject: user_id.to_owned(),
+        source: SOURCE.to_owned(),
+        correlation_id: correlation_id.to_owned(),
+        occurred_at_us: now_us,
+        payload,
+    }
+}

@@ -1,0 +1,110 @@
+//! Between the stand-in's types and the messages of `platform.identity.v1`.
+
+use proto::{
+    common::v1 as common,
+    convert::{self, to_decimal, to_timestamp_us},
+    identity::v1 as wire,
+};
+use rpc::status::invalid_argument;
+use sha2::{Digest, Sha256};
+use tonic::Status;
+use types::Decimal;
+
+use super::{repo::User, rules::LimitType};
+
+pub fn profile(user: &User) -> wire::UserProfile {
+    let status = if user.blocked.is_some() {
+        wire::UserStatus::Blocked
+    } else {
+        wire::UserStatus::Active
+    };
+    wire::UserProfile {
+        user_id: user.user_id.clone(),
+        kyc_status: user.kyc_level,
+        bank_account: user.bank_account.clone(),
+        status: status as i32,
+        qualified_investor: user.qualified_investor,
+        onchain_address: user.onchain_address.clone(),
+        full_name_hash: user.full_name_hash.clone(),
+        created_at: Some(to_timestamp_us(user.created_at_us)),
+    }
+}
+
+pub fn limit_type(number: i32) -> Result<LimitType, Status> {
+    match common::LimitType::try_from(number) {
+        Ok(common::LimitType::Deposit) => Ok(LimitType::Deposit),
+        Ok(common::LimitType::Withdrawal) => Ok(LimitType::Withdrawal),
+        Ok(common::LimitType::Trading) => Ok(LimitType::Trading),
+        Ok(common::LimitType::Unspecified) | Err(_) => Err(invalid_argument(
+            "limit_type",
+            "must be DEPOSIT, WITHDRAWAL or TRADING",
+        )),
+    }
+}
+
+pub fn to_limit_type(limit_type: LimitType) -> i32 {
+    let limit_type = match limit_type {
+        LimitType::Deposit => common::LimitType::Deposit,
+        LimitType::Withdrawal => common::LimitType::Withdrawal,
+        LimitType::Trading => common::LimitType::Trading,
+    };
+    limit_type as i32
+}
+
+/// `None` when unset.
+pub fn kyc_level(number: i32) -> Result<Option<i32>, Status> {
+    match common::KycStatus::try_from(number) {
+        Ok(common::KycStatus::Unspecified) => Ok(None),
+        Ok(level) => Ok(Some(level as i32)),
+        Err(_) => Err(invalid_argument("kyc_status", "is not a level")),
+    }
+}
+
+/// An amount to be checked: roubles of the bank or of the ledger, above zero.
+pub fn amount(field: &'static str, value: Option<&common::Money>) -> Result<Decimal, Status> {
+    let value = value.ok_or_else(|| invalid_argument(field, "is required"))?;
+    rubles(field, value)?;
+    convert::positive(value.amount.as_ref())
+        .map_err(|error| invalid_argument(field, error.to_string()))
+}
+
+pub fn limit_amount(value: &common::Money) -> Result<Decimal, Status> {
+    rubles("daily_limit", value)?;
+    let limit = convert::decimal(value.amount.as_ref())
+        .map_err(|error| invalid_argument("daily_limit", error.to_string()))?;
+    if limit.is_negative() {
+        return Err(invalid_argument("daily_limit", "must not be negative"));
+    }
+    Ok(limit)
+}
+
+pub fn rubles(field: &'static str, value: &common::Money) -> Result<(), Status> {
+    match value.currency_code.as_str() {
+        "RUB" | "CFA-RUB" => Ok(()),
+        other => Err(invalid_argument(
+            field,
+            format!("is in `{other}`, `RUB` is expected"),
+        )),
+    }
+}
+
+pub fn money(amount: Decimal) -> common::Money {
+    common::Money {
+        currency_code: "RUB".to_owned(),
+        amount: Some(to_decimal(amount)),
+    }
+}
+
+/// An account at the sandbox bank for a user that named none.
+pub fn account_of(user_id: &str) -> String {
+    let hash = Sha256::digest(user_id.as_bytes());
+    let sequence = u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]]);
+    payments::rail::account::number("40817", sequence)
+}
+
+pub fn hash_name(full_name: &str) -> String {
+    if full_name.is_empty() {
+        return String::new();
+    }
+    hex::encode(Sha256::digest(full_name.as_bytes()))
+}

@@ -1,0 +1,380 @@
+//! The bank: its signed contract, its memory, its payer's hand.
+
+use std::path::Path;
+
+use payments::{
+    Rub,
+    rail::{
+        account,
+        client::{BankClient, BankError, Ordered},
+        keys::Keys,
+        messages::{CreateQr, Kopecks, Status},
+        policy::ClientPolicy,
+        purpose_code::Requisites,
+        request_signature::{KEY_ID_HEADER, SIGNATURE_HEADER, Signer, TIMESTAMP_HEADER},
+        sbp_link::{LinkKind, SbpLink},
+    },
+};
+use proto::{
+    common::v1 as common,
+    convert::to_money,
+    sandbox::v1::{self as wire, sandbox_bank_service_client::SandboxBankServiceClient},
+};
+use rpc::{Authenticator, Channel, LocalSlot};
+use sandbox::bank::{BankConfig, BankHandle};
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+use uuid::Uuid;
+
+struct World {
+    folder: TempDir,
+    bank: BankHandle,
+    slot: LocalSlot,
+    stop: CancellationToken,
+}
+
+impl World {
+    async fn open(folder: TempDir) -> World {
+        let stop = CancellationToken::new();
+        let config = BankConfig {
+            data_dir: folder.path().into(),
+            keys_dir: folder.path().join("keys"),
+            listen: "127.0.0.1:0".parse().unwrap(),
+            // Nobody listens: webhooks wait.
+            webhook_url: "http://127.0.0.1:9/webhook".into(),
+            ..BankConfig::default()
+        };
+        let bank = sandbox::bank::start(config, stop.clone()).await.unwrap();
+        let slot = LocalSlot::new();
+        slot.fill(rpc::with_auth(
+            bank.service().routes,
+            &Authenticator::Sandbox,
+        ));
+        World {
+            folder,
+            bank,
+            slot,
+            stop,
+        }
+    }
+
+    async fn stop(self) -> TempDir {
+        self.stop.cancel();
+        self.slot.clear();
+        self.bank.stopped().await;
+        self.folder
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}", self.bank.address())
+    }
+
+    fn client(&self) -> BankClient {
+        self.client_with(Keys::load_or_create(&self.keys_dir()).unwrap().signer)
+    }
+
+    fn keys_dir(&self) -> Box<Path> {
+        self.folder.path().join("keys").into()
+    }
+
+    fn client_with(&self, signer: Signer) -> BankClient {
+        let account_number = Requisites::default().account_number;
+        BankClient::new(
+            &self.url(),
+            &account_number,
+            signer,
+            ClientPolicy::default(),
+        )
+        .unwrap()
+    }
+
+    fn hand(&self) -> SandboxBankServiceClient<Channel> {
+        SandboxBankServiceClient::new(Channel::local(&self.slot, "sandbox.operator"))
+    }
+
+    async fn pay(
+        &self,
+        payload: &str,
+        kopecks: Option<i64>,
+    ) -> Result<wire::PayResponse, tonic::Status> {
+        let ask = wire::PayRequest {
+            context: ctx(),
+            qr_payload: payload.into(),
+            amount: kopecks.map(to_money),
+            outcome: 0,
+        };
+        Ok(self.hand().pay(ask).await?.into_inner())
+    }
+
+    async fn fund(&self, kopecks: i64) {
+        let qr = self
+            .client()
+            .create_qr(&qr(&Uuid::now_v7().to_string(), kopecks))
+            .await
+            .unwrap();
+        self.pay(&qr.qr_payload, None).await.unwrap();
+    }
+}
+
+async fn new_world() -> World {
+    World::open(tempfile::tempdir().unwrap()).await
+}
+
+fn ctx() -> Option<common::RequestContext> {
+    Some(common::RequestContext {
+        request_id: "r".into(),
+        idempotency_key: Uuid::now_v7().to_string(),
+        ..Default::default()
+    })
+}
+
+fn qr(payment_id: &str, kopecks: i64) -> CreateQr {
+    CreateQr {
+        payment_id: payment_id.into(),
+        amount: Kopecks(kopecks),
+        purpose: "Пополнение баланса".into(),
+        life_seconds: 900,
+    }
+}
+
+fn rub(kopecks: i64) -> Rub {
+    Rub::from_kopecks(kopecks)
+}
+
+fn report(ordered: Ordered) -> payments::rail::messages::TransferReport {
+    match ordered {
+        Ordered::Taken(report) | Ordered::Refused(report) => report,
+    }
+}
+
+// rows: R021
+#[tokio::test]
+async fn r021_the_bank_does_nothing_for_a_request_that_is_not_the_gateways() {
+    let world = new_world().await;
+    world.fund(10_000).await;
+    let stranger = Signer::from_pkcs8(&Signer::generate().unwrap()).unwrap();
+    let refused = world
+        .client_with(stranger)
+        .initiate_transfer("r1", &account::number("40817", 1), rub(100), "steal")
+        .await;
+    assert!(matches!(refused, Err(BankError::Refused { code, .. }) if code == "SIGNATURE"));
+
+    let keys = Keys::load_or_create(&world.keys_dir()).unwrap();
+    let http = reqwest::Client::new();
+    let path = "/bank/v1/transfers";
+    let now_s = payments::clock::now_us() / 1_000_000;
+    let order = |amount: &str| {
+        format!(
+            r#"{{"requestId":"r1","accountNumber":"{}","recipientAccount":"{}","amount":{{"value":"{amount}","currency":"RUB"}},"purpose":"x"}}"#,
+            Requisites::default().account_number,
+            account::number("40817", 1)
+        )
+    };
+    let send = |at_s: i64, signature: String, body: String| {
+        http.post(format!("{}{path}", world.url()))
+            .header(KEY_ID_HEADER, keys.signer.key_id())
+            .header(TIMESTAMP_HEADER, at_s)
+            .header(SIGNATURE_HEADER, signature)
+            .body(body)
+            .send()
+    };
+    let good = keys
+        .signer
+        .sign("POST", path, now_s, order("1.00").as_bytes());
+    // Another amount than was signed, an old request, no signature at all.
+    let altered = send(now_s, good.clone(), order("99.00")).await.unwrap();
+    assert_eq!(altered.status(), 401);
+    let old_s = now_s - 1_000;
+    let old = keys
+        .signer
+        .sign("POST", path, old_s, order("1.00").as_bytes());
+    assert_eq!(send(old_s, old, order("1.00")).await.unwrap().status(), 401);
+    let bare = http
+        .get(format!("{}/sbp/v1/balance", world.url()))
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(bare.status(), 401);
+    let transfers = world
+        .hand()
+        .list_transfers(wire::ListTransfersRequest::default())
+        .await;
+    assert!(transfers.unwrap().into_inner().transfers.is_empty());
+    assert_eq!(
+        send(now_s, good, order("1.00")).await.unwrap().status(),
+        200
+    );
+    world.stop().await;
+}
+
+// rows: R111 R134
+#[tokio::test]
+async fn r134_codes_are_real_links_paid_once() {
+    let world = new_world().await;
+    let client = world.client();
+    let made = client.create_qr(&qr("p1", 150_050)).await.unwrap();
+    assert_eq!(client.create_qr(&qr("p1", 150_050)).await.unwrap(), made);
+    assert!(client.create_qr(&qr("p1", 1)).await.is_err());
+    let link = SbpLink::parse(&made.qr_payload).unwrap();
+    assert_eq!(
+        (link.kind(), link.sum()),
+        (LinkKind::Dynamic, Some(rub(150_050)))
+    );
+    assert!(link.id().starts_with("AD") && link.bank().starts_with("100000000"));
+    assert!(
+        payments::rail::messages::time_us(&made.expires_at).unwrap() > payments::clock::now_us()
+    );
+    let pending = client.payment_status("p1").await.unwrap();
+    assert_eq!(
+        (pending.status, pending.transaction_id),
+        (Status::Pending, None)
+    );
+    assert!(matches!(
+        client.payment_status("p2").await,
+        Err(BankError::NotFound)
+    ));
+
+    let ask = wire::PayRequest {
+        context: ctx(),
+        qr_payload: made.payment_url.clone(),
+        ..Default::default()
+    };
+    let paid = world.hand().pay(ask.clone()).await.unwrap().into_inner();
+    assert_eq!(
+        world.hand().pay(ask).await.unwrap().into_inner(),
+        paid,
+        "one key, one payment"
+    );
+    let twice = world.pay(&made.payment_url, None).await.unwrap_err();
+    assert_eq!(twice.message(), "Payment code is already paid");
+    let report = client.payment_status("p1").await.unwrap();
+    assert_eq!(
+        (report.status, report.amount),
+        (Status::Success, Kopecks(150_050))
+    );
+    assert_eq!(report.transaction_id, Some(paid.transaction_id));
+    assert_eq!(client.balance().await.unwrap(), rub(150_050));
+
+    let forged = made.qr_payload.replace("sum=150050", "sum=1");
+    assert_eq!(
+        world.pay(&forged, None).await.unwrap_err().code(),
+        Code::InvalidArgument
+    );
+    let stranger = SbpLink::new(&"A".repeat(32), LinkKind::Static, "100000000007", None).unwrap();
+    let unknown = world.pay(&stranger.to_string(), None).await.unwrap_err();
+    assert_eq!(
+        (unknown.code(), unknown.message()),
+        (Code::NotFound, "Payment code not found")
+    );
+    world.stop().await;
+}
+
+// rows: R135
+#[tokio::test]
+async fn r135_one_request_id_is_one_transfer() {
+    let world = new_world().await;
+    world.fund(10_000).await;
+    let client = world.client();
+    let to = account::number("40817", 1);
+    let first = report(
+        client
+            .initiate_transfer("r1", &to, rub(4_000), "x")
+            .await
+            .unwrap(),
+    );
+    let again = report(
+        client
+            .initiate_transfer("r1", &to, rub(4_000), "x")
+            .await
+            .unwrap(),
+    );
+    assert_eq!(again.transfer_id, first.transfer_id);
+    let other = client.initiate_transfer("r1", &to, rub(5_000), "x").await;
+    assert!(matches!(other, Err(BankError::Refused { code, .. }) if code == "REQUEST_ID_REUSED"));
+    let executed = async {
+        while client
+            .transfer_status(&first.transfer_id)
+            .await
+            .unwrap()
+            .status
+            != Status::Success
+        {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(10), executed)
+        .await
+        .unwrap();
+    assert_eq!(client.balance().await.unwrap(), rub(6_000));
+    assert!(matches!(
+        client.transfer_status("none").await,
+        Err(BankError::NotFound)
+    ));
+
+    // Refused at once: an error register, and the same one again.
+    for (request_id, account, kopecks, code) in [
+        ("r2", "1234", 1, "INVALID_RECIPIENT_ACCOUNT"),
+        ("r3", to.as_str(), 6_001, "INSUFFICIENT_FUNDS"),
+    ] {
+        for _ in 0..2 {
+            let refused = client
+                .initiate_transfer(request_id, account, rub(kopecks), "x")
+                .await
+                .unwrap();
+            let Ordered::Refused(refused) = refused else {
+                panic!("{request_id} was taken");
+            };
+            assert_eq!(refused.status, Status::Failed);
+            assert_eq!(refused.error_register[0].code, code);
+        }
+    }
+    assert_eq!(client.balance().await.unwrap(), rub(6_000));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn money_and_transfers_survive_a_restart() {
+    let world = new_world().await;
+    world.fund(10_000).await;
+    let hold = wire::SetFaultRequest {
+        context: ctx(),
+        fault: wire::BankFault::HoldTransfer as i32,
+        account: String::new(),
+    };
+    world.hand().set_fault(hold.clone()).await.unwrap();
+    let to = account::number("40817", 1);
+    let ordered = world
+        .client()
+        .initiate_transfer("r1", &to, rub(4_000), "x")
+        .await
+        .unwrap();
+    let ordered = report(ordered);
+    // What is taken is reserved.
+    let over = world
+        .client()
+        .initiate_transfer("r2", &to, rub(6_001), "x")
+        .await
+        .unwrap();
+    assert!(matches!(over, Ordered::Refused(_)));
+
+    let world = World::open(world.stop().await).await;
+    let client = world.client();
+    assert_eq!(client.balance().await.unwrap(), rub(10_000));
+    let held = client.transfer_status(&ordered.transfer_id).await.unwrap();
+    assert_eq!(held.status, Status::Pending);
+    let clear = wire::SetFaultRequest {
+        fault: wire::BankFault::None as i32,
+        ..hold
+    };
+    world.hand().set_fault(clear).await.unwrap();
+    let executed = async {
+        while client.balance().await.unwrap() != rub(6_000) {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(10), executed)
+        .await
+        .unwrap();
+    world.stop().await;
+}

@@ -1,0 +1,588 @@
+//! Identity: profiles, limits and their use, blocks, events.
+
+use std::sync::Arc;
+
+use events::{Embedded, Event, Log};
+use payments::{BusinessDay, clock, rail::account};
+use prost::Message;
+use proto::{
+    cfa::v1::{CfaIssuedEvent, CfaRedeemedEvent},
+    common::v1 as common,
+    convert::{to_monetary_amount_minor, to_money, to_timestamp_us},
+    identity::v1::{self as wire, identity_service_client::IdentityServiceClient},
+    market::v1::TradeExecutedEvent,
+};
+use rpc::{Authenticator, Channel, LocalSlot};
+use sandbox::identity::{IdentityConfig, IdentityDeps, IdentityHandle, TradingBasis};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+use uuid::Uuid;
+
+struct World {
+    _folder: TempDir,
+    log: Arc<Embedded>,
+    slot: LocalSlot,
+    url: String,
+    stop: CancellationToken,
+    handle: IdentityHandle,
+}
+
+impl World {
+    async fn start(change: impl FnOnce(&mut IdentityConfig)) -> World {
+        let folder = tempfile::tempdir().unwrap();
+        let log = Arc::new(Embedded::open(folder.path().join("log")).await.unwrap());
+        let stop = CancellationToken::new();
+        let mut config = IdentityConfig {
+            data_dir: folder.path().into(),
+            ..IdentityConfig::default()
+        };
+        change(&mut config);
+        let deps = IdentityDeps { log: log.clone() };
+        let handle = sandbox::identity::start(config, deps, stop.clone())
+            .await
+            .unwrap();
+        let slot = LocalSlot::new();
+        let auth = Authenticator::Sandbox;
+        slot.fill(rpc::with_auth(handle.service().routes, &auth));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let services = vec![handle.service()];
+        tokio::spawn(rpc::serve(
+            listener,
+            services,
+            auth,
+            rpc::metrics_init(),
+            stop.clone(),
+        ));
+        World {
+            _folder: folder,
+            log,
+            slot,
+            url,
+            stop,
+            handle,
+        }
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        self.slot.clear();
+        self.handle.stopped().await;
+        self.log.close().await;
+    }
+
+    fn client(&self) -> IdentityServiceClient<Channel> {
+        self.client_as("sandbox.operator")
+    }
+
+    fn client_as(&self, credential: &str) -> IdentityServiceClient<Channel> {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        IdentityServiceClient::new(Channel::local(&self.slot, credential))
+    }
+
+    async fn create(&self, user_id: &str) -> wire::UserProfile {
+        let answer = self.client().create_user(user(user_id)).await.unwrap();
+        answer.into_inner().profile.unwrap()
+    }
+
+    async fn check(
+        &self,
+        limit_type: common::LimitType,
+        kopecks: i64,
+    ) -> wire::CheckLimitsResponse {
+        let answer = self
+            .client()
+            .check_limits(limit_ask(limit_type, kopecks))
+            .await;
+        answer.unwrap().into_inner()
+    }
+
+    async fn used(&self, user_id: &str, limit_type: common::LimitType) -> String {
+        let ask = wire::GetLimitsRequest {
+            context: None,
+            user_id: user_id.into(),
+        };
+        let limits = self
+            .client()
+            .get_limits(ask)
+            .await
+            .unwrap()
+            .into_inner()
+            .limits;
+        let of_type = limits
+            .iter()
+            .find(|limit| limit.limit_type == limit_type as i32);
+        amount(of_type.unwrap().used_today.as_ref())
+    }
+
+    async fn until_used(&self, user_id: &str, limit_type: common::LimitType, expected: &str) {
+        let wait = async {
+            while self.used(user_id, limit_type).await != expected {
+                tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(std::time::Duration::from_secs(10), wait)
+            .await
+            .expect("the use is counted");
+    }
+
+    async fn publish(&self, topic: &str, name: &str, message: &impl Message) -> Event {
+        let event = Event {
+            id: Uuid::now_v7(),
+            topic: topic.into(),
+            key: "k".into(),
+            type_name: name.into(),
+            subject: "k".into(),
+            source: "test".into(),
+            correlation_id: "c".into(),
+            occurred_at_us: clock::now_us(),
+            payload: message.encode_to_vec(),
+        };
+        self.log
+            .publish(std::slice::from_ref(&event))
+            .await
+            .unwrap();
+        event
+    }
+
+    async fn get(&self, path: &str) -> (u16, serde_json::Value) {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let answer = reqwest::Client::new()
+            .get(format!("{}{path}", self.url))
+            .bearer_auth("sandbox.auditor")
+            .send()
+            .await
+            .unwrap();
+        let status = answer.status().as_u16();
+        (
+            status,
+            serde_json::from_str(&answer.text().await.unwrap()).unwrap(),
+        )
+    }
+}
+
+fn ctx() -> Option<common::RequestContext> {
+    Some(common::RequestContext {
+        request_id: "r".into(),
+        correlation_id: "corr-1".into(),
+        idempotency_key: Uuid::now_v7().to_string(),
+        ..Default::default()
+    })
+}
+
+fn user(user_id: &str) -> wire::CreateUserRequest {
+    wire::CreateUserRequest {
+        context: ctx(),
+        user_id: user_id.into(),
+        kyc_status: common::KycStatus::Standard as i32,
+        bank_account: "40817810099910004312".into(),
+        qualified_investor: true,
+        full_name: "Алиса Иванова".into(),
+    }
+}
+
+fn limit_ask(limit_type: common::LimitType, kopecks: i64) -> wire::CheckLimitsRequest {
+    wire::CheckLimitsRequest {
+        context: None,
+        user_id: "alice".into(),
+        limit_type: limit_type as i32,
+        amount: Some(to_money(kopecks)),
+        operation_type: common::OperationType::Deposit as i32,
+        notional: None,
+    }
+}
+
+fn amount(money: Option<&common::Money>) -> String {
+    money.unwrap().amount.clone().unwrap().value
+}
+
+const DEPOSIT: common::LimitType = common::LimitType::Deposit;
+const WITHDRAWAL: common::LimitType = common::LimitType::Withdrawal;
+const TRADING: common::LimitType = common::LimitType::Trading;
+
+// rows: R016 R036 R289 R317
+#[tokio::test]
+async fn r289_a_profile_reads_the_same_by_rpc_and_http() {
+    let world = World::start(|_| ()).await;
+    let made = world.create("alice").await;
+    assert_eq!(made.kyc_status, common::KycStatus::Standard as i32);
+    assert_eq!(made.bank_account, "40817810099910004312");
+    assert_eq!(made.status, wire::UserStatus::Active as i32);
+    assert!(made.qualified_investor && made.created_at.is_some());
+    assert!(made.onchain_address.starts_with("0x") && made.onchain_address.len() == 42);
+    assert_eq!(made.full_name_hash.len(), 64);
+    let ask = wire::GetUserProfileRequest {
+        context: None,
+        user_id: "alice".into(),
+    };
+    let read = world.client().get_user_profile(ask.clone()).await.unwrap();
+    assert_eq!(read.into_inner().profile.unwrap(), made);
+    let (status, body) = world.get("/identity/users/alice").await;
+    assert_eq!(status, 200);
+    assert_eq!(body["userId"], "alice");
+    assert_eq!(body["kycStatus"], "STANDARD");
+    assert_eq!(body["status"], "ACTIVE");
+    let (status, body) = world.get("/identity/limits/alice").await;
+    assert_eq!(status, 200);
+    assert_eq!(body["limits"][0]["limitType"], "DEPOSIT");
+    assert_eq!(body["limits"][0]["dailyLimit"]["amount"]["value"], "600000");
+    for path in ["/identity/users/nobody", "/identity/limits/nobody"] {
+        let (status, body) = world.get(path).await;
+        assert_eq!(
+            (status, body["message"].as_str()),
+            (404, Some("User not found"))
+        );
+    }
+    let foreign = world
+        .client_as("sandbox.investor.bob")
+        .get_user_profile(ask)
+        .await;
+    assert_eq!(foreign.unwrap_err().code(), Code::PermissionDenied);
+    world.stop().await;
+}
+
+// rows: R012 R036 R303 R340
+#[tokio::test]
+async fn r340_limits_of_a_day_and_of_a_user() {
+    let world = World::start(|_| ()).await;
+    world.create("alice").await;
+    for (limit_type, limit_kopecks, text) in [
+        (DEPOSIT, 60_000_000, "Daily deposit limit exceeded"),
+        (WITHDRAWAL, 60_000_000, "Daily withdrawal limit exceeded"),
+        (TRADING, 500_000_000, "Daily trading limit exceeded"),
+    ] {
+        assert!(world.check(limit_type, limit_kopecks).await.allowed);
+        // A question reserves nothing: the same again is allowed again (T24).
+        assert!(world.check(limit_type, limit_kopecks).await.allowed);
+        let over = world.check(limit_type, limit_kopecks + 1).await;
+        assert!(!over.allowed);
+        assert_eq!(over.reason.as_deref(), Some(text));
+    }
+    let set = |daily: Option<i64>, refuse_with: &str| wire::SetLimitRequest {
+        context: ctx(),
+        user_id: "alice".into(),
+        limit_type: DEPOSIT as i32,
+        daily_limit: daily.map(to_money),
+        refuse_with: refuse_with.into(),
+    };
+    world
+        .client()
+        .set_limit(set(Some(1_000), ""))
+        .await
+        .unwrap();
+    assert!(world.check(DEPOSIT, 1_000).await.allowed);
+    assert!(!world.check(DEPOSIT, 1_001).await.allowed);
+    world
+        .client()
+        .set_limit(set(None, "KYC please"))
+        .await
+        .unwrap();
+    assert_eq!(
+        world.check(DEPOSIT, 1).await.reason.as_deref(),
+        Some("KYC please")
+    );
+    world.client().set_limit(set(None, "")).await.unwrap();
+    assert_eq!(
+        amount(world.check(DEPOSIT, 1).await.remaining.as_ref()),
+        "10.00"
+    );
+
+    let mut nobody = limit_ask(DEPOSIT, 1);
+    nobody.user_id = "nobody".into();
+    let unknown = world.client().check_limits(nobody).await.unwrap_err();
+    assert_eq!(
+        (unknown.code(), unknown.message()),
+        (Code::NotFound, "User not found")
+    );
+    for bad in [
+        limit_ask(DEPOSIT, 0),
+        limit_ask(common::LimitType::Unspecified, 1),
+        wire::CheckLimitsRequest {
+            amount: None,
+            ..limit_ask(DEPOSIT, 1)
+        },
+    ] {
+        let refused = world.client().check_limits(bad).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
+    }
+    world.stop().await;
+}
+
+fn issued(instrument_id: &str, kopecks: i64, at_us: i64) -> CfaIssuedEvent {
+    CfaIssuedEvent {
+        instrument_id: instrument_id.into(),
+        holder_id: "alice".into(),
+        amount: Some(to_monetary_amount_minor(instrument_id, kopecks, 2)),
+        issued_at: Some(to_timestamp_us(at_us)),
+        ..Default::default()
+    }
+}
+
+fn trade() -> TradeExecutedEvent {
+    let number = |value: &str| {
+        Some(common::Decimal {
+            value: value.into(),
+        })
+    };
+    TradeExecutedEvent {
+        buyer_id: "alice".into(),
+        seller_id: "bob".into(),
+        quantity: number("10"),
+        price: number("1000.50"),
+        executed_at: Some(to_timestamp_us(clock::now_us())),
+        ..Default::default()
+    }
+}
+
+// rows: R340
+#[tokio::test]
+async fn r340_events_use_the_limits_up_once_and_on_their_day() {
+    let world = World::start(|_| ()).await;
+    world.create("alice").await;
+    world.create("bob").await;
+    let now_us = clock::now_us();
+    let yesterday_us = BusinessDay::of(now_us).start_us() - 1;
+    let (cfa, market) = (events::topics::CFA, events::topics::MARKET);
+    let name = "platform.cfa.v1.CfaIssuedEvent";
+    world
+        .publish(cfa, name, &issued("CFA-RUB", 777, yesterday_us))
+        .await;
+    world
+        .publish(cfa, name, &issued("BOND-1", 888, now_us))
+        .await;
+    let event = world
+        .publish(cfa, name, &issued("CFA-RUB", 59_999_900, now_us))
+        .await;
+    // The same event again, as a relay that crashed would bring it.
+    world.log.publish(&[event]).await.unwrap();
+    let redeemed = CfaRedeemedEvent {
+        instrument_id: "CFA-RUB".into(),
+        holder_id: "alice".into(),
+        amount: Some(to_monetary_amount_minor("CFA-RUB", 1_234, 2)),
+        redeemed_at: Some(to_timestamp_us(now_us)),
+        ..Default::default()
+    };
+    world
+        .publish(cfa, "platform.cfa.v1.CfaRedeemedEvent", &redeemed)
+        .await;
+    world.until_used("alice", WITHDRAWAL, "12.34").await;
+    assert_eq!(world.used("alice", DEPOSIT).await, "599999.00");
+    assert!(world.check(DEPOSIT, 100).await.allowed);
+    assert!(!world.check(DEPOSIT, 101).await.allowed);
+    world
+        .publish(market, "platform.market.v1.TradeExecutedEvent", &trade())
+        .await;
+    world.until_used("alice", TRADING, "10").await;
+    world.until_used("bob", TRADING, "10").await;
+    world.stop().await;
+}
+
+// rows: R340
+#[tokio::test]
+async fn t23_trading_may_be_counted_by_value() {
+    let world = World::start(|config| {
+        config.trading_limit_basis = TradingBasis::Notional;
+        config.trading_daily = "20010".into();
+    })
+    .await;
+    world.create("alice").await;
+    world.create("bob").await;
+    let topic = events::topics::MARKET;
+    world
+        .publish(topic, "platform.market.v1.TradeExecutedEvent", &trade())
+        .await;
+    world.until_used("alice", TRADING, "10005").await;
+    let ask = |notional_kopecks| wire::CheckLimitsRequest {
+        notional: Some(to_money(notional_kopecks)),
+        ..limit_ask(TRADING, 100)
+    };
+    let allowed = world.client().check_limits(ask(1_000_500)).await.unwrap();
+    assert!(allowed.into_inner().allowed);
+    let refused = world.client().check_limits(ask(1_000_501)).await.unwrap();
+    assert!(!refused.into_inner().allowed);
+    world.stop().await;
+}
+
+// rows: R235 R242 R036
+#[tokio::test]
+async fn r242_every_change_of_a_user_is_an_event_in_order() {
+    let world = World::start(|_| ()).await;
+    world.create("alice").await;
+    let update = |kyc: common::KycStatus, sanctioned| wire::UpdateUserRequest {
+        context: ctx(),
+        user_id: "alice".into(),
+        kyc_status: kyc as i32,
+        sanctioned: Some(sanctioned),
+        ..Default::default()
+    };
+    let enhanced = world
+        .client()
+        .update_user(update(common::KycStatus::Enhanced, true))
+        .await
+        .unwrap();
+    let profile = enhanced.into_inner().profile.unwrap();
+    assert_eq!(profile.kyc_status, common::KycStatus::Enhanced as i32);
+    assert_eq!(profile.bank_account, "40817810099910004312");
+    let sanctions = wire::CheckSanctionsRequest {
+        user_id: "alice".into(),
+        ..Default::default()
+    };
+    let hit = world
+        .client()
+        .check_sanctions(sanctions.clone())
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(hit.hit && hit.reason == "Sanctions list hit");
+    assert!(!world.check(DEPOSIT, 1).await.allowed);
+    // Nothing changes, nothing is told.
+    world
+        .client()
+        .update_user(update(common::KycStatus::Unspecified, true))
+        .await
+        .unwrap();
+    world
+        .client()
+        .update_user(update(common::KycStatus::Unspecified, false))
+        .await
+        .unwrap();
+    assert!(
+        !world
+            .client()
+            .check_sanctions(sanctions)
+            .await
+            .unwrap()
+            .into_inner()
+            .hit
+    );
+    let block = wire::BlockUserRequest {
+        context: ctx(),
+        user_id: "alice".into(),
+        reason: "court order".into(),
+    };
+    let blocked = world.client().block_user(block.clone()).await.unwrap();
+    assert_eq!(
+        blocked.into_inner().profile.unwrap().status,
+        wire::UserStatus::Blocked as i32
+    );
+    world.client().block_user(block).await.unwrap();
+    assert_eq!(
+        world.check(DEPOSIT, 1).await.reason.as_deref(),
+        Some("User is blocked")
+    );
+    let unblock = wire::UnblockUserRequest {
+        context: ctx(),
+        user_id: "alice".into(),
+        reason: "lifted".into(),
+    };
+    world.client().unblock_user(unblock).await.unwrap();
+    assert!(world.check(DEPOSIT, 1).await.allowed);
+
+    let mut subscription = world
+        .log
+        .subscribe("test", &[events::topics::IDENTITY])
+        .await
+        .unwrap();
+    let mut seen = Vec::new();
+    while seen.len() < 5 {
+        let delivery = subscription.next().await.unwrap();
+        let event = delivery.record.event;
+        assert_eq!(
+            (event.key.as_str(), event.correlation_id.as_str()),
+            ("alice", "corr-1")
+        );
+        seen.push(event.short_type().to_owned());
+        if event.short_type() == "UserBlockedEvent" {
+            let blocked = wire::UserBlockedEvent::decode(event.payload.as_slice()).unwrap();
+            assert_eq!(
+                (blocked.user_id.as_str(), blocked.reason.as_str()),
+                ("alice", "court order")
+            );
+            assert!(blocked.at.is_some() && blocked.context.is_some());
+        }
+    }
+    assert_eq!(
+        seen,
+        [
+            "UserCreatedEvent",
+            "UserUpdatedEvent",
+            "UserUpdatedEvent",
+            "UserBlockedEvent",
+            "UserUnblockedEvent"
+        ]
+    );
+    world.stop().await;
+}
+
+// rows: R036
+#[tokio::test]
+async fn t14_users_are_made_once_and_never_share_an_address() {
+    let world = World::start(|_| ()).await;
+    let ask = user("0190f2a1-7c3d-7e10-8a55-1234567890ab");
+    let made = world
+        .client()
+        .create_user(ask.clone())
+        .await
+        .unwrap()
+        .into_inner();
+    let again = world
+        .client()
+        .create_user(ask.clone())
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(made, again);
+    assert_eq!(
+        made.profile.unwrap().onchain_address.to_lowercase(),
+        "0x0190f2a17c3d7e108a551234567890ab00000000"
+    );
+    let other_key = wire::CreateUserRequest {
+        context: ctx(),
+        ..ask.clone()
+    };
+    let taken = world.client().create_user(other_key).await.unwrap_err();
+    assert_eq!(
+        (taken.code(), taken.message()),
+        (Code::AlreadyExists, "User already exists")
+    );
+    // The same digits without hyphens are another user with the same address.
+    let twin = wire::CreateUserRequest {
+        context: ctx(),
+        user_id: ask.user_id.replace('-', ""),
+        ..ask
+    };
+    let refused = world.client().create_user(twin).await.unwrap_err();
+    assert_eq!(
+        rpc::status::reason(&refused).as_deref(),
+        Some("ADDRESS_TAKEN")
+    );
+    for bad in ["a:b", "two words", "system", &"u".repeat(65)] {
+        let refused = world.client().create_user(user(bad)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{bad}");
+    }
+    let nameless = wire::CreateUserRequest {
+        bank_account: String::new(),
+        ..user("")
+    };
+    let made = world
+        .client()
+        .create_user(nameless.clone())
+        .await
+        .unwrap()
+        .into_inner();
+    let profile = made.profile.clone().unwrap();
+    assert!(Uuid::parse_str(&profile.user_id).is_ok());
+    assert_eq!(account::check(&profile.bank_account), Ok(()));
+    assert_eq!(
+        world
+            .client()
+            .create_user(nameless)
+            .await
+            .unwrap()
+            .into_inner(),
+        made
+    );
+    world.stop().await;
+}
