@@ -286,3 +286,46 @@ async fn t24_a_suspended_deposit_is_paid_back_and_leaves_the_suspense() {
     assert_eq!(explained(&report), ["0.00", "0.00", "0.00", "0.00"]);
     world.stop().await;
 }
+
+// rows: R128
+#[tokio::test]
+async fn r128_one_key_is_one_report() {
+    let world = World::start().await;
+    let ask = wire::ReconcileRequest {
+        context: ctx(),
+        business_date: None,
+    };
+    let first = world.payments().reconcile(ask.clone()).await.unwrap();
+    let again = world.payments().reconcile(ask).await.unwrap();
+    assert_eq!(again.metadata().get("idempotent-replayed").unwrap(), "true");
+    assert_eq!(again.into_inner(), first.into_inner());
+    world.stop().await;
+}
+
+// rows: R128 R132
+#[tokio::test]
+async fn t28_a_day_that_ended_while_the_service_was_down_is_reconciled_at_the_next_start() {
+    let world = World::start().await;
+    world.fund("100.00").await;
+    let folder = world.stop().await;
+    // Yesterday, as far as the store knows.
+    let file = folder.path().join("payments/payments.db");
+    let db = sqlx::SqlitePool::connect(&format!("sqlite://{}", file.display()))
+        .await
+        .unwrap();
+    sqlx::query("UPDATE intents SET created_at_us = created_at_us - 86400000000")
+        .execute(&db)
+        .await
+        .unwrap();
+    db.close().await;
+    let world = World::open(folder, |setup| setup.payments.daily_reconciliation = true).await;
+    let body = until(async || {
+        let (status, body) = world.get("/reconciliation/latest").await;
+        (status == 200).then_some(body)
+    })
+    .await;
+    let today = payments::BusinessDay::of(payments::clock::now_us());
+    let yesterday = proto::convert::to_timestamp_us(today.previous().start_us());
+    assert_eq!(body["businessDate"], yesterday.to_string());
+    world.stop().await;
+}
