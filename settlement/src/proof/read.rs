@@ -102,6 +102,10 @@ pub async fn read(deps: &ProofDeps) -> Result<Reading, Status> {
             holders(&mut cfa, id, of, &names).await?;
         }
     }
+    // A house account that never had units of an instrument says nothing.
+    instruments.retain(|_, of| {
+        of.chain_supply.is_some() || of.ledger.values().any(|balance| !balance.is_zero())
+    });
     let bank = match &deps.payments {
         Some(channel) => Some(bank(channel.clone()).await?),
         None => None,

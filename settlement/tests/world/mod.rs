@@ -44,6 +44,8 @@ pub struct Market {
     generation: u32,
     funding_seq: u64,
     pools: u32,
+    /// What happens when two orders of one user meet.
+    pub stp: StpMode,
 }
 
 pub fn node() -> NodeId {
@@ -78,6 +80,7 @@ impl Market {
             generation: 0,
             funding_seq: 0,
             pools: 0,
+            stp: StpMode::CancelOldest,
         };
         for user in 0..USERS {
             market.submit(Command::BindUser(BindUser {
@@ -217,7 +220,7 @@ impl Market {
             order_type: OrderType::Limit,
             time_in_force: tif,
             post_only: false,
-            stp: StpMode::CancelOldest,
+            stp: self.stp,
             client_order_id: 0,
             client_seq: 0,
             expire_at_ns: 0,

@@ -1,0 +1,387 @@
+//! Delivery against payment on the real chain: ledger, CFA service, contracts and development chain in process. At the end every balance on chain is
+//! the balance in the ledger.
+
+mod world;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use proto::cfa::v1 as cfa_wire;
+use proto::cfa::v1::cfa_registry_service_client::CfaRegistryServiceClient;
+use proto::common::v1::{InstrumentType, KycStatus, OperationStatus};
+use proto::convert::{to_monetary_amount_minor, to_money};
+use proto::identity::v1::CreateUserRequest;
+use proto::identity::v1::identity_service_client::IdentityServiceClient;
+use proto::ledger::v1 as ledger_wire;
+use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
+use rand::Rng;
+use settlement::proof::{ProofDeps, ProofOptions, prove};
+use settlement::source::{Record, Recorded};
+use settlement::{SettlementConfig, SettlementDeps};
+use tokio_util::sync::CancellationToken;
+use types::*;
+use world::services::context;
+use world::{FUNDED, INSTRUMENTS, Market, USERS, node};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+const CREDENTIAL: &str = "sandbox.service";
+
+struct Services {
+    ledger: rpc::Channel,
+    cfa: rpc::Channel,
+    identity: rpc::Channel,
+    token: CancellationToken,
+    _slots: Vec<rpc::LocalSlot>,
+}
+
+impl Services {
+    async fn start(folder: &std::path::Path) -> Self {
+        let token = CancellationToken::new();
+        let auth = rpc::Authenticator::Sandbox;
+        let log: Arc<dyn events::Log> =
+            Arc::new(events::Embedded::open(folder.join("events")).await.unwrap());
+        let slots: Vec<_> = (0..4).map(|_| rpc::LocalSlot::new()).collect();
+        let door = |at: usize| rpc::Channel::local(&slots[at], CREDENTIAL);
+        let chain_config = cfa::chain::ChainConfig {
+            data_dir: folder.join("chain"),
+            ..Default::default()
+        };
+        let chain = cfa::chain::start_chain(
+            chain_config,
+            cfa::chain::ChainDeps { log: log.clone() },
+            token.clone(),
+        )
+        .await
+        .unwrap();
+        let ledger_config = ledger::LedgerConfig {
+            data_dir: folder.join("ledger"),
+            ..Default::default()
+        };
+        let ledger = ledger::start(
+            ledger_config,
+            ledger::LedgerDeps::new(log.clone()),
+            token.clone(),
+        )
+        .await
+        .unwrap();
+        slots[0].fill(rpc::with_auth(ledger.service().routes, &auth));
+        let identity_config = sandbox::identity::IdentityConfig {
+            data_dir: folder.join("identity"),
+            trading_daily: "1000000000".into(),
+            ..Default::default()
+        };
+        let identity = sandbox::identity::start(
+            identity_config,
+            sandbox::identity::IdentityDeps { log: log.clone() },
+            token.clone(),
+        )
+        .await
+        .unwrap();
+        slots[1].fill(rpc::with_auth(identity.service().routes, &auth));
+        let cfa_deps = cfa::CfaDeps {
+            log,
+            ledger: door(0),
+            payments: door(3),
+            identity: door(1),
+            chain: chain.connector(),
+            clock: cfa::Clock::default(),
+        };
+        let cfa_config = cfa::CfaConfig {
+            data_dir: folder.join("cfa"),
+            ..Default::default()
+        };
+        let cfa = cfa::start(cfa_config, cfa_deps, token.clone())
+            .await
+            .unwrap();
+        slots[2].fill(rpc::with_auth(cfa.service().routes, &auth));
+        Self {
+            ledger: door(0),
+            cfa: door(2),
+            identity: door(1),
+            token,
+            _slots: slots,
+        }
+    }
+
+    async fn user(&self, user_id: &str) {
+        IdentityServiceClient::new(self.identity.clone())
+            .create_user(CreateUserRequest {
+                context: context(&format!("user-{user_id}")),
+                user_id: user_id.to_owned(),
+                kyc_status: KycStatus::Standard.into(),
+                ..Default::default()
+            })
+            .await
+            .unwrap();
+    }
+
+    /// Brings the market's instruments and every user's money and units onto the chain.
+    async fn issue(&self, market: &Market) {
+        let mut cfa = CfaRegistryServiceClient::new(self.cfa.clone());
+        self.user("issuer-1").await;
+        for ix in 0..INSTRUMENTS {
+            let spec = market.admission.instrument(InstrumentIx(ix));
+            cfa.register_instrument(cfa_wire::RegisterInstrumentRequest {
+                context: context(&format!("register-{ix}")),
+                symbol: spec.id.to_string(),
+                name: format!("Bond {ix}"),
+                r#type: InstrumentType::CfaBond.into(),
+                decimals: spec.decimals.into(),
+                issuer_id: "issuer-1".into(),
+                currency_code: "RUB".into(),
+                ..Default::default()
+            })
+            .await
+            .unwrap();
+        }
+        for user in 0..USERS {
+            let user_id = format!("user-{user}");
+            self.user(&user_id).await;
+            cfa.issue_cfa_rub(cfa_wire::IssueCfaRubRequest {
+                context: context(&format!("issue-{user}")),
+                user_id: user_id.clone(),
+                amount: Some(to_money(FUNDED)),
+                payment_id: format!("payment-{user}"),
+            })
+            .await
+            .unwrap();
+            for ix in 0..INSTRUMENTS {
+                let spec = market.admission.instrument(InstrumentIx(ix));
+                cfa.issue_investment_cfa(cfa_wire::IssueInvestmentCfaRequest {
+                    context: context(&format!("issue-{user}-{ix}")),
+                    instrument_id: spec.id.to_string(),
+                    investor_id: user_id.clone(),
+                    amount: Some(to_monetary_amount_minor(
+                        spec.id.as_str(),
+                        FUNDED,
+                        spec.decimals,
+                    )),
+                    bookbuilding_id: format!("book-{user}-{ix}"),
+                    payment: None,
+                })
+                .await
+                .unwrap();
+            }
+        }
+    }
+
+    async fn available(&self, subaccount_id: &str) -> Option<Decimal> {
+        let request = ledger_wire::GetBalanceRequest {
+            subaccount_id: subaccount_id.to_owned(),
+            ..Default::default()
+        };
+        let answer = LedgerServiceClient::new(self.ledger.clone())
+            .get_balance(request)
+            .await
+            .ok()?
+            .into_inner();
+        answer.available?.value.parse().ok()
+    }
+
+    /// Opens the trading holds behind the market's Funds, as soon as the money is there.
+    async fn open_holds(&self, market: &Market) {
+        for record in &market.records {
+            let Command::Fund(fund) = &record.command.command else {
+                continue;
+            };
+            let amount = market.admission.amount(fund.asset, fund.amount_minor);
+            let subaccount_id =
+                format!("{}:{}", market.admission.user(fund.user), amount.instrument);
+            while self.available(&subaccount_id).await != Some(amount.decimal()) {
+                tokio::task::yield_now().await;
+            }
+            LedgerServiceClient::new(self.ledger.clone())
+                .create_hold(ledger_wire::CreateHoldRequest {
+                    context: context(&format!("hold-{}", fund.hold)),
+                    hold: Some(ledger_wire::Hold {
+                        hold_id: fund.hold_id.to_string(),
+                        subaccount_id,
+                        amount: Some(to_monetary_amount_minor(
+                            amount.instrument.as_str(),
+                            amount.minor.0,
+                            amount.decimals,
+                        )),
+                        reason: format!("Trading hold {}", fund.hold_id),
+                        owner: "market".into(),
+                        ..Default::default()
+                    }),
+                })
+                .await
+                .unwrap();
+        }
+    }
+}
+
+fn trades_with_itself(market: &Market, record: &world::Record) -> bool {
+    let user_of = |handle: Handle| {
+        market
+            .records
+            .iter()
+            .find_map(|r| match &r.command.command {
+                Command::New(new) if new.handle == handle => Some(new.user),
+                _ => None,
+            })
+    };
+    record.events.iter().any(|e| match &e.event {
+        Event::Trade(trade) => user_of(trade.maker) == user_of(trade.taker),
+        _ => false,
+    })
+}
+
+// rows: R182 R184 R186 R187 R188
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r187_both_legs_of_every_trade_are_on_chain_as_in_the_ledger() {
+    let folder = tempfile::tempdir().unwrap();
+    let services = Services::start(folder.path()).await;
+    let mut market = Market::new(21);
+    services.issue(&market).await;
+    if tokio::time::timeout(PATIENCE, services.open_holds(&market))
+        .await
+        .is_err()
+    {
+        let request = cfa_wire::ListOperationsRequest::default();
+        let operations = CfaRegistryServiceClient::new(services.cfa.clone())
+            .list_operations(request)
+            .await;
+        panic!(
+            "not everything issued arrives: {:#?}",
+            operations.unwrap().into_inner().operations
+        );
+    }
+    // Members may trade with themselves, too: such a trade must not hold up the others.
+    market.stp = StpMode::None;
+    for _ in 0..150 {
+        let (user, ix) = (
+            market.rng.random_range(0..USERS),
+            market.rng.random_range(0..INSTRUMENTS),
+        );
+        let side = if market.rng.random() {
+            Side::Buy
+        } else {
+            Side::Sell
+        };
+        let (price, quantity) = (
+            market.rng.random_range(95..=105),
+            market.rng.random_range(1..=60),
+        );
+        market.order(user, ix, side, price, quantity, TimeInForce::Gtc);
+    }
+    let own = market
+        .records
+        .iter()
+        .filter(|r| trades_with_itself(&market, r))
+        .count();
+    assert!(own > 5, "{own}");
+    let (journal, recorded) = Recorded::new();
+    let settlement = settlement::start(
+        SettlementConfig {
+            data_dir: folder.path().join("settlement"),
+            batch_trades_max: 25,
+            wait_ms: 50,
+            ..SettlementConfig::default()
+        },
+        SettlementDeps {
+            journal: Box::new(recorded),
+            backlog: Arc::default(),
+            ledger: services.ledger.clone(),
+            cfa: services.cfa.clone(),
+        },
+        services.token.clone(),
+    )
+    .await
+    .unwrap();
+    for record in &market.records {
+        journal
+            .send(Record {
+                command: record.command,
+                events: record.events.clone(),
+            })
+            .unwrap();
+    }
+    tokio::time::timeout(PATIENCE, settlement.drained(market.admission.position()))
+        .await
+        .unwrap_or_else(|_| panic!("not drained: {:?}", settlement.stats()));
+    let stats = settlement.stats();
+    assert_eq!(
+        (stats.trades_failed, stats.trades_settled),
+        (0, market.admission.trades())
+    );
+    assert!(stats.trades_settled > 50);
+
+    // One CFA operation per trade under the trade's id, all of them final (R182).
+    let trade = market
+        .records
+        .iter()
+        .flat_map(|r| &r.events)
+        .find(|e| matches!(e.event, Event::Trade(_)))
+        .unwrap()
+        .trade_uuid(node())
+        .to_string();
+    let operations = CfaRegistryServiceClient::new(services.cfa.clone())
+        .list_operations(cfa_wire::ListOperationsRequest {
+            external_ref: trade.clone(),
+            ..Default::default()
+        })
+        .await
+        .unwrap()
+        .into_inner()
+        .operations;
+    assert_eq!(operations.len(), 1);
+    assert_eq!(operations[0].status(), OperationStatus::Finalized);
+    assert_eq!(operations[0].trade_id, trade);
+
+    let deps = ProofDeps {
+        ledger: services.ledger.clone(),
+        cfa: services.cfa.clone(),
+        payments: None,
+    };
+    let proof = prove(&deps, ProofOptions::default()).await.unwrap();
+    assert!(proof.ok, "{:#?}", proof.differences);
+    assert_eq!(proof.instruments.len(), 3);
+    for instrument in &proof.instruments {
+        assert_eq!(
+            instrument.trial_balance.parse::<Decimal>().unwrap(),
+            Decimal::from_integer(0)
+        );
+        assert_eq!(
+            instrument.unsettled.parse::<Decimal>().unwrap(),
+            Decimal::from_integer(0)
+        );
+        assert!(instrument.holders.len() >= USERS as usize);
+    }
+
+    // A difference is seen: units appear in the ledger that the chain does not know.
+    LedgerServiceClient::new(services.ledger.clone())
+        .create_operation(ledger_wire::CreateOperationRequest {
+            context: context("forged"),
+            operation: Some(ledger_wire::Operation {
+                r#type: proto::common::v1::OperationType::Deposit.into(),
+                user_id: "user-0".into(),
+                ..Default::default()
+            }),
+            postings: vec![ledger_wire::Posting {
+                debit_subaccount_id: "system:reserve:CFA-RUB".into(),
+                credit_subaccount_id: "user-0:CFA-RUB".into(),
+                amount: Some(to_monetary_amount_minor("CFA-RUB", 1, 2)),
+                ..Default::default()
+            }],
+            ..Default::default()
+        })
+        .await
+        .unwrap();
+    let impatient = ProofOptions {
+        readings_max: 1,
+        pause_ms: 0,
+    };
+    let proof = prove(&deps, impatient).await.unwrap();
+    assert!(!proof.ok);
+    let named: Vec<_> = proof
+        .differences
+        .iter()
+        .map(|d| (d.holder.as_str(), d.difference.as_str()))
+        .collect();
+    assert_eq!(named, vec![("", "-0.01"), ("user-0", "-0.01")]);
+
+    services.token.cancel();
+    settlement.stopped().await;
+}
