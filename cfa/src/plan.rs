@@ -11,11 +11,11 @@ pub fn worth_per_unit(
     coupons: &[Coupon],
     record_date_us: i64,
 ) -> Result<Decimal, DecimalError> {
-    let due = coupons
+    let mut due = coupons
         .iter()
         .filter(|coupon| coupon.pays_at_us <= record_date_us);
-    due.fold(Ok(nominal.unwrap_or(Decimal::ZERO)), |sum, coupon| {
-        sum?.checked_add(coupon.amount)
+    due.try_fold(nominal.unwrap_or(Decimal::ZERO), |sum, coupon| {
+        sum.checked_add(coupon.amount)
     })
 }
 

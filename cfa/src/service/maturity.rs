@@ -1,9 +1,12 @@
 //! Redemption of a whole issue at maturity or by call (specification 1.5).
 //!
-//! 1. The issue stops trading (MATURED). 2. Holders are taken from the registry as of the record date and amounts computed per holder.
-//! 3. The issuer's CFA-RUB moves to the redemption account, in the ledger and on chain; without enough money the redemption stays UNDERFUNDED
-//! and is tried again. 4. In parts of `PART`: the ledger posts payments and burns (nothing is posted while an order still holds units), the
-//! contract distributes and burns, the ledger is finalized. 5. Holders are notified.
+//! 1. The issue stops trading (MATURED).
+//! 2. Holders are taken from the registry as of the record date and amounts computed per holder.
+//! 3. The issuer's CFA-RUB moves to the redemption account, in the ledger and on chain. Without enough money the redemption stays
+//!    UNDERFUNDED and is tried again.
+//! 4. In parts of `PART`: the ledger posts payments and burns (nothing is posted while an order still holds units), the contract
+//!    distributes and burns, the ledger is finalized.
+//! 5. Holders are notified.
 //!
 //! Paid are the holders of the record date; burned is what holders have when the part runs. The two differ only by trades that were
 //! matched before the halt and settled after the record date.

@@ -4,6 +4,7 @@
 
 mod issue;
 mod issues;
+mod recovery;
 mod redeem;
 mod trades;
 mod world;

@@ -284,7 +284,13 @@ pub struct World {
 }
 
 impl World {
+    /// On a chain inside the process.
     pub async fn start(folder: &Path) -> Self {
+        Self::start_on(folder, None).await
+    }
+
+    /// On a node at the address, if one is given.
+    pub async fn start_on(folder: &Path, rpc_url: Option<String>) -> Self {
         let log = Arc::new(
             events::Embedded::open(folder.join("log"))
                 .await
@@ -295,6 +301,8 @@ impl World {
         let chain_config = ChainConfig {
             data_dir: folder.join("chain"),
             seal_interval_ms: 1,
+            poll_interval_ms: 5,
+            rpc_url,
             ..ChainConfig::default()
         };
         let chain = start_chain(chain_config, ChainDeps { log: log.clone() }, below.clone())
@@ -369,6 +377,11 @@ impl World {
         self.ledger_handle.stopped().await;
         self.below.cancel();
         self.chain.stopped().await;
+    }
+
+    /// Stops the chain alone: what is submitted from now on is in no block.
+    pub async fn stop_sealing(&self) {
+        self.below.cancel();
     }
 
     /// The service as somebody else sees it.

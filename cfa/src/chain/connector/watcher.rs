@@ -38,7 +38,7 @@ impl Watcher {
                     self.poll_interval
                 }
                 Err(error) => {
-                    health.set_failing("node", &error.to_string());
+                    health.set_failing("node", error.to_string());
                     tracing::warn!(%error, "reading the chain failed");
                     RETRY_INTERVAL
                 }
