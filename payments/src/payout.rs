@@ -15,8 +15,13 @@ use crate::{intent::PaymentStatus, rub::Rub};
 /// Cancelled because the burn was reverted: no event, for no token is missing (T07).
 pub const BURN_REVERTED: &str = "BURN_REVERTED";
 
-/// A payout with this prefix pays a suspended deposit back: the payment id follows (T24).
-pub const REFUND_PREFIX: &str = "refund:";
+/// A payout with this prefix may pay a suspended deposit back: the payment id follows (T24).
+const REFUND_PREFIX: &str = "refund-";
+
+/// Payment that a payout of this id would pay back.
+pub fn refund_candidate(payout_id: &str) -> Option<&str> {
+    payout_id.strip_prefix(REFUND_PREFIX)
+}
 
 /// A stored payout.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +30,8 @@ pub struct Payout {
     pub user_id: String,
     pub amount: Rub,
     pub bank_account: String,
+    /// Suspended deposit that this payout pays back. Decided once, when it is recorded: the id alone proves nothing.
+    pub refunds: Option<String>,
     pub status: PaymentStatus,
     /// The burn is final; the money may leave.
     pub released_at_us: Option<i64>,
@@ -46,11 +53,6 @@ pub struct Payout {
 impl Payout {
     pub fn is_open(&self) -> bool {
         self.status == PaymentStatus::Pending
-    }
-
-    /// Payment that this payout pays back, if it is a refund.
-    pub fn refunds(&self) -> Option<&str> {
-        self.payout_id.strip_prefix(REFUND_PREFIX)
     }
 }
 
@@ -161,6 +163,7 @@ mod tests {
             user_id: "u1".into(),
             amount: Rub::from_kopecks(100),
             bank_account: "40817810".into(),
+            refunds: None,
             status: PaymentStatus::Pending,
             released_at_us: None,
             ordered_at_us: None,

@@ -250,6 +250,7 @@ mod tests {
                 user_id: "u".into(),
                 amount: rub(1),
                 bank_account: String::new(),
+                refunds: None,
                 status,
                 released_at_us: released,
                 ordered_at_us: None,

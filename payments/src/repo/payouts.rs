@@ -11,6 +11,7 @@ fn read(row: &SqliteRow) -> sqlx::Result<Payout> {
         user_id: row.try_get("user_id")?,
         amount: Rub::from_kopecks(row.try_get("amount_minor")?),
         bank_account: row.try_get("bank_account")?,
+        refunds: row.try_get("refunds")?,
         status: name(row, "status")?,
         released_at_us: row.try_get("released_at_us")?,
         ordered_at_us: row.try_get("ordered_at_us")?,
@@ -30,8 +31,8 @@ fn read(row: &SqliteRow) -> sqlx::Result<Payout> {
 pub async fn save_in_tx(tx: &mut SqliteConnection, payout: &Payout) -> sqlx::Result<()> {
     sqlx::query(
         "INSERT INTO payouts (payout_id, user_id, amount_minor, bank_account, status, released_at_us, ordered_at_us, stopped, \
-         bank_transfer_id, failure_code, failure_message, attempts, next_attempt_at_us, correlation_id, created_at_us, updated_at_us) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) \
+         bank_transfer_id, failure_code, failure_message, attempts, next_attempt_at_us, correlation_id, created_at_us, updated_at_us, refunds) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17) \
          ON CONFLICT (payout_id) DO UPDATE SET status = excluded.status, released_at_us = excluded.released_at_us, \
          ordered_at_us = excluded.ordered_at_us, stopped = excluded.stopped, bank_transfer_id = excluded.bank_transfer_id, \
          failure_code = excluded.failure_code, failure_message = excluded.failure_message, attempts = excluded.attempts, \
@@ -53,6 +54,7 @@ pub async fn save_in_tx(tx: &mut SqliteConnection, payout: &Payout) -> sqlx::Res
     .bind(&payout.correlation_id)
     .bind(payout.created_at_us)
     .bind(payout.updated_at_us)
+    .bind(&payout.refunds)
     .execute(tx)
     .await?;
     Ok(())

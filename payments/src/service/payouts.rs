@@ -5,11 +5,15 @@ use crate::{
     api::events::{self as emit, UserChange},
     clock,
     intent::PaymentStatus,
-    payout::{BankWord, Cancel, Next, Outcome, Payout, next, on_bank_word, on_cancel, pause_us},
+    payout::{
+        BankWord, Cancel, Next, Outcome, Payout, next, on_bank_word, on_cancel, pause_us,
+        refund_candidate,
+    },
     rail::{
         client::{BankError, Ordered},
         messages::{Status, TransferReport},
     },
+    reconcile::TokenState,
     repo::{intents, payouts},
     rub::Rub,
 };
@@ -52,6 +56,7 @@ impl From<TransferReport> for BankWord {
 impl Gateway {
     /// Records a payout. Returns the stored one, and `true`, when the id is known.
     pub async fn initiate_payout(&self, ask: NewPayout) -> Result<(Payout, bool), Fault> {
+        let refunds = self.refunded_deposit(&ask).await?;
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;
         if let Some(stored) = payouts::get(&mut *tx, &ask.payout_id).await? {
@@ -75,6 +80,7 @@ impl Gateway {
             user_id: ask.user_id,
             amount: ask.amount,
             bank_account: ask.bank_account,
+            refunds,
             status: PaymentStatus::Pending,
             released_at_us: None,
             ordered_at_us: None,
@@ -87,24 +93,30 @@ impl Gateway {
             created_at_us: now_us,
             updated_at_us: now_us,
         };
-        if let Some(payment_id) = payout.refunds() {
-            let intent = intents::get(&mut *tx, payment_id).await?;
-            let intent = intent.ok_or(Fault::IntentNotFound)?;
-            let invalid = |problem: &str| Fault::Invalid {
-                field: "payout.payout_id",
-                problem: problem.to_owned(),
-            };
-            if intent.status != PaymentStatus::Success {
-                return Err(invalid("names a payment that was not received"));
-            }
-            if intent.user_id != payout.user_id || intent.amount != payout.amount {
-                return Err(invalid("names a payment of another user or amount"));
-            }
-        }
         payouts::save_in_tx(&mut tx, &payout).await?;
         tx.commit().await?;
         tracing::info!(payout_id = payout.payout_id, user_id = payout.user_id, amount = %payout.amount, "payout recorded");
         Ok((payout, false))
+    }
+
+    /// The payment that a payout pays back: received from the same user, of the same amount, and its tokens were refused. Anything else
+    /// is an ordinary payout, whatever its id looks like.
+    async fn refunded_deposit(&self, ask: &NewPayout) -> Result<Option<String>, Fault> {
+        let Some(payment_id) = refund_candidate(&ask.payout_id) else {
+            return Ok(None);
+        };
+        let intent = intents::get(self.db.read(), payment_id).await?;
+        let fits = intent.is_some_and(|intent| {
+            intent.status == PaymentStatus::Success
+                && intent.user_id == ask.user_id
+                && intent.amount == ask.amount
+        });
+        if !fits {
+            return Ok(None);
+        }
+        let token = self.cfa.token_side(payment_id, &ask.correlation_id).await?;
+        let refused = matches!(token.state, TokenState::Ended | TokenState::Refunded);
+        Ok(refused.then(|| payment_id.to_owned()))
     }
 
     /// The burn is final: the money may leave. A payout that has ended, or was released before, is returned as it is.
@@ -184,7 +196,11 @@ impl Gateway {
         }
         payout.updated_at_us = now_us;
         payouts::save_in_tx(&mut tx, &payout).await?;
-        if let Some(payment_id) = payout.refunds().filter(|_| outcome == Outcome::Confirmed) {
+        if let Some(payment_id) = payout
+            .refunds
+            .as_ref()
+            .filter(|_| outcome == Outcome::Confirmed)
+        {
             let refunded = PaymentStatus::Refunded;
             intents::set_status_in_tx(&mut tx, payment_id, refunded, false, now_us).await?;
         }

@@ -114,7 +114,7 @@ impl Gateway {
         let mut settled_payouts = Vec::new();
         for payout in payouts::unsettled(self.db.read()).await? {
             // A refund burns nothing: until it is paid, its deposit stands in the suspense.
-            if payout.refunds().is_some() {
+            if payout.refunds.is_some() {
                 if !payout.is_open() {
                     settled_payouts.push(payout.payout_id);
                 }

@@ -1,0 +1,2 @@
+-- Payment id of the suspended deposit that the payout pays back.
+ALTER TABLE payouts ADD COLUMN refunds TEXT;
