@@ -78,9 +78,12 @@ pub fn share_percent(units_minor: i64, supply_minor: i64) -> Decimal {
     if supply_minor <= 0 {
         return Decimal::ZERO;
     }
-    let parts = i128::from(units_minor) * 100_000_000;
-    let rounded = (parts + i128::from(supply_minor) / 2) / i128::from(supply_minor);
-    Decimal::new(rounded, 6)
+    // A quotient is no amount of the ledger: the decimal of the edges divides and rounds it.
+    let share = rust_decimal::Decimal::from(units_minor) * rust_decimal::Decimal::ONE_HUNDRED
+        / rust_decimal::Decimal::from(supply_minor);
+    let share =
+        share.round_dp_with_strategy(6, rust_decimal::RoundingStrategy::MidpointAwayFromZero);
+    Decimal::new(share.mantissa(), share.scale() as u8)
         .and_then(|share| share.rescale_rounded(6, Rounding::HalfUp))
         .unwrap_or(Decimal::ZERO)
 }

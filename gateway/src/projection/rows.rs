@@ -36,17 +36,24 @@ pub struct OrderRow {
 impl OrderRow {
     /// Mean price of its trades, eight digits, rounded half up; `None` without a trade.
     pub fn average_price(&self) -> Option<Decimal> {
-        const DIGITS: u32 = 8;
-        let filled = self.filled.mantissa();
-        if filled == 0 {
+        // A quotient is no amount of the ledger: the decimal of the edges divides and rounds it.
+        use rust_decimal::{Decimal as Quotient, RoundingStrategy};
+        if self.filled.is_zero() {
             return None;
         }
-        // kopecks * 10^-2 / (filled * 10^-scale), in units of 10^-8.
-        let power = 10i128.checked_pow(u32::from(self.filled.scale()) + DIGITS - 2)?;
-        let wide = i128::from(self.value_minor).checked_mul(power)?;
-        let rounded = (wide.checked_mul(2)? + filled) / (2 * filled);
-        let price = Decimal::new(rounded, DIGITS as u8).ok()?;
-        Some(price.normalized())
+        let filled = Quotient::try_from_i128_with_scale(
+            self.filled.mantissa(),
+            u32::from(self.filled.scale()),
+        )
+        .ok()?;
+        let price = Quotient::new(self.value_minor, 2)
+            .checked_div(filled)?
+            .round_dp_with_strategy(8, RoundingStrategy::MidpointAwayFromZero);
+        Some(
+            Decimal::new(price.mantissa(), u8::try_from(price.scale()).ok()?)
+                .ok()?
+                .normalized(),
+        )
     }
 }
 
