@@ -251,3 +251,12 @@ where
     let stopped = platform.stop().await;
     played.and(stopped)
 }
+
+#[cfg(test)]
+mod tests {
+    // rows: R350
+    #[test]
+    fn r350_every_command_is_well_formed() {
+        super::command().debug_assert();
+    }
+}

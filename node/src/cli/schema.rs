@@ -77,8 +77,27 @@ fn is_text(message: &MessageDescriptor) -> bool {
     )
 }
 
+/// Flags that every command has already.
+const RESERVED: &[&str] = &[
+    "idempotency-key",
+    "data",
+    "json",
+    "config",
+    "data-dir",
+    "url",
+    "token",
+    "help",
+    "version",
+];
+
+/// A field whose name is taken by a flag of every command is given as `--field-<name>`.
 fn flag_name(field: &FieldDescriptor) -> String {
-    field.name().replace('_', "-")
+    let name = field.name().replace('_', "-");
+    if RESERVED.contains(&name.as_str()) {
+        format!("field-{name}")
+    } else {
+        name
+    }
 }
 
 /// Flags for the fields of a request, `context` left out: the command line fills it.
