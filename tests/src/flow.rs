@@ -164,8 +164,12 @@ impl Flow {
         }
     }
 
-    /// What was told so far.
-    pub fn told(&self) -> MutexGuard<'_, Told> {
+    /// Orders acknowledged so far.
+    pub fn acknowledged(&self) -> usize {
+        self.told().acknowledged.len()
+    }
+
+    fn told(&self) -> MutexGuard<'_, Told> {
         lock(&self.told)
     }
 

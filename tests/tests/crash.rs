@@ -2,7 +2,7 @@
 //! is orphaned, the balances are proved.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tests::call::{AUDITOR, OPERATOR, context_with_key, number, text};
@@ -10,11 +10,20 @@ use tests::flow::{Flow, Random, Told};
 use tests::member::resume;
 use tests::process::{PATIENCE, Platform};
 use tests::shared::run;
-use tests::world::{User, is_settled, limit_order};
+use tests::world::{User, is_settled, limit_order, rub};
 use types::Decimal;
 
-const SEED: u64 = 20_260_101;
 const KILLS: usize = 3;
+
+/// Seed of the flow and of its kills; another one by `TESTS_SEED`.
+fn seed() -> u64 {
+    let given = std::env::var("TESTS_SEED")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    let seed = given.unwrap_or(20_260_101);
+    println!("TESTS_SEED={seed}");
+    seed
+}
 
 /// Two buyers with money, two sellers with units, all of it in trading holds; even places buy.
 async fn members(platform: &Platform, bond: &str) -> Vec<User> {
@@ -42,19 +51,28 @@ fn kill_at_random_moments_of_order_flow_loses_and_doubles_nothing() {
         let mut platform = Platform::start().await;
         let bond = platform.bond().await;
         let members = members(&platform, &bond).await;
-        let flow = Flow::start(&platform, &members, &bond, SEED).await;
-        let mut random = Random::new(SEED);
+        let seed = seed();
+        let flow = Flow::start(&platform, &members, &bond, seed).await;
+        let mut random = Random::new(seed);
         for _ in 0..KILLS {
-            let acknowledged = flow.told().acknowledged.len();
+            let acknowledged = flow.acknowledged();
             let more = usize::try_from(100 + random.below(300)).expect("small");
             flow.until_acknowledged(acknowledged + more).await;
+            // Any moment between two acknowledgements, not the one right behind a commit.
+            tokio::time::sleep(Duration::from_micros(random.below(20_000))).await;
             platform.kill().await;
             platform.restart().await;
             resume(&flow.connection).await;
         }
-        flow.until_acknowledged(flow.told().acknowledged.len() + 100)
-            .await;
+        let acknowledged = flow.acknowledged();
+        flow.until_acknowledged(acknowledged + 100).await;
         let told = flow.finish().await;
+        println!(
+            "{} orders, {} fills, {:?}",
+            told.acknowledged.len(),
+            told.fills.len(),
+            told.rejects
+        );
         assert_eq!(told.wrong, Vec::<String>::new());
         assert!(
             !told.fills.is_empty() && !told.cancelled.is_empty(),
@@ -168,7 +186,7 @@ async fn all_settled(platform: &Platform, bond: &str) -> Vec<Value> {
             "{open} of {} trades are not settled",
             trades.len()
         );
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
@@ -246,6 +264,73 @@ async fn place(
             None
         }
     }
+}
+
+#[test]
+fn kill_amid_deposits_and_redemptions_moves_each_rouble_once() {
+    run(async {
+        let mut platform = Platform::start().await;
+        let mut random = Random::new(seed());
+        let user = platform.rich("1000.00").await;
+        let mut payments = Vec::new();
+        let mut payouts = Vec::new();
+        for _ in 0..KILLS {
+            // Paid at the bank and asked for, nothing waited for.
+            for _ in 0..3 {
+                let intent = platform.intent(&user, "100.00").await;
+                platform.pay(&intent).await;
+                payments.push(text(&intent, "/paymentId"));
+                let payout = uuid::Uuid::now_v7().to_string();
+                let request = json!({ "context": context_with_key(&payout), "userId": user.id, "payoutId": payout,
+                    "amount": rub("30.00") });
+                platform
+                    .ok(&user.token(), "cfa.RedeemCfaRub", request)
+                    .await;
+                payouts.push(payout);
+            }
+            tokio::time::sleep(Duration::from_micros(random.below(200_000))).await;
+            platform.kill().await;
+            platform.restart().await;
+        }
+        for reference in payments.iter().chain(&payouts) {
+            let request = json!({ "userId": user.id, "externalRef": reference });
+            let what = format!("{reference} to be final");
+            let answer = platform
+                .until(&what, "cfa.ListOperations", request, |answer| {
+                    answer.pointer("/operations/0/status")
+                        == Some(&json!("OPERATION_STATUS_FINALIZED"))
+                })
+                .await;
+            assert_eq!(
+                answer["operations"].as_array().map(Vec::len),
+                Some(1),
+                "{answer}"
+            );
+        }
+        // 1000 and nine times 100 in, nine times 30 out.
+        platform.balance_is(&user.cash(), "1630.00").await;
+        let transfers = platform
+            .all(AUDITOR, "sandbox.ListTransfers", "transfers", json!({}))
+            .await;
+        assert_eq!(transfers.len(), payouts.len(), "{transfers:?}");
+        let bank = platform
+            .ok(AUDITOR, "sandbox.GetBankBalance", json!({}))
+            .await;
+        assert_eq!(
+            number(&bank["balance"]["amount"]),
+            number(&json!("1630.00"))
+        );
+        let report = platform
+            .ok(
+                "sandbox.treasury",
+                "payments.Reconcile",
+                json!({ "businessDate": "2026-01-01T00:00:00Z" }),
+            )
+            .await;
+        assert_eq!(report["report"]["notes"], json!("Balanced"), "{report}");
+        closed_and_proved(&platform).await;
+        platform.stop().await;
+    });
 }
 
 #[test]
