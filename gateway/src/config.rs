@@ -34,6 +34,8 @@ pub struct GatewayConfig {
     pub sweep_interval_ms: u64,
     /// How long a shrinking or closing call waits for settlement to give the money back in the ledger before it answers, in milliseconds.
     pub release_wait_ms: u64,
+    /// How long a read waits for the history to reach what is durable, in milliseconds.
+    pub read_wait_ms: u64,
     /// How often the gauges are read off the books, in milliseconds.
     pub gauge_interval_ms: u64,
     /// Failed logins of one address in a minute after which it is refused.
@@ -55,6 +57,7 @@ impl Default for GatewayConfig {
             orphan_hold_age_ms: 60_000,
             sweep_interval_ms: 10_000,
             release_wait_ms: 2_000,
+            read_wait_ms: 1_000,
             gauge_interval_ms: 1_000,
             failed_logins_max: 5,
         }

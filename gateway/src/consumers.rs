@@ -93,6 +93,9 @@ async fn handle(market: &Arc<Market>, event: &Event) -> HandlerResult {
             ];
             position(market, event, &m.instrument_id, &moves).await?;
         }
+        // Settlement ends holds of orders all day; each is behind an order that has ended.
+        "HoldReleasedEvent" | "HoldConsumedEvent"
+            if event.correlation_id.starts_with("settlement:") => {}
         "HoldReleasedEvent" => {
             let message: ledger::HoldReleasedEvent = read(event)?;
             let reason = match message.reason.as_str() {

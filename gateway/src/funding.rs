@@ -361,9 +361,12 @@ async fn ledger_hold(
     })
 }
 
-/// True for the ledger's `Insufficient balance`.
+/// True when the ledger has too little to block, nothing at all included: it has never heard of the user or of his units.
 pub fn is_insufficient(status: &Status) -> bool {
-    rpc::status::reason(status).as_deref() == Some("INSUFFICIENT_BALANCE")
+    matches!(
+        rpc::status::reason(status).as_deref(),
+        Some("INSUFFICIENT_BALANCE" | "SUB_ACCOUNT_NOT_FOUND" | "INSTRUMENT_NOT_FOUND")
+    )
 }
 
 /// `Insufficient balance` with what the ledger and the pool say.
@@ -406,6 +409,15 @@ pub async fn give_back(market: &Market, hold_id: Id128) -> Result<(), Status> {
         return Ok(());
     }
     market.settlement.settled(pool.taken_at).await;
+    // Two that read the same figures would both release the difference.
+    let _one_at_a_time = market.giving.lock().await;
+    let Some(pool) = market.streams.pool(hold_id) else {
+        return Ok(());
+    };
+    if market.settlement.progress().settled < pool.taken_at {
+        // More was taken meanwhile; who took it gives it back.
+        return Ok(());
+    }
     let asset = market
         .asset_of(pool.asset)
         .await?

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
 
 use admission::{Known, Request};
 use sequencer::{Commit, NotTaken, Port, Reader, Record};
@@ -41,6 +42,8 @@ pub struct Market {
     specs: RwLock<Vec<InstrumentSpec>>,
     /// One change of a user's trading holds at a time.
     funding: Mutex<HashMap<UserIx, Arc<tokio::sync::Mutex<()>>>>,
+    /// One giving back at a time: what is missing is read from both sides and then released.
+    pub giving: tokio::sync::Mutex<()>,
 }
 
 /// An asset with what is needed to name and count it.
@@ -113,6 +116,7 @@ impl Market {
             budgets: Budgets::default(),
             specs: RwLock::new(Vec::new()),
             funding: Mutex::new(HashMap::new()),
+            giving: tokio::sync::Mutex::new(()),
         }
     }
 
@@ -152,6 +156,13 @@ impl Market {
             .map_err(|error| refusal::not_taken(&error))?;
         self.durable(record.command.sequence).await?;
         Ok(record)
+    }
+
+    /// Lets the history catch up with what is durable now, so that a reader sees what any report has told him. Bounded: past it he sees what there is.
+    pub async fn freshen(&self) {
+        let bound = Duration::from_millis(self.config.read_wait_ms);
+        let fresh = self.projection.wait(self.commit.position());
+        let _ = tokio::time::timeout(bound, fresh).await;
     }
 
     /// Returns when the journal has the sequence on disk.

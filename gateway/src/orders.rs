@@ -89,16 +89,12 @@ impl<T> Answered<T> {
     }
 }
 
-/// The order of an id, as durable as the journal is now; `Order not found`.
+/// The order of an id, as it now stands; `Order not found`.
 pub async fn find(market: &Market, order_id: &str) -> Result<OrderRow, Status> {
     if ids::parse(order_id).is_none() {
         return Err(refusal::order_not_found());
     }
-    if let Some(row) = stored(market, order_id).await? {
-        return Ok(row);
-    }
-    // The history may be a moment behind a report that the caller has seen.
-    market.projection.wait(market.commit.position()).await;
+    market.freshen().await;
     stored(market, order_id)
         .await?
         .ok_or_else(refusal::order_not_found)

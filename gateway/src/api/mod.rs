@@ -66,16 +66,10 @@ pub(crate) async fn find_trade(
     caller: &Caller,
     trade_id: &str,
 ) -> Result<TradeRow, Status> {
-    let stored = || async {
-        repo::trade(&market.projection.db, trade_id)
-            .await
-            .map_err(|error| rpc::status::internal(&error))
-    };
-    let mut row = stored().await?;
-    if row.is_none() && ids::parse(trade_id).is_some() {
-        market.projection.wait(market.commit.position()).await;
-        row = stored().await?;
-    }
+    market.freshen().await;
+    let row = repo::trade(&market.projection.db, trade_id)
+        .await
+        .map_err(|error| rpc::status::internal(&error))?;
     let row = row.ok_or_else(refusal::trade_not_found)?;
     caller
         .require_user(&row.buyer_id)
@@ -214,6 +208,7 @@ impl MarketService for Api {
         let status = filter.status.map_or("", |status| status.as_str());
         let hash = rpc::page::filter_hash(&[&filter.user_id, &filter.instrument_id, status]);
         let page = rpc::page::parse(message.pagination, hash)?;
+        self.market.freshen().await;
         let mut rows = repo::orders(&self.market.projection.db, &filter, &page)
             .await
             .map_err(|error| rpc::status::internal(&error))?;
@@ -253,6 +248,7 @@ impl MarketService for Api {
         };
         let hash = rpc::page::filter_hash(&[&filter.user_id, &filter.instrument_id]);
         let page = rpc::page::parse(message.pagination, hash)?;
+        self.market.freshen().await;
         let mut rows = repo::trades(&self.market.projection.db, &filter, &page)
             .await
             .map_err(|error| rpc::status::internal(&error))?;

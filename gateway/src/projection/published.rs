@@ -4,11 +4,12 @@
 use events::{Event, topics};
 use prost::Message;
 use proto::common::v1::{Fee, RequestContext};
-use proto::convert::{to_decimal, to_money, to_timestamp_ns};
+use proto::convert::{to_decimal, to_money, to_timestamp_us};
 use proto::market::v1::{OrderCancelledEvent, OrderPlacedEvent, TradeExecutedEvent};
 use types::{InstrumentSpec, NodeId, OrderType, Ticks, UserId};
 use uuid::Uuid;
 
+use super::micros;
 use crate::api::render;
 use crate::fold::{Cause, Fact, Fold, Order};
 
@@ -35,7 +36,8 @@ impl<'a> Publisher<'a> {
 
     /// The event of a fact, if it has one.
     pub fn event(&mut self, fold: &Fold, fact: &Fact) -> Option<Event> {
-        let at = to_timestamp_ns(self.cause.time_ns);
+        // Microseconds, as history has them: event and resource say the same time.
+        let at = to_timestamp_us(micros(self.cause.time_ns));
         let context = Some(self.context());
         match fact {
             Fact::Entered(order) => {
@@ -96,7 +98,7 @@ impl<'a> Publisher<'a> {
             request_id: self.place(),
             correlation_id: self.correlation_id.to_owned(),
             idempotency_key: self.place(),
-            occurred_at: Some(to_timestamp_ns(self.cause.time_ns)),
+            occurred_at: Some(to_timestamp_us(micros(self.cause.time_ns))),
             source: "market".to_owned(),
             ..RequestContext::default()
         }
@@ -119,8 +121,7 @@ impl<'a> Publisher<'a> {
             subject: subject.to_owned(),
             source: "market".to_owned(),
             correlation_id: self.correlation_id.to_owned(),
-            occurred_at_us: i64::try_from(self.cause.time_ns / 1_000)
-                .expect("nanoseconds of 64 bits fit as microseconds"),
+            occurred_at_us: micros(self.cause.time_ns),
             payload: message.encode_to_vec(),
         }
     }
