@@ -321,7 +321,11 @@ impl Connection {
     /// sent again in the old order. A session that cannot come back fails the resume.
     pub async fn resume(&self) -> Result<Vec<(u16, SessionInfo)>, Error> {
         let _one = self.owner.resuming.lock().await;
-        self.cut();
+        let old = self.link().take();
+        if let Some(old) = old {
+            old.quic.close(0u32.into(), b"");
+        }
+        self.shared().lost(&Error::Stream);
         self.link_up().await?;
         let mut answers = Vec::new();
         {
@@ -365,13 +369,11 @@ impl Connection {
         self.shared().wake.notify_one();
     }
 
-    /// Drops the connection without a word, as a crash would.
+    /// Drops the connection without a word, as a crash would; [`Reports`] tells of the loss.
     pub fn cut(&self) {
-        let link = self.link().take();
-        if let Some(link) = link {
+        if let Some(link) = self.link().as_ref() {
             link.quic.close(0u32.into(), b"");
         }
-        self.shared().lost(&Error::Stream);
     }
 
     fn shared(&self) -> &Arc<Shared> {

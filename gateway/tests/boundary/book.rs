@@ -1,0 +1,205 @@
+//! Views: order book, diagnostic reads, metrics.
+
+use proto::market::v1::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+
+use crate::world::*;
+
+// rows: R142 R177 R178
+#[tokio::test]
+async fn r177_levels_are_aggregated_best_first_and_never_stale() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    world.user("bob", "0", "100").await;
+    assert_eq!(
+        world.book().await,
+        (vec![], vec![]),
+        "a known empty book has empty sides"
+    );
+    for (price, quantity) in [("10", "1"), ("11", "2"), ("10", "3")] {
+        world.place(buy("ann", price, quantity)).await.unwrap();
+    }
+    for (price, quantity) in [("13", "4"), ("12", "5")] {
+        world.place(sell("bob", price, quantity)).await.unwrap();
+    }
+    let level = |price: &str, quantity: &str| (price.to_owned(), quantity.to_owned());
+    assert_eq!(
+        world.book().await,
+        (
+            vec![level("11.00", "2"), level("10.00", "4")],
+            vec![level("12.00", "5"), level("13.00", "4")]
+        )
+    );
+    let request = GetOrderBookRequest {
+        context: None,
+        instrument_id: BOND.into(),
+        depth: 1,
+    };
+    let snapshot = world
+        .trader("eve")
+        .get_order_book(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .snapshot
+        .unwrap();
+    assert_eq!((snapshot.bids.len(), snapshot.asks.len()), (1, 1));
+    assert_eq!(
+        (snapshot.instrument_id.as_str(), snapshot.phase()),
+        (BOND, TradingPhase::Open)
+    );
+    assert!(snapshot.captured_at.is_some());
+    // Every durable order is in the next snapshot.
+    let placed = world.place(buy("ann", "11", "1")).await.unwrap();
+    let request = GetOrderBookRequest {
+        context: None,
+        instrument_id: BOND.into(),
+        depth: 0,
+    };
+    let snapshot = world
+        .operator()
+        .get_order_book(request)
+        .await
+        .unwrap()
+        .into_inner()
+        .snapshot
+        .unwrap();
+    assert!(snapshot.sequence >= placed.sequence);
+    assert_eq!(snapshot.bids[0].quantity.as_ref().unwrap().value, "3");
+    let unknown = GetOrderBookRequest {
+        context: None,
+        instrument_id: "NO-SUCH".into(),
+        depth: 0,
+    };
+    let refusal = refused(world.operator().get_order_book(unknown).await.unwrap_err());
+    assert_eq!(
+        refusal,
+        (
+            Code::NotFound,
+            "Instrument not found".into(),
+            "INSTRUMENT_NOT_FOUND".into()
+        )
+    );
+    world.stop().await;
+}
+
+async fn get(address: std::net::SocketAddr, path: &str, token: &str) -> (u16, String) {
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let request = format!(
+        "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {token}\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let status = answer[9..12].parse().unwrap();
+    let body = answer.split_once("\r\n\r\n").unwrap().1;
+    (status, body.to_owned())
+}
+
+// rows: R274 R275 R276 R277 R293 R294 R295
+#[tokio::test]
+async fn r293_http_reads_equal_the_calls_and_metrics_count() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    world.user("bob", "0", "100").await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let stop = CancellationToken::new();
+    let serving = tokio::spawn(rpc::serve(
+        listener,
+        vec![world.gateway.service()],
+        rpc::Authenticator::Sandbox,
+        rpc::metrics_init(),
+        stop.clone(),
+    ));
+    let resting = world.place(buy("ann", "10", "5")).await.unwrap();
+    world.place(sell("bob", "10", "2")).await.unwrap();
+    let trade = &world.trades("ann").await[0];
+
+    let (status, body) = get(
+        address,
+        &format!("/orderbook?instrument_id={BOND}"),
+        "sandbox.auditor",
+    )
+    .await;
+    assert_eq!(status, 200, "{body}");
+    let book: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(book["instrumentId"], BOND);
+    assert_eq!(book["bids"][0]["price"]["value"], "10.00");
+    assert_eq!(book["bids"][0]["quantity"]["value"], "3");
+    let (status, body) = get(
+        address,
+        &format!("/orders/{}", resting.order_id),
+        "sandbox.operator",
+    )
+    .await;
+    let order: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(
+        (status, order["status"].as_str().unwrap()),
+        (200, "PARTIALLY_FILLED"),
+        "bare enum names"
+    );
+    assert_eq!(order["orderId"], resting.order_id.as_str());
+    let (status, body) = get(
+        address,
+        &format!("/trades/{}", trade.trade_id),
+        "sandbox.operator",
+    )
+    .await;
+    let found: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(
+        (status, found["tradeId"].as_str().unwrap()),
+        (200, &*trade.trade_id)
+    );
+    assert_eq!(found["fee"]["feeType"], "TRADING");
+    for path in [
+        format!("/orders/{}", unique()),
+        format!("/trades/{}", unique()),
+        "/orderbook?instrument_id=NO".into(),
+    ] {
+        assert_eq!(
+            get(address, &path, "sandbox.operator").await.0,
+            404,
+            "{path}"
+        );
+    }
+    assert_eq!(
+        get(
+            address,
+            &format!("/orders/{}", resting.order_id),
+            "sandbox.trader.ann"
+        )
+        .await
+        .0,
+        403,
+        "staff reads"
+    );
+
+    // One scrape after the gauges have been read once more.
+    let metrics = loop {
+        let (_, body) = get(address, "/metrics", "").await;
+        let depth = "order_book_depth{instrument_id=\"BOND-1\",side=\"BUY\"} 1";
+        if body.contains(depth) {
+            break body;
+        }
+        tokio::task::yield_now().await;
+    };
+    for line in [
+        "orders_placed_total{instrument_id=\"BOND-1\",side=\"BUY\"} ",
+        "orders_placed_total{instrument_id=\"BOND-1\",side=\"SELL\"} ",
+        "trades_executed_total{instrument_id=\"BOND-1\"} ",
+        "order_book_depth{instrument_id=\"BOND-1\",side=\"SELL\"} 0",
+        "trade_execution_duration_seconds_count",
+    ] {
+        assert!(metrics.contains(line), "{line} in\n{metrics}");
+    }
+    let (status, body) = get(address, "/health", "").await;
+    assert_eq!((status, body.contains("\"ok\"")), (200, true));
+    stop.cancel();
+    serving.await.unwrap().unwrap();
+    world.stop().await;
+}

@@ -1,0 +1,313 @@
+//! Trading holds: opened, drawn on, resized, closed; what happens when they vanish or their user is blocked; what the sweeper heals.
+
+use prost::Message;
+use proto::ledger::v1 as books;
+use proto::market::v1::*;
+use tonic::Code;
+
+use crate::orders::publish;
+use crate::world::*;
+
+fn figures(hold: &TradingHold) -> (String, String) {
+    let text = |value: &Option<proto::common::v1::Decimal>| value.clone().unwrap().value;
+    (text(&hold.undrawn), text(&hold.drawn))
+}
+
+async fn adjust(
+    world: &World,
+    user: &str,
+    hold_id: &str,
+    undrawn: &str,
+) -> Result<TradingHold, tonic::Status> {
+    let request = AdjustTradingHoldRequest {
+        context: context(&unique()),
+        hold_id: hold_id.into(),
+        undrawn: decimal(undrawn),
+    };
+    let answer = world.trader(user).adjust_trading_hold(request).await?;
+    Ok(answer.into_inner().trading_hold.unwrap())
+}
+
+async fn close(world: &World, user: &str, hold_id: &str) -> Result<TradingHold, tonic::Status> {
+    let request = CloseTradingHoldRequest {
+        context: context(&unique()),
+        hold_id: hold_id.into(),
+    };
+    let answer = world.trader(user).close_trading_hold(request).await?;
+    Ok(answer.into_inner().trading_hold.unwrap())
+}
+
+// rows: R160
+#[tokio::test]
+async fn t49_a_trading_hold_is_opened_drawn_on_resized_and_closed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    let hold = world.open_hold("ann", "CFA-RUB", "600").await;
+    assert_eq!(hold.status(), TradingHoldStatus::Open);
+    assert_eq!(hold.subaccount_id, "ann:CFA-RUB");
+    assert_eq!(figures(&hold), ("600.00".into(), "0.00".into()));
+    assert_eq!(world.balance("ann", "CFA-RUB").await.1, "600.00");
+    let reason = &world.holds("ann", "CFA-RUB").await[0].reason;
+    assert_eq!(*reason, format!("Trading hold {}", hold.hold_id));
+    // The same call again is the same hold, another one is refused.
+    assert_eq!(world.open_hold("ann", "CFA-RUB", "600").await, hold);
+    let second = OpenTradingHoldRequest {
+        context: context(&unique()),
+        user_id: "ann".into(),
+        instrument_id: "CFA-RUB".into(),
+        amount: decimal("1"),
+    };
+    let refusal = world
+        .trader("ann")
+        .open_trading_hold(second)
+        .await
+        .unwrap_err();
+    assert_eq!(refusal.code(), Code::AlreadyExists);
+
+    world.identity.limit_questions();
+    let order = world.place(buy("ann", "10", "50")).await.unwrap();
+    assert_eq!(order.status(), OrderStatus::Open);
+    let list = ListTradingHoldsRequest {
+        user_id: "ann".into(),
+        ..Default::default()
+    };
+    let listed = world
+        .trader("ann")
+        .list_trading_holds(list.clone())
+        .await
+        .unwrap()
+        .into_inner()
+        .trading_holds;
+    assert_eq!(
+        figures(&listed[0]),
+        ("99.50".into(), "500.50".into()),
+        "drawn in memory, with the fee"
+    );
+    assert_eq!(
+        world.balance("ann", "CFA-RUB").await.1,
+        "600.00",
+        "the ledger holds no more than before"
+    );
+
+    // Not covered by the hold, but by what is available: a hold of its own.
+    let own = world.place(buy("ann", "10", "30")).await.unwrap();
+    assert_eq!(world.balance("ann", "CFA-RUB").await.1, "900.30");
+    world.cancel("ann", &own.order_id).await.unwrap();
+
+    // Shrinking takes what is undrawn and no more; closing waits for the orders.
+    let less = adjust(&world, "ann", &hold.hold_id, "20").await.unwrap();
+    assert_eq!(figures(&less), ("20.00".into(), "500.50".into()));
+    world.settled().await;
+    assert_eq!(world.balance("ann", "CFA-RUB").await.1, "520.50");
+    let in_use = refused(close(&world, "ann", &hold.hold_id).await.unwrap_err());
+    assert_eq!(
+        in_use,
+        (
+            Code::FailedPrecondition,
+            "Hold is in use".into(),
+            "HOLD_IN_USE".into()
+        )
+    );
+    let more = adjust(&world, "ann", &hold.hold_id, "100").await.unwrap();
+    assert_eq!(figures(&more), ("100.00".into(), "500.50".into()));
+    let too_much = refused(
+        adjust(&world, "ann", &hold.hold_id, "5000")
+            .await
+            .unwrap_err(),
+    );
+    assert_eq!(too_much.1, "Insufficient balance");
+    assert_eq!(
+        adjust(&world, "bob", &hold.hold_id, "1")
+            .await
+            .unwrap_err()
+            .code(),
+        Code::PermissionDenied
+    );
+    assert_eq!(
+        refused(adjust(&world, "ann", &unique(), "1").await.unwrap_err()).1,
+        "Hold not found"
+    );
+    // Everything survives a restart.
+    let mut world = world.restart(Settings::default()).await;
+    let listed = world
+        .trader("ann")
+        .list_trading_holds(list)
+        .await
+        .unwrap()
+        .into_inner()
+        .trading_holds;
+    assert_eq!(figures(&listed[0]), ("100.00".into(), "500.50".into()));
+    world.cancel("ann", &order.order_id).await.unwrap();
+    let closed = close(&world, "ann", &hold.hold_id).await.unwrap();
+    assert_eq!(closed.status(), TradingHoldStatus::Closed);
+    world.settled().await;
+    assert_eq!(
+        world.balance("ann", "CFA-RUB").await,
+        ("1000.00".into(), "0.00".into(), "1000.00".into())
+    );
+    world.stop().await;
+}
+
+// rows: R158
+#[tokio::test]
+async fn r158_orders_of_a_hold_released_outside_are_cancelled() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    let hold = world.open_hold("ann", "CFA-RUB", "600").await;
+    let order = world.place(buy("ann", "10", "1")).await.unwrap();
+    let release = books::ReleaseHoldRequest {
+        context: context(&unique()),
+        hold_id: hold.hold_id.clone(),
+        reason: "by hand".into(),
+    };
+    world.ledger.release_hold(release).await.unwrap();
+    while world.order(&order.order_id).await.unwrap().status() == OrderStatus::Open {
+        tokio::task::yield_now().await;
+    }
+    let cancelled = world.order(&order.order_id).await.unwrap();
+    assert_eq!(
+        (cancelled.status(), cancelled.cancel_reason.as_str()),
+        (OrderStatus::Cancelled, "HOLD_RELEASED")
+    );
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn t48_a_blocked_user_loses_his_orders_and_his_holds_are_closed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    world.open_hold("ann", "CFA-RUB", "600").await;
+    let order = world.place(buy("ann", "10", "50")).await.unwrap();
+    world.identity.change("ann", |ann| {
+        ann.status = proto::identity::v1::UserStatus::Blocked
+    });
+    let blocked = proto::identity::v1::UserBlockedEvent {
+        context: context("b"),
+        user_id: "ann".into(),
+        reason: "court".into(),
+        at: None,
+    };
+    publish(
+        &world,
+        events::topics::IDENTITY,
+        "ann",
+        "platform.identity.v1.UserBlockedEvent",
+        blocked.encode_to_vec(),
+    )
+    .await;
+    while world.order(&order.order_id).await.unwrap().status() == OrderStatus::Open {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(
+        world.order(&order.order_id).await.unwrap().cancel_reason,
+        "USER_BLOCKED"
+    );
+    let refusal = refused(world.place(buy("ann", "10", "1")).await.unwrap_err());
+    assert_eq!(
+        (refusal.1.as_str(), refusal.2.as_str()),
+        ("User is blocked", "USER_BLOCKED")
+    );
+    while world.balance("ann", "CFA-RUB").await.1 != "0.00" {
+        tokio::task::yield_now().await;
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn the_sweeper_takes_up_what_a_crash_left_between_ledger_and_journal() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.orphan_hold_age_ms = 0;
+    settings.gateway.sweep_interval_ms = 3_600_000;
+    let mut world = World::with(folder.path(), settings).await;
+    world.user("ann", "1000", "0").await;
+    let mut orphan = async |reason: &str, amount: &str| {
+        let hold = books::Hold {
+            hold_id: unique(),
+            subaccount_id: "ann:CFA-RUB".into(),
+            amount: Some(proto::common::v1::MonetaryAmount {
+                currency_code: "CFA-RUB".into(),
+                amount: decimal(amount),
+            }),
+            reason: reason.into(),
+            owner: "market".into(),
+            ..Default::default()
+        };
+        let request = books::CreateHoldRequest {
+            context: context(&unique()),
+            hold: Some(hold),
+        };
+        world
+            .ledger
+            .create_hold(request)
+            .await
+            .unwrap()
+            .into_inner()
+            .hold
+            .unwrap()
+            .hold_id
+    };
+    let of_order = orphan("Order of request k", "100").await;
+    let trading = orphan("Trading hold t", "300").await;
+    world.gateway.sweep().await.unwrap();
+    world.settled().await;
+    world.gateway.sweep().await.unwrap();
+    // The order's money is free again, the trading hold serves.
+    assert_eq!(world.balance("ann", "CFA-RUB").await.1, "300.00");
+    let holds = world.holds("ann", "CFA-RUB").await;
+    let status = |id: &str| {
+        holds
+            .iter()
+            .find(|hold| hold.hold_id == id)
+            .unwrap()
+            .status()
+    };
+    assert_eq!(status(&of_order), books::HoldStatus::Released);
+    assert_eq!(status(&trading), books::HoldStatus::Active);
+    let list = ListTradingHoldsRequest {
+        user_id: "ann".into(),
+        ..Default::default()
+    };
+    let listed = world
+        .trader("ann")
+        .list_trading_holds(list.clone())
+        .await
+        .unwrap()
+        .into_inner()
+        .trading_holds;
+    assert_eq!(
+        (listed.len(), listed[0].hold_id.as_str()),
+        (1, trading.as_str())
+    );
+    assert_eq!(figures(&listed[0]).0, "300.00");
+
+    // A growth that the journal has not heard of yet.
+    let grow = books::CreateOperationsRequest {
+        context: context(&unique()),
+        hold_steps: vec![books::HoldStep {
+            step: Some(books::hold_step::Step::Grow(books::GrowHold {
+                hold_id: trading.clone(),
+                amount: Some(proto::common::v1::MonetaryAmount {
+                    currency_code: "CFA-RUB".into(),
+                    amount: decimal("50"),
+                }),
+            })),
+            before_operation: 0,
+        }],
+        ..Default::default()
+    };
+    world.ledger.create_operations(grow).await.unwrap();
+    world.gateway.sweep().await.unwrap();
+    let listed = world
+        .trader("ann")
+        .list_trading_holds(list)
+        .await
+        .unwrap()
+        .into_inner()
+        .trading_holds;
+    assert_eq!(figures(&listed[0]).0, "350.00");
+    world.stop().await;
+}

@@ -1,0 +1,736 @@
+//! Trading sessions over QUIC.
+
+use client::wire::{self, DisconnectCode, ServerMessage};
+use client::{Error, LoginOptions, Report};
+use proto::common::v1::KycStatus;
+use proto::market::v1::OrderStatus;
+use types::{CancelReason, RejectReason, Side};
+
+use crate::world::*;
+
+/// Two members with money and units, and trading holds for both.
+async fn members(folder: &std::path::Path, settings: Settings) -> World {
+    let mut world = World::with(folder, settings).await;
+    world.user("ann", "100000", "0").await;
+    world.user("bob", "100000", "1000").await;
+    world.open_hold("bob", BOND, "1000").await;
+    world
+}
+
+fn with_money(user: &str, name: &str) -> LoginOptions {
+    LoginOptions {
+        money_hold_minor: 5_000_000,
+        ..login(user, name)
+    }
+}
+
+fn ack(message: &ServerMessage) -> Option<wire::OrderAck> {
+    match message {
+        ServerMessage::OrderAck(ack) => Some(*ack),
+        _ => None,
+    }
+}
+
+fn fill(message: &ServerMessage) -> Option<wire::Fill> {
+    match message {
+        ServerMessage::Fill(fill) => Some(*fill),
+        _ => None,
+    }
+}
+
+fn cancelled(message: &ServerMessage) -> Option<wire::Cancelled> {
+    match message {
+        ServerMessage::Cancelled(cancelled) => Some(*cancelled),
+        _ => None,
+    }
+}
+
+fn rejected(message: &ServerMessage) -> Option<wire::Rejected> {
+    match message {
+        ServerMessage::Rejected(rejected) => Some(*rejected),
+        _ => None,
+    }
+}
+
+// rows: R343
+#[tokio::test]
+async fn r343_a_session_trades_and_resumes_without_gap_or_duplicate() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    let (bob, mut of_bob) = world.session(login("bob", "b")).await;
+    let definition = ann.instruments()[0];
+    assert_eq!(
+        (
+            definition.id.as_str(),
+            definition.value_minor,
+            definition.instrument
+        ),
+        (BOND, 1, 0)
+    );
+
+    ann.send(0, wire_order(1, Side::Buy, 1_000, 10))
+        .await
+        .unwrap();
+    let hint = until(&mut of_ann, |m| match m {
+        ServerMessage::Accepted(hint) => Some(*hint),
+        _ => None,
+    });
+    let hint = hint.await;
+    let first = numbered(&mut of_ann).await;
+    let acked = ack(&first.message).unwrap();
+    assert_eq!(
+        (
+            first.sequence,
+            acked.client_seq,
+            acked.client_order_id,
+            acked.open_lots
+        ),
+        (1, 1, 1, 10)
+    );
+    assert_eq!(
+        (hint.engine_order_id, hint.node_sequence),
+        (acked.engine_order_id, acked.node_sequence)
+    );
+
+    // Ann goes away; meanwhile her order trades twice.
+    ann.cut();
+    assert!(of_ann.recv().await.unwrap().is_err());
+    for (id, lots) in [(1, 3), (2, 4)] {
+        bob.send(0, wire_order(id, Side::Sell, 1_000, lots))
+            .await
+            .unwrap();
+        let taken = until(&mut of_bob, fill).await;
+        assert_eq!(
+            (taken.aggressor, taken.counter_order_id, taken.fee_minor),
+            (1, acked.engine_order_id, 0)
+        );
+    }
+    let infos = ann.resume().await.unwrap();
+    assert_eq!(
+        (infos[0].1.next_sequence, infos[0].1.last_client_seq),
+        (2, 1)
+    );
+    for (sequence, open, fee) in [(2, 7, 3), (3, 3, 4)] {
+        let report = numbered(&mut of_ann).await;
+        let missed = fill(&report.message).unwrap();
+        assert_eq!(
+            (
+                report.sequence,
+                missed.open_lots,
+                missed.aggressor,
+                missed.fee_minor
+            ),
+            (sequence, open, 0, fee)
+        );
+    }
+    // The numbers are the same after a restart of the exchange, from the beginning or from anywhere.
+    world.gateway.caught_up().await;
+    drop((ann, bob, of_ann, of_bob));
+    let world = world.restart(Settings::default()).await;
+    let (_again, mut reports) = world.session(login("ann", "a")).await;
+    let mut all = Vec::new();
+    for _ in 0..3 {
+        all.push(numbered(&mut reports).await);
+    }
+    let numbers: Vec<u64> = all.iter().map(|report| report.sequence).collect();
+    assert_eq!(numbers, [1, 2, 3]);
+    assert_eq!(ack(&all[0].message).unwrap(), acked);
+    let (_third, mut reports) = world
+        .session(LoginOptions {
+            last_sequence: 2,
+            ..login("ann", "a")
+        })
+        .await;
+    assert_eq!(numbered(&mut reports).await.sequence, 3);
+    world.stop().await;
+}
+
+// rows: R343
+#[tokio::test]
+async fn r343_a_request_sent_twice_acts_once_and_is_answered_with_its_report() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    let mut raw = Raw::connect(&world).await;
+    raw.send(0, 0, raw_login("ann", "a", 5_000_000)).await;
+    raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
+        .await;
+    raw.send(0, 7, wire_order(1, Side::Buy, 1_000, 10)).await;
+    let (first, _) = raw.until(|m| ack(m).is_some()).await;
+    // The same sequence again, even with other content.
+    raw.send(0, 7, wire_order(2, Side::Buy, 2_000, 10)).await;
+    let (again, message) = raw.until(|m| ack(m).is_some()).await;
+    assert_eq!(
+        (first, again),
+        (1, 1),
+        "the original report under its number"
+    );
+    assert_eq!(ack(&message).unwrap().client_order_id, 1);
+    raw.send(0, 8, wire_order(3, Side::Buy, 900, 1)).await;
+    assert_eq!(raw.until(|m| ack(m).is_some()).await.0, 2);
+    assert_eq!(world.book().await.0.len(), 2);
+    // A refusal after login is numbered too.
+    raw.send(
+        0,
+        9,
+        wire::Cancel {
+            client_order_id: 77,
+            engine_order_id: 0,
+        },
+    )
+    .await;
+    let (number, message) = raw.until(|m| rejected(m).is_some()).await;
+    assert_eq!(
+        (number, rejected(&message).unwrap().reason),
+        (3, RejectReason::UnknownOrder)
+    );
+    world.stop().await;
+}
+
+// rows: R344
+#[tokio::test]
+async fn r344_both_protocols_share_one_book() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    ann.send(0, wire_order(5, Side::Buy, 1_000, 10))
+        .await
+        .unwrap();
+    let acked = until(&mut of_ann, ack).await;
+    let order = world.order(&acked.order_id.to_string()).await.unwrap();
+    assert_eq!(
+        (order.engine_order_id, order.client_order_id.as_str()),
+        (acked.engine_order_id, "5")
+    );
+    // Placed by one, cancelled by the other.
+    world.cancel("ann", &order.order_id).await.unwrap();
+    let gone = until(&mut of_ann, cancelled).await;
+    assert_eq!(
+        (gone.client_order_id, gone.reason, gone.client_seq),
+        (5, CancelReason::UserRequest, 0)
+    );
+    let placed = world.place(buy("ann", "9", "4")).await.unwrap();
+    ann.send(
+        0,
+        wire::Cancel {
+            client_order_id: 0,
+            engine_order_id: placed.engine_order_id,
+        },
+    )
+    .await
+    .unwrap();
+    let gone = until(&mut of_ann, cancelled).await;
+    assert_eq!(
+        (gone.engine_order_id, gone.client_seq),
+        (placed.engine_order_id, 2)
+    );
+    assert_eq!(
+        world.order(&placed.order_id).await.unwrap().status(),
+        OrderStatus::Cancelled
+    );
+    // One risk path: the session's trading hold serves the call as well.
+    let by_rpc = world.place(buy("ann", "9", "4")).await.unwrap();
+    ann.send(
+        0,
+        wire::Amend {
+            client_order_id: 0,
+            engine_order_id: by_rpc.engine_order_id,
+            price_ticks: 950,
+            quantity_lots: 0,
+        },
+    )
+    .await
+    .unwrap();
+    let amended = until(&mut of_ann, |m| match m {
+        ServerMessage::Amended(amended) => Some(*amended),
+        _ => None,
+    });
+    let amended = amended.await;
+    assert_eq!(
+        (
+            amended.client_seq,
+            amended.price_ticks,
+            amended.kept_priority
+        ),
+        (3, 950, 0)
+    );
+    world.stop().await;
+}
+
+// rows: R345
+#[tokio::test]
+async fn r345_orders_are_cancelled_on_disconnect_and_by_mass_cancel() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    let guarded = LoginOptions {
+        cancel_on_disconnect: true,
+        ..with_money("ann", "guarded")
+    };
+    let (ann, mut of_ann) = world.session(guarded.clone()).await;
+    let (plain, mut of_plain) = world.session(login("ann", "plain")).await;
+    plain
+        .send(0, wire_order(1, Side::Buy, 500, 1))
+        .await
+        .unwrap();
+    until(&mut of_plain, ack).await;
+    for id in 2..5 {
+        ann.send(0, wire_order(id, Side::Buy, 1_000 + id as i64, 1))
+            .await
+            .unwrap();
+        until(&mut of_ann, ack).await;
+    }
+    ann.send(
+        0,
+        wire::MassCancel {
+            scope: 0,
+            instrument: wire::ALL_INSTRUMENTS,
+            side: wire::BOTH_SIDES,
+        },
+    )
+    .await
+    .unwrap();
+    for _ in 0..3 {
+        assert_eq!(
+            until(&mut of_ann, cancelled).await.reason,
+            CancelReason::MassCancel
+        );
+    }
+    let done = until(&mut of_ann, |m| match m {
+        ServerMessage::MassCancelled(done) => Some(*done),
+        _ => None,
+    });
+    let done = done.await;
+    assert_eq!((done.client_seq, done.count), (4, 3));
+
+    // An orderly end cancels nothing.
+    ann.send(0, wire_order(5, Side::Buy, 1_100, 1))
+        .await
+        .unwrap();
+    until(&mut of_ann, ack).await;
+    ann.send(0, wire::Logout {}).await.unwrap();
+    let ended = until(&mut of_ann, |m| match m {
+        ServerMessage::Disconnect(end) => Some(end.code),
+        _ => None,
+    });
+    assert_eq!(ended.await, DisconnectCode::Logout.code());
+    assert_eq!(world.book().await.0.len(), 2);
+
+    // A lost connection does, when the grace is over; the other session's order stays.
+    let (ann, mut of_ann) = world
+        .session(LoginOptions {
+            from_now: true,
+            ..guarded.clone()
+        })
+        .await;
+    ann.cut();
+    assert!(of_ann.recv().await.is_some());
+    let mut cancelled_events = world
+        .events(events::topics::MARKET, 4, |event| {
+            event.short_type() == "OrderCancelledEvent"
+        })
+        .await;
+    let last: proto::market::v1::OrderCancelledEvent =
+        prost::Message::decode(&*cancelled_events.pop().unwrap().payload).unwrap();
+    assert_eq!(last.reason, "CANCEL_ON_DISCONNECT");
+    assert_eq!(world.book().await.0, [("5.00".to_owned(), "1".to_owned())]);
+    let (_back, mut reports) = world
+        .session(LoginOptions {
+            last_sequence: 8,
+            ..guarded
+        })
+        .await;
+    assert_eq!(
+        until(&mut reports, cancelled).await.reason,
+        CancelReason::CancelOnDisconnect
+    );
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn sessions_of_one_connection_keep_the_order_of_the_stream() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = members(folder.path(), Settings::default()).await;
+    let (connection, mut reports) = world.connect().await;
+    for channel in 0..12u16 {
+        let user = format!("member-{channel}");
+        world.user(&user, "1000", "0").await;
+        let options = LoginOptions {
+            money_hold_minor: 90_000,
+            ..login(&user, "m")
+        };
+        connection.login(channel, options).await.unwrap();
+    }
+    let mut expected = Vec::new();
+    for at in 0..240u64 {
+        let channel = (at * 7 % 12) as u16;
+        connection
+            .send(
+                channel,
+                wire_order(at + 1, Side::Buy, 100 + (at % 5) as i64, 1),
+            )
+            .await
+            .unwrap();
+        expected.push((channel, at + 1));
+    }
+    let mut acks: Vec<(u64, u16, u64)> = Vec::new();
+    while acks.len() < 240 {
+        let Report {
+            channel, message, ..
+        } = reports.recv().await.unwrap().unwrap();
+        if let Some(ack) = ack(&message) {
+            acks.push((ack.node_sequence, channel, ack.client_order_id));
+        }
+    }
+    acks.sort_unstable();
+    let entered: Vec<_> = acks
+        .iter()
+        .map(|(_, channel, id)| (*channel, *id))
+        .collect();
+    assert_eq!(entered, expected);
+    world.stop().await;
+}
+
+// rows: R341
+#[tokio::test]
+async fn d33_a_session_past_its_throttle_is_refused_and_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.throttle_per_s = 10;
+    let world = members(folder.path(), settings).await;
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    for id in 1..=200 {
+        ann.send(0, wire_order(id, Side::Buy, 100, 1))
+            .await
+            .unwrap();
+    }
+    let (mut acks, mut refusals) = (0, 0);
+    while acks + refusals < 200 {
+        let report = of_ann.recv().await.unwrap().unwrap();
+        match report.message {
+            ServerMessage::OrderAck(_) => acks += 1,
+            ServerMessage::Rejected(m) => {
+                assert_eq!(
+                    (m.reason, report.sequence),
+                    (RejectReason::Throttle, 0),
+                    "unnumbered: not seen"
+                );
+                refusals += 1;
+            }
+            _ => {}
+        }
+    }
+    assert!(acks >= 10 && refusals > 100, "{acks} {refusals}");
+    assert_eq!(world.status().await.instruments[0].open_orders, acks);
+    world.stop().await;
+}
+
+/// A connection that sends whatever bytes it is told to.
+struct Raw {
+    _endpoint: quinn::Endpoint,
+    connection: quinn::Connection,
+    send: quinn::SendStream,
+    receive: quinn::RecvStream,
+    buffer: bytes::BytesMut,
+}
+
+impl Raw {
+    async fn connect(world: &World) -> Self {
+        let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+        let certificate = std::fs::read(world.folder.join("gateway/tls/cert.der")).unwrap();
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(certificate.into()).unwrap();
+        let mut tls = rustls::ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        tls.alpn_protocols = vec![wire::ALPN.to_vec()];
+        let crypto = quinn::crypto::rustls::QuicClientConfig::try_from(tls).unwrap();
+        let mut endpoint = quinn::Endpoint::client(([127, 0, 0, 1], 0).into()).unwrap();
+        endpoint.set_default_client_config(quinn::ClientConfig::new(std::sync::Arc::new(crypto)));
+        let connection = endpoint
+            .connect(world.gateway.trading_address(), "cfa-trade")
+            .unwrap()
+            .await
+            .unwrap();
+        let (send, receive) = connection.open_bi().await.unwrap();
+        Self {
+            _endpoint: endpoint,
+            connection,
+            send,
+            receive,
+            buffer: bytes::BytesMut::new(),
+        }
+    }
+
+    async fn send(&mut self, channel: u16, sequence: u64, message: impl Into<wire::ClientMessage>) {
+        let mut out = bytes::BytesMut::new();
+        wire::encode(&message.into(), channel, sequence, &mut out);
+        self.send.write_all(&out).await.unwrap();
+    }
+
+    async fn next(&mut self) -> Option<(wire::Header, ServerMessage)> {
+        loop {
+            if let Some(next) = wire::take(&mut self.buffer).unwrap() {
+                return Some(next);
+            }
+            let chunk = self.receive.read_chunk(usize::MAX, true).await.ok()??;
+            self.buffer.extend_from_slice(&chunk.bytes);
+        }
+    }
+
+    async fn until(&mut self, wanted: impl Fn(&ServerMessage) -> bool) -> (u64, ServerMessage) {
+        loop {
+            let (header, message) = self.next().await.expect("the connection is open");
+            if wanted(&message) {
+                return (header.sequence, message);
+            }
+        }
+    }
+
+    /// The last message, and the code of the close.
+    async fn end(mut self) -> (Option<u16>, u64) {
+        let mut last = None;
+        while let Some((header, message)) = self.next().await {
+            if let ServerMessage::Disconnect(end) = message {
+                assert_eq!(header.channel, wire::CONNECTION_CHANNEL);
+                last = Some(end.code);
+            }
+        }
+        match self.connection.closed().await {
+            quinn::ConnectionError::ApplicationClosed(close) => {
+                (last, close.error_code.into_inner())
+            }
+            other => panic!("{other}"),
+        }
+    }
+}
+
+fn raw_login(user: &str, name: &str, money_hold_minor: i64) -> wire::Login {
+    wire::Login {
+        token: wire::Text::new(&format!("sandbox.trader.{user}")).unwrap(),
+        session_name: wire::Text::new(name).unwrap(),
+        last_sequence: 0,
+        flags: 0,
+        heartbeat_ms: 0,
+        stp_group: 0,
+        money_hold_minor,
+    }
+}
+
+#[tokio::test]
+async fn garbage_gets_its_code_and_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    let before = world.status().await;
+    let mut order = bytes::BytesMut::new();
+    wire::encode(
+        &wire::ClientMessage::from(wire_order(1, Side::Buy, 1, 1)),
+        0,
+        1,
+        &mut order,
+    );
+    let mut bad_side = order.clone();
+    bad_side[wire::HEADER_LEN + 12] = 9;
+    let mut bad_channel = order.clone();
+    bad_channel[4] = 200;
+    let garbage: Vec<u8> = (0..64u32).map(|i| (i * 37 % 251) as u8).collect();
+    for (bytes, code) in [
+        (garbage, DisconnectCode::Version),
+        (
+            vec![14, 0, 0x55, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            DisconnectCode::UnknownType,
+        ),
+        (
+            vec![13, 0, 0x02, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            DisconnectCode::Malformed,
+        ),
+        (bad_side.to_vec(), DisconnectCode::BadField),
+        (bad_channel.to_vec(), DisconnectCode::BadField),
+        // Well formed, but nobody has logged in.
+        (order.to_vec(), DisconnectCode::LoginExpected),
+    ] {
+        let mut raw = Raw::connect(&world).await;
+        raw.send.write_all(&bytes).await.unwrap();
+        assert_eq!(
+            raw.end().await,
+            (Some(code.code()), u64::from(code.code())),
+            "{code}"
+        );
+    }
+    // The same in the middle of a session: its orders stay, what stood behind the garbage did not happen.
+    let mut raw = Raw::connect(&world).await;
+    raw.send(0, 0, raw_login("ann", "a", 5_000_000)).await;
+    raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
+        .await;
+    raw.send(0, 1, wire_order(1, Side::Buy, 1_000, 10)).await;
+    raw.until(|m| ack(m).is_some()).await;
+    raw.send.write_all(&[0xff; 20]).await.unwrap();
+    raw.send(0, 2, wire_order(2, Side::Buy, 1_000, 10)).await;
+    assert_eq!(raw.end().await.1, u64::from(DisconnectCode::Version.code()));
+    assert_eq!(
+        world.book().await.0,
+        [("10.00".to_owned(), "10".to_owned())]
+    );
+    assert_eq!(before.instruments[0].open_orders, 0);
+    world.stop().await;
+}
+
+// rows: R332
+#[tokio::test]
+async fn logins_that_are_refused_say_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    world
+        .identity
+        .change("low", |low| low.kyc = KycStatus::Simplified);
+    world.identity.change("poor", |_| {});
+    let refused = async |options: LoginOptions| {
+        let (connection, _reports) = world.connect().await;
+        match connection.login(3, options).await {
+            Err(Error::Disconnected { code, .. }) => code.unwrap(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let token = |token: &str| LoginOptions::new(token, "a");
+    assert_eq!(
+        refused(token("sandbox.auditor")).await,
+        DisconnectCode::Role
+    );
+    assert_eq!(refused(login("low", "a")).await, DisconnectCode::KycLevel);
+    assert_eq!(
+        refused(with_money("poor", "a")).await,
+        DisconnectCode::TradingHold
+    );
+    assert_eq!(
+        refused(LoginOptions {
+            last_sequence: 9,
+            ..login("ann", "a")
+        })
+        .await,
+        DisconnectCode::SequenceAhead
+    );
+    for _ in 0..5 {
+        assert_eq!(refused(token("wrong")).await, DisconnectCode::Credentials);
+    }
+    // Five bad ones in a minute shut the address out.
+    let trust: client::Trust = world.gateway.fingerprint().parse().unwrap();
+    assert!(
+        client::Connection::connect(world.gateway.trading_address(), trust)
+            .await
+            .is_err()
+    );
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_newer_login_takes_a_session_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    let (first, mut of_first) = world.session(with_money("ann", "a")).await;
+    let (second, mut of_second) = world.session(login("ann", "a")).await;
+    let ended = until(&mut of_first, |m| match m {
+        ServerMessage::Disconnect(end) => Some(end.code),
+        _ => None,
+    });
+    assert_eq!(ended.await, DisconnectCode::TakenOver.code());
+    assert!(matches!(
+        first.send(0, wire_order(1, Side::Buy, 100, 1)).await,
+        Err(Error::NotLoggedIn)
+    ));
+    drop(first);
+    second
+        .send(0, wire_order(1, Side::Buy, 100, 1))
+        .await
+        .unwrap();
+    until(&mut of_second, ack).await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_session_sets_its_trading_holds() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = members(folder.path(), Settings::default()).await;
+    let (bob, mut of_bob) = world.session(login("bob", "b")).await;
+    let mut answer = async |asset: u32, undrawn_minor: i64| {
+        bob.send(
+            0,
+            wire::SetTradingHold {
+                request_id: 9,
+                asset,
+                undrawn_minor,
+            },
+        )
+        .await
+        .unwrap();
+        until(&mut of_bob, |m| match m {
+            ServerMessage::TradingHold(answer) => Some(*answer),
+            _ => None,
+        })
+        .await
+    };
+    let opened = answer(0, 1_000).await;
+    assert_eq!(
+        (opened.request_id, opened.outcome, opened.undrawn_minor),
+        (9, wire::HOLD_DONE, 1_000)
+    );
+    assert_eq!(
+        answer(1, 400).await.undrawn_minor,
+        400,
+        "units of instrument 0, opened before"
+    );
+    assert_eq!(
+        answer(0, 100_000_000).await.outcome,
+        RejectReason::InsufficientBalance.code()
+    );
+    assert_eq!(
+        answer(7, 1).await.outcome,
+        RejectReason::UnknownInstrument.code()
+    );
+    assert_eq!(answer(0, -1).await.outcome, RejectReason::Malformed.code());
+    assert_eq!(world.balance("bob", "CFA-RUB").await.1, "10.00");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn past_the_budget_identity_is_asked_for_the_very_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    world
+        .identity
+        .change("ann", |ann| ann.trading_minor = 2_500);
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    world.identity.limit_questions();
+    for id in 1..=2 {
+        ann.send(0, wire_order(id, Side::Buy, 100, 10))
+            .await
+            .unwrap();
+        until(&mut of_ann, ack).await;
+    }
+    assert!(
+        world.identity.limit_questions().is_empty(),
+        "20.00 of 25.00: nobody is asked"
+    );
+    ann.send(0, wire_order(3, Side::Buy, 100, 10))
+        .await
+        .unwrap();
+    until(&mut of_ann, ack).await;
+    assert_eq!(world.identity.limit_questions().len(), 1);
+    world
+        .identity
+        .change("ann", |ann| ann.refuse_with = Some("No more today".into()));
+    ann.send(0, wire_order(4, Side::Buy, 100, 10))
+        .await
+        .unwrap();
+    let report = loop {
+        let report = numbered(&mut of_ann).await;
+        if rejected(&report.message).is_some() {
+            break report;
+        }
+    };
+    assert_eq!(
+        rejected(&report.message).unwrap().reason,
+        RejectReason::LimitExceeded
+    );
+    world.stop().await;
+}

@@ -1,0 +1,509 @@
+//! A platform around the market, in one folder, that can be stopped and started again.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use client::wire::{self, ServerMessage};
+use client::{Connection, LoginOptions, Report, Reports, Trust};
+use events::Log;
+use gateway::{GatewayConfig, GatewayDeps, GatewayHandle};
+use proto::cfa::v1::{Instrument, InstrumentStatus};
+use proto::common::v1::{Decimal, InstrumentType, MonetaryAmount, OperationType, RequestContext};
+use proto::ledger::v1 as books;
+use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
+use proto::market::v1::market_service_client::MarketServiceClient;
+use proto::market::v1::*;
+use rpc::{Authenticator, Channel, LocalSlot};
+use sequencer::{Backlog, Config, SequencerHandle};
+use settlement::{SettlementConfig, SettlementDeps, SettlementHandle};
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+use types::{OrderType as Type, Sequence, Side, StpMode, TimeInForce as Tif};
+
+use crate::doubles::{Identity, Registry};
+
+pub const BOND: &str = "BOND-1";
+
+/// Settings a test may want otherwise.
+pub struct Settings {
+    pub gateway: GatewayConfig,
+    /// Time between a lost session and the cancel of its orders.
+    pub grace_ms: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            gateway: GatewayConfig {
+                quic_listen: ([127, 0, 0, 1], 0).into(),
+                gauge_interval_ms: 20,
+                ..GatewayConfig::default()
+            },
+            grace_ms: 50,
+        }
+    }
+}
+
+pub struct World {
+    pub folder: PathBuf,
+    pub identity: Arc<Identity>,
+    pub registry: Arc<Registry>,
+    pub log: Arc<dyn Log>,
+    pub ledger: LedgerServiceClient<Channel>,
+    pub gateway: GatewayHandle,
+    pub settlement: SettlementHandle,
+    pub market: LocalSlot,
+    embedded: events::Embedded,
+    sequencer: SequencerHandle,
+    ledger_handle: ledger::LedgerHandle,
+    slots: Vec<LocalSlot>,
+    stop_gateway: CancellationToken,
+    stop_rest: CancellationToken,
+}
+
+impl World {
+    /// A fresh platform with one bond and nobody in it.
+    pub async fn new(folder: &Path) -> Self {
+        Self::with(folder, Settings::default()).await
+    }
+
+    pub async fn with(folder: &Path, settings: Settings) -> Self {
+        let registry = Arc::new(Registry::default());
+        registry.list(bond(BOND));
+        Self::start(folder, settings, Arc::default(), registry).await
+    }
+
+    /// Over whatever the folder holds already.
+    pub async fn start(
+        folder: &Path,
+        settings: Settings,
+        identity: Arc<Identity>,
+        registry: Arc<Registry>,
+    ) -> Self {
+        let auth = Authenticator::Sandbox;
+        let (stop_gateway, stop_rest) = (CancellationToken::new(), CancellationToken::new());
+        let embedded = events::Embedded::open(folder.join("events")).await.unwrap();
+        let log: Arc<dyn Log> = Arc::new(embedded.clone());
+        let slots: Vec<LocalSlot> = (0..4).map(|_| LocalSlot::new()).collect();
+        let service = |at: usize| Channel::local(&slots[at], "sandbox.service");
+
+        let ledger_config = ledger::LedgerConfig {
+            data_dir: folder.join("ledger"),
+            ..Default::default()
+        };
+        let ledger_deps = ledger::LedgerDeps::new(log.clone());
+        let ledger_handle = ledger::start(ledger_config, ledger_deps, stop_rest.clone())
+            .await
+            .unwrap();
+        slots[0].fill(rpc::with_auth(ledger_handle.service().routes, &auth));
+        slots[1].fill(rpc::with_auth(identity.routes(), &auth));
+        slots[2].fill(rpc::with_auth(registry.routes(), &auth));
+
+        let backlog = Arc::new(Backlog::default());
+        let mut config = Config::new(&folder.join("journal"));
+        config.grace_ms = settings.grace_ms;
+        config.sync = false;
+        let shared = backlog.clone();
+        let sequencer = tokio::task::spawn_blocking(move || SequencerHandle::start(config, shared))
+            .await
+            .unwrap()
+            .unwrap();
+        let settlement_config = SettlementConfig {
+            data_dir: folder.join("settlement"),
+            linger_ms: 0,
+            wait_ms: 20,
+            ..SettlementConfig::default()
+        };
+        let settlement_deps = SettlementDeps {
+            journal: Box::new(sequencer.reader(Sequence(0))),
+            backlog,
+            ledger: service(0),
+            cfa: service(2),
+        };
+        let settlement = settlement::start(settlement_config, settlement_deps, stop_rest.clone())
+            .await
+            .unwrap();
+        let gateway_config = GatewayConfig {
+            data_dir: folder.join("gateway"),
+            ..settings.gateway
+        };
+        let gateway_deps = GatewayDeps {
+            log: log.clone(),
+            auth: auth.clone(),
+            identity: service(1),
+            ledger: service(0),
+            cfa: service(2),
+            port: sequencer.port(),
+            commit: sequencer.commit(),
+            reader: sequencer.reader(Sequence(0)),
+            settlement: settlement.view(),
+        };
+        let gateway = gateway::start(gateway_config, gateway_deps, stop_gateway.clone())
+            .await
+            .unwrap();
+        slots[3].fill(rpc::with_auth(gateway.service().routes, &auth));
+        Self {
+            folder: folder.to_owned(),
+            identity,
+            registry,
+            ledger: LedgerServiceClient::new(service(0)),
+            market: slots[3].clone(),
+            log,
+            gateway,
+            settlement,
+            embedded,
+            sequencer,
+            ledger_handle,
+            slots,
+            stop_gateway,
+            stop_rest,
+        }
+    }
+
+    /// Stops in order.
+    pub async fn stop(self) -> (PathBuf, Arc<Identity>, Arc<Registry>) {
+        self.stop_gateway.cancel();
+        self.gateway.stopped().await;
+        let sequencer = self.sequencer;
+        tokio::task::spawn_blocking(move || sequencer.stop())
+            .await
+            .unwrap();
+        self.stop_rest.cancel();
+        self.settlement.stopped().await;
+        self.ledger_handle.stopped().await;
+        self.slots.iter().for_each(LocalSlot::clear);
+        drop(self.log);
+        self.embedded.close().await;
+        (self.folder, self.identity, self.registry)
+    }
+
+    /// Stops and starts again over the same folder.
+    pub async fn restart(self, settings: Settings) -> Self {
+        let (folder, identity, registry) = self.stop().await;
+        Self::start(&folder, settings, identity, registry).await
+    }
+
+    /// MarketService as this caller.
+    pub fn as_caller(&self, token: &str) -> MarketServiceClient<Channel> {
+        MarketServiceClient::new(Channel::local(&self.market, token))
+    }
+
+    pub fn trader(&self, user_id: &str) -> MarketServiceClient<Channel> {
+        self.as_caller(&format!("sandbox.trader.{user_id}"))
+    }
+
+    pub fn operator(&self) -> MarketServiceClient<Channel> {
+        self.as_caller("sandbox.operator")
+    }
+
+    /// A user with KYC who owns roubles and bonds.
+    pub async fn user(&mut self, user_id: &str, roubles: &str, bonds: &str) {
+        self.identity.change(user_id, |_| {});
+        self.give(user_id, "CFA-RUB", roubles).await;
+        self.give(user_id, BOND, bonds).await;
+    }
+
+    pub async fn give(&mut self, user_id: &str, instrument_id: &str, amount: &str) {
+        if amount == "0" {
+            return;
+        }
+        let request = books::CreateOperationRequest {
+            context: context(&format!("give-{user_id}-{instrument_id}-{}", unique())),
+            operation: Some(books::Operation {
+                r#type: OperationType::Deposit.into(),
+                user_id: user_id.to_owned(),
+                ..Default::default()
+            }),
+            postings: vec![books::Posting {
+                debit_subaccount_id: format!("system:reserve:{instrument_id}"),
+                credit_subaccount_id: format!("{user_id}:{instrument_id}"),
+                amount: Some(MonetaryAmount {
+                    currency_code: instrument_id.to_owned(),
+                    amount: decimal(amount),
+                }),
+                ..Default::default()
+            }],
+            instrument_scales: match instrument_id {
+                "CFA-RUB" => vec![],
+                id => vec![books::InstrumentScale {
+                    instrument_id: id.to_owned(),
+                    decimals: 0,
+                }],
+            },
+        };
+        self.ledger.create_operation(request).await.unwrap();
+    }
+
+    /// (balance, held, available) of a sub-account.
+    pub async fn balance(
+        &mut self,
+        user_id: &str,
+        instrument_id: &str,
+    ) -> (String, String, String) {
+        let request = books::GetBalanceRequest {
+            context: None,
+            subaccount_id: format!("{user_id}:{instrument_id}"),
+        };
+        let answer = self.ledger.get_balance(request).await.unwrap().into_inner();
+        let text = |value: Option<Decimal>| value.unwrap().value;
+        (
+            text(answer.balance),
+            text(answer.held),
+            text(answer.available),
+        )
+    }
+
+    /// Waits until settlement and what follows it have caught up with everything durable: holds are given back then.
+    pub async fn settled(&self) {
+        let status = self.status().await;
+        self.settlement
+            .drained(Sequence(status.commit_sequence))
+            .await;
+    }
+
+    pub async fn status(&self) -> GetMarketStatusResponse {
+        let request = GetMarketStatusRequest { context: None };
+        self.operator()
+            .get_market_status(request)
+            .await
+            .unwrap()
+            .into_inner()
+    }
+
+    pub async fn holds(&mut self, user_id: &str, instrument_id: &str) -> Vec<books::Hold> {
+        let request = books::ListHoldsRequest {
+            subaccount_id: format!("{user_id}:{instrument_id}"),
+            ..Default::default()
+        };
+        self.ledger
+            .list_holds(request)
+            .await
+            .unwrap()
+            .into_inner()
+            .holds
+    }
+
+    /// Opens a trading hold.
+    pub async fn open_hold(&self, user_id: &str, instrument_id: &str, amount: &str) -> TradingHold {
+        let request = OpenTradingHoldRequest {
+            context: context(&format!("open-{user_id}-{instrument_id}")),
+            user_id: user_id.to_owned(),
+            instrument_id: instrument_id.to_owned(),
+            amount: decimal(amount),
+        };
+        let answer = self
+            .trader(user_id)
+            .open_trading_hold(request)
+            .await
+            .unwrap();
+        answer.into_inner().trading_hold.unwrap()
+    }
+
+    pub async fn place(&self, order: Order) -> Result<Order, Status> {
+        let user_id = order.user_id.clone();
+        self.place_with(&user_id, &unique(), order).await
+    }
+
+    pub async fn place_with(
+        &self,
+        user_id: &str,
+        key: &str,
+        order: Order,
+    ) -> Result<Order, Status> {
+        let request = PlaceOrderRequest {
+            context: context(key),
+            order: Some(order),
+        };
+        let answer = self.trader(user_id).place_order(request).await?;
+        Ok(answer.into_inner().order.unwrap())
+    }
+
+    pub async fn cancel(&self, user_id: &str, order_id: &str) -> Result<Order, Status> {
+        let request = CancelOrderRequest {
+            context: context(&unique()),
+            order_id: order_id.to_owned(),
+        };
+        let answer = self.trader(user_id).cancel_order(request).await?;
+        Ok(answer.into_inner().order.unwrap())
+    }
+
+    pub async fn order(&self, order_id: &str) -> Result<Order, Status> {
+        let request = GetOrderRequest {
+            context: None,
+            order_id: order_id.to_owned(),
+        };
+        let answer = self.operator().get_order(request).await?;
+        Ok(answer.into_inner().order.unwrap())
+    }
+
+    pub async fn book(&self) -> (Vec<(String, String)>, Vec<(String, String)>) {
+        let request = GetOrderBookRequest {
+            context: None,
+            instrument_id: BOND.to_owned(),
+            depth: 0,
+        };
+        let answer = self.operator().get_order_book(request).await.unwrap();
+        let snapshot = answer.into_inner().snapshot.unwrap();
+        let side = |levels: Vec<OrderBookLevel>| {
+            let text = |value: Option<Decimal>| value.unwrap().value;
+            levels
+                .into_iter()
+                .map(|level| (text(level.price), text(level.quantity)))
+                .collect()
+        };
+        (side(snapshot.bids), side(snapshot.asks))
+    }
+
+    /// Trades of a user, newest first.
+    pub async fn trades(&self, user_id: &str) -> Vec<Trade> {
+        let request = ListTradesRequest {
+            user_id: user_id.to_owned(),
+            ..Default::default()
+        };
+        let answer = self.trader(user_id).list_trades(request).await.unwrap();
+        answer.into_inner().trades
+    }
+
+    /// Connects a session on channel 0.
+    pub async fn session(&self, options: LoginOptions) -> (Connection, Reports) {
+        let (connection, reports) = self.connect().await;
+        connection.login(0, options).await.unwrap();
+        (connection, reports)
+    }
+
+    pub async fn connect(&self) -> (Connection, Reports) {
+        let trust: Trust = self.gateway.fingerprint().parse().unwrap();
+        Connection::connect(self.gateway.trading_address(), trust)
+            .await
+            .unwrap()
+    }
+
+    /// Events of a topic from its beginning, until `count` of them that `wanted` names have come.
+    pub async fn events(
+        &self,
+        topic: &str,
+        count: usize,
+        wanted: impl Fn(&events::Event) -> bool,
+    ) -> Vec<events::Event> {
+        let mut subscription = self.log.subscribe(&unique(), &[topic]).await.unwrap();
+        let mut found = Vec::new();
+        while found.len() < count {
+            let delivery = subscription.next().await.unwrap();
+            if wanted(&delivery.record.event) {
+                found.push(delivery.record.event);
+            }
+        }
+        found
+    }
+}
+
+/// A bond of 0.01 roubles tick and lot 1.
+pub fn bond(id: &str) -> Instrument {
+    Instrument {
+        instrument_id: id.to_owned(),
+        symbol: id.to_owned(),
+        name: "A bond".to_owned(),
+        r#type: InstrumentType::CfaBond.into(),
+        status: InstrumentStatus::Active.into(),
+        tick_size: decimal("0.01"),
+        lot_size: decimal("1"),
+        price_band_low: decimal("1"),
+        price_band_high: decimal("100000"),
+        ..Instrument::default()
+    }
+}
+
+pub fn unique() -> String {
+    uuid::Uuid::now_v7().to_string()
+}
+
+pub fn context(key: &str) -> Option<RequestContext> {
+    Some(RequestContext {
+        request_id: unique(),
+        correlation_id: format!("correlation-{key}"),
+        idempotency_key: key.to_owned(),
+        ..Default::default()
+    })
+}
+
+pub fn decimal(text: &str) -> Option<Decimal> {
+    Some(Decimal {
+        value: text.to_owned(),
+    })
+}
+
+/// A limit order, good till cancelled.
+pub fn limit(user_id: &str, side: OrderSide, price: &str, quantity: &str) -> Order {
+    Order {
+        user_id: user_id.to_owned(),
+        instrument_id: BOND.to_owned(),
+        side: side.into(),
+        r#type: OrderType::Limit.into(),
+        time_in_force: TimeInForce::Gtc.into(),
+        price: decimal(price),
+        quantity: decimal(quantity),
+        ..Order::default()
+    }
+}
+
+pub fn buy(user_id: &str, price: &str, quantity: &str) -> Order {
+    limit(user_id, OrderSide::Buy, price, quantity)
+}
+
+pub fn sell(user_id: &str, price: &str, quantity: &str) -> Order {
+    limit(user_id, OrderSide::Sell, price, quantity)
+}
+
+/// A limit order of the binary protocol on the bond.
+pub fn wire_order(
+    client_order_id: u64,
+    side: Side,
+    price_ticks: i64,
+    quantity_lots: u64,
+) -> wire::NewOrder {
+    wire::NewOrder {
+        client_order_id,
+        instrument: 0,
+        side,
+        order_type: Type::Limit,
+        time_in_force: Tif::Gtc,
+        stp: StpMode::CancelNewest,
+        flags: 0,
+        price_ticks,
+        quantity_lots,
+        expire_at_ns: 0,
+    }
+}
+
+pub fn login(user_id: &str, name: &str) -> LoginOptions {
+    LoginOptions::new(&format!("sandbox.trader.{user_id}"), name)
+}
+
+/// The next numbered report.
+pub async fn numbered(reports: &mut Reports) -> Report {
+    loop {
+        let report = reports.recv().await.unwrap().unwrap();
+        if report.sequence != 0 {
+            return report;
+        }
+    }
+}
+
+/// Reads until a message that `pick` takes.
+pub async fn until<T>(reports: &mut Reports, pick: impl Fn(&ServerMessage) -> Option<T>) -> T {
+    loop {
+        let report = reports.recv().await.unwrap().unwrap();
+        if let Some(found) = pick(&report.message) {
+            return found;
+        }
+    }
+}
+
+/// Code, text and reason of a refusal.
+pub fn refused(status: Status) -> (tonic::Code, String, String) {
+    (
+        status.code(),
+        status.message().to_owned(),
+        rpc::status::reason(&status).unwrap_or_default(),
+    )
+}
