@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use serde_json::{Map, Value, json};
 
-use crate::cli::call::{Target, context};
+use crate::cli::call::{Refusal, Target, context};
 
 /// How long any single thing may take before the demonstration calls it a failure.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -83,15 +83,17 @@ impl Story {
     ) -> anyhow::Result<Value> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let answer = self.call(token, path, request.clone()).await?;
-            if done(&answer) {
-                return Ok(answer);
-            }
-            if Instant::now() > deadline {
-                bail!(
+            let is_late = Instant::now() > deadline;
+            match self.call(token, path, request.clone()).await {
+                Ok(answer) if done(&answer) => return Ok(answer),
+                Ok(answer) if is_late => bail!(
                     "waited {} s for {what}; the last answer was {answer}",
                     PATIENCE.as_secs()
-                );
+                ),
+                Ok(_) => {}
+                // What an event brings is not there yet.
+                Err(error) if !is_late && is_not_found(&error) => {}
+                Err(error) => return Err(error),
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -112,6 +114,12 @@ impl Story {
         .await
         .map(drop)
     }
+}
+
+fn is_not_found(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<Refusal>()
+        .is_some_and(|refusal| refusal.code == "not_found")
 }
 
 /// Compares decimal text by value.

@@ -1,6 +1,6 @@
 //! The synthetic members of a replay: who buys, who sells, who takes, and what each must have blocked before the first row.
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use serde_json::json;
 
 use super::lobster::{Kind, Row};
@@ -111,7 +111,7 @@ async fn fund(story: &mut Story, instrument: &str, member: &Member) -> anyhow::R
     }
     if member.units > 0 {
         let units = member.units.to_string();
-        story
+        let issued = story
             .call(
                 "sandbox.operator",
                 "platform.cfa.v1.CfaRegistryService/IssueInvestmentCfa",
@@ -119,6 +119,13 @@ async fn fund(story: &mut Story, instrument: &str, member: &Member) -> anyhow::R
                         "amount": { "currencyCode": instrument, "amount": { "value": units } } }),
             )
             .await?;
+        let status = text(&issued, "/operation/status")?;
+        if matches!(
+            status,
+            "OPERATION_STATUS_REJECTED" | "OPERATION_STATUS_FAILED"
+        ) {
+            bail!("units were not issued: {issued}");
+        }
         story
             .balance_is(&format!("{user}:{instrument}"), &units)
             .await?;

@@ -193,8 +193,10 @@ async fn list(story: &mut Story, rows: &[Row]) -> anyhow::Result<String> {
             json!({}),
             |answer| {
                 answer["instruments"].as_array().is_some_and(|all| {
-                    all.iter()
-                        .any(|one| one["instrumentId"] == json!(instrument))
+                    all.iter().any(|one| {
+                        one["instrumentId"] == json!(instrument)
+                            && one["phase"] == json!("TRADING_PHASE_OPEN")
+                    })
                 })
             },
         )
