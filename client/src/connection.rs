@@ -10,17 +10,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use quinn::crypto::rustls::QuicClientConfig;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::Trust;
 use crate::channel::Channel;
+use crate::endpoint;
 use crate::io;
 use crate::wire::{
-    ALPN, CHANNELS_MAX, ClientMessage, DisconnectCode, InstrumentDefinition,
-    LOGIN_CANCEL_ON_DISCONNECT, LOGIN_FROM_NOW, Login, LoginAccepted, ServerMessage, Text,
-    WireError, encode,
+    CHANNELS_MAX, ClientMessage, DisconnectCode, InstrumentDefinition, LOGIN_CANCEL_ON_DISCONNECT,
+    LOGIN_FROM_NOW, Login, LoginAccepted, ServerMessage, Text, WireError, encode,
 };
 
 /// Bytes waiting to be written at which `send` waits for the connection.
@@ -157,7 +156,6 @@ pub struct Connection {
 
 struct Owner {
     server: SocketAddr,
-    trust: Trust,
     endpoint: quinn::Endpoint,
     shared: Arc<Shared>,
     link: Mutex<Option<Link>>,
@@ -203,9 +201,8 @@ impl Connection {
         let (reports, receiver) = mpsc::channel(REPORTS_MAX);
         let connection = Self {
             owner: Arc::new(Owner {
-                endpoint: endpoint(&trust, server)?,
+                endpoint: endpoint::endpoint(&trust, server)?,
                 server,
-                trust,
                 shared: Arc::new(Shared {
                     state: Mutex::new(State {
                         outbound: BytesMut::new(),
@@ -389,12 +386,10 @@ impl Connection {
 
     async fn link_up(&self) -> Result<(), Error> {
         let connecting = async {
-            let mut config = client_config(&self.owner.trust)?;
-            config.transport_config(transport());
             let quic = self
                 .owner
                 .endpoint
-                .connect_with(config, self.owner.server, "cfa-trade")?
+                .connect(self.owner.server, "cfa-trade")?
                 .await?;
             let (send, receive) = quic.open_bi().await?;
             Ok::<_, Error>((quic, send, receive))
@@ -469,38 +464,4 @@ async fn login_answer(
         Ok(Err(_)) => Err(Error::Stream),
         Err(_) => Err(Error::LoginTimeout),
     }
-}
-
-fn endpoint(trust: &Trust, server: SocketAddr) -> Result<quinn::Endpoint, Error> {
-    let bind: SocketAddr = if server.is_ipv4() {
-        ([0, 0, 0, 0], 0).into()
-    } else {
-        ([0u16; 8], 0).into()
-    };
-    let mut endpoint = quinn::Endpoint::client(bind).map_err(|e| Error::Endpoint(Arc::new(e)))?;
-    endpoint.set_default_client_config(client_config(trust)?);
-    Ok(endpoint)
-}
-
-fn client_config(trust: &Trust) -> Result<quinn::ClientConfig, Error> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut tls = rustls::ClientConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .map_err(|e| Error::Tls(e.to_string()))?
-        .dangerous()
-        .with_custom_certificate_verifier(trust.verifier())
-        .with_no_client_auth();
-    tls.alpn_protocols = vec![ALPN.to_vec()];
-    let crypto = QuicClientConfig::try_from(tls).map_err(|e| Error::Tls(e.to_string()))?;
-    Ok(quinn::ClientConfig::new(Arc::new(crypto)))
-}
-
-fn transport() -> Arc<quinn::TransportConfig> {
-    let mut transport = quinn::TransportConfig::default();
-    let idle = Duration::from_secs(10);
-    transport.max_idle_timeout(Some(
-        quinn::IdleTimeout::try_from(idle).expect("ten seconds fit"),
-    ));
-    transport.keep_alive_interval(Some(Duration::from_secs(3)));
-    Arc::new(transport)
 }

@@ -9,11 +9,13 @@
 //! | `wire` | messages, header, framing |
 //! | `trust` | which server certificate is accepted |
 //! | `connection` | connect, log in, send, resume |
+//! | `endpoint` | how QUIC is set up |
 //! | `channel` | what one session knows: numbers, requests without an answer |
 //! | `io` | the two tasks that read and write the stream |
 
 mod channel;
 mod connection;
+mod endpoint;
 mod io;
 mod trust;
 pub mod wire;

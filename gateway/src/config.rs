@@ -55,7 +55,7 @@ impl Default for GatewayConfig {
             collar_ppm: 50_000,
             fee_ppm: 1_000,
             orphan_hold_age_ms: 60_000,
-            sweep_interval_ms: 10_000,
+            sweep_interval_ms: 30_000,
             release_wait_ms: 2_000,
             read_wait_ms: 1_000,
             gauge_interval_ms: 1_000,

@@ -16,11 +16,10 @@ use proto::{
 };
 use rpc::Context;
 use sequencer::NotTaken;
-use settlement::ids::{Part, order_hold};
 use tokio_util::sync::CancellationToken;
 use types::command::MassScope;
 use types::{
-    CancelReason, Decimal, Handle, HoldIx, Id128, InstrumentIx, PoolKind, SessionIx, UserId, UserIx,
+    CancelReason, Decimal, HoldIx, Id128, InstrumentIx, PoolKind, SessionIx, UserId, UserIx,
 };
 
 use crate::funding;
@@ -215,32 +214,13 @@ async fn ask_or_known(market: &Market, request: Request) -> Result<(), NotTaken>
 /// Cancels what a vanished hold stood behind: the orders of its pool, or the one order whose main hold it was.
 ///
 /// The market and settlement end a hold only behind the journal: its pool is closed there, or its order has ended, before the ledger says so. What is still
-/// open in the trading path at that moment was ended by somebody else. (The fee hold of an open order may run out by rounding alone.)
+/// open at that moment was ended by somebody else; an order that ended a moment ago is simply not there to be cancelled. (The fee hold of an open order may
+/// run out by rounding alone: it is not looked at.)
 async fn hold_vanished(market: &Arc<Market>, hold_id: &str, reason: CancelReason) -> HandlerResult {
     let Some(id) = ids::parse(hold_id) else {
         return Ok(()); // Not one of the market's: those are UUIDs.
     };
-    let node = market.node;
-    let (pool, orders): (Option<HoldIx>, Vec<Handle>) = market
-        .inspect(move |core| {
-            let admission = core.admission();
-            let pool = admission.hold_ix(id);
-            let orders = admission.orders().filter(|order| {
-                if pool.is_some() {
-                    return Some(order.pool) == pool;
-                }
-                let order_id = types::order_uuid(order.time_ns, node, order.sequence);
-                order_hold(order_id, Part::Main) == id
-            });
-            let orders = orders.map(|order| order.handle).collect();
-            // Settlement releases the hold of an order that has ended; its pool stays as it is.
-            let pool = pool.filter(|hold| {
-                let pool = admission.pool(*hold);
-                pool.is_some_and(|pool| pool.kind == PoolKind::Trading && !pool.closed)
-            });
-            (pool, orders)
-        })
-        .await?;
+    let (pool, orders) = market.streams.behind(id);
     if pool.is_none() && orders.is_empty() {
         return Ok(());
     }

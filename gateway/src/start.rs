@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use events::Sqlite;
 use proto::market::v1::market_service_server::MarketServiceServer;
@@ -19,6 +20,9 @@ use crate::market::{Market, Parts};
 use crate::projection::{Projection, repo};
 use crate::quic::server::Server;
 use crate::{Error, GatewayConfig, consumers, dispatch, instruments, sweeper};
+
+/// How long to wait before the registry is asked again.
+const REGISTRY_RETRY: Duration = Duration::from_secs(1);
 
 /// What the room is given.
 pub struct GatewayDeps {
@@ -88,7 +92,15 @@ pub async fn start(
             .run(node, market.read_journal(Sequence::ZERO), shutdown.clone());
     workers.push(watch(health.clone(), "history", projecting));
     market.streams.wait(market.commit.position()).await;
-    instruments::sync_all(&market, &Context::new("market")).await?;
+    if let Err(error) = instruments::sync_all(&market, &Context::new("market")).await {
+        tracing::warn!(%error, "the instrument registry is away: what was known is traded, the rest later");
+        health.set_failing("instruments", error.to_string());
+        workers.push(tokio::spawn(sync_later(
+            market.clone(),
+            health.clone(),
+            shutdown.clone(),
+        )));
+    }
 
     workers.push(tokio::spawn(events::outbox::Relay::run(
         db,
@@ -120,6 +132,23 @@ pub async fn start(
     })
 }
 
+/// Asks the registry until it answers.
+async fn sync_later(market: Arc<Market>, health: Health, shutdown: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(REGISTRY_RETRY) => {}
+            () = shutdown.cancelled() => return,
+        }
+        match instruments::sync_all(&market, &Context::new("market")).await {
+            Ok(()) => {
+                health.set_ok("instruments");
+                return;
+            }
+            Err(error) => health.set_failing("instruments", error.to_string()),
+        }
+    }
+}
+
 /// A worker whose failure the health read shows.
 fn watch(
     health: Health,
@@ -129,7 +158,7 @@ fn watch(
     tokio::spawn(async move {
         if let Err(error) = work.await {
             tracing::error!(part, %error, "a part of the market has stopped");
-            health.set_failing(part, &error.to_string());
+            health.set_failing(part, error.to_string());
         }
     })
 }

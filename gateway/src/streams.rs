@@ -11,8 +11,9 @@ use client::wire::{
     DisconnectCode, InstrumentDefinition, LoginAccepted, ServerMessage, Text, encode,
 };
 use sequencer::Record;
+use settlement::ids::{Part, order_hold};
 use tokio::sync::watch;
-use types::{Id128, InstrumentSpec, NodeId, Sequence, SessionIx, UserIx};
+use types::{Handle, HoldIx, Id128, InstrumentSpec, NodeId, PoolKind, Sequence, SessionIx, UserIx};
 
 use crate::fold::{Fact, Fold};
 use crate::market::Market;
@@ -67,8 +68,42 @@ impl Stream {
 struct State {
     fold: Fold,
     streams: Vec<Stream>,
-    by_key: HashMap<Id128, SessionIx>,
+    resting: Resting,
     facts: Vec<Fact>,
+}
+
+/// Resting orders by the main hold that settlement carves for them, and back.
+#[derive(Default)]
+struct Resting {
+    by_hold: HashMap<Id128, Handle>,
+    holds: HashMap<Handle, Id128>,
+}
+
+impl Resting {
+    fn note(&mut self, fact: &Fact) {
+        match fact {
+            Fact::Rested(order) if !self.holds.contains_key(&order.handle) => {
+                let hold_id = order_hold(order.id, Part::Main);
+                self.by_hold.insert(hold_id, order.handle);
+                self.holds.insert(order.handle, hold_id);
+            }
+            Fact::Cancelled { order, .. } => self.forget(order.handle),
+            Fact::Traded(trade) => {
+                for order in [&trade.maker, &trade.taker] {
+                    if order.open.is_zero() {
+                        self.forget(order.handle);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn forget(&mut self, handle: Handle) {
+        if let Some(hold_id) = self.holds.remove(&handle) {
+            self.by_hold.remove(&hold_id);
+        }
+    }
 }
 
 /// Shared by the dispatcher, which writes, and the logins, which attach.
@@ -105,7 +140,7 @@ impl Streams {
             state: Mutex::new(State {
                 fold: Fold::new(node),
                 streams: Vec::new(),
-                by_key: HashMap::new(),
+                resting: Resting::default(),
                 facts: Vec::new(),
             }),
             position: watch::Sender::new(Sequence::ZERO),
@@ -124,18 +159,18 @@ impl Streams {
             let State {
                 fold,
                 streams,
-                by_key,
+                resting,
                 facts,
             } = &mut *state;
             facts.clear();
             let cause = fold.apply(&record.command, &record.events, facts);
             for fact in facts.iter() {
+                resting.note(fact);
                 match fact {
                     Fact::Session(session) => {
                         while streams.len() <= session.session.index() {
                             streams.push(Stream::default());
                         }
-                        by_key.insert(session.key, session.session);
                     }
                     Fact::Instrument(spec) => {
                         changed(spec);
@@ -261,6 +296,29 @@ impl Streams {
     /// The pool of a ledger hold, as far as the journal is durable.
     pub fn pool(&self, hold_id: Id128) -> Option<crate::fold::Pool> {
         self.lock().fold.pool_of(hold_id).copied()
+    }
+
+    /// The open orders that a ledger hold stands behind, and its pool where it is a trading hold that nobody has closed.
+    pub fn behind(&self, hold_id: Id128) -> (Option<HoldIx>, Vec<Handle>) {
+        let state = self.lock();
+        let Some(pool) = state.fold.pool_of(hold_id) else {
+            let order = state.resting.by_hold.get(&hold_id);
+            return (None, order.copied().into_iter().collect());
+        };
+        if pool.closed {
+            return (None, Vec::new());
+        }
+        let orders = match pool.open_orders {
+            // Settlement releases the hold of an order that has ended: no need to look.
+            0 => Vec::new(),
+            _ => {
+                let all = state.fold.orders();
+                let drawing = all.filter(|order| order.pool == pool.hold);
+                drawing.map(|order| order.handle).collect()
+            }
+        };
+        let serves = pool.kind == PoolKind::Trading;
+        (serves.then_some(pool.hold), orders)
     }
 
     /// Ends every live session of a user.

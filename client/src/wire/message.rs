@@ -58,11 +58,11 @@ macro_rules! messages {
                 #[allow(unused_mut, unused_variables, unused_assignments)]
                 fn rows() -> Vec<LayoutRow> {
                     let mut at = 0;
-                    let mut rows = Vec::new();
-                    $(
-                        rows.push((stringify!($field), at, <$type as Field>::LEN, <$type as Field>::KIND));
+                    let rows = vec![$({
+                        let row = (stringify!($field), at, <$type as Field>::LEN, <$type as Field>::KIND);
                         at += <$type as Field>::LEN;
-                    )*
+                        row
+                    }),*];
                     rows
                 }
             }

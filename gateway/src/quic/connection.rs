@@ -12,19 +12,18 @@ use admission::{Request, SessionRequest};
 use bytes::BytesMut;
 use client::wire::{
     CHANNELS_MAX, CONNECTION_CHANNEL, ClientMessage, DisconnectCode, Header, MESSAGE_LEN_MAX,
-    ServerHeartbeat, SetTradingHold, TradingHold, take,
+    ServerHeartbeat, SetTradingHold, take,
 };
-use rpc::Context;
 use sequencer::{NotTaken, Reply};
 use tokio::sync::mpsc;
-use types::{AssetIx, Id128, InstrumentIx, Minor, RejectReason, SessionIx};
+use types::{RejectReason, SessionIx};
 
 use super::answers::{self, CLIENT_SEQ_MAX};
-use super::channel::{self, Channel, State};
+use super::channel::{self, State};
 use super::login;
 use super::outbound::{Next, Outbound};
 use super::server::Shared;
-use crate::funding;
+use super::{hold, limit};
 use crate::market::now_ns;
 
 /// The sessions of a connection.
@@ -244,7 +243,7 @@ impl Connection {
         };
         let (shared, outbound) = (self.shared.clone(), self.outbound.clone());
         tokio::spawn(async move {
-            let answer = answer_hold(&shared, &user_id, wanted).await;
+            let answer = hold::answer(&shared.market, &user_id, wanted).await;
             outbound.send(channel, &answer.into());
         });
         Ok(())
@@ -275,8 +274,8 @@ impl Connection {
             let request = live
                 .request(sequence, message)
                 .map_err(|_| DisconnectCode::BadField)?;
-            let needs_limit =
-                matches!(request, Request::New(_)) && !self.is_in_budget(live, &request);
+            let needs_limit = matches!(request, Request::New(_))
+                && !limit::is_in_budget(&self.shared.market, live, &request);
             let user_id = if needs_limit {
                 live.user_id.clone()
             } else {
@@ -287,7 +286,7 @@ impl Connection {
         if !user_id.is_empty()
             && let Request::New(new) = &mut request
         {
-            match self.check_limit(user, &user_id, &budget, new).await {
+            match limit::check(&self.shared.market, user, &user_id, &budget, new).await {
                 Ok(checked) => new.limit_checked = checked,
                 Err(reason) => {
                     refuse(reason);
@@ -305,65 +304,6 @@ impl Connection {
             Err(_) => refuse(RejectReason::NotReady),
         }
         Ok(())
-    }
-
-    fn is_in_budget(&self, live: &Channel, request: &Request) -> bool {
-        let Request::New(new) = request else {
-            return true;
-        };
-        let Some(spec) = self.shared.market.spec(new.instrument) else {
-            return true; // Refused further on.
-        };
-        // A market order may come to the highest price of the band.
-        let price = new.price.unwrap_or(spec.band_high);
-        let Some(value) = spec.terms.value(price, new.quantity) else {
-            return new.price.is_some();
-        };
-        live.budget.take(value, admission::moscow_day(now_ns()))
-    }
-
-    /// Past the budget: reads it again when it is of another day, else asks identity for this order. `Ok(true)` = identity allows it, `Ok(false)` = the
-    /// budget decides, `Err` = nobody could be asked.
-    async fn check_limit(
-        &self,
-        user: types::UserIx,
-        user_id: &str,
-        budget: &crate::budget::Budget,
-        new: &admission::NewRequest,
-    ) -> Result<bool, RejectReason> {
-        let market = &self.shared.market;
-        let mut context = Context::new("market");
-        context.user_id = user_id.to_owned();
-        let away = |status: tonic::Status| {
-            tracing::warn!(%status, user_id, "identity cannot be asked for an order");
-            RejectReason::NotReady
-        };
-        let Some(spec) = market.spec(new.instrument) else {
-            return Ok(false);
-        };
-        let price = new.price.unwrap_or(spec.band_high);
-        let value = spec.terms.value(price, new.quantity);
-        let day = admission::moscow_day(now_ns());
-        if budget.is_stale(day) {
-            market
-                .refresh_budget(&context, user, user_id)
-                .await
-                .map_err(away)?;
-            if value.is_some_and(|value| budget.take(value, day)) {
-                return Ok(false);
-            }
-        }
-        let quantity = spec.quantity(new.quantity);
-        let notional = value.unwrap_or(Minor::MAX);
-        match market
-            .identity
-            .check_trading(&context, user_id, quantity, notional)
-            .await
-        {
-            Ok(()) => Ok(true),
-            Err(status) if status.code() == tonic::Code::FailedPrecondition => Ok(false),
-            Err(status) => Err(away(status)),
-        }
     }
 
     /// The connection is gone.
@@ -399,63 +339,6 @@ async fn close_session(
         Ok(_) | Err(NotTaken::Refused(_)) => {}
         // The next start treats every session as disconnected.
         Err(error) => tracing::warn!(%error, session = session.get(), "a session was not closed"),
-    }
-}
-
-async fn answer_hold(shared: &Shared, user_id: &str, wanted: SetTradingHold) -> TradingHold {
-    let mut answer = TradingHold {
-        request_id: wanted.request_id,
-        asset: wanted.asset,
-        hold_id: Id128::NONE,
-        undrawn_minor: 0,
-        drawn_minor: 0,
-        outcome: client::wire::HOLD_DONE,
-    };
-    let market = &shared.market;
-    let asset = match wanted.asset {
-        0 => AssetIx::MONEY,
-        n => AssetIx::units(InstrumentIx(n - 1)),
-    };
-    let asset = match market.asset_of(asset).await {
-        Ok(Some(asset)) => asset,
-        Ok(None) => {
-            answer.outcome = RejectReason::UnknownInstrument.code();
-            return answer;
-        }
-        Err(_) => {
-            answer.outcome = RejectReason::NotReady.code();
-            return answer;
-        }
-    };
-    if wanted.undrawn_minor < 0 {
-        answer.outcome = RejectReason::Malformed.code();
-        return answer;
-    }
-    let mut context = Context::new("market");
-    context.user_id = user_id.to_owned();
-    let target = Minor(wanted.undrawn_minor);
-    let minor = |value: types::Decimal| value.to_minor(asset.decimals()).unwrap_or(i64::MAX);
-    match funding::open_or_set(market, &context, user_id, &asset, target).await {
-        Ok(view) => {
-            answer.hold_id = view.hold_id;
-            answer.undrawn_minor = minor(view.undrawn);
-            answer.drawn_minor = minor(view.drawn);
-        }
-        Err(status) => {
-            tracing::info!(user_id, %status, "trading hold refused");
-            answer.outcome = hold_refusal(&status).code();
-        }
-    }
-    answer
-}
-
-fn hold_refusal(status: &tonic::Status) -> RejectReason {
-    match rpc::status::reason(status).as_deref() {
-        Some("INSUFFICIENT_BALANCE") => RejectReason::InsufficientBalance,
-        Some("HOLD_IN_USE") => RejectReason::HoldInUse,
-        Some("HOLD_NOT_FOUND" | "SUB_ACCOUNT_NOT_FOUND") => RejectReason::UnknownHold,
-        Some("INVALID_ARGUMENT") => RejectReason::Malformed,
-        _ => RejectReason::NotReady,
     }
 }
 

@@ -7,12 +7,15 @@
 //! | `connection` | one stream: cut into messages, each handled in order |
 //! | `channel` | one session on a connection: state and requests |
 //! | `login` | from a credential to an attached session |
+//! | `limit`, `hold` | the TRADING limit, `SetTradingHold` |
 //! | `answers` | what the trading path says at once: hints and refusals |
 //! | `outbound` | what waits to be written |
 
 mod answers;
 mod channel;
 mod connection;
+mod hold;
+mod limit;
 mod login;
 pub mod outbound;
 pub mod server;

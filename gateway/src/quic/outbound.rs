@@ -9,7 +9,7 @@ use client::wire::{CONNECTION_CHANNEL, Disconnect, DisconnectCode, ServerMessage
 use tokio::sync::Notify;
 
 /// Bytes that may wait for a slow client.
-pub const OUTBOUND_LEN_MAX: usize = 8 << 20;
+pub const OUTBOUND_LEN_MAX: usize = 32 << 20;
 /// Where the channel stands in a message.
 const CHANNEL_AT: usize = 4;
 

@@ -86,6 +86,30 @@ async fn r177_levels_are_aggregated_best_first_and_never_stale() {
     world.stop().await;
 }
 
+// rows: R174
+#[tokio::test]
+async fn r174_the_book_survives_a_restart_with_its_priorities() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    world.user("bob", "1000", "0").await;
+    world.user("eve", "0", "100").await;
+    let first = world.place(buy("ann", "10", "2")).await.unwrap();
+    let second = world.place(buy("bob", "10", "2")).await.unwrap();
+    let better = world.place(buy("bob", "11", "1")).await.unwrap();
+    let (before, status) = (world.book().await, world.status().await);
+    let world = world.restart(Settings::default()).await;
+    assert_eq!(world.book().await, before);
+    assert_eq!(world.status().await.instruments, status.instruments);
+    // Best price first, then the earlier order.
+    for expected in [&better, &first, &first, &second] {
+        world.place(sell("eve", "10", "1")).await.unwrap();
+        let trade = &world.trades("eve").await[0];
+        assert_eq!(trade.buy_order_id, expected.order_id);
+    }
+    world.stop().await;
+}
+
 async fn get(address: std::net::SocketAddr, path: &str, token: &str) -> (u16, String) {
     let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
     let request = format!(

@@ -56,7 +56,7 @@ async fn after_the_crash(folder: &Path, orphan_hold_age_ms: u64) -> World {
     World::start(folder, settings(orphan_hold_age_ms), identity, registry).await
 }
 
-// rows: R160 R064
+// rows: R160
 #[tokio::test]
 async fn a_hold_that_the_journal_never_heard_of_is_given_back_and_its_key_bound() {
     let folder = tempfile::tempdir().unwrap();

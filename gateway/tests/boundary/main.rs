@@ -3,8 +3,10 @@
 //! than running.
 
 mod book;
+mod changes;
 mod crash;
 mod doubles;
+mod history;
 mod holds;
 mod orders;
 mod sessions;

@@ -1,0 +1,48 @@
+//! The UDP endpoint and how QUIC is set up on it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quinn::crypto::rustls::QuicClientConfig;
+
+use crate::Trust;
+use crate::connection::Error;
+use crate::wire::ALPN;
+
+/// An endpoint for connections to this server.
+pub fn endpoint(trust: &Trust, server: SocketAddr) -> Result<quinn::Endpoint, Error> {
+    let bind: SocketAddr = if server.is_ipv4() {
+        ([0, 0, 0, 0], 0).into()
+    } else {
+        ([0u16; 8], 0).into()
+    };
+    let mut endpoint = quinn::Endpoint::client(bind).map_err(|e| Error::Endpoint(Arc::new(e)))?;
+    endpoint.set_default_client_config(client_config(trust)?);
+    Ok(endpoint)
+}
+
+fn client_config(trust: &Trust) -> Result<quinn::ClientConfig, Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut tls = rustls::ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(|e| Error::Tls(e.to_string()))?
+        .dangerous()
+        .with_custom_certificate_verifier(trust.verifier())
+        .with_no_client_auth();
+    tls.alpn_protocols = vec![ALPN.to_vec()];
+    let crypto = QuicClientConfig::try_from(tls).map_err(|e| Error::Tls(e.to_string()))?;
+    let mut config = quinn::ClientConfig::new(Arc::new(crypto));
+    config.transport_config(transport());
+    Ok(config)
+}
+
+fn transport() -> Arc<quinn::TransportConfig> {
+    let mut transport = quinn::TransportConfig::default();
+    let idle = Duration::from_secs(10);
+    transport.max_idle_timeout(Some(
+        quinn::IdleTimeout::try_from(idle).expect("ten seconds fit"),
+    ));
+    transport.keep_alive_interval(Some(Duration::from_secs(3)));
+    Arc::new(transport)
+}

@@ -1,0 +1,82 @@
+//! The way back: what the journal has taken out of a pool, the ledger gives back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rpc::Context;
+use tonic::Status;
+use types::{Id128, Minor, PoolKind, Sequence};
+
+use super::{ledger_hold, user_id};
+use crate::market::Market;
+
+/// Gives back in the ledger what the journal has taken out of a pool: all of a closed one, what was defunded of an open one. Only behind settlement,
+/// since before it part of the money may still be in the hold of an order that was just cancelled. May be repeated at any time: what is missing is
+/// computed from what both sides say, and the keys derive from it.
+pub async fn give_back(market: &Market, hold_id: Id128) -> Result<(), Status> {
+    let Some(pool) = market.streams.pool(hold_id) else {
+        return Ok(());
+    };
+    if pool.taken_at == Sequence::ZERO || settlement_releases(&pool) {
+        return Ok(());
+    }
+    market.settlement.settled(pool.taken_at).await;
+    // Two that read the same figures would both release the difference.
+    let _one_at_a_time = market.giving.lock().await;
+    let Some(pool) = market.streams.pool(hold_id) else {
+        return Ok(());
+    };
+    if market.settlement.progress().settled < pool.taken_at {
+        // More was taken meanwhile; who took it gives it back.
+        return Ok(());
+    }
+    let asset = market
+        .asset_of(pool.asset)
+        .await?
+        .expect("a pool's instrument is known");
+    let user_id = user_id(market, pool.user).await?;
+    let mut context = Context::new("market");
+    context.user_id = user_id;
+    let hold = ledger_hold(market, &context, hold_id).await?;
+    if !hold.active {
+        return Ok(());
+    }
+    if pool.closed {
+        return market
+            .ledger
+            .release_hold(&context, hold_id, &hold.reason)
+            .await;
+    }
+    let released = hold
+        .released
+        .to_minor(asset.decimals())
+        .map_err(|error| rpc::status::internal(&error))?;
+    let missing = pool.defunded - Minor(released);
+    if missing.0 <= 0 {
+        return Ok(());
+    }
+    let key = format!("give back:{hold_id}:{}", pool.defunded);
+    market
+        .ledger
+        .shrink_hold(&context, &key, &hold, missing, asset.decimals())
+        .await
+}
+
+/// The hold of an order that reached the journal is settlement's to release.
+pub fn settlement_releases(pool: &crate::fold::Pool) -> bool {
+    pool.kind == PoolKind::Order && pool.orders > 0
+}
+
+/// Starts giving back and waits for it within bounds; the answer to the call does not depend on it.
+pub(super) async fn released(market: &Arc<Market>, hold_id: Id128, sequence: Sequence) {
+    let own = market.clone();
+    let giving = tokio::spawn(async move {
+        own.streams.wait(sequence).await;
+        if let Err(status) = give_back(&own, hold_id).await {
+            // The sweeper tries again.
+            tracing::warn!(%status, %hold_id, "money taken out of a trading hold is not back yet");
+        }
+    });
+    let bound = Duration::from_millis(market.config.release_wait_ms);
+    let _ = tokio::time::timeout(bound, giving).await;
+}

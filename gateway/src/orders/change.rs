@@ -1,0 +1,313 @@
+//! CancelOrder, AmendOrder, MassCancel.
+
+use admission::{AmendRequest, CancelRequest, Known, MassCancelRequest, OrderRef, Request};
+use rpc::Context;
+use sequencer::{NotTaken, Record};
+use tonic::Status;
+use types::command::MassScope;
+use types::{
+    CancelReason, Decimal, Event, Handle, Id128, InstrumentSpec, Lots, Minor, PoolKind,
+    RejectReason, SessionIx, Side, Ticks, UserIx,
+};
+
+use super::{Actor, Answered, find, shown};
+use crate::funding;
+use crate::ids;
+use crate::market::{MONEY_DECIMALS, Market, now_us};
+use crate::projection::repo;
+use crate::projection::rows::OrderRow;
+use crate::refusal;
+
+/// CancelOrder.
+pub async fn cancel(
+    market: &Market,
+    context: &Context,
+    actor: Actor,
+    row: &OrderRow,
+) -> Result<Answered<OrderRow>, Status> {
+    let key_hash = ids::key_hash("CancelOrder", &row.user_id, &context.idempotency_key);
+    if let Some(answer) = market.answered(key_hash).await? {
+        return answered_order(market, &answer.order_id, row).await;
+    }
+    note_key(market, context, key_hash).await?;
+    let (user, reason) = match actor {
+        Actor::Owner => (
+            market.bind_user(&row.user_id).await?,
+            CancelReason::UserRequest,
+        ),
+        Actor::Staff => (UserIx::NONE, CancelReason::Operator),
+    };
+    let request = Request::Cancel(CancelRequest {
+        order: OrderRef::Handle(Handle::from_engine_id(row.engine_order_id)),
+        user,
+        session: SessionIx::NONE,
+        client_seq: 0,
+        reason,
+        key_hash,
+    });
+    let record = match market.ask(request).await {
+        Ok(record) => record,
+        Err(error) => match gone_or_before(market, &error, key_hash, row).await? {
+            Some(answered) => return Ok(answered),
+            None => return Err(refusal::not_taken(&error)),
+        },
+    };
+    let row = shown(market, &record, &row.order_id).await?;
+    refuse_if_gone(&record)?;
+    Ok(Answered::now(row))
+}
+
+/// What AmendOrder changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    pub price: Option<Ticks>,
+    /// New total, what was filled included.
+    pub quantity: Option<Lots>,
+}
+
+/// AmendOrder (T22).
+pub async fn amend(
+    market: &Market,
+    context: &Context,
+    row: &OrderRow,
+    spec: &InstrumentSpec,
+    change: Change,
+) -> Result<Answered<OrderRow>, Status> {
+    let key_hash = ids::key_hash("AmendOrder", &row.user_id, &context.idempotency_key);
+    if let Some(answer) = market.answered(key_hash).await? {
+        return answered_order(market, &answer.order_id, row).await;
+    }
+    market
+        .identity
+        .check_may_trade(context, &row.user_id)
+        .await?;
+    note_key(market, context, key_hash).await?;
+    let user = market.bind_user(&row.user_id).await?;
+    let handle = Handle::from_engine_id(row.engine_order_id);
+    let mut request = AmendRequest {
+        order: OrderRef::Handle(handle),
+        user,
+        session: SessionIx::NONE,
+        client_seq: 0,
+        price: change.price,
+        quantity: change.quantity,
+        limit_checked: false,
+        key_hash,
+    };
+    let mut grown = false;
+    let record = loop {
+        let error = match market.ask(Request::Amend(request)).await {
+            Ok(record) => break record,
+            Err(error) => error,
+        };
+        let NotTaken::Refused(reject) = &error else {
+            return Err(refusal::not_taken(&error));
+        };
+        match (reject.reason, reject.known) {
+            (RejectReason::LimitExceeded, _) if !request.limit_checked => {
+                let quantity = change
+                    .quantity
+                    .map_or(row.quantity, |lots| spec.quantity(lots));
+                let notional = notional(row, spec, change, quantity)?;
+                market
+                    .identity
+                    .check_trading(context, &row.user_id, quantity, notional)
+                    .await?;
+                request.limit_checked = true;
+            }
+            (RejectReason::InsufficientBalance, Known::Balance { free, main, fee }) => {
+                let short = main + fee - free;
+                cover_growth(market, context, row, handle, short, grown).await?;
+                grown = true;
+            }
+            _ => match gone_or_before(market, &error, key_hash, row).await? {
+                Some(answered) => return Ok(answered),
+                None => return Err(refusal::not_taken(&error)),
+            },
+        }
+    };
+    let row = shown(market, &record, &row.order_id).await?;
+    refuse_if_gone(&record)?;
+    Ok(Answered::now(row))
+}
+
+fn notional(
+    row: &OrderRow,
+    spec: &InstrumentSpec,
+    change: Change,
+    quantity: Decimal,
+) -> Result<Minor, Status> {
+    let price = change
+        .price
+        .map(|ticks| spec.price(ticks))
+        .or(row.price)
+        .unwrap_or(Decimal::ZERO);
+    price
+        .checked_mul(quantity)
+        .and_then(|value| value.rescale_rounded(MONEY_DECIMALS, types::Rounding::Up))
+        .and_then(|value| value.to_minor(MONEY_DECIMALS))
+        .map(Minor)
+        .map_err(|_| refusal::refused(&RejectReason::AmountOverflow.into()))
+}
+
+/// More money for the growth of an order that has a hold of its own; an order on a trading hold has to make do with that.
+async fn cover_growth(
+    market: &Market,
+    context: &Context,
+    row: &OrderRow,
+    handle: Handle,
+    short: Minor,
+    grown: bool,
+) -> Result<(), Status> {
+    let hold = market
+        .inspect(move |core| core.admission().order(handle).map(|order| order.pool))
+        .await?
+        .ok_or_else(refusal::order_not_open)?;
+    let pool = funding::pool_row(market, hold).await?;
+    let asset = market
+        .asset_of(pool.asset)
+        .await?
+        .expect("a pool's instrument is known");
+    if grown || pool.kind != PoolKind::Order {
+        return Err(
+            funding::short(market, context, &row.user_id, &asset, short, Some(&pool)).await,
+        );
+    }
+    let _turn = market.funding_turn(pool.user).await;
+    funding::grow(
+        market,
+        context,
+        &pool,
+        &asset,
+        short,
+        &context.idempotency_key,
+    )
+    .await
+}
+
+/// What MassCancel cancels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MassCancel {
+    /// Empty = everybody's.
+    pub user_id: String,
+    /// `None` = on every instrument.
+    pub instrument: Option<InstrumentSpec>,
+    pub side: Option<Side>,
+}
+
+/// MassCancel: how many orders it took.
+pub async fn mass_cancel(
+    market: &Market,
+    context: &Context,
+    actor: Actor,
+    wanted: &MassCancel,
+) -> Result<Answered<u32>, Status> {
+    let key_hash = ids::key_hash("MassCancel", &wanted.user_id, &context.idempotency_key);
+    if let Some(answer) = market.answered(key_hash).await? {
+        return Ok(Answered::before(answer.cancelled));
+    }
+    note_key(market, context, key_hash).await?;
+    let scope = match wanted.user_id.as_str() {
+        "" => MassScope::All,
+        user_id => MassScope::User(market.bind_user(user_id).await?),
+    };
+    let (user, reason) = match (actor, scope) {
+        (Actor::Owner, MassScope::User(user)) => (user, CancelReason::MassCancel),
+        (Actor::Staff, MassScope::All) => (UserIx::NONE, CancelReason::KillSwitch),
+        (_, _) => (UserIx::NONE, CancelReason::Operator),
+    };
+    let request = Request::MassCancel(MassCancelRequest {
+        scope,
+        instrument: wanted
+            .instrument
+            .map_or(types::InstrumentIx::NONE, |spec| spec.ix),
+        side: wanted.side,
+        reason,
+        user,
+        session: SessionIx::NONE,
+        client_seq: 0,
+        key_hash,
+    });
+    let record = match market.ask(request).await {
+        Ok(record) => record,
+        Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
+            let answer = market.answered(key_hash).await?;
+            return Ok(Answered::before(
+                answer.map_or(0, |answer| answer.cancelled),
+            ));
+        }
+        Err(error) => return Err(refusal::not_taken(&error)),
+    };
+    let sequence = record.command.sequence;
+    market.durable(sequence).await?;
+    market.projection.wait(sequence).await;
+    let count = record.events.iter().map(|e| match e.event {
+        Event::MassCancelled(done) => done.count,
+        _ => 0,
+    });
+    Ok(Answered::now(count.sum()))
+}
+
+/// What a repeated cancel or amend is told: the order as it stands. The key may name another order than the repeat does: the first one counts (T12).
+async fn answered_order(
+    market: &Market,
+    order_id: &str,
+    row: &OrderRow,
+) -> Result<Answered<OrderRow>, Status> {
+    if order_id.is_empty() {
+        // The first call found the order gone.
+        return Err(refusal::order_not_open());
+    }
+    if order_id == row.order_id {
+        return Ok(Answered::before(row.clone()));
+    }
+    find(market, order_id).await.map(Answered::before)
+}
+
+async fn note_key(market: &Market, context: &Context, key_hash: Id128) -> Result<(), Status> {
+    repo::note_request(
+        &market.projection.db,
+        key_hash,
+        &context.correlation_id,
+        None,
+        now_us(),
+    )
+    .await
+    .map_err(|error| rpc::status::internal(&error))
+}
+
+/// The answers to a refusal that are no plain error: the order has ended (its handle names nobody any more), or the call was answered before.
+async fn gone_or_before(
+    market: &Market,
+    error: &NotTaken,
+    key_hash: Id128,
+    row: &OrderRow,
+) -> Result<Option<Answered<OrderRow>>, Status> {
+    let NotTaken::Refused(reject) = error else {
+        return Ok(None);
+    };
+    match reject.reason {
+        RejectReason::UnknownOrder | RejectReason::OrderNotOpen => Err(refusal::order_not_open()),
+        RejectReason::DuplicateRequest => {
+            let answer = market.answered(key_hash).await?;
+            let order_id = answer.map(|answer| answer.order_id).unwrap_or_default();
+            answered_order(market, &order_id, row).await.map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The book found the order gone, or refused the change.
+fn refuse_if_gone(record: &Record) -> Result<(), Status> {
+    for envelope in &record.events {
+        match &envelope.event {
+            Event::CancelRejected(_) => return Err(refusal::order_not_open()),
+            Event::AmendRejected(event) if event.open.is_zero() => {
+                return Err(refusal::order_not_open());
+            }
+            Event::AmendRejected(event) => return Err(refusal::refused(&event.reason.into())),
+            _ => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! Orders over RPC: place, cancel, amend, mass cancel (specification 4.3, D13, D23, T22).
+//!
+//! Order of checks when placing: idempotency key, KYC, limit, money, book (R150). Money: the user's trading hold where he has one and it covers the
+//! order; otherwise a hold of the order's own, made in the ledger first and then journalled (`design.md` 4). Every answer waits until it is durable and
+//! the history shows it. Cancel safe: what a dropped call leaves behind the sweeper takes up.
+//!
+//! | file | what |
+//! |---|---|
+//! | `place` | PlaceOrder |
+//! | `change` | CancelOrder, AmendOrder, MassCancel |
+
+mod change;
+mod place;
+
+use sequencer::Record;
+use tonic::Status;
+
+pub use change::{Change, MassCancel, amend, cancel, mass_cancel};
+pub use place::{NewOrder, place};
+
+use crate::ids;
+use crate::market::Market;
+use crate::projection::repo;
+use crate::projection::rows::OrderRow;
+use crate::refusal;
+
+/// Who asks, as far as it matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Actor {
+    /// The owner of the orders.
+    Owner,
+    /// Staff or a service, for anybody.
+    Staff,
+}
+
+/// The answer to a write: the order as it stands, and whether the call was answered before.
+pub struct Answered<T> {
+    pub value: T,
+    pub replayed: bool,
+}
+
+impl<T> Answered<T> {
+    fn now(value: T) -> Self {
+        Self {
+            value,
+            replayed: false,
+        }
+    }
+
+    fn before(value: T) -> Self {
+        Self {
+            value,
+            replayed: true,
+        }
+    }
+}
+
+/// The order of an id, as it now stands; `Order not found`.
+pub async fn find(market: &Market, order_id: &str) -> Result<OrderRow, Status> {
+    if ids::parse(order_id).is_none() {
+        return Err(refusal::order_not_found());
+    }
+    market.freshen().await;
+    stored(market, order_id)
+        .await?
+        .ok_or_else(refusal::order_not_found)
+}
+
+async fn stored(market: &Market, order_id: &str) -> Result<Option<OrderRow>, Status> {
+    repo::order(&market.projection.db, order_id)
+        .await
+        .map_err(|error| rpc::status::internal(&error))
+}
+
+/// The order once everything up to the record is durable and shown.
+async fn shown(market: &Market, record: &Record, order_id: &str) -> Result<OrderRow, Status> {
+    let sequence = record.command.sequence;
+    market.durable(sequence).await?;
+    market.projection.wait(sequence).await;
+    stored(market, order_id)
+        .await?
+        .ok_or_else(refusal::order_not_found)
+}

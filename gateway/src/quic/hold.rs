@@ -1,0 +1,67 @@
+//! `SetTradingHold` and its answer.
+
+use std::sync::Arc;
+
+use client::wire::{SetTradingHold, TradingHold};
+use rpc::Context;
+use types::{AssetIx, Id128, InstrumentIx, Minor, RejectReason};
+
+use crate::funding;
+use crate::market::Market;
+
+/// Sets what shall be undrawn and says what is.
+pub async fn answer(market: &Arc<Market>, user_id: &str, wanted: SetTradingHold) -> TradingHold {
+    let mut answer = TradingHold {
+        request_id: wanted.request_id,
+        asset: wanted.asset,
+        hold_id: Id128::NONE,
+        undrawn_minor: 0,
+        drawn_minor: 0,
+        outcome: client::wire::HOLD_DONE,
+    };
+    let asset = match wanted.asset {
+        0 => AssetIx::MONEY,
+        n => AssetIx::units(InstrumentIx(n - 1)),
+    };
+    let asset = match market.asset_of(asset).await {
+        Ok(Some(asset)) => asset,
+        Ok(None) => {
+            answer.outcome = RejectReason::UnknownInstrument.code();
+            return answer;
+        }
+        Err(_) => {
+            answer.outcome = RejectReason::NotReady.code();
+            return answer;
+        }
+    };
+    if wanted.undrawn_minor < 0 {
+        answer.outcome = RejectReason::Malformed.code();
+        return answer;
+    }
+    let mut context = Context::new("market");
+    context.user_id = user_id.to_owned();
+    let target = Minor(wanted.undrawn_minor);
+    let minor = |value: types::Decimal| value.to_minor(asset.decimals()).unwrap_or(i64::MAX);
+    match funding::open_or_set(market, &context, user_id, &asset, target).await {
+        Ok(view) => {
+            answer.hold_id = view.hold_id;
+            answer.undrawn_minor = minor(view.undrawn);
+            answer.drawn_minor = minor(view.drawn);
+        }
+        Err(status) => {
+            tracing::info!(user_id, %status, "trading hold refused");
+            answer.outcome = hold_refusal(&status).code();
+        }
+    }
+    answer
+}
+
+fn hold_refusal(status: &tonic::Status) -> RejectReason {
+    match rpc::status::reason(status).as_deref() {
+        Some("INSUFFICIENT_BALANCE") => RejectReason::InsufficientBalance,
+        Some("HOLD_IN_USE") => RejectReason::HoldInUse,
+        Some("HOLD_NOT_FOUND" | "SUB_ACCOUNT_NOT_FOUND") => RejectReason::UnknownHold,
+        Some("INVALID_ARGUMENT") => RejectReason::Malformed,
+        _ => RejectReason::NotReady,
+    }
+}

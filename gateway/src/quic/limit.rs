@@ -1,0 +1,67 @@
+//! The TRADING limit of session orders: counted down here, asked for past it (`design.md` 3).
+
+use admission::Request;
+use rpc::Context;
+use types::{Minor, RejectReason};
+
+use super::channel::Channel;
+use crate::market::{Market, now_ns};
+
+/// Takes an order off the user's budget; false when it is past it.
+pub fn is_in_budget(market: &Market, live: &Channel, request: &Request) -> bool {
+    let Request::New(new) = request else {
+        return true;
+    };
+    let Some(spec) = market.spec(new.instrument) else {
+        return true; // Refused further on.
+    };
+    // A market order may come to the highest price of the band.
+    let price = new.price.unwrap_or(spec.band_high);
+    let Some(value) = spec.terms.value(price, new.quantity) else {
+        return new.price.is_some();
+    };
+    live.budget.take(value, admission::moscow_day(now_ns()))
+}
+
+/// Past the budget: reads it again when it is of another day, else asks identity for this order. `Ok(true)` = identity allows it, `Ok(false)` = the
+/// budget decides, `Err` = nobody could be asked.
+pub async fn check(
+    market: &Market,
+    user: types::UserIx,
+    user_id: &str,
+    budget: &crate::budget::Budget,
+    new: &admission::NewRequest,
+) -> Result<bool, RejectReason> {
+    let mut context = Context::new("market");
+    context.user_id = user_id.to_owned();
+    let away = |status: tonic::Status| {
+        tracing::warn!(%status, user_id, "identity cannot be asked for an order");
+        RejectReason::NotReady
+    };
+    let Some(spec) = market.spec(new.instrument) else {
+        return Ok(false);
+    };
+    let price = new.price.unwrap_or(spec.band_high);
+    let value = spec.terms.value(price, new.quantity);
+    let day = admission::moscow_day(now_ns());
+    if budget.is_stale(day) {
+        market
+            .refresh_budget(&context, user, user_id)
+            .await
+            .map_err(away)?;
+        if value.is_some_and(|value| budget.take(value, day)) {
+            return Ok(false);
+        }
+    }
+    let quantity = spec.quantity(new.quantity);
+    let notional = value.unwrap_or(Minor::MAX);
+    match market
+        .identity
+        .check_trading(&context, user_id, quantity, notional)
+        .await
+    {
+        Ok(()) => Ok(true),
+        Err(status) if status.code() == tonic::Code::FailedPrecondition => Ok(false),
+        Err(status) => Err(away(status)),
+    }
+}

@@ -1,0 +1,272 @@
+//! Orders that change or end: amend, cancel, mass cancel, and the money that comes back.
+
+use proto::ledger::v1 as books;
+use proto::market::v1::*;
+use tonic::Code;
+
+use crate::orders::text;
+use crate::world::*;
+
+// rows: R151 R153 R160 R138 R157
+#[tokio::test]
+async fn r160_an_orders_own_hold_is_made_first_and_given_back_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    let order = world.place(buy("ann", "10", "50")).await.unwrap();
+    let own = world.holds("ann", "CFA-RUB").await;
+    let own = own
+        .iter()
+        .find(|hold| hold.parent_hold_id.is_none())
+        .unwrap();
+    assert_eq!(own.owner, "market");
+    assert_eq!(
+        text(&own.amount.as_ref().unwrap().amount),
+        "500.50",
+        "value and fee reserve"
+    );
+    assert_eq!(
+        world.balance("ann", "CFA-RUB").await,
+        ("1000.00".into(), "500.50".into(), "499.50".into())
+    );
+
+    // Settlement carves the order's two holds, which name it.
+    loop {
+        let holds = world.holds("ann", "CFA-RUB").await;
+        let carved: Vec<_> = holds
+            .iter()
+            .filter(|h| h.parent_hold_id.is_some())
+            .collect();
+        if carved.len() == 2 {
+            assert!(
+                carved
+                    .iter()
+                    .all(|hold| hold.reason.contains(&order.order_id))
+            );
+            let mut amounts: Vec<_> = carved
+                .iter()
+                .map(|h| text(&h.amount.as_ref().unwrap().amount))
+                .collect();
+            amounts.sort_unstable();
+            assert_eq!(amounts, ["0.50", "500.00"]);
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+
+    let cancelled = world.cancel("ann", &order.order_id).await.unwrap();
+    assert_eq!(
+        (cancelled.status(), cancelled.cancel_reason.as_str()),
+        (OrderStatus::Cancelled, "USER_REQUEST")
+    );
+    world.settled().await;
+    assert_eq!(
+        world.balance("ann", "CFA-RUB").await,
+        ("1000.00".into(), "0.00".into(), "1000.00".into())
+    );
+    let holds = world.holds("ann", "CFA-RUB").await;
+    assert!(
+        holds
+            .iter()
+            .all(|hold| hold.status() == books::HoldStatus::Released)
+    );
+    let events = world.events(events::topics::MARKET, 2, |_| true).await;
+    assert_eq!(events[0].short_type(), "OrderPlacedEvent");
+    assert_eq!(events[1].short_type(), "OrderCancelledEvent");
+    let event: OrderCancelledEvent = prost::Message::decode(&*events[1].payload).unwrap();
+    assert_eq!(
+        (event.order_id.as_str(), event.reason.as_str()),
+        (order.order_id.as_str(), "USER_REQUEST")
+    );
+    assert!(event.cancelled_at.is_some());
+    world.stop().await;
+}
+
+// rows: R161
+#[tokio::test]
+async fn r161_cancel_of_what_is_not_open_has_its_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "10").await;
+    world.user("bob", "1000", "0").await;
+    let not_found = (
+        Code::NotFound,
+        "Order not found".to_owned(),
+        "ORDER_NOT_FOUND".to_owned(),
+    );
+    for unknown in [unique(), "no-id".to_owned()] {
+        assert_eq!(
+            refused(world.cancel("ann", &unknown).await.unwrap_err()),
+            not_found
+        );
+        assert_eq!(refused(world.order(&unknown).await.unwrap_err()), not_found);
+    }
+    let cancelled = world.place(buy("ann", "1", "1")).await.unwrap();
+    world.cancel("ann", &cancelled.order_id).await.unwrap();
+    let filled = world.place(sell("ann", "5", "1")).await.unwrap();
+    world.place(buy("bob", "5", "1")).await.unwrap();
+    for order in [cancelled, filled] {
+        let refusal = refused(world.cancel("ann", &order.order_id).await.unwrap_err());
+        assert_eq!(
+            refusal,
+            (
+                Code::FailedPrecondition,
+                "Order is not open".into(),
+                "ORDER_NOT_OPEN".into()
+            )
+        );
+        let amend = AmendOrderRequest {
+            context: context(&unique()),
+            order_id: order.order_id,
+            price: decimal("2"),
+            quantity: None,
+        };
+        let refusal = refused(world.trader("ann").amend_order(amend).await.unwrap_err());
+        assert_eq!(refusal.1, "Order is not open");
+    }
+    let foreign = world.place(buy("ann", "1", "1")).await.unwrap();
+    let refusal = world.cancel("bob", &foreign.order_id).await.unwrap_err();
+    assert_eq!(refusal.code(), Code::PermissionDenied);
+    world.stop().await;
+}
+
+// rows: R143 R190
+#[tokio::test]
+async fn r143_amend_changes_price_and_total_and_the_money_behind_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    let order = world.place(buy("ann", "10", "20")).await.unwrap();
+    let later = world.place(buy("ann", "10", "5")).await.unwrap();
+    let amend = |price: Option<&str>, quantity: Option<&str>| AmendOrderRequest {
+        context: context(&unique()),
+        order_id: order.order_id.clone(),
+        price: price.and_then(decimal),
+        quantity: quantity.and_then(decimal),
+    };
+    let mut trader = world.trader("ann");
+    let amended = trader
+        .amend_order(amend(None, Some("15")))
+        .await
+        .unwrap()
+        .into_inner()
+        .order
+        .unwrap();
+    assert_eq!(text(&amended.quantity), "15");
+    assert_eq!(world.book().await.0, [("10.00".into(), "20".into())]);
+    // More, at a better price: its hold grows with it.
+    let amended = trader
+        .amend_order(amend(Some("12"), Some("40")))
+        .await
+        .unwrap()
+        .into_inner()
+        .order
+        .unwrap();
+    assert_eq!(
+        (text(&amended.price), text(&amended.quantity)),
+        ("12.00", "40")
+    );
+    assert_eq!(
+        world.book().await.0,
+        [("12.00".into(), "40".into()), ("10.00".into(), "5".into())]
+    );
+    let held: f64 = world.balance("ann", "CFA-RUB").await.1.parse().unwrap();
+    assert!(held >= 480.48 + 50.05, "{held} covers both orders");
+    // Past the money: refused, the order stands.
+    let refusal = refused(
+        trader
+            .amend_order(amend(None, Some("90")))
+            .await
+            .unwrap_err(),
+    );
+    assert_eq!(refusal.1, "Insufficient balance");
+    assert_eq!(
+        text(&world.order(&order.order_id).await.unwrap().quantity),
+        "40"
+    );
+    let bad = trader
+        .amend_order(amend(Some("10.005"), None))
+        .await
+        .unwrap_err();
+    assert_eq!(bad.code(), Code::InvalidArgument);
+    let nothing = trader.amend_order(amend(None, None)).await.unwrap_err();
+    assert_eq!(nothing.code(), Code::InvalidArgument);
+
+    // Everything goes back in the end.
+    for order in [&order, &later] {
+        world.cancel("ann", &order.order_id).await.unwrap();
+    }
+    world.settled().await;
+    assert_eq!(world.balance("ann", "CFA-RUB").await.2, "1000.00");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn mass_cancel_takes_what_its_filters_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "10").await;
+    world.user("bob", "1000", "0").await;
+    for price in ["1", "2", "3"] {
+        world.place(buy("ann", price, "1")).await.unwrap();
+    }
+    world.place(sell("ann", "20", "1")).await.unwrap();
+    world.place(buy("bob", "4", "1")).await.unwrap();
+    let mass = |key: &str, user: &str, side: OrderSide| MassCancelRequest {
+        context: context(key),
+        user_id: user.into(),
+        instrument_id: BOND.into(),
+        side: side.into(),
+    };
+    let cancelled = world
+        .trader("ann")
+        .mass_cancel(mass("m1", "", OrderSide::Buy))
+        .await
+        .unwrap();
+    assert_eq!(cancelled.into_inner().cancelled, 3);
+    let again = world
+        .trader("ann")
+        .mass_cancel(mass("m1", "", OrderSide::Buy))
+        .await
+        .unwrap();
+    assert_eq!(again.into_inner().cancelled, 3, "the stored answer");
+    assert_eq!(
+        world
+            .trader("ann")
+            .mass_cancel(mass("m2", "bob", OrderSide::Buy))
+            .await
+            .unwrap_err()
+            .code(),
+        Code::PermissionDenied
+    );
+    let all = world
+        .operator()
+        .mass_cancel(mass("m3", "", OrderSide::Unspecified))
+        .await
+        .unwrap();
+    assert_eq!(
+        all.into_inner().cancelled,
+        2,
+        "the kill switch takes everybody's"
+    );
+    assert_eq!(world.book().await, (vec![], vec![]));
+    let orders = world
+        .operator()
+        .list_orders(ListOrdersRequest {
+            user_id: "ann".into(),
+            ..Default::default()
+        })
+        .await
+        .unwrap();
+    let reasons: Vec<_> = orders
+        .into_inner()
+        .orders
+        .into_iter()
+        .map(|order| order.cancel_reason)
+        .collect();
+    assert_eq!(
+        reasons,
+        ["KILL_SWITCH", "MASS_CANCEL", "MASS_CANCEL", "MASS_CANCEL"]
+    );
+    world.stop().await;
+}

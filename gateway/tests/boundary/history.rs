@@ -1,0 +1,393 @@
+//! What is told of orders and trades: lists, events, positions.
+
+use proto::common::v1::PaginationRequest;
+use proto::market::v1::*;
+use tonic::Code;
+
+use crate::orders::{publish, text};
+use crate::world::*;
+
+// rows: R141 R154 R155 R156 R175 R176 R305 R008
+#[tokio::test]
+async fn r156_trades_are_told_to_both_sides_and_published_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "0", "100").await;
+    world.user("bob", "10000", "0").await;
+    let first = world.place(sell("ann", "100", "10")).await.unwrap();
+    let second = world.place(sell("ann", "101", "5")).await.unwrap();
+    let taker = world
+        .place_with("bob", "sweep", buy("bob", "101", "12"))
+        .await
+        .unwrap();
+    assert_eq!(taker.status(), OrderStatus::Filled);
+    // 10 * 100 and 2 * 101 over 12.
+    assert_eq!(text(&taker.average_price), "100.16666667");
+    let (of_ann, of_bob) = (world.trades("ann").await, world.trades("bob").await);
+    let ids = |trades: &[Trade]| {
+        trades
+            .iter()
+            .map(|t| t.trade_id.clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(ids(&of_ann), ids(&of_bob), "buyer and seller see the same");
+    assert_eq!(of_bob.len(), 2);
+    let trade = of_bob.last().unwrap();
+    assert_eq!(
+        (trade.buy_order_id.as_str(), trade.sell_order_id.as_str()),
+        (&*taker.order_id, &*first.order_id)
+    );
+    assert_eq!(
+        (text(&trade.price), text(&trade.quantity)),
+        ("100.00", "10")
+    );
+    let fee = trade.fee.as_ref().unwrap();
+    assert_eq!(fee.fee_type, "TRADING");
+    assert_eq!(
+        (
+            fee.amount.as_ref().unwrap().currency_code.as_str(),
+            text(&fee.amount.as_ref().unwrap().amount)
+        ),
+        ("RUB", "1.00")
+    );
+    assert_eq!(
+        (
+            trade.buyer_id.as_str(),
+            trade.seller_id.as_str(),
+            trade.aggressor_side()
+        ),
+        ("bob", "ann", OrderSide::Buy)
+    );
+    assert!(trade.executed_at.is_some() && trade.trade_number == 1);
+    // Nobody else's.
+    let request = GetTradeRequest {
+        context: None,
+        trade_id: trade.trade_id.clone(),
+    };
+    assert_eq!(
+        world
+            .trader("eve")
+            .get_trade(request.clone())
+            .await
+            .unwrap_err()
+            .code(),
+        Code::PermissionDenied
+    );
+    assert_eq!(
+        world
+            .trader("ann")
+            .get_trade(request)
+            .await
+            .unwrap()
+            .into_inner()
+            .trade
+            .unwrap(),
+        *trade
+    );
+    assert_eq!(
+        world.order(&second.order_id).await.unwrap().status(),
+        OrderStatus::PartiallyFilled
+    );
+
+    let events = world.events(events::topics::MARKET, 5, |_| true).await;
+    let kinds: Vec<_> = events.iter().map(|event| event.short_type()).collect();
+    assert_eq!(
+        kinds,
+        [
+            "OrderPlacedEvent",
+            "OrderPlacedEvent",
+            "OrderPlacedEvent",
+            "TradeExecutedEvent",
+            "TradeExecutedEvent"
+        ]
+    );
+    assert!(
+        events.iter().all(|event| event.key == BOND),
+        "key = instrument, so order is kept"
+    );
+    let placed: OrderPlacedEvent = prost::Message::decode(&*events[2].payload).unwrap();
+    assert_eq!(
+        (
+            placed.order_id.as_str(),
+            placed.user_id.as_str(),
+            placed.instrument_id.as_str()
+        ),
+        (&*taker.order_id, "bob", BOND)
+    );
+    assert_eq!(
+        (
+            placed.side(),
+            placed.r#type(),
+            text(&placed.price),
+            text(&placed.quantity)
+        ),
+        (OrderSide::Buy, OrderType::Limit, "101.00", "12")
+    );
+    assert!(placed.placed_at.is_some());
+    assert_eq!(
+        placed.context.unwrap().correlation_id,
+        "correlation-sweep",
+        "one correlation id from call to event (R004)"
+    );
+    let executed: TradeExecutedEvent = prost::Message::decode(&*events[3].payload).unwrap();
+    assert_eq!(executed.trade_id, trade.trade_id);
+    assert_eq!(
+        (executed.buyer_id.as_str(), executed.seller_id.as_str()),
+        ("bob", "ann")
+    );
+    assert_eq!(
+        (
+            text(&executed.price),
+            text(&executed.quantity),
+            executed.fee.as_ref()
+        ),
+        ("100.00", "10", Some(fee))
+    );
+    assert_eq!(executed.executed_at, trade.executed_at);
+
+    // Settled in the ledger and on the (doubled) chain.
+    world.settled().await;
+    let settled = world.trades("bob").await;
+    assert!(
+        settled
+            .iter()
+            .all(|t| t.settlement_status() == SettlementStatus::Settled)
+    );
+    world.stop().await;
+}
+
+// rows: R140 R010
+#[tokio::test]
+async fn r140_orders_are_listed_by_filters_alone_and_combined() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    world.user("bob", "1000", "0").await;
+    let mut placed = Vec::new();
+    for at in 0..5 {
+        placed.push(
+            world
+                .place(buy("ann", &format!("{}", 10 + at), "1"))
+                .await
+                .unwrap()
+                .order_id,
+        );
+    }
+    world.place(buy("bob", "5", "1")).await.unwrap();
+    world.cancel("ann", &placed[1]).await.unwrap();
+    let list = |user: &str, instrument: &str, status: OrderStatus| ListOrdersRequest {
+        context: None,
+        user_id: user.into(),
+        instrument_id: instrument.into(),
+        status: status.into(),
+        pagination: None,
+    };
+    let mut operator = world.operator();
+    for (request, count) in [
+        (list("", "", OrderStatus::Unspecified), 6),
+        (list("ann", "", OrderStatus::Unspecified), 5),
+        (list("ann", BOND, OrderStatus::Open), 4),
+        (list("ann", BOND, OrderStatus::Cancelled), 1),
+        (list("", "NO-SUCH", OrderStatus::Unspecified), 0),
+        (list("nobody", "", OrderStatus::Unspecified), 0),
+    ] {
+        let answer = operator
+            .list_orders(request.clone())
+            .await
+            .unwrap()
+            .into_inner();
+        assert_eq!(answer.orders.len(), count, "{request:?}");
+    }
+    // Users see their own, whether they say so or not.
+    let own = world
+        .trader("bob")
+        .list_orders(list("", "", OrderStatus::Unspecified))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(own.orders.len(), 1);
+    assert_eq!(
+        world
+            .trader("bob")
+            .list_orders(list("ann", "", OrderStatus::Unspecified))
+            .await
+            .unwrap_err()
+            .code(),
+        Code::PermissionDenied
+    );
+
+    // Pages of two: everything once, newest first.
+    let mut request = list("ann", "", OrderStatus::Unspecified);
+    let mut seen = Vec::new();
+    loop {
+        let token = request
+            .pagination
+            .as_ref()
+            .map(|p| p.page_token.clone())
+            .unwrap_or_default();
+        request.pagination = Some(PaginationRequest {
+            page_size: 2,
+            page_token: token,
+        });
+        let answer = operator
+            .list_orders(request.clone())
+            .await
+            .unwrap()
+            .into_inner();
+        seen.extend(answer.orders.into_iter().map(|order| order.order_id));
+        let next = answer.pagination.unwrap().next_page_token;
+        if next.is_empty() {
+            break;
+        }
+        request.pagination.as_mut().unwrap().page_token = next;
+    }
+    placed.reverse();
+    assert_eq!(seen, placed);
+    world.stop().await;
+}
+
+// rows: R159
+#[tokio::test]
+async fn r159_positions_and_instruments_follow_the_registrys_events() {
+    use prost::Message;
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    let amount = |quantity: &str| {
+        Some(proto::common::v1::MonetaryAmount {
+            currency_code: BOND.into(),
+            amount: decimal(quantity),
+        })
+    };
+    let issued = proto::cfa::v1::CfaIssuedEvent {
+        context: context("i"),
+        operation_id: unique(),
+        instrument_id: BOND.into(),
+        holder_id: "ann".into(),
+        amount: amount("10"),
+        ..Default::default()
+    };
+    let moved = proto::cfa::v1::CfaTransferredEvent {
+        context: context("t"),
+        operation_id: unique(),
+        instrument_id: BOND.into(),
+        from_user_id: "ann".into(),
+        to_user_id: "bob".into(),
+        amount: amount("4"),
+        ..Default::default()
+    };
+    let redeemed = proto::cfa::v1::CfaRedeemedEvent {
+        context: context("r"),
+        operation_id: unique(),
+        instrument_id: BOND.into(),
+        holder_id: "bob".into(),
+        amount: amount("1"),
+        ..Default::default()
+    };
+    publish(
+        &world,
+        events::topics::CFA,
+        "k",
+        "platform.cfa.v1.CfaIssuedEvent",
+        issued.encode_to_vec(),
+    )
+    .await;
+    publish(
+        &world,
+        events::topics::CFA,
+        "k",
+        "platform.cfa.v1.CfaTransferredEvent",
+        moved.encode_to_vec(),
+    )
+    .await;
+    publish(
+        &world,
+        events::topics::CFA,
+        "k",
+        "platform.cfa.v1.CfaRedeemedEvent",
+        redeemed.encode_to_vec(),
+    )
+    .await;
+    // Events of one key are handled in order: the last one tells that all were.
+    while world
+        .gateway
+        .position("bob", BOND)
+        .await
+        .unwrap()
+        .to_string()
+        != "3"
+    {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(
+        world
+            .gateway
+            .position("ann", BOND)
+            .await
+            .unwrap()
+            .to_string(),
+        "6"
+    );
+
+    // A new instrument is traded from its event on; a matured one is not, and its orders end.
+    world.registry.list(bond("BOND-2"));
+    let registered = proto::cfa::v1::InstrumentRegisteredEvent {
+        context: context("n"),
+        instrument_id: "BOND-2".into(),
+        ..Default::default()
+    };
+    publish(
+        &world,
+        events::topics::CFA,
+        "k",
+        "platform.cfa.v1.InstrumentRegisteredEvent",
+        registered.encode_to_vec(),
+    )
+    .await;
+    while world.status().await.instruments.len() < 2 {
+        tokio::task::yield_now().await;
+    }
+    let open = world
+        .place(Order {
+            instrument_id: "BOND-2".into(),
+            ..buy("ann", "10", "1")
+        })
+        .await
+        .unwrap();
+    assert_eq!(open.status(), OrderStatus::Open);
+    let mut matured = bond("BOND-2");
+    matured.status = proto::cfa::v1::InstrumentStatus::Matured.into();
+    world.registry.list(matured);
+    let updated = proto::cfa::v1::InstrumentUpdatedEvent {
+        context: context("u"),
+        instrument_id: "BOND-2".into(),
+        ..Default::default()
+    };
+    publish(
+        &world,
+        events::topics::CFA,
+        "k",
+        "platform.cfa.v1.InstrumentUpdatedEvent",
+        updated.encode_to_vec(),
+    )
+    .await;
+    while world.order(&open.order_id).await.unwrap().status() != OrderStatus::Cancelled {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(
+        world.order(&open.order_id).await.unwrap().cancel_reason,
+        "INSTRUMENT_MATURED"
+    );
+    let late = world
+        .place(Order {
+            instrument_id: "BOND-2".into(),
+            ..buy("ann", "10", "1")
+        })
+        .await
+        .unwrap();
+    assert_eq!(
+        (late.status(), late.cancel_reason.as_str()),
+        (OrderStatus::Rejected, "INSTRUMENT_MATURED")
+    );
+    world.stop().await;
+}
