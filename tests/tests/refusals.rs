@@ -64,6 +64,14 @@ async fn prepare() -> Stage {
         )
         .await;
     let before = platform.state().await;
+    assert!(
+        before.operations > 0 && !before.holds.is_empty() && !before.intents.is_empty(),
+        "{before:?}"
+    );
+    assert!(
+        !before.orders.is_empty() && !before.trading_holds.is_empty() && before.users > 2,
+        "{before:?}"
+    );
     Stage {
         platform,
         user,

@@ -1,5 +1,6 @@
 //! Identity's part: limits by their type, the outcomes of a refusal, KYC as an ordered level, the profile's bank account, statuses of a payment.
 
+use proto::common::v1::OperationType;
 use serde_json::{Value, json};
 use tests::call::{AUDITOR, OPERATOR, SERVICE, TREASURY, number, text};
 use tests::shared::{platform, run};
@@ -43,7 +44,30 @@ async fn used(platform: &Platform, user: &User, limit: &str, expected: &str) {
         .await;
 }
 
-// rows: R012
+/// Limit checks of a user that identity has logged: limit type and operation type.
+fn checks(platform: &Platform, user: &User) -> Vec<(String, OperationType)> {
+    let lines = platform.log();
+    let lines = lines
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines
+        .filter(|line| {
+            line["message"] == json!("limit checked") && line["user_id"] == json!(user.id)
+        })
+        .map(|line| {
+            let operation = line["operation_type"]
+                .as_i64()
+                .and_then(|number| i32::try_from(number).ok());
+            let operation = operation.and_then(|number| OperationType::try_from(number).ok());
+            (
+                text(&line, "/limit_type"),
+                operation.expect("an operation type"),
+            )
+        })
+        .collect()
+}
+
+// rows: R012 R040 R068
 #[test]
 fn r012_identity_counts_each_use_under_its_type() {
     run(async {
@@ -66,6 +90,17 @@ fn r012_identity_counts_each_use_under_its_type() {
         }
         used(platform, &seller, "DEPOSIT", "0").await;
         used(platform, &seller, "WITHDRAWAL", "0").await;
+
+        // What each was asked for: once for the intent and once for the issue, then the redemption, then the order.
+        let asked = checks(platform, &buyer);
+        for wanted in [
+            ("DEPOSIT".to_owned(), OperationType::Deposit),
+            ("DEPOSIT".to_owned(), OperationType::Issuance),
+            ("WITHDRAWAL".to_owned(), OperationType::Withdrawal),
+            ("TRADING".to_owned(), OperationType::Trading),
+        ] {
+            assert!(asked.contains(&wanted), "{wanted:?} is not among {asked:?}");
+        }
 
         // Each call asks under its own type: only the refusal of that type stops it.
         let user = platform.rich("100.00").await;
