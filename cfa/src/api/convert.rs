@@ -85,6 +85,23 @@ pub fn user_id(field: &'static str, text: String) -> Result<String, Error> {
     id(field, text)
 }
 
+/// The caller's name of a redemption, which may be empty. `:` joins the parts of this service's own references, such as
+/// `<redemption>:<address>` of a maturing issue, which share their scope with it.
+pub fn redemption_reference(field: &'static str, text: String) -> Result<String, Error> {
+    if text.contains(':') {
+        return Err(Refusal::field(field, "must not contain `:`").into());
+    }
+    Ok(text)
+}
+
+/// The payout of a redemption. `refund-<payment>` is that of a refused deposit.
+pub fn payout_id(field: &'static str, text: String) -> Result<String, Error> {
+    if text.starts_with("refund-") {
+        return Err(Refusal::field(field, "must not start with `refund-`").into());
+    }
+    id(field, redemption_reference(field, text)?)
+}
+
 /// Bank money: roubles, greater than zero.
 pub fn roubles(field: &'static str, money: Option<&common::Money>) -> Result<Decimal, Error> {
     let money = money.ok_or(ConvertError::Missing).map_err(bad(field))?;

@@ -359,7 +359,7 @@ impl CfaRegistryService for Api {
         let user_id = convert::user_id("user_id", message.user_id).map_err(to_status)?;
         caller.require_user(&user_id)?;
         let amount = convert::roubles("amount", message.amount.as_ref()).map_err(to_status)?;
-        let payout_id = convert::id("payout_id", message.payout_id).map_err(to_status)?;
+        let payout_id = convert::payout_id("payout_id", message.payout_id).map_err(to_status)?;
         let started = self
             .service
             .redeem_rub(&asked, &user_id, amount, &payout_id)
@@ -415,6 +415,8 @@ impl CfaRegistryService for Api {
         let amount = convert::amount_of("amount", &message.instrument_id, message.amount.as_ref())
             .map_err(to_status)?;
         let reason = reason(message.reason, RedemptionReason::Buyback)?;
+        let redemption_id = convert::redemption_reference("redemption_id", message.redemption_id)
+            .map_err(to_status)?;
         let started = self
             .service
             .redeem_investment(
@@ -422,7 +424,7 @@ impl CfaRegistryService for Api {
                 &message.instrument_id,
                 &holder_id,
                 amount,
-                &message.redemption_id,
+                &redemption_id,
                 reason,
             )
             .await

@@ -139,10 +139,10 @@ impl Service {
         if instrument.status == InstrumentStatus::Matured {
             return Ok(());
         }
-        assert!(
-            instrument.status.may_become(InstrumentStatus::Matured),
-            "checked by the caller"
-        );
+        // another caller may have ended the issue meanwhile
+        if !instrument.status.may_become(InstrumentStatus::Matured) {
+            return Err(Refusal::InstrumentNotActive.into());
+        }
         instrument.status = InstrumentStatus::Matured;
         instrument.updated_at_us = self.now_us();
         let mut tx = self.repo.begin().await?;
@@ -367,12 +367,20 @@ impl Service {
             operation.external_ref = reference;
             operation.from_user_id = user_id.clone();
             operation.payment_minor = payment_minor;
-            if let Inserted::Done = self
+            match self
                 .repo
                 .insert_operation_in_tx(&mut tx, &operation)
                 .await?
             {
-                rows.push(operation);
+                Inserted::Done => rows.push(operation),
+                Inserted::Exists(stored) if stored.operation_id == operation.operation_id => {}
+                // leaving the holder out would end the redemption without his money
+                Inserted::Exists(stored) => {
+                    return Err(Error::Damaged(format!(
+                        "reference {} belongs to operation {}",
+                        operation.external_ref, stored.operation_id
+                    )));
+                }
             }
             if rows.len() == PART {
                 break;

@@ -246,6 +246,24 @@ async fn r067_refusals_leave_no_operation_and_no_hold() {
     world.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn payout_id_does_not_reach_into_the_references_of_the_service() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.deposit("alice", "100.00").await;
+    for payout_id in ["", "redemption:0x01", "refund-payment-1"] {
+        let error = world
+            .cfa
+            .redeem_cfa_rub(request("1", payout_id, &key()))
+            .await
+            .expect_err("refused");
+        assert_eq!(error.code(), tonic::Code::InvalidArgument, "{payout_id}");
+        assert!(error.message().contains("payout_id"), "{error}");
+    }
+    assert_eq!(holds(&mut world).await, 0);
+    world.stop().await;
+}
+
 // rows: R079 R080 R081 R087 R088 R091
 #[tokio::test(flavor = "multi_thread")]
 async fn r079_failed_payout_returns_the_tokens() {
