@@ -67,12 +67,16 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
-    /// Instruments past their maturity that trade or could.
+    /// Instruments past their maturity whose redemption is not recorded, whether they trade, could, or were stopped for it already.
     pub async fn due_instruments(&self, now_us: i64) -> Result<Vec<Instrument>, Error> {
-        let rows = sqlx::query("SELECT * FROM instrument WHERE status IN (2, 3) AND matures_at_us <= $1 ORDER BY matures_at_us")
-            .bind(now_us)
-            .fetch_all(self.db.read())
-            .await?;
+        let rows = sqlx::query(
+            "SELECT * FROM instrument WHERE status IN (2, 3, 4) AND matures_at_us <= $1
+             AND NOT EXISTS (SELECT 1 FROM issue_redemption WHERE issue_redemption.instrument_id = instrument.instrument_id)
+             ORDER BY matures_at_us",
+        )
+        .bind(now_us)
+        .fetch_all(self.db.read())
+        .await?;
         rows.iter().map(decode).collect()
     }
 
