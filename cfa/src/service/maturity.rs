@@ -18,6 +18,7 @@ use types::Decimal;
 use uuid::Uuid;
 
 use super::drive::count;
+use super::workers::leave;
 use super::{Asked, Service, unsigned};
 use crate::api::peers::{LedgerKind, LedgerOperation, Posting};
 use crate::api::publish;
@@ -569,13 +570,15 @@ impl Service {
                 correlation_id: format!("maturity:{}", instrument.instrument_id),
                 actor: "cfa".into(),
             };
-            self.start_redemption(
-                &asked,
-                &instrument.instrument_id,
-                instrument.matures_at_us,
-                RedemptionReason::Maturity,
-            )
-            .await?;
+            let started = self
+                .start_redemption(
+                    &asked,
+                    &instrument.instrument_id,
+                    instrument.matures_at_us,
+                    RedemptionReason::Maturity,
+                )
+                .await;
+            leave("maturity", &instrument.instrument_id, started.map(|_| ()));
         }
         Ok(())
     }

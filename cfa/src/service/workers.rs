@@ -123,7 +123,7 @@ impl Service {
 }
 
 /// One that does not go on must not keep the others.
-fn leave(what: &str, id: &str, outcome: Result<(), Error>) {
+pub(super) fn leave(what: &str, id: &str, outcome: Result<(), Error>) {
     if let Err(error) = outcome {
         tracing::warn!(what, id, %error, "not resumed yet");
     }
