@@ -38,6 +38,10 @@ pub enum Refusal {
     DepositResolved,
     #[error("Redemption was started already")]
     RedemptionExists,
+    #[error("Payout id belongs to another payout")]
+    PayoutIdTaken,
+    #[error("Reference belongs to another operation")]
+    ReferenceTaken,
     #[error("Contract at the address cannot be adopted: {0}")]
     ContractUnfit(String),
     #[error("Another user has the same on-chain address")]

@@ -55,6 +55,8 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::OperationState => status::failed_precondition("OPERATION_STATE", text),
         Refusal::DepositResolved => status::failed_precondition("DEPOSIT_RESOLVED", text),
         Refusal::RedemptionExists => status::already_exists("REDEMPTION_EXISTS", text),
+        Refusal::PayoutIdTaken => status::already_exists("PAYOUT_ID_TAKEN", text),
+        Refusal::ReferenceTaken => status::already_exists("REFERENCE_TAKEN", text),
         Refusal::ContractUnfit(_) => status::failed_precondition("CONTRACT_UNFIT", text),
         Refusal::AddressTaken => status::failed_precondition("ADDRESS_TAKEN", text),
         Refusal::Field { field, why } => status::invalid_argument(*field, why.clone()),

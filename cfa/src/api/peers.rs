@@ -15,7 +15,7 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt;
 use types::Decimal;
 
-use crate::error::Error;
+use crate::error::{Error, Refusal};
 use crate::model::{CFA_RUB, CFA_RUB_DECIMALS, Kind};
 
 const LEDGER: &str = "Ledger service";
@@ -431,6 +431,10 @@ impl Peers {
 
     // ---- payments
 
+    /// Records a payout. The gateway answers with what it stored under the id before, if anything.
+    ///
+    /// # Errors
+    /// `PayoutIdTaken`: that is another user's or of another amount. It must not be released for this one.
     pub async fn initiate_payout(
         &self,
         correlation_id: &str,
@@ -448,11 +452,22 @@ impl Peers {
                 bank_account: bank_account.to_owned(),
             }),
         };
-        self.payments
+        let stored = self
+            .payments
             .clone()
             .initiate_payout(request)
             .await
-            .map_err(|status| peer_error(PAYMENTS, &status))?;
+            .map_err(|status| peer_error(PAYMENTS, &status))?
+            .into_inner()
+            .payout;
+        // the account may have changed since the payout was recorded
+        let same = stored.is_some_and(|stored| {
+            stored.user_id == user_id
+                && convert::money_minor(stored.amount.as_ref()) == Ok(amount_minor)
+        });
+        if !same {
+            return Err(Refusal::PayoutIdTaken.into());
+        }
         Ok(())
     }
 

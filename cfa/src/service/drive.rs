@@ -415,12 +415,8 @@ impl Service {
             .await;
         operation.facts.payout = match started {
             Ok(()) => Payout::Started,
-            Err(Error::Peer { message, .. }) => {
-                tracing::error!(
-                    operation_id = operation.operation_id,
-                    message,
-                    "payout refused"
-                );
+            Err(error @ (Error::Peer { .. } | Error::Refused(Refusal::PayoutIdTaken))) => {
+                tracing::error!(operation_id = operation.operation_id, %error, "payout refused");
                 Payout::Failed
             }
             Err(error) => return Err(error),

@@ -105,8 +105,9 @@ impl Service {
             .insert_operation_in_tx(&mut tx, &operation)
             .await?
         {
+            let started = taken(*stored, &operation)?;
             tx.commit().await?;
-            return Ok(replayed(*stored, units_minor));
+            return Ok(started);
         }
         match &operation.rejection {
             Some((_, message)) => {
@@ -344,6 +345,20 @@ impl Service {
         tx.commit().await?;
         Ok(operation)
     }
+}
+
+/// The stored operation in whose place `operation` would have stood. Another user's is none of the caller's business, and his own request
+/// is not done by it.
+pub(super) fn taken(stored: Operation, operation: &Operation) -> Result<Started, Error> {
+    if stored.user_id != operation.user_id || stored.flow != operation.flow {
+        tracing::error!(
+            operation_id = stored.operation_id,
+            user_id = operation.user_id,
+            "external reference belongs to another operation"
+        );
+        return Err(Refusal::ReferenceTaken.into());
+    }
+    Ok(replayed(stored, operation.units_minor))
 }
 
 /// The stored operation for a key that was used before; another amount under the same key is worth a warning (T12).

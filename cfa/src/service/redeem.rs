@@ -3,7 +3,7 @@
 use types::Decimal;
 
 use super::drive::count;
-use super::issue::replayed;
+use super::issue::{replayed, taken};
 use super::{Asked, Service, Started, units};
 use crate::api::peers::{CheckedOperation, LimitType, PayoutState};
 use crate::api::publish;
@@ -82,7 +82,7 @@ impl Service {
             .insert_operation_in_tx(&mut tx, &operation)
             .await?
         {
-            return Ok(replayed(*stored, units_minor));
+            return taken(*stored, &operation);
         }
         if operation.status == Status::Rejected {
             self.repo
@@ -298,7 +298,7 @@ impl Service {
             .insert_operation_in_tx(&mut tx, &operation)
             .await?
         {
-            return Ok(replayed(*stored, units_minor));
+            return taken(*stored, &operation);
         }
         tx.commit().await?;
         if operation.status == Status::Rejected {

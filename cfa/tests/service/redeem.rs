@@ -243,6 +243,26 @@ async fn r067_refusals_leave_no_operation_and_no_hold() {
         .await
         .expect_err("foreign");
     assert_eq!(foreign.code(), tonic::Code::PermissionDenied);
+    // a payout id that another user redeemed with says nothing about his operation
+    world.double.with(|outside| outside.limit_refusal = None);
+    redeem(&mut world, "1", "payout-3").await;
+    let taken = pb::RedeemCfaRubRequest {
+        user_id: "bob".into(),
+        ..request("1", "payout-3", &key())
+    };
+    let taken = world
+        .as_caller("sandbox.investor.bob")
+        .redeem_cfa_rub(taken)
+        .await
+        .expect_err("taken");
+    assert_eq!(
+        (taken.code(), reason(&taken).as_str(), taken.message()),
+        (
+            tonic::Code::AlreadyExists,
+            "REFERENCE_TAKEN",
+            "Reference belongs to another operation"
+        )
+    );
     world.stop().await;
 }
 
@@ -261,6 +281,47 @@ async fn payout_id_does_not_reach_into_the_references_of_the_service() {
         assert!(error.message().contains("payout_id"), "{error}");
     }
     assert_eq!(holds(&mut world).await, 0);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn payout_of_another_is_never_released() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.deposit("alice", "100.00").await;
+    for (payout_id, user_id, amount) in [
+        ("payout-1", "bob", "40.00"),
+        ("payout-2", "alice", "5000.00"),
+    ] {
+        let foreign = payments::Payout {
+            payout_id: payout_id.into(),
+            user_id: user_id.into(),
+            amount: roubles(amount),
+            status: PaymentStatus::Pending.into(),
+            ..Default::default()
+        };
+        world
+            .double
+            .with(|outside| outside.payouts.insert(payout_id.into(), foreign.clone()));
+        let operation = redeem(&mut world, "40.00", payout_id).await;
+        let failed = world.settle(&operation).await;
+        assert_eq!(
+            (failed.status(), failed.rejection_message.as_str()),
+            (OperationStatus::Failed, "Payout failed, tokens returned")
+        );
+        assert_eq!(
+            world
+                .double
+                .with(|outside| outside.payouts[payout_id].clone()),
+            foreign,
+            "neither released nor cancelled"
+        );
+        assert_eq!(world.supply("CFA-RUB").await, "100.00");
+        assert_eq!(
+            world.balance("alice:CFA-RUB").await.available.to_string(),
+            "100.00"
+        );
+    }
     world.stop().await;
 }
 
