@@ -15,6 +15,7 @@
 //! | `bank` | signed webhooks as the bank would send them |
 //! | `log` | the event log of a running platform, read beside it |
 //!
+//! `PLATFORM_BIN` names another binary, `TESTS_SEED` another seed of the flow, `TESTS_KEEP=1` keeps the folders with logs and state.
 //! Waiting is polling with a deadline, never a sleep; the only time asserted is that of a clean stop.
 
 pub mod bank;

@@ -276,9 +276,15 @@ impl Drop for Platform {
     }
 }
 
+/// What matters of a log: warnings, errors and whatever is no log line, then the very last lines.
 fn tail(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
-    lines[lines.len().saturating_sub(40)..].join("\n")
+    let matters = |line: &&&str| !line.contains(r#""level":"INFO""#);
+    let mut shown: Vec<&str> = lines.iter().filter(matters).copied().collect();
+    shown.drain(..shown.len().saturating_sub(30));
+    shown.push("...");
+    shown.extend(&lines[lines.len().saturating_sub(5)..]);
+    shown.join("\n")
 }
 
 /// A client without proxies that gives up where a test would.
@@ -316,11 +322,28 @@ fn watch(child: &Child, folder: &Path) -> Child {
         .expect("a shell")
 }
 
+/// Starts the process until it is ready. Ports are free for a moment between two runs: when another process was faster, it is tried again.
 async fn launch(
     folder: &Path,
     listen: &BTreeMap<String, SocketAddr>,
     env: &[(&str, &str)],
 ) -> (Child, BTreeMap<String, SocketAddr>) {
+    for _ in 0..5 {
+        match try_launch(folder, listen, env).await {
+            Ok(launched) => return launched,
+            Err(log) if log.contains("Address already in use") => {}
+            Err(log) => panic!("the platform did not become ready\n{log}"),
+        }
+    }
+    panic!("the ports stay taken: {listen:?}")
+}
+
+/// The end of the log when it does not become ready.
+async fn try_launch(
+    folder: &Path,
+    listen: &BTreeMap<String, SocketAddr>,
+    env: &[(&str, &str)],
+) -> Result<(Child, BTreeMap<String, SocketAddr>), String> {
     let log = std::fs::OpenOptions::new()
         .create(true)
         .append(true)
@@ -350,15 +373,10 @@ async fn launch(
         }
         None
     };
-    let failure = || {
+    let Ok(Some(line)) = tokio::time::timeout(PATIENCE, ready).await else {
         let log = std::fs::read_to_string(folder.join("platform.log")).unwrap_or_default();
-        format!("the platform did not become ready\n{}", tail(&log))
+        return Err(tail(&log));
     };
-    let line = tokio::time::timeout(PATIENCE, ready)
-        .await
-        .ok()
-        .flatten()
-        .unwrap_or_else(|| panic!("{}", failure()));
     // Whatever it prints later must not fill the pipe.
     tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     let addresses = LISTENERS
@@ -375,5 +393,5 @@ async fn launch(
             )
         })
         .collect();
-    (child, addresses)
+    Ok((child, addresses))
 }

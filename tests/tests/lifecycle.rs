@@ -102,6 +102,29 @@ fn r350_the_demonstration_tells_its_story_and_everything_balances() {
 }
 
 #[test]
+fn a_replay_of_made_up_flow_settles_every_trade_and_is_proved() {
+    run(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let args = ["--json", "replay", "--synthetic", "7", "--rows", "1000"];
+        let replay = tests::process::run(folder.path(), &args).await;
+        assert!(replay.status.success(), "{replay:?}");
+        let report = replay.json();
+        assert_eq!(report["proof"], json!("ok"), "{report}");
+        assert_eq!(report["rows"], json!(1_000), "{report}");
+        assert_eq!(report["trades"], report["trades_expected"], "{report}");
+        assert_eq!(report["trades_settled"], report["trades"], "{report}");
+        assert_eq!(
+            report["same_maker"], report["same_maker_expected"],
+            "{report}"
+        );
+        assert!(
+            report["trades"].as_u64().is_some_and(|trades| trades > 20),
+            "{report}"
+        );
+    });
+}
+
+#[test]
 fn ctrl_c_and_sigterm_end_with_zero_in_time_whatever_is_connected() {
     run(async {
         let mut platform = Platform::start().await;
