@@ -15,12 +15,16 @@ use crate::{intent::PaymentStatus, rub::Rub};
 /// Cancelled because the burn was reverted: no event, for no token is missing (T07).
 pub const BURN_REVERTED: &str = "BURN_REVERTED";
 
-/// A payout with this prefix may pay a suspended deposit back: the payment id follows (T24).
+/// A payout with this prefix may pay a suspended deposit back: the payment id follows (T24), and `:<n>` after a refund that failed.
 const REFUND_PREFIX: &str = "refund-";
 
 /// Payment that a payout of this id would pay back.
 pub fn refund_candidate(payout_id: &str) -> Option<&str> {
-    payout_id.strip_prefix(REFUND_PREFIX)
+    let rest = payout_id.strip_prefix(REFUND_PREFIX)?;
+    Some(
+        rest.split_once(':')
+            .map_or(rest, |(payment_id, _)| payment_id),
+    )
 }
 
 /// A stored payout.

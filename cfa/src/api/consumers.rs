@@ -65,11 +65,11 @@ async fn handle(service: &Service, group: &str, event: &Event) -> HandlerResult 
         "FiatDeposited" => deposited(service, event).await,
         "PayoutConfirmed" => {
             let message: payments::PayoutConfirmedEvent = decode(event)?;
-            payout(service, &message.payout_id).await
+            payout(service, event, &message.payout_id).await
         }
         "PayoutFailed" => {
             let message: payments::PayoutFailedEvent = decode(event)?;
-            payout(service, &message.payout_id).await
+            payout(service, event, &message.payout_id).await
         }
         "TradeExecuted" => trade(service, group, event).await,
         "UserCreated" => {
@@ -123,11 +123,15 @@ async fn deposited(service: &Service, event: &Event) -> HandlerResult {
     }
 }
 
-async fn payout(service: &Service, payout_id: &str) -> HandlerResult {
+async fn payout(service: &Service, event: &Event, payout_id: &str) -> HandlerResult {
     match service.finalize_redemption(payout_id).await {
         Ok(_) => Ok(()),
-        // a refund of a deposit, or a redemption that ended before
-        Err(Error::Refused(Refusal::OperationNotFound | Refusal::PayoutFailed)) => Ok(()),
+        // a redemption that ended before
+        Err(Error::Refused(Refusal::PayoutFailed)) => Ok(()),
+        // a refund of a deposit, or nothing of ours
+        Err(Error::Refused(Refusal::OperationNotFound)) => Ok(service
+            .refund_news(&event.correlation_id, payout_id)
+            .await?),
         Err(error) => Err(error.into()),
     }
 }

@@ -339,6 +339,14 @@ impl Repo {
         Ok(())
     }
 
+    pub async fn reopen_deposit_in_tx(&self, tx: &mut Tx, payment_id: &str) -> Result<(), Error> {
+        sqlx::query("UPDATE suspended_deposit SET resolved = 0 WHERE payment_id = $1")
+            .bind(payment_id)
+            .execute(&mut **tx)
+            .await?;
+        Ok(())
+    }
+
     pub async fn suspended_deposit(
         &self,
         payment_id: &str,

@@ -5,13 +5,16 @@ use uuid::Uuid;
 
 use super::drive::{count, suspended};
 use super::{Asked, Service, Started, units};
-use crate::api::peers::{CheckedOperation, LimitType};
+use crate::api::peers::{CheckedOperation, LimitType, PayoutState};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
-    CFA_RUB, CFA_RUB_DECIMALS, Flow, Operation, Rejection, Status, limit_rejection,
+    CFA_RUB, CFA_RUB_DECIMALS, Flow, Kind, Operation, Rejection, Status, limit_rejection,
 };
 use crate::repo::Inserted;
+
+/// `refund-<payment>` pays a deposit back; `refund-<payment>:<n>` does after the first try failed.
+const REFUND_PREFIX: &str = "refund-";
 
 /// A request for units of an issue.
 #[derive(Debug, Clone)]
@@ -290,6 +293,13 @@ impl Service {
             return Err(Refusal::DepositResolved.into());
         }
         if !refund {
+            // a refund that was begun is on its way or must be finished: the same money is not issued too
+            if let (_, Some(_)) = self
+                .latest_refund(&asked.correlation_id, payment_id)
+                .await?
+            {
+                return Err(Refusal::DepositResolved.into());
+            }
             let retry = Asked {
                 idempotency_key: format!("retry:{payment_id}:{}", asked.idempotency_key),
                 ..asked.clone()
@@ -299,6 +309,12 @@ impl Service {
                 .issue_rub(&retry, &deposit.user_id, amount, payment_id, None)
                 .await?
                 .operation);
+        }
+        // against another operator, and against the news that this refund failed
+        let _turn = self.turns.take(payment_id).await;
+        let resolved = self.repo.suspended_deposit(payment_id).await?;
+        if resolved.is_none_or(|deposit| deposit.resolved) {
+            return Err(Refusal::DepositResolved.into());
         }
         let mut operation = self
             .repo
@@ -310,7 +326,9 @@ impl Service {
             .profile(&asked.correlation_id, &deposit.user_id)
             .await?
             .ok_or(Refusal::UserNotFound)?;
-        let payout_id = format!("refund-{payment_id}");
+        let (payout_id, _) = self
+            .latest_refund(&asked.correlation_id, payment_id)
+            .await?;
         self.peers
             .initiate_payout(
                 &asked.correlation_id,
@@ -344,6 +362,69 @@ impl Service {
         self.repo.publish_in_tx(&mut tx, &[record]).await?;
         tx.commit().await?;
         Ok(operation)
+    }
+
+    /// The refund payout of a deposit that has not failed, and how it stands; `None`: it is not recorded yet. A payout that failed is final,
+    /// so each try has an id of its own.
+    async fn latest_refund(
+        &self,
+        correlation_id: &str,
+        payment_id: &str,
+    ) -> Result<(String, Option<PayoutState>), Error> {
+        let mut payout_id = format!("{REFUND_PREFIX}{payment_id}");
+        let mut tries = 1u32;
+        loop {
+            let state = self.peers.payout(correlation_id, &payout_id).await?;
+            if state != Some(PayoutState::Failed) {
+                return Ok((payout_id, state));
+            }
+            tries += 1;
+            payout_id = format!("{REFUND_PREFIX}{payment_id}:{tries}");
+        }
+    }
+
+    /// News of a payout that may be a deposit's refund: the bank did not take it, so the deposit is open again for an operator (T24). The
+    /// operation stays REFUNDED, which is what was decided. An event that comes late, after another try, changes nothing.
+    pub async fn refund_news(&self, correlation_id: &str, payout_id: &str) -> Result<(), Error> {
+        let Some(rest) = payout_id.strip_prefix(REFUND_PREFIX) else {
+            return Ok(());
+        };
+        let payment_id = rest
+            .split_once(':')
+            .map_or(rest, |(payment_id, _)| payment_id);
+        let _turn = self.turns.take(payment_id).await;
+        let Some(deposit) = self.repo.suspended_deposit(payment_id).await? else {
+            return Ok(());
+        };
+        let (_, under_way) = self.latest_refund(correlation_id, payment_id).await?;
+        let issued = self
+            .repo
+            .operation_by_reference(Kind::Issuance, payment_id)
+            .await?
+            .is_some_and(|operation| operation.operation_id != deposit.operation_id);
+        if !deposit.resolved || under_way.is_some() || issued {
+            return Ok(());
+        }
+        tracing::error!(
+            payment_id,
+            payout_id,
+            severity = "critical",
+            "refund of a deposit failed, the deposit is open again"
+        );
+        let record = publish::audit(
+            "deposit.refund_failed",
+            &deposit.operation_id,
+            "",
+            "resolved",
+            "suspended",
+            payout_id,
+            correlation_id,
+            self.now_us(),
+        );
+        let mut tx = self.repo.begin().await?;
+        self.repo.reopen_deposit_in_tx(&mut tx, payment_id).await?;
+        self.repo.publish_in_tx(&mut tx, &[record]).await?;
+        Ok(tx.commit().await?)
     }
 }
 

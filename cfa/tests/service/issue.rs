@@ -301,6 +301,34 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
             .deposits
             .is_empty()
     );
+    // the bank does not take it: open again, and the next try is a payout of its own
+    let first = "refund-pay KYC level too low";
+    world
+        .double
+        .payout_becomes(first, proto::common::v1::PaymentStatus::Failed);
+    let failed = proto::payments::v1::PayoutFailedEvent {
+        payout_id: first.into(),
+        ..Default::default()
+    };
+    let name = "platform.payments.v1.PayoutFailedEvent";
+    let news = event(events::topics::PAYMENTS, first, name, &failed);
+    Log::publish(&*world.log, &[news]).await.expect("published");
+    world
+        .events_until(events::topics::AUDIT, |event| {
+            audit::AuditRecordEvent::decode(event.payload.as_slice())
+                .is_ok_and(|record| record.action == "deposit.refund_failed")
+        })
+        .await;
+    world
+        .cfa
+        .resolve_suspended_deposit(resolve("pay KYC level too low", true))
+        .await
+        .expect("paid back by another payout");
+    assert!(
+        world
+            .double
+            .with(|outside| outside.payouts["refund-pay KYC level too low:2"].sent)
+    );
     world.stop().await;
 }
 
