@@ -134,15 +134,11 @@ impl Platform {
 
     /// The same with further environment.
     pub async fn start_with(env: &[(&str, &str)]) -> Self {
-        let folder = tempfile::Builder::new()
-            .prefix("platform-")
-            .tempdir()
-            .expect("a temporary folder")
-            .keep();
-        let anywhere = LISTENERS
-            .iter()
-            .map(|name| ((*name).to_owned(), SocketAddr::from(([127, 0, 0, 1], 0))));
-        let (child, addresses) = launch(&folder, &anywhere.collect(), env).await;
+        Self::start_in(new_folder(), env).await
+    }
+
+    async fn start_in(folder: PathBuf, env: &[(&str, &str)]) -> Self {
+        let (child, addresses) = launch(&folder, &anywhere(), env).await;
         let watchdog = watch(&child, &folder);
         Self {
             child,
@@ -151,6 +147,19 @@ impl Platform {
             addresses,
             http: client(),
         }
+    }
+
+    /// A platform whose first starts are killed at these moments, whatever they were at; ready when this returns.
+    pub async fn start_after_kills(moments: &[Duration]) -> Self {
+        let folder = new_folder();
+        for moment in moments {
+            let mut child = run_command(&folder, &anywhere(), &[])
+                .spawn()
+                .expect("the binary starts");
+            tokio::time::sleep(*moment).await;
+            child.kill().await.expect("the child can be killed");
+        }
+        Self::start_in(folder, &[]).await
     }
 
     /// Starts again behind a kill or a stop: same state, same ports.
@@ -177,7 +186,12 @@ impl Platform {
         self.child.wait().await.expect("the child ends");
     }
 
-    /// Waits for a platform that aborts by itself.
+    /// Process id.
+    pub fn pid(&self) -> String {
+        self.child.id().expect("the platform runs").to_string()
+    }
+
+    /// Waits for a platform that ends by itself, or by the hand of somebody else.
     pub async fn aborted(&mut self) {
         let status = tokio::time::timeout(PATIENCE, self.child.wait()).await;
         let Ok(status) = status else {
@@ -276,6 +290,46 @@ impl Drop for Platform {
     }
 }
 
+fn new_folder() -> PathBuf {
+    let folder = tempfile::Builder::new().prefix("platform-").tempdir();
+    folder.expect("a temporary folder").keep()
+}
+
+/// Free ports for all.
+fn anywhere() -> BTreeMap<String, SocketAddr> {
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    LISTENERS
+        .iter()
+        .map(|name| ((*name).to_owned(), any))
+        .collect()
+}
+
+/// `platform run` on these ports, logging into the folder.
+fn run_command(
+    folder: &Path,
+    listen: &BTreeMap<String, SocketAddr>,
+    env: &[(&str, &str)],
+) -> Command {
+    let log = std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(folder.join("platform.log"));
+    let mut command = command(folder);
+    command
+        .args(["--json", "run", "--data-dir"])
+        .arg(folder.join("data"))
+        .envs(listen.iter().map(|(name, address)| {
+            (
+                format!("PLATFORM_LISTEN__{}", name.to_uppercase()),
+                address.to_string(),
+            )
+        }))
+        .envs(env.iter().copied())
+        .stdout(Stdio::piped())
+        .stderr(log.expect("a log file"));
+    command
+}
+
 /// What matters of a log: warnings, errors and whatever is no log line, then the very last lines.
 fn tail(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
@@ -344,24 +398,9 @@ async fn try_launch(
     listen: &BTreeMap<String, SocketAddr>,
     env: &[(&str, &str)],
 ) -> Result<(Child, BTreeMap<String, SocketAddr>), String> {
-    let log = std::fs::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(folder.join("platform.log"));
-    let mut command = command(folder);
-    command
-        .args(["--json", "run", "--data-dir"])
-        .arg(folder.join("data"))
-        .envs(listen.iter().map(|(name, address)| {
-            (
-                format!("PLATFORM_LISTEN__{}", name.to_uppercase()),
-                address.to_string(),
-            )
-        }))
-        .envs(env.iter().copied())
-        .stdout(Stdio::piped())
-        .stderr(log.expect("a log file"));
-    let mut child = command.spawn().expect("the binary starts");
+    let mut child = run_command(folder, listen, env)
+        .spawn()
+        .expect("the binary starts");
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
     let ready = async {
         while let Some(line) = lines.next_line().await.expect("text") {

@@ -54,7 +54,7 @@ fn kill_at_random_moments_of_order_flow_loses_and_doubles_nothing() {
         let seed = seed();
         let flow = Flow::start(&platform, &members, &bond, seed).await;
         let mut random = Random::new(seed);
-        for _ in 0..KILLS {
+        for kill in 0..KILLS {
             let acknowledged = flow.acknowledged();
             let more = usize::try_from(100 + random.below(300)).expect("small");
             flow.until_acknowledged(acknowledged + more).await;
@@ -62,6 +62,12 @@ fn kill_at_random_moments_of_order_flow_loses_and_doubles_nothing() {
             tokio::time::sleep(Duration::from_micros(random.below(20_000))).await;
             platform.kill().await;
             platform.restart().await;
+            if kill == 1 {
+                // And once more while it still makes good what the first kill left.
+                tokio::time::sleep(Duration::from_millis(random.below(200))).await;
+                platform.kill().await;
+                platform.restart().await;
+            }
             resume(&flow.connection).await;
         }
         let acknowledged = flow.acknowledged();
@@ -267,6 +273,28 @@ async fn place(
 }
 
 #[test]
+fn kill_during_the_first_starts_leaves_nothing_that_a_later_start_stumbles_over() {
+    run(async {
+        let mut random = Random::new(seed());
+        let moments: Vec<Duration> = (0..6)
+            .map(|_| Duration::from_millis(random.below(900)))
+            .collect();
+        let mut platform = Platform::start_after_kills(&moments).await;
+        let (seller, buyer, bond) = (
+            platform.trader().await,
+            platform.rich("1000.00").await,
+            platform.bond().await,
+        );
+        platform.issue(&bond, &seller, "5").await;
+        platform.place(&seller, &bond, "SELL", "100.00", "5").await;
+        platform.place(&buyer, &bond, "BUY", "100.00", "5").await;
+        platform.settled(&bond, 1).await;
+        closed_and_proved(&platform).await;
+        platform.stop().await;
+    });
+}
+
+#[test]
 fn kill_amid_deposits_and_redemptions_moves_each_rouble_once() {
     run(async {
         let mut platform = Platform::start().await;
@@ -398,6 +426,125 @@ fn abort_between_the_steps_of_settlement_settles_each_trade_once() {
         closed_and_proved(&platform).await;
         platform.stop().await;
     });
+}
+
+#[test]
+fn kill_amid_orders_with_holds_of_their_own_makes_one_order_a_key() {
+    run(async {
+        let mut platform = Platform::start().await;
+        let mut random = Random::new(seed());
+        let bond = platform.bond().await;
+        let (buyer, seller) = (platform.rich("100000.00").await, platform.trader().await);
+        platform.issue(&bond, &seller, "1000").await;
+        let mut orders: HashMap<String, String> = HashMap::new();
+        for round in 0..KILLS {
+            let keys: Vec<String> = (0..24).map(|at| format!("{round}-{at}")).collect();
+            let known = place_until_killed(
+                &mut platform,
+                &bond,
+                &buyer,
+                &seller,
+                &keys,
+                random.below(250),
+            )
+            .await;
+            platform.restart().await;
+            let again = place_all(&platform, &bond, &buyer, &seller, &keys).await;
+            for (key, order) in again {
+                let order = order.expect("the platform runs");
+                let before = known.get(&key).cloned().flatten();
+                assert!(
+                    before.is_none_or(|before| before == order),
+                    "{key} made another order"
+                );
+                orders.insert(key, order);
+            }
+        }
+        let mut listed = Vec::new();
+        for user in [&buyer, &seller] {
+            let request = json!({ "userId": user.id });
+            listed.extend(
+                platform
+                    .all(AUDITOR, "market.ListOrders", "orders", request)
+                    .await,
+            );
+        }
+        let listed: BTreeSet<String> = listed.iter().map(|order| text(order, "/orderId")).collect();
+        assert_eq!(
+            listed,
+            orders.values().cloned().collect(),
+            "one order a key"
+        );
+        let trades = all_settled(&platform, &bond).await;
+        assert!(!trades.is_empty());
+        settled_once(
+            &platform,
+            &trades
+                .iter()
+                .map(|trade| trade["tradeId"].as_str().expect("an id"))
+                .collect(),
+        )
+        .await;
+        platform.assert_no_orphans(&orders).await;
+        for user in [&buyer, &seller] {
+            platform
+                .ok(OPERATOR, "market.MassCancel", json!({ "userId": user.id }))
+                .await;
+        }
+        closed_and_proved(&platform).await;
+        platform.stop().await;
+    });
+}
+
+type Placed = HashMap<String, Option<String>>;
+
+/// Orders of both sides under the keys, all at once: what each call answered.
+async fn place_all(
+    platform: &Platform,
+    bond: &str,
+    buyer: &User,
+    seller: &User,
+    keys: &[String],
+) -> Placed {
+    let placed = keys.iter().enumerate().map(|(at, key)| async move {
+        let (user, side) = if at % 2 == 0 {
+            (buyer, "BUY")
+        } else {
+            (seller, "SELL")
+        };
+        let quantity = (at % 5 + 1).to_string();
+        (
+            key.clone(),
+            place(platform, user, bond, side, &quantity, key).await,
+        )
+    });
+    futures::future::join_all(placed)
+        .await
+        .into_iter()
+        .collect()
+}
+
+/// The same, with a kill in between.
+async fn place_until_killed(
+    platform: &mut Platform,
+    bond: &str,
+    buyer: &User,
+    seller: &User,
+    keys: &[String],
+    after_ms: u64,
+) -> Placed {
+    let pid = platform.pid();
+    let kill = async {
+        tokio::time::sleep(Duration::from_millis(after_ms)).await;
+        let killed = tokio::process::Command::new("kill")
+            .args(["-9", &pid])
+            .status()
+            .await;
+        assert!(killed.expect("kill runs").success());
+    };
+    let (placed, ()) = tokio::join!(place_all(platform, bond, buyer, seller, keys), kill);
+    platform.aborted().await;
+    placed
 }
 
 #[test]
