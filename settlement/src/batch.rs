@@ -168,13 +168,17 @@ impl Settler {
         Ok(())
     }
 
-    /// Whether the open batch is to be sealed now. `at_tail`: nothing more is in the journal.
-    pub fn is_due(&mut self, now_ns: u64, at_tail: bool) -> bool {
-        self.due_in_ns(now_ns, at_tail) == Some(0)
+    /// Whether the open batch is to be sealed now, see [`Settler::due_in_ns`].
+    pub fn is_due(&mut self, now_ns: u64, carve_ns: Option<u64>, is_eager: bool) -> bool {
+        self.due_in_ns(now_ns, carve_ns, is_eager) == Some(0)
     }
 
     /// Nanoseconds until the open batch is to be sealed; `None` while nothing waits.
-    pub fn due_in_ns(&mut self, now_ns: u64, at_tail: bool) -> Option<u64> {
+    ///
+    /// `carve_ns` is the clock by which orders age: the wall clock at the journal's tail, journal time behind it, and `None` when orders that
+    /// wait to be carved are no reason to seal. Without the difference each order folded late would be old at once and a batch of its own.
+    /// `is_eager`: nothing more is in the journal, trades wait for the linger time only.
+    pub fn due_in_ns(&mut self, now_ns: u64, carve_ns: Option<u64>, is_eager: bool) -> Option<u64> {
         let trades = self.open_trades();
         if trades >= self.limits.trades
             || self.weight() >= self.limits.weight
@@ -182,26 +186,25 @@ impl Settler {
         {
             return Some(0);
         }
-        let wait_ns = if trades > 0 && at_tail {
+        let wait_ns = if trades > 0 && is_eager {
             self.limits.linger_ns
         } else {
             self.limits.wait_ns
         };
-        let open = self.opened_ns.map(|at| at.saturating_add(wait_ns));
-        let young = self
-            .carver
-            .oldest_ns(&self.fold)
-            .map(|at| at.saturating_add(self.limits.wait_ns));
-        let at = match (open, young) {
-            (Some(a), Some(b)) => a.min(b),
-            (a, b) => a.or(b)?,
-        };
-        Some(at.saturating_sub(now_ns))
+        let open = self
+            .opened_ns
+            .map(|at| at.saturating_add(wait_ns).saturating_sub(now_ns));
+        let young = carve_ns.and_then(|carve_ns| {
+            let entered_ns = self.carver.oldest_ns(&self.fold)?;
+            let at = entered_ns.saturating_add(self.limits.wait_ns);
+            Some(at.saturating_sub(carve_ns))
+        });
+        open.into_iter().chain(young).min()
     }
 
-    /// Seals what is there. Empty when it means nothing for the ledger.
-    pub fn seal(&mut self, now_ns: u64) -> Vec<Batch> {
-        let horizon_ns = now_ns.saturating_sub(self.limits.wait_ns);
+    /// Seals what is there and carves what is old by the clock `carve_ns`. Empty when it means nothing for the ledger.
+    pub fn seal(&mut self, carve_ns: u64) -> Vec<Batch> {
+        let horizon_ns = carve_ns.saturating_sub(self.limits.wait_ns);
         let position = self.fold.position();
         self.carver.finish(&self.fold, horizon_ns, &mut self.plan);
         self.opened_ns = None;

@@ -23,12 +23,15 @@ fn market() -> Market {
 
 async fn run(folder: &std::path::Path) -> Platform {
     let market = market();
+    // Small batches: a journal read in one go fills them, and the process is to be killed twice.
+    let mut settings = config(folder);
+    settings.batch_trades_max = 2;
     // What the gateway has blocked and the journal has taken outlives the process.
     let funded = folder.join("funded");
     let platform = if funded.exists() {
-        Platform::start(folder, config(folder), &market.records).await
+        Platform::start(folder, settings, &market.records).await
     } else {
-        let mut platform = Platform::start(folder, config(folder), &[]).await;
+        let mut platform = Platform::start(folder, settings, &[]).await;
         platform.fund(&market).await;
         std::fs::write(&funded, "").unwrap();
         platform.feed(&market.records);

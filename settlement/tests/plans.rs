@@ -61,7 +61,10 @@ impl Run {
             .apply(&record.command, &record.events, record.command.time_ns)
             .unwrap();
         self.ledger.gateway(self.settler.fold(), record);
-        if self.settler.is_due(record.command.time_ns, false) {
+        if self
+            .settler
+            .is_due(record.command.time_ns, Some(record.command.time_ns), false)
+        {
             self.seal(record.command.time_ns);
         }
     }
@@ -226,7 +229,11 @@ fn r151_an_order_still_open_after_a_second_gets_its_own_holds_even_when_nothing_
         run.feed(record);
     }
     assert_eq!(run.batches.len(), 0);
-    assert_eq!(run.settler.due_in_ns(market.time_ns, true), Some(SECOND_NS));
+    assert_eq!(
+        run.settler
+            .due_in_ns(market.time_ns, Some(market.time_ns), true),
+        Some(SECOND_NS)
+    );
     run.seal(market.time_ns + SECOND_NS);
     let splits: Vec<_> = run.batches[0]
         .plan
@@ -427,4 +434,34 @@ fn defunding_takes_only_what_is_free() {
     market.submit(defund(world::FUNDED - 1_001));
     assert_eq!(market.admission.pool(pool).free, Minor::ZERO);
     assert_eq!(market.admission.pool(pool).total(), Minor(1_001));
+}
+
+// rows: R151
+#[test]
+fn r151_orders_folded_late_share_a_batch() {
+    let mut market = Market::new(9);
+    for n in 0..40 {
+        market
+            .order(n % 5, 0, Side::Buy, 100, 1, TimeInForce::Gtc)
+            .unwrap();
+    }
+    let mut settler = settler(limits());
+    let now_ns = market.time_ns + 3_600 * SECOND_NS;
+    for record in &market.records {
+        settler
+            .apply(&record.command, &record.events, now_ns)
+            .unwrap();
+        // Behind the tail an order is no reason to seal, however long ago it came.
+        assert!(!settler.is_due(now_ns, None, false));
+    }
+    // By journal time the last orders are young still; at the tail they are all old.
+    let journal_ns = market.time_ns;
+    assert!(settler.is_due(now_ns, Some(journal_ns), false));
+    let behind = settler.seal(journal_ns);
+    assert_eq!(behind.len(), 1);
+    let young_ns = settler.due_in_ns(now_ns, Some(journal_ns), false).unwrap();
+    assert!(young_ns > 0 && young_ns <= SECOND_NS, "{young_ns}");
+    assert!(settler.is_due(now_ns, Some(now_ns), true));
+    assert_eq!(settler.seal(now_ns).len(), 1);
+    assert_eq!(settler.due_in_ns(now_ns, Some(now_ns), true), None);
 }

@@ -195,7 +195,7 @@ async fn r188_the_fold_has_the_money_that_admission_has() {
                 .apply(&record.command, &record.events, now_ns)
                 .unwrap();
             ledger.gateway(settler.fold(), &record);
-            if settler.is_due(now_ns, false) || rng.random_range(0..40) == 0 {
+            if settler.is_due(now_ns, Some(now_ns), false) || rng.random_range(0..40) == 0 {
                 seal(&mut settler, &mut ledger);
                 posted += 1;
             }

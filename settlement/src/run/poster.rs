@@ -26,6 +26,17 @@ use crate::{failpoint, ids, wire};
 /// Records folded in one go before other work gets its turn.
 const TURN: usize = 512;
 
+/// Where a turn of folding ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pulled {
+    /// Nothing more is in the journal.
+    Tail,
+    /// There is more.
+    Behind,
+    /// The next record waits for a cleared break.
+    Blocked,
+}
+
 /// Why the poster stopped for good.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Halt {
@@ -59,6 +70,11 @@ pub struct Poster {
     next: Option<Record>,
     pub(super) checks: Checks,
     batches: u64,
+    /// Journal time of the last record folded, and whether more follow: then it is the time by which orders age.
+    folded_ns: u64,
+    is_behind: bool,
+    /// When a batch was sealed last.
+    sealed_ns: u64,
     /// Users with a break.
     pub(super) halted: HashSet<UserIx>,
 }
@@ -77,6 +93,9 @@ impl Poster {
             next: None,
             checks,
             batches: 0,
+            folded_ns: 0,
+            is_behind: false,
+            sealed_ns: 0,
             halted: HashSet::new(),
         }
     }
@@ -104,16 +123,20 @@ impl Poster {
         }
         let mut settler = self.recover().await?;
         loop {
-            self.pull(&mut settler).await?;
-            let at_tail = self.next.is_none();
+            let pulled = self.pull(&mut settler).await?;
+            let at_tail = pulled == Pulled::Tail;
+            self.is_behind = pulled == Pulled::Behind;
             // While the chain has enough to do, a larger batch is cheaper than another small one.
             let is_eager =
                 at_tail && self.shared.tracker.flights() < self.shared.config.chain_batches_max;
-            if settler.is_due(now_ns(), is_eager) {
+            if settler.is_due(now_ns(), self.carve_due_ns(), is_eager) {
                 self.seal(&mut settler).await?;
                 continue;
             }
             self.publish(&settler);
+            if self.is_behind {
+                continue;
+            }
             if at_tail && settler.is_empty() && self.checks.is_due(now_ns()) {
                 self.check(&settler, Vec::new()).await?;
             }
@@ -121,30 +144,52 @@ impl Poster {
         }
     }
 
+    /// The clock by which orders age: design says open one second behind the tail, so behind it the journal's time counts.
+    fn carve_ns(&self) -> u64 {
+        if self.is_behind {
+            self.folded_ns
+        } else {
+            now_ns()
+        }
+    }
+
+    /// The same where it may make a batch due. Behind the tail batches fill up, so orders to be carved ask for one once in a while only.
+    fn carve_due_ns(&self) -> Option<u64> {
+        let waited_ms = now_ns().saturating_sub(self.sealed_ns) / 1_000_000;
+        let may_ask = !self.is_behind || waited_ms >= self.shared.config.wait_ms;
+        may_ask.then(|| self.carve_ns())
+    }
+
     /// Folds what is there, sealing on the way whenever a batch is full.
-    async fn pull(&mut self, settler: &mut Settler) -> Result<(), Halt> {
+    async fn pull(&mut self, settler: &mut Settler) -> Result<Pulled, Halt> {
         for _ in 0..TURN {
             let record = match self.next.take() {
                 Some(record) => record,
                 None => match self.journal.try_next()? {
                     Some(record) => record,
-                    None => return Ok(()),
+                    None => return Ok(Pulled::Tail),
                 },
             };
             if self.must_wait(settler, &record).await? {
                 self.next = Some(record);
-                return Ok(());
+                return Ok(Pulled::Blocked);
             }
+            // More may follow: what a turn seals on the way is sealed for being full.
+            self.is_behind = true;
             if !settler.has_room(record.events.len()) {
                 self.seal(settler).await?;
             }
             settler.apply(&record.command, &record.events, now_ns())?;
-            if settler.is_due(now_ns(), false) {
+            self.folded_ns = record.command.time_ns;
+            if settler.is_due(now_ns(), None, false) {
                 self.seal(settler).await?;
             }
         }
         tokio::task::yield_now().await;
-        Ok(())
+        if self.shared.shutdown.is_cancelled() {
+            return Err(Halt::Stopped);
+        }
+        Ok(Pulled::Behind)
     }
 
     /// A record that touches the money of a user with a break waits until the break is cleared, and everything behind it with it.
@@ -175,7 +220,7 @@ impl Poster {
 
     async fn wait(&mut self, settler: &mut Settler, at_tail: bool) -> Result<(), Halt> {
         let due_ms = settler
-            .due_in_ns(now_ns(), false)
+            .due_in_ns(now_ns(), self.carve_due_ns(), false)
             .map(|ns| ns.div_ceil(1_000_000));
         let eager_ms = (settler.open_trades() > 0).then_some(self.shared.config.linger_ms.max(1));
         let check_ms = self.checks.due_in_ms(now_ns());
@@ -197,7 +242,8 @@ impl Poster {
 
     /// Seals what is open, keeps it, posts it.
     async fn seal(&mut self, settler: &mut Settler) -> Result<(), Halt> {
-        let batches = settler.seal(now_ns());
+        let batches = settler.seal(self.carve_ns());
+        self.sealed_ns = now_ns();
         let mut rows: Vec<Stored> = batches.iter().map(stored).collect();
         if rows.is_empty() {
             return Ok(());
