@@ -18,10 +18,15 @@ pub fn run(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<()> {
     run_with(dir, program, args, &[])
 }
 
-/// Installs a folder's npm tools from its lock file unless they are there.
+/// Installs a folder's npm tools unless they are there: from its lock file, or the one pinned tool that brings a binary per platform.
 pub fn npm_tools(dir: &Path) -> anyhow::Result<()> {
     if !dir.join("node_modules").is_dir() {
-        run(dir, "npm", &["ci", "--silent"])?;
+        let how = if dir.join("package-lock.json").is_file() {
+            "ci"
+        } else {
+            "install"
+        };
+        run(dir, "npm", &[how, "--silent"])?;
     }
     Ok(())
 }
