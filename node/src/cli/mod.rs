@@ -27,7 +27,10 @@ const TOKEN_DEFAULT: &str =
 /// Parses and runs.
 pub fn main() -> ExitCode {
     let matches = command().get_matches();
+    // Services and sessions share the runtime; a worker that waits for a disk must not leave the others without one.
+    let workers = std::thread::available_parallelism().map_or(4, |cores| cores.get().max(4));
     let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(workers)
         .enable_all()
         .build()
     {
