@@ -30,6 +30,8 @@ pub struct GatewayConfig {
     pub fee_ppm: u32,
     /// Age at which a hold that the journal does not know is given back, in milliseconds (`design.md` 4).
     pub orphan_hold_age_ms: u64,
+    /// How long after a user's last session a trading hold without open orders is closed, in milliseconds; 0 = never (`design.md` 4).
+    pub trading_hold_idle_ms: u64,
     /// How often the sweeper looks, in milliseconds.
     pub sweep_interval_ms: u64,
     /// How long a shrinking or closing call waits for settlement to give the money back in the ledger before it answers, in milliseconds.
@@ -38,6 +40,8 @@ pub struct GatewayConfig {
     pub read_wait_ms: u64,
     /// How often the gauges are read off the books, in milliseconds.
     pub gauge_interval_ms: u64,
+    /// Sessions may choose a self-trade group of their own, and a user then trade with himself; off by default (T43).
+    pub stp_groups: bool,
     /// Failed logins of one address in a minute after which it is refused.
     pub failed_logins_max: u32,
 }
@@ -55,10 +59,12 @@ impl Default for GatewayConfig {
             collar_ppm: 50_000,
             fee_ppm: 1_000,
             orphan_hold_age_ms: 60_000,
+            trading_hold_idle_ms: 900_000,
             sweep_interval_ms: 30_000,
             release_wait_ms: 2_000,
             read_wait_ms: 1_000,
             gauge_interval_ms: 1_000,
+            stp_groups: false,
             failed_logins_max: 5,
         }
     }

@@ -33,15 +33,24 @@ const GROUP: &str = "market";
 /// Name in the inbox.
 const POSITIONS: &str = "market.positions";
 
-/// Handles events until shutdown.
+/// Handles events until shutdown: each topic on its own, so that a block does not wait behind the ledger's crowd.
 pub async fn run(market: Arc<Market>, log: Arc<dyn events::Log>, shutdown: CancellationToken) {
-    let handler = move |event: Event| {
-        let market = market.clone();
-        async move { handle(&market, &event).await }
-    };
-    let topics = [topics::IDENTITY, topics::CFA, topics::LEDGER];
-    if let Err(error) = events::consume(log, GROUP, &topics, handler, shutdown).await {
-        tracing::error!(%error, "the market hears no events any more");
+    let listeners = [topics::IDENTITY, topics::CFA, topics::LEDGER].map(|topic| {
+        let (market, log, shutdown) = (market.clone(), log.clone(), shutdown.clone());
+        tokio::spawn(async move {
+            let handler = move |event: Event| {
+                let market = market.clone();
+                async move { handle(&market, &event).await }
+            };
+            if let Err(error) = events::consume(log, GROUP, &[topic], handler, shutdown).await {
+                tracing::error!(%error, topic, "the market hears no events any more");
+            }
+        })
+    });
+    for listener in listeners {
+        if listener.await.is_err() {
+            tracing::error!("a listener of the market ended with a panic");
+        }
     }
 }
 

@@ -298,6 +298,11 @@ impl Streams {
         self.lock().fold.pool_of(hold_id).copied()
     }
 
+    /// Trading holds left behind, see [`Fold::abandoned`].
+    pub fn abandoned(&self, before_ns: u64) -> Vec<HoldIx> {
+        self.lock().fold.abandoned(before_ns)
+    }
+
     /// The open orders that a ledger hold stands behind, and its pool where it is a trading hold that nobody has closed.
     pub fn behind(&self, hold_id: Id128) -> (Option<HoldIx>, Vec<Handle>) {
         let state = self.lock();

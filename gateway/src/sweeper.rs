@@ -6,6 +6,7 @@
 //! - A pool that was funded less than its hold was given: funded.
 //! - A pool that was defunded or closed, money not back yet: given back.
 //! - The pool of an order that was funded and never used: closed.
+//! - A trading hold without open orders, long after its user's last session: closed.
 //!
 //! [`GatewayConfig::orphan_hold_age_ms`]: crate::GatewayConfig
 
@@ -52,6 +53,22 @@ pub async fn sweep(market: &Arc<Market>) -> Result<(), Status> {
             tracing::warn!(%status, hold_id = %hold.hold_id, "a trading hold is not healed yet");
         }
     }
+    close_abandoned(market).await
+}
+
+/// Trading holds of users who have left.
+async fn close_abandoned(market: &Arc<Market>) -> Result<(), Status> {
+    let idle_ns = market.config.trading_hold_idle_ms.saturating_mul(1_000_000);
+    if idle_ns == 0 {
+        return Ok(());
+    }
+    for hold in market.streams.abandoned(now_ns().saturating_sub(idle_ns)) {
+        tracing::info!(
+            hold = hold.get(),
+            "nobody has traded for long: trading hold closed"
+        );
+        funding::close_idle(market, hold).await?;
+    }
     Ok(())
 }
 
@@ -75,7 +92,8 @@ async fn heal(market: &Arc<Market>, hold: &LedgerHold, pool: &Pool) -> Result<()
         .expect("a pool's instrument is known");
     let given = hold.amount.to_minor(asset.decimals());
     let given = given.map_err(|error| rpc::status::internal(&error))?;
-    if given > pool.funded.0 && idle_ms >= market.config.orphan_hold_age_ms {
+    if given > pool.funded.0 {
+        // A call that is growing it right now has the turn: behind it there may be nothing left to do.
         let _turn = market.funding_turn(pool.user).await;
         let hold = market
             .ledger

@@ -122,7 +122,7 @@ messages! {
             flags: u8,
             /// Longest silence the client wants; 0 = the server's default.
             heartbeat_ms: u32,
-            /// Self-trade group of the session's orders; 0 = the user's own.
+            /// Self-trade group of the session's orders; 0 = the user's own, the only one unless the exchange allows others.
             stp_group: u32,
             /// CFA-RUB, in kopecks, that shall be undrawn in the user's trading hold before the login is answered; 0 = leave it as it is.
             money_hold_minor: i64,

@@ -94,15 +94,17 @@ impl Ledger {
         })
     }
 
-    /// Makes the hold, or finds it made. `Insufficient balance` comes back as it is.
+    /// Makes the hold, or finds it made: as it now stands. The id is what makes a repeat harmless; a key of its own would bind a refusal to it for ever.
+    /// `Insufficient balance` comes back as it is.
     pub async fn create_hold(
         &self,
         context: &Context,
         new: &NewHold<'_>,
     ) -> Result<LedgerHold, Status> {
         let id = new.hold_id.to_string();
+        let key = format!("{id}:{}", Uuid::now_v7());
         let request = CreateHoldRequest {
-            context: Some(context.child("market", &id).to_proto()),
+            context: Some(context.child("market", &key).to_proto()),
             hold: Some(Hold {
                 hold_id: id,
                 subaccount_id: new.subaccount_id.to_owned(),

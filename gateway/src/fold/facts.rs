@@ -90,6 +90,8 @@ pub struct Pool {
     pub taken_at: Sequence,
     /// Orders that ever drew on it.
     pub orders: u64,
+    /// Time of the last funding, or of the last order that came or ended.
+    pub used_ns: u64,
 }
 
 /// A session as journalled.
@@ -103,6 +105,8 @@ pub struct Session {
     /// Self-trade group of its orders.
     pub stp_group: StpGroup,
     pub client_seq: u64,
+    /// Time of the last opening or closing.
+    pub changed_ns: u64,
 }
 
 /// One thing that is now so.

@@ -11,8 +11,8 @@ use std::collections::HashMap;
 use types::command::{self, RequestKind};
 use types::{
     Command, Done, Envelope, Event, EventEnvelope, Handle, HoldIx, Id128, InstrumentIx,
-    InstrumentSpec, Lots, Minor, NodeId, OrderStatus, RejectReason, Sequence, Side, UserId, UserIx,
-    fee, order_uuid,
+    InstrumentSpec, Lots, Minor, NodeId, OrderStatus, PoolKind, RejectReason, Sequence, Side,
+    UserId, UserIx, fee, order_uuid,
 };
 
 use facts::cause;
@@ -22,6 +22,8 @@ pub use facts::{Cause, Fact, Order, Pool, Session, Trade};
 pub struct Fold {
     node: NodeId,
     sequence: Sequence,
+    /// Of the record being applied.
+    time_ns: u64,
     users: Vec<UserId>,
     instruments: Vec<InstrumentSpec>,
     sessions: Vec<Session>,
@@ -35,6 +37,7 @@ impl Fold {
         Self {
             node,
             sequence: Sequence::ZERO,
+            time_ns: 0,
             users: Vec::new(),
             instruments: Vec::new(),
             sessions: Vec::new(),
@@ -81,6 +84,25 @@ impl Fold {
             .map(|hold| &self.pools[hold.index()])
     }
 
+    /// Trading holds that nobody has used since `before_ns`, of users whose last session ended before that (`design.md` 4). A user who never had a session
+    /// manages his holds by call.
+    pub fn abandoned(&self, before_ns: u64) -> Vec<HoldIx> {
+        let mut gone: HashMap<UserIx, bool> = HashMap::new();
+        for session in &self.sessions {
+            let is_gone = !session.open && session.changed_ns < before_ns;
+            *gone.entry(session.user).or_insert(true) &= is_gone;
+        }
+        let idle = self.pools.iter().filter(|pool| {
+            pool.kind == PoolKind::Trading
+                && !pool.closed
+                && pool.open_orders == 0
+                && pool.used_ns < before_ns
+        });
+        idle.filter(|pool| gone.get(&pool.user) == Some(&true))
+            .map(|pool| pool.hold)
+            .collect()
+    }
+
     /// Open orders, in no order.
     pub fn orders(&self) -> impl Iterator<Item = &Order> {
         self.orders.values()
@@ -102,6 +124,7 @@ impl Fold {
             "records come in journal order"
         );
         self.sequence = envelope.sequence;
+        self.time_ns = envelope.time_ns;
         let cause = cause(envelope);
         if let Some((session, client_seq)) = envelope.command.client() {
             self.sessions[session.index()].client_seq = client_seq;
@@ -144,6 +167,7 @@ impl Fold {
                     cancel_on_disconnect: c.cancel_on_disconnect,
                     stp_group: c.stp_group,
                     client_seq,
+                    changed_ns: envelope.time_ns,
                 };
                 match self.sessions.get_mut(c.session.index()) {
                     Some(known) => *known = session,
@@ -154,6 +178,7 @@ impl Fold {
             Command::CloseSession(c) => {
                 let session = &mut self.sessions[c.session.index()];
                 session.open = false;
+                session.changed_ns = envelope.time_ns;
                 facts.push(Fact::Session(*session));
             }
             Command::Fund(c) => self.fund(c, envelope.time_ns, facts),
@@ -208,11 +233,13 @@ impl Fold {
                 defunded: Minor::ZERO,
                 taken_at: Sequence::ZERO,
                 orders: 0,
+                used_ns: time_ns,
             });
         }
         let pool = &mut self.pools[c.hold.index()];
         pool.funded += c.amount_minor;
         pool.changed_ns = time_ns;
+        pool.used_ns = time_ns;
         pool.funding_seq = c.funding_seq;
         facts.push(Fact::Pool(*pool));
     }
@@ -248,6 +275,7 @@ impl Fold {
         if let Some(pool) = self.pools.get_mut(c.pool.index()) {
             pool.open_orders += 1;
             pool.orders += 1;
+            pool.used_ns = envelope.time_ns;
         }
         order
     }
@@ -368,6 +396,7 @@ impl Fold {
             .expect("an order is closed once");
         if let Some(pool) = self.pools.get_mut(order.pool.index()) {
             pool.open_orders -= 1;
+            pool.used_ns = self.time_ns;
             if pool.open_orders == 0 {
                 facts.push(Fact::PoolIdle(*pool));
             }

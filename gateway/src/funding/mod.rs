@@ -9,7 +9,7 @@ mod release;
 
 use std::sync::Arc;
 
-use admission::{FundRequest, Known, Pool, Request};
+use admission::{FundRequest, Pool, Request};
 use rpc::Context;
 use sequencer::NotTaken;
 use tonic::Status;
@@ -98,6 +98,9 @@ async fn create(
     }
 }
 
+/// How often a funding is computed again when another one came first.
+const FUNDING_TRIES: u32 = 5;
+
 /// Funds what the ledger hold was given and the journal does not know yet. The caller has the user's turn.
 pub async fn bring_up(
     market: &Market,
@@ -110,39 +113,43 @@ pub async fn bring_up(
         .amount
         .to_minor(asset.decimals())
         .map_err(|error| rpc::status::internal(&error))?;
-    let known = market.streams.pool(hold.hold_id);
-    let (funded, funding_seq) = known.map_or((0, 0), |pool| (pool.funded.0, pool.funding_seq));
-    if let Some(pool) = known
-        && given <= funded
-    {
-        return Ok(pool.hold);
-    }
-    let request = Request::Fund(FundRequest {
-        hold_id: hold.hold_id,
-        kind,
-        user,
-        asset: asset.ix,
-        amount_minor: Minor(given - funded),
-        funding_seq: funding_seq + 1,
-    });
-    let record = match market.ask(request).await {
-        Ok(record) => record,
-        Err(NotTaken::Refused(reject)) => {
-            return match reject.known {
-                Known::Hold(known) if reject.reason == RejectReason::DuplicateRequest => Ok(known),
-                _ => Err(refusal::refused(&reject)),
-            };
+    for _ in 0..FUNDING_TRIES {
+        // The sum is the streams': they must have seen what the trading path has.
+        let sequence = market.inspect(|core| core.sequence()).await?;
+        market.durable(sequence).await?;
+        market.streams.wait(sequence).await;
+        let known = market.streams.pool(hold.hold_id);
+        if let Some(pool) = known {
+            if pool.closed {
+                return Err(refusal::request_expired());
+            }
+            if given <= pool.funded.0 {
+                return Ok(pool.hold);
+            }
         }
-        Err(error) => return Err(refusal::not_taken(&error)),
-    };
-    let sequence = record.command.sequence;
-    market.durable(sequence).await?;
-    // The next change computes from the streams' sum.
-    market.streams.wait(sequence).await;
-    match record.command.command {
-        types::Command::Fund(fund) => Ok(fund.hold),
-        _ => unreachable!("a funding is journalled as one"),
+        let (funded, funding_seq) = known.map_or((0, 0), |pool| (pool.funded.0, pool.funding_seq));
+        let request = Request::Fund(FundRequest {
+            hold_id: hold.hold_id,
+            kind,
+            user,
+            asset: asset.ix,
+            amount_minor: Minor(given - funded),
+            funding_seq: funding_seq + 1,
+        });
+        match market.ask(request).await {
+            Ok(record) => {
+                market.durable(record.command.sequence).await?;
+                return match record.command.command {
+                    types::Command::Fund(fund) => Ok(fund.hold),
+                    _ => unreachable!("a funding is journalled as one"),
+                };
+            }
+            // The pool has moved on meanwhile: compute again.
+            Err(error) if is_known(&error) => {}
+            Err(error) => return Err(refusal::not_taken(&error)),
+        }
     }
+    Err(refusal::not_taken(&NotTaken::Busy))
 }
 
 /// Sets what shall be undrawn: grows out of available money, shrinks by what no order has drawn. The same target again changes nothing.
@@ -172,6 +179,42 @@ pub async fn set_undrawn(
         released(market, pool.hold_id, record.command.sequence).await;
     }
     view(market, hold).await
+}
+
+/// Sees to it that a hold to be made is covered (4.3.3): what is missing in available money is taken out of what is undrawn in the user's trading hold;
+/// `Insufficient balance` when that does not do either. A hold that is there already is covered.
+pub async fn cover(
+    market: &Arc<Market>,
+    context: &Context,
+    user: UserIx,
+    user_id: &str,
+    asset: &Asset,
+    new: &NewHold<'_>,
+) -> Result<(), Status> {
+    let balance = market.ledger.balance(context, new.subaccount_id).await?;
+    let available = balance
+        .available
+        .to_minor(asset.decimals())
+        .map_err(|error| rpc::status::internal(&error))?;
+    if available >= new.amount.0 {
+        return Ok(());
+    }
+    if market.ledger.hold(context, new.hold_id).await?.is_some() {
+        return Ok(());
+    }
+    let missing = Minor(new.amount.0 - available.max(0));
+    let pool = market.default_pool(user, asset.ix).await?;
+    match &pool {
+        Some((hold, pool)) if pool.free >= missing => {
+            let key = new.hold_id.to_string();
+            set_undrawn(market, context, *hold, pool.free - missing, &key).await?;
+            Ok(())
+        }
+        _ => {
+            let pool = pool.as_ref().map(|(_, pool)| pool);
+            Err(short(market, context, user_id, asset, new.amount, pool).await)
+        }
+    }
 }
 
 /// Adds available money to a pool.

@@ -239,12 +239,11 @@ async fn own_hold(
         decimals: asset.decimals(),
         reason: &format!("{ORDER_REASON} {}", context.idempotency_key),
     };
+    funding::cover(market, context, request.user, &order.user_id, &asset, &new).await?;
     let turn = market.funding_turn(request.user).await;
     let hold = match market.ledger.create_hold(context, &new).await {
         Err(status) if funding::is_insufficient(&status) => {
-            let pool = market.default_pool(request.user, asset.ix).await?;
-            let pool = pool.as_ref().map(|(_, pool)| pool);
-            return Err(funding::short(market, context, &order.user_id, &asset, need, pool).await);
+            return Err(funding::short(market, context, &order.user_id, &asset, need, None).await);
         }
         other => other?,
     };

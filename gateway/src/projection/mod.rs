@@ -106,12 +106,8 @@ impl Projection {
                 known.unwrap_or_else(|| format!("{}:{}", fold.node().get(), cause.sequence));
             batch.take(fold, &cause, &correlation_id);
         }
-        for row in batch.orders() {
-            repo::save_order_in_tx(&mut tx, row).await?;
-        }
-        for row in &batch.trades {
-            repo::save_trade_in_tx(&mut tx, row).await?;
-        }
+        repo::save_orders_in_tx(&mut tx, &batch.orders).await?;
+        repo::save_trades_in_tx(&mut tx, &batch.trades).await?;
         for (key_hash, answer) in &batch.answers {
             repo::save_answer_in_tx(&mut tx, *key_hash, answer).await?;
         }
@@ -137,10 +133,6 @@ struct Batch {
 }
 
 impl Batch {
-    fn orders(&self) -> impl Iterator<Item = &OrderRow> {
-        self.orders.iter()
-    }
-
     fn order(&mut self, row: OrderRow) {
         match self.place.get(&row.order_id) {
             Some(at) => self.orders[*at] = row,

@@ -2,6 +2,7 @@
 
 use events::{Sqlite, Tx};
 use rpc::page::Page;
+use serde_json::json;
 use sqlx::{QueryBuilder, Row, sqlite::SqliteRow};
 use types::{Decimal, Id128, OrderStatus, OrderType, Side, StpMode, TimeInForce};
 
@@ -47,61 +48,81 @@ pub async fn set_position_in_tx(tx: &mut Tx, sequence: u64) -> Result<(), Error>
     Ok(())
 }
 
-/// Writes an order as it now stands.
-pub async fn save_order_in_tx(tx: &mut Tx, row: &OrderRow) -> Result<(), Error> {
+/// Writes orders as they now stand: one statement, whatever their number.
+pub async fn save_orders_in_tx(tx: &mut Tx, rows: &[OrderRow]) -> Result<(), Error> {
+    let values: Vec<_> = rows
+        .iter()
+        .map(|row| {
+            json!([
+                row.order_id,
+                row.user_id,
+                row.instrument_id,
+                row.side.code(),
+                row.order_type.code(),
+                row.time_in_force.code(),
+                u8::from(row.post_only),
+                row.stp.code(),
+                row.expires_at_us,
+                row.price.map(|price| price.to_string()).unwrap_or_default(),
+                row.quantity.to_string(),
+                row.filled.to_string(),
+                row.value_minor,
+                row.status.code(),
+                row.cancel_reason,
+                row.client_order_id,
+                row.engine_order_id.to_string(),
+                u8::from(row.own_hold),
+                row.sequence.cast_signed(),
+                row.created_at_us,
+                row.updated_at_us,
+            ])
+        })
+        .collect();
     sqlx::query(
         "INSERT INTO orders (order_id, user_id, instrument_id, side, order_type, time_in_force, post_only, stp, expires_at_us, price, \
          quantity, filled, value_minor, status, cancel_reason, client_order_id, engine_order_id, own_hold, sequence, created_at_us, updated_at_us) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21) \
+         SELECT value->>0, value->>1, value->>2, value->>3, value->>4, value->>5, value->>6, value->>7, value->>8, value->>9, value->>10, \
+         value->>11, value->>12, value->>13, value->>14, value->>15, value->>16, value->>17, value->>18, value->>19, value->>20 \
+         FROM json_each($1) WHERE true \
          ON CONFLICT (order_id) DO UPDATE SET price = excluded.price, quantity = excluded.quantity, filled = excluded.filled, \
          value_minor = excluded.value_minor, status = excluded.status, cancel_reason = excluded.cancel_reason, \
          updated_at_us = excluded.updated_at_us",
     )
-    .bind(&row.order_id)
-    .bind(&row.user_id)
-    .bind(&row.instrument_id)
-    .bind(row.side.code())
-    .bind(row.order_type.code())
-    .bind(row.time_in_force.code())
-    .bind(row.post_only)
-    .bind(row.stp.code())
-    .bind(row.expires_at_us)
-    .bind(row.price.map(|price| price.to_string()).unwrap_or_default())
-    .bind(row.quantity.to_string())
-    .bind(row.filled.to_string())
-    .bind(row.value_minor)
-    .bind(row.status.code())
-    .bind(&row.cancel_reason)
-    .bind(&row.client_order_id)
-    .bind(row.engine_order_id.to_string())
-    .bind(row.own_hold)
-    .bind(row.sequence.cast_signed())
-    .bind(row.created_at_us)
-    .bind(row.updated_at_us)
+    .bind(json!(values).to_string())
     .execute(&mut **tx)
     .await?;
     Ok(())
 }
 
-pub async fn save_trade_in_tx(tx: &mut Tx, row: &TradeRow) -> Result<(), Error> {
+/// Writes trades: one statement, whatever their number.
+pub async fn save_trades_in_tx(tx: &mut Tx, rows: &[TradeRow]) -> Result<(), Error> {
+    let values: Vec<_> = rows
+        .iter()
+        .map(|row| {
+            json!([
+                row.trade_id,
+                row.buy_order_id,
+                row.sell_order_id,
+                row.buyer_id,
+                row.seller_id,
+                row.instrument_id,
+                row.price.to_string(),
+                row.quantity.to_string(),
+                row.fee_minor,
+                row.trade_number.cast_signed(),
+                row.aggressor_side.code(),
+                row.executed_at_us,
+                row.sequence.cast_signed(),
+            ])
+        })
+        .collect();
     sqlx::query(
         "INSERT INTO trades (trade_id, buy_order_id, sell_order_id, buyer_id, seller_id, instrument_id, price, quantity, fee_minor, \
          trade_number, aggressor_side, executed_at_us, sequence) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) ON CONFLICT (trade_id) DO NOTHING",
+         SELECT value->>0, value->>1, value->>2, value->>3, value->>4, value->>5, value->>6, value->>7, value->>8, value->>9, value->>10, \
+         value->>11, value->>12 FROM json_each($1) WHERE true ON CONFLICT (trade_id) DO NOTHING",
     )
-    .bind(&row.trade_id)
-    .bind(&row.buy_order_id)
-    .bind(&row.sell_order_id)
-    .bind(&row.buyer_id)
-    .bind(&row.seller_id)
-    .bind(&row.instrument_id)
-    .bind(row.price.to_string())
-    .bind(row.quantity.to_string())
-    .bind(row.fee_minor)
-    .bind(row.trade_number.cast_signed())
-    .bind(row.aggressor_side.code())
-    .bind(row.executed_at_us)
-    .bind(row.sequence.cast_signed())
+    .bind(json!(values).to_string())
     .execute(&mut **tx)
     .await?;
     Ok(())

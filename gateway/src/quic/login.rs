@@ -36,6 +36,7 @@ pub async fn log_in(
     let known_flags = LOGIN_CANCEL_ON_DISCONNECT | LOGIN_FROM_NOW;
     if login.flags & !known_flags != 0
         || login.session_name.as_str().is_empty()
+        || (login.stp_group != 0 && !market.config.stp_groups)
         || login.stp_group >= u32::MAX >> 1
         || login.money_hold_minor < 0
     {
