@@ -17,6 +17,9 @@ use crate::plan::Plan;
 /// Rows that one event adds, generously: splits for two orders, three operations, returns.
 const CHANGE_WEIGHT_MAX: usize = 10;
 
+/// Trades that one chain transaction takes (SettleTrades).
+pub const CHAIN_TRADES_MAX: usize = 500;
+
 /// Bounds of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -136,7 +139,9 @@ impl Settler {
 
     /// Whether a record with so many events still belongs into the open batch; if not, seal first.
     pub fn has_room(&self, events: usize) -> bool {
-        self.is_empty() || self.weight() + events * CHANGE_WEIGHT_MAX <= self.limits.weight
+        self.is_empty()
+            || (self.weight() + events * CHANGE_WEIGHT_MAX <= self.limits.weight
+                && self.open_trades() + events <= CHAIN_TRADES_MAX)
     }
 
     /// Folds a record and plans what it means.
@@ -155,8 +160,11 @@ impl Settler {
         changes.clear();
         self.fold.apply(command, events, &mut changes)?;
         for change in &changes {
-            if was_empty && self.weight() + CHANGE_WEIGHT_MAX > self.limits.weight {
-                self.carver.finish(&self.fold, 0, &mut self.plan);
+            let is_full = self.weight() + CHANGE_WEIGHT_MAX > self.limits.weight
+                || self.plan.trades.len() >= self.limits.trades;
+            if was_empty && is_full {
+                self.carver
+                    .finish(&self.fold, 0, self.limits.weight, &mut self.plan);
                 self.parts.push(std::mem::take(&mut self.plan));
             }
             self.carver.apply(&self.fold, change, &mut self.plan);
@@ -202,11 +210,13 @@ impl Settler {
         open.into_iter().chain(young).min()
     }
 
-    /// Seals what is there and carves what is old by the clock `carve_ns`. Empty when it means nothing for the ledger.
+    /// Seals what is there and carves what is old by the clock `carve_ns`, as far as there is room: the rest stays due and goes into the next
+    /// batch. Empty when it means nothing for the ledger.
     pub fn seal(&mut self, carve_ns: u64) -> Vec<Batch> {
         let horizon_ns = carve_ns.saturating_sub(self.limits.wait_ns);
         let position = self.fold.position();
-        self.carver.finish(&self.fold, horizon_ns, &mut self.plan);
+        self.carver
+            .finish(&self.fold, horizon_ns, self.limits.weight, &mut self.plan);
         self.opened_ns = None;
         let parts = std::mem::take(&mut self.parts);
         let plan = std::mem::take(&mut self.plan);

@@ -123,9 +123,11 @@ impl Carver {
         }
     }
 
-    /// Carves every order that entered at or before `horizon_ns` and gives back what is kept back.
-    pub fn finish(&mut self, fold: &Fold, horizon_ns: u64, plan: &mut Plan) {
-        while self.oldest_ns(fold).is_some_and(|at| at <= horizon_ns) {
+    /// Carves orders that entered at or before `horizon_ns`, oldest first, until the plan has `weight` rows, and gives back what is kept back.
+    pub fn finish(&mut self, fold: &Fold, horizon_ns: u64, weight: usize, plan: &mut Plan) {
+        while plan.weight() + self.kept < weight
+            && self.oldest_ns(fold).is_some_and(|at| at <= horizon_ns)
+        {
             let (_, handle) = self
                 .young
                 .pop_front()

@@ -94,7 +94,11 @@ fn r188_every_plan_is_covered_and_conserves_money() {
                 run.seal(record.command.time_ns);
             }
         }
-        run.seal(market.time_ns + 2 * SECOND_NS);
+        let late_ns = market.time_ns + 2 * SECOND_NS;
+        run.seal(late_ns);
+        while run.settler.is_due(late_ns, Some(late_ns), true) {
+            run.seal(late_ns);
+        }
         let trades: usize = run.batches.iter().map(|b| b.plan.trades.len()).sum();
         assert_eq!(trades as u64, run.settler.fold().trades());
         assert!(trades > 50, "seed {seed} traded {trades} times");
@@ -391,6 +395,7 @@ fn a_taker_larger_than_a_batch_is_settled_in_parts() {
         (last.source.as_str(), last.through),
         ("market:1", sequence.0)
     );
+    assert!(parts.iter().all(|b| b.plan.trades.len() <= limits().trades));
     assert_eq!(
         parts.iter().map(|b| b.plan.trades.len()).sum::<usize>(),
         300
@@ -464,4 +469,38 @@ fn r151_orders_folded_late_share_a_batch() {
     assert!(settler.is_due(now_ns, Some(now_ns), true));
     assert_eq!(settler.seal(now_ns).len(), 1);
     assert_eq!(settler.due_in_ns(now_ns, Some(now_ns), true), None);
+}
+
+#[test]
+fn many_orders_that_are_old_at_once_are_carved_batch_by_batch() {
+    let mut market = Market::new(10);
+    for n in 0..150 {
+        market
+            .order(n % 5, 0, Side::Buy, 100, 1, TimeInForce::Gtc)
+            .unwrap();
+    }
+    let mut run = Run::new(limits());
+    let now_ns = market.time_ns + 3_600 * SECOND_NS;
+    for record in &market.records {
+        run.settler
+            .apply(&record.command, &record.events, now_ns)
+            .unwrap();
+        run.ledger.gateway(run.settler.fold(), record);
+    }
+    while run.settler.is_due(now_ns, Some(now_ns), true) {
+        run.seal(now_ns);
+    }
+    assert!(run.batches.len() > 1);
+    assert!(
+        run.batches
+            .iter()
+            .all(|b| b.plan.weight() <= limits().weight + 2)
+    );
+    for order in run.settler.fold().orders() {
+        assert!(
+            run.ledger
+                .holds
+                .contains_key(&order_hold(order.id, Part::Main))
+        );
+    }
 }

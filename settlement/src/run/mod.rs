@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use types::{NodeId, Sequence};
 
-use crate::batch::Limits;
+use crate::batch::{CHAIN_TRADES_MAX, Limits};
 use crate::progress::{Progress, Stats, Tracker, TradeStatus};
 use crate::repo::{BreakRow, Repo, StoreError};
 use crate::source::Source;
@@ -46,7 +46,7 @@ pub struct SettlementConfig {
     pub check_batches: u64,
     /// How long a trading hold may have less than the journal says before it is a break.
     pub short_ms: u64,
-    /// How long it may have more (funding under way).
+    /// How long it may have more: funding under way, or cut off by a crash and taken up by the gateway about a minute later.
     pub surplus_ms: u64,
 }
 
@@ -62,7 +62,7 @@ impl Default for SettlementConfig {
             chain_batches_max: 4,
             check_batches: 64,
             short_ms: 3_000,
-            surplus_ms: 60_000,
+            surplus_ms: 300_000,
         }
     }
 }
@@ -70,8 +70,8 @@ impl Default for SettlementConfig {
 impl SettlementConfig {
     fn limits(&self) -> Limits {
         Limits {
-            trades: self.batch_trades_max,
-            weight: self.batch_rows_max,
+            trades: self.batch_trades_max.clamp(1, CHAIN_TRADES_MAX),
+            weight: self.batch_rows_max.max(1),
             linger_ns: self.linger_ms * 1_000_000,
             wait_ns: self.wait_ms * 1_000_000,
         }
@@ -231,12 +231,12 @@ impl SettlementView {
     }
 }
 
-/// Answers of a batch are as large as the batch.
+/// Answers of a batch are as large as the batch; a service may ask for more than its users.
 macro_rules! client_limits {
     ($client:expr) => {
         $client
-            .max_decoding_message_size(4 * rpc::MESSAGE_BYTES_MAX)
-            .max_encoding_message_size(rpc::MESSAGE_BYTES_MAX)
+            .max_decoding_message_size(rpc::MESSAGE_BYTES_MAX_SERVICE)
+            .max_encoding_message_size(rpc::MESSAGE_BYTES_MAX_SERVICE)
     };
 }
 use client_limits;
