@@ -40,10 +40,18 @@ pub struct Tally {
     pub elapsed: Duration,
 }
 
+#[derive(Default)]
+struct Early {
+    accepted: Option<Instant>,
+    answered: Option<Instant>,
+}
+
 struct Listener {
     tally: Tally,
     /// (channel, client sequence) to the moment it was sent and whether it is an order.
     waiting: HashMap<(u16, u64), (Instant, bool)>,
+    /// Answers that overtook the note that their request was sent, with the moment they came.
+    early: HashMap<(u16, u64), Early>,
     sent_rx: tokio::sync::mpsc::UnboundedReceiver<(u16, u64, Instant, bool)>,
     /// Engine id to client id.
     orders: HashMap<u64, u64>,
@@ -90,9 +98,9 @@ pub async fn play(
         sent_tx,
     };
     let sent = plan.send(rows, speed, progress).await?;
-    let mut listener = match tokio::time::timeout(Duration::from_secs(600), listening).await {
+    let mut listener = match tokio::time::timeout(Duration::from_secs(60), listening).await {
         Ok(joined) => joined.context("listener")??,
-        Err(_) => bail!("reports are missing ten minutes after the last row"),
+        Err(_) => bail!("reports are missing a minute after the last row"),
     };
     listener.compare(rows);
     let mut tally = listener.tally;
@@ -249,6 +257,7 @@ impl Listener {
                 elapsed: Duration::ZERO,
             },
             waiting: HashMap::new(),
+            early: HashMap::new(),
             sent_rx,
             orders: HashMap::new(),
             first_maker: HashMap::new(),
@@ -263,17 +272,12 @@ impl Listener {
                 biased;
                 sent = self.sent_rx.recv(), if is_sending => match sent {
                     Some((channel, client_seq, at, is_order)) => {
-                        self.waiting.insert((channel, client_seq), (at, is_order));
+                        self.sent((channel, client_seq), at, is_order);
                     }
                     None => is_sending = false,
                 },
                 report = reports.recv() => {
-                    let report = report.context("the connection is gone")??;
-                    // A report may overtake the note that its request was sent.
-                    while let Ok((channel, client_seq, at, is_order)) = self.sent_rx.try_recv() {
-                        self.waiting.insert((channel, client_seq), (at, is_order));
-                    }
-                    self.report(&report)?;
+                    self.report(&report.context("the connection is gone")??)?;
                 }
             }
         }
@@ -289,11 +293,13 @@ impl Listener {
     fn report(&mut self, report: &Report) -> anyhow::Result<()> {
         match &report.message {
             ServerMessage::Accepted(accepted) => {
-                if let Some((at, true)) = self.waiting.get(&(report.channel, accepted.client_seq)) {
-                    record(
-                        &mut self.tally.accepted,
-                        report.received_at.saturating_duration_since(*at),
-                    );
+                let key = (report.channel, accepted.client_seq);
+                match self.waiting.get(&key) {
+                    Some((at, true)) => {
+                        record(&mut self.tally.accepted, report.received_at, *at);
+                    }
+                    Some(_) => {}
+                    None => self.early.entry(key).or_default().accepted = Some(report.received_at),
                 }
             }
             ServerMessage::OrderAck(ack) => {
@@ -341,13 +347,28 @@ impl Listener {
     }
 
     fn answered(&mut self, report: &Report, client_seq: u64) {
-        if let Some((at, is_order)) = self.waiting.remove(&(report.channel, client_seq))
-            && is_order
-        {
-            record(
-                &mut self.tally.acknowledged,
-                report.received_at.saturating_duration_since(at),
-            );
+        let key = (report.channel, client_seq);
+        match self.waiting.remove(&key) {
+            Some((at, true)) => record(&mut self.tally.acknowledged, report.received_at, at),
+            Some(_) => {}
+            None => self.early.entry(key).or_default().answered = Some(report.received_at),
+        }
+    }
+
+    /// The sender's note, which comes behind the request and so perhaps behind its answer.
+    fn sent(&mut self, key: (u16, u64), at: Instant, is_order: bool) {
+        let early = self.early.remove(&key).unwrap_or_default();
+        if let Some(accepted_at) = early.accepted.filter(|_| is_order) {
+            record(&mut self.tally.accepted, accepted_at, at);
+        }
+        match early.answered {
+            Some(answered_at) if is_order => {
+                record(&mut self.tally.acknowledged, answered_at, at);
+            }
+            Some(_) => {}
+            None => {
+                self.waiting.insert(key, (at, is_order));
+            }
         }
     }
 
@@ -373,7 +394,8 @@ impl Listener {
     }
 }
 
-fn record(histogram: &mut Histogram<u64>, latency: Duration) {
+fn record(histogram: &mut Histogram<u64>, received_at: Instant, sent_at: Instant) {
+    let latency = received_at.saturating_duration_since(sent_at);
     let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
     histogram.saturating_record(nanos.max(1));
 }
