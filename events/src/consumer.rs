@@ -2,16 +2,25 @@
 //!
 //! The position is committed after the handler succeeded or the record is in `<topic>.dlq`. While a record is retried, the subscription
 //! waits behind it, so the order of its key holds. A handler is never cancelled in the middle: shutdown waits for it.
+//!
+//! Three kinds of failure: [`Poison`] is given up at once; [`Later`] waits for as long as the peer or the store is away, shown by
+//! [`crate::log::Waiting`]; anything else is given up after [`RetryPolicy::attempts_max`] attempts.
 
 use std::{error::Error as StdError, fmt, future::Future, sync::Arc, time::Duration};
 
 use rand::Rng;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::{Delivery, Error, Event, Log, Subscription, dlq};
 
-/// What a handler answers. Any error is retried; return [`Poison`] for a record that can never be handled.
+/// Longest pause while a peer or a store is away: once it is back, its events go on within this time.
+const LATER_MAX_MS: u64 = 30_000;
+/// How often the log tells of one record that waits.
+const LATER_TELL: Duration = Duration::from_secs(60);
+
+/// What a handler answers. Any error is retried; return [`Poison`] for a record that can never be handled, [`Later`] for one that has to wait.
 pub type HandlerResult = Result<(), Box<dyn StdError + Send + Sync>>;
 
 /// A record that retrying cannot help: it goes to the dead-letter topic at once.
@@ -25,6 +34,19 @@ impl fmt::Display for Poison {
 }
 
 impl StdError for Poison {}
+
+/// A peer or a store is away: nothing is wrong with the record, and it waits for as long as that takes. Does not count towards
+/// [`RetryPolicy::attempts_max`]. Never to be answered for what only this record can mend: everything behind it waits too.
+#[derive(Debug, Clone)]
+pub struct Later(pub String);
+
+impl fmt::Display for Later {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl StdError for Later {}
 
 /// Backoff between attempts: doubling, with jitter of up to a quarter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,8 +177,8 @@ where
         event_type = %event.type_name,
     );
     let mut attempt = 0;
+    let mut wait = None;
     loop {
-        attempt += 1;
         let error = match handler(event.clone()).instrument(span.clone()).await {
             Ok(()) => {
                 count(group, "handled");
@@ -164,6 +186,17 @@ where
             }
             Err(error) => error,
         };
+        if let Some(later) = error.downcast_ref::<Later>() {
+            let wait = wait.get_or_insert_with(|| Wait::new(log, group, delivery));
+            span.in_scope(|| wait.tell(later));
+            count(group, "waited");
+            if pause(wait.delay(policy), shutdown).await {
+                return false;
+            }
+            continue;
+        }
+        wait = None;
+        attempt += 1;
         let hopeless = error.is::<Poison>();
         span.in_scope(|| {
             tracing::warn!(%error, attempt, group, event_id = %event.id, position = %delivery.position, "event not handled");
@@ -189,6 +222,60 @@ where
         if pause(policy.delay(attempt), shutdown).await {
             return false;
         }
+    }
+}
+
+/// A record that waits for a peer or a store, from the first [`Later`] to the next other answer.
+struct Wait<'a> {
+    log: &'a dyn Log,
+    group: &'a str,
+    delivery: &'a Delivery,
+    since: Instant,
+    told: Option<Instant>,
+    tries: u32,
+}
+
+impl<'a> Wait<'a> {
+    fn new(log: &'a dyn Log, group: &'a str, delivery: &'a Delivery) -> Self {
+        Wait {
+            log,
+            group,
+            delivery,
+            since: Instant::now(),
+            told: None,
+            tries: 0,
+        }
+    }
+
+    fn topic(&self) -> &str {
+        &self.delivery.record.event.topic
+    }
+
+    /// Shows the reason, and says it once in [`LATER_TELL`].
+    fn tell(&mut self, later: &Later) {
+        self.tries = self.tries.saturating_add(1);
+        self.log.waiting().set(self.group, self.topic(), &later.0);
+        if self.told.is_none_or(|told| told.elapsed() >= LATER_TELL) {
+            self.told = Some(Instant::now());
+            tracing::warn!(
+                reason = %later, group = self.group, waited_s = self.since.elapsed().as_secs(), tries = self.tries,
+                event_id = %self.delivery.record.event.id, position = %self.delivery.position, "event waits"
+            );
+        }
+    }
+
+    fn delay(&self, policy: RetryPolicy) -> Duration {
+        RetryPolicy {
+            max_ms: policy.max_ms.min(LATER_MAX_MS),
+            ..policy
+        }
+        .delay(self.tries)
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        self.log.waiting().clear(self.group, self.topic());
     }
 }
 

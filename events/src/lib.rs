@@ -20,11 +20,11 @@ pub mod outbox;
 pub mod sqlite;
 pub mod topics;
 
-pub use consumer::{HandlerResult, Poison, RetryPolicy, consume, consume_with};
+pub use consumer::{HandlerResult, Later, Poison, RetryPolicy, consume, consume_with};
 pub use embedded::Embedded;
 pub use event::{Event, Record};
 pub use kafka::Kafka;
-pub use log::{Delivery, Log, Position, Subscription};
+pub use log::{Delivery, Log, Position, Subscription, Waiting, report_waiting};
 pub use sqlite::{Sqlite, Tx};
 
 /// Operational failures of this room.
@@ -42,4 +42,15 @@ pub enum Error {
     Malformed { position: String, reason: String },
     #[error("event log is closed")]
     Closed,
+}
+
+impl Error {
+    /// True when a store or the log is away, so that the same call may work later; false when the call itself cannot be done.
+    pub fn is_away(&self) -> bool {
+        match self {
+            Error::Store(error) => sqlite::is_away(error),
+            Error::Files(_) | Error::Kafka(_) | Error::Closed => true,
+            Error::Migrate(_) | Error::Malformed { .. } => false,
+        }
+    }
 }

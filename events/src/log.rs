@@ -2,8 +2,14 @@
 //!
 //! Two implementations, [`crate::Embedded`] and [`crate::Kafka`], pass one contract test suite.
 
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
 use async_trait::async_trait;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::{Error, Event, Record};
 
@@ -47,6 +53,61 @@ pub trait Log: Send + Sync + 'static {
 
     /// Why the log cannot be reached at the moment, if so; for `/health`.
     fn failing(&self) -> watch::Receiver<Option<String>>;
+
+    /// Which groups of this process wait for a peer or a store; see [`report_waiting`].
+    fn waiting(&self) -> &Waiting;
+}
+
+/// Consumers that cannot go on because a peer or a store is away ([`crate::Later`]): the reason by group and topic.
+#[derive(Debug, Default)]
+pub struct Waiting(watch::Sender<BTreeMap<(String, String), String>>);
+
+impl Waiting {
+    pub(crate) fn set(&self, group: &str, topic: &str, reason: &str) {
+        self.0.send_if_modified(|waiting| {
+            let key = (group.to_owned(), topic.to_owned());
+            waiting.insert(key, reason.to_owned()).as_deref() != Some(reason)
+        });
+    }
+
+    pub(crate) fn clear(&self, group: &str, topic: &str) {
+        self.0.send_if_modified(|waiting| {
+            waiting
+                .remove(&(group.to_owned(), topic.to_owned()))
+                .is_some()
+        });
+    }
+}
+
+/// Tells of the consumers of `groups` that wait, until shutdown: `tell(part, Some(reason))` when one begins to wait or waits for another
+/// reason, `tell(part, None)` when it goes on. The part is `<group>:<topic>`. Meant for a service's health.
+pub async fn report_waiting(
+    log: Arc<dyn Log>,
+    groups: &[&str],
+    mut tell: impl FnMut(&str, Option<&str>),
+    shutdown: CancellationToken,
+) {
+    let mut watch = log.waiting().0.subscribe();
+    let mut shown: BTreeSet<String> = BTreeSet::new();
+    loop {
+        let waiting: BTreeMap<String, String> = watch
+            .borrow_and_update()
+            .iter()
+            .filter(|((group, _), _)| groups.contains(&group.as_str()))
+            .map(|((group, topic), reason)| (format!("{group}:{topic}"), reason.clone()))
+            .collect();
+        for part in shown.iter().filter(|part| !waiting.contains_key(*part)) {
+            tell(part, None);
+        }
+        for (part, reason) in &waiting {
+            tell(part, Some(reason));
+        }
+        shown = waiting.into_keys().collect();
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            changed = watch.changed() => if changed.is_err() { return },
+        }
+    }
 }
 
 /// A member of a group.

@@ -26,6 +26,26 @@ const BUSY_TIMEOUT_MS: u64 = 5_000;
 /// How long a write waits for its turn before it fails.
 const WRITER_WAIT_MS: u64 = 30_000;
 
+/// Result codes of SQLite that speak of the statement or its values, not of the file: ERROR, TOOBIG, CONSTRAINT, MISMATCH, MISUSE, RANGE.
+const CODES_OF_THE_CALL: [u32; 6] = [1, 18, 19, 20, 21, 25];
+
+/// True when the file (or its lock, disk, connection) is away, so that the same statement may work later; false when the statement or what
+/// it read can never work: a broken constraint, a column of another type.
+pub fn is_away(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Database(error) => error
+            .code()
+            .and_then(|code| code.parse::<u32>().ok())
+            // Extended codes carry the plain one in their low byte.
+            .is_none_or(|code| !CODES_OF_THE_CALL.contains(&(code & 0xFF))),
+        sqlx::Error::Io(_)
+        | sqlx::Error::PoolTimedOut
+        | sqlx::Error::PoolClosed
+        | sqlx::Error::WorkerCrashed => true,
+        _ => false,
+    }
+}
+
 /// Handle to one file; clones share the connections.
 #[derive(Clone)]
 pub struct Sqlite {

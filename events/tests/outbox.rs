@@ -15,7 +15,8 @@ use std::{
 use async_trait::async_trait;
 use common::{FAST, event, in_time, take};
 use events::{
-    Embedded, Error, Log, Record, Sqlite, Subscription, consume_with, inbox, outbox, outbox::Relay,
+    Embedded, Error, Log, Record, Sqlite, Subscription, Waiting, consume_with, inbox, outbox,
+    outbox::Relay,
 };
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use tokio::sync::watch;
@@ -159,6 +160,10 @@ impl Log for Faulty {
     fn failing(&self) -> watch::Receiver<Option<String>> {
         self.log.failing()
     }
+
+    fn waiting(&self) -> &Waiting {
+        self.log.waiting()
+    }
 }
 
 // rows: R248
@@ -243,6 +248,33 @@ async fn readers_cannot_write() {
         .execute(db.read())
         .await;
     assert!(written.is_err());
+}
+
+#[tokio::test]
+async fn a_locked_or_closed_store_is_away_and_a_broken_constraint_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = service(folder.path()).await;
+    change(&db, 1).await.commit().await.unwrap();
+    let mut tx = db.write().await.unwrap();
+    let twice = sqlx::query("INSERT INTO changes (number) VALUES (1)")
+        .execute(&mut *tx)
+        .await
+        .unwrap_err();
+    assert!(!events::sqlite::is_away(&twice), "{twice}");
+    // Another process holds the lock of the file.
+    let impatient = sqlx::sqlite::SqliteConnectOptions::new()
+        .filename(db.path())
+        .busy_timeout(std::time::Duration::ZERO);
+    let pool = sqlx::SqlitePool::connect_with(impatient).await.unwrap();
+    let locked = sqlx::query("INSERT INTO changes (number) VALUES (2)")
+        .execute(&pool)
+        .await
+        .unwrap_err();
+    assert!(events::sqlite::is_away(&locked), "{locked}");
+    drop(tx);
+    db.close().await;
+    let closed = db.write().await.err().expect("the file is closed");
+    assert!(closed.is_away(), "{closed}");
 }
 
 const CHILD_FOLDER: &str = "OUTBOX_TEST_CHILD_FOLDER";

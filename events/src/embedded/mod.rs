@@ -18,7 +18,7 @@ use async_trait::async_trait;
 use sqlx::sqlite::SqliteSynchronous;
 use tokio::sync::watch;
 
-use crate::{Error, Log, Record, Sqlite, Subscription};
+use crate::{Error, Log, Record, Sqlite, Subscription, Waiting};
 
 const OFFSETS_SCHEMA: &str = "CREATE TABLE IF NOT EXISTS offsets (\
      consumer_group TEXT NOT NULL, topic TEXT NOT NULL, position BIGINT NOT NULL, \
@@ -34,6 +34,7 @@ struct Inner {
     /// Position of the last record published by this process; subscribers wait on it.
     head: watch::Sender<i64>,
     failing: watch::Sender<Option<String>>,
+    waiting: Waiting,
     /// One lock for each group and topic: its holder is the group's active member.
     members: Mutex<HashMap<(String, String), Arc<tokio::sync::Mutex<()>>>>,
 }
@@ -64,6 +65,7 @@ impl Embedded {
             offsets,
             head: watch::Sender::new(head),
             failing: watch::Sender::new(None),
+            waiting: Waiting::default(),
             members: Mutex::default(),
         })))
     }
@@ -116,6 +118,10 @@ impl Log for Embedded {
 
     fn failing(&self) -> watch::Receiver<Option<String>> {
         self.0.failing.subscribe()
+    }
+
+    fn waiting(&self) -> &Waiting {
+        &self.0.waiting
     }
 }
 

@@ -18,7 +18,7 @@ use rdkafka::{
 };
 use tokio::sync::watch;
 
-use crate::{Delivery, Error, Log, Position, Record, Subscription, log::Source, topics};
+use crate::{Delivery, Error, Log, Position, Record, Subscription, Waiting, log::Source, topics};
 
 /// How long to wait before offering a message again to a producer whose queue is full.
 const QUEUE_FULL_PAUSE_MS: u64 = 20;
@@ -31,6 +31,7 @@ struct Inner {
     config: ClientConfig,
     context: Context,
     producer: FutureProducer<Context>,
+    waiting: Waiting,
 }
 
 impl Kafka {
@@ -61,6 +62,7 @@ impl Kafka {
             config,
             context,
             producer,
+            waiting: Waiting::default(),
         })))
     }
 
@@ -147,7 +149,8 @@ impl Log for Kafka {
             .set("isolation.level", "read_committed")
             .set("partition.assignment.strategy", "cooperative-sticky")
             .set("topic.metadata.refresh.interval.ms", "10000")
-            // Longer than the longest pause between two attempts at a record (D26: 5 min).
+            // Longer than the longest pause between two attempts at a record (D26: 5 min). A record that waits longer leaves the group and
+            // comes again after it was handled, which consumers bear.
             .set("max.poll.interval.ms", "900000")
             .create_with_context(self.0.context.clone())?;
         consumer.subscribe(topics)?;
@@ -156,6 +159,10 @@ impl Log for Kafka {
 
     fn failing(&self) -> watch::Receiver<Option<String>> {
         self.0.context.failing.subscribe()
+    }
+
+    fn waiting(&self) -> &Waiting {
+        &self.0.waiting
     }
 }
 
