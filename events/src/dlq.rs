@@ -1,9 +1,14 @@
 //! Dead letters: records a group gave up, on `<topic>.dlq` with the reason in headers, and the way back (D26).
 
-use std::time::Duration;
+use std::{
+    collections::{BTreeSet, HashSet},
+    time::Duration,
+};
+
+use uuid::Uuid;
 
 use crate::{
-    Delivery, Error, Log, Record,
+    Delivery, Error, Log, Position, Record, Subscription,
     event::{now_us, rfc3339},
     topics,
 };
@@ -16,8 +21,8 @@ pub const AT: &str = "dlq_at";
 /// On a replayed record: the only group that shall handle it.
 pub const REPLAY_FOR: &str = "replay_for";
 
-/// Group that reads dead-letter topics for [`replay`].
-const REPLAY_GROUP: &str = "dlq-replay";
+/// Groups that only look, one for each look.
+const READ_GROUP: &str = "dlq-read.";
 /// Longest reason kept, in bytes.
 const REASON_BYTES_MAX: usize = 1_024;
 
@@ -41,23 +46,124 @@ pub(crate) fn letter(delivery: &Delivery, group: &str, attempts: u32, reason: &s
     }
 }
 
-/// Puts the dead letters of `topic` back, each for the group that gave it up. Stops when no letter comes for `idle`; returns how many.
+/// A dead letter, without its payload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Letter {
+    /// Where it stands in the dead-letter topic.
+    pub position: Position,
+    /// Topic it came from.
+    pub topic: String,
+    pub event_id: Uuid,
+    pub key: String,
+    pub type_name: String,
+    /// The group that gave it up, and after how many attempts.
+    pub group: String,
+    pub attempts: String,
+    pub reason: String,
+    /// RFC 3339.
+    pub given_up_at: String,
+    /// Put back already.
+    pub is_replayed: bool,
+}
+
+impl Letter {
+    fn read(delivery: Delivery) -> Self {
+        let record = delivery.record;
+        let header = |name| record.header(name).unwrap_or_default().to_owned();
+        Letter {
+            topic: topics::of_dlq(&record.event.topic).to_owned(),
+            group: header(GROUP),
+            attempts: header(ATTEMPTS),
+            reason: header(REASON),
+            given_up_at: header(AT),
+            position: delivery.position,
+            event_id: record.event.id,
+            key: record.event.key,
+            type_name: record.event.type_name,
+            is_replayed: false,
+        }
+    }
+}
+
+/// Every dead letter of these topics (of one group when named), in the order of the log. Changes nothing. A topic counts as read to its end
+/// when no letter comes for `idle`.
+///
+/// # Errors
+/// [`Error`] of the log.
+pub async fn list(
+    log: &dyn Log,
+    topics: &[&str],
+    group: Option<&str>,
+    idle: Duration,
+) -> Result<Vec<Letter>, Error> {
+    let reader = format!("{READ_GROUP}{}", Uuid::now_v7());
+    let mut letters = Vec::new();
+    let mut subscription = subscribe(log, &reader, topics).await?;
+    while let Ok(next) = tokio::time::timeout(idle, subscription.next()).await {
+        letters.push(Letter::read(next?));
+    }
+    letters.retain(|letter| group.is_none_or(|group| letter.group == group));
+    let groups: BTreeSet<String> = letters.iter().map(|letter| letter.group.clone()).collect();
+    for group in groups {
+        // Nothing is committed, so what this reads is still to be put back.
+        let mut waiting = HashSet::new();
+        let mut subscription = subscribe(log, &replay_group(&group), topics).await?;
+        while let Ok(next) = tokio::time::timeout(idle, subscription.next()).await {
+            waiting.insert(next?.position);
+        }
+        for letter in letters.iter_mut().filter(|letter| letter.group == group) {
+            letter.is_replayed = !waiting.contains(&letter.position);
+        }
+    }
+    Ok(letters)
+}
+
+/// Puts the dead letters of these topics back (of one group when named), each once and for the group that gave it up; returns them. `idle` as
+/// for [`list`].
 ///
 /// # Errors
 /// [`Error`] of the log; letters put back so far stay put back.
-pub async fn replay(log: &dyn Log, topic: &str, idle: Duration) -> Result<usize, Error> {
-    let dead = topics::dlq(topic);
-    let mut subscription = log.subscribe(REPLAY_GROUP, &[&dead]).await?;
-    let mut replayed = 0;
-    while let Ok(next) = tokio::time::timeout(idle, subscription.next()).await {
-        let delivery = next?;
-        let group = delivery.record.header(GROUP).unwrap_or_default().to_owned();
-        let mut record = Record::from(delivery.record.event);
-        record.event.topic = topic.to_owned();
-        record.headers.push((REPLAY_FOR.to_owned(), group));
-        log.append(std::slice::from_ref(&record)).await?;
-        subscription.commit(&delivery.position).await?;
-        replayed += 1;
+pub async fn replay(
+    log: &dyn Log,
+    topics: &[&str],
+    group: Option<&str>,
+    idle: Duration,
+) -> Result<Vec<Letter>, Error> {
+    let groups: BTreeSet<String> = list(log, topics, group, idle)
+        .await?
+        .into_iter()
+        .filter(|letter| !letter.is_replayed)
+        .map(|letter| letter.group)
+        .collect();
+    let mut replayed = Vec::new();
+    for group in groups {
+        let mut subscription = subscribe(log, &replay_group(&group), topics).await?;
+        while let Ok(next) = tokio::time::timeout(idle, subscription.next()).await {
+            let delivery = next?;
+            let position = delivery.position.clone();
+            if delivery.record.header(GROUP) == Some(group.as_str()) {
+                let mut record = Record::from(delivery.record.event.clone());
+                record.event.topic = topics::of_dlq(&position.topic).to_owned();
+                record.headers.push((REPLAY_FOR.to_owned(), group.clone()));
+                log.append(std::slice::from_ref(&record)).await?;
+                replayed.push(Letter {
+                    is_replayed: true,
+                    ..Letter::read(delivery)
+                });
+            }
+            subscription.commit(&position).await?;
+        }
     }
     Ok(replayed)
+}
+
+/// How far the letters of a group were put back is remembered for each group, so that one can be replayed without the others.
+fn replay_group(group: &str) -> String {
+    format!("dlq-replay.{group}")
+}
+
+async fn subscribe(log: &dyn Log, group: &str, topics: &[&str]) -> Result<Subscription, Error> {
+    let dead: Vec<String> = topics.iter().map(|topic| topics::dlq(topic)).collect();
+    let dead: Vec<&str> = dead.iter().map(String::as_str).collect();
+    log.subscribe(group, &dead).await
 }

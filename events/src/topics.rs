@@ -25,3 +25,8 @@ pub const PARTITIONS: i32 = 12;
 pub fn dlq(topic: &str) -> String {
     format!("{topic}.dlq")
 }
+
+/// The topic whose dead letters are on this one.
+pub fn of_dlq(dlq: &str) -> &str {
+    dlq.strip_suffix(".dlq").unwrap_or(dlq)
+}

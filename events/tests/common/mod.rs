@@ -13,7 +13,8 @@ use std::{
 
 use async_trait::async_trait;
 use events::{
-    Delivery, Event, Log, Poison, Record, RetryPolicy, Subscription, consume_with, dlq, topics,
+    Delivery, Event, Later, Log, Poison, Record, RetryPolicy, Subscription, consume_with, dlq,
+    report_waiting, topics,
 };
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -32,6 +33,7 @@ pub async fn all(fixture: &dyn Fixture) {
     a_waiting_subscriber_is_woken_by_a_publisher(fixture).await;
     groups_remember_how_far_they_are_and_do_not_share(fixture).await;
     failed_records_are_retried_before_the_ones_behind_them(fixture).await;
+    a_record_waits_for_a_peer_that_is_away_however_often_it_is_tried(fixture).await;
     given_up_records_are_dead_letters_and_come_back_to_their_group_only(fixture).await;
     a_stopped_consumer_goes_on_where_it_stopped(fixture).await;
 }
@@ -207,6 +209,64 @@ async fn failed_records_are_retried_before_the_ones_behind_them(fixture: &dyn Fi
     stop(consumer).await;
 }
 
+async fn a_record_waits_for_a_peer_that_is_away_however_often_it_is_tried(fixture: &dyn Fixture) {
+    let topic = fixture.topic("later").await;
+    let sent: Vec<Event> = (0..3)
+        .map(|number| event(&topic, "one-key", number))
+        .collect();
+    fixture.log().publish(&sent).await.unwrap();
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let end = CancellationToken::new();
+    let (log, ended) = (fixture.log(), end.clone());
+    let report = tokio::spawn(async move {
+        let tell = |part: &str, reason: Option<&str>| {
+            tell.send((part.to_owned(), reason.map(str::to_owned)))
+                .unwrap();
+        };
+        report_waiting(log, &["later"], tell, ended).await;
+    });
+    let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
+    // Away for many more tries than a record has attempts, with failures of its own among them, one short of too many.
+    let peer = Arc::new(tokio::sync::Semaphore::new(0));
+    let tries = Arc::new(Mutex::new(0));
+    let (back, seen) = (peer.clone(), tries.clone());
+    let consumer = run(fixture, "later", &topic, move |event| {
+        let (tx, peer, tries) = (tx.clone(), peer.clone(), tries.clone());
+        async move {
+            if event.subject == "hold-1" && peer.available_permits() == 0 {
+                let mut tries = tries.lock().unwrap();
+                *tries += 1;
+                return if *tries <= FAST.attempts_max - 1 {
+                    Err("a failure that counts".into())
+                } else {
+                    Err(Later("the peer is away".into()).into())
+                };
+            }
+            tx.send(event.subject).unwrap();
+            Ok(())
+        }
+    });
+    let part = format!("later:{topic}");
+    let away = in_time("waiting is shown", told.recv()).await.unwrap();
+    assert_eq!(away, (part.clone(), Some("the peer is away".to_owned())));
+    in_time("many tries", async {
+        while *seen.lock().unwrap() < 10 * FAST.attempts_max {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    back.add_permits(1);
+    for number in 0..3 {
+        let handled = in_time("handled", rx.recv()).await.unwrap();
+        assert_eq!(handled, format!("hold-{number}"));
+    }
+    let shown = in_time("the end of waiting is shown", told.recv()).await;
+    assert_eq!(shown.unwrap(), (part, None));
+    stop(consumer).await;
+    end.cancel();
+    report.await.unwrap();
+}
+
 async fn given_up_records_are_dead_letters_and_come_back_to_their_group_only(
     fixture: &dyn Fixture,
 ) {
@@ -268,10 +328,31 @@ async fn given_up_records_are_dead_letters_and_come_back_to_their_group_only(
         assert_eq!(handled, ("healthy", format!("hold-{number}")));
     }
     *mend.lock().unwrap() = true;
-    let replayed = dlq::replay(&*fixture.log(), &topic, fixture.idle())
-        .await
-        .unwrap();
-    assert_eq!(replayed, 2);
+    let (log, idle) = (fixture.log(), fixture.idle());
+    let list = async |group: Option<&'static str>| {
+        let found = dlq::list(&*log, &[&topic], group, idle).await.unwrap();
+        found
+            .into_iter()
+            .map(|letter| (letter.event_id, letter.reason, letter.is_replayed))
+            .collect::<Vec<_>>()
+    };
+    let letter =
+        |number: usize, reason: &str, replayed| (sent[number].id, reason.to_owned(), replayed);
+    let both = |replayed| {
+        [
+            letter(0, "cannot be read", replayed),
+            letter(1, "never works", replayed),
+        ]
+    };
+    assert_eq!(list(None).await, both(false));
+    assert_eq!(list(Some("failing")).await, both(false));
+    assert!(list(Some("healthy")).await.is_empty());
+    for (group, expected) in [(Some("healthy"), 0), (Some("failing"), 2), (None, 0)] {
+        let replayed = dlq::replay(&*log, &[&topic], group, idle).await.unwrap();
+        assert_eq!(replayed.len(), expected, "{group:?}");
+        assert!(replayed.iter().all(|letter| letter.topic == topic));
+    }
+    assert_eq!(list(None).await, both(true));
     for number in 0..2 {
         let handled = in_time("the replayed record", rx.recv()).await.unwrap();
         assert_eq!(handled, ("failing", format!("hold-{number}")));
