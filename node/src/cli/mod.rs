@@ -1,6 +1,7 @@
 //! The command line: `platform run | demo | replay | proof | config`, and a noun for everything the platform can be asked.
 
 pub mod call;
+pub mod events;
 pub mod output;
 pub mod schema;
 pub mod table;
@@ -134,6 +135,7 @@ pub fn command() -> Command {
                 .args(connect()),
         )
         .subcommand(Command::new("proof").about("Prove the balances of a running platform: chain = ledger = bank"))
+        .subcommand(events::command())
         .subcommands(call::commands())
 }
 
@@ -217,6 +219,7 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
             .await
         }
         Some(("proof", _)) => proof::run(&target()?, json).await,
+        Some(("events", matches)) => events::run(matches, &config()?, json).await,
         Some((noun, matches)) => match call::run(&target()?, noun, matches, json).await {
             Some(done) => done,
             None => bail!("there is no command `{noun}`"),
