@@ -207,6 +207,88 @@ async fn r064_refused_transaction_gives_its_nonce_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn receipt_counts_only_with_its_confirmations() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let folder = tempfile::tempdir().expect("folder");
+    std::fs::create_dir_all(folder.path().join("node")).expect("folder");
+    let node = start(&folder.path().join("node"), None).await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("port");
+    let url = format!("http://{}", listener.local_addr().expect("address"));
+    node.handle.serve_json_rpc(listener);
+    let data_dir = folder.path().join("remote");
+    std::fs::create_dir_all(&data_dir).expect("folder");
+    let key = "operator.key";
+    std::fs::copy(
+        folder.path().join("node/chain").join(key),
+        data_dir.join(key),
+    )
+    .expect("key");
+    let config = ChainConfig {
+        data_dir,
+        poll_interval_ms: 5,
+        rpc_url: Some(url),
+        confirmations: 2,
+        ..ChainConfig::default()
+    };
+    let shutdown = CancellationToken::new();
+    let deps = ChainDeps {
+        log: node.log.clone(),
+    };
+    let remote = start_chain(config, deps, shutdown.clone())
+        .await
+        .expect("starts");
+    let connector = remote.connector();
+    let call = Action::DeployRegistry.call();
+    let mut sent = Vec::new();
+    for n in 0..3 {
+        let submitted = connector
+            .submit(&format!("deploy-{n}"), &call)
+            .await
+            .expect("submitted");
+        // a block of its own
+        let at_node = node.handle.connector();
+        let receipt = at_node.wait_receipt(&submitted.tx_hash, WAIT).await;
+        sent.push(receipt.expect("asked").expect("in a block"));
+    }
+    let first = connector.wait_receipt(&sent[0].tx_hash, WAIT).await;
+    assert_eq!(first.expect("asked").as_ref(), Some(&sent[0]));
+    for young in &sent[1..] {
+        let receipt = connector.receipt(&young.tx_hash).await.expect("asked");
+        assert_eq!(receipt, None, "too few blocks above it");
+    }
+    shutdown.cancel();
+    remote.stopped().await;
+    node.stop().await;
+}
+
+// rows: R064
+#[tokio::test(flavor = "multi_thread")]
+async fn r064_caller_that_goes_away_leaves_no_gap_and_no_collision() {
+    let folder = tempfile::tempdir().expect("folder");
+    let chain = start(folder.path(), None).await;
+    let connector = chain.handle.connector();
+    let call = Action::DeployRegistry.call();
+    for n in 0..24 {
+        let key = format!("dropped-{n}");
+        let mut submission = std::pin::pin!(connector.submit(&key, &call));
+        for _ in 0..n {
+            let polled = std::future::poll_fn(|cx| {
+                std::task::Poll::Ready(submission.as_mut().poll(cx).is_ready())
+            });
+            if polled.await {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+    let receipt = run(&connector, "after", &Action::DeployRegistry).await;
+    assert_eq!(receipt.status, ReceiptStatus::Success);
+    chain.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn chain_and_queue_go_on_where_they_stopped() {
     let folder = tempfile::tempdir().expect("folder");
     let chain = start(folder.path(), None).await;
@@ -312,10 +394,8 @@ async fn remote_node_is_reached_by_the_same_connector() {
     )
     .await;
     let embedded = chain.handle.connector();
-    assert_eq!(
-        embedded.receipt(&mint.tx_hash).await.expect("asked"),
-        Some(mint.clone())
-    );
+    let there = embedded.wait_receipt(&mint.tx_hash, WAIT).await;
+    assert_eq!(there.expect("asked"), Some(mint.clone()));
     let block = remote
         .handle
         .connector()

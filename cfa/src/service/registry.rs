@@ -24,7 +24,7 @@ impl Service {
     /// Brings the registry up to the last block that was read.
     pub async fn catch_up_registry(&self) -> Result<(), Error> {
         let _turn = self.registry_turn.lock().await;
-        let head = self.chain.block_number().await?;
+        let head = self.chain.last_read().await?;
         let mut next = self
             .repo
             .registry_block()

@@ -212,11 +212,25 @@ impl Connector {
     }
 
     /// Signs and sends. The same key gives the same transaction for ever, whatever the call says then.
+    ///
+    /// Cancel safe: once begun it goes on when the caller has gone. Given up between the stored row and the next nonce, it would leave a
+    /// nonce that every later submission would collide with.
     pub async fn submit(&self, key: &str, call: &Call) -> Result<Submitted, ChainError> {
+        let (connector, key, call) = (self.clone(), key.to_owned(), call.clone());
+        tokio::spawn(async move { connector.submit_in_turn(&key, &call).await })
+            .await
+            .map_err(|error| ChainError::Unavailable(format!("submission: {error}")))?
+    }
+
+    async fn submit_in_turn(&self, key: &str, call: &Call) -> Result<Submitted, ChainError> {
         let mut next_nonce = self.inner.queue.lock().await;
         if let Some(known) = self.inner.repo.by_key(key).await? {
             if !known.included {
-                self.send(&known).await?;
+                self.send(&known).await.map_err(|error| match error {
+                    // stored and sent again by the resender: it may be in a block yet, so this is not the end of it
+                    ChainError::Refused(reason) => ChainError::Unavailable(reason),
+                    other => other,
+                })?;
             }
             return Ok(known.submitted);
         }
@@ -325,7 +339,10 @@ impl Connector {
                 }
                 ChainError::Refused(reason)
                     if reason.contains("nonce too low")
-                        && self.receipt(&submission.submitted.tx_hash).await?.is_some() =>
+                        && self
+                            .receipt_of_node(&submission.submitted.tx_hash)
+                            .await?
+                            .is_some() =>
                 {
                     Ok(())
                 }
@@ -344,7 +361,27 @@ impl Connector {
         Ok(waiting.len())
     }
 
+    /// The receipt of a transaction whose block was read, so that it has its confirmations; `None` before.
     pub async fn receipt(&self, tx_hash: &TxHash) -> Result<Option<Receipt>, ChainError> {
+        match self.receipt_of_node(tx_hash).await? {
+            Some(receipt) if self.is_read(receipt.block_number).await? => Ok(Some(receipt)),
+            _ => Ok(None),
+        }
+    }
+
+    async fn is_read(&self, number: u64) -> Result<bool, ChainError> {
+        // the stored position is ahead of the told one for a moment, in which events of the block may be out already
+        Ok(number <= *self.inner.read_to.borrow() || number <= self.last_read().await?)
+    }
+
+    /// Number of the last block whose receipts were read, as stored.
+    pub async fn last_read(&self) -> Result<u64, ChainError> {
+        let cursor = self.inner.repo.cursor().await?;
+        Ok(cursor.map_or(0, |(number, _)| number))
+    }
+
+    /// As the node has it now, however young its block is.
+    async fn receipt_of_node(&self, tx_hash: &TxHash) -> Result<Option<Receipt>, ChainError> {
         let receipt = self
             .inner
             .provider
