@@ -33,7 +33,7 @@ pub mod saga;
 pub mod source;
 mod wire;
 
-pub use progress::{Lag, Progress, Stats, TradeStatus};
+pub use progress::{Lag, Progress, Stats, Suspension, TradeStatus};
 pub use repo::{BreakRow, StoreError};
 pub use run::{
     SettlementConfig, SettlementDeps, SettlementHandle, SettlementView, StartError, start,

@@ -46,8 +46,17 @@ pub struct Stats {
     pub trades_failed: u64,
     pub batches_pending: u64,
     pub settlement_lag_ms: Lag,
-    /// Empty while all is well.
+    /// What somebody has to look at, because waiting does not mend it; empty while all is well.
     pub halted: String,
+}
+
+/// What the market has to do about a user whose money differs between journal and ledger (`design.md` 4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suspension {
+    /// No more orders of his; open ones are cancelled.
+    Differs,
+    /// Journal and ledger agree again: he may go on.
+    Agrees,
 }
 
 /// What became of a trade.
@@ -70,7 +79,7 @@ struct Inner {
     trades_folded: u64,
     bust: HashSet<String>,
     lag_us: Histogram<u64>,
-    halted: String,
+    given_up: bool,
 }
 
 /// Shared by the workers and the handle.
@@ -91,7 +100,7 @@ impl Tracker {
                 trades_folded: 0,
                 bust: bust.into_iter().collect(),
                 lag_us,
-                halted: String::new(),
+                given_up: false,
             }),
             progress: watch::Sender::new(Progress::default()),
             backlog,
@@ -144,18 +153,28 @@ impl Tracker {
             inner.trades_folded = trades_folded;
             inner.open_trades = open_trades as u64;
         }
-        self.backlog
-            .pending_bytes
-            .store(bytes_behind, Ordering::Relaxed);
+        self.behind(bytes_behind);
         self.publish(|progress| {
             progress.folded = folded;
             progress.settled = settled;
         });
     }
 
-    /// Why nothing is posted any more; empty when it is again.
-    pub fn halt(&self, why: &str) {
-        self.inner().halted = why.to_owned();
+    /// Durable bytes that are not read yet.
+    pub fn behind(&self, bytes: u64) {
+        // Under the lock, so that nothing is written over the end.
+        if !self.inner().given_up {
+            self.backlog.pending_bytes.store(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Nothing is settled any more until the next start: no more orders are to be taken.
+    pub fn give_up(&self) {
+        let mut inner = self.inner();
+        inner.given_up = true;
+        self.backlog
+            .pending_bytes
+            .store(u64::MAX, Ordering::Relaxed);
     }
 
     fn publish(&self, change: impl FnOnce(&mut Progress)) {
@@ -177,7 +196,8 @@ impl Tracker {
         metrics::gauge!("settlement_trades_pending").set(pending as f64);
     }
 
-    pub fn stats(&self) -> Stats {
+    /// `halted`: what somebody has to look at.
+    pub fn stats(&self, halted: String) -> Stats {
         let inner = self.inner();
         let pending = inner.pending();
         let failed = inner.bust.len() as u64;
@@ -197,7 +217,7 @@ impl Tracker {
                     max: ms(inner.lag_us.max()),
                 }
             },
-            halted: inner.halted.clone(),
+            halted,
         }
     }
 

@@ -1,10 +1,13 @@
 //! Settlement's own store: where each batch is. The money's truth is the ledger; this says what was sealed and which steps are done, so that after a
 //! crash the same step is done again.
 
+use std::collections::BTreeMap;
+
 use events::Sqlite;
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 
+use crate::progress::Suspension;
 use crate::saga::Saga;
 
 /// The store cannot be read or written.
@@ -65,7 +68,7 @@ impl Repo {
         self.db.close().await;
     }
 
-    /// Keeps sealed batches, all or none, and gives them their numbers.
+    /// Keeps sealed batches, all or none, and gives them their numbers. A repeat whose first try was kept after all finds them.
     pub async fn insert(&self, rows: &mut [Stored], now_us: i64) -> Result<(), StoreError> {
         let mut tx = self.db.write().await?;
         for row in rows.iter_mut() {
@@ -74,9 +77,12 @@ impl Repo {
                 .iter()
                 .flat_map(|ns| ns.to_le_bytes())
                 .collect();
-            let done = sqlx::query(
+            let number = sqlx::query(
                 "INSERT INTO batches (batch_id, source, first_sequence, through_sequence, covers, state, saga, trades, request, legs, executed,
-                 sealed_at_us, changed_at_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $12)",
+                 sealed_at_us, changed_at_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $12)
+                 ON CONFLICT (batch_id) DO UPDATE SET changed_at_us = excluded.changed_at_us
+                 WHERE batches.request = excluded.request AND batches.saga = excluded.saga
+                 RETURNING number",
             )
             .bind(&row.batch_id)
             .bind(&row.source)
@@ -90,9 +96,9 @@ impl Repo {
             .bind(&row.legs)
             .bind(executed)
             .bind(now_us)
-            .execute(&mut *tx)
+            .fetch_one(&mut *tx)
             .await?;
-            row.number = done.last_insert_rowid();
+            row.number = number.try_get(0)?;
         }
         tx.commit().await?;
         Ok(())
@@ -151,26 +157,38 @@ impl Repo {
         rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
     }
 
+    /// Keeps a difference: one open row per hold.
     pub async fn add_break(&self, found: &BreakRow) -> Result<(), StoreError> {
         let mut tx = self.db.write().await?;
-        sqlx::query(
-            "INSERT INTO breaks (name, hold_id, user_id, sequence, expected, found, found_at_us) VALUES ($1, $2, $3, $4, $5, $6, $7)
-             ON CONFLICT DO NOTHING",
+        let known = sqlx::query(
+            "UPDATE breaks SET sequence = $2, expected = $3, found = $4 WHERE hold_id = $1 AND cleared_at_us IS NULL",
         )
-        .bind(&found.name)
         .bind(&found.hold_id)
-        .bind(&found.user_id)
         .bind(found.sequence.cast_signed())
         .bind(found.expected)
         .bind(found.found)
-        .bind(found.found_at_us)
         .execute(&mut *tx)
-        .await?;
+        .await?
+        .rows_affected();
+        if known == 0 {
+            sqlx::query(
+                "INSERT INTO breaks (name, hold_id, user_id, sequence, expected, found, found_at_us) VALUES ($1, $2, $3, $4, $5, $6, $7)",
+            )
+            .bind(&found.name)
+            .bind(&found.hold_id)
+            .bind(&found.user_id)
+            .bind(found.sequence.cast_signed())
+            .bind(found.expected)
+            .bind(found.found)
+            .bind(found.found_at_us)
+            .execute(&mut *tx)
+            .await?;
+        }
         tx.commit().await?;
         Ok(())
     }
 
-    /// Differences that nobody has cleared.
+    /// Differences that are still there.
     pub async fn breaks(&self) -> Result<Vec<BreakRow>, StoreError> {
         let rows = sqlx::query(
             "SELECT * FROM breaks WHERE cleared_at_us IS NULL ORDER BY found_at_us, hold_id",
@@ -192,18 +210,51 @@ impl Repo {
             .collect()
     }
 
-    /// Clears all differences of a user.
-    pub async fn clear_breaks(&self, user_id: &str, now_us: i64) -> Result<u64, StoreError> {
+    /// The difference of a hold has gone.
+    pub async fn clear_break(&self, hold_id: &str, now_us: i64) -> Result<(), StoreError> {
         let mut tx = self.db.write().await?;
-        let done = sqlx::query(
-            "UPDATE breaks SET cleared_at_us = $2 WHERE user_id = $1 AND cleared_at_us IS NULL",
+        sqlx::query(
+            "UPDATE breaks SET cleared_at_us = $2 WHERE hold_id = $1 AND cleared_at_us IS NULL",
+        )
+        .bind(hold_id)
+        .bind(now_us)
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await?;
+        Ok(())
+    }
+
+    /// Users that the market has to stop, or, where nothing differs any more, to let go on.
+    pub async fn suspensions(&self) -> Result<BTreeMap<String, Suspension>, StoreError> {
+        let rows = sqlx::query(
+            "SELECT user_id, MAX(cleared_at_us IS NULL) FROM breaks WHERE lifted_at_us IS NULL GROUP BY user_id",
+        )
+        .fetch_all(self.db.read())
+        .await?;
+        rows.iter()
+            .map(|row| {
+                let suspension = if row.try_get::<i64, _>(1)? == 0 {
+                    Suspension::Agrees
+                } else {
+                    Suspension::Differs
+                };
+                Ok((row.try_get(0)?, suspension))
+            })
+            .collect()
+    }
+
+    /// The market lets a user go on whose differences have gone.
+    pub async fn lifted(&self, user_id: &str, now_us: i64) -> Result<(), StoreError> {
+        let mut tx = self.db.write().await?;
+        sqlx::query(
+            "UPDATE breaks SET lifted_at_us = $2 WHERE user_id = $1 AND cleared_at_us IS NOT NULL AND lifted_at_us IS NULL",
         )
         .bind(user_id)
         .bind(now_us)
         .execute(&mut *tx)
         .await?;
         tx.commit().await?;
-        Ok(done.rows_affected())
+        Ok(())
     }
 }
 

@@ -17,7 +17,7 @@ pub struct SourceError(pub String);
 
 /// Records in sequence, from the first one, never past the commit position.
 #[async_trait]
-pub trait Source: Send {
+pub trait Source: Send + Sync {
     /// The next record, without waiting.
     fn try_next(&mut self) -> Result<Option<Record>, SourceError>;
 

@@ -9,9 +9,8 @@
 mod step;
 
 use types::{
-    AssetIx, Command, Done, Envelope, Event, EventEnvelope, FeeRate, Handle, HoldIx, Id128,
-    InstrumentId, InstrumentIx, InstrumentSpec, Lots, Minor, NodeId, PoolKind, Reserve, Sequence,
-    Side, Ticks, UserId, UserIx,
+    AssetIx, Done, FeeRate, Handle, HoldIx, Id128, InstrumentId, InstrumentIx, InstrumentSpec,
+    Lots, Minor, NodeId, PoolKind, Reserve, Sequence, Side, Ticks, UserId, UserIx,
 };
 
 use crate::plan::{Amount, CFA_RUB, Ending};
@@ -204,28 +203,6 @@ impl Fold {
                 minor,
             },
         }
-    }
-
-    /// Users whose money the record may touch.
-    pub fn touched(&self, command: &Envelope, events: &[EventEnvelope]) -> Vec<UserIx> {
-        let mut users = Vec::new();
-        let mut add_order = |handle: Handle| users.extend(self.order(handle).map(|o| o.user));
-        for event in events {
-            match &event.event {
-                Event::Trade(e) => {
-                    add_order(e.maker);
-                    add_order(e.taker);
-                }
-                Event::Cancelled(e) => add_order(e.handle),
-                Event::Reduced(e) => add_order(e.handle),
-                Event::Amended(e) => add_order(e.handle),
-                _ => {}
-            }
-        }
-        if let Command::New(new) = &command.command {
-            users.push(new.user);
-        }
-        users
     }
 
     fn pool_mut(&mut self, ix: HoldIx) -> Result<&mut Pool, String> {

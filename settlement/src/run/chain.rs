@@ -5,14 +5,17 @@ use std::sync::Arc;
 
 use prost::Message;
 use proto::cfa::v1 as cfa;
+use proto::common::v1::OperationStatus;
 use proto::ledger::v1 as ledger;
+use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
+use tonic::Status;
 
-use super::retry::{Stopped, until_done};
-use super::{Shared, now_ns, now_us};
-use crate::repo::{StoreError, Stored};
+use super::retry::{Stopped, until_done, until_kept};
+use super::{Shared, now_ns, now_us, trouble};
+use crate::repo::Stored;
 use crate::saga::{Answer, Misplaced, Step};
 use crate::{failpoint, wire};
 
@@ -21,17 +24,17 @@ const WAIT_MS: u32 = 5_000;
 /// Operations finalized by one call.
 const FINALIZE_MAX: usize = 1_000;
 
-/// Why a batch is left as it is until the next start.
+/// Why batches are left as they are until the next start.
 #[derive(Debug, thiserror::Error)]
-enum Halt {
+pub(super) enum Halt {
     #[error("shutting down")]
     Stopped,
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    #[error(transparent)]
-    Saga(#[from] Misplaced),
-    #[error("stored trades are unreadable")]
-    Legs,
+    #[error("batch {0}: {1}")]
+    Saga(String, Misplaced),
+    #[error("batch {0}: stored trades are unreadable")]
+    Legs(String),
+    #[error("{0}")]
+    Panic(tokio::task::JoinError),
 }
 
 impl From<Stopped> for Halt {
@@ -51,41 +54,50 @@ impl Work {
     }
 }
 
-/// Takes batches in the order in which they were posted.
-pub async fn run(shared: Arc<Shared>, mut posted: UnboundedReceiver<Work>) {
+/// Takes batches in the order in which they were posted, until shutdown.
+///
+/// # Errors
+/// [`Halt`]: nothing is brought to the chain any more until the next start.
+pub(super) async fn run(shared: Arc<Shared>, posted: UnboundedReceiver<Work>) -> Result<(), Halt> {
+    match bring(shared, posted).await {
+        Ok(()) | Err(Halt::Stopped) => Ok(()),
+        Err(halt) => Err(halt),
+    }
+}
+
+async fn bring(shared: Arc<Shared>, mut posted: UnboundedReceiver<Work>) -> Result<(), Halt> {
     let room = Arc::new(Semaphore::new(shared.config.chain_batches_max.max(1)));
     let mut under_way = JoinSet::new();
     loop {
         let work = tokio::select! {
             work = posted.recv() => work,
-            Some(_) = under_way.join_next() => continue,
+            Some(ended) = under_way.join_next() => {
+                ended.map_err(Halt::Panic)??;
+                continue;
+            }
             () = shared.shutdown.cancelled() => None,
         };
         let Some(work) = work else { break };
-        let permit = tokio::select! {
-            permit = room.clone().acquire_owned() => permit.expect("the semaphore is never closed"),
-            () = shared.shutdown.cancelled() => break,
-        };
-        let mut life = match Life::new(shared.clone(), work.row) {
-            Ok(life) => life,
-            Err(halt) => {
-                shared.tracker.halt(&halt.to_string());
-                break;
+        let permit = loop {
+            tokio::select! {
+                permit = room.clone().acquire_owned() => break permit.expect("the semaphore is never closed"),
+                Some(ended) = under_way.join_next() => ended.map_err(Halt::Panic)??,
+                () = shared.shutdown.cancelled() => return Err(Halt::Stopped),
             }
         };
+        let mut life = Life::new(shared.clone(), work.row)?;
         // Batches are submitted in order: a later one may move what an earlier one brought.
-        if let Err(halt) = life.submit_first().await {
-            life.halted(&halt);
-            break;
-        }
+        life.submit_first().await?;
         under_way.spawn(async move {
-            if let Err(halt) = life.finish().await {
-                life.halted(&halt);
-            }
+            let ended = life.finish().await;
             drop(permit);
+            ended
         });
     }
-    while under_way.join_next().await.is_some() {}
+    while let Some(ended) = under_way.join_next().await {
+        ended.map_err(Halt::Panic)??;
+    }
+    Ok(())
 }
 
 /// A batch with what its steps need.
@@ -97,19 +109,9 @@ struct Life {
 
 impl Life {
     fn new(shared: Arc<Shared>, row: Stored) -> Result<Self, Halt> {
-        let legs = cfa::SettleTradesRequest::decode(&*row.legs).map_err(|_| Halt::Legs)?;
-        if legs.trades.len() != row.trades as usize {
-            return Err(Halt::Legs);
-        }
-        Ok(Self { shared, row, legs })
-    }
-
-    fn halted(&self, halt: &Halt) {
-        if !matches!(halt, Halt::Stopped) {
-            tracing::error!(batch = self.row.batch_id, error = %halt, "batch is stuck");
-            self.shared
-                .tracker
-                .halt(&format!("batch {}: {halt}", self.row.batch_id));
+        match cfa::SettleTradesRequest::decode(&*row.legs) {
+            Ok(legs) if legs.trades.len() == row.trades as usize => Ok(Self { shared, row, legs }),
+            _ => Err(Halt::Legs(row.batch_id)),
         }
     }
 
@@ -149,16 +151,19 @@ impl Life {
             Step::Bust { trades } => self.bust(&trades).await?,
             Step::Post | Step::Done => return Ok(()),
         };
-        self.row.saga.handle_answer(answer)?;
-        let bust = self.trade_ids(&self.row.saga.bust);
-        self.shared.repo.advance(&self.row, &bust, now_us()).await?;
+        let id = &self.row.batch_id;
+        let misplaced = |error| Halt::Saga(id.clone(), error);
+        self.row.saga.handle_answer(answer).map_err(misplaced)?;
+        let (shared, row) = (&self.shared, &self.row);
+        let bust = self.trade_ids(&row.saga.bust);
+        until_kept(shared, id, || shared.repo.advance(row, &bust, now_us())).await?;
         Ok(())
     }
 
     async fn submit(&self, attempt: u8, trades: &[u32]) -> Result<Answer, Halt> {
         let request = wire::attempt(&self.legs, attempt, trades);
         let id = request.batch_id.clone();
-        self.call("chain", &id, |shared| {
+        self.call(&id, |shared| {
             let (mut client, request) = (shared.cfa.clone(), request.clone());
             async move { client.settle_trades(request).await }
         })
@@ -177,7 +182,7 @@ impl Life {
                 ..Default::default()
             };
             let batch = self
-                .call("chain", &id, |shared| {
+                .call(&id, |shared| {
                     let (mut client, request) = (shared.cfa.clone(), request.clone());
                     async move { client.get_trade_batch(request).await }
                 })
@@ -223,9 +228,9 @@ impl Life {
                 operation_ids: operation_ids.to_vec(),
                 onchain_tx_hash: tx_hash.to_owned(),
             };
-            self.call("ledger", &self.row.batch_id, |shared| {
-                let (mut client, request) = (shared.ledger.clone(), request.clone());
-                async move { client.finalize_operations(request).await }
+            self.call(&self.row.batch_id, |shared| {
+                let (client, request) = (shared.ledger.clone(), request.clone());
+                finalize(client, request)
             })
             .await?;
         }
@@ -244,9 +249,9 @@ impl Life {
                     operation_id,
                     reason: format!("Trade {} failed on chain", leg.trade_id),
                 };
-                self.call("ledger", &self.row.batch_id, |shared| {
-                    let (mut client, request) = (shared.ledger.clone(), request.clone());
-                    async move { client.reverse_operation(request).await }
+                self.call(&self.row.batch_id, |shared| {
+                    let (client, request) = (shared.ledger.clone(), request.clone());
+                    reverse(client, request)
                 })
                 .await?;
             }
@@ -262,14 +267,13 @@ impl Life {
         Ok(Answer::Busted)
     }
 
-    async fn call<T, F: Future<Output = Result<T, tonic::Status>>>(
+    async fn call<T, F: Future<Output = Result<T, Status>>>(
         &self,
-        what: &str,
         id: &str,
         mut call: impl FnMut(&Shared) -> F,
     ) -> Result<T, Stopped> {
         let shared = &self.shared;
-        until_done(what, id, &shared.shutdown, &shared.health, || call(shared)).await
+        until_done(shared, trouble::CHAIN, id, || call(shared)).await
     }
 
     fn indices(&self, trade_ids: &[String]) -> Vec<u32> {
@@ -292,4 +296,74 @@ impl Life {
             .map(|trade| self.legs.trades[*trade as usize].trade_id.clone())
             .collect()
     }
+}
+
+/// Finalizes operations. Where the ledger refuses for the status of one, each is finalized by itself and what is final already counts as done.
+async fn finalize(
+    mut client: LedgerServiceClient<rpc::Channel>,
+    request: ledger::FinalizeOperationsRequest,
+) -> Result<(), Status> {
+    match client.finalize_operations(request.clone()).await {
+        Ok(_) => return Ok(()),
+        Err(status) if !is_about_status(&status) => return Err(status),
+        Err(_) => {}
+    }
+    let mut refused = Ok(());
+    for operation_id in request.operation_ids.clone() {
+        let single = ledger::FinalizeOperationsRequest {
+            operation_ids: vec![operation_id.clone()],
+            ..request.clone()
+        };
+        match client.finalize_operations(single).await {
+            Ok(_) => {}
+            Err(status) if is_about_status(&status) => {
+                if status_of(&mut client, &operation_id).await? != OperationStatus::Finalized {
+                    tracing::error!(
+                        operation_id,
+                        severity = "critical",
+                        "final on chain, but the ledger does not take it"
+                    );
+                    refused = Err(status);
+                }
+            }
+            Err(status) => return Err(status),
+        }
+    }
+    refused
+}
+
+/// Reverses an operation; one that is reversed or has failed already counts as done.
+async fn reverse(
+    mut client: LedgerServiceClient<rpc::Channel>,
+    request: ledger::ReverseOperationRequest,
+) -> Result<(), Status> {
+    let operation_id = request.operation_id.clone();
+    let Err(status) = client.reverse_operation(request).await else {
+        return Ok(());
+    };
+    let is_done = match rpc::status::reason(&status).as_deref() {
+        Some("ALREADY_REVERSED") => true,
+        Some("OPERATION_STATUS") => {
+            let now = status_of(&mut client, &operation_id).await?;
+            matches!(now, OperationStatus::Failed | OperationStatus::Rejected)
+        }
+        _ => false,
+    };
+    if is_done { Ok(()) } else { Err(status) }
+}
+
+fn is_about_status(status: &Status) -> bool {
+    rpc::status::reason(status).as_deref() == Some("OPERATION_STATUS")
+}
+
+async fn status_of(
+    client: &mut LedgerServiceClient<rpc::Channel>,
+    operation_id: &str,
+) -> Result<OperationStatus, Status> {
+    let request = ledger::GetOperationRequest {
+        operation_id: operation_id.to_owned(),
+        ..Default::default()
+    };
+    let answer = client.get_operation(request).await?.into_inner();
+    Ok(answer.operation.unwrap_or_default().status())
 }

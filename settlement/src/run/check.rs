@@ -1,19 +1,40 @@
-//! When pools are compared with the ledger, and when a difference is a break. Pure.
+//! When journal and ledger are compared, and when a difference is a break. Pure.
 //!
-//! A comparison is cheap but not free, so pools touched by batches are looked at every so many batches, and those that differed again until they agree
-//! or the difference has lasted. More in the ledger than the journal says is normal while funding is under way (the ledger comes first).
+//! A comparison is cheap but not free, so pools touched by batches are looked at every so many batches, and whatever differed again until it agrees: a
+//! break too, so that one that has gone is known to have gone. More in the ledger than the journal says is normal while funding is under way (the ledger
+//! comes first).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use types::HoldIx;
+use types::{HoldIx, Id128};
 
 use super::SettlementConfig;
 use crate::carve::{Break, BreakName};
 
-/// Pools of one round.
+/// Comparisons of one round.
 const ROUND_MAX: usize = 32;
-/// Time between two looks at a pool that differs.
+/// Time between two looks at what differs.
 const AGAIN_MS: u64 = 1_000;
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Subject {
+    /// A trading hold with its children.
+    Pool(HoldIx),
+    /// One hold of an order.
+    Part(Id128),
+}
+
+/// What a comparison means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// All is well, or it is too early to say.
+    Nothing,
+    /// The difference has lasted: a break.
+    Break(Break),
+    /// What was a break agrees again.
+    Over,
+}
 
 #[derive(Debug)]
 pub struct Checks {
@@ -21,14 +42,17 @@ pub struct Checks {
     short_ns: u64,
     surplus_ns: u64,
     touched: BTreeSet<HoldIx>,
-    /// Pools that differed: since when (0 = not looked at yet), and whether it was told.
-    suspects: BTreeMap<HoldIx, Suspect>,
+    suspects: BTreeMap<Subject, Suspect>,
     last_ns: u64,
 }
 
+/// Something that differed.
 #[derive(Clone, Copy, Debug, Default)]
 struct Suspect {
+    /// Since when; 0 = not looked at yet.
     since_ns: u64,
+    looked_ns: u64,
+    /// It is a break.
     told: bool,
 }
 
@@ -59,11 +83,12 @@ impl Checks {
 
     /// Looks at a pool soon.
     pub fn suspect(&mut self, pool: HoldIx) {
-        self.suspects.entry(pool).or_default();
+        self.suspects.entry(Subject::Pool(pool)).or_default();
     }
 
-    fn is_waiting(&self) -> bool {
-        self.suspects.values().any(|suspect| !suspect.told)
+    /// Follows what is a break already.
+    pub fn follow(&mut self, subject: Subject) {
+        self.suspects.entry(subject).or_default().told = true;
     }
 
     pub fn is_due(&self, now_ns: u64) -> bool {
@@ -72,31 +97,31 @@ impl Checks {
 
     pub fn due_in_ms(&self, now_ns: u64) -> Option<u64> {
         let at = self.last_ns + AGAIN_MS * 1_000_000;
-        self.is_waiting()
-            .then(|| at.saturating_sub(now_ns).div_ceil(1_000_000))
+        (!self.suspects.is_empty()).then(|| at.saturating_sub(now_ns).div_ceil(1_000_000))
     }
 
-    /// Pools to compare now: those given and the suspects.
-    pub fn to_check(&self, pools: Vec<HoldIx>) -> Vec<HoldIx> {
-        let mut all: BTreeSet<HoldIx> = self
-            .suspects
-            .iter()
-            .filter(|(_, suspect)| !suspect.told)
-            .map(|(pool, _)| *pool)
-            .take(ROUND_MAX)
-            .collect();
-        all.extend(pools);
-        all.into_iter().collect()
+    /// What to compare now: the pools given, and of what differs that which was not looked at for longest.
+    pub fn to_check(&self, pools: Vec<HoldIx>) -> BTreeSet<Subject> {
+        let mut suspects: Vec<_> = self.suspects.iter().collect();
+        suspects.sort_by_key(|(_, suspect)| suspect.looked_ns);
+        let suspects = suspects.into_iter().map(|(subject, _)| *subject);
+        let pools = pools.into_iter().map(Subject::Pool);
+        suspects.take(ROUND_MAX).chain(pools).collect()
     }
 
-    /// Judges one comparison; `Some` when the difference has lasted and is a break now.
-    pub fn judge(&mut self, pool: HoldIx, difference: Option<Break>, now_ns: u64) -> Option<Break> {
+    /// Judges one comparison.
+    pub fn judge(&mut self, subject: Subject, difference: Option<Break>, now_ns: u64) -> Verdict {
         self.last_ns = now_ns;
         let Some(found) = difference else {
-            self.suspects.remove(&pool);
-            return None;
+            let was_told = self.suspects.remove(&subject).is_some_and(|s| s.told);
+            return if was_told {
+                Verdict::Over
+            } else {
+                Verdict::Nothing
+            };
         };
-        let suspect = self.suspects.entry(pool).or_default();
+        let suspect = self.suspects.entry(subject).or_default();
+        suspect.looked_ns = now_ns;
         if suspect.since_ns == 0 {
             suspect.since_ns = now_ns;
         }
@@ -105,17 +130,17 @@ impl Checks {
             BreakName::HoldShort | BreakName::OrderHoldDiffers => self.short_ns,
         };
         if suspect.told || now_ns - suspect.since_ns < patience_ns {
-            return None;
+            return Verdict::Nothing;
         }
         suspect.told = true;
-        Some(found)
+        Verdict::Break(found)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use types::{Id128, Minor, Sequence, UserIx};
+    use types::{Minor, Sequence, UserIx};
 
     fn difference(name: BreakName) -> Option<Break> {
         Some(Break {
@@ -133,31 +158,40 @@ mod tests {
     fn a_difference_is_a_break_once_and_only_when_it_lasts() {
         let config = SettlementConfig::default();
         let mut checks = Checks::new(&config);
-        let pool = HoldIx(1);
+        let pool = Subject::Pool(HoldIx(1));
         let at = |ms: u64| 1_000_000_000 + ms * 1_000_000;
-        assert_eq!(checks.due_in_ms(at(0)), None);
-        assert_eq!(
-            checks.judge(pool, difference(BreakName::HoldShort), at(0)),
-            None
-        );
-        assert!(!checks.is_due(at(500)) && checks.is_due(at(1_000)));
-        assert_eq!(checks.to_check(Vec::new()), vec![pool]);
-        assert_eq!(
-            checks.judge(
-                pool,
-                difference(BreakName::HoldSurplus),
-                at(config.short_ms)
-            ),
-            None
-        );
-        let found = checks.judge(pool, difference(BreakName::HoldShort), at(config.short_ms));
-        assert_eq!(found.map(|f| f.name), Some(BreakName::HoldShort));
-        assert_eq!(
-            checks.judge(pool, difference(BreakName::HoldShort), at(9_000)),
-            None
-        );
-        assert_eq!(checks.due_in_ms(at(9_000)), None);
-        assert_eq!(checks.judge(pool, None, at(9_001)), None);
-        assert!(checks.suspects.is_empty());
+        let mut judge = |name: Option<BreakName>, ms| {
+            let verdict = checks.judge(pool, name.and_then(difference), at(ms));
+            (verdict, checks.to_check(Vec::new()).len())
+        };
+        let (short, surplus) = (Some(BreakName::HoldShort), Some(BreakName::HoldSurplus));
+        assert_eq!(judge(short, 0), (Verdict::Nothing, 1));
+        assert_eq!(judge(surplus, config.short_ms), (Verdict::Nothing, 1));
+        let (verdict, _) = judge(short, config.short_ms);
+        assert!(matches!(verdict, Verdict::Break(found) if found.name == BreakName::HoldShort));
+        // Told once, looked at until it agrees.
+        assert_eq!(judge(short, 9_000), (Verdict::Nothing, 1));
+        assert_eq!(judge(None, 9_001), (Verdict::Over, 0));
+        assert_eq!(judge(None, 9_002), (Verdict::Nothing, 0));
+    }
+
+    #[test]
+    fn what_differs_is_looked_at_every_second_and_each_in_its_turn() {
+        let mut checks = Checks::new(&SettlementConfig::default());
+        assert_eq!(checks.due_in_ms(1), None);
+        for pool in 0..40 {
+            checks.follow(Subject::Pool(HoldIx(pool)));
+        }
+        let (second, mut seen) = (1_000_000_000, BTreeSet::new());
+        for round in 1..=2 {
+            let now_ns = round * second;
+            assert!(checks.is_due(now_ns));
+            for subject in checks.to_check(Vec::new()) {
+                checks.judge(subject, difference(BreakName::HoldShort), now_ns);
+                seen.insert(subject);
+            }
+            assert!(!checks.is_due(now_ns + second / 2));
+        }
+        assert_eq!(seen.len(), 40);
     }
 }

@@ -47,8 +47,8 @@ impl Ledger {
         Ok(holds.into_iter().map(|hold| (hold.hold, hold)).collect())
     }
 
-    /// What is left in a trading hold and its children, together.
-    pub async fn total(&mut self, hold: Id128, scales: &Scales) -> Result<Minor, Status> {
+    /// What is left in a hold by itself.
+    pub async fn remaining(&mut self, hold: Id128, scales: &Scales) -> Result<Minor, Status> {
         let request = wire::GetHoldRequest {
             hold_id: hold.to_string(),
             ..Default::default()
@@ -58,10 +58,15 @@ impl Ledger {
             Err(status) if status.code() == Code::NotFound => None,
             Err(status) => return Err(status),
         };
-        let own = match found {
+        Ok(match found {
             Some(found) => read(&found, scales)?.map_or(Minor::ZERO, |hold| hold.remaining),
             None => Minor::ZERO,
-        };
+        })
+    }
+
+    /// What is left in a trading hold and its children, together.
+    pub async fn total(&mut self, hold: Id128, scales: &Scales) -> Result<Minor, Status> {
+        let own = self.remaining(hold, scales).await?;
         let filter = wire::ListHoldsRequest {
             status: wire::HoldStatus::Active.into(),
             parent_hold_id: hold.to_string(),

@@ -1,7 +1,8 @@
 //! The shell around the pure part: one worker reads the journal and posts to the ledger, one brings posted batches to the chain and to their end.
 //!
 //! Invariants: a batch is in the store before it is sent anywhere; a step's result is in the store before the next step; batches are posted
-//! in the order in which they were sealed, and submitted in that order; the ledger is ahead of the chain, never behind.
+//! in the order in which they were sealed, and submitted in that order; the ledger is ahead of the chain, never behind; one worker never outlives
+//! the other.
 
 mod chain;
 mod check;
@@ -9,21 +10,25 @@ mod ledger;
 mod poster;
 mod recover;
 mod retry;
+mod trouble;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use proto::cfa::v1::cfa_registry_service_client::CfaRegistryServiceClient;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use sequencer::Backlog;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use types::{NodeId, Sequence};
 
 use crate::batch::{CHAIN_TRADES_MAX, Limits};
-use crate::progress::{Progress, Stats, Tracker, TradeStatus};
+use crate::progress::{Progress, Stats, Suspension, Tracker, TradeStatus};
 use crate::repo::{BreakRow, Repo, StoreError};
 use crate::source::Source;
+use trouble::Troubles;
 
 /// Settings.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -48,6 +53,8 @@ pub struct SettlementConfig {
     pub short_ms: u64,
     /// How long it may have more: funding under way, or cut off by a crash and taken up by the gateway about a minute later.
     pub surplus_ms: u64,
+    /// Pause between two tries of a step that is refused again and again, in milliseconds.
+    pub refused_retry_ms: u64,
 }
 
 impl Default for SettlementConfig {
@@ -63,6 +70,7 @@ impl Default for SettlementConfig {
             check_batches: 64,
             short_ms: 3_000,
             surplus_ms: 300_000,
+            refused_retry_ms: 30_000,
         }
     }
 }
@@ -106,8 +114,25 @@ struct Shared {
     tracker: Tracker,
     ledger: LedgerServiceClient<rpc::Channel>,
     cfa: CfaRegistryServiceClient<rpc::Channel>,
-    health: rpc::Health,
+    troubles: Troubles,
+    suspended: watch::Sender<BTreeMap<String, Suspension>>,
+    /// Ends with the platform, or as soon as one of the workers has ended.
     shutdown: CancellationToken,
+}
+
+impl Shared {
+    /// Tells the market who may not trade, as the store has it.
+    async fn publish_suspensions(&self) -> Result<(), StoreError> {
+        let now = self.repo.suspensions().await?;
+        let differing = now.values().filter(|s| **s == Suspension::Differs).count();
+        metrics::gauge!("settlement_users_suspended").set(differing as f64);
+        self.suspended.send_if_modified(|known| {
+            let is_new = *known != now;
+            *known = now;
+            is_new
+        });
+        Ok(())
+    }
 }
 
 /// A running settlement.
@@ -133,25 +158,56 @@ pub async fn start(
         tracker,
         ledger: client_limits!(LedgerServiceClient::new(deps.ledger)),
         cfa: client_limits!(CfaRegistryServiceClient::new(deps.cfa)),
-        health: rpc::Health::new("settlement"),
-        shutdown,
+        troubles: Troubles::new(),
+        suspended: watch::Sender::default(),
+        shutdown: shutdown.child_token(),
     });
+    shared.publish_suspensions().await?;
     let (posted, batches) = tokio::sync::mpsc::unbounded_channel();
     let poster = poster::Poster::new(shared.clone(), deps.journal, posted);
+    let bringing = chain::run(shared.clone(), batches);
     let workers = vec![
-        tokio::spawn(poster.run(open)),
-        tokio::spawn(chain::run(shared.clone(), batches)),
+        watched(&shared, trouble::JOURNAL, poster.run(open)),
+        watched(&shared, trouble::CHAIN, bringing),
     ];
     Ok(SettlementHandle { shared, workers })
 }
 
+/// A worker that takes the other one with it: half a settlement would post what never gets to the chain, or the reverse.
+fn watched<E: std::fmt::Display + Send + 'static>(
+    shared: &Arc<Shared>,
+    part: &'static str,
+    work: impl Future<Output = Result<(), E>> + Send + 'static,
+) -> JoinHandle<()> {
+    let shared = shared.clone();
+    tokio::spawn(async move {
+        let failed = match tokio::spawn(work).await {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(panic) => Some(panic.to_string()),
+        };
+        if let Some(reason) = failed {
+            tracing::error!(
+                part,
+                reason,
+                severity = "critical",
+                "settlement has ended: it is taken up by the next start"
+            );
+            shared.troubles.note(part, "ended", &reason, true);
+            shared.tracker.give_up();
+        }
+        shared.shutdown.cancel();
+    })
+}
+
 impl SettlementHandle {
     pub fn stats(&self) -> Stats {
-        self.shared.tracker.stats()
+        self.view().stats()
     }
 
+    /// Parts `settlement-ledger`, `settlement-chain`, `settlement-journal`, `settlement-store`, each with what waits and why.
     pub fn health(&self) -> rpc::Health {
-        self.shared.health.clone()
+        self.shared.troubles.health()
     }
 
     /// What others may ask while settlement runs.
@@ -181,7 +237,7 @@ pub struct SettlementView(Arc<Shared>);
 
 impl SettlementView {
     pub fn stats(&self) -> Stats {
-        self.0.tracker.stats()
+        self.0.tracker.stats(self.0.troubles.stuck())
     }
 
     pub fn progress(&self) -> Progress {
@@ -214,7 +270,7 @@ impl SettlementView {
             .expect("the tracker outlives its views");
     }
 
-    /// Differences between journal and ledger that nobody has cleared.
+    /// Differences between journal and ledger that are still there. One that has gone is taken off by itself.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -222,12 +278,23 @@ impl SettlementView {
         self.0.repo.breaks().await
     }
 
-    /// Says that a user's differences are explained and repaired: he is settled again.
+    /// By user id, whom the market has to stop or to let go on; kept over a restart until [`Self::lifted`].
+    pub fn suspensions(&self) -> watch::Receiver<BTreeMap<String, Suspension>> {
+        self.0.suspended.subscribe()
+    }
+
+    /// True while the user's money differs between journal and ledger: he may not trade.
+    pub fn is_suspended(&self, user_id: &str) -> bool {
+        self.0.suspended.borrow().get(user_id) == Some(&Suspension::Differs)
+    }
+
+    /// The market lets a user go on who was [`Suspension::Agrees`].
     ///
     /// # Errors
     /// The store cannot be written.
-    pub async fn clear_breaks(&self, user_id: &str) -> Result<u64, StoreError> {
-        self.0.repo.clear_breaks(user_id, now_us()).await
+    pub async fn lifted(&self, user_id: &str) -> Result<(), StoreError> {
+        self.0.repo.lifted(user_id, now_us()).await?;
+        self.0.publish_suspensions().await
     }
 }
 

@@ -4,21 +4,22 @@
 //! ledger's position without acting, the holds of orders are taken over from the ledger and compared. From there on the plans go on where they
 //! ended. The ledger's position decides, never this store's.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message;
 use proto::ledger::v1::CreateOperationsRequest;
 use tokio::sync::mpsc::UnboundedSender;
-use types::{HoldIx, Sequence, UserIx};
+use types::{Handle, HoldIx, Id128, Sequence};
 
 use super::check::Checks;
-use super::retry::{Stopped, until_done};
-use super::{Shared, chain, now_ns, now_us};
+use super::retry::{Stopped, until_done, until_kept};
+use super::{Shared, chain, now_ns, now_us, trouble};
 use crate::batch::{Batch, Settler};
 use crate::fold::FoldError;
-use crate::repo::{StoreError, Stored};
+use crate::ids::Part;
+use crate::repo::Stored;
 use crate::saga::{Answer, Misplaced, Saga, State};
 use crate::source::{Record, Source, SourceError};
 use crate::{failpoint, ids, wire};
@@ -33,8 +34,6 @@ enum Pulled {
     Tail,
     /// There is more.
     Behind,
-    /// The next record waits for a cleared break.
-    Blocked,
 }
 
 /// Why the poster stopped for good.
@@ -46,8 +45,6 @@ pub(super) enum Halt {
     Source(#[from] SourceError),
     #[error(transparent)]
     Fold(#[from] FoldError),
-    #[error(transparent)]
-    Store(#[from] StoreError),
     #[error(transparent)]
     Saga(#[from] Misplaced),
     #[error("stored batch {0} is unreadable")]
@@ -75,8 +72,8 @@ pub struct Poster {
     is_behind: bool,
     /// When a batch was sealed last.
     sealed_ns: u64,
-    /// Users with a break.
-    pub(super) halted: HashSet<UserIx>,
+    /// Holds of orders that are a break, with the order.
+    pub(super) parts: HashMap<Id128, (Handle, Part)>,
 }
 
 impl Poster {
@@ -96,18 +93,18 @@ impl Poster {
             folded_ns: 0,
             is_behind: false,
             sealed_ns: 0,
-            halted: HashSet::new(),
+            parts: HashMap::new(),
         }
     }
 
-    pub async fn run(mut self, open: Vec<Stored>) {
+    /// Runs until shutdown.
+    ///
+    /// # Errors
+    /// [`Halt`]: nothing can be posted any more until the next start.
+    pub async fn run(mut self, open: Vec<Stored>) -> Result<(), Halt> {
         match self.work(open).await {
-            Ok(()) | Err(Halt::Stopped) => {}
-            Err(halt) => {
-                tracing::error!(error = %halt, "settlement has halted");
-                self.shared.health.set_failing("journal", halt.to_string());
-                self.shared.tracker.halt(&halt.to_string());
-            }
+            Ok(()) | Err(Halt::Stopped) => Ok(()),
+            Err(halt) => Err(halt),
         }
     }
 
@@ -118,17 +115,16 @@ impl Poster {
             if row.saga.state == State::Sealed {
                 self.post(row).await?;
             } else {
-                self.hand_over(row);
+                self.hand_over(row)?;
             }
         }
         let mut settler = self.recover().await?;
         loop {
             let pulled = self.pull(&mut settler).await?;
-            let at_tail = pulled == Pulled::Tail;
             self.is_behind = pulled == Pulled::Behind;
             // While the chain has enough to do, a larger batch is cheaper than another small one.
-            let is_eager =
-                at_tail && self.shared.tracker.flights() < self.shared.config.chain_batches_max;
+            let has_room = self.shared.tracker.flights() < self.shared.config.chain_batches_max;
+            let is_eager = !self.is_behind && has_room;
             if settler.is_due(now_ns(), self.carve_due_ns(), is_eager) {
                 self.seal(&mut settler).await?;
                 continue;
@@ -137,10 +133,10 @@ impl Poster {
             if self.is_behind {
                 continue;
             }
-            if at_tail && settler.is_empty() && self.checks.is_due(now_ns()) {
+            if settler.is_empty() && self.checks.is_due(now_ns()) {
                 self.check(&settler, Vec::new()).await?;
             }
-            self.wait(&mut settler, at_tail).await?;
+            self.wait(&mut settler).await?;
         }
     }
 
@@ -170,10 +166,6 @@ impl Poster {
                     None => return Ok(Pulled::Tail),
                 },
             };
-            if self.must_wait(settler, &record).await? {
-                self.next = Some(record);
-                return Ok(Pulled::Blocked);
-            }
             // More may follow: what a turn seals on the way is sealed for being full.
             self.is_behind = true;
             if !settler.has_room(record.events.len()) {
@@ -192,41 +184,18 @@ impl Poster {
         Ok(Pulled::Behind)
     }
 
-    /// A record that touches the money of a user with a break waits until the break is cleared, and everything behind it with it.
-    async fn must_wait(&mut self, settler: &Settler, record: &Record) -> Result<bool, Halt> {
-        if self.halted.is_empty() {
-            return Ok(false);
-        }
-        let touched = settler.fold().touched(&record.command, &record.events);
-        if !touched.iter().any(|user| self.halted.contains(user)) {
-            return Ok(false);
-        }
-        let rows = self.shared.repo.breaks().await?;
-        let names: HashSet<&str> = rows.iter().map(|row| row.user_id.as_str()).collect();
-        self.halted
-            .retain(|user| names.contains(settler.fold().user(*user).as_str()));
-        let waits = touched.iter().any(|user| self.halted.contains(user));
-        let why = if waits {
-            format!(
-                "record {} waits: a user it touches has a break",
-                record.command.sequence
-            )
-        } else {
-            String::new()
-        };
-        self.shared.tracker.halt(&why);
-        Ok(waits)
-    }
-
-    async fn wait(&mut self, settler: &mut Settler, at_tail: bool) -> Result<(), Halt> {
+    /// Waits at the journal's tail until there is something to do.
+    async fn wait(&mut self, settler: &mut Settler) -> Result<(), Halt> {
         let due_ms = settler
             .due_in_ns(now_ns(), self.carve_due_ns(), false)
             .map(|ns| ns.div_ceil(1_000_000));
         let eager_ms = (settler.open_trades() > 0).then_some(self.shared.config.linger_ms.max(1));
-        let check_ms = self.checks.due_in_ms(now_ns());
-        // A record that waits for a cleared break is tried again now and then.
-        let blocked_ms = (!at_tail && !self.halted.is_empty()).then_some(500);
-        let wait_ms = [due_ms, eager_ms, check_ms, blocked_ms]
+        // Compared only when everything folded is posted.
+        let check_ms = self
+            .checks
+            .due_in_ms(now_ns())
+            .filter(|_| settler.is_empty());
+        let wait_ms = [due_ms, eager_ms, check_ms]
             .into_iter()
             .flatten()
             .min()
@@ -235,7 +204,7 @@ impl Poster {
         tokio::select! {
             () = self.shared.shutdown.cancelled() => return Err(Halt::Stopped),
             () = sleep => {}
-            record = self.journal.next(), if at_tail => self.next = Some(record?),
+            record = self.journal.next() => self.next = Some(record?),
         }
         Ok(())
     }
@@ -244,11 +213,19 @@ impl Poster {
     async fn seal(&mut self, settler: &mut Settler) -> Result<(), Halt> {
         let batches = settler.seal(self.carve_ns());
         self.sealed_ns = now_ns();
-        let mut rows: Vec<Stored> = batches.iter().map(stored).collect();
-        if rows.is_empty() {
+        let rows: Vec<Stored> = batches.iter().map(stored).collect();
+        let Some(first) = rows.first() else {
             return Ok(());
-        }
-        self.shared.repo.insert(&mut rows, now_us()).await?;
+        };
+        let shared = &self.shared;
+        let rows = until_kept(shared, &first.batch_id, || {
+            let mut rows = rows.clone();
+            async move {
+                shared.repo.insert(&mut rows, now_us()).await?;
+                Ok(rows)
+            }
+        })
+        .await?;
         for (row, batch) in rows.iter().zip(&batches) {
             let floor = floor(&row.source, row.first, row.covers, self.shared.node);
             self.shared.tracker.take_off(row.number, floor, row.trades);
@@ -280,18 +257,14 @@ impl Poster {
     async fn post(&mut self, mut row: Stored) -> Result<(), Halt> {
         let request = CreateOperationsRequest::decode(&*row.request)
             .map_err(|_| Halt::Request(row.batch_id.clone()))?;
-        let shared = &self.shared;
+        let (shared, journal) = (&self.shared, &self.journal);
         let started_ns = now_ns();
-        let answer = until_done(
-            "ledger",
-            &row.batch_id,
-            &shared.shutdown,
-            &shared.health,
-            || {
-                let (mut client, request) = (shared.ledger.clone(), request.clone());
-                async move { client.create_operations(request).await }
-            },
-        )
+        let answer = until_done(shared, trouble::LEDGER, &row.batch_id, || {
+            // While the ledger does not take the batch the journal grows.
+            shared.tracker.behind(journal.bytes_behind());
+            let (mut client, request) = (shared.ledger.clone(), request.clone());
+            async move { client.create_operations(request).await }
+        })
         .await?
         .into_inner();
         failpoint::reach(failpoint::POSTED);
@@ -301,18 +274,22 @@ impl Poster {
         }
         row.saga.handle_answer(Answer::Posted)?;
         row.request = Vec::new();
-        shared.repo.advance(&row, &[], now_us()).await?;
-        self.hand_over(row);
-        Ok(())
+        until_kept(shared, &row.batch_id, || {
+            shared.repo.advance(&row, &[], now_us())
+        })
+        .await?;
+        self.hand_over(row)
     }
 
-    /// Leaves the rest of a batch's life to the chain worker.
-    fn hand_over(&self, row: Stored) {
+    /// Leaves the rest of a batch's life to the chain worker. When that has ended, this one ends too.
+    fn hand_over(&self, row: Stored) -> Result<(), Halt> {
         if row.saga.state == State::Final {
             self.shared.tracker.land(row.number, [], &[]);
-        } else if self.posted.send(chain::Work::new(row)).is_err() {
-            tracing::error!("the chain worker has ended");
+            return Ok(());
         }
+        self.posted
+            .send(chain::Work::new(row))
+            .map_err(|_| Halt::Stopped)
     }
 
     pub(super) fn publish(&self, settler: &Settler) {

@@ -2,17 +2,17 @@
 
 use std::collections::HashMap;
 
-use types::{HoldIx, Sequence, UserIx};
+use types::{HoldIx, Id128, Minor, Sequence};
 
+use super::check::{Subject, Verdict};
 use super::ledger::{Ledger, Scales};
-use super::now_ns;
-use super::now_us;
 use super::poster::{Halt, Poster};
-use super::retry::until_done;
+use super::retry::{until_done, until_kept};
+use super::{now_ns, now_us, trouble};
 use crate::batch::Settler;
-use crate::carve::{self, Break};
+use crate::carve::{self, Break, BreakName};
 use crate::fold::Fold;
-use crate::ids;
+use crate::ids::{self, Part};
 use crate::repo::BreakRow;
 
 impl Poster {
@@ -21,18 +21,17 @@ impl Poster {
         let shared = self.shared.clone();
         let ledger = Ledger(shared.ledger.clone());
         let (source, carve_source) = (ids::source(shared.node), ids::carve_source(shared.node));
-        let (position, carve_number) =
-            until_done("ledger", &source, &shared.shutdown, &shared.health, || {
-                let (mut ledger, source, carve_source) =
-                    (ledger.clone(), source.clone(), carve_source.clone());
-                async move {
-                    Ok((
-                        ledger.position(&source).await?,
-                        ledger.position(&carve_source).await?,
-                    ))
-                }
-            })
-            .await?;
+        let (position, carve_number) = until_done(&shared, trouble::LEDGER, &source, || {
+            let (mut ledger, source, carve_source) =
+                (ledger.clone(), source.clone(), carve_source.clone());
+            async move {
+                Ok((
+                    ledger.position(&source).await?,
+                    ledger.position(&carve_source).await?,
+                ))
+            }
+        })
+        .await?;
         let position = Sequence(position);
         let mut fold = Fold::new(shared.node);
         let mut changes = Vec::new();
@@ -54,13 +53,13 @@ impl Poster {
             }
         }
         let scales = scales(&fold);
-        let holds = until_done("ledger", &source, &shared.shutdown, &shared.health, || {
+        let holds = until_done(&shared, trouble::LEDGER, &source, || {
             let (mut ledger, scales) = (ledger.clone(), &scales);
             async move { ledger.holds(scales).await }
         })
         .await?;
         let (carved, mut breaks) = carve::carved_in_ledger(&fold, &holds);
-        let mut totals: HashMap<_, types::Minor> = HashMap::new();
+        let mut totals: HashMap<_, Minor> = HashMap::new();
         for hold in holds.values() {
             *totals.entry(hold.parent.unwrap_or(hold.hold)).or_default() += hold.remaining;
         }
@@ -71,14 +70,10 @@ impl Poster {
                 self.checks.suspect(found.pool);
             }
         }
-        for row in shared.repo.breaks().await? {
-            let users = (0u32..).map(UserIx).take(fold.users());
-            self.halted
-                .extend(users.filter(|ix| fold.user(*ix).as_str() == row.user_id));
-        }
         for found in breaks.drain(..) {
             self.raise(&fold, &found).await?;
         }
+        self.follow_breaks(&fold).await?;
         tracing::info!(%position, orders = carved.len(), "settlement goes on");
         let settler = Settler::new(
             shared.node,
@@ -100,32 +95,115 @@ impl Poster {
     ) -> Result<(), Halt> {
         let fold = settler.fold();
         let scales = scales(fold);
-        let shared = self.shared.clone();
-        for pool in self.checks.to_check(pools) {
-            let hold = fold.pool(pool).hold;
-            let ledger = Ledger(shared.ledger.clone());
-            let found = until_done("ledger", "check", &shared.shutdown, &shared.health, || {
-                let (mut ledger, scales) = (ledger.clone(), &scales);
-                async move { ledger.total(hold, scales).await }
-            })
-            .await?;
-            let difference = carve::compare(fold, pool, found);
-            if let Some(found) = self.checks.judge(pool, difference, now_ns()) {
-                self.raise(fold, &found).await?;
+        for subject in self.checks.to_check(pools) {
+            let difference = match subject {
+                Subject::Pool(pool) => {
+                    let found = self.ledger_has(fold.pool(pool).hold, true, &scales).await?;
+                    carve::compare(fold, pool, found)
+                }
+                Subject::Part(hold) => {
+                    let found = self.ledger_has(hold, false, &scales).await?;
+                    self.part_difference(settler, hold, found)
+                }
+            };
+            match self.checks.judge(subject, difference, now_ns()) {
+                Verdict::Nothing => {}
+                Verdict::Break(found) => self.raise(fold, &found).await?,
+                Verdict::Over => {
+                    let hold = match subject {
+                        Subject::Pool(pool) => fold.pool(pool).hold,
+                        Subject::Part(hold) => hold,
+                    };
+                    self.over(hold).await?;
+                }
             }
         }
         Ok(())
     }
 
-    /// A difference that stays is named, kept, and stops the user.
+    /// What is left in a hold, its children included or not.
+    async fn ledger_has(
+        &self,
+        hold: Id128,
+        with_children: bool,
+        scales: &Scales,
+    ) -> Result<Minor, Halt> {
+        let ledger = Ledger(self.shared.ledger.clone());
+        let id = hold.to_string();
+        let found = until_done(&self.shared, trouble::LEDGER, &id, || {
+            let mut ledger = ledger.clone();
+            async move {
+                if with_children {
+                    ledger.total(hold, scales).await
+                } else {
+                    ledger.remaining(hold, scales).await
+                }
+            }
+        });
+        Ok(found.await?)
+    }
+
+    /// Compares one hold of an order. What is left of an ended one is seen at its pool.
+    fn part_difference(&self, settler: &Settler, hold: Id128, found: Minor) -> Option<Break> {
+        let (handle, part) = self.parts.get(&hold)?;
+        let order = settler.fold().order(*handle)?;
+        let carved = settler.carver().of(order.handle)?;
+        let expected = match part {
+            Part::Main => carved.main.remaining,
+            Part::Fee => carved.fee.remaining,
+        };
+        (found != expected).then(|| Break {
+            name: BreakName::OrderHoldDiffers,
+            at: settler.fold().position(),
+            pool: order.pool,
+            user: order.user,
+            hold,
+            expected,
+            found,
+        })
+    }
+
+    /// Goes on comparing what was a break before: at the last run, or just now.
+    async fn follow_breaks(&mut self, fold: &Fold) -> Result<(), Halt> {
+        let shared = self.shared.clone();
+        let rows = until_kept(&shared, "breaks", || shared.repo.breaks()).await?;
+        if rows.is_empty() {
+            return self.publish_suspensions().await;
+        }
+        let mut parts = HashMap::new();
+        for order in fold.orders() {
+            for part in [Part::Main, Part::Fee] {
+                parts.insert(ids::order_hold(order.id, part), (order.handle, part));
+            }
+        }
+        let pools: HashMap<Id128, HoldIx> = fold.pools().map(|(ix, p)| (p.hold, ix)).collect();
+        for row in rows {
+            let Some(hold) = id(&row.hold_id) else {
+                tracing::error!(hold_id = row.hold_id, "a break names no hold");
+                continue;
+            };
+            if let Some(pool) = pools.get(&hold) {
+                self.checks.follow(Subject::Pool(*pool));
+                continue;
+            }
+            // The order of one that is not found has ended, and its hold with it.
+            if let Some(order) = parts.get(&hold) {
+                self.parts.insert(hold, *order);
+            }
+            self.checks.follow(Subject::Part(hold));
+        }
+        self.publish_suspensions().await
+    }
+
+    /// A difference that stays is named, kept, and stops the user's trading. Settlement goes on: the ledger refuses what is not covered.
     async fn raise(&mut self, fold: &Fold, found: &Break) -> Result<(), Halt> {
         let user = fold.user(found.user);
         tracing::error!(
             name = found.name.as_str(), user_id = %user, hold_id = %found.hold, sequence = found.at.0,
-            expected_minor = found.expected.0, found_minor = found.found.0, "journal and ledger differ: the user is not settled any more"
+            expected_minor = found.expected.0, found_minor = found.found.0, severity = "critical",
+            "journal and ledger differ: the user may not trade until they agree"
         );
         metrics::counter!("settlement_breaks_total", "name" => found.name.as_str()).increment(1);
-        self.halted.insert(found.user);
         let row = BreakRow {
             name: found.name.as_str().to_owned(),
             hold_id: found.hold.to_string(),
@@ -135,9 +213,32 @@ impl Poster {
             found: found.found.0,
             found_at_us: now_us(),
         };
-        self.shared.repo.add_break(&row).await?;
-        Ok(())
+        let shared = self.shared.clone();
+        until_kept(&shared, &row.hold_id, || shared.repo.add_break(&row)).await?;
+        self.publish_suspensions().await
     }
+
+    /// What was a break agrees again.
+    async fn over(&mut self, hold: Id128) -> Result<(), Halt> {
+        let (shared, hold_id) = (self.shared.clone(), hold.to_string());
+        tracing::info!(hold_id, "journal and ledger agree again");
+        self.parts.remove(&hold);
+        until_kept(&shared, &hold_id, || {
+            shared.repo.clear_break(&hold_id, now_us())
+        })
+        .await?;
+        self.publish_suspensions().await
+    }
+
+    async fn publish_suspensions(&self) -> Result<(), Halt> {
+        let shared = &self.shared;
+        Ok(until_kept(shared, "suspensions", || shared.publish_suspensions()).await?)
+    }
+}
+
+fn id(text: &str) -> Option<Id128> {
+    let id = uuid::Uuid::parse_str(text).ok()?;
+    Some(Id128::from_u128(id.as_u128()))
 }
 
 fn scales(fold: &Fold) -> Scales {

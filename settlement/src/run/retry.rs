@@ -1,63 +1,113 @@
-//! Calls are repeated until they are answered: every step may be, and there is nobody to give the failure to.
+//! Calls and writes are repeated until they succeed: every step may be, and there is nobody to give the failure to.
+//!
+//! What time cures is repeated within seconds. A refusal that waiting cannot mend is repeated too, since somebody may mend what it is about, but
+//! slowly, and after [`REFUSALS_MAX`] in a row it is a critical alarm and fails the health: it keeps everything behind it waiting.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use rand::Rng;
-use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
+
+use super::{Shared, trouble};
+use crate::repo::StoreError;
 
 const FIRST_MS: u64 = 100;
 const MAX_MS: u64 = 5_000;
+/// Refusals in a row after which somebody has to look.
+const REFUSALS_MAX: u32 = 5;
 
 /// The token was cancelled while a call waited for its next try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped;
 
-/// Repeats `call` until it succeeds. Failures that time cures are logged as warnings, others as errors: an operator has to look.
+/// Repeats a call of another service until it succeeds. `part` of the health fails meanwhile, naming `id`.
 pub async fn until_done<T, F: Future<Output = Result<T, Status>>>(
-    what: &str,
+    shared: &Shared,
+    part: &'static str,
     id: &str,
-    shutdown: &CancellationToken,
-    health: &rpc::Health,
+    call: impl FnMut() -> F,
+) -> Result<T, Stopped> {
+    let describe = |status: &Status| {
+        let reason = rpc::status::reason(status).unwrap_or_else(|| format!("{:?}", status.code()));
+        format!("{reason}: {}", status.message())
+    };
+    let is_refused = |status: &Status| is_refused(status.code());
+    repeat(shared, part, id, describe, is_refused, call).await
+}
+
+/// Repeats a read or write of the own store until it succeeds.
+pub async fn until_kept<T, F: Future<Output = Result<T, StoreError>>>(
+    shared: &Shared,
+    id: &str,
+    write: impl FnMut() -> F,
+) -> Result<T, Stopped> {
+    let describe = |error: &StoreError| error.to_string();
+    repeat(shared, trouble::STORE, id, describe, |_| false, write).await
+}
+
+async fn repeat<T, E: Display, F: Future<Output = Result<T, E>>>(
+    shared: &Shared,
+    part: &'static str,
+    id: &str,
+    describe: impl Fn(&E) -> String,
+    is_refused: impl Fn(&E) -> bool,
     mut call: impl FnMut() -> F,
 ) -> Result<T, Stopped> {
     let mut wait_ms = FIRST_MS;
+    let mut refusals = 0;
     loop {
         let answer = tokio::select! {
             answer = call() => answer,
-            () = shutdown.cancelled() => return Err(Stopped),
+            () = shared.shutdown.cancelled() => return Err(Stopped),
         };
-        let status = match answer {
+        let error = match answer {
             Ok(value) => {
-                health.set_ok(what);
+                shared.troubles.clear(part, id);
                 return Ok(value);
             }
-            Err(status) => status,
+            Err(error) => error,
         };
-        let reason = rpc::status::reason(&status).unwrap_or_default();
-        if is_passing(status.code()) {
-            tracing::warn!(step = what, id, code = ?status.code(), reason, message = status.message(), "settlement step will be repeated");
+        let reason = describe(&error);
+        refusals = if is_refused(&error) { refusals + 1 } else { 0 };
+        let is_stuck = refusals >= REFUSALS_MAX;
+        if is_stuck {
+            tracing::error!(
+                part,
+                id,
+                reason,
+                severity = "critical",
+                "a settlement step is refused again and again: everything behind it waits"
+            );
+            wait_ms = shared.config.refused_retry_ms;
+        } else if refusals > 0 {
+            tracing::error!(part, id, reason, "settlement step was refused");
         } else {
-            tracing::error!(step = what, id, code = ?status.code(), reason, message = status.message(), "settlement step was refused");
+            tracing::warn!(part, id, reason, "settlement step will be repeated");
         }
-        health.set_failing(what, status.message());
-        metrics::counter!("settlement_retries_total", "step" => what.to_owned()).increment(1);
+        shared.troubles.note(part, id, &reason, is_stuck);
+        metrics::counter!("settlement_retries_total", "step" => part).increment(1);
         let jitter_ms = rand::rng().random_range(0..=wait_ms / 4);
         tokio::select! {
             () = tokio::time::sleep(Duration::from_millis(wait_ms + jitter_ms)) => {}
-            () = shutdown.cancelled() => return Err(Stopped),
+            () = shared.shutdown.cancelled() => return Err(Stopped),
         }
         wait_ms = (wait_ms * 2).min(MAX_MS);
     }
 }
 
-fn is_passing(code: Code) -> bool {
+/// The other side has understood and says no: the same again changes nothing by itself.
+fn is_refused(code: Code) -> bool {
     matches!(
         code,
-        Code::Unavailable
-            | Code::DeadlineExceeded
-            | Code::Cancelled
-            | Code::Aborted
-            | Code::ResourceExhausted
+        Code::InvalidArgument
+            | Code::NotFound
+            | Code::FailedPrecondition
+            | Code::AlreadyExists
+            | Code::OutOfRange
+            | Code::PermissionDenied
+            | Code::Unauthenticated
+            | Code::Unimplemented
+            | Code::DataLoss
     )
 }

@@ -40,6 +40,8 @@ pub struct Chain {
     pub left_out: Mutex<HashSet<u64>>,
     /// Refuse whole batches: `UNAVAILABLE` so many times.
     pub away: Mutex<u32>,
+    /// Refuse whole batches for as long as this is set.
+    pub refusal: Mutex<Option<Status>>,
 }
 
 impl Chain {
@@ -118,6 +120,9 @@ impl CfaRegistryService for Service {
                 *away -= 1;
                 return Err(rpc::status::unavailable("Chain", 10));
             }
+        }
+        if let Some(refusal) = self.0.refusal.lock().unwrap().clone() {
+            return Err(refusal);
         }
         let id = request.batch_id.clone();
         if self.0.batch(&id).is_none() {
@@ -211,6 +216,7 @@ pub fn config(folder: &Path) -> SettlementConfig {
         wait_ms: 20,
         check_batches: 2,
         short_ms: 10,
+        refused_retry_ms: 20,
         ..SettlementConfig::default()
     }
 }

@@ -1,0 +1,336 @@
+//! What settlement does when something is wrong: differences, refusals, a store that cannot be written, a worker that has ended.
+
+mod world;
+
+use std::path::Path;
+use std::time::Duration;
+
+use proto::common::v1::OperationStatus;
+use proto::ledger::v1 as wire;
+use settlement::{SettlementConfig, Suspension, TradeStatus};
+use types::*;
+use world::services::{Platform, config, context};
+use world::{Market, node};
+
+/// Long enough for any machine; nothing is measured by it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until `seen` is true.
+async fn until(what: &str, platform: &Platform, mut seen: impl FnMut() -> bool) {
+    let waiting = async {
+        while !seen() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, waiting)
+        .await
+        .unwrap_or_else(|_| panic!("no {what}: {:?}", platform.settlement.stats()));
+}
+
+async fn drained(platform: &Platform, sequence: Sequence) {
+    tokio::time::timeout(PATIENCE, platform.settlement.drained(sequence))
+        .await
+        .unwrap_or_else(|_| panic!("not drained: {:?}", platform.settlement.stats()));
+}
+
+fn is_failing(platform: &Platform, part: &str) -> bool {
+    platform.settlement.health().failing().contains_key(part)
+}
+
+fn trade(market: &mut Market, seller: u32, buyer: u32) -> String {
+    market
+        .order(seller, 0, Side::Sell, 100, 10, TimeInForce::Gtc)
+        .unwrap();
+    market
+        .order(buyer, 0, Side::Buy, 100, 10, TimeInForce::Gtc)
+        .unwrap();
+    let events = &market.records.last().unwrap().events;
+    let trade = events
+        .iter()
+        .find(|e| matches!(e.event, Event::Trade(_)))
+        .unwrap();
+    trade.trade_uuid(node()).to_string()
+}
+
+/// What is free in user 0's trading hold for money, and a request that sets what the ledger has left in it.
+fn pool(market: &Market) -> (i64, impl Fn(i64, &str) -> wire::AdjustHoldRequest + use<>) {
+    let pool = *market
+        .admission
+        .pool(Market::pool(UserIx(0), AssetIx::MONEY));
+    let adjust = move |minor: i64, key: &str| wire::AdjustHoldRequest {
+        context: context(key),
+        hold_id: pool.hold.to_string(),
+        remaining_amount: Some(proto::convert::to_monetary_amount_minor(
+            "CFA-RUB", minor, 2,
+        )),
+    };
+    (pool.free.0, adjust)
+}
+
+async fn sql(folder: &Path, statement: &'static str) {
+    let options = sqlx::sqlite::SqliteConnectOptions::new()
+        .filename(folder.join("settlement").join("settlement.db"));
+    let mut store = <sqlx::SqliteConnection as sqlx::Connection>::connect_with(&options)
+        .await
+        .unwrap();
+    sqlx::query(statement).execute(&mut store).await.unwrap();
+    sqlx::Connection::close(store).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_hold_that_is_short_stops_its_user_in_the_market_and_nobody_in_settlement() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
+    let mut market = Market::new(1);
+    trade(&mut market, 1, 0);
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    let fed = market.records.len();
+    drained(&platform, market.admission.position()).await;
+    // Somebody takes money out of user 0's trading hold behind the journal's back.
+    let (free, adjust) = pool(&market);
+    let taken = adjust(free - 1, "steal");
+    platform.ledger.adjust_hold(taken).await.unwrap();
+    platform.stop().await;
+
+    let platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
+    let view = platform.settlement.view();
+    let suspended = |view: &settlement::SettlementView| view.suspensions().borrow().clone();
+    until("suspension", &platform, || view.is_suspended("user-0")).await;
+    let found = view.breaks().await.unwrap().remove(0);
+    assert_eq!(
+        (found.name.as_str(), found.user_id.as_str()),
+        ("HOLD_SHORT", "user-0")
+    );
+    assert_eq!(found.expected - found.found, 1);
+
+    // Settlement goes on, with him too: the ledger decides what is covered.
+    trade(&mut market, 4, 5);
+    trade(&mut market, 0, 3);
+    platform.feed(&market.records[fed..]);
+    let fed = market.records.len();
+    drained(&platform, market.admission.position()).await;
+    assert_eq!(platform.settlement.stats().halted, "");
+
+    // A restart forgets nothing and tells nothing twice.
+    platform.stop().await;
+    let mut platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
+    let view = platform.settlement.view();
+    assert!(view.is_suspended("user-0"));
+    trade(&mut market, 2, 3);
+    platform.feed(&market.records[fed..]);
+    drained(&platform, market.admission.position()).await;
+    assert_eq!(view.breaks().await.unwrap().len(), 1);
+
+    // Repaired, it goes by itself, and the market is told to let him go on.
+    let (free, adjust) = pool(&market);
+    let repaired = adjust(free, "repair");
+    platform.ledger.adjust_hold(repaired).await.unwrap();
+    until("end of it", &platform, || !view.is_suspended("user-0")).await;
+    assert_eq!(suspended(&view)["user-0"], Suspension::Agrees);
+    assert!(view.breaks().await.unwrap().is_empty());
+    platform.stop().await;
+
+    // The market's word that it has done so is kept as well.
+    let platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
+    let view = platform.settlement.view();
+    assert_eq!(suspended(&view)["user-0"], Suspension::Agrees);
+    view.lifted("user-0").await.unwrap();
+    assert!(suspended(&view).is_empty());
+    let mut platform = platform;
+    platform.assert_agrees(&market).await;
+    platform.stop().await;
+}
+
+#[tokio::test]
+async fn a_batch_that_the_ledger_refuses_stops_the_queue_and_says_so_until_it_is_covered() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
+    let mut market = Market::new(1);
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    let fed = market.records.len();
+    drained(&platform, market.admission.position()).await;
+    let (free, adjust) = pool(&market);
+    let taken = adjust(1, "steal");
+    platform.ledger.adjust_hold(taken).await.unwrap();
+
+    let before = market.admission.position();
+    trade(&mut market, 1, 0);
+    platform.feed(&market.records[fed..]);
+    until("alarm", &platform, || {
+        !platform.settlement.stats().halted.is_empty()
+    })
+    .await;
+    let stats = platform.settlement.stats();
+    assert!(stats.halted.contains("settlement-ledger"), "{stats:?}");
+    assert!(stats.progress.settled < market.admission.position());
+    assert!(stats.progress.settled >= before);
+    assert!(is_failing(&platform, "settlement-ledger"));
+
+    let repaired = adjust(free, "repair");
+    platform.ledger.adjust_hold(repaired).await.unwrap();
+    drained(&platform, market.admission.position()).await;
+    assert_eq!(platform.settlement.stats().halted, "");
+    assert!(platform.settlement.health().failing().is_empty());
+    platform.assert_agrees(&market).await;
+    platform.stop().await;
+}
+
+#[tokio::test]
+async fn a_batch_that_the_chain_service_refuses_is_an_alarm_and_not_the_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
+    let refusal = rpc::status::invalid_argument("trades", "must be whole");
+    *platform.chain.refusal.lock().unwrap() = Some(refusal);
+    let mut market = Market::new(1);
+    trade(&mut market, 1, 0);
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    until("alarm", &platform, || {
+        !platform.settlement.stats().halted.is_empty()
+    })
+    .await;
+    let failing = platform.settlement.health().failing();
+    assert!(
+        failing["settlement-chain"].contains("must be whole"),
+        "{failing:?}"
+    );
+    // The ledger is not kept waiting by the chain.
+    let fed = market.records.len();
+    trade(&mut market, 2, 3);
+    platform.feed(&market.records[fed..]);
+    let end = market.admission.position();
+    until("posting", &platform, || {
+        platform.settlement.stats().progress.settled == end
+    })
+    .await;
+
+    *platform.chain.refusal.lock().unwrap() = None;
+    drained(&platform, end).await;
+    assert!(platform.settlement.health().failing().is_empty());
+    platform.assert_agrees(&market).await;
+    platform.stop().await;
+}
+
+/// Ends an operation that settlement has posted, before settlement does.
+async fn end_before(platform: &mut Platform, key: &str, reverse: bool) {
+    let mut found = platform.operation(key).await;
+    while found.is_none() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        found = platform.operation(key).await;
+    }
+    let operation_id = found.unwrap().0.operation_id;
+    if reverse {
+        let request = wire::ReverseOperationRequest {
+            context: context(&format!("reverse {key}")),
+            operation_id,
+            reason: "by hand".into(),
+        };
+        platform.ledger.reverse_operation(request).await.unwrap();
+    } else {
+        let request = wire::FinalizeOperationsRequest {
+            context: context(&format!("finalize {key}")),
+            operation_ids: vec![operation_id],
+            onchain_tx_hash: "0xby-hand".into(),
+        };
+        platform.ledger.finalize_operations(request).await.unwrap();
+    }
+}
+
+// rows: R186 R189
+#[tokio::test]
+async fn r189_operations_that_somebody_has_ended_the_same_way_count_as_done() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
+    *platform.chain.away.lock().unwrap() = u32::MAX;
+    platform.chain.left_out.lock().unwrap().insert(2);
+    let mut market = Market::new(1);
+    let kept = trade(&mut market, 1, 0);
+    let kept_at = market.admission.position();
+    let bust = trade(&mut market, 2, 3);
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    end_before(&mut platform, &kept, false).await;
+    end_before(&mut platform, &format!("{bust}:fee"), true).await;
+    *platform.chain.away.lock().unwrap() = 0;
+    drained(&platform, market.admission.position()).await;
+
+    for key in [kept.clone(), format!("{kept}:sell"), format!("{kept}:fee")] {
+        let (operation, _) = platform.operation(&key).await.unwrap();
+        assert_eq!(operation.status(), OperationStatus::Finalized, "{key}");
+    }
+    for key in [bust.clone(), format!("{bust}:sell"), format!("{bust}:fee")] {
+        let (operation, _) = platform.operation(&key).await.unwrap();
+        assert_eq!(operation.status(), OperationStatus::Failed, "{key}");
+    }
+    let view = platform.settlement.view();
+    assert_eq!(view.trade_status(kept_at, &kept), TradeStatus::Settled);
+    assert_eq!(
+        view.trade_status(market.admission.position(), &bust),
+        TradeStatus::Failed
+    );
+    assert!(platform.settlement.health().failing().is_empty());
+    platform.stop().await;
+}
+
+#[tokio::test]
+async fn a_store_that_cannot_be_written_is_tried_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
+    let mut market = Market::new(1);
+    trade(&mut market, 1, 0);
+    platform.fund(&market).await;
+    sql(folder.path(), "ALTER TABLE batches RENAME TO elsewhere").await;
+    platform.feed(&market.records);
+    until("alarm", &platform, || {
+        is_failing(&platform, "settlement-store")
+    })
+    .await;
+    sql(folder.path(), "ALTER TABLE elsewhere RENAME TO batches").await;
+    drained(&platform, market.admission.position()).await;
+    assert!(platform.settlement.health().failing().is_empty());
+    platform.assert_agrees(&market).await;
+    platform.stop().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_ends_takes_the_other_with_it_and_the_market_takes_no_more_orders() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
+    *platform.chain.away.lock().unwrap() = u32::MAX;
+    let mut market = Market::new(1);
+    trade(&mut market, 1, 0);
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    let end = market.admission.position();
+    until("posting", &platform, || {
+        platform.settlement.stats().progress.settled == end
+    })
+    .await;
+    platform.stop().await;
+    sql(folder.path(), "UPDATE batches SET legs = x'ff'").await;
+
+    let (journal, recorded) = settlement::source::Recorded::new();
+    let backlog = std::sync::Arc::new(sequencer::Backlog::default());
+    let settings: SettlementConfig = config(folder.path());
+    let records = Box::new(recorded);
+    let platform = Platform::over(folder.path(), settings, records, journal, backlog.clone()).await;
+    until("alarm", &platform, || {
+        is_failing(&platform, "settlement-chain")
+    })
+    .await;
+    assert!(platform.settlement.stats().halted.contains("unreadable"));
+    let pending = || {
+        backlog
+            .pending_bytes
+            .load(std::sync::atomic::Ordering::Relaxed)
+    };
+    until("end of orders", &platform, || pending() == u64::MAX).await;
+    // The other worker has ended too: nobody reads the journal any more.
+    until("end of the other", &platform, || {
+        platform.journal.is_closed()
+    })
+    .await;
+    platform.stop().await;
+}
