@@ -65,6 +65,8 @@ pub(crate) struct State {
     pub sequence: u64,
     pub segment: u64,
     pub offset: u64,
+    /// Size of a segment, never changes.
+    pub segment_bytes: u64,
     pub failed: Option<Arc<str>>,
 }
 
@@ -141,6 +143,7 @@ impl Journal {
             sequence: end.sequence,
             segment: end.segment,
             offset: end.offset,
+            segment_bytes: config.segment_bytes,
             failed: None,
         });
         let shared = Arc::new(Shared {

@@ -93,15 +93,11 @@ impl Reader {
         }
     }
 
-    /// Durable bytes of the current segment not read yet; across segments the distance is not known exactly and counted as whole chunks.
+    /// Durable bytes not read yet, but for the chunk at hand. Every segment before the last counts as full, whatever was left unused of it.
     pub fn bytes_behind(&self) -> u64 {
         let state = self.state.borrow();
-        let unread = (self.buffer.len() - self.buffer_at) as u64;
-        if state.segment == self.segment {
-            state.offset.saturating_sub(self.offset) + unread
-        } else {
-            (state.segment - self.segment) * CHUNK_BYTES as u64 + state.offset
-        }
+        let ahead = state.segment.saturating_sub(self.segment.max(1));
+        (ahead * state.segment_bytes + state.offset).saturating_sub(self.offset)
     }
 
     /// Parses more frames into `ready`; false at the commit position.
