@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use types::command::Refused;
 use types::{
     AssetIx, Command, Handle, HoldIx, Id128, InstrumentId, InstrumentIx, Quote, RejectReason,
-    SessionIx, UserId, UserIx,
+    SessionIx, StpGroup, UserId, UserIx,
 };
 
 use crate::request::{OrderRef, Reject, Request};
@@ -50,6 +50,8 @@ pub struct Admission {
     pub(crate) holds: BTreeMap<Id128, HoldIx>,
     /// The open trading hold of a (user, asset).
     pub(crate) default_pools: BTreeMap<(UserIx, AssetIx), HoldIx>,
+    /// Who may use a chosen self-trade group: the first user who named it, as far as sessions and open orders tell after a restart.
+    pub(crate) groups: BTreeMap<StpGroup, UserIx>,
     pub(crate) client_orders: BTreeMap<(UserIx, u64), Handle>,
     pub(crate) keys: BTreeMap<Id128, Seen>,
     /// Keys by age.
@@ -70,6 +72,7 @@ impl Admission {
             sessions: BTreeMap::new(),
             holds: BTreeMap::new(),
             default_pools: BTreeMap::new(),
+            groups: BTreeMap::new(),
             client_orders: BTreeMap::new(),
             keys: BTreeMap::new(),
             key_queue: VecDeque::new(),
@@ -86,7 +89,7 @@ impl Admission {
             Request::Cancel(r) => self.admit_cancel(r, now_ns).map(Command::Cancel),
             Request::Amend(r) => self.admit_amend(r, now_ns).map(Command::Amend),
             Request::MassCancel(r) => self.admit_mass_cancel(r, now_ns).map(Command::MassCancel),
-            _ => self.admit_control(request),
+            _ => self.admit_control(request, now_ns),
         }
     }
 

@@ -5,8 +5,8 @@ use types::command::{
     SetBudget, SetInstrument, SetPhase, UnblockUser,
 };
 use types::{
-    HoldIx, InstrumentIx, InstrumentSpec, Phase, PoolKind, RejectReason, SessionIx, StpGroup,
-    UserIx,
+    HoldIx, Id128, InstrumentIx, InstrumentSpec, Phase, PoolKind, RejectReason, SessionIx,
+    StpGroup, UserIx,
 };
 
 use crate::admission::Admission;
@@ -14,7 +14,8 @@ use crate::request::{FundRequest, Known, Reject, Request, SessionRequest};
 use crate::state::Pool;
 
 impl Admission {
-    pub(crate) fn admit_control(&self, request: &Request) -> Result<Command, Reject> {
+    pub(crate) fn admit_control(&self, request: &Request, now_ns: u64) -> Result<Command, Reject> {
+        self.check_key(request.key_hash(), now_ns)?;
         match request {
             Request::BindUser(id) => match self.users.get(id) {
                 Some(user) => Err(already(Known::User(*user))),
@@ -28,7 +29,8 @@ impl Admission {
                 instrument,
                 phase,
                 cancel_orders,
-            } => self.admit_phase(*instrument, *phase, *cancel_orders),
+                key_hash,
+            } => self.admit_phase(*instrument, *phase, *cancel_orders, *key_hash),
             Request::OpenSession(r) => self.admit_session(r),
             Request::CloseSession(session) => match self.session(*session) {
                 Some(row) if row.open => {
@@ -41,6 +43,7 @@ impl Admission {
                 hold,
                 amount_minor,
                 funding_seq,
+                key_hash,
             } => {
                 let pool = self.fundable(*hold, *funding_seq)?;
                 if amount_minor.0 <= 0 {
@@ -58,9 +61,14 @@ impl Admission {
                     hold: *hold,
                     amount_minor: *amount_minor,
                     funding_seq: *funding_seq,
+                    key_hash: *key_hash,
                 }))
             }
-            Request::CloseHold { hold, funding_seq } => {
+            Request::CloseHold {
+                hold,
+                funding_seq,
+                key_hash,
+            } => {
                 let pool = self.fundable(*hold, *funding_seq)?;
                 if pool.open_orders > 0 {
                     return Err(Reject::with(RejectReason::HoldInUse, Known::Hold(*hold)));
@@ -68,6 +76,7 @@ impl Admission {
                 Ok(Command::CloseHold(CloseHold {
                     hold: *hold,
                     funding_seq: *funding_seq,
+                    key_hash: *key_hash,
                 }))
             }
             Request::BlockUser(user) => match self.user(*user) {
@@ -84,15 +93,24 @@ impl Admission {
                 user,
                 day,
                 amount_minor,
-            } => match self.user(*user) {
-                Some(_) if amount_minor.is_negative() => Err(RejectReason::Malformed.into()),
-                Some(_) => Ok(Command::SetBudget(SetBudget {
+                raised_minor,
+            } => {
+                let row = self.user(*user).ok_or(RejectReason::UnknownUser)?;
+                if amount_minor.is_negative() || raised_minor.is_negative() {
+                    return Err(RejectReason::Malformed.into());
+                }
+                // Orders that identity has not counted yet stay counted.
+                let left = match row.budget_day == *day {
+                    true => (row.budget_minor.checked_add(*raised_minor))
+                        .map_or(*amount_minor, |left| left.min(*amount_minor)),
+                    false => *amount_minor,
+                };
+                Ok(Command::SetBudget(SetBudget {
                     user: *user,
                     day: *day,
-                    amount_minor: *amount_minor,
-                })),
-                None => Err(RejectReason::UnknownUser.into()),
-            },
+                    amount_minor: left,
+                }))
+            }
             Request::ExpireOrders(instrument) => Ok(Command::ExpireOrders(ExpireOrders {
                 instrument: *instrument,
             })),
@@ -130,6 +148,7 @@ impl Admission {
         instrument: InstrumentIx,
         phase: Phase,
         cancel_orders: bool,
+        key_hash: Id128,
     ) -> Result<Command, Reject> {
         let spec = self
             .spec(instrument)
@@ -144,6 +163,7 @@ impl Admission {
             instrument,
             phase,
             cancel_orders,
+            key_hash,
         }))
     }
 
@@ -161,6 +181,12 @@ impl Admission {
             Some(session) => *session,
             None => SessionIx(self.tables.sessions.len() as u32),
         };
+        // A chosen group is its first user's: nobody else may cancel by it.
+        if let Some(group) = r.stp_group
+            && self.groups.get(&group).is_some_and(|user| *user != r.user)
+        {
+            return Err(RejectReason::NotOwner.into());
+        }
         Ok(Command::OpenSession(OpenSession {
             session,
             user: r.user,
@@ -215,6 +241,7 @@ impl Admission {
             amount_minor: r.amount_minor,
             funding_seq: r.funding_seq,
             hold_id: r.hold_id,
+            key_hash: r.key_hash,
         }))
     }
 

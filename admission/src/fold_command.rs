@@ -83,7 +83,7 @@ impl Admission {
     }
 
     fn open_session(&mut self, c: &OpenSession) {
-        let table = &mut self.tables.sessions;
+        let table = &self.tables.sessions;
         let client_seq = match table.get(c.session.index()) {
             Some(row) => {
                 assert!(
@@ -94,6 +94,7 @@ impl Admission {
             }
             None => 0,
         };
+        self.note_group(c.stp_group, c.user);
         let row = Session {
             key: c.key,
             user: c.user,
@@ -102,12 +103,20 @@ impl Admission {
             open: true,
             client_seq,
         };
+        let table = &mut self.tables.sessions;
         if c.session.index() < table.len() {
             table[c.session.index()] = row;
         } else {
             assert_eq!(c.session.index(), table.len(), "sessions are dense");
             table.push(row);
             self.sessions.insert(c.key, c.session);
+        }
+    }
+
+    /// A group that somebody has chosen is his from then on.
+    pub(crate) fn note_group(&mut self, group: types::StpGroup, user: types::UserIx) {
+        if group.is_explicit() {
+            self.groups.entry(group).or_insert(user);
         }
     }
 
@@ -261,6 +270,10 @@ impl Admission {
             Command::Cancel(c) => (types::command::RequestKind::Cancel, c.handle),
             Command::Amend(c) => (types::command::RequestKind::Amend, c.handle),
             Command::MassCancel(_) => (types::command::RequestKind::MassCancel, Handle::NONE),
+            Command::SetPhase(_)
+            | Command::Fund(_)
+            | Command::Defund(_)
+            | Command::CloseHold(_) => (types::command::RequestKind::Other, Handle::NONE),
             // A refusal makes nothing: a retry is looked at anew.
             _ => return,
         };

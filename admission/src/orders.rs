@@ -253,11 +253,7 @@ impl Admission {
             MassScope::Session(session) => self.session(session).is_some_and(|s| s.user == r.user),
             MassScope::Group(group) => {
                 group == types::StpGroup::of_user(r.user)
-                    || self
-                        .tables
-                        .sessions
-                        .iter()
-                        .any(|s| s.user == r.user && s.stp_group == group)
+                    || self.groups.get(&group) == Some(&r.user)
             }
         };
         if !own && !r.user.is_none() {
@@ -321,7 +317,7 @@ impl Admission {
         Ok(())
     }
 
-    fn check_key(&self, key: Id128, now_ns: u64) -> Result<(), Reject> {
+    pub(crate) fn check_key(&self, key: Id128, now_ns: u64) -> Result<(), Reject> {
         match self.keys.get(&key) {
             Some(seen) if !key.is_none() && now_ns < seen.time_ns + KEY_LIFETIME_NS => {
                 let known = Known::Request(*seen);

@@ -108,6 +108,8 @@ pub struct FundRequest {
     pub asset: AssetIx,
     pub amount_minor: Minor,
     pub funding_seq: u64,
+    /// Hash of (call, user, idempotency key); `NONE` without.
+    pub key_hash: Id128,
 }
 
 /// Everything that may be asked.
@@ -125,6 +127,7 @@ pub enum Request {
         instrument: InstrumentIx,
         phase: Phase,
         cancel_orders: bool,
+        key_hash: Id128,
     },
     OpenSession(SessionRequest),
     CloseSession(SessionIx),
@@ -133,23 +136,43 @@ pub enum Request {
         hold: HoldIx,
         amount_minor: Minor,
         funding_seq: u64,
+        key_hash: Id128,
     },
     CloseHold {
         hold: HoldIx,
         funding_seq: u64,
+        key_hash: Id128,
     },
     BlockUser(UserIx),
     UnblockUser(UserIx),
     SetBudget {
         user: UserIx,
         day: u32,
+        /// What identity says is left.
         amount_minor: Minor,
+        /// By how much the limit itself was raised since the last figure: within a day the budget never grows by more.
+        raised_minor: Minor,
     },
     /// `NONE` = every instrument.
     ExpireOrders(InstrumentIx),
 }
 
 impl Request {
+    /// The idempotency key hash of a gRPC call, `NONE` without.
+    pub fn key_hash(&self) -> Id128 {
+        match self {
+            Self::New(r) => r.key_hash,
+            Self::Cancel(r) => r.key_hash,
+            Self::Amend(r) => r.key_hash,
+            Self::MassCancel(r) => r.key_hash,
+            Self::Fund(r) => r.key_hash,
+            Self::SetPhase { key_hash, .. }
+            | Self::Defund { key_hash, .. }
+            | Self::CloseHold { key_hash, .. } => *key_hash,
+            _ => Id128::NONE,
+        }
+    }
+
     /// Which client request it is.
     pub fn kind(&self) -> RequestKind {
         match self {

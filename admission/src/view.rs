@@ -103,6 +103,12 @@ impl Admission {
         self.default_pools.get(&(user, asset)).copied()
     }
 
+    /// The open trading holds of a user.
+    pub fn trading_pools(&self, user: UserIx) -> impl Iterator<Item = HoldIx> {
+        let all = (user, AssetIx::MONEY)..=(user, AssetIx::LAST);
+        self.default_pools.range(all).map(|(_, hold)| *hold)
+    }
+
     /// Every pool, closed ones included, by index.
     pub fn pools(&self) -> impl Iterator<Item = (HoldIx, &Pool)> {
         self.tables
@@ -188,6 +194,7 @@ impl Admission {
         }
         for (at, row) in image.sessions.iter().enumerate() {
             room.sessions.insert(row.key, SessionIx(at as u32));
+            room.note_group(row.stp_group, row.user);
         }
         for (at, row) in image.pools.iter().enumerate() {
             let hold = HoldIx(at as u32);
@@ -200,6 +207,7 @@ impl Admission {
         for (at, slot) in image.slots.iter().enumerate() {
             let Some(order) = &slot.order else { continue };
             room.slots.take(at as u32);
+            room.note_group(order.stp_group, order.user);
             if order.client_order_id != 0 {
                 room.client_orders
                     .insert((order.user, order.client_order_id), order.handle);

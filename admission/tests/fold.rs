@@ -181,12 +181,14 @@ fn request(random: &mut Random, market: &Market) -> Request {
                     asset,
                     amount_minor,
                     funding_seq,
+                    key_hash: Id128::NONE,
                 })
             } else {
                 Request::Defund {
                     hold,
                     amount_minor,
                     funding_seq,
+                    key_hash: Id128::NONE,
                 }
             }
         }
@@ -194,11 +196,13 @@ fn request(random: &mut Random, market: &Market) -> Request {
             instrument: InstrumentIx(random.below(u64::from(INSTRUMENTS)) as u32),
             phase: [Phase::Open, Phase::Halt, Phase::PreOpen][random.below(3) as usize],
             cancel_orders: random.chance(50),
+            key_hash: Id128::NONE,
         },
         (56..=60, _) => Request::SetPhase {
             instrument: InstrumentIx(random.below(u64::from(INSTRUMENTS)) as u32),
             phase: Phase::Open,
             cancel_orders: false,
+            key_hash: Id128::NONE,
         },
         (61, _) => Request::ExpireOrders(InstrumentIx::NONE),
         _ => {

@@ -123,6 +123,7 @@ fn a_refusal_of_the_book_returns_the_draw() {
             instrument: InstrumentIx(0),
             phase: Phase::Halt,
             cancel_orders: false,
+            key_hash: Id128::NONE,
         })
         .unwrap();
     market.place(limit(ALICE, Side::Buy, 10_000, 10));
@@ -434,6 +435,7 @@ fn funding_is_counted_once_and_only_undrawn_money_leaves() {
             asset: AssetIx::MONEY,
             amount_minor: Minor(500),
             funding_seq: seq,
+            key_hash: Id128::NONE,
         })
     };
     let reject = market.refuse(fund(1));
@@ -447,6 +449,7 @@ fn funding_is_counted_once_and_only_undrawn_money_leaves() {
         hold: pool,
         amount_minor: Minor(amount),
         funding_seq,
+        key_hash: Id128::NONE,
     };
     let reject = market.refuse(defund(500_001, 3));
     assert_eq!(reject.reason, RejectReason::HoldInUse);
@@ -455,6 +458,7 @@ fn funding_is_counted_once_and_only_undrawn_money_leaves() {
     let close = |funding_seq| Request::CloseHold {
         hold: pool,
         funding_seq,
+        key_hash: Id128::NONE,
     };
     assert_eq!(market.refuse(close(4)).reason, RejectReason::HoldInUse);
     market.go(cancel(ALICE, OrderRef::Handle(order))).unwrap();
@@ -471,6 +475,7 @@ fn funding_is_counted_once_and_only_undrawn_money_leaves() {
             asset: AssetIx::MONEY,
             amount_minor: Minor(500),
             funding_seq: 1,
+            key_hash: Id128::NONE,
         })
     };
     market.go(second(5_000)).unwrap();
@@ -487,6 +492,7 @@ fn a_hold_of_size_one_backs_one_order() {
         asset: AssetIx::MONEY,
         amount_minor: Minor(10_010),
         funding_seq: 1,
+        key_hash: Id128::NONE,
     };
     market.go(Request::Fund(request)).unwrap();
     let pool = market.room.hold_ix(Id128::from_u128(9_999));
@@ -663,6 +669,7 @@ fn binding_twice_gives_the_index_and_an_instrument_keeps_its_steps() {
             instrument: InstrumentIx(0),
             phase: Phase::Halt,
             cancel_orders: false,
+            key_hash: Id128::NONE,
         })
         .unwrap();
     let same = spec("BOND-1", 100_000);
@@ -691,4 +698,98 @@ fn binding_twice_gives_the_index_and_an_instrument_keeps_its_steps() {
     assert_eq!(reject.reason, RejectReason::InvalidCombination);
     other.id = InstrumentId::new("BOND-2").unwrap();
     assert_eq!(market.instrument(other), InstrumentIx(1));
+}
+
+#[test]
+fn within_a_day_the_budget_grows_only_with_the_limit() {
+    let mut market = Market::small();
+    let day = moscow_day(market.time_ns + 1_000);
+    let read = |market: &mut Market, day, amount, raised| {
+        let request = Request::SetBudget {
+            user: UserIx(ALICE),
+            day,
+            amount_minor: Minor(amount),
+            raised_minor: Minor(raised),
+        };
+        let Ok(Command::SetBudget(set)) = market.go(request) else {
+            panic!("refused");
+        };
+        set.amount_minor.0
+    };
+    market.budget(UserIx(ALICE), 25_000);
+    market.place(limit(ALICE, Side::Buy, 10_000, 2));
+    // Identity has not counted the order yet.
+    assert_eq!(read(&mut market, day, 25_000, 0), 5_000);
+    assert_eq!(read(&mut market, day, 4_000, 0), 4_000);
+    assert_eq!(read(&mut market, day, 35_000, 10_000), 14_000);
+    assert_eq!(read(&mut market, day + 1, 25_000, 0), 25_000);
+}
+
+// rows: R345
+#[test]
+fn r345_a_chosen_group_is_its_first_users() {
+    let mut market = Market::small();
+    let group = StpGroup::explicit(7);
+    let login = |user, key| {
+        Request::OpenSession(SessionRequest {
+            key: Id128::from_u128(key),
+            user: UserIx(user),
+            stp_group: Some(group),
+            cancel_on_disconnect: false,
+        })
+    };
+    let cancel_group = |user| {
+        Request::MassCancel(MassCancelRequest {
+            scope: MassScope::Group(group),
+            instrument: InstrumentIx::NONE,
+            side: None,
+            reason: CancelReason::MassCancel,
+            user: UserIx(user),
+            session: SessionIx::NONE,
+            client_seq: 0,
+            key_hash: Id128::NONE,
+        })
+    };
+    market.go(login(ALICE, 70)).unwrap();
+    assert_eq!(market.refuse(login(BOB, 71)).reason, RejectReason::NotOwner);
+    assert_eq!(
+        market.refuse(cancel_group(BOB)).reason,
+        RejectReason::NotOwner
+    );
+    market.go(login(ALICE, 72)).unwrap();
+    market.go(cancel_group(ALICE)).unwrap();
+    // A snapshot tells it as well.
+    let restored = Admission::restore(&market.room.image(), AdmissionConfig::default());
+    let refused = restored.admit(&login(BOB, 71), market.time_ns + 1_000);
+    assert_eq!(refused.unwrap_err().reason, RejectReason::NotOwner);
+}
+
+#[test]
+fn a_key_answers_for_phases_and_holds_too() {
+    let mut market = Market::small();
+    let hold = market
+        .room
+        .default_pool(UserIx(ALICE), AssetIx::MONEY)
+        .unwrap();
+    let phase = |phase, key| Request::SetPhase {
+        instrument: InstrumentIx(0),
+        phase,
+        cancel_orders: false,
+        key_hash: Id128::from_u128(key),
+    };
+    let defund = |funding_seq, key| Request::Defund {
+        hold,
+        amount_minor: Minor(10),
+        funding_seq,
+        key_hash: Id128::from_u128(key),
+    };
+    market.go(phase(Phase::Halt, 1)).unwrap();
+    market.go(phase(Phase::Open, 2)).unwrap();
+    market.go(defund(2, 3)).unwrap();
+    for repeat in [phase(Phase::Halt, 1), defund(3, 3)] {
+        let reject = market.refuse(repeat);
+        assert_eq!(reject.reason, RejectReason::DuplicateRequest);
+        assert!(matches!(reject.known, Known::Request(_)), "{reject:?}");
+    }
+    market.go(defund(3, 4)).unwrap();
 }

@@ -81,6 +81,8 @@ pub enum Error {
     Sql(#[from] sqlx::Error),
     #[error(transparent)]
     Chain(#[from] ChainError),
+    #[error("configuration: {0}")]
+    Config(String),
     #[error("stored row does not make sense: {0}")]
     Damaged(String),
 }
@@ -97,8 +99,14 @@ impl Error {
         )
     }
 
+    /// The ledger refused because there is not enough available.
+    pub fn is_insufficient(&self) -> bool {
+        matches!(self, Self::Peer { reason, .. } if reason == "INSUFFICIENT_BALANCE")
+    }
+
     /// The ledger refused because there is not enough; who never had any has no sub-account.
     pub fn is_shortage(&self) -> bool {
-        matches!(self, Self::Peer { reason, .. } if reason == "INSUFFICIENT_BALANCE" || reason == "SUB_ACCOUNT_NOT_FOUND")
+        self.is_insufficient()
+            || matches!(self, Self::Peer { reason, .. } if reason == "SUB_ACCOUNT_NOT_FOUND")
     }
 }

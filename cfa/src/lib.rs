@@ -41,9 +41,12 @@ pub struct CfaConfig {
     pub sweep_interval_ms: u64,
     /// How often a transaction that the node refuses is tried before its operation is FAILED.
     pub submit_attempts_max: u32,
-    /// Trades in one batch.
+    /// Trades in one batch; `BATCH_TRADES` at least.
     pub batch_trades_max: usize,
 }
+
+/// Trades that settlement puts into one batch at most.
+const BATCH_TRADES: usize = 500;
 
 impl Default for CfaConfig {
     fn default() -> Self {
@@ -51,7 +54,7 @@ impl Default for CfaConfig {
             data_dir: PathBuf::from("data/cfa"),
             sweep_interval_ms: 1_000,
             submit_attempts_max: 60,
-            batch_trades_max: 500,
+            batch_trades_max: BATCH_TRADES,
         }
     }
 }
@@ -62,6 +65,8 @@ pub struct CfaDeps {
     pub ledger: rpc::Channel,
     pub payments: rpc::Channel,
     pub identity: rpc::Channel,
+    /// May start later than this service.
+    pub market: rpc::Channel,
     pub chain: chain::Connector,
     pub clock: Clock,
 }
@@ -79,15 +84,26 @@ pub async fn start(
     deps: CfaDeps,
     shutdown: CancellationToken,
 ) -> Result<CfaHandle, Error> {
+    if config.batch_trades_max < BATCH_TRADES {
+        return Err(Error::Config(format!(
+            "cfa.batch_trades_max must be at least {BATCH_TRADES}, which settlement puts into one batch"
+        )));
+    }
     let repo = repo::Repo::open(&config.data_dir.join("cfa.sqlite")).await?;
     let contracts = service::bootstrap::contracts(&repo, &deps.chain).await?;
     service::bootstrap::money_instrument(&repo, &contracts, clock::system_us()).await?;
-    let peers = api::peers::Peers::new(deps.ledger, deps.payments, deps.identity);
+    let peers = api::peers::Peers::new(deps.ledger, deps.payments, deps.identity, deps.market);
     let db = repo.db();
-    let service = Arc::new(service::Service::new(
-        repo, deps.chain, peers, contracts, deps.clock, config,
-    ));
     let health = rpc::Health::new("cfa");
+    let service = Arc::new(service::Service::new(
+        repo,
+        deps.chain,
+        peers,
+        contracts,
+        deps.clock,
+        config,
+        health.clone(),
+    ));
     let tasks = TaskTracker::new();
     tasks.spawn(events::outbox::Relay::run(
         db,

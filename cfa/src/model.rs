@@ -417,6 +417,8 @@ pub struct IssueRedemption {
     pub lines: Vec<RedemptionLine>,
     /// Parts of the distribution that are final.
     pub parts_done: u64,
+    /// How often it was started again after it had failed; part of every key that may have failed with it.
+    pub attempt: u32,
     pub tx_hash: Option<String>,
     pub idempotency_key: String,
     pub created_at_us: i64,

@@ -404,11 +404,13 @@ impl Flow {
                 phase: [Phase::Halt, Phase::PreOpen, Phase::Closed, Phase::Open]
                     [self.random.below(4) as usize],
                 cancel_orders: self.random.chance(20),
+                key_hash: Id128::NONE,
             }),
             4..=13 => Command::SetPhase(SetPhase {
                 instrument: IX,
                 phase: Phase::Open,
                 cancel_orders: false,
+                key_hash: Id128::NONE,
             }),
             14..=23 => Command::MassCancel(self.mass_cancel()),
             24..=39 => Command::ExpireOrders(ExpireOrders {

@@ -9,11 +9,25 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use types::{Minor, UserIx};
 
-#[derive(Default)]
 pub struct Budget {
     left_minor: AtomicI64,
     /// Moscow day it is of; 0 = has to be read again.
     day: AtomicU32,
+    /// The limit behind the last figure, [`UNKNOWN`] before the first.
+    limit_minor: AtomicI64,
+}
+
+/// No limit was read yet.
+const UNKNOWN: i64 = -1;
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self {
+            left_minor: AtomicI64::new(0),
+            day: AtomicU32::new(0),
+            limit_minor: AtomicI64::new(UNKNOWN),
+        }
+    }
 }
 
 impl Budget {
@@ -36,6 +50,14 @@ impl Budget {
     pub fn set(&self, left: Minor, day: u32) {
         self.left_minor.store(left.0, Ordering::Release);
         self.day.store(day, Ordering::Release);
+    }
+
+    /// By how much a limit just read is higher than the one before.
+    pub fn raised(&self, limit: Minor) -> Minor {
+        match self.limit_minor.swap(limit.0, Ordering::AcqRel) {
+            UNKNOWN => Minor::ZERO,
+            before => Minor(limit.0.saturating_sub(before).max(0)),
+        }
     }
 
     pub fn drop_figure(&self) {
@@ -74,5 +96,7 @@ mod tests {
         budget.set(Minor(100), 8);
         budget.drop_figure();
         assert!(budget.is_stale(8));
+        let raises = [100, 100, 150, 120].map(|limit| budget.raised(Minor(limit)).0);
+        assert_eq!(raises, [0, 0, 50, 0]);
     }
 }

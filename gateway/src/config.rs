@@ -18,6 +18,10 @@ pub struct GatewayConfig {
     pub quic_listen: SocketAddr,
     /// Messages a second and session; 0 = no limit (D33).
     pub throttle_per_s: u32,
+    /// Sessions a user may ever name: each is kept for good.
+    pub sessions_per_user_max: u32,
+    /// Logins a second and user; 0 = no limit.
+    pub logins_per_s: u32,
     /// Longest silence of a client, in milliseconds.
     pub heartbeat_ms: u32,
     /// How long a connection may take to log its first session in, in milliseconds.
@@ -53,6 +57,8 @@ impl Default for GatewayConfig {
             node: 1,
             quic_listen: SocketAddr::from(([127, 0, 0, 1], 8090)),
             throttle_per_s: 5_000,
+            sessions_per_user_max: 1_000,
+            logins_per_s: 100,
             heartbeat_ms: 10_000,
             login_timeout_ms: 5_000,
             trading_limit_basis: LimitBasis::Quantity,

@@ -18,40 +18,44 @@ use rpc::Context;
 use sequencer::NotTaken;
 use tokio_util::sync::CancellationToken;
 use types::command::MassScope;
-use types::{
-    CancelReason, Decimal, HoldIx, Id128, InstrumentIx, PoolKind, SessionIx, UserId, UserIx,
-};
+use types::{CancelReason, Decimal, HoldIx, Id128, InstrumentIx, SessionIx, UserId, UserIx};
 
+use crate::Error;
 use crate::funding;
 use crate::ids;
 use crate::instruments;
 use crate::market::{Market, is_known};
 use crate::projection::repo;
+use crate::quic::login;
 
 /// Consumer group of this room.
 const GROUP: &str = "market";
 /// Name in the inbox.
 const POSITIONS: &str = "market.positions";
 
-/// Handles events until shutdown: each topic on its own, so that a block does not wait behind the ledger's crowd.
-pub async fn run(market: Arc<Market>, log: Arc<dyn events::Log>, shutdown: CancellationToken) {
-    let listeners = [topics::IDENTITY, topics::CFA, topics::LEDGER].map(|topic| {
-        let (market, log, shutdown) = (market.clone(), log.clone(), shutdown.clone());
-        tokio::spawn(async move {
-            let handler = move |event: Event| {
-                let market = market.clone();
-                async move { handle(&market, &event).await }
-            };
-            if let Err(error) = events::consume(log, GROUP, &[topic], handler, shutdown).await {
-                tracing::error!(%error, topic, "the market hears no events any more");
-            }
-        })
-    });
-    for listener in listeners {
-        if listener.await.is_err() {
-            tracing::error!("a listener of the market ended with a panic");
-        }
-    }
+/// Topics heard here, each with the part it is in the health read: on its own, so that a block does not wait behind the ledger's crowd.
+pub const TOPICS: [(&str, &str); 3] = [
+    (topics::IDENTITY, "identity_events"),
+    (topics::CFA, "cfa_events"),
+    (topics::LEDGER, "ledger_events"),
+];
+
+/// Handles the events of a topic until shutdown.
+///
+/// # Errors
+/// The log cannot be read.
+pub async fn run(
+    market: Arc<Market>,
+    log: Arc<dyn events::Log>,
+    topic: &'static str,
+    shutdown: CancellationToken,
+) -> Result<(), Error> {
+    let handler = move |event: Event| {
+        let market = market.clone();
+        async move { handle(&market, &event).await }
+    };
+    events::consume(log, GROUP, &[topic], handler, shutdown).await?;
+    Ok(())
 }
 
 fn read<M: Message + Default>(event: &Event) -> Result<M, Poison> {
@@ -149,7 +153,7 @@ async fn position(
 }
 
 /// The index of a user who has traded here.
-async fn bound(market: &Market, user_id: &str) -> Result<Option<UserIx>, tonic::Status> {
+pub async fn bound(market: &Market, user_id: &str) -> Result<Option<UserIx>, tonic::Status> {
     let Ok(id) = UserId::new(user_id) else {
         return Ok(None);
     };
@@ -169,30 +173,19 @@ async fn forget(market: &Market, user_id: &str) -> Result<Option<UserIx>, tonic:
 }
 
 async fn block(market: &Arc<Market>, user_id: &str) -> HandlerResult {
-    let Some(user) = forget(market, user_id).await? else {
-        return Ok(()); // The profile is asked before anything of his gets in.
-    };
-    ask_or_known(market, Request::BlockUser(user)).await?;
-    let cancel = MassCancelRequest {
-        scope: MassScope::User(user),
-        instrument: InstrumentIx::NONE,
-        side: None,
-        reason: CancelReason::UserBlocked,
-        user: UserIx::NONE,
-        session: SessionIx::NONE,
-        client_seq: 0,
-        key_hash: Id128::NONE,
-    };
-    ask_or_known(market, Request::MassCancel(cancel)).await?;
-    market.streams.end_user(user, DisconnectCode::UserBlocked);
+    market.identity.forget(user_id);
+    if UserId::new(user_id).is_err() {
+        return Ok(()); // Nobody's: it could not be bound.
+    }
+    // Somebody may be binding him this moment, with the profile of before.
+    let user = market.bind_user(user_id).await?;
+    market.budgets.of(user).drop_figure();
+    stop_trading(market, user).await?;
+    login::end_user(market, user, DisconnectCode::UserBlocked).await;
     let pools: Vec<HoldIx> = market
         .inspect(move |core| {
-            let pools = core.admission().pools();
-            pools
-                .filter(|(_, pool)| pool.user == user && pool.kind == PoolKind::Trading)
-                .filter(|(_, pool)| !pool.closed)
-                .map(|(hold, _)| hold)
-                .collect()
+            let holds = core.admission().trading_pools(user);
+            holds.collect()
         })
         .await?;
     for hold in pools {
@@ -205,6 +198,22 @@ async fn block(market: &Arc<Market>, user_id: &str) -> HandlerResult {
     Ok(())
 }
 
+/// No more orders of a user, the open ones cancelled (`USER_BLOCKED`).
+pub async fn stop_trading(market: &Market, user: UserIx) -> Result<(), NotTaken> {
+    ask_or_known(market, Request::BlockUser(user)).await?;
+    let cancel = MassCancelRequest {
+        scope: MassScope::User(user),
+        instrument: InstrumentIx::NONE,
+        side: None,
+        reason: CancelReason::UserBlocked,
+        user: UserIx::NONE,
+        session: SessionIx::NONE,
+        client_seq: 0,
+        key_hash: Id128::NONE,
+    };
+    ask_or_known(market, Request::MassCancel(cancel)).await
+}
+
 async fn unblock(market: &Market, user_id: &str) -> HandlerResult {
     if let Some(user) = forget(market, user_id).await? {
         ask_or_known(market, Request::UnblockUser(user)).await?;
@@ -212,7 +221,7 @@ async fn unblock(market: &Market, user_id: &str) -> HandlerResult {
     Ok(())
 }
 
-async fn ask_or_known(market: &Market, request: Request) -> Result<(), NotTaken> {
+pub async fn ask_or_known(market: &Market, request: Request) -> Result<(), NotTaken> {
     match market.ask(request).await {
         Ok(_) => Ok(()),
         Err(error) if is_known(&error) => Ok(()),

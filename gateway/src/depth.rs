@@ -37,7 +37,8 @@ pub struct MarketView {
     pub trades_pending: u64,
     pub trades_settled: u64,
     pub instruments: Vec<InstrumentLine>,
-    pub state_hash: u64,
+    /// Only where it was asked for.
+    pub state_hash: Option<u64>,
 }
 
 /// `Instrument not found` for an unknown one; empty sides for an empty book.
@@ -69,10 +70,10 @@ pub async fn book(market: &Market, instrument_id: &str, depth: u32) -> Result<Bo
     Ok(view)
 }
 
-/// State of every instrument and of settlement.
-pub async fn status(market: &Market) -> Result<MarketView, Status> {
+/// State of every instrument and of settlement. `with_hash` walks the whole state while orders wait: for staff.
+pub async fn status(market: &Market, with_hash: bool) -> Result<MarketView, Status> {
     let (instruments, state_hash, sequence) = market
-        .inspect(|core| {
+        .inspect(move |core| {
             let lines = core.books().map(|book| InstrumentLine {
                 spec: *book.spec(),
                 phase: book.phase(),
@@ -82,7 +83,8 @@ pub async fn status(market: &Market) -> Result<MarketView, Status> {
                 best_ask: book.best(Side::Sell),
             });
             let lines: Vec<InstrumentLine> = lines.collect();
-            (lines, core.state_hash(), core.sequence())
+            let hash = with_hash.then(|| core.state_hash());
+            (lines, hash, core.sequence())
         })
         .await?;
     market.durable(sequence).await?;

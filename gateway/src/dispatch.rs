@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rpc::Health;
 use sequencer::{ReadError, Reader};
 use tokio_util::sync::CancellationToken;
 use types::Side;
@@ -11,6 +12,8 @@ use crate::market::Market;
 
 /// Records told under one lock.
 const BATCH_RECORDS_MAX: usize = 256;
+/// How often the trading path is looked at: two flags.
+const PATH_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Runs until shutdown or until the journal cannot be read.
 pub async fn run(
@@ -37,6 +40,23 @@ pub async fn run(
         records.clear();
         // A long catch-up must not keep the runtime to itself.
         tokio::task::yield_now().await;
+    }
+}
+
+/// Says in the health read whether orders are taken at all (D41).
+pub async fn watch_path(market: Arc<Market>, health: Health, shutdown: CancellationToken) {
+    const PART: &str = "trading_path";
+    loop {
+        let failure = market.commit.failure().map(|failure| failure.to_string());
+        let closed = (!market.port.is_open()).then(|| "no more requests are taken".to_owned());
+        match failure.or(closed) {
+            Some(reason) => health.set_failing(PART, reason),
+            None => health.set_ok(PART),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(PATH_INTERVAL) => {}
+            () = shutdown.cancelled() => return,
+        }
     }
 }
 

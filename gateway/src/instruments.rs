@@ -8,13 +8,14 @@ use rpc::Context;
 use sequencer::NotTaken;
 use tonic::Status;
 use types::{
-    Decimal, FeeRate, InstrumentId, InstrumentIx, InstrumentParams, InstrumentSpec, Phase,
+    Decimal, FeeRate, Id128, InstrumentId, InstrumentIx, InstrumentParams, InstrumentSpec, Phase,
     Rounding, Ticks,
 };
 
 use crate::Error;
 use crate::calls::{Listed, ListedStatus};
 use crate::market::{Market, is_known};
+use crate::orders::Answered;
 use crate::projection::repo;
 use crate::refusal;
 
@@ -78,7 +79,7 @@ async fn sync(market: &Market, listed: &Listed) -> Result<(), Error> {
     let earlier = repo::listed_status(&market.projection.db, &listed.instrument_id).await?;
     if !is_new && earlier != Some(status_code(status)) {
         let cancel_orders = status == ListedStatus::Ended;
-        set_phase(market, ix, phase_of(status), cancel_orders)
+        set_phase(market, ix, phase_of(status), cancel_orders, Id128::NONE)
             .await
             .map_err(Error::Registry)?;
     }
@@ -90,17 +91,34 @@ async fn sync(market: &Market, listed: &Listed) -> Result<(), Error> {
     .await
 }
 
+/// SetTradingPhase: changes the phase once per key, so that a late repeat does not undo what was decided since.
+pub async fn set_phase_once(
+    market: &Market,
+    instrument: InstrumentIx,
+    phase: Phase,
+    key_hash: Id128,
+) -> Result<Answered<()>, Status> {
+    if market.answered(key_hash).await?.is_some() {
+        return Ok(Answered::before(()));
+    }
+    set_phase(market, instrument, phase, false, key_hash).await?;
+    market.note_answered(key_hash).await?;
+    Ok(Answered::now(()))
+}
+
 /// Changes the phase; one that is so already is fine.
 pub async fn set_phase(
     market: &Market,
     instrument: InstrumentIx,
     phase: Phase,
     cancel_orders: bool,
+    key_hash: Id128,
 ) -> Result<(), Status> {
     let request = Request::SetPhase {
         instrument,
         phase,
         cancel_orders,
+        key_hash,
     };
     match market.ask(request).await {
         Ok(record) => market.durable(record.command.sequence).await,

@@ -13,18 +13,18 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `start`, `config` | putting the room together |
+//! | `start`, `config`, `guard` | putting the room together; what fails the health read |
 //! | `market` | what the parts share |
 //! | `api` | MarketService and the diagnostic reads |
 //! | `orders` | place, cancel, amend, mass cancel over RPC |
 //! | `funding`, `sweeper` | trading holds, and how every hold ends |
 //! | `quic` | trading sessions |
 //! | `budget`, `throttle` | what a session may send |
-//! | `fold`, `numbered`, `streams`, `dispatch` | from the journal to the sessions |
+//! | `fold`, `numbered`, `streams`, `past`, `dispatch` | from the journal to the sessions |
 //! | `projection` | from the journal to history and events |
 //! | `instruments`, `consumers` | what other services' events change here |
 //! | `calls` | identity, ledger, registry as this room asks them |
-//! | `refusal`, `ids`, `depth`, `failpoint` | error texts, derived ids, book views, a place to crash at |
+//! | `refusal`, `ids`, `depth`, `turns`, `failpoint` | error texts, derived ids, book views, one at a time, a place to crash at |
 
 mod api;
 mod budget;
@@ -36,11 +36,13 @@ mod dispatch;
 mod failpoint;
 mod fold;
 mod funding;
+mod guard;
 mod ids;
 mod instruments;
 mod market;
 mod numbered;
 mod orders;
+mod past;
 mod projection;
 mod quic;
 mod refusal;
@@ -48,6 +50,7 @@ mod start;
 mod streams;
 mod sweeper;
 mod throttle;
+mod turns;
 
 pub use calls::identity::LimitBasis;
 pub use config::GatewayConfig;

@@ -1,12 +1,12 @@
 //! What the parts of this room share: the way into the trading path, the streams, the history, and the services it asks.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use admission::{Known, Request};
 use sequencer::{Commit, NotTaken, Port, Reader, Record};
 use settlement::SettlementView;
+use tokio::sync::Semaphore;
 use tonic::Status;
 use types::{
     AssetIx, Id128, InstrumentId, InstrumentIx, InstrumentSpec, NodeId, RejectReason, Sequence,
@@ -16,9 +16,11 @@ use types::{
 use crate::budget::Budgets;
 use crate::calls::{Cfa, Identity, Ledger};
 use crate::config::GatewayConfig;
+use crate::past::SCANS_MAX;
 use crate::projection::Projection;
 use crate::refusal;
 use crate::streams::Streams;
+use crate::turns::Turns;
 
 /// Id of the platform's money.
 pub const MONEY_ID: &str = "CFA-RUB";
@@ -41,7 +43,11 @@ pub struct Market {
     /// Instruments by index, as far as the journal is durable.
     specs: RwLock<Vec<InstrumentSpec>>,
     /// One change of a user's trading holds at a time.
-    funding: Mutex<HashMap<UserIx, Arc<tokio::sync::Mutex<()>>>>,
+    funding: Turns<UserIx>,
+    /// One coming or going of a session at a time, by its key.
+    pub sessions: Turns<Id128>,
+    /// Readings of the past at the same moment.
+    pub scans: Arc<Semaphore>,
     /// One giving back at a time: what is missing is read from both sides and then released.
     pub giving: tokio::sync::Mutex<()>,
 }
@@ -115,7 +121,9 @@ impl Market {
             cfa: parts.cfa,
             budgets: Budgets::default(),
             specs: RwLock::new(Vec::new()),
-            funding: Mutex::new(HashMap::new()),
+            funding: Turns::default(),
+            sessions: Turns::default(),
+            scans: Arc::new(Semaphore::new(SCANS_MAX)),
             giving: tokio::sync::Mutex::new(()),
         }
     }
@@ -270,16 +278,22 @@ impl Market {
             .map_err(|error| rpc::status::internal(&error))
     }
 
+    /// Remembers that a call was answered whose answer the journal does not hold, because there was nothing left to do: a late repeat does nothing either.
+    pub async fn note_answered(&self, key_hash: Id128) -> Result<(), Status> {
+        let seen = self
+            .inspect(move |core| core.admission().seen(key_hash).is_some())
+            .await?;
+        if seen {
+            return Ok(());
+        }
+        crate::projection::repo::note_answer(&self.projection.db, key_hash)
+            .await
+            .map_err(|error| rpc::status::internal(&error))
+    }
+
     /// Turn of one change of the user's trading holds.
     pub async fn funding_turn(&self, user: UserIx) -> tokio::sync::OwnedMutexGuard<()> {
-        let lock = self
-            .funding
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .entry(user)
-            .or_default()
-            .clone();
-        lock.lock_owned().await
+        self.funding.take(user).await
     }
 
     /// Sets what the user may still order today without asking identity again.
@@ -289,17 +303,23 @@ impl Market {
         user: UserIx,
         user_id: &str,
     ) -> Result<types::Minor, Status> {
-        let left = self.identity.trading_left(context, user_id).await?;
+        let (limit, left) = self.identity.trading_left(context, user_id).await?;
         let day = admission::moscow_day(now_ns());
-        self.ask(Request::SetBudget {
+        let budget = self.budgets.of(user);
+        let request = Request::SetBudget {
             user,
             day,
             amount_minor: left,
-        })
-        .await
-        .map_err(|error| refusal::not_taken(&error))?;
-        self.budgets.of(user).set(left, day);
-        Ok(left)
+            raised_minor: budget.raised(limit),
+        };
+        let record = self.ask(request).await;
+        let record = record.map_err(|error| refusal::not_taken(&error))?;
+        let types::Command::SetBudget(set) = record.command.command else {
+            unreachable!("a budget is journalled as one");
+        };
+        // Admission knows of orders that identity has not counted yet.
+        budget.set(set.amount_minor, day);
+        Ok(set.amount_minor)
     }
 }
 

@@ -19,7 +19,7 @@ use crate::calls::{Cfa, Identity, Ledger};
 use crate::market::{Market, Parts};
 use crate::projection::{Projection, repo};
 use crate::quic::server::Server;
-use crate::{Error, GatewayConfig, consumers, dispatch, instruments, sweeper};
+use crate::{Error, GatewayConfig, consumers, dispatch, guard, instruments, sweeper};
 
 /// How long to wait before the registry is asked again.
 const REGISTRY_RETRY: Duration = Duration::from_secs(1);
@@ -44,10 +44,17 @@ pub struct GatewayHandle {
     health: Health,
     address: SocketAddr,
     fingerprint: String,
+    /// What takes orders, calls and events: ends with the token given.
     workers: Vec<JoinHandle<()>>,
+    /// What tells how they went: ends behind the last of those.
+    tellers: Vec<JoinHandle<()>>,
+    telling: CancellationToken,
 }
 
 /// Opens the store, catches up with the journal, takes the instruments over and begins to serve. Returns when sessions and calls are answered.
+///
+/// `shutdown` ends what comes in. The way back (sessions' messages, history, published events) goes on until [`GatewayHandle::stopped`]: a call that
+/// is under way is answered out of the history, a session gets the reports of what it has sent.
 ///
 /// # Errors
 /// [`Error`].
@@ -77,20 +84,21 @@ pub async fn start(
     let server = Server::bind(&market)?;
     let (address, fingerprint) = (server.address(), server.fingerprint().to_owned());
 
-    let mut workers = Vec::new();
+    let (mut workers, mut tellers) = (Vec::new(), Vec::new());
+    let telling = CancellationToken::new();
     let dispatching = dispatch::run(
         market.clone(),
         market.read_journal(Sequence::ZERO),
-        shutdown.clone(),
+        telling.clone(),
     );
-    workers.push(watch(health.clone(), "sessions", async {
+    tellers.push(guard::spawn(&health, "sessions", &telling, async {
         dispatching.await.map_err(Error::Journal)
     }));
     let projecting =
         projection
             .clone()
-            .run(node, market.read_journal(Sequence::ZERO), shutdown.clone());
-    workers.push(watch(health.clone(), "history", projecting));
+            .run(node, market.read_journal(Sequence::ZERO), telling.clone());
+    tellers.push(guard::spawn(&health, "history", &telling, projecting));
     market.streams.wait(market.commit.position()).await;
     if let Err(error) = instruments::sync_all(&market, &Context::new("market")).await {
         tracing::warn!(%error, "the instrument registry is away: what was known is traded, the rest later");
@@ -102,26 +110,36 @@ pub async fn start(
         )));
     }
 
-    workers.push(tokio::spawn(events::outbox::Relay::run(
-        db,
-        deps.log.clone(),
-        shutdown.clone(),
-    )));
-    workers.push(tokio::spawn(consumers::run(
-        market.clone(),
-        deps.log,
-        shutdown.clone(),
-    )));
-    workers.push(tokio::spawn(sweeper::run(market.clone(), shutdown.clone())));
-    workers.push(tokio::spawn(dispatch::gauges(
-        market.clone(),
-        shutdown.clone(),
-    )));
-    workers.push(tokio::spawn(server.run(
-        market.clone(),
-        deps.auth,
-        shutdown,
-    )));
+    let relay = events::outbox::Relay::run(db, deps.log.clone(), telling.clone());
+    tellers.push(guard::spawn(&health, "outbox", &telling, endless(relay)));
+    for (topic, part) in consumers::TOPICS {
+        let (log, token) = (deps.log.clone(), shutdown.clone());
+        let hearing = consumers::run(market.clone(), log, topic, token);
+        workers.push(guard::spawn(&health, part, &shutdown, hearing));
+    }
+    let sweeping = sweeper::run(market.clone(), shutdown.clone());
+    workers.push(guard::spawn(
+        &health,
+        "sweeper",
+        &shutdown,
+        endless(sweeping),
+    ));
+    let gauges = dispatch::gauges(market.clone(), shutdown.clone());
+    workers.push(guard::spawn(&health, "gauges", &shutdown, endless(gauges)));
+    let path = dispatch::watch_path(market.clone(), health.clone(), shutdown.clone());
+    workers.push(guard::spawn(
+        &health,
+        "trading_path_watch",
+        &shutdown,
+        endless(path),
+    ));
+    let serving = server.run(market.clone(), deps.auth, shutdown.clone());
+    workers.push(guard::spawn(
+        &health,
+        "trading_sessions",
+        &shutdown,
+        endless(serving),
+    ));
     tracing::info!(%address, fingerprint, "trading sessions over QUIC");
     Ok(GatewayHandle {
         market,
@@ -129,6 +147,8 @@ pub async fn start(
         address,
         fingerprint,
         workers,
+        tellers,
+        telling,
     })
 }
 
@@ -149,18 +169,10 @@ async fn sync_later(market: Arc<Market>, health: Health, shutdown: CancellationT
     }
 }
 
-/// A worker whose failure the health read shows.
-fn watch(
-    health: Health,
-    part: &'static str,
-    work: impl Future<Output = Result<(), Error>> + Send + 'static,
-) -> JoinHandle<()> {
-    tokio::spawn(async move {
-        if let Err(error) = work.await {
-            tracing::error!(part, %error, "a part of the market has stopped");
-            health.set_failing(part, error.to_string());
-        }
-    })
+/// Work that never fails.
+async fn endless<T>(work: impl Future<Output = T>) -> Result<(), Error> {
+    work.await;
+    Ok(())
 }
 
 impl GatewayHandle {
@@ -214,12 +226,19 @@ impl GatewayHandle {
         self.market.projection.wait(commit).await;
     }
 
-    /// Waits for every part to end after the shutdown token was cancelled, and closes the store.
+    /// Waits for every part to end after the shutdown token was cancelled, and closes the store. Whoever serves [`Self::service`] stops first: calls
+    /// under way are answered until here.
     pub async fn stopped(self) {
+        let mut ended = Vec::new();
         for worker in self.workers {
-            if worker.await.is_err() {
-                tracing::error!("a worker of the market ended with a panic");
-            }
+            ended.push(worker.await);
+        }
+        self.telling.cancel();
+        for teller in self.tellers {
+            ended.push(teller.await);
+        }
+        if ended.iter().any(Result::is_err) {
+            tracing::error!("a worker of the market ended with a panic");
         }
         self.market.projection.db.close().await;
     }

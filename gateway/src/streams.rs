@@ -1,7 +1,8 @@
 //! The numbered streams of all sessions: folded from the journal at the commit position, kept in a window, handed to whoever is logged in.
 //!
 //! Invariants: a session's numbers are 1, 2, 3, ... without a gap and the same after every replay; a live session gets each number once; what has
-//! left the window is rebuilt from the journal. Cost: one lock a batch of records, at most [`WINDOW_MESSAGES_MAX`] messages kept a session.
+//! left the window is told again from the journal ([`crate::past`]). Cost: one lock a batch of records, at most [`WINDOW_MESSAGES_MAX`] messages kept a session
+//! and [`IDLE_MESSAGES_MAX`] for all that have no client.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,19 +17,23 @@ use tokio::sync::watch;
 use types::{Handle, HoldIx, Id128, InstrumentSpec, NodeId, PoolKind, Sequence, SessionIx, UserIx};
 
 use crate::fold::{Fact, Fold};
-use crate::market::Market;
+use crate::market::MONEY_ID;
 use crate::numbered;
 use crate::quic::outbound::Outbound;
 
 /// Messages of a session that can be sent again without reading the journal.
 pub const WINDOW_MESSAGES_MAX: usize = 16_384;
+/// Messages kept for all sessions together that nobody is logged in to. Past it the ones longest without a client lose theirs: the journal has them.
+pub const IDLE_MESSAGES_MAX: usize = 1 << 20;
+/// Messages of a window written at once to a client that comes back.
+const PIECE_MESSAGES: usize = 4_096;
 
 /// A message kept for a resume: encoded for channel 0.
 #[derive(Clone)]
-pub struct Kept {
+struct Kept {
     /// The request it answers for good, 0 for none.
-    pub answers: u64,
-    pub bytes: Bytes,
+    answers: u64,
+    bytes: Bytes,
 }
 
 /// Where a live session's messages go.
@@ -36,6 +41,12 @@ pub struct Kept {
 struct Live {
     outbound: Arc<Outbound>,
     channel: u16,
+    /// Tells this login from every other.
+    claim: u64,
+    /// Number of the last message handed over while the client is still catching up.
+    sent: u64,
+    /// The client has everything: new messages go out at once.
+    follows: bool,
 }
 
 #[derive(Default)]
@@ -44,6 +55,10 @@ struct Stream {
     last: u64,
     window: VecDeque<Kept>,
     live: Option<Live>,
+    /// Messages of its window counted as idle.
+    idle: usize,
+    /// Stands in the queue of idle sessions.
+    queued: bool,
 }
 
 impl Stream {
@@ -54,8 +69,11 @@ impl Stream {
 
     fn push(&mut self, message: &ServerMessage) {
         self.last += 1;
-        let kept = kept(message, self.last);
-        if let Some(live) = &self.live {
+        let kept = Kept {
+            answers: message.answers(),
+            bytes: encoded(message, self.last),
+        };
+        if let Some(live) = self.live.as_ref().filter(|live| live.follows) {
             live.outbound.push(live.channel, &kept.bytes);
         }
         if self.window.len() == WINDOW_MESSAGES_MAX {
@@ -65,9 +83,54 @@ impl Stream {
     }
 }
 
+/// Sessions that nobody is logged in to, longest first.
+#[derive(Default)]
+struct Idle {
+    messages: usize,
+    queue: VecDeque<usize>,
+}
+
+impl Idle {
+    /// A session without a client has got messages, or has lost its client.
+    fn note(&mut self, at: usize, stream: &mut Stream) {
+        self.messages += stream.window.len() - stream.idle;
+        stream.idle = stream.window.len();
+        if !stream.queued {
+            stream.queued = true;
+            self.queue.push_back(at);
+        }
+    }
+
+    fn forget(&mut self, stream: &mut Stream) {
+        self.messages -= stream.idle;
+        stream.idle = 0;
+    }
+
+    fn keep_bound(&mut self, streams: &mut [Stream], messages_max: usize) {
+        while self.messages > messages_max {
+            let at = self
+                .queue
+                .pop_front()
+                .expect("idle messages have a session");
+            let stream = &mut streams[at];
+            stream.queued = false;
+            if stream.live.is_none() {
+                self.forget(stream);
+                stream.window = VecDeque::new();
+            } else {
+                debug_assert_eq!(stream.idle, 0);
+            }
+        }
+    }
+}
+
 struct State {
     fold: Fold,
     streams: Vec<Stream>,
+    sessions: HashMap<Id128, SessionIx>,
+    idle: Idle,
+    /// Of the last login.
+    claim: u64,
     resting: Resting,
     facts: Vec<Fact>,
 }
@@ -112,15 +175,6 @@ pub struct Streams {
     position: watch::Sender<Sequence>,
 }
 
-/// Why a login cannot be attached now.
-#[derive(Debug, PartialEq, Eq)]
-pub enum AttachError {
-    /// The client claims a number that was never sent.
-    Ahead,
-    /// Messages from this number on are older than the window: rebuild them and try again.
-    OlderThanWindow { first_kept: u64 },
-}
-
 /// What a login asks for.
 pub struct Attach {
     pub session: SessionIx,
@@ -130,8 +184,29 @@ pub struct Attach {
     pub throttle_per_s: u32,
     pub heartbeat_ms: u32,
     pub time_ns: u64,
-    /// Messages rebuilt from the journal, encoded for channel 0, from `last_sequence + 1` on.
-    pub rebuilt: Vec<Bytes>,
+}
+
+/// How far a client that comes back has got.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// There is more in the window.
+    More,
+    /// What comes behind this number has left the window: read it from the journal.
+    OlderThanWindow { after: u64 },
+    /// It has everything, and gets what comes.
+    Follows,
+    /// The session is somebody else's now.
+    Gone,
+}
+
+/// What becomes of a request that was sent again.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Again {
+    Sent,
+    /// Not durable yet, or on its way to a client that is catching up.
+    ToCome,
+    /// It has left the window: only the journal has it.
+    Older,
 }
 
 impl Streams {
@@ -140,6 +215,9 @@ impl Streams {
             state: Mutex::new(State {
                 fold: Fold::new(node),
                 streams: Vec::new(),
+                sessions: HashMap::new(),
+                idle: Idle::default(),
+                claim: 0,
                 resting: Resting::default(),
                 facts: Vec::new(),
             }),
@@ -159,8 +237,11 @@ impl Streams {
             let State {
                 fold,
                 streams,
+                sessions,
+                idle,
                 resting,
                 facts,
+                ..
             } = &mut *state;
             facts.clear();
             let cause = fold.apply(&record.command, &record.events, facts);
@@ -171,17 +252,24 @@ impl Streams {
                         while streams.len() <= session.session.index() {
                             streams.push(Stream::default());
                         }
+                        sessions.insert(session.key, session.session);
                     }
                     Fact::Instrument(spec) => {
                         changed(spec);
                         broadcast(streams, spec);
                     }
                     _ => numbered::messages(&cause, fact, |session, message| {
-                        streams[session.index()].push(&message);
+                        let stream = &mut streams[session.index()];
+                        stream.push(&message);
+                        if stream.live.is_none() {
+                            idle.note(session.index(), stream);
+                        }
                     }),
                 }
             }
         }
+        let State { streams, idle, .. } = &mut *state;
+        idle.keep_bound(streams, IDLE_MESSAGES_MAX);
         drop(state);
         self.position.send_replace(last.command.sequence);
     }
@@ -200,28 +288,42 @@ impl Streams {
             .expect("the sender lives in self");
     }
 
-    /// Tells the login and everything after its last number, then keeps the session's messages coming. A session that is live elsewhere is
-    /// taken over.
-    pub fn attach(&self, outbound: &Arc<Outbound>, attach: &Attach) -> Result<(), AttachError> {
+    /// A session by its key, and the number of its last message.
+    pub fn session(&self, key: Id128) -> Option<(SessionIx, u64)> {
+        let state = self.lock();
+        let session = *state.sessions.get(&key)?;
+        Some((session, state.streams[session.index()].last))
+    }
+
+    /// Sessions of a user with their keys.
+    pub fn sessions_of(&self, user: UserIx) -> Vec<(SessionIx, Id128)> {
+        let state = self.lock();
+        let sessions = state.fold.sessions().iter();
+        sessions
+            .filter(|session| session.user == user)
+            .map(|session| (session.session, session.key))
+            .collect()
+    }
+
+    /// Tells the login and makes the session the connection's, taken over where it is live elsewhere. What its client lacks is then given by
+    /// [`Streams::advance`]. Returns the claim that names this login from now on. The caller has the session's turn and has opened it in the journal.
+    pub fn attach(&self, outbound: &Arc<Outbound>, attach: &Attach) -> u64 {
         let mut state = self.lock();
-        let State { fold, streams, .. } = &mut *state;
+        let State {
+            fold,
+            streams,
+            idle,
+            claim,
+            ..
+        } = &mut *state;
+        *claim += 1;
         let session = fold.sessions()[attach.session.index()];
         let stream = &mut streams[attach.session.index()];
-        let last_sequence = if attach.from_now {
-            stream.last
-        } else {
-            attach.last_sequence
+        let last_sequence = match attach.from_now {
+            true => stream.last,
+            false => attach.last_sequence,
         };
-        if last_sequence > stream.last {
-            return Err(AttachError::Ahead);
-        }
-        let rebuilt = &attach.rebuilt[..];
-        let rebuilt_last = last_sequence + rebuilt.len() as u64;
-        if rebuilt_last + 1 < stream.first_kept() {
-            return Err(AttachError::OlderThanWindow {
-                first_kept: stream.first_kept(),
-            });
-        }
+        assert!(last_sequence <= stream.last, "looked at before the opening");
         if let Some(old) = stream.live.take() {
             old.outbound
                 .end_channel(old.channel, DisconnectCode::TakenOver);
@@ -239,63 +341,156 @@ impl Streams {
             time_ns: attach.time_ns,
         };
         outbound.send(attach.channel, &accepted.into());
-        let keep = stream
-            .last
-            .saturating_sub(last_sequence)
-            .min(rebuilt.len() as u64);
-        for bytes in &rebuilt[..keep as usize] {
-            outbound.push(attach.channel, bytes);
-        }
-        let skip = (rebuilt_last + 1).saturating_sub(stream.first_kept());
-        for kept in stream.window.iter().skip(skip as usize) {
-            outbound.push(attach.channel, &kept.bytes);
-        }
+        idle.forget(stream);
         stream.live = Some(Live {
             outbound: outbound.clone(),
             channel: attach.channel,
+            claim: *claim,
+            sent: last_sequence,
+            follows: last_sequence == stream.last,
         });
-        Ok(())
+        *claim
+    }
+
+    /// Gives a client that comes back its next piece out of the window.
+    pub fn advance(&self, session: SessionIx, claim: u64) -> Step {
+        let mut state = self.lock();
+        let stream = &mut state.streams[session.index()];
+        let (first_kept, last) = (stream.first_kept(), stream.last);
+        let Some(live) = stream.live.as_mut().filter(|live| live.claim == claim) else {
+            return Step::Gone;
+        };
+        if live.follows {
+            return Step::Follows;
+        }
+        if live.sent + 1 < first_kept {
+            return Step::OlderThanWindow { after: live.sent };
+        }
+        let skip = (live.sent + 1 - first_kept) as usize;
+        for kept in stream.window.iter().skip(skip).take(PIECE_MESSAGES) {
+            live.outbound.push(live.channel, &kept.bytes);
+            live.sent += 1;
+        }
+        live.follows = live.sent == last;
+        match live.follows {
+            true => Step::Follows,
+            false => Step::More,
+        }
+    }
+
+    /// Gives a client that comes back messages from the journal, the ones right behind `after`. False when the session is not its any more.
+    pub fn hand_over(
+        &self,
+        session: SessionIx,
+        claim: u64,
+        after: u64,
+        messages: &[Bytes],
+    ) -> bool {
+        let mut state = self.lock();
+        let stream = &mut state.streams[session.index()];
+        let Some(live) = stream.live.as_mut().filter(|live| live.claim == claim) else {
+            return false;
+        };
+        assert!(
+            live.sent == after && !live.follows,
+            "one task brings a client up to now"
+        );
+        for bytes in messages {
+            live.outbound.push(live.channel, bytes);
+        }
+        live.sent += messages.len() as u64;
+        live.follows = live.sent == stream.last;
+        true
     }
 
     /// The connection has let go of the session. False when another one has taken it over meanwhile.
-    pub fn detach(&self, session: SessionIx, outbound: &Arc<Outbound>, channel: u16) -> bool {
-        let mut state = self.lock();
-        let stream = &mut state.streams[session.index()];
-        let ours = stream
-            .live
-            .as_ref()
-            .is_some_and(|live| Arc::ptr_eq(&live.outbound, outbound) && live.channel == channel);
-        if ours {
-            stream.live = None;
-        }
-        ours
+    pub fn detach(&self, session: SessionIx, claim: u64) -> bool {
+        self.let_go(session, |live| live.claim == claim).is_some()
     }
 
-    /// Sends the original answer to a request again, under its number. False when it has left the window (or is not durable yet: then it is
-    /// still to come).
-    pub fn send_again(&self, session: SessionIx, client_seq: u64) -> bool {
-        let state = self.lock();
-        let stream = &state.streams[session.index()];
-        let Some(live) = &stream.live else {
-            return false;
-        };
-        let kept = stream
-            .window
-            .iter()
-            .rev()
-            .find(|kept| kept.answers == client_seq);
-        match kept {
-            Some(kept) => {
-                live.outbound.push(live.channel, &kept.bytes);
+    /// Ends a session's channel, if it has one.
+    pub fn end(&self, session: SessionIx, code: DisconnectCode) -> bool {
+        match self.let_go(session, |_| true) {
+            Some(live) => {
+                live.outbound.end_channel(live.channel, code);
                 true
             }
             None => false,
         }
     }
 
+    fn let_go(&self, session: SessionIx, which: impl FnOnce(&Live) -> bool) -> Option<Live> {
+        let mut state = self.lock();
+        let State { streams, idle, .. } = &mut *state;
+        let stream = &mut streams[session.index()];
+        let gone = stream.live.take_if(|live| which(live))?;
+        idle.note(session.index(), stream);
+        Some(gone)
+    }
+
+    /// True while a connection has the session.
+    pub fn is_live(&self, session: SessionIx) -> bool {
+        self.lock().streams[session.index()].live.is_some()
+    }
+
+    /// True while the login of this claim has the session.
+    pub fn is_of(&self, session: SessionIx, claim: u64) -> bool {
+        let state = self.lock();
+        let live = &state.streams[session.index()].live;
+        live.as_ref().is_some_and(|live| live.claim == claim)
+    }
+
+    /// Sends the original answer to a request again, under its number.
+    pub fn send_again(&self, session: SessionIx, client_seq: u64) -> Again {
+        let state = self.lock();
+        if client_seq > state.fold.sessions()[session.index()].client_seq {
+            return Again::ToCome;
+        }
+        let stream = &state.streams[session.index()];
+        let Some(live) = &stream.live else {
+            return Again::ToCome;
+        };
+        // Answers stand in the order of their requests.
+        let newest_first = stream.window.iter().enumerate().rev();
+        let mut near = newest_first.take_while(|(_, k)| k.answers == 0 || k.answers >= client_seq);
+        match near.find(|(_, kept)| kept.answers == client_seq) {
+            Some((at, _)) if !live.follows && stream.first_kept() + at as u64 > live.sent => {
+                Again::ToCome
+            }
+            Some((_, kept)) => {
+                live.outbound.push(live.channel, &kept.bytes);
+                Again::Sent
+            }
+            None => Again::Older,
+        }
+    }
+
     /// The pool of a ledger hold, as far as the journal is durable.
     pub fn pool(&self, hold_id: Id128) -> Option<crate::fold::Pool> {
         self.lock().fold.pool_of(hold_id).copied()
+    }
+
+    /// The newest trading holds of a user (empty = of everybody) for an asset (empty = any), closed ones included, whose index is below `before`.
+    pub fn trading_holds(
+        &self,
+        user_id: &str,
+        instrument_id: &str,
+        before: i64,
+        rows: usize,
+    ) -> Vec<HoldIx> {
+        let state = self.lock();
+        let fold = &state.fold;
+        let is_of = |pool: &&crate::fold::Pool| {
+            let asset = match pool.asset.instrument() {
+                None => MONEY_ID,
+                Some(ix) => fold.instrument(ix).id.as_str(),
+            };
+            i64::from(pool.hold.get()) < before
+                && (user_id.is_empty() || fold.user(pool.user).as_str() == user_id)
+                && (instrument_id.is_empty() || asset == instrument_id)
+        };
+        let newest_first = fold.trading_pools().rev().filter(is_of).take(rows);
+        newest_first.map(|pool| pool.hold).collect()
     }
 
     /// Trading holds left behind, see [`Fold::abandoned`].
@@ -325,69 +520,13 @@ impl Streams {
         let serves = pool.kind == PoolKind::Trading;
         (serves.then_some(pool.hold), orders)
     }
-
-    /// Ends every live session of a user.
-    pub fn end_user(&self, user: UserIx, code: DisconnectCode) {
-        let mut state = self.lock();
-        let State { fold, streams, .. } = &mut *state;
-        for session in fold.sessions().iter().filter(|s| s.user == user) {
-            if let Some(live) = streams[session.session.index()].live.take() {
-                live.outbound.end_channel(live.channel, code);
-            }
-        }
-    }
 }
 
-/// The messages of one session with numbers above `after`, read from the journal as far as the streams have come.
-pub async fn rebuild(
-    market: &Market,
-    session: SessionIx,
-    after: u64,
-) -> Result<Vec<Kept>, sequencer::ReadError> {
-    let through = market.streams.position();
-    let mut reader = market.read_journal(Sequence::ZERO);
-    let mut fold = Fold::new(market.node);
-    let mut facts = Vec::new();
-    let mut number = 0;
-    let mut rebuilt = Vec::new();
-    while fold.sequence() < through {
-        let record = reader.next().await?;
-        facts.clear();
-        let cause = fold.apply(&record.command, &record.events, &mut facts);
-        for fact in &facts {
-            numbered::messages(&cause, fact, |to, message| {
-                if to != session {
-                    return;
-                }
-                number += 1;
-                if number > after {
-                    rebuilt.push(kept(&message, number));
-                }
-            });
-        }
-    }
-    Ok(rebuilt)
-}
-
-/// The original answer to a request that has left the window; `None` while it is not durable.
-pub async fn find_answer(
-    market: &Market,
-    session: SessionIx,
-    client_seq: u64,
-) -> Result<Option<Bytes>, sequencer::ReadError> {
-    let mut all = rebuild(market, session, 0).await?.into_iter();
-    Ok(all
-        .find(|kept| kept.answers == client_seq)
-        .map(|kept| kept.bytes))
-}
-
-fn kept(message: &ServerMessage, number: u64) -> Kept {
+/// A numbered message as it is kept: for channel 0.
+pub fn encoded(message: &ServerMessage, number: u64) -> Bytes {
     let mut bytes = BytesMut::new();
     encode(message, 0, number, &mut bytes);
-    Kept {
-        answers: message.answers(),
-        bytes: bytes.freeze(),
-    }
+    bytes.freeze()
 }
 
 fn broadcast(streams: &[Stream], spec: &InstrumentSpec) {

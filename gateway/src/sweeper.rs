@@ -53,23 +53,25 @@ pub async fn sweep(market: &Arc<Market>) -> Result<(), Status> {
             tracing::warn!(%status, hold_id = %hold.hold_id, "a trading hold is not healed yet");
         }
     }
-    close_abandoned(market).await
+    close_abandoned(market).await;
+    Ok(())
 }
 
 /// Trading holds of users who have left.
-async fn close_abandoned(market: &Arc<Market>) -> Result<(), Status> {
+async fn close_abandoned(market: &Arc<Market>) {
     let idle_ns = market.config.trading_hold_idle_ms.saturating_mul(1_000_000);
     if idle_ns == 0 {
-        return Ok(());
+        return;
     }
-    for hold in market.streams.abandoned(now_ns().saturating_sub(idle_ns)) {
-        tracing::info!(
-            hold = hold.get(),
-            "nobody has traded for long: trading hold closed"
-        );
-        funding::close_idle(market, hold).await?;
+    let before_ns = now_ns().saturating_sub(idle_ns);
+    for hold in market.streams.abandoned(before_ns) {
+        let hold_ix = hold.get();
+        match funding::close_abandoned(market, hold, before_ns).await {
+            Ok(()) => tracing::info!(hold_ix, "nobody has traded for long: trading hold closed"),
+            // One hold must not keep the others waiting.
+            Err(status) => tracing::warn!(%status, hold_ix, "a trading hold left behind stays"),
+        }
     }
-    Ok(())
 }
 
 fn age_ms(since_us: i64) -> u64 {
@@ -100,7 +102,8 @@ async fn heal(market: &Arc<Market>, hold: &LedgerHold, pool: &Pool) -> Result<()
             .hold(&Context::new("market"), hold.hold_id)
             .await?;
         if let Some(hold) = hold.filter(|hold| hold.active) {
-            funding::bring_up(market, pool.user, &asset, pool.kind, &hold).await?;
+            let (user, kind) = (pool.user, pool.kind);
+            funding::bring_up(market, user, &asset, kind, &hold, Id128::NONE).await?;
         }
     }
     give_back_behind_settlement(market, hold.hold_id, pool).await
@@ -135,7 +138,7 @@ async fn adopt(market: &Arc<Market>, hold: &LedgerHold) -> Result<(), Status> {
         false => PoolKind::Order,
     };
     let turn = market.funding_turn(user).await;
-    let pool = funding::bring_up(market, user, &asset, kind, hold).await?;
+    let pool = funding::bring_up(market, user, &asset, kind, hold, Id128::NONE).await?;
     drop(turn);
     tracing::warn!(hold_id = %hold.hold_id, user_id, serves, "a hold that the journal did not know was taken up");
     if kind == PoolKind::Order {

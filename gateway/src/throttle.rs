@@ -36,6 +36,11 @@ impl Throttle {
         self.credit -= ONE;
         true
     }
+
+    /// Takes more off for something dear that was admitted already, as far as there is credit.
+    pub fn charge(&mut self, messages: u32) {
+        self.credit = self.credit.saturating_sub(u64::from(messages) * ONE);
+    }
 }
 
 #[cfg(test)]
@@ -56,6 +61,11 @@ mod tests {
             .count();
         // A full bucket, then 5,000 a second over two seconds.
         assert!((14_990..=15_000).contains(&admitted), "{admitted}");
+        let mut charged = Throttle::new(5_000, 0);
+        charged.charge(4_999);
+        assert!(charged.admit(0) && !charged.admit(0));
+        charged.charge(5_000);
+        assert!(charged.admit(second), "no debt is left behind");
         let mut free = Throttle::new(0, 0);
         assert!((0..10_000).all(|_| free.admit(0)));
     }

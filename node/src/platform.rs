@@ -110,6 +110,7 @@ struct Doors {
     cfa: LocalSlot,
     payments: LocalSlot,
     identity: LocalSlot,
+    market: LocalSlot,
 }
 
 impl Doors {
@@ -129,8 +130,18 @@ impl Doors {
         Channel::local(&self.identity, SERVICE)
     }
 
+    fn market(&self) -> Channel {
+        Channel::local(&self.market, SERVICE)
+    }
+
     fn clear(&self) {
-        for slot in [&self.ledger, &self.cfa, &self.payments, &self.identity] {
+        for slot in [
+            &self.ledger,
+            &self.cfa,
+            &self.payments,
+            &self.identity,
+            &self.market,
+        ] {
             slot.clear();
         }
     }
@@ -235,6 +246,7 @@ impl Platform {
             ledger: doors.ledger(),
             payments: doors.payments(),
             identity: doors.identity(),
+            market: doors.market(),
             chain: chain.connector(),
             clock: cfa::Clock::default(),
         };
@@ -289,6 +301,9 @@ impl Platform {
         let gateway = gateway::start(market_config, gateway_deps, stages.edge.clone())
             .await
             .context("market")?;
+        doors
+            .market
+            .fill(rpc::with_auth(gateway.service().routes, &auth));
 
         // 8. The doors to the outside: a port for each service, and one for all.
         let addresses = Addresses {

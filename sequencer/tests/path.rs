@@ -92,6 +92,7 @@ async fn open_desk(port: Port) -> Desk {
                     asset,
                     amount_minor: Minor(amount),
                     funding_seq: 1,
+                    key_hash: Id128::NONE,
                 }),
             )
             .await;

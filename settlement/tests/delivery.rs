@@ -83,6 +83,7 @@ impl Services {
             ledger: door(0),
             payments: door(3),
             identity: door(1),
+            market: rpc::Channel::local(&rpc::LocalSlot::new(), "sandbox.service"),
             chain: chain.connector(),
             clock: cfa::Clock::default(),
         };

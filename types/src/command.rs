@@ -46,6 +46,8 @@ record! {
         pub phase: Phase,
         /// Also cancels every resting order (`INSTRUMENT_HALTED`). Maturity always does (`INSTRUMENT_MATURED`).
         pub cancel_orders: bool,
+        /// Hash of (call, user, idempotency key) of a gRPC call; none otherwise.
+        pub key_hash: Id128,
     }
 }
 
@@ -81,6 +83,8 @@ record! {
         pub funding_seq: u64,
         /// The ledger hold.
         pub hold_id: Id128,
+        /// Hash of (call, user, idempotency key) of a gRPC call; none otherwise.
+        pub key_hash: Id128,
     }
 }
 
@@ -90,6 +94,8 @@ record! {
         pub hold: HoldIx,
         pub amount_minor: Minor,
         pub funding_seq: u64,
+        /// Hash of (call, user, idempotency key) of a gRPC call; none otherwise.
+        pub key_hash: Id128,
     }
 }
 
@@ -98,6 +104,8 @@ record! {
     pub struct CloseHold {
         pub hold: HoldIx,
         pub funding_seq: u64,
+        /// Hash of (call, user, idempotency key) of a gRPC call; none otherwise.
+        pub key_hash: Id128,
     }
 }
 
@@ -336,6 +344,10 @@ impl Command {
             Self::Amend(c) => c.key_hash,
             Self::MassCancel(c) => c.key_hash,
             Self::Refused(c) => c.key_hash,
+            Self::SetPhase(c) => c.key_hash,
+            Self::Fund(c) => c.key_hash,
+            Self::Defund(c) => c.key_hash,
+            Self::CloseHold(c) => c.key_hash,
             _ => return None,
         };
         (!hash.is_none()).then_some(hash)

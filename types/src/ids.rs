@@ -74,6 +74,11 @@ impl StpGroup {
         assert!(number < Self::EXPLICIT - 1);
         Self(number | Self::EXPLICIT)
     }
+
+    /// True for a chosen one.
+    pub const fn is_explicit(self) -> bool {
+        self.0 & Self::EXPLICIT != 0 && !self.is_none()
+    }
 }
 
 /// Asset of a pool: CFA-RUB, or the units of an instrument.
@@ -96,6 +101,8 @@ pub struct AssetIx(u32);
 impl AssetIx {
     /// CFA-RUB, in kopecks.
     pub const MONEY: Self = Self(0);
+    /// Highest of all.
+    pub const LAST: Self = Self(u32::MAX);
 
     /// Units of an instrument.
     pub const fn units(instrument: InstrumentIx) -> Self {

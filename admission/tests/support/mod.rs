@@ -119,6 +119,7 @@ impl Market {
             asset,
             amount_minor: Minor(amount),
             funding_seq: seq + 1,
+            key_hash: Id128::NONE,
         };
         let Command::Fund(c) = self.ask(Request::Fund(request)).unwrap() else {
             panic!("another command");
@@ -131,6 +132,7 @@ impl Market {
             user,
             day: moscow_day(self.time_ns),
             amount_minor: Minor(amount),
+            raised_minor: Minor(amount),
         })
         .unwrap();
     }

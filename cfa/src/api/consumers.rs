@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use events::{Event, HandlerResult, Log, Poison, topics};
+use events::{Event, HandlerResult, Later, Log, Poison, topics};
 use prost::Message;
 use proto::convert;
 use proto::{
@@ -60,6 +60,15 @@ fn asked(event: &Event, key: &str) -> Asked {
     }
 }
 
+/// What an error says about the event: a refusal stays one, a peer or store that is away comes back, anything else is tried some times.
+fn failed(error: Error) -> Box<dyn std::error::Error + Send + Sync> {
+    match error {
+        Error::Refused(refusal) => Poison(refusal.to_string()).into(),
+        error if error.is_transient() => Later(error.to_string()).into(),
+        error => error.into(),
+    }
+}
+
 async fn handle(service: &Service, group: &str, event: &Event) -> HandlerResult {
     match event.short_type().trim_end_matches("Event") {
         "FiatDeposited" => deposited(service, event).await,
@@ -75,8 +84,8 @@ async fn handle(service: &Service, group: &str, event: &Event) -> HandlerResult 
         "UserCreated" => {
             let message: identity::UserCreatedEvent = decode(event)?;
             match service.ensure_registered(&[message.user_id.as_str()]).await {
-                Err(Error::Refused(refusal)) => Err(Poison(refusal.to_string()).into()),
-                other => Ok(other?),
+                Err(error) => Err(failed(error)),
+                Ok(()) => Ok(()),
             }
         }
         "TransactionReceiptReady" => {
@@ -118,8 +127,15 @@ async fn deposited(service: &Service, event: &Event) -> HandlerResult {
             );
             Ok(())
         }
-        Err(Error::Refused(refusal)) => Err(Poison(refusal.to_string()).into()),
-        Err(error) => Err(error.into()),
+        // paid back already
+        Err(Error::Refused(Refusal::DepositResolved)) => {
+            tracing::warn!(
+                payment_id = message.payment_id,
+                "deposit came again after it was decided"
+            );
+            Ok(())
+        }
+        Err(error) => Err(failed(error)),
     }
 }
 
@@ -129,10 +145,11 @@ async fn payout(service: &Service, event: &Event, payout_id: &str) -> HandlerRes
         // a redemption that ended before
         Err(Error::Refused(Refusal::PayoutFailed)) => Ok(()),
         // a refund of a deposit, or nothing of ours
-        Err(Error::Refused(Refusal::OperationNotFound)) => Ok(service
+        Err(Error::Refused(Refusal::OperationNotFound)) => service
             .refund_news(&event.correlation_id, payout_id)
-            .await?),
-        Err(error) => Err(error.into()),
+            .await
+            .map_err(failed),
+        Err(error) => Err(failed(error)),
     }
 }
 
@@ -166,7 +183,7 @@ async fn trade(service: &Service, group: &str, event: &Event) -> HandlerResult {
         .enter_trade(&asked(event, &message.trade_id), &leg, (group, event.id))
         .await
     {
-        Err(Error::Refused(refusal)) => Err(Poison(refusal.to_string()).into()),
-        other => Ok(other?),
+        Err(error) => Err(failed(error)),
+        Ok(()) => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! The services this one asks: identity, ledger, payments. Wire shapes end here.
+//! The services this one asks: identity, ledger, payments, market. Wire shapes end here.
 //!
 //! A peer that is away (or too slow) is `Error::Unavailable`: the caller's step is repeated later with the same idempotency key. A peer's
 //! refusal is `Error::Peer` with its reason and its exact words.
@@ -9,6 +9,8 @@ use proto::identity::v1 as identity;
 use proto::identity::v1::identity_service_client::IdentityServiceClient;
 use proto::ledger::v1 as ledger;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
+use proto::market::v1 as market;
+use proto::market::v1::market_service_client::MarketServiceClient;
 use proto::payments::v1 as payments;
 use proto::payments::v1::payments_service_client::PaymentsServiceClient;
 use tonic::{Code, Status};
@@ -21,6 +23,10 @@ use crate::model::{CFA_RUB, CFA_RUB_DECIMALS, Kind};
 const LEDGER: &str = "Ledger service";
 const IDENTITY: &str = "Identity service";
 const PAYMENTS: &str = "Payments service";
+pub const MARKET: &str = "Market service";
+
+/// Owner of this service's holds: nobody else may release or consume them.
+const HOLD_OWNER: &str = "cfa";
 
 /// What a profile says that this service needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,11 +86,22 @@ pub enum PayoutState {
     Failed,
 }
 
+/// What trading has of a user's money.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TradingHold {
+    pub hold_id: String,
+    /// Free to be taken back, in the asset's smallest units.
+    pub undrawn_minor: i64,
+    /// Reserved by open orders.
+    pub drawn_minor: i64,
+}
+
 #[derive(Clone)]
 pub struct Peers {
     ledger: LedgerServiceClient<rpc::Channel>,
     payments: PaymentsServiceClient<rpc::Channel>,
     identity: IdentityServiceClient<rpc::Channel>,
+    market: MarketServiceClient<rpc::Channel>,
 }
 
 fn peer_error(peer: &'static str, status: &Status) -> Error {
@@ -166,12 +183,28 @@ fn new_operation(operation: &LedgerOperation) -> ledger::NewOperation {
     }
 }
 
+/// Kopecks; unset is zero.
+fn minor(value: Option<&common::Decimal>) -> Result<i64, Error> {
+    let value = convert::optional_decimal(value)
+        .map_err(|error| Error::Damaged(error.to_string()))?
+        .unwrap_or_default();
+    value
+        .to_minor(CFA_RUB_DECIMALS)
+        .map_err(|error| Error::Damaged(error.to_string()))
+}
+
 impl Peers {
-    pub fn new(ledger: rpc::Channel, payments: rpc::Channel, identity: rpc::Channel) -> Self {
+    pub fn new(
+        ledger: rpc::Channel,
+        payments: rpc::Channel,
+        identity: rpc::Channel,
+        market: rpc::Channel,
+    ) -> Self {
         Self {
             ledger: LedgerServiceClient::new(ledger),
             payments: PaymentsServiceClient::new(payments),
             identity: IdentityServiceClient::new(identity),
+            market: MarketServiceClient::new(market),
         }
     }
 
@@ -270,6 +303,7 @@ impl Peers {
 
     // ---- ledger
 
+    /// Holds CFA-RUB for the reserve. The id makes a repeat harmless; the key is fresh, because the ledger keeps refusals by key.
     pub async fn create_hold(
         &self,
         correlation_id: &str,
@@ -279,12 +313,16 @@ impl Peers {
         reason: &str,
     ) -> Result<(), Error> {
         let request = ledger::CreateHoldRequest {
-            context: context(correlation_id, hold_id),
+            context: context(
+                correlation_id,
+                &format!("{hold_id}:{}", uuid::Uuid::now_v7()),
+            ),
             hold: Some(ledger::Hold {
                 hold_id: hold_id.to_owned(),
                 subaccount_id: format!("{user_id}:{CFA_RUB}"),
                 amount: monetary(CFA_RUB, amount_minor, CFA_RUB_DECIMALS),
                 reason: reason.to_owned(),
+                owner: HOLD_OWNER.to_owned(),
                 destination_subaccount_id: Some(format!("system:reserve:{CFA_RUB}")),
                 ..Default::default()
             }),
@@ -319,6 +357,7 @@ impl Peers {
         Ok(())
     }
 
+    /// Releases the hold; one that was released before is what was wanted.
     pub async fn release_hold(
         &self,
         correlation_id: &str,
@@ -330,12 +369,31 @@ impl Peers {
             hold_id: hold_id.to_owned(),
             reason: reason.to_owned(),
         };
-        self.ledger
-            .clone()
-            .release_hold(request)
-            .await
-            .map_err(|status| peer_error(LEDGER, &status))?;
-        Ok(())
+        let released = self.ledger.clone().release_hold(request).await;
+        let Err(status) = released else {
+            return Ok(());
+        };
+        let error = peer_error(LEDGER, &status);
+        if matches!(&error, Error::Peer { reason, .. } if reason == "HOLD_NOT_ACTIVE" || reason == "HOLD_EXPIRED")
+        {
+            let request = ledger::GetHoldRequest {
+                context: context(correlation_id, ""),
+                hold_id: hold_id.to_owned(),
+            };
+            let hold = self.ledger.clone().get_hold(request).await;
+            let hold = hold
+                .map_err(|status| peer_error(LEDGER, &status))?
+                .into_inner()
+                .hold
+                .unwrap_or_default();
+            if matches!(
+                hold.status(),
+                ledger::HoldStatus::Released | ledger::HoldStatus::Expired
+            ) {
+                return Ok(());
+            }
+        }
+        Err(error)
     }
 
     /// Posts one operation or, with several, all of them or none. `scales` teaches the ledger instruments it may not have heard of yet.
@@ -427,6 +485,98 @@ impl Peers {
             Err(status) if status.code() == Code::NotFound => Ok(Decimal::ZERO),
             Err(status) => Err(peer_error(LEDGER, &status)),
         }
+    }
+
+    /// Kopecks of a user's CFA-RUB that nothing reserves.
+    pub async fn available(&self, correlation_id: &str, user_id: &str) -> Result<i64, Error> {
+        let request = ledger::GetBalanceRequest {
+            context: context(correlation_id, ""),
+            subaccount_id: format!("{user_id}:{CFA_RUB}"),
+        };
+        let answer = self.ledger.clone().get_balance(request).await;
+        let answer = answer
+            .map_err(|status| peer_error(LEDGER, &status))?
+            .into_inner();
+        minor(answer.available.as_ref())
+    }
+
+    /// Has settlement posted this trade? Its buyer's operation has the trade's id as its key.
+    pub async fn has_trade(
+        &self,
+        correlation_id: &str,
+        buyer_id: &str,
+        trade_id: &str,
+    ) -> Result<bool, Error> {
+        let request = ledger::ListOperationsRequest {
+            context: context(correlation_id, ""),
+            user_id: buyer_id.to_owned(),
+            r#type: common::OperationType::TradeBuy.into(),
+            idempotency_key: trade_id.to_owned(),
+            ..Default::default()
+        };
+        let found = self.ledger.clone().list_operations(request).await;
+        let found = found
+            .map_err(|status| peer_error(LEDGER, &status))?
+            .into_inner()
+            .operations;
+        Ok(found
+            .iter()
+            .any(|operation| operation.external_ref.as_deref() == Some(trade_id)))
+    }
+
+    // ---- market
+
+    /// The user's open trading hold of CFA-RUB.
+    pub async fn trading_hold(
+        &self,
+        correlation_id: &str,
+        user_id: &str,
+    ) -> Result<Option<TradingHold>, Error> {
+        let request = market::ListTradingHoldsRequest {
+            context: context(correlation_id, ""),
+            user_id: user_id.to_owned(),
+            instrument_id: CFA_RUB.to_owned(),
+            pagination: None,
+        };
+        let listed = self.market.clone().list_trading_holds(request).await;
+        let listed = listed
+            .map_err(|status| peer_error(MARKET, &status))?
+            .into_inner()
+            .trading_holds;
+        // newest first; there is one open at a time
+        let open = listed
+            .into_iter()
+            .find(|hold| hold.status() == market::TradingHoldStatus::Open);
+        open.map(|hold| {
+            Ok(TradingHold {
+                undrawn_minor: minor(hold.undrawn.as_ref())?,
+                drawn_minor: minor(hold.drawn.as_ref())?,
+                hold_id: hold.hold_id,
+            })
+        })
+        .transpose()
+    }
+
+    /// Sets what no order has drawn, in kopecks. The ledger may give the money back a moment later.
+    pub async fn set_undrawn(
+        &self,
+        correlation_id: &str,
+        key: &str,
+        hold_id: &str,
+        undrawn_minor: i64,
+    ) -> Result<(), Error> {
+        let undrawn = Decimal::from_minor(undrawn_minor, CFA_RUB_DECIMALS);
+        let request = market::AdjustTradingHoldRequest {
+            context: context(correlation_id, key),
+            hold_id: hold_id.to_owned(),
+            undrawn: Some(convert::to_decimal(undrawn)),
+        };
+        self.market
+            .clone()
+            .adjust_trading_hold(request)
+            .await
+            .map_err(|status| peer_error(MARKET, &status))?;
+        Ok(())
     }
 
     // ---- payments

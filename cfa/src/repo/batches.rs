@@ -17,8 +17,9 @@ impl Repo {
         row.as_ref().map(decode).transpose()
     }
 
+    /// The batch that went out in a transaction. One whose trades were all settled before names that transaction too, but is final.
     pub async fn batch_by_tx(&self, tx_hash: &str) -> Result<Option<Batch>, Error> {
-        let row = sqlx::query("SELECT * FROM batch WHERE tx_hash = $1")
+        let row = sqlx::query("SELECT * FROM batch WHERE tx_hash = $1 ORDER BY status LIMIT 1")
             .bind(tx_hash)
             .fetch_optional(self.db.read())
             .await?;
@@ -51,7 +52,7 @@ impl Repo {
     ) -> Result<bool, Error> {
         let done = sqlx::query(
             "INSERT INTO batch (batch_id, status, tx_hash, block_number, trades, failed, gas_used, payload, created_at_us)
-             VALUES ($1, $2, NULL, NULL, $3, $4, 0, $5, $6) ON CONFLICT (batch_id) DO NOTHING",
+             VALUES ($1, $2, $7, NULL, $3, $4, 0, $5, $6) ON CONFLICT (batch_id) DO NOTHING",
         )
         .bind(&batch.batch_id)
         .bind(batch.status.code())
@@ -59,6 +60,7 @@ impl Repo {
         .bind(failed_text(batch)?)
         .bind(payload)
         .bind(now_us)
+        .bind(&batch.tx_hash)
         .execute(&mut **tx)
         .await?;
         Ok(done.rows_affected() == 1)

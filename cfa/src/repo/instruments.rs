@@ -67,6 +67,30 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
+    /// How many deployments of the instrument's contract reverted.
+    pub async fn deploy_attempts(&self, instrument_id: &str) -> Result<u32, Error> {
+        let attempts: i64 =
+            sqlx::query_scalar("SELECT deploy_attempts FROM instrument WHERE instrument_id = $1")
+                .bind(instrument_id)
+                .fetch_one(self.db.read())
+                .await?;
+        Ok(attempts as u32)
+    }
+
+    pub async fn set_deploy_attempts(
+        &self,
+        instrument_id: &str,
+        attempts: u32,
+    ) -> Result<(), Error> {
+        let mut tx = self.begin().await?;
+        sqlx::query("UPDATE instrument SET deploy_attempts = $2 WHERE instrument_id = $1")
+            .bind(instrument_id)
+            .bind(i64::from(attempts))
+            .execute(&mut *tx)
+            .await?;
+        Ok(tx.commit().await?)
+    }
+
     /// Instruments past their maturity whose redemption is not recorded, whether they trade, could, or were stopped for it already.
     pub async fn due_instruments(&self, now_us: i64) -> Result<Vec<Instrument>, Error> {
         let rows = sqlx::query(

@@ -78,6 +78,18 @@ impl Repo {
         row.as_ref().map(decode).transpose()
     }
 
+    /// The operation of a trade, whatever its status; a batch uses the row of a rejected one again.
+    pub async fn operation_of_trade(&self, trade_id: &str) -> Result<Option<Operation>, Error> {
+        let mut query = select("kind = ");
+        query
+            .push_bind(Kind::Transfer.code())
+            .push(" AND external_ref = ")
+            .push_bind(trade_id)
+            .push(" ORDER BY status IN (8, 12), created_at_us DESC LIMIT 1");
+        let row = query.build().fetch_optional(self.db.read()).await?;
+        row.as_ref().map(decode).transpose()
+    }
+
     pub async fn operations_by_tx(&self, tx_hash: &str) -> Result<Vec<Operation>, Error> {
         let rows = select("tx_hash = ")
             .push_bind(tx_hash)
@@ -297,20 +309,24 @@ impl Repo {
         Ok(tx.commit().await?)
     }
 
-    /// Takes back an intention that was refused before it did anything.
-    pub async fn delete_created_operation(&self, operation_id: &str) -> Result<(), Error> {
-        let mut tx = self.begin().await?;
-        sqlx::query(
+    /// Takes back an intention that was refused before it did anything; false when there is none any more.
+    pub async fn delete_created_operation_in_tx(
+        &self,
+        tx: &mut Tx,
+        operation_id: &str,
+    ) -> Result<bool, Error> {
+        let done = sqlx::query(
             "DELETE FROM operation WHERE operation_id = $1 AND status = 1 AND fact_gated = 0",
         )
         .bind(operation_id)
-        .execute(&mut *tx)
+        .execute(&mut **tx)
         .await?;
-        Ok(tx.commit().await?)
+        Ok(done.rows_affected() == 1)
     }
 
     // ---- suspended deposits (T24)
 
+    /// Lists the deposit, or opens it again when it had been issued again and that failed too.
     pub async fn suspend_deposit_in_tx(
         &self,
         tx: &mut Tx,
@@ -318,7 +334,8 @@ impl Repo {
     ) -> Result<(), Error> {
         sqlx::query(
             "INSERT INTO suspended_deposit (payment_id, user_id, amount_minor, operation_id, reason, created_at_us, resolved)
-             VALUES ($1, $2, $3, $4, $5, $6, 0) ON CONFLICT (payment_id) DO NOTHING",
+             VALUES ($1, $2, $3, $4, $5, $6, 0)
+             ON CONFLICT (payment_id) DO UPDATE SET resolved = 0, operation_id = excluded.operation_id, reason = excluded.reason",
         )
         .bind(&deposit.payment_id)
         .bind(&deposit.user_id)
@@ -337,6 +354,16 @@ impl Repo {
             .execute(&mut **tx)
             .await?;
         Ok(())
+    }
+
+    /// Was the deposit refused once, and is that decided?
+    pub async fn is_resolved_in_tx(&self, tx: &mut Tx, payment_id: &str) -> Result<bool, Error> {
+        let resolved: Option<bool> =
+            sqlx::query_scalar("SELECT resolved FROM suspended_deposit WHERE payment_id = $1")
+                .bind(payment_id)
+                .fetch_optional(&mut **tx)
+                .await?;
+        Ok(resolved.unwrap_or(false))
     }
 
     pub async fn reopen_deposit_in_tx(&self, tx: &mut Tx, payment_id: &str) -> Result<(), Error> {

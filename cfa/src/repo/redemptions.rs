@@ -95,6 +95,24 @@ impl Repo {
         Ok(true)
     }
 
+    /// Takes a failed redemption up again under a new key; false when it is not failed any more.
+    pub async fn restart_redemption_in_tx(
+        &self,
+        tx: &mut Tx,
+        redemption: &IssueRedemption,
+    ) -> Result<bool, Error> {
+        let done = sqlx::query(
+            "UPDATE issue_redemption SET status = $2, idempotency_key = $3, attempt = $4 WHERE redemption_id = $1 AND status = 6",
+        )
+        .bind(&redemption.redemption_id)
+        .bind(redemption.status.code())
+        .bind(&redemption.idempotency_key)
+        .bind(i64::from(redemption.attempt))
+        .execute(&mut **tx)
+        .await?;
+        Ok(done.rows_affected() == 1)
+    }
+
     pub async fn save_redemption_in_tx(
         &self,
         tx: &mut Tx,
@@ -122,6 +140,7 @@ fn decode(row: &SqliteRow) -> Result<IssueRedemption, Error> {
         total_minor: row.try_get("total_minor")?,
         lines: Vec::new(),
         parts_done: row.try_get::<i64, _>("parts_done")? as u64,
+        attempt: row.try_get::<i64, _>("attempt")? as u32,
         tx_hash: row.try_get("tx_hash")?,
         idempotency_key: row.try_get("idempotency_key")?,
         created_at_us: row.try_get("created_at_us")?,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::{Service, unsigned};
-use crate::api::peers::{LedgerKind, LedgerOperation, Posting};
+use crate::api::peers::{LedgerKind, LedgerOperation, MARKET, Posting};
 use crate::api::publish;
 use crate::chain::{Action, Address, ChainError, ReceiptStatus, Trade, TxHash};
 use crate::error::{Error, Refusal};
@@ -81,6 +81,15 @@ impl Service {
     pub(super) async fn drive_or_leave(&self, operation: Operation) -> Result<Operation, Error> {
         match self.drive(&operation.operation_id).await {
             Ok(operation) => Ok(operation),
+            // money that trading has is not there yet and nothing was done: the caller asks again
+            Err(error @ Error::Unavailable(MARKET)) => {
+                let _turn = self.turns.take(&operation.operation_id).await;
+                if self.take_back(&operation).await? {
+                    return Err(error);
+                }
+                let gone_on = self.repo.operation(&operation.operation_id).await?;
+                gone_on.ok_or(error)
+            }
             Err(error)
                 if error.is_transient()
                     || matches!(error, Error::Chain(ChainError::Refused(_))) =>
@@ -109,19 +118,9 @@ impl Service {
                 format!("{}:hold", operation.operation_id).as_bytes(),
             )
             .to_string();
-            let reason = format!("Redemption payout {}", operation.external_ref);
-            let created = self
-                .peers
-                .create_hold(
-                    &operation.correlation_id,
-                    &hold_id,
-                    &operation.user_id,
-                    operation.units_minor,
-                    &reason,
-                )
-                .await;
+            let held = self.hold_redemption(operation, &hold_id).await;
             operation.hold_id = Some(hold_id);
-            created
+            held
         } else {
             let posted = self.ledger_operation(operation).await?;
             let instrument = self.known_instrument(&operation.instrument_id).await?;
@@ -149,17 +148,20 @@ impl Service {
         self.repo.save_operation(operation).await
     }
 
-    async fn take_back(&self, operation: &Operation) -> Result<(), Error> {
-        if operation.flow == Flow::IssueInvestment {
-            let mut tx = self.repo.begin().await?;
+    /// Forgets an operation that did nothing yet; false when it has gone on meanwhile.
+    async fn take_back(&self, operation: &Operation) -> Result<bool, Error> {
+        let mut tx = self.repo.begin().await?;
+        let taken = self
+            .repo
+            .delete_created_operation_in_tx(&mut tx, &operation.operation_id)
+            .await?;
+        if taken && operation.flow == Flow::IssueInvestment {
             self.repo
                 .unreserve_issue_in_tx(&mut tx, &operation.instrument_id, operation.units_minor)
                 .await?;
-            tx.commit().await?;
         }
-        self.repo
-            .delete_created_operation(&operation.operation_id)
-            .await
+        tx.commit().await?;
+        Ok(taken)
     }
 
     /// The postings that mirror what the chain will do (T18).
@@ -508,6 +510,10 @@ impl Service {
         let (status, message) = match end {
             End::Finalized => (Status::Finalized, None),
             End::Reverted => (Status::Rejected, Some(REVERTED_MESSAGE)),
+            // the deposit did not act: it may be issued again or paid back (T24)
+            End::Refused if operation.flow == Flow::IssueRub => {
+                (Status::Rejected, Some(REFUSED_MESSAGE))
+            }
             End::Refused => (Status::Failed, Some(REFUSED_MESSAGE)),
             End::PayoutFailed => (Status::Failed, Some(PAYOUT_FAILED_MESSAGE)),
         };

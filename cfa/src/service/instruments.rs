@@ -125,29 +125,9 @@ impl Service {
                 registry: self.contracts.registry,
                 agents: vec![self.contracts.settlement, self.contracts.redemption],
             };
-            let submitted = self
-                .chain
-                .submit(
-                    &format!("instrument:{}", instrument.instrument_id),
-                    &action.call(),
-                )
-                .await?;
-            let Some(receipt) = self
-                .chain
-                .wait_receipt(&submitted.tx_hash, DEPLOY_WAIT)
-                .await?
-            else {
+            let Some(contract) = self.deploy(&instrument.instrument_id, &action).await? else {
                 return Ok(instrument);
             };
-            let contract = receipt
-                .contract_address
-                .filter(|_| receipt.status == ReceiptStatus::Success);
-            let contract = contract.ok_or_else(|| {
-                Error::Damaged(format!(
-                    "deployment of {} reverted",
-                    instrument.instrument_id
-                ))
-            })?;
             instrument.contract_address = contract.to_string();
         }
         instrument.status = InstrumentStatus::Active;
@@ -172,6 +152,43 @@ impl Service {
         self.repo.publish_in_tx(&mut tx, &events).await?;
         tx.commit().await?;
         Ok(instrument)
+    }
+
+    /// Deploys the token; `None` while it is in no block. A deployment that reverted is tried again under a key of its own, not for ever.
+    async fn deploy(&self, instrument_id: &str, action: &Action) -> Result<Option<Address>, Error> {
+        loop {
+            let attempt = self.repo.deploy_attempts(instrument_id).await?;
+            if attempt >= self.config.submit_attempts_max {
+                tracing::error!(
+                    instrument_id,
+                    attempt,
+                    severity = "critical",
+                    "the contract of an issue cannot be deployed"
+                );
+                return Err(Error::Damaged(format!(
+                    "deployment of {instrument_id} reverted {attempt} times"
+                )));
+            }
+            let key = match attempt {
+                0 => format!("instrument:{instrument_id}"),
+                _ => format!("instrument:{instrument_id}:{attempt}"),
+            };
+            let submitted = self.chain.submit(&key, &action.call()).await?;
+            let receipt = self.chain.wait_receipt(&submitted.tx_hash, DEPLOY_WAIT);
+            let Some(receipt) = receipt.await? else {
+                return Ok(None);
+            };
+            if receipt.status == ReceiptStatus::Success {
+                let contract = receipt.contract_address.ok_or_else(|| {
+                    Error::Damaged(format!("deployment of {instrument_id} without an address"))
+                })?;
+                return Ok(Some(contract));
+            }
+            tracing::error!(instrument_id, attempt, tx_hash = %receipt.tx_hash, "deployment reverted");
+            self.repo
+                .set_deploy_attempts(instrument_id, attempt + 1)
+                .await?;
+        }
     }
 
     /// T32: code, decimals and symbol at the address, and our contracts among its agents.

@@ -99,6 +99,8 @@ impl Service {
                 Status::Created.name(),
             ));
         }
+        let turn = self.deposits.take(payment_id).await;
+        self.check_undecided(&operation).await?;
         let mut tx = self.repo.begin().await?;
         if let Some((consumer, event_id)) = delivered {
             events::inbox::accept_in_tx(&mut tx, consumer, event_id).await?;
@@ -111,6 +113,9 @@ impl Service {
             let started = taken(*stored, &operation)?;
             tx.commit().await?;
             return Ok(started);
+        }
+        if self.repo.is_resolved_in_tx(&mut tx, payment_id).await? {
+            return Err(Refusal::DepositResolved.into());
         }
         match &operation.rejection {
             Some((_, message)) => {
@@ -126,6 +131,7 @@ impl Service {
         }
         self.repo.publish_in_tx(&mut tx, &events).await?;
         tx.commit().await?;
+        drop(turn);
         if operation.status == Status::Rejected {
             count(&operation);
             return Ok(Started {
@@ -137,6 +143,39 @@ impl Service {
             operation: self.drive_or_leave(operation).await?,
             replayed: false,
         })
+    }
+
+    /// Money of a refused deposit is issued or paid back, never both. The caller has the deposit's turn.
+    ///
+    /// # Errors
+    /// `DepositResolved` when it was paid back or that is under way; `ReferenceTaken` when it is another user's.
+    async fn check_undecided(&self, operation: &Operation) -> Result<(), Error> {
+        let payment_id = &operation.external_ref;
+        let Some(deposit) = self.repo.suspended_deposit(payment_id).await? else {
+            return Ok(());
+        };
+        if deposit.user_id != operation.user_id {
+            return Err(Refusal::ReferenceTaken.into());
+        }
+        let acted = self
+            .repo
+            .operation_by_reference(Kind::Issuance, payment_id)
+            .await?;
+        // issued again already: the insert answers with that operation
+        if acted.is_some() {
+            return Ok(());
+        }
+        if deposit.resolved {
+            return Err(Refusal::DepositResolved.into());
+        }
+        // a refund that was begun is on its way or must be finished
+        let (_, refund) = self
+            .latest_refund(&operation.correlation_id, payment_id)
+            .await?;
+        match refund {
+            Some(_) => Err(Refusal::DepositResolved.into()),
+            None => Ok(()),
+        }
     }
 
     /// Issues units of an instrument: reserved against the issue limit, posted in the ledger, then one exchange on chain.
@@ -293,13 +332,6 @@ impl Service {
             return Err(Refusal::DepositResolved.into());
         }
         if !refund {
-            // a refund that was begun is on its way or must be finished: the same money is not issued too
-            if let (_, Some(_)) = self
-                .latest_refund(&asked.correlation_id, payment_id)
-                .await?
-            {
-                return Err(Refusal::DepositResolved.into());
-            }
             let retry = Asked {
                 idempotency_key: format!("retry:{payment_id}:{}", asked.idempotency_key),
                 ..asked.clone()
@@ -310,12 +342,12 @@ impl Service {
                 .await?
                 .operation);
         }
-        // against another operator, and against the news that this refund failed
-        let _turn = self.turns.take(payment_id).await;
-        let resolved = self.repo.suspended_deposit(payment_id).await?;
-        if resolved.is_none_or(|deposit| deposit.resolved) {
-            return Err(Refusal::DepositResolved.into());
-        }
+        // against another operator, against an issue of the same money, and against the news that this refund failed
+        let _turn = self.deposits.take(payment_id).await;
+        let undecided = self.repo.suspended_deposit(payment_id).await?;
+        let deposit = undecided
+            .filter(|deposit| !deposit.resolved)
+            .ok_or(Refusal::DepositResolved)?;
         let mut operation = self
             .repo
             .operation(&deposit.operation_id)
@@ -392,7 +424,7 @@ impl Service {
         let payment_id = rest
             .split_once(':')
             .map_or(rest, |(payment_id, _)| payment_id);
-        let _turn = self.turns.take(payment_id).await;
+        let _turn = self.deposits.take(payment_id).await;
         let Some(deposit) = self.repo.suspended_deposit(payment_id).await? else {
             return Ok(());
         };

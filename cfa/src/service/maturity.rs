@@ -4,14 +4,17 @@
 //! 2. Holders are taken from the registry as of the record date and amounts computed per holder.
 //! 3. The issuer's CFA-RUB moves to the redemption account, in the ledger and on chain. Without enough money the redemption stays
 //!    UNDERFUNDED and is tried again.
-//! 4. In parts of `PART`: the ledger posts payments and burns (nothing is posted while an order still holds units), the contract
+//! 4. In parts of `PART`: the ledger posts payments and burns (nothing is posted for a holder while an order still holds his units), the contract
 //!    distributes and burns, the ledger is finalized.
 //! 5. Holders are notified.
+//!
+//! A holder whose operation the ledger refuses is left for later and keeps nobody else waiting; the redemption ends when all are served. One
+//! that failed because the chain reverted a step may be started again under another key: what is done stays done.
 //!
 //! Paid are the holders of the record date; burned is what holders have when the part runs. The two differ only by trades that were
 //! matched before the halt and settled after the record date.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use types::Decimal;
@@ -25,8 +28,9 @@ use crate::api::publish;
 use crate::chain::{Action, Address, Payout, Receipt, ReceiptStatus};
 use crate::error::{Error, Refusal};
 use crate::model::{
-    CFA_RUB, CFA_RUB_DECIMALS, Flow, Instrument, InstrumentStatus, IssueRedemption, Operation,
-    REDEMPTION_ACCOUNT, REVERTED_MESSAGE, RedemptionReason, RedemptionStatus, Rejection, Status,
+    CFA_RUB, CFA_RUB_DECIMALS, Flow, Instrument, InstrumentStatus, IssueRedemption, Kind,
+    Operation, REDEMPTION_ACCOUNT, REVERTED_MESSAGE, RedemptionReason, RedemptionStatus, Rejection,
+    Status,
 };
 use crate::plan;
 use crate::repo::Inserted;
@@ -37,7 +41,7 @@ const PART: usize = 100;
 const RECEIPT_WAIT: Duration = Duration::from_secs(20);
 
 impl Service {
-    /// Starts the process, or returns the one that runs for the issue.
+    /// Starts the process, or returns the one that runs for the issue. A new key starts one that has failed again.
     pub async fn start_redemption(
         &self,
         asked: &Asked,
@@ -46,10 +50,13 @@ impl Service {
         reason: RedemptionReason,
     ) -> Result<IssueRedemption, Error> {
         if let Some(known) = self.repo.redemption_of(instrument_id).await? {
-            if known.idempotency_key != asked.idempotency_key {
+            if known.idempotency_key == asked.idempotency_key {
+                return Ok(known);
+            }
+            if known.status != RedemptionStatus::Failed {
                 return Err(Refusal::RedemptionExists.into());
             }
-            return Ok(known);
+            return self.restart_redemption(asked, known).await;
         }
         let instrument = self.known_instrument(instrument_id).await?;
         if instrument.instrument_id == CFA_RUB
@@ -96,6 +103,7 @@ impl Service {
             total_minor,
             lines,
             parts_done: 0,
+            attempt: 0,
             tx_hash: None,
             idempotency_key: asked.idempotency_key.clone(),
             created_at_us: self.now_us(),
@@ -121,6 +129,50 @@ impl Service {
         );
         self.repo.publish_in_tx(&mut tx, &[record]).await?;
         tx.commit().await?;
+        self.drive_redemption_or_leave(redemption).await
+    }
+
+    async fn restart_redemption(
+        &self,
+        asked: &Asked,
+        mut redemption: IssueRedemption,
+    ) -> Result<IssueRedemption, Error> {
+        let before = redemption.status.name();
+        // a part of the distribution went out: the issuer's money is there
+        redemption.status = if redemption.tx_hash.is_some() {
+            RedemptionStatus::Funded
+        } else {
+            RedemptionStatus::Snapshot
+        };
+        redemption.attempt += 1;
+        redemption.idempotency_key = asked.idempotency_key.clone();
+        let mut tx = self.repo.begin().await?;
+        if !self
+            .repo
+            .restart_redemption_in_tx(&mut tx, &redemption)
+            .await?
+        {
+            return Err(Refusal::RedemptionExists.into());
+        }
+        let record = publish::audit(
+            "redemption.restarted",
+            &redemption.instrument_id,
+            &asked.actor,
+            before,
+            redemption.status.name(),
+            redemption.reason.name(),
+            &asked.correlation_id,
+            self.now_us(),
+        );
+        self.repo.publish_in_tx(&mut tx, &[record]).await?;
+        tx.commit().await?;
+        self.drive_redemption_or_leave(redemption).await
+    }
+
+    async fn drive_redemption_or_leave(
+        &self,
+        redemption: IssueRedemption,
+    ) -> Result<IssueRedemption, Error> {
         match self.drive_redemption(&redemption.redemption_id).await {
             Ok(redemption) => Ok(redemption),
             Err(error) => {
@@ -171,6 +223,7 @@ impl Service {
             .await?
             .ok_or(Refusal::RedemptionNotFound)?;
         let instrument = self.known_instrument(&redemption.instrument_id).await?;
+        let mut refused = BTreeSet::new();
         loop {
             match redemption.status {
                 RedemptionStatus::Snapshot | RedemptionStatus::Underfunded => {
@@ -179,7 +232,12 @@ impl Service {
                     }
                 }
                 RedemptionStatus::Funded | RedemptionStatus::Submitted => {
-                    self.distribute(&mut redemption, &instrument).await?
+                    let went_on = self
+                        .distribute(&mut redemption, &instrument, &mut refused)
+                        .await?;
+                    if !went_on {
+                        return Ok(redemption);
+                    }
                 }
                 RedemptionStatus::Finalized | RedemptionStatus::Failed => return Ok(redemption),
             }
@@ -203,7 +261,7 @@ impl Service {
         redemption: &mut IssueRedemption,
         instrument: &Instrument,
     ) -> Result<bool, Error> {
-        let id = format!("{}:fund", redemption.redemption_id);
+        let id = tried(format!("{}:fund", redemption.redemption_id), redemption);
         if redemption.total_minor > 0 {
             let operation = LedgerOperation {
                 operation_id: id.clone(),
@@ -310,11 +368,13 @@ impl Service {
         self.save_redemption(redemption, &[record]).await
     }
 
-    /// The next part's operations: those that a crash or an absent peer left, otherwise new ones for holders not served yet.
+    /// The next part's operations: those that a crash or an absent peer left, otherwise new ones for holders not served yet, but for those
+    /// who were refused in this round.
     async fn next_part(
         &self,
         redemption: &IssueRedemption,
         instrument: &Instrument,
+        refused: &BTreeSet<String>,
     ) -> Result<Vec<Operation>, Error> {
         let left = self
             .repo
@@ -341,10 +401,15 @@ impl Service {
         let mut tx = self.repo.begin().await?;
         for (address, (user_id, burn_minor, payment_minor)) in owed {
             let reference = format!("{}:{address}", redemption.redemption_id);
-            let operation_id = Uuid::new_v5(&Uuid::NAMESPACE_OID, reference.as_bytes()).to_string();
-            if self.repo.operation(&operation_id).await?.is_some()
-                || (burn_minor == 0 && payment_minor == 0)
-            {
+            let tried = tried(reference.clone(), redemption);
+            let operation_id = Uuid::new_v5(&Uuid::NAMESPACE_OID, tried.as_bytes()).to_string();
+            // one whose part was reverted is served anew when the redemption is started again
+            let served = self
+                .repo
+                .operation_by_reference(Kind::Redemption, &reference)
+                .await?
+                .is_some_and(|operation| operation.correlation_id == redemption.redemption_id);
+            if served || refused.contains(&reference) || (burn_minor == 0 && payment_minor == 0) {
                 continue;
             }
             // a holder that no user id leads to is served on chain only
@@ -391,38 +456,58 @@ impl Service {
         Ok(rows)
     }
 
-    /// Runs the next part, or ends the redemption when none is left.
+    /// Runs the next part, or ends the redemption when none is left. False when only holders are left whom the ledger has refused.
     async fn distribute(
         &self,
         redemption: &mut IssueRedemption,
         instrument: &Instrument,
-    ) -> Result<(), Error> {
-        let mut rows = self.next_part(redemption, instrument).await?;
+        refused: &mut BTreeSet<String>,
+    ) -> Result<bool, Error> {
+        let mut rows = self.next_part(redemption, instrument, refused).await?;
+        if rows.is_empty() && !refused.is_empty() {
+            tracing::error!(
+                redemption_id = redemption.redemption_id,
+                instrument_id = redemption.instrument_id,
+                holders = refused.len(),
+                severity = "critical",
+                "holders of a redeemed issue cannot be paid yet"
+            );
+            return Ok(false);
+        }
         if rows.is_empty() {
-            return self.finish(redemption, instrument).await;
+            self.finish(redemption, instrument).await?;
+            return Ok(true);
         }
         let part = redemption.parts_done;
-        let operations: Vec<_> = rows
+        let mut operations: Vec<_> = rows
             .iter()
             .map(|row| ledger_operation(row, instrument))
             .filter(|operation| !operation.postings.is_empty())
             .collect();
         if !operations.is_empty() {
             let scales = [(instrument.instrument_id.clone(), instrument.decimals)];
-            if let Err(error) = self
-                .peers
-                .post(&redemption.redemption_id, &operations, &scales)
-                .await
-            {
-                if !error.is_transient() {
-                    // units that an order still holds: forget the part, amounts are taken anew next time
-                    for row in &rows {
-                        self.repo
-                            .delete_created_operation(&row.operation_id)
-                            .await?;
-                    }
+            let unposted = self
+                .post_part(&redemption.redemption_id, &operations, &scales)
+                .await?;
+            if !unposted.is_empty() {
+                let (left, posted): (Vec<_>, Vec<_>) = rows
+                    .into_iter()
+                    .partition(|row| unposted.contains_key(&row.operation_id));
+                for row in &left {
+                    tracing::error!(
+                        redemption_id = redemption.redemption_id,
+                        user_id = row.user_id,
+                        why = unposted[&row.operation_id],
+                        "ledger refuses to redeem a holder's units"
+                    );
                 }
-                return Err(error);
+                self.forget(&left).await?;
+                refused.extend(left.into_iter().map(|row| row.external_ref));
+                rows = posted;
+                operations.retain(|operation| !unposted.contains_key(&operation.operation_id));
+                if rows.is_empty() {
+                    return Ok(true);
+                }
             }
         }
         redemption.status = RedemptionStatus::Submitted;
@@ -453,7 +538,10 @@ impl Service {
         };
         let receipt = self
             .send_and_wait(
-                &format!("{}:part:{part}", redemption.redemption_id),
+                &tried(
+                    format!("{}:part:{part}", redemption.redemption_id),
+                    redemption,
+                ),
                 &action,
             )
             .await?;
@@ -479,10 +567,47 @@ impl Service {
         }
         self.end_part(redemption, rows, &receipt).await?;
         if reverted {
-            self.fail(redemption, "distribution reverted").await
-        } else {
-            Ok(())
+            self.fail(redemption, "distribution reverted").await?;
         }
+        Ok(true)
+    }
+
+    /// Posts the operations of a part: together, or one by one when the ledger refuses that. Answers with those refused, and why. Not in the
+    /// ledger's independent mode, which keeps a refusal under its operation's key for ever.
+    async fn post_part(
+        &self,
+        correlation_id: &str,
+        operations: &[LedgerOperation],
+        scales: &[(String, u8)],
+    ) -> Result<BTreeMap<String, String>, Error> {
+        let mut refused = BTreeMap::new();
+        match self.peers.post(correlation_id, operations, scales).await {
+            Ok(()) => return Ok(refused),
+            Err(error) if error.is_transient() => return Err(error),
+            Err(_) => {}
+        }
+        for operation in operations {
+            let alone = std::slice::from_ref(operation);
+            match self.peers.post(correlation_id, alone, scales).await {
+                Ok(()) => {}
+                Err(error) if error.is_transient() => return Err(error),
+                Err(error) => {
+                    refused.insert(operation.operation_id.clone(), error.to_string());
+                }
+            }
+        }
+        Ok(refused)
+    }
+
+    /// Holders whose units an order still holds or a court has frozen: amounts are taken anew next time.
+    async fn forget(&self, rows: &[Operation]) -> Result<(), Error> {
+        let mut tx = self.repo.begin().await?;
+        for row in rows {
+            self.repo
+                .delete_created_operation_in_tx(&mut tx, &row.operation_id)
+                .await?;
+        }
+        Ok(tx.commit().await?)
     }
 
     async fn end_part(
@@ -581,6 +706,14 @@ impl Service {
             leave("maturity", &instrument.instrument_id, started.map(|_| ()));
         }
         Ok(())
+    }
+}
+
+/// A key or id of a step of this try; those of the first have no number.
+fn tried(name: String, redemption: &IssueRedemption) -> String {
+    match redemption.attempt {
+        0 => name,
+        attempt => format!("{name}:try-{attempt}"),
     }
 }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `bootstrap` | the platform's contracts, deployed once |
 //! | `drive` | performs what `saga::next` says, for one operation |
+//! | `hold` | the money behind a redemption |
 //! | `issue`, `redeem`, `transfer` | the calls that start an operation |
 //! | `settle` | batches of trades |
 //! | `instruments`, `maturity` | the life of an issue |
@@ -14,6 +15,7 @@
 
 pub mod bootstrap;
 mod drive;
+mod hold;
 mod instruments;
 mod integrity;
 mod issue;
@@ -68,8 +70,11 @@ pub struct Service {
     pub contracts: Contracts,
     pub clock: Clock,
     pub config: CfaConfig,
-    /// One worker at a time per operation, batch or redemption.
+    pub health: rpc::Health,
+    /// One worker at a time per operation, batch or redemption. Never taken by who has one of them: two names may share a lock.
     turns: Turns,
+    /// One decision at a time per deposit. Taken before `turns`, never by who has one of those.
+    deposits: Turns,
     registry_turn: tokio::sync::Mutex<()>,
     /// Users whose allow-list transaction is in the queue.
     registered: Mutex<HashSet<String>>,
@@ -85,6 +90,7 @@ impl Service {
         contracts: Contracts,
         clock: Clock,
         config: CfaConfig,
+        health: rpc::Health,
     ) -> Self {
         Self {
             repo,
@@ -93,7 +99,9 @@ impl Service {
             contracts,
             clock,
             config,
+            health,
             turns: Turns::default(),
+            deposits: Turns::default(),
             registry_turn: tokio::sync::Mutex::new(()),
             registered: Mutex::new(HashSet::new()),
             batches_done: watch::Sender::new(0),

@@ -2,16 +2,21 @@
 //!
 //! One operation per trade, keyed by its trade id for ever; one batch per batch id. Life of a batch: stored with its trades -> submitted
 //! (raw transaction stored) -> final, with the trades that the contract left out. Trades of sanctioned users are left out before the chain
-//! (T46). A trade that was left out may come again in a later batch; one that is settled or under way may not.
+//! (T46), and so are those that no waiting makes fit for it: settlement hears of each by name, and no batch stands in the way of the next.
+//! A trade that was left out may come again in a later batch; one that is settled is not sent again and counts as settled.
+//!
+//! A node that refuses the transaction says nothing about the trades: the batch waits for an operator. Only the contract's word ends it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tonic::Code;
 use types::Decimal;
 use uuid::Uuid;
 
 use super::drive::count;
+use super::workers::leave;
 use super::{Asked, Service, units, unsigned};
 use crate::api::publish;
 use crate::chain::{Action, Address, ChainError, Receipt, ReceiptStatus, Trade};
@@ -24,6 +29,8 @@ use crate::repo::Inserted;
 use crate::saga::Chain;
 
 const LEFT_OUT_MESSAGE: &str = "Trade left out by the settlement contract";
+/// Part of health that tells of batches which the node refuses.
+const HEALTH: &str = "trade batches";
 
 /// A trade as the batch sends it to the chain; stored with the batch, so that a resumed one sends the same.
 #[derive(Serialize, Deserialize)]
@@ -57,8 +64,15 @@ impl Service {
             )
             .into());
         }
+        let mut seen = BTreeSet::new();
+        if !legs
+            .iter()
+            .all(|leg| !leg.trade_id.is_empty() && seen.insert(leg.trade_id.as_str()))
+        {
+            return Err(Refusal::field("trades.trade_id", "must not be empty or repeated").into());
+        }
         let instruments = self.instruments_of(legs).await?;
-        let sanctioned = self.sanctioned(asked, legs).await?;
+        let barred = self.barred(asked, legs).await?;
         let now_us = self.now_us();
         let mut batch = Batch {
             batch_id: batch_id.to_owned(),
@@ -70,27 +84,61 @@ impl Service {
             gas_used: 0,
         };
         let mut sent = Vec::with_capacity(legs.len());
-        let mut rows = Vec::with_capacity(legs.len());
-        let mut seen = BTreeSet::new();
+        let mut settled_before = None;
+        let mut tx = self.repo.begin().await?;
         for leg in legs {
-            if leg.trade_id.is_empty() || !seen.insert(leg.trade_id.as_str()) {
-                return Err(
-                    Refusal::field("trades.trade_id", "must not be empty or repeated").into(),
-                );
-            }
             // a member whose sessions have groups of their own may trade with himself: units and money stay, the fee moves
-            let instrument = &instruments[&leg.instrument_id];
-            let units_minor = units("trades.quantity", leg.quantity, instrument.decimals)?;
+            let instrument = instruments.get(&leg.instrument_id);
+            let read = instrument
+                .ok_or(Refusal::InstrumentNotFound)
+                .and_then(|instrument| {
+                    let units_minor = units("trades.quantity", leg.quantity, instrument.decimals)?;
+                    Ok((instrument, units_minor))
+                });
+            let (instrument, units_minor) = match read {
+                Ok(read) => read,
+                Err(refusal) => {
+                    leave_out(&mut batch, leg, &refusal.to_string());
+                    continue;
+                }
+            };
             let mut operation = operation_of(leg, units_minor, asked, now_us);
-            if let Some(reason) = sanctioned
-                .get(&leg.buyer_id)
-                .or_else(|| sanctioned.get(&leg.seller_id))
-            {
-                operation.set_status(Status::Rejected, now_us);
-                operation.rejection = Some((Rejection::SanctionsHit, reason.clone()));
-                batch.failed_trade_ids.push(leg.trade_id.clone());
+            let bar = if instrument.status == InstrumentStatus::Draft {
+                let message = Refusal::InstrumentNotActive.to_string();
+                Some((Rejection::InstrumentNotActive, message))
             } else {
-                operation.set_status(Status::Processing, now_us);
+                let bar = barred.get(&leg.buyer_id);
+                bar.or_else(|| barred.get(&leg.seller_id)).cloned()
+            };
+            let next = if bar.is_some() {
+                Status::Rejected
+            } else {
+                Status::Processing
+            };
+            operation.set_status(next, now_us);
+            operation.rejection = bar;
+            if let Inserted::Exists(stored) = self
+                .repo
+                .insert_operation_in_tx(&mut tx, &operation)
+                .await?
+            {
+                match take_up(*stored, &operation, now_us) {
+                    TakenUp::Again(stored) => operation = *stored,
+                    TakenUp::Settled(tx_hash) => {
+                        settled_before = tx_hash.or(settled_before);
+                        continue;
+                    }
+                    // its own batch decides, then this one is asked for again
+                    TakenUp::UnderWay => return Err(Error::Unavailable("Trade batch")),
+                    TakenUp::Other => {
+                        leave_out(&mut batch, leg, "the id belongs to another trade");
+                        continue;
+                    }
+                }
+            }
+            if let Some((_, message)) = &operation.rejection {
+                leave_out(&mut batch, leg, message);
+            } else {
                 sent.push(Sent {
                     trade_id: leg.trade_id.clone(),
                     token: instrument.contract_address.clone(),
@@ -102,72 +150,72 @@ impl Service {
                     fee: leg.fee_minor,
                 });
             }
-            rows.push(operation);
-        }
-        if sent.is_empty() {
-            batch.status = BatchStatus::Finalized;
-        }
-        let payload =
-            serde_json::to_string(&sent).map_err(|error| Error::Damaged(error.to_string()))?;
-        let mut tx = self.repo.begin().await?;
-        self.repo
-            .insert_batch_in_tx(&mut tx, &batch, &payload, now_us)
-            .await?;
-        for mut operation in rows {
-            if let Inserted::Exists(stored) = self
-                .repo
-                .insert_operation_in_tx(&mut tx, &operation)
-                .await?
-            {
-                operation = take_up(*stored, &operation, now_us)?;
-            }
             self.repo
                 .assign_batch_in_tx(&mut tx, &operation, batch_id)
                 .await?;
         }
+        if sent.is_empty() {
+            batch.status = BatchStatus::Finalized;
+            batch.tx_hash = settled_before;
+        }
+        let payload =
+            serde_json::to_string(&sent).map_err(|error| Error::Damaged(error.to_string()))?;
+        self.repo
+            .insert_batch_in_tx(&mut tx, &batch, &payload, now_us)
+            .await?;
         tx.commit().await?;
         self.submit_batch(batch).await
     }
 
+    /// The instruments of the batch that there are. Trades matched before a halt or maturity are settled all the same.
     async fn instruments_of(
         &self,
         legs: &[TradeLeg],
     ) -> Result<BTreeMap<String, Instrument>, Error> {
+        let wanted: BTreeSet<&str> = legs.iter().map(|leg| leg.instrument_id.as_str()).collect();
         let mut instruments = BTreeMap::new();
-        for leg in legs {
-            if !instruments.contains_key(&leg.instrument_id) {
-                let instrument = self.known_instrument(&leg.instrument_id).await?;
-                // trades matched before a halt or maturity are settled all the same
-                if instrument.status == InstrumentStatus::Draft {
-                    return Err(Refusal::InstrumentNotActive.into());
-                }
-                instruments.insert(leg.instrument_id.clone(), instrument);
+        for instrument_id in wanted {
+            if let Some(instrument) = self.repo.instrument(instrument_id).await? {
+                instruments.insert(instrument_id.to_owned(), instrument);
             }
         }
         Ok(instruments)
     }
 
-    /// Sanctioned parties of the batch with the reason; each party is asked for once.
-    async fn sanctioned(
+    /// Parties that may not or cannot trade on chain, with the reason: sanctioned, unknown, or without an address of their own. Each party is
+    /// asked for once.
+    async fn barred(
         &self,
         asked: &Asked,
         legs: &[TradeLeg],
-    ) -> Result<HashMap<String, String>, Error> {
+    ) -> Result<HashMap<String, (Rejection, String)>, Error> {
         let parties: BTreeSet<&str> = legs
             .iter()
             .flat_map(|leg| [leg.buyer_id.as_str(), leg.seller_id.as_str()])
             .collect();
-        let mut hits = HashMap::new();
+        let mut barred = HashMap::new();
         for party in parties {
-            if let Some(reason) = self
-                .peers
-                .check_sanctions(&asked.correlation_id, party, "trade settlement")
-                .await?
-            {
-                hits.insert(party.to_owned(), reason);
+            let bar = match self.address_noted(party).await {
+                Err(Error::Refused(refusal)) => {
+                    Some((Rejection::IntegrationError, refusal.to_string()))
+                }
+                Err(error) => return Err(error),
+                Ok(_) => match self
+                    .peers
+                    .check_sanctions(&asked.correlation_id, party, "trade settlement")
+                    .await
+                {
+                    Err(Error::Peer { code, message, .. }) if code == Code::NotFound as i32 => {
+                        Some((Rejection::IntegrationError, message))
+                    }
+                    hit => hit?.map(|reason| (Rejection::SanctionsHit, reason)),
+                },
+            };
+            if let Some(bar) = bar {
+                barred.insert(party.to_owned(), bar);
             }
         }
-        Ok(hits)
+        Ok(barred)
     }
 
     /// Sends the batch to the chain unless it is there already. The caller has the turn.
@@ -180,8 +228,6 @@ impl Service {
             .iter()
             .flat_map(|trade| [trade.buyer_id.as_str(), trade.seller_id.as_str()])
             .collect();
-        self.ensure_registered(&users.into_iter().collect::<Vec<_>>())
-            .await?;
         let mut addresses: HashMap<&str, Address> = HashMap::new();
         let mut trades = Vec::with_capacity(sent.len());
         for trade in &sent {
@@ -207,12 +253,15 @@ impl Service {
             id: batch.batch_id.clone(),
             trades,
         };
-        match self
-            .chain
-            .submit(&format!("batch:{}", batch.batch_id), &action.call())
-            .await
-        {
+        let submitted = async {
+            self.ensure_registered(&users.into_iter().collect::<Vec<_>>())
+                .await?;
+            let key = format!("batch:{}", batch.batch_id);
+            Ok::<_, Error>(self.chain.submit(&key, &action.call()).await?)
+        };
+        match submitted.await {
             Ok(submitted) => {
+                self.health.set_ok(HEALTH);
                 batch.tx_hash = Some(submitted.tx_hash.to_string());
                 let mut tx = self.repo.begin().await?;
                 self.repo.save_batch_in_tx(&mut tx, &batch).await?;
@@ -222,19 +271,19 @@ impl Service {
                 tx.commit().await?;
                 Ok(batch)
             }
-            // nothing was sent and nothing will be: settlement may form another batch
-            Err(ChainError::Refused(reason)) => {
+            // too little gas, no coins, a node that wants another nonce: nothing was sent and the trades are sound, so they wait for an operator
+            Err(Error::Chain(ChainError::Refused(reason))) => {
                 tracing::error!(
                     batch_id = batch.batch_id,
                     reason,
                     severity = "critical",
-                    "blockchain refused a batch"
+                    "blockchain refuses a batch, it will be sent again"
                 );
-                self.close_batch(&mut batch, &BTreeSet::new(), Some(&reason))
-                    .await?;
-                Ok(batch)
+                self.health
+                    .set_failing(HEALTH, "the blockchain refuses a batch of trades");
+                Err(ChainError::Unavailable(reason).into())
             }
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         }
     }
 
@@ -367,20 +416,25 @@ impl Service {
         }
     }
 
-    /// Sweeps batches that a crash left behind or whose receipt was missed.
+    /// Sweeps batches that a crash left behind or whose receipt was missed. One that cannot be sent keeps those behind it, which may need what
+    /// it brings, but no receipt.
     pub(super) async fn resume_batches(&self) -> Result<(), Error> {
+        let mut first_refused = None;
         for batch in self.repo.open_batches().await? {
             match &batch.tx_hash {
-                Some(tx_hash) => self.on_receipt(tx_hash).await?,
-                None => {
+                Some(tx_hash) => {
+                    leave("batch", &batch.batch_id, self.on_receipt(tx_hash).await);
+                }
+                None if first_refused.is_none() => {
                     let _turn = self.turns.take(&batch.batch_id).await;
                     if let Some(batch) = self.repo.batch(&batch.batch_id).await? {
-                        self.submit_batch(batch).await?;
+                        first_refused = self.submit_batch(batch).await.err();
                     }
                 }
+                None => {}
             }
         }
-        Ok(())
+        first_refused.map_or(Ok(()), Err)
     }
 
     /// TradeExecuted (T11): the trade is noted under its key; its chain step starts only when settlement hands it over, after the money.
@@ -403,7 +457,12 @@ impl Service {
     }
 }
 
-fn operation_of(leg: &TradeLeg, units_minor: i64, asked: &Asked, now_us: i64) -> Operation {
+pub(super) fn operation_of(
+    leg: &TradeLeg,
+    units_minor: i64,
+    asked: &Asked,
+    now_us: i64,
+) -> Operation {
     let mut operation = Operation::new(
         Flow::Trade,
         &leg.seller_id,
@@ -428,10 +487,20 @@ fn operation_of(leg: &TradeLeg, units_minor: i64, asked: &Asked, now_us: i64) ->
     operation
 }
 
-/// A trade that is known already: noted from its event, or left out of an earlier batch.
-fn take_up(mut stored: Operation, wanted: &Operation, now_us: i64) -> Result<Operation, Error> {
-    let is_same = stored.flow == Flow::Trade
-        && stored.instrument_id == wanted.instrument_id
+/// What a trade that is known already means for the batch it comes in.
+enum TakenUp {
+    /// Noted from its event, or left out of an earlier batch.
+    Again(Box<Operation>),
+    /// On chain already, in this transaction.
+    Settled(Option<String>),
+    /// In another batch that is not final.
+    UnderWay,
+    /// The id is another trade's.
+    Other,
+}
+
+fn take_up(mut stored: Operation, wanted: &Operation, now_us: i64) -> TakenUp {
+    let is_same = stored.instrument_id == wanted.instrument_id
         && stored.units_minor == wanted.units_minor
         && stored.from_user_id == wanted.from_user_id
         && stored.to_user_id == wanted.to_user_id;
@@ -439,15 +508,14 @@ fn take_up(mut stored: Operation, wanted: &Operation, now_us: i64) -> Result<Ope
         stored.status,
         Status::Created | Status::Failed | Status::Rejected
     );
-    if !is_same || !is_free {
-        return Err(Refusal::field(
-            "trades.trade_id",
-            format!(
-                "{} is settled or under way, or was another trade",
-                stored.trade_id
-            ),
-        )
-        .into());
+    if !is_same || (is_free && stored.flow != Flow::Trade) {
+        return TakenUp::Other;
+    }
+    if stored.status == Status::Finalized {
+        return TakenUp::Settled(stored.tx_hash);
+    }
+    if !is_free {
+        return TakenUp::UnderWay;
     }
     stored.attempts += 1;
     stored.payment_minor = wanted.payment_minor;
@@ -462,5 +530,18 @@ fn take_up(mut stored: Operation, wanted: &Operation, now_us: i64) -> Result<Ope
         stored.status = Status::Created;
     }
     stored.set_status(wanted.status, now_us);
-    Ok(stored)
+    TakenUp::Again(Box::new(stored))
+}
+
+/// Names a trade as failed before the chain; settlement tries it once more and then takes it back.
+fn leave_out(batch: &mut Batch, leg: &TradeLeg, reason: &str) {
+    tracing::error!(
+        batch_id = batch.batch_id,
+        trade_id = leg.trade_id,
+        instrument_id = leg.instrument_id,
+        reason,
+        severity = "critical",
+        "trade is not sent to the chain"
+    );
+    batch.failed_trade_ids.push(leg.trade_id.clone());
 }

@@ -3,11 +3,12 @@
 use types::Decimal;
 
 use super::issue::replayed;
+use super::settle::operation_of;
 use super::{Asked, Service, Started, units};
 use crate::api::peers::{CheckedOperation, LimitType};
 use crate::error::{Error, Refusal};
 use crate::model::{
-    CFA_RUB, Flow, InstrumentStatus, Operation, Rejection, Status, limit_rejection,
+    CFA_RUB, Flow, InstrumentStatus, Operation, Rejection, Status, TradeLeg, limit_rejection,
 };
 use crate::repo::Inserted;
 
@@ -17,7 +18,7 @@ pub struct NewTransfer {
     pub from_user_id: String,
     pub to_user_id: String,
     pub amount: Decimal,
-    /// Set: the money side is settlement's in the ledger; one transfer per trade for ever (T11).
+    /// Set: the transfer of this trade, which settlement makes with its money side; one per trade for ever (T11).
     pub trade_id: String,
     /// Paid by the receiver to the sender, and the fee on top, in kopecks.
     pub payment_minor: i64,
@@ -39,6 +40,9 @@ impl Service {
         {
             return Ok(replayed(operation, units_minor));
         }
+        if !request.trade_id.is_empty() {
+            return self.trade_transfer(asked, request, units_minor).await;
+        }
         if request.from_user_id == request.to_user_id {
             return Err(
                 Refusal::field("to_user_id", "must be another user than from_user_id").into(),
@@ -50,7 +54,6 @@ impl Service {
         ) {
             return Err(Refusal::InstrumentNotActive.into());
         }
-        let is_trade = !request.trade_id.is_empty();
         let mut operation = Operation::new(
             Flow::Transfer,
             &request.from_user_id,
@@ -62,10 +65,8 @@ impl Service {
         operation.units_minor = units_minor;
         operation.currency_code = instrument.instrument_id.clone();
         operation.instrument_id = instrument.instrument_id.clone();
-        operation.external_ref = request.trade_id.clone();
         operation.from_user_id = request.from_user_id.clone();
         operation.to_user_id = request.to_user_id.clone();
-        operation.trade_id = request.trade_id;
         operation.payment_minor = request.payment_minor;
         operation.fee_minor = request.fee_minor;
 
@@ -75,26 +76,22 @@ impl Service {
                 .await?
                 .ok_or(Refusal::UserNotFound)?;
         }
-        // limits were asked at order entry; a matched trade is only looked at for sanctions again (T46)
-        let mut refusal = None;
-        if !is_trade {
-            let limit = if instrument.instrument_id == CFA_RUB {
-                LimitType::Withdrawal
-            } else {
-                LimitType::Trading
-            };
-            let limits = self
-                .peers
-                .check_limits(
-                    &asked.correlation_id,
-                    &request.from_user_id,
-                    limit,
-                    request.amount,
-                    CheckedOperation::Transfer,
-                )
-                .await?;
-            refusal = limits.map(limit_rejection);
-        }
+        let limit = if instrument.instrument_id == CFA_RUB {
+            LimitType::Withdrawal
+        } else {
+            LimitType::Trading
+        };
+        let limits = self
+            .peers
+            .check_limits(
+                &asked.correlation_id,
+                &request.from_user_id,
+                limit,
+                request.amount,
+                CheckedOperation::Transfer,
+            )
+            .await?;
+        let mut refusal = limits.map(limit_rejection);
         for user_id in [&request.from_user_id, &request.to_user_id] {
             if refusal.is_none() {
                 let hit = self
@@ -107,9 +104,6 @@ impl Service {
         if refusal.is_some() {
             operation.set_status(Status::Rejected, self.now_us());
             operation.rejection = refusal;
-        } else if is_trade {
-            // no gate of its own: settlement has posted the trade
-            operation.set_status(Status::Processing, self.now_us());
         }
         let mut tx = self.repo.begin().await?;
         if let Inserted::Exists(stored) = self
@@ -131,4 +125,62 @@ impl Service {
             replayed: false,
         })
     }
+
+    /// The transfer of a trade. Settlement sends it, in a batch and after the trade's ledger transaction (`design.md` 4), so this only enters
+    /// it, as the trade's event does: a trade that neither the event nor the ledger tells of is none (T11).
+    ///
+    /// # Errors
+    /// `Operation not found`; `ReferenceTaken` when the trade was another one.
+    async fn trade_transfer(
+        &self,
+        asked: &Asked,
+        request: NewTransfer,
+        units_minor: i64,
+    ) -> Result<Started, Error> {
+        let leg = TradeLeg {
+            trade_id: request.trade_id,
+            instrument_id: request.instrument_id,
+            trade_number: 0,
+            buyer_id: request.to_user_id,
+            seller_id: request.from_user_id,
+            quantity: request.amount,
+            payment_minor: request.payment_minor,
+            fee_minor: request.fee_minor,
+        };
+        let wanted = operation_of(&leg, units_minor, asked, self.now_us());
+        if let Some(noted) = self.repo.operation_of_trade(&leg.trade_id).await? {
+            return same_trade(noted, &wanted);
+        }
+        let posted = self
+            .peers
+            .has_trade(&asked.correlation_id, &leg.buyer_id, &leg.trade_id)
+            .await?;
+        if !posted {
+            return Err(Refusal::OperationNotFound.into());
+        }
+        let mut tx = self.repo.begin().await?;
+        if let Inserted::Exists(stored) = self.repo.insert_operation_in_tx(&mut tx, &wanted).await?
+        {
+            return same_trade(*stored, &wanted);
+        }
+        tx.commit().await?;
+        Ok(Started {
+            operation: wanted,
+            replayed: false,
+        })
+    }
+}
+
+fn same_trade(stored: Operation, wanted: &Operation) -> Result<Started, Error> {
+    let is_same = stored.instrument_id == wanted.instrument_id
+        && stored.units_minor == wanted.units_minor
+        && stored.from_user_id == wanted.from_user_id
+        && stored.to_user_id == wanted.to_user_id;
+    if !is_same {
+        return Err(Refusal::ReferenceTaken.into());
+    }
+    Ok(Started {
+        operation: stored,
+        replayed: true,
+    })
 }

@@ -19,25 +19,8 @@ impl Service {
     pub async fn ensure_registered(&self, user_ids: &[&str]) -> Result<(), Error> {
         let mut missing: Vec<String> = Vec::new();
         for user_id in user_ids {
-            if self
-                .registered
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .contains(*user_id)
+            if !self.address_noted(user_id).await? && !missing.iter().any(|known| known == user_id)
             {
-                continue;
-            }
-            if user_id.is_empty() || (user_id.contains(':') && !user_id.starts_with("system:")) {
-                return Err(Refusal::field("user_id", "must not be empty or contain `:`").into());
-            }
-            let address = Address::of_user(user_id).to_string();
-            if self
-                .repo
-                .note_address(user_id, &address, self.now_us())
-                .await?
-            {
-                self.remember(user_id);
-            } else if !missing.iter().any(|known| known == user_id) {
                 missing.push((*user_id).to_owned());
             }
         }
@@ -64,6 +47,33 @@ impl Service {
             self.remember(user_id);
         }
         Ok(())
+    }
+
+    /// Notes the user's address; true when it is on the allow-list or on its way there.
+    ///
+    /// # Errors
+    /// A `Refusal` when the id gives no address of its own (T14).
+    pub(super) async fn address_noted(&self, user_id: &str) -> Result<bool, Error> {
+        if self
+            .registered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .contains(user_id)
+        {
+            return Ok(true);
+        }
+        if user_id.is_empty() || (user_id.contains(':') && !user_id.starts_with("system:")) {
+            return Err(Refusal::field("user_id", "must not be empty or contain `:`").into());
+        }
+        let address = Address::of_user(user_id).to_string();
+        let ordered = self
+            .repo
+            .note_address(user_id, &address, self.now_us())
+            .await?;
+        if ordered {
+            self.remember(user_id);
+        }
+        Ok(ordered)
     }
 
     fn remember(&self, user_id: &str) {

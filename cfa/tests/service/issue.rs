@@ -518,3 +518,98 @@ async fn bad_input_is_refused_with_the_field_and_changes_nothing() {
     assert_eq!(world.supply("CFA-RUB").await, "0.00");
     world.stop().await;
 }
+
+async fn suspended(world: &mut World) -> Vec<pb::SuspendedDeposit> {
+    world
+        .cfa
+        .list_suspended_deposits(pb::ListSuspendedDepositsRequest::default())
+        .await
+        .expect("listed")
+        .into_inner()
+        .deposits
+}
+
+async fn resolve(world: &World, refund: bool) -> Result<pb::CfaOperation, tonic::Status> {
+    let request = pb::ResolveSuspendedDepositRequest {
+        context: context(&key()),
+        payment_id: "pay-1".into(),
+        refund,
+    };
+    let mut cfa = world.cfa.clone();
+    Ok(cfa
+        .resolve_suspended_deposit(request)
+        .await?
+        .into_inner()
+        .operation
+        .expect("operation"))
+}
+
+/// A deposit of a hundred roubles that was refused for its limit.
+async fn refused_deposit(world: &mut World) {
+    world
+        .double
+        .with(|outside| outside.limit_refusal = Some("Daily limit".into()));
+    world
+        .cfa
+        .issue_cfa_rub(request("alice", "100.00", "pay-1", "k-1"))
+        .await
+        .expect("a result");
+    world.double.with(|outside| outside.limit_refusal = None);
+    assert_eq!(suspended(world).await.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn t24_deposit_whose_second_mint_reverts_is_open_again() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    refused_deposit(&mut world).await;
+    call_contract(&mut world, "CFA-RUB", "pause()").await;
+    let again = resolve(&world, false).await.expect("tried");
+    assert!(suspended(&mut world).await.is_empty(), "under way");
+    let decided = resolve(&world, true).await.expect_err("under way");
+    assert_eq!(reason(&decided), "DEPOSIT_RESOLVED");
+    assert_eq!(
+        world.settle(&again).await.status(),
+        OperationStatus::Rejected
+    );
+    let open = suspended(&mut world).await;
+    assert_eq!(
+        (open.len(), open[0].operation_id.as_str()),
+        (1, again.operation_id.as_str())
+    );
+    let refunded = resolve(&world, true).await.expect("paid back");
+    assert_eq!(
+        (refunded.operation_id.clone(), refunded.status()),
+        (again.operation_id, OperationStatus::Refunded)
+    );
+    // the money is on its way back: no key and no operator makes tokens of it
+    call_contract(&mut world, "CFA-RUB", "unpause()").await;
+    let issued = world
+        .cfa
+        .issue_cfa_rub(request("alice", "100.00", "pay-1", "k-2"))
+        .await
+        .expect_err("paid back");
+    assert_eq!(reason(&issued), "DEPOSIT_RESOLVED");
+    world.sweep().await;
+    assert_eq!(world.supply("CFA-RUB").await, "0.00");
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn t24_one_of_two_operators_decides_about_a_deposit() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    refused_deposit(&mut world).await;
+    let (issued, refunded) = tokio::join!(resolve(&world, false), resolve(&world, true));
+    assert_ne!(issued.is_ok(), refunded.is_ok(), "{issued:?} {refunded:?}");
+    let sent = world
+        .double
+        .with(|outside| outside.payouts.values().any(|payout| payout.sent));
+    assert_eq!(sent, refunded.is_ok());
+    if let Ok(operation) = issued {
+        world.settle(&operation).await;
+    }
+    let supply = if sent { "0.00" } else { "100.00" };
+    assert_eq!(world.supply("CFA-RUB").await, supply);
+    world.stop().await;
+}

@@ -5,6 +5,7 @@ use proto::cfa::v1 as pb;
 use proto::common::v1::{
     HashAlgorithm, InstrumentType, OperationStatus, PaginationRequest, RejectionReasonCode,
 };
+use proto::ledger::v1 as ledger_pb;
 
 use crate::world::*;
 
@@ -741,5 +742,148 @@ async fn r330_http_reads_show_what_the_calls_return() {
     assert_eq!(body["items"][0]["instrumentId"], "BOND-1");
     let (_, body) = get("/holders?instrument_id=BOND-1".into()).await;
     assert_eq!(body["items"][0]["balance"]["value"], "7");
+    world.stop().await;
+}
+
+/// Takes the key of a submission that is to come, with a transaction that reverts.
+async fn revert_under(world: &mut World, key: &str) {
+    let token = world.instrument("CFA-RUB").await.smart_contract_address;
+    let stranger = cfa::chain::Action::Mint {
+        token: token.parse().expect("address"),
+        to: cfa::chain::Address::of_user("not on the allow-list"),
+        units: 1,
+    };
+    let connector = world.connector();
+    let submitted = connector
+        .submit(key, &stranger.call())
+        .await
+        .expect("submitted");
+    let receipt = connector
+        .wait_receipt(&submitted.tx_hash, WAIT)
+        .await
+        .expect("asked")
+        .expect("in a block");
+    assert_eq!(receipt.status, cfa::chain::ReceiptStatus::Reverted);
+}
+
+// rows: R025
+#[tokio::test(flavor = "multi_thread")]
+async fn r025_deployment_that_reverted_is_tried_under_another_key() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    revert_under(&mut world, "instrument:BOND-1").await;
+    let bond = world.register(|_| {}).await.expect("registered");
+    assert_eq!(bond.status(), pb::InstrumentStatus::Active);
+    world.issue("BOND-1", "alice", "1").await;
+    // not for ever
+    for key in ["", ":1", ":2"] {
+        revert_under(&mut world, &format!("instrument:BOND-2{key}")).await;
+    }
+    world
+        .register(|request| request.symbol = "BOND-2".into())
+        .await
+        .expect_err("three deployments reverted");
+    world.stop().await;
+}
+
+// rows: R098
+#[tokio::test(flavor = "multi_thread")]
+async fn r098_failed_redemption_is_started_again() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    world.deposit("issuer", "2000.00").await;
+    let id = uuid::Uuid::new_v5(&uuid::Uuid::NAMESPACE_OID, b"redemption:BOND-1");
+    revert_under(&mut world, &format!("{id}:fund")).await;
+    revert_under(&mut world, &format!("{id}:part:0:try-1")).await;
+    let start = |key: &str| pb::StartRedemptionRequest {
+        context: context(key),
+        instrument_id: "BOND-1".into(),
+        record_date: None,
+        reason: pb::RedemptionReason::Buyback.into(),
+    };
+    // the funding reverts, then the distribution, then all is well
+    for (key, status) in [
+        ("k-1", pb::RedemptionStatus::Failed),
+        ("k-2", pb::RedemptionStatus::Failed),
+        ("k-3", pb::RedemptionStatus::Finalized),
+    ] {
+        let redemption = world
+            .cfa
+            .start_redemption(start(key))
+            .await
+            .expect("started")
+            .into_inner()
+            .redemption
+            .expect("redemption");
+        assert_eq!(redemption.status(), status, "{key}");
+    }
+    assert_eq!(
+        world.balance("alice:CFA-RUB").await.available.to_string(),
+        "2000.00"
+    );
+    assert_eq!(
+        (
+            world.tokens("CFA-RUB", "alice").await,
+            world.supply("BOND-1").await.as_str()
+        ),
+        (2_000_00, "0"),
+        "paid once"
+    );
+    assert_eq!(
+        world.balance("issuer:CFA-RUB").await.balance.to_string(),
+        "0.00"
+    );
+    world.stop().await;
+}
+
+// rows: R097
+#[tokio::test(flavor = "multi_thread")]
+async fn r097_holder_who_is_refused_keeps_nobody_else_waiting() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    world.issue("BOND-1", "bob", "1").await;
+    world.deposit("issuer", "3000.00").await;
+    let hold_id = key();
+    let request = ledger_pb::CreateHoldRequest {
+        context: context(&key()),
+        hold: Some(ledger_pb::Hold {
+            hold_id: hold_id.clone(),
+            subaccount_id: "bob:BOND-1".into(),
+            amount: amount("BOND-1", "1"),
+            reason: "an order".into(),
+            ..Default::default()
+        }),
+    };
+    world.ledger.create_hold(request).await.expect("held");
+    let request = pb::StartRedemptionRequest {
+        context: context("k-1"),
+        instrument_id: "BOND-1".into(),
+        record_date: None,
+        reason: pb::RedemptionReason::Buyback.into(),
+    };
+    let started = world
+        .cfa
+        .start_redemption(request)
+        .await
+        .expect("started")
+        .into_inner()
+        .redemption
+        .expect("redemption");
+    assert_eq!(started.status(), pb::RedemptionStatus::Submitted);
+    assert_eq!(world.tokens("CFA-RUB", "alice").await, 2_000_00);
+    assert_eq!(world.tokens("CFA-RUB", "bob").await, 0);
+    let request = ledger_pb::ReleaseHoldRequest {
+        context: context(&key()),
+        hold_id,
+        reason: "the order is gone".into(),
+    };
+    world.ledger.release_hold(request).await.expect("released");
+    world.sweep().await;
+    assert_eq!(world.tokens("CFA-RUB", "bob").await, 1_000_00);
+    assert_eq!(world.supply("BOND-1").await, "0");
     world.stop().await;
 }

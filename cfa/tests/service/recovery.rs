@@ -3,7 +3,9 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use axum::extract::State;
 use cfa::chain::{ChainConfig, ChainDeps, ChainHandle, start_chain};
 use proto::cfa::v1 as pb;
 use proto::common::v1::OperationStatus;
@@ -140,4 +142,149 @@ async fn r064_transaction_that_the_node_forgot_is_sent_again() {
     world.balance_becomes("alice:CFA-RUB", "100.00").await;
     assert_eq!(world.supply("CFA-RUB").await, "101.00");
     world.stop().await;
+}
+
+/// Between the service and its node: hands everything on, but refuses transactions when told to, as a node does whose account has no coins.
+#[derive(Clone)]
+struct Gate {
+    node: String,
+    refusing: Arc<AtomicBool>,
+}
+
+async fn pass_on(State(gate): State<Gate>, body: String) -> String {
+    if gate.refusing.load(Ordering::SeqCst) && body.contains("eth_sendRawTransaction") {
+        let asked: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+        let error = serde_json::json!({ "code": -32000, "message": "insufficient funds for gas * price + value" });
+        let answer = serde_json::json!({ "jsonrpc": "2.0", "id": asked["id"], "error": error });
+        return answer.to_string();
+    }
+    let request = reqwest::Client::new()
+        .post(&gate.node)
+        .header("content-type", "application/json")
+        .body(body);
+    let answer = request.send().await.expect("answered");
+    answer.text().await.expect("text")
+}
+
+/// A world whose node can be told to refuse.
+async fn gated_world(folder: &Path) -> (World, Node, Arc<AtomicBool>) {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let node = Node::start(folder, "127.0.0.1:0").await;
+    std::fs::create_dir_all(folder.join("chain")).expect("folder");
+    std::fs::copy(
+        folder.join("node/operator.key"),
+        folder.join("chain/operator.key"),
+    )
+    .expect("key");
+    let refusing = Arc::new(AtomicBool::new(false));
+    let gate = Gate {
+        node: format!("http://{}", node.address),
+        refusing: refusing.clone(),
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("port");
+    let url = format!("http://{}", listener.local_addr().expect("address"));
+    let router = axum::Router::new().fallback(pass_on).with_state(gate);
+    tokio::spawn(async move { axum::serve(listener, router).await.expect("served") });
+    let world = World::start_on(folder, Some(url)).await;
+    (world, node, refusing)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn t24_deposit_whose_mint_the_node_refused_may_be_issued_again() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (mut world, node, refusing) = gated_world(folder.path()).await;
+    world.deposit("alice", "1.00").await;
+    refusing.store(true, Ordering::SeqCst);
+    let refused = world
+        .cfa
+        .issue_cfa_rub(deposit("k-1"))
+        .await
+        .expect("a result")
+        .into_inner()
+        .operation
+        .expect("operation");
+    assert_eq!(refused.status(), OperationStatus::Processing);
+    for _ in 0..3 {
+        world.sweep().await;
+    }
+    let refused = world.operation(&refused.operation_id).await;
+    assert_eq!(refused.status(), OperationStatus::Rejected);
+    refusing.store(false, Ordering::SeqCst);
+    let request = pb::ResolveSuspendedDepositRequest {
+        context: context(&key()),
+        payment_id: "payment of k-1".into(),
+        refund: false,
+    };
+    let again = world
+        .cfa
+        .resolve_suspended_deposit(request)
+        .await
+        .expect("tried again")
+        .into_inner()
+        .operation
+        .expect("operation");
+    assert_ne!(again.operation_id, refused.operation_id);
+    assert_eq!(
+        world.settle(&again).await.status(),
+        OperationStatus::Finalized
+    );
+    assert_eq!(world.supply("CFA-RUB").await, "101.00");
+    world.stop().await;
+    node.stop().await;
+}
+
+// rows: R094
+#[tokio::test(flavor = "multi_thread")]
+async fn r094_batch_outlives_a_node_that_refuses_it() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (mut world, node, refusing) = gated_world(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    world.deposit("alice", "1000.00").await;
+    world.issue("BOND-1", "bob", "1").await;
+    refusing.store(true, Ordering::SeqCst);
+    let request = pb::SettleTradesRequest {
+        context: context(&key()),
+        batch_id: "n1:1-1".into(),
+        trades: vec![pb::TradeLeg {
+            trade_id: "t-1".into(),
+            instrument_id: "BOND-1".into(),
+            trade_number: 1,
+            buyer_id: "alice".into(),
+            seller_id: "bob".into(),
+            quantity: decimal("1"),
+            payment: decimal("1000.00"),
+            fee: decimal("0"),
+        }],
+    };
+    // more often than anything else is tried
+    for _ in 0..5 {
+        let refused = world
+            .cfa
+            .settle_trades(request.clone())
+            .await
+            .expect_err("refused");
+        assert_eq!(refused.code(), tonic::Code::Unavailable);
+        world.sweep().await;
+    }
+    assert!(!world.service.health.failing().is_empty());
+    refusing.store(false, Ordering::SeqCst);
+    world.cfa.settle_trades(request).await.expect("submitted");
+    let request = pb::GetTradeBatchRequest {
+        context: None,
+        batch_id: "n1:1-1".into(),
+        wait_ms: 5_000,
+    };
+    let mut batch = pb::TradeBatch::default();
+    while batch.status() != pb::TradeBatchStatus::Finalized {
+        let answer = world.cfa.get_trade_batch(request.clone()).await;
+        batch = answer.expect("found").into_inner().batch.expect("batch");
+        assert_ne!(batch.status(), pb::TradeBatchStatus::Failed);
+    }
+    assert_eq!(batch.failed_trade_ids, Vec::<String>::new());
+    assert_eq!(world.tokens("BOND-1", "alice").await, 1);
+    assert!(world.service.health.failing().is_empty());
+    world.stop().await;
+    node.stop().await;
 }

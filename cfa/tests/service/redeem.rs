@@ -604,3 +604,111 @@ async fn r064_what_stood_still_goes_on_after_a_restart() {
     );
     world.stop().await;
 }
+
+/// Alice has a hundred roubles, eighty of them in a trading hold with ten drawn.
+async fn trading_world(folder: &std::path::Path) -> World {
+    let mut world = World::start(folder).await;
+    world.deposit("alice", "100.00").await;
+    let hold_id = key();
+    let request = ledger::CreateHoldRequest {
+        context: context(&key()),
+        hold: Some(ledger::Hold {
+            hold_id: hold_id.clone(),
+            subaccount_id: "alice:CFA-RUB".into(),
+            amount: amount("CFA-RUB", "80.00"),
+            reason: format!("Trading hold {hold_id}"),
+            owner: "market".into(),
+            ..Default::default()
+        }),
+    };
+    world.ledger.create_hold(request).await.expect("held");
+    world.double.with(|outside| {
+        outside.trading_hold = Some(proto::market::v1::TradingHold {
+            hold_id,
+            user_id: "alice".into(),
+            instrument_id: "CFA-RUB".into(),
+            undrawn: decimal("70.00"),
+            drawn: decimal("10.00"),
+            status: proto::market::v1::TradingHoldStatus::Open.into(),
+            ..Default::default()
+        });
+    });
+    world
+}
+
+// rows: R070
+#[tokio::test(flavor = "multi_thread")]
+async fn r070_undrawn_trading_money_covers_a_redemption() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = trading_world(folder.path()).await;
+    let operation = redeem(&mut world, "50.00", "p-1").await;
+    assert_eq!(operation.status(), OperationStatus::OnchainSubmitted);
+    let hold = hold(&mut world, &operation.hold_id.clone().expect("hold")).await;
+    assert_eq!(
+        (hold.amount, hold.owner.as_str()),
+        (amount("CFA-RUB", "50.00"), "cfa")
+    );
+    let left = world
+        .double
+        .with(|outside| outside.trading_hold.clone().expect("hold").undrawn);
+    assert_eq!(left, decimal("40.00"), "only what was missing");
+    // more than that: nothing is taken, and the refusal tells what trading has
+    let short = world
+        .cfa
+        .redeem_cfa_rub(request("40.01", "p-2", &key()))
+        .await
+        .expect_err("short");
+    assert_eq!(short.message(), "Insufficient balance");
+    let facts = tonic_types::StatusExt::get_details_error_info(&short)
+        .expect("details")
+        .metadata;
+    let figure = |name: &str| facts.get(name).map(String::as_str);
+    assert_eq!(
+        [
+            figure("balance"),
+            figure("held"),
+            figure("undrawn"),
+            figure("drawn")
+        ],
+        [Some("100.00"), Some("100.00"), Some("40.00"), Some("10.00")]
+    );
+    // who cannot be asked is not a lack of money
+    world.double.with(|outside| outside.market_away = true);
+    let away = world
+        .cfa
+        .redeem_cfa_rub(request("30.00", "p-3", &key()))
+        .await
+        .expect_err("market is away");
+    assert_eq!(away.code(), tonic::Code::Unavailable);
+    world.double.with(|outside| outside.market_away = false);
+    let later = redeem(&mut world, "30.00", "p-3").await;
+    assert_eq!(later.status(), OperationStatus::OnchainSubmitted);
+    world.stop().await;
+}
+
+// rows: R080
+#[tokio::test(flavor = "multi_thread")]
+async fn r080_hold_that_was_released_before_is_no_obstacle() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.deposit("alice", "100.00").await;
+    let operation = redeem(&mut world, "50.00", "p-1").await;
+    world.settle(&operation).await;
+    let release = ledger::ReleaseHoldRequest {
+        context: context(&key()),
+        hold_id: operation.hold_id.clone().expect("hold"),
+        reason: "by another service".into(),
+    };
+    world.ledger.release_hold(release).await.expect("released");
+    world
+        .double
+        .payout_becomes("p-1", proto::common::v1::PaymentStatus::Failed);
+    let failed = finalize(&mut world, "p-1").await.expect_err("failed");
+    assert_eq!(failed.message(), "Payout failed");
+    assert_eq!(
+        world.operation(&operation.operation_id).await.status(),
+        OperationStatus::Failed
+    );
+    assert_eq!(world.supply("CFA-RUB").await, "100.00");
+    world.stop().await;
+}

@@ -4,6 +4,7 @@ use events::Log;
 use prost::Message;
 use proto::cfa::v1 as pb;
 use proto::common::v1::{OperationStatus, RejectionReasonCode};
+use proto::ledger::v1 as ledger;
 use proto::market::v1 as market;
 
 use crate::world::*;
@@ -223,10 +224,12 @@ async fn r094_batch_exchanges_both_legs_and_leaves_out_what_fails() {
         vec![leg("t-1", 1, "alice", "bob", "4", "4000.00", "4.00")],
     )
     .await;
+    let twice = twice.expect("settled before");
     assert_eq!(
-        twice.expect_err("settled").code(),
-        tonic::Code::InvalidArgument
+        (twice.status(), twice.failed_trade_ids),
+        (pb::TradeBatchStatus::Finalized, Vec::new())
     );
+    assert_eq!(twice.onchain_tx_hash, batch.onchain_tx_hash);
     assert_eq!(world.tokens("BOND-1", "alice").await, 55);
     world.stop().await;
 }
@@ -369,14 +372,6 @@ async fn t46_sanctioned_party_leaves_the_batch_before_the_chain() {
         ),
         (1, 10)
     );
-    let bad = settle(
-        &mut world,
-        "n1:3-3",
-        vec![leg("t-3", 3, "alice", "bob", "0.5", "1", "0")],
-    )
-    .await
-    .expect_err("fraction");
-    assert_eq!(bad.code(), tonic::Code::InvalidArgument);
     let none = settle(&mut world, "n1:3-3", Vec::new())
         .await
         .expect_err("empty");
@@ -499,5 +494,126 @@ async fn r094_plain_transfer_moves_chain_and_ledger() {
         world.balance("bob:BOND-1").await.available.to_string(),
         "89"
     );
+    world.stop().await;
+}
+
+// What no waiting mends is named, and stands in nobody's way.
+// rows: R094
+#[tokio::test(flavor = "multi_thread")]
+async fn r094_trades_that_cannot_be_sent_are_named() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = market_world(folder.path()).await;
+    let strange = pb::TradeLeg {
+        instrument_id: "NONE-1".into(),
+        ..leg("t-2", 2, "alice", "bob", "1", "1000.00", "0")
+    };
+    let trades = vec![
+        leg("t-1", 1, "alice", "bob", "1", "1000.00", "0"),
+        strange,
+        leg("t-3", 3, "alice", "bob", "0.5", "500.00", "0"),
+    ];
+    settle(&mut world, "n1:1-3", trades)
+        .await
+        .expect("accepted");
+    let batch = wait_batch(&mut world, "n1:1-3").await;
+    assert_eq!(batch.status(), pb::TradeBatchStatus::Finalized);
+    assert_eq!(batch.failed_trade_ids, ["t-2", "t-3"]);
+    // the id of a trade that was another one
+    let other = vec![
+        leg("t-1", 1, "alice", "bob", "2", "2000.00", "0"),
+        leg("t-4", 4, "alice", "bob", "1", "1000.00", "0"),
+    ];
+    settle(&mut world, "n1:4-4", other).await.expect("accepted");
+    let batch = wait_batch(&mut world, "n1:4-4").await;
+    assert_eq!(batch.failed_trade_ids, ["t-1"]);
+    assert_eq!(
+        trade(&mut world, "t-1").await.status(),
+        OperationStatus::Finalized
+    );
+    assert_eq!(world.tokens("BOND-1", "alice").await, 2);
+    world.stop().await;
+}
+
+// rows: R096 R182
+#[tokio::test(flavor = "multi_thread")]
+async fn r096_transfer_of_a_trade_waits_for_settlement() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = market_world(folder.path()).await;
+    let request = |units: &str| pb::TransferCfaRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        from_user_id: "bob".into(),
+        to_user_id: "alice".into(),
+        amount: amount("BOND-1", units),
+        trade_id: "t-1".into(),
+        payment: None,
+    };
+    let nothing = world
+        .cfa
+        .transfer_cfa(request("2"))
+        .await
+        .expect_err("nobody knows this trade");
+    assert_eq!(
+        (nothing.code(), nothing.message()),
+        (tonic::Code::NotFound, "Operation not found")
+    );
+    // the ledger has it: settlement will send it
+    let posted = ledger::CreateOperationRequest {
+        context: context("t-1"),
+        operation: Some(ledger::Operation {
+            r#type: proto::common::v1::OperationType::TradeBuy.into(),
+            user_id: "alice".into(),
+            idempotency_key: "t-1".into(),
+            external_ref: Some("t-1".into()),
+            awaits_chain: true,
+            ..Default::default()
+        }),
+        postings: vec![ledger::Posting {
+            debit_subaccount_id: "alice:CFA-RUB".into(),
+            credit_subaccount_id: "system:reserve:CFA-RUB".into(),
+            amount: amount("CFA-RUB", "2000.00"),
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    world.ledger.create_operation(posted).await.expect("posted");
+    let entered = world
+        .cfa
+        .transfer_cfa(request("2"))
+        .await
+        .expect("entered")
+        .into_inner()
+        .operation
+        .expect("operation");
+    assert_eq!(
+        (entered.status(), entered.onchain_tx_hash.as_str()),
+        (OperationStatus::Created, ""),
+        "no chain step before settlement"
+    );
+    let other = world
+        .cfa
+        .transfer_cfa(request("3"))
+        .await
+        .expect_err("another trade");
+    assert_eq!(reason(&other), "REFERENCE_TAKEN");
+    world.sweep().await;
+    let trades = vec![leg("t-1", 1, "alice", "bob", "2", "2000.00", "0")];
+    settle(&mut world, "n1:1-1", trades)
+        .await
+        .expect("submitted");
+    wait_batch(&mut world, "n1:1-1").await;
+    let sent = world
+        .cfa
+        .transfer_cfa(request("2"))
+        .await
+        .expect("answered")
+        .into_inner()
+        .operation
+        .expect("operation");
+    assert_eq!(
+        (sent.operation_id.as_str(), sent.status()),
+        (entered.operation_id.as_str(), OperationStatus::Finalized)
+    );
+    assert_eq!(world.tokens("BOND-1", "alice").await, 2);
     world.stop().await;
 }

@@ -16,6 +16,7 @@ use proto::common::v1 as common;
 use proto::identity::v1 as identity;
 use proto::ledger::v1 as ledger_pb;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
+use proto::market::v1 as market;
 use proto::payments::v1 as payments;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -32,6 +33,10 @@ pub struct Outside {
     pub limit_refusal: Option<String>,
     pub payments_away: bool,
     pub payouts: HashMap<String, payments::Payout>,
+    /// The trading hold that the market tells of; its money comes back through `ledger`.
+    pub trading_hold: Option<market::TradingHold>,
+    pub market_away: bool,
+    pub ledger: Option<LedgerServiceClient<rpc::Channel>>,
 }
 
 #[derive(Clone, Default)]
@@ -267,6 +272,74 @@ impl payments::payments_service_server::PaymentsService for Double {
     }
 }
 
+#[tonic::async_trait]
+impl market::market_service_server::MarketService for Double {
+    async fn list_trading_holds(
+        &self,
+        request: Request<market::ListTradingHoldsRequest>,
+    ) -> Result<Response<market::ListTradingHoldsResponse>, Status> {
+        let user_id = request.into_inner().user_id;
+        self.with(|outside| {
+            if outside.market_away {
+                return Err(rpc::status::unavailable("Market", 100));
+            }
+            outside.trail.push(format!("trading holds {user_id}"));
+            Ok(Response::new(market::ListTradingHoldsResponse {
+                trading_holds: outside.trading_hold.clone().into_iter().collect(),
+                pagination: None,
+            }))
+        })
+    }
+
+    /// As the market: answers first, the ledger follows.
+    async fn adjust_trading_hold(
+        &self,
+        request: Request<market::AdjustTradingHoldRequest>,
+    ) -> Result<Response<market::AdjustTradingHoldResponse>, Status> {
+        let request = request.into_inner();
+        let undrawn = request.undrawn.unwrap_or_default().value;
+        let (hold, ledger) = self.with(|outside| {
+            outside
+                .trail
+                .push(format!("adjust {} {undrawn}", request.hold_id));
+            let hold = outside.trading_hold.as_mut().expect("a trading hold");
+            hold.undrawn = decimal(&undrawn);
+            (hold.clone(), outside.ledger.clone())
+        });
+        let drawn = hold.drawn.clone().unwrap_or_default().value;
+        let number = |text: &str| text.parse::<types::Decimal>().expect("number");
+        let rest = number(&undrawn).checked_add(number(&drawn)).expect("sum");
+        let mut ledger = ledger.expect("a ledger");
+        tokio::spawn(async move {
+            let request = ledger_pb::AdjustHoldRequest {
+                context: context(&key()),
+                hold_id: request.hold_id,
+                remaining_amount: amount("CFA-RUB", &rest.to_string()),
+            };
+            ledger.adjust_hold(request).await.expect("adjusted");
+        });
+        Ok(Response::new(market::AdjustTradingHoldResponse {
+            trading_hold: Some(hold),
+        }))
+    }
+
+    unasked! {
+        place_order(market::PlaceOrderRequest) -> market::PlaceOrderResponse;
+        cancel_order(market::CancelOrderRequest) -> market::CancelOrderResponse;
+        amend_order(market::AmendOrderRequest) -> market::AmendOrderResponse;
+        mass_cancel(market::MassCancelRequest) -> market::MassCancelResponse;
+        get_order(market::GetOrderRequest) -> market::GetOrderResponse;
+        list_orders(market::ListOrdersRequest) -> market::ListOrdersResponse;
+        get_trade(market::GetTradeRequest) -> market::GetTradeResponse;
+        list_trades(market::ListTradesRequest) -> market::ListTradesResponse;
+        get_order_book(market::GetOrderBookRequest) -> market::GetOrderBookResponse;
+        open_trading_hold(market::OpenTradingHoldRequest) -> market::OpenTradingHoldResponse;
+        close_trading_hold(market::CloseTradingHoldRequest) -> market::CloseTradingHoldResponse;
+        set_trading_phase(market::SetTradingPhaseRequest) -> market::SetTradingPhaseResponse;
+        get_market_status(market::GetMarketStatusRequest) -> market::GetMarketStatusResponse;
+    }
+}
+
 pub struct World {
     pub double: Double,
     pub log: Arc<events::Embedded>,
@@ -321,7 +394,7 @@ impl World {
         .expect("ledger");
         let double = Double::default();
         let auth = rpc::Authenticator::Sandbox;
-        let [ledger_slot, payments_slot, identity_slot, slot] =
+        let [ledger_slot, payments_slot, identity_slot, market_slot, slot] =
             std::array::from_fn(|_| rpc::LocalSlot::new());
         ledger_slot.fill(rpc::with_auth(ledger_handle.service().routes, &auth));
         let payments =
@@ -330,6 +403,8 @@ impl World {
         let identity =
             identity::identity_service_server::IdentityServiceServer::new(double.clone());
         identity_slot.fill(rpc::with_auth(tonic::service::Routes::new(identity), &auth));
+        let market = market::market_service_server::MarketServiceServer::new(double.clone());
+        market_slot.fill(rpc::with_auth(tonic::service::Routes::new(market), &auth));
         let channel = |slot: &rpc::LocalSlot| rpc::Channel::local(slot, "sandbox.service");
         let clock = Clock::manual(1_800_000_000_000_000);
         let deps = CfaDeps {
@@ -337,6 +412,7 @@ impl World {
             ledger: channel(&ledger_slot),
             payments: channel(&payments_slot),
             identity: channel(&identity_slot),
+            market: channel(&market_slot),
             chain: chain.connector(),
             clock: clock.clone(),
         };
@@ -344,12 +420,16 @@ impl World {
         let config = CfaConfig {
             data_dir: folder.join("cfa"),
             sweep_interval_ms: 3_600_000,
+            submit_attempts_max: 3,
             ..CfaConfig::default()
         };
         let handle = cfa::start(config, deps, services.clone())
             .await
             .expect("cfa");
         slot.fill(rpc::with_auth(handle.service().routes, &auth));
+        double.with(|outside| {
+            outside.ledger = Some(LedgerServiceClient::new(channel(&ledger_slot)));
+        });
         let ledger_events = log
             .subscribe("test-ledger", &[events::topics::LEDGER])
             .await

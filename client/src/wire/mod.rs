@@ -81,6 +81,8 @@ pub enum DisconnectCode {
     TooManyLogins = 17,
     #[error("internal error")]
     Internal = 18,
+    #[error("too many sessions of this user, or logins within a second")]
+    TooManySessions = 19,
 }
 
 impl DisconnectCode {
@@ -104,6 +106,7 @@ impl DisconnectCode {
         Self::TradingHold,
         Self::TooManyLogins,
         Self::Internal,
+        Self::TooManySessions,
     ];
 
     pub const fn code(self) -> u16 {

@@ -249,6 +249,7 @@ fn step(runner: &mut Runner, line: &str) -> Vec<String> {
             instrument: IX,
             phase: words[1].parse().expect("phase"),
             cancel_orders: words.contains(&"cancel"),
+            key_hash: Id128::NONE,
         }),
         "mass" => Command::MassCancel(MassCancel {
             scope: if let Some(user) = find("user:") {

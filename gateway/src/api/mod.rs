@@ -294,16 +294,7 @@ impl MarketService for Api {
             .identity
             .check_may_trade(&context, &message.user_id)
             .await?;
-        let hold_id = ids::trading_hold(&message.user_id, &context.idempotency_key);
-        let view = funding::open(
-            &self.market,
-            &context,
-            &message.user_id,
-            &asset,
-            amount,
-            hold_id,
-        )
-        .await?;
+        let view = funding::open(&self.market, &context, &message.user_id, &asset, amount).await?;
         Ok(Response::new(OpenTradingHoldResponse {
             trading_hold: Some(render::trading_hold(&view)),
         }))
@@ -320,9 +311,10 @@ impl MarketService for Api {
         context.user_id = view.user_id.clone();
         let asset = self.market.asset(&view.instrument_id).await?;
         let undrawn = parse::amount_or_zero(&asset, "undrawn", message.undrawn.as_ref())?;
-        let key = context.idempotency_key.clone();
-        let view = funding::set_undrawn(&self.market, &context, hold, undrawn, &key).await?;
-        Ok(Response::new(AdjustTradingHoldResponse {
+        let key = &context.idempotency_key;
+        let key_hash = ids::key_hash("AdjustTradingHold", &view.user_id, key);
+        let answered = funding::adjust(&self.market, &context, hold, undrawn, key_hash).await?;
+        Ok(reply(answered, |view| AdjustTradingHoldResponse {
             trading_hold: Some(render::trading_hold(&view)),
         }))
     }
@@ -333,9 +325,11 @@ impl MarketService for Api {
     ) -> Result<Response<CloseTradingHoldResponse>, Status> {
         let caller = caller(&request)?.clone();
         let message = request.into_inner();
-        rpc::context::write(message.context)?;
-        let (hold, _) = self.own_hold(&caller, &message.hold_id).await?;
-        let view = funding::close(&self.market, hold).await?;
+        let context = rpc::context::write(message.context)?;
+        let (hold, view) = self.own_hold(&caller, &message.hold_id).await?;
+        let key = &context.idempotency_key;
+        let key_hash = ids::key_hash("CloseTradingHold", &view.user_id, key);
+        let view = funding::close(&self.market, hold, key_hash).await?;
         Ok(Response::new(CloseTradingHoldResponse {
             trading_hold: Some(render::trading_hold(&view)),
         }))
@@ -351,17 +345,13 @@ impl MarketService for Api {
         let user_id = own_filter(&caller, message.user_id)?;
         let hash = rpc::page::filter_hash(&[&user_id, &message.instrument_id]);
         let page = rpc::page::parse(message.pagination, hash)?;
-        let rows = funding::list(&self.market, &user_id, &message.instrument_id).await?;
         let key = |hold: types::HoldIx| Key {
             created_us: i64::from(hold.get()),
             id: String::new(),
         };
         let (before, _) = page.bound();
-        let mut rows: Vec<_> = rows
-            .into_iter()
-            .filter(|(hold, _)| i64::from(hold.get()) < before)
-            .take(page.rows_limit() as usize)
-            .collect();
+        let (instrument_id, limit) = (&message.instrument_id, page.rows_limit() as usize);
+        let mut rows = funding::list(&self.market, &user_id, instrument_id, before, limit).await?;
         let pagination = page.finish(&mut rows, |(hold, _)| key(*hold));
         Ok(Response::new(ListTradingHoldsResponse {
             trading_holds: rows
@@ -378,10 +368,13 @@ impl MarketService for Api {
     ) -> Result<Response<SetTradingPhaseResponse>, Status> {
         let caller = caller(&request)?.clone();
         let message = request.into_inner();
-        rpc::context::write(message.context)?;
+        let context = rpc::context::write(message.context)?;
         let phase = parse::phase("phase", message.phase)?;
         let spec = self.market.instrument(&message.instrument_id).await?;
-        crate::instruments::set_phase(&self.market, spec.ix, phase, false).await?;
+        let key = &context.idempotency_key;
+        let key_hash = ids::key_hash("SetTradingPhase", &caller.subject, key);
+        let answered =
+            crate::instruments::set_phase_once(&self.market, spec.ix, phase, key_hash).await?;
         tracing::info!(
             instrument_id = %spec.id,
             %phase,
@@ -389,7 +382,7 @@ impl MarketService for Api {
             by = caller.subject,
             "trading phase set"
         );
-        Ok(Response::new(SetTradingPhaseResponse {
+        Ok(reply(answered, |()| SetTradingPhaseResponse {
             instrument_id: message.instrument_id,
             phase: message.phase,
         }))
@@ -399,8 +392,9 @@ impl MarketService for Api {
         &self,
         request: Request<GetMarketStatusRequest>,
     ) -> Result<Response<GetMarketStatusResponse>, Status> {
+        let for_staff = caller(&request)?.acts_for_anyone();
         rpc::context::read(request.into_inner().context);
-        let view = depth::status(&self.market).await?;
+        let view = depth::status(&self.market, for_staff).await?;
         Ok(Response::new(render::market_status(&view)))
     }
 }

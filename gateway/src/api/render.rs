@@ -172,6 +172,6 @@ pub fn market_status(view: &MarketView) -> wire::GetMarketStatusResponse {
         trades_pending: view.trades_pending,
         trades_settled: view.trades_settled,
         instruments: instruments.collect(),
-        state_hash: format!("{:016x}", view.state_hash),
+        state_hash: (view.state_hash.map(|hash| format!("{hash:016x}"))).unwrap_or_default(),
     }
 }

@@ -42,7 +42,14 @@ pub struct Profile {
 pub struct Identity {
     client: IdentityServiceClient<rpc::Channel>,
     basis: LimitBasis,
-    profiles: Mutex<HashMap<String, (Profile, Instant)>>,
+    cache: Mutex<Cache>,
+}
+
+#[derive(Default)]
+struct Cache {
+    profiles: HashMap<String, (Profile, Instant)>,
+    /// Raised by every word about anybody: an answer asked for before may be older than it.
+    generation: u64,
 }
 
 impl Identity {
@@ -50,26 +57,32 @@ impl Identity {
         Self {
             client: IdentityServiceClient::new(channel),
             basis,
-            profiles: Mutex::new(HashMap::new()),
+            cache: Mutex::default(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, (Profile, Instant)>> {
-        self.profiles.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Drops what is cached of a user.
     pub fn forget(&self, user_id: &str) {
-        self.lock().remove(user_id);
+        let mut cache = self.lock();
+        cache.generation += 1;
+        cache.profiles.remove(user_id);
     }
 
     pub async fn profile(&self, context: &Context, user_id: &str) -> Result<Profile, Status> {
         let lifetime = Duration::from_millis(CACHE_LIFETIME_MS);
-        if let Some((profile, at)) = self.lock().get(user_id)
-            && at.elapsed() < lifetime
-        {
-            return Ok(*profile);
-        }
+        let generation = {
+            let cache = self.lock();
+            if let Some((profile, at)) = cache.profiles.get(user_id)
+                && at.elapsed() < lifetime
+            {
+                return Ok(*profile);
+            }
+            cache.generation
+        };
         let request = GetUserProfileRequest {
             context: Some(context.child("market", "").to_proto()),
             user_id: user_id.to_owned(),
@@ -81,8 +94,11 @@ impl Identity {
             may_trade: found.kyc_status >= i32::from(KycStatus::Standard),
             blocked: found.status() == UserStatus::Blocked,
         };
-        self.lock()
-            .insert(user_id.to_owned(), (profile, Instant::now()));
+        let mut cache = self.lock();
+        if cache.generation == generation {
+            let entry = (profile, Instant::now());
+            cache.profiles.insert(user_id.to_owned(), entry);
+        }
         Ok(profile)
     }
 
@@ -140,8 +156,12 @@ impl Identity {
         Err(rpc::status::failed_precondition("LIMIT_EXCEEDED", reason))
     }
 
-    /// What is left of the day's TRADING limit, in kopecks: the budget that admission counts down.
-    pub async fn trading_left(&self, context: &Context, user_id: &str) -> Result<Minor, Status> {
+    /// The day's TRADING limit and what identity says is left of it, in kopecks: the budget that admission counts down.
+    pub async fn trading_left(
+        &self,
+        context: &Context,
+        user_id: &str,
+    ) -> Result<(Minor, Minor), Status> {
         let request = GetLimitsRequest {
             context: Some(context.child("market", "").to_proto()),
             user_id: user_id.to_owned(),
@@ -152,7 +172,7 @@ impl Identity {
             .iter()
             .find(|limit| limit.limit_type() == LimitType::Trading)
         else {
-            return Ok(Minor::ZERO);
+            return Ok((Minor::ZERO, Minor::ZERO));
         };
         let kopecks = |money: Option<&Money>| {
             money
@@ -169,7 +189,8 @@ impl Identity {
         };
         let limit = kopecks(trading.daily_limit.as_ref())?;
         let used = kopecks(trading.used_today.as_ref())?;
-        Ok(Minor(limit.saturating_sub(used).max(0)))
+        let left = limit.saturating_sub(used).max(0);
+        Ok((Minor(limit), Minor(left)))
     }
 }
 

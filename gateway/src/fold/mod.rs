@@ -29,6 +29,8 @@ pub struct Fold {
     sessions: Vec<Session>,
     pools: Vec<Pool>,
     pools_by_id: HashMap<Id128, HoldIx>,
+    /// Trading holds, oldest first: few among the pools, most of which served one order.
+    trading: Vec<HoldIx>,
     orders: HashMap<Handle, Order>,
 }
 
@@ -43,6 +45,7 @@ impl Fold {
             sessions: Vec::new(),
             pools: Vec::new(),
             pools_by_id: HashMap::new(),
+            trading: Vec::new(),
             orders: HashMap::new(),
         }
     }
@@ -84,6 +87,11 @@ impl Fold {
             .map(|hold| &self.pools[hold.index()])
     }
 
+    /// Every trading hold, closed ones included, oldest first.
+    pub fn trading_pools(&self) -> impl DoubleEndedIterator<Item = &Pool> {
+        self.trading.iter().map(|hold| &self.pools[hold.index()])
+    }
+
     /// Trading holds that nobody has used since `before_ns`, of users whose last session ended before that (`design.md` 4). A user who never had a session
     /// manages his holds by call.
     pub fn abandoned(&self, before_ns: u64) -> Vec<HoldIx> {
@@ -92,12 +100,9 @@ impl Fold {
             let is_gone = !session.open && session.changed_ns < before_ns;
             *gone.entry(session.user).or_insert(true) &= is_gone;
         }
-        let idle = self.pools.iter().filter(|pool| {
-            pool.kind == PoolKind::Trading
-                && !pool.closed
-                && pool.open_orders == 0
-                && pool.used_ns < before_ns
-        });
+        let idle = self
+            .trading_pools()
+            .filter(|pool| !pool.closed && pool.open_orders == 0 && pool.used_ns < before_ns);
         idle.filter(|pool| gone.get(&pool.user) == Some(&true))
             .map(|pool| pool.hold)
             .collect()
@@ -219,6 +224,9 @@ impl Fold {
     fn fund(&mut self, c: &command::Fund, time_ns: u64, facts: &mut Vec<Fact>) {
         if self.pools.len() == c.hold.index() {
             self.pools_by_id.insert(c.hold_id, c.hold);
+            if c.kind == PoolKind::Trading {
+                self.trading.push(c.hold);
+            }
             self.pools.push(Pool {
                 hold: c.hold,
                 hold_id: c.hold_id,

@@ -16,12 +16,14 @@ use tonic::Status;
 use types::{Decimal, HoldIx, Id128, Minor, PoolKind, RejectReason, UserIx};
 
 pub use release::give_back;
-use release::released;
+use release::{give_back_now, released};
 
 use crate::calls::ledger::{LedgerHold, NewHold};
 use crate::ids;
 use crate::market::{Asset, Market, is_known};
+use crate::orders::Answered;
 use crate::refusal::{self, Shortfall};
+use crate::streams::Streams;
 
 /// A trading hold as a caller reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,12 +51,34 @@ pub async fn open(
     user_id: &str,
     asset: &Asset,
     amount: Minor,
-    hold_id: Id128,
 ) -> Result<HoldView, Status> {
     let user = market.bind_user(user_id).await?;
     let _turn = market.funding_turn(user).await;
+    let new = NewTrading {
+        hold_id: ids::trading_hold(user_id, &context.idempotency_key),
+        amount,
+        key_hash: ids::key_hash("OpenTradingHold", user_id, &context.idempotency_key),
+    };
+    open_in_turn(market, context, user, user_id, asset, &new).await
+}
+
+/// A trading hold to be opened.
+struct NewTrading {
+    hold_id: Id128,
+    amount: Minor,
+    key_hash: Id128,
+}
+
+async fn open_in_turn(
+    market: &Market,
+    context: &Context,
+    user: UserIx,
+    user_id: &str,
+    asset: &Asset,
+    new: &NewTrading,
+) -> Result<HoldView, Status> {
     if let Some((hold, pool)) = market.default_pool(user, asset.ix).await? {
-        if pool.hold_id == hold_id {
+        if pool.hold_id == new.hold_id {
             return view(market, hold).await;
         }
         return Err(rpc::status::already_exists(
@@ -62,8 +86,10 @@ pub async fn open(
             "Trading hold already exists",
         ));
     }
+    let (amount, hold_id) = (new.amount, new.hold_id);
     let hold = create(market, context, user_id, asset, amount, hold_id).await?;
-    let hold = bring_up(market, user, asset, PoolKind::Trading, &hold).await?;
+    let kind = PoolKind::Trading;
+    let hold = bring_up(market, user, asset, kind, &hold, new.key_hash).await?;
     view(market, hold).await
 }
 
@@ -108,6 +134,7 @@ pub async fn bring_up(
     asset: &Asset,
     kind: PoolKind,
     hold: &LedgerHold,
+    key_hash: Id128,
 ) -> Result<HoldIx, Status> {
     let given = hold
         .amount
@@ -135,6 +162,7 @@ pub async fn bring_up(
             asset: asset.ix,
             amount_minor: Minor(given - funded),
             funding_seq: funding_seq + 1,
+            key_hash,
         });
         match market.ask(request).await {
             Ok(record) => {
@@ -152,28 +180,48 @@ pub async fn bring_up(
     Err(refusal::not_taken(&NotTaken::Busy))
 }
 
-/// Sets what shall be undrawn: grows out of available money, shrinks by what no order has drawn. The same target again changes nothing.
-pub async fn set_undrawn(
+/// AdjustTradingHold: sets what shall be undrawn, once per key.
+pub async fn adjust(
+    market: &Arc<Market>,
+    context: &Context,
+    hold: HoldIx,
+    target: Minor,
+    key_hash: Id128,
+) -> Result<Answered<HoldView>, Status> {
+    let pool = pool_row(market, hold).await?;
+    let _turn = market.funding_turn(pool.user).await;
+    if market.answered(key_hash).await?.is_some() {
+        return view(market, hold).await.map(Answered::before);
+    }
+    let key = context.idempotency_key.clone();
+    let view = set_in_turn(market, context, hold, target, &key, key_hash).await?;
+    market.note_answered(key_hash).await?;
+    Ok(Answered::now(view))
+}
+
+/// Grows out of available money, shrinks by what no order has drawn. The same target again changes nothing. The caller has the user's turn.
+async fn set_in_turn(
     market: &Arc<Market>,
     context: &Context,
     hold: HoldIx,
     target: Minor,
     key: &str,
+    key_hash: Id128,
 ) -> Result<HoldView, Status> {
-    let pool = pool_row(market, hold).await?;
-    let _turn = market.funding_turn(pool.user).await;
     let pool = pool_row(market, hold).await?;
     if pool.closed {
         return Err(refusal::hold_not_found());
     }
     let asset = asset_of(market, &pool).await?;
     if target > pool.free {
-        grow(market, context, &pool, &asset, target - pool.free, key).await?;
+        let more = target - pool.free;
+        grow(market, context, &pool, &asset, more, key, key_hash).await?;
     } else if target < pool.free {
         let request = Request::Defund {
             hold,
             amount_minor: pool.free - target,
             funding_seq: pool.funding_seq + 1,
+            key_hash,
         };
         let record = market.ask_durable(request).await?;
         released(market, pool.hold_id, record.command.sequence).await;
@@ -181,8 +229,9 @@ pub async fn set_undrawn(
     view(market, hold).await
 }
 
-/// Sees to it that a hold to be made is covered (4.3.3): what is missing in available money is taken out of what is undrawn in the user's trading hold;
-/// `Insufficient balance` when that does not do either. A hold that is there already is covered.
+/// Sees to it that a hold to be made is covered (4.3.3): what is missing in available money is taken out of what is undrawn in the user's trading hold, and
+/// waited for until settlement has given it back; `Insufficient balance` when that does not do either. A hold that is there already is covered. The caller
+/// has the user's turn, so nobody takes the same money twice.
 pub async fn cover(
     market: &Arc<Market>,
     context: &Context,
@@ -191,30 +240,42 @@ pub async fn cover(
     asset: &Asset,
     new: &NewHold<'_>,
 ) -> Result<(), Status> {
-    let balance = market.ledger.balance(context, new.subaccount_id).await?;
-    let available = balance
-        .available
-        .to_minor(asset.decimals())
-        .map_err(|error| rpc::status::internal(&error))?;
-    if available >= new.amount.0 {
-        return Ok(());
-    }
-    if market.ledger.hold(context, new.hold_id).await?.is_some() {
-        return Ok(());
-    }
-    let missing = Minor(new.amount.0 - available.max(0));
-    let pool = market.default_pool(user, asset.ix).await?;
-    match &pool {
-        Some((hold, pool)) if pool.free >= missing => {
-            let key = new.hold_id.to_string();
-            set_undrawn(market, context, *hold, pool.free - missing, &key).await?;
-            Ok(())
+    for _ in 0..FUNDING_TRIES {
+        let balance = market.ledger.balance(context, new.subaccount_id).await?;
+        let available = balance
+            .available
+            .to_minor(asset.decimals())
+            .map_err(|error| rpc::status::internal(&error))?;
+        if available >= new.amount.0 {
+            return Ok(());
         }
-        _ => {
+        if market.ledger.hold(context, new.hold_id).await?.is_some() {
+            return Ok(());
+        }
+        let missing = Minor(new.amount.0 - available.max(0));
+        let pool = market.default_pool(user, asset.ix).await?;
+        let Some((hold, pool)) = pool.filter(|(_, pool)| pool.free >= missing) else {
             let pool = pool.as_ref().map(|(_, pool)| pool);
-            Err(short(market, context, user_id, asset, new.amount, pool).await)
+            return Err(short(market, context, user_id, asset, new.amount, pool).await);
+        };
+        let request = Request::Defund {
+            hold,
+            amount_minor: missing,
+            funding_seq: pool.funding_seq + 1,
+            key_hash: Id128::NONE,
+        };
+        match market.ask(request).await {
+            Ok(record) => {
+                market.durable(record.command.sequence).await?;
+                give_back_now(market, pool.hold_id, record.command.sequence).await?;
+            }
+            // Orders have drawn on it meanwhile, or it has moved on: look again.
+            Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::HoldInUse => {}
+            Err(error) if is_known(&error) => {}
+            Err(error) => return Err(refusal::not_taken(&error)),
         }
     }
+    Err(refusal::not_taken(&NotTaken::Busy))
 }
 
 /// Adds available money to a pool.
@@ -225,6 +286,7 @@ pub async fn grow(
     asset: &Asset,
     amount: Minor,
     key: &str,
+    key_hash: Id128,
 ) -> Result<(), Status> {
     let user_id = user_id(market, pool.user).await?;
     let hold = ledger_hold(market, context, pool.hold_id).await?;
@@ -240,7 +302,7 @@ pub async fn grow(
         other => other?,
     }
     let hold = ledger_hold(market, context, pool.hold_id).await?;
-    bring_up(market, pool.user, asset, pool.kind, &hold).await?;
+    bring_up(market, pool.user, asset, pool.kind, &hold, key_hash).await?;
     Ok(())
 }
 
@@ -253,15 +315,27 @@ pub async fn open_or_set(
     target: Minor,
 ) -> Result<HoldView, Status> {
     let user = market.bind_user(user_id).await?;
-    let key = ids::fresh_hold();
-    match market.default_pool(user, asset.ix).await? {
-        Some((hold, _)) => set_undrawn(market, context, hold, target, &key.to_string()).await,
-        None => open(market, context, user_id, asset, target, key).await,
+    let _turn = market.funding_turn(user).await;
+    // Another login of the user may have opened it just now.
+    let hold_id = ids::fresh_hold();
+    if let Some((hold, _)) = market.default_pool(user, asset.ix).await? {
+        let key = hold_id.to_string();
+        return set_in_turn(market, context, hold, target, &key, Id128::NONE).await;
     }
+    let new = NewTrading {
+        hold_id,
+        amount: target,
+        key_hash: Id128::NONE,
+    };
+    open_in_turn(market, context, user, user_id, asset, &new).await
 }
 
 /// Closes a trading hold without open orders; what it holds goes back to available.
-pub async fn close(market: &Arc<Market>, hold: HoldIx) -> Result<HoldView, Status> {
+pub async fn close(
+    market: &Arc<Market>,
+    hold: HoldIx,
+    key_hash: Id128,
+) -> Result<HoldView, Status> {
     let pool = pool_row(market, hold).await?;
     let _turn = market.funding_turn(pool.user).await;
     let pool = pool_row(market, hold).await?;
@@ -270,6 +344,7 @@ pub async fn close(market: &Arc<Market>, hold: HoldIx) -> Result<HoldView, Statu
             .ask_durable(Request::CloseHold {
                 hold,
                 funding_seq: pool.funding_seq + 1,
+                key_hash,
             })
             .await?;
         released(market, pool.hold_id, record.command.sequence).await;
@@ -279,15 +354,36 @@ pub async fn close(market: &Arc<Market>, hold: HoldIx) -> Result<HoldView, Statu
 
 /// Closes a pool that nobody uses: of an order that was refused, or of a user who was blocked. Nothing to do when it is closed or in use again.
 pub async fn close_idle(market: &Arc<Market>, hold: HoldIx) -> Result<(), Status> {
+    close_if(market, hold, |_| true).await
+}
+
+/// Closes a trading hold that was left behind, unless it is used again when its turn has come.
+pub async fn close_abandoned(
+    market: &Arc<Market>,
+    hold: HoldIx,
+    before_ns: u64,
+) -> Result<(), Status> {
+    close_if(market, hold, |streams| {
+        streams.abandoned(before_ns).contains(&hold)
+    })
+    .await
+}
+
+async fn close_if(
+    market: &Arc<Market>,
+    hold: HoldIx,
+    still: impl FnOnce(&Streams) -> bool,
+) -> Result<(), Status> {
     let pool = pool_row(market, hold).await?;
     let _turn = market.funding_turn(pool.user).await;
     let pool = pool_row(market, hold).await?;
-    if pool.closed || pool.open_orders > 0 {
+    if pool.closed || pool.open_orders > 0 || !still(&market.streams) {
         return Ok(());
     }
     let request = Request::CloseHold {
         hold,
         funding_seq: pool.funding_seq + 1,
+        key_hash: Id128::NONE,
     };
     match market.ask(request).await {
         Ok(record) => {
@@ -302,29 +398,29 @@ pub async fn close_idle(market: &Arc<Market>, hold: HoldIx) -> Result<(), Status
     }
 }
 
-/// The trading holds of a user (empty = of everybody) for an asset (`None` = any), closed ones included, newest first.
+/// The trading holds of a user (empty = of everybody) for an asset (empty = any), closed ones included, newest first: at most `rows` of those before `before`.
 pub async fn list(
     market: &Market,
     user_id: &str,
     instrument_id: &str,
+    before: i64,
+    rows: usize,
 ) -> Result<Vec<(HoldIx, HoldView)>, Status> {
-    let (user_id, instrument_id) = (user_id.to_owned(), instrument_id.to_owned());
-    let sequence_and_rows = market
+    market.streams.wait(market.commit.position()).await;
+    let holds = market
+        .streams
+        .trading_holds(user_id, instrument_id, before, rows);
+    let (sequence, rows) = market
         .inspect(move |core| {
             let admission = core.admission();
-            let rows: Vec<(HoldIx, HoldView)> = admission
-                .pools()
-                .filter(|(_, pool)| pool.kind == PoolKind::Trading)
-                .map(|(hold, pool)| (hold, view_of(admission, pool)))
-                .filter(|(_, view)| user_id.is_empty() || view.user_id == user_id)
-                .filter(|(_, view)| instrument_id.is_empty() || view.instrument_id == instrument_id)
-                .collect();
-            (core.sequence(), rows)
+            let rows = holds.into_iter().filter_map(|hold| {
+                let pool = admission.pool(hold)?;
+                Some((hold, view_of(admission, pool)))
+            });
+            (core.sequence(), rows.collect())
         })
         .await?;
-    let (sequence, mut rows) = sequence_and_rows;
     market.durable(sequence).await?;
-    rows.reverse();
     Ok(rows)
 }
 

@@ -67,6 +67,22 @@ pub fn settlement_releases(pool: &crate::fold::Pool) -> bool {
     pool.kind == PoolKind::Order && pool.orders > 0
 }
 
+/// Gives back and waits for it as long as the caller does; what he does not wait for comes to its end all the same.
+pub(super) async fn give_back_now(
+    market: &Arc<Market>,
+    hold_id: Id128,
+    sequence: Sequence,
+) -> Result<(), Status> {
+    let own = market.clone();
+    let giving = tokio::spawn(async move {
+        own.streams.wait(sequence).await;
+        give_back(&own, hold_id).await
+    });
+    giving
+        .await
+        .unwrap_or_else(|error| Err(rpc::status::internal(&error)))
+}
+
 /// Starts giving back and waits for it within bounds; the answer to the call does not depend on it.
 pub(super) async fn released(market: &Arc<Market>, hold_id: Id128, sequence: Sequence) {
     let own = market.clone();

@@ -181,6 +181,7 @@ async fn cover_growth(
         &asset,
         short,
         &context.idempotency_key,
+        Id128::NONE,
     )
     .await
 }

@@ -40,14 +40,14 @@ pub struct Answered<T> {
 }
 
 impl<T> Answered<T> {
-    fn now(value: T) -> Self {
+    pub fn now(value: T) -> Self {
         Self {
             value,
             replayed: false,
         }
     }
 
-    fn before(value: T) -> Self {
+    pub fn before(value: T) -> Self {
         Self {
             value,
             replayed: true,

@@ -239,8 +239,8 @@ async fn own_hold(
         decimals: asset.decimals(),
         reason: &format!("{ORDER_REASON} {}", context.idempotency_key),
     };
-    funding::cover(market, context, request.user, &order.user_id, &asset, &new).await?;
     let turn = market.funding_turn(request.user).await;
+    funding::cover(market, context, request.user, &order.user_id, &asset, &new).await?;
     let hold = match market.ledger.create_hold(context, &new).await {
         Err(status) if funding::is_insufficient(&status) => {
             return Err(funding::short(market, context, &order.user_id, &asset, need, None).await);
@@ -251,7 +251,9 @@ async fn own_hold(
     if !hold.active {
         return Err(refusal::request_expired());
     }
-    let pool = funding::bring_up(market, request.user, &asset, PoolKind::Order, &hold).await?;
+    // The key is the order's.
+    let (kind, key_hash) = (PoolKind::Order, Id128::NONE);
+    let pool = funding::bring_up(market, request.user, &asset, kind, &hold, key_hash).await?;
     drop(turn);
     request.pool = Some(pool);
     enter(market, pool, request).await

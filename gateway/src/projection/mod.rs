@@ -95,7 +95,7 @@ impl Projection {
         for record in records {
             batch.facts.clear();
             let cause = fold.apply(&record.command, &record.events, &mut batch.facts);
-            if batch.facts.is_empty() {
+            if batch.facts.is_empty() && cause.key_hash.is_none() {
                 continue;
             }
             let known = match cause.key_hash {

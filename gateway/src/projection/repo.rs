@@ -145,6 +145,19 @@ pub async fn save_answer_in_tx(
     Ok(())
 }
 
+/// The answer of a call that left nothing in the journal.
+pub async fn note_answer(db: &Sqlite, key_hash: Id128) -> Result<(), Error> {
+    let answer = AnswerRow {
+        sequence: 0,
+        order_id: String::new(),
+        cancelled: 0,
+    };
+    let mut tx = db.write().await?;
+    save_answer_in_tx(&mut tx, key_hash, &answer).await?;
+    tx.commit().await?;
+    Ok(())
+}
+
 pub async fn answer(db: &Sqlite, key_hash: Id128) -> Result<Option<AnswerRow>, Error> {
     let row = sqlx::query("SELECT sequence, order_id, cancelled FROM answers WHERE key_hash = $1")
         .bind(key_hash.to_string())

@@ -2,9 +2,12 @@
 //!
 //! What was journalled, refusals included, comes later as a numbered message from the streams; nothing of it is said here but the hint.
 
+use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use admission::Reject;
+use bytes::Bytes;
 use client::wire::{Accepted, Rejected};
 use sequencer::{NotTaken, Outcome};
 use tokio::sync::mpsc;
@@ -14,6 +17,8 @@ use types::{Command, RejectReason, Sequence, SessionIx};
 use super::connection::Channels;
 use super::outbound::Outbound;
 use crate::market::{Market, now_ns};
+use crate::past::Past;
+use crate::streams::{self, Again};
 
 /// Client sequences that fit a tag: 2^48 requests are enough for a century at a thousand a second.
 pub const CLIENT_SEQ_MAX: u64 = (1 << 48) - 1;
@@ -28,6 +33,18 @@ fn untag(tag: u64) -> (u16, u64) {
     ((tag >> 48) as u16, tag & CLIENT_SEQ_MAX)
 }
 
+/// Requests of a connection, sent again, whose answers are being looked for in the journal at the same time.
+const RESENDS_MAX: usize = 1_024;
+/// Messages that such a request counts as in its session's throttle, beyond itself.
+const RESEND_COST: u32 = 100;
+
+/// A request whose answer only the journal has.
+struct Wanted {
+    session: SessionIx,
+    channel: u16,
+    client_seq: u64,
+}
+
 /// Passes answers on until the connection is gone.
 pub async fn pass_on(
     market: Arc<Market>,
@@ -35,20 +52,69 @@ pub async fn pass_on(
     channels: Channels,
     mut answers: mpsc::UnboundedReceiver<(u64, Outcome)>,
 ) {
-    while let Some((tag, outcome)) = answers.recv().await {
-        let (channel, client_seq) = untag(tag);
-        match outcome {
-            Ok(record) => {
-                if let Some(hint) = hint(&record.command.command, record.command.sequence) {
-                    outbound.send(channel, &hint.into());
+    let (older, wanted) = mpsc::channel(RESENDS_MAX);
+    let resending = resend(market.clone(), outbound.clone(), wanted);
+    let passing = async {
+        while let Some((tag, outcome)) = answers.recv().await {
+            let (channel, client_seq) = untag(tag);
+            match outcome {
+                Ok(record) => {
+                    if let Some(hint) = hint(&record.command.command, record.command.sequence) {
+                        outbound.send(channel, &hint.into());
+                    }
+                }
+                Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::AlreadySeen => {
+                    let Some(session) = channels.session(channel) else {
+                        continue;
+                    };
+                    if market.streams.send_again(session, client_seq) == Again::Older {
+                        channels.charge(channel, RESEND_COST);
+                        let one = Wanted {
+                            session,
+                            channel,
+                            client_seq,
+                        };
+                        if older.try_send(one).is_err() {
+                            refuse(&outbound, channel, client_seq, &NotTaken::Refused(reject));
+                        }
+                    }
+                }
+                Err(error) => refuse(&outbound, channel, client_seq, &error),
+            }
+        }
+    };
+    tokio::join!(passing, resending);
+}
+
+/// Looks for answers that have left the windows: one reading of the journal at a time for all that wait, ended when the last one is found.
+async fn resend(market: Arc<Market>, outbound: Arc<Outbound>, mut wanted: mpsc::Receiver<Wanted>) {
+    while let Some(first) = wanted.recv().await {
+        let mut open = HashMap::new();
+        let mut next = Some(first);
+        while let Some(one) = next {
+            open.insert((one.session, one.client_seq), one.channel);
+            next = wanted.try_recv().ok();
+        }
+        let found = Past::of(&market).scan(
+            &market,
+            Vec::new(),
+            move |found: &mut Vec<(u16, Bytes)>, session, number, message| {
+                if let Some(channel) = open.remove(&(session, message.answers())) {
+                    found.push((channel, streams::encoded(&message, number)));
+                }
+                match open.is_empty() {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
+                }
+            },
+        );
+        match found.await {
+            Ok((_, found)) => {
+                for (channel, bytes) in found {
+                    outbound.push(channel, &bytes);
                 }
             }
-            Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::AlreadySeen => {
-                if let Some(session) = channels.session(channel) {
-                    original_answer(&market, &outbound, session, channel, client_seq);
-                }
-            }
-            Err(error) => refuse(&outbound, channel, client_seq, &error),
+            Err(error) => tracing::error!(%error, "the journal cannot be read for a resend"),
         }
     }
 }
@@ -67,27 +133,6 @@ fn hint(command: &Command, sequence: Sequence) -> Option<Accepted> {
         engine_order_id,
         node_sequence: sequence.0,
     })
-}
-
-/// A request was sent twice: its original answer, under its number. Where it is not durable yet it is still to come.
-fn original_answer(
-    market: &Arc<Market>,
-    outbound: &Arc<Outbound>,
-    session: SessionIx,
-    channel: u16,
-    client_seq: u64,
-) {
-    if market.streams.send_again(session, client_seq) {
-        return;
-    }
-    let (market, outbound) = (market.clone(), outbound.clone());
-    tokio::spawn(async move {
-        match crate::streams::find_answer(&market, session, client_seq).await {
-            Ok(Some(bytes)) => outbound.push(channel, &bytes),
-            Ok(None) => {}
-            Err(error) => tracing::error!(%error, "the journal cannot be read for a resend"),
-        }
-    });
 }
 
 fn refuse(outbound: &Outbound, channel: u16, client_seq: u64, error: &NotTaken) {

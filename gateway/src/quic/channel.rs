@@ -1,6 +1,7 @@
 //! One session on a connection: what is known of it, and its requests as the trading path takes them.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use admission::{AmendRequest, CancelRequest, MassCancelRequest, NewRequest, OrderRef, Request};
 use client::wire::{self, BOTH_SIDES, ClientMessage, ORDER_POST_ONLY};
@@ -16,6 +17,8 @@ use crate::throttle::Throttle;
 /// A session that is logged in on a channel.
 pub struct Channel {
     pub session: SessionIx,
+    /// Names this login of the session to the streams.
+    pub claim: u64,
     pub user: UserIx,
     pub user_id: String,
     pub key: Id128,
@@ -23,6 +26,8 @@ pub struct Channel {
     pub cancel_on_disconnect: bool,
     pub throttle: Throttle,
     pub budget: Arc<Budget>,
+    /// A `SetTradingHold` is being answered: one at a time.
+    pub hold_pending: Arc<AtomicBool>,
 }
 
 /// What a channel is.

@@ -5,6 +5,7 @@
 //! is closed in the journal, and cancel-on-disconnect's grace begins there.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,12 +20,15 @@ use tokio::sync::mpsc;
 use types::{RejectReason, SessionIx};
 
 use super::answers::{self, CLIENT_SEQ_MAX};
-use super::channel::{self, State};
-use super::login;
+use super::channel::{self, Channel, State};
+use super::login::{self, Opened};
 use super::outbound::{Next, Outbound};
 use super::server::Shared;
-use super::{hold, limit};
+use super::{hold, limit, resume};
 use crate::market::now_ns;
+
+/// How long a shutdown waits for the reports of what a session has sent.
+const LAST_REPORTS: Duration = Duration::from_millis(500);
 
 /// The sessions of a connection.
 #[derive(Clone, Default)]
@@ -46,6 +50,31 @@ impl Channels {
         match self.lock().by_number.get(&channel) {
             Some(State::Live(live)) => Some(live.session),
             Some(State::LoggingIn) | None => None,
+        }
+    }
+
+    /// Makes an opened session the channel's, before the client is told: its first request may come at once. `attach` tells it and gives the claim. `None`
+    /// when the connection is gone.
+    fn take_on(
+        &self,
+        channel: u16,
+        mut live: Channel,
+        attach: impl FnOnce() -> u64,
+    ) -> Option<u64> {
+        let mut table = self.lock();
+        if table.closed {
+            return None;
+        }
+        let claim = attach();
+        live.claim = claim;
+        table.by_number.insert(channel, State::Live(Box::new(live)));
+        Some(claim)
+    }
+
+    /// Takes more off a session's throttle.
+    pub fn charge(&self, channel: u16, messages: u32) {
+        if let Some(State::Live(live)) = self.lock().by_number.get_mut(&channel) {
+            live.throttle.charge(messages);
         }
     }
 }
@@ -92,6 +121,9 @@ pub async fn serve(incoming: quinn::Incoming, shared: Arc<Shared>) {
         connection.shared.market.config.heartbeat_ms,
     ));
     let end = connection.read(receive).await;
+    if end == DisconnectCode::Shutdown {
+        connection.hear_out().await;
+    }
     connection.let_go().await;
     connection.outbound.end(end);
     // The last words are written, or the client does not take them.
@@ -185,24 +217,23 @@ impl Connection {
         let (shared, outbound) = (self.shared.clone(), self.outbound.clone());
         let channels = self.channels.clone();
         tokio::spawn(async move {
-            let outcome = login::log_in(&shared, &outbound, address, channel, &login).await;
-            let late = {
-                let mut table = channels.lock();
-                match outcome {
-                    Ok(live) if table.closed => Some(live),
-                    Ok(live) => {
-                        table.by_number.insert(channel, State::Live(Box::new(live)));
-                        None
-                    }
-                    Err(code) => {
-                        table.by_number.remove(&channel);
-                        outbound.refuse_channel(channel, code);
-                        None
-                    }
+            let opened = match login::open(&shared, address, channel, &login).await {
+                Ok(opened) => opened,
+                Err(code) => {
+                    channels.lock().by_number.remove(&channel);
+                    outbound.refuse_channel(channel, code);
+                    return;
                 }
             };
-            if let Some(live) = late {
-                close_session(&shared, &outbound, channel, live.session).await;
+            let Opened { live, attach, turn } = opened;
+            let (market, session) = (&shared.market, live.session);
+            let attach = || market.streams.attach(&outbound, &attach);
+            match channels.take_on(channel, live, attach) {
+                Some(claim) => {
+                    drop(turn);
+                    resume::catch_up(market, &outbound, session, claim).await;
+                }
+                None => login::close_if_left(market, session).await,
             }
         });
     }
@@ -218,7 +249,9 @@ impl Connection {
         let Some(State::Live(live)) = removed else {
             return Err(DisconnectCode::LoginExpected);
         };
-        if live.cancel_on_disconnect {
+        let market = &self.shared.market;
+        let _turn = market.sessions.take(live.key).await;
+        if live.cancel_on_disconnect && market.streams.is_of(live.session, live.claim) {
             // An orderly end cancels nothing: the journal is told before it is told of the end.
             let request = SessionRequest {
                 key: live.key,
@@ -226,24 +259,44 @@ impl Connection {
                 stp_group: Some(live.stp_group),
                 cancel_on_disconnect: false,
             };
-            if let Err(error) = self.shared.market.ask(Request::OpenSession(request)).await {
+            if let Err(error) = market.ask(Request::OpenSession(request)).await {
                 tracing::warn!(%error, "a session's orders may be cancelled after its logout");
             }
         }
-        close_session(&self.shared, &self.outbound, channel, live.session).await;
+        if market.streams.detach(live.session, live.claim) {
+            login::close_if_left(market, live.session).await;
+        }
         self.outbound
             .refuse_channel(channel, DisconnectCode::Logout);
         Ok(())
     }
 
+    /// One change at a time and session; every one counts as a message.
     fn set_trading_hold(&self, channel: u16, wanted: SetTradingHold) -> Result<(), DisconnectCode> {
-        let user_id = match self.channels.lock().by_number.get(&channel) {
-            Some(State::Live(live)) => live.user_id.clone(),
-            Some(State::LoggingIn) | None => return Err(DisconnectCode::LoginExpected),
+        let refuse = |reason| {
+            self.outbound
+                .send(channel, &hold::refused(&wanted, reason).into());
+        };
+        let (user_id, pending) = {
+            let mut table = self.channels.lock();
+            let Some(State::Live(live)) = table.by_number.get_mut(&channel) else {
+                return Err(DisconnectCode::LoginExpected);
+            };
+            if !live.throttle.admit(now_ns()) {
+                refuse(RejectReason::Throttle);
+                return Ok(());
+            }
+            if live.hold_pending.swap(true, Ordering::AcqRel) {
+                refuse(RejectReason::Busy);
+                return Ok(());
+            }
+            (live.user_id.clone(), live.hold_pending.clone())
         };
         let (shared, outbound) = (self.shared.clone(), self.outbound.clone());
         tokio::spawn(async move {
             let answer = hold::answer(&shared.market, &user_id, wanted).await;
+            // Before the answer: the client's next one may come at once.
+            pending.store(false, Ordering::Release);
             outbound.send(channel, &answer.into());
         });
         Ok(())
@@ -306,39 +359,41 @@ impl Connection {
         Ok(())
     }
 
-    /// The connection is gone.
+    /// What the sessions have sent is reported before a shutdown ends the connection, within bounds.
+    async fn hear_out(&self) {
+        let market = &self.shared.market;
+        let heard = async {
+            let Ok(sequence) = market.inspect(|core| core.sequence()).await else {
+                return;
+            };
+            if market.durable(sequence).await.is_ok() {
+                market.streams.wait(sequence).await;
+            }
+        };
+        let _ = tokio::time::timeout(LAST_REPORTS, heard).await;
+    }
+
+    /// The connection is gone: the journal is told of each session that no other one has taken over.
     async fn let_go(&self) {
-        let sessions: Vec<(u16, SessionIx)> = {
+        let sessions: Vec<Box<Channel>> = {
             let mut table = self.channels.lock();
             table.closed = true;
-            let live = table.by_number.drain().filter_map(|(channel, state)| {
-                let State::Live(live) = state else {
-                    return None;
-                };
-                Some((channel, live.session))
-            });
+            let live = table
+                .by_number
+                .drain()
+                .filter_map(|(_, state)| match state {
+                    State::Live(live) => Some(live),
+                    State::LoggingIn => None,
+                });
             live.collect()
         };
-        for (channel, session) in sessions {
-            close_session(&self.shared, &self.outbound, channel, session).await;
+        let market = &self.shared.market;
+        for live in sessions {
+            let _turn = market.sessions.take(live.key).await;
+            if market.streams.detach(live.session, live.claim) {
+                login::close_if_left(market, live.session).await;
+            }
         }
-    }
-}
-
-/// Tells the journal that a session's connection is gone, unless another one has taken it over.
-async fn close_session(
-    shared: &Shared,
-    outbound: &Arc<Outbound>,
-    channel: u16,
-    session: SessionIx,
-) {
-    if !shared.market.streams.detach(session, outbound, channel) {
-        return;
-    }
-    match shared.market.ask(Request::CloseSession(session)).await {
-        Ok(_) | Err(NotTaken::Refused(_)) => {}
-        // The next start treats every session as disconnected.
-        Err(error) => tracing::warn!(%error, session = session.get(), "a session was not closed"),
     }
 }
 

@@ -9,16 +9,28 @@ use types::{AssetIx, Id128, InstrumentIx, Minor, RejectReason};
 use crate::funding;
 use crate::market::Market;
 
-/// Sets what shall be undrawn and says what is.
-pub async fn answer(market: &Arc<Market>, user_id: &str, wanted: SetTradingHold) -> TradingHold {
-    let mut answer = TradingHold {
+/// A change that was not even looked at.
+pub fn refused(wanted: &SetTradingHold, reason: RejectReason) -> TradingHold {
+    TradingHold {
+        outcome: reason.code(),
+        ..unchanged(wanted)
+    }
+}
+
+fn unchanged(wanted: &SetTradingHold) -> TradingHold {
+    TradingHold {
         request_id: wanted.request_id,
         asset: wanted.asset,
         hold_id: Id128::NONE,
         undrawn_minor: 0,
         drawn_minor: 0,
         outcome: client::wire::HOLD_DONE,
-    };
+    }
+}
+
+/// Sets what shall be undrawn and says what is.
+pub async fn answer(market: &Arc<Market>, user_id: &str, wanted: SetTradingHold) -> TradingHold {
+    let mut answer = unchanged(&wanted);
     let asset = match wanted.asset {
         0 => AssetIx::MONEY,
         n => AssetIx::units(InstrumentIx(n - 1)),

@@ -7,6 +7,7 @@
 //! | `connection` | one stream: cut into messages, each handled in order |
 //! | `channel` | one session on a connection: state and requests |
 //! | `login` | from a credential to an attached session |
+//! | `resume` | what a client that comes back has missed |
 //! | `limit`, `hold` | the TRADING limit, `SetTradingHold` |
 //! | `answers` | what the trading path says at once: hints and refusals |
 //! | `outbound` | what waits to be written |
@@ -16,7 +17,8 @@ mod channel;
 mod connection;
 mod hold;
 mod limit;
-mod login;
+pub mod login;
 pub mod outbound;
+mod resume;
 pub mod server;
 pub mod tls;

@@ -10,6 +10,8 @@ use tokio::sync::Notify;
 
 /// Bytes that may wait for a slow client.
 pub const OUTBOUND_LEN_MAX: usize = 32 << 20;
+/// Bytes below which there is room for messages that need not be written now.
+pub const OUTBOUND_LEN_ROOM: usize = 4 << 20;
 /// Where the channel stands in a message.
 const CHANNEL_AT: usize = 4;
 
@@ -24,6 +26,8 @@ struct State {
 pub struct Outbound {
     state: Mutex<State>,
     wake: Notify,
+    /// Written, or ended.
+    drained: Notify,
 }
 
 /// What the writer has to do next.
@@ -42,6 +46,7 @@ impl Default for Outbound {
                 ended: Vec::new(),
             }),
             wake: Notify::new(),
+            drained: Notify::new(),
         }
     }
 }
@@ -55,6 +60,8 @@ impl Outbound {
     pub fn push(&self, channel: u16, encoded: &[u8]) {
         let mut state = self.lock();
         if !state.takes() {
+            drop(state);
+            self.drained.notify_waiters();
             return;
         }
         let at = state.buffer.len() + CHANNEL_AT;
@@ -100,6 +107,25 @@ impl Outbound {
         }
         drop(state);
         self.wake.notify_one();
+        self.drained.notify_waiters();
+    }
+
+    /// Returns when there is room for what can wait; false when the connection ends.
+    pub async fn room(&self) -> bool {
+        loop {
+            let mut drained = std::pin::pin!(self.drained.notified());
+            drained.as_mut().enable();
+            {
+                let state = self.lock();
+                if state.end.is_some() {
+                    return false;
+                }
+                if state.buffer.len() < OUTBOUND_LEN_ROOM {
+                    return true;
+                }
+            }
+            drained.await;
+        }
     }
 
     pub fn next(&self) -> Next {
@@ -108,7 +134,10 @@ impl Outbound {
             Some(DisconnectCode::SlowConsumer) => Next::End(DisconnectCode::SlowConsumer),
             Some(code) if state.buffer.is_empty() => Next::End(code),
             None if state.buffer.is_empty() => Next::Wait,
-            _ => Next::Write(state.buffer.split()),
+            _ => {
+                self.drained.notify_waiters();
+                Next::Write(state.buffer.split())
+            }
         }
     }
 

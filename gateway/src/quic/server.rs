@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use client::wire::DisconnectCode;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use types::UserIx;
 
 use super::connection;
 use super::tls;
 use crate::Error;
-use crate::market::Market;
+use crate::market::{Market, now_ns};
+use crate::throttle::Throttle;
 
 /// Window in which failed logins of an address are counted.
 const FAILURES_WINDOW: Duration = Duration::from_secs(60);
@@ -32,6 +34,7 @@ pub struct Shared {
     pub auth: rpc::Authenticator,
     pub shutdown: CancellationToken,
     failures: Mutex<HashMap<IpAddr, (u32, Instant)>>,
+    logins: Mutex<HashMap<UserIx, Throttle>>,
 }
 
 impl Shared {
@@ -42,6 +45,16 @@ impl Shared {
         failures
             .get(&address)
             .is_some_and(|(count, since)| *count >= limit && since.elapsed() < FAILURES_WINDOW)
+    }
+
+    /// False when the user logs in too fast: every login asks other services and is journalled.
+    pub fn admit_login(&self, user: UserIx) -> bool {
+        let mut logins = self.logins.lock().unwrap_or_else(PoisonError::into_inner);
+        let (rate, now_ns) = (self.market.config.logins_per_s, now_ns());
+        let throttle = logins
+            .entry(user)
+            .or_insert_with(|| Throttle::new(rate, now_ns));
+        throttle.admit(now_ns)
     }
 
     pub fn login_failed(&self, address: IpAddr) {
@@ -88,6 +101,7 @@ impl Server {
             auth,
             shutdown: shutdown.clone(),
             failures: Mutex::new(HashMap::new()),
+            logins: Mutex::new(HashMap::new()),
         });
         let connections = TaskTracker::new();
         loop {

@@ -227,3 +227,56 @@ async fn r293_http_reads_equal_the_calls_and_metrics_count() {
     serving.await.unwrap().unwrap();
     world.stop().await;
 }
+
+#[tokio::test]
+async fn t12_a_late_repeat_of_a_phase_does_not_undo_a_halt() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::new(folder.path()).await;
+    let mut supervisor = world.as_caller("sandbox.market-supervisor");
+    let mut set = async |key: &str, phase: TradingPhase| {
+        let request = SetTradingPhaseRequest {
+            context: context(key),
+            instrument_id: BOND.into(),
+            phase: phase.into(),
+            reason: "test".into(),
+        };
+        supervisor.set_trading_phase(request).await.unwrap();
+        world.status().await.instruments[0].phase()
+    };
+    // Open already: nothing to do, and remembered all the same.
+    assert_eq!(set("a", TradingPhase::Open).await, TradingPhase::Open);
+    assert_eq!(set("b", TradingPhase::Halt).await, TradingPhase::Halt);
+    assert_eq!(set("a", TradingPhase::Open).await, TradingPhase::Halt);
+    assert_eq!(set("c", TradingPhase::Open).await, TradingPhase::Open);
+    assert_eq!(set("d", TradingPhase::Halt).await, TradingPhase::Halt);
+    assert_eq!(set("c", TradingPhase::Open).await, TradingPhase::Halt);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn the_state_is_hashed_for_staff_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = World::new(folder.path()).await;
+    assert_eq!(world.status().await.state_hash.len(), 16);
+    let request = GetMarketStatusRequest { context: None };
+    let mut market = world.trader("ann");
+    let answer = market.get_market_status(request).await;
+    assert_eq!(answer.unwrap().into_inner().state_hash, "");
+    world.stop().await;
+}
+
+// rows: R261
+#[tokio::test]
+async fn r261_health_fails_when_no_more_orders_are_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    let health = world.gateway.service().health;
+    assert!(health.failing().is_empty());
+    let mut changes = health.watch();
+    world.lose_trading_path().await;
+    changes
+        .wait_for(|failing| failing.contains_key("trading_path"))
+        .await
+        .unwrap();
+    world.stop().await;
+}

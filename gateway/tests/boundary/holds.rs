@@ -311,3 +311,112 @@ async fn the_sweeper_takes_up_what_a_crash_left_between_ledger_and_journal() {
     assert_eq!(figures(&listed[0]).0, "350.00");
     world.stop().await;
 }
+
+#[tokio::test]
+async fn t12_a_late_repeat_of_an_adjustment_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    let hold = world.open_hold("ann", "CFA-RUB", "600").await;
+    let set = async |key: &str, undrawn: &str| {
+        let request = AdjustTradingHoldRequest {
+            context: context(key),
+            hold_id: hold.hold_id.clone(),
+            undrawn: decimal(undrawn),
+        };
+        let mut market = world.trader("ann");
+        let answer = market.adjust_trading_hold(request).await.unwrap();
+        let replayed = answer.metadata().contains_key("idempotent-replayed");
+        (
+            figures(&answer.into_inner().trading_hold.unwrap()).0,
+            replayed,
+        )
+    };
+    // One that shrinks, one that grows, one that has nothing to do.
+    for (key, target) in [("a", "10"), ("b", "50"), ("c", "50")] {
+        assert_eq!(set(key, target).await, (format!("{target}.00"), false));
+    }
+    assert_eq!(set("d", "70").await, ("70.00".into(), false));
+    for key in ["a", "b", "c"] {
+        assert_eq!(set(key, "10").await, ("70.00".into(), true), "{key}");
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn orders_at_the_same_time_share_what_the_trading_hold_can_spare() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1400", "0").await;
+    world.open_hold("ann", "CFA-RUB", "600").await;
+    // 650.65 each, neither covered by the trading hold: one out of available money, the other needs some of the trading hold's.
+    let (first, second) = tokio::join!(
+        world.place(buy("ann", "650", "1")),
+        world.place(buy("ann", "650", "1"))
+    );
+    assert_eq!(first.unwrap().status(), OrderStatus::Open);
+    assert_eq!(second.unwrap().status(), OrderStatus::Open);
+    // 98.70 are left in the trading hold: not enough, and nothing else is there.
+    let refusal = refused(world.place(buy("ann", "99", "1")).await.unwrap_err());
+    assert_eq!(refusal.1, "Insufficient balance");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn t49_a_trading_hold_left_behind_is_closed_unless_its_user_is_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.trading_hold_idle_ms = 1;
+    settings.gateway.sweep_interval_ms = 3_600_000;
+    let mut world = World::with(folder.path(), settings).await;
+    for user in ["ann", "bob"] {
+        world.user(user, "1000", "0").await;
+        world.open_hold(user, "CFA-RUB", "600").await;
+    }
+    // Bob never had a session: he manages his hold by call.
+    let (ann, mut reports) = world.session(login("ann", "a")).await;
+    world.gateway.sweep().await.unwrap();
+    assert_eq!(world.balance("ann", "CFA-RUB").await.1, "600.00");
+    ann.send(0, client::wire::Logout {}).await.unwrap();
+    until(&mut reports, |m| match m {
+        client::wire::ServerMessage::Disconnect(end) => Some(end.code),
+        _ => None,
+    })
+    .await;
+    while world.balance("ann", "CFA-RUB").await.1 != "0.00" {
+        world.gateway.sweep().await.unwrap();
+        world.settled().await;
+    }
+    assert_eq!(world.balance("bob", "CFA-RUB").await.1, "600.00");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn t48_a_user_blocked_before_he_first_traded_stays_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    // Identity's own answers are behind its event here.
+    let blocked = proto::identity::v1::UserBlockedEvent {
+        context: context("b"),
+        user_id: "ann".into(),
+        reason: "court".into(),
+        at: None,
+    };
+    let before = world.status().await.commit_sequence;
+    publish(
+        &world,
+        events::topics::IDENTITY,
+        "ann",
+        "platform.identity.v1.UserBlockedEvent",
+        blocked.encode_to_vec(),
+    )
+    .await;
+    // Bound, blocked, cancelled.
+    while world.status().await.commit_sequence < before + 2 {
+        tokio::task::yield_now().await;
+    }
+    let refusal = refused(world.place(buy("ann", "10", "1")).await.unwrap_err());
+    assert_eq!(refusal.1, "User is blocked");
+    world.stop().await;
+}

@@ -734,3 +734,172 @@ async fn past_the_budget_identity_is_asked_for_the_very_order() {
     );
     world.stop().await;
 }
+
+// rows: R343
+#[tokio::test]
+async fn r343_a_late_death_of_the_old_connection_leaves_the_resumed_session_open() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = || Settings {
+        grace_ms: 1,
+        ..Settings::default()
+    };
+    let world = members(folder.path(), settings()).await;
+    let options = LoginOptions {
+        cancel_on_disconnect: true,
+        from_now: true,
+        ..login("ann", "a")
+    };
+    let mut old = world.session(with_money("ann", "a")).await;
+    for id in 1..=40u64 {
+        let (connection, mut reports) = world.connect().await;
+        // The one dies while the other logs in, now a little earlier, now a little later.
+        let dying = async {
+            for _ in 0..id % 20 {
+                tokio::task::yield_now().await;
+            }
+            old.0.cut();
+        };
+        let (infos, ()) = tokio::join!(connection.login(0, options.clone()), dying);
+        infos.unwrap();
+        connection
+            .send(0, wire_order(id, Side::Buy, 1_000, 1))
+            .await
+            .unwrap();
+        until(&mut reports, ack).await;
+        old = (connection, reports);
+    }
+    world.stop().await;
+}
+
+// rows: R345
+#[tokio::test]
+async fn r345_a_refused_login_does_not_save_the_orders_of_a_lost_session() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings {
+        grace_ms: 300,
+        ..Settings::default()
+    };
+    let world = members(folder.path(), settings).await;
+    let guarded = LoginOptions {
+        cancel_on_disconnect: true,
+        ..with_money("ann", "a")
+    };
+    let (ann, mut of_ann) = world.session(guarded.clone()).await;
+    ann.send(0, wire_order(1, Side::Buy, 1_000, 1))
+        .await
+        .unwrap();
+    until(&mut of_ann, ack).await;
+    ann.cut();
+    assert!(of_ann.recv().await.is_some());
+    let (connection, _reports) = world.connect().await;
+    let wrong = LoginOptions {
+        last_sequence: 99,
+        ..guarded
+    };
+    match connection.login(0, wrong).await {
+        Err(Error::Disconnected { code, .. }) => {
+            assert_eq!(code, Some(DisconnectCode::SequenceAhead))
+        }
+        other => panic!("{other:?}"),
+    }
+    while !world.book().await.0.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    world.stop().await;
+}
+
+// rows: R343
+#[tokio::test]
+async fn r343_a_client_far_behind_gets_everything_once_and_in_order() {
+    const ORDERS: u64 = 12_000;
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.throttle_per_s = 0;
+    let world = members(folder.path(), settings).await;
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    for id in 1..=ORDERS {
+        ann.send(0, wire_order(id, Side::Buy, 100, 1))
+            .await
+            .unwrap();
+    }
+    for _ in 0..ORDERS {
+        until(&mut of_ann, ack).await;
+    }
+    let all = wire::MassCancel {
+        scope: 0,
+        instrument: wire::ALL_INSTRUMENTS,
+        side: wire::BOTH_SIDES,
+    };
+    ann.send(0, all).await.unwrap();
+    let last = loop {
+        let report = numbered(&mut of_ann).await;
+        if matches!(report.message, ServerMessage::MassCancelled(_)) {
+            break report.sequence;
+        }
+    };
+    assert_eq!(last, 2 * ORDERS + 1);
+    ann.cut();
+    drop(of_ann);
+    // All of it, more than any window holds, while new messages come in.
+    let mut raw = Raw::connect(&world).await;
+    raw.send(0, 0, raw_login("ann", "a", 0)).await;
+    raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
+        .await;
+    raw.send(0, ORDERS + 2, wire_order(ORDERS + 1, Side::Buy, 100, 1))
+        .await;
+    let mut next = 1;
+    while next <= last + 1 {
+        let (header, _) = raw.next().await.unwrap();
+        if header.sequence != 0 {
+            assert_eq!(header.sequence, next);
+            next += 1;
+        }
+    }
+    // A request that has long left the window, sent again: its answer comes out of the journal.
+    for again in [5u64, 3] {
+        raw.send(0, again, wire_order(again, Side::Buy, 100, 1))
+            .await;
+        let (number, message) = raw.until(|m| ack(m).is_some()).await;
+        assert_eq!(
+            (number, ack(&message).unwrap().client_seq),
+            (again, again),
+            "under its number"
+        );
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_user_has_so_many_sessions_and_logins() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.sessions_per_user_max = 2;
+    let world = members(folder.path(), settings).await;
+    let mut open = Vec::new();
+    for name in ["a", "b", "a"] {
+        open.push(world.session(login("ann", name)).await);
+    }
+    let (connection, _reports) = world.connect().await;
+    match connection.login(0, login("ann", "c")).await {
+        Err(Error::Disconnected { code, .. }) => {
+            assert_eq!(code, Some(DisconnectCode::TooManySessions))
+        }
+        other => panic!("{other:?}"),
+    }
+    drop(open);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn t49_sessions_logging_in_together_share_one_trading_hold() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    let open = tokio::join!(
+        world.session(with_money("ann", "a")),
+        world.session(with_money("ann", "b")),
+        world.session(with_money("ann", "c")),
+        world.session(with_money("ann", "d")),
+    );
+    drop(open);
+    world.stop().await;
+}

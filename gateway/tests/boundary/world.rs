@@ -54,7 +54,8 @@ pub struct World {
     pub settlement: SettlementHandle,
     pub market: LocalSlot,
     embedded: events::Embedded,
-    sequencer: SequencerHandle,
+    /// Gone when a test has stopped it.
+    sequencer: Option<SequencerHandle>,
     ledger_handle: ledger::LedgerHandle,
     slots: Vec<LocalSlot>,
     stop_gateway: CancellationToken,
@@ -152,7 +153,7 @@ impl World {
             gateway,
             settlement,
             embedded,
-            sequencer,
+            sequencer: Some(sequencer),
             ledger_handle,
             slots,
             stop_gateway,
@@ -160,12 +161,17 @@ impl World {
         }
     }
 
+    /// Begins to stop: nothing more is taken, and [`Self::stop`] has still to come.
+    pub fn shut(&self) {
+        self.stop_gateway.cancel();
+    }
+
     /// Stops in order.
     pub async fn stop(self) -> (PathBuf, Arc<Identity>, Arc<Registry>) {
         self.stop_gateway.cancel();
         self.gateway.stopped().await;
         let sequencer = self.sequencer;
-        tokio::task::spawn_blocking(move || sequencer.stop())
+        tokio::task::spawn_blocking(move || sequencer.map(SequencerHandle::stop))
             .await
             .unwrap();
         self.stop_rest.cancel();
@@ -175,6 +181,14 @@ impl World {
         drop(self.log);
         self.embedded.close().await;
         (self.folder, self.identity, self.registry)
+    }
+
+    /// The trading path ends while the market goes on.
+    pub async fn lose_trading_path(&mut self) {
+        let sequencer = self.sequencer.take();
+        tokio::task::spawn_blocking(move || sequencer.map(SequencerHandle::stop))
+            .await
+            .unwrap();
     }
 
     /// Stops and starts again over the same folder.

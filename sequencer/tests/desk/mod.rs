@@ -107,6 +107,7 @@ pub async fn open_desk(port: Port, instruments: usize) -> Desk {
                 asset,
                 amount_minor: Minor(100_000_000_000),
                 funding_seq: 1,
+                key_hash: Id128::NONE,
             };
             done(&port, Request::Fund(fund)).await;
         }

@@ -127,6 +127,7 @@ impl Market {
             amount_minor: Minor(amount),
             funding_seq: self.funding_seq,
             hold_id: Id128::from_u128(0xfeed_0000 + u128::from(hold.0)),
+            key_hash: Id128::NONE,
         }));
         hold
     }

@@ -1,0 +1,101 @@
+//! The numbered messages of all time, told again from the journal: for what has left the windows of [`crate::streams`].
+//!
+//! Reads block: they run on threads of their own, few at a time ([`SCANS_MAX`]), and stop as soon as the caller has what it came for. Cost: every scan
+//! starts at the beginning of the journal, whose state it needs.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use client::wire::ServerMessage;
+use sequencer::{ReadError, Reader};
+use types::{Sequence, SessionIx};
+
+use crate::fold::{Fact, Fold};
+use crate::market::Market;
+use crate::numbered;
+
+/// Scans that read at the same moment, of all connections together.
+pub const SCANS_MAX: usize = 2;
+
+/// A place in the past.
+pub struct Past {
+    reader: Reader,
+    fold: Fold,
+    facts: Vec<Fact>,
+    /// Last number of each session so far.
+    numbers: Vec<u64>,
+}
+
+/// Why the past cannot be told.
+#[derive(Debug, thiserror::Error)]
+pub enum PastError {
+    #[error(transparent)]
+    Journal(#[from] ReadError),
+    #[error("the reading was given up")]
+    GivenUp,
+}
+
+impl Past {
+    /// The beginning.
+    pub fn of(market: &Market) -> Self {
+        Self {
+            reader: market.read_journal(Sequence::ZERO),
+            fold: Fold::new(market.node),
+            facts: Vec::new(),
+            numbers: Vec::new(),
+        }
+    }
+
+    /// Reads on, up to `through` or until `emit` breaks off; a record is never left in the middle. `emit` is given the session, the number and the
+    /// message. Blocks.
+    fn read(
+        &mut self,
+        through: Sequence,
+        mut emit: impl FnMut(SessionIx, u64, ServerMessage) -> ControlFlow<()>,
+    ) -> Result<(), ReadError> {
+        let mut flow = ControlFlow::Continue(());
+        while self.fold.sequence() < through && flow.is_continue() {
+            let Some(record) = self.reader.try_next()? else {
+                return Ok(());
+            };
+            self.facts.clear();
+            let cause = self
+                .fold
+                .apply(&record.command, &record.events, &mut self.facts);
+            for fact in &self.facts {
+                numbered::messages(&cause, fact, |session, message| {
+                    let at = session.index();
+                    if self.numbers.len() <= at {
+                        self.numbers.resize(at + 1, 0);
+                    }
+                    self.numbers[at] += 1;
+                    if emit(session, self.numbers[at], message).is_break() {
+                        flow = ControlFlow::Break(());
+                    }
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads on as far as the streams have come, on a thread that may block, when it is this scan's turn. Gives back the place and what was collected.
+    pub async fn scan<T: Send + 'static>(
+        mut self,
+        market: &Arc<Market>,
+        mut collected: T,
+        mut take: impl FnMut(&mut T, SessionIx, u64, ServerMessage) -> ControlFlow<()> + Send + 'static,
+    ) -> Result<(Self, T), PastError> {
+        let permit = market.scans.clone().acquire_owned().await;
+        let permit = permit.map_err(|_| PastError::GivenUp)?;
+        let through = market.streams.position();
+        let reading = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            let read = self.read(through, |session, number, message| {
+                take(&mut collected, session, number, message)
+            });
+            read.map(|()| (self, collected))
+        });
+        let read = reading.await.map_err(|_| PastError::GivenUp)?;
+        read.map_err(PastError::Journal)
+    }
+}
