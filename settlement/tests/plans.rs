@@ -424,6 +424,7 @@ fn defunding_takes_only_what_is_free() {
             hold: pool,
             amount_minor: Minor(amount),
             funding_seq: 1_000,
+            key_hash: Id128::NONE,
         })
     };
     let mut fold = market.admission.clone();

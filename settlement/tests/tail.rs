@@ -89,6 +89,7 @@ async fn r181_trades_of_a_running_node_are_settled_and_orders_get_their_holds() 
             asset,
             amount_minor: Minor(1_000_000),
             funding_seq: 1,
+            key_hash: Id128::NONE,
         };
         let command = Command::Fund(command::Fund {
             hold: HoldIx(user),
@@ -98,6 +99,7 @@ async fn r181_trades_of_a_running_node_are_settled_and_orders_get_their_holds() 
             amount_minor: fund.amount_minor,
             funding_seq: 1,
             hold_id: fund.hold_id,
+            key_hash: Id128::NONE,
         });
         platform.fund_one(&known, &command).await;
         known = apply(&call(&sequencer, Request::Fund(fund)).await);

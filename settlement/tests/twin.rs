@@ -135,6 +135,7 @@ async fn r188_the_fold_has_the_money_that_admission_has() {
                     asset,
                     amount_minor: Minor(150_000),
                     funding_seq: 1,
+                    key_hash: Id128::NONE,
                 }));
             }
         }
