@@ -216,6 +216,10 @@ pub async fn stop_trading(market: &Market, user: UserIx) -> Result<(), NotTaken>
 
 async fn unblock(market: &Market, user_id: &str) -> HandlerResult {
     if let Some(user) = forget(market, user_id).await? {
+        if market.settlement.is_suspended(user_id) {
+            tracing::warn!(user_id, "user stays blocked: journal and ledger differ");
+            return Ok(());
+        }
         ask_or_known(market, Request::UnblockUser(user)).await?;
     }
     Ok(())

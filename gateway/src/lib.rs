@@ -23,10 +23,12 @@
 //! | `fold`, `numbered`, `streams`, `past`, `dispatch` | from the journal to the sessions |
 //! | `projection` | from the journal to history and events |
 //! | `instruments`, `consumers` | what other services' events change here |
+//! | `breaks` | users whose money differs between journal and ledger |
 //! | `calls` | identity, ledger, registry as this room asks them |
 //! | `refusal`, `ids`, `depth`, `turns`, `failpoint` | error texts, derived ids, book views, one at a time, a place to crash at |
 
 mod api;
+mod breaks;
 mod budget;
 mod calls;
 mod config;

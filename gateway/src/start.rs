@@ -19,7 +19,7 @@ use crate::calls::{Cfa, Identity, Ledger};
 use crate::market::{Market, Parts};
 use crate::projection::{Projection, repo};
 use crate::quic::server::Server;
-use crate::{Error, GatewayConfig, consumers, dispatch, guard, instruments, sweeper};
+use crate::{Error, GatewayConfig, breaks, consumers, dispatch, guard, instruments, sweeper};
 
 /// How long to wait before the registry is asked again.
 const REGISTRY_RETRY: Duration = Duration::from_secs(1);
@@ -124,6 +124,8 @@ pub async fn start(
         &shutdown,
         endless(sweeping),
     ));
+    let breaks = breaks::run(market.clone(), shutdown.clone());
+    workers.push(guard::spawn(&health, "breaks", &shutdown, endless(breaks)));
     let gauges = dispatch::gauges(market.clone(), shutdown.clone());
     workers.push(guard::spawn(&health, "gauges", &shutdown, endless(gauges)));
     let path = dispatch::watch_path(market.clone(), health.clone(), shutdown.clone());

@@ -3,6 +3,7 @@
 //! than running.
 
 mod book;
+mod breaks;
 mod changes;
 mod crash;
 mod doubles;
@@ -10,4 +11,5 @@ mod history;
 mod holds;
 mod orders;
 mod sessions;
+mod shutdown;
 mod world;

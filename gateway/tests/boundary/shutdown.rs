@@ -1,0 +1,50 @@
+//! What was taken before a shutdown is answered and reported behind it.
+
+use client::wire::ServerMessage;
+use types::Side;
+
+use crate::world::*;
+
+#[tokio::test]
+async fn a_call_that_was_taken_is_answered_behind_the_shutdown() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    // Listeners drain behind the token: a call they let through has its answer from the history.
+    world.shut();
+    let order = world.place(buy("ann", "10", "1")).await.unwrap();
+    assert_eq!(
+        world.order(&order.order_id).await.unwrap().order_id,
+        order.order_id
+    );
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_session_gets_the_numbered_reports_of_what_was_accepted_before_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "100000", "0").await;
+    let mut options = login("ann", "a");
+    options.money_hold_minor = 5_000_000;
+    let (connection, mut reports) = world.session(options).await;
+    for id in 1..=40 {
+        let order = wire_order(id, Side::Buy, 1_000, 1);
+        connection.send(0, order).await.unwrap();
+    }
+    let (mut accepted, mut acknowledged) = (0, 0);
+    let stopping = async {
+        world.stop().await;
+    };
+    let reading = async {
+        while let Some(Ok(report)) = reports.recv().await {
+            match report.message {
+                ServerMessage::Accepted(_) => accepted += 1,
+                ServerMessage::OrderAck(_) => acknowledged += 1,
+                _ => {}
+            }
+        }
+    };
+    tokio::join!(stopping, reading);
+    assert_eq!(acknowledged, accepted);
+}
