@@ -150,7 +150,7 @@ impl Doors {
 /// Tokens of the stages in which the platform stops.
 #[derive(Default)]
 struct Stages {
-    /// Listeners and sessions.
+    /// Listeners and sessions. What tells how their last orders went ends behind them, with the gateway's handle.
     edge: CancellationToken,
     settlement: CancellationToken,
     /// Payments, CFA life cycle, identity, bank.
@@ -305,6 +305,13 @@ impl Platform {
             .market
             .fill(rpc::with_auth(gateway.service().routes, &auth));
 
+        // Settlement has no port of its own: the market's health speaks for it.
+        tokio::spawn(show(
+            settlement.health(),
+            gateway.service().health,
+            stages.edge.clone(),
+        ));
+
         // 8. The doors to the outside: a port for each service, and one for all.
         let addresses = Addresses {
             all: sockets.all.local_addr()?,
@@ -372,8 +379,8 @@ impl Platform {
     pub async fn stop(mut self) -> anyhow::Result<()> {
         // The opposite order of the start.
         self.stages.edge.cancel();
-        self.gateway.stopped().await;
         let mut failure = None;
+        // Calls under way are answered out of what the gateway still reads from the journal, so it goes behind the listeners.
         while let Some(ended) = self.listeners.join_next().await {
             match ended {
                 Ok(Ok(())) => {}
@@ -381,6 +388,7 @@ impl Platform {
                 Err(error) => failure = Some(anyhow::Error::from(error)),
             }
         }
+        self.gateway.stopped().await;
         self.stages.settlement.cancel();
         self.settlement.stopped().await;
         let sequencer = self.sequencer;
@@ -404,6 +412,26 @@ impl Platform {
         match failure {
             Some(error) => Err(error.context("a listener failed")),
             None => Ok(()),
+        }
+    }
+}
+
+/// Shows the parts of one service in the health of another.
+async fn show(from: rpc::Health, into: rpc::Health, until: CancellationToken) {
+    let mut failing = from.watch();
+    let mut shown = rpc::health::Failing::new();
+    loop {
+        let now = failing.borrow_and_update().clone();
+        for (part, reason) in &now {
+            into.set_failing(part, reason);
+        }
+        for part in shown.keys().filter(|part| !now.contains_key(*part)) {
+            into.set_ok(part);
+        }
+        shown = now;
+        tokio::select! {
+            changed = failing.changed() => if changed.is_err() { return },
+            () = until.cancelled() => return,
         }
     }
 }
@@ -447,4 +475,26 @@ async fn start_sequencer(
         .await
         .context("the trading path")?
         .context("the trading path")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_markets_health_shows_what_settlement_waits_for() {
+        let (settlement, market) = (rpc::Health::new("settlement"), rpc::Health::new("market"));
+        let until = CancellationToken::new();
+        market.set_failing("history", "away");
+        let showing = tokio::spawn(show(settlement.clone(), market.clone(), until.clone()));
+        let mut seen = market.watch();
+        settlement.set_failing("settlement-ledger", "1:1-5: refused");
+        let failing = seen.wait_for(|f| f.len() == 2).await.unwrap().clone();
+        assert_eq!(failing["settlement-ledger"], "1:1-5: refused");
+        settlement.set_ok("settlement-ledger");
+        let failing = seen.wait_for(|f| f.len() == 1).await.unwrap().clone();
+        assert_eq!(failing["history"], "away");
+        until.cancel();
+        showing.await.unwrap();
+    }
 }

@@ -95,7 +95,7 @@ impl Story {
                 Err(error) if !is_late && is_not_found(&error) => {}
                 Err(error) => return Err(error),
             }
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 

@@ -226,6 +226,9 @@ fn count(status: &Value, name: &str) -> u64 {
         .unwrap_or_default()
 }
 
+/// Time between two looks at the number of settled trades: each is a call in the way of the orders, and the lag is known no finer.
+const LOOK: Duration = Duration::from_millis(100);
+
 /// Looks at the number of settled trades while the file is played.
 struct Watch {
     stop: Arc<AtomicBool>,
@@ -267,7 +270,7 @@ impl Watch {
                 if settled >= wanted.load(Ordering::SeqCst) || stopping.load(Ordering::SeqCst) {
                     return Ok(seen);
                 }
-                tokio::time::sleep(Duration::from_millis(20)).await;
+                tokio::time::sleep(LOOK).await;
             }
         });
         Self {
