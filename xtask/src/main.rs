@@ -1,6 +1,7 @@
 //! Chores of the workspace, in Rust: `cargo xtask <chore>`. Everything here can be run by hand and by CI with the same words.
 
 mod contracts;
+mod deny;
 mod full;
 mod proto;
 mod rows;
@@ -29,6 +30,12 @@ enum Chore {
         #[arg(long)]
         write: bool,
     },
+    /// Licences, banned crates and sources of all dependencies (`deny.toml`). Installs the tool it needs.
+    Deny {
+        /// Look into the database of known vulnerabilities too; it is fetched from its own repository.
+        #[arg(long)]
+        advisories: bool,
+    },
     /// The tests that need services of their own: Connect conformance suite, Kafka. Installs and starts what they need.
     Full,
     /// Which rows of the specification's checklist have a test that names them, and which do not.
@@ -46,6 +53,7 @@ fn main() -> anyhow::Result<()> {
     match Args::parse().chore {
         Chore::Proto { chore } => proto::run(chore),
         Chore::Contracts { write } => contracts::run(write),
+        Chore::Deny { advisories } => deny::run(advisories),
         Chore::Full => full::run(),
         Chore::Rows { json, require } => rows::run(json, &require),
     }
