@@ -167,9 +167,10 @@ impl Worker {
     fn fail(&self, group: Vec<Job>, error: Error) {
         tracing::error!(%error, "ledger store refused a write");
         self.health.set_failing("store", "the last write failed");
-        let text = error.to_string();
+        let (text, is_away) = (error.to_string(), error.is_away());
         for job in group {
-            let _ = job.reply.send(Err(Error::Commit(text.clone())));
+            let text = text.clone();
+            let _ = job.reply.send(Err(Error::Commit { text, is_away }));
         }
     }
 

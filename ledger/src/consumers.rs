@@ -2,11 +2,11 @@
 //!
 //! Each event is taken once, in the transaction of its effect. What it asks is idempotent besides: operations are keyed by the CFA
 //! operation, finality of an unknown operation is parked. A refusal that waiting cannot mend goes to the dead-letter topic at once, so that
-//! nothing queues up behind it.
+//! nothing queues up behind it. While the store is away every event waits: none is given up for that.
 
 use std::sync::Arc;
 
-use events::{Event, HandlerResult, Poison, topics};
+use events::{Event, HandlerResult, Later, Poison, topics};
 use prost::Message;
 use proto::{
     cfa::v1 as cfa, chain::v1 as chain, common::v1::RequestContext, convert,
@@ -25,6 +25,8 @@ use crate::{
 const IDENTITY: &str = "ledger.identity";
 const CFA: &str = "ledger.cfa";
 const CHAIN: &str = "ledger.chain";
+/// Every group of this service that handles events.
+pub const GROUPS: [&str; 3] = [IDENTITY, CFA, CHAIN];
 
 /// Spawns one consumer per topic.
 pub fn spawn(
@@ -69,7 +71,12 @@ async fn handle(committer: &Committer, consumer: &'static str, event: Event) -> 
         consumer,
         event_id: event.id,
     };
-    match committer.take(command, context, taken).await? {
+    let outcome = match committer.take(command, context, taken).await {
+        Ok(outcome) => outcome,
+        Err(error) if error.is_away() => return Err(Later(error.to_string()).into()),
+        Err(error) => return Err(error.into()),
+    };
+    match outcome {
         Ok(_) => Ok(()),
         // The instrument's registration is on its way.
         Err(refused) if refused.refusal == Refusal::InstrumentNotFound => {

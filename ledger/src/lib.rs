@@ -86,10 +86,23 @@ pub enum Error {
     Events(#[from] events::Error),
     #[error("ledger row is broken: {0}")]
     Broken(String),
-    #[error("write not committed: {0}")]
-    Commit(String),
+    #[error("write not committed: {text}")]
+    Commit { text: String, is_away: bool },
     #[error("ledger is stopping")]
     Closed,
+}
+
+impl Error {
+    /// True when the store is away, so that the same write may work later; false when this write can never be done.
+    fn is_away(&self) -> bool {
+        match self {
+            Error::Store(error) => events::sqlite::is_away(error),
+            Error::Events(error) => error.is_away(),
+            Error::Broken(_) => false,
+            Error::Commit { is_away, .. } => *is_away,
+            Error::Closed => true,
+        }
+    }
 }
 
 /// Opens the store and spawns the committer, the outbox relay, the consumers and the sweeper. All end when `shutdown` is cancelled.
@@ -129,7 +142,8 @@ pub async fn start(
     ));
     consumers::spawn(&deps.log, &committer, &tasks, &shutdown);
     topics::spawn(&deps.log, &api, &tasks, &shutdown);
-    tasks.spawn(mirror(deps.log, health.clone(), shutdown));
+    tasks.spawn(mirror(deps.log.clone(), health.clone(), shutdown.clone()));
+    tasks.spawn(show_waiting(deps.log, health.clone(), shutdown));
     tasks.close();
     Ok(LedgerHandle {
         api,
@@ -153,6 +167,15 @@ async fn mirror(log: Arc<dyn events::Log>, health: rpc::Health, shutdown: Cancel
             changed = failing.changed() => if changed.is_err() { return },
         }
     }
+}
+
+/// Shows consumers that wait for the store in the ledger's health.
+async fn show_waiting(log: Arc<dyn events::Log>, health: rpc::Health, shutdown: CancellationToken) {
+    let show = |part: &str, reason: Option<&str>| match reason {
+        Some(reason) => health.set_failing(part, reason),
+        None => health.set_ok(part),
+    };
+    events::report_waiting(log, &consumers::GROUPS, show, shutdown).await;
 }
 
 /// A running ledger.

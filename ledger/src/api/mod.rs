@@ -93,7 +93,7 @@ fn note_difference() {
 /// What the caller may know of a failing store.
 pub(crate) fn unavailable(error: &Error) -> Status {
     match error {
-        Error::Closed | Error::Commit(_) => {
+        Error::Closed | Error::Commit { .. } => {
             tracing::warn!(%error, "ledger write not done");
             rpc::status::unavailable("Ledger", 1_000)
         }
