@@ -230,7 +230,7 @@ pub struct HoldTerms {
     pub instrument_id: Id,
     pub decimals: u8,
     pub reason: String,
-    /// `market` for trading holds and their children, otherwise free text.
+    /// `market` for trading holds and their children, `cfa` for redemptions, otherwise free text.
     pub owner: String,
     pub parent_hold_id: Option<Id>,
     pub destination_subaccount_id: Option<Id>,

@@ -25,7 +25,7 @@ pub enum Refusal {
     InsufficientBalance(Option<Box<Shortage>>),
     HoldNotActive,
     HoldExpired,
-    /// A hold of the market touched by anyone else (`design.md` 4).
+    /// A hold of a service touched by anyone else (`design.md` 4).
     HoldInUse,
     /// More asked out of a hold than remains of it.
     HoldAmountExceeded,
@@ -37,6 +37,8 @@ pub enum Refusal {
     OperationExists,
     /// An illegal move of the state table (D10).
     OperationStatus,
+    /// Finality or reversal of what awaits the chain, asked for by anyone but a service.
+    OperationInFlight,
     AlreadyReversed,
     /// The batch does not follow the last one of its source.
     SourceGap {
@@ -87,6 +89,7 @@ impl Refusal {
             | Self::SubAccountClosed
             | Self::SubAccountNotEmpty
             | Self::OperationStatus
+            | Self::OperationInFlight
             | Self::AlreadyReversed
             | Self::SourceGap { .. }
             | Self::SourceConflict => Class::Precondition,
@@ -111,11 +114,19 @@ impl Refusal {
             Self::SubAccountClosed => "SUB_ACCOUNT_CLOSED",
             Self::SubAccountNotEmpty => "SUB_ACCOUNT_NOT_EMPTY",
             Self::OperationExists => "OPERATION_EXISTS",
-            Self::OperationStatus => "OPERATION_STATUS",
+            Self::OperationStatus | Self::OperationInFlight => "OPERATION_STATUS",
             Self::AlreadyReversed => "ALREADY_REVERSED",
             Self::SourceGap { .. } => "SOURCE_GAP",
             Self::SourceConflict => "SOURCE_CONFLICT",
             Self::Invalid { .. } => "INVALID_ARGUMENT",
+        }
+    }
+
+    /// Under which word a bound refusal is stored: its reason, or a finer one where the reason is shared.
+    pub fn bound_reason(&self) -> &'static str {
+        match self {
+            Self::OperationInFlight => "OPERATION_IN_FLIGHT",
+            other => other.reason(),
         }
     }
 
@@ -138,6 +149,7 @@ impl Refusal {
             "SUB_ACCOUNT_CLOSED" => Self::SubAccountClosed,
             "SUB_ACCOUNT_NOT_EMPTY" => Self::SubAccountNotEmpty,
             "OPERATION_STATUS" => Self::OperationStatus,
+            "OPERATION_IN_FLIGHT" => Self::OperationInFlight,
             "ALREADY_REVERSED" => Self::AlreadyReversed,
             _ => return None,
         })
@@ -163,6 +175,9 @@ impl fmt::Display for Refusal {
             Self::SubAccountNotEmpty => "Sub-account is not empty",
             Self::OperationExists => "Operation already exists",
             Self::OperationStatus => "Operation status does not allow this",
+            Self::OperationInFlight => {
+                "Operation is in flight to the chain, only the service that sent it may end it"
+            }
             Self::AlreadyReversed => "Operation is already reversed",
             Self::SourceGap { expected_first } => {
                 return write!(

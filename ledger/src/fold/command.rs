@@ -11,7 +11,7 @@ pub struct Command {
     pub act: Act,
     /// `None` for work that is idempotent by nature (consumed events, sweepers).
     pub key: Option<CallKey>,
-    /// The caller is a service: the market's holds are open to it (`design.md` 4).
+    /// The caller is a service: holds of services are open to it (`design.md` 4), and so is what awaits the chain.
     pub is_service: bool,
 }
 
@@ -283,7 +283,7 @@ impl StoredAnswer {
         StoredAnswer {
             digest,
             outcome: StoredOutcome::Refused {
-                reason: refused.refusal.reason().to_owned(),
+                reason: refused.refusal.bound_reason().to_owned(),
                 at: refused.at,
             },
         }

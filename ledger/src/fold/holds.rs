@@ -18,8 +18,8 @@ use crate::{
     refusal::Refusal,
 };
 
-/// Owner of trading holds and their children.
-pub const OWNER_MARKET: &str = "market";
+/// Owners whose holds services alone make and touch: trading holds with their children, and what redemptions reserve.
+const SERVICE_OWNERS: [&str; 2] = ["market", "cfa"];
 
 /// Expires what the command is about to touch. This stays, whatever becomes of the command (T31).
 pub fn expire_touched(book: &mut Book, command: &Command) {
@@ -106,7 +106,7 @@ pub(super) fn open(
     new: &NewHold,
     ids: Ids,
 ) -> Result<Hold, Refusal> {
-    if new.owner == OWNER_MARKET && !command.is_service {
+    if is_of_service(&new.owner) && !command.is_service {
         return Err(Refusal::invalid("hold.owner", "is reserved for services"));
     }
     let hold_id = new.hold_id.clone().unwrap_or_else(&mut *ids);
@@ -398,10 +398,14 @@ pub fn usable(book: &Book, command: &Command, hold_id: &Id) -> Result<Hold, Refu
 }
 
 pub(super) fn owned(hold: Hold, command: &Command) -> Result<Hold, Refusal> {
-    if hold.terms.owner == OWNER_MARKET && !command.is_service {
+    if is_of_service(&hold.terms.owner) && !command.is_service {
         return Err(Refusal::HoldInUse);
     }
     Ok(hold)
+}
+
+fn is_of_service(owner: &str) -> bool {
+    SERVICE_OWNERS.contains(&owner)
 }
 
 fn subaccount_of(book: &Book, hold: &Hold) -> SubAccount {

@@ -2,6 +2,7 @@
 //!
 //! Moves: SETTLED, PROCESSING, ONCHAIN_SUBMITTED -> FINALIZED | FAILED. A credit marked unsettled becomes spendable at FINALIZED. An
 //! operation is reversed once; one that was not final becomes FAILED by it, so that later news of finality cannot free the same money twice.
+//! What awaits the chain is ended by services alone.
 
 use std::sync::Arc;
 
@@ -22,7 +23,12 @@ const INTEGRATION_ERROR: i32 = 3;
 const REVERTED: &str = "Blockchain transaction reverted";
 
 /// FinalizeOperation(s): every target must exist and be open or final already.
-pub fn finalize(book: &mut Book, targets: &[Target], tx_hash: Option<&Id>) -> Outcome {
+pub fn finalize(
+    book: &mut Book,
+    command: &Command,
+    targets: &[Target],
+    tx_hash: Option<&Id>,
+) -> Outcome {
     let mut moved = 0;
     for target in targets {
         let id = find(book, target).ok_or(Refusal::OperationNotFound)?;
@@ -37,6 +43,7 @@ pub fn finalize(book: &mut Book, targets: &[Target], tx_hash: Option<&Id>) -> Ou
                 }
             }
             status if status.is_open() => {
+                own_flight(operation, command)?;
                 finalize_one(book, &id, tx_hash);
                 moved += 1;
             }
@@ -156,6 +163,7 @@ pub fn reverse(
     if !operation.status.is_open() && operation.status != OperationStatus::Finalized {
         return Err(Refusal::OperationStatus.into());
     }
+    own_flight(&operation, command)?;
     let id = reverse_one(
         book,
         operation,
@@ -167,6 +175,16 @@ pub fn reverse(
         ids,
     )?;
     Ok(answer(book, &id, Replay::No))
+}
+
+/// What is in flight to the chain is ended by the service that sent it, who knows what became of it there. Anyone else would part the ledger
+/// from the chain: undo what stands there, or free money that may yet be taken back.
+fn own_flight(operation: &Operation, command: &Command) -> Result<(), Refusal> {
+    let in_flight = operation.terms.awaits_chain && operation.status.is_open();
+    if in_flight && !command.is_service {
+        return Err(Refusal::OperationInFlight);
+    }
+    Ok(())
 }
 
 fn answer(book: &Book, id: &Id, replay: Replay) -> Answered {
@@ -206,7 +224,7 @@ fn reverse_one(
             units: posting.amount.clone(),
             hold_id: None,
             unsettled: false,
-            corrects: true,
+            may_debit_frozen: true,
             debits_unsettled: posting.unsettled && was_open,
             index,
         })

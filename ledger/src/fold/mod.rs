@@ -73,7 +73,9 @@ fn act(book: &mut Book, command: &Command, ids: Ids) -> Outcome {
             holds::sweep(book, due);
             Ok(Answered::new(Answer::Done))
         }
-        Act::Finalize { targets, tx_hash } => lifecycle::finalize(book, targets, tx_hash.as_ref()),
+        Act::Finalize { targets, tx_hash } => {
+            lifecycle::finalize(book, command, targets, tx_hash.as_ref())
+        }
         Act::Confirm { targets, tx_hash } => lifecycle::confirm(book, targets, tx_hash.as_ref()),
         Act::Receipt { tx_hash, reverted } => lifecycle::receipt(book, tx_hash, *reverted, ids),
         Act::Reverse {

@@ -12,8 +12,8 @@ use crate::{
     book::Book,
     facts::Fact,
     model::{
-        Call, Id, Operation, OperationStatus, OperationTerms, Posting, Scope, SubAccount,
-        SubAccountStatus, Units,
+        Call, Id, Operation, OperationStatus, OperationTerms, OperationType, Posting, Scope,
+        SubAccount, SubAccountStatus, Units,
     },
     names,
     refusal::Refusal,
@@ -89,7 +89,7 @@ pub fn create(
         .postings
         .iter()
         .enumerate()
-        .map(|(index, posting)| resolve(book, command, index, posting))
+        .map(|(index, posting)| resolve(book, command, new.kind, index, posting))
         .collect::<Result<Vec<_>, _>>()?;
     let status = match (new.awaits_chain, &new.tx_hash) {
         (false, _) => OperationStatus::Settled,
@@ -137,8 +137,8 @@ pub struct Move {
     pub units: Units,
     pub hold_id: Option<Id>,
     pub unsettled: bool,
-    /// A reversing entry: may debit a frozen sub-account.
-    pub corrects: bool,
+    /// A reversing entry, or units redeemed by a service.
+    pub may_debit_frozen: bool,
     /// A reversing entry that takes back what could not be spent yet.
     pub debits_unsettled: bool,
     pub index: usize,
@@ -147,6 +147,7 @@ pub struct Move {
 fn resolve(
     book: &mut Book,
     command: &Command,
+    kind: OperationType,
     index: usize,
     posting: &NewPosting,
 ) -> Result<Move, Refusal> {
@@ -194,15 +195,24 @@ fn resolve(
         }
     }
     Ok(Move {
+        may_debit_frozen: command.is_service && is_redemption(kind, &debit, &credit),
         units: debit.units(minor),
         debit_subaccount_id: debit_id,
         credit_subaccount_id: credit_id,
         hold_id: posting.hold_id.clone(),
         unsettled: posting.unsettled,
-        corrects: false,
         debits_unsettled: false,
         index,
     })
+}
+
+/// Units on their way back into their own reserve. Maturity pays every holder, a frozen one too: his payout is credited and stays frozen.
+/// Ledger money is no such unit, its redemption is a payout to the bank.
+fn is_redemption(kind: OperationType, debit: &SubAccount, credit: &SubAccount) -> bool {
+    let instrument_id = &debit.terms.instrument_id;
+    kind == OperationType::Redemption
+        && **instrument_id != *names::CFA_RUB
+        && *credit.terms.subaccount_id == *names::reserve(instrument_id)
 }
 
 /// Applies the movements and writes the operation with its postings. Cover is judged after all of them (D17).
@@ -268,7 +278,7 @@ fn apply(book: &mut Book, operation_id: &Id, movement: Move, ids: Ids) -> Result
     };
 
     let mut debit = side(book, &movement.debit_subaccount_id)?;
-    let may_debit_frozen = movement.corrects || movement.hold_id.is_some();
+    let may_debit_frozen = movement.may_debit_frozen || movement.hold_id.is_some();
     match debit.status() {
         SubAccountStatus::Closed => return Err(Refusal::SubAccountClosed),
         SubAccountStatus::Frozen if !may_debit_frozen => return Err(Refusal::SubAccountFrozen),
@@ -297,9 +307,8 @@ fn apply(book: &mut Book, operation_id: &Id, movement: Move, ids: Ids) -> Result
     accounts::put(book, debit);
 
     let mut credit = side(book, &movement.credit_subaccount_id)?;
-    if credit.status() == SubAccountStatus::Closed {
-        return Err(Refusal::SubAccountClosed);
-    }
+    // A credit opens it (T37), again if need be: what others have settled already must not be refused here. A freeze stays.
+    credit.closed = false;
     let credit_before = credit.balance;
     credit.balance = credit.balance.checked_add(minor).ok_or_else(out_of_range)?;
     credit.version += 1;

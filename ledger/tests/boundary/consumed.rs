@@ -221,6 +221,88 @@ async fn r218_issue_of_money_is_a_deposit_out_of_the_reserve_once() {
     world.assert_books_balance().await;
 }
 
+// rows: R218
+#[tokio::test]
+async fn r218_issue_to_a_closed_sub_account_opens_it_again() {
+    let world = World::new().await;
+    for user in ["u1", "u2"] {
+        let funded = world.fund(user, RUB, "1").await;
+        let reverse = ReverseOperationRequest {
+            context: write(&format!("r-{user}")),
+            operation_id: funded.operation_id,
+            reason: String::new(),
+        };
+        let mut client = world.client.clone();
+        client.reverse_operation(reverse).await.unwrap();
+        let close = SetSubAccountStatusRequest {
+            context: write(&format!("s-{user}")),
+            subaccount_id: format!("{user}:CFA-RUB"),
+            status: SubAccountStatus::Closed as i32,
+            reason: "leaves".to_owned(),
+        };
+        client.set_sub_account_status(close).await.unwrap();
+    }
+    // A user blocked meanwhile is credited frozen.
+    let blocked = UserCreatedEvent {
+        user_id: "u2".to_owned(),
+        ..Default::default()
+    };
+    let name = "platform.identity.v1.UserBlockedEvent";
+    world.publish(topics::IDENTITY, name, "u2", &blocked).await;
+    // The answer to it: sub-accounts made for him from now on are frozen.
+    eventually(|| async {
+        world.fund("u2", BOND, "1").await;
+        status_of(&world, "u2:BOND-1")
+            .await
+            .filter(|status| *status == SubAccountStatus::Frozen)
+    })
+    .await;
+    assert_eq!(
+        status_of(&world, "u2:CFA-RUB").await,
+        Some(SubAccountStatus::Closed)
+    );
+    for (user, status) in [
+        ("u1", SubAccountStatus::Active),
+        ("u2", SubAccountStatus::Frozen),
+    ] {
+        issue(&world, &format!("op-{user}"), user, "7").await;
+        let subaccount = format!("{user}:CFA-RUB");
+        eventually(|| async {
+            status_of(&world, &subaccount)
+                .await
+                .filter(|now| *now == status)
+        })
+        .await;
+        assert_eq!(world.balance(&subaccount).await[0], "7.00");
+    }
+    world.assert_books_balance().await;
+}
+
+// rows: R336
+#[tokio::test(flavor = "multi_thread")]
+async fn r336_events_wait_while_the_store_is_locked() {
+    let world = World::new().await;
+    let path = world.folder.path().join("ledger.sqlite");
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(path);
+    let pool = sqlx::SqlitePool::connect_with(options).await.unwrap();
+    let lock = pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
+    issue(&world, "op1", "u1", "7").await;
+    let health = world.handle.service().health;
+    let part = format!("ledger.cfa:{}", topics::CFA);
+    let reason = eventually(|| async { health.failing().remove(&part) }).await;
+    assert!(reason.contains("locked"), "{reason}");
+    lock.rollback().await.unwrap();
+    only(
+        &world,
+        "u1",
+        OperationType::Deposit,
+        OperationStatus::Finalized,
+    )
+    .await;
+    eventually(|| async { health.failing().is_empty().then_some(()) }).await;
+    pool.close().await;
+}
+
 async fn receipt(world: &World, tx_hash: &str, status: ReceiptStatus) {
     let event = TransactionReceiptReadyEvent {
         tx_hash: tx_hash.to_owned(),

@@ -515,15 +515,21 @@ async fn t10_consumption_with_a_destination_posts_in_the_same_step() {
 
 // rows: R199 R200
 #[tokio::test]
-async fn holds_of_the_market_are_in_use_for_anyone_else() {
+async fn r199_holds_of_services_are_in_use_for_anyone_else() {
     let world = World::new().await;
+    for owner in ["market", "cfa"] {
+        owned_by(&world, owner).await;
+    }
+}
+
+async fn owned_by(world: &World, owner: &str) {
     world.fund("u1", RUB, "100").await;
     let owned = Hold {
-        owner: "market".to_owned(),
+        owner: owner.to_owned(),
         ..new_hold("u1", RUB, "40")
     };
     let hold = world
-        .open_hold("h1", owned.clone())
+        .open_hold(&format!("h1-{owner}"), owned.clone())
         .await
         .unwrap()
         .into_inner()
@@ -531,7 +537,7 @@ async fn holds_of_the_market_are_in_use_for_anyone_else() {
         .unwrap();
     let mut operator = world.as_caller("sandbox.operator");
     let release = ReleaseHoldRequest {
-        context: write("r1"),
+        context: write(&format!("r1-{owner}")),
         hold_id: hold.hold_id.clone(),
         reason: String::new(),
     };
@@ -543,7 +549,7 @@ async fn holds_of_the_market_are_in_use_for_anyone_else() {
         "Hold is in use",
     );
     let consume = ConsumeHoldRequest {
-        context: write("c1"),
+        context: write(&format!("c1-{owner}")),
         hold_id: hold.hold_id.clone(),
         ..Default::default()
     };
@@ -554,7 +560,7 @@ async fn holds_of_the_market_are_in_use_for_anyone_else() {
         "Hold is in use",
     );
     let create = CreateHoldRequest {
-        context: write("h2"),
+        context: write(&format!("h2-{owner}")),
         hold: Some(owned),
     };
     assert_eq!(
@@ -565,7 +571,10 @@ async fn holds_of_the_market_are_in_use_for_anyone_else() {
         world.get_hold(&hold.hold_id).await.status(),
         HoldStatus::Active
     );
-    world.release("r2", &hold.hold_id).await.unwrap();
+    world
+        .release(&format!("r2-{owner}"), &hold.hold_id)
+        .await
+        .unwrap();
 }
 
 #[tokio::test]

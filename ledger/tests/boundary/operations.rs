@@ -596,6 +596,69 @@ async fn finalize(
     world.client.clone().finalize_operation(request).await
 }
 
+// rows: R216 R329
+#[tokio::test]
+async fn r216_what_is_in_flight_to_the_chain_is_ended_by_services_alone() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    let mut operator = world.as_caller("sandbox.operator");
+    let end = |id: &str| FinalizeOperationRequest {
+        context: write(&fresh()),
+        operation_id: id.to_owned(),
+        onchain_tx_hash: String::new(),
+    };
+    let mut sent = Vec::new();
+    for (key, tx_hash) in [("k1", None), ("k2", Some("0xaa"))] {
+        let mut request = operation(
+            OperationType::TradeBuy,
+            "u1",
+            key,
+            &[("u1:CFA-RUB", "u2:CFA-RUB", "10", RUB)],
+        );
+        request.postings[0].unsettled = true;
+        let of = request.operation.as_mut().unwrap();
+        of.awaits_chain = true;
+        of.onchain_tx_hash = tx_hash.map(str::to_owned);
+        let made = world.client.clone().create_operation(request).await;
+        sent.push(made.unwrap().into_inner().operation.unwrap().operation_id);
+    }
+    let text = "Operation is in flight to the chain, only the service that sent it may end it";
+    let precondition = Code::FailedPrecondition;
+    for id in &sent {
+        let answer = operator.finalize_operation(end(id)).await;
+        refused(answer, precondition, "OPERATION_STATUS", text);
+        // Bound to its key, words and all.
+        for _ in 0..2 {
+            let answer = operator
+                .reverse_operation(reversal(&format!("r-{id}"), id))
+                .await;
+            refused(answer, precondition, "OPERATION_STATUS", text);
+        }
+    }
+    assert_eq!(
+        world.balance("u2:CFA-RUB").await,
+        ["20.00", "0.00", "20.00", "0.00"]
+    );
+    // The service ends both; what is final is staff's business again.
+    finalize(&world, &sent[0], "0xbb").await.unwrap();
+    let undone = reversal("by-service", &sent[1]);
+    world
+        .client
+        .clone()
+        .reverse_operation(undone)
+        .await
+        .unwrap();
+    operator.finalize_operation(end(&sent[0])).await.unwrap();
+    let late = reversal("late", &sent[0]);
+    operator.reverse_operation(late).await.unwrap();
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "100.00");
+    // What awaits no chain never was the services' own.
+    let plain = world.fund("u3", RUB, "1").await;
+    let plain = reversal("plain", &plain.operation_id);
+    operator.reverse_operation(plain).await.unwrap();
+    world.assert_books_balance().await;
+}
+
 // rows: R329 R220
 #[tokio::test]
 async fn d18_status_and_unsettled_until_final() {

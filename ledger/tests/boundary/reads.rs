@@ -279,12 +279,119 @@ async fn d15_frozen_takes_credit_and_pays_only_out_of_holds() {
         "late",
         &[("system:reserve:CFA-RUB", "u3:CFA-RUB", "1", RUB)],
     );
-    let answer = world.client.clone().create_operation(credit).await;
+    let closed = |answer| {
+        refused(
+            answer,
+            Code::FailedPrecondition,
+            "SUB_ACCOUNT_CLOSED",
+            "Sub-account is closed",
+        );
+    };
+    closed(world.open_hold("h-late", new_hold("u3", RUB, "1")).await);
+    let answer = compliance
+        .set_sub_account_status(set("s6", "u3:CFA-RUB", SubAccountStatus::Active))
+        .await;
     refused(
         answer,
         Code::FailedPrecondition,
         "SUB_ACCOUNT_CLOSED",
         "Sub-account is closed",
+    );
+    // Only a credit opens it again (T37).
+    world.client.clone().create_operation(credit).await.unwrap();
+    world.hold("u3", RUB, "1").await;
+    world.assert_books_balance().await;
+}
+
+// rows: R324
+#[tokio::test]
+async fn r324_redemption_by_a_service_debits_frozen_units_and_nothing_else_does() {
+    let world = World::new().await;
+    world.fund("u1", BOND, "10").await;
+    world.fund("u1", RUB, "10").await;
+    world.fund("u2", BOND, "10").await;
+    let mut compliance = world.as_caller("sandbox.compliance");
+    for (key, subaccount) in [("f1", "u1:BOND-1"), ("f2", "u1:CFA-RUB")] {
+        let freeze = SetSubAccountStatusRequest {
+            context: write(key),
+            subaccount_id: subaccount.to_owned(),
+            status: SubAccountStatus::Frozen as i32,
+            reason: "court".to_owned(),
+        };
+        compliance.set_sub_account_status(freeze).await.unwrap();
+    }
+    use proto::common::v1::OperationType::{P2pTransfer, Redemption};
+    let (units, reserve) = ("u1:BOND-1", "system:reserve:BOND-1");
+    let frozen = |answer: Answer<CreateOperationResponse>| {
+        refused(
+            answer,
+            Code::FailedPrecondition,
+            "SUB_ACCOUNT_FROZEN",
+            "Sub-account is frozen",
+        );
+    };
+    // Another type, another destination, money, another caller.
+    for (kind, leg) in [
+        (P2pTransfer, (units, reserve, "4", BOND)),
+        (Redemption, (units, "u2:BOND-1", "4", BOND)),
+        (Redemption, (units, "system:redemption:BOND-1", "4", BOND)),
+        (
+            Redemption,
+            ("u1:CFA-RUB", "system:reserve:CFA-RUB", "4", RUB),
+        ),
+    ] {
+        let request = operation(kind, "u1", &fresh(), &[leg]);
+        frozen(world.client.clone().create_operation(request).await);
+    }
+    let redeem = |key: &str, value: &str| {
+        let payout = ("system:redemption:CFA-RUB", "u1:CFA-RUB", "5", RUB);
+        operation(
+            Redemption,
+            "u1",
+            key,
+            &[(units, "system:reserve:CFA-EQ", value, BOND), payout],
+        )
+    };
+    let fund = operation(
+        P2pTransfer,
+        "u1",
+        "fund",
+        &[(
+            "system:reserve:CFA-RUB",
+            "system:redemption:CFA-RUB",
+            "20",
+            RUB,
+        )],
+    );
+    world.client.clone().create_operation(fund).await.unwrap();
+    let mut operator = world.as_caller("sandbox.operator");
+    frozen(operator.create_operation(redeem("m0", "4")).await);
+    let answer = world
+        .client
+        .clone()
+        .create_operation(redeem("m1", "11"))
+        .await;
+    refused(
+        answer,
+        Code::FailedPrecondition,
+        "INSUFFICIENT_BALANCE",
+        "Insufficient balance",
+    );
+    world
+        .client
+        .clone()
+        .create_operation(redeem("m2", "4"))
+        .await
+        .unwrap();
+    assert_eq!(world.balance(units).await[0], "6");
+    // The payout is his and stays frozen.
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "15.00");
+    let hold = world.open_hold("h1", new_hold("u1", RUB, "1")).await;
+    refused(
+        hold,
+        Code::FailedPrecondition,
+        "SUB_ACCOUNT_FROZEN",
+        "Sub-account is frozen",
     );
     world.assert_books_balance().await;
 }
