@@ -1,7 +1,8 @@
-//! The ledger against a naive twin: seeded random operations, holds, splits, parts, returns, finality and reversals, single and in batches.
+//! The ledger against a naive twin: seeded random operations, holds, splits, parts, growth, returns, finality and reversals, single and in
+//! batches, over sub-accounts that are frozen, closed, opened again by a credit, and redeemed while frozen.
 //!
-//! The twin keeps plain numbers and knows the rules in their simplest form. After every step both agree on accept or refuse; in the end on every
-//! balance and every hold, the sums are zero and every hold adds up.
+//! The twin keeps plain numbers and knows the rules in their simplest form. After every step both agree on accept or refuse, and the rows
+//! themselves are audited; in the end both agree on every balance and on every part of every hold.
 
 use std::collections::BTreeMap;
 
@@ -18,11 +19,23 @@ struct Pot {
     balance: i64,
     held: i64,
     unsettled: i64,
+    frozen: bool,
+    closed: bool,
 }
 
 impl Pot {
     fn available(&self) -> i64 {
         self.balance - self.held - self.unsettled
+    }
+
+    /// Whether this much may leave freely, or be put under a hold.
+    fn gives(&self, value: i64) -> bool {
+        !self.frozen && !self.closed && value <= self.available()
+    }
+
+    fn credit(&mut self, value: i64) {
+        self.balance += value;
+        self.closed = false;
     }
 }
 
@@ -30,9 +43,31 @@ impl Pot {
 struct TwinHold {
     user: usize,
     parent: Option<String>,
+    original: i64,
+    added: i64,
+    returned: i64,
     remaining: i64,
+    split: i64,
     consumed: i64,
+    released: i64,
     active: bool,
+}
+
+impl TwinHold {
+    fn new(user: usize, parent: Option<String>, original: i64) -> Self {
+        TwinHold {
+            user,
+            parent,
+            original,
+            added: 0,
+            returned: 0,
+            remaining: original,
+            split: 0,
+            consumed: 0,
+            released: 0,
+            active: true,
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -49,6 +84,7 @@ struct TwinOperation {
 
 #[derive(Clone, Default)]
 struct Twin {
+    instrument: &'static str,
     pots: Vec<Pot>,
     holds: BTreeMap<String, TwinHold>,
     operations: BTreeMap<String, TwinOperation>,
@@ -56,17 +92,21 @@ struct Twin {
 
 const USERS: usize = 4;
 
-fn sub(user: Option<usize>) -> String {
-    user.map_or("system:reserve:CFA-RUB".to_owned(), |user| {
-        format!("u{user}:CFA-RUB")
-    })
-}
+/// An instrument of as many decimals as money.
+const UNITS: &str = "EQ-2";
 
-fn rub(minor: i64) -> String {
+fn minor(minor: i64) -> String {
     types::Decimal::from_minor(minor, 2).to_string()
 }
 
 impl Twin {
+    fn sub(&self, user: Option<usize>) -> String {
+        let instrument = self.instrument;
+        user.map_or(format!("system:reserve:{instrument}"), |user| {
+            format!("u{user}:{instrument}")
+        })
+    }
+
     fn pay(
         &mut self,
         from: Option<usize>,
@@ -96,12 +136,12 @@ impl Twin {
                     hold.active = hold.remaining > 0;
                     self.pots[user].held -= value;
                 }
-                None if value > self.pots[user].available() => return false,
+                None if !self.pots[user].gives(value) => return false,
                 None => {}
             }
             self.pots[user].balance -= value;
         }
-        self.pots[to].balance += value;
+        self.pots[to].credit(value);
         if unsettled {
             self.pots[to].unsettled += value;
         }
@@ -109,18 +149,63 @@ impl Twin {
     }
 
     fn open(&mut self, id: String, user: usize, value: i64) -> bool {
-        if value > self.pots[user].available() {
+        if !self.pots[user].gives(value) {
             return false;
         }
         self.pots[user].held += value;
-        let hold = TwinHold {
-            user,
-            parent: None,
-            remaining: value,
-            consumed: 0,
-            active: true,
+        self.holds.insert(id, TwinHold::new(user, None, value));
+        true
+    }
+
+    fn adjust(&mut self, id: &str, target: i64) -> bool {
+        let Some(hold) = self.holds.get(id).filter(|hold| hold.active).cloned() else {
+            return false;
         };
-        self.holds.insert(id, hold);
+        let growth = target - hold.remaining;
+        if growth <= 0 {
+            self.give_back(id, -growth);
+            return true;
+        }
+        match hold.parent.as_deref() {
+            Some(parent) => {
+                let parent = self.holds.get_mut(parent).unwrap();
+                if !parent.active || growth > parent.remaining {
+                    return false;
+                }
+                parent.remaining -= growth;
+                parent.split += growth;
+            }
+            None if !self.pots[hold.user].gives(growth) => return false,
+            None => self.pots[hold.user].held += growth,
+        }
+        let hold = self.holds.get_mut(id).unwrap();
+        hold.added += growth;
+        hold.remaining += growth;
+        true
+    }
+
+    /// Units back to the reserve by the service that redeems an issue.
+    fn redeem(&mut self, user: usize, value: i64) -> bool {
+        let pot = &mut self.pots[user];
+        let is_money = self.instrument == RUB;
+        if pot.closed || (pot.frozen && is_money) || value > pot.available() {
+            return false;
+        }
+        pot.balance -= value;
+        true
+    }
+
+    fn set_status(&mut self, user: usize, status: SubAccountStatus) -> bool {
+        let pot = &mut self.pots[user];
+        match status {
+            SubAccountStatus::Closed if pot.closed => {}
+            _ if pot.closed => return false,
+            SubAccountStatus::Closed if pot.frozen || pot.balance != 0 || pot.held != 0 => {
+                return false;
+            }
+            SubAccountStatus::Closed => pot.closed = true,
+            status => pot.frozen = status == SubAccountStatus::Frozen,
+        }
         true
     }
 
@@ -133,13 +218,8 @@ impl Twin {
             return false;
         };
         parent.remaining -= value;
-        let hold = TwinHold {
-            user: parent.user,
-            parent: Some(parent_id.to_owned()),
-            remaining: value,
-            consumed: 0,
-            active: true,
-        };
+        parent.split += value;
+        let hold = TwinHold::new(parent.user, Some(parent_id.to_owned()), value);
         self.holds.insert(id, hold);
         true
     }
@@ -147,12 +227,16 @@ impl Twin {
     fn give_back(&mut self, id: &str, value: i64) {
         let hold = self.holds.get_mut(id).unwrap();
         hold.remaining -= value;
+        hold.released += value;
         let (user, parent) = (hold.user, hold.parent.clone());
         match parent
             .and_then(|id| self.holds.get_mut(&id))
             .filter(|parent| parent.active)
         {
-            Some(parent) => parent.remaining += value,
+            Some(parent) => {
+                parent.remaining += value;
+                parent.returned += value;
+            }
             None => self.pots[user].held -= value,
         }
     }
@@ -209,7 +293,7 @@ impl Twin {
             pot.unsettled -= operation.value;
         }
         if let Some(from) = operation.from {
-            self.pots[from].balance += operation.value;
+            self.pots[from].credit(operation.value);
         }
         let kept = self.operations.get_mut(id).unwrap();
         kept.reversed = true;
@@ -234,7 +318,7 @@ async fn batch(world: &World, twin: &mut Twin, rng: &mut StdRng, step: usize) ->
                 step: Some(Step::Split(SplitHold {
                     parent_hold_id: parent,
                     hold_id: child,
-                    amount: amount(RUB, &rub(value)),
+                    amount: amount(model.instrument, &minor(value)),
                     reason: String::new(),
                 })),
                 before_operation: operations.len() as u32,
@@ -252,7 +336,12 @@ async fn batch(world: &World, twin: &mut Twin, rng: &mut StdRng, step: usize) ->
                 OperationType::P2pTransfer,
                 &format!("u{from}"),
                 &key,
-                &[(&sub(Some(from)), &sub(Some(to)), &rub(value), RUB)],
+                &[(
+                    &model.sub(Some(from)),
+                    &model.sub(Some(to)),
+                    &minor(value),
+                    model.instrument,
+                )],
             );
             new.postings[0].unsettled = unsettled;
             new.operation.as_mut().unwrap().operation_id = key.clone();
@@ -286,19 +375,45 @@ async fn batch(world: &World, twin: &mut Twin, rng: &mut StdRng, step: usize) ->
     accepted
 }
 
-async fn run(seed: u64, steps: usize) {
+/// What the walk came by of what is rare.
+#[derive(Default)]
+struct Seen {
+    reopened: usize,
+    redeemed_frozen: usize,
+}
+
+async fn run(seed: u64, steps: usize, instrument: &'static str, seen: &mut Seen) {
     let world = World::new().await;
+    let rows = open_rows(&world).await;
     let mut rng = StdRng::seed_from_u64(seed);
     let mut twin = Twin {
+        instrument,
         pots: vec![Pot::default(); USERS],
         ..Twin::default()
     };
     for user in 0..USERS {
-        world.fund(&format!("u{user}"), RUB, "20").await;
+        let mut request = operation(
+            OperationType::Deposit,
+            &format!("u{user}"),
+            &format!("fund-{user}"),
+            &[(&twin.sub(None), &twin.sub(Some(user)), "20", instrument)],
+        );
+        request.instrument_scales = vec![InstrumentScale {
+            instrument_id: instrument.to_owned(),
+            decimals: 2,
+        }];
+        world
+            .client
+            .clone()
+            .create_operation(request)
+            .await
+            .unwrap();
         twin.pots[user].balance = 2_000;
     }
     let mut refusals = 0;
     for step in 0..steps {
+        audit(&rows, seed, step).await;
+        let closed: Vec<bool> = twin.pots.iter().map(|pot| pot.closed).collect();
         let key = format!("k{step}");
         let (user, value) = (rng.random_range(0..USERS), rng.random_range(1..900));
         let pick = |rng: &mut StdRng, of: Vec<String>| {
@@ -311,7 +426,7 @@ async fn run(seed: u64, steps: usize) {
         let hold = pick(&mut rng, twin.holds.keys().cloned().collect());
         let operation_id = pick(&mut rng, twin.operations.keys().cloned().collect());
         let mut client = world.client.clone();
-        let (expected, answered) = match (rng.random_range(0..9), hold, operation_id) {
+        let (expected, answered) = match (rng.random_range(0..14), hold, operation_id) {
             (0, ..) => {
                 let to = rng.random_range(0..USERS);
                 let from = (rng.random_bool(0.8)).then_some(user);
@@ -326,7 +441,12 @@ async fn run(seed: u64, steps: usize) {
                     OperationType::Payment,
                     &format!("u{user}"),
                     &key,
-                    &[(&sub(from), &sub(Some(to)), &rub(value), RUB)],
+                    &[(
+                        &twin.sub(from),
+                        &twin.sub(Some(to)),
+                        &minor(value),
+                        instrument,
+                    )],
                 );
                 request.postings[0].unsettled = unsettled;
                 request.postings[0].hold_id = by_hold.clone();
@@ -350,7 +470,7 @@ async fn run(seed: u64, steps: usize) {
                 let expected = twin.open(key.clone(), user, value);
                 let hold = Hold {
                     hold_id: key.clone(),
-                    ..new_hold(&format!("u{user}"), RUB, &rub(value))
+                    ..new_hold(&format!("u{user}"), instrument, &minor(value))
                 };
                 (expected, world.open_hold(&key, hold).await.map(|_| ()))
             }
@@ -360,7 +480,11 @@ async fn run(seed: u64, steps: usize) {
                 (
                     expected,
                     world
-                        .consume(&key, &hold, part.and_then(|part| amount(RUB, &rub(part))))
+                        .consume(
+                            &key,
+                            &hold,
+                            part.and_then(|part| amount(instrument, &minor(part))),
+                        )
                         .await
                         .map(|_| ()),
                 )
@@ -391,6 +515,55 @@ async fn run(seed: u64, steps: usize) {
                     client.reverse_operation(request).await.map(|_| ()),
                 )
             }
+            (9, Some(hold), _) => {
+                let request = AdjustHoldRequest {
+                    context: write(&key),
+                    hold_id: hold.clone(),
+                    remaining_amount: amount(instrument, &minor(value / 2)),
+                };
+                (
+                    twin.adjust(&hold, value / 2),
+                    client.adjust_hold(request).await.map(|_| ()),
+                )
+            }
+            (10, ..) => {
+                // All of it now and then, so that there is something to close.
+                let rest = twin.pots[user].available();
+                let value = if rest > 0 && rng.random_bool(0.7) {
+                    rest
+                } else {
+                    value
+                };
+                let was_frozen = twin.pots[user].frozen;
+                let expected = twin.redeem(user, value);
+                seen.redeemed_frozen += usize::from(expected && was_frozen);
+                let request = operation(
+                    OperationType::Redemption,
+                    &format!("u{user}"),
+                    &key,
+                    &[(
+                        &twin.sub(Some(user)),
+                        &twin.sub(None),
+                        &minor(value),
+                        instrument,
+                    )],
+                );
+                (expected, client.create_operation(request).await.map(|_| ()))
+            }
+            (11 | 12, ..) => {
+                use SubAccountStatus::{Active, Closed, Frozen};
+                let status = [Active, Active, Frozen, Closed, Closed][rng.random_range(0..5)];
+                let request = SetSubAccountStatusRequest {
+                    context: write(&key),
+                    subaccount_id: twin.sub(Some(user)),
+                    status: status as i32,
+                    reason: String::new(),
+                };
+                (
+                    twin.set_status(user, status),
+                    client.set_sub_account_status(request).await.map(|_| ()),
+                )
+            }
             _ => {
                 refusals += usize::from(!batch(&world, &mut twin, &mut rng, step).await);
                 continue;
@@ -402,7 +575,11 @@ async fn run(seed: u64, steps: usize) {
             "seed {seed} step {step}: {answered:?}"
         );
         refusals += usize::from(!expected);
+        let opened = |(was, pot): &(&bool, &Pot)| **was && !pot.closed;
+        seen.reopened += closed.iter().zip(&twin.pots).filter(opened).count();
     }
+    audit(&rows, seed, steps).await;
+    rows.close().await;
     assert!(
         refusals > steps / 20 && refusals < steps * 19 / 20,
         "the walk is worth something: {refusals}"
@@ -412,18 +589,68 @@ async fn run(seed: u64, steps: usize) {
     agree(&world, &twin, seed).await;
 }
 
+async fn open_rows(world: &World) -> sqlx::SqlitePool {
+    let options = sqlx::sqlite::SqliteConnectOptions::new()
+        .filename(world.folder.path().join("ledger.sqlite"))
+        .read_only(true);
+    sqlx::SqlitePool::connect_with(options).await.unwrap()
+}
+
+/// What must never be found among the rows, whatever was asked of the ledger.
+const NEVER: [(&str, &str); 6] = [
+    (
+        "an instrument that does not add up to zero",
+        "SELECT instrument_id FROM sub_accounts GROUP BY instrument_id HAVING SUM(balance) <> 0",
+    ),
+    (
+        "held money that is not what active holds have left",
+        "SELECT subaccount_id FROM sub_accounts s WHERE held <> \
+         (SELECT COALESCE(SUM(remaining), 0) FROM holds h WHERE h.subaccount_id = s.subaccount_id AND h.status = 1)",
+    ),
+    (
+        "a user who has less than nothing",
+        "SELECT subaccount_id FROM sub_accounts WHERE subaccount_id NOT LIKE 'system:%' \
+         AND (balance < 0 OR balance - held - unsettled < 0)",
+    ),
+    (
+        "a hold that gained or lost money",
+        "SELECT hold_id FROM holds WHERE amount + returned_by_children <> remaining + split_off + consumed + released \
+         OR added > amount OR (status <> 1 AND remaining <> 0)",
+    ),
+    (
+        "a balance that is not what its postings say",
+        "SELECT subaccount_id FROM sub_accounts s WHERE balance <> \
+         (SELECT COALESCE(SUM(amount), 0) FROM postings p WHERE p.credit_subaccount_id = s.subaccount_id) - \
+         (SELECT COALESCE(SUM(amount), 0) FROM postings p WHERE p.debit_subaccount_id = s.subaccount_id)",
+    ),
+    (
+        "a closed sub-account with something in it",
+        "SELECT subaccount_id FROM sub_accounts WHERE closed = 1 AND (balance <> 0 OR held <> 0 OR unsettled <> 0)",
+    ),
+];
+
+async fn audit(rows: &sqlx::SqlitePool, seed: u64, step: usize) {
+    for (what, sql) in NEVER {
+        let found: Vec<String> = sqlx::query_scalar(sql).fetch_all(rows).await.unwrap();
+        assert!(
+            found.is_empty(),
+            "seed {seed} before step {step}: {what}: {found:?}"
+        );
+    }
+}
+
 async fn agree(world: &World, twin: &Twin, seed: u64) {
     for (user, pot) in twin.pots.iter().enumerate() {
-        let expected = [pot.balance, pot.held, pot.unsettled, pot.available()].map(rub);
+        let expected = [pot.balance, pot.held, pot.unsettled, pot.available()].map(minor);
         assert_eq!(
-            world.balance(&sub(Some(user))).await,
+            world.balance(&twin.sub(Some(user))).await,
             expected,
             "seed {seed} user {user}"
         );
     }
     for (id, expected) in &twin.holds {
         let hold = world.get_hold(id).await;
-        let minor = |value: Option<proto::common::v1::Decimal>| {
+        let minor = |value: Option<proto::common::v1::Decimal>| -> i64 {
             value
                 .unwrap()
                 .value
@@ -438,22 +665,46 @@ async fn agree(world: &World, twin: &Twin, seed: u64) {
             (expected.remaining, expected.active),
             "seed {seed} hold {id}"
         );
-        let consumed = minor(hold.consumed.clone());
-        assert_eq!(consumed, expected.consumed);
-        let whole = minor(hold.amount.unwrap().amount) + minor(hold.returned_by_children);
+        let added = minor(hold.added.clone());
+        let parts = [
+            minor(hold.amount.unwrap().amount) - added,
+            added,
+            minor(hold.returned_by_children),
+            minor(hold.split_off),
+            minor(hold.consumed),
+            minor(hold.released),
+        ];
+        let twins = [
+            expected.original,
+            expected.added,
+            expected.returned,
+            expected.split,
+            expected.consumed,
+            expected.released,
+        ];
+        assert_eq!(parts, twins, "seed {seed} hold {id}");
+        let [original, added, returned, split, consumed, released] = parts;
         assert_eq!(
-            whole,
-            remaining + minor(hold.split_off) + consumed + minor(hold.released),
+            original + added + returned,
+            remaining + split + consumed + released,
             "seed {seed} hold {id}"
         );
     }
     world.assert_books_balance().await;
 }
 
-// rows: R214 R237
+// rows: R214 R237 R324
 #[tokio::test]
-async fn random_walks_agree_with_the_naive_twin() {
-    for seed in 1..=6 {
-        run(seed, 250).await;
+async fn r214_random_walks_agree_with_the_naive_twin() {
+    let mut seen = Seen::default();
+    for seed in 1..=8 {
+        let instrument = if seed % 2 == 0 { UNITS } else { RUB };
+        run(seed, 300, instrument, &mut seen).await;
     }
+    assert!(
+        seen.reopened > 0 && seen.redeemed_frozen > 0,
+        "reopened {}, redeemed frozen {}",
+        seen.reopened,
+        seen.redeemed_frozen
+    );
 }
