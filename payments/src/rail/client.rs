@@ -34,8 +34,12 @@ pub enum BankError {
     #[error("bank does not know it")]
     NotFound,
     /// The bank understood and refuses. Nothing happened.
-    #[error("bank refuses: {code}: {message}")]
-    Refused { code: String, message: String },
+    #[error("bank refuses: HTTP {status}: {code}: {message}")]
+    Refused {
+        status: u16,
+        code: String,
+        message: String,
+    },
     /// An answer that is not of the contract.
     #[error("bank's answer is not understood: {0}")]
     Protocol(String),
@@ -269,6 +273,7 @@ fn read<A: DeserializeOwned>(status: u16, body: &[u8]) -> Result<A, BankError> {
             let refusal = decode::<ErrorBody>(body)
                 .map_err(|_| BankError::Protocol(format!("HTTP {status}")))?;
             Err(BankError::Refused {
+                status,
                 code: refusal.code,
                 message: refusal.message,
             })

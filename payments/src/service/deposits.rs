@@ -267,7 +267,13 @@ impl Gateway {
     pub async fn poll_pending(&self) -> Result<(), Fault> {
         let pending = intents::due(self.db.read(), i64::MAX, POLLS_BEFORE_RECONCILIATION).await?;
         for (intent, polls) in pending {
-            self.poll_intent(&intent, polls).await?;
+            match self.poll_intent(&intent, polls).await {
+                Ok(()) => {}
+                Err(fault) if fault.is_bank_away() => return Err(fault),
+                Err(fault) => {
+                    tracing::error!(payment_id = intent.payment_id, %fault, "intent cannot be looked at");
+                }
+            }
         }
         Ok(())
     }

@@ -71,6 +71,13 @@ impl Gateway {
     }
 }
 
+impl Fault {
+    /// The bank gives no usable answer to anyone.
+    pub fn is_bank_away(&self) -> bool {
+        matches!(self, Self::Bank(BankError::Unavailable(_)))
+    }
+}
+
 /// Why a use case gave no result. The first group are answers of the business, the second is trouble.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {

@@ -20,6 +20,8 @@ use crate::{
 
 /// Failure code of a refusal whose error register is empty.
 const REFUSED: &str = "REFUSED_BY_BANK";
+/// Code with which the bank tells that a request id came with another order before.
+const REQUEST_ID_REUSED: &str = "REQUEST_ID_REUSED";
 
 /// What a caller asks for.
 #[derive(Clone, Debug)]
@@ -50,6 +52,36 @@ impl From<TransferReport> for BankWord {
                 }
             }
         }
+    }
+}
+
+/// A first order that the bank finds wrong was not taken and never will be: that is its word on the payout. A later one may follow an order
+/// whose answer was lost, and a bank that does not know us, or knows the request id as another order's, says nothing about the payout.
+fn refused_order(payout: &Payout, error: BankError) -> Result<BankWord, BankError> {
+    match error {
+        BankError::Refused {
+            status: 400,
+            code,
+            message,
+        } if payout.ordered_at_us.is_none() && code != REQUEST_ID_REUSED => Ok(BankWord::Refused {
+            transfer_id: String::new(),
+            code,
+            message,
+        }),
+        error => Err(error),
+    }
+}
+
+/// A refusal that time does not mend: somebody has to look.
+fn tell_refused(payout: &Payout, error: &BankError) {
+    if matches!(error, BankError::Refused { .. }) {
+        tracing::error!(
+            payout_id = payout.payout_id,
+            user_id = payout.user_id,
+            %error,
+            severity = "critical",
+            "bank refuses the order of a payout, the payout waits"
+        );
     }
 }
 
@@ -246,12 +278,19 @@ impl Gateway {
             ordered.amount,
             &purpose,
         );
-        let word = match self.bank_seen(answer.await)? {
-            Ordered::Taken(report) => BankWord::from(report),
-            Ordered::Refused(report) => BankWord::from(TransferReport {
+        let word = match self.bank_seen(answer.await) {
+            Ok(Ordered::Taken(report)) => BankWord::from(report),
+            Ok(Ordered::Refused(report)) => BankWord::from(TransferReport {
                 status: Status::Failed,
                 ..report
             }),
+            Err(error) => match refused_order(payout, error) {
+                Ok(word) => word,
+                Err(error) => {
+                    tell_refused(payout, &error);
+                    return Err(error.into());
+                }
+            },
         };
         self.take_bank_word(&ordered.payout_id, &word).await?;
         Ok(())
@@ -359,7 +398,13 @@ impl Gateway {
             .filter(|payout| !payout.bank_transfer_id.is_empty())
         {
             let _one_at_a_time = self.stepping.lock().await;
-            self.poll_payout(payout).await?;
+            match self.poll_payout(payout).await {
+                Ok(()) => {}
+                Err(fault) if fault.is_bank_away() => return Err(fault),
+                Err(fault) => {
+                    tracing::error!(payout_id = payout.payout_id, %fault, "payout cannot be looked at");
+                }
+            }
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU32, Ordering},
+    atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
 use axum::{Router, body::Bytes, extract::State};
@@ -207,6 +207,8 @@ struct Lossy {
     bank_url: Arc<std::sync::OnceLock<String>>,
     to_lose: Arc<AtomicU32>,
     orders: Arc<AtomicU32>,
+    /// Transfers are not found any more.
+    forgetful: Arc<AtomicBool>,
 }
 
 async fn pass_on(
@@ -217,6 +219,10 @@ async fn pass_on(
     body: Bytes,
 ) -> (http::StatusCode, Bytes) {
     let is_order = method == "POST" && uri.path() == "/bank/v1/transfers";
+    let is_status = method == "GET" && uri.path().starts_with("/bank/v1/transfers/");
+    if is_status && lossy.forgetful.load(Ordering::SeqCst) {
+        return (http::StatusCode::NOT_FOUND, Bytes::new());
+    }
     let url = format!("{}{uri}", lossy.bank_url.get().unwrap());
     let mut request = reqwest::Client::new().request(method, url).body(body);
     for name in ["content-type", "x-key-id", "x-timestamp", "x-signature"] {
@@ -243,6 +249,7 @@ async fn r127_a_lost_answer_is_asked_for_again_with_the_same_request_id() {
         bank_url: Arc::default(),
         to_lose: Arc::new(AtomicU32::new(3)),
         orders: Arc::default(),
+        forgetful: Arc::default(),
     };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let proxy_url = format!("http://{}", listener.local_addr().unwrap());
@@ -261,6 +268,55 @@ async fn r127_a_lost_answer_is_asked_for_again_with_the_same_request_id() {
     assert_eq!(world.bank_balance().await, "90.00");
     world.stop().await;
     proxy.abort();
+}
+
+// rows: R128
+#[tokio::test]
+async fn r128_one_payout_that_cannot_be_asked_for_does_not_stop_the_reconciliation() {
+    let lossy = Lossy {
+        bank_url: Arc::default(),
+        to_lose: Arc::default(),
+        orders: Arc::default(),
+        forgetful: Arc::default(),
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy_url = format!("http://{}", listener.local_addr().unwrap());
+    let proxy = Router::new().fallback(pass_on).with_state(lossy.clone());
+    let proxy = tokio::spawn(async move { axum::serve(listener, proxy).await.unwrap() });
+    let world = World::start_with(|setup| setup.bank_url = Some(proxy_url)).await;
+    lossy.bank_url.set(world.bank_url.clone()).unwrap();
+    world.fund("100.00").await;
+    world.set_fault(BankFault::HoldTransfer, "").await;
+    world.initiate("po-1", "10.00", &valid_account()).await;
+    world.release("po-1").await;
+    until(async || {
+        let id = world.payout("po-1").await.bank_transfer_id;
+        (!id.is_empty()).then_some(())
+    })
+    .await;
+    lossy.forgetful.store(true, Ordering::SeqCst);
+    world.cfa.set_supply("100.00", 2);
+    let report = world.reconcile().await;
+    assert_eq!(amount_of(report.bank_balance.as_ref()), "100.00");
+    world.stop().await;
+    proxy.abort();
+}
+
+// rows: R126
+#[tokio::test]
+async fn r126_an_order_that_the_bank_finds_wrong_fails_the_payout() {
+    // The account that orders is not the one the bank keeps for us.
+    let world =
+        World::start_with(|setup| setup.bank.account_number = account::number("40702", 99)).await;
+    world.fund("100.00").await;
+    world.initiate("po-1", "10.00", &valid_account()).await;
+    world.release("po-1").await;
+    let failed = world.until_payout("po-1", FAILED).await;
+    assert_eq!(failed.failure_code, "UNKNOWN_ACCOUNT");
+    let told: Vec<wire::PayoutFailedEvent> = world.events_of("PayoutFailedEvent", "po-1").await;
+    assert_eq!(told.len(), 1);
+    assert!(world.transfers().await.is_empty());
+    world.stop().await;
 }
 
 // rows: R127 R341
