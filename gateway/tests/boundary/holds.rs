@@ -416,7 +416,14 @@ async fn t48_a_user_blocked_before_he_first_traded_stays_out() {
     while world.status().await.commit_sequence < before + 2 {
         tokio::task::yield_now().await;
     }
-    let refusal = refused(world.place(buy("ann", "10", "1")).await.unwrap_err());
-    assert_eq!(refusal.1, "User is blocked");
+    let (ann, mut reports) = world.session(login("ann", "a")).await;
+    ann.send(0, wire_order(1, types::Side::Buy, 1_000, 1))
+        .await
+        .unwrap();
+    let reason = until(&mut reports, |m| match m {
+        client::wire::ServerMessage::Rejected(rejected) => Some(rejected.reason),
+        _ => None,
+    });
+    assert_eq!(reason.await, types::RejectReason::UserBlocked);
     world.stop().await;
 }
