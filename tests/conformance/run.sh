@@ -14,11 +14,11 @@ if [ ! -x "$bin/connectconformance" ]; then
     GOBIN="$bin" go install "connectrpc.com/conformance/cmd/connectconformance@$version"
 fi
 cd "$root"
-cargo build --quiet --release --package conformance
+cargo build --quiet --package conformance
 
 exec "$bin/connectconformance" \
     --mode server \
     --conf "$here/config.yaml" \
     --known-failing "@$here/known-failing.txt" \
     "$@" \
-    -- "${CARGO_TARGET_DIR:-$root/target}/release/conformance"
+    -- "${CARGO_TARGET_DIR:-$root/target}/debug/conformance"
