@@ -10,7 +10,7 @@ use rand::Rng;
 use settlement::TradeStatus;
 use settlement::ids::{Part, order_hold};
 use types::*;
-use world::services::{Platform, config, context};
+use world::services::{Platform, config};
 use world::{FUNDED, Market, node};
 
 /// Long enough for any machine; nothing is measured by it.

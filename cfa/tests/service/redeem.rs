@@ -700,9 +700,7 @@ async fn r080_hold_that_was_released_before_is_no_obstacle() {
         reason: "by another service".into(),
     };
     world.ledger.release_hold(release).await.expect("released");
-    world
-        .double
-        .payout_becomes("p-1", proto::common::v1::PaymentStatus::Failed);
+    world.double.payout_becomes("p-1", PaymentStatus::Failed);
     let failed = finalize(&mut world, "p-1").await.expect_err("failed");
     assert_eq!(failed.message(), "Payout failed");
     assert_eq!(
