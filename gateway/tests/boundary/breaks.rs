@@ -1,5 +1,7 @@
 //! Users whose money differs between journal and ledger.
 
+use std::time::Duration;
+
 use proto::ledger::v1 as books;
 use proto::market::v1::OrderStatus;
 
@@ -18,6 +20,12 @@ async fn adjust(world: &mut World, hold_id: &str, remaining: &str) {
     world.ledger.adjust_hold(request).await.unwrap();
 }
 
+/// True once an order has a hold of its own, split out of Ann's trading hold.
+async fn is_carved(world: &mut World) -> bool {
+    let holds = world.holds("ann", "CFA-RUB").await;
+    holds.iter().any(|hold| hold.parent_hold_id.is_some())
+}
+
 fn settings() -> Settings {
     let mut settings = Settings::default();
     // What is mended here by hand is not to be healed in between.
@@ -34,16 +42,16 @@ async fn a_user_whose_hold_is_short_may_not_trade_until_it_agrees() {
     let hold = world.open_hold("ann", "CFA-RUB", "600").await;
     let order = world.place(buy("ann", "10", "10")).await.unwrap();
     let other = world.place(buy("bob", "9", "10")).await.unwrap();
-    world.settled().await;
-    let holds = world.holds("ann", "CFA-RUB").await;
-    let carved = holds.iter().any(|hold| hold.parent_hold_id.is_some());
-    let left = if carved { "499.8" } else { "599.9" };
-    adjust(&mut world, &hold.hold_id, left).await;
+    // An order that stays open has its own hold a second later: only then stands still what is adjusted here.
+    while !is_carved(&mut world).await {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    adjust(&mut world, &hold.hold_id, "499.8").await;
 
     // A start compares everything; what stays different stops the user, and nobody else.
     let mut world = world.restart(settings()).await;
     while world.order(&order.order_id).await.unwrap().status() == OrderStatus::Open {
-        tokio::task::yield_now().await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let cancelled = world.order(&order.order_id).await.unwrap();
     assert_eq!(cancelled.cancel_reason, "USER_BLOCKED");
@@ -56,11 +64,11 @@ async fn a_user_whose_hold_is_short_may_not_trade_until_it_agrees() {
     world.settled().await;
     adjust(&mut world, &hold.hold_id, "600").await;
     while world.place(buy("ann", "10", "1")).await.is_err() {
-        tokio::task::yield_now().await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(world.settlement.view().breaks().await.unwrap().is_empty());
     while !world.settlement.view().suspensions().borrow().is_empty() {
-        tokio::task::yield_now().await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     world.stop().await;
 }
