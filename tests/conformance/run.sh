@@ -14,7 +14,7 @@ if [ ! -x "$bin/connectconformance" ]; then
     GOBIN="$bin" go install "connectrpc.com/conformance/cmd/connectconformance@$version"
 fi
 cd "$root"
-cargo build --quiet --package conformance
+cargo build --quiet --workspace --bin conformance
 
 exec "$bin/connectconformance" \
     --mode server \

@@ -34,7 +34,7 @@ fn kafka() -> anyhow::Result<()> {
     let tested = shell::run_with(
         &root,
         "cargo",
-        &["test", "--package", "events", "--test", "full"],
+        &["test", "--workspace", "--test", "full"],
         &[("KAFKA_BROKERS", &brokers)],
     );
     let stopped = shell::run(&root, &kafka, &["stop"]);
