@@ -1,14 +1,11 @@
 //! Dead letters: records a group gave up, on `<topic>.dlq` with the reason in headers, and the way back (D26).
 
-use std::{
-    collections::{BTreeSet, HashSet},
-    time::Duration,
-};
+use std::collections::{BTreeSet, HashSet};
 
 use uuid::Uuid;
 
 use crate::{
-    Delivery, Error, Log, Position, Record, Subscription,
+    Delivery, Error, Log, Position, Record,
     event::{now_us, rfc3339},
     topics,
 };
@@ -21,8 +18,8 @@ pub const AT: &str = "dlq_at";
 /// On a replayed record: the only group that shall handle it.
 pub const REPLAY_FOR: &str = "replay_for";
 
-/// Groups that only look, one for each look.
-const READ_GROUP: &str = "dlq-read.";
+/// A group that only looks: it commits nothing, so everything is before it.
+const READER: &str = "dlq-reader";
 /// Longest reason kept, in bytes.
 const REASON_BYTES_MAX: usize = 1_024;
 
@@ -85,8 +82,7 @@ impl Letter {
     }
 }
 
-/// Every dead letter of these topics (of one group when named), in the order of the log. Changes nothing. A topic counts as read to its end
-/// when no letter comes for `idle`.
+/// Every dead letter of these topics (of one group when named), in the order of each partition. Changes nothing.
 ///
 /// # Errors
 /// [`Error`] of the log.
@@ -94,23 +90,24 @@ pub async fn list(
     log: &dyn Log,
     topics: &[&str],
     group: Option<&str>,
-    idle: Duration,
 ) -> Result<Vec<Letter>, Error> {
-    let reader = format!("{READ_GROUP}{}", Uuid::now_v7());
-    let mut letters = Vec::new();
-    let mut subscription = subscribe(log, &reader, topics).await?;
-    while let Ok(next) = tokio::time::timeout(idle, subscription.next()).await {
-        letters.push(Letter::read(next?));
-    }
-    letters.retain(|letter| group.is_none_or(|group| letter.group == group));
+    let dead: Vec<String> = topics.iter().map(|topic| topics::dlq(topic)).collect();
+    let dead: Vec<&str> = dead.iter().map(String::as_str).collect();
+    let mut letters: Vec<Letter> = log
+        .backlog(READER, &dead)
+        .await?
+        .into_iter()
+        .map(Letter::read)
+        .filter(|letter| group.is_none_or(|group| letter.group == group))
+        .collect();
     let groups: BTreeSet<String> = letters.iter().map(|letter| letter.group.clone()).collect();
     for group in groups {
-        // Nothing is committed, so what this reads is still to be put back.
-        let mut waiting = HashSet::new();
-        let mut subscription = subscribe(log, &replay_group(&group), topics).await?;
-        while let Ok(next) = tokio::time::timeout(idle, subscription.next()).await {
-            waiting.insert(next?.position);
-        }
+        let waiting: HashSet<Position> = log
+            .backlog(&replay_group(&group), &dead)
+            .await?
+            .into_iter()
+            .map(|delivery| delivery.position)
+            .collect();
         for letter in letters.iter_mut().filter(|letter| letter.group == group) {
             letter.is_replayed = !waiting.contains(&letter.position);
         }
@@ -118,8 +115,8 @@ pub async fn list(
     Ok(letters)
 }
 
-/// Puts the dead letters of these topics back (of one group when named), each once and for the group that gave it up; returns them. `idle` as
-/// for [`list`].
+/// Puts the dead letters of these topics back (of one group when named), each once and for the group that gave it up; returns them. Two
+/// replays of one group at the same time may put a letter back twice, which its handler bears.
 ///
 /// # Errors
 /// [`Error`] of the log; letters put back so far stay put back.
@@ -127,19 +124,19 @@ pub async fn replay(
     log: &dyn Log,
     topics: &[&str],
     group: Option<&str>,
-    idle: Duration,
 ) -> Result<Vec<Letter>, Error> {
-    let groups: BTreeSet<String> = list(log, topics, group, idle)
+    let groups: BTreeSet<String> = list(log, topics, group)
         .await?
         .into_iter()
         .filter(|letter| !letter.is_replayed)
         .map(|letter| letter.group)
         .collect();
+    let dead: Vec<String> = topics.iter().map(|topic| topics::dlq(topic)).collect();
+    let dead: Vec<&str> = dead.iter().map(String::as_str).collect();
     let mut replayed = Vec::new();
     for group in groups {
-        let mut subscription = subscribe(log, &replay_group(&group), topics).await?;
-        while let Ok(next) = tokio::time::timeout(idle, subscription.next()).await {
-            let delivery = next?;
+        let replay_group = replay_group(&group);
+        for delivery in log.backlog(&replay_group, &dead).await? {
             let position = delivery.position.clone();
             if delivery.record.header(GROUP) == Some(group.as_str()) {
                 let mut record = Record::from(delivery.record.event.clone());
@@ -151,7 +148,7 @@ pub async fn replay(
                     ..Letter::read(delivery)
                 });
             }
-            subscription.commit(&position).await?;
+            log.commit(&replay_group, &position).await?;
         }
     }
     Ok(replayed)
@@ -160,10 +157,4 @@ pub async fn replay(
 /// How far the letters of a group were put back is remembered for each group, so that one can be replayed without the others.
 fn replay_group(group: &str) -> String {
     format!("dlq-replay.{group}")
-}
-
-async fn subscribe(log: &dyn Log, group: &str, topics: &[&str]) -> Result<Subscription, Error> {
-    let dead: Vec<String> = topics.iter().map(|topic| topics::dlq(topic)).collect();
-    let dead: Vec<&str> = dead.iter().map(String::as_str).collect();
-    log.subscribe(group, &dead).await
 }

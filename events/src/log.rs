@@ -51,6 +51,13 @@ pub trait Log: Send + Sync + 'static {
     /// group share its topics; a record goes to one of them.
     async fn subscribe(&self, group: &str, topics: &[&str]) -> Result<Subscription, Error>;
 
+    /// What a group has not committed of the topics, up to the end at the time of the call, in the order of each partition. Joins nothing
+    /// and changes nothing; for a look from outside, where a subscription would wait for more.
+    async fn backlog(&self, group: &str, topics: &[&str]) -> Result<Vec<Delivery>, Error>;
+
+    /// As [`Subscription::commit`], for a group that has no members at the moment.
+    async fn commit(&self, group: &str, position: &Position) -> Result<(), Error>;
+
     /// Why the log cannot be reached at the moment, if so; for `/health`.
     fn failing(&self) -> watch::Receiver<Option<String>>;
 

@@ -7,7 +7,6 @@ use std::{
     path::Path,
     process::{Command, Stdio},
     sync::Arc,
-    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -20,10 +19,6 @@ struct Fixture(Embedded);
 impl common::Fixture for Fixture {
     fn log(&self) -> Arc<dyn Log> {
         Arc::new(self.0.clone())
-    }
-
-    fn idle(&self) -> Duration {
-        Duration::from_millis(500)
     }
 
     async fn topic(&self, name: &str) -> String {

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc};
 
 use async_trait::async_trait;
 use events::{Kafka, Log, topics};
@@ -19,11 +19,6 @@ struct Fixture {
 impl common::Fixture for Fixture {
     fn log(&self) -> Arc<dyn Log> {
         Arc::new(self.kafka.clone())
-    }
-
-    /// Joining a group alone takes some seconds.
-    fn idle(&self) -> Duration {
-        Duration::from_secs(15)
     }
 
     async fn topic(&self, name: &str) -> String {

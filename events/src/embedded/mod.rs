@@ -18,7 +18,7 @@ use async_trait::async_trait;
 use sqlx::sqlite::SqliteSynchronous;
 use tokio::sync::watch;
 
-use crate::{Error, Log, Record, Sqlite, Subscription, Waiting};
+use crate::{Delivery, Error, Log, Position, Record, Sqlite, Subscription, Waiting};
 
 const OFFSETS_SCHEMA: &str = "CREATE TABLE IF NOT EXISTS offsets (\
      consumer_group TEXT NOT NULL, topic TEXT NOT NULL, position BIGINT NOT NULL, \
@@ -116,6 +116,23 @@ impl Log for Embedded {
         Ok(Subscription(Box::new(source)))
     }
 
+    async fn backlog(&self, group: &str, topics: &[&str]) -> Result<Vec<Delivery>, Error> {
+        let topics: Vec<String> = topics.iter().map(|topic| (*topic).to_owned()).collect();
+        let mut cursors = self.0.committed(group, &topics).await?;
+        let mut backlog = Vec::new();
+        loop {
+            let chunk = source::read_chunk(self.0.log.read(), &topics, &mut cursors).await?;
+            if chunk.is_empty() {
+                return Ok(backlog);
+            }
+            backlog.extend(chunk);
+        }
+    }
+
+    async fn commit(&self, group: &str, position: &Position) -> Result<(), Error> {
+        self.0.commit(group, position).await
+    }
+
     fn failing(&self) -> watch::Receiver<Option<String>> {
         self.0.failing.subscribe()
     }
@@ -126,6 +143,36 @@ impl Log for Embedded {
 }
 
 impl Inner {
+    /// The last position a group is done with, for each topic; 0 where it has not begun.
+    async fn committed(&self, group: &str, topics: &[String]) -> Result<Vec<i64>, Error> {
+        let mut cursors = Vec::with_capacity(topics.len());
+        for topic in topics {
+            let committed: Option<i64> = sqlx::query_scalar(
+                "SELECT position FROM offsets WHERE consumer_group = $1 AND topic = $2",
+            )
+            .bind(group)
+            .bind(topic)
+            .fetch_optional(self.offsets.read())
+            .await?;
+            cursors.push(committed.unwrap_or(0));
+        }
+        Ok(cursors)
+    }
+
+    async fn commit(&self, group: &str, position: &Position) -> Result<(), Error> {
+        let mut tx = self.offsets.write().await?;
+        sqlx::query(
+            "INSERT INTO offsets (consumer_group, topic, position) VALUES ($1, $2, $3) \
+             ON CONFLICT (consumer_group, topic) DO UPDATE SET position = MAX(position, excluded.position)",
+        )
+        .bind(group)
+        .bind(&position.topic)
+        .bind(position.offset)
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await
+    }
+
     /// Writes the records in one transaction and returns the position of the last one.
     async fn write(&self, records: &[Record]) -> Result<i64, Error> {
         let mut tx = self.log.write().await?;

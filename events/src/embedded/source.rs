@@ -54,17 +54,7 @@ impl Member {
             for topic in &self.topics {
                 locks.push(self.log.member_lock(&self.group, topic).lock_owned().await);
             }
-            let mut cursors = Vec::new();
-            for topic in &self.topics {
-                let committed: Option<i64> = sqlx::query_scalar(
-                    "SELECT position FROM offsets WHERE consumer_group = $1 AND topic = $2",
-                )
-                .bind(&self.group)
-                .bind(topic)
-                .fetch_optional(self.log.0.offsets.read())
-                .await?;
-                cursors.push(committed.unwrap_or(0));
-            }
+            let cursors = self.log.0.committed(&self.group, &self.topics).await?;
             self.active = Some(Active {
                 cursors,
                 ready: VecDeque::new(),
@@ -97,17 +87,7 @@ impl Source for Member {
     }
 
     async fn commit(&mut self, position: &Position) -> Result<(), Error> {
-        let mut tx = self.log.0.offsets.write().await?;
-        sqlx::query(
-            "INSERT INTO offsets (consumer_group, topic, position) VALUES ($1, $2, $3) \
-             ON CONFLICT (consumer_group, topic) DO UPDATE SET position = MAX(position, excluded.position)",
-        )
-        .bind(&self.group)
-        .bind(&position.topic)
-        .bind(position.offset)
-        .execute(&mut *tx)
-        .await?;
-        tx.commit().await
+        self.log.0.commit(&self.group, position).await
     }
 }
 
@@ -127,7 +107,7 @@ struct Row {
 }
 
 /// The next records after the cursors, in order; moves the cursors past them.
-async fn read_chunk(
+pub(super) async fn read_chunk(
     pool: &SqlitePool,
     topics: &[String],
     cursors: &mut [i64],

@@ -6,13 +6,17 @@
 
 mod record;
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use rdkafka::{
-    ClientConfig, ClientContext, Statistics, TopicPartitionList,
+    ClientConfig, ClientContext, Offset, Statistics, TopicPartitionList,
     admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
-    consumer::{BaseConsumer, Consumer, ConsumerContext, Rebalance, StreamConsumer},
+    consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, Rebalance, StreamConsumer},
     error::{KafkaError, RDKafkaErrorCode},
     producer::{FutureProducer, FutureRecord},
 };
@@ -22,6 +26,8 @@ use crate::{Delivery, Error, Log, Position, Record, Subscription, Waiting, log::
 
 /// How long to wait before offering a message again to a producer whose queue is full.
 const QUEUE_FULL_PAUSE_MS: u64 = 20;
+/// How long a look from outside waits for a broker.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 /// Handle to a cluster; clones share the producer.
 #[derive(Clone)]
@@ -157,6 +163,32 @@ impl Log for Kafka {
         Ok(Subscription(Box::new(Member { consumer })))
     }
 
+    async fn backlog(&self, group: &str, topics: &[&str]) -> Result<Vec<Delivery>, Error> {
+        let consumer = self.outsider(group)?;
+        let topics: Vec<String> = topics.iter().map(|topic| (*topic).to_owned()).collect();
+        let read = move || {
+            let mut backlog = Vec::new();
+            for topic in &topics {
+                read_backlog(&consumer, topic, &mut backlog)?;
+            }
+            Ok(backlog)
+        };
+        tokio::task::spawn_blocking(read)
+            .await
+            .map_err(|_| Error::Closed)?
+    }
+
+    async fn commit(&self, group: &str, position: &Position) -> Result<(), Error> {
+        let consumer = self.outsider(group)?;
+        let mut next = TopicPartitionList::new();
+        let offset = Offset::Offset(position.offset + 1);
+        next.add_partition_offset(&position.topic, position.partition, offset)?;
+        tokio::task::spawn_blocking(move || consumer.commit(&next, CommitMode::Sync))
+            .await
+            .map_err(|_| Error::Closed)??;
+        Ok(())
+    }
+
     fn failing(&self) -> watch::Receiver<Option<String>> {
         self.0.context.failing.subscribe()
     }
@@ -164,6 +196,64 @@ impl Log for Kafka {
     fn waiting(&self) -> &Waiting {
         &self.0.waiting
     }
+}
+
+impl Kafka {
+    /// A consumer that reads and sets the positions of a group without being one of its members.
+    fn outsider(&self, group: &str) -> Result<BaseConsumer<Context>, Error> {
+        let consumer = self
+            .0
+            .config
+            .clone()
+            .set("group.id", group)
+            .set("enable.auto.commit", "false")
+            .set("enable.partition.eof", "true")
+            .set("isolation.level", "read_committed")
+            .create_with_context(self.0.context.clone())?;
+        Ok(consumer)
+    }
+}
+
+/// Reads one topic from the group's positions to the end of each partition.
+fn read_backlog(
+    consumer: &BaseConsumer<Context>,
+    topic: &str,
+    backlog: &mut Vec<Delivery>,
+) -> Result<(), Error> {
+    let metadata = consumer.fetch_metadata(Some(topic), ANSWER_MAX)?;
+    let mut partitions = TopicPartitionList::new();
+    let known = metadata
+        .topics()
+        .iter()
+        .filter(|known| known.name() == topic);
+    for partition in known.flat_map(|known| known.partitions()) {
+        partitions.add_partition(topic, partition.id());
+    }
+    let from = consumer.committed_offsets(partitions, ANSWER_MAX)?;
+    for mut partition in from.elements_for_topic(topic) {
+        if partition.offset() == Offset::Invalid {
+            partition.set_offset(Offset::Beginning)?;
+        }
+    }
+    // A partition that grows meanwhile ends again.
+    let mut ended = HashSet::new();
+    consumer.assign(&from)?;
+    while ended.len() < from.count() {
+        match consumer.poll(ANSWER_MAX) {
+            None => {
+                return Err(
+                    KafkaError::MessageConsumption(RDKafkaErrorCode::RequestTimedOut).into(),
+                );
+            }
+            Some(Ok(message)) => backlog.push(record::delivery(&message)),
+            Some(Err(KafkaError::PartitionEOF(partition))) => {
+                ended.insert(partition);
+            }
+            Some(Err(error)) => return Err(error.into()),
+        }
+    }
+    consumer.unassign()?;
+    Ok(())
 }
 
 struct Member {

@@ -22,8 +22,6 @@ use uuid::Uuid;
 #[async_trait]
 pub trait Fixture: Send + Sync {
     fn log(&self) -> Arc<dyn Log>;
-    /// After how long without a record a topic counts as read to its end.
-    fn idle(&self) -> Duration;
     /// A fresh topic (with its dead-letter topic) for one test.
     async fn topic(&self, name: &str) -> String;
 }
@@ -328,9 +326,9 @@ async fn given_up_records_are_dead_letters_and_come_back_to_their_group_only(
         assert_eq!(handled, ("healthy", format!("hold-{number}")));
     }
     *mend.lock().unwrap() = true;
-    let (log, idle) = (fixture.log(), fixture.idle());
+    let log = fixture.log();
     let list = async |group: Option<&'static str>| {
-        let found = dlq::list(&*log, &[&topic], group, idle).await.unwrap();
+        let found = dlq::list(&*log, &[&topic], group).await.unwrap();
         found
             .into_iter()
             .map(|letter| (letter.event_id, letter.reason, letter.is_replayed))
@@ -348,7 +346,7 @@ async fn given_up_records_are_dead_letters_and_come_back_to_their_group_only(
     assert_eq!(list(Some("failing")).await, both(false));
     assert!(list(Some("healthy")).await.is_empty());
     for (group, expected) in [(Some("healthy"), 0), (Some("failing"), 2), (None, 0)] {
-        let replayed = dlq::replay(&*log, &[&topic], group, idle).await.unwrap();
+        let replayed = dlq::replay(&*log, &[&topic], group).await.unwrap();
         assert_eq!(replayed.len(), expected, "{group:?}");
         assert!(replayed.iter().all(|letter| letter.topic == topic));
     }

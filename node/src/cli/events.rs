@@ -2,7 +2,7 @@
 //!
 //! Works on the log itself, embedded or Kafka, as the configuration names it: the platform may run meanwhile, and on Kafka anywhere.
 
-use std::{collections::HashMap, time::Duration};
+use std::collections::HashMap;
 
 use anyhow::{Context, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command, builder::PossibleValuesParser};
@@ -15,10 +15,6 @@ use serde_json::{Value, json};
 
 use super::output;
 use crate::config::Config;
-
-/// After how long without a letter the log counts as read: a file answers at once, joining a group of Kafka takes some seconds.
-const IDLE_EMBEDDED: Duration = Duration::from_millis(500);
-const IDLE_KAFKA: Duration = Duration::from_secs(15);
 
 /// The command line of this noun.
 pub fn command() -> Command {
@@ -87,7 +83,7 @@ pub async fn run(matches: &ArgMatches, config: &Config, json: bool) -> anyhow::R
     let letters = match &config.events.kafka_brokers {
         Some(brokers) => {
             let kafka = Kafka::connect(brokers, &HashMap::new()).context("Kafka")?;
-            letters(&kafka, verb, &topics, group, IDLE_KAFKA).await?
+            letters(&kafka, verb, &topics, group).await?
         }
         None => {
             let folder = config.data_dir.join("events");
@@ -95,7 +91,7 @@ pub async fn run(matches: &ArgMatches, config: &Config, json: bool) -> anyhow::R
                 bail!("there is no event log in {}", folder.display());
             }
             let embedded = Embedded::open(folder).await.context("event log")?;
-            let letters = letters(&embedded, verb, &topics, group, IDLE_EMBEDDED).await;
+            let letters = letters(&embedded, verb, &topics, group).await;
             embedded.close().await;
             letters?
         }
@@ -120,13 +116,12 @@ async fn letters(
     verb: &str,
     topics: &[&str],
     group: Option<&str>,
-    idle: Duration,
 ) -> anyhow::Result<Vec<Letter>> {
     let failing = log.failing();
     let letters = if verb == "replay" {
-        dlq::replay(log, topics, group, idle).await
+        dlq::replay(log, topics, group).await
     } else {
-        dlq::list(log, topics, group, idle).await
+        dlq::list(log, topics, group).await
     };
     // A log that is away has no letters to show, which is not the same as none.
     if let Some(reason) = failing.borrow().as_deref() {
