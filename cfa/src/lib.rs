@@ -111,6 +111,11 @@ pub async fn start(
         shutdown.clone(),
     ));
     api::consumers::spawn(&service, &deps.log, &tasks, &shutdown);
+    tasks.spawn(api::consumers::show_events(
+        deps.log,
+        health.clone(),
+        shutdown.clone(),
+    ));
     tasks.spawn(service::workers::follow_chain(
         service.clone(),
         shutdown.clone(),

@@ -24,7 +24,7 @@ pub use consumer::{HandlerResult, Later, Poison, RetryPolicy, consume, consume_w
 pub use embedded::Embedded;
 pub use event::{Event, Record};
 pub use kafka::Kafka;
-pub use log::{Delivery, Log, Position, Subscription, Waiting, report_waiting};
+pub use log::{Delivery, Log, Position, Subscription, Waiting, report_health};
 pub use sqlite::{Sqlite, Tx};
 
 /// Operational failures of this room.

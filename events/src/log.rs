@@ -61,7 +61,7 @@ pub trait Log: Send + Sync + 'static {
     /// Why the log cannot be reached at the moment, if so; for `/health`.
     fn failing(&self) -> watch::Receiver<Option<String>>;
 
-    /// Which groups of this process wait for a peer or a store; see [`report_waiting`].
+    /// Which groups of this process wait for a peer or a store; see [`report_health`].
     fn waiting(&self) -> &Waiting;
 }
 
@@ -86,33 +86,39 @@ impl Waiting {
     }
 }
 
-/// Tells of the consumers of `groups` that wait, until shutdown: `tell(part, Some(reason))` when one begins to wait or waits for another
-/// reason, `tell(part, None)` when it goes on. The part is `<group>:<topic>`. Meant for a service's health.
-pub async fn report_waiting(
+/// Tells what keeps events from moving, until shutdown: `tell(part, Some(reason))` when a part begins to fail or fails for another reason,
+/// `tell(part, None)` when it works again. Parts are `events`, the log itself, and `<group>:<topic>` for each consumer of `groups` that
+/// waits for a peer or a store. Meant for a service's health.
+pub async fn report_health(
     log: Arc<dyn Log>,
     groups: &[&str],
     mut tell: impl FnMut(&str, Option<&str>),
     shutdown: CancellationToken,
 ) {
-    let mut watch = log.waiting().0.subscribe();
+    let mut unreachable = log.failing();
+    let mut waiting = log.waiting().0.subscribe();
     let mut shown: BTreeSet<String> = BTreeSet::new();
     loop {
-        let waiting: BTreeMap<String, String> = watch
+        let mut failing: BTreeMap<String, String> = waiting
             .borrow_and_update()
             .iter()
             .filter(|((group, _), _)| groups.contains(&group.as_str()))
             .map(|((group, topic), reason)| (format!("{group}:{topic}"), reason.clone()))
             .collect();
-        for part in shown.iter().filter(|part| !waiting.contains_key(*part)) {
+        if let Some(reason) = unreachable.borrow_and_update().clone() {
+            failing.insert("events".to_owned(), reason);
+        }
+        for part in shown.iter().filter(|part| !failing.contains_key(*part)) {
             tell(part, None);
         }
-        for (part, reason) in &waiting {
+        for (part, reason) in &failing {
             tell(part, Some(reason));
         }
-        shown = waiting.into_keys().collect();
+        shown = failing.into_keys().collect();
         tokio::select! {
             () = shutdown.cancelled() => return,
-            changed = watch.changed() => if changed.is_err() { return },
+            changed = unreachable.changed() => if changed.is_err() { return },
+            changed = waiting.changed() => if changed.is_err() { return },
         }
     }
 }

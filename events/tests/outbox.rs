@@ -15,8 +15,8 @@ use std::{
 use async_trait::async_trait;
 use common::{FAST, event, in_time, take};
 use events::{
-    Embedded, Error, Log, Record, Sqlite, Subscription, Waiting, consume_with, inbox, outbox,
-    outbox::Relay,
+    Delivery, Embedded, Error, Log, Position, Record, Sqlite, Subscription, Waiting, consume_with,
+    inbox, outbox, outbox::Relay,
 };
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use tokio::sync::watch;
@@ -155,6 +155,14 @@ impl Log for Faulty {
 
     async fn subscribe(&self, group: &str, topics: &[&str]) -> Result<Subscription, Error> {
         self.log.subscribe(group, topics).await
+    }
+
+    async fn backlog(&self, group: &str, topics: &[&str]) -> Result<Vec<Delivery>, Error> {
+        self.log.backlog(group, topics).await
+    }
+
+    async fn commit(&self, group: &str, position: &Position) -> Result<(), Error> {
+        self.log.commit(group, position).await
     }
 
     fn failing(&self) -> watch::Receiver<Option<String>> {

@@ -58,6 +58,16 @@ pub async fn run(
     Ok(())
 }
 
+/// Shows what keeps events from moving in the health of the market, until shutdown.
+pub async fn show_events(
+    log: Arc<dyn events::Log>,
+    health: rpc::Health,
+    shutdown: CancellationToken,
+) {
+    let tell = |part: &str, reason: Option<&str>| health.set(part, reason);
+    events::report_health(log, &[GROUP], tell, shutdown).await;
+}
+
 fn read<M: Message + Default>(event: &Event) -> Result<M, Poison> {
     M::decode(&*event.payload).map_err(|error| Poison(error.to_string()))
 }

@@ -117,6 +117,13 @@ pub async fn start(
         let hearing = consumers::run(market.clone(), log, topic, token);
         workers.push(guard::spawn(&health, part, &shutdown, hearing));
     }
+    let showing = consumers::show_events(deps.log.clone(), health.clone(), shutdown.clone());
+    workers.push(guard::spawn(
+        &health,
+        "events_health",
+        &shutdown,
+        endless(showing),
+    ));
     let sweeping = sweeper::run(market.clone(), shutdown.clone());
     workers.push(guard::spawn(
         &health,

@@ -142,8 +142,7 @@ pub async fn start(
     ));
     consumers::spawn(&deps.log, &committer, &tasks, &shutdown);
     topics::spawn(&deps.log, &api, &tasks, &shutdown);
-    tasks.spawn(mirror(deps.log.clone(), health.clone(), shutdown.clone()));
-    tasks.spawn(show_waiting(deps.log, health.clone(), shutdown));
+    tasks.spawn(show_events(deps.log, health.clone(), shutdown));
     tasks.close();
     Ok(LedgerHandle {
         api,
@@ -154,28 +153,10 @@ pub async fn start(
     })
 }
 
-/// Shows the state of the event log in the ledger's health.
-async fn mirror(log: Arc<dyn events::Log>, health: rpc::Health, shutdown: CancellationToken) {
-    let mut failing = log.failing();
-    loop {
-        match failing.borrow_and_update().clone() {
-            Some(reason) => health.set_failing("events", reason),
-            None => health.set_ok("events"),
-        }
-        tokio::select! {
-            () = shutdown.cancelled() => return,
-            changed = failing.changed() => if changed.is_err() { return },
-        }
-    }
-}
-
-/// Shows consumers that wait for the store in the ledger's health.
-async fn show_waiting(log: Arc<dyn events::Log>, health: rpc::Health, shutdown: CancellationToken) {
-    let show = |part: &str, reason: Option<&str>| match reason {
-        Some(reason) => health.set_failing(part, reason),
-        None => health.set_ok(part),
-    };
-    events::report_waiting(log, &consumers::GROUPS, show, shutdown).await;
+/// Shows what keeps events from moving in the ledger's health.
+async fn show_events(log: Arc<dyn events::Log>, health: rpc::Health, shutdown: CancellationToken) {
+    let tell = |part: &str, reason: Option<&str>| health.set(part, reason);
+    events::report_health(log, &consumers::GROUPS, tell, shutdown).await;
 }
 
 /// A running ledger.

@@ -151,23 +151,14 @@ pub async fn run_users(
     }
 }
 
-/// Shows in health whether events can go out.
+/// Shows what keeps events from moving in the health of payments.
 pub async fn run_log_health(
     health: rpc::Health,
     log: Arc<dyn events::Log>,
     shutdown: CancellationToken,
 ) {
-    let mut failing = log.failing();
-    loop {
-        match failing.borrow_and_update().as_deref() {
-            Some(reason) => health.set_failing("events", reason),
-            None => health.set_ok("events"),
-        }
-        tokio::select! {
-            () = shutdown.cancelled() => return,
-            changed = failing.changed() => if changed.is_err() { return },
-        }
-    }
+    let tell = |part: &str, reason: Option<&str>| health.set(part, reason);
+    events::report_health(log, &[ALERT_GROUP, USERS_GROUP], tell, shutdown).await;
 }
 
 fn log_store<T>(gateway: &Gateway, result: sqlx::Result<T>) -> Option<T> {

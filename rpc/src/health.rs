@@ -53,6 +53,14 @@ impl Health {
         });
     }
 
+    /// The part fails for this reason, or works.
+    pub fn set(&self, part: &str, reason: Option<&str>) {
+        match reason {
+            Some(reason) => self.set_failing(part, reason),
+            None => self.set_ok(part),
+        }
+    }
+
     pub fn failing(&self) -> Failing {
         self.failing.borrow().clone()
     }

@@ -20,6 +20,20 @@ use crate::service::{Asked, Service};
 
 const DEPOSITS: &str = "cfa.deposits";
 
+/// One group for each topic.
+const GROUPS: [(&str, &str); 4] = [
+    ("cfa.payments", topics::PAYMENTS),
+    ("cfa.market", topics::MARKET),
+    ("cfa.identity", topics::IDENTITY),
+    ("cfa.chain", topics::CHAIN),
+];
+
+/// Shows what keeps events from moving in the health of cfa.
+pub async fn show_events(log: Arc<dyn Log>, health: rpc::Health, shutdown: CancellationToken) {
+    let tell = |part: &str, reason: Option<&str>| health.set(part, reason);
+    events::report_health(log, &GROUPS.map(|(group, _)| group), tell, shutdown).await;
+}
+
 /// Spawns the consumers.
 pub fn spawn(
     service: &Arc<Service>,
@@ -27,13 +41,7 @@ pub fn spawn(
     tasks: &TaskTracker,
     shutdown: &CancellationToken,
 ) {
-    let groups: [(&'static str, &'static str); 4] = [
-        ("cfa.payments", topics::PAYMENTS),
-        ("cfa.market", topics::MARKET),
-        ("cfa.identity", topics::IDENTITY),
-        ("cfa.chain", topics::CHAIN),
-    ];
-    for (group, topic) in groups {
+    for (group, topic) in GROUPS {
         let (service, log, shutdown) = (service.clone(), log.clone(), shutdown.clone());
         tasks.spawn(async move {
             let handler = |event: Event| {

@@ -14,7 +14,7 @@ use std::{
 use async_trait::async_trait;
 use events::{
     Delivery, Event, Later, Log, Poison, Record, RetryPolicy, Subscription, consume_with, dlq,
-    report_waiting, topics,
+    report_health, topics,
 };
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -221,7 +221,7 @@ async fn a_record_waits_for_a_peer_that_is_away_however_often_it_is_tried(fixtur
             tell.send((part.to_owned(), reason.map(str::to_owned)))
                 .unwrap();
         };
-        report_waiting(log, &["later"], tell, ended).await;
+        report_health(log, &["later"], tell, ended).await;
     });
     let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
     // Away for many more tries than a record has attempts, with failures of its own among them, one short of too many.
