@@ -9,6 +9,7 @@ use types::{
     SessionIx, StpGroup, UserId, UserIx,
 };
 
+use crate::client_ids::ClientIds;
 use crate::request::{OrderRef, Reject, Request};
 use crate::slots::FreeSlots;
 use crate::state::{AdmissionImage, OpenOrder, Seen};
@@ -52,7 +53,7 @@ pub struct Admission {
     pub(crate) default_pools: BTreeMap<(UserIx, AssetIx), HoldIx>,
     /// Who may use a chosen self-trade group: the first user who named it, as far as sessions and open orders tell after a restart.
     pub(crate) groups: BTreeMap<StpGroup, UserIx>,
-    pub(crate) client_orders: BTreeMap<(UserIx, u64), Handle>,
+    pub(crate) client_ids: ClientIds,
     pub(crate) keys: BTreeMap<Id128, Seen>,
     /// Keys by age.
     pub(crate) key_queue: VecDeque<(u64, Id128)>,
@@ -65,7 +66,11 @@ impl Admission {
     pub fn new(config: AdmissionConfig) -> Self {
         Self {
             config,
-            tables: AdmissionImage::default(),
+            tables: AdmissionImage {
+                // Room once and for all: a table that grows would stop the market while it moves.
+                slots: Vec::with_capacity(config.orders_max as usize),
+                ..AdmissionImage::default()
+            },
             slots: FreeSlots::new(config.orders_max),
             users: BTreeMap::new(),
             instruments: BTreeMap::new(),
@@ -73,7 +78,7 @@ impl Admission {
             holds: BTreeMap::new(),
             default_pools: BTreeMap::new(),
             groups: BTreeMap::new(),
-            client_orders: BTreeMap::new(),
+            client_ids: ClientIds::new(config.orders_max),
             keys: BTreeMap::new(),
             key_queue: VecDeque::new(),
             quotes: Vec::new(),

@@ -224,10 +224,8 @@ impl Admission {
         self.tables.instruments[c.instrument.index()].open_orders += 1;
         self.spend_budget(c.user, c.budget_minor);
         if c.client_order_id != 0 {
-            let before = self
-                .client_orders
-                .insert((c.user, c.client_order_id), c.handle);
-            assert!(before.is_none(), "client order ids of open orders differ");
+            self.client_ids
+                .insert(c.user, c.client_order_id, c.handle.slot);
         }
     }
 

@@ -204,8 +204,8 @@ impl Admission {
         self.pool_mut(order.pool).open_orders -= 1;
         self.tables.instruments[order.instrument.index()].open_orders -= 1;
         if order.client_order_id != 0 {
-            self.client_orders
-                .remove(&(order.user, order.client_order_id));
+            self.client_ids
+                .remove(order.user, order.client_order_id, handle.slot);
         }
         Effect {
             order,

@@ -32,9 +32,9 @@ impl Admission {
             return Err(RejectReason::SettlementBacklog.into());
         }
         if r.client_order_id != 0
-            && let Some(open) = self.client_orders.get(&(r.user, r.client_order_id))
+            && let Some(open) = self.client_order(r.user, r.client_order_id)
         {
-            let known = Known::Order(*open);
+            let known = Known::Order(open);
             return Err(Reject::with(RejectReason::DuplicateClientOrderId, known));
         }
         let price = self.effective_price(spec, r)?;
@@ -274,9 +274,8 @@ impl Admission {
     fn find_order(&self, order: OrderRef, user: UserIx) -> Result<&OpenOrder, Reject> {
         let handle = match order {
             OrderRef::Handle(handle) => handle,
-            OrderRef::Client(id) => *self
-                .client_orders
-                .get(&(user, id))
+            OrderRef::Client(id) => self
+                .client_order(user, id)
                 .ok_or(RejectReason::UnknownOrder)?,
         };
         let Some(open) = self.order(handle) else {
@@ -318,8 +317,11 @@ impl Admission {
     }
 
     pub(crate) fn check_key(&self, key: Id128, now_ns: u64) -> Result<(), Reject> {
+        if key.is_none() {
+            return Ok(());
+        }
         match self.keys.get(&key) {
-            Some(seen) if !key.is_none() && now_ns < seen.time_ns + KEY_LIFETIME_NS => {
+            Some(seen) if now_ns < seen.time_ns + KEY_LIFETIME_NS => {
                 let known = Known::Request(*seen);
                 Err(Reject::with(RejectReason::DuplicateRequest, known))
             }

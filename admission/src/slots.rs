@@ -27,11 +27,10 @@ pub(crate) struct FreeSlots {
 
 impl FreeSlots {
     pub fn new(max: u32) -> Self {
-        let anchor = Link { prev: 0, next: 0 };
-        Self {
-            links: alloc::vec![anchor],
-            max,
-        }
+        // Untouched memory costs nothing; a table that grows would move.
+        let mut links = Vec::with_capacity(max as usize + 1);
+        links.push(Link { prev: 0, next: 0 });
+        Self { links, max }
     }
 
     /// The next free slot, `None` when the table is full. Changes nothing but which slots are in play.

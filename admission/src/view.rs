@@ -9,7 +9,6 @@ use types::{
 };
 
 use crate::admission::{Admission, AdmissionConfig};
-use crate::slots::FreeSlots;
 use crate::state::{AdmissionImage, OpenOrder, Pool, Seen, Session, User};
 
 /// A pool's money: what `design.md` 4 compares with the ledger.
@@ -133,7 +132,9 @@ impl Admission {
 
     /// The user's open order with this client order id.
     pub fn client_order(&self, user: UserIx, client_order_id: u64) -> Option<types::Handle> {
-        self.client_orders.get(&(user, client_order_id)).copied()
+        let slot = self.client_ids.get(user, client_order_id)?;
+        let order = self.tables.slots[slot as usize].order.as_ref();
+        Some(order.expect("an id belongs to an open order").handle)
     }
 
     /// Money of a pool, added up from its orders (a walk over all of them).
@@ -179,9 +180,17 @@ impl Admission {
     /// The state of an image. Panics on an image that admission cannot have made (a checksum guards the file).
     pub fn restore(image: &AdmissionImage, config: AdmissionConfig) -> Self {
         let mut room = Self::new(config);
+        let mut slots = core::mem::take(&mut room.tables.slots);
+        slots.extend_from_slice(&image.slots);
         room.tables = AdmissionImage {
+            sequence: image.sequence,
+            time_ns: image.time_ns,
+            instruments: image.instruments.clone(),
+            users: image.users.clone(),
+            sessions: image.sessions.clone(),
+            pools: image.pools.clone(),
+            slots,
             keys: Vec::new(),
-            ..image.clone()
         };
         for (key, seen) in &image.keys {
             room.insert_key(*key, *seen);
@@ -203,14 +212,13 @@ impl Admission {
                 room.default_pools.insert((row.user, row.asset), hold);
             }
         }
-        room.slots = FreeSlots::new(config.orders_max);
         for (at, slot) in image.slots.iter().enumerate() {
             let Some(order) = &slot.order else { continue };
             room.slots.take(at as u32);
             room.note_group(order.stp_group, order.user);
             if order.client_order_id != 0 {
-                room.client_orders
-                    .insert((order.user, order.client_order_id), order.handle);
+                room.client_ids
+                    .insert(order.user, order.client_order_id, at as u32);
             }
         }
         room.check_invariants();
@@ -291,8 +299,8 @@ impl Admission {
             per_instrument[order.instrument.index()] += 1;
             if order.client_order_id != 0 {
                 client_ids += 1;
-                let key = (order.user, order.client_order_id);
-                assert_eq!(self.client_orders.get(&key), Some(&order.handle));
+                let found = self.client_order(order.user, order.client_order_id);
+                assert_eq!(found, Some(order.handle));
             }
             let row = &self.tables.pools[order.pool.index()];
             assert!(row.user == order.user && !row.closed);
@@ -309,7 +317,7 @@ impl Admission {
                 assert_eq!(Ok(order.reserved), formula, "reserve follows the formula");
             }
         }
-        assert_eq!(client_ids, self.client_orders.len());
+        assert_eq!(client_ids, self.client_ids.len());
         for (row, found) in self.tables.instruments.iter().zip(per_instrument) {
             assert_eq!(row.open_orders, found);
         }

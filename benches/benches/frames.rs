@@ -2,29 +2,33 @@
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use journal::FrameKind;
+use journal::aligned::Buffer;
 use journal::frame;
 
 fn bench(criterion: &mut Criterion) {
     let payload = [7u8; 120];
-    let mut out = Vec::with_capacity(1 << 20);
-    criterion.bench_function("frames/write and seal 1000", |bencher| {
+    let mut out = Buffer::with_capacity(1 << 20);
+    criterion.bench_function("frames/write 1000", |bencher| {
         bencher.iter(|| {
-            out.clear();
+            out.resize(0);
+            let mut crc = 0;
             for sequence in 1..=1_000 {
-                frame::write(
+                crc = frame::write(
                     &mut out,
                     FrameKind::Command,
                     true,
                     sequence,
                     sequence,
+                    0,
+                    crc,
                     &payload,
                 );
             }
-            frame::seal(&mut out, 1, 0)
+            crc
         });
     });
     criterion.bench_function("frames/read 1", |bencher| {
-        bencher.iter(|| frame::read(&out))
+        bencher.iter(|| frame::read(out.bytes()))
     });
 }
 

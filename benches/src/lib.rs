@@ -1,5 +1,12 @@
 //! Evidence: what the benchmarks share. Each states its load; run one with `cargo bench -p benches --bench book`.
 
+pub mod drive;
+pub mod floor;
+pub mod generate;
+pub mod hop;
+pub mod load;
+pub mod xflow;
+
 use types::command::{Cancel, New, SetInstrument};
 use types::{
     CancelReason, Command, Envelope, FeeRate, Handle, HoldIx, Id128, InstrumentId, InstrumentIx,

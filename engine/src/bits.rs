@@ -25,14 +25,19 @@ impl Bits {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn set(&mut self, place: usize) {
-        self.low[place >> 6] |= 1 << (place & 63);
-        self.mid[place >> 12] |= 1 << ((place >> 6) & 63);
-        self.top[place >> 18] |= 1 << ((place >> 12) & 63);
+        let low = &mut self.low[place >> 6];
+        let before = *low;
+        *low |= 1 << (place & 63);
+        // A word that was not empty is marked above already.
+        if before == 0 {
+            self.mid[place >> 12] |= 1 << ((place >> 6) & 63);
+            self.top[place >> 18] |= 1 << ((place >> 12) & 63);
+        }
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn clear(&mut self, place: usize) {
         let low = &mut self.low[place >> 6];
         *low &= !(1 << (place & 63));

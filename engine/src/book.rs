@@ -9,7 +9,7 @@ use types::{
 
 use crate::ladder::{LEVELS_DEFAULT, Ladder};
 use crate::sink::{Emitter, EventSink};
-use crate::slab::{NEVER, NIL, Order, Slab};
+use crate::slab::{NEVER, Order, Slab};
 
 /// How much room a book gets at the start. It changes speed, never results.
 #[derive(Clone, Copy, Debug)]
@@ -60,65 +60,81 @@ impl Book {
     ///
     /// Commands for other instruments and for admission alone change nothing. Panics when sequences go backwards or a handle names a slot
     /// that another order holds: both are bugs in front of the book, never a client's doing.
+    #[inline(always)]
     pub fn apply<S: EventSink>(&mut self, envelope: &Envelope, sink: &mut S) -> u32 {
         assert!(
             envelope.sequence > self.sequence,
             "commands come in sequence"
         );
         self.sequence = envelope.sequence;
-        let before = self.ladder.best;
-        let mut out = Emitter::new(sink, envelope, self.spec.ix, self.event_number);
-        match &envelope.command {
-            Command::New(c) if c.instrument == self.spec.ix => self.new_order(c, &mut out),
-            Command::Cancel(c) if c.instrument == self.spec.ix => self.cancel(c, &mut out),
-            Command::Amend(c) if c.instrument == self.spec.ix => self.amend(c, &mut out),
-            Command::MassCancel(c) if self.is_named(c.instrument) => self.mass_cancel(c, &mut out),
-            Command::ExpireOrders(c) if self.is_named(c.instrument) => self.expire(&mut out),
-            Command::SetPhase(c) if c.instrument == self.spec.ix => {
-                self.set_phase(c.phase, c.cancel_orders, &mut out);
-            }
-            Command::SetInstrument(c) if c.spec.ix == self.spec.ix => {
-                self.set_instrument(c, &mut out);
-            }
-            _ => {}
-        }
-        if self.ladder.best != before {
-            out.quote(self.quote());
-        }
-        let count = out.count();
+        let before = self.ladder.best_keys();
+        let ix = self.spec.ix;
+        // The emitter of an arm stays in registers: what is not inlined makes its own.
+        let count = match &envelope.command {
+            Command::New(c) if c.instrument == ix => self.new_order(envelope, c, sink),
+            Command::Cancel(c) if c.instrument == ix => self.cancel(envelope, c, sink),
+            Command::Amend(c) if c.instrument == ix => self.amend(envelope, c, sink),
+            _ => self.control(envelope, sink),
+        };
         self.event_number += u64::from(count);
-        assert!(
-            self.ladder.best[0] < self.ladder.best[1],
-            "book is crossed after a command"
-        );
+        if self.ladder.best_keys() != before {
+            sink.quote(ix, self.quote());
+        }
+        assert!(self.ladder.is_sound(), "book is crossed after a command");
         count
     }
 
-    fn is_named(&self, instrument: InstrumentIx) -> bool {
-        instrument.is_none() || instrument == self.spec.ix
+    #[inline(always)]
+    pub(crate) fn emitter<'a, S: EventSink>(
+        &self,
+        envelope: &Envelope,
+        sink: &'a mut S,
+    ) -> Emitter<'a, S> {
+        Emitter::new(sink, envelope, self.spec.ix, self.event_number)
     }
 
-    fn cancel<S: EventSink>(&mut self, c: &Cancel, out: &mut Emitter<S>) {
-        if self.slab.get(c.handle).is_none() {
-            out.emit(Event::CancelRejected(CancelRejected {
+    /// The commands that no order flow is made of.
+    #[cold]
+    #[inline(never)]
+    fn control<S: EventSink>(&mut self, envelope: &Envelope, sink: &mut S) -> u32 {
+        let mut out = self.emitter(envelope, sink);
+        let ix = self.spec.ix;
+        let is_named = |named: InstrumentIx| named.is_none() || named == ix;
+        match &envelope.command {
+            Command::MassCancel(c) if is_named(c.instrument) => self.mass_cancel(c, &mut out),
+            Command::ExpireOrders(c) if is_named(c.instrument) => self.expire(&mut out),
+            Command::SetPhase(c) if c.instrument == ix => {
+                self.set_phase(c.phase, c.cancel_orders, &mut out);
+            }
+            Command::SetInstrument(c) if c.spec.ix == ix => self.set_instrument(c, &mut out),
+            _ => {}
+        }
+        out.count()
+    }
+
+    #[inline(always)]
+    fn cancel<S: EventSink>(&mut self, envelope: &Envelope, c: &Cancel, sink: &mut S) -> u32 {
+        let mut out = self.emitter(envelope, sink);
+        match self.slab.find(c.handle) {
+            Some(link) => self.cancel_resting(link, c.handle, c.reason, &mut out),
+            None => out.emit(Event::CancelRejected(CancelRejected {
                 handle: c.handle,
                 reason: RejectReason::OrderNotOpen,
-            }));
-            return;
+            })),
         }
-        self.cancel_resting(c.handle.slot, c.reason, out);
+        out.count()
     }
 
     /// Takes a resting order out and says so.
+    #[inline(always)]
     pub(crate) fn cancel_resting<S: EventSink>(
         &mut self,
-        slot: u32,
+        link: u32,
+        handle: Handle,
         reason: types::CancelReason,
         out: &mut Emitter<S>,
     ) {
-        let handle = self.slab.handle(slot);
-        let quantity = self.slab.at(slot).open;
-        self.unlink(slot);
+        let quantity = self.unlink(link).open;
         out.emit(Event::Cancelled(Cancelled {
             handle,
             reason,
@@ -140,46 +156,19 @@ impl Book {
     }
 
     /// Rests an order at the tail of its price.
-    #[inline]
-    pub(crate) fn link(&mut self, slot: u32, mut order: Order) {
-        if order.expire_at_ns < self.next_expiry_ns {
-            self.next_expiry_ns = order.expire_at_ns;
-        }
-        let level = self.ladder.level_for_rest(order.side, order.price);
-        let tail = level.tail;
-        level.tail = slot;
-        level.open += order.open;
-        if tail == NIL {
-            level.head = slot;
-        } else {
-            self.slab.at_mut(tail).next = slot;
-        }
-        order.prev = tail;
-        order.next = NIL;
-        self.slab.put(slot, order);
+    #[inline(always)]
+    pub(crate) fn link(&mut self, link: u32, order: Order) {
+        let prev = self.ladder.push(order.side, order.price, link, order.open);
+        self.slab.open(link, Order { prev, ..order });
     }
 
-    /// Takes a resting order out of its price and closes its slot.
-    #[inline]
-    pub(crate) fn unlink(&mut self, slot: u32) {
-        let order = *self.slab.at(slot);
-        self.slab.close(slot);
-        if order.prev == NIL && order.next == NIL {
-            self.ladder.remove(order.side, order.price);
-            return;
-        }
-        let level = self.ladder.level_mut(order.side, order.price);
-        level.open -= order.open;
-        if order.prev == NIL {
-            level.head = order.next;
-        } else {
-            self.slab.at_mut(order.prev).next = order.next;
-        }
-        if order.next == NIL {
-            level.tail = order.prev;
-        } else {
-            self.slab.at_mut(order.next).prev = order.prev;
-        }
+    /// Takes a resting order out of its price and closes its slot; gives what it was.
+    #[inline(always)]
+    pub(crate) fn unlink(&mut self, link: u32) -> Order {
+        let order = self.slab.unlink(link);
+        self.ladder
+            .unlink(order.side, order.price, order.prev, order.next, order.open);
+        order
     }
 
     pub fn spec(&self) -> &InstrumentSpec {
@@ -229,6 +218,6 @@ impl Book {
 
     /// True while the order rests.
     pub fn is_resting(&self, handle: Handle) -> bool {
-        self.slab.get(handle).is_some()
+        self.slab.find(handle).is_some()
     }
 }

@@ -2,33 +2,116 @@
 
 use types::command::{Amend, New};
 use types::event::{Accepted, AmendRejected, Amended, Cancelled, Event, Rejected, Rested};
-use types::{CancelReason, Handle, Lots, OrderType, Phase, RejectReason, Side, Ticks, TimeInForce};
+use types::{
+    CancelReason, Envelope, Handle, Lots, OrderType, Phase, RejectReason, Ticks, TimeInForce,
+};
 
 use crate::book::Book;
 use crate::matching::{Stop, Taker};
 use crate::sink::{Emitter, EventSink};
-use crate::slab::{NEVER, Order};
+use crate::slab::{NEVER, NIL, Order};
 
 impl Book {
-    pub(crate) fn new_order<S: EventSink>(&mut self, c: &New, out: &mut Emitter<S>) {
-        assert!(
-            self.slab.is_free(c.handle.slot) && !c.handle.is_none(),
-            "admission gave away a taken slot"
-        );
-        self.expire_due(out);
-        if let Some(reason) = self.refusal(c, out.time_ns()) {
+    /// Takes a new order. One that simply rests, as most do, is dealt with here; every other one in full.
+    #[inline(always)]
+    pub(crate) fn new_order<S: EventSink>(
+        &mut self,
+        envelope: &Envelope,
+        c: &New,
+        sink: &mut S,
+    ) -> u32 {
+        let link = self.slab.vacate(c.handle);
+        if !self.is_plain(c, envelope.time_ns) || self.ladder.crosses(c.side, c.price) {
+            return self.new_order_in_full(envelope, c, link, sink);
+        }
+        let mut out = self.emitter(envelope, sink);
+        accept(c, &mut out);
+        self.rest_new(link, c, c.quantity, c.quantity, NEVER, &mut out);
+        out.count()
+    }
+
+    /// True for a good-till-cancelled limit order that nothing speaks against but a crossing price. Decides nothing: what it lets pass
+    /// [`Book::refusal`] would let pass too.
+    #[inline(always)]
+    fn is_plain(&self, c: &New, time_ns: u64) -> bool {
+        (c.time_in_force == TimeInForce::Gtc)
+            & (c.order_type == OrderType::Limit)
+            & (self.spec.phase == Phase::Open)
+            & !c.post_only
+            & (c.quantity.0.wrapping_sub(1) < Lots::ORDER_MAX.0)
+            & ((c.price.0 as u64).wrapping_sub(1) < Ticks::ORDER_MAX.0 as u64)
+            & self.spec.in_band(c.price)
+            & (time_ns < self.next_expiry_ns)
+    }
+
+    #[inline(never)]
+    fn new_order_in_full<S: EventSink>(
+        &mut self,
+        envelope: &Envelope,
+        c: &New,
+        link: u32,
+        sink: &mut S,
+    ) -> u32 {
+        let mut out = self.emitter(envelope, sink);
+        self.expire_due(&mut out);
+        let crosses = self.ladder.crosses(c.side, c.price);
+        if let Some(reason) = self.refusal(c, crosses, out.time_ns()) {
             out.emit(Event::Rejected(Rejected {
                 handle: c.handle,
                 reason,
             }));
-            return;
+            return out.count();
         }
-        out.emit(Event::Accepted(Accepted {
-            handle: c.handle,
-            side: c.side,
+        accept(c, &mut out);
+        if let Some((open, quantity)) = self.execute(c, &mut out) {
+            let expire_at_ns = self.expiry_of(c);
+            self.rest_new(link, c, open, quantity, expire_at_ns, &mut out);
+        }
+        out.count()
+    }
+
+    #[inline(always)]
+    fn rest_new<S: EventSink>(
+        &mut self,
+        link: u32,
+        c: &New,
+        open: Lots,
+        quantity: Lots,
+        expire_at_ns: u64,
+        out: &mut Emitter<S>,
+    ) {
+        let order = Order {
             price: c.price,
-            open: c.quantity,
-        }));
+            open,
+            quantity,
+            expire_at_ns,
+            next: NIL,
+            prev: NIL,
+            generation: c.handle.generation,
+            user: c.user,
+            session: c.session,
+            group: c.stp_group,
+            side: c.side,
+            stp: c.stp,
+            post_only: c.post_only,
+            live: false,
+        };
+        self.rest(link, c.handle, order, out);
+    }
+
+    /// When the order ends by itself; the book wakes then.
+    #[inline(always)]
+    fn expiry_of(&mut self, c: &New) -> u64 {
+        if c.time_in_force != TimeInForce::Gtd {
+            return NEVER;
+        }
+        self.next_expiry_ns = self.next_expiry_ns.min(c.expire_at_ns);
+        c.expire_at_ns
+    }
+
+    /// Matches a new order. Gives open and total quantity when a remainder has to rest.
+    #[inline(always)]
+    fn execute<S: EventSink>(&mut self, c: &New, out: &mut Emitter<S>) -> Option<(Lots, Lots)> {
         let mut taker = Taker {
             handle: c.handle,
             side: c.side,
@@ -45,38 +128,16 @@ impl Book {
             } else {
                 CancelReason::FokNotFillable
             };
-            return cancel_taker(c.handle, reason, c.quantity, out);
+            cancel_taker(c.handle, reason, c.quantity, out);
+            return None;
         }
         let stop = self.take(&mut taker, out);
         if taker.open.is_zero() {
-            return;
+            return None;
         }
         let reason = match stop {
             Stop::SelfTrade => CancelReason::SelfTrade,
-            Stop::Limit if c.time_in_force.rests() => {
-                let expire_at_ns = if c.time_in_force == TimeInForce::Gtd {
-                    c.expire_at_ns
-                } else {
-                    NEVER
-                };
-                let order = Order {
-                    price: c.price,
-                    open: taker.open,
-                    quantity: taker.quantity,
-                    expire_at_ns,
-                    next: 0,
-                    prev: 0,
-                    generation: c.handle.generation,
-                    user: c.user,
-                    session: c.session,
-                    group: c.stp_group,
-                    side: c.side,
-                    stp: c.stp,
-                    post_only: c.post_only,
-                    live: true,
-                };
-                return self.rest(c.handle.slot, order, out);
-            }
+            Stop::Limit if c.time_in_force.rests() => return Some((taker.open, taker.quantity)),
             // T19: a market order that met nobody says so.
             Stop::Limit if c.order_type == OrderType::Market && taker.open == c.quantity => {
                 CancelReason::NoLiquidity
@@ -84,11 +145,12 @@ impl Book {
             Stop::Limit => CancelReason::IocRemainder,
         };
         cancel_taker(c.handle, reason, taker.open, out);
+        None
     }
 
     /// Why a new order may not enter, checked before anything happens.
-    fn refusal(&self, c: &New, time_ns: u64) -> Option<RejectReason> {
-        let crosses = self.crosses(c.side, c.price);
+    #[inline(always)]
+    fn refusal(&self, c: &New, crosses: bool, time_ns: u64) -> Option<RejectReason> {
         if let Some(reason) = self.phase_refusal(crosses || !c.time_in_force.rests()) {
             return Some(reason);
         }
@@ -120,6 +182,7 @@ impl Book {
     }
 
     /// Why the phase keeps an order out; `trades` = it would not simply rest.
+    #[inline(always)]
     fn phase_refusal(&self, trades: bool) -> Option<RejectReason> {
         match self.spec.phase {
             Phase::Open => None,
@@ -130,81 +193,105 @@ impl Book {
         }
     }
 
-    pub(crate) fn amend<S: EventSink>(&mut self, c: &Amend, out: &mut Emitter<S>) {
-        self.expire_due(out);
-        let Some(order) = self.slab.get(c.handle).copied() else {
+    /// Amends a resting order.
+    #[inline(never)]
+    pub(crate) fn amend<S: EventSink>(
+        &mut self,
+        envelope: &Envelope,
+        c: &Amend,
+        sink: &mut S,
+    ) -> u32 {
+        let mut out = self.emitter(envelope, sink);
+        self.expire_due(&mut out);
+        let Some(link) = self.slab.find(c.handle) else {
             out.emit(Event::AmendRejected(AmendRejected {
                 handle: c.handle,
                 reason: RejectReason::OrderNotOpen,
                 open: Lots::ZERO,
             }));
-            return;
+            return out.count();
         };
+        let order = *self.slab.at(link);
+        let side = order.side;
         let price = c.price.unwrap_or(order.price);
         let quantity = c.quantity.unwrap_or(order.quantity);
         let keeps_priority = price == order.price && quantity <= order.quantity;
-        if let Some(reason) = self.amend_refusal(&order, price, quantity, keeps_priority) {
+        let crosses = !keeps_priority && self.ladder.crosses(side, price);
+        if let Some(reason) = self.amend_refusal(&order, price, quantity, crosses) {
             out.emit(Event::AmendRejected(AmendRejected {
                 handle: c.handle,
                 reason,
                 open: order.open,
             }));
-            return;
+            return out.count();
         }
         let filled = order.quantity - order.open;
-        let open = quantity - filled;
+        let mut amended = Order {
+            price,
+            open: quantity - filled,
+            quantity,
+            next: NIL,
+            ..order
+        };
         out.emit(Event::Amended(Amended {
             handle: c.handle,
-            side: order.side,
+            side,
             kept_priority: keeps_priority,
             price,
             quantity,
-            open,
+            open: amended.open,
         }));
         if keeps_priority {
-            let level = self.ladder.level_mut(order.side, order.price);
-            level.open -= order.open - open;
-            let order = self.slab.at_mut(c.handle.slot);
-            order.open = open;
+            self.ladder.shrink(side, price, order.open - amended.open);
+            let order = self.slab.at_mut(link);
+            order.open = amended.open;
             order.quantity = quantity;
-            return;
+            return out.count();
         }
-        self.unlink(c.handle.slot);
+        self.unlink(link);
+        if crosses && !self.execute_amended(c.handle, &mut amended, &mut out) {
+            return out.count();
+        }
+        self.rest(link, c.handle, amended, &mut out);
+        out.count()
+    }
+
+    /// Matches an order that crosses at its new price. True when a remainder has to rest.
+    #[inline(never)]
+    fn execute_amended<S: EventSink>(
+        &mut self,
+        handle: Handle,
+        order: &mut Order,
+        out: &mut Emitter<S>,
+    ) -> bool {
         let mut taker = Taker {
-            handle: c.handle,
+            handle,
             side: order.side,
-            limit: price,
-            open,
-            quantity,
+            limit: order.price,
+            open: order.open,
+            quantity: order.quantity,
             group: order.group,
             stp: order.stp,
         };
         let stop = self.take(&mut taker, out);
+        (order.open, order.quantity) = (taker.open, taker.quantity);
         if taker.open.is_zero() {
-            return;
+            return false;
         }
-        match stop {
-            Stop::SelfTrade => cancel_taker(c.handle, CancelReason::SelfTrade, taker.open, out),
-            Stop::Limit => {
-                let order = Order {
-                    price,
-                    open: taker.open,
-                    quantity: taker.quantity,
-                    ..order
-                };
-                self.rest(c.handle.slot, order, out);
-            }
+        if stop == Stop::SelfTrade {
+            cancel_taker(handle, CancelReason::SelfTrade, taker.open, out);
         }
+        stop != Stop::SelfTrade
     }
 
+    #[inline(always)]
     fn amend_refusal(
         &self,
         order: &Order,
         price: Ticks,
         quantity: Lots,
-        keeps_priority: bool,
+        crosses: bool,
     ) -> Option<RejectReason> {
-        let crosses = !keeps_priority && self.crosses(order.side, price);
         if let Some(reason) = self.phase_refusal(crosses) {
             return Some(reason);
         }
@@ -226,33 +313,32 @@ impl Book {
         (order.post_only && crosses).then_some(RejectReason::PostOnly)
     }
 
-    fn rest<S: EventSink>(&mut self, slot: u32, order: Order, out: &mut Emitter<S>) {
-        self.link(
-            slot,
-            Order {
-                live: false,
-                ..order
-            },
-        );
+    #[inline(always)]
+    fn rest<S: EventSink>(
+        &mut self,
+        link: u32,
+        handle: Handle,
+        order: Order,
+        out: &mut Emitter<S>,
+    ) {
+        self.link(link, order);
         out.emit(Event::Rested(Rested {
-            handle: Handle {
-                slot,
-                generation: order.generation,
-            },
+            handle,
             side: order.side,
             price: order.price,
             open: order.open,
         }));
     }
+}
 
-    /// True when an order of this side and limit would meet the other side.
-    #[inline]
-    pub(crate) fn crosses(&self, side: Side, limit: Ticks) -> bool {
-        match side {
-            Side::Buy => self.ladder.best[1] <= limit && self.ladder.best[1].0 != i64::MAX,
-            Side::Sell => self.ladder.best[0] >= limit && self.ladder.best[0].0 != i64::MIN,
-        }
-    }
+#[inline(always)]
+fn accept<S: EventSink>(c: &New, out: &mut Emitter<S>) {
+    out.emit(Event::Accepted(Accepted {
+        handle: c.handle,
+        side: c.side,
+        price: c.price,
+        open: c.quantity,
+    }));
 }
 
 fn cancel_taker<S: EventSink>(

@@ -28,10 +28,10 @@ pub struct RestingOrder {
 }
 
 impl RestingOrder {
-    pub(crate) fn of(slab: &Slab, slot: u32) -> Self {
-        let order = slab.at(slot);
+    pub(crate) fn of(slab: &Slab, link: u32) -> Self {
+        let order = slab.at(link);
         Self {
-            handle: slab.handle(slot),
+            handle: slab.handle(link),
             side: order.side,
             price: order.price,
             open: order.open,
@@ -78,6 +78,7 @@ impl Book {
         book.event_number = image.event_number;
         book.trade_number = image.trade_number;
         for order in &image.orders {
+            let link = book.slab.vacate(order.handle);
             let resting = Order {
                 price: order.price,
                 open: order.open,
@@ -94,7 +95,8 @@ impl Book {
                 post_only: order.post_only,
                 live: false,
             };
-            book.link(order.handle.slot, resting);
+            book.link(link, resting);
+            book.next_expiry_ns = book.next_expiry_ns.min(resting.expire_at_ns);
         }
         book.check_invariants();
         book

@@ -3,7 +3,6 @@
 use types::{Lots, Side};
 
 use crate::book::Book;
-use crate::ladder::NO_PRICE;
 use crate::slab::NIL;
 
 impl Book {
@@ -23,18 +22,18 @@ impl Book {
                 last = Some(price);
                 assert!(self.ladder.is_occupied(side, price));
                 let level = self.ladder.level(side, price);
-                let (mut open, mut prev, mut slot) = (Lots::ZERO, NIL, level.head);
-                assert_ne!(slot, NIL, "an occupied price holds an order");
-                while slot != NIL {
-                    let order = self.slab.at(slot);
+                let (mut open, mut prev, mut link) = (Lots::ZERO, NIL, level.head);
+                assert_ne!(link, NIL, "an occupied price holds an order");
+                while link != NIL {
+                    let order = self.slab.at(link);
                     assert!(order.live && order.side == side && order.price == price);
                     assert_eq!(order.prev, prev, "links agree both ways");
                     assert!(!order.open.is_zero() && order.open <= order.quantity);
                     assert!(order.expire_at_ns >= self.next_expiry_ns);
                     open += order.open;
                     resting += 1;
-                    prev = slot;
-                    slot = order.next;
+                    prev = link;
+                    link = order.next;
                 }
                 assert_eq!(level.tail, prev, "tail is the last order");
                 assert_eq!(level.open, open, "level sum equals its orders");
@@ -45,14 +44,15 @@ impl Book {
             self.slab.live(),
             "every live slot rests at a price"
         );
-        let live = (0..self.slab.high())
-            .filter(|slot| self.slab.at(*slot).live)
+        let live = self
+            .slab
+            .links()
+            .filter(|link| self.slab.at(*link).live)
             .count();
         assert_eq!(live, resting as usize);
-        assert!(self.ladder.best[0] < self.ladder.best[1], "book is crossed");
+        assert!(self.ladder.is_sound(), "book is crossed");
         for side in [Side::Buy, Side::Sell] {
-            let none = self.ladder.best[side.index()] == NO_PRICE[side.index()];
-            assert_eq!(none, self.depth(side).next().is_none());
+            assert_eq!(self.best(side), self.depth(side).next().map(|l| l.price));
         }
     }
 }

@@ -12,16 +12,18 @@
 //! | `slab` | resting orders, addressed by admission's slot |
 //! | `ladder`, `bits` | price levels: a window of ticks with an occupancy bitmap, a map outside it |
 //! | `view` | depth, order-by-order walk, state hash |
+//! | `ahead` | asking for memory before a command's turn |
 //! | `image` | the book as a snapshot |
 //! | `invariants` | the walk that proves the structure |
 //! | `sink` | where events go |
 //!
-//! Architecture invariants: no `unsafe`; no heap allocation in `apply` as long as slots stay below the capacity given and prices inside the
-//! window; a book is never crossed.
+//! Architecture invariants: no `unsafe` but the prefetch in `slab`; no heap allocation in `apply` as long as slots stay below the capacity given
+//! and prices inside the window; a book is never crossed.
 #![no_std]
 
 extern crate alloc;
 
+mod ahead;
 mod bits;
 mod book;
 mod entry;

@@ -32,42 +32,55 @@ pub(crate) enum Stop {
 
 impl Book {
     /// Matches the taker until it is filled, its limit is reached or self-trade prevention stops it.
+    #[inline(always)]
     pub(crate) fn take<S: EventSink>(&mut self, taker: &mut Taker, out: &mut Emitter<S>) -> Stop {
         let side = taker.side.opposite();
-        while !taker.open.is_zero() && self.crosses(taker.side, taker.limit) {
-            let price = self.ladder.best[side.index()];
-            let level = self.ladder.level(side, price);
-            let (mut head, mut level_open) = (level.head, level.open);
+        while !taker.open.is_zero() && self.ladder.crosses(taker.side, taker.limit) {
+            let Some(price) = self.ladder.best(side) else {
+                break;
+            };
+            let mut level = self.ladder.level(side, price);
             let mut stop = Stop::Limit;
             // Makers leave the level at its head only, so the level is written back once.
-            while head != NIL && !taker.open.is_zero() {
-                let own = taker.stp != StpMode::None && self.slab.at(head).group == taker.group;
-                let before = self.slab.at(head).open;
-                if own {
-                    stop = self.prevent_self_trade(head, taker, out);
+            while level.head != NIL && !taker.open.is_zero() {
+                let link = level.head;
+                let maker = self.slab.at_mut(link);
+                let before = maker.open;
+                if maker.group == taker.group && taker.stp != StpMode::None {
+                    stop = self.prevent_self_trade(link, taker, out);
                 } else {
-                    self.trade(head, price, taker, out);
+                    let quantity = before.min(taker.open);
+                    maker.open = before - quantity;
+                    taker.open -= quantity;
+                    self.trade_number += 1;
+                    out.emit(Event::Trade(Trade {
+                        maker: Handle {
+                            slot: link - 1,
+                            generation: maker.generation,
+                        },
+                        taker: taker.handle,
+                        price,
+                        quantity,
+                        maker_open: maker.open,
+                        taker_open: taker.open,
+                        trade_number: self.trade_number,
+                        taker_side: taker.side,
+                    }));
                 }
-                let maker = self.slab.at(head);
-                level_open -= before - maker.open;
+                let maker = self.slab.at(link);
+                level.open -= before - maker.open;
                 if maker.open.is_zero() {
-                    let next = maker.next;
-                    self.slab.close(head);
-                    head = next;
+                    level.head = maker.next;
+                    self.slab.close(link);
                 }
                 if stop == Stop::SelfTrade {
                     break;
                 }
             }
-            if head == NIL {
-                assert!(level_open.is_zero(), "level sum equals its orders");
-                self.ladder.remove(side, price);
-            } else {
-                self.slab.at_mut(head).prev = NIL;
-                let level = self.ladder.level_mut(side, price);
-                level.head = head;
-                level.open = level_open;
-            }
+            // The first one has nobody before it; without a first one this writes to nobody's record.
+            self.slab.at_mut(level.head).prev = NIL;
+            level.tail = if level.head == NIL { NIL } else { level.tail };
+            self.ladder.set_level(side, price, level);
             if stop == Stop::SelfTrade {
                 return stop;
             }
@@ -75,45 +88,17 @@ impl Book {
         Stop::Limit
     }
 
-    #[inline]
-    fn trade<S: EventSink>(
-        &mut self,
-        slot: u32,
-        price: Ticks,
-        taker: &mut Taker,
-        out: &mut Emitter<S>,
-    ) {
-        let maker = self.slab.at_mut(slot);
-        let quantity = maker.open.min(taker.open);
-        maker.open -= quantity;
-        taker.open -= quantity;
-        self.trade_number += 1;
-        let event = Trade {
-            maker: Handle {
-                slot,
-                generation: maker.generation,
-            },
-            taker: taker.handle,
-            price,
-            quantity,
-            maker_open: maker.open,
-            taker_open: taker.open,
-            trade_number: self.trade_number,
-            taker_side: taker.side,
-        };
-        out.emit(Event::Trade(event));
-    }
-
     /// Two orders of one group meet: no trade, the incoming order's mode decides. Leaves a maker that has to go with nothing open.
     #[cold]
+    #[inline(never)]
     fn prevent_self_trade<S: EventSink>(
         &mut self,
-        slot: u32,
+        link: u32,
         taker: &mut Taker,
         out: &mut Emitter<S>,
     ) -> Stop {
-        let handle = self.slab.handle(slot);
-        let maker = self.slab.at_mut(slot);
+        let handle = self.slab.handle(link);
+        let maker = self.slab.at_mut(link);
         match taker.stp {
             StpMode::CancelNewest => return Stop::SelfTrade,
             StpMode::CancelOldest | StpMode::CancelBoth => {
@@ -155,9 +140,9 @@ impl Book {
                 missing -= level.open;
                 continue;
             }
-            let mut slot = level.head;
-            while slot != NIL {
-                let maker = self.slab.at(slot);
+            let mut link = level.head;
+            while link != NIL {
+                let maker = self.slab.at(link);
                 if maker.group != taker.group {
                     if maker.open >= missing {
                         return true;
@@ -167,7 +152,7 @@ impl Book {
                     // Every other mode ends or shrinks the taker here without a trade.
                     return false;
                 }
-                slot = maker.next;
+                link = maker.next;
             }
         }
         false

@@ -1,11 +1,13 @@
 //! Where a book's events go: a ring, a journal's comparison, a test's vector.
 
 use types::event::Event;
-use types::{Envelope, EventEnvelope, InstrumentIx, Quote};
+use types::{Envelope, EventEnvelope, InstrumentIx, Quote, Sequence};
 
 /// Takes the events of one book, in order.
 pub trait EventSink {
     /// The next event. Never refused: who calls `apply` has made room, or buffers.
+    ///
+    /// Implementations that copy it straight to its place should be `#[inline]`: the event is then written there field by field.
     fn event(&mut self, event: &EventEnvelope);
 
     /// The best prices have changed; told once, behind the last event of a command.
@@ -15,11 +17,17 @@ pub trait EventSink {
 /// Numbers the events of one command on their way to the sink.
 pub(crate) struct Emitter<'a, S> {
     sink: &'a mut S,
-    next: EventEnvelope,
+    sequence: Sequence,
+    time_ns: u64,
+    instrument: InstrumentIx,
+    /// Number of the last event before this command.
+    before: u64,
+    count: u32,
 }
 
 impl<'a, S: EventSink> Emitter<'a, S> {
     /// `number` is the number of the last event of this instrument.
+    #[inline(always)]
     pub fn new(
         sink: &'a mut S,
         envelope: &Envelope,
@@ -28,36 +36,37 @@ impl<'a, S: EventSink> Emitter<'a, S> {
     ) -> Self {
         Self {
             sink,
-            next: EventEnvelope {
-                sequence: envelope.sequence,
-                time_ns: envelope.time_ns,
-                number: number + 1,
-                instrument,
-                index: 0,
-                event: Event::MassCancelled(types::event::MassCancelled { count: 0 }),
-            },
+            sequence: envelope.sequence,
+            time_ns: envelope.time_ns,
+            instrument,
+            before: number,
+            count: 0,
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn emit(&mut self, event: Event) {
-        self.next.event = event;
-        self.sink.event(&self.next);
-        self.next.number += 1;
-        self.next.index += 1;
+        let index = self.count;
+        // Neither wraps: a command has less events than there are slots, an instrument less than 2^64.
+        self.count = index.wrapping_add(1);
+        self.sink.event(&EventEnvelope {
+            sequence: self.sequence,
+            time_ns: self.time_ns,
+            number: self.before.wrapping_add(u64::from(self.count)),
+            instrument: self.instrument,
+            index,
+            event,
+        });
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn time_ns(&self) -> u64 {
-        self.next.time_ns
+        self.time_ns
     }
 
     /// Events emitted for this command so far.
+    #[inline(always)]
     pub fn count(&self) -> u32 {
-        self.next.index
-    }
-
-    pub fn quote(&mut self, quote: Quote) {
-        self.sink.quote(self.next.instrument, quote);
+        self.count
     }
 }

@@ -1,20 +1,23 @@
 //! Resting orders, addressed by admission's slot; 32-bit links join the orders of a price in time order.
 //!
+//! A link is the slot plus one. Link 0 is nobody: it has a record of its own, which takes the writes meant for a neighbour that is not there, so
+//! that linking and unlinking need no branch. Nothing ever reads that record.
+//!
 //! Invariant: a slot is live exactly while its order rests in the ladder. The generation is asserted at every access by handle: admission frees a
 //! slot only after the closing event, so a foreign generation in a live slot is our bug.
 
 use alloc::vec::Vec;
-use core::mem::size_of;
+use core::mem::{align_of, size_of};
 
 use types::{Handle, Lots, SessionIx, Side, StpGroup, StpMode, Ticks, UserIx};
 
 /// No link.
-pub(crate) const NIL: u32 = u32::MAX;
+pub(crate) const NIL: u32 = 0;
 
 /// Never expires.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// One resting order: a cache line.
+/// One resting order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Order {
     pub price: Ticks,
@@ -35,7 +38,12 @@ pub(crate) struct Order {
     pub live: bool,
 }
 
-const _: () = assert!(size_of::<Order>() <= 64);
+/// A record has a cache line of its own.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Line(Order);
+
+const _: () = assert!(size_of::<Line>() == 64 && align_of::<Line>() == 64);
 
 impl Order {
     const EMPTY: Self = Self {
@@ -56,102 +64,159 @@ impl Order {
     };
 }
 
+/// Asks the memory for the cache lines of a value, without waiting for them.
+#[inline(always)]
+pub(crate) fn prefetch<T>(value: &T) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let start: *const i8 = core::ptr::from_ref(value).cast();
+        for offset in (0..size_of::<T>()).step_by(64) {
+            // SAFETY: a prefetch reads nothing that the program could see and faults at no address; `wrapping_add` may leave the value.
+            #[allow(unsafe_code)]
+            unsafe {
+                _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(offset));
+            }
+        }
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = value;
+}
+
+/// Slots that come into play at once.
+const BLOCK: usize = 4_096;
+
 #[derive(Clone, Debug)]
 pub(crate) struct Slab {
-    orders: Vec<Order>,
+    /// By link. As long as the highest slot used so far asks for, in whole blocks: bound of every walk.
+    orders: Vec<Line>,
     live: u32,
-    /// One past the highest slot ever used: bound of every walk.
-    high: u32,
 }
 
 impl Slab {
     pub fn new(capacity: u32) -> Self {
-        Self {
-            orders: alloc::vec![Order::EMPTY; capacity as usize],
-            live: 0,
-            high: 0,
-        }
+        let mut orders = Vec::with_capacity(capacity as usize + 1);
+        orders.push(Line(Order::EMPTY));
+        Self { orders, live: 0 }
     }
 
-    /// The order in a slot that the ladder's links name.
-    #[inline]
-    pub fn at(&self, slot: u32) -> &Order {
-        &self.orders[slot as usize]
+    /// The order that a link names.
+    #[inline(always)]
+    pub fn at(&self, link: u32) -> &Order {
+        &self.orders[link as usize].0
     }
 
-    #[inline]
-    pub fn at_mut(&mut self, slot: u32) -> &mut Order {
-        &mut self.orders[slot as usize]
+    #[inline(always)]
+    pub fn at_mut(&mut self, link: u32) -> &mut Order {
+        &mut self.orders[link as usize].0
     }
 
-    /// The resting order of a handle; `None` when it has closed.
-    #[inline]
-    pub fn get(&self, handle: Handle) -> Option<&Order> {
-        let order = self.orders.get(handle.slot as usize)?;
+    /// The link of a resting order; `None` when it has closed.
+    #[inline(always)]
+    pub fn find(&self, handle: Handle) -> Option<u32> {
+        let link = handle.slot as usize + 1;
+        let Line(order) = self.orders.get(link)?;
         if !order.live {
             return None;
         }
-        assert_eq!(
-            order.generation, handle.generation,
+        assert!(
+            order.generation == handle.generation,
             "slot was given away under a live order"
         );
-        Some(order)
+        Some(link as u32)
     }
 
-    /// True when the slot may take a new order.
-    #[inline]
-    pub fn is_free(&self, slot: u32) -> bool {
-        self.orders
-            .get(slot as usize)
-            .is_none_or(|order| !order.live)
-    }
-
-    /// Puts an order into its slot. Grows (the only allocation) when the slot lies past the capacity.
-    #[inline]
-    pub fn put(&mut self, slot: u32, order: Order) {
-        if slot as usize >= self.orders.len() {
-            self.grow(slot);
+    /// Makes the slot of a new order ready and gives its link. Grows (the only allocation) when it lies past the capacity.
+    #[inline(always)]
+    pub fn vacate(&mut self, handle: Handle) -> u32 {
+        let link = handle.slot as usize + 1;
+        if link >= self.orders.len() {
+            self.extend(link);
         }
-        let place = &mut self.orders[slot as usize];
+        let Line(order) = &self.orders[link];
         assert!(
-            !place.live && place.generation <= order.generation,
-            "slot is taken"
+            !order.live & (order.generation <= handle.generation) & !handle.is_none(),
+            "admission gave away a taken slot"
         );
-        *place = order;
-        place.live = true;
-        self.live += 1;
-        self.high = self.high.max(slot + 1);
+        link as u32
     }
 
     #[cold]
-    fn grow(&mut self, slot: u32) {
-        assert!(slot < NIL, "slot is no slot");
-        let target = (slot as usize + 1).next_power_of_two();
-        self.orders.resize(target, Order::EMPTY);
+    #[inline(never)]
+    fn extend(&mut self, link: usize) {
+        assert!(link < u32::MAX as usize, "slot is no slot");
+        let mut room = self.orders.capacity();
+        if link >= room {
+            room = (link + 1).next_power_of_two();
+            self.orders.reserve_exact(room - self.orders.len());
+        }
+        let length = (link.next_multiple_of(BLOCK) + 1).min(room);
+        self.orders.resize(length, Line(Order::EMPTY));
     }
 
-    /// Ends the order in a slot. Its generation stays, so that a late handle is seen to be closed.
-    #[inline]
-    pub fn close(&mut self, slot: u32) {
-        let order = &mut self.orders[slot as usize];
+    /// An order begins to rest behind `order.prev`, which may be nobody.
+    #[inline(always)]
+    pub fn open(&mut self, link: u32, order: Order) {
+        self.orders[order.prev as usize].0.next = link;
+        self.orders[link as usize].0 = Order {
+            live: true,
+            ..order
+        };
+        // Below the number of slots, which fits.
+        self.live = self.live.wrapping_add(1);
+    }
+
+    /// Ends the order of a link. Its generation stays, so that a late handle is seen to be closed.
+    #[inline(always)]
+    pub fn close(&mut self, link: u32) {
+        let order = self.at_mut(link);
         debug_assert!(order.live);
         order.live = false;
-        self.live -= 1;
+        // Every order that closes was counted when it began to rest.
+        self.live = self.live.wrapping_sub(1);
+    }
+
+    /// Takes the order of a link out from between its neighbours and ends it; gives what it was.
+    #[inline(always)]
+    pub fn unlink(&mut self, link: u32) -> Order {
+        let order = *self.at(link);
+        self.close(link);
+        self.at_mut(order.prev).next = order.next;
+        self.at_mut(order.next).prev = order.prev;
+        order
+    }
+
+    /// The link of a slot, or the last one when it lies past the end.
+    #[inline(always)]
+    pub fn nearest_link(&self, slot: u32) -> u32 {
+        (slot as usize + 1).min(self.orders.len() - 1) as u32
+    }
+
+    /// Asks for the record of a link.
+    #[inline(always)]
+    pub fn prefetch(&self, link: u32) {
+        prefetch(self.at(link));
     }
 
     pub fn live(&self) -> u32 {
         self.live
     }
 
-    pub fn high(&self) -> u32 {
-        self.high
+    /// Memory of the slots in play.
+    pub fn bytes(&self) -> usize {
+        self.orders.len() * size_of::<Line>()
     }
 
-    #[inline]
-    pub fn handle(&self, slot: u32) -> Handle {
+    /// Every link used so far, in slot order.
+    pub fn links(&self) -> core::ops::Range<u32> {
+        1..self.orders.len() as u32
+    }
+
+    #[inline(always)]
+    pub fn handle(&self, link: u32) -> Handle {
         Handle {
-            slot,
-            generation: self.orders[slot as usize].generation,
+            slot: link - 1,
+            generation: self.at(link).generation,
         }
     }
 }

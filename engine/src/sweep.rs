@@ -38,13 +38,15 @@ impl Book {
     }
 
     /// Expires what is due before an order may meet it: a date holds by the journalled time, however late the timer's command comes.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn expire_due<S: EventSink>(&mut self, out: &mut Emitter<S>) {
         if out.time_ns() >= self.next_expiry_ns {
             self.expire(out);
         }
     }
 
+    #[cold]
+    #[inline(never)]
     pub(crate) fn expire<S: EventSink>(&mut self, out: &mut Emitter<S>) {
         let now_ns = out.time_ns();
         if now_ns < self.next_expiry_ns || self.next_expiry_ns == NEVER {
@@ -53,8 +55,10 @@ impl Book {
         self.cancel_where(CancelReason::Expired, out, |order| {
             order.expire_at_ns <= now_ns
         });
-        self.next_expiry_ns = (0..self.slab.high())
-            .map(|slot| self.slab.at(slot))
+        self.next_expiry_ns = self
+            .slab
+            .links()
+            .map(|link| self.slab.at(link))
             .filter(|order| order.live)
             .map(|order| order.expire_at_ns)
             .min()
@@ -68,10 +72,11 @@ impl Book {
         chosen: impl Fn(&Order) -> bool,
     ) -> u32 {
         let mut count = 0;
-        for slot in 0..self.slab.high() {
-            let order = self.slab.at(slot);
+        for link in self.slab.links() {
+            let order = self.slab.at(link);
             if order.live && chosen(order) {
-                self.cancel_resting(slot, reason, out);
+                let handle = self.slab.handle(link);
+                self.cancel_resting(link, handle, reason, out);
                 count += 1;
             }
         }

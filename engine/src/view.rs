@@ -27,19 +27,24 @@ impl Book {
     pub fn orders(&self, side: Side) -> impl Iterator<Item = RestingOrder> + '_ {
         self.ladder.prices(side).flat_map(move |price| {
             let head = self.ladder.level(side, price).head;
-            core::iter::successors((head != NIL).then_some(head), |slot| {
-                let next = self.slab.at(*slot).next;
+            core::iter::successors((head != NIL).then_some(head), |link| {
+                let next = self.slab.at(*link).next;
                 (next != NIL).then_some(next)
             })
-            .map(|slot| RestingOrder::of(&self.slab, slot))
+            .map(|link| RestingOrder::of(&self.slab, link))
         })
     }
 
     /// The resting order of a handle.
     pub fn order(&self, handle: types::Handle) -> Option<RestingOrder> {
-        self.slab
-            .get(handle)
-            .map(|_| RestingOrder::of(&self.slab, handle.slot))
+        let link = self.slab.find(handle)?;
+        Some(RestingOrder::of(&self.slab, link))
+    }
+
+    /// Memory that holds the resting orders, in bytes: the slots used so far and the occupied price levels.
+    pub fn footprint_bytes(&self) -> usize {
+        let levels = [Side::Buy, Side::Sell].map(|side| self.ladder.prices(side).count());
+        self.slab.bytes() + (levels[0] + levels[1]) * size_of::<crate::ladder::Level>()
     }
 
     /// Hash of everything that later results depend on.

@@ -222,6 +222,7 @@ fn r172_fok_all_or_nothing() {
     ");
 }
 
+// rows: R173 R328
 #[test]
 fn r173_market_consumes_best_prices_and_never_rests() {
     run("
@@ -252,6 +253,34 @@ fn r173_market_consumes_best_prices_and_never_rests() {
     ");
 }
 
+// rows: R177
+#[test]
+fn r177_depth_is_summed_by_price_and_best_first() {
+    run("
+        new 1 buy 99 x2
+            accepted 1 99 open 2
+            rested 1 BUY 99 open 2
+        new 2 buy 100 x3
+            accepted 2 100 open 3
+            rested 2 BUY 100 open 3
+        new 3 buy 99 x5
+            accepted 3 99 open 5
+            rested 3 BUY 99 open 5
+        new 4 sell 103 x1
+            accepted 4 103 open 1
+            rested 4 SELL 103 open 1
+        new 5 sell 102 x4
+            accepted 5 102 open 4
+            rested 5 SELL 102 open 4
+        depth
+            BUY 100 x3
+            BUY 99 x7
+            SELL 102 x4
+            SELL 103 x1
+    ");
+}
+
+// rows: R143
 #[test]
 fn t22_less_quantity_keeps_the_place_more_or_another_price_loses_it() {
     run("

@@ -1,21 +1,73 @@
-//! A disk in memory that loses power: what was not synced is dropped, kept or torn, block by block, as a seed decides. It also fails on request.
+//! A disk in memory that loses power: what was not synced is kept, dropped or torn, block by block and in any order, as a seed decides. It also fails on
+//! request.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use crate::storage::Storage;
+use crate::aligned::Blocks;
+use crate::storage::{Mode, Storage};
 
-/// Bytes that a disk writes as one; a power loss tears between blocks and inside one.
+/// Bytes that the disk writes as one; a power loss reorders blocks and tears inside one.
 const BLOCK_BYTES: usize = 512;
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Segment {
     /// What would be read now.
     seen: Vec<u8>,
     /// What survives for certain.
     durable: Vec<u8>,
+    /// What was written since, in order.
+    unsynced: Vec<(usize, Vec<u8>)>,
+}
+
+impl Segment {
+    fn write(&mut self, start: usize, bytes: &[u8]) {
+        let length = self.seen.len().max(start + bytes.len());
+        self.seen.resize(length, 0);
+        self.durable.resize(length, 0);
+        self.seen[start..start + bytes.len()].copy_from_slice(bytes);
+        self.unsynced.push((start, bytes.to_vec()));
+    }
+
+    fn sync(&mut self) {
+        for (start, bytes) in self.unsynced.drain(..) {
+            self.durable[start..start + bytes.len()].copy_from_slice(&bytes);
+        }
+    }
+
+    fn crash(&mut self, random: &mut impl FnMut() -> u64) {
+        let mut blocks: Vec<(usize, &[u8])> = Vec::new();
+        for (start, bytes) in &self.unsynced {
+            let chunks = bytes.chunks(BLOCK_BYTES).enumerate();
+            blocks.extend(chunks.map(|(at, chunk)| (start + at * BLOCK_BYTES, chunk)));
+        }
+        for at in (1..blocks.len()).rev() {
+            blocks.swap(at, below(random, at + 1));
+        }
+        for (start, chunk) in blocks {
+            let block = &mut self.durable[start..start + chunk.len()];
+            match random() % 4 {
+                0 | 1 => block.copy_from_slice(chunk),
+                2 => {}
+                _ => {
+                    let cut = below(random, chunk.len());
+                    block[..cut].copy_from_slice(&chunk[..cut]);
+                    // The rest of a torn block is old, or noise.
+                    if random().is_multiple_of(4) {
+                        block[cut..].fill_with(|| random().to_le_bytes()[0]);
+                    }
+                }
+            }
+        }
+        self.unsynced.clear();
+        self.seen.clone_from(&self.durable);
+    }
+}
+
+fn below(random: &mut impl FnMut() -> u64, bound: usize) -> usize {
+    usize::try_from(random() % bound as u64).expect("below a size")
 }
 
 /// See the module.
@@ -24,44 +76,49 @@ pub struct MemoryStorage {
     segments: Mutex<BTreeMap<u64, Segment>>,
     /// The disk is full: writes fail.
     pub is_full: AtomicBool,
+    /// There is no room for another segment.
+    pub has_no_room: AtomicBool,
+    /// The disk is broken: a sync says so.
+    pub is_broken: AtomicBool,
     /// Lies: sync returns without syncing.
     pub sync_is_lost: AtomicBool,
     pub syncs: AtomicU64,
+    /// Writes and syncs until the power goes, plus one; 0 is never.
+    power: AtomicU64,
+    is_off: AtomicBool,
     /// A disk that does not answer: see [`MemoryStorage::stall`].
     is_stalled: Mutex<bool>,
     answers: Condvar,
 }
 
 impl MemoryStorage {
-    /// Loses power: blocks that differ from what is durable are each kept, dropped or torn. The disk goes on with what is left.
+    /// Lets `operations` more writes and syncs through; in the next one the power goes, and everything fails until [`MemoryStorage::crash`].
+    pub fn power_off_after(&self, operations: u64) {
+        self.power.store(operations + 1, Ordering::SeqCst);
+    }
+
+    /// Loses power: blocks that were written and not synced are each kept, dropped or torn, in any order. The disk goes on with what is left.
     pub fn crash(&self, seed: u64) {
         let mut state = seed;
         let mut random = || {
             state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
             let mut z = state;
             z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            z ^= z >> 27;
+            z = z.wrapping_mul(0x94D0_49BB_1331_11EB);
             z ^ (z >> 31)
         };
         for segment in self.lock().values_mut() {
-            let (seen, durable) = (&segment.seen, &mut segment.durable);
-            for (block, chunk) in seen.chunks(BLOCK_BYTES).enumerate() {
-                let start = block * BLOCK_BYTES;
-                let old = &mut durable[start..start + chunk.len()];
-                if old == chunk {
-                    continue;
-                }
-                match random() % 3 {
-                    0 => old.copy_from_slice(chunk),
-                    1 => {}
-                    _ => {
-                        let cut =
-                            usize::try_from(random() % chunk.len() as u64).expect("within a block");
-                        old[..cut].copy_from_slice(&chunk[..cut]);
-                    }
-                }
-            }
-            segment.seen = segment.durable.clone();
+            segment.crash(&mut random);
         }
+        self.power.store(0, Ordering::SeqCst);
+        self.is_off.store(false, Ordering::SeqCst);
+    }
+
+    /// The power comes back to a disk that has lost nothing: a process was killed.
+    pub fn revive(&self) {
+        self.power.store(0, Ordering::SeqCst);
+        self.is_off.store(false, Ordering::SeqCst);
     }
 
     /// Makes every write wait until the disk answers again.
@@ -70,10 +127,10 @@ impl MemoryStorage {
         self.answers.notify_all();
     }
 
-    fn stalled(&self) -> std::sync::MutexGuard<'_, bool> {
+    fn stalled(&self) -> MutexGuard<'_, bool> {
         self.is_stalled
             .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Overwrites bytes as a failing disk would.
@@ -81,26 +138,23 @@ impl MemoryStorage {
         if let Some(segment) = self.lock().get_mut(&segment) {
             segment.seen[offset..offset + bytes.len()].copy_from_slice(bytes);
             segment.durable = segment.seen.clone();
+            segment.unsynced.clear();
+        }
+    }
+
+    /// Cuts a segment's end off.
+    pub fn shorten(&self, segment: u64, bytes: usize) {
+        if let Some(segment) = self.lock().get_mut(&segment) {
+            segment.sync();
+            segment.seen.truncate(bytes);
+            segment.durable.truncate(bytes);
         }
     }
 
     /// The disk as it is at this moment, to be crashed while the original goes on.
     pub fn image(&self) -> Self {
-        let segments = self
-            .lock()
-            .iter()
-            .map(|(number, segment)| {
-                (
-                    *number,
-                    Segment {
-                        seen: segment.seen.clone(),
-                        durable: segment.durable.clone(),
-                    },
-                )
-            })
-            .collect();
         Self {
-            segments: Mutex::new(segments),
+            segments: Mutex::new(self.lock().clone()),
             ..Self::default()
         }
     }
@@ -113,20 +167,60 @@ impl MemoryStorage {
             .unwrap_or_default()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Segment>> {
-        self.segments
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Segment>> {
+        self.segments.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a write or a sync; true when the power goes in it.
+    fn goes_off(&self) -> bool {
+        let left = self
+            .power
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+                left.checked_sub(1)
+            });
+        let is_last = left == Ok(1);
+        self.is_off.fetch_or(is_last, Ordering::SeqCst);
+        is_last
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.is_off.load(Ordering::SeqCst) {
+            return Err(io::Error::other("the power is off"));
+        }
+        if self.is_full.load(Ordering::SeqCst) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        Ok(())
+    }
+
+    fn sync_segment(&self, segment: u64) -> io::Result<()> {
+        self.syncs.fetch_add(1, Ordering::SeqCst);
+        if self.is_off.load(Ordering::SeqCst) || self.goes_off() {
+            return Err(io::Error::other("the power is off"));
+        }
+        if self.is_broken.load(Ordering::SeqCst) {
+            return Err(io::Error::other("the disk is broken"));
+        }
+        if self.sync_is_lost.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let mut segments = self.lock();
+        segments
+            .get_mut(&segment)
+            .ok_or(io::ErrorKind::NotFound)?
+            .sync();
+        Ok(())
     }
 }
 
-impl Storage for std::sync::Arc<MemoryStorage> {
+impl Storage for Arc<MemoryStorage> {
     fn segments(&self) -> io::Result<Vec<u64>> {
         Ok(self.lock().keys().copied().collect())
     }
 
     fn create(&self, segment: u64, bytes: u64) -> io::Result<()> {
-        if self.is_full.load(Ordering::SeqCst) {
+        self.check()?;
+        if self.has_no_room.load(Ordering::SeqCst) {
             return Err(io::ErrorKind::StorageFull.into());
         }
         let zeros = vec![0; usize::try_from(bytes).expect("fits memory")];
@@ -135,37 +229,38 @@ impl Storage for std::sync::Arc<MemoryStorage> {
             Segment {
                 seen: zeros.clone(),
                 durable: zeros,
+                unsynced: Vec::new(),
             },
         );
         Ok(())
     }
 
-    fn write(&self, segment: u64, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        if self.is_full.load(Ordering::SeqCst) {
-            return Err(io::ErrorKind::StorageFull.into());
-        }
+    fn write(&self, segment: u64, offset: u64, blocks: Blocks<'_>) -> io::Result<()> {
+        self.check()?;
+        assert_eq!(offset % BLOCK_BYTES as u64, 0, "aligned offset");
         let stalled = self.stalled();
         drop(
             self.answers
                 .wait_while(stalled, |stalled| *stalled)
-                .unwrap_or_else(std::sync::PoisonError::into_inner),
+                .unwrap_or_else(PoisonError::into_inner),
         );
         let start = usize::try_from(offset).expect("fits memory");
+        let goes_off = self.goes_off();
         let mut segments = self.lock();
         let segment = segments.get_mut(&segment).ok_or(io::ErrorKind::NotFound)?;
-        segment.seen[start..start + bytes.len()].copy_from_slice(bytes);
+        segment.write(start, blocks.bytes());
+        if goes_off {
+            return Err(io::Error::other("the power is off"));
+        }
         Ok(())
     }
 
     fn sync(&self, segment: u64) -> io::Result<()> {
-        self.syncs.fetch_add(1, Ordering::SeqCst);
-        if self.sync_is_lost.load(Ordering::SeqCst) {
-            return Ok(());
-        }
-        let mut segments = self.lock();
-        let segment = segments.get_mut(&segment).ok_or(io::ErrorKind::NotFound)?;
-        segment.durable = segment.seen.clone();
-        Ok(())
+        self.sync_segment(segment)
+    }
+
+    fn settle(&self, segment: u64) -> io::Result<()> {
+        self.sync_segment(segment)
     }
 
     fn read(&self, segment: u64, offset: u64, into: &mut [u8]) -> io::Result<usize> {
@@ -179,7 +274,21 @@ impl Storage for std::sync::Arc<MemoryStorage> {
         Ok(count)
     }
 
+    fn remove(&self, segment: u64) -> io::Result<()> {
+        self.check()?;
+        self.lock().remove(&segment);
+        Ok(())
+    }
+
     fn name(&self, segment: u64) -> String {
         format!("memory segment {segment}")
+    }
+
+    fn block_bytes(&self) -> usize {
+        BLOCK_BYTES
+    }
+
+    fn mode(&self) -> Mode {
+        Mode::Synced
     }
 }

@@ -1,21 +1,35 @@
-//! A frame of the log, little-endian, aligned to 8:
+//! The log's bytes, little-endian, aligned to 8. A *frame* carries a command or an event:
 //!
 //! ```text
-//!  0        4     5      6        8           16          24          32        36       40
-//!  | len u32 | kind | flags | ver u16 | sequence u64 | time_ns u64 | batch u64 | prev u32 | crc u32 | payload, padded to 8 |
+//!  0        4     5      6        8           16          24           32        36       40
+//!  | len u32 | kind | flags | ver u16 | sequence u64 | time_ns u64 | durable u64 | prev u32 | crc u32 | payload, padded to 8 |
 //! ```
 //!
-//! `len` is the payload's length without padding and never 0: zeros are the end of what was written. `crc` is CRC-32C over the header before it and the payload;
-//! `prev` is the `crc` of the frame before, so that frames form a chain. `batch` counts writes: batch `n + 1` is written only after batch `n` is synced,
-//! which tells a torn tail from a hole. Flag bit 0 marks the last frame of a *unit*: a command with all its events.
+//! `len` is the payload's length without padding and never 0: zeros are the end of what was written. `crc` is CRC-32C over the whole frame with its
+//! padding, itself taken as 0; `prev` is the `crc` of the frame before, so that frames form a chain. `durable` is a sequence that was durable when
+//! the frame was made. Flag bit 0 marks the last frame of a *unit*: a command with all its events.
+//!
+//! Each write (*batch*) begins with a *mark*: a frame of kind 3 whose payload is `batch u64 | extent u64 | last sequence u64`. `extent` counts the bytes
+//! of the write, mark and zeros at its end included; the next mark stands behind it. A mark's `sequence` is the last one before the batch: it was durable
+//! when the batch was written. Its `prev` names the chain's end, but it is no link of the chain. What stands behind a damaged place and names a later
+//! sequence as durable tells a hole from a torn tail.
+
+use crate::aligned::Buffer;
 
 /// Bytes of a frame before its payload.
 pub const HEADER_BYTES: usize = 40;
 /// Longest payload, in bytes.
 pub const PAYLOAD_BYTES_MAX: usize = 64 * 1024;
+/// Bytes of a mark.
+pub const MARK_BYTES: usize = HEADER_BYTES + MARK_PAYLOAD_BYTES;
 /// Version written today.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
+const MARK_PAYLOAD_BYTES: usize = 24;
+const MARK: u8 = 3;
 const FLAG_UNIT_END: u8 = 1;
+const CRC_AT: std::ops::Range<usize> = 36..40;
+
+const _: () = assert!(MARK_BYTES.is_multiple_of(8) && HEADER_BYTES.is_multiple_of(8));
 
 /// What a frame carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,10 +49,26 @@ pub struct Frame {
     /// Node sequence of the command.
     pub sequence: u64,
     pub time_ns: u64,
-    pub batch: u64,
+    /// A sequence that was durable when this frame was made.
+    pub durable: u64,
     pub crc: u32,
     pub prev: u32,
     pub payload: Vec<u8>,
+}
+
+/// The beginning of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// Number of the write, gapless.
+    pub batch: u64,
+    /// Bytes from this mark to the place of the next one.
+    pub extent: u64,
+    /// Last sequence before the batch: durable when the batch was written.
+    pub durable: u64,
+    /// Last sequence of the batch.
+    pub last: u64,
+    /// `crc` of the last frame before the batch.
+    pub prev: u32,
 }
 
 /// Bytes that a payload takes with header and padding.
@@ -46,107 +76,196 @@ pub const fn frame_bytes(payload: usize) -> usize {
     HEADER_BYTES + payload.next_multiple_of(8)
 }
 
-/// Appends a frame to `out`; gives its checksum. The batch is filled in by [`seal`], when it is known.
+/// Appends a frame to `out`, which holds a multiple of 8 bytes; gives its checksum, the `prev` of the next one.
 pub fn write(
-    out: &mut Vec<u8>,
+    out: &mut Buffer,
     kind: FrameKind,
     unit_end: bool,
     sequence: u64,
     time_ns: u64,
+    durable: u64,
+    prev: u32,
     payload: &[u8],
-) {
+) -> u32 {
     assert!(
         !payload.is_empty() && payload.len() <= PAYLOAD_BYTES_MAX,
         "a payload of 1 to 64 KiB"
     );
-    let length = u32::try_from(payload.len()).expect("bounded above");
-    out.extend_from_slice(&length.to_le_bytes());
-    out.push(match kind {
+    let kind = match kind {
         FrameKind::Command => 1,
         FrameKind::Event => 2,
-    });
-    out.push(if unit_end { FLAG_UNIT_END } else { 0 });
-    out.extend_from_slice(&VERSION.to_le_bytes());
-    out.extend_from_slice(&sequence.to_le_bytes());
-    out.extend_from_slice(&time_ns.to_le_bytes());
-    out.extend_from_slice(&[0; 16]);
-    out.extend_from_slice(payload);
-    out.resize(out.len().next_multiple_of(8), 0);
+    };
+    let flags = if unit_end { FLAG_UNIT_END } else { 0 };
+    let start = out.len();
+    out.extend(&header(
+        payload.len(),
+        kind,
+        flags,
+        sequence,
+        time_ns,
+        durable,
+        prev,
+    ));
+    out.extend(payload);
+    out.resize(start + frame_bytes(payload.len()));
+    let frame = &mut out.bytes_mut()[start..];
+    let crc = crc32c::crc32c(frame);
+    frame[CRC_AT].copy_from_slice(&crc.to_le_bytes());
+    crc
 }
 
-/// Fills batch, chain and checksum of every frame of a batch; gives the last checksum.
-pub fn seal(bytes: &mut [u8], batch: u64, mut prev: u32) -> u32 {
-    let mut at = 0;
-    while at < bytes.len() {
-        let length = u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes")) as usize;
-        bytes[at + 24..at + 32].copy_from_slice(&batch.to_le_bytes());
-        bytes[at + 32..at + 36].copy_from_slice(&prev.to_le_bytes());
-        let crc = checksum(
-            &bytes[at..at + 36],
-            &bytes[at + HEADER_BYTES..at + HEADER_BYTES + length],
-        );
-        bytes[at + 36..at + 40].copy_from_slice(&crc.to_le_bytes());
-        prev = crc;
-        at += frame_bytes(length);
+/// The bytes of a mark.
+pub fn mark(mark: &Mark) -> [u8; MARK_BYTES] {
+    let mut bytes = [0; MARK_BYTES];
+    let head = header(
+        MARK_PAYLOAD_BYTES,
+        MARK,
+        0,
+        mark.durable,
+        0,
+        mark.durable,
+        mark.prev,
+    );
+    bytes[..HEADER_BYTES].copy_from_slice(&head);
+    for (at, word) in [mark.batch, mark.extent, mark.last].into_iter().enumerate() {
+        bytes[HEADER_BYTES + at * 8..][..8].copy_from_slice(&word.to_le_bytes());
     }
-    assert_eq!(at, bytes.len(), "a batch is whole frames");
-    prev
+    let crc = crc32c::crc32c(&bytes);
+    bytes[CRC_AT].copy_from_slice(&crc.to_le_bytes());
+    bytes
 }
 
-fn checksum(header: &[u8], payload: &[u8]) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(header), payload)
+fn header(
+    payload: usize,
+    kind: u8,
+    flags: u8,
+    sequence: u64,
+    time_ns: u64,
+    durable: u64,
+    prev: u32,
+) -> [u8; HEADER_BYTES] {
+    let length = u32::try_from(payload).expect("bounded by its maker");
+    let mut head = [0; HEADER_BYTES];
+    head[..4].copy_from_slice(&length.to_le_bytes());
+    head[4] = kind;
+    head[5] = flags;
+    head[6..8].copy_from_slice(&VERSION.to_le_bytes());
+    head[8..16].copy_from_slice(&sequence.to_le_bytes());
+    head[16..24].copy_from_slice(&time_ns.to_le_bytes());
+    head[24..32].copy_from_slice(&durable.to_le_bytes());
+    head[32..36].copy_from_slice(&prev.to_le_bytes());
+    head
 }
 
 /// What stands at an offset.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found {
     Frame(Frame),
+    Mark(Mark),
     /// Zeros: nothing was written here.
     End,
+    /// A beginning: more bytes are needed to say.
+    Short,
     /// Something that is no whole frame.
     Damaged,
 }
 
-/// Reads the frame at the start of `bytes`, which may hold more. The chain is the caller's to check.
+/// Reads what stands at the start of `bytes`, which may hold more. Chain and extents are the caller's to check.
 pub fn read(bytes: &[u8]) -> Found {
-    if bytes.len() < HEADER_BYTES {
-        return if bytes.iter().all(|byte| *byte == 0) {
-            Found::End
-        } else {
-            Found::Damaged
-        };
-    }
-    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
-    let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-    let length = word(0) as usize;
-    if length == 0 {
-        return if bytes[..HEADER_BYTES].iter().all(|byte| *byte == 0) {
-            Found::End
-        } else {
-            Found::Damaged
-        };
-    }
-    if length > PAYLOAD_BYTES_MAX || frame_bytes(length) > bytes.len() {
-        return Found::Damaged;
-    }
-    let payload = &bytes[HEADER_BYTES..HEADER_BYTES + length];
-    let kind = match bytes[4] {
-        1 => FrameKind::Command,
-        2 => FrameKind::Event,
-        _ => return Found::Damaged,
+    let Some(head) = bytes.get(..HEADER_BYTES) else {
+        return Found::Short;
     };
-    let version = u16::from_le_bytes(bytes[6..8].try_into().expect("two bytes"));
-    if version != VERSION || checksum(&bytes[..36], payload) != word(36) {
+    let length = word(head, 0) as usize;
+    if length == 0 {
+        return if head.iter().all(|byte| *byte == 0) {
+            Found::End
+        } else {
+            Found::Damaged
+        };
+    }
+    let kind = head[4];
+    if length > PAYLOAD_BYTES_MAX || version(head) != VERSION || !(1..=MARK).contains(&kind) {
         return Found::Damaged;
+    }
+    let Some(whole) = bytes.get(..frame_bytes(length)) else {
+        return Found::Short;
+    };
+    let mut plain = [0; HEADER_BYTES];
+    plain[..CRC_AT.start].copy_from_slice(&head[..CRC_AT.start]);
+    let crc = word(head, CRC_AT.start);
+    if crc32c::crc32c_append(crc32c::crc32c(&plain), &whole[HEADER_BYTES..]) != crc {
+        return Found::Damaged;
+    }
+    let payload = &whole[HEADER_BYTES..HEADER_BYTES + length];
+    let prev = word(head, 32);
+    if kind == MARK {
+        if length != MARK_PAYLOAD_BYTES {
+            return Found::Damaged;
+        }
+        return Found::Mark(Mark {
+            batch: long(payload, 0),
+            extent: long(payload, 8),
+            durable: long(head, 24),
+            last: long(payload, 16),
+            prev,
+        });
     }
     Found::Frame(Frame {
-        kind,
-        unit_end: bytes[5] & FLAG_UNIT_END != 0,
-        sequence: long(8),
-        time_ns: long(16),
-        batch: long(24),
-        prev: word(32),
-        crc: word(36),
+        kind: if kind == 1 {
+            FrameKind::Command
+        } else {
+            FrameKind::Event
+        },
+        unit_end: head[5] & FLAG_UNIT_END != 0,
+        sequence: long(head, 8),
+        time_ns: long(head, 16),
+        durable: long(head, 24),
+        prev,
+        crc,
         payload: payload.to_vec(),
     })
+}
+
+/// The version that a log says it has at the beginning of a segment; of zeros and of what is no log 0.
+pub(crate) fn version_of(bytes: &[u8]) -> u16 {
+    match bytes.get(..HEADER_BYTES) {
+        Some(head) if (1..=MARK).contains(&head[4]) => version(head),
+        _ => 0,
+    }
+}
+
+/// A unit in bytes that were written here: not checked again.
+pub(crate) struct Unit {
+    pub bytes: usize,
+    pub sequence: u64,
+    /// Of its last frame.
+    pub crc: u32,
+}
+
+/// The first unit of whole frames.
+pub(crate) fn unit(bytes: &[u8]) -> Unit {
+    let mut at = 0;
+    loop {
+        let head = &bytes[at..at + HEADER_BYTES];
+        at += frame_bytes(word(head, 0) as usize);
+        if head[5] & FLAG_UNIT_END != 0 {
+            return Unit {
+                bytes: at,
+                sequence: long(head, 8),
+                crc: word(head, CRC_AT.start),
+            };
+        }
+    }
+}
+
+fn version(head: &[u8]) -> u16 {
+    u16::from_le_bytes(head[6..8].try_into().expect("two bytes"))
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }

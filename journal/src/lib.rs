@@ -1,26 +1,32 @@
 //! One append-only log per engine node: sequenced commands and their events as framed bytes, durable in admission order.
 //!
-//! - [`frame`]: how a frame looks, its checksum chain.
+//! - [`frame`]: how a frame and a mark look, the checksum chain.
+//! - [`aligned`]: buffers and blocks as a disk wants them.
 //! - [`storage`]: what the log needs of a disk; real files, and a memory disk that loses power ([`fault`]).
-//! - [`log`]: opening (torn tail cut, hole refused), the writer thread with natural group commit, the commit position.
-//! - `survey`: the walk behind opening; [`walk`] is the part of it that only reads.
-//! - [`snapshot`]: states of the machine behind the log, one file each, found again newest first.
+//! - [`log`]: opening (torn tail cut, hole refused), handing over, the commit position. `writer`: the thread with natural group commit.
+//! - `survey`: the walk behind opening; [`walk`], [`walk_after`], [`check`] and [`list`] are the parts of it that only read.
+//! - [`snapshot`]: states of the machine behind the log, one file each, found again newest first. [`retention`]: what of the log may go then.
 //! - [`reader`]: tails frames up to the commit position.
 //!
 //! The room knows nothing of what the payloads mean. Invariants: what [`log::Commit`] reports durable is found again after any crash; a
-//! reader never sees a frame that a crash could still take away; a batch is durable before the next one is written.
+//! reader never sees a frame that a crash could still take away; a batch is durable before the next one is written; a durable block is never
+//! written again.
 
+pub mod aligned;
 pub mod fault;
 pub mod frame;
 pub mod log;
 pub mod reader;
+pub mod retention;
 pub mod snapshot;
 pub mod storage;
 mod survey;
+mod writer;
 
 pub use frame::{Frame, FrameKind};
-pub use log::{Appender, Commit, Config, Journal, JournalError, JournalFailed};
+pub use log::{Appender, Commit, Config, Journal, JournalError, JournalFailed, Stats};
 pub use reader::Reader;
+pub use retention::Retention;
 pub use snapshot::{Snapshot, Snapshots};
-pub use storage::{FileStorage, Storage};
-pub use survey::walk;
+pub use storage::{FileStorage, Mode, Storage};
+pub use survey::{Checked, SegmentInfo, check, list, removed_through, walk, walk_after};

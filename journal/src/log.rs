@@ -1,19 +1,27 @@
-//! The log itself: opening, the writer thread, the commit position.
+//! The log itself: opening, handing over, the commit position.
 //!
-//! Group commit is natural: whatever was handed over while the previous sync ran goes out in the next write. A batch consists of whole units, so
+//! Group commit is natural: whatever was handed over while the previous write ran goes out in the next one. A batch consists of whole units, so
 //! the commit position always stands between two commands. After an I/O error the log is failed for good: nothing more is accepted, and nothing
 //! that was reported durable is touched.
+//!
+//! The appender makes the finished frames, chain and checksum included, so that the writer's thread touches no byte of them: it swaps buffers and
+//! waits for the disk.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use tokio::sync::watch;
 
-use crate::frame::{self, Frame, FrameKind};
-use crate::reader::Reader;
-use crate::storage::Storage;
-use crate::survey::{self, End};
+use crate::aligned::Buffer;
+use crate::frame::{self, Frame, FrameKind, MARK_BYTES};
+use crate::reader::{Reader, Readers};
+use crate::retention::{self, Retention};
+use crate::snapshot::Snapshots;
+use crate::storage::{Mode, Storage};
+use crate::survey;
+use crate::writer::Writer;
 
 /// Sizes of the log.
 #[derive(Clone, Copy, Debug)]
@@ -33,19 +41,33 @@ impl Default for Config {
     }
 }
 
-/// Why a log cannot be opened.
+/// Why a log cannot be opened or read.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     #[error("journal storage: {0}")]
     Io(#[from] io::Error),
     #[error(
-        "{file}: damaged at offset {offset}, but later records are whole: something in the middle is lost; restore this file from a copy"
+        "{file}: damaged at offset {offset}, behind record {sequence}, but later records are whole: something in the middle is lost; restore this file from a copy"
     )]
-    Hole { file: String, offset: u64 },
+    Hole {
+        file: String,
+        offset: u64,
+        /// Last record before it.
+        sequence: u64,
+    },
     #[error("{file}: the record at offset {offset} does not continue the one before it")]
     Chain { file: String, offset: u64 },
     #[error("the journal has segment {after} but not {missing}")]
     SegmentMissing { missing: u64, after: u64 },
+    #[error(
+        "records up to {through} were removed from the journal; without a snapshot at or behind {through} those behind {after} cannot be read"
+    )]
+    Removed { through: u64, after: u64 },
+    #[error(
+        "{file}: written in version {version} of the format, this program reads {}",
+        frame::VERSION
+    )]
+    Version { file: String, version: u16 },
     #[error("{file}, offset {offset}: {reason}")]
     Content {
         file: String,
@@ -102,21 +124,71 @@ impl Commit {
     }
 }
 
-#[derive(Default)]
-struct Pending {
-    bytes: Vec<u8>,
-    is_stopping: bool,
+/// What the writer has done since the log was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stats {
+    /// How writes become durable here, chosen when the storage was opened.
+    pub mode: Mode,
+    pub block_bytes: usize,
+    /// Writes.
+    pub batches: u64,
+    /// Bytes of frames in them.
+    pub frame_bytes: u64,
+    /// Bytes written: with marks and zeros up to whole blocks.
+    pub written_bytes: u64,
+    /// Segments begun.
+    pub segments: u64,
+    /// Of these, not ready when they were needed.
+    pub segment_waits: u64,
 }
 
-struct Shared {
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub batches: AtomicU64,
+    pub frame_bytes: AtomicU64,
+    pub written_bytes: AtomicU64,
+    pub segments: AtomicU64,
+    pub segment_waits: AtomicU64,
+}
+
+/// The end of some frames: what the next ones continue.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tail {
+    pub sequence: u64,
+    pub crc: u32,
+}
+
+#[derive(Default)]
+pub(crate) struct Pending {
+    /// Whole units behind room for a mark.
+    pub buffer: Buffer,
+    pub tail: Tail,
+    pub is_stopping: bool,
+    /// The writer sleeps: who brings something wakes it.
+    pub is_waiting: bool,
+}
+
+pub(crate) struct Shared {
     pending: Mutex<Pending>,
-    wake: Condvar,
-    state: watch::Sender<State>,
+    pub wake: Condvar,
+    pub state: watch::Sender<State>,
+    /// The commit position, for the appender.
+    pub durable: AtomicU64,
+    pub pending_bytes: AtomicUsize,
+    pub is_failed: AtomicBool,
+    pub counters: Counters,
 }
 
 impl Shared {
-    fn pending(&self) -> MutexGuard<'_, Pending> {
+    pub fn pending(&self) -> MutexGuard<'_, Pending> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn fail(&self, reason: &str) {
+        self.is_failed.store(true, Ordering::Release);
+        self.state.send_modify(|state| {
+            state.failed.get_or_insert_with(|| reason.into());
+        });
     }
 }
 
@@ -126,6 +198,9 @@ pub struct Journal {
     shared: Arc<Shared>,
     writer: Option<JoinHandle<()>>,
     config: Config,
+    readers: Readers,
+    /// Where the appender begins; taken by it.
+    start: Mutex<Option<Tail>>,
 }
 
 impl Journal {
@@ -138,7 +213,21 @@ impl Journal {
         config: Config,
         visit: impl FnMut(&Frame) -> Result<(), String>,
     ) -> Result<Self, JournalError> {
-        let end = survey::mend(&*storage, config, visit)?;
+        Self::open_after(storage, config, 0, visit)
+    }
+
+    /// The same for somebody who knows the state after record `after`: segments wholly before it are not looked at. Frames at or before `after` may
+    /// still be given.
+    ///
+    /// # Errors
+    /// [`JournalError::Removed`] when the log begins behind it.
+    pub fn open_after(
+        storage: Arc<dyn Storage>,
+        config: Config,
+        after: u64,
+        visit: impl FnMut(&Frame) -> Result<(), String>,
+    ) -> Result<Self, JournalError> {
+        let end = survey::mend(&*storage, config, after, visit)?;
         let (state, _) = watch::channel(State {
             sequence: end.sequence,
             segment: end.segment,
@@ -150,13 +239,18 @@ impl Journal {
             pending: Mutex::default(),
             wake: Condvar::new(),
             state,
+            durable: AtomicU64::new(end.sequence),
+            pending_bytes: AtomicUsize::new(0),
+            is_failed: AtomicBool::new(false),
+            counters: Counters::default(),
         });
-        let writer = Writer {
-            storage: storage.clone(),
-            shared: shared.clone(),
-            config,
-            end,
-        };
+        tracing::info!(
+            mode = storage.mode().name(),
+            sequence = end.sequence,
+            segment = end.segment,
+            "the journal is open"
+        );
+        let writer = Writer::new(storage.clone(), shared.clone(), config, end);
         let writer = std::thread::Builder::new()
             .name("journal".to_owned())
             .spawn(move || writer.run())?;
@@ -165,14 +259,33 @@ impl Journal {
             shared,
             writer: Some(writer),
             config,
+            readers: Readers::default(),
+            start: Mutex::new(Some(Tail {
+                sequence: end.sequence,
+                crc: end.crc,
+            })),
         })
     }
 
     /// The one hand that appends.
+    ///
+    /// # Panics
+    /// There is one already.
     pub fn appender(&self) -> Appender {
+        let start = self
+            .start
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+            .expect("a log has one appender");
+        let mut local = Buffer::with_capacity(1 << 20);
+        local.resize(MARK_BYTES);
         Appender {
             shared: self.shared.clone(),
-            local: Vec::with_capacity(1 << 20),
+            local,
+            tail: start,
+            is_whole: true,
+            durable: start.sequence,
             pending_bytes_max: self.config.pending_bytes_max,
         }
     }
@@ -183,7 +296,48 @@ impl Journal {
 
     /// Reads frames of sequences greater than `after`.
     pub fn reader(&self, after: u64) -> Reader {
-        Reader::new(self.storage.clone(), self.shared.state.subscribe(), after)
+        Reader::new(
+            self.storage.clone(),
+            self.shared.state.subscribe(),
+            self.readers.clone(),
+            after,
+        )
+    }
+
+    pub fn stats(&self) -> Stats {
+        let counters = &self.shared.counters;
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Stats {
+            mode: self.storage.mode(),
+            block_bytes: self.storage.block_bytes(),
+            batches: get(&counters.batches),
+            frame_bytes: get(&counters.frame_bytes),
+            written_bytes: get(&counters.written_bytes),
+            segments: get(&counters.segments),
+            segment_waits: get(&counters.segment_waits),
+        }
+    }
+
+    /// Removes segments wholly behind the oldest snapshot that is kept, behind `needed_after` (whose later records somebody outside still wants) and
+    /// behind every open reader; gives their numbers.
+    ///
+    /// # Errors
+    /// Log or snapshots cannot be read, or a segment cannot be removed.
+    pub fn retain(
+        &self,
+        snapshots: &Snapshots,
+        needed_after: u64,
+        retention: Retention,
+    ) -> Result<Vec<u64>, JournalError> {
+        let Some(oldest) = retention::oldest(snapshots, retention)? else {
+            return Ok(Vec::new());
+        };
+        let commit = self.shared.durable.load(Ordering::Acquire);
+        let through = oldest
+            .min(needed_after)
+            .min(commit)
+            .min(self.readers.slowest().unwrap_or(u64::MAX));
+        retention::remove(&*self.storage, through, retention)
     }
 
     /// Writes what is pending, syncs, ends the thread.
@@ -208,10 +362,15 @@ impl Drop for Journal {
     }
 }
 
-/// Collects units and hands them to the writer.
+/// Makes frames and hands whole units to the writer. No system call unless the writer sleeps.
 pub struct Appender {
     shared: Arc<Shared>,
-    local: Vec<u8>,
+    /// Frames behind room for a mark.
+    local: Buffer,
+    tail: Tail,
+    /// The last frame ended its unit.
+    is_whole: bool,
+    durable: u64,
     pending_bytes_max: usize,
 }
 
@@ -225,165 +384,52 @@ impl Appender {
         time_ns: u64,
         payload: &[u8],
     ) {
-        frame::write(&mut self.local, kind, unit_end, sequence, time_ns, payload);
+        let crc = frame::write(
+            &mut self.local,
+            kind,
+            unit_end,
+            sequence,
+            time_ns,
+            self.durable,
+            self.tail.crc,
+            payload,
+        );
+        self.tail = Tail { sequence, crc };
+        self.is_whole = unit_end;
     }
 
     /// Hands over what was appended: whole units.
     pub fn flush(&mut self) {
-        if self.local.is_empty() {
+        if self.local.len() <= MARK_BYTES {
             return;
         }
+        assert!(self.is_whole, "whole units are handed over");
         let mut pending = self.shared.pending();
-        if pending.bytes.is_empty() {
-            std::mem::swap(&mut pending.bytes, &mut self.local);
+        if pending.buffer.len() <= MARK_BYTES {
+            std::mem::swap(&mut pending.buffer, &mut self.local);
         } else {
-            pending.bytes.extend_from_slice(&self.local);
+            pending.buffer.extend(&self.local.bytes()[MARK_BYTES..]);
         }
+        pending.tail = self.tail;
+        let bytes = pending.buffer.len();
+        self.shared.pending_bytes.store(bytes, Ordering::Relaxed);
+        let is_waiting = std::mem::take(&mut pending.is_waiting);
         drop(pending);
-        self.local.clear();
-        self.shared.wake.notify_one();
+        if is_waiting {
+            self.shared.wake.notify_one();
+        }
+        self.local.resize(MARK_BYTES);
+        self.durable = self.shared.durable.load(Ordering::Acquire);
     }
 
     /// The disk is behind by more than the bound.
     pub fn is_full(&self) -> bool {
-        self.shared.pending().bytes.len() + self.local.len() > self.pending_bytes_max
+        let pending = self.shared.pending_bytes.load(Ordering::Relaxed);
+        pending + self.local.len() > self.pending_bytes_max
     }
 
     /// The log has failed.
     pub fn is_failed(&self) -> bool {
-        self.shared.state.borrow().failed.is_some()
-    }
-}
-
-struct Writer {
-    storage: Arc<dyn Storage>,
-    shared: Arc<Shared>,
-    config: Config,
-    end: End,
-}
-
-/// A writer that ends with a panic fails the log: who waits for the commit position must hear of it.
-struct Latch(Arc<Shared>);
-
-impl Drop for Latch {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.state.send_modify(|state| {
-                state
-                    .failed
-                    .get_or_insert_with(|| "its writer stopped with a panic".into());
-            });
-        }
-    }
-}
-
-impl Writer {
-    fn run(mut self) {
-        let _latch = Latch(self.shared.clone());
-        let mut bytes = Vec::new();
-        loop {
-            {
-                let mut pending = self.shared.pending();
-                while pending.bytes.is_empty() && !pending.is_stopping {
-                    pending = self
-                        .shared
-                        .wake
-                        .wait(pending)
-                        .unwrap_or_else(PoisonError::into_inner);
-                }
-                if pending.bytes.is_empty() {
-                    return;
-                }
-                bytes.clear();
-                std::mem::swap(&mut bytes, &mut pending.bytes);
-            }
-            if self.shared.state.borrow().failed.is_some() {
-                continue;
-            }
-            if let Err(error) = self.write(&mut bytes) {
-                tracing::error!(%error, "the journal cannot be written; no more orders are taken");
-                self.shared
-                    .state
-                    .send_modify(|state| state.failed = Some(error.to_string().into()));
-            }
-        }
-    }
-
-    /// Writes whole units, segment by segment, each part durable before the next.
-    fn write(&mut self, bytes: &mut [u8]) -> io::Result<()> {
-        let mut done = 0;
-        while done < bytes.len() {
-            let room = usize::try_from(self.end.bytes - self.end.offset).unwrap_or(usize::MAX);
-            let (part, sequence) = units_within(&bytes[done..], room);
-            if part == 0 {
-                let next = self.end.segment + 1;
-                let size = self
-                    .config
-                    .segment_bytes
-                    .max(first_unit_bytes(&bytes[done..]));
-                self.storage.create(next, size)?;
-                self.end.segment = next;
-                self.end.bytes = size;
-                self.end.offset = 0;
-                continue;
-            }
-            let chunk = &mut bytes[done..done + part];
-            let batch = self.end.batch + 1;
-            let crc = frame::seal(chunk, batch, self.end.crc);
-            self.storage
-                .write(self.end.segment, self.end.offset, chunk)?;
-            self.storage.sync(self.end.segment)?;
-            self.end = End {
-                offset: self.end.offset + part as u64,
-                sequence,
-                batch,
-                crc,
-                ..self.end
-            };
-            done += part;
-            let end = self.end;
-            self.shared.state.send_modify(|state| {
-                assert!(
-                    end.sequence >= state.sequence,
-                    "the commit position only grows"
-                );
-                state.sequence = end.sequence;
-                state.segment = end.segment;
-                state.offset = end.offset;
-            });
-        }
-        Ok(())
-    }
-}
-
-/// Length of the longest run of whole units within `room` bytes, and its last sequence.
-fn units_within(bytes: &[u8], room: usize) -> (usize, u64) {
-    let mut at = 0;
-    let mut whole = (0, 0);
-    while at < bytes.len() {
-        let length = u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes")) as usize;
-        let sequence = u64::from_le_bytes(bytes[at + 8..at + 16].try_into().expect("eight bytes"));
-        let is_unit_end = bytes[at + 5] & 1 != 0;
-        at += frame::frame_bytes(length);
-        if at > room {
-            break;
-        }
-        if is_unit_end {
-            whole = (at, sequence);
-        }
-    }
-    whole
-}
-
-/// Length of the first unit: a mass cancel or a deep sweep can be longer than a segment.
-fn first_unit_bytes(bytes: &[u8]) -> u64 {
-    let mut at = 0;
-    loop {
-        let length = u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes")) as usize;
-        let is_unit_end = bytes[at + 5] & 1 != 0;
-        at += frame::frame_bytes(length);
-        if is_unit_end {
-            return at as u64;
-        }
+        self.shared.is_failed.load(Ordering::Acquire)
     }
 }

@@ -1,24 +1,54 @@
 //! Reads the log from behind the writer, never past the commit position.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::sync::watch;
 
-use crate::frame::{self, Found, Frame};
+use crate::frame::{self, Found, Frame, MARK_BYTES};
 use crate::log::{JournalError, JournalFailed, State};
 use crate::storage::Storage;
+use crate::survey;
 
 /// Bytes taken from the disk at once.
 const CHUNK_BYTES: usize = 1 << 20;
+
+/// How far each open reader is; what a reader has not read is not removed.
+#[derive(Clone, Default)]
+pub(crate) struct Readers(Arc<Mutex<Vec<Weak<AtomicU64>>>>);
+
+impl Readers {
+    fn add(&self, after: u64) -> Arc<AtomicU64> {
+        let position = Arc::new(AtomicU64::new(after));
+        let mut readers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        readers.retain(|reader| reader.strong_count() > 0);
+        readers.push(Arc::downgrade(&position));
+        position
+    }
+
+    /// Everything at or before it was read by everybody; `None` without readers.
+    pub fn slowest(&self) -> Option<u64> {
+        let readers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = readers.iter().filter_map(Weak::upgrade);
+        open.map(|position| position.load(Ordering::Acquire)).min()
+    }
+}
 
 /// Tails the log. Frames come in log order; at the commit position the last frame given is always the end of a unit.
 pub struct Reader {
     storage: Arc<dyn Storage>,
     state: watch::Receiver<State>,
+    readers: Readers,
+    position: Arc<AtomicU64>,
     after: u64,
+    /// 0 before the first look.
     segment: u64,
     offset: u64,
+    /// Where the next mark stands.
+    extent_end: u64,
+    /// Of the last frame.
+    crc: Option<u32>,
     buffer: Vec<u8>,
     buffer_at: usize,
     ready: VecDeque<Frame>,
@@ -39,14 +69,19 @@ impl Reader {
     pub(crate) fn new(
         storage: Arc<dyn Storage>,
         state: watch::Receiver<State>,
+        readers: Readers,
         after: u64,
     ) -> Self {
         Self {
             storage,
             state,
+            position: readers.add(after),
+            readers,
             after,
             segment: 0,
             offset: 0,
+            extent_end: 0,
+            crc: None,
             buffer: Vec::new(),
             buffer_at: 0,
             ready: VecDeque::new(),
@@ -55,14 +90,25 @@ impl Reader {
 
     /// Another reader of the same log, behind `after`.
     pub fn again(&self, after: u64) -> Self {
-        Self::new(self.storage.clone(), self.state.clone(), after)
+        Self::new(
+            self.storage.clone(),
+            self.state.clone(),
+            self.readers.clone(),
+            after,
+        )
     }
 
     /// The next frame at or before the commit position, if there is one.
+    ///
+    /// # Errors
+    /// The log is damaged, or the records behind `after` were removed.
     pub fn try_next(&mut self) -> Result<Option<Frame>, ReadError> {
         loop {
             if let Some(frame) = self.ready.pop_front() {
                 if frame.sequence > self.after {
+                    // Inside a unit its beginning may still be wanted.
+                    let read = frame.sequence - u64::from(!frame.unit_end);
+                    self.position.store(read, Ordering::Release);
                     return Ok(Some(frame));
                 }
                 continue;
@@ -107,13 +153,11 @@ impl Reader {
             (state.segment, state.offset)
         };
         if self.segment == 0 {
-            self.segment = self
-                .storage
-                .segments()
-                .map_err(JournalError::Io)?
-                .first()
-                .copied()
-                .unwrap_or(segment);
+            let segments = self.storage.segments().map_err(JournalError::Io)?;
+            survey::begins_at(&*self.storage, &segments, self.after)?;
+            let first = survey::segment_behind(&*self.storage, &segments, self.after)?;
+            // One that was made ahead or has nothing durable yet is not begun with.
+            self.segment = first.unwrap_or(segment).min(segment);
         }
         loop {
             if self.segment > segment || (self.segment == segment && self.offset >= offset) {
@@ -130,37 +174,76 @@ impl Reader {
                 .map_err(JournalError::Io)?;
             self.buffer.truncate(count);
             self.buffer_at = 0;
-            if self.parse()? {
+            let is_done = self.parse(count < limit)?;
+            if is_done && self.segment < segment {
+                self.segment += 1;
+                self.offset = 0;
+                self.extent_end = 0;
+            }
+            if !self.ready.is_empty() {
                 return Ok(true);
             }
-            // Zeros to the end of a segment that has a successor.
-            self.segment += 1;
-            self.offset = 0;
         }
     }
 
-    fn parse(&mut self) -> Result<bool, ReadError> {
-        let mut any = false;
+    /// Takes frames out of the buffer; true when the segment holds no more.
+    fn parse(&mut self, is_last: bool) -> Result<bool, ReadError> {
         loop {
-            match frame::read(&self.buffer[self.buffer_at..]) {
-                Found::Frame(frame) => {
-                    let bytes = frame::frame_bytes(frame.payload.len());
-                    self.buffer_at += bytes;
-                    self.offset += bytes as u64;
-                    self.ready.push_back(frame);
-                    any = true;
+            let rest = &self.buffer[self.buffer_at..];
+            let left = self.extent_end - self.offset;
+            let is_mark_due = left == 0;
+            if (1..frame::HEADER_BYTES as u64).contains(&left) {
+                // Nothing but zeros fits there.
+                self.skip(left);
+                continue;
+            }
+            match frame::read(rest) {
+                Found::Mark(mark) if is_mark_due => {
+                    self.extent_end = self.offset + mark.extent.max(MARK_BYTES as u64);
+                    self.skip(MARK_BYTES as u64);
                 }
-                Found::End => return Ok(any),
-                // The chunk ends inside a frame: the rest comes with the next chunk.
-                Found::Damaged if any || self.buffer_at > 0 => return Ok(any),
-                Found::Damaged => {
+                Found::Frame(frame) if !is_mark_due => {
+                    if self.crc.is_some_and(|crc| crc != frame.prev) {
+                        return Err(JournalError::Chain {
+                            file: self.storage.name(self.segment),
+                            offset: self.offset,
+                        }
+                        .into());
+                    }
+                    self.crc = Some(frame.crc);
+                    self.skip(frame::frame_bytes(frame.payload.len()) as u64);
+                    self.ready.push_back(frame);
+                }
+                Found::End if is_mark_due => return Ok(true),
+                Found::End => self.skip(left),
+                // The rest comes with the next chunk, unless there is none.
+                Found::Short if is_mark_due || !is_last => return Ok(is_last),
+                Found::Short if rest.iter().all(|byte| *byte == 0) => {
+                    self.skip(left);
+                    return Ok(true);
+                }
+                _ => {
                     return Err(JournalError::Hole {
                         file: self.storage.name(self.segment),
                         offset: self.offset,
+                        sequence: self
+                            .ready
+                            .back()
+                            .map_or(self.position.load(Ordering::Acquire), |frame| {
+                                frame.sequence
+                            }),
                     }
                     .into());
                 }
             }
         }
+    }
+
+    fn skip(&mut self, bytes: u64) {
+        self.offset += bytes;
+        let at = self.buffer_at as u64 + bytes;
+        self.buffer_at = usize::try_from(at)
+            .unwrap_or(usize::MAX)
+            .min(self.buffer.len());
     }
 }

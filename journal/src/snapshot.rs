@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 const MAGIC: &[u8; 8] = b"XSNAP001";
 const HEADER_BYTES: usize = 32;
-/// Snapshots kept: the newest, and one in case it is damaged.
+/// Snapshots kept unless told otherwise: the newest, and one in case it is damaged.
 const KEEP: usize = 2;
 
 /// A state found again.
@@ -29,16 +29,27 @@ pub struct Snapshot {
 #[derive(Clone, Debug)]
 pub struct Snapshots {
     dir: PathBuf,
+    kept: usize,
 }
 
 impl Snapshots {
     pub fn new(dir: &Path) -> Self {
         Self {
             dir: dir.to_path_buf(),
+            kept: KEEP,
         }
     }
 
-    /// Writes a snapshot, durable when it returns, and removes all but the newest [`KEEP`].
+    /// The same folder with room for `kept` snapshots, 1 at least.
+    #[must_use]
+    pub fn keep(self, kept: usize) -> Self {
+        Self {
+            kept: kept.max(1),
+            ..self
+        }
+    }
+
+    /// Writes a snapshot, durable when it returns, and removes all but the newest.
     pub fn write(&self, sequence: u64, payload: &[u8]) -> io::Result<PathBuf> {
         std::fs::create_dir_all(&self.dir)?;
         let half = self.dir.join("next.part");
@@ -49,7 +60,7 @@ impl Snapshots {
         let path = self.path(sequence);
         std::fs::rename(&half, &path)?;
         File::open(&self.dir)?.sync_all()?;
-        for old in self.sequences()?.iter().rev().skip(KEEP) {
+        for old in self.sequences()?.iter().rev().skip(self.kept) {
             std::fs::remove_file(self.path(*old))?;
         }
         Ok(path)
@@ -70,6 +81,21 @@ impl Snapshots {
             }
         }
         Ok(None)
+    }
+
+    /// Sequences of the snapshots that are whole, ascending.
+    pub fn good(&self) -> io::Result<Vec<u64>> {
+        let mut good = self.sequences()?;
+        let mut bytes = Vec::with_capacity(good.len());
+        for sequence in &good {
+            bytes.push(std::fs::read(self.path(*sequence))?);
+        }
+        let mut bytes = bytes.into_iter();
+        good.retain(|sequence| {
+            let bytes = bytes.next().unwrap_or_default();
+            read(*sequence, &bytes).is_some()
+        });
+        Ok(good)
     }
 
     /// Sequences of the snapshots that are there, ascending.

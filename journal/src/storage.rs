@@ -1,42 +1,120 @@
-//! What the log needs of a disk: numbered segments of fixed size, written at offsets, synced one by one.
+//! What the log needs of a disk: numbered segments of fixed size, written in whole blocks at offsets, synced one by one.
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use rustix::io::Errno;
+
+use crate::aligned::{Blocks, Buffer};
+
+/// Bytes written as one to a file: the block of today's devices and file systems. Smaller ones would write a durable block again.
+const BLOCK_BYTES: usize = 4096;
+/// Zeros written at once to a new segment.
+const ZEROS_BYTES: usize = 1 << 20;
+
+/// How a write becomes durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// `O_DIRECT` and `O_DSYNC`: past the page cache, durable when the write returns.
+    Direct,
+    /// Through the page cache, then `fdatasync`: where the file system refuses `O_DIRECT`.
+    Synced,
+    /// Not at all: only where losing the log does not matter.
+    Unsynced,
+}
+
+impl Mode {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Synced => "fdatasync",
+            Self::Unsynced => "unsynced",
+        }
+    }
+}
 
 /// A place for segments. Offsets are bytes from the start of a segment. After [`Storage::sync`] returned, what was written before it survives power loss.
 pub trait Storage: Send + Sync + 'static {
     /// Numbers of the segments that exist, ascending.
     fn segments(&self) -> io::Result<Vec<u64>>;
-    /// Makes a segment of zeros; durable when it returns.
+    /// Makes a segment of zeros, in place of the one of that number if there is one; durable when it returns.
     fn create(&self, segment: u64, bytes: u64) -> io::Result<()>;
-    fn write(&self, segment: u64, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Writes at an offset that is a multiple of [`Storage::block_bytes`].
+    fn write(&self, segment: u64, offset: u64, blocks: Blocks<'_>) -> io::Result<()>;
     fn sync(&self, segment: u64) -> io::Result<()>;
+    /// Makes durable whatever can be read, also what another process has written: once, when the log is opened.
+    fn settle(&self, segment: u64) -> io::Result<()>;
     /// Fills `into` as far as the segment goes; gives the bytes read.
     fn read(&self, segment: u64, offset: u64, into: &mut [u8]) -> io::Result<usize>;
+    /// Takes a segment away; durable when it returns.
+    fn remove(&self, segment: u64) -> io::Result<()>;
     /// Name of a segment for messages.
     fn name(&self, segment: u64) -> String;
+    /// Offsets and lengths of writes are multiples of it.
+    fn block_bytes(&self) -> usize;
+    fn mode(&self) -> Mode;
 }
 
 /// Segments as files `<number>.log` in a folder.
 pub struct FileStorage {
     dir: PathBuf,
-    /// The segment that was used last stays open.
-    open: Mutex<Option<(u64, std::sync::Arc<File>)>>,
-    sync: bool,
+    /// The segment that was written last stays open.
+    open: Mutex<Option<(u64, Arc<File>)>>,
+    mode: Mode,
+    is_read_only: bool,
 }
 
 impl FileStorage {
+    /// Makes the folder and asks its file system how it can be written: directly, or else with `fdatasync`. Without `sync` nothing is made durable.
+    ///
     /// # Errors
-    /// The folder cannot be made.
+    /// The folder cannot be made or written.
     pub fn new(dir: &Path, sync: bool) -> io::Result<Self> {
         std::fs::create_dir_all(dir)?;
+        let mode = match sync {
+            false => Mode::Unsynced,
+            true if takes_direct(dir)? => Mode::Direct,
+            true => Mode::Synced,
+        };
+        Self::with_mode(dir, mode)
+    }
+
+    /// The same without asking.
+    pub fn with_mode(dir: &Path, mode: Mode) -> io::Result<Self> {
+        std::fs::create_dir_all(dir)?;
+        // What a crash has left half made.
+        for entry in std::fs::read_dir(dir)? {
+            let path = entry?.path();
+            if path
+                .extension()
+                .is_some_and(|extension| extension == "part")
+            {
+                std::fs::remove_file(path)?;
+            }
+        }
         Ok(Self {
             dir: dir.to_path_buf(),
             open: Mutex::new(None),
-            sync,
+            mode,
+            is_read_only: false,
+        })
+    }
+
+    /// A folder to look at: nothing is made in it.
+    ///
+    /// # Errors
+    /// There is no such folder.
+    pub fn read_only(dir: &Path) -> io::Result<Self> {
+        std::fs::read_dir(dir)?;
+        Ok(Self {
+            dir: dir.to_path_buf(),
+            open: Mutex::new(None),
+            mode: Mode::Synced,
+            is_read_only: true,
         })
     }
 
@@ -44,24 +122,83 @@ impl FileStorage {
         self.dir.join(format!("{segment:010}.log"))
     }
 
-    fn file(&self, segment: u64) -> io::Result<std::sync::Arc<File>> {
-        let mut open = self
-            .open
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+    fn file(&self, segment: u64) -> io::Result<Arc<File>> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((number, file)) = &*open
             && *number == segment
         {
             return Ok(file.clone());
         }
-        let file = std::sync::Arc::new(
-            OpenOptions::new()
-                .read(true)
-                .write(true)
-                .open(self.path(segment))?,
-        );
+        let file = Arc::new(self.options().read(true).open(self.path(segment))?);
         *open = Some((segment, file.clone()));
         Ok(file)
+    }
+
+    fn options(&self) -> OpenOptions {
+        let mut options = OpenOptions::new();
+        options.write(true);
+        if self.mode == Mode::Direct {
+            options.custom_flags(direct_flags());
+        }
+        options
+    }
+
+    fn forget(&self, segment: u64) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if open.as_ref().is_some_and(|(number, _)| *number == segment) {
+            *open = None;
+        }
+    }
+
+    fn sync_dir(&self) -> io::Result<()> {
+        if self.mode == Mode::Unsynced {
+            return Ok(());
+        }
+        File::open(&self.dir)?.sync_all()
+    }
+
+    fn may_write(&self) -> io::Result<()> {
+        if self.is_read_only {
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "opened to look at only",
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn direct_flags() -> i32 {
+    (OFlags::DIRECT | OFlags::DSYNC).bits().cast_signed()
+}
+
+/// Tries a direct write in the folder. Some file systems refuse to open, some only to write.
+fn takes_direct(dir: &Path) -> io::Result<bool> {
+    let path = dir.join("probe.part");
+    let tried = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .custom_flags(direct_flags())
+        .open(&path)
+        .and_then(|file| {
+            let mut block = Buffer::default();
+            block.resize(BLOCK_BYTES);
+            file.write_all_at(block.padded(BLOCK_BYTES).bytes(), 0)
+        });
+    if path.exists() {
+        std::fs::remove_file(&path)?;
+    }
+    match tried {
+        Ok(()) => Ok(true),
+        Err(error)
+            if [Errno::INVAL, Errno::OPNOTSUPP]
+                .iter()
+                .any(|refusal| error.raw_os_error() == Some(refusal.raw_os_error())) =>
+        {
+            Ok(false)
+        }
+        Err(error) => Err(error),
     }
 }
 
@@ -83,33 +220,56 @@ impl Storage for FileStorage {
     }
 
     fn create(&self, segment: u64, bytes: u64) -> io::Result<()> {
+        self.may_write()?;
+        assert_eq!(bytes % BLOCK_BYTES as u64, 0, "whole blocks");
         // Written under another name first: a crash leaves no half-made segment behind.
-        let half = self.dir.join("next.part");
-        let file = File::create(&half)?;
-        let zeros = vec![0u8; 1 << 20];
+        let half = self.dir.join(format!("{segment:010}.part"));
+        let file = self.options().create(true).truncate(true).open(&half)?;
+        // Asked for at once: a full disk says so now, and the blocks lie together.
+        match fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+            Ok(()) | Err(Errno::OPNOTSUPP) => {}
+            Err(error) => return Err(error.into()),
+        }
+        // Written, not only allocated: a first write to an allocated block would also have to write the file system's own books.
+        let mut zeros = Buffer::default();
+        zeros.resize(ZEROS_BYTES);
         let mut offset = 0;
         while offset < bytes {
-            let chunk = zeros
-                .len()
-                .min(usize::try_from(bytes - offset).unwrap_or(usize::MAX));
-            file.write_all_at(&zeros[..chunk], offset)?;
+            let chunk = ZEROS_BYTES.min(usize::try_from(bytes - offset).unwrap_or(usize::MAX));
+            file.write_all_at(
+                Blocks::new(&zeros.bytes()[..chunk], BLOCK_BYTES).bytes(),
+                offset,
+            )?;
             offset += chunk as u64;
         }
-        file.sync_all()?;
+        if self.mode != Mode::Unsynced {
+            file.sync_all()?;
+        }
+        self.forget(segment);
         std::fs::rename(&half, self.path(segment))?;
-        File::open(&self.dir)?.sync_all()
+        self.sync_dir()
     }
 
-    fn write(&self, segment: u64, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.file(segment)?.write_all_at(bytes, offset)
+    fn write(&self, segment: u64, offset: u64, blocks: Blocks<'_>) -> io::Result<()> {
+        self.may_write()?;
+        assert_eq!(offset % BLOCK_BYTES as u64, 0, "aligned offset");
+        self.file(segment)?.write_all_at(blocks.bytes(), offset)
     }
 
     fn sync(&self, segment: u64) -> io::Result<()> {
-        if self.sync {
-            self.file(segment)?.sync_data()
-        } else {
-            Ok(())
+        match self.mode {
+            // Each write was durable when it returned.
+            Mode::Direct | Mode::Unsynced => Ok(()),
+            Mode::Synced => self.file(segment)?.sync_data(),
         }
+    }
+
+    fn settle(&self, segment: u64) -> io::Result<()> {
+        self.may_write()?;
+        if self.mode == Mode::Unsynced {
+            return Ok(());
+        }
+        self.file(segment)?.sync_data()
     }
 
     fn read(&self, segment: u64, offset: u64, into: &mut [u8]) -> io::Result<usize> {
@@ -125,7 +285,22 @@ impl Storage for FileStorage {
         Ok(done)
     }
 
+    fn remove(&self, segment: u64) -> io::Result<()> {
+        self.may_write()?;
+        self.forget(segment);
+        std::fs::remove_file(self.path(segment))?;
+        self.sync_dir()
+    }
+
     fn name(&self, segment: u64) -> String {
         self.path(segment).display().to_string()
+    }
+
+    fn block_bytes(&self) -> usize {
+        BLOCK_BYTES
+    }
+
+    fn mode(&self) -> Mode {
+        self.mode
     }
 }

@@ -1,35 +1,61 @@
 //! Walking a log that is at rest: every frame checked against the one before it, a torn tail told from a hole.
 //!
-//! [`walk`] only reads. [`mend`] is what opening does: it also cuts the tail and makes the first segment.
+//! [`walk`] and [`list`] only read. [`mend`] is what opening does: it also cuts the tail and makes the first segment.
 
-use crate::frame::{self, Found, Frame};
+use crate::aligned::Buffer;
+use crate::frame::{self, Found, Frame, MARK_BYTES, Mark};
 use crate::log::{Config, JournalError};
 use crate::storage::Storage;
+
+/// Bytes taken from the disk at once: first, and at most.
+const CHUNK_BYTES_FIRST: usize = 128 << 10;
+const CHUNK_BYTES: usize = 4 << 20;
 
 /// Where the log ends.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct End {
     pub segment: u64,
-    /// Size of that segment.
+    /// Size of that segment, in whole blocks.
     pub bytes: u64,
+    /// Where the next batch goes.
     pub offset: u64,
     pub sequence: u64,
     pub batch: u64,
     pub crc: u32,
 }
 
+/// A torn tail, and where what is whole before it ends.
+#[derive(Clone, Copy, Debug)]
+struct Torn {
+    segment: u64,
+    offset: u64,
+    /// Behind the last whole unit, in the segment of [`End`].
+    keep: u64,
+}
+
 /// What a walk has found.
 struct Survey {
     end: End,
     segments: Vec<u64>,
-    /// First place that is no whole frame.
-    torn_at: Option<(u64, u64)>,
-    /// Something stands behind the end.
-    has_tail: bool,
+    torn: Option<Torn>,
 }
 
-/// Reads the log, gives every frame of every whole unit to `visit` in order, gives the last sequence. Changes nothing: a torn tail is passed over. Of a
-/// log that somebody is writing it sees a beginning, or takes what is being written for damage.
+/// One segment, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentInfo {
+    pub number: u64,
+    pub name: String,
+    /// Size of the segment.
+    pub bytes: u64,
+    /// Bytes of it that batches take.
+    pub used_bytes: u64,
+    pub batches: u64,
+    /// First and last sequence; `None` when nothing is in it.
+    pub sequences: Option<(u64, u64)>,
+}
+
+/// Reads the log from its first segment, gives every frame of every whole unit to `visit` in order, gives the last sequence. Changes nothing: a torn tail
+/// is passed over. Of a log that somebody is writing it sees a beginning, or takes what is being written for damage.
 ///
 /// # Errors
 /// [`JournalError`]; `visit` refuses a frame with a text that becomes [`JournalError::Content`].
@@ -37,46 +63,192 @@ pub fn walk(
     storage: &dyn Storage,
     visit: impl FnMut(&Frame) -> Result<(), String>,
 ) -> Result<u64, JournalError> {
-    survey(storage, visit).map(|survey| survey.end.sequence)
+    survey(storage, 0, visit).map(|survey| survey.end.sequence)
 }
 
-/// Walks the log, cuts a torn tail, makes the first segment where there is none.
+/// What [`check`] has found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checked {
+    /// Last record of the log.
+    pub sequence: u64,
+    /// Segment and offset of a torn tail, which the next opening cuts.
+    pub torn: Option<(String, u64)>,
+}
+
+/// As [`walk`], and says whether there is a torn tail.
+///
+/// # Errors
+/// As [`walk`].
+pub fn check(
+    storage: &dyn Storage,
+    visit: impl FnMut(&Frame) -> Result<(), String>,
+) -> Result<Checked, JournalError> {
+    let survey = survey(storage, 0, visit)?;
+    Ok(Checked {
+        sequence: survey.end.sequence,
+        torn: survey
+            .torn
+            .map(|torn| (storage.name(torn.segment), torn.offset)),
+    })
+}
+
+/// As [`walk`], from the segment on that holds the record behind `after`. What comes before is not looked at.
+///
+/// # Errors
+/// [`JournalError::Removed`] when the log begins later.
+pub fn walk_after(
+    storage: &dyn Storage,
+    after: u64,
+    visit: impl FnMut(&Frame) -> Result<(), String>,
+) -> Result<u64, JournalError> {
+    let segments = storage.segments()?;
+    begins_at(storage, &segments, after)?;
+    survey(storage, after, visit).map(|survey| survey.end.sequence)
+}
+
+/// Last sequence before the oldest record that is kept: 0 while nothing was removed.
+///
+/// # Errors
+/// The storage cannot be read.
+pub fn removed_through(storage: &dyn Storage) -> Result<u64, JournalError> {
+    let segments = storage.segments()?;
+    let first = segments.first().copied();
+    Ok(match first {
+        Some(segment) => first_mark(storage, segment)?.map_or(0, |mark| mark.durable),
+        None => 0,
+    })
+}
+
+/// The segments by their marks, ascending. Frames are not checked.
+///
+/// # Errors
+/// The storage cannot be read.
+pub fn list(storage: &dyn Storage) -> Result<Vec<SegmentInfo>, JournalError> {
+    let mut found = Vec::new();
+    for number in storage.segments()? {
+        let bytes = load(storage, number)?;
+        let mut info = SegmentInfo {
+            number,
+            name: storage.name(number),
+            bytes: bytes.len() as u64,
+            used_bytes: 0,
+            batches: 0,
+            sequences: None,
+        };
+        let mut at = 0;
+        while let Some(rest) = bytes.get(at..)
+            && let Found::Mark(mark) = frame::read(rest)
+        {
+            info.batches += 1;
+            let first = info.sequences.map_or(mark.durable + 1, |(first, _)| first);
+            info.sequences = Some((first, mark.last));
+            at += extent_bytes(&mark);
+        }
+        info.used_bytes = at.min(bytes.len()) as u64;
+        found.push(info);
+    }
+    Ok(found)
+}
+
+/// Walks the log from the record behind `after`, cuts a torn tail, makes the first segment where there is none.
 pub(crate) fn mend(
     storage: &dyn Storage,
     config: Config,
+    after: u64,
     visit: impl FnMut(&Frame) -> Result<(), String>,
 ) -> Result<End, JournalError> {
-    let survey = survey(storage, visit)?;
+    let segments = storage.segments()?;
+    begins_at(storage, &segments, after)?;
+    let survey = survey(storage, after, visit)?;
     let end = survey.end;
+    let block = storage.block_bytes() as u64;
     if survey.segments.is_empty() {
-        storage.create(1, config.segment_bytes)?;
+        let bytes = config.segment_bytes.next_multiple_of(block);
+        storage.create(1, bytes)?;
         return Ok(End {
             segment: 1,
-            bytes: config.segment_bytes,
+            bytes,
             ..end
         });
     }
-    if survey.has_tail {
-        cut(storage, &survey.segments, end)?;
-    }
-    if let Some((segment, offset)) = survey.torn_at {
+    if let Some(torn) = survey.torn {
+        cut(storage, &survey.segments, end, torn.keep)?;
         tracing::warn!(
             sequence = end.sequence,
-            file = storage.name(segment),
-            offset,
+            file = storage.name(torn.segment),
+            offset = torn.offset,
             "a torn tail was cut from the journal"
         );
     }
-    Ok(end)
+    // What was found is reported as durable from now on; who wrote it may have died before the sync.
+    storage.settle(end.segment)?;
+    Ok(End {
+        bytes: end.bytes - end.bytes % block,
+        offset: end.offset.next_multiple_of(block),
+        ..end
+    })
+}
+
+/// The segment that holds the record behind `after`, as far as one can tell from first marks: the last one that begins at or before it.
+pub(crate) fn segment_behind(
+    storage: &dyn Storage,
+    segments: &[u64],
+    after: u64,
+) -> Result<Option<u64>, JournalError> {
+    for segment in segments.iter().rev() {
+        if first_mark(storage, *segment)?.is_some_and(|mark| mark.durable <= after) {
+            return Ok(Some(*segment));
+        }
+    }
+    Ok(segments.first().copied())
+}
+
+/// Makes sure that the record behind `after` was not removed.
+pub(crate) fn begins_at(
+    storage: &dyn Storage,
+    segments: &[u64],
+    after: u64,
+) -> Result<(), JournalError> {
+    if let Some(first) = segments.first()
+        && let Some(mark) = first_mark(storage, *first)?
+        && mark.durable > after
+    {
+        return Err(JournalError::Removed {
+            through: mark.durable,
+            after,
+        });
+    }
+    Ok(())
+}
+
+pub(crate) fn first_mark(
+    storage: &dyn Storage,
+    segment: u64,
+) -> Result<Option<Mark>, JournalError> {
+    let mut bytes = [0; MARK_BYTES];
+    let count = storage.read(segment, 0, &mut bytes)?;
+    Ok(match frame::read(&bytes[..count]) {
+        Found::Mark(mark) => Some(mark),
+        _ => None,
+    })
+}
+
+fn extent_bytes(mark: &Mark) -> usize {
+    usize::try_from(mark.extent)
+        .unwrap_or(usize::MAX)
+        .max(MARK_BYTES)
 }
 
 fn survey(
     storage: &dyn Storage,
+    after: u64,
     mut visit: impl FnMut(&Frame) -> Result<(), String>,
 ) -> Result<Survey, JournalError> {
     let segments = storage.segments()?;
-    let first = segments.first().copied().unwrap_or_default();
-    for (segment, expected) in segments.iter().zip(first..) {
+    for (segment, expected) in segments
+        .iter()
+        .zip(segments.first().copied().unwrap_or(0)..)
+    {
         if *segment != expected {
             return Err(JournalError::SegmentMissing {
                 missing: expected,
@@ -84,111 +256,254 @@ fn survey(
             });
         }
     }
-    let mut end = End {
-        segment: first,
-        ..End::default()
+    let first = segment_behind(storage, &segments, after)?.unwrap_or_default();
+    let mut walk = Walk {
+        end: End {
+            segment: first,
+            ..End::default()
+        },
+        crc: 0,
+        unit: Vec::new(),
+        keep: 0,
+        short_at: None,
     };
-    // Chain through frames of a unit that may still turn out torn.
-    let (mut crc, mut unit) = (0u32, Vec::new());
-    let mut torn_at = None;
-    'segments: for segment in &segments {
+    let mut torn = None;
+    for segment in segments.iter().filter(|number| **number >= first) {
         let bytes = load(storage, *segment)?;
-        if end.segment == *segment {
-            end.bytes = bytes.len() as u64;
+        let name = || storage.name(*segment);
+        if frame::version_of(&bytes) == 1 {
+            return Err(JournalError::Version {
+                file: name(),
+                version: 1,
+            });
         }
-        if end.segment != *segment {
-            if !unit.is_empty() {
-                // A unit never spans segments.
-                torn_at = Some((end.segment, end.offset));
-                break;
-            }
-            if frame::read(&bytes) == Found::End {
-                // Made, but nothing reached it.
-                if bytes.iter().any(|byte| *byte != 0) {
-                    torn_at = Some((*segment, 0));
+        if *segment == first {
+            walk.end.bytes = bytes.len() as u64;
+            // The chain begins somewhere: at the log's beginning, or where its first mark says.
+            match frame::read(&bytes) {
+                Found::Mark(mark) if first > 1 => {
+                    walk.crc = mark.prev;
+                    walk.end.crc = mark.prev;
+                    walk.end.sequence = mark.durable;
+                    walk.end.batch = mark.batch.saturating_sub(1);
                 }
-                break;
-            }
-        }
-        let mut at = 0usize;
-        loop {
-            let name = || storage.name(*segment);
-            match frame::read(&bytes[at..]) {
-                Found::Frame(frame)
-                    if frame.prev == crc
-                        && frame.batch >= end.batch
-                        && frame.batch <= end.batch + 1 =>
-                {
-                    crc = frame.crc;
-                    let offset = at as u64;
-                    at += frame::frame_bytes(frame.payload.len());
-                    let is_end = frame.unit_end;
-                    let (sequence, batch) = (frame.sequence, frame.batch);
-                    unit.push(frame);
-                    if is_end {
-                        for frame in unit.drain(..) {
-                            visit(&frame).map_err(|reason| JournalError::Content {
-                                file: name(),
-                                offset,
-                                reason,
-                            })?;
-                        }
-                        end = End {
-                            segment: *segment,
-                            bytes: bytes.len() as u64,
-                            offset: at as u64,
-                            sequence,
-                            batch,
-                            crc,
-                        };
-                    }
-                }
-                Found::Frame(frame) if frame.batch <= end.batch => {
-                    return Err(JournalError::Chain {
+                _ if first > 1 => {
+                    return Err(JournalError::Hole {
                         file: name(),
-                        offset: at as u64,
+                        offset: 0,
+                        sequence: 0,
                     });
                 }
-                Found::End if bytes[at..].iter().all(|byte| *byte == 0) && unit.is_empty() => {
-                    continue 'segments;
+                _ => {}
+            }
+        }
+        match walk.segment(*segment, &bytes, &name, &mut visit)? {
+            Stop::Next => {}
+            Stop::Rest => {
+                if is_used(storage, &segments, *segment)? {
+                    torn = Some((*segment, 0));
                 }
-                Found::End | Found::Damaged | Found::Frame(_) => {
-                    torn_at = Some((*segment, at as u64));
-                    break 'segments;
-                }
+                break;
+            }
+            Stop::Torn(offset) => {
+                torn = Some((*segment, offset));
+                break;
             }
         }
     }
-    if let Some((segment, offset)) = torn_at {
-        refuse_hole(storage, &segments, segment, offset, end.batch)?;
+    let end = walk.end;
+    if let Some((segment, offset)) = torn {
+        refuse_hole(storage, &segments, segment, offset, end.sequence)?;
     }
     Ok(Survey {
         end,
-        has_tail: torn_at.is_some() || !unit.is_empty(),
+        torn: torn.map(|(segment, offset)| Torn {
+            segment,
+            offset,
+            keep: walk.keep,
+        }),
         segments,
-        torn_at,
     })
 }
 
-fn load(storage: &dyn Storage, segment: u64) -> Result<Vec<u8>, JournalError> {
-    let mut bytes = Vec::new();
-    let mut chunk = vec![0u8; 1 << 20];
-    loop {
-        let count = storage.read(segment, bytes.len() as u64, &mut chunk)?;
-        bytes.extend_from_slice(&chunk[..count]);
-        if count < chunk.len() {
-            return Ok(bytes);
+/// The chain up to where the walk stands.
+struct Walk {
+    end: End,
+    /// Of the last frame; runs ahead of `end.crc` inside a unit.
+    crc: u32,
+    unit: Vec<Frame>,
+    /// Behind the last whole unit, in the segment of `end`.
+    keep: u64,
+    /// Where the last batch ended before its mark says.
+    short_at: Option<(String, u64)>,
+}
+
+/// Why a segment is done with.
+enum Stop {
+    /// Its last batch stands at its end, or zeros do.
+    Next,
+    /// Nothing reached it.
+    Rest,
+    /// Here is no whole frame.
+    Torn(u64),
+}
+
+impl Walk {
+    fn segment(
+        &mut self,
+        segment: u64,
+        bytes: &[u8],
+        name: &dyn Fn() -> String,
+        visit: &mut impl FnMut(&Frame) -> Result<(), String>,
+    ) -> Result<Stop, JournalError> {
+        let mut at = 0;
+        while at < bytes.len() {
+            let mark = match frame::read(&bytes[at..]) {
+                Found::Mark(mark) => mark,
+                Found::End | Found::Short if is_zero(&bytes[at..]) => {
+                    return Ok(if at == 0 { Stop::Rest } else { Stop::Next });
+                }
+                _ => return Ok(Stop::Torn(at as u64)),
+            };
+            if mark.durable > self.end.sequence || mark.batch > self.end.batch + 1 {
+                let (file, offset) = self.short_at.take().unwrap_or((name(), at as u64));
+                return Err(JournalError::Hole {
+                    file,
+                    offset,
+                    sequence: self.end.sequence,
+                });
+            }
+            self.short_at = None;
+            let extent_end = at.saturating_add(extent_bytes(&mark)).min(bytes.len());
+            let is_next = mark.durable == self.end.sequence && mark.batch == self.end.batch + 1;
+            if !is_next || mark.prev != self.crc {
+                return Err(JournalError::Chain {
+                    file: name(),
+                    offset: at as u64,
+                });
+            }
+            if let Some(torn) = self.batch(
+                segment,
+                &bytes[..extent_end],
+                at,
+                &mark,
+                bytes.len(),
+                name,
+                visit,
+            )? {
+                return Ok(Stop::Torn(torn));
+            }
+            at = extent_end;
         }
+        Ok(Stop::Next)
+    }
+
+    /// Follows the frames behind a mark to the end of its extent; gives the place where they are torn.
+    fn batch(
+        &mut self,
+        segment: u64,
+        bytes: &[u8],
+        start: usize,
+        mark: &Mark,
+        segment_bytes: usize,
+        name: &dyn Fn() -> String,
+        visit: &mut impl FnMut(&Frame) -> Result<(), String>,
+    ) -> Result<Option<u64>, JournalError> {
+        let mut at = start + MARK_BYTES;
+        if self.end.segment != segment || start == 0 {
+            // From here on this is the segment that the log ends in, even if no unit of the batch is whole.
+            self.end.segment = segment;
+            self.end.bytes = segment_bytes as u64;
+        }
+        self.end.offset = start as u64;
+        self.keep = start as u64;
+        while self.end.sequence < mark.last {
+            let offset = at as u64;
+            match frame::read(&bytes[at..]) {
+                Found::Frame(frame) if frame.prev == self.crc => {
+                    at += frame::frame_bytes(frame.payload.len());
+                    self.crc = frame.crc;
+                    let (sequence, is_end) = (frame.sequence, frame.unit_end);
+                    self.unit.push(frame);
+                    if !is_end {
+                        continue;
+                    }
+                    for frame in self.unit.drain(..) {
+                        visit(&frame).map_err(|reason| JournalError::Content {
+                            file: name(),
+                            offset,
+                            reason,
+                        })?;
+                    }
+                    self.end.offset = bytes.len() as u64;
+                    self.end.sequence = sequence;
+                    self.end.batch = mark.batch;
+                    self.end.crc = self.crc;
+                    self.keep = at as u64;
+                }
+                Found::Frame(_) => {
+                    return Err(JournalError::Chain {
+                        file: name(),
+                        offset,
+                    });
+                }
+                // Cut here at an earlier start: what follows goes on from the last whole unit.
+                Found::End | Found::Short
+                    if self.unit.is_empty()
+                        && self.end.batch == mark.batch
+                        && is_zero(&bytes[at..]) =>
+                {
+                    self.short_at = Some((name(), offset));
+                    break;
+                }
+                _ => {
+                    self.crc = self.end.crc;
+                    self.unit.clear();
+                    return Ok(Some(offset));
+                }
+            }
+        }
+        // What stands between the last frame and the end of the extent means nothing.
+        self.keep = bytes.len() as u64;
+        Ok(None)
     }
 }
 
-/// Data of a batch after the torn one exists only when the torn one had been synced: then it is not torn but lost.
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}
+
+/// Something was written behind `segment`.
+fn is_used(storage: &dyn Storage, segments: &[u64], segment: u64) -> Result<bool, JournalError> {
+    for later in segments.iter().filter(|number| **number > segment) {
+        if !is_zero(&load(storage, *later)?) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn load(storage: &dyn Storage, segment: u64) -> Result<Vec<u8>, JournalError> {
+    let (mut bytes, mut chunk) = (Vec::new(), CHUNK_BYTES_FIRST);
+    loop {
+        let done = bytes.len();
+        bytes.resize(done + chunk, 0);
+        let count = storage.read(segment, done as u64, &mut bytes[done..])?;
+        if count < chunk {
+            bytes.truncate(done + count);
+            return Ok(bytes);
+        }
+        chunk = CHUNK_BYTES.min(chunk * 2);
+    }
+}
+
+/// A record that names a later sequence as durable exists only when this place had been synced: then it is not torn but lost.
 fn refuse_hole(
     storage: &dyn Storage,
     segments: &[u64],
     segment: u64,
     offset: u64,
-    batch: u64,
+    sequence: u64,
 ) -> Result<(), JournalError> {
     for later in segments.iter().filter(|number| **number >= segment) {
         let bytes = load(storage, *later)?;
@@ -198,12 +513,20 @@ fn refuse_hole(
             0
         };
         while at < bytes.len() {
-            if let Found::Frame(frame) = frame::read(&bytes[at..])
-                && frame.batch > batch + 1
-            {
+            let durable = match frame::version_of(&bytes[at..]) {
+                frame::VERSION => match frame::read(&bytes[at..]) {
+                    Found::Mark(mark) => mark.durable,
+                    Found::Frame(frame) => frame.durable,
+                    _ => 0,
+                },
+                // Cheaply passed over: most places are amid a frame, or zeros.
+                _ => 0,
+            };
+            if durable > sequence {
                 return Err(JournalError::Hole {
                     file: storage.name(segment),
                     offset,
+                    sequence,
                 });
             }
             at += 8;
@@ -212,20 +535,31 @@ fn refuse_hole(
     Ok(())
 }
 
-/// Zeroes everything behind the end.
-fn cut(storage: &dyn Storage, segments: &[u64], end: End) -> Result<(), JournalError> {
+/// Zeroes everything behind `keep` in the last segment, and all of later ones.
+fn cut(storage: &dyn Storage, segments: &[u64], end: End, keep: u64) -> Result<(), JournalError> {
+    let block = storage.block_bytes();
     for segment in segments.iter().filter(|number| **number >= end.segment) {
-        let start = if *segment == end.segment {
-            end.offset
+        let mut bytes = load(storage, *segment)?;
+        let keep = if *segment == end.segment {
+            usize::try_from(keep).expect("fits memory")
         } else {
             0
         };
-        let bytes = load(storage, *segment)?;
-        let start_at = usize::try_from(start).expect("fits memory");
-        if let Some(last) = bytes[start_at..].iter().rposition(|byte| *byte != 0) {
-            storage.write(*segment, start, &vec![0; last + 1])?;
-            storage.sync(*segment)?;
-        }
+        let keep = keep.min(bytes.len());
+        let is_written = |byte: &u8| *byte != 0;
+        let Some(last) = bytes[keep..].iter().rposition(is_written) else {
+            continue;
+        };
+        // Never a block more than needed: what is durable is not written again.
+        let first = keep + bytes[keep..].iter().position(is_written).unwrap_or(last);
+        let start = first - first % block;
+        let stop = (keep + last + 1).next_multiple_of(block);
+        bytes[keep..].fill(0);
+        bytes.resize(bytes.len().max(stop), 0);
+        let mut zeroed = Buffer::with_capacity(stop - start);
+        zeroed.extend(&bytes[start..stop]);
+        storage.write(*segment, start as u64, zeroed.padded(block))?;
+        storage.sync(*segment)?;
     }
     Ok(())
 }

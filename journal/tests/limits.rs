@@ -4,8 +4,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use journal::aligned::Blocks;
 use journal::fault::MemoryStorage;
-use journal::{Appender, Config, FrameKind, Journal, Storage};
+use journal::{Appender, Config, FrameKind, Journal, Mode, Storage};
 
 const SEGMENT_BYTES: u64 = 4 << 10;
 const CONFIG: Config = Config {
@@ -45,8 +46,8 @@ fn open(storage: &Arc<MemoryStorage>) -> (Journal, Vec<u64>) {
 
 #[test]
 fn a_unit_larger_than_a_segment_gets_a_segment_of_its_own_size() {
-    // One frame below the segment's size, the first one past it, and far past it; as the first unit of the log and behind others.
-    for events in [37, 38, 39, 400] {
+    // Below a segment's size with its mark, the first one past it, and far past it; as the first unit of the log and behind others.
+    for events in [36, 37, 38, 39, 400] {
         for before in [0, 3] {
             let storage = Arc::new(MemoryStorage::default());
             let (journal, _) = open(&storage);
@@ -87,6 +88,33 @@ fn a_unit_larger_than_a_segment_gets_a_segment_of_its_own_size() {
     }
 }
 
+#[test]
+fn batches_that_end_anywhere_in_their_block_are_read_and_walked() {
+    // A mark of 64 bytes and a frame with a header of 40 leave every gap from none to more than a header before the block's end.
+    let storage = Arc::new(MemoryStorage::default());
+    let (journal, _) = open(&storage);
+    let (mut appender, commit) = (journal.appender(), journal.commit());
+    let runtime = runtime();
+    let mut early = journal.reader(0);
+    for (length, sequence) in (512 - 104 - 80..=512 - 104 + 8).zip(1..) {
+        appender.append(FrameKind::Command, true, sequence, 1, &vec![3; length]);
+        appender.flush();
+        runtime.block_on(commit.wait(sequence)).expect("durable");
+        let frame = early.try_next().expect("readable").expect("the frame");
+        assert_eq!((frame.sequence, frame.payload.len()), (sequence, length));
+        assert!(early.try_next().expect("readable").is_none());
+    }
+    let last = commit.position();
+    let mut late = journal.reader(0);
+    for sequence in 1..=last {
+        let frame = late.try_next().expect("readable").expect("a frame");
+        assert_eq!(frame.sequence, sequence);
+    }
+    drop(appender);
+    journal.close();
+    assert_eq!(open(&storage).1, (1..=last).collect::<Vec<_>>());
+}
+
 /// A storage whose driver has a bug.
 struct Panics(Arc<MemoryStorage>);
 
@@ -97,11 +125,23 @@ impl Storage for Panics {
     fn create(&self, segment: u64, bytes: u64) -> io::Result<()> {
         self.0.create(segment, bytes)
     }
-    fn write(&self, _: u64, _: u64, _: &[u8]) -> io::Result<()> {
+    fn write(&self, _: u64, _: u64, _: Blocks<'_>) -> io::Result<()> {
         panic!("on purpose")
     }
     fn sync(&self, segment: u64) -> io::Result<()> {
         self.0.sync(segment)
+    }
+    fn settle(&self, segment: u64) -> io::Result<()> {
+        self.0.settle(segment)
+    }
+    fn remove(&self, segment: u64) -> io::Result<()> {
+        self.0.remove(segment)
+    }
+    fn block_bytes(&self) -> usize {
+        self.0.block_bytes()
+    }
+    fn mode(&self) -> Mode {
+        self.0.mode()
     }
     fn read(&self, segment: u64, offset: u64, into: &mut [u8]) -> io::Result<usize> {
         self.0.read(segment, offset, into)

@@ -25,6 +25,7 @@ pub struct Config {
     pub payments: payments::PaymentsConfig,
     pub market: gateway::GatewayConfig,
     pub settlement: settlement::SettlementConfig,
+    pub snapshots: Snapshots,
     pub identity: sandbox::identity::IdentityConfig,
     pub bank: sandbox::bank::BankConfig,
 }
@@ -70,6 +71,54 @@ pub struct Sandbox {
 pub struct Events {
     /// Kafka brokers (`host:port,host:port`); unset: the embedded log.
     pub kafka_brokers: Option<String>,
+}
+
+/// Snapshots of the trading path, made while it runs; a restart replays the journal behind the last one.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Snapshots {
+    /// Off: a restart replays the whole journal.
+    pub enabled: bool,
+    /// Commands from one snapshot to the next.
+    pub every_commands: u64,
+    /// Seconds from one snapshot to the next, if anything happened.
+    pub every_seconds: u64,
+    /// Snapshots kept.
+    pub kept: usize,
+    /// Remove the journal's segments behind the oldest snapshot kept. Off: the journal is the history, and a lost projection is rebuilt from it.
+    pub remove_log: bool,
+    /// With `remove_log`: segments kept although nothing needs them.
+    pub segments_kept: usize,
+}
+
+impl Default for Snapshots {
+    fn default() -> Self {
+        let settings = sequencer::SnapshotConfig::default();
+        Self {
+            enabled: true,
+            every_commands: settings.every_commands,
+            every_seconds: settings.every.as_secs(),
+            kept: settings.kept,
+            remove_log: false,
+            segments_kept: 0,
+        }
+    }
+}
+
+impl Snapshots {
+    /// What the service is told; `None` when it is off.
+    pub fn settings(&self) -> Option<sequencer::SnapshotConfig> {
+        let retention = sequencer::Retention {
+            snapshots_min: self.kept,
+            segments_kept: self.segments_kept,
+        };
+        self.enabled.then(|| sequencer::SnapshotConfig {
+            every_commands: self.every_commands.max(1),
+            every: std::time::Duration::from_secs(self.every_seconds.max(1)),
+            kept: self.kept,
+            retention: self.remove_log.then_some(retention),
+        })
+    }
 }
 
 fn local(port: u16) -> SocketAddr {
@@ -140,6 +189,7 @@ impl Default for Config {
             payments: payments::PaymentsConfig::default(),
             market: gateway::GatewayConfig::default(),
             settlement: settlement::SettlementConfig::default(),
+            snapshots: Snapshots::default(),
             identity: sandbox::identity::IdentityConfig::default(),
             bank: sandbox::bank::BankConfig::default(),
         }

@@ -471,7 +471,15 @@ async fn start_sequencer(
     backlog: Arc<Backlog>,
 ) -> anyhow::Result<SequencerHandle> {
     let settings = sequencer::Config::new(&config.data_dir.join("journal"));
-    tokio::task::spawn_blocking(move || SequencerHandle::start(settings, backlog))
+    let snapshots = config.snapshots.settings();
+    let start = move || {
+        let mut sequencer = SequencerHandle::start(settings, backlog)?;
+        if let Some(snapshots) = snapshots {
+            sequencer.keep_snapshots(snapshots)?;
+        }
+        Ok::<_, sequencer::StartError>(sequencer)
+    };
+    tokio::task::spawn_blocking(start)
         .await
         .context("the trading path")?
         .context("the trading path")

@@ -89,13 +89,16 @@ impl Crew {
         }
     }
 
-    /// Polls the hot thread's own engines; true when one had work.
-    pub fn step(&mut self) -> bool {
-        let mut did_work = false;
+    /// Polls the engine of lane `lane` if it is the hot thread's own; true when it had work.
+    pub fn step(&mut self, lane: usize) -> bool {
+        self.own.get_mut(lane).is_some_and(Engine::step)
+    }
+
+    /// Polls all of the hot thread's own engines.
+    pub fn step_all(&mut self) {
         for engine in &mut self.own {
-            did_work |= engine.step();
+            engine.step();
         }
-        did_work
     }
 
     /// Makes sure that the engine of lane `lane` is awake.

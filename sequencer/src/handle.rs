@@ -3,11 +3,10 @@
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 use admission::AdmissionConfig;
-use journal::{FileStorage, Journal, JournalError, JournalFailed, Storage};
+use journal::{FileStorage, Journal, JournalError, JournalFailed, Snapshots, Storage};
 use types::Sequence;
 
 use crate::backlog::Backlog;
@@ -15,9 +14,11 @@ use crate::config::Config;
 use crate::core::Core;
 use crate::hot::Hot;
 use crate::image::{self, ImageError, Shadow};
+use crate::keep::Keep;
 use crate::port::{Gate, Port};
 use crate::reader::Reader;
 use crate::recover::{self, StartError};
+use crate::snapshots::{self, SnapshotConfig, SnapshotService};
 use crate::stats::Stats;
 
 /// The commit position: what is at or before it survives power loss.
@@ -45,7 +46,8 @@ impl Commit {
 /// Owns the hot thread and the journal.
 pub struct SequencerHandle {
     port: Port,
-    journal: Option<Journal>,
+    journal: Option<Arc<Journal>>,
+    snapshots: Option<SnapshotService>,
     hot: Option<JoinHandle<()>>,
     recovered: Sequence,
     stats: Arc<Stats>,
@@ -78,16 +80,10 @@ impl SequencerHandle {
             segment_bytes: config.segment_bytes,
             pending_bytes_max: config.pending_bytes_max,
         };
-        let limits = AdmissionConfig {
-            backlog_trades_max: backlog.trades_max,
-            backlog_bytes_max: backlog.bytes_max,
-            ..AdmissionConfig::default()
-        };
+        let limits = limits(&backlog);
         let snapshot_dir = config.snapshot_dir.clone();
-        let core = match image::load(&snapshot_dir, limits)? {
-            Some(core) => core,
-            None => Core::new(limits),
-        };
+        let core = image::load(&snapshot_dir, Sequence(u64::MAX), limits)?
+            .unwrap_or_else(|| Core::new(limits));
         let (journal, core) = recover::open(storage, sizes, core)?;
         let recovered = core.sequence();
         let gate = Arc::new(Gate::new(config.queue_capacity));
@@ -96,18 +92,16 @@ impl SequencerHandle {
             config,
             core,
             gate.clone(),
-            journal.appender(),
+            Keep::journal(journal.appender()),
             backlog,
             stats.clone(),
         );
-        let hot = std::thread::Builder::new()
-            .name("hot".to_owned())
-            .spawn(move || hot.run())
-            .map_err(StartError::Thread)?;
+        let hot = spawn(hot)?;
         let port = Port { gate };
         Ok(Self {
             port,
-            journal: Some(journal),
+            journal: Some(Arc::new(journal)),
+            snapshots: None,
             hot: Some(hot),
             recovered,
             stats,
@@ -140,12 +134,30 @@ impl SequencerHandle {
     /// # Errors
     /// [`ImageError`]: the newest snapshot does not restore.
     pub fn shadow(&self) -> Result<Shadow, ImageError> {
-        let core = match image::load(&self.snapshot_dir, self.limits)? {
-            Some(core) => core,
-            None => Core::new(self.limits),
-        };
+        // Not past what is durable: a snapshot of records that are not there yet cannot be.
+        let core = image::load(&self.snapshot_dir, self.commit().position(), self.limits)?
+            .unwrap_or_else(|| Core::new(self.limits));
         let reader = self.reader(core.sequence());
         Ok(Shadow::new(core, reader, &self.snapshot_dir))
+    }
+
+    /// Makes snapshots from now on, on a thread of its own, until the node stops.
+    ///
+    /// # Errors
+    /// [`StartError`]: no snapshot folder, no thread.
+    pub fn keep_snapshots(&mut self, config: SnapshotConfig) -> Result<(), StartError> {
+        let parts = snapshots::Parts {
+            config,
+            shadow: self.shadow()?,
+            snapshots: Snapshots::new(&self.snapshot_dir).keep(config.kept),
+            journal: self.journal().clone(),
+            port: self.port(),
+            stats: self.stats.clone(),
+        };
+        // One service at a time: the one before ends first.
+        self.snapshots = None;
+        self.snapshots = Some(SnapshotService::start(parts).map_err(StartError::Thread)?);
+        Ok(())
     }
 
     /// Counters of the hot thread.
@@ -153,7 +165,7 @@ impl SequencerHandle {
         &self.stats
     }
 
-    fn journal(&self) -> &Journal {
+    fn journal(&self) -> &Arc<Journal> {
         self.journal
             .as_ref()
             .expect("open until the handle is gone")
@@ -165,16 +177,15 @@ impl SequencerHandle {
     }
 
     fn shut(&mut self) {
-        self.port.gate.is_stopping.store(true, Ordering::SeqCst);
-        self.port.gate.wake.ring();
+        self.port.gate.stop();
         if let Some(hot) = self.hot.take()
             && hot.join().is_err()
         {
             tracing::error!("the hot thread ended with a panic");
         }
-        if let Some(journal) = self.journal.take() {
-            journal.close();
-        }
+        // The last hand that holds the journal beside this one.
+        drop(self.snapshots.take());
+        drop(self.journal.take());
         drop(self.lock.take());
     }
 }
@@ -182,5 +193,72 @@ impl SequencerHandle {
 impl Drop for SequencerHandle {
     fn drop(&mut self) {
         self.shut();
+    }
+}
+
+fn spawn(hot: Hot) -> Result<JoinHandle<()>, StartError> {
+    std::thread::Builder::new()
+        .name("hot".to_owned())
+        .spawn(move || hot.run())
+        .map_err(StartError::Thread)
+}
+
+/// A node that keeps nothing: the same path without a journal. For measurements and simulations; what it accepts is gone when it stops.
+pub struct Volatile {
+    port: Port,
+    hot: Option<JoinHandle<()>>,
+    stats: Arc<Stats>,
+}
+
+impl Volatile {
+    /// Starts with empty books; `config` names folders that are not touched.
+    ///
+    /// # Errors
+    /// [`StartError::Thread`].
+    pub fn start(config: Config, backlog: Arc<Backlog>) -> Result<Self, StartError> {
+        let core = Core::new(limits(&backlog));
+        let gate = Arc::new(Gate::new(config.queue_capacity));
+        let stats = Arc::new(Stats::default());
+        let hot = Hot::new(
+            config,
+            core,
+            gate.clone(),
+            Keep::Nothing,
+            backlog,
+            stats.clone(),
+        );
+        Ok(Self {
+            hot: Some(spawn(hot)?),
+            port: Port { gate },
+            stats,
+        })
+    }
+
+    pub fn port(&self) -> Port {
+        self.port.clone()
+    }
+
+    /// Counters of the hot thread.
+    pub fn stats(&self) -> &Arc<Stats> {
+        &self.stats
+    }
+}
+
+impl Drop for Volatile {
+    fn drop(&mut self) {
+        self.port.gate.stop();
+        if let Some(hot) = self.hot.take()
+            && hot.join().is_err()
+        {
+            tracing::error!("the hot thread ended with a panic");
+        }
+    }
+}
+
+fn limits(backlog: &Backlog) -> AdmissionConfig {
+    AdmissionConfig {
+        backlog_trades_max: backlog.trades_max,
+        backlog_bytes_max: backlog.bytes_max,
+        ..AdmissionConfig::default()
     }
 }

@@ -10,7 +10,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use admission::{MassCancelRequest, Request};
-use journal::Appender;
 use types::command::{MassScope, Route};
 use types::{CancelReason, Command, Envelope, Id128, InstrumentIx, SessionIx, UserIx};
 
@@ -18,10 +17,12 @@ use crate::backlog::Backlog;
 use crate::config::Config;
 use crate::core::Core;
 use crate::crew::{Crew, pin};
-use crate::flight::Flights;
+use crate::flight::{Flight, Flights, Owed};
+use crate::keep::Keep;
 use crate::lane::{Lane, Report, connect};
 use crate::port::{Gate, Job, Look, NotTaken, Reply};
-use crate::record::Encoder;
+use crate::record::Record;
+use crate::ring_port::RingEnd;
 use crate::stats::{Stats, Tally};
 use crate::timers::Timers;
 
@@ -34,18 +35,25 @@ const FLIGHTS_MAX: usize = 8_192;
 const ROOM_WAIT: Duration = Duration::from_millis(10);
 /// Longest sleep of an idle thread.
 const PARK: Duration = Duration::from_millis(500);
+/// The same while a front is behind with its reports: it rings no bell when it has read some.
+const PARK_BEHIND: Duration = Duration::from_millis(1);
 
 pub(crate) struct Hot {
     config: Config,
     core: Core,
     gate: Arc<Gate>,
-    appender: Appender,
+    keep: Keep,
     backlog: Arc<Backlog>,
-    encoder: Encoder,
     timers: Timers,
     lanes: Vec<Lane>,
+    /// Lanes with commands under way.
+    busy: Vec<usize>,
+    /// Earliest good-till-date of all books, as of the last reports.
+    next_expiry_ns: Option<u64>,
     crew: Crew,
     flights: Flights,
+    /// Fronts that poll.
+    rings: Vec<RingEnd>,
     stats: Arc<Stats>,
     tally: Tally,
 }
@@ -55,7 +63,7 @@ impl Hot {
         config: Config,
         core: Core,
         gate: Arc<Gate>,
-        appender: Appender,
+        keep: Keep,
         backlog: Arc<Backlog>,
         stats: Arc<Stats>,
     ) -> Self {
@@ -64,12 +72,14 @@ impl Hot {
             config,
             core,
             gate,
-            appender,
+            keep,
             backlog,
-            encoder: Encoder::default(),
             timers: Timers::default(),
             lanes: Vec::new(),
-            flights: Flights::default(),
+            busy: Vec::new(),
+            next_expiry_ns: None,
+            flights: Flights::new(FLIGHTS_MAX),
+            rings: Vec::new(),
             stats,
             tally: Tally::default(),
         }
@@ -89,29 +99,48 @@ impl Hot {
                 .expect("recovery gives every book");
             self.open_lane(book);
         }
+        self.find_next_expiry();
         self.disconnect_all();
         let spin = Duration::from_micros(self.config.spin_us);
-        let mut last_work = Instant::now();
+        let mut idle_since = None;
         loop {
             let is_stopping = self.gate.is_stopping.load(Ordering::Acquire);
             let did_work = self.turn();
-            self.appender.flush();
-            if self.appender.is_failed() {
-                self.gate.is_failed.store(true, Ordering::Release);
-            }
+            self.keep.flush();
+            self.watch_journal();
             if did_work {
-                last_work = Instant::now();
+                idle_since = None;
                 self.publish();
-            } else if !self.flights.is_empty() {
+                continue;
+            }
+            if !self.flights.is_empty() {
                 std::hint::spin_loop();
             } else if is_stopping {
                 self.publish();
                 return;
-            } else if last_work.elapsed() < spin {
+            } else if idle_since.get_or_insert_with(Instant::now).elapsed() < spin {
                 std::hint::spin_loop();
             } else {
                 self.park();
             }
+        }
+    }
+
+    /// May anything be taken?
+    fn journal(&self) -> Result<(), NotTaken> {
+        if self.keep.is_failed() {
+            return Err(NotTaken::JournalFailed);
+        }
+        if self.keep.is_full() {
+            return Err(NotTaken::Busy);
+        }
+        Ok(())
+    }
+
+    /// Ports turn requests away by themselves once the journal has failed.
+    fn watch_journal(&self) {
+        if self.keep.is_failed() {
+            self.gate.is_failed.store(true, Ordering::Release);
         }
     }
 
@@ -133,7 +162,7 @@ impl Hot {
         }
         for session in open {
             while self.own_request(&Request::CloseSession(session)) == Err(NotTaken::Busy) {
-                self.appender.flush();
+                self.keep.flush();
                 self.pump();
                 std::thread::yield_now();
             }
@@ -152,27 +181,44 @@ impl Hot {
     fn park(&mut self) {
         self.tally.parks += 1;
         self.publish();
-        let sleep = match self.next_ns() {
+        // Nothing is under way: nobody's place is named by a flight.
+        self.rings.retain(|ring| !ring.is_closed());
+        let mut sleep = match self.next_ns() {
             // After a failure nothing more is done in the name of time.
-            Some(at_ns) if !self.appender.is_failed() => {
+            Some(at_ns) if !self.keep.is_failed() => {
                 Duration::from_nanos(at_ns.saturating_sub((self.config.clock)())).min(PARK)
             }
             _ => PARK,
         };
-        let gate = &self.gate;
+        if self.rings.iter().any(RingEnd::is_behind) {
+            sleep = sleep.min(PARK_BEHIND);
+        }
+        let (gate, rings) = (&self.gate, &self.rings);
         gate.wake.park(sleep, || {
-            !gate.queue.is_empty() || gate.is_stopping.load(Ordering::Acquire)
+            !gate.queue.is_empty()
+                || rings.iter().any(RingEnd::has_request)
+                || gate.is_stopping.load(Ordering::Acquire)
         });
     }
 
     fn next_ns(&self) -> Option<u64> {
+        match (self.next_expiry_ns, self.timers.next_ns()) {
+            (Some(expiry_ns), Some(timer_ns)) => Some(expiry_ns.min(timer_ns)),
+            (expiry_ns, timer_ns) => expiry_ns.or(timer_ns),
+        }
+    }
+
+    fn find_next_expiry(&mut self) {
         let expiries = self.lanes.iter().filter_map(|lane| lane.next_expiry_ns);
-        expiries.chain(self.timers.next_ns()).min()
+        self.next_expiry_ns = expiries.min();
     }
 
     /// One round; true when there was something to do.
     fn turn(&mut self) -> bool {
         let mut did_work = self.pump() | self.on_time();
+        for at in 0..self.rings.len() {
+            did_work |= self.serve_ring(at);
+        }
         for _ in 0..TURN_REQUESTS {
             if self.flights.len() >= FLIGHTS_MAX {
                 break;
@@ -182,21 +228,47 @@ impl Hot {
             };
             did_work = true;
             match job {
-                Job::Request(request, reply) => self.serve(&request, reply),
+                Job::Request(request, reply) => self.serve(&request, Owed::Reply(reply)),
                 Job::Inspect(read) => self.show(read),
+                Job::Attach(ring) => {
+                    if self.flights.is_empty() {
+                        self.rings.retain(|ring| !ring.is_closed());
+                    }
+                    self.rings.push(*ring);
+                }
             }
             self.pump();
         }
         did_work
     }
 
-    fn serve(&mut self, request: &Request, reply: Reply) {
+    /// Takes what one front has asked; true when there was anything.
+    fn serve_ring(&mut self, at: usize) -> bool {
+        let mut did_work = false;
+        for _ in 0..TURN_REQUESTS {
+            if self.flights.len() >= FLIGHTS_MAX {
+                break;
+            }
+            let Some((tag, request)) = self.rings[at].next() else {
+                break;
+            };
+            did_work = true;
+            self.serve(&request, Owed::Ring { port: at, tag });
+            self.pump();
+        }
+        did_work
+    }
+
+    fn serve(&mut self, request: &Request, owed: Owed) {
         match self.admit(request) {
-            Ok(envelope) => self.launch(envelope, reply),
+            Ok(envelope) => self.launch(&envelope, owed),
             Err(no) => {
                 self.tally.not_taken += 1;
                 self.tally.busy += u64::from(no == NotTaken::Busy);
-                reply.send(Err(no));
+                match owed {
+                    Owed::Reply(reply) => reply.send(Err(no)),
+                    Owed::Ring { port, tag } => self.rings[port].not_taken(tag, no),
+                }
             }
         }
     }
@@ -204,19 +276,22 @@ impl Hot {
     /// A request in the platform's own name.
     fn own_request(&mut self, request: &Request) -> Result<(), NotTaken> {
         let envelope = self.admit(request)?;
-        self.launch(envelope, Reply::None);
+        self.launch(&envelope, Owed::Reply(Reply::None));
         Ok(())
     }
 
     /// What time alone brings about. What a busy moment refuses stays due.
     fn on_time(&mut self) -> bool {
+        let Some(next_ns) = self.next_ns() else {
+            return false;
+        };
         let now_ns = (self.config.clock)();
-        if self.next_ns().is_none_or(|at_ns| at_ns > now_ns) || self.appender.is_failed() {
+        if next_ns > now_ns || self.keep.is_failed() {
             return false;
         }
         let mut did_work = false;
         let is_due = |at_ns: Option<u64>| at_ns.is_some_and(|at_ns| at_ns <= now_ns);
-        if self.lanes.iter().any(|lane| is_due(lane.next_expiry_ns))
+        if is_due(self.next_expiry_ns)
             && self
                 .own_request(&Request::ExpireOrders(InstrumentIx::NONE))
                 .is_ok()
@@ -226,6 +301,7 @@ impl Hot {
             for lane in &mut self.lanes {
                 lane.next_expiry_ns = None;
             }
+            self.next_expiry_ns = None;
             self.pump();
         }
         while let Some(session) = self.timers.due(now_ns) {
@@ -251,12 +327,7 @@ impl Hot {
 
     /// Turns a request into the next command, or says why not. Changes nothing but what engines report meanwhile.
     fn admit(&mut self, request: &Request) -> Result<Envelope, NotTaken> {
-        if self.appender.is_failed() {
-            return Err(NotTaken::JournalFailed);
-        }
-        if self.appender.is_full() {
-            return Err(NotTaken::Busy);
-        }
+        self.journal()?;
         self.core.set_backlog(
             self.backlog.pending_trades.load(Ordering::Relaxed),
             self.backlog.pending_bytes.load(Ordering::Relaxed),
@@ -301,8 +372,8 @@ impl Hot {
     }
 
     /// Carries out the next command: admission at once, the books through their rings.
-    fn launch(&mut self, envelope: Envelope, reply: Reply) {
-        let new_book = self.core.begin(&envelope);
+    fn launch(&mut self, envelope: &Envelope, owed: Owed) {
+        let new_book = self.core.begin(envelope);
         if let Some(book) = new_book {
             self.core.places().push(None);
             self.open_lane(book);
@@ -312,18 +383,21 @@ impl Hot {
             Route::Instrument(ix) => ix.index()..ix.index() + 1,
             Route::AllInstruments => 0..self.lanes.len(),
         };
-        self.flights.start(envelope, named.len(), reply);
+        self.flights.start(envelope, named.len(), owed);
         self.tally.commands += 1;
         self.tally.in_flight_max = self.tally.in_flight_max.max(self.flights.len() as u64);
         for at in named {
             // There is room; a slot may still be in the hand of an engine that has answered but not moved on.
-            while !self.lanes[at].push(&envelope) {
+            while !self.lanes[at].push(envelope) {
                 self.pump();
                 self.check_crew();
             }
             self.crew.ring(at);
+            if self.lanes[at].is_first() {
+                self.busy.push(at);
+            }
         }
-        self.watch_sessions(&envelope);
+        self.watch_sessions(envelope);
     }
 
     fn open_lane(&mut self, book: Box<engine::Book>) {
@@ -334,9 +408,15 @@ impl Hot {
 
     /// Lets the hot thread's own engines work, takes all reports, lets complete commands land. True when there was anything.
     fn pump(&mut self) -> bool {
-        let mut did_work = self.crew.step();
-        let (core, flights) = (&mut self.core, &mut self.flights);
-        for lane in &mut self.lanes {
+        let mut did_work = false;
+        let mut is_expiry_new = false;
+        let mut at = 0;
+        while at < self.busy.len() {
+            let place = self.busy[at];
+            did_work |= self.crew.step(place);
+            let (core, flights) = (&mut self.core, &mut self.flights);
+            let lane = &mut self.lanes[place];
+            let expiry_ns = lane.next_expiry_ns;
             did_work |= lane.drain(|report| match report {
                 Report::Event(event) => {
                     core.event(event);
@@ -346,18 +426,51 @@ impl Hot {
                 Report::Done { sequence, .. } => flights.done(*sequence),
                 Report::Nothing => {}
             });
+            is_expiry_new |= expiry_ns != lane.next_expiry_ns;
+            if lane.is_idle() {
+                self.busy.swap_remove(at);
+            } else {
+                at += 1;
+            }
         }
-        while let Some((record, reply)) = self.flights.land() {
+        if is_expiry_new {
+            self.find_next_expiry();
+        }
+        while let Some(flight) = self.flights.land() {
             did_work = true;
-            self.tally.events += record.events.len() as u64;
-            self.encoder
-                .append(&mut self.appender, &record.command, &record.events);
-            reply.send(Ok(record));
+            self.land(flight);
         }
         if !did_work && !self.flights.is_empty() {
             self.check_crew();
         }
         did_work
+    }
+
+    /// A command is complete: it goes to who asked, *accepted*, and into the journal's buffer.
+    fn land(&mut self, flight: Flight) {
+        let Flight {
+            command,
+            events,
+            owed,
+            ..
+        } = flight;
+        self.tally.events += events.len() as u64;
+        match owed {
+            Owed::Ring { port, tag } => {
+                // Who polls has its answer first; both are memory, and this round hands the journal its part.
+                self.rings[port].taken(tag, &command, &events);
+                self.keep.append(&command, &events);
+                self.flights.reuse(events);
+            }
+            Owed::Reply(Reply::None) => {
+                self.keep.append(&command, &events);
+                self.flights.reuse(events);
+            }
+            Owed::Reply(reply) => {
+                self.keep.append(&command, &events);
+                reply.send(Ok(Record { command, events }));
+            }
+        }
     }
 
     fn check_crew(&self) {
@@ -371,7 +484,7 @@ impl Hot {
         }
         for at in 0..self.lanes.len() {
             while !self.lanes[at].ask_for_book() {
-                self.crew.step();
+                self.crew.step_all();
                 self.check_crew();
             }
             self.crew.ring(at);
@@ -381,7 +494,7 @@ impl Hot {
                 if let Some(book) = self.lanes[at].borrow_book() {
                     break book;
                 }
-                self.crew.step();
+                self.crew.step_all();
                 self.check_crew();
                 std::hint::spin_loop();
             };

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use admission::{Admission, AdmissionConfig, AdmissionImage};
 use engine::{Book, BookConfig, BookImage};
-use journal::Snapshots;
+use journal::{JournalError, Snapshots};
 use rkyv::rancor::Error as RkyvError;
 use rkyv::util::AlignedVec;
 use types::Sequence;
@@ -33,6 +33,8 @@ pub enum ImageError {
     Io(#[from] std::io::Error),
     #[error("the snapshot cannot be read: {0}")]
     Format(#[from] RkyvError),
+    #[error("the snapshot has version {0} of the format, this program reads {VERSION}")]
+    Version(u32),
     #[error("the snapshot's state hash is {found:#x} after restoring, {expected:#x} was written")]
     Hash { expected: u64, found: u64 },
 }
@@ -65,35 +67,53 @@ impl Core {
     }
 }
 
-/// Writes the state down.
+/// Writes the state down; gives the bytes of it.
 ///
 /// # Errors
 /// The folder cannot be written.
-pub fn save(dir: &Path, core: &Core) -> Result<(), ImageError> {
+pub fn save(snapshots: &Snapshots, core: &Core) -> Result<usize, ImageError> {
     let bytes = rkyv::to_bytes::<RkyvError>(&core.image())?;
-    Snapshots::new(dir).write(core.sequence().get(), &bytes)?;
-    Ok(())
+    snapshots.write(core.sequence().get(), &bytes)?;
+    Ok(bytes.len())
 }
 
-/// The newest state that was written down; `None` when there is none of this version.
+/// The newest state that was written down and restores, at or before `until`; `None` when there is none. One that does not is passed over with a warning:
+/// a snapshot saves time, the journal holds the truth.
 ///
 /// # Errors
-/// The folder cannot be read, or a whole snapshot does not restore.
-pub fn load(dir: &Path, config: AdmissionConfig) -> Result<Option<Core>, ImageError> {
-    let Some(snapshot) = Snapshots::new(dir).newest(u64::MAX)? else {
-        return Ok(None);
-    };
-    let mut aligned = AlignedVec::<16>::with_capacity(snapshot.payload.len());
-    aligned.extend_from_slice(&snapshot.payload);
+/// The folder cannot be read.
+pub fn load(
+    dir: &Path,
+    until: Sequence,
+    config: AdmissionConfig,
+) -> Result<Option<Core>, ImageError> {
+    let snapshots = Snapshots::new(dir);
+    let mut until = until.get();
+    while let Some(snapshot) = snapshots.newest(until)? {
+        match decode(&snapshot.payload).and_then(|image| Core::restore(&image, config)) {
+            Ok(core) => return Ok(Some(core)),
+            Err(error) => tracing::warn!(
+                %error,
+                sequence = snapshot.sequence,
+                "a snapshot that does not restore was passed over"
+            ),
+        }
+        let Some(before) = snapshot.sequence.checked_sub(1) else {
+            break;
+        };
+        until = before;
+    }
+    Ok(None)
+}
+
+fn decode(payload: &[u8]) -> Result<CoreImage, ImageError> {
+    let mut aligned = AlignedVec::<16>::with_capacity(payload.len());
+    aligned.extend_from_slice(payload);
     let image = rkyv::from_bytes::<CoreImage, RkyvError>(&aligned)?;
     if image.version != VERSION {
-        tracing::warn!(
-            version = image.version,
-            "a snapshot of another version was passed over"
-        );
-        return Ok(None);
+        return Err(ImageError::Version(image.version));
     }
-    Core::restore(&image, config).map(Some)
+    Ok(image)
 }
 
 /// Why a shadow stops.
@@ -105,6 +125,10 @@ pub enum ShadowError {
     Read(#[from] ReadError),
     #[error("command {0} was journalled with other events than the shadow computes")]
     Differs(Sequence),
+    #[error("at command {0} the live machine has another state than the shadow")]
+    Hash(Sequence),
+    #[error("segments behind the snapshots cannot be removed: {0}")]
+    Retention(#[from] JournalError),
 }
 
 /// A second machine behind the commit position. It belongs on a thread of low priority: [`Shadow::catch_up`] works until it has caught up.
@@ -128,12 +152,24 @@ impl Shadow {
     /// # Errors
     /// [`ShadowError::Differs`]: the live node and its journal say different things. Stop and look.
     pub fn catch_up(&mut self) -> Result<Sequence, ShadowError> {
-        while let Some(record) = self.reader.try_next()? {
+        while self.step(usize::MAX)? {}
+        Ok(self.core.sequence())
+    }
+
+    /// Follows by at most `records`; false at the commit position.
+    ///
+    /// # Errors
+    /// As [`Shadow::catch_up`].
+    pub fn step(&mut self, records: usize) -> Result<bool, ShadowError> {
+        for _ in 0..records {
+            let Some(record) = self.reader.try_next()? else {
+                return Ok(false);
+            };
             if self.core.apply(&record.command) != record.events {
                 return Err(ShadowError::Differs(record.command.sequence));
             }
         }
-        Ok(self.core.sequence())
+        Ok(true)
     }
 
     /// Writes down where the shadow stands.
@@ -141,8 +177,13 @@ impl Shadow {
     /// # Errors
     /// The folder cannot be written.
     pub fn save(&self) -> Result<Sequence, ShadowError> {
-        save(&self.dir, &self.core)?;
+        self.save_in(&Snapshots::new(&self.dir))?;
         Ok(self.core.sequence())
+    }
+
+    /// The same in a folder with rules of its own; gives the bytes written.
+    pub(crate) fn save_in(&self, snapshots: &Snapshots) -> Result<usize, ShadowError> {
+        Ok(save(snapshots, &self.core)?)
     }
 
     pub fn core(&self) -> &Core {

@@ -106,7 +106,7 @@ pub(crate) fn connect(book: Box<Book>, capacity: usize) -> (Lane, Engine) {
         orders: orders_poller,
         reports,
         book: Some(book),
-        spill: VecDeque::new(),
+        spill: VecDeque::with_capacity(capacity),
         loan,
     };
     (lane, engine)
@@ -116,6 +116,16 @@ impl Lane {
     /// False when as many commands are under way as the ring holds.
     pub fn has_room(&self) -> bool {
         self.in_flight < self.capacity
+    }
+
+    /// True when nothing is under way.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight == 0
+    }
+
+    /// True when the command pushed last is the only one under way.
+    pub fn is_first(&self) -> bool {
+        self.in_flight == 1
     }
 
     /// Puts a command into the ring; false when its slot is not free yet.
@@ -248,6 +258,7 @@ struct Outlet<'a> {
 }
 
 impl Outlet<'_> {
+    #[inline]
     fn put(&mut self, report: Report) {
         if !self.spill.is_empty() || self.reports.try_publish(|slot| *slot = report).is_err() {
             self.spill.push_back(report);
@@ -256,6 +267,7 @@ impl Outlet<'_> {
 }
 
 impl EventSink for Outlet<'_> {
+    #[inline]
     fn event(&mut self, event: &EventEnvelope) {
         self.put(Report::Event(*event));
     }

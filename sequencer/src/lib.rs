@@ -2,16 +2,18 @@
 //! rings and engines in turn, and recovery from the journal.
 //!
 //! - [`core`]: admission and books as one pure machine over sequenced commands; what recovery, replay and the hot thread share.
-//! - [`port`]: how requests get in and answers out; from any thread, never blocking.
+//! - [`port`], [`ring_port`]: how requests get in and answers out, never blocking: from any thread over a queue, or over rings for a front that polls.
 //! - `hot`: the hot thread: queue, admission, sequence, rings, journal, answers. `flight`: commands between their rings. `timers`: what time owes.
+//! - `keep`: what is kept of it: the journal, or nothing.
 //! - `lane`, `crew`: the rings around each engine, and who polls it: the hot thread (`fused`), one thread (`shared`) or one each (`pinned`).
 //! - [`stats`]: counters to be read from outside.
 //! - [`reader`]: complete records behind the commit position, for settlement, history and sessions.
-//! - [`image`]: the state as a snapshot, and the shadow that makes it.
+//! - [`image`]: the state as a snapshot, and the shadow that makes it; [`snapshots`]: the service that keeps making them.
+//! - [`inspect`]: a journal at rest, for people.
 //! - [`recover`]: from the journal to the books, comparing every event on the way.
 //!
-//! Architecture invariants: nothing reaches a book that is not in the journal's buffer; an answer given here is *accepted*, only the commit position makes
-//! it *durable*; the hot thread never waits for a disk, a lock held during I/O, or a full ring.
+//! Architecture invariants: what a round of the hot thread has answered is in the journal's buffer at the end of that round; an answer given here is *accepted*, only the commit
+//! position makes it *durable*; the hot thread never waits for a disk, a lock held during I/O, or a full ring.
 
 pub mod backlog;
 pub mod config;
@@ -21,11 +23,16 @@ mod flight;
 pub mod handle;
 mod hot;
 pub mod image;
+pub mod inspect;
+mod keep;
 mod lane;
+mod pack;
 pub mod port;
 pub mod reader;
 pub mod record;
 pub mod recover;
+pub mod ring_port;
+pub mod snapshots;
 pub mod stats;
 mod timers;
 mod wake;
@@ -33,11 +40,13 @@ mod wake;
 pub use backlog::Backlog;
 pub use config::{Clock, Config, Layout};
 pub use core::Core;
-pub use handle::{Commit, SequencerHandle};
+pub use handle::{Commit, SequencerHandle, Volatile};
 pub use image::Shadow;
-pub use journal::JournalFailed;
+pub use journal::{JournalFailed, Retention};
 pub use port::{NotTaken, Outcome, Port, Reply};
 pub use reader::{ReadError, Reader};
 pub use record::Record;
 pub use recover::{StartError, replay};
+pub use ring_port::{Report, RingPort, Taken};
+pub use snapshots::SnapshotConfig;
 pub use stats::Stats;

@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::core::Core;
 use crate::record::Record;
+use crate::ring_port::{self, RingEnd, RingPort};
 use crate::wake::Wake;
 
 /// Why a request is not in the journal.
@@ -57,6 +58,8 @@ pub(crate) type Look = Box<dyn FnOnce(&Core) + Send>;
 pub(crate) enum Job {
     Request(Request, Reply),
     Inspect(Look),
+    /// A front with rings of its own.
+    Attach(Box<RingEnd>),
 }
 
 /// What ports and the hot thread share.
@@ -79,6 +82,23 @@ impl Gate {
             is_failed: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
         }
+    }
+
+    /// Tells the hot thread to finish what waits and to end.
+    pub fn stop(&self) {
+        self.is_stopping.store(true, Ordering::SeqCst);
+        self.wake.ring();
+    }
+
+    /// Is anything taken at all?
+    pub fn check(&self) -> Result<(), NotTaken> {
+        if self.is_stopping.load(Ordering::Acquire) {
+            return Err(NotTaken::Stopping);
+        }
+        if self.is_failed.load(Ordering::Acquire) {
+            return Err(NotTaken::JournalFailed);
+        }
+        Ok(())
     }
 
     /// The hot thread's last word: what still waits, or slips in, is answered that nobody is here.
@@ -135,18 +155,31 @@ impl Port {
         rx.await.map_err(|_| NotTaken::Stopping)
     }
 
+    /// The same for whoever has a way of its own to hear of it.
+    pub(crate) fn look(&self, read: Look) -> Result<(), NotTaken> {
+        self.push(Job::Inspect(read))
+    }
+
     /// False once the node has stopped, its hot thread has ended or its journal has failed: no more requests are taken.
     pub fn is_open(&self) -> bool {
         !self.gate.is_stopping.load(Ordering::Acquire)
             && !self.gate.is_failed.load(Ordering::Acquire)
     }
 
+    /// Rings of `capacity` (a power of two) requests and reports for a front that polls them.
+    ///
+    /// # Errors
+    /// [`NotTaken::Busy`], [`NotTaken::Stopping`].
+    pub fn rings(&self, capacity: usize) -> Result<RingPort, NotTaken> {
+        let (port, end) = ring_port::connect(self.gate.clone(), capacity);
+        self.push(Job::Attach(Box::new(end)))?;
+        Ok(port)
+    }
+
     fn push(&self, job: Job) -> Result<(), NotTaken> {
-        if self.gate.is_stopping.load(Ordering::Acquire) {
-            return Err(NotTaken::Stopping);
-        }
-        if self.gate.is_failed.load(Ordering::Acquire) && matches!(job, Job::Request(..)) {
-            return Err(NotTaken::JournalFailed);
+        match self.gate.check() {
+            Err(NotTaken::JournalFailed) if !matches!(job, Job::Request(..)) => {}
+            outcome => outcome?,
         }
         self.gate.queue.push(job).map_err(|_| NotTaken::Busy)?;
         self.gate.wake.ring();

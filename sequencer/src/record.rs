@@ -1,9 +1,13 @@
 //! A command with all its events, as the journal keeps it: the unit of everything that happens behind the hot thread.
 
 use journal::{Appender, Frame, FrameKind};
-use rkyv::rancor::Error as RkyvError;
-use rkyv::util::AlignedVec;
-use types::{Command, Envelope, EventEnvelope, Sequence};
+use rkyv::rancor::{Error as RkyvError, Strategy};
+use rkyv::ser::writer::Buffer;
+use rkyv::util::Align;
+use types::command::ArchivedCommand;
+use types::{Command, Envelope, Event, EventEnvelope, InstrumentIx, Sequence};
+
+use crate::pack::{ARCHIVE_BYTES_MAX, PACKED_BYTES_MAX, pack, unpack};
 
 /// A journalled command and what it caused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,10 +16,34 @@ pub struct Record {
     pub events: Vec<EventEnvelope>,
 }
 
+/// An event as a payload: what its frame's header does not say.
+#[derive(rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+struct EventBody {
+    number: u64,
+    instrument: InstrumentIx,
+    index: u32,
+    event: Event,
+}
+
+const COMMAND_BYTES: usize = size_of::<ArchivedCommand>();
+const EVENT_BYTES: usize = size_of::<ArchivedEventBody>();
+
+const _: () = assert!(COMMAND_BYTES <= ARCHIVE_BYTES_MAX && COMMAND_BYTES.is_multiple_of(8));
+const _: () = assert!(EVENT_BYTES <= ARCHIVE_BYTES_MAX && EVENT_BYTES.is_multiple_of(8));
+
 /// Writes records into the journal's buffer; keeps the scratch space.
-#[derive(Default)]
 pub struct Encoder {
-    scratch: AlignedVec<8>,
+    archive: Align<[u8; ARCHIVE_BYTES_MAX]>,
+    packed: [u8; PACKED_BYTES_MAX],
+}
+
+impl Default for Encoder {
+    fn default() -> Self {
+        Self {
+            archive: Align([0; ARCHIVE_BYTES_MAX]),
+            packed: [0; PACKED_BYTES_MAX],
+        }
+    }
 }
 
 impl Encoder {
@@ -27,40 +55,38 @@ impl Encoder {
         events: &[EventEnvelope],
     ) {
         let sequence = command.sequence.get();
-        self.encode(&command.command);
         appender.append(
             FrameKind::Command,
             events.is_empty(),
             sequence,
             command.time_ns,
-            &self.scratch,
+            self.encode(&command.command),
         );
         for (at, event) in events.iter().enumerate() {
-            self.encode(event);
             appender.append(
                 FrameKind::Event,
                 at + 1 == events.len(),
                 sequence,
                 command.time_ns,
-                &self.scratch,
+                self.encode(&EventBody {
+                    number: event.number,
+                    instrument: event.instrument,
+                    index: event.index,
+                    event: event.event,
+                }),
             );
         }
     }
 
-    fn encode<T>(&mut self, value: &T)
+    fn encode<T>(&mut self, value: &T) -> &[u8]
     where
-        T: for<'a> rkyv::Serialize<
-                rkyv::api::high::HighSerializer<
-                    AlignedVec<8>,
-                    rkyv::ser::allocator::ArenaHandle<'a>,
-                    RkyvError,
-                >,
-            >,
+        T: for<'a> rkyv::Serialize<Strategy<Buffer<'a>, RkyvError>>,
     {
-        let mut scratch = std::mem::take(&mut self.scratch);
-        scratch.clear();
-        self.scratch = rkyv::api::high::to_bytes_in::<_, RkyvError>(value, scratch)
+        let mut writer = Buffer::from(&mut *self.archive);
+        rkyv::api::serialize_using::<_, RkyvError>(value, &mut writer)
             .expect("commands and events are plain data of fixed size");
+        let length = writer.len();
+        pack(&self.archive[..length], &mut self.packed)
     }
 }
 
@@ -69,8 +95,8 @@ impl Encoder {
 /// # Errors
 /// A text: the payload is no command of this version.
 pub fn decode_command(frame: &Frame) -> Result<Envelope, String> {
-    let command: Command =
-        decode(&frame.payload).map_err(|error| format!("no readable command: {error}"))?;
+    let command = decode::<Command, COMMAND_BYTES>(&frame.payload)
+        .map_err(|error| format!("no readable command: {error}"))?;
     Ok(Envelope {
         sequence: Sequence(frame.sequence),
         time_ns: frame.time_ns,
@@ -81,23 +107,26 @@ pub fn decode_command(frame: &Frame) -> Result<Envelope, String> {
 /// Reads the event of an event frame.
 ///
 /// # Errors
-/// A text: the payload is no event of this version, or of another command.
+/// A text: the payload is no event of this version.
 pub fn decode_event(frame: &Frame) -> Result<EventEnvelope, String> {
-    let event: EventEnvelope =
-        decode(&frame.payload).map_err(|error| format!("no readable event: {error}"))?;
-    if event.sequence.get() != frame.sequence {
-        return Err("the event names another command than its frame".to_owned());
-    }
-    Ok(event)
+    let body = decode::<EventBody, EVENT_BYTES>(&frame.payload)
+        .map_err(|error| format!("no readable event: {error}"))?;
+    Ok(EventEnvelope {
+        sequence: Sequence(frame.sequence),
+        time_ns: frame.time_ns,
+        number: body.number,
+        instrument: body.instrument,
+        index: body.index,
+        event: body.event,
+    })
 }
 
-fn decode<T>(payload: &[u8]) -> Result<T, RkyvError>
+fn decode<T, const BYTES: usize>(payload: &[u8]) -> Result<T, String>
 where
     T: rkyv::Archive,
     T::Archived: for<'a> rkyv::bytecheck::CheckBytes<rkyv::api::high::HighValidator<'a, RkyvError>>
         + rkyv::Deserialize<T, rkyv::api::high::HighDeserializer<RkyvError>>,
 {
-    let mut aligned = AlignedVec::<8>::with_capacity(payload.len());
-    aligned.extend_from_slice(payload);
-    rkyv::from_bytes::<T, RkyvError>(&aligned)
+    let archive = unpack::<BYTES>(payload).ok_or("its lengths do not add up")?;
+    rkyv::from_bytes::<T, RkyvError>(&*archive).map_err(|error| error.to_string())
 }

@@ -8,7 +8,7 @@ use journal::{FileStorage, Frame, FrameKind, Journal, JournalError, Storage};
 use types::{EventEnvelope, Sequence};
 
 use crate::core::Core;
-use crate::image::ImageError;
+use crate::image::{self, ImageError};
 use crate::record::{decode_command, decode_event};
 
 /// Why a node cannot start.
@@ -105,7 +105,8 @@ pub(crate) fn open(
     core: Core,
 ) -> Result<(Journal, Core), StartError> {
     let mut replay = Replay::new(core, None);
-    let journal = Journal::open(storage, config, |frame| replay.frame(frame))?;
+    let after = replay.from.get();
+    let journal = Journal::open_after(storage, config, after, |frame| replay.frame(frame))?;
     let (snapshot, end) = (replay.from, Sequence(journal.commit().position()));
     if snapshot > end {
         return Err(StartError::SnapshotAhead {
@@ -116,17 +117,24 @@ pub(crate) fn open(
     Ok((journal, replay.core))
 }
 
-/// The state after command `until` (or at the end) of the journal in `dir`, computed from its first record and compared with every event in it. Only
-/// reads; the end of a journal in use may be taken for damage.
+/// The state after command `until` (or at the end) of the journal in `dir`, computed from its first record and compared with every event in it. Where
+/// the first records were removed it begins at the newest snapshot in `snapshots` below `dir` that is not past `until`. Only reads; the end of a
+/// journal in use may be taken for damage.
 ///
 /// # Errors
-/// [`StartError`]: the journal is damaged or says something else than the books now do.
+/// [`StartError`]: the journal is damaged, says something else than the books now do, or begins behind every snapshot.
 pub fn replay(dir: &Path, until: Option<Sequence>) -> Result<Core, StartError> {
-    // Asked first: the storage would make the folder.
-    std::fs::metadata(dir).map_err(JournalError::Io)?;
-    let storage = FileStorage::new(dir, true).map_err(JournalError::Io)?;
-    let mut replay = Replay::new(Core::new(AdmissionConfig::default()), until);
-    journal::walk(&storage, |frame| replay.frame(frame))?;
+    let storage = FileStorage::read_only(dir).map_err(JournalError::Io)?;
+    let limits = AdmissionConfig::default();
+    let core = if journal::removed_through(&storage)? == 0 {
+        None
+    } else {
+        let until = until.unwrap_or(Sequence(u64::MAX));
+        image::load(&dir.join("snapshots"), until, limits)?
+    };
+    let mut replay = Replay::new(core.unwrap_or_else(|| Core::new(limits)), until);
+    let after = replay.from.get();
+    journal::walk_after(&storage, after, |frame| replay.frame(frame))?;
     Ok(replay.core)
 }
 

@@ -20,6 +20,7 @@ macro_rules! record {
     ($(#[$meta:meta])* pub struct $name:ident { $($body:tt)* }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
         pub struct $name { $($body)* }
     };
 }
@@ -199,6 +200,7 @@ record! {
 
 /// Whose orders a mass cancel takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub enum MassScope {
     All,
     User(UserIx),
@@ -261,6 +263,11 @@ crate::codes::code_enum! {
 
 /// One journalled command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(
+    feature = "serde",
+    serde(tag = "type", rename_all = "SCREAMING_SNAKE_CASE")
+)]
 pub enum Command {
     BindUser(BindUser),
     SetInstrument(SetInstrument),
@@ -379,6 +386,7 @@ impl Command {
 
 /// A sequenced command. In the journal, sequence and time stand in the frame header and the command is the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Envelope {
     pub sequence: Sequence,
     /// Journalled time, nanoseconds since 1970, monotonic on its node.

@@ -16,6 +16,7 @@ macro_rules! record {
     ($(#[$meta:meta])* pub struct $name:ident { $($body:tt)* }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
         pub struct $name { $($body)* }
     };
 }
@@ -129,6 +130,11 @@ record! {
 
 /// One thing that happened on one instrument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(
+    feature = "serde",
+    serde(tag = "type", rename_all = "SCREAMING_SNAKE_CASE")
+)]
 pub enum Event {
     Accepted(Accepted),
     Rejected(Rejected),
@@ -184,6 +190,7 @@ impl Event {
 
 /// An event with its place: which command caused it, which number it has on its instrument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct EventEnvelope {
     /// The command that caused it.
     pub sequence: Sequence,

@@ -31,6 +31,13 @@ macro_rules! index {
             }
         }
 
+        #[cfg(feature = "serde")]
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
+                serde::Serialize::serialize(&(!self.is_none()).then_some(self.0), out)
+            }
+        }
+
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 fmt::Display::fmt(&self.0, f)
@@ -95,6 +102,7 @@ impl StpGroup {
     rkyv::Serialize,
     rkyv::Deserialize,
 )]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[repr(transparent)]
 pub struct AssetIx(u32);
 
@@ -141,6 +149,7 @@ impl AssetIx {
     rkyv::Serialize,
     rkyv::Deserialize,
 )]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Handle {
     pub slot: u32,
     /// From 1 upwards; 0 is nobody.
@@ -191,6 +200,7 @@ impl fmt::Display for Handle {
     rkyv::Serialize,
     rkyv::Deserialize,
 )]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[repr(transparent)]
 pub struct Sequence(pub u64);
 
@@ -299,6 +309,13 @@ impl From<u128> for Id128 {
 impl From<Id128> for u128 {
     fn from(value: Id128) -> Self {
         value.as_u128()
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for Id128 {
+    fn serialize<S: serde::Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
+        out.collect_str(self)
     }
 }
 

@@ -66,6 +66,7 @@ pub struct InstrumentParams {
 
 /// Integers that turn prices and quantities into money.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Terms {
     /// Kopecks of one lot at a price of one tick.
     pub value_minor: i64,
@@ -75,6 +76,7 @@ pub struct Terms {
 
 /// An instrument as the trading path sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct InstrumentSpec {
     pub ix: InstrumentIx,
     pub id: InstrumentId,

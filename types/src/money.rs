@@ -36,6 +36,7 @@ pub struct Done {
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize,
 )]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Reserve {
     /// Buy: kopecks for the open quantity at the order's price. Sell: minor units of the instrument.
     pub main: Minor,

@@ -10,6 +10,7 @@ macro_rules! integer {
             Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
             rkyv::Archive, rkyv::Serialize, rkyv::Deserialize,
         )]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
         #[repr(transparent)]
         pub struct $name(pub $inner);
 
@@ -147,6 +148,7 @@ impl Minor {
     rkyv::Serialize,
     rkyv::Deserialize,
 )]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct FeeRate(pub u32);
 
 impl FeeRate {

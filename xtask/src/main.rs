@@ -3,9 +3,12 @@
 mod contracts;
 mod deny;
 mod full;
+mod miri;
+mod powerloss;
 mod proto;
 mod rows;
 mod shell;
+mod syscalls;
 
 use clap::{Parser, Subcommand};
 
@@ -38,6 +41,20 @@ enum Chore {
     },
     /// The tests that need services of their own: Connect conformance suite, Kafka. Installs and starts what they need.
     Full,
+    /// The book's rules under Miri; needs a nightly toolchain with that component.
+    Miri,
+    /// System calls of the hot thread under load, counted by strace.
+    Syscalls {
+        /// Commands over which they are counted.
+        #[arg(long, default_value_t = 10_000_000)]
+        commands: u64,
+    },
+    /// Lives of a journal on a disk that loses power: nothing reported durable is lost, and without the sync it would be.
+    Powerloss {
+        /// Lives' seeds, from 0.
+        #[arg(long, default_value_t = 10_000)]
+        seeds: u64,
+    },
     /// Which rows of the specification's checklist have a test that names them, and which do not.
     Rows {
         /// Print JSON.
@@ -55,6 +72,9 @@ fn main() -> anyhow::Result<()> {
         Chore::Contracts { write } => contracts::run(write),
         Chore::Deny { advisories } => deny::run(advisories),
         Chore::Full => full::run(),
+        Chore::Miri => miri::run(),
+        Chore::Powerloss { seeds } => powerloss::run(seeds),
+        Chore::Syscalls { commands } => syscalls::run(commands),
         Chore::Rows { json, require } => rows::run(json, &require),
     }
 }

@@ -1,7 +1,8 @@
-//! The command line: `platform run | demo | replay | proof | config`, and a noun for everything the platform can be asked.
+//! The command line: `platform run | demo | replay | proof | journal | config`, and a noun for everything the platform can be asked.
 
 pub mod call;
 pub mod events;
+pub mod journal;
 pub mod output;
 pub mod schema;
 pub mod table;
@@ -136,6 +137,7 @@ pub fn command() -> Command {
         )
         .subcommand(Command::new("proof").about("Prove the balances of a running platform: chain = ledger = bank"))
         .subcommand(events::command())
+        .subcommand(journal::command())
         .subcommands(call::commands())
 }
 
@@ -217,6 +219,10 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
                 })
             })
             .await
+        }
+        Some(("journal", matches)) => {
+            let dir = config()?.data_dir.join("journal");
+            tokio::task::block_in_place(|| journal::run(matches, &dir, json))
         }
         Some(("proof", _)) => proof::run(&target()?, json).await,
         Some(("events", matches)) => events::run(matches, &config()?, json).await,

@@ -1,0 +1,130 @@
+//! Open orders by their user's own order id: a hash table of fixed size whose chains run through the slots of the order table. Nothing here allocates
+//! as long as slots stay below the bound given, and no order of insertion is ever visible.
+
+use alloc::vec::Vec;
+
+use types::UserIx;
+
+/// Buckets at most: they stay in the cache; with more open orders chains grow longer.
+const BUCKETS_MAX: u32 = 1 << 16;
+
+/// One slot's place in its chain.
+#[derive(Clone, Copy, Debug, Default)]
+struct Node {
+    id: u64,
+    user: u32,
+    /// Slot + 1 of the next order of the chain, 0 at its end.
+    next: u32,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct ClientIds {
+    /// Slot + 1 of the first order of each chain, 0 when it is empty: zeros cost no memory before they are used.
+    heads: Vec<u32>,
+    nodes: Vec<Node>,
+    count: usize,
+}
+
+impl ClientIds {
+    /// Room for orders in slots below `slots_max`.
+    pub fn new(slots_max: u32) -> Self {
+        let buckets = slots_max.clamp(64, BUCKETS_MAX).next_power_of_two();
+        Self {
+            heads: alloc::vec![0; buckets as usize],
+            nodes: Vec::with_capacity(slots_max as usize),
+            count: 0,
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Slot of the user's open order with this id.
+    pub fn get(&self, user: UserIx, id: u64) -> Option<u32> {
+        let mut at = self.heads[self.bucket(user, id)];
+        while at != 0 {
+            let node = self.nodes[at as usize - 1];
+            if node.id == id && node.user == user.0 {
+                return Some(at - 1);
+            }
+            at = node.next;
+        }
+        None
+    }
+
+    /// Panics when the user has an open order with this id: admission looked before.
+    pub fn insert(&mut self, user: UserIx, id: u64, slot: u32) {
+        assert!(
+            self.get(user, id).is_none(),
+            "client order ids of open orders differ"
+        );
+        if self.nodes.len() <= slot as usize {
+            self.nodes.resize(slot as usize + 1, Node::default());
+        }
+        let bucket = self.bucket(user, id);
+        self.nodes[slot as usize] = Node {
+            id,
+            user: user.0,
+            next: self.heads[bucket],
+        };
+        self.heads[bucket] = slot + 1;
+        self.count += 1;
+    }
+
+    /// Takes the order of a slot out; panics when it is not in.
+    pub fn remove(&mut self, user: UserIx, id: u64, slot: u32) {
+        let bucket = self.bucket(user, id);
+        let next = self.nodes[slot as usize].next;
+        if self.heads[bucket] == slot + 1 {
+            self.heads[bucket] = next;
+        } else {
+            let mut at = self.heads[bucket];
+            while at != 0 && self.nodes[at as usize - 1].next != slot + 1 {
+                at = self.nodes[at as usize - 1].next;
+            }
+            assert_ne!(at, 0, "an open order's client id is known");
+            self.nodes[at as usize - 1].next = next;
+        }
+        self.count -= 1;
+    }
+
+    fn bucket(&self, user: UserIx, id: u64) -> usize {
+        // Ids that follow one another share a cache line.
+        let mut x = (id >> 4 ^ u64::from(user.0) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        x ^= x >> 32;
+        (x << 4 | id & 15) as usize & (self.heads.len() - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chains_find_lose_and_reuse() {
+        // 64 buckets, 500 orders: every chain is long.
+        let mut ids = ClientIds::new(1);
+        for slot in 0..500 {
+            ids.insert(UserIx(slot % 3), u64::from(slot / 3) + 1, slot);
+        }
+        for slot in (0..500).step_by(2) {
+            ids.remove(UserIx(slot % 3), u64::from(slot / 3) + 1, slot);
+        }
+        assert_eq!(ids.len(), 250);
+        for slot in 0..500 {
+            let found = ids.get(UserIx(slot % 3), u64::from(slot / 3) + 1);
+            assert_eq!(found, (slot % 2 == 1).then_some(slot));
+        }
+        ids.insert(UserIx(9), 9, 0);
+        assert_eq!(ids.get(UserIx(9), 9), Some(0));
+    }
+
+    #[test]
+    #[should_panic(expected = "differ")]
+    fn an_id_is_given_once() {
+        let mut ids = ClientIds::new(10);
+        ids.insert(UserIx(1), 7, 0);
+        ids.insert(UserIx(1), 7, 1);
+    }
+}

@@ -1,0 +1,314 @@
+//! The book alone, on a file of order flow: `cargo run --release -p benches --bin flow -- FILE [--json]`.
+//!
+//! Load: one thread, every command of the file through `Book::apply` with events written to a preallocated ring, every order of an account of its
+//! own, assertions, phase and band checks on. The commands are translated before, untimed.
+//!
+//! `ops_per_s` is the median of five runs in which the book finds its commands in a ring of 1,024 and takes them in batches of 64 with look-ahead,
+//! as an engine does; filling the ring is not timed. `streamed_ops_per_s` reads the commands, 136 bytes each, straight out of the array of all of
+//! them. The floor takes turns with both and streams its 32-byte records. Service times are those of single commands, streamed, without look-ahead,
+//! the clock's own cost taken off.
+
+use std::error::Error;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use benches::drive::{Drive, new_book};
+use benches::floor::Floor;
+use benches::xflow::{Flow, Record};
+use engine::{Book, EventSink};
+use quanta::Clock;
+use serde_json::{Value, json};
+use types::{Envelope, EventEnvelope, InstrumentIx, Quote};
+
+const USAGE: &str = "usage: flow FILE [--json]";
+const RUNS: usize = 5;
+/// Commands and events in a ring, older ones overwritten: the length of a lane's rings.
+const EVENTS: usize = 1_024;
+/// Commands an engine takes at once.
+const BATCH: usize = 64;
+
+/// The preallocated buffer.
+struct Ring {
+    kept: Box<[EventEnvelope; EVENTS]>,
+    count: usize,
+    quote: Quote,
+}
+
+impl Ring {
+    fn new() -> Self {
+        let empty = EventEnvelope {
+            sequence: types::Sequence::ZERO,
+            time_ns: 0,
+            number: 0,
+            instrument: InstrumentIx(0),
+            index: 0,
+            event: types::Event::MassCancelled(types::event::MassCancelled { count: 0 }),
+        };
+        let events = vec![empty; EVENTS].into_boxed_slice();
+        Self {
+            kept: events
+                .try_into()
+                .unwrap_or_else(|_| unreachable!("the length is the constant")),
+            count: 0,
+            quote: Quote::default(),
+        }
+    }
+}
+
+impl EventSink for Ring {
+    #[inline(always)]
+    fn event(&mut self, event: &EventEnvelope) {
+        self.kept[self.count & (EVENTS - 1)] = *event;
+        self.count = self.count.wrapping_add(1);
+    }
+
+    #[inline(always)]
+    fn quote(&mut self, _: InstrumentIx, quote: Quote) {
+        self.quote = quote;
+    }
+}
+
+/// How the book is given its commands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Feed {
+    /// Out of a ring, in batches, as an engine takes them from its lane. Putting them into the ring is not the book's time.
+    Ring,
+    /// In batches, straight out of the array of all commands: with the time to fetch them from memory.
+    Stream,
+}
+
+#[inline(never)]
+fn feed_in_batches(book: &mut Book, events: &mut Ring, commands: &[Envelope]) {
+    for batch in commands.chunks(BATCH) {
+        book.each_of_batch(
+            batch,
+            |envelope: &Envelope| Some(envelope),
+            |book, envelope| {
+                book.apply(envelope, events);
+            },
+        );
+    }
+}
+
+/// Commands a second of one run.
+fn run_book(drive: &Drive, feed: Feed) -> f64 {
+    let (mut book, mut events) = (new_book(drive.spec), Ring::new());
+    feed_in_batches(&mut book, &mut events, &drive.prefill);
+    let mut spent = Duration::ZERO;
+    if feed == Feed::Stream {
+        let start = Instant::now();
+        feed_in_batches(&mut book, &mut events, &drive.timed);
+        spent = start.elapsed();
+    } else {
+        let mut ring = Vec::with_capacity(EVENTS);
+        for commands in drive.timed.chunks(EVENTS) {
+            ring.clear();
+            ring.extend_from_slice(commands);
+            let start = Instant::now();
+            feed_in_batches(&mut book, &mut events, black_box(&ring));
+            spent += start.elapsed();
+        }
+    }
+    check(drive, &book, &events);
+    drive.timed.len() as f64 / spent.as_secs_f64()
+}
+
+/// The timed book ended exactly where the judged one did.
+fn check(drive: &Drive, book: &Book, ring: &Ring) {
+    black_box(&ring.kept);
+    assert_eq!(
+        book.state_hash(),
+        drive.outcome.state_hash,
+        "two runs differ"
+    );
+    assert_eq!(ring.count as u64, drive.outcome.events, "two runs differ");
+    assert_eq!(book.quote(), ring.quote, "the published best is the best");
+}
+
+#[inline(never)]
+fn feed_floor(floor: &mut Floor, records: &[Record]) {
+    for record in records {
+        floor.apply(record);
+    }
+}
+
+fn run_floor(flow: &Flow) -> Result<f64, String> {
+    let mut floor = Floor::new(&flow.header);
+    let (prefill, timed) = flow.records.split_at(flow.header.prefill as usize);
+    feed_floor(&mut floor, prefill);
+    (floor.trades, floor.quantity) = (0, 0);
+    let start = Instant::now();
+    feed_floor(&mut floor, timed);
+    let seconds = start.elapsed().as_secs_f64();
+    black_box(floor.digest());
+    let header = &flow.header;
+    if (floor.trades, floor.quantity, floor.tape.0) != (header.trades, header.quantity, header.tape)
+    {
+        return Err("the floor's tape differs from the file's".into());
+    }
+    Ok(timed.len() as f64 / seconds)
+}
+
+/// p50, p99 and p99.9 in nanoseconds.
+struct Latency([f64; 3]);
+
+/// Times each call on its own and takes off what the clock costs.
+fn time_each<T>(clock: &Clock, items: &[T], mut each: impl FnMut(&T)) -> Latency {
+    let empty = (0..100_000).map(|_| {
+        let start = clock.raw();
+        clock.raw().wrapping_sub(start)
+    });
+    let overhead = empty.min().unwrap_or(0);
+    let mut times: Vec<u64> = Vec::with_capacity(items.len());
+    for item in items {
+        let start = clock.raw();
+        each(item);
+        times.push(clock.raw().wrapping_sub(start));
+    }
+    times.sort_unstable();
+    // In thousands of ticks, so that rounding to nanoseconds comes last.
+    let ns_per_tick = clock.delta_as_nanos(0, 1 << 30) as f64 / (1u64 << 30) as f64;
+    Latency([0.5, 0.99, 0.999].map(|q| {
+        let at = ((times.len() as f64 * q) as usize).min(times.len().saturating_sub(1));
+        let ticks = times.get(at).copied().unwrap_or(0).saturating_sub(overhead);
+        (ticks as f64 * ns_per_tick * 10.0).round() / 10.0
+    }))
+}
+
+fn time_book(clock: &Clock, drive: &Drive) -> (Latency, f64) {
+    let (mut book, mut ring) = (new_book(drive.spec), Ring::new());
+    feed_in_batches(&mut book, &mut ring, &drive.prefill);
+    let latency = time_each(clock, &drive.timed, |envelope| {
+        book.apply(envelope, &mut ring);
+    });
+    check(drive, &book, &ring);
+    let bytes = book.footprint_bytes() as f64 / f64::from(book.resting().max(1));
+    (latency, bytes)
+}
+
+fn time_floor(clock: &Clock, flow: &Flow) -> Latency {
+    let mut floor = Floor::new(&flow.header);
+    let (prefill, timed) = flow.records.split_at(flow.header.prefill as usize);
+    feed_floor(&mut floor, prefill);
+    time_each(clock, timed, |record| floor.apply(record))
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn highest(values: &[f64]) -> f64 {
+    values.iter().copied().fold(0.0, f64::max)
+}
+
+fn measure(flow: &Flow) -> Result<Value, Box<dyn Error>> {
+    let drive = Drive::new(flow);
+    let (mut ours, mut streamed, mut floors) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..RUNS {
+        ours.push(run_book(&drive, Feed::Ring));
+        streamed.push(run_book(&drive, Feed::Stream));
+        floors.push(run_floor(flow)?);
+    }
+    let clock = Clock::new();
+    let (Latency([p50, p99, p999]), bytes) = time_book(&clock, &drive);
+    let Latency([floor_p50, floor_p99, floor_p999]) = time_floor(&clock, flow);
+    let (best, floor_best) = (highest(&ours), highest(&floors));
+    let (ops, streamed, floor_ops) = (median(ours), median(streamed), median(floors));
+    let header = &flow.header;
+    Ok(json!({
+        "load": {
+            "profile": header.profile_name(),
+            "seed": header.seed,
+            "prefill": header.prefill,
+            "commands": header.timed,
+            "resting_mean": header.resting_mean,
+            "levels_mean": header.levels_mean,
+            "threads": 1,
+            "runs": RUNS,
+            "batch": BATCH,
+            "ring": EVENTS,
+        },
+        "ops_per_s": ops.round(),
+        "best_ops_per_s": best.round(),
+        "streamed_ops_per_s": streamed.round(),
+        "p50_ns": p50,
+        "p99_ns": p99,
+        "p999_ns": p999,
+        "trades": drive.outcome.trades,
+        "quantity": drive.outcome.quantity,
+        "tape_ok": drive.tape_ok(flow),
+        "stp_checks": drive.outcome.stp_checks,
+        "bytes_per_order": (bytes * 10.0).round() / 10.0,
+        "floor": {
+            "ops_per_s": floor_ops.round(),
+            "best_ops_per_s": floor_best.round(),
+            "p50_ns": floor_p50,
+            "p99_ns": floor_p99,
+            "p999_ns": floor_p999,
+        },
+        "ratio_of_best": (best / floor_best * 1_000.0).round() / 1_000.0,
+        "ratio": (ops / floor_ops * 1_000.0).round() / 1_000.0,
+        "ratio_streamed": (streamed / floor_ops * 1_000.0).round() / 1_000.0,
+    }))
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut file = None;
+    let mut as_json = false;
+    for argument in std::env::args().skip(1) {
+        match argument.as_str() {
+            "--json" => as_json = true,
+            other if !other.starts_with('-') && file.is_none() => file = Some(argument),
+            other => return Err(format!("unknown argument {other}; {USAGE}").into()),
+        }
+    }
+    let file = file.ok_or(USAGE)?;
+    let bytes = std::fs::read(&file).map_err(|e| format!("{file}: {e}"))?;
+    let flow = Flow::read(&bytes).map_err(|e| format!("{file}: {e}"))?;
+    drop(bytes);
+    let result = measure(&flow)?;
+    if as_json {
+        println!("{result:#}");
+    } else {
+        print_text(&result);
+    }
+    if result["tape_ok"] != Value::Bool(true) {
+        return Err("the tape differs from the file's".into());
+    }
+    Ok(())
+}
+
+fn millions(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(0.0) / 1e6
+}
+
+fn print_text(result: &Value) {
+    println!("load      {}", result["load"]);
+    println!(
+        "book      {:.2} M/s (best {:.2}, streamed {:.2}), p50 {} p99 {} p99.9 {} ns, {} bytes an order",
+        millions(&result["ops_per_s"]),
+        millions(&result["best_ops_per_s"]),
+        millions(&result["streamed_ops_per_s"]),
+        result["p50_ns"],
+        result["p99_ns"],
+        result["p999_ns"],
+        result["bytes_per_order"],
+    );
+    let floor = &result["floor"];
+    println!(
+        "floor     {:.2} M/s (best {:.2}), p50 {} p99 {} p99.9 {} ns; book / floor {} (of the best runs {}, streamed {})",
+        millions(&floor["ops_per_s"]),
+        millions(&floor["best_ops_per_s"]),
+        floor["p50_ns"],
+        floor["p99_ns"],
+        floor["p999_ns"],
+        result["ratio"],
+        result["ratio_of_best"],
+        result["ratio_streamed"],
+    );
+    println!(
+        "tape      {} trades, {} lots, tape ok: {}, self-trade checks {}",
+        result["trades"], result["quantity"], result["tape_ok"], result["stp_checks"],
+    );
+}

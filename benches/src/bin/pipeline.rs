@@ -1,0 +1,420 @@
+//! The whole path under an open loop: a request into a ring, admission, match, journal, reports out of a ring.
+//!
+//! Requests are sent at a fixed rate whatever the answers do, and latency is counted from the moment at which a request *should* have been sent, so that
+//! a stall costs every request behind it (no coordinated omission). One thread is the client: it sends and reads reports. Both report levels are
+//! taken: *accepted* when the answer is read, *durable* when the commit position has passed it.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use admission::Request;
+use benches::hop::{self, Spread, histogram, ping_pong, ring_hop};
+use benches::load::Load;
+use clap::{Parser, ValueEnum};
+use hdrhistogram::Histogram;
+use sequencer::ring_port::Outcome;
+use sequencer::{
+    Backlog, Commit, Config, Layout, NotTaken, Port, Report, RingPort, SequencerHandle, Stats,
+    Volatile,
+};
+use types::Sequence;
+
+/// Requests under way at most: a power of two.
+const WINDOW: usize = 1 << 16;
+/// Requests, and reports, that the client's rings hold.
+const RING: usize = 4_096;
+const ROUNDS: u64 = 200_000;
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Threads {
+    Fused,
+    Shared,
+    Pinned,
+}
+
+/// Latency of the path from ring to ring at a given rate.
+#[derive(Parser)]
+struct Args {
+    /// Requests a second.
+    #[arg(long, default_value_t = 1_000_000)]
+    rate: u64,
+    /// Seconds measured.
+    #[arg(long, default_value_t = 10)]
+    seconds: u64,
+    /// Seconds before that are not counted.
+    #[arg(long, default_value_t = 2)]
+    warm_up: u64,
+    /// Who polls the engines.
+    #[arg(long, value_enum, default_value = "fused")]
+    layout: Threads,
+    #[arg(long, default_value_t = 1)]
+    instruments: usize,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Keep nothing: the path without the journal and its thread.
+    #[arg(long)]
+    no_journal: bool,
+    /// Folder in which the journal gets a folder of its own; the system's for temporary files by default.
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Core of the client.
+    #[arg(long, default_value_t = 0)]
+    client_core: usize,
+    /// Core of the hot thread; engine threads take those behind it.
+    #[arg(long, default_value_t = 1)]
+    hot_core: usize,
+    /// Core of the journal's thread; by default the scheduler chooses.
+    #[arg(long)]
+    journal_core: Option<usize>,
+    /// Print one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A node with a journal or without.
+enum Node {
+    Kept(SequencerHandle),
+    Volatile(Volatile),
+}
+
+impl Node {
+    fn start(args: &Args, dir: &std::path::Path) -> anyhow::Result<Self> {
+        let mut config = Config::new(dir);
+        config.layout = match args.layout {
+            Threads::Fused => Layout::Fused,
+            Threads::Shared => Layout::Shared,
+            Threads::Pinned => Layout::Pinned,
+        };
+        config.core = Some(args.hot_core);
+        config.spin_us = 2_000;
+        let backlog = Arc::new(Backlog::new(u64::MAX, u64::MAX));
+        Ok(if args.no_journal {
+            Self::Volatile(Volatile::start(config, backlog)?)
+        } else {
+            Self::Kept(SequencerHandle::start(config, backlog)?)
+        })
+    }
+
+    fn port(&self) -> Port {
+        match self {
+            Self::Kept(node) => node.port(),
+            Self::Volatile(node) => node.port(),
+        }
+    }
+
+    fn stats(&self) -> &Stats {
+        match self {
+            Self::Kept(node) => node.stats(),
+            Self::Volatile(node) => node.stats(),
+        }
+    }
+
+    fn commit(&self) -> Option<Commit> {
+        match self {
+            Self::Kept(node) => Some(node.commit()),
+            Self::Volatile(_) => None,
+        }
+    }
+}
+
+/// A request under way.
+#[derive(Clone, Copy, Default)]
+struct Sent {
+    /// When it should have been sent, nanoseconds since the start.
+    due_ns: u64,
+    /// The load's number of a new order, 0 for anything else.
+    number: u64,
+}
+
+/// What has been measured.
+struct Measured {
+    accepted: Histogram<u64>,
+    durable: Histogram<u64>,
+    requests: u64,
+    refused: u64,
+    not_taken: u64,
+    events: u64,
+}
+
+/// The one thread that sends and reads.
+struct Client {
+    ring: RingPort,
+    load: Load,
+    commit: Option<Commit>,
+    sent: Box<[Sent]>,
+    /// Accepted, not durable yet: sequence and when it was due.
+    pending: VecDeque<(Sequence, u64)>,
+    measured: Measured,
+    /// Requests due before this are not counted.
+    from_ns: u64,
+    start: Instant,
+}
+
+impl Client {
+    fn now_ns(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn run(&mut self, args: &Args) -> anyhow::Result<()> {
+        let total = args.rate * (args.warm_up + args.seconds);
+        let due_ns = |number: u64| {
+            u64::try_from(u128::from(number) * 1_000_000_000 / u128::from(args.rate))
+                .unwrap_or(u64::MAX)
+        };
+        self.start = Instant::now();
+        self.from_ns = args.warm_up * 1_000_000_000;
+        let (mut sent, mut answered) = (0, 0);
+        let mut ready: Option<Request> = None;
+        let mut next_due_ns = 0;
+        while answered < total {
+            if sent < total && self.now_ns() >= next_due_ns && sent - answered < WINDOW as u64 {
+                let request = ready.take().unwrap_or_else(|| self.load.ask());
+                self.sent[sent as usize % WINDOW] = Sent {
+                    due_ns: next_due_ns,
+                    number: match &request {
+                        Request::New(_) => self.load.number(),
+                        _ => 0,
+                    },
+                };
+                match self.ring.submit(sent, &request) {
+                    Ok(()) => {
+                        sent += 1;
+                        next_due_ns = due_ns(sent);
+                    }
+                    // The ring is full: it is sent late, and counted from when it was due.
+                    Err(NotTaken::Busy) => ready = Some(request),
+                    Err(other) => anyhow::bail!("the node ended: {other}"),
+                }
+            }
+            answered += self.read()?;
+            self.read_commit();
+        }
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !self.pending.is_empty() {
+            self.read_commit();
+            anyhow::ensure!(Instant::now() < deadline, "the journal does not catch up");
+        }
+        Ok(())
+    }
+
+    /// Reads the reports that are there; gives the number of answers among them.
+    fn read(&mut self) -> anyhow::Result<u64> {
+        let now_ns = self.now_ns();
+        let mut answered = 0;
+        let (load, sent, measured) = (&mut self.load, &self.sent, &mut self.measured);
+        let (pending, from_ns) = (&mut self.pending, self.from_ns);
+        let is_kept = self.commit.is_some();
+        self.ring.poll(|report| match report {
+            Report::Taken(taken) => {
+                answered += 1;
+                let request = sent[taken.tag as usize % WINDOW];
+                if request.number != 0 && !taken.handle.is_none() {
+                    load.taken(request.number, taken.handle);
+                    if !matches!(taken.outcome, Outcome::Rests { .. }) {
+                        load.ended(taken.handle);
+                    }
+                }
+                if is_kept {
+                    pending.push_back((taken.sequence, request.due_ns));
+                }
+                if request.due_ns >= from_ns {
+                    let ns = now_ns.saturating_sub(request.due_ns).max(1);
+                    measured.accepted.saturating_record(ns);
+                    measured.requests += 1;
+                    measured.refused += u64::from(matches!(taken.outcome, Outcome::Refused(_)));
+                }
+            }
+            Report::Event(event) => {
+                measured.events += 1;
+                for handle in event.closed().into_iter().flatten() {
+                    load.ended(handle);
+                }
+            }
+            Report::NotTaken { .. } => {
+                answered += 1;
+                measured.not_taken += 1;
+            }
+        })?;
+        Ok(answered)
+    }
+
+    fn read_commit(&mut self) {
+        let Some(commit) = &self.commit else { return };
+        if self.pending.is_empty() {
+            return;
+        }
+        let position = commit.position();
+        if self
+            .pending
+            .front()
+            .is_none_or(|(sequence, _)| *sequence > position)
+        {
+            return;
+        }
+        let now_ns = self.now_ns();
+        while let Some((sequence, due_ns)) = self.pending.front().copied() {
+            if sequence > position {
+                break;
+            }
+            self.pending.pop_front();
+            if due_ns >= self.from_ns {
+                let ns = now_ns.saturating_sub(due_ns).max(1);
+                self.measured.durable.saturating_record(ns);
+            }
+        }
+    }
+}
+
+/// Which thread runs where.
+fn threads(args: &Args, cores: usize) -> String {
+    let engines = match args.layout {
+        Threads::Fused => format!("hot thread with all engines on core {}", args.hot_core),
+        Threads::Shared => format!(
+            "hot thread on core {}, all engines on core {}",
+            args.hot_core,
+            args.hot_core + 1
+        ),
+        Threads::Pinned => format!(
+            "hot thread on core {}, {} engines on the cores from {} on",
+            args.hot_core,
+            args.instruments,
+            args.hot_core + 1
+        ),
+    };
+    let journal = match (args.no_journal, args.journal_core) {
+        (true, _) => "no journal".to_owned(),
+        (false, Some(core)) => format!("journal on core {core}"),
+        (false, None) => "journal wherever the scheduler finds time".to_owned(),
+    };
+    format!(
+        "{cores} cores: client on core {}, {engines}, {journal}",
+        args.client_core
+    )
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let folder = match &args.dir {
+        Some(dir) => tempfile::tempdir_in(dir)?,
+        None => tempfile::tempdir()?,
+    };
+    let dir = folder.path().join("journal");
+    // Threads start on the core of their maker: the journal's before the client has pinned itself.
+    if let Some(core) = args.journal_core {
+        hop::pin(core);
+    }
+    let node = Node::start(&args, &dir)?;
+    anyhow::ensure!(
+        hop::pin(args.client_core),
+        "there is no core {}",
+        args.client_core
+    );
+    let load = Load::open(&node.port(), args.instruments, args.seed)
+        .map_err(|error| anyhow::anyhow!("the load is refused: {error}"))?;
+    let threads = threads(&args, cores);
+    if !args.json {
+        println!("{threads}");
+        println!(
+            "load: {} requests/s for {} s behind {} s of warm-up, {} instruments, {} users, 47 % new, 38 % cancel, 8 % amend, 7 % crossing IOC, seed {}",
+            args.rate,
+            args.seconds,
+            args.warm_up,
+            args.instruments,
+            benches::load::USERS,
+            args.seed
+        );
+    }
+    // The hot thread sleeps meanwhile: its core is free for the echo.
+    std::thread::sleep(Duration::from_millis(20));
+    let before = ping_pong(args.hot_core, ROUNDS);
+    let hop_before = ring_hop(args.hot_core, ROUNDS);
+
+    let ring = node.port().rings(RING)?;
+    let mut client = Client {
+        ring,
+        load,
+        commit: node.commit(),
+        sent: vec![Sent::default(); WINDOW].into_boxed_slice(),
+        pending: VecDeque::with_capacity(1 << 20),
+        measured: Measured {
+            accepted: histogram(),
+            durable: histogram(),
+            requests: 0,
+            refused: 0,
+            not_taken: 0,
+            events: 0,
+        },
+        from_ns: 0,
+        start: Instant::now(),
+    };
+    if !args.json {
+        println!("under way");
+    }
+    client.run(&args)?;
+    std::thread::sleep(Duration::from_millis(20));
+    let after = ping_pong(args.hot_core, ROUNDS);
+    let measured = &client.measured;
+    let accepted = Spread::of(&measured.accepted);
+    let durable = (!args.no_journal).then(|| Spread::of(&measured.durable));
+    let stats = node.stats();
+    if args.json {
+        println!(
+            "{}",
+            serde_json::json!({
+                "rate": args.rate,
+                "requests": measured.requests,
+                "layout": threads,
+                "cores": cores,
+                "accepted": accepted.json(),
+                "durable": durable.map(|spread| spread.json()),
+                "pingpong_p50_ns": before.p50_ns,
+                "pingpong_after_p50_ns": after.p50_ns,
+                "ring_hop": hop_before.json(),
+                "refused": measured.refused,
+                "not_taken": measured.not_taken,
+                "events": measured.events,
+                "trades": stats.trades.load(Ordering::Relaxed),
+                "parks": stats.parks.load(Ordering::Relaxed),
+            })
+        );
+        return Ok(());
+    }
+    println!("cache line there and back: before {before}; after {after}");
+    println!("ring there and back: {hop_before}");
+    println!(
+        "{} requests, {} of them refused, {} not taken, {} events, {} trades",
+        measured.requests,
+        measured.refused,
+        measured.not_taken,
+        measured.events,
+        stats.trades.load(Ordering::Relaxed)
+    );
+    println!("accepted: {accepted}");
+    if let Some(durable) = durable {
+        println!("durable:  {durable}");
+    }
+    println!("{}", allows(cores, args.no_journal));
+    Ok(())
+}
+
+/// What the number of cores means for the figures above.
+fn allows(cores: usize, no_journal: bool) -> &'static str {
+    match (cores, no_journal) {
+        (..=2, true) => {
+            "two cores: client and hot thread have one each; whatever else runs takes time from one of them and shows in the tail."
+        }
+        (..=2, false) => {
+            "two cores: client and hot thread spin on one each, and the journal's thread takes its time from one of them: its work a write is the floor of the tail. A third core removes that."
+        }
+        (3, _) => {
+            "three cores: client, hot thread and journal have one each; engines share the hot thread's."
+        }
+        _ => {
+            "four cores or more: every thread that spins has one, the layouts shared and pinned may be tried."
+        }
+    }
+}

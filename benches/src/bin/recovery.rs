@@ -1,0 +1,247 @@
+//! How long a restart takes: so many journalled commands, snapshots made on the way by the service that a node runs, then the node started again. And the
+//! same journal replayed from its first record: all three must come to one state hash.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use admission::Request;
+use anyhow::{Context, ensure};
+use benches::load::{Load, wait};
+use clap::Parser;
+use sequencer::ring_port::Outcome;
+use sequencer::{
+    Backlog, Config, NotTaken, Port, Report, RingPort, SequencerHandle, SnapshotConfig, replay,
+};
+use types::Sequence;
+
+/// Requests under way at most.
+const WINDOW: usize = 4_096;
+/// Commands accepted and not durable at most: the bound of the journal's buffer is not met.
+const UNDURABLE_MAX: u64 = 50_000;
+
+/// Restart time of a node.
+#[derive(Parser)]
+struct Args {
+    /// Commands in the journal.
+    #[arg(long, default_value_t = 10_000_000)]
+    commands: u64,
+    /// Commands between two snapshots: what a restart replays at most.
+    #[arg(long, default_value_t = 1_000_000)]
+    every: u64,
+    #[arg(long, default_value_t = 1)]
+    instruments: usize,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Folder in which the journal gets a folder of its own; the system's for temporary files by default.
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Leave the replay from the first record out.
+    #[arg(long)]
+    no_replay: bool,
+    /// Print one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn start(dir: &Path) -> anyhow::Result<SequencerHandle> {
+    let backlog = Arc::new(Backlog::new(u64::MAX, u64::MAX));
+    Ok(SequencerHandle::start(Config::new(dir), backlog)?)
+}
+
+/// Sends the load as fast as it is taken, until `commands` are journalled.
+fn fill(handle: &SequencerHandle, load: &mut Load, commands: u64) -> anyhow::Result<()> {
+    let mut front = handle.port().rings(WINDOW)?;
+    let commit = handle.commit();
+    let mut numbers = vec![0; WINDOW];
+    let (mut sent, mut answered) = (0u64, 0u64);
+    let mut last = Sequence::ZERO;
+    let mut pending: Option<Request> = None;
+    while last.get() < commands || answered < sent {
+        let is_room = sent - answered < WINDOW as u64
+            && last.get() < commands
+            && last.get() - commit.position().get().min(last.get()) < UNDURABLE_MAX;
+        if is_room {
+            let request = pending.take().unwrap_or_else(|| load.ask());
+            numbers[sent as usize % WINDOW] = match &request {
+                Request::New(_) => load.number(),
+                _ => 0,
+            };
+            match front.submit(sent, &request) {
+                Ok(()) => sent += 1,
+                Err(NotTaken::Busy) => pending = Some(request),
+                Err(other) => anyhow::bail!("the node ended: {other}"),
+            }
+        }
+        read(&mut front, load, &numbers, &mut answered, &mut last)?;
+    }
+    wait(commit.wait(last)).context("the journal")?;
+    Ok(())
+}
+
+fn read(
+    front: &mut RingPort,
+    load: &mut Load,
+    numbers: &[u64],
+    answered: &mut u64,
+    last: &mut Sequence,
+) -> anyhow::Result<()> {
+    front.poll(|report| match report {
+        Report::Taken(taken) => {
+            *answered += 1;
+            *last = taken.sequence;
+            let number = numbers[taken.tag as usize % WINDOW];
+            if number != 0 && !taken.handle.is_none() {
+                load.taken(number, taken.handle);
+                if !matches!(taken.outcome, Outcome::Rests { .. }) {
+                    load.ended(taken.handle);
+                }
+            }
+        }
+        Report::Event(event) => {
+            for handle in event.closed().into_iter().flatten() {
+                load.ended(handle);
+            }
+        }
+        Report::NotTaken { .. } => *answered += 1,
+    })?;
+    Ok(())
+}
+
+fn state(port: &Port) -> anyhow::Result<(Sequence, u64, usize)> {
+    let looked = wait(port.inspect(|core| {
+        (
+            core.sequence(),
+            core.state_hash(),
+            core.admission().orders().count(),
+        )
+    }));
+    looked.map_err(|error| anyhow::anyhow!("the node ended: {error}"))
+}
+
+/// Bytes of the files in a folder with this ending.
+fn bytes(dir: &Path, ending: &str) -> anyhow::Result<u64> {
+    let mut sum = 0;
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry
+            .path()
+            .extension()
+            .is_some_and(|found| found == ending)
+        {
+            sum += entry.metadata()?.len();
+        }
+    }
+    Ok(sum)
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let folder = match &args.dir {
+        Some(dir) => tempfile::tempdir_in(dir)?,
+        None => tempfile::tempdir()?,
+    };
+    let dir = folder.path().join("journal");
+
+    let mut handle = start(&dir)?;
+    handle.keep_snapshots(SnapshotConfig {
+        every_commands: args.every,
+        every: Duration::from_secs(86_400),
+        ..SnapshotConfig::default()
+    })?;
+    let mut load = Load::open(&handle.port(), args.instruments, args.seed)
+        .map_err(|error| anyhow::anyhow!("the load is refused: {error}"))?;
+    let filling = Instant::now();
+    fill(&handle, &mut load, args.commands)?;
+    let fill_s = filling.elapsed().as_secs_f64();
+    load.close(&handle.port())
+        .map_err(|error| anyhow::anyhow!("the sessions stay open: {error}"))?;
+    let (last, live, open) = state(&handle.port())?;
+    wait(handle.commit().wait(last)).context("the journal")?;
+
+    // The shadow is behind the flood: a moment later it has made its last snapshot.
+    let snapshots = journal::Snapshots::new(&dir.join("snapshots"));
+    let wanted = last.get().saturating_sub(args.every);
+    let waiting = Instant::now();
+    let snapshot = loop {
+        let newest = snapshots.sequences()?.last().copied().unwrap_or(0);
+        if newest >= wanted {
+            break newest;
+        }
+        ensure!(
+            waiting.elapsed() < Duration::from_secs(300),
+            "the shadow stands at {newest}"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    let lag_s = waiting.elapsed().as_secs_f64();
+    handle.stop();
+    let journal_bytes = bytes(&dir, "log")?;
+    let snapshot_bytes =
+        bytes(&dir.join("snapshots"), "snap")? / snapshots.sequences()?.len().max(1) as u64;
+    let snapshot = snapshots.sequences()?.last().copied().unwrap_or(snapshot);
+
+    let starting = Instant::now();
+    let again = start(&dir)?;
+    let restart_s = starting.elapsed().as_secs_f64();
+    let (recovered, restarted, _) = state(&again.port())?;
+    again.stop();
+    ensure!(
+        (recovered, restarted) == (last, live),
+        "restarted at {recovered:?} with {restarted:#x}, stopped at {last:?} with {live:#x}"
+    );
+
+    let mut replay_s = None;
+    if !args.no_replay {
+        let replaying = Instant::now();
+        let core = replay(&dir, None)?;
+        replay_s = Some(replaying.elapsed().as_secs_f64());
+        ensure!(
+            (core.sequence(), core.state_hash()) == (last, live),
+            "replayed from the first record to another state"
+        );
+    }
+    let replayed = last.get() - snapshot;
+    if args.json {
+        println!(
+            "{}",
+            serde_json::json!({
+                "commands": last.get(),
+                "open_orders": open,
+                "fill_s": fill_s,
+                "snapshot_lag_s": lag_s,
+                "journal_bytes": journal_bytes,
+                "snapshot_sequence": snapshot,
+                "snapshot_bytes": snapshot_bytes,
+                "restart_s": restart_s,
+                "replayed": replayed,
+                "replay_from_first_s": replay_s,
+                "replay_per_s": replay_s.map(|seconds| last.get() as f64 / seconds),
+                "state_hash": format!("{live:#x}"),
+            })
+        );
+        return Ok(());
+    }
+    println!(
+        "load: {} commands, {} instruments, {} users, 47 % new, 38 % cancel, 8 % amend, 7 % crossing IOC, seed {}; journalled in {fill_s:.1} s, {} open orders",
+        last.get(),
+        args.instruments,
+        benches::load::USERS,
+        args.seed,
+        open
+    );
+    println!(
+        "journal {:.2} GB; snapshot at {snapshot}, {:.1} MB, {lag_s:.1} s behind the flood",
+        journal_bytes as f64 / 1e9,
+        snapshot_bytes as f64 / 1e6
+    );
+    println!("restart: {restart_s:.2} s, with {replayed} commands replayed behind the snapshot");
+    if let Some(seconds) = replay_s {
+        println!(
+            "replay from the first record: {seconds:.2} s, {:.2} M commands/s",
+            last.get() as f64 / seconds / 1e6
+        );
+    }
+    println!("one state: live, restarted and replayed, {live:#x}");
+    Ok(())
+}

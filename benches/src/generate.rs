@@ -1,0 +1,393 @@
+//! Makes order flow with the right answer beside it: a seed gives the same file on every machine. The answer comes from a plain book of its own
+//! (a sorted map of queues), which shares nothing with the product's.
+//!
+//! Shape: about 45 % orders that rest, 40 % cancels, 8 % replaces, 7 % orders that trade (IOC, GTC, FOK, market). Distances from the best price
+//! follow a power law; cancels prefer young orders. Every cancel and replace names an order that rests: nothing is refused.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::xflow::{Flow, Header, Kind, Op, Record, TapeHash};
+
+/// Which book the flow builds.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// 0 single, 1 deep.
+    pub profile: u32,
+    /// Orders that rest, about.
+    pub resting: u64,
+    /// Distances reach up to two to this power, in ticks.
+    pub reach_bits: u32,
+}
+
+impl Shape {
+    /// A book that fits a core's cache.
+    pub const SINGLE: Self = Self {
+        profile: 0,
+        resting: 2_000,
+        reach_bits: 9,
+    };
+    /// A book that does not.
+    pub const DEEP: Self = Self {
+        profile: 1,
+        resting: 150_000,
+        reach_bits: 16,
+    };
+}
+
+const CENTRE: i64 = 1_000_000;
+
+/// Splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+    }
+
+    /// 0 or more, `P(X >= x)` about `1 / x`, below two to the power of `bits + 1`.
+    fn power(&mut self, bits: u32) -> u64 {
+        let scale = 1 << self.next().trailing_zeros().min(bits);
+        scale + self.below(scale) - 1
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Resting {
+    side: u8,
+    price: i64,
+    open: u64,
+    live_at: usize,
+}
+
+/// The plain book: the oracle.
+#[derive(Default)]
+struct Plain {
+    /// Prices of a side; bids under their negated price, so that the best one is first.
+    sides: [BTreeMap<i64, VecDeque<u64>>; 2],
+    /// By id; `None` when it does not rest.
+    orders: Vec<Option<Resting>>,
+    live: Vec<u64>,
+    trades: u64,
+    quantity: u64,
+    tape: TapeHash,
+}
+
+fn key(side: u8, price: i64) -> i64 {
+    if side == 0 { -price } else { price }
+}
+
+impl Plain {
+    fn best(&self, side: u8) -> Option<i64> {
+        let (best, _) = self.sides[usize::from(side)].first_key_value()?;
+        Some(key(side, *best))
+    }
+
+    fn order(&self, id: u64) -> Resting {
+        self.orders[id as usize].expect("it rests")
+    }
+
+    fn rest(&mut self, id: u64, side: u8, price: i64, open: u64) {
+        self.sides[usize::from(side)]
+            .entry(key(side, price))
+            .or_default()
+            .push_back(id);
+        self.orders[id as usize] = Some(Resting {
+            side,
+            price,
+            open,
+            live_at: self.live.len(),
+        });
+        self.live.push(id);
+    }
+
+    fn remove(&mut self, id: u64) {
+        let order = self.order(id);
+        let side = &mut self.sides[usize::from(order.side)];
+        let queue = side
+            .get_mut(&key(order.side, order.price))
+            .expect("its price");
+        queue.retain(|other| *other != id);
+        if queue.is_empty() {
+            side.remove(&key(order.side, order.price));
+        }
+        self.orders[id as usize] = None;
+        self.live.swap_remove(order.live_at);
+        if let Some(moved) = self.live.get(order.live_at) {
+            let moved = self.orders[*moved as usize].as_mut().expect("it rests");
+            moved.live_at = order.live_at;
+        }
+    }
+
+    fn can_fill(&self, side: u8, limit: i64, want: u64) -> bool {
+        let other = 1 - side;
+        let inside = self.sides[usize::from(other)].range(..=key(other, limit));
+        let mut sum = 0;
+        for id in inside.flat_map(|(_, queue)| queue) {
+            sum += self.order(*id).open;
+            if sum >= want {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// What is left of the taker.
+    fn take(&mut self, taker: u64, side: u8, limit: i64, mut want: u64) -> u64 {
+        let other = 1 - side;
+        while want > 0 {
+            let Some((best, queue)) = self.sides[usize::from(other)].first_key_value() else {
+                break;
+            };
+            if *best > key(other, limit) {
+                break;
+            }
+            let maker = queue[0];
+            let order = self.orders[maker as usize].as_mut().expect("it rests");
+            let quantity = want.min(order.open);
+            want -= quantity;
+            order.open -= quantity;
+            let (price, open) = (order.price, order.open);
+            self.trades += 1;
+            self.quantity += quantity;
+            self.tape.trade(maker, taker, price, quantity);
+            if open == 0 {
+                self.remove(maker);
+            }
+        }
+        want
+    }
+}
+
+struct Generator {
+    random: Random,
+    shape: Shape,
+    book: Plain,
+    records: Vec<Record>,
+    id_last: u64,
+}
+
+/// Makes a flow of `timed` records behind the prefill.
+pub fn generate(shape: Shape, seed: u64, timed: u64) -> Flow {
+    let mut g = Generator {
+        random: Random(seed ^ (u64::from(shape.profile) << 32)),
+        shape,
+        book: Plain::default(),
+        records: Vec::new(),
+        id_last: 0,
+    };
+    g.book.orders.push(None);
+    while (g.book.live.len() as u64) < shape.resting {
+        g.passive();
+    }
+    let prefill = g.records.len() as u64;
+    let (trades_before, quantity_before) = (g.book.trades, g.book.quantity);
+    let mut header = Header {
+        profile: shape.profile,
+        seed,
+        prefill,
+        timed,
+        resting_max: g.book.live.len() as u64,
+        ..Header::default()
+    };
+    let (mut resting_sum, mut levels_sum) = (0u64, 0u64);
+    for _ in 0..timed {
+        let before = g.book.trades;
+        g.step();
+        header.trading += u64::from(g.book.trades > before);
+        header.resting_max = header.resting_max.max(g.book.live.len() as u64);
+        resting_sum += g.book.live.len() as u64;
+        levels_sum += (g.book.sides[0].len() + g.book.sides[1].len()) as u64;
+    }
+    let prices = || g.records.iter().map(|r| r.price).filter(|p| *p != 0);
+    header.price_low = prices().min().unwrap_or(0);
+    header.price_high = prices().max().unwrap_or(0);
+    header.id_max = g.id_last;
+    header.trades = g.book.trades - trades_before;
+    header.quantity = g.book.quantity - quantity_before;
+    header.tape = g.book.tape.0;
+    header.resting_end = g.book.live.len() as u64;
+    header.resting_mean = resting_sum / timed.max(1);
+    header.levels_mean = levels_sum / timed.max(1);
+    Flow {
+        header,
+        records: g.records,
+    }
+}
+
+impl Generator {
+    fn emit(&mut self, op: Op, side: u8, id: u64, price: i64, quantity: u64) {
+        let account = 1 + self.random.below(1_000) as u32;
+        self.records.push(Record {
+            op,
+            side,
+            account,
+            id,
+            price,
+            quantity,
+        });
+    }
+
+    fn new_id(&mut self) -> u64 {
+        self.id_last += 1;
+        self.book.orders.push(None);
+        self.id_last
+    }
+
+    fn lots(&mut self) -> u64 {
+        match self.random.below(3) {
+            0 => [100, 200, 500, 1_000][self.random.below(4) as usize],
+            1 => 1 + self.random.below(100),
+            _ => 10 * (1 + self.random.power(8)),
+        }
+    }
+
+    /// A price that does not cross.
+    fn quiet_price(&mut self, side: u8) -> i64 {
+        let away = if side == 0 { -1 } else { 1 };
+        let other = self.book.best(1 - side);
+        let anchor = match (self.book.best(side), other) {
+            (Some(own), _) => own,
+            (None, Some(other)) => other + 2 * away,
+            (None, None) => CENTRE + away,
+        };
+        let distance = if self.shape.profile == 1 && self.random.below(2) == 0 {
+            self.random.below(2 << self.shape.reach_bits)
+        } else {
+            self.random.power(self.shape.reach_bits)
+        };
+        // One in eight betters the best price when there is room.
+        let step = if self.random.below(8) == 0 {
+            -away
+        } else {
+            away * distance as i64
+        };
+        let price = anchor + step;
+        match other {
+            Some(ask) if side == 0 => price.min(ask - 1),
+            Some(bid) => price.max(bid + 1),
+            None => price,
+        }
+        .max(1)
+    }
+
+    fn passive(&mut self) {
+        let [bids, asks] = [0, 1].map(|side: usize| self.book.sides[side].len() as u64);
+        // The thinner side gets more.
+        let side = u8::from(self.random.below(bids + asks + 2) > asks);
+        let (price, quantity) = (self.quiet_price(side), self.lots());
+        let id = self.new_id();
+        self.emit(Op::New(Kind::Gtc), side, id, price, quantity);
+        self.book.rest(id, side, price, quantity);
+    }
+
+    fn aggressive(&mut self) {
+        let side = self.random.below(2) as u8;
+        let Some(best) = self.book.best(1 - side) else {
+            return self.passive();
+        };
+        let slip = self.random.power(4) as i64;
+        let limit = (if side == 0 { best + slip } else { best - slip }).max(1);
+        let kind = match self.random.below(10) {
+            0..=5 => Kind::Ioc,
+            6 | 7 => Kind::Gtc,
+            8 => Kind::Fok,
+            _ => Kind::Market,
+        };
+        let quantity = self.lots();
+        let id = self.new_id();
+        let price = if kind == Kind::Market { 0 } else { limit };
+        self.emit(Op::New(kind), side, id, price, quantity);
+        let reach = match (kind, side) {
+            (Kind::Market, 0) => i64::MAX - 1,
+            (Kind::Market, _) => 1,
+            _ => limit,
+        };
+        if kind == Kind::Fok && !self.book.can_fill(side, reach, quantity) {
+            return;
+        }
+        let left = self.book.take(id, side, reach, quantity);
+        if kind == Kind::Gtc && left > 0 {
+            self.book.rest(id, side, limit, left);
+        }
+    }
+
+    /// An order that rests: a young one half of the time.
+    fn pick(&mut self) -> Option<u64> {
+        if self.random.below(2) == 0 {
+            for _ in 0..4 {
+                let id = self.id_last.saturating_sub(self.random.power(7));
+                if self.book.orders[id as usize].is_some() {
+                    return Some(id);
+                }
+            }
+        }
+        let count = self.book.live.len() as u64;
+        (count > 0).then(|| self.book.live[self.random.below(count) as usize])
+    }
+
+    fn cancel(&mut self) {
+        let Some(id) = self.pick() else {
+            return self.passive();
+        };
+        let side = self.book.order(id).side;
+        self.emit(Op::Cancel, side, id, 0, 0);
+        self.book.remove(id);
+    }
+
+    fn replace(&mut self) {
+        let Some(id) = self.pick() else {
+            return self.passive();
+        };
+        let order = self.book.order(id);
+        let side = order.side;
+        let choice = self.random.below(16);
+        if choice < 4 && order.open > 1 {
+            let open = 1 + self.random.below(order.open - 1);
+            let keeps_place = Op::Replace { keeps_place: true };
+            self.emit(keeps_place, side, id, order.price, open);
+            let order = self.book.orders[id as usize].as_mut();
+            order.expect("it rests").open = open;
+            return;
+        }
+        let (price, open) = if choice < 6 {
+            (order.price, order.open + self.lots())
+        } else {
+            // One in sixteen crosses on purpose.
+            let crossing = self.book.best(1 - side).filter(|_| choice == 15);
+            let price = crossing.unwrap_or_else(|| self.quiet_price(side));
+            // The same price would keep the place.
+            let price = if price == order.price {
+                price + if side == 0 && price > 1 { -1 } else { 1 }
+            } else {
+                price
+            };
+            (price, self.lots())
+        };
+        let loses_place = Op::Replace { keeps_place: false };
+        self.emit(loses_place, side, id, price, open);
+        self.book.remove(id);
+        let left = self.book.take(id, side, price, open);
+        if left > 0 {
+            self.book.rest(id, side, price, left);
+        }
+    }
+
+    fn step(&mut self) {
+        let (live, target) = (self.book.live.len() as i64, self.shape.resting as i64);
+        let tilt = ((target - live) * 400 / target.max(1)).clamp(-120, 120);
+        match self.random.below(1_000) as i64 {
+            0..70 => self.aggressive(),
+            70..150 => self.replace(),
+            dice if dice < 590 + tilt => self.passive(),
+            _ => self.cancel(),
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Floors of the pipeline on this machine at this moment: a cache line between two cores and back, and a message over two rings and back.
+
+use std::hint::spin_loop;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use disruptor::{BusySpin, Producer, build_single_producer};
+use hdrhistogram::Histogram;
+
+/// Percentiles of a distribution of nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spread {
+    pub p50_ns: u64,
+    pub p99_ns: u64,
+    pub p999_ns: u64,
+    pub max_ns: u64,
+}
+
+impl Spread {
+    pub fn of(histogram: &Histogram<u64>) -> Self {
+        Self {
+            p50_ns: histogram.value_at_quantile(0.5),
+            p99_ns: histogram.value_at_quantile(0.99),
+            p999_ns: histogram.value_at_quantile(0.999),
+            max_ns: histogram.max(),
+        }
+    }
+
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::json!({
+            "p50_ns": self.p50_ns,
+            "p99_ns": self.p99_ns,
+            "p999_ns": self.p999_ns,
+            "max_ns": self.max_ns,
+        })
+    }
+}
+
+impl std::fmt::Display for Spread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let us = |ns: u64| ns as f64 / 1e3;
+        write!(
+            f,
+            "p50 {:.2} us, p99 {:.2} us, p99.9 {:.2} us, max {:.0} us",
+            us(self.p50_ns),
+            us(self.p99_ns),
+            us(self.p999_ns),
+            us(self.max_ns)
+        )
+    }
+}
+
+/// A histogram of 1 ns to a minute, three digits.
+pub fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("consistent bounds")
+}
+
+/// Pins the calling thread; false when the system refuses.
+pub fn pin(core: usize) -> bool {
+    core_affinity::set_for_current(core_affinity::CoreId { id: core })
+}
+
+#[repr(align(128))]
+#[derive(Default)]
+struct Line(AtomicU64);
+
+/// Round trips of one cache line between the caller and `core`.
+pub fn ping_pong(core: usize, rounds: u64) -> Spread {
+    let lines: Arc<(Line, Line)> = Arc::default();
+    let echo = lines.clone();
+    let other = std::thread::spawn(move || {
+        pin(core);
+        for round in 1..=rounds {
+            while echo.0.0.load(Ordering::Acquire) != round {
+                spin_loop();
+            }
+            echo.1.0.store(round, Ordering::Release);
+        }
+    });
+    let mut times = histogram();
+    for round in 1..=rounds {
+        let sent = Instant::now();
+        lines.0.0.store(round, Ordering::Release);
+        while lines.1.0.load(Ordering::Acquire) != round {
+            spin_loop();
+        }
+        record(&mut times, sent);
+    }
+    other.join().expect("the echo does not panic");
+    Spread::of(&times)
+}
+
+/// Round trips of 64 bytes over a ring to `core` and a ring back.
+pub fn ring_hop(core: usize, rounds: u64) -> Spread {
+    const CAPACITY: usize = 4_096;
+    let (mut there, builder) =
+        build_single_producer(CAPACITY, || [0u64; 8], BusySpin).new_event_poller();
+    let mut send = builder.build();
+    let (mut receive, builder) =
+        build_single_producer(CAPACITY, || [0u64; 8], BusySpin).new_event_poller();
+    let mut answer = builder.build();
+    let other = std::thread::spawn(move || {
+        pin(core);
+        let mut left = rounds;
+        while left > 0 {
+            let Ok(mut messages) = there.poll() else {
+                spin_loop();
+                continue;
+            };
+            for message in &mut messages {
+                let message = *message;
+                answer.publish(|slot| *slot = message);
+                left -= 1;
+            }
+        }
+        // The ring ends with its producer: not before the last answer is read.
+        answer
+    });
+    let mut times = histogram();
+    for round in 0..rounds {
+        let sent = Instant::now();
+        send.publish(|slot| *slot = [round; 8]);
+        let mut is_back = false;
+        while !is_back {
+            match receive.poll() {
+                Ok(mut messages) => is_back = (&mut messages).any(|message| message[7] == round),
+                Err(_) => spin_loop(),
+            }
+        }
+        record(&mut times, sent);
+    }
+    drop(other.join().expect("the echo does not panic"));
+    Spread::of(&times)
+}
+
+fn record(times: &mut Histogram<u64>, since: Instant) {
+    let ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    times.saturating_record(ns.max(1));
+}

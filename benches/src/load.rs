@@ -1,0 +1,298 @@
+//! Order flow for the whole path: users with sessions and money, and a seeded mix of 47 % new limit orders that mostly rest, 38 % cancels, 8 % amends
+//! of the price and 7 % immediate-or-cancel orders that cross, about 2,000 orders resting.
+
+use admission::{
+    AmendRequest, CancelRequest, FundRequest, NewRequest, OrderRef, Request, SessionRequest,
+};
+use sequencer::{NotTaken, Outcome, Port};
+use types::{
+    AssetIx, CancelReason, Command, FeeRate, Handle, Id128, InstrumentId, InstrumentIx,
+    InstrumentParams, InstrumentSpec, Lots, Minor, OrderType, Phase, PoolKind, SessionIx, Side,
+    StpMode, Ticks, TimeInForce, UserId, UserIx,
+};
+
+/// Users, each with one session.
+pub const USERS: usize = 256;
+/// Orders that the flow keeps open, about.
+const OPEN: usize = 2_000;
+const MIDDLE: i64 = 10_000;
+
+/// Runs a future of the port to its end: the hot thread answers it, no runtime is needed.
+pub fn wait<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = std::task::Waker::from(std::sync::Arc::new(Unpark(std::thread::current())));
+    let mut context = std::task::Context::from_waker(&waker);
+    let mut future = std::pin::pin!(future);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            std::task::Poll::Ready(value) => return value,
+            std::task::Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+/// A seeded stream of numbers.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((u128::from(z ^ (z >> 31)) * u128::from(bound)) >> 64) as u64
+    }
+}
+
+/// An order of the flow that may be open.
+#[derive(Clone, Copy)]
+struct Open {
+    user: usize,
+    number: u64,
+    id: u64,
+    side: Side,
+}
+
+/// The flow. Tells what to ask next, and is told what the answers were.
+pub struct Load {
+    random: Random,
+    instruments: Vec<InstrumentIx>,
+    users: Vec<(UserIx, SessionIx)>,
+    sequences: Vec<u64>,
+    /// Orders so far; each has a number.
+    count: u64,
+    /// Orders so far by user: his own ids.
+    ids: Vec<u64>,
+    open: Vec<Open>,
+    /// By number, wrapped: the order has ended.
+    ended: Vec<bool>,
+    /// By slot: number of the order in it.
+    numbers: Vec<u64>,
+}
+
+/// Orders told apart at once.
+const NUMBERS: usize = 1 << 16;
+
+impl Load {
+    /// Brings instruments, users, sessions and money into a node.
+    ///
+    /// # Errors
+    /// The node refuses one of them.
+    pub fn open(port: &Port, instruments: usize, seed: u64) -> Result<Self, NotTaken> {
+        let ask = |request: Request| -> Outcome { wait(port.call(request)) };
+        let mut load = Self {
+            random: Random::new(seed),
+            instruments: Vec::new(),
+            users: Vec::new(),
+            sequences: vec![0; USERS],
+            count: 0,
+            ids: vec![0; USERS],
+            open: Vec::with_capacity(2 * OPEN),
+            ended: vec![true; NUMBERS],
+            numbers: vec![0; 1 << 20],
+        };
+        for number in 0..instruments {
+            let spec = InstrumentSpec::new(&InstrumentParams {
+                ix: InstrumentIx::NONE,
+                id: InstrumentId::new(&format!("BENCH-{number}")).expect("an id"),
+                decimals: 0,
+                tick_size: "0.01".parse().expect("a number"),
+                lot_size: "1".parse().expect("a number"),
+                fee_rate: FeeRate::TRADING,
+                band_low: Ticks(1),
+                band_high: Ticks(1_000_000),
+                collar_ppm: 50_000,
+                phase: Phase::Open,
+            })
+            .expect("a consistent instrument");
+            if let Command::SetInstrument(set) = ask(Request::SetInstrument(spec))?.command.command
+            {
+                load.instruments.push(set.spec.ix);
+            }
+        }
+        for number in 0..USERS {
+            let id = UserId::new(&format!("user-{number}")).expect("an id");
+            let Command::BindUser(bind) = ask(Request::BindUser(id))?.command.command else {
+                continue;
+            };
+            let assets = load.instruments.iter().map(|ix| AssetIx::units(*ix));
+            for (at, asset) in std::iter::once(AssetIx::MONEY).chain(assets).enumerate() {
+                ask(Request::Fund(FundRequest {
+                    hold_id: Id128::from_u128(1 + (number as u128) * 10_000 + at as u128),
+                    kind: PoolKind::Trading,
+                    user: bind.user,
+                    asset,
+                    amount_minor: Minor(1_000_000_000_000_000),
+                    funding_seq: 1,
+                }))?;
+            }
+            let session = ask(Request::OpenSession(SessionRequest {
+                key: Id128::from_u128(1 + number as u128),
+                user: bind.user,
+                stp_group: None,
+                cancel_on_disconnect: false,
+            }))?;
+            if let Command::OpenSession(open) = session.command.command {
+                load.users.push((bind.user, open.session));
+            }
+        }
+        Ok(load)
+    }
+
+    /// Ends every session, as a restart would: without one that is open a restart journals nothing.
+    ///
+    /// # Errors
+    /// The node refuses.
+    pub fn close(&self, port: &Port) -> Result<(), NotTaken> {
+        for (_, session) in &self.users {
+            wait(port.call(Request::CloseSession(*session)))?;
+        }
+        Ok(())
+    }
+
+    /// The next request.
+    pub fn ask(&mut self) -> Request {
+        let kind = self.random.below(100);
+        let aims_at_open = (47..93).contains(&kind);
+        if self.open.len() >= OPEN || (aims_at_open && !self.open.is_empty()) {
+            // Too many open: one of them goes.
+            let kind = if aims_at_open { kind } else { 47 };
+            if let Some(request) = self.change(kind < 85) {
+                return request;
+            }
+        }
+        self.order(kind >= 93)
+    }
+
+    /// Cancels or amends an open order.
+    fn change(&mut self, is_cancel: bool) -> Option<Request> {
+        loop {
+            let count = self.open.len() as u64;
+            if count == 0 {
+                return None;
+            }
+            let at = usize::try_from(self.random.below(count)).expect("small");
+            let open = self.open[at];
+            if self.ended[open.number as usize % NUMBERS] {
+                self.open.swap_remove(at);
+                continue;
+            }
+            let (user, session) = self.users[open.user];
+            let client_seq = self.sequence(open.user);
+            let order = OrderRef::Client(open.id);
+            if is_cancel {
+                self.open.swap_remove(at);
+                return Some(Request::Cancel(CancelRequest {
+                    order,
+                    user,
+                    session,
+                    client_seq,
+                    reason: CancelReason::UserRequest,
+                    key_hash: Id128::NONE,
+                }));
+            }
+            return Some(Request::Amend(AmendRequest {
+                order,
+                user,
+                session,
+                client_seq,
+                price: Some(self.passive(open.side)),
+                quantity: None,
+                limit_checked: true,
+                key_hash: Id128::NONE,
+            }));
+        }
+    }
+
+    fn order(&mut self, is_aggressive: bool) -> Request {
+        let at = usize::try_from(self.random.below(USERS as u64)).expect("small");
+        let (user, session) = self.users[at];
+        let client_seq = self.sequence(at);
+        let side = if self.random.below(2) == 0 {
+            Side::Buy
+        } else {
+            Side::Sell
+        };
+        self.count += 1;
+        let number = self.count;
+        self.ended[number as usize % NUMBERS] = false;
+        self.ids[at] += 1;
+        let id = self.ids[at];
+        let (price, time_in_force) = if is_aggressive {
+            let reach = match side {
+                Side::Buy => 20,
+                Side::Sell => -20,
+            };
+            (Ticks(MIDDLE + reach), TimeInForce::Ioc)
+        } else {
+            self.open.push(Open {
+                user: at,
+                number,
+                id,
+                side,
+            });
+            (self.passive(side), TimeInForce::Gtc)
+        };
+        // An order stays on its instrument; which one does not matter to the flow.
+        let instrument = self.instruments[number as usize % self.instruments.len()];
+        Request::New(NewRequest {
+            instrument,
+            user,
+            session,
+            client_seq,
+            client_order_id: id,
+            stp_group: None,
+            stp: StpMode::CancelNewest,
+            side,
+            order_type: OrderType::Limit,
+            time_in_force,
+            post_only: false,
+            expire_at_ns: 0,
+            price: Some(price),
+            quantity: Lots(1 + self.random.below(100)),
+            pool: None,
+            limit_checked: true,
+            key_hash: Id128::NONE,
+        })
+    }
+
+    /// A price that does not cross: near the middle more often than far from it.
+    fn passive(&mut self, side: Side) -> Ticks {
+        let away = 1 + self.random.below(90).min(self.random.below(90));
+        let away = i64::try_from(away).expect("small");
+        Ticks(match side {
+            Side::Buy => MIDDLE - away,
+            Side::Sell => MIDDLE + away,
+        })
+    }
+
+    fn sequence(&mut self, user: usize) -> u64 {
+        self.sequences[user] += 1;
+        self.sequences[user]
+    }
+
+    /// Number of the order asked for last, from 1.
+    pub fn number(&self) -> u64 {
+        self.count
+    }
+
+    /// The order with that number has been taken on under a handle.
+    pub fn taken(&mut self, number: u64, handle: Handle) {
+        self.numbers[handle.slot as usize] = number;
+    }
+
+    /// An order has ended.
+    pub fn ended(&mut self, handle: Handle) {
+        let number = self.numbers[handle.slot as usize];
+        self.ended[number as usize % NUMBERS] = true;
+    }
+}

@@ -1,0 +1,126 @@
+//! The book on generated flow: every trade as the generator's plain book had it, for both shapes and several seeds, however the book is fed.
+
+use benches::drive::{Drive, new_book};
+use benches::floor::Floor;
+use benches::generate::{Shape, generate};
+use benches::xflow::{Flow, FlowError, HEADER_BYTES, RECORD_BYTES};
+use engine::EventSink;
+use types::{Envelope, EventEnvelope, InstrumentIx, Quote};
+
+/// A deep book small enough for a test, large enough to be looked ahead in.
+const DEEP: Shape = Shape {
+    resting: 20_000,
+    ..Shape::DEEP
+};
+
+struct Count(u64);
+
+impl EventSink for Count {
+    fn event(&mut self, _: &EventEnvelope) {
+        self.0 += 1;
+    }
+
+    fn quote(&mut self, _: InstrumentIx, _: Quote) {}
+}
+
+fn judge(flow: &Flow) {
+    let drive = Drive::new(flow);
+    assert!(
+        drive.tape_ok(flow),
+        "seed {}: {:?}",
+        flow.header.seed,
+        drive.outcome
+    );
+    assert_eq!(
+        drive.outcome.stp_checks, flow.header.trades,
+        "compared at each match"
+    );
+    let (mut book, mut count) = (new_book(drive.spec), Count(0));
+    let commands: Vec<Envelope> = drive.prefill.iter().chain(&drive.timed).copied().collect();
+    for batch in commands.chunks(64) {
+        let envelope: fn(&Envelope) -> Option<&Envelope> = |envelope| Some(envelope);
+        book.each_of_batch(batch, envelope, |book, envelope| {
+            book.apply(envelope, &mut count);
+        });
+    }
+    book.check_invariants();
+    assert_eq!(book.state_hash(), drive.outcome.state_hash);
+    assert_eq!(count.0, drive.outcome.events);
+}
+
+// rows: R162 R163 R164 R165 R166 R167 R168 R169 R170 R171 R172 R173 R179
+#[test]
+fn r162_the_tape_of_a_book_that_fits_the_cache_is_the_plain_books() {
+    for seed in 1..=4 {
+        let flow = generate(Shape::SINGLE, seed, 40_000);
+        assert!(flow.header.trades > 2_000, "a flow that trades");
+        judge(&flow);
+    }
+}
+
+// rows: R162 R163 R179
+#[test]
+fn r162_the_tape_of_a_deep_book_is_the_plain_books() {
+    for seed in 1..=2 {
+        judge(&generate(DEEP, seed, 40_000));
+    }
+}
+
+// rows: R180
+#[test]
+fn r180_a_seed_gives_the_same_file_and_the_file_says_so() {
+    let flow = generate(Shape::SINGLE, 7, 5_000);
+    let bytes = flow.write();
+    assert_eq!(bytes, generate(Shape::SINGLE, 7, 5_000).write());
+    assert_ne!(bytes, generate(Shape::SINGLE, 8, 5_000).write());
+    assert_eq!(Flow::read(&bytes), Ok(flow));
+}
+
+#[test]
+fn the_floor_trades_alike() {
+    for shape in [Shape::SINGLE, DEEP] {
+        let flow = generate(shape, 5, 30_000);
+        let mut floor = Floor::new(&flow.header);
+        let (prefill, timed) = flow.records.split_at(flow.header.prefill as usize);
+        prefill.iter().for_each(|record| floor.apply(record));
+        (floor.trades, floor.quantity) = (0, 0);
+        timed.iter().for_each(|record| floor.apply(record));
+        let header = &flow.header;
+        assert_eq!(
+            (floor.trades, floor.quantity, floor.tape.0),
+            (header.trades, header.quantity, header.tape)
+        );
+    }
+}
+
+#[test]
+fn a_wrong_answer_in_the_header_is_seen() {
+    let mut flow = generate(Shape::SINGLE, 9, 3_000);
+    flow.header.tape ^= 1;
+    assert!(!Drive::new(&flow).tape_ok(&flow));
+}
+
+#[test]
+fn what_is_no_flow_is_refused() {
+    let bytes = generate(Shape::SINGLE, 3, 100).write();
+    let with = |at: usize, byte: u8| {
+        let mut bytes = bytes.clone();
+        bytes[at] = byte;
+        Flow::read(&bytes)
+    };
+    assert_eq!(Flow::read(&bytes[..100]), Err(FlowError::Magic));
+    assert_eq!(with(0, b'Y'), Err(FlowError::Magic));
+    assert_eq!(with(8, 31), Err(FlowError::RecordSize(31)));
+    assert_eq!(with(HEADER_BYTES, 9), Err(FlowError::Record(0)));
+    let second = HEADER_BYTES + RECORD_BYTES;
+    assert_eq!(with(second + 1, 2), Err(FlowError::Record(1)));
+    assert_eq!(with(second + 14, 1), Err(FlowError::Record(1)));
+    let records = (bytes.len() - HEADER_BYTES) / RECORD_BYTES;
+    assert_eq!(
+        Flow::read(&bytes[..bytes.len() - 1]),
+        Err(FlowError::Length {
+            promised: records as u64,
+            found: records as u64 - 1
+        })
+    );
+}

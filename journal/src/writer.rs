@@ -1,0 +1,263 @@
+//! The writer's thread: takes what is pending, marks it, writes it, moves the commit position. A second thread makes the next segment ahead of need.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, mpsc};
+
+use crate::aligned::Buffer;
+use crate::frame::{self, MARK_BYTES, Mark};
+use crate::log::{Config, Shared, Tail};
+use crate::storage::Storage;
+use crate::survey::End;
+
+pub(crate) struct Writer {
+    storage: Arc<dyn Storage>,
+    shared: Arc<Shared>,
+    block: usize,
+    segment_bytes: u64,
+    end: End,
+    /// For batches that have to be split.
+    scratch: Buffer,
+    ahead: Ahead,
+}
+
+/// A writer that ends with a panic fails the log: who waits for the commit position must hear of it.
+struct Latch(Arc<Shared>);
+
+impl Drop for Latch {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail("its writer stopped with a panic");
+        }
+    }
+}
+
+impl Writer {
+    pub fn new(storage: Arc<dyn Storage>, shared: Arc<Shared>, config: Config, end: End) -> Self {
+        let block = storage.block_bytes();
+        Self {
+            segment_bytes: config.segment_bytes.next_multiple_of(block as u64),
+            block,
+            ahead: Ahead::default(),
+            storage,
+            shared,
+            end,
+            scratch: Buffer::default(),
+        }
+    }
+
+    pub fn run(mut self) {
+        let _latch = Latch(self.shared.clone());
+        let mut buffer = Buffer::with_capacity(1 << 20);
+        while let Some(tail) = self.take(&mut buffer) {
+            if self.shared.is_failed.load(Ordering::Acquire) {
+                continue;
+            }
+            if let Err(error) = self.write(&mut buffer, tail) {
+                tracing::error!(%error, "the journal cannot be written; no more orders are taken");
+                self.shared.fail(&error.to_string());
+            }
+        }
+    }
+
+    /// Waits for units and swaps them into `buffer`; `None` when the log is closed and everything written.
+    fn take(&self, buffer: &mut Buffer) -> Option<Tail> {
+        buffer.resize(MARK_BYTES);
+        let mut pending = self.shared.pending();
+        while pending.buffer.len() <= MARK_BYTES {
+            if pending.is_stopping {
+                return None;
+            }
+            pending.is_waiting = true;
+            pending = self
+                .shared
+                .wake
+                .wait(pending)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        pending.is_waiting = false;
+        std::mem::swap(buffer, &mut pending.buffer);
+        self.shared.pending_bytes.store(0, Ordering::Relaxed);
+        Some(pending.tail)
+    }
+
+    fn room(&self) -> u64 {
+        self.end.bytes.saturating_sub(self.end.offset)
+    }
+
+    fn extent(&self, bytes: usize) -> u64 {
+        bytes.next_multiple_of(self.block) as u64
+    }
+
+    fn write(&mut self, buffer: &mut Buffer, tail: Tail) -> io::Result<()> {
+        if self.extent(buffer.len()) > self.room() {
+            if self.extent(buffer.len()) > self.segment_bytes {
+                return self.split(buffer);
+            }
+            self.roll(self.segment_bytes)?;
+        }
+        self.put(buffer, tail)
+    }
+
+    /// Writes a batch in parts of whole units, segment by segment, each part durable before the next.
+    fn split(&mut self, buffer: &Buffer) -> io::Result<()> {
+        let mut rest = &buffer.bytes()[MARK_BYTES..];
+        let mut part = std::mem::take(&mut self.scratch);
+        while !rest.is_empty() {
+            let (mut bytes, mut tail) = (0, Tail::default());
+            while bytes < rest.len() {
+                let unit = frame::unit(&rest[bytes..]);
+                if self.extent(MARK_BYTES + bytes + unit.bytes) > self.room() {
+                    break;
+                }
+                bytes += unit.bytes;
+                tail = Tail {
+                    sequence: unit.sequence,
+                    crc: unit.crc,
+                };
+            }
+            if bytes == 0 {
+                let unit = self.extent(MARK_BYTES + frame::unit(rest).bytes);
+                self.roll(self.segment_bytes.max(unit))?;
+                continue;
+            }
+            part.resize(MARK_BYTES);
+            part.extend(&rest[..bytes]);
+            self.put(&mut part, tail)?;
+            rest = &rest[bytes..];
+        }
+        self.scratch = part;
+        Ok(())
+    }
+
+    /// Writes a batch that fits where the log ends; durable when it returns.
+    fn put(&mut self, buffer: &mut Buffer, tail: Tail) -> io::Result<()> {
+        let frame_bytes = (buffer.len() - MARK_BYTES) as u64;
+        let extent = self.extent(buffer.len());
+        assert!(extent <= self.room(), "a batch stays in its segment");
+        assert!(
+            tail.sequence > self.end.sequence,
+            "the commit position only grows"
+        );
+        let mark = frame::mark(&Mark {
+            batch: self.end.batch + 1,
+            extent,
+            durable: self.end.sequence,
+            last: tail.sequence,
+            prev: self.end.crc,
+        });
+        buffer.bytes_mut()[..MARK_BYTES].copy_from_slice(&mark);
+        let blocks = buffer.padded(self.block);
+        self.storage
+            .write(self.end.segment, self.end.offset, blocks)?;
+        self.storage.sync(self.end.segment)?;
+        self.end = End {
+            offset: self.end.offset + extent,
+            sequence: tail.sequence,
+            batch: self.end.batch + 1,
+            crc: tail.crc,
+            ..self.end
+        };
+        let counters = &self.shared.counters;
+        counters.batches.fetch_add(1, Ordering::Relaxed);
+        counters
+            .frame_bytes
+            .fetch_add(frame_bytes, Ordering::Relaxed);
+        counters.written_bytes.fetch_add(extent, Ordering::Relaxed);
+        self.shared.durable.store(tail.sequence, Ordering::Release);
+        let end = self.end;
+        self.shared.state.send_modify(|state| {
+            state.sequence = end.sequence;
+            state.segment = end.segment;
+            state.offset = end.offset;
+        });
+        if self.end.offset > self.end.bytes / 2 {
+            self.ahead
+                .begin(&self.storage, self.end.segment + 1, self.segment_bytes);
+        }
+        Ok(())
+    }
+
+    /// Goes on in the next segment.
+    fn roll(&mut self, bytes: u64) -> io::Result<()> {
+        let next = self.end.segment + 1;
+        let (is_made, was_ready) = self.ahead.take(next, bytes);
+        if !is_made {
+            self.storage.create(next, bytes)?;
+        }
+        self.end.segment = next;
+        self.end.bytes = bytes;
+        self.end.offset = 0;
+        let counters = &self.shared.counters;
+        counters.segments.fetch_add(1, Ordering::Relaxed);
+        counters
+            .segment_waits
+            .fetch_add(u64::from(!was_ready), Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// The segment that is made while the one before it fills.
+#[derive(Default)]
+struct Ahead(Option<Making>);
+
+struct Making {
+    segment: u64,
+    bytes: u64,
+    done: mpsc::Receiver<io::Result<()>>,
+}
+
+impl Ahead {
+    /// Starts to make a segment, once.
+    fn begin(&mut self, storage: &Arc<dyn Storage>, segment: u64, bytes: u64) {
+        if self
+            .0
+            .as_ref()
+            .is_some_and(|making| making.segment == segment)
+        {
+            return;
+        }
+        let (tell, done) = mpsc::sync_channel(1);
+        let storage = storage.clone();
+        let thread = std::thread::Builder::new().name("journal-next".to_owned());
+        let started = thread.spawn(move || {
+            // Nobody waits any more when the log was closed meanwhile.
+            let _ = tell.send(storage.create(segment, bytes));
+        });
+        match started {
+            Ok(_) => {
+                self.0 = Some(Making {
+                    segment,
+                    bytes,
+                    done,
+                });
+            }
+            Err(error) => tracing::warn!(%error, "the next segment is not made ahead"),
+        }
+    }
+
+    /// Whether the segment is there, and whether it was at once. What went wrong is tried again by the caller, who then has the error.
+    fn take(&mut self, segment: u64, bytes: u64) -> (bool, bool) {
+        let Some(making) = self.0.take() else {
+            return (false, false);
+        };
+        let (answer, was_ready) = match making.done.try_recv() {
+            Ok(answer) => (Ok(answer), true),
+            Err(_) => (making.done.recv(), false),
+        };
+        if let Ok(Err(error)) = &answer {
+            tracing::warn!(%error, segment = making.segment, "the journal's next segment could not be made ahead");
+        }
+        let is_it = making.segment == segment && making.bytes == bytes;
+        (is_it && matches!(answer, Ok(Ok(()))), was_ready)
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        // A segment half made is not left to a thread that outlives the log.
+        if let Some(making) = self.0.take() {
+            let _ = making.done.recv();
+        }
+    }
+}

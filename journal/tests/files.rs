@@ -1,0 +1,233 @@
+//! Real files, written directly and through the page cache.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use journal::{
+    Appender, Config, FileStorage, FrameKind, Journal, JournalError, Mode, Retention, Snapshots,
+    Storage, list, walk, walk_after,
+};
+
+const CONFIG: Config = Config {
+    segment_bytes: 64 << 10,
+    pending_bytes_max: 1 << 20,
+};
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .build()
+        .expect("runtime")
+}
+
+fn append(appender: &mut Appender, sequence: u64) {
+    let payload = vec![sequence as u8 | 1; 100 + sequence as usize % 300];
+    appender.append(FrameKind::Command, false, sequence, sequence, &payload);
+    appender.append(FrameKind::Event, true, sequence, sequence, &payload);
+}
+
+fn open(dir: &Path, mode: Mode) -> (Journal, u64) {
+    let storage = FileStorage::with_mode(dir, mode).expect("a folder");
+    let mut last = 0;
+    let journal = Journal::open(Arc::new(storage), CONFIG, |frame| {
+        last = frame.sequence;
+        Ok(())
+    });
+    (journal.expect("opens"), last)
+}
+
+/// Appends `range`, a batch for every seven, each waited for.
+fn fill(journal: &Journal, appender: &mut Appender, range: std::ops::RangeInclusive<u64>) {
+    let (commit, runtime, end) = (journal.commit(), runtime(), *range.end());
+    for sequence in range {
+        append(appender, sequence);
+        if sequence % 7 == 0 || sequence == end {
+            appender.flush();
+            runtime.block_on(commit.wait(sequence)).expect("durable");
+        }
+    }
+}
+
+/// A disk, and memory where the system has it as a file system.
+fn folders() -> Vec<tempfile::TempDir> {
+    let mut folders = vec![tempfile::tempdir().expect("folder")];
+    if Path::new("/dev/shm").is_dir() {
+        folders.extend(tempfile::tempdir_in("/dev/shm"));
+    }
+    folders
+}
+
+// rows: R174
+#[test]
+fn r174_what_was_written_in_one_mode_is_read_and_continued_in_the_other() {
+    for folder in folders() {
+        let dir = folder.path();
+        let chosen = FileStorage::new(dir, true).expect("a folder").mode();
+        let modes = if chosen == Mode::Direct {
+            [Mode::Direct, Mode::Synced, Mode::Direct, Mode::Unsynced]
+        } else {
+            [chosen, Mode::Unsynced, chosen, chosen]
+        };
+        let mut last = 0;
+        for mode in modes {
+            let (journal, found) = open(dir, mode);
+            assert_eq!(found, last);
+            let stats = journal.stats();
+            assert_eq!((stats.mode, stats.batches), (mode, 0));
+            fill(&journal, &mut journal.appender(), last + 1..=last + 300);
+            last += 300;
+            let stats = journal.stats();
+            assert!(stats.batches >= 43 && stats.written_bytes > stats.frame_bytes);
+            assert_eq!(stats.written_bytes % stats.block_bytes as u64, 0);
+            assert!(stats.segments > 2, "several segments were begun");
+            let (mut reader, mut read) = (journal.reader(last - 300), 0);
+            while let Some(frame) = reader.try_next().expect("readable") {
+                assert_eq!(frame.payload[0], frame.sequence as u8 | 1);
+                read += 1;
+            }
+            assert_eq!(read, 600);
+            drop(reader);
+            journal.close();
+        }
+        let storage = FileStorage::read_only(dir).expect("a folder");
+        assert_eq!(walk(&storage, |_| Ok(())).expect("whole"), last);
+        let segments = list(&storage).expect("listed");
+        let mut next = 1;
+        for (first, last) in segments.iter().filter_map(|segment| segment.sequences) {
+            assert_eq!(first, next);
+            next = last + 1;
+        }
+        assert_eq!(next, last + 1);
+        assert!(
+            segments
+                .iter()
+                .all(|segment| segment.bytes == CONFIG.segment_bytes)
+        );
+        assert!(storage.create(99, 4096).is_err(), "only to look at");
+    }
+}
+
+#[test]
+fn half_made_segments_go_and_a_look_makes_nothing() {
+    let folder = tempfile::tempdir().expect("folder");
+    let dir = folder.path().join("log");
+    assert!(FileStorage::read_only(&dir).is_err());
+    assert!(!dir.exists());
+    FileStorage::new(&dir, true).expect("a folder");
+    assert_eq!(std::fs::read_dir(&dir).expect("listed").count(), 0);
+    std::fs::write(dir.join("0000000002.part"), b"half").expect("written");
+    let (journal, _) = open(&dir, Mode::Synced);
+    journal.close();
+    let storage = FileStorage::read_only(&dir).expect("a folder");
+    assert_eq!(storage.segments().expect("listed"), [1]);
+    assert!(!dir.join("0000000002.part").exists());
+}
+
+#[test]
+fn segments_behind_the_oldest_snapshot_go_when_nobody_needs_them() {
+    let folder = tempfile::tempdir().expect("folder");
+    let dir = folder.path();
+    let snapshots = Snapshots::new(&dir.join("snapshots"));
+    let retention = Retention::default();
+    let (journal, _) = open(dir, Mode::Unsynced);
+    let mut appender = journal.appender();
+    fill(&journal, &mut appender, 1..=2_000);
+    let storage = FileStorage::read_only(dir).expect("a folder");
+    let all = storage.segments().expect("listed");
+    assert!(all.len() > 8);
+
+    // No snapshot, one, and a second one that is damaged: nothing goes.
+    let nothing = |journal: &Journal| {
+        assert!(
+            journal
+                .retain(&snapshots, u64::MAX, retention)
+                .expect("looked")
+                .is_empty()
+        );
+    };
+    nothing(&journal);
+    snapshots.write(1_000, b"state").expect("written");
+    nothing(&journal);
+    let damaged = snapshots.write(1_500, b"state").expect("written");
+    std::fs::write(&damaged, b"noise").expect("written");
+    nothing(&journal);
+    snapshots.write(1_500, b"state").expect("written");
+
+    // A reader that is behind, somebody outside, and a number kept on purpose hold it back.
+    let mut reader = journal.reader(0);
+    assert_eq!(
+        reader
+            .try_next()
+            .expect("readable")
+            .expect("a frame")
+            .sequence,
+        1
+    );
+    nothing(&journal);
+    drop(reader);
+    assert!(
+        journal
+            .retain(&snapshots, 0, retention)
+            .expect("looked")
+            .is_empty()
+    );
+    let kept = Retention {
+        segments_kept: all.len(),
+        ..retention
+    };
+    assert!(
+        journal
+            .retain(&snapshots, u64::MAX, kept)
+            .expect("looked")
+            .is_empty()
+    );
+
+    let removed = journal
+        .retain(&snapshots, u64::MAX, retention)
+        .expect("removed");
+    assert_eq!(removed, all[..removed.len()]);
+    assert!(!removed.is_empty() && removed.len() < all.len());
+    nothing(&journal);
+    let through = journal::removed_through(&storage).expect("read");
+    assert!(through > 0 && through <= 1_000, "{through}");
+
+    // What is left reads from the snapshot on, and says so when more is wanted.
+    let mut reader = journal.reader(1_000);
+    let frame = reader.try_next().expect("readable").expect("a frame");
+    assert_eq!(frame.sequence, 1_001);
+    let error = journal
+        .reader(0)
+        .try_next()
+        .expect_err("removed")
+        .to_string();
+    assert!(error.contains(&through.to_string()), "{error}");
+    drop(reader);
+    fill(&journal, &mut appender, 2_001..=2_100);
+    journal.close();
+
+    let open_after = |after| {
+        let storage = FileStorage::with_mode(dir, Mode::Unsynced).expect("a folder");
+        let mut first = None;
+        let journal = Journal::open_after(Arc::new(storage), CONFIG, after, |frame| {
+            first.get_or_insert(frame.sequence);
+            Ok(())
+        });
+        journal.map(|journal| (journal, first))
+    };
+    assert!(matches!(
+        open_after(0).map(|_| ()),
+        Err(JournalError::Removed { .. })
+    ));
+    let (journal, first) = open_after(1_500).expect("opens");
+    assert!(
+        first.expect("frames") > through && first.expect("frames") <= 1_501,
+        "segments before it are not looked at"
+    );
+    assert_eq!(journal.commit().position(), 2_100);
+    journal.close();
+    assert_eq!(walk(&storage, |_| Ok(())).expect("whole"), 2_100);
+    assert_eq!(
+        walk_after(&storage, 1_500, |_| Ok(())).expect("whole"),
+        2_100
+    );
+    assert!(walk_after(&storage, 0, |_| Ok(())).is_err());
+}

@@ -1,0 +1,151 @@
+//! Nothing reported durable is lost, over seeds: each is a few lives of a log on a disk that loses power in the middle of any write or sync, also while
+//! the log is opened, and then keeps, drops, tears and reorders what was not synced. `POWERLOSS_SEEDS` says how many; `cargo xtask powerloss` runs all.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use journal::fault::MemoryStorage;
+use journal::{Appender, Config, FrameKind, Journal};
+
+const CONFIG: Config = Config {
+    segment_bytes: 8 << 10,
+    pending_bytes_max: 1 << 20,
+};
+const LIVES: u64 = 5;
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (z ^ (z >> 31)) % bound
+    }
+}
+
+/// A record names the life that wrote it, so that one that comes back from an earlier life is noticed.
+fn payload(sequence: u64, index: u64, life: u64) -> Vec<u8> {
+    let length = 24 + usize::try_from((sequence * 31 + index * 7 + life) % 180).expect("small");
+    let mut payload = vec![(sequence + index) as u8; length];
+    for (at, word) in [sequence, index, life].into_iter().enumerate() {
+        payload[at * 8..][..8].copy_from_slice(&word.to_le_bytes());
+    }
+    payload
+}
+
+fn append(appender: &mut Appender, sequence: u64, life: u64) {
+    let events = (sequence + life) % 4;
+    for index in 0..=events {
+        let kind = match index {
+            0 => FrameKind::Command,
+            _ => FrameKind::Event,
+        };
+        let payload = payload(sequence, index, life);
+        appender.append(kind, index == events, sequence, 1, &payload);
+    }
+}
+
+/// Which life wrote each record; `lives[n]` is that of record `n + 1`.
+fn check(storage: &Arc<MemoryStorage>, lives: &[u64]) -> Result<(Journal, u64), String> {
+    let (mut last, mut index) = (0, 0);
+    let journal = Journal::open(Arc::new(storage.clone()), CONFIG, |frame| {
+        if frame.kind == FrameKind::Command {
+            last += 1;
+            index = 0;
+        } else {
+            index += 1;
+        }
+        let life = *lives
+            .get(usize::try_from(last).expect("small") - 1)
+            .ok_or("a record that nobody wrote")?;
+        let is_end = index == (last + life) % 4;
+        if frame.sequence != last
+            || frame.unit_end != is_end
+            || frame.payload != payload(last, index, life)
+        {
+            return Err(format!("record {last} is not what was written"));
+        }
+        Ok(())
+    });
+    journal
+        .map(|journal| (journal, last))
+        .map_err(|error| error.to_string())
+}
+
+/// A few lives, each ended by a loss of power or by a kill; the error says what was lost.
+fn run(seed: u64, sync_is_lost: bool) -> Result<(), String> {
+    let mut random = Random(seed);
+    let storage = Arc::new(MemoryStorage::default());
+    storage.sync_is_lost.store(sync_is_lost, Ordering::SeqCst);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .expect("runtime");
+    let mut lives: Vec<u64> = Vec::new();
+    let mut reported = 0;
+    for life in 1..=LIVES {
+        if life < LIVES {
+            storage.power_off_after(random.below(24));
+        }
+        match check(&storage, &lives) {
+            Ok((journal, found)) => {
+                if found < reported {
+                    return Err(format!(
+                        "life {life}: {reported} was reported, {found} is there"
+                    ));
+                }
+                lives.truncate(usize::try_from(found).expect("small"));
+                let (mut appender, commit) = (journal.appender(), journal.commit());
+                assert_eq!(commit.position(), found);
+                for _ in 0..random.below(12) {
+                    for _ in 0..=random.below(9) {
+                        lives.push(life);
+                        append(&mut appender, lives.len() as u64, life);
+                    }
+                    appender.flush();
+                    if runtime.block_on(commit.wait(lives.len() as u64)).is_err() {
+                        break;
+                    }
+                }
+                drop(journal);
+                reported = commit.position();
+            }
+            // The power went while it was opened.
+            Err(error) if error.contains("power is off") => {}
+            Err(error) => return Err(format!("life {life}: {error}")),
+        }
+        match random.below(4) {
+            0 => storage.revive(),
+            _ => storage.crash(seed ^ life << 32),
+        }
+    }
+    Ok(())
+}
+
+fn seeds() -> u64 {
+    std::env::var("POWERLOSS_SEEDS").map_or(500, |seeds| {
+        seeds.parse().expect("POWERLOSS_SEEDS is a number")
+    })
+}
+
+// rows: R174
+#[test]
+fn r174_no_power_loss_takes_what_was_reported_durable() {
+    let seeds = seeds();
+    for seed in 0..seeds {
+        if let Err(loss) = run(seed, false) {
+            panic!("seed {seed}: {loss}");
+        }
+    }
+    println!("{seeds} seeds, nothing lost");
+}
+
+#[test]
+fn without_the_sync_the_same_lives_lose_what_was_reported() {
+    let seeds = seeds();
+    let losses = (0..seeds).filter(|seed| run(*seed, true).is_err()).count() as u64;
+    println!("{losses} of {seeds} seeds lose records when a sync does nothing");
+    assert!(losses * 4 > seeds, "only {losses} of {seeds}");
+}

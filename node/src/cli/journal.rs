@@ -1,0 +1,179 @@
+//! `platform journal ls | verify | dump | replay | snapshot`: the trading path's log, looked at where it lies. No platform has to run; while one does,
+//! the end of its log may be taken for damage, and it makes its own snapshots.
+
+use std::fmt::Display;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::{Arg, ArgMatches, Command, value_parser};
+use sequencer::inspect::Folder;
+use serde::Serialize;
+use types::Sequence;
+
+/// The noun with its verbs.
+pub fn command() -> Command {
+    let until = || {
+        number("until")
+            .long("until")
+            .help("Last command [default: the last one there is]")
+    };
+    Command::new("journal")
+        .about("The journal of the trading path: list, check, print, replay, snapshot")
+        .subcommand_required(true)
+        .arg(
+            Arg::new("dir")
+                .long("dir")
+                .value_name("DIR")
+                .global(true)
+                .value_parser(value_parser!(PathBuf))
+                .help("Folder of the journal [default: journal in the data folder]"),
+        )
+        .subcommand(Command::new("ls").about("List segments and snapshots"))
+        .subcommand(
+            Command::new("verify")
+                .about("Check every record, compute every event again and compare it"),
+        )
+        .subcommand(
+            Command::new("dump")
+                .about("Print commands with their events; with --json one object a line")
+                .arg(
+                    number("from")
+                        .long("from")
+                        .help("First command [default: the first one there is]"),
+                )
+                .arg(until()),
+        )
+        .subcommand(
+            Command::new("replay")
+                .about("Print books and state hash after a command")
+                .arg(until()),
+        )
+        .subcommand(
+            Command::new("snapshot")
+                .about("Write the state after a command down, for a faster start")
+                .arg(until()),
+        )
+}
+
+fn number(name: &'static str) -> Arg {
+    Arg::new(name)
+        .value_name("SEQ")
+        .value_parser(value_parser!(u64).range(1..))
+}
+
+/// Does what `journal` was asked. `dir` is the folder unless `--dir` names another one.
+///
+/// # Errors
+/// The journal cannot be read, or does not check.
+pub fn run(matches: &ArgMatches, dir: &Path, json: bool) -> anyhow::Result<()> {
+    let Some((verb, matches)) = matches.subcommand() else {
+        bail!("journal: a verb is expected");
+    };
+    let dir = matches
+        .get_one::<PathBuf>("dir")
+        .map_or(dir, PathBuf::as_path);
+    let folder = Folder::new(dir);
+    let sequence = |name: &str| matches.get_one::<u64>(name).copied();
+    let until = || sequence("until").map(Sequence);
+    let done = match verb {
+        "ls" => print(&folder.list()?, json),
+        "verify" => folder
+            .verify()
+            .map_err(Into::into)
+            .and_then(|verified| print(&verified, json)),
+        "replay" => folder
+            .state(until())
+            .map_err(Into::into)
+            .and_then(|state| print(&state, json)),
+        "snapshot" => folder
+            .snapshot(until())
+            .map_err(Into::into)
+            .and_then(|written| print(&written, json)),
+        _ => dump(
+            &folder,
+            sequence("from").unwrap_or(1),
+            sequence("until").unwrap_or(u64::MAX),
+            json,
+        ),
+    };
+    done.with_context(|| format!("journal in {}", dir.display()))
+}
+
+fn print(value: &(impl Serialize + Display), json: bool) -> anyhow::Result<()> {
+    if json {
+        println!("{}", serde_json::to_string_pretty(value)?);
+    } else {
+        print!("{value}");
+    }
+    Ok(())
+}
+
+fn dump(folder: &Folder, from: u64, until: u64, json: bool) -> anyhow::Result<()> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    let mut is_closed = false;
+    let dumped = folder.dump(from..=until, |line| {
+        let written = if json {
+            serde_json::to_writer(&mut out, &line)
+                .map_err(io::Error::from)
+                .and_then(|()| writeln!(out))
+        } else {
+            write!(out, "{line}")
+        };
+        written.map_err(|error| {
+            is_closed = error.kind() == io::ErrorKind::BrokenPipe;
+            error.to_string()
+        })
+    });
+    // Whoever reads has seen enough.
+    if is_closed {
+        return Ok(());
+    }
+    dumped?;
+    match out.flush() {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        flushed => Ok(flushed?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // rows: R350
+    #[test]
+    fn r350_the_verbs_of_the_journal_work_on_a_folder_and_fail_on_none() {
+        let folder = tempfile::tempdir().expect("folder");
+        let dir = folder.path().join("journal");
+        let ask = |words: &[&str]| {
+            let words = std::iter::once("journal").chain(words.iter().copied());
+            let matches = command().try_get_matches_from(words).expect("well formed");
+            run(&matches, &dir, true)
+        };
+        for verb in ["ls", "verify", "dump", "replay", "snapshot"] {
+            let error = format!("{:#}", ask(&[verb]).expect_err("no folder"));
+            assert!(error.contains("No such file"), "{error}");
+        }
+        assert!(!dir.exists(), "a look makes nothing");
+        let config = sequencer::Config::new(&dir);
+        let backlog = std::sync::Arc::default();
+        sequencer::SequencerHandle::start(config, backlog)
+            .expect("starts")
+            .stop();
+        for words in [
+            &["ls"][..],
+            &["verify"],
+            &["dump", "--from", "1"],
+            &["replay"],
+            &["snapshot"],
+        ] {
+            ask(words).expect("an empty journal is a good one");
+        }
+        assert!(ask(&["replay", "--until", "5"]).is_err());
+        assert!(
+            command()
+                .try_get_matches_from(["journal", "replay", "--until", "0"])
+                .is_err()
+        );
+    }
+}

@@ -1,0 +1,504 @@
+//! A journal at rest, for people: what `platform journal` prints, as values that are readable and as JSON. Everything here only reads, but
+//! [`Folder::snapshot`].
+//!
+//! Of a journal that a running node writes, the end may be taken for damage: look again, or at a copy.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+use admission::AdmissionConfig;
+use engine::Book;
+use journal::{FileStorage, Frame, FrameKind, JournalError, SegmentInfo, Snapshots};
+use serde::Serialize;
+use types::{Command, EventEnvelope, Phase, Sequence, Side};
+
+use crate::core::Core;
+use crate::image::{self, ImageError};
+use crate::record::{decode_command, decode_event};
+use crate::recover::{self, Replay, StartError, replay};
+
+/// Why a journal cannot be shown.
+#[derive(Debug, thiserror::Error)]
+pub enum InspectError {
+    #[error(transparent)]
+    Start(#[from] StartError),
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error("the journal ends at {end}; there is no state at {until}")]
+    Beyond { until: Sequence, end: Sequence },
+}
+
+/// The folder of a journal, with its snapshots in `snapshots` below it.
+pub struct Folder {
+    dir: PathBuf,
+}
+
+/// What is in the folder.
+#[derive(Debug, Serialize)]
+pub struct Listing {
+    pub segments: Vec<SegmentLine>,
+    pub snapshots: Vec<SnapshotLine>,
+}
+
+/// One segment.
+#[derive(Debug, Serialize)]
+pub struct SegmentLine {
+    pub number: u64,
+    pub file: String,
+    /// Size of the file, and the part of it that is written.
+    pub bytes: u64,
+    pub used_bytes: u64,
+    /// Writes.
+    pub batches: u64,
+    /// `null` while nothing is in it.
+    pub first: Option<u64>,
+    pub last: Option<u64>,
+}
+
+/// One snapshot.
+#[derive(Debug, Serialize)]
+pub struct SnapshotLine {
+    pub sequence: u64,
+    /// Whole by its checksum.
+    pub is_whole: bool,
+}
+
+/// What [`Folder::verify`] has walked.
+#[derive(Debug, Default, Serialize)]
+pub struct Verified {
+    pub segments: usize,
+    pub commands: u64,
+    pub events: u64,
+    /// First and last command that are there.
+    pub first: u64,
+    pub last: u64,
+    /// Events of commands behind it were computed again and compared; `null`: the journal's beginning was removed and no snapshot stands for it, so that
+    /// the chain alone was checked.
+    pub compared_after: Option<u64>,
+    pub trades: u64,
+    /// Hexadecimal.
+    pub state_hash: String,
+    /// Snapshots that restore; those on the way gave the state that the journal gives.
+    pub snapshots: Vec<u64>,
+    /// Snapshots that do not check or restore: a start passes them over.
+    pub bad_snapshots: Vec<u64>,
+    /// File and offset of a torn tail, which the next start cuts.
+    pub torn_tail: Option<(String, u64)>,
+}
+
+/// A command and what it caused.
+#[derive(Debug, Serialize)]
+pub struct DumpLine {
+    pub sequence: Sequence,
+    pub time_ns: u64,
+    pub command: Command,
+    pub events: Vec<EventEnvelope>,
+}
+
+/// The machine at one sequence.
+#[derive(Debug, Serialize)]
+pub struct State {
+    pub sequence: u64,
+    pub time_ns: u64,
+    pub trades: u64,
+    /// Hexadecimal.
+    pub state_hash: String,
+    pub books: Vec<BookState>,
+}
+
+/// One book, best prices first.
+#[derive(Debug, Serialize)]
+pub struct BookState {
+    pub instrument: String,
+    pub phase: Phase,
+    pub orders: u32,
+    /// Hexadecimal.
+    pub state_hash: String,
+    pub bids: Vec<Level>,
+    pub asks: Vec<Level>,
+}
+
+/// One price.
+#[derive(Debug, Serialize)]
+pub struct Level {
+    pub price: String,
+    pub quantity: String,
+    pub orders: usize,
+}
+
+/// A snapshot that was written.
+#[derive(Debug, Serialize)]
+pub struct Written {
+    pub sequence: u64,
+    /// Hexadecimal.
+    pub state_hash: String,
+    pub bytes: usize,
+}
+
+impl Folder {
+    pub fn new(dir: &Path) -> Self {
+        Self {
+            dir: dir.to_path_buf(),
+        }
+    }
+
+    fn storage(&self) -> Result<FileStorage, JournalError> {
+        Ok(FileStorage::read_only(&self.dir)?)
+    }
+
+    fn snapshots(&self) -> Snapshots {
+        Snapshots::new(&self.dir.join("snapshots"))
+    }
+
+    /// Segments and snapshots by what they say of themselves; nothing in between is checked.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn list(&self) -> Result<Listing, InspectError> {
+        let segments = journal::list(&self.storage()?)?;
+        let snapshots = self.snapshots();
+        let good = snapshots.good().map_err(JournalError::Io)?;
+        let all = snapshots.sequences().map_err(JournalError::Io)?;
+        Ok(Listing {
+            segments: segments.into_iter().map(SegmentLine::from).collect(),
+            snapshots: all
+                .into_iter()
+                .map(|sequence| SnapshotLine {
+                    sequence,
+                    is_whole: good.contains(&sequence),
+                })
+                .collect(),
+        })
+    }
+
+    /// Walks everything: checksums, chain, gapless commands; computes every event again and compares it with the one in the journal, and the state with
+    /// that of every snapshot on the way.
+    ///
+    /// # Errors
+    /// What does not check, with its place.
+    pub fn verify(&self) -> Result<Verified, InspectError> {
+        let storage = self.storage()?;
+        let limits = AdmissionConfig::default();
+        let removed = journal::removed_through(&storage)?;
+        let (mut start, mut hashes) = (None, BTreeMap::new());
+        let mut verified = Verified::default();
+        for sequence in self.snapshots().sequences().map_err(JournalError::Io)? {
+            match image::load(&self.dir.join("snapshots"), Sequence(sequence), limits)? {
+                Some(core) if core.sequence().get() == sequence => {
+                    hashes.insert(sequence, core.state_hash());
+                    verified.snapshots.push(sequence);
+                    if start.is_none() && sequence >= removed {
+                        start = Some(core);
+                    }
+                }
+                _ => verified.bad_snapshots.push(sequence),
+            }
+        }
+        if removed == 0 {
+            start = Some(Core::new(limits));
+        }
+        verified.compared_after = start.as_ref().map(|core| core.sequence().get());
+        let mut replay = start.map(|core| Replay::new(core, None));
+        let checked = journal::check(&storage, |frame| {
+            verified.count(frame);
+            let Some(replay) = &mut replay else {
+                return Ok(());
+            };
+            replay.frame(frame)?;
+            let sequence = replay.core.sequence().get();
+            if frame.unit_end
+                && frame.sequence == sequence
+                && let Some(hash) = hashes.get(&sequence)
+                && *hash != replay.core.state_hash()
+            {
+                return Err(format!(
+                    "the snapshot at {sequence} holds another state than the journal gives there"
+                ));
+            }
+            Ok(())
+        })?;
+        let end = Sequence(checked.sequence);
+        if let Some(snapshot) = verified.snapshots.last().map(|last| Sequence(*last))
+            && snapshot > end
+        {
+            return Err(StartError::SnapshotAhead {
+                snapshot,
+                journal: end,
+            }
+            .into());
+        }
+        verified.segments = journal::list(&storage)?.len();
+        verified.torn_tail = checked.torn;
+        if let Some(replay) = replay {
+            verified.trades = replay.core.trades();
+            verified.state_hash = hex(replay.core.state_hash());
+        }
+        Ok(verified)
+    }
+
+    /// Gives every command in `range` with its events, in order.
+    ///
+    /// # Errors
+    /// The journal is damaged, the range begins before what is kept, or `visit` says no.
+    pub fn dump(
+        &self,
+        range: RangeInclusive<u64>,
+        mut visit: impl FnMut(DumpLine) -> Result<(), String>,
+    ) -> Result<(), InspectError> {
+        let mut line: Option<DumpLine> = None;
+        let after = range.start().saturating_sub(1);
+        journal::walk_after(&self.storage()?, after, |frame| {
+            if !range.contains(&frame.sequence) {
+                return Ok(());
+            }
+            match frame.kind {
+                FrameKind::Command => {
+                    let envelope = decode_command(frame)?;
+                    line = Some(DumpLine {
+                        sequence: envelope.sequence,
+                        time_ns: envelope.time_ns,
+                        command: envelope.command,
+                        events: Vec::new(),
+                    });
+                }
+                FrameKind::Event => {
+                    let line = line.as_mut().ok_or("an event without its command")?;
+                    line.events.push(decode_event(frame)?);
+                }
+            }
+            match line.take_if(|_| frame.unit_end) {
+                Some(line) => visit(line),
+                None => Ok(()),
+            }
+        })?;
+        Ok(())
+    }
+
+    /// Books and state hash after command `until`, or at the end; computed again and compared on the way.
+    ///
+    /// # Errors
+    /// As [`replay`]; [`InspectError::Beyond`].
+    pub fn state(&self, until: Option<Sequence>) -> Result<State, InspectError> {
+        let core = self.replay(until)?;
+        Ok(State {
+            sequence: core.sequence().get(),
+            time_ns: core.time_ns(),
+            trades: core.trades(),
+            state_hash: hex(core.state_hash()),
+            books: core.books().map(BookState::of).collect(),
+        })
+    }
+
+    /// Writes the state after command `until`, or at the end, down as a snapshot. Not while a node runs in the folder: it makes its own.
+    ///
+    /// # Errors
+    /// As [`Folder::state`], or the snapshot cannot be written.
+    pub fn snapshot(&self, until: Option<Sequence>) -> Result<Written, InspectError> {
+        // Asked first: the lock would make the folder.
+        drop(self.storage()?);
+        let lock = recover::lock(&self.dir)?;
+        let core = self.replay(until)?;
+        let bytes = image::save(&self.snapshots(), &core)?;
+        drop(lock);
+        Ok(Written {
+            sequence: core.sequence().get(),
+            state_hash: hex(core.state_hash()),
+            bytes,
+        })
+    }
+
+    fn replay(&self, until: Option<Sequence>) -> Result<Core, InspectError> {
+        let core = replay(&self.dir, until)?;
+        match until {
+            Some(until) if core.sequence() < until => Err(InspectError::Beyond {
+                until,
+                end: core.sequence(),
+            }),
+            _ => Ok(core),
+        }
+    }
+}
+
+fn hex(hash: u64) -> String {
+    format!("{hash:016x}")
+}
+
+impl From<SegmentInfo> for SegmentLine {
+    fn from(info: SegmentInfo) -> Self {
+        Self {
+            number: info.number,
+            file: info.name,
+            bytes: info.bytes,
+            used_bytes: info.used_bytes,
+            batches: info.batches,
+            first: info.sequences.map(|(first, _)| first),
+            last: info.sequences.map(|(_, last)| last),
+        }
+    }
+}
+
+impl Verified {
+    fn count(&mut self, frame: &Frame) {
+        match frame.kind {
+            FrameKind::Command => self.commands += 1,
+            FrameKind::Event => self.events += 1,
+        }
+        if self.first == 0 {
+            self.first = frame.sequence;
+        }
+        self.last = frame.sequence;
+    }
+}
+
+impl BookState {
+    fn of(book: &Book) -> Self {
+        let spec = book.spec();
+        let side = |side: Side| {
+            let mut levels: Vec<Level> = Vec::new();
+            let mut orders: BTreeMap<i64, usize> = BTreeMap::new();
+            for order in book.orders(side) {
+                *orders.entry(order.price.get()).or_default() += 1;
+            }
+            for level in book.depth(side) {
+                levels.push(Level {
+                    price: spec.price(level.price).to_string(),
+                    quantity: spec.quantity(level.open).to_string(),
+                    orders: orders.get(&level.price.get()).copied().unwrap_or_default(),
+                });
+            }
+            levels
+        };
+        Self {
+            instrument: spec.id.to_string(),
+            phase: spec.phase,
+            orders: book.resting(),
+            state_hash: hex(book.state_hash()),
+            bids: side(Side::Buy),
+            asks: side(Side::Sell),
+        }
+    }
+}
+
+impl fmt::Display for Listing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:>10} {:>12} {:>12} {:>12} {:>12} {:>9}  file",
+            "segment", "first", "last", "bytes", "written", "batches"
+        )?;
+        for line in &self.segments {
+            let word = |number: Option<u64>| number.map_or("-".to_owned(), |n| n.to_string());
+            writeln!(
+                f,
+                "{:>10} {:>12} {:>12} {:>12} {:>12} {:>9}  {}",
+                line.number,
+                word(line.first),
+                word(line.last),
+                line.bytes,
+                line.used_bytes,
+                line.batches,
+                line.file
+            )?;
+        }
+        for line in &self.snapshots {
+            let state = if line.is_whole { "" } else { ", damaged" };
+            writeln!(f, "snapshot at {}{state}", line.sequence)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Verified {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "commands {} to {} in {} segments: {} commands, {} events, chain whole",
+            self.first, self.last, self.segments, self.commands, self.events
+        )?;
+        match self.compared_after {
+            Some(after) => writeln!(
+                f,
+                "events behind {after} computed again: all as journalled; {} trades, state hash {}",
+                self.trades, self.state_hash
+            )?,
+            None => writeln!(
+                f,
+                "events not computed again: the beginning was removed and no snapshot stands for it"
+            )?,
+        }
+        for sequence in &self.snapshots {
+            writeln!(f, "snapshot at {sequence}: restores")?;
+        }
+        for sequence in &self.bad_snapshots {
+            writeln!(f, "snapshot at {sequence}: does not restore")?;
+        }
+        if let Some((file, offset)) = &self.torn_tail {
+            writeln!(
+                f,
+                "torn tail in {file} at offset {offset}: the next start cuts it"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for DumpLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} {} {:?}",
+            self.sequence.get(),
+            self.time_ns,
+            self.command
+        )?;
+        for event in &self.events {
+            writeln!(
+                f,
+                "    {}.{} {:?}",
+                event.instrument, event.number, event.event
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "sequence {}, time {} ns, {} trades, state hash {}",
+            self.sequence, self.time_ns, self.trades, self.state_hash
+        )?;
+        for book in &self.books {
+            writeln!(
+                f,
+                "{} {}: {} orders, state hash {}",
+                book.instrument, book.phase, book.orders, book.state_hash
+            )?;
+            // As on a screen: the best prices meet in the middle.
+            let asks = book.asks.iter().rev().map(|level| ("ask", level));
+            for (side, level) in asks.chain(book.bids.iter().map(|level| ("bid", level))) {
+                writeln!(
+                    f,
+                    "  {side} {:>16} {:>16} in {} orders",
+                    level.price, level.quantity, level.orders
+                )?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Written {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "snapshot at {} written: {} bytes, state hash {}",
+            self.sequence, self.bytes, self.state_hash
+        )
+    }
+}

@@ -1,0 +1,48 @@
+//! What the hot thread leaves behind: a journal, or nothing.
+
+use journal::Appender;
+use types::{Envelope, EventEnvelope};
+
+use crate::record::Encoder;
+
+/// Where complete records go.
+pub(crate) enum Keep {
+    Journal {
+        appender: Appender,
+        encoder: Box<Encoder>,
+    },
+    /// A node that is gone when it stops: measurements, simulations.
+    Nothing,
+}
+
+impl Keep {
+    pub fn journal(appender: Appender) -> Self {
+        Self::Journal {
+            appender,
+            encoder: Box::default(),
+        }
+    }
+
+    /// Adds a command and its events to what [`Keep::flush`] hands over.
+    pub fn append(&mut self, command: &Envelope, events: &[EventEnvelope]) {
+        if let Self::Journal { appender, encoder } = self {
+            encoder.append(appender, command, events);
+        }
+    }
+
+    pub fn flush(&mut self) {
+        if let Self::Journal { appender, .. } = self {
+            appender.flush();
+        }
+    }
+
+    /// The disk is behind by more than the bound.
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Journal { appender, .. } if appender.is_full())
+    }
+
+    /// Nothing more can be kept.
+    pub fn is_failed(&self) -> bool {
+        matches!(self, Self::Journal { appender, .. } if appender.is_failed())
+    }
+}

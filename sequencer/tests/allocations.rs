@@ -1,0 +1,139 @@
+//! Between ring in and ring out nothing is allocated: counted over every thread of the process, in every layout.
+
+mod desk;
+
+use std::alloc::System;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use admission::{AmendRequest, CancelRequest, NewRequest, OrderRef, Request};
+use desk::{Desk, HANG, Time, config, open_desk};
+use sequencer::{Backlog, Layout, NotTaken, Report, RingPort, Volatile};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use types::{CancelReason, Id128, SessionIx, Side, Ticks, TimeInForce};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// Orders open at once, about.
+const OPEN: u64 = 1_000;
+
+/// Of each twenty requests seven are new orders, four cross, one amends and eight cancel what is still there of those a thousand requests before.
+fn request(desk: &Desk, sessions: [SessionIx; 2], number: u64) -> Request {
+    // Whom the request is about: a new order's number, or the number of an older one.
+    let number_of = match number % 20 {
+        2..=9 => number.saturating_sub(OPEN + 9).max(1),
+        10 => number.saturating_sub(OPEN + 14).max(1),
+        _ => number,
+    };
+    let user = usize::from(number_of.is_multiple_of(2));
+    let side = if number.is_multiple_of(4) || number % 4 == 3 {
+        Side::Buy
+    } else {
+        Side::Sell
+    };
+    let away = 1 + i64::try_from(number * 7 % 40).expect("small");
+    let passive = match side {
+        Side::Buy => 10_000 - away,
+        Side::Sell => 10_000 + away,
+    };
+    let instrument = desk.instruments[usize::try_from(number % 3).expect("small")];
+    let (session, client_seq) = (sessions[user], number);
+    match number % 20 {
+        0 | 1 | 11 | 12 => Request::New(NewRequest {
+            instrument,
+            session,
+            client_seq,
+            client_order_id: number,
+            time_in_force: TimeInForce::Ioc,
+            ..desk.order(user, side, 20_000 - passive, 7)
+        }),
+        2..=9 if number > 2 * OPEN => Request::Cancel(CancelRequest {
+            order: OrderRef::Client(number_of),
+            user: desk.users[user],
+            session,
+            client_seq,
+            reason: CancelReason::UserRequest,
+            key_hash: Id128::NONE,
+        }),
+        10 if number > 2 * OPEN => Request::Amend(AmendRequest {
+            order: OrderRef::Client(number_of),
+            user: desk.users[user],
+            session,
+            client_seq,
+            price: Some(Ticks(passive)),
+            quantity: None,
+            limit_checked: true,
+            key_hash: Id128::NONE,
+        }),
+        _ => Request::New(NewRequest {
+            instrument,
+            session,
+            client_seq,
+            client_order_id: number,
+            ..desk.order(user, side, passive, 5)
+        }),
+    }
+}
+
+/// Sends requests by number and reads every report; gives the events.
+fn play(
+    front: &mut RingPort,
+    desk: &Desk,
+    sessions: [SessionIx; 2],
+    range: std::ops::Range<u64>,
+) -> u64 {
+    let (mut answered, mut events) = (range.start, 0);
+    let mut next = range.start;
+    let since = Instant::now();
+    while answered < range.end {
+        assert!(since.elapsed() < 4 * HANG, "nobody answers");
+        if next < range.end && next - answered < 200 {
+            match front.submit(next, &request(desk, sessions, next)) {
+                Ok(()) => next += 1,
+                Err(NotTaken::Busy) => {}
+                Err(other) => panic!("{other}"),
+            }
+        }
+        let read = front.poll(|report| match report {
+            Report::Taken(_) | Report::NotTaken { .. } => answered += 1,
+            Report::Event(_) => events += 1,
+        });
+        if !read.expect("the node runs") {
+            std::thread::yield_now();
+        }
+    }
+    events
+}
+
+#[test]
+fn nothing_is_allocated_between_ring_in_and_ring_out() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .expect("a runtime");
+    for layout in [Layout::Fused, Layout::Shared, Layout::Pinned] {
+        let mut config = config(&Time::new());
+        config.layout = layout;
+        config.spin_us = 1_000;
+        let node = Volatile::start(config, Arc::new(Backlog::default())).expect("starts");
+        let (desk, sessions) = runtime.block_on(async {
+            let desk = open_desk(node.port(), 3).await;
+            let sessions = [desk.session(1, 0).await, desk.session(2, 1).await];
+            (desk, sessions)
+        });
+        let mut front = node.port().rings(1_024).expect("rings");
+        play(&mut front, &desk, sessions, 1..20_000);
+        // The test's own threads are at rest: what is counted is the path.
+        std::thread::sleep(Duration::from_millis(20));
+        let region = Region::new(ALLOCATOR);
+        let events = play(&mut front, &desk, sessions, 20_000..80_000);
+        let change = region.change();
+        assert!(events > 1_000, "the flow trades: {events}");
+        assert_eq!(
+            (change.allocations, change.reallocations),
+            (0, 0),
+            "{layout:?}"
+        );
+    }
+}

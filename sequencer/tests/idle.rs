@@ -1,0 +1,75 @@
+//! An idle node burns no core, in every layout, with its journal and its snapshots running.
+#![cfg(target_os = "linux")]
+
+mod desk;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use admission::Request;
+use desk::{Time, config, done, open_desk};
+use sequencer::{Backlog, Layout, SequencerHandle, SnapshotConfig};
+use types::Side;
+
+/// Time on a core, nanoseconds, of each thread of the node by name and id.
+fn cpu_ns() -> BTreeMap<String, u64> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir("/proc/self/task").expect("tasks") {
+        let path = entry.expect("entry").path();
+        let read = |name: &str| std::fs::read_to_string(path.join(name)).unwrap_or_default();
+        let name = read("comm").trim().to_owned();
+        let is_ours =
+            ["hot", "journal", "snapshots"].contains(&name.as_str()) || name.starts_with("engine-");
+        let ns = read("schedstat")
+            .split_whitespace()
+            .next()
+            .and_then(|text| text.parse().ok());
+        if let (true, Some(ns)) = (is_ours, ns) {
+            found.insert(format!("{name} {}", path.display()), ns);
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn an_idle_node_burns_no_core() {
+    for layout in [Layout::Fused, Layout::Shared, Layout::Pinned] {
+        let dir = tempfile::tempdir().expect("folder");
+        let mut config = config(&Time::new());
+        config.dir = dir.path().to_path_buf();
+        config.snapshot_dir = dir.path().join("snapshots");
+        config.layout = layout;
+        config.spin_us = 2_000;
+        let mut handle =
+            SequencerHandle::start(config, Arc::new(Backlog::default())).expect("starts");
+        handle
+            .keep_snapshots(SnapshotConfig::default())
+            .expect("a service");
+        let desk = open_desk(handle.port(), 3).await;
+        let mut front = desk.port.rings(64).expect("rings");
+        let order = Request::New(desk.order(0, Side::Sell, 100, 1));
+        front.submit(1, &order).expect("room");
+        done(&desk.port, order).await;
+        // Past every spin; the shadow has compared itself with the quiet node.
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        let before = cpu_ns();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let after = cpu_ns();
+        let threads = match layout {
+            Layout::Fused => 3,
+            Layout::Shared => 4,
+            Layout::Pinned => 6,
+        };
+        assert_eq!(after.len(), threads, "{layout:?}: {after:?}");
+        for (thread, ns) in &after {
+            let used_ns = ns - before.get(thread).copied().unwrap_or(0);
+            assert!(
+                used_ns < 50_000_000,
+                "{layout:?}: {thread} used {used_ns} ns of a second"
+            );
+        }
+        // Asleep, and there at once all the same.
+        done(&desk.port, order).await;
+    }
+}

@@ -1,0 +1,246 @@
+//! Snapshots of a running node: made on the way, passed over when they are bad, enough to start from when the log behind them is gone.
+
+mod desk;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use admission::{CancelRequest, OrderRef, Request};
+use desk::{Desk, HANG, Time, done, open_desk};
+use journal::{Retention, Snapshots};
+use sequencer::{Backlog, Config, Layout, SequencerHandle, SnapshotConfig, replay};
+use types::{CancelReason, Handle, Id128, Sequence, SessionIx, Side, UserIx};
+
+fn files(dir: &Path, layout: Layout) -> Config {
+    let mut config = desk::config(&Time::new());
+    config.dir = dir.to_path_buf();
+    config.snapshot_dir = dir.join("snapshots");
+    config.layout = layout;
+    config.ring_capacity = 64;
+    config
+}
+
+fn start(dir: &Path, layout: Layout) -> SequencerHandle {
+    SequencerHandle::start(files(dir, layout), Arc::new(Backlog::default())).expect("starts")
+}
+
+fn every(commands: u64) -> SnapshotConfig {
+    SnapshotConfig {
+        every_commands: commands,
+        every: Duration::from_secs(3_600),
+        ..SnapshotConfig::default()
+    }
+}
+
+/// Orders and cancels that a seed decides; gives the last sequence.
+async fn trade(desk: &Desk, seed: u64, count: u64) -> Sequence {
+    let mut state = seed;
+    let mut below = |bound: u64| {
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        (z ^ (z >> 27)) % bound
+    };
+    let mut last = Sequence::ZERO;
+    for _ in 0..count {
+        let request = if below(4) == 0 {
+            Request::Cancel(CancelRequest {
+                order: OrderRef::Handle(Handle {
+                    slot: u32::try_from(below(60)).expect("small"),
+                    generation: 1,
+                }),
+                user: UserIx::NONE,
+                session: SessionIx::NONE,
+                client_seq: 0,
+                reason: CancelReason::UserRequest,
+                key_hash: Id128::NONE,
+            })
+        } else {
+            let side = if below(2) == 0 { Side::Buy } else { Side::Sell };
+            let price = 10_000 + i64::try_from(below(23)).expect("small");
+            let user = usize::try_from(below(2)).expect("small");
+            let mut order = desk.order(user, side, price, below(9) + 1);
+            order.instrument = desk.instruments[below(desk.instruments.len() as u64) as usize];
+            Request::New(order)
+        };
+        if let Ok(record) = desk.port.call(request).await {
+            last = record.command.sequence;
+        }
+    }
+    last
+}
+
+async fn hash(handle: &SequencerHandle) -> u64 {
+    let looked = handle.port().inspect(|core| core.state_hash()).await;
+    looked.expect("looked")
+}
+
+/// Waits for a snapshot at or behind `sequence`.
+fn wait_for_snapshot(dir: &Path, sequence: Sequence) -> Vec<u64> {
+    let snapshots = Snapshots::new(&dir.join("snapshots"));
+    let since = Instant::now();
+    loop {
+        let found = snapshots.sequences().expect("listed");
+        if found.last().is_some_and(|last| *last >= sequence.get()) {
+            return found;
+        }
+        assert!(since.elapsed() < HANG, "no snapshot: {found:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+// rows: R174 R180
+#[tokio::test]
+async fn r174_r180_from_the_last_snapshot_or_from_nothing_every_layout_comes_to_one_state() {
+    for (seed, layout) in [(1, Layout::Fused), (2, Layout::Shared), (3, Layout::Pinned)] {
+        let dir = tempfile::tempdir().expect("folder");
+        let mut handle = start(dir.path(), layout);
+        let desk = open_desk(handle.port(), 3).await;
+        handle.keep_snapshots(every(500)).expect("a service");
+        let last = trade(&desk, seed, 1_800).await;
+        handle.commit().wait(last).await.expect("durable");
+        let found = wait_for_snapshot(dir.path(), Sequence(last.get() - 500));
+        assert!(found.len() <= 2, "{found:?}");
+        assert!(found.iter().all(|sequence| *sequence <= last.get()));
+        let live = hash(&handle).await;
+        handle.stop();
+
+        // From the newest snapshot, in another layout than it was written in.
+        for other in [Layout::Pinned, Layout::Fused, Layout::Shared] {
+            let again = start(dir.path(), other);
+            assert_eq!(again.recovered(), last, "{layout:?} {other:?}");
+            assert_eq!(hash(&again).await, live, "{layout:?} {other:?}");
+            again.stop();
+        }
+        // From nothing.
+        let replayed = replay(dir.path(), None).expect("replays");
+        assert_eq!((replayed.sequence(), replayed.state_hash()), (last, live));
+        std::fs::remove_dir_all(dir.path().join("snapshots")).expect("removed");
+        let again = start(dir.path(), layout);
+        assert_eq!((again.recovered(), hash(&again).await), (last, live));
+    }
+}
+
+#[tokio::test]
+async fn a_bad_snapshot_is_passed_over_for_the_one_before_it() {
+    let dir = tempfile::tempdir().expect("folder");
+    let mut handle = start(dir.path(), Layout::Fused);
+    let desk = open_desk(handle.port(), 1).await;
+    let service = SnapshotConfig {
+        kept: 3,
+        ..every(200)
+    };
+    handle.keep_snapshots(service).expect("a service");
+    let mut last = Sequence::ZERO;
+    for round in 0..4 {
+        last = trade(&desk, 7 + round, 260).await;
+        handle.commit().wait(last).await.expect("durable");
+        wait_for_snapshot(dir.path(), Sequence(last.get() - 200));
+    }
+    let live = hash(&handle).await;
+    handle.stop();
+    let folder = dir.path().join("snapshots");
+    let found = Snapshots::new(&folder).sequences().expect("listed");
+    assert_eq!(found.len(), 3, "as many as asked for");
+
+    // The newest is damaged on disk; the next one is whole but nothing that restores.
+    let newest = folder.join(format!("{:020}.snap", found[2]));
+    let mut bytes = std::fs::read(&newest).expect("read");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0x10;
+    std::fs::write(&newest, bytes).expect("written");
+    let keep_all = Snapshots::new(&folder).keep(9);
+    keep_all
+        .write(found[1], &[0x5a; 4_096])
+        .expect("a snapshot of nonsense");
+    let again = start(dir.path(), Layout::Fused);
+    assert_eq!((again.recovered(), hash(&again).await), (last, live));
+    let shadow = again.shadow().expect("a shadow");
+    assert_eq!(
+        shadow.core().sequence(),
+        Sequence(found[0]),
+        "the oldest is good"
+    );
+    again.stop();
+
+    // With all of them bad the log alone is enough.
+    keep_all.write(found[0], &[1; 64]).expect("nonsense");
+    let again = start(dir.path(), Layout::Fused);
+    assert_eq!((again.recovered(), hash(&again).await), (last, live));
+}
+
+#[tokio::test]
+async fn the_log_behind_the_oldest_snapshot_goes_when_it_may() {
+    let dir = tempfile::tempdir().expect("folder");
+    let mut config = files(dir.path(), Layout::Fused);
+    config.segment_bytes = 64 << 10;
+    let begin = |config: &Config| {
+        SequencerHandle::start(config.clone(), Arc::new(Backlog::default())).expect("starts")
+    };
+    let segments = || {
+        let files = std::fs::read_dir(dir.path()).expect("listed");
+        let mut names: Vec<String> = files
+            .map(|entry| entry.expect("entry").file_name().to_string_lossy().into())
+            .filter(|name: &String| name.ends_with(".log"))
+            .collect();
+        names.sort();
+        names
+    };
+    let mut handle = begin(&config);
+    let desk = open_desk(handle.port(), 1).await;
+    let service = SnapshotConfig {
+        retention: Some(Retention::default()),
+        ..every(200)
+    };
+    handle.keep_snapshots(service).expect("a service");
+    let first = segments()[0].clone();
+    let mut last = Sequence::ZERO;
+    let since = Instant::now();
+    while segments()[0] == first {
+        assert!(since.elapsed() < HANG, "nothing is removed");
+        last = trade(&desk, last.get(), 300).await;
+    }
+    last = trade(&desk, 1, 50).await.max(last);
+    handle.commit().wait(last).await.expect("durable");
+    let live = hash(&handle).await;
+    handle.stop();
+    let again = begin(&config);
+    assert_eq!((again.recovered(), hash(&again).await), (last, live));
+    // It goes on.
+    let desk = Desk {
+        port: again.port(),
+        ..desk
+    };
+    done(&desk.port, Request::New(desk.order(0, Side::Buy, 9_000, 1))).await;
+    again.stop();
+    let replayed = replay(dir.path(), Some(last)).expect("from a snapshot");
+    assert_eq!((replayed.sequence(), replayed.state_hash()), (last, live));
+    // Without a snapshot the rest is not enough, and that is said.
+    std::fs::remove_dir_all(dir.path().join("snapshots")).expect("removed");
+    let error = replay(dir.path(), None).err().expect("records are missing");
+    assert!(error.to_string().contains("removed"), "{error}");
+}
+
+#[tokio::test]
+async fn a_quiet_node_gets_its_snapshot_by_time() {
+    let dir = tempfile::tempdir().expect("folder");
+    let mut handle = start(dir.path(), Layout::Fused);
+    let desk = open_desk(handle.port(), 1).await;
+    let service = SnapshotConfig {
+        every: Duration::from_millis(100),
+        ..every(1_000_000)
+    };
+    handle.keep_snapshots(service).expect("a service");
+    let last = trade(&desk, 5, 40).await;
+    let found = wait_for_snapshot(dir.path(), last);
+    // And no further one as long as nothing happens.
+    std::thread::sleep(Duration::from_millis(400));
+    let folder = dir.path().join("snapshots");
+    assert_eq!(Snapshots::new(&folder).sequences().expect("listed"), found);
+    // A second service takes the place of the first.
+    handle.keep_snapshots(every(10)).expect("a service");
+    let last = trade(&desk, 6, 40).await;
+    wait_for_snapshot(dir.path(), Sequence(last.get() - 10));
+    handle.stop();
+}

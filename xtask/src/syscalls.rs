@@ -1,0 +1,117 @@
+//! System calls of the hot thread under load: strace attached to that thread alone, while the pipeline benchmark runs at its rate.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+
+use crate::shell;
+
+/// Requests a second.
+const RATE: u64 = 1_000_000;
+/// From the first request to the first one that counts.
+const WARM_UP: Duration = Duration::from_secs(3);
+
+/// Counts over `commands` commands, without the journal and with it.
+pub fn run(commands: u64) -> anyhow::Result<()> {
+    let root = shell::root();
+    let script = root.join("tests/services/strace.sh");
+    let strace = shell::output(&root, &script.to_string_lossy(), &[])?;
+    let build = [
+        "build",
+        "--release",
+        "--package",
+        "benches",
+        "--bin",
+        "pipeline",
+    ];
+    shell::run(&root, "cargo", &build)?;
+    let target = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| root.join("target"), std::path::PathBuf::from);
+    let pipeline = target.join("release/pipeline");
+    let seconds = commands.div_ceil(RATE);
+    for journal in [false, true] {
+        let rate = RATE.to_string();
+        let length = (seconds + 3 * WARM_UP.as_secs()).to_string();
+        let mut args = vec!["--rate", &rate, "--warm-up", "0", "--seconds", &length];
+        if !journal {
+            args.push("--no-journal");
+        }
+        let mut child = Command::new(&pipeline)
+            .args(&args)
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {}", pipeline.display()))?;
+        let counted = count(&mut child, strace.trim(), seconds);
+        let _ = child.kill();
+        child.wait()?;
+        println!(
+            "{}: {}",
+            if journal {
+                "with the journal"
+            } else {
+                "without the journal"
+            },
+            counted?
+        );
+    }
+    Ok(())
+}
+
+/// Waits for the load, attaches, gives strace's own table.
+fn count(child: &mut Child, strace: &str, seconds: u64) -> anyhow::Result<String> {
+    let stdout = child.stdout.take().context("the benchmark's output")?;
+    let mut lines = BufReader::new(stdout).lines();
+    loop {
+        match lines.next().transpose()? {
+            Some(line) if line.starts_with("under way") => break,
+            Some(_) => {}
+            None => bail!("the benchmark ended before its load began"),
+        }
+    }
+    std::thread::sleep(WARM_UP);
+    let hot = hot_thread(child.id())?;
+    let table = std::env::temp_dir().join(format!("syscalls-{hot}"));
+    let attached = Command::new("timeout")
+        .args(["--signal=INT", &seconds.to_string(), strace, "-c", "-o"])
+        .arg(&table)
+        .args(["-p", &hot.to_string()])
+        .stderr(Stdio::null())
+        .status()
+        .context("cannot start `timeout`")?;
+    // The end of the time is how it is meant to end.
+    ensure!(
+        matches!(attached.code(), Some(124 | 130))
+            || attached.success()
+            || attached.code().is_none(),
+        "strace ended with {attached}"
+    );
+    ensure!(
+        child.try_wait()?.is_none(),
+        "the load ended before the count"
+    );
+    let text = std::fs::read_to_string(&table)?;
+    std::fs::remove_file(&table)?;
+    let calls: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect();
+    Ok(if calls.len() <= 1 {
+        format!("no system call of the hot thread in {seconds} s")
+    } else {
+        format!("system calls of the hot thread in {seconds} s\n{text}")
+    })
+}
+
+fn hot_thread(process: u32) -> anyhow::Result<u32> {
+    for entry in std::fs::read_dir(format!("/proc/{process}/task"))? {
+        let path = entry?.path();
+        if std::fs::read_to_string(path.join("comm"))?.trim() == "hot" {
+            let name = path.file_name().context("a task has a number")?;
+            return Ok(name.to_string_lossy().parse()?);
+        }
+    }
+    bail!("the benchmark has no hot thread")
+}
