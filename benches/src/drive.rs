@@ -1,7 +1,7 @@
 //! Turns a flow into the commands that admission would send, and back again into a tape: the untimed part of the `flow` benchmark, and its judge.
 //!
 //! Every order belongs to a user of its own, so that self-trade prevention compares at each match and never fires. Slots are given as admission
-//! gives them: the one that has been free for longest, a block of 4,096 more when none is.
+//! gives them: the one that has been free for longest, a block of 512 more when none is.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ use types::{
 
 use crate::xflow::{Flow, Kind, Op, Record, TapeHash};
 
-const BLOCK: u32 = 4_096;
+const BLOCK: u32 = 512;
 const IX: InstrumentIx = InstrumentIx(0);
 
 /// Commands ready to be applied, and what they have to lead to.

@@ -133,6 +133,7 @@ impl Load {
                     asset,
                     amount_minor: Minor(1_000_000_000_000_000),
                     funding_seq: 1,
+                    key_hash: Id128::NONE,
                 }))?;
             }
             let session = ask(Request::OpenSession(SessionRequest {

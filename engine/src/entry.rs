@@ -25,8 +25,8 @@ impl Book {
             return self.new_order_in_full(envelope, c, link, sink);
         }
         let mut out = self.emitter(envelope, sink);
-        accept(c, &mut out);
-        self.rest_new(link, c, c.quantity, c.quantity, NEVER, &mut out);
+        accept(c, true, &mut out);
+        self.link(link, resting(c, c.quantity, c.quantity, NEVER));
         out.count()
     }
 
@@ -62,41 +62,21 @@ impl Book {
             }));
             return out.count();
         }
-        accept(c, &mut out);
-        if let Some((open, quantity)) = self.execute(c, &mut out) {
+        let rests = !crosses && c.time_in_force.rests();
+        accept(c, rests, &mut out);
+        if rests {
             let expire_at_ns = self.expiry_of(c);
-            self.rest_new(link, c, open, quantity, expire_at_ns, &mut out);
+            self.link(link, resting(c, c.quantity, c.quantity, expire_at_ns));
+        } else if let Some((open, quantity)) = self.execute(c, &mut out) {
+            let expire_at_ns = self.expiry_of(c);
+            self.rest(
+                link,
+                c.handle,
+                resting(c, open, quantity, expire_at_ns),
+                &mut out,
+            );
         }
         out.count()
-    }
-
-    #[inline(always)]
-    fn rest_new<S: EventSink>(
-        &mut self,
-        link: u32,
-        c: &New,
-        open: Lots,
-        quantity: Lots,
-        expire_at_ns: u64,
-        out: &mut Emitter<S>,
-    ) {
-        let order = Order {
-            price: c.price,
-            open,
-            quantity,
-            expire_at_ns,
-            next: NIL,
-            prev: NIL,
-            generation: c.handle.generation,
-            user: c.user,
-            session: c.session,
-            group: c.stp_group,
-            side: c.side,
-            stp: c.stp,
-            post_only: c.post_only,
-            live: false,
-        };
-        self.rest(link, c.handle, order, out);
     }
 
     /// When the order ends by itself; the book wakes then.
@@ -331,11 +311,33 @@ impl Book {
     }
 }
 
+/// A new order as it rests.
 #[inline(always)]
-fn accept<S: EventSink>(c: &New, out: &mut Emitter<S>) {
+fn resting(c: &New, open: Lots, quantity: Lots, expire_at_ns: u64) -> Order {
+    Order {
+        price: c.price,
+        open,
+        quantity,
+        expire_at_ns,
+        next: NIL,
+        prev: NIL,
+        generation: c.handle.generation,
+        user: c.user,
+        session: c.session,
+        group: c.stp_group,
+        side: c.side,
+        stp: c.stp,
+        post_only: c.post_only,
+        live: false,
+    }
+}
+
+#[inline(always)]
+fn accept<S: EventSink>(c: &New, rests: bool, out: &mut Emitter<S>) {
     out.emit(Event::Accepted(Accepted {
         handle: c.handle,
         side: c.side,
+        rests,
         price: c.price,
         open: c.quantity,
     }));

@@ -84,7 +84,7 @@ pub(crate) fn prefetch<T>(value: &T) {
 }
 
 /// Slots that come into play at once.
-const BLOCK: usize = 4_096;
+const BLOCK: usize = 512;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Slab {

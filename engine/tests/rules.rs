@@ -8,25 +8,20 @@ use support::*;
 fn r162_best_price_first_then_time() {
     run("
         new 1 sell 101 x5
-            accepted 1 101 open 5
-            rested 1 SELL 101 open 5
+            accepted 1 101 open 5 rests
         new 2 sell 100 x5
-            accepted 2 100 open 5
-            rested 2 SELL 100 open 5
+            accepted 2 100 open 5 rests
         new 3 sell 101 x5
-            accepted 3 101 open 5
-            rested 3 SELL 101 open 5
+            accepted 3 101 open 5 rests
         new 4 buy 101 x12
             accepted 4 101 open 12
             trade maker 2 taker 4 100 x5 open 0 7
             trade maker 1 taker 4 101 x5 open 0 2
             trade maker 3 taker 4 101 x2 open 3 0
         new 5 buy 98 x1
-            accepted 5 98 open 1
-            rested 5 BUY 98 open 1
+            accepted 5 98 open 1 rests
         new 6 buy 99 x1
-            accepted 6 99 open 1
-            rested 6 BUY 99 open 1
+            accepted 6 99 open 1 rests
         new 7 sell 98 x2
             accepted 7 98 open 2
             trade maker 6 taker 7 99 x1 open 0 1
@@ -38,11 +33,9 @@ fn r162_best_price_first_then_time() {
 fn r163_equal_price_earlier_order_first() {
     run("
         new 2 buy 100 x5
-            accepted 2 100 open 5
-            rested 2 BUY 100 open 5
+            accepted 2 100 open 5 rests
         new 1 buy 100 x5
-            accepted 1 100 open 5
-            rested 1 BUY 100 open 5
+            accepted 1 100 open 5 rests
         new 3 sell 100 x6
             accepted 3 100 open 6
             trade maker 2 taker 3 100 x5 open 0 1
@@ -54,11 +47,9 @@ fn r163_equal_price_earlier_order_first() {
 fn r164_buy_matches_up_to_its_price_and_not_a_tick_above() {
     run("
         new 1 sell 100 x1
-            accepted 1 100 open 1
-            rested 1 SELL 100 open 1
+            accepted 1 100 open 1 rests
         new 2 sell 101 x1
-            accepted 2 101 open 1
-            rested 2 SELL 101 open 1
+            accepted 2 101 open 1 rests
         new 3 buy 100 x2
             accepted 3 100 open 2
             trade maker 1 taker 3 100 x1 open 0 1
@@ -73,11 +64,9 @@ fn r164_buy_matches_up_to_its_price_and_not_a_tick_above() {
 fn r165_sell_matches_down_to_its_price_and_not_a_tick_below() {
     run("
         new 1 buy 100 x1
-            accepted 1 100 open 1
-            rested 1 BUY 100 open 1
+            accepted 1 100 open 1 rests
         new 2 buy 99 x1
-            accepted 2 99 open 1
-            rested 2 BUY 99 open 1
+            accepted 2 99 open 1 rests
         new 3 sell 100 x2
             accepted 3 100 open 2
             trade maker 1 taker 3 100 x1 open 0 1
@@ -92,8 +81,7 @@ fn r165_sell_matches_down_to_its_price_and_not_a_tick_below() {
 fn r166_trade_quantity_is_the_smaller_remainder() {
     run("
         new 1 sell 100 x10
-            accepted 1 100 open 10
-            rested 1 SELL 100 open 10
+            accepted 1 100 open 10 rests
         new 2 buy 100 x7
             accepted 2 100 open 7
             trade maker 1 taker 2 100 x7 open 3 0
@@ -108,14 +96,12 @@ fn r166_trade_quantity_is_the_smaller_remainder() {
 fn r167_trade_price_is_the_resting_orders() {
     run("
         new 1 sell 100 x1
-            accepted 1 100 open 1
-            rested 1 SELL 100 open 1
+            accepted 1 100 open 1 rests
         new 2 buy 105 x1
             accepted 2 105 open 1
             trade maker 1 taker 2 100 x1 open 0 0
         new 3 buy 105 x1
-            accepted 3 105 open 1
-            rested 3 BUY 105 open 1
+            accepted 3 105 open 1 rests
         new 4 sell 90 x1
             accepted 4 90 open 1
             trade maker 3 taker 4 105 x1 open 0 0
@@ -126,11 +112,9 @@ fn r167_trade_price_is_the_resting_orders() {
 fn r168_both_shrink_and_a_consumed_order_is_gone() {
     run("
         new 1 sell 100 x4
-            accepted 1 100 open 4
-            rested 1 SELL 100 open 4
+            accepted 1 100 open 4 rests
         new 2 sell 100 x4
-            accepted 2 100 open 4
-            rested 2 SELL 100 open 4
+            accepted 2 100 open 4 rests
         new 3 buy 100 x5
             accepted 3 100 open 5
             trade maker 1 taker 3 100 x4 open 0 1
@@ -149,8 +133,7 @@ fn r168_both_shrink_and_a_consumed_order_is_gone() {
 fn r169_remainder_of_a_limit_order_rests() {
     run("
         new 1 sell 100 x4
-            accepted 1 100 open 4
-            rested 1 SELL 100 open 4
+            accepted 1 100 open 4 rests
         new 2 buy 102 x10
             accepted 2 102 open 10
             trade maker 1 taker 2 100 x4 open 0 6
@@ -164,14 +147,11 @@ fn r169_remainder_of_a_limit_order_rests() {
 fn r170_one_order_sweeps_several_levels_in_order() {
     let runner = run("
         new 1 sell 102 x1
-            accepted 1 102 open 1
-            rested 1 SELL 102 open 1
+            accepted 1 102 open 1 rests
         new 2 sell 101 x1
-            accepted 2 101 open 1
-            rested 2 SELL 101 open 1
+            accepted 2 101 open 1 rests
         new 3 sell 100 x1
-            accepted 3 100 open 1
-            rested 3 SELL 100 open 1
+            accepted 3 100 open 1 rests
         new 4 buy 102 x3
             accepted 4 102 open 3
             trade maker 3 taker 4 100 x1 open 0 2
@@ -186,8 +166,7 @@ fn r170_one_order_sweeps_several_levels_in_order() {
 fn r171_ioc_remainder_is_cancelled_and_never_rests() {
     run("
         new 1 sell 100 x4
-            accepted 1 100 open 4
-            rested 1 SELL 100 open 4
+            accepted 1 100 open 4 rests
         new 2 buy 100 x10 ioc
             accepted 2 100 open 10
             trade maker 1 taker 2 100 x4 open 0 6
@@ -203,11 +182,9 @@ fn r171_ioc_remainder_is_cancelled_and_never_rests() {
 fn r172_fok_all_or_nothing() {
     run("
         new 1 sell 100 x4
-            accepted 1 100 open 4
-            rested 1 SELL 100 open 4
+            accepted 1 100 open 4 rests
         new 2 sell 101 x5
-            accepted 2 101 open 5
-            rested 2 SELL 101 open 5
+            accepted 2 101 open 5 rests
         new 3 buy 101 x10 fok
             accepted 3 101 open 10
             cancelled 3 FOK_NOT_FILLABLE x10
@@ -227,11 +204,9 @@ fn r172_fok_all_or_nothing() {
 fn r173_market_consumes_best_prices_and_never_rests() {
     run("
         new 1 sell 100 x4
-            accepted 1 100 open 4
-            rested 1 SELL 100 open 4
+            accepted 1 100 open 4 rests
         new 2 sell 110 x4
-            accepted 2 110 open 4
-            rested 2 SELL 110 open 4
+            accepted 2 110 open 4 rests
         new 3 buy market x10 at:105
             accepted 3 105 open 10
             trade maker 1 taker 3 100 x4 open 0 6
@@ -258,20 +233,15 @@ fn r173_market_consumes_best_prices_and_never_rests() {
 fn r177_depth_is_summed_by_price_and_best_first() {
     run("
         new 1 buy 99 x2
-            accepted 1 99 open 2
-            rested 1 BUY 99 open 2
+            accepted 1 99 open 2 rests
         new 2 buy 100 x3
-            accepted 2 100 open 3
-            rested 2 BUY 100 open 3
+            accepted 2 100 open 3 rests
         new 3 buy 99 x5
-            accepted 3 99 open 5
-            rested 3 BUY 99 open 5
+            accepted 3 99 open 5 rests
         new 4 sell 103 x1
-            accepted 4 103 open 1
-            rested 4 SELL 103 open 1
+            accepted 4 103 open 1 rests
         new 5 sell 102 x4
-            accepted 5 102 open 4
-            rested 5 SELL 102 open 4
+            accepted 5 102 open 4 rests
         depth
             BUY 100 x3
             BUY 99 x7
@@ -285,11 +255,9 @@ fn r177_depth_is_summed_by_price_and_best_first() {
 fn t22_less_quantity_keeps_the_place_more_or_another_price_loses_it() {
     run("
         new 1 buy 100 x10
-            accepted 1 100 open 10
-            rested 1 BUY 100 open 10
+            accepted 1 100 open 10 rests
         new 2 buy 100 x10
-            accepted 2 100 open 10
-            rested 2 BUY 100 open 10
+            accepted 2 100 open 10 rests
         amend 1 qty:6
             amended 1 100 x6 open 6 kept
         new 3 sell 100 x2
@@ -320,11 +288,9 @@ fn t22_less_quantity_keeps_the_place_more_or_another_price_loses_it() {
 fn t22_an_amend_that_crosses_trades() {
     run("
         new 1 sell 105 x3
-            accepted 1 105 open 3
-            rested 1 SELL 105 open 3
+            accepted 1 105 open 3 rests
         new 2 buy 100 x10
-            accepted 2 100 open 10
-            rested 2 BUY 100 open 10
+            accepted 2 100 open 10 rests
         amend 2 price:105
             amended 2 105 x10 open 10 lost
             trade maker 1 taker 2 105 x3 open 0 7
@@ -336,13 +302,11 @@ fn t22_an_amend_that_crosses_trades() {
 fn post_only_rests_or_is_rejected() {
     run("
         new 1 sell 100 x1
-            accepted 1 100 open 1
-            rested 1 SELL 100 open 1
+            accepted 1 100 open 1 rests
         new 2 buy 100 x1 post
             rejected 2 POST_ONLY
         new 2 buy 99 x1 post
-            accepted 2 99 open 1
-            rested 2 BUY 99 open 1
+            accepted 2 99 open 1 rests
         amend 2 price:100
             amend-rejected 2 POST_ONLY open 1
         new 3 buy 99 x1 post ioc
@@ -360,8 +324,7 @@ fn d35_band_tick_and_quantity_limits() {
         new 1 buy 100 x0
             rejected 1 QUANTITY_LOT
         new 1 buy 1000 x1
-            accepted 1 1000 open 1
-            rested 1 BUY 1000 open 1
+            accepted 1 1000 open 1 rests
     ");
 }
 
@@ -369,11 +332,9 @@ fn d35_band_tick_and_quantity_limits() {
 fn d38_cancel_newest_is_the_default() {
     run("
         new 1 sell 100 x5 user:7
-            accepted 1 100 open 5
-            rested 1 SELL 100 open 5
+            accepted 1 100 open 5 rests
         new 2 sell 99 x2
-            accepted 2 99 open 2
-            rested 2 SELL 99 open 2
+            accepted 2 99 open 2 rests
         new 3 buy 100 x5 user:7
             accepted 3 100 open 5
             trade maker 2 taker 3 99 x2 open 0 3
@@ -390,11 +351,9 @@ fn d38_cancel_newest_is_the_default() {
 fn d38_cancel_oldest_goes_on() {
     run("
         new 1 sell 100 x5 user:7
-            accepted 1 100 open 5
-            rested 1 SELL 100 open 5
+            accepted 1 100 open 5 rests
         new 2 sell 100 x2
-            accepted 2 100 open 2
-            rested 2 SELL 100 open 2
+            accepted 2 100 open 2 rests
         new 3 buy 100 x3 fok user:7 stp:CANCEL_OLDEST
             accepted 3 100 open 3
             cancelled 3 FOK_NOT_FILLABLE x3
@@ -410,8 +369,7 @@ fn d38_cancel_oldest_goes_on() {
 fn d38_cancel_both() {
     run("
         new 1 sell 100 x5 user:7
-            accepted 1 100 open 5
-            rested 1 SELL 100 open 5
+            accepted 1 100 open 5 rests
         new 2 buy 100 x9 user:7 stp:CANCEL_BOTH
             accepted 2 100 open 9
             cancelled 1 SELF_TRADE x5
@@ -424,8 +382,7 @@ fn d38_cancel_both() {
 fn d38_decrement_shrinks_both() {
     run("
         new 1 sell 100 x5 user:7
-            accepted 1 100 open 5
-            rested 1 SELL 100 open 5
+            accepted 1 100 open 5 rests
         new 2 buy 100 x9 user:7 stp:DECREMENT
             accepted 2 100 open 9
             cancelled 1 SELF_TRADE x5
@@ -449,14 +406,12 @@ fn d38_decrement_shrinks_both() {
 fn d38_off_by_setting_and_by_group() {
     run("
         new 1 sell 100 x5 user:7
-            accepted 1 100 open 5
-            rested 1 SELL 100 open 5
+            accepted 1 100 open 5 rests
         new 2 buy 100 x1 user:7 stp:NONE
             accepted 2 100 open 1
             trade maker 1 taker 2 100 x1 open 4 0
         new 3 sell 99 x1 user:8 group:1
-            accepted 3 99 open 1
-            rested 3 SELL 99 open 1
+            accepted 3 99 open 1 rests
         new 4 buy 99 x1 user:9 group:1
             accepted 4 99 open 1
             cancelled 4 SELF_TRADE x1
@@ -467,11 +422,9 @@ fn d38_off_by_setting_and_by_group() {
 fn gtd_ends_by_the_journalled_time_before_anyone_meets_it() {
     run("
         new 1 sell 100 x5 gtd:50000
-            accepted 1 100 open 5
-            rested 1 SELL 100 open 5
+            accepted 1 100 open 5 rests
         new 2 sell 100 x5 gtd:60000
-            accepted 2 100 open 5
-            rested 2 SELL 100 open 5
+            accepted 2 100 open 5 rests
         expire
         time 49000
         new 3 buy 100 x6
@@ -482,8 +435,7 @@ fn gtd_ends_by_the_journalled_time_before_anyone_meets_it() {
         new 4 buy 100 x6 gtd:50000
             rejected 4 EXPIRED
         new 4 buy 100 x6 gtd:70000
-            accepted 4 100 open 6
-            rested 4 BUY 100 open 6
+            accepted 4 100 open 6 rests
         time 69000
         expire
             cancelled 4 EXPIRED x6
@@ -496,17 +448,13 @@ fn gtd_ends_by_the_journalled_time_before_anyone_meets_it() {
 fn d14_mass_cancel_walks_in_slot_order() {
     run("
         new 9 buy 100 x1 user:1
-            accepted 9 100 open 1
-            rested 9 BUY 100 open 1
+            accepted 9 100 open 1 rests
         new 2 buy 99 x1 user:1
-            accepted 2 99 open 1
-            rested 2 BUY 99 open 1
+            accepted 2 99 open 1 rests
         new 5 sell 110 x1 user:1 session:8
-            accepted 5 110 open 1
-            rested 5 SELL 110 open 1
+            accepted 5 110 open 1 rests
         new 6 sell 111 x1 user:2 group:4
-            accepted 6 111 open 1
-            rested 6 SELL 111 open 1
+            accepted 6 111 open 1 rests
         mass user:1 buy
             cancelled 2 MASS_CANCEL x1
             cancelled 9 MASS_CANCEL x1
@@ -520,8 +468,7 @@ fn d14_mass_cancel_walks_in_slot_order() {
             cancelled 6 MASS_CANCEL x1
             mass-cancelled 1
         new 1 buy 100 x1
-            accepted 1 100 open 1
-            rested 1 BUY 100 open 1
+            accepted 1 100 open 1 rests
         mass all KILL_SWITCH
             cancelled 1 KILL_SWITCH x1
             mass-cancelled 1
@@ -534,8 +481,7 @@ fn phases_gate_what_enters() {
         phase PRE_OPEN
             phase PRE_OPEN
         new 1 sell 100 x1
-            accepted 1 100 open 1
-            rested 1 SELL 100 open 1
+            accepted 1 100 open 1 rests
         new 2 buy 100 x1
             rejected 2 INSTRUMENT_PRE_OPEN
         new 2 buy 99 x1 ioc
@@ -553,8 +499,7 @@ fn phases_gate_what_enters() {
         phase OPEN
             phase OPEN
         new 3 sell 100 x1
-            accepted 3 100 open 1
-            rested 3 SELL 100 open 1
+            accepted 3 100 open 1 rests
         phase HALT cancel
             phase HALT
             cancelled 3 INSTRUMENT_HALTED x1
@@ -565,8 +510,7 @@ fn phases_gate_what_enters() {
         phase OPEN
             phase OPEN
         new 4 sell 100 x1
-            accepted 4 100 open 1
-            rested 4 SELL 100 open 1
+            accepted 4 100 open 1 rests
         phase MATURED
             phase MATURED
             cancelled 4 INSTRUMENT_MATURED x1
@@ -580,8 +524,7 @@ fn phases_gate_what_enters() {
 fn a_foreign_generation_in_a_live_slot_is_our_bug() {
     let runner = run("
         new 1 sell 100 x1
-            accepted 1 100 open 1
-            rested 1 SELL 100 open 1
+            accepted 1 100 open 1 rests
     ");
     let wrong = types::Handle {
         slot: 1,

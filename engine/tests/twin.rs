@@ -74,13 +74,17 @@ impl Twin {
             .iter()
             .position(|o| Self::better(side, order.price, o.price))
             .unwrap_or(list.len());
+        list.insert(at, order);
+    }
+
+    fn rest(&mut self, order: Naive) {
         self.events.push(Event::Rested(Rested {
             handle: order.new.handle,
-            side,
+            side: order.new.side,
             price: order.price,
             open: Lots(order.open),
         }));
-        list.insert(at, order);
+        self.insert(order);
     }
 
     fn cancelled(&mut self, handle: Handle, reason: CancelReason, quantity: u64) {
@@ -198,6 +202,7 @@ impl Twin {
         self.events.push(Event::Accepted(Accepted {
             handle,
             side: c.side,
+            rests: rests && !crosses,
             price: c.price,
             open: c.quantity,
         }));
@@ -216,6 +221,9 @@ impl Twin {
             };
             return self.cancelled(handle, reason, taker.open);
         }
+        if rests && !crosses {
+            return self.insert(taker);
+        }
         let own = self.take(&mut taker);
         if taker.open == 0 {
             return;
@@ -224,7 +232,7 @@ impl Twin {
         if own {
             self.cancelled(handle, CancelReason::SelfTrade, open);
         } else if rests {
-            self.insert(taker);
+            self.rest(taker);
         } else if market && open == c.quantity.0 {
             self.cancelled(handle, CancelReason::NoLiquidity, open);
         } else {
@@ -317,7 +325,7 @@ impl Twin {
         if own {
             self.cancelled(c.handle, CancelReason::SelfTrade, order.open);
         } else {
-            self.insert(order);
+            self.rest(order);
         }
     }
 
@@ -557,11 +565,13 @@ impl Flow {
     /// Learns from the events which orders are open.
     fn learn(&mut self, events: &[Event]) {
         for event in events {
-            if let Event::Rested(e) = event
-                && !self.live.contains(&e.handle)
-            {
-                self.live.push(e.handle);
-            }
+            let rests = match event {
+                Event::Accepted(e) if e.rests => Some(e.handle),
+                Event::Rested(e) => Some(e.handle),
+                _ => None,
+            };
+            self.live
+                .extend(rests.filter(|handle| !self.live.contains(handle)));
             for handle in event.closed().into_iter().flatten() {
                 if let Some(at) = self.live.iter().position(|h| *h == handle) {
                     self.live.swap_remove(at);

@@ -319,6 +319,7 @@ impl RingEnd {
 /// What an event makes of the order `own`, which stood at `before`; `None` when the event tells of a trade or of another order.
 fn outcome_of(event: &Event, own: Handle, before: Outcome) -> Option<Outcome> {
     let (handle, outcome) = match event {
+        Event::Accepted(e) if e.rests => (e.handle, Outcome::Rests { open: e.open }),
         Event::Accepted(e) => (e.handle, Outcome::Nothing),
         Event::Rested(e) => {
             let open = e.open;

@@ -144,6 +144,7 @@ async fn a_front_is_told_everything_the_journal_says_in_every_layout() {
                 .iter()
                 .rev()
                 .find_map(|event| match event.event {
+                    Event::Accepted(e) if e.rests && e.handle == taken.handle => Some(e.open),
                     Event::Rested(e) if e.handle == taken.handle => Some(e.open),
                     _ => None,
                 });

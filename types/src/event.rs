@@ -1,7 +1,7 @@
 //! What has happened, as the book reports it: order by order, so that depth and best price can be derived from the events alone.
 //!
 //! Every order event carries the open quantity after it. Events of one instrument are numbered densely from 1 and name the command that caused
-//! them. Reading rule for a book kept from events: `Rested` adds the order at the tail of its price; `Trade` takes from the maker; `Amended` with
+//! them. Reading rule for a book kept from events: `Accepted` with `rests`, and `Rested`, add the order at the tail of its price; `Trade` takes from the maker; `Amended` with
 //! `kept_priority` changes the order in place, without it takes the order out (it may trade, then `Rested` again); `Reduced` shrinks in place;
 //! `Cancelled` takes it out; an order with open 0 is gone.
 
@@ -22,10 +22,12 @@ macro_rules! record {
 }
 
 record! {
-    /// The book has taken the order on; trades, resting or the end of it follow.
+    /// The book has taken the order on. It meets nobody and rests in full, or trades, resting or the end of it follow.
     pub struct Accepted {
         pub handle: Handle,
         pub side: Side,
+        /// It rests already, in full, at the tail of its price: no `Rested` follows.
+        pub rests: bool,
         /// Limit or protection price.
         pub price: Ticks,
         pub open: Lots,
@@ -41,7 +43,7 @@ record! {
 }
 
 record! {
-    /// The order's open quantity rests at the tail of its price.
+    /// What trading or an amend left open rests at the tail of its price.
     pub struct Rested {
         pub handle: Handle,
         pub side: Side,

@@ -137,7 +137,13 @@ impl Runner {
 /// One event as a script writes it.
 pub fn text(event: &Event) -> String {
     match event {
-        Event::Accepted(e) => format!("accepted {} {} open {}", e.handle.slot, e.price, e.open),
+        Event::Accepted(e) => format!(
+            "accepted {} {} open {}{}",
+            e.handle.slot,
+            e.price,
+            e.open,
+            if e.rests { " rests" } else { "" }
+        ),
         Event::Rejected(e) => format!("rejected {} {}", e.handle.slot, e.reason),
         Event::Rested(e) => format!(
             "rested {} {} {} open {}",

@@ -293,7 +293,11 @@ impl Fold {
             Event::Accepted(event) => {
                 let order = self.open_order(event.handle);
                 order.price = event.price;
-                facts.push(Fact::Entered(*order));
+                let order = *order;
+                facts.push(Fact::Entered(order));
+                if event.rests {
+                    facts.push(Fact::Rested(order));
+                }
             }
             Event::Rejected(event) => {
                 let mut order = self.close(event.handle, facts);
