@@ -39,6 +39,11 @@ impl Admission {
         self.tables.time_ns
     }
 
+    /// How many orders may be open at once, all instruments together.
+    pub fn orders_max(&self) -> u32 {
+        self.config.orders_max
+    }
+
     pub fn user(&self, user: UserIx) -> Option<&User> {
         self.tables.users.get(user.index())
     }

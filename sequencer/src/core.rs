@@ -37,6 +37,14 @@ impl EventSink for Outbox {
     }
 }
 
+/// Room for every order that admission lets in, on any one book: none grows while it trades. What is not touched costs address space alone.
+pub(crate) fn book_config(orders_max: u32) -> BookConfig {
+    BookConfig {
+        orders: orders_max,
+        ..BookConfig::default()
+    }
+}
+
 impl Core {
     pub fn new(config: AdmissionConfig) -> Self {
         Self {
@@ -114,7 +122,8 @@ impl Core {
         self.admission.apply_command(envelope);
         match &envelope.command {
             Command::SetInstrument(set) if set.spec.ix.index() == self.books.len() => {
-                Some(Box::new(Book::new(set.spec, BookConfig::default())))
+                let config = book_config(self.admission.orders_max());
+                Some(Box::new(Book::new(set.spec, config)))
             }
             _ => None,
         }

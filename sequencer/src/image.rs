@@ -4,13 +4,13 @@
 use std::path::Path;
 
 use admission::{Admission, AdmissionConfig, AdmissionImage};
-use engine::{Book, BookConfig, BookImage};
+use engine::{Book, BookImage};
 use journal::{JournalError, Snapshots};
 use rkyv::rancor::Error as RkyvError;
 use rkyv::util::AlignedVec;
 use types::Sequence;
 
-use crate::core::Core;
+use crate::core::{Core, book_config};
 use crate::reader::{ReadError, Reader};
 
 /// Everything that the journal up to one sequence determines.
@@ -57,7 +57,7 @@ impl Core {
     pub fn restore(image: &CoreImage, config: AdmissionConfig) -> Result<Self, ImageError> {
         let admission = Admission::restore(&image.admission, config);
         let books = image.books.iter();
-        let books = books.map(|book| Book::restore(book, BookConfig::default()));
+        let books = books.map(|book| Book::restore(book, book_config(config.orders_max)));
         let core = Self::from_parts(admission, books.collect(), image.trades);
         let (expected, found) = (image.state_hash, core.state_hash());
         if expected != found {
