@@ -50,9 +50,23 @@ impl Bits {
         }
     }
 
-    #[inline]
-    pub fn is_set(&self, place: usize) -> bool {
-        self.low[place >> 6] & (1 << (place & 63)) != 0
+    pub fn is_empty(&self) -> bool {
+        self.top.iter().all(|word| *word == 0)
+    }
+
+    /// Every occupied place, from the lowest row of words alone; panics where the rows above it say otherwise.
+    pub fn walk(&self) -> impl Iterator<Item = usize> + '_ {
+        for (below, above) in [(&self.low, &self.mid), (&self.mid, &self.top)] {
+            for (at, word) in below.iter().enumerate() {
+                let mark = above[at >> 6] >> (at & 63) & 1;
+                assert_eq!(mark == 1, *word != 0, "a word is marked while not empty");
+            }
+        }
+        self.low.iter().enumerate().flat_map(|(at, word)| {
+            (0..64usize)
+                .filter(move |bit| *word != 0 && *word >> bit & 1 == 1)
+                .map(move |bit| (at << 6) + bit)
+        })
     }
 
     /// Lowest occupied place at or above `from`.
@@ -155,8 +169,9 @@ mod tests {
             for from in asked.into_iter().chain(list) {
                 prop_assert_eq!(bits.up(from), plain.range(from..).next().copied());
                 prop_assert_eq!(bits.down(from), plain.range(..=from).next_back().copied());
-                prop_assert_eq!(bits.is_set(from), plain.contains(&from));
             }
+            prop_assert_eq!(bits.is_empty(), plain.is_empty());
+            prop_assert!(bits.walk().eq(plain.iter().copied()));
         }
     }
 }

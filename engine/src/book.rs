@@ -7,6 +7,7 @@ use types::{
     Ticks,
 };
 
+use crate::dates::Dates;
 use crate::ladder::{LEVELS_DEFAULT, Ladder};
 use crate::sink::{Emitter, EventSink};
 use crate::slab::{NEVER, Order, Slab};
@@ -39,7 +40,9 @@ pub struct Book {
     pub(crate) trade_number: u64,
     /// Last command applied.
     pub(crate) sequence: Sequence,
-    /// No resting order expires before this time; `NEVER` when none has a date. A lower bound, exact after each expiry walk.
+    /// Resting orders with a date.
+    pub(crate) dates: Dates,
+    /// When the first of them ends; `NEVER` when none has a date.
     pub(crate) next_expiry_ns: u64,
 }
 
@@ -52,6 +55,7 @@ impl Book {
             event_number: 0,
             trade_number: 0,
             sequence: Sequence::ZERO,
+            dates: Dates::new(config.orders),
             next_expiry_ns: NEVER,
         }
     }
@@ -150,6 +154,7 @@ impl Book {
         let phase = self.spec.phase;
         self.spec = c.spec;
         self.spec.phase = phase;
+        self.ladder.set_band(&c.spec);
         if c.spec.phase != phase {
             self.set_phase(c.spec.phase, false, out);
         }
@@ -160,6 +165,9 @@ impl Book {
     pub(crate) fn link(&mut self, link: u32, order: Order) {
         let prev = self.ladder.push(order.side, order.price, link, order.open);
         self.slab.open(link, Order { prev, ..order });
+        if order.expire_at_ns != NEVER {
+            self.date_begins(order.expire_at_ns, link);
+        }
     }
 
     /// Takes a resting order out of its price and closes its slot; gives what it was.
@@ -168,7 +176,25 @@ impl Book {
         let order = self.slab.unlink(link);
         self.ladder
             .unlink(order.side, order.price, order.prev, order.next, order.open);
+        if order.expire_at_ns != NEVER {
+            self.date_ends(link);
+        }
         order
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn date_begins(&mut self, at_ns: u64, link: u32) {
+        self.dates.insert(at_ns, link);
+        self.next_expiry_ns = self.dates.next_ns();
+    }
+
+    /// An order with a date rests no more.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn date_ends(&mut self, link: u32) {
+        self.dates.remove(link);
+        self.next_expiry_ns = self.dates.next_ns();
     }
 
     pub fn spec(&self) -> &InstrumentSpec {
@@ -211,7 +237,7 @@ impl Book {
         self.sequence
     }
 
-    /// Earliest moment at which an order with a date may be due.
+    /// Earliest moment at which an order with a date is due.
     pub fn next_expiry_ns(&self) -> Option<u64> {
         (self.next_expiry_ns != NEVER).then_some(self.next_expiry_ns)
     }

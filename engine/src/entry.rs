@@ -3,7 +3,7 @@
 use types::command::{Amend, New};
 use types::event::{Accepted, AmendRejected, Amended, Cancelled, Event, Rejected, Rested};
 use types::{
-    CancelReason, Envelope, Handle, Lots, OrderType, Phase, RejectReason, Ticks, TimeInForce,
+    CancelReason, Envelope, Handle, Lots, OrderType, Phase, RejectReason, Side, Ticks, TimeInForce,
 };
 
 use crate::book::Book;
@@ -65,10 +65,9 @@ impl Book {
         let rests = !crosses && c.time_in_force.rests();
         accept(c, rests, &mut out);
         if rests {
-            let expire_at_ns = self.expiry_of(c);
-            self.link(link, resting(c, c.quantity, c.quantity, expire_at_ns));
+            self.link(link, resting(c, c.quantity, c.quantity, expiry_of(c)));
         } else if let Some((open, quantity)) = self.execute(c, &mut out) {
-            let expire_at_ns = self.expiry_of(c);
+            let expire_at_ns = expiry_of(c);
             self.rest(
                 link,
                 c.handle,
@@ -77,16 +76,6 @@ impl Book {
             );
         }
         out.count()
-    }
-
-    /// When the order ends by itself; the book wakes then.
-    #[inline(always)]
-    fn expiry_of(&mut self, c: &New) -> u64 {
-        if c.time_in_force != TimeInForce::Gtd {
-            return NEVER;
-        }
-        self.next_expiry_ns = self.next_expiry_ns.min(c.expire_at_ns);
-        c.expire_at_ns
     }
 
     /// Matches a new order. Gives open and total quantity when a remainder has to rest.
@@ -147,7 +136,11 @@ impl Book {
             OrderType::Market if c.time_in_force.rests() => {
                 return Some(RejectReason::InvalidCombination);
             }
-            OrderType::Limit | OrderType::Market => {}
+            OrderType::Market => assert!(
+                self.spec.in_band(c.price) || c.price == spends_nothing(c.side),
+                "admission keeps a market order's protection price inside the band"
+            ),
+            OrderType::Limit => {}
         }
         if c.post_only && !c.time_in_force.rests() {
             return Some(RejectReason::InvalidCombination);
@@ -282,13 +275,13 @@ impl Book {
         if quantity > Lots::ORDER_MAX {
             return Some(RejectReason::QuantityLot);
         }
-        if price != order.price {
-            if !(1..=Ticks::ORDER_MAX.0).contains(&price.0) {
-                return Some(RejectReason::PriceTick);
-            }
-            if !self.spec.in_band(price) {
-                return Some(RejectReason::PriceBand);
-            }
+        if price != order.price && !(1..=Ticks::ORDER_MAX.0).contains(&price.0) {
+            return Some(RejectReason::PriceTick);
+        }
+        // Where the band has moved on, an order may only shrink: growth is a new order's quantity.
+        let only_shrinks = price == order.price && quantity <= order.quantity;
+        if !only_shrinks && !self.spec.in_band(price) {
+            return Some(RejectReason::PriceBand);
         }
         (order.post_only && crosses).then_some(RejectReason::PostOnly)
     }
@@ -308,6 +301,23 @@ impl Book {
             price: order.price,
             open: order.open,
         }));
+    }
+}
+
+/// Protection price of a market order that had nothing to go by (T19): it meets nobody.
+fn spends_nothing(side: Side) -> Ticks {
+    match side {
+        Side::Buy => Ticks::ZERO,
+        Side::Sell => Ticks::MAX,
+    }
+}
+
+/// When the order ends by itself.
+#[inline(always)]
+fn expiry_of(c: &New) -> u64 {
+    match c.time_in_force {
+        TimeInForce::Gtd => c.expire_at_ns,
+        TimeInForce::Gtc | TimeInForce::Ioc | TimeInForce::Fok => NEVER,
     }
 }
 

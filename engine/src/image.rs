@@ -96,7 +96,6 @@ impl Book {
                 live: false,
             };
             book.link(link, resting);
-            book.next_expiry_ns = book.next_expiry_ns.min(resting.expire_at_ns);
         }
         book.check_invariants();
         book

@@ -2,8 +2,13 @@
 //! window. The best price of each side is cached.
 //!
 //! Both sides share window and bitmap: a book is never crossed, so a price holds orders of one side only, and what is occupied at or below the
-//! best bid are bids. Inside the window nothing allocates; outside it a level costs a map entry (correct, slower). The window covers the price band
-//! when the band is not wider than the bound given, otherwise it is centred on the first price that rests.
+//! best bid are bids. Inside the window nothing allocates; outside it a level costs a map entry (correct, slower).
+//!
+//! The window covers the price band with slack on both sides when the band is not wider than it; otherwise it is centred on the first price that
+//! rests, inside the band. It moves when it is empty and the band changes, and when neither best price lies inside: then the market is elsewhere,
+//! and what holds the window is a stray order. Moving costs its levels, so orders that rest outside have to pay for it first: a few levels each,
+//! up to a bound, so that nobody can make a book carry its levels to and fro. Where the window stands is no part of the state: it changes speed,
+//! never results.
 //!
 //! Prices are compared by *key*: the price of an ask, the complement of a bid's. A lower key is a better price on either side, so that neither
 //! side needs a branch.
@@ -77,31 +82,146 @@ const UNPLACED: i64 = i64::MIN;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Ladder {
-    /// Price of the first place; `UNPLACED`, which no price is near, until the first price fixes it.
+    /// Price of the first place; `UNPLACED`, which no price is near, until a price or a narrow band fixes it.
     base: i64,
     levels: Vec<Words>,
     bits: Bits,
     outside: [BTreeMap<Ticks, Level>; 2],
     /// Key of the best price, by side.
     best: [i64; 2],
+    /// Lowest and highest price of a new order.
+    band: (i64, i64),
+    /// Orders that came to rest outside since the window's last move or the last look at one.
+    credits: u32,
+    /// Credits that the next look takes.
+    look_at: u32,
 }
+
+/// Levels that one order outside the window pays for, to be looked at and to be moved.
+const LEVELS_PER_CREDIT: usize = 8;
+/// Most credits that count: bound of what one move may cost.
+const CREDITS_MAX: u32 = 1_024;
 
 impl Ladder {
     pub fn new(spec: &InstrumentSpec, levels_max: u32) -> Self {
-        let bound = i64::from(levels_max.clamp(64, LEVELS_MAX));
-        let span = (spec.band_high.0 - spec.band_low.0).saturating_add(1);
-        let count = span.min(bound) as usize;
-        let base = if span <= bound {
-            spec.band_low.0
-        } else {
-            UNPLACED
-        };
-        Self {
-            base,
+        let count = levels_max.clamp(64, LEVELS_MAX) as usize;
+        let mut ladder = Self {
+            base: UNPLACED,
             levels: alloc::vec![Level::EMPTY.words(); count],
             bits: Bits::new(count),
             outside: [BTreeMap::new(), BTreeMap::new()],
             best: [NO_KEY; 2],
+            band: (0, 0),
+            credits: 0,
+            look_at: 1,
+        };
+        ladder.set_band(spec);
+        ladder
+    }
+
+    /// Follows the instrument's band. A window that holds orders stays where it is.
+    pub fn set_band(&mut self, spec: &InstrumentSpec) {
+        self.band = (spec.band_low.0, spec.band_high.0.min(Ticks::ORDER_MAX.0));
+        if !self.bits.is_empty() {
+            return;
+        }
+        // A wide band waits for the first price.
+        let leader = [Side::Buy, Side::Sell]
+            .into_iter()
+            .find_map(|side| self.best(side));
+        match leader {
+            _ if self.is_band_narrow() => self.move_to(self.base_for(spec.band_low)),
+            Some(price) => self.move_to(self.base_for(price)),
+            None => self.base = UNPLACED,
+        }
+    }
+
+    fn is_band_narrow(&self) -> bool {
+        let (low, high) = self.band;
+        high.saturating_sub(low) < self.levels.len() as i64
+    }
+
+    /// Where the window belongs when trading happens around `price`.
+    fn base_for(&self, price: Ticks) -> i64 {
+        let count = self.levels.len() as i64;
+        let (low, high) = self.band;
+        let base = if self.is_band_narrow() {
+            low.saturating_sub((count - (high.saturating_sub(low) + 1)) / 2)
+        } else {
+            price
+                .0
+                .saturating_sub(count / 2)
+                .clamp(low, high - count + 1)
+        };
+        base.clamp(1, Ticks::ORDER_MAX.0 - count + 1)
+    }
+
+    /// Puts the window to `base` and every level to where it then belongs.
+    #[cold]
+    #[inline(never)]
+    fn move_to(&mut self, base: i64) {
+        let mut from = self.bits.up(0);
+        while let Some(place) = from {
+            let price = self.price(place);
+            let side = self.side_of(price);
+            self.outside[side.index()].insert(price, Level::of(self.levels[place]));
+            self.levels[place] = Level::EMPTY.words();
+            self.bits.clear(place);
+            from = self.bits.up(place);
+        }
+        self.base = base;
+        let range = Ticks(base)..Ticks(base + self.levels.len() as i64);
+        for outside in &mut self.outside {
+            while let Some((price, level)) = outside.range(range.clone()).next() {
+                let (price, level) = (*price, *level);
+                let place = (price.0 - base) as usize;
+                self.levels[place] = level.words();
+                self.bits.set(place);
+                outside.remove(&price);
+            }
+        }
+        (self.credits, self.look_at) = (0, 1);
+    }
+
+    /// Levels that a move to `base` would carry, counted up to a bound.
+    fn cost_of(&self, base: i64, bound: usize) -> usize {
+        let range = Ticks(base)..Ticks(base + self.levels.len() as i64);
+        let near = self.outside.iter().flat_map(|map| map.range(range.clone()));
+        let inside = core::iter::successors(self.bits.up(0), |place| self.bits.up(place + 1));
+        near.map(|_| ())
+            .chain(inside.map(|_| ()))
+            .take(bound)
+            .count()
+    }
+
+    /// An order has come to rest outside the window: moves the window when the market is outside too and enough has been paid for it.
+    fn follow_market(&mut self, side: Side) {
+        self.credits = (self.credits + 1).min(CREDITS_MAX);
+        let is_inside = |price: Option<Ticks>| price.is_some_and(|p| self.place(p).is_some());
+        let Some(leader) = self.best(side) else {
+            return;
+        };
+        if self.credits < self.look_at
+            || is_inside(Some(leader))
+            || is_inside(self.best(side.opposite()))
+        {
+            return;
+        }
+        let base = self.base_for(leader);
+        let bound = self.credits as usize * LEVELS_PER_CREDIT;
+        if base != self.base && self.cost_of(base, bound) < bound {
+            self.move_to(base);
+        } else {
+            (self.credits, self.look_at) = (0, (self.look_at * 2).min(CREDITS_MAX));
+        }
+    }
+
+    /// The side of an occupied price.
+    fn side_of(&self, price: Ticks) -> Side {
+        if key(Side::Buy, price) >= self.best[Side::Buy.index()] {
+            Side::Buy
+        } else {
+            Side::Sell
         }
     }
 
@@ -197,14 +317,15 @@ impl Ladder {
     #[inline(never)]
     fn push_outside(&mut self, side: Side, price: Ticks, link: u32, open: Lots) -> u32 {
         if self.base == UNPLACED {
-            // Centre the window on the first price; it never moves afterwards.
-            self.base = price.0.saturating_sub(self.levels.len() as i64 / 2);
+            self.move_to(self.base_for(price));
             if let Some(place) = self.place(price) {
                 return self.push_at(place, link, open);
             }
         }
         let level = self.outside[side.index()].entry(price);
-        level.or_insert(Level::EMPTY).push(link, open)
+        let tail = level.or_insert(Level::EMPTY).push(link, open);
+        self.follow_market(side);
+        tail
     }
 
     /// Takes an order out that stands between these two.
@@ -325,12 +446,26 @@ impl Ladder {
         core::iter::successors(self.best(side), move |price| self.next(side, *price))
     }
 
-    /// True when the occupancy of a price says that it holds orders.
-    pub fn is_occupied(&self, side: Side, price: Ticks) -> bool {
-        match self.place(price) {
-            Some(place) => self.bits.is_set(place),
-            None => self.outside[side.index()].contains_key(&price),
-        }
+    /// Every price that is marked as occupied, whatever the best prices say: for the walk that proves the structure. Panics where a price
+    /// outside the window has a place inside.
+    pub fn marked(&self) -> impl Iterator<Item = (Side, Ticks)> + '_ {
+        let outside = [Side::Buy, Side::Sell].into_iter().flat_map(move |side| {
+            self.outside[side.index()].keys().map(move |price| {
+                assert!(self.place(*price).is_none(), "a level stands in one place");
+                (side, *price)
+            })
+        });
+        let inside = self.bits.walk().map(move |place| {
+            let price = self.price(place);
+            (self.side_of(price), price)
+        });
+        inside.chain(outside)
+    }
+
+    /// True while a price has a place in the window.
+    #[cfg(test)]
+    fn is_inside(&self, price: i64) -> bool {
+        self.place(Ticks(price)).is_some()
     }
 }
 
@@ -353,5 +488,121 @@ impl Level {
             tail: select_unpredictable(next == NIL, prev, self.tail),
             open: self.open - open,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+    use types::{FeeRate, InstrumentId, InstrumentIx, InstrumentParams, Phase};
+
+    fn spec(band_low: i64, band_high: i64) -> InstrumentSpec {
+        InstrumentSpec::new(&InstrumentParams {
+            ix: InstrumentIx(0),
+            id: InstrumentId::new("TEST-1").unwrap(),
+            decimals: 0,
+            tick_size: "0.01".parse().unwrap(),
+            lot_size: "1".parse().unwrap(),
+            fee_rate: FeeRate::TRADING,
+            band_low: Ticks(band_low),
+            band_high: Ticks(band_high),
+            collar_ppm: 50_000,
+            phase: Phase::Open,
+        })
+        .unwrap()
+    }
+
+    fn wide() -> Ladder {
+        Ladder::new(&spec(1, Ticks::ORDER_MAX.0), 1_024)
+    }
+
+    /// One order a price, its link the price.
+    fn push(ladder: &mut Ladder, side: Side, price: i64) {
+        ladder.push(side, Ticks(price), price as u32, Lots(1));
+    }
+
+    fn pull(ladder: &mut Ladder, side: Side, price: i64) {
+        ladder.unlink(side, Ticks(price), NIL, NIL, Lots(1));
+    }
+
+    fn prices(ladder: &Ladder) -> [Vec<i64>; 2] {
+        let found = [Side::Buy, Side::Sell].map(|s| ladder.prices(s).map(|p| p.0).collect());
+        let marked = ladder.marked().count();
+        assert_eq!(marked, found.iter().map(Vec::len).sum::<usize>());
+        found
+    }
+
+    #[test]
+    fn the_window_leaves_a_stray_order_for_the_market() {
+        let mut ladder = wide();
+        push(&mut ladder, Side::Buy, 1);
+        assert!(ladder.is_inside(1));
+        push(&mut ladder, Side::Sell, 5_000_010);
+        push(&mut ladder, Side::Buy, 5_000_000);
+        assert!(ladder.is_inside(5_000_000) && ladder.is_inside(5_000_010));
+        // Another stray order moves nothing while the market stands inside.
+        push(&mut ladder, Side::Buy, 2);
+        push(&mut ladder, Side::Sell, 9_000_000);
+        assert!(ladder.is_inside(5_000_000));
+        assert_eq!(
+            prices(&ladder),
+            [
+                alloc::vec![5_000_000, 2, 1],
+                alloc::vec![5_000_010, 9_000_000]
+            ]
+        );
+        for (side, price) in [(Side::Buy, 1), (Side::Sell, 5_000_010), (Side::Buy, 2)] {
+            assert_eq!(ladder.level(side, Ticks(price)).head, price as u32);
+            pull(&mut ladder, side, price);
+        }
+        assert_eq!(
+            prices(&ladder),
+            [alloc::vec![5_000_000], alloc::vec![9_000_000]]
+        );
+    }
+
+    #[test]
+    fn many_stray_levels_are_paid_for_before_the_window_leaves_them() {
+        let mut ladder = wide();
+        for price in 1..=400 {
+            push(&mut ladder, Side::Buy, price);
+        }
+        let mut pushed = 0;
+        while !ladder.is_inside(5_000_000) {
+            push(&mut ladder, Side::Buy, 5_000_000 + pushed);
+            pushed += 1;
+            assert!(pushed < 400, "orders outside pay for the move");
+        }
+        assert!(pushed as usize * LEVELS_PER_CREDIT > 400);
+        let bids: Vec<i64> = (5_000_000..5_000_000 + pushed)
+            .rev()
+            .chain((1..=400).rev())
+            .collect();
+        assert_eq!(prices(&ladder), [bids, Vec::new()]);
+    }
+
+    #[test]
+    fn an_empty_window_follows_the_band_and_a_full_one_stays() {
+        let mut ladder = Ladder::new(&spec(100, 200), 1_024);
+        assert!(ladder.is_inside(100) && ladder.is_inside(200));
+        ladder.set_band(&spec(90_000, 90_500));
+        assert!(ladder.is_inside(90_000) && ladder.is_inside(90_500));
+        assert!(ladder.is_inside(89_800), "slack for the next band");
+        push(&mut ladder, Side::Buy, 90_100);
+        ladder.set_band(&spec(100, 200));
+        assert!(ladder.is_inside(90_100));
+        push(&mut ladder, Side::Sell, 95_000);
+        pull(&mut ladder, Side::Buy, 90_100);
+        ladder.set_band(&spec(94_800, 95_200));
+        assert!(ladder.is_inside(95_000));
+        assert_eq!(prices(&ladder), [Vec::new(), alloc::vec![95_000]]);
+        // The first price of a wide band is not the window's edge, nor does the window leave the band.
+        let mut ladder = wide();
+        push(&mut ladder, Side::Buy, 5_000);
+        assert!(ladder.is_inside(4_500) && ladder.is_inside(5_500));
+        let mut ladder = Ladder::new(&spec(10_000, 20_000), 1_024);
+        push(&mut ladder, Side::Sell, 20_000);
+        assert!(ladder.is_inside(20_000) && !ladder.is_inside(20_001));
     }
 }

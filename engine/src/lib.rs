@@ -8,7 +8,8 @@
 //! | `book` | the book and the dispatch of commands |
 //! | `entry` | new orders and amends: what is refused, what enters |
 //! | `matching` | the match loop, self-trade prevention, the fill-or-kill look-ahead |
-//! | `sweep` | mass cancel, expiry, phase changes: everything that walks the slab |
+//! | `sweep` | mass cancel, expiry, phase changes |
+//! | `dates` | which order with a date ends next |
 //! | `slab` | resting orders, addressed by admission's slot |
 //! | `ladder`, `bits` | price levels: a window of ticks with an occupancy bitmap, a map outside it |
 //! | `view` | depth, order-by-order walk, state hash |
@@ -26,6 +27,7 @@ extern crate alloc;
 mod ahead;
 mod bits;
 mod book;
+mod dates;
 mod entry;
 mod image;
 mod invariants;

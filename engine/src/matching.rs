@@ -6,7 +6,7 @@ use types::{CancelReason, Handle, Lots, Side, StpGroup, StpMode, Ticks};
 
 use crate::book::Book;
 use crate::sink::{Emitter, EventSink};
-use crate::slab::NIL;
+use crate::slab::{NEVER, NIL};
 
 /// The incoming order while it matches.
 pub(crate) struct Taker {
@@ -71,7 +71,11 @@ impl Book {
                 level.open -= before - maker.open;
                 if maker.open.is_zero() {
                     level.head = maker.next;
+                    let has_date = maker.expire_at_ns != NEVER;
                     self.slab.close(link);
+                    if has_date {
+                        self.date_ends(link);
+                    }
                 }
                 if stop == Stop::SelfTrade {
                     break;
@@ -124,6 +128,9 @@ impl Book {
     }
 
     /// True when a fill-or-kill order would be filled completely by trades, self-trade prevention included.
+    ///
+    /// The sums of the levels refuse most of what cannot be filled. Orders are visited only where they suffice and a group may matter, and no
+    /// more of them than the order would meet.
     pub(crate) fn can_fill(&self, taker: &Taker) -> bool {
         let side = taker.side.opposite();
         let inside = |price: &Ticks| match taker.side {
@@ -131,16 +138,17 @@ impl Book {
             Side::Sell => *price >= taker.limit,
         };
         let mut missing = taker.open;
+        let enough = self.ladder.prices(side).take_while(inside).any(|price| {
+            let open = self.ladder.level(side, price).open;
+            missing -= open.min(missing);
+            missing.is_zero()
+        });
+        if !enough || taker.stp == StpMode::None {
+            return enough;
+        }
+        let mut missing = taker.open;
         for price in self.ladder.prices(side).take_while(inside) {
-            let level = self.ladder.level(side, price);
-            if taker.stp == StpMode::None {
-                if level.open >= missing {
-                    return true;
-                }
-                missing -= level.open;
-                continue;
-            }
-            let mut link = level.head;
+            let mut link = self.ladder.level(side, price).head;
             while link != NIL {
                 let maker = self.slab.at(link);
                 if maker.group != taker.group {

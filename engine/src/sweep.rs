@@ -1,4 +1,5 @@
-//! Everything that walks the slab, always in slot order, so that a replay cancels in the same order: mass cancel, kill switch, expiry, phases.
+//! Commands that end many orders, always in one order, so that a replay ends them alike: mass cancel, kill switch and phases walk the slab in slot
+//! order; expiry goes by date, then slot, and touches the orders that are due alone.
 
 use types::command::{MassCancel, MassScope};
 use types::event::{Event, MassCancelled, PhaseChanged};
@@ -6,7 +7,7 @@ use types::{CancelReason, Phase};
 
 use crate::book::Book;
 use crate::sink::{Emitter, EventSink};
-use crate::slab::{NEVER, Order};
+use crate::slab::Order;
 
 impl Book {
     pub(crate) fn mass_cancel<S: EventSink>(&mut self, c: &MassCancel, out: &mut Emitter<S>) {
@@ -49,20 +50,12 @@ impl Book {
     #[inline(never)]
     pub(crate) fn expire<S: EventSink>(&mut self, out: &mut Emitter<S>) {
         let now_ns = out.time_ns();
-        if now_ns < self.next_expiry_ns || self.next_expiry_ns == NEVER {
-            return;
+        while let Some((at_ns, link)) = self.dates.first()
+            && at_ns <= now_ns
+        {
+            let handle = self.slab.handle(link);
+            self.cancel_resting(link, handle, CancelReason::Expired, out);
         }
-        self.cancel_where(CancelReason::Expired, out, |order| {
-            order.expire_at_ns <= now_ns
-        });
-        self.next_expiry_ns = self
-            .slab
-            .links()
-            .map(|link| self.slab.at(link))
-            .filter(|order| order.live)
-            .map(|order| order.expire_at_ns)
-            .min()
-            .unwrap_or(NEVER);
     }
 
     fn cancel_where<S: EventSink>(

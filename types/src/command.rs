@@ -181,7 +181,8 @@ record! {
 }
 
 record! {
-    /// Changes price, total quantity or both (T22). The growth of what it reserves has been drawn; a refused amend returns it.
+    /// Changes price, total quantity or both (T22). The growth of what it reserves has been drawn; a refused amend returns it. Outside the band
+    /// (which may have moved since) an order keeps its price and may only shrink.
     pub struct Amend {
         pub handle: Handle,
         pub instrument: InstrumentIx,

@@ -1,0 +1,169 @@
+//! When resting orders with a date end: an indexed binary heap, earliest date first, lower slot first among equals.
+//!
+//! Every resting order with a date has exactly one entry, so an order that leaves early leaves nothing behind: the book never wakes in vain, and
+//! no pile of dead entries has to be cleared at once. Taking in, taking out and finding the next one cost a logarithm of the orders with dates,
+//! however far their dates lie apart. Nothing allocates as long as links stay below the room given.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use crate::slab::NEVER;
+
+/// Date and link: the order in which they end.
+type Entry = (u64, u32);
+
+#[derive(Clone, Debug)]
+pub(crate) struct Dates {
+    heap: Vec<Entry>,
+    /// Place in the heap plus one, by link; 0 = no entry.
+    places: Vec<u32>,
+}
+
+impl Dates {
+    /// Untouched room costs address space alone.
+    pub fn new(orders: u32) -> Self {
+        Self {
+            heap: Vec::with_capacity(orders as usize),
+            places: vec![0; orders as usize + 1],
+        }
+    }
+
+    /// The next order to end, and when.
+    #[inline]
+    pub fn first(&self) -> Option<Entry> {
+        self.heap.first().copied()
+    }
+
+    /// The earliest date, `NEVER` without one.
+    #[inline]
+    pub fn next_ns(&self) -> u64 {
+        self.first().map_or(NEVER, |(at_ns, _)| at_ns)
+    }
+
+    /// Takes in the order of a link that has no entry yet.
+    pub fn insert(&mut self, at_ns: u64, link: u32) {
+        let index = link as usize;
+        if index >= self.places.len() {
+            self.places.resize((index + 1).next_power_of_two(), 0);
+        }
+        assert!(self.places[index] == 0, "an order has one date");
+        self.heap.push((at_ns, link));
+        self.rise(self.heap.len() - 1);
+    }
+
+    /// Takes out the order of a link.
+    pub fn remove(&mut self, link: u32) {
+        let place = self.places[link as usize];
+        assert!(
+            place != 0,
+            "a resting order with a date stands in the dates"
+        );
+        let at = place as usize - 1;
+        self.places[link as usize] = 0;
+        self.heap.swap_remove(at);
+        if at < self.heap.len() {
+            // Who came from the end may belong either way.
+            let at = self.rise(at);
+            self.sink(at);
+        }
+    }
+
+    /// Date of the order of a link, and the number of all: for the walk that proves the structure.
+    pub fn date_of(&self, link: u32) -> Option<u64> {
+        let place = *self.places.get(link as usize)?;
+        let at = (place as usize).checked_sub(1)?;
+        let (at_ns, found) = self.heap[at];
+        assert_eq!(found, link, "heap and places agree");
+        Some(at_ns)
+    }
+
+    pub fn len(&self) -> usize {
+        self.heap.len()
+    }
+
+    /// Panics when an entry stands before an earlier one.
+    pub fn check(&self) {
+        for (at, entry) in self.heap.iter().enumerate().skip(1) {
+            assert!(self.heap[(at - 1) / 2] < *entry, "earliest date first");
+        }
+    }
+
+    fn rise(&mut self, mut at: usize) -> usize {
+        let entry = self.heap[at];
+        while at > 0 {
+            let parent = (at - 1) / 2;
+            if self.heap[parent] < entry {
+                break;
+            }
+            self.put(at, self.heap[parent]);
+            at = parent;
+        }
+        self.put(at, entry);
+        at
+    }
+
+    fn sink(&mut self, mut at: usize) {
+        let entry = self.heap[at];
+        loop {
+            let left = 2 * at + 1;
+            let Some(mut child) = self.heap.get(left).map(|_| left) else {
+                break;
+            };
+            if self
+                .heap
+                .get(left + 1)
+                .is_some_and(|r| *r < self.heap[left])
+            {
+                child = left + 1;
+            }
+            if entry < self.heap[child] {
+                break;
+            }
+            self.put(at, self.heap[child]);
+            at = child;
+        }
+        self.put(at, entry);
+    }
+
+    fn put(&mut self, at: usize, entry: Entry) {
+        self.heap[at] = entry;
+        self.places[entry.1 as usize] = at as u32 + 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::collections::BTreeSet;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 128, rng_seed: proptest::test_runner::RngSeed::Fixed(1), failure_persistence: None, ..ProptestConfig::default() })]
+        #[test]
+        fn gives_the_order_that_a_sorted_set_gives(steps in prop::collection::vec((any::<bool>(), 1u32..40, 0u64..30), 0..400)) {
+            let mut plain = BTreeSet::new();
+            let mut dates = Dates::new(8);
+            for (takes_out, link, at_ns) in steps {
+                match (plain.iter().find(|(_, l)| *l == link).copied(), takes_out) {
+                    (Some(entry), true) => {
+                        plain.remove(&entry);
+                        dates.remove(link);
+                    }
+                    (None, false) => {
+                        plain.insert((at_ns, link));
+                        dates.insert(at_ns, link);
+                    }
+                    _ => {}
+                }
+                dates.check();
+                prop_assert_eq!(dates.first(), plain.first().copied());
+                prop_assert_eq!(dates.len(), plain.len());
+            }
+            while let Some(entry) = plain.pop_first() {
+                prop_assert_eq!(dates.first(), Some(entry));
+                dates.remove(entry.1);
+            }
+            prop_assert_eq!(dates.next_ns(), NEVER);
+        }
+    }
+}
