@@ -228,6 +228,16 @@ fn r173_market_consumes_best_prices_and_never_rests() {
     ");
 }
 
+/// A market order comes with a price inside the band, or with one that meets nobody: admission's doing.
+#[test]
+#[should_panic(expected = "protection price inside the band")]
+fn t19_a_protection_price_outside_the_band_is_our_bug() {
+    run("
+        band 90 110
+        new 1 buy market x1 at:111
+    ");
+}
+
 // rows: R177
 #[test]
 fn r177_depth_is_summed_by_price_and_best_first() {
@@ -281,6 +291,29 @@ fn t22_less_quantity_keeps_the_place_more_or_another_price_loses_it() {
         depth
             BUY 101 x9
             BUY 100 x6
+    ");
+}
+
+#[test]
+fn t22_outside_the_band_an_order_may_only_shrink() {
+    run("
+        new 1 buy 100 x10
+            accepted 1 100 open 10 rests
+        band 200 300
+        amend 1 qty:11
+            amend-rejected 1 PRICE_BAND open 10
+        amend 1 price:101
+            amend-rejected 1 PRICE_BAND open 10
+        amend 1 price:100 qty:8
+            amended 1 100 x8 open 8 kept
+        amend 1 qty:6
+            amended 1 100 x6 open 6 kept
+        amend 1 price:200 qty:20
+            amended 1 200 x20 open 20 lost
+            rested 1 BUY 200 open 20
+        amend 1 qty:21
+            amended 1 200 x21 open 21 lost
+            rested 1 BUY 200 open 21
     ");
 }
 
@@ -402,6 +435,39 @@ fn d38_decrement_shrinks_both() {
     ");
 }
 
+/// The sums of the levels may suffice where the group's own orders keep it from being filled.
+#[test]
+fn d38_fok_counts_what_others_offer_inside_its_limit() {
+    run("
+        new 1 sell 100 x5
+            accepted 1 100 open 5 rests
+        new 2 sell 101 x5 user:7
+            accepted 2 101 open 5 rests
+        new 3 sell 102 x5
+            accepted 3 102 open 5 rests
+        new 4 buy 102 x16 fok user:7 stp:NONE
+            accepted 4 102 open 16
+            cancelled 4 FOK_NOT_FILLABLE x16
+        new 5 buy 101 x11 fok
+            accepted 5 101 open 11
+            cancelled 5 FOK_NOT_FILLABLE x11
+        new 6 buy 102 x11 fok user:7 stp:CANCEL_OLDEST
+            accepted 6 102 open 11
+            cancelled 6 FOK_NOT_FILLABLE x11
+        new 7 buy 102 x6 fok user:7 stp:DECREMENT
+            accepted 7 102 open 6
+            cancelled 7 FOK_NOT_FILLABLE x6
+        new 8 buy 102 x5 fok user:7
+            accepted 8 102 open 5
+            trade maker 1 taker 8 100 x5 open 0 0
+        new 9 buy 102 x5 fok user:7 stp:CANCEL_OLDEST
+            accepted 9 102 open 5
+            cancelled 2 SELF_TRADE x5
+            trade maker 3 taker 9 102 x5 open 0 0
+        depth
+    ");
+}
+
 #[test]
 fn d38_off_by_setting_and_by_group() {
     run("
@@ -441,6 +507,40 @@ fn gtd_ends_by_the_journalled_time_before_anyone_meets_it() {
             cancelled 4 EXPIRED x6
         depth
             BUY 100 x1
+    ");
+}
+
+#[test]
+fn orders_due_together_end_by_date_then_by_slot() {
+    run("
+        new 7 sell 100 x5 gtd:60000
+            accepted 7 100 open 5 rests
+        new 2 sell 101 x5 gtd:60000
+            accepted 2 101 open 5 rests
+        new 5 buy 90 x5 gtd:50000
+            accepted 5 90 open 5 rests
+        new 3 buy 90 x5 gtd:70000
+            accepted 3 90 open 5 rests
+        new 4 buy 90 x5 gtd:40000
+            accepted 4 90 open 5 rests
+        cancel 4
+            cancelled 4 USER_REQUEST x5
+        amend 3 price:91
+            amended 3 91 x5 open 5 lost
+            rested 3 BUY 91 open 5
+        time 41000
+        expire
+        time 64000
+        new 9 buy 80 x1
+            cancelled 5 EXPIRED x5
+            cancelled 2 EXPIRED x5
+            cancelled 7 EXPIRED x5
+            accepted 9 80 open 1 rests
+        time 70000
+        expire
+            cancelled 3 EXPIRED x5
+        depth
+            BUY 80 x1
     ");
 }
 

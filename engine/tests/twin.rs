@@ -4,7 +4,9 @@
 
 mod support;
 
-use engine::{Book, BookConfig, BookImage};
+use std::collections::{BTreeMap, HashMap};
+
+use engine::{Book, BookConfig, BookImage, DepthLevel};
 use support::*;
 use types::command::{
     Amend, Cancel, Command, ExpireOrders, MassCancel, MassScope, New, SetInstrument, SetPhase,
@@ -290,7 +292,7 @@ impl Twin {
             Some(RejectReason::QuantityLot)
         } else if price != old.price && (price.0 < 1 || price > Ticks::ORDER_MAX) {
             Some(RejectReason::PriceTick)
-        } else if price != old.price && !banded {
+        } else if !kept && !banded {
             Some(RejectReason::PriceBand)
         } else if old.new.post_only && crosses {
             Some(RejectReason::PostOnly)
@@ -345,10 +347,13 @@ impl Twin {
         gone.len() as u32
     }
 
+    /// Earliest date first, then the lower slot.
     fn expire(&mut self, now: u64) {
-        self.cancel_where(CancelReason::Expired, |o| {
-            o.new.time_in_force == TimeInForce::Gtd && o.new.expire_at_ns <= now
-        });
+        let due = |o: &&Naive| o.new.time_in_force == TimeInForce::Gtd && o.new.expire_at_ns <= now;
+        let key = |o: &Naive| (o.new.expire_at_ns, o.new.handle.slot);
+        while let Some((_, slot)) = self.sides.iter().flatten().filter(due).map(key).min() {
+            self.cancel_where(CancelReason::Expired, |o| o.new.handle.slot == slot);
+        }
     }
 
     fn set_phase(&mut self, phase: Phase, cancel_orders: bool) {
@@ -413,6 +418,10 @@ struct Flow {
     low: i64,
     high: i64,
     centre: i64,
+    /// The band in force.
+    band: (i64, i64),
+    /// Share of resting orders that get a date, in percent.
+    dates: u64,
 }
 
 impl Flow {
@@ -429,13 +438,9 @@ impl Flow {
             4..=6 => {
                 let width = 10 + self.random.below(400) as i64;
                 let (low, high) = (self.centre - width, self.centre + width);
-                Command::SetInstrument(SetInstrument {
-                    spec: spec_with_band(low.max(self.low), high.min(self.high)),
-                })
+                self.set_band(low.max(self.low), high.min(self.high))
             }
-            7..=8 => Command::SetInstrument(SetInstrument {
-                spec: spec_with_band(self.low, self.high),
-            }),
+            7..=8 => self.set_band(self.low, self.high),
             9..=13 => Command::SetPhase(SetPhase {
                 instrument: IX,
                 phase: Phase::Open,
@@ -472,6 +477,13 @@ impl Flow {
             }),
             _ => Command::New(self.new_order(now)),
         }
+    }
+
+    fn set_band(&mut self, low: i64, high: i64) -> Command {
+        self.band = (low, high);
+        Command::SetInstrument(SetInstrument {
+            spec: spec_with_band(low, high),
+        })
     }
 
     /// Mostly an open order, sometimes one whose close is still on its way to the sender.
@@ -546,7 +558,16 @@ impl Flow {
             2 => TimeInForce::Gtd,
             _ => TimeInForce::Gtc,
         };
-        order.expire_at_ns = now + random.below(200_000);
+        if order.time_in_force.rests() && random.chance(self.dates) {
+            order.time_in_force = TimeInForce::Gtd;
+        }
+        // Often the same date for several, sometimes one that has passed or never comes.
+        order.expire_at_ns = match random.below(8) {
+            0 => (now + random.below(200_000)).next_multiple_of(20_000),
+            1 => now + random.below(20) * 1_000_000,
+            2 => u64::MAX - random.below(2),
+            _ => now + random.below(200_000),
+        };
         order.post_only = random.chance(10);
         if random.chance(8) {
             order.order_type = OrderType::Market;
@@ -559,6 +580,14 @@ impl Flow {
             order.quantity = [Lots::ZERO, Lots(Lots::ORDER_MAX.0 + 1)][random.below(2) as usize];
         }
         order.price = self.price();
+        if order.order_type == OrderType::Market {
+            // As admission stamps it.
+            order.price = if self.random.chance(5) {
+                [Ticks::ZERO, Ticks::MAX][side.index()]
+            } else {
+                Ticks(order.price.0.clamp(self.band.0, self.band.1))
+            };
+        }
         order
     }
 
@@ -582,7 +611,146 @@ impl Flow {
     }
 }
 
+/// A book kept from the events alone, by the reading rule of `types::event`: order by order (L3), from which depth (L2) and best prices (L1) follow.
+#[derive(Default)]
+struct Mirror {
+    /// By side and price, in time order: handle and open quantity.
+    sides: [BTreeMap<Ticks, Vec<(Handle, Lots)>>; 2],
+    /// Where a resting order stands.
+    places: HashMap<Handle, (Side, Ticks)>,
+    /// Orders that are neither resting nor ended: side and open quantity.
+    in_hand: HashMap<Handle, (Side, Lots)>,
+    /// What orders of each side were filled by, taken from their open quantities.
+    filled: [u64; 2],
+    traded: u64,
+}
+
+impl Mirror {
+    fn add(&mut self, handle: Handle, side: Side, price: Ticks, open: Lots) {
+        let level = self.sides[side.index()].entry(price).or_default();
+        level.push((handle, open));
+        assert_eq!(self.places.insert(handle, (side, price)), None);
+    }
+
+    /// Takes an order out, wherever it is; its side and open quantity.
+    fn take_out(&mut self, handle: Handle) -> (Side, Lots) {
+        let Some((side, price)) = self.places.remove(&handle) else {
+            return self.in_hand.remove(&handle).expect("a known order");
+        };
+        let levels = &mut self.sides[side.index()];
+        let level = levels.get_mut(&price).expect("a level of a known order");
+        let at = level
+            .iter()
+            .position(|(h, _)| *h == handle)
+            .expect("it rests");
+        let (_, open) = level.remove(at);
+        if level.is_empty() {
+            levels.remove(&price);
+        }
+        (side, open)
+    }
+
+    /// Sets an order's open quantity, 0 = gone; what it was, and its side.
+    fn set_open(&mut self, handle: Handle, open: Lots) -> (Side, Lots) {
+        if open.is_zero() {
+            return self.take_out(handle);
+        }
+        let Some((side, price)) = self.places.get(&handle) else {
+            let (side, known) = self.in_hand.get_mut(&handle).expect("a known order");
+            return (*side, std::mem::replace(known, open));
+        };
+        let level = self.sides[side.index()].get_mut(price).expect("a level");
+        let found = level.iter_mut().find(|(h, _)| *h == handle);
+        let (_, known) = found.expect("it rests");
+        (*side, std::mem::replace(known, open))
+    }
+
+    fn fill(&mut self, handle: Handle, open: Lots) {
+        let (side, before) = self.set_open(handle, open);
+        self.filled[side.index()] += (before - open).0;
+    }
+
+    fn apply(&mut self, event: &Event) {
+        match event {
+            Event::Accepted(e) if e.rests => self.add(e.handle, e.side, e.price, e.open),
+            Event::Accepted(e) => {
+                self.in_hand.insert(e.handle, (e.side, e.open));
+            }
+            Event::Rested(e) => {
+                assert_eq!(self.in_hand.remove(&e.handle), Some((e.side, e.open)));
+                self.add(e.handle, e.side, e.price, e.open);
+            }
+            Event::Trade(e) => {
+                self.fill(e.maker, e.maker_open);
+                self.fill(e.taker, e.taker_open);
+                self.traded += e.quantity.0;
+            }
+            Event::Amended(e) if e.kept_priority => {
+                self.set_open(e.handle, e.open);
+            }
+            Event::Amended(e) => {
+                self.take_out(e.handle);
+                self.in_hand.insert(e.handle, (e.side, e.open));
+            }
+            Event::Reduced(e) => {
+                let (_, before) = self.set_open(e.handle, e.open);
+                assert_eq!(before, e.open + e.quantity);
+            }
+            Event::Cancelled(e) => {
+                let (_, open) = self.take_out(e.handle);
+                assert_eq!(open, e.quantity);
+            }
+            Event::Rejected(_)
+            | Event::AmendRejected(_)
+            | Event::CancelRejected(_)
+            | Event::MassCancelled(_)
+            | Event::PhaseChanged(_) => {}
+        }
+    }
+
+    /// Levels of a side, best first.
+    fn levels(&self, side: Side) -> Vec<(&Ticks, &Vec<(Handle, Lots)>)> {
+        let levels = self.sides[side.index()].iter();
+        match side {
+            Side::Buy => levels.rev().collect(),
+            Side::Sell => levels.collect(),
+        }
+    }
+
+    fn compare(&self, book: &Book) {
+        for side in [Side::Buy, Side::Sell] {
+            let levels = self.levels(side);
+            let orders = levels
+                .iter()
+                .flat_map(|(price, level)| level.iter().map(|(h, open)| (*h, **price, *open)));
+            assert!(
+                book.orders(side)
+                    .map(|o| (o.handle, o.price, o.open))
+                    .eq(orders)
+            );
+            let depth = levels.iter().map(|(price, level)| DepthLevel {
+                price: **price,
+                open: level.iter().fold(Lots::ZERO, |sum, (_, open)| sum + *open),
+            });
+            assert!(book.depth(side).eq(depth));
+            assert_eq!(book.best(side), levels.first().map(|(price, _)| **price));
+        }
+    }
+}
+
 fn compare(seed: u64, commands: u32, band: (i64, i64), levels: u32) -> u64 {
+    compare_with(seed, commands, band, levels, 10, false)
+}
+
+/// `dates`: share of resting orders with a date, in percent; `restores`: the book goes on from its image now and then.
+fn compare_with(
+    seed: u64,
+    commands: u32,
+    band: (i64, i64),
+    levels: u32,
+    dates: u64,
+    restores: bool,
+) -> u64 {
     let spec = spec_with_band(band.0, band.1);
     let mut runner = Runner::new(Book::new(spec, BookConfig { orders: 4, levels }));
     let mut twin = Twin {
@@ -600,8 +768,10 @@ fn compare(seed: u64, commands: u32, band: (i64, i64), levels: u32) -> u64 {
         low: band.0,
         high: band.1,
         centre: (band.0 + band.1) / 2,
+        band,
+        dates,
     };
-    let (mut bought, mut sold) = (0u64, 0u64);
+    let mut mirror = Mirror::default();
     for number in 0..commands {
         let now = runner.time_ns + 1_000;
         let command = flow.command(now);
@@ -613,10 +783,15 @@ fn compare(seed: u64, commands: u32, band: (i64, i64), levels: u32) -> u64 {
         );
         flow.learn(&expected);
         for event in &expected {
-            if let Event::Trade(t) = event {
-                bought += t.quantity.0;
-                sold += t.quantity.0;
-            }
+            mirror.apply(event);
+        }
+        mirror.compare(&runner.book);
+        if restores && number % 97 == 0 {
+            let (hash, next) = (runner.book.state_hash(), runner.book.next_expiry_ns());
+            let config = BookConfig { orders: 4, levels };
+            runner.book = Book::restore(&runner.book.image(), config);
+            assert_eq!(runner.book.state_hash(), hash);
+            assert_eq!(runner.book.next_expiry_ns(), next);
         }
         if number % 64 == 0 {
             runner.book.check_invariants();
@@ -634,7 +809,10 @@ fn compare(seed: u64, commands: u32, band: (i64, i64), levels: u32) -> u64 {
             }
         }
     }
-    assert_eq!(bought, sold);
+    let [bought, sold] = mirror.filled;
+    assert_eq!(bought, sold, "what buyers were filled by, sellers were too");
+    assert_eq!(bought, mirror.traded);
+    assert!(mirror.in_hand.is_empty(), "every order rests or has ended");
     assert!(
         runner.book.trade_number() > u64::from(commands) / 20,
         "a flow that trades"
@@ -642,7 +820,7 @@ fn compare(seed: u64, commands: u32, band: (i64, i64), levels: u32) -> u64 {
     runner.book.state_hash()
 }
 
-// rows: R162 R163 R164 R165 R166 R167 R168 R169 R170 R171 R172 R173 R179
+// rows: R162 R163 R164 R165 R166 R167 R168 R169 R170 R171 R172 R173 R177 R179
 #[test]
 fn r179_every_event_equals_the_naive_twins() {
     for seed in 1..=24 {
@@ -744,6 +922,15 @@ fn r180_a_batch_gives_what_its_commands_give_one_by_one() {
         assert_eq!(tape.events, one_by_one.tape.events);
         assert_eq!(book.state_hash(), one_by_one.book.state_hash());
         book.check_invariants();
+    }
+}
+
+/// Orders with dates in every mixture of fills, amends, cancels and restarts end when the twin's do: by date, then by slot.
+// rows: R174 R180
+#[test]
+fn r174_orders_with_dates_end_like_the_naive_twins_across_restarts() {
+    for seed in 301..=316 {
+        compare_with(seed, 3_000, (1, 4_000), 1_024, 70, true);
     }
 }
 

@@ -2,7 +2,9 @@
 #![allow(dead_code)]
 
 use engine::{Book, BookConfig, EventSink};
-use types::command::{Amend, Cancel, Command, ExpireOrders, MassCancel, MassScope, New, SetPhase};
+use types::command::{
+    Amend, Cancel, Command, ExpireOrders, MassCancel, MassScope, New, SetInstrument, SetPhase,
+};
 use types::event::Event;
 use types::*;
 
@@ -183,6 +185,7 @@ pub fn text(event: &Event) -> String {
 /// ```text
 /// new N buy|sell PRICE|market xQTY [ioc|fok|gtd:TIME] [post] [user:U] [stp:MODE] [at:PRICE]
 /// cancel N | amend N [price:P] [qty:Q] | phase PHASE [cancel] | mass all|user:U|session:S [buy|sell] [REASON] | expire | time NS
+/// band LOW HIGH                moves the price band
 /// depth                        prints the levels, bids then asks
 /// ```
 pub fn run(script: &str) -> Runner {
@@ -287,6 +290,12 @@ fn step(runner: &mut Runner, line: &str) -> Vec<String> {
             session: SessionIx::NONE,
             client_seq: 0,
             key_hash: Id128::NONE,
+        }),
+        "band" => Command::SetInstrument(SetInstrument {
+            spec: spec_with_band(
+                words[1].parse().expect("low"),
+                words[2].parse().expect("high"),
+            ),
         }),
         "expire" => Command::ExpireOrders(ExpireOrders {
             instrument: InstrumentIx::NONE,
