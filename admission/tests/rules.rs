@@ -793,3 +793,220 @@ fn a_key_answers_for_phases_and_holds_too() {
     }
     market.go(defund(3, 4)).unwrap();
 }
+
+/// State of an order after the last event that touched it, by D13, and what was filled: quantity and value.
+fn state(market: &Market, order: Handle) -> (OrderStatus, u64, i64) {
+    let mut effects = market.effects.iter().rev();
+    let last = effects.find(|e| e.order.handle == order);
+    let mut events = market.steps.iter().filter_map(|step| match step {
+        Step::Event(e) => Some(e.event),
+        Step::Command(_) => None,
+    });
+    let is_rejected = |e: Event| matches!(e, Event::Rejected(e) if e.handle == order);
+    let Some(effect) = last else {
+        return (OrderStatus::Open, 0, 0);
+    };
+    let filled = effect.order.filled();
+    let status = match (effect.closed, filled) {
+        (false, Lots::ZERO) => OrderStatus::Open,
+        (false, _) => OrderStatus::PartiallyFilled,
+        (true, filled) if filled == effect.order.quantity => OrderStatus::Filled,
+        (true, _) if events.any(is_rejected) => OrderStatus::Rejected,
+        (true, _) => OrderStatus::Cancelled,
+    };
+    (status, filled.0, effect.order.done.value_minor.0)
+}
+
+// rows: R324
+#[test]
+fn r324_d13_an_order_goes_from_open_over_partly_filled_to_its_end() {
+    use OrderStatus::*;
+    let mut market = Market::small();
+    let resting = market.place(limit(ALICE, Side::Buy, 10_000, 10));
+    assert_eq!(state(&market, resting), (Open, 0, 0));
+    market.place(limit(BOB, Side::Sell, 10_000, 4));
+    assert_eq!(state(&market, resting), (PartiallyFilled, 4, 40_000));
+    market.place(limit(BOB, Side::Sell, 10_000, 6));
+    assert_eq!(state(&market, resting), (Filled, 10, 100_000));
+
+    // What was filled, and at which average price, outlives the cancel of the rest.
+    market.place(limit(BOB, Side::Sell, 9_000, 2));
+    market.place(limit(BOB, Side::Sell, 9_500, 1));
+    let taker = market.place(limit(ALICE, Side::Buy, 10_000, 10));
+    assert_eq!(state(&market, taker), (PartiallyFilled, 3, 27_500));
+    market.go(cancel(ALICE, OrderRef::Handle(taker))).unwrap();
+    assert_eq!(state(&market, taker), (Cancelled, 3, 27_500));
+
+    let unfilled = market.place(limit(ALICE, Side::Buy, 9_000, 1));
+    market
+        .go(cancel(ALICE, OrderRef::Handle(unfilled)))
+        .unwrap();
+    assert_eq!(state(&market, unfilled), (Cancelled, 0, 0));
+
+    // What may not rest ends filled or cancelled, whatever it met.
+    for time_in_force in [TimeInForce::Ioc, TimeInForce::Fok] {
+        for (quantity, filled) in [(2, 2), (5, 3)] {
+            market.place(limit(BOB, Side::Sell, 9_000, 3));
+            let order = market.place(NewRequest {
+                time_in_force,
+                ..limit(ALICE, Side::Buy, 9_000, quantity)
+            });
+            let expected = match time_in_force {
+                _ if quantity == filled => (Filled, filled, 9_000 * filled as i64),
+                TimeInForce::Ioc => (Cancelled, filled, 9_000 * filled as i64),
+                _ => (Cancelled, 0, 0),
+            };
+            assert_eq!(state(&market, order), expected);
+            let order = market.place(NewRequest {
+                price: Some(Ticks(9_000)),
+                ..market_order(ALICE, Side::Buy, 9)
+            });
+            // It takes what the fill-or-kill order left.
+            let left = if (time_in_force, quantity) == (TimeInForce::Fok, 5) {
+                3
+            } else {
+                3 - filled
+            };
+            let expected = (Cancelled, left, 9_000 * left as i64);
+            assert_eq!(state(&market, order), expected);
+        }
+    }
+
+    market
+        .go(Request::SetPhase {
+            instrument: InstrumentIx(0),
+            phase: Phase::Halt,
+            cancel_orders: false,
+            key_hash: Id128::NONE,
+        })
+        .unwrap();
+    let refused = market.place(limit(ALICE, Side::Buy, 9_000, 1));
+    assert_eq!(state(&market, refused), (Rejected, 0, 0));
+}
+
+/// Brings an order of Alice to its end for this reason. A reason without an arm does not compile.
+fn end_for(market: &mut Market, reason: CancelReason) -> Handle {
+    let platform = UserIx::NONE;
+    let resting = limit(ALICE, Side::Buy, 9_000, 1);
+    let fill_or_kill = NewRequest {
+        time_in_force: TimeInForce::Fok,
+        ..resting
+    };
+    let immediate = NewRequest {
+        time_in_force: TimeInForce::Ioc,
+        ..resting
+    };
+    let dated = NewRequest {
+        time_in_force: TimeInForce::Gtd,
+        expire_at_ns: market.time_ns + 1_000_000,
+        ..resting
+    };
+    let cancel_by = |user: UserIx, order| {
+        Request::Cancel(CancelRequest {
+            order: OrderRef::Handle(order),
+            user,
+            session: SessionIx::NONE,
+            client_seq: 0,
+            reason,
+            key_hash: Id128::NONE,
+        })
+    };
+    let mass = |scope, user| {
+        Request::MassCancel(MassCancelRequest {
+            scope,
+            instrument: InstrumentIx::NONE,
+            side: None,
+            reason,
+            user,
+            session: SessionIx::NONE,
+            client_seq: 0,
+            key_hash: Id128::NONE,
+        })
+    };
+    let phase = |phase, cancel_orders| Request::SetPhase {
+        instrument: InstrumentIx(0),
+        phase,
+        cancel_orders,
+        key_hash: Id128::NONE,
+    };
+    let alice = UserIx(ALICE);
+    let (order, then) = match reason {
+        CancelReason::UserRequest => {
+            let order = market.place(resting);
+            (order, vec![cancel_by(alice, order)])
+        }
+        CancelReason::HoldExpired | CancelReason::HoldReleased | CancelReason::Operator => {
+            let order = market.place(resting);
+            (order, vec![cancel_by(platform, order)])
+        }
+        CancelReason::IocRemainder => (market.place(immediate), vec![]),
+        CancelReason::FokNotFillable => (market.place(fill_or_kill), vec![]),
+        CancelReason::NoLiquidity => (market.place(market_order(ALICE, Side::Buy, 1)), vec![]),
+        CancelReason::SelfTrade => {
+            market.place(limit(ALICE, Side::Sell, 9_000, 1));
+            (market.place(resting), vec![])
+        }
+        CancelReason::CancelOnDisconnect => {
+            let session = market.session(alice, 1);
+            let order = market.place(NewRequest {
+                session,
+                client_seq: 1,
+                ..resting
+            });
+            let gone = [
+                Request::CloseSession(session),
+                mass(MassScope::Session(session), platform),
+            ];
+            (order, gone.to_vec())
+        }
+        CancelReason::MassCancel => (
+            market.place(resting),
+            vec![mass(MassScope::User(alice), alice)],
+        ),
+        CancelReason::KillSwitch => (market.place(resting), vec![mass(MassScope::All, platform)]),
+        CancelReason::UserBlocked => {
+            let block = Request::BlockUser(alice);
+            (
+                market.place(resting),
+                vec![block, mass(MassScope::User(alice), platform)],
+            )
+        }
+        CancelReason::InstrumentHalted => (market.place(resting), vec![phase(Phase::Halt, true)]),
+        CancelReason::InstrumentMatured => {
+            (market.place(resting), vec![phase(Phase::Matured, false)])
+        }
+        CancelReason::Expired => {
+            let order = market.place(dated);
+            market.time_ns = dated.expire_at_ns;
+            (order, vec![Request::ExpireOrders(InstrumentIx::NONE)])
+        }
+    };
+    for request in then {
+        market.go(request).unwrap();
+    }
+    order
+}
+
+// rows: R324
+#[test]
+fn r324_d14_every_cancel_reason_is_reached_told_once_and_returns_the_money() {
+    for reason in CancelReason::ALL.iter().copied() {
+        let mut market = Market::small();
+        let order = end_for(&mut market, reason);
+        let told: Vec<_> = market
+            .steps
+            .iter()
+            .filter_map(|step| match step {
+                Step::Event(e) => match e.event {
+                    Event::Cancelled(e) if e.handle == order => Some((e.reason, e.quantity)),
+                    _ => None,
+                },
+                Step::Command(_) => None,
+            })
+            .collect();
+        assert_eq!(told, [(reason, Lots(1))]);
+        assert_eq!(state(&market, order), (OrderStatus::Cancelled, 0, 0));
+        assert_eq!(market.money(ALICE).free, Minor(1_000_000), "{reason}");
+        assert_eq!(market.money(ALICE).reserved, Reserve::ZERO);
+    }
+}
