@@ -272,6 +272,68 @@ async fn place(
     }
 }
 
+// rows: R174
+#[test]
+fn r174_the_book_comes_back_from_a_kill_order_by_order() {
+    run(async {
+        let mut platform = Platform::start().await;
+        let (seller, buyer, bond) = (
+            platform.trader().await,
+            platform.rich("10000.00").await,
+            platform.bond().await,
+        );
+        platform.issue(&bond, &seller, "100").await;
+        let mut offers = Vec::new();
+        for (price, quantity) in [
+            ("101.00", "2"),
+            ("100.00", "3"),
+            ("101.00", "4"),
+            ("100.00", "5"),
+        ] {
+            let order = platform
+                .place(&seller, &bond, "SELL", price, quantity)
+                .await;
+            offers.push(text(&order, "/orderId"));
+        }
+        for price in ["90.00", "91.00"] {
+            platform.place(&buyer, &bond, "BUY", price, "1").await;
+        }
+        // The first of its price is filled in part and stays the first.
+        platform.place(&buyer, &bond, "BUY", "100.00", "1").await;
+        platform.settled(&bond, 1).await;
+        let look = async |platform: &Platform| {
+            let book = platform
+                .ok(
+                    AUDITOR,
+                    "market.GetOrderBook",
+                    json!({ "instrumentId": bond }),
+                )
+                .await;
+            ["bids", "asks"].map(|side| book["snapshot"][side].clone())
+        };
+        let before = look(&platform).await;
+        platform.kill().await;
+        platform.restart().await;
+        assert_eq!(look(&platform).await, before);
+        // Whoever takes now meets the same orders in the same order.
+        platform.place(&buyer, &bond, "BUY", "101.00", "13").await;
+        let mut trades = platform.settled(&bond, 5).await;
+        trades.sort_by_key(|trade| {
+            text(trade, "/tradeNumber")
+                .parse::<u64>()
+                .expect("a number")
+        });
+        let makers: Vec<String> = trades[1..]
+            .iter()
+            .map(|trade| text(trade, "/sellOrderId"))
+            .collect();
+        let expected = [1, 3, 0, 2].map(|at: usize| offers[at].clone());
+        assert_eq!(makers, expected);
+        closed_and_proved(&platform).await;
+        platform.stop().await;
+    });
+}
+
 #[test]
 fn kill_during_the_first_starts_leaves_nothing_that_a_later_start_stumbles_over() {
     run(async {

@@ -443,6 +443,80 @@ async fn t19_market_orders_never_rest_and_say_why_they_end() {
 
 // rows: R324
 #[tokio::test]
+async fn r324_an_orders_status_moves_as_the_table_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "0", "100").await;
+    world.user("bob", "10000", "0").await;
+    let status = async |world: &World, order: &Order| {
+        let order = world.order(&order.order_id).await.unwrap();
+        (order.status(), text(&order.filled_quantity).to_owned())
+    };
+    let moved = |status: OrderStatus, filled: &str| (status, filled.to_owned());
+    // OPEN -> PARTIALLY_FILLED -> FILLED.
+    let filled = world.place(sell("ann", "10", "3")).await.unwrap();
+    assert_eq!(status(&world, &filled).await, moved(OrderStatus::Open, "0"));
+    world.place(buy("bob", "10", "1")).await.unwrap();
+    assert_eq!(
+        status(&world, &filled).await,
+        moved(OrderStatus::PartiallyFilled, "1")
+    );
+    world.place(buy("bob", "10", "2")).await.unwrap();
+    assert_eq!(
+        status(&world, &filled).await,
+        moved(OrderStatus::Filled, "3")
+    );
+    // OPEN -> CANCELLED, and PARTIALLY_FILLED -> CANCELLED, which keeps what was filled and at what average.
+    let untouched = world.place(sell("ann", "11", "3")).await.unwrap();
+    world.cancel("ann", &untouched.order_id).await.unwrap();
+    assert_eq!(
+        status(&world, &untouched).await,
+        moved(OrderStatus::Cancelled, "0")
+    );
+    let touched = world.place(sell("ann", "12", "3")).await.unwrap();
+    world.place(buy("bob", "12", "1")).await.unwrap();
+    world.cancel("ann", &touched.order_id).await.unwrap();
+    assert_eq!(
+        status(&world, &touched).await,
+        moved(OrderStatus::Cancelled, "1")
+    );
+    let kept = world.order(&touched.order_id).await.unwrap();
+    assert_eq!(text(&kept.average_price), "12");
+    // Straight to an end: FILLED, CANCELLED, REJECTED.
+    world.place(sell("ann", "10", "1")).await.unwrap();
+    let taker = world.place(buy("bob", "10", "1")).await.unwrap();
+    assert_eq!(
+        status(&world, &taker).await,
+        moved(OrderStatus::Filled, "1")
+    );
+    let mut hasty = buy("bob", "9", "1");
+    hasty.set_time_in_force(TimeInForce::Ioc);
+    let hasty = world.place(hasty).await.unwrap();
+    assert_eq!(
+        (hasty.status(), hasty.cancel_reason.as_str()),
+        (OrderStatus::Cancelled, "IOC_REMAINDER")
+    );
+    let outside = world.place(buy("bob", "0.50", "1")).await.unwrap();
+    assert_eq!(outside.status(), OrderStatus::Rejected);
+    // Out of an end there is no way.
+    for (ended, owner) in [
+        (&filled, "ann"),
+        (&untouched, "ann"),
+        (&touched, "ann"),
+        (&taker, "bob"),
+        (&hasty, "bob"),
+        (&outside, "bob"),
+    ] {
+        let before = status(&world, ended).await;
+        let refusal = refused(world.cancel(owner, &ended.order_id).await.unwrap_err());
+        assert_eq!(refusal.2, "ORDER_NOT_OPEN");
+        assert_eq!(status(&world, ended).await, before);
+    }
+    world.stop().await;
+}
+
+// rows: R324
+#[tokio::test]
 async fn d13_what_the_book_refuses_is_a_rejected_order() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;

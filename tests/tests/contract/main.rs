@@ -1,6 +1,7 @@
 //! The shared conventions of the contract (part A of the checklist and the gaps it decides), by the descriptors and by real calls.
 
 mod context;
+mod emitters;
 mod outside;
 mod pages;
 mod protocols;

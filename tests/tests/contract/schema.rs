@@ -313,6 +313,37 @@ fn r316_enumerations_hold_the_values_of_the_text_and_of_the_decision() {
     );
 }
 
+// rows: R144
+#[test]
+fn r144_orders_have_the_enumerations_of_the_text() {
+    values(
+        "platform.market.v1.OrderSide",
+        "ORDER_SIDE_",
+        &["BUY", "SELL"],
+    );
+    values(
+        "platform.market.v1.OrderType",
+        "ORDER_TYPE_",
+        &["LIMIT", "MARKET"],
+    );
+    values(
+        "platform.market.v1.TimeInForce",
+        "TIME_IN_FORCE_",
+        &["GTC", "IOC", "FOK"],
+    );
+    values(
+        "platform.market.v1.OrderStatus",
+        "ORDER_STATUS_",
+        &[
+            "OPEN",
+            "PARTIALLY_FILLED",
+            "FILLED",
+            "CANCELLED",
+            "REJECTED",
+        ],
+    );
+}
+
 // rows: R015 R316
 #[test]
 fn r015_kyc_levels_are_numbered_in_their_order() {
