@@ -78,11 +78,16 @@ impl Admission {
             // The order may have ended before its amend arrived: then everything has gone back already.
             Event::AmendRejected(e) if self.order(e.handle).is_none() => Effects::default(),
             Event::AmendRejected(e) => one(self.amend_done(e.handle, &terms)),
+            // A book may halt by itself (F08). A phase that a command has set comes back to where it is.
+            Event::PhaseChanged(e) => {
+                let row = &mut self.tables.instruments[envelope.instrument.index()];
+                row.spec.phase = e.phase;
+                Effects::default()
+            }
             Event::Accepted(_)
             | Event::Rested(_)
             | Event::CancelRejected(_)
-            | Event::MassCancelled(_)
-            | Event::PhaseChanged(_) => Effects::default(),
+            | Event::MassCancelled(_) => Effects::default(),
         }
     }
 

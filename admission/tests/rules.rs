@@ -691,6 +691,7 @@ fn binding_twice_gives_the_index_and_an_instrument_keeps_its_steps() {
         band_low: Ticks(1),
         band_high: Ticks(100),
         collar_ppm: 0,
+        velocity: VelocityRule::OFF,
         phase: Phase::Open,
     })
     .unwrap();
@@ -1009,4 +1010,68 @@ fn r324_d14_every_cancel_reason_is_reached_told_once_and_returns_the_money() {
         assert_eq!(market.money(ALICE).free, Minor(1_000_000), "{reason}");
         assert_eq!(market.money(ALICE).reserved, Reserve::ZERO);
     }
+}
+
+/// A market that halts past 1 %, with an offer at 100.00 and one at 102.00.
+fn halting_market() -> (Market, InstrumentIx) {
+    let mut market = Market::empty();
+    let mut wanted = spec("BOND-1", 100_000);
+    wanted.velocity = VelocityRule {
+        width_ppm: 10_000,
+        window_ms: 1_000,
+    };
+    let ix = market.instrument(wanted);
+    for name in ["alice", "bob"] {
+        let user = market.user(name);
+        market.fund(user, AssetIx::MONEY, 1_000_000);
+        market.fund(user, AssetIx::units(ix), 100_000);
+        market.budget(user, i64::MAX);
+    }
+    market.place(limit(BOB, Side::Sell, 10_000, 1));
+    market.place(limit(BOB, Side::Sell, 10_200, 1));
+    (market, ix)
+}
+
+#[test]
+fn f08_a_market_that_has_halted_by_itself_is_opened_by_a_command() {
+    let (mut market, ix) = halting_market();
+    let order = market.place(limit(ALICE, Side::Buy, 10_500, 2));
+    assert_eq!(
+        state(&market, order),
+        (OrderStatus::Cancelled, 1, 10_000),
+        "what would have gone too far has not happened"
+    );
+    assert_eq!(market.room.spec(ix).unwrap().phase, Phase::Halt);
+    // The registry speaks of the instrument meanwhile: it stays halted.
+    let mut changed = *market.room.spec(ix).unwrap();
+    (changed.band_high, changed.phase) = (Ticks(90_000), Phase::Open);
+    market.go(Request::SetInstrument(changed)).unwrap();
+    assert_eq!(market.room.spec(ix).unwrap().phase, Phase::Halt);
+    assert_eq!(market.books[0].phase(), Phase::Halt);
+    let phase = |phase| Request::SetPhase {
+        instrument: ix,
+        phase,
+        cancel_orders: false,
+        key_hash: Id128::NONE,
+    };
+    let again = market.refuse(phase(Phase::Halt));
+    assert_eq!(again.known, Known::Instrument(ix));
+    market.go(phase(Phase::Open)).unwrap();
+    let order = market.place(limit(ALICE, Side::Buy, 10_500, 1));
+    assert_eq!(state(&market, order), (OrderStatus::Filled, 1, 10_200));
+}
+
+/// A change of the instrument that was admitted before the halt was known opens nothing.
+#[test]
+fn f08_a_change_on_its_way_does_not_undo_the_halt() {
+    let (mut market, ix) = halting_market();
+    let order = limit(ALICE, Side::Buy, 10_500, 2);
+    market.ask(Request::New(order)).unwrap();
+    let mut changed = *market.room.spec(ix).unwrap();
+    assert_eq!(changed.phase, Phase::Open, "the halt is still on its way");
+    changed.band_high = Ticks(90_000);
+    market.ask(Request::SetInstrument(changed)).unwrap();
+    market.drain();
+    assert_eq!(market.room.spec(ix).unwrap().phase, Phase::Halt);
+    assert_eq!(market.books[0].phase(), Phase::Halt);
 }

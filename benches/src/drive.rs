@@ -105,6 +105,7 @@ impl Drive {
             band_low: Ticks(header.price_low.max(1)),
             band_high: Ticks(header.price_high),
             collar_ppm: 50_000,
+            velocity: types::VelocityRule::OFF,
             phase: Phase::Open,
         })
         .expect("a consistent instrument");

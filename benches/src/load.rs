@@ -111,6 +111,7 @@ impl Load {
                 band_low: Ticks(1),
                 band_high: Ticks(1_000_000),
                 collar_ppm: 50_000,
+                velocity: types::VelocityRule::OFF,
                 phase: Phase::Open,
             })
             .expect("a consistent instrument");

@@ -1,16 +1,17 @@
 //! The book of one instrument: state, dispatch of commands, linking and unlinking of resting orders.
 
 use types::command::{Cancel, Command, SetInstrument};
-use types::event::{CancelRejected, Cancelled, Event};
+use types::event::{CancelRejected, Cancelled, Event, PhaseChanged};
 use types::{
-    Envelope, Handle, InstrumentIx, InstrumentSpec, Phase, Quote, RejectReason, Sequence, Side,
-    Ticks,
+    Envelope, Handle, InstrumentIx, InstrumentSpec, Phase, PhaseCause, Quote, RejectReason,
+    Sequence, Side, Ticks,
 };
 
 use crate::dates::Dates;
 use crate::ladder::{LEVELS_DEFAULT, Ladder};
 use crate::sink::{Emitter, EventSink};
 use crate::slab::{NEVER, Order, Slab};
+use crate::velocity::Velocity;
 
 /// How much room a book gets at the start. It changes speed, never results.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +45,7 @@ pub struct Book {
     pub(crate) dates: Dates,
     /// When the first of them ends; `NEVER` when none has a date.
     pub(crate) next_expiry_ns: u64,
+    pub(crate) velocity: Velocity,
 }
 
 impl Book {
@@ -57,6 +59,7 @@ impl Book {
             sequence: Sequence::ZERO,
             dates: Dates::new(config.orders),
             next_expiry_ns: NEVER,
+            velocity: Velocity::new(spec.velocity),
         }
     }
 
@@ -155,8 +158,13 @@ impl Book {
         self.spec = c.spec;
         self.spec.phase = phase;
         self.ladder.set_band(&c.spec);
+        self.velocity.set_rule(c.spec.velocity);
         if c.spec.phase != phase {
-            self.set_phase(c.spec.phase, false, out);
+            // Whoever made the command had not seen a halt yet: the phase stays, and says so.
+            out.emit(Event::PhaseChanged(PhaseChanged {
+                phase,
+                cause: PhaseCause::Command,
+            }));
         }
     }
 

@@ -90,6 +90,7 @@ impl Book {
             group: c.stp_group,
             stp: c.stp,
         };
+        self.velocity.begin(out.time_ns());
         if c.time_in_force == TimeInForce::Fok && !self.can_fill(&taker) {
             let empty = self.best(c.side.opposite()).is_none();
             let reason = if c.order_type == OrderType::Market && empty {
@@ -106,6 +107,7 @@ impl Book {
         }
         let reason = match stop {
             Stop::SelfTrade => CancelReason::SelfTrade,
+            Stop::Velocity => CancelReason::InstrumentHalted,
             Stop::Limit if c.time_in_force.rests() => return Some((taker.open, taker.quantity)),
             // T19: a market order that met nobody says so.
             Stop::Limit if c.order_type == OrderType::Market && taker.open == c.quantity => {
@@ -114,6 +116,9 @@ impl Book {
             Stop::Limit => CancelReason::IocRemainder,
         };
         cancel_taker(c.handle, reason, taker.open, out);
+        if stop == Stop::Velocity {
+            self.halt(out);
+        }
         None
     }
 
@@ -246,15 +251,21 @@ impl Book {
             group: order.group,
             stp: order.stp,
         };
+        self.velocity.begin(out.time_ns());
         let stop = self.take(&mut taker, out);
         (order.open, order.quantity) = (taker.open, taker.quantity);
         if taker.open.is_zero() {
             return false;
         }
-        if stop == Stop::SelfTrade {
-            cancel_taker(handle, CancelReason::SelfTrade, taker.open, out);
+        match stop {
+            Stop::Limit => return true,
+            Stop::SelfTrade => cancel_taker(handle, CancelReason::SelfTrade, taker.open, out),
+            Stop::Velocity => {
+                cancel_taker(handle, CancelReason::InstrumentHalted, taker.open, out);
+                self.halt(out);
+            }
         }
-        stop != Stop::SelfTrade
+        false
     }
 
     #[inline(always)]

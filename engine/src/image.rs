@@ -9,6 +9,7 @@ use types::{
 
 use crate::book::{Book, BookConfig};
 use crate::slab::{NEVER, NIL, Order, Slab};
+use crate::velocity::VelocityState;
 
 /// A resting order as seen from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
@@ -53,6 +54,7 @@ pub struct BookImage {
     pub sequence: Sequence,
     pub event_number: u64,
     pub trade_number: u64,
+    pub velocity: VelocityState,
     /// Bids from the best on, then asks from the best on.
     pub orders: Vec<RestingOrder>,
 }
@@ -64,6 +66,7 @@ impl Book {
             sequence: self.sequence,
             event_number: self.event_number,
             trade_number: self.trade_number,
+            velocity: self.velocity.state(),
             orders: [Side::Buy, Side::Sell]
                 .into_iter()
                 .flat_map(|side| self.orders(side))
@@ -77,6 +80,7 @@ impl Book {
         book.sequence = image.sequence;
         book.event_number = image.event_number;
         book.trade_number = image.trade_number;
+        book.velocity.restore(image.velocity);
         for order in &image.orders {
             let link = book.slab.vacate(order.handle);
             let resting = Order {

@@ -508,6 +508,7 @@ mod tests {
             band_low: Ticks(band_low),
             band_high: Ticks(band_high),
             collar_ppm: 50_000,
+            velocity: types::VelocityRule::OFF,
             phase: Phase::Open,
         })
         .unwrap()

@@ -12,6 +12,7 @@
 //! | `dates` | which order with a date ends next |
 //! | `slab` | resting orders, addressed by admission's slot |
 //! | `ladder`, `bits` | price levels: a window of ticks with an occupancy bitmap, a map outside it |
+//! | `velocity` | the halt of a market whose price moves too fast |
 //! | `view` | depth, order-by-order walk, state hash |
 //! | `ahead` | asking for memory before a command's turn |
 //! | `image` | the book as a snapshot |
@@ -36,10 +37,12 @@ mod matching;
 mod sink;
 mod slab;
 mod sweep;
+mod velocity;
 mod view;
 
 pub use book::{Book, BookConfig};
 pub use image::{BookImage, RestingOrder};
 pub use ladder::{LEVELS_DEFAULT, LEVELS_MAX};
 pub use sink::EventSink;
+pub use velocity::VelocityState;
 pub use view::DepthLevel;

@@ -28,6 +28,8 @@ pub(crate) enum Stop {
     Limit,
     /// The incoming order has to go because of its own group's order.
     SelfTrade,
+    /// The next trade would move the price too far: the market halts. What is left cannot rest, it would cross the book.
+    Velocity,
 }
 
 impl Book {
@@ -41,6 +43,9 @@ impl Book {
             };
             let mut level = self.ladder.level(side, price);
             let mut stop = Stop::Limit;
+            let has_velocity = self.velocity.is_on();
+            let is_too_far = has_velocity && self.velocity.refuses(price);
+            let trades_before = self.trade_number;
             // Makers leave the level at its head only, so the level is written back once.
             while level.head != NIL && !taker.open.is_zero() {
                 let link = level.head;
@@ -48,6 +53,8 @@ impl Book {
                 let before = maker.open;
                 if maker.group == taker.group && taker.stp != StpMode::None {
                     stop = self.prevent_self_trade(link, taker, out);
+                } else if is_too_far {
+                    stop = Stop::Velocity;
                 } else {
                     let quantity = before.min(taker.open);
                     maker.open = before - quantity;
@@ -77,7 +84,7 @@ impl Book {
                         self.date_ends(link);
                     }
                 }
-                if stop == Stop::SelfTrade {
+                if stop != Stop::Limit {
                     break;
                 }
             }
@@ -85,7 +92,10 @@ impl Book {
             self.slab.at_mut(level.head).prev = NIL;
             level.tail = if level.head == NIL { NIL } else { level.tail };
             self.ladder.set_level(side, price, level);
-            if stop == Stop::SelfTrade {
+            if has_velocity && self.trade_number != trades_before {
+                self.velocity.traded(price);
+            }
+            if stop != Stop::Limit {
                 return stop;
             }
         }
@@ -129,8 +139,8 @@ impl Book {
 
     /// True when a fill-or-kill order would be filled completely by trades, self-trade prevention included.
     ///
-    /// The sums of the levels refuse most of what cannot be filled. Orders are visited only where they suffice and a group may matter, and no
-    /// more of them than the order would meet.
+    /// The sums of the levels refuse most of what cannot be filled. Orders are visited only where they suffice and a group or the velocity rule
+    /// may matter, and no more of them than the order would meet. A fill that the velocity rule forbids is no fill: nothing trades, nothing halts.
     pub(crate) fn can_fill(&self, taker: &Taker) -> bool {
         let side = taker.side.opposite();
         let inside = |price: &Ticks| match taker.side {
@@ -143,15 +153,20 @@ impl Book {
             missing -= open.min(missing);
             missing.is_zero()
         });
-        if !enough || taker.stp == StpMode::None {
+        if !enough || (taker.stp == StpMode::None && !self.velocity.is_on()) {
             return enough;
         }
         let mut missing = taker.open;
+        let mut reference = self.velocity.reference();
         for price in self.ladder.prices(side).take_while(inside) {
             let mut link = self.ladder.level(side, price).head;
             while link != NIL {
                 let maker = self.slab.at(link);
-                if maker.group != taker.group {
+                if maker.group != taker.group || taker.stp == StpMode::None {
+                    let reference = *reference.get_or_insert(price);
+                    if !self.velocity.allows(reference, price) {
+                        return false;
+                    }
                     if maker.open >= missing {
                         return true;
                     }

@@ -3,7 +3,7 @@
 
 use types::command::{MassCancel, MassScope};
 use types::event::{Event, MassCancelled, PhaseChanged};
-use types::{CancelReason, Phase};
+use types::{CancelReason, Phase, PhaseCause};
 
 use crate::book::Book;
 use crate::sink::{Emitter, EventSink};
@@ -29,13 +29,32 @@ impl Book {
         cancel_orders: bool,
         out: &mut Emitter<S>,
     ) {
-        self.spec.phase = phase;
-        out.emit(Event::PhaseChanged(PhaseChanged { phase }));
+        self.change_phase(phase, PhaseCause::Command, out);
+        if phase == Phase::Open {
+            self.velocity.reset();
+        }
         if phase == Phase::Matured {
             self.cancel_where(CancelReason::InstrumentMatured, out, |_| true);
         } else if cancel_orders {
             self.cancel_where(CancelReason::InstrumentHalted, out, |_| true);
         }
+    }
+
+    /// Trading would have moved the price too far (F08): nothing trades until a command opens the market again. Resting orders stay.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn halt<S: EventSink>(&mut self, out: &mut Emitter<S>) {
+        self.change_phase(Phase::Halt, PhaseCause::Velocity, out);
+    }
+
+    fn change_phase<S: EventSink>(
+        &mut self,
+        phase: Phase,
+        cause: PhaseCause,
+        out: &mut Emitter<S>,
+    ) {
+        self.spec.phase = phase;
+        out.emit(Event::PhaseChanged(PhaseChanged { phase, cause }));
     }
 
     /// Expires what is due before an order may meet it: a date holds by the journalled time, however late the timer's command comes.

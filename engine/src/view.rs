@@ -59,6 +59,15 @@ impl Book {
             self.event_number,
             self.trade_number,
         ]);
+        if self.velocity.is_on() {
+            let state = self.velocity.state();
+            hash.words(&[
+                u64::from(spec.velocity.width_ppm) << 32 | u64::from(spec.velocity.window_ms),
+                state.until_ns,
+                state.last.map_or(0, |price| price.0 as u64),
+                state.reference.map_or(0, |price| price.0 as u64),
+            ]);
+        }
         for side in [Side::Buy, Side::Sell] {
             for order in self.orders(side) {
                 hash.words(&[

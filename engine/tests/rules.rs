@@ -633,3 +633,96 @@ fn a_foreign_generation_in_a_live_slot_is_our_bug() {
     runner.book.is_resting(wrong);
     runner.book.order(wrong);
 }
+
+/// A book that halts when trades go further than 5 % from the reference within a millisecond.
+fn with_velocity() -> engine::Book {
+    let velocity = types::VelocityRule {
+        width_ppm: 50_000,
+        window_ms: 1,
+    };
+    small_book(spec_with(1, 1_000, velocity))
+}
+
+#[test]
+fn f08_a_trade_that_would_go_too_far_halts_the_market_instead() {
+    run_on(
+        with_velocity(),
+        "
+        new 1 sell 100 x1
+            accepted 1 100 open 1 rests
+        new 2 sell 105 x1
+            accepted 2 105 open 1 rests
+        new 3 sell 106 x1
+            accepted 3 106 open 1 rests
+        new 4 buy 110 x9 fok
+            accepted 4 110 open 9
+            cancelled 4 FOK_NOT_FILLABLE x9
+        new 5 buy 110 x3 fok stp:NONE
+            accepted 5 110 open 3
+            cancelled 5 FOK_NOT_FILLABLE x3
+        new 6 buy 110 x3
+            accepted 6 110 open 3
+            trade maker 1 taker 6 100 x1 open 0 2
+            trade maker 2 taker 6 105 x1 open 0 1
+            cancelled 6 INSTRUMENT_HALTED x1
+            phase HALT VELOCITY
+        depth
+            SELL 106 x1
+        new 7 buy 100 x1
+            rejected 7 INSTRUMENT_HALTED
+        amend 3 qty:1
+            amend-rejected 3 INSTRUMENT_HALTED open 1
+        band 1 900
+            phase HALT
+        cancel 3
+            cancelled 3 USER_REQUEST x1
+        phase OPEN
+            phase OPEN
+        new 8 sell 300 x1
+            accepted 8 300 open 1 rests
+        new 9 buy 300 x1 ioc
+            accepted 9 300 open 1
+            trade maker 8 taker 9 300 x1 open 0 0
+    ",
+    );
+}
+
+#[test]
+fn f08_each_window_measures_from_the_last_price_before_it() {
+    run_on(
+        with_velocity(),
+        "
+        new 1 buy 100 x1
+            accepted 1 100 open 1 rests
+        new 2 sell 100 x1
+            accepted 2 100 open 1
+            trade maker 1 taker 2 100 x1 open 0 0
+        new 3 buy 96 x1
+            accepted 3 96 open 1 rests
+        new 4 sell 96 x1
+            accepted 4 96 open 1
+            trade maker 3 taker 4 96 x1 open 0 0
+        new 5 buy 92 x2
+            accepted 5 92 open 2 rests
+        time 1001000
+        new 6 sell 92 x1
+            accepted 6 92 open 1
+            trade maker 5 taker 6 92 x1 open 1 0
+        new 7 buy 91 x1
+            accepted 7 91 open 1 rests
+        new 8 sell 200 x1
+            accepted 8 200 open 1 rests
+        amend 8 price:91
+            amended 8 91 x1 open 1 lost
+            trade maker 5 taker 8 92 x1 open 0 0
+        new 9 sell 200 x1
+            accepted 9 200 open 1 rests
+        amend 9 price:91
+            amended 9 91 x1 open 1 lost
+            cancelled 9 INSTRUMENT_HALTED x1
+            phase HALT VELOCITY
+        depth
+            BUY 91 x1
+    ",
+    );
+}

@@ -49,6 +49,10 @@ struct Twin {
     band: (Ticks, Ticks),
     trades: u64,
     events: Vec<Event>,
+    velocity: VelocityRule,
+    window_end: u64,
+    last: Option<i64>,
+    reference: Option<i64>,
 }
 
 impl Twin {
@@ -110,8 +114,8 @@ impl Twin {
         }));
     }
 
-    /// Plays the taker against the book; true when self-trade prevention took it out.
-    fn take(&mut self, taker: &mut Naive) -> bool {
+    /// Plays the taker against the book; a reason when it may neither go on nor rest.
+    fn take(&mut self, taker: &mut Naive) -> Option<CancelReason> {
         let (side, opposite) = (taker.new.side, taker.new.side.opposite().index());
         while taker.open > 0 && self.crosses(side, taker.price) {
             let maker = &mut self.sides[opposite][0];
@@ -119,13 +123,13 @@ impl Twin {
             let maker_handle = maker.new.handle;
             let own = maker.new.stp_group == taker.new.stp_group;
             match taker.new.stp {
-                StpMode::CancelNewest if own => return true,
+                StpMode::CancelNewest if own => return Some(CancelReason::SelfTrade),
                 StpMode::CancelOldest | StpMode::CancelBoth if own => {
                     let open = maker.open;
                     self.sides[opposite].remove(0);
                     self.cancelled(maker_handle, CancelReason::SelfTrade, open);
                     if taker.new.stp == StpMode::CancelBoth {
-                        return true;
+                        return Some(CancelReason::SelfTrade);
                     }
                 }
                 StpMode::Decrement if own => {
@@ -141,6 +145,14 @@ impl Twin {
                     self.shrink(taker.new.handle, quantity, taker.open);
                 }
                 _ => {
+                    if self.velocity.is_on() {
+                        let reference = *self.reference.get_or_insert(maker.price.0);
+                        let moved = (maker.price.0 - reference).abs() as f64;
+                        if moved * 1e6 > reference as f64 * f64::from(self.velocity.width_ppm) {
+                            return Some(CancelReason::InstrumentHalted);
+                        }
+                        self.last = Some(maker.price.0);
+                    }
                     maker.open -= quantity;
                     taker.open -= quantity;
                     self.trades += 1;
@@ -160,7 +172,23 @@ impl Twin {
                 }
             }
         }
-        false
+        None
+    }
+
+    /// Something may trade now: a window that is over gives way to the next.
+    fn begin_window(&mut self, now: u64) {
+        if self.velocity.is_on() && now >= self.window_end {
+            self.window_end = now + u64::from(self.velocity.window_ms) * 1_000_000;
+            self.reference = self.last;
+        }
+    }
+
+    /// Ends an order for this reason; trading that went too far ends with it.
+    fn stop(&mut self, handle: Handle, reason: CancelReason, open: u64) {
+        self.cancelled(handle, reason, open);
+        if reason == CancelReason::InstrumentHalted {
+            self.phase_changes(Phase::Halt, PhaseCause::Velocity);
+        }
     }
 
     fn phase_refusal(&self, trades: bool) -> Option<RejectReason> {
@@ -214,6 +242,9 @@ impl Twin {
             open: c.quantity.0,
             total: c.quantity.0,
         };
+        if !rests || crosses {
+            self.begin_window(now);
+        }
         if c.time_in_force == TimeInForce::Fok && !self.fills(&taker) {
             let empty = self.sides[c.side.opposite().index()].is_empty();
             let reason = if market && empty {
@@ -226,13 +257,13 @@ impl Twin {
         if rests && !crosses {
             return self.insert(taker);
         }
-        let own = self.take(&mut taker);
+        let stopped = self.take(&mut taker);
         if taker.open == 0 {
             return;
         }
         let open = taker.open;
-        if own {
-            self.cancelled(handle, CancelReason::SelfTrade, open);
+        if let Some(reason) = stopped {
+            self.stop(handle, reason, open);
         } else if rests {
             self.rest(taker);
         } else if market && open == c.quantity.0 {
@@ -248,8 +279,8 @@ impl Twin {
             sides: self.sides.clone(),
             phase: self.phase,
             band: self.band,
-            trades: 0,
             events: Vec::new(),
+            ..*self
         };
         let mut taker = taker.clone();
         copy.take(&mut taker);
@@ -320,12 +351,15 @@ impl Twin {
             return;
         }
         self.sides[side].remove(at);
-        let own = self.take(&mut order);
+        if crosses {
+            self.begin_window(now);
+        }
+        let stopped = self.take(&mut order);
         if order.open == 0 {
             return;
         }
-        if own {
-            self.cancelled(c.handle, CancelReason::SelfTrade, order.open);
+        if let Some(reason) = stopped {
+            self.stop(c.handle, reason, order.open);
         } else {
             self.rest(order);
         }
@@ -356,10 +390,17 @@ impl Twin {
         }
     }
 
-    fn set_phase(&mut self, phase: Phase, cancel_orders: bool) {
+    fn phase_changes(&mut self, phase: Phase, cause: PhaseCause) {
         self.phase = phase;
-        self.events
-            .push(Event::PhaseChanged(PhaseChanged { phase }));
+        let change = PhaseChanged { phase, cause };
+        self.events.push(Event::PhaseChanged(change));
+    }
+
+    fn set_phase(&mut self, phase: Phase, cancel_orders: bool) {
+        self.phase_changes(phase, PhaseCause::Command);
+        if phase == Phase::Open {
+            (self.last, self.reference) = (None, None);
+        }
         if phase == Phase::Matured {
             self.cancel_where(CancelReason::InstrumentMatured, |_| true);
         } else if cancel_orders {
@@ -399,8 +440,14 @@ impl Twin {
             Command::SetPhase(c) => self.set_phase(c.phase, c.cancel_orders),
             Command::SetInstrument(c) => {
                 self.band = (c.spec.band_low, c.spec.band_high);
+                if c.spec.velocity != self.velocity {
+                    self.velocity = c.spec.velocity;
+                    (self.window_end, self.reference) = (0, None);
+                    self.last = self.last.filter(|_| self.velocity.is_on());
+                }
+                // The phase stays and is told again.
                 if c.spec.phase != self.phase {
-                    self.set_phase(c.spec.phase, false);
+                    self.phase_changes(self.phase, PhaseCause::Command);
                 }
             }
             other => panic!("not part of the flow: {other:?}"),
@@ -420,8 +467,7 @@ struct Flow {
     centre: i64,
     /// The band in force.
     band: (i64, i64),
-    /// Share of resting orders that get a date, in percent.
-    dates: u64,
+    run: Run,
 }
 
 impl Flow {
@@ -441,17 +487,17 @@ impl Flow {
                 self.set_band(low.max(self.low), high.min(self.high))
             }
             7..=8 => self.set_band(self.low, self.high),
-            9..=13 => Command::SetPhase(SetPhase {
+            9..=23 => Command::SetPhase(SetPhase {
                 instrument: IX,
                 phase: Phase::Open,
                 cancel_orders: false,
                 key_hash: Id128::NONE,
             }),
-            14..=23 => Command::MassCancel(self.mass_cancel()),
-            24..=39 => Command::ExpireOrders(ExpireOrders {
+            24..=31 => Command::MassCancel(self.mass_cancel()),
+            32..=44 => Command::ExpireOrders(ExpireOrders {
                 instrument: InstrumentIx::NONE,
             }),
-            40..=299 if !self.live.is_empty() => Command::Cancel(Cancel {
+            45..=299 if !self.live.is_empty() => Command::Cancel(Cancel {
                 handle: self.some_order(),
                 instrument: IX,
                 user: UserIx::NONE,
@@ -481,8 +527,14 @@ impl Flow {
 
     fn set_band(&mut self, low: i64, high: i64) -> Command {
         self.band = (low, high);
+        // A rule goes now and then, and comes back.
+        let velocity = if self.random.chance(20) {
+            VelocityRule::OFF
+        } else {
+            self.run.velocity
+        };
         Command::SetInstrument(SetInstrument {
-            spec: spec_with_band(low, high),
+            spec: spec_with(low, high, velocity),
         })
     }
 
@@ -558,7 +610,7 @@ impl Flow {
             2 => TimeInForce::Gtd,
             _ => TimeInForce::Gtc,
         };
-        if order.time_in_force.rests() && random.chance(self.dates) {
+        if order.time_in_force.rests() && random.chance(self.run.dates) {
             order.time_in_force = TimeInForce::Gtd;
         }
         // Often the same date for several, sometimes one that has passed or never comes.
@@ -739,85 +791,115 @@ impl Mirror {
 }
 
 fn compare(seed: u64, commands: u32, band: (i64, i64), levels: u32) -> u64 {
-    compare_with(seed, commands, band, levels, 10, false)
+    let run = Run {
+        seed,
+        commands,
+        band,
+        levels,
+        dates: 10,
+        restores: false,
+        velocity: VelocityRule::OFF,
+    };
+    run.compare().book.state_hash()
 }
 
-/// `dates`: share of resting orders with a date, in percent; `restores`: the book goes on from its image now and then.
-fn compare_with(
+/// A random run, told by its seed.
+#[derive(Clone, Copy, Debug)]
+struct Run {
     seed: u64,
     commands: u32,
     band: (i64, i64),
     levels: u32,
+    /// Share of resting orders that get a date, in percent.
     dates: u64,
+    /// The book goes on from its image now and then.
     restores: bool,
-) -> u64 {
-    let spec = spec_with_band(band.0, band.1);
-    let mut runner = Runner::new(Book::new(spec, BookConfig { orders: 4, levels }));
-    let mut twin = Twin {
-        sides: [Vec::new(), Vec::new()],
-        phase: Phase::Open,
-        band: (spec.band_low, spec.band_high),
-        trades: 0,
-        events: Vec::new(),
-    };
-    let mut flow = Flow {
-        random: Random(seed),
-        live: Vec::new(),
-        closed: Vec::new(),
-        generations: Vec::new(),
-        low: band.0,
-        high: band.1,
-        centre: (band.0 + band.1) / 2,
-        band,
-        dates,
-    };
-    let mut mirror = Mirror::default();
-    for number in 0..commands {
-        let now = runner.time_ns + 1_000;
-        let command = flow.command(now);
-        let expected = twin.apply(&command, now);
-        let found: Vec<Event> = runner.apply(command).iter().map(|e| e.event).collect();
-        assert_eq!(
-            found, expected,
-            "seed {seed}, command {number}: {command:?}"
-        );
-        flow.learn(&expected);
-        for event in &expected {
-            mirror.apply(event);
-        }
-        mirror.compare(&runner.book);
-        if restores && number % 97 == 0 {
-            let (hash, next) = (runner.book.state_hash(), runner.book.next_expiry_ns());
-            let config = BookConfig { orders: 4, levels };
-            runner.book = Book::restore(&runner.book.image(), config);
-            assert_eq!(runner.book.state_hash(), hash);
-            assert_eq!(runner.book.next_expiry_ns(), next);
-        }
-        if number % 64 == 0 {
-            runner.book.check_invariants();
-            for side in [Side::Buy, Side::Sell] {
-                let book: Vec<_> = runner
-                    .book
-                    .orders(side)
-                    .map(|o| (o.handle, o.open.0))
-                    .collect();
-                let naive: Vec<_> = twin.sides[side.index()]
-                    .iter()
-                    .map(|o| (o.new.handle, o.open))
-                    .collect();
-                assert_eq!(book, naive, "seed {seed}, command {number}");
+    velocity: VelocityRule,
+}
+
+impl Run {
+    /// Book and twin side by side; the book and all its events as the run ends.
+    fn compare(self) -> Runner {
+        let Run {
+            seed,
+            commands,
+            band,
+            levels,
+            ..
+        } = self;
+        let spec = spec_with(band.0, band.1, self.velocity);
+        let mut runner = Runner::new(Book::new(spec, BookConfig { orders: 4, levels }));
+        let mut twin = Twin {
+            sides: [Vec::new(), Vec::new()],
+            phase: Phase::Open,
+            band: (spec.band_low, spec.band_high),
+            trades: 0,
+            events: Vec::new(),
+            velocity: self.velocity,
+            window_end: 0,
+            last: None,
+            reference: None,
+        };
+        let mut flow = Flow {
+            random: Random(seed),
+            live: Vec::new(),
+            closed: Vec::new(),
+            generations: Vec::new(),
+            low: band.0,
+            high: band.1,
+            centre: (band.0 + band.1) / 2,
+            band,
+            run: self,
+        };
+        let mut mirror = Mirror::default();
+        for number in 0..commands {
+            let now = runner.time_ns + 1_000;
+            let command = flow.command(now);
+            let expected = twin.apply(&command, now);
+            let found: Vec<Event> = runner.apply(command).iter().map(|e| e.event).collect();
+            assert_eq!(
+                found, expected,
+                "seed {seed}, command {number}: {command:?}"
+            );
+            flow.learn(&expected);
+            for event in &expected {
+                mirror.apply(event);
+            }
+            mirror.compare(&runner.book);
+            if self.restores && number % 97 == 0 {
+                let (hash, next) = (runner.book.state_hash(), runner.book.next_expiry_ns());
+                let config = BookConfig { orders: 4, levels };
+                runner.book = Book::restore(&runner.book.image(), config);
+                assert_eq!(runner.book.state_hash(), hash);
+                assert_eq!(runner.book.next_expiry_ns(), next);
+            }
+            if number % 64 == 0 {
+                runner.book.check_invariants();
+                for side in [Side::Buy, Side::Sell] {
+                    let book: Vec<_> = runner
+                        .book
+                        .orders(side)
+                        .map(|o| (o.handle, o.open.0))
+                        .collect();
+                    let naive: Vec<_> = twin.sides[side.index()]
+                        .iter()
+                        .map(|o| (o.new.handle, o.open))
+                        .collect();
+                    assert_eq!(book, naive, "seed {seed}, command {number}");
+                }
             }
         }
+        let [bought, sold] = mirror.filled;
+        assert_eq!(bought, sold, "what buyers were filled by, sellers were too");
+        assert_eq!(bought, mirror.traded);
+        assert!(mirror.in_hand.is_empty(), "every order rests or has ended");
+        assert!(
+            runner.book.trade_number()
+                > u64::from(commands) / if self.velocity.is_on() { 100 } else { 20 },
+            "a flow that trades"
+        );
+        runner
     }
-    let [bought, sold] = mirror.filled;
-    assert_eq!(bought, sold, "what buyers were filled by, sellers were too");
-    assert_eq!(bought, mirror.traded);
-    assert!(mirror.in_hand.is_empty(), "every order rests or has ended");
-    assert!(
-        runner.book.trade_number() > u64::from(commands) / 20,
-        "a flow that trades"
-    );
-    runner.book.state_hash()
 }
 
 // rows: R162 R163 R164 R165 R166 R167 R168 R169 R170 R171 R172 R173 R177 R179
@@ -930,8 +1012,41 @@ fn r180_a_batch_gives_what_its_commands_give_one_by_one() {
 #[test]
 fn r174_orders_with_dates_end_like_the_naive_twins_across_restarts() {
     for seed in 301..=316 {
-        compare_with(seed, 3_000, (1, 4_000), 1_024, 70, true);
+        let run = Run {
+            seed,
+            commands: 3_000,
+            band: (1, 4_000),
+            levels: 1_024,
+            dates: 70,
+            restores: true,
+            velocity: VelocityRule::OFF,
+        };
+        run.compare();
     }
+}
+
+/// Windows of a millisecond are a thousand commands; three to thirty ticks around 2,000 are far enough to trade and near enough to halt.
+#[test]
+fn f08_a_market_that_halts_by_itself_does_so_like_the_naive_twins() {
+    let mut halts = 0;
+    for (seed, width_ppm) in (401..=424).zip([1_500, 5_000, 15_000].into_iter().cycle()) {
+        let run = Run {
+            seed,
+            commands: 3_000,
+            band: (1, 4_000),
+            levels: 1_024,
+            dates: 10,
+            restores: seed % 2 == 0,
+            velocity: VelocityRule {
+                width_ppm,
+                window_ms: 1,
+            },
+        };
+        let events = run.compare().tape.events;
+        let is_halt = |e: &&EventEnvelope| matches!(e.event, Event::PhaseChanged(e) if e.cause == PhaseCause::Velocity);
+        halts += events.iter().filter(is_halt).count();
+    }
+    assert!(halts > 24, "a flow that halts: {halts}");
 }
 
 #[test]

@@ -30,6 +30,11 @@ pub struct GatewayConfig {
     pub trading_limit_basis: LimitBasis,
     /// Price collar of market orders, in parts per million of the best opposite price (T19).
     pub collar_ppm: u32,
+    /// How far trades may move the price within a window before the market halts by itself, in parts per million of the window's reference price;
+    /// 0 = off, and the window as well (F08).
+    pub velocity_ppm: u32,
+    /// Length of that window, in milliseconds.
+    pub velocity_window_ms: u32,
     /// Trading fee in parts per million (8.3).
     pub fee_ppm: u32,
     /// Age at which a hold that the journal does not know is given back, in milliseconds (`design.md` 4).
@@ -63,6 +68,8 @@ impl Default for GatewayConfig {
             login_timeout_ms: 5_000,
             trading_limit_basis: LimitBasis::Quantity,
             collar_ppm: 50_000,
+            velocity_ppm: 0,
+            velocity_window_ms: 0,
             fee_ppm: 1_000,
             orphan_hold_age_ms: 60_000,
             trading_hold_idle_ms: 900_000,

@@ -9,7 +9,7 @@ use sequencer::NotTaken;
 use tonic::Status;
 use types::{
     Decimal, FeeRate, Id128, InstrumentId, InstrumentIx, InstrumentParams, InstrumentSpec, Phase,
-    Rounding, Ticks,
+    Rounding, Ticks, VelocityRule,
 };
 
 use crate::Error;
@@ -176,6 +176,10 @@ fn spec_of(market: &Market, listed: &Listed) -> Result<InstrumentSpec, String> {
             None => Ticks::ORDER_MAX,
         },
         collar_ppm: config.collar_ppm,
+        velocity: VelocityRule {
+            width_ppm: config.velocity_ppm,
+            window_ms: config.velocity_window_ms,
+        },
         phase: phase_of(listed.status),
     };
     InstrumentSpec::new(&params).map_err(|error| error.to_string())

@@ -1,11 +1,12 @@
 //! The state of a node as a snapshot, and the shadow that makes it: a second machine that follows the journal behind the commit position, compares
-//! every event, and is written down whenever somebody wants. The live engines never stop for it (`design.md` 6).
+//! every event, and is written down whenever somebody wants. No live engine stops for a snapshot (`design.md` 6).
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use admission::{Admission, AdmissionConfig, AdmissionImage};
 use engine::{Book, BookImage};
-use journal::{JournalError, Snapshots};
+use journal::Snapshots;
 use rkyv::rancor::Error as RkyvError;
 use rkyv::util::AlignedVec;
 use types::Sequence;
@@ -24,7 +25,7 @@ pub struct CoreImage {
     books: Vec<BookImage>,
 }
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Why a snapshot cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +38,8 @@ pub enum ImageError {
     Version(u32),
     #[error("the snapshot's state hash is {found:#x} after restoring, {expected:#x} was written")]
     Hash { expected: u64, found: u64 },
+    #[error("the snapshot holds a state that no node can be in: {0}")]
+    Invariant(String),
 }
 
 impl Core {
@@ -53,8 +56,18 @@ impl Core {
     /// The machine of an image, with the same state hash.
     ///
     /// # Errors
-    /// [`ImageError::Hash`] when it is not.
+    /// [`ImageError::Hash`] when it is not, [`ImageError::Invariant`] when admission or a book cannot have made it.
     pub fn restore(image: &CoreImage, config: AdmissionConfig) -> Result<Self, ImageError> {
+        // Both rooms assert their invariants. Here a broken one is the file's fault, and there is a log to replay instead.
+        let restored = catch_unwind(AssertUnwindSafe(|| Self::restored(image, config)));
+        restored.unwrap_or_else(|panic| {
+            let reason = panic.downcast_ref::<String>().map(String::as_str);
+            let reason = reason.or_else(|| panic.downcast_ref::<&str>().copied());
+            Err(ImageError::Invariant(reason.unwrap_or_default().to_owned()))
+        })
+    }
+
+    fn restored(image: &CoreImage, config: AdmissionConfig) -> Result<Self, ImageError> {
         let admission = Admission::restore(&image.admission, config);
         let books = image.books.iter();
         let books = books.map(|book| Book::restore(book, book_config(config.orders_max)));
@@ -127,8 +140,6 @@ pub enum ShadowError {
     Differs(Sequence),
     #[error("at command {0} the live machine has another state than the shadow")]
     Hash(Sequence),
-    #[error("segments behind the snapshots cannot be removed: {0}")]
-    Retention(#[from] JournalError),
 }
 
 /// A second machine behind the commit position. It belongs on a thread of low priority: [`Shadow::catch_up`] works until it has caught up.

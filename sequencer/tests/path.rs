@@ -58,6 +58,7 @@ async fn open_desk(port: Port) -> Desk {
         band_low: Ticks(1),
         band_high: Ticks(10_000_000),
         collar_ppm: 50_000,
+        velocity: types::VelocityRule::OFF,
         phase: Phase::Open,
     })
     .expect("spec");

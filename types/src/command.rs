@@ -34,7 +34,8 @@ record! {
 }
 
 record! {
-    /// Makes an instrument known or changes its band, collar, fee rate or phase. Tick and lot never change under open orders.
+    /// Makes an instrument known or changes its band, collar, fee rate or velocity rule. Tick and lot never change under open orders, and a known
+    /// instrument keeps its phase: that is [`SetPhase`]'s to change.
     pub struct SetInstrument {
         pub spec: InstrumentSpec,
     }

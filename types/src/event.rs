@@ -9,7 +9,7 @@ use core::mem::size_of;
 
 use crate::ids::{Handle, Id128, InstrumentIx, NodeId, Sequence};
 use crate::number::{Lots, Ticks};
-use crate::order::{Phase, Side};
+use crate::order::{Phase, PhaseCause, Side};
 use crate::reason::{CancelReason, RejectReason};
 
 macro_rules! record {
@@ -125,8 +125,10 @@ record! {
 }
 
 record! {
+    /// The phase in force from here on.
     pub struct PhaseChanged {
         pub phase: Phase,
+        pub cause: PhaseCause,
     }
 }
 

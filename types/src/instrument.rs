@@ -27,6 +27,8 @@ pub enum SpecError {
     Band,
     /// Fee rate above 100 %.
     FeeRate,
+    /// One half of a velocity rule without the other.
+    Velocity,
 }
 
 impl fmt::Display for SpecError {
@@ -38,6 +40,7 @@ impl fmt::Display for SpecError {
             Self::LotTooFine => "lot size is finer than the instrument's decimals",
             Self::Band => "price band must be positive and not empty",
             Self::FeeRate => "fee rate must be at most 1",
+            Self::Velocity => "velocity width and window must both be given or both be zero",
         })
     }
 }
@@ -61,7 +64,42 @@ pub struct InstrumentParams {
     pub band_high: Ticks,
     /// How far a market order may go past the last best price, in parts per million.
     pub collar_ppm: u32,
+    pub velocity: VelocityRule,
     pub phase: Phase,
+}
+
+/// When a market halts by itself (F08): trades may not move the price too far within a window.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize,
+)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct VelocityRule {
+    /// Largest distance of a trade from the window's reference price, in parts per million of that; 0 = no rule.
+    pub width_ppm: u32,
+    /// Length of a window, in milliseconds of journalled time; 0 = no rule.
+    pub window_ms: u32,
+}
+
+impl VelocityRule {
+    pub const OFF: Self = Self {
+        width_ppm: 0,
+        window_ms: 0,
+    };
+
+    #[inline(always)]
+    pub const fn is_on(self) -> bool {
+        self.width_ppm != 0
+    }
+
+    pub const fn window_ns(self) -> u64 {
+        self.window_ms as u64 * 1_000_000
+    }
+
+    /// True when a trade at `price` stays near enough to the reference, limits included.
+    pub fn allows(self, reference: Ticks, price: Ticks) -> bool {
+        let distance = i128::from(price.0) - i128::from(reference.0);
+        distance.abs() * 1_000_000 <= i128::from(reference.0) * i128::from(self.width_ppm)
+    }
 }
 
 /// Integers that turn prices and quantities into money.
@@ -91,6 +129,7 @@ pub struct InstrumentSpec {
     pub band_high: Ticks,
     pub fee_rate: FeeRate,
     pub collar_ppm: u32,
+    pub velocity: VelocityRule,
 }
 
 impl InstrumentSpec {
@@ -108,6 +147,9 @@ impl InstrumentSpec {
         }
         if i128::from(params.fee_rate.0) > FeeRate::SCALE {
             return Err(SpecError::FeeRate);
+        }
+        if (params.velocity.width_ppm == 0) != (params.velocity.window_ms == 0) {
+            return Err(SpecError::Velocity);
         }
         let value_minor = tick
             .checked_mul(lot)
@@ -133,6 +175,7 @@ impl InstrumentSpec {
             band_high: params.band_high,
             fee_rate: params.fee_rate,
             collar_ppm: params.collar_ppm,
+            velocity: params.velocity,
         })
     }
 
@@ -257,6 +300,7 @@ mod tests {
             band_low: Ticks(1),
             band_high: Ticks(1_000_000),
             collar_ppm: 50_000,
+            velocity: VelocityRule::OFF,
             phase: Phase::Open,
         }
     }
@@ -277,6 +321,24 @@ mod tests {
             InstrumentSpec::new(&params("0", "1", 0)),
             Err(SpecError::Step)
         );
+        let mut half = params("0.01", "1", 0);
+        half.velocity.width_ppm = 1;
+        assert_eq!(InstrumentSpec::new(&half), Err(SpecError::Velocity));
+    }
+
+    #[test]
+    fn f08_a_velocity_rule_measures_from_its_reference() {
+        let rule = VelocityRule {
+            width_ppm: 50_000,
+            window_ms: 1,
+        };
+        let allows = |price| rule.allows(Ticks(1_010), Ticks(price));
+        // 5 % of 1,010 are 50.5 ticks.
+        assert_eq!(
+            [959, 960, 1_060, 1_061].map(allows),
+            [false, true, true, false]
+        );
+        assert!(!VelocityRule::OFF.is_on());
     }
 
     #[test]

@@ -42,9 +42,9 @@ pub use ids::{
     AssetIx, Handle, HoldIx, Id128, InstrumentIx, NodeId, Sequence, SessionIx, StpGroup, UserIx,
     order_uuid, trade_uuid,
 };
-pub use instrument::{InstrumentParams, InstrumentSpec, SpecError, Terms};
+pub use instrument::{InstrumentParams, InstrumentSpec, SpecError, Terms, VelocityRule};
 pub use money::{Done, MoneyError, Reserve, fee, reserve};
 pub use number::{FeeRate, Lots, Minor, Ticks};
-pub use order::{OrderStatus, OrderType, Phase, PoolKind, Side, StpMode, TimeInForce};
+pub use order::{OrderStatus, OrderType, Phase, PhaseCause, PoolKind, Side, StpMode, TimeInForce};
 pub use reason::{CancelReason, RejectReason};
 pub use text::{InstrumentId, TextError, UserId};

@@ -106,6 +106,16 @@ code_enum! {
 }
 
 code_enum! {
+    /// Why the phase of a market changed.
+    PhaseCause {
+        /// A command: of an operator, of the schedule, of the instrument's registry.
+        Command = 0 "COMMAND",
+        /// Trading would have moved the price too far (F08).
+        Velocity = 1 "VELOCITY",
+    }
+}
+
+code_enum! {
     /// What a pool of blocked money serves (T49).
     PoolKind {
         /// Trading hold of a (user, asset): default pool of all its orders.

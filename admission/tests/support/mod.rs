@@ -21,6 +21,7 @@ pub fn spec(name: &str, band_high: i64) -> InstrumentSpec {
         band_low: Ticks(1),
         band_high: Ticks(band_high),
         collar_ppm: 50_000,
+        velocity: VelocityRule::OFF,
         phase: Phase::Open,
     })
     .unwrap()

@@ -16,6 +16,10 @@ pub fn spec() -> InstrumentSpec {
 }
 
 pub fn spec_with_band(low: i64, high: i64) -> InstrumentSpec {
+    spec_with(low, high, VelocityRule::OFF)
+}
+
+pub fn spec_with(low: i64, high: i64, velocity: VelocityRule) -> InstrumentSpec {
     InstrumentSpec::new(&InstrumentParams {
         ix: IX,
         id: InstrumentId::new("TEST-1").unwrap(),
@@ -26,6 +30,7 @@ pub fn spec_with_band(low: i64, high: i64) -> InstrumentSpec {
         band_low: Ticks(low),
         band_high: Ticks(high),
         collar_ppm: 50_000,
+        velocity,
         phase: Phase::Open,
     })
     .unwrap()
@@ -176,7 +181,10 @@ pub fn text(event: &Event) -> String {
         ),
         Event::Cancelled(e) => format!("cancelled {} {} x{}", e.handle.slot, e.reason, e.quantity),
         Event::MassCancelled(e) => format!("mass-cancelled {}", e.count),
-        Event::PhaseChanged(e) => format!("phase {}", e.phase),
+        Event::PhaseChanged(e) => match e.cause {
+            PhaseCause::Command => format!("phase {}", e.phase),
+            PhaseCause::Velocity => format!("phase {} VELOCITY", e.phase),
+        },
     }
 }
 
@@ -292,9 +300,10 @@ fn step(runner: &mut Runner, line: &str) -> Vec<String> {
             key_hash: Id128::NONE,
         }),
         "band" => Command::SetInstrument(SetInstrument {
-            spec: spec_with_band(
+            spec: spec_with(
                 words[1].parse().expect("low"),
                 words[2].parse().expect("high"),
+                runner.book.spec().velocity,
             ),
         }),
         "expire" => Command::ExpireOrders(ExpireOrders {

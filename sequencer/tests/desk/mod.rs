@@ -38,6 +38,8 @@ pub fn config(time: &Time) -> Config {
     config.clock = Arc::new(move || time.load(Ordering::SeqCst));
     config.segment_bytes = 256 << 10;
     config.spin_us = 20;
+    // More threads than this machine may have cores.
+    config.engine_threads_max = 16;
     config
 }
 
@@ -80,6 +82,7 @@ pub async fn open_desk(port: Port, instruments: usize) -> Desk {
             band_low: Ticks(1),
             band_high: Ticks(10_000_000),
             collar_ppm: 50_000,
+            velocity: types::VelocityRule::OFF,
             phase: Phase::Open,
         })
         .expect("spec");

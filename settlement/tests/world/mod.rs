@@ -63,6 +63,7 @@ pub fn spec(ix: u32, tick: &str, lot: &str, decimals: u8) -> InstrumentSpec {
         band_low: Ticks(1),
         band_high: Ticks(1_000_000),
         collar_ppm: 50_000,
+        velocity: VelocityRule::OFF,
         phase: Phase::Open,
     })
     .unwrap()
