@@ -9,7 +9,7 @@ use core::borrow::Borrow;
 use types::{Command, Envelope, Ticks};
 
 use crate::book::Book;
-use crate::slab::prefetch;
+use crate::slab::prefetch_head;
 
 /// How many commands before its turn a command itself is asked for.
 const READ_AHEAD: usize = 20;
@@ -39,37 +39,36 @@ impl Book {
         command: impl Fn(&C) -> Option<&Envelope>,
         mut each: impl FnMut(&mut Self, &C),
     ) {
-        if self.resting() < RESTING_MIN {
-            for (at, item) in batch.iter().enumerate() {
-                if let Some(next) = batch.get(at + READ_AHEAD) {
-                    prefetch(next.borrow());
-                }
-                each(self, item.borrow());
-            }
-            return;
-        }
+        let is_deep = self.resting() >= RESTING_MIN;
         let mut targets = [Target::default(); TARGETS];
         let target_of = |book: &Self, item: &T| {
             command(item.borrow())
                 .map_or_else(Target::default, |envelope| book.first_step(envelope))
         };
-        for item in batch.iter().take(READ_AHEAD) {
-            prefetch(item.borrow());
+        if is_deep {
+            for item in batch.iter().take(READ_AHEAD) {
+                prefetch_head(item.borrow());
+            }
+            for (at, item) in batch.iter().take(FIRST_STEP).enumerate() {
+                targets[at] = target_of(self, item);
+            }
+            for target in &targets[..SECOND_STEP] {
+                self.second_step(*target);
+            }
         }
-        for (at, item) in batch.iter().take(FIRST_STEP).enumerate() {
-            targets[at] = target_of(self, item);
-        }
-        for target in &targets[..SECOND_STEP] {
-            self.second_step(*target);
-        }
+        let behind = |from: usize| batch.get(from..).unwrap_or_default().iter();
+        let mut nearer = behind(FIRST_STEP);
+        let last = batch.len().wrapping_sub(1);
+        // One place that hands over, so that the work on a command is compiled into this loop.
         for (at, item) in batch.iter().enumerate() {
-            if let Some(next) = batch.get(at + READ_AHEAD) {
-                prefetch(next.borrow());
+            // The last one again and again rather than a branch whose way nobody can guess.
+            prefetch_head(batch[(at + READ_AHEAD).min(last)].borrow());
+            if is_deep {
+                if let Some(next) = nearer.next() {
+                    targets[(at + FIRST_STEP) % TARGETS] = target_of(self, next);
+                }
+                self.second_step(targets[(at + SECOND_STEP) % TARGETS]);
             }
-            if let Some(next) = batch.get(at + FIRST_STEP) {
-                targets[(at + FIRST_STEP) % TARGETS] = target_of(self, next);
-            }
-            self.second_step(targets[(at + SECOND_STEP) % TARGETS]);
             each(self, item.borrow());
         }
     }

@@ -31,10 +31,37 @@ impl Default for BookConfig {
     }
 }
 
+/// Prices at which a limit order may enter in the present phase, as one comparison.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlainPrices {
+    low: i64,
+    count: u64,
+}
+
+impl PlainPrices {
+    pub fn of(spec: &InstrumentSpec) -> Self {
+        let low = spec.band_low.0.max(1);
+        let high = spec.band_high.min(Ticks::ORDER_MAX).0;
+        let count = if spec.phase == Phase::Open && low <= high {
+            high.abs_diff(low) + 1
+        } else {
+            0
+        };
+        Self { low, count }
+    }
+
+    #[inline(always)]
+    pub fn contains(self, price: Ticks) -> bool {
+        (price.0.wrapping_sub(self.low) as u64) < self.count
+    }
+}
+
 /// Order book and matching of one instrument. See the crate's front page for the rules.
 #[derive(Clone, Debug)]
 pub struct Book {
     pub(crate) spec: InstrumentSpec,
+    /// What the instrument lets a plain order do; follows `spec`.
+    pub(crate) plain: PlainPrices,
     pub(crate) slab: Slab,
     pub(crate) ladder: Ladder,
     pub(crate) event_number: u64,
@@ -52,6 +79,7 @@ impl Book {
     pub fn new(spec: InstrumentSpec, config: BookConfig) -> Self {
         Self {
             spec,
+            plain: PlainPrices::of(&spec),
             slab: Slab::new(config.orders),
             ladder: Ladder::new(&spec, config.levels),
             event_number: 0,
@@ -74,7 +102,6 @@ impl Book {
             "commands come in sequence"
         );
         self.sequence = envelope.sequence;
-        let before = self.ladder.best_keys();
         let ix = self.spec.ix;
         // The emitter of an arm stays in registers: what is not inlined makes its own.
         let count = match &envelope.command {
@@ -83,18 +110,19 @@ impl Book {
             Command::Amend(c) if c.instrument == ix => self.amend(envelope, c, sink),
             _ => self.control(envelope, sink),
         };
-        self.event_number += u64::from(count);
-        if self.ladder.best_keys() != before {
+        // An instrument has less than 2^64 events.
+        self.event_number = self.event_number.wrapping_add(u64::from(count));
+        if self.ladder.has_new_best() {
+            assert!(self.ladder.is_sound(), "book is crossed after a command");
             sink.quote(ix, self.quote());
         }
-        assert!(self.ladder.is_sound(), "book is crossed after a command");
         count
     }
 
     #[inline(always)]
     pub(crate) fn emitter<'a, S: EventSink>(
         &self,
-        envelope: &Envelope,
+        envelope: &'a Envelope,
         sink: &'a mut S,
     ) -> Emitter<'a, S> {
         Emitter::new(sink, envelope, self.spec.ix, self.event_number)
@@ -141,12 +169,13 @@ impl Book {
         reason: types::CancelReason,
         out: &mut Emitter<S>,
     ) {
-        let quantity = self.unlink(link).open;
+        // Said first, while what it says is at hand.
         out.emit(Event::Cancelled(Cancelled {
             handle,
             reason,
-            quantity,
+            quantity: self.slab.at(link).open,
         }));
+        self.unlink(link);
     }
 
     fn set_instrument<S: EventSink>(&mut self, c: &SetInstrument, out: &mut Emitter<S>) {
@@ -157,6 +186,7 @@ impl Book {
         let phase = self.spec.phase;
         self.spec = c.spec;
         self.spec.phase = phase;
+        self.plain = PlainPrices::of(&self.spec);
         self.ladder.set_band(&c.spec);
         self.velocity.set_rule(c.spec.velocity);
         if c.spec.phase != phase {

@@ -21,7 +21,7 @@ impl Book {
         sink: &mut S,
     ) -> u32 {
         let link = self.slab.vacate(c.handle);
-        if !self.is_plain(c, envelope.time_ns) || self.ladder.crosses(c.side, c.price) {
+        if !self.is_plain(c, envelope.time_ns) || self.ladder.meets(c.side, c.price) {
             return self.new_order_in_full(envelope, c, link, sink);
         }
         let mut out = self.emitter(envelope, sink);
@@ -36,11 +36,9 @@ impl Book {
     fn is_plain(&self, c: &New, time_ns: u64) -> bool {
         (c.time_in_force == TimeInForce::Gtc)
             & (c.order_type == OrderType::Limit)
-            & (self.spec.phase == Phase::Open)
             & !c.post_only
             & (c.quantity.0.wrapping_sub(1) < Lots::ORDER_MAX.0)
-            & ((c.price.0 as u64).wrapping_sub(1) < Ticks::ORDER_MAX.0 as u64)
-            & self.spec.in_band(c.price)
+            & self.plain.contains(c.price)
             & (time_ns < self.next_expiry_ns)
     }
 

@@ -101,6 +101,7 @@ impl Book {
             };
             book.link(link, resting);
         }
+        book.ladder.has_new_best();
         book.check_invariants();
         book
     }

@@ -89,6 +89,8 @@ pub(crate) struct Ladder {
     outside: [BTreeMap<Ticks, Level>; 2],
     /// Key of the best price, by side.
     best: [i64; 2],
+    /// The same as last told.
+    told: [i64; 2],
     /// Lowest and highest price of a new order.
     band: (i64, i64),
     /// Orders that came to rest outside since the window's last move or the last look at one.
@@ -111,6 +113,7 @@ impl Ladder {
             bits: Bits::new(count),
             outside: [BTreeMap::new(), BTreeMap::new()],
             best: [NO_KEY; 2],
+            told: [NO_KEY; 2],
             band: (0, 0),
             credits: 0,
             look_at: 1,
@@ -414,10 +417,14 @@ impl Ladder {
         found.map(|place| self.price(place))
     }
 
-    /// Keys of the best prices, by side; `NO_KEY` for an empty one.
+    /// True when a best price is not the one that the last call found.
     #[inline(always)]
-    pub fn best_keys(&self) -> [i64; 2] {
-        self.best
+    pub fn has_new_best(&mut self) -> bool {
+        let is_new = self.best != self.told;
+        if is_new {
+            self.told = self.best;
+        }
+        is_new
     }
 
     /// Best price of a side.
@@ -433,6 +440,13 @@ impl Ladder {
         let other = side.opposite();
         let best = self.best[other.index()];
         (best <= key(other, limit)) & (best != NO_KEY)
+    }
+
+    /// The same of a price that an order may have: none of them has the key of an empty side.
+    #[inline(always)]
+    pub fn meets(&self, side: Side, price: Ticks) -> bool {
+        let other = side.opposite();
+        self.best[other.index()] <= key(other, price)
     }
 
     /// True while every bid is below every ask.

@@ -1,7 +1,7 @@
 //! Where a book's events go: a ring, a journal's comparison, a test's vector.
 
 use types::event::Event;
-use types::{Envelope, EventEnvelope, InstrumentIx, Quote, Sequence};
+use types::{Envelope, EventEnvelope, InstrumentIx, Quote};
 
 /// Takes the events of one book, in order.
 pub trait EventSink {
@@ -17,8 +17,8 @@ pub trait EventSink {
 /// Numbers the events of one command on their way to the sink.
 pub(crate) struct Emitter<'a, S> {
     sink: &'a mut S,
-    sequence: Sequence,
-    time_ns: u64,
+    /// Read again for each event: its sequence and time are kept in no register in between.
+    envelope: &'a Envelope,
     instrument: InstrumentIx,
     /// Number of the last event before this command.
     before: u64,
@@ -30,14 +30,13 @@ impl<'a, S: EventSink> Emitter<'a, S> {
     #[inline(always)]
     pub fn new(
         sink: &'a mut S,
-        envelope: &Envelope,
+        envelope: &'a Envelope,
         instrument: InstrumentIx,
         number: u64,
     ) -> Self {
         Self {
             sink,
-            sequence: envelope.sequence,
-            time_ns: envelope.time_ns,
+            envelope,
             instrument,
             before: number,
             count: 0,
@@ -50,8 +49,8 @@ impl<'a, S: EventSink> Emitter<'a, S> {
         // Neither wraps: a command has less events than there are slots, an instrument less than 2^64.
         self.count = index.wrapping_add(1);
         self.sink.event(&EventEnvelope {
-            sequence: self.sequence,
-            time_ns: self.time_ns,
+            sequence: self.envelope.sequence,
+            time_ns: self.envelope.time_ns,
             number: self.before.wrapping_add(u64::from(self.count)),
             instrument: self.instrument,
             index,
@@ -61,7 +60,7 @@ impl<'a, S: EventSink> Emitter<'a, S> {
 
     #[inline(always)]
     pub fn time_ns(&self) -> u64 {
-        self.time_ns
+        self.envelope.time_ns
     }
 
     /// Events emitted for this command so far.

@@ -1,7 +1,7 @@
 //! Resting orders, addressed by admission's slot; 32-bit links join the orders of a price in time order.
 //!
 //! A link is the slot plus one. Link 0 is nobody: it has a record of its own, which takes the writes meant for a neighbour that is not there, so
-//! that linking and unlinking need no branch. Nothing ever reads that record.
+//! that linking and unlinking need no branch. What it holds decides nothing: only the look-ahead reads it, to ask for memory.
 //!
 //! Invariant: a slot is live exactly while its order rests in the ladder. The generation is asserted at every access by handle: admission frees a
 //! slot only after the closing event, so a foreign generation in a live slot is our bug.
@@ -76,6 +76,27 @@ pub(crate) fn prefetch<T>(value: &T) {
             #[allow(unsafe_code)]
             unsafe {
                 _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(offset));
+            }
+        }
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = value;
+}
+
+/// Asks for the first cache line of a value, and for the next one where it begins inside the line.
+#[inline(always)]
+pub(crate) fn prefetch_head<T>(value: &T) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let start: *const i8 = core::ptr::from_ref(value).cast();
+        let last = if align_of::<T>() % 64 == 0 { 0 } else { 63 };
+        // SAFETY: a prefetch reads nothing that the program could see and faults at no address; `wrapping_add` may leave the value.
+        #[allow(unsafe_code)]
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T0>(start);
+            if last > 0 {
+                _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(last));
             }
         }
     }

@@ -5,7 +5,7 @@ use types::command::{MassCancel, MassScope};
 use types::event::{Event, MassCancelled, PhaseChanged};
 use types::{CancelReason, Phase, PhaseCause};
 
-use crate::book::Book;
+use crate::book::{Book, PlainPrices};
 use crate::sink::{Emitter, EventSink};
 use crate::slab::Order;
 
@@ -54,6 +54,7 @@ impl Book {
         out: &mut Emitter<S>,
     ) {
         self.spec.phase = phase;
+        self.plain = PlainPrices::of(&self.spec);
         out.emit(Event::PhaseChanged(PhaseChanged { phase, cause }));
     }
 

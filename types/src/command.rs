@@ -136,29 +136,32 @@ record! {
 
 record! {
     /// A new order, admitted: money drawn, slot assigned.
+    ///
+    /// What an engine reads comes first: with its envelope one cache line. The rest is admission's.
+    #[repr(C)]
     pub struct New {
+        pub post_only: bool,
+        pub side: Side,
+        pub order_type: OrderType,
+        pub time_in_force: TimeInForce,
+        pub stp: StpMode,
         pub handle: Handle,
+        /// Limit price; of a market order its protection price (0 for a buy, `Ticks::MAX` for a sell with nothing to go by).
+        pub price: Ticks,
+        pub quantity: Lots,
         pub instrument: InstrumentIx,
+        pub stp_group: StpGroup,
         pub user: UserIx,
         pub session: SessionIx,
-        pub stp_group: StpGroup,
+        /// Good till date: journalled nanoseconds, first moment at which it is gone. 0 otherwise.
+        pub expire_at_ns: u64,
         /// The pool it draws on.
         pub pool: HoldIx,
         /// Rate its trades are charged with, fixed at entry.
         pub fee_rate: FeeRate,
-        pub side: Side,
-        pub order_type: OrderType,
-        pub time_in_force: TimeInForce,
-        pub post_only: bool,
-        pub stp: StpMode,
         /// Unique among the user's open orders; 0 = none.
         pub client_order_id: u64,
         pub client_seq: u64,
-        /// Good till date: journalled nanoseconds, first moment at which it is gone. 0 otherwise.
-        pub expire_at_ns: u64,
-        /// Limit price; of a market order its protection price (0 for a buy, `Ticks::MAX` for a sell with nothing to go by).
-        pub price: Ticks,
-        pub quantity: Lots,
         /// What it takes out of the pool.
         pub draw: Reserve,
         /// What it takes out of the user's budget (0 when identity was asked for this order).
@@ -389,6 +392,7 @@ impl Command {
 /// A sequenced command. In the journal, sequence and time stand in the frame header and the command is the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[repr(C)]
 pub struct Envelope {
     pub sequence: Sequence,
     /// Journalled time, nanoseconds since 1970, monotonic on its node.

@@ -54,7 +54,9 @@ record! {
 
 record! {
     /// One match, at the resting order's price (R167).
+    #[repr(C)]
     pub struct Trade {
+        pub taker_side: Side,
         pub maker: Handle,
         pub taker: Handle,
         pub price: Ticks,
@@ -63,7 +65,6 @@ record! {
         pub taker_open: Lots,
         /// Dense per instrument, from 1.
         pub trade_number: u64,
-        pub taker_side: Side,
     }
 }
 
@@ -195,6 +196,7 @@ impl Event {
 /// An event with its place: which command caused it, which number it has on its instrument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[repr(C)]
 pub struct EventEnvelope {
     /// The command that caused it.
     pub sequence: Sequence,
