@@ -1,4 +1,5 @@
-//! System calls of the hot thread under load: strace attached to that thread alone, while the pipeline benchmark runs at its rate.
+//! System calls of the hot thread under load: strace attached to that thread alone, while the pipeline benchmark runs at its rate. Without the journal
+//! there must be none; with it only `futex`, which wakes the writer's thread when it sleeps.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -13,7 +14,13 @@ const RATE: u64 = 1_000_000;
 /// From the first request to the first one that counts.
 const WARM_UP: Duration = Duration::from_secs(3);
 
+/// What the hot thread may call with a journal behind it.
+const ALLOWED: &str = "futex";
+
 /// Counts over `commands` commands, without the journal and with it.
+///
+/// # Errors
+/// The hot thread has made a system call that it must not, or nothing could be counted.
 pub fn run(commands: u64) -> anyhow::Result<()> {
     let root = shell::root();
     let script = root.join("tests/services/strace.sh");
@@ -46,20 +53,45 @@ pub fn run(commands: u64) -> anyhow::Result<()> {
         let counted = count(&mut child, strace.trim(), seconds);
         let _ = child.kill();
         child.wait()?;
-        println!(
-            "{}: {}",
-            if journal {
-                "with the journal"
-            } else {
-                "without the journal"
-            },
-            counted?
-        );
+        let name = if journal {
+            "with the journal"
+        } else {
+            "without the journal"
+        };
+        let table = counted?;
+        let calls = calls(&table)?;
+        if calls.is_empty() {
+            println!("{name}: no system call of the hot thread in {seconds} s");
+        } else {
+            println!("{name}: system calls of the hot thread in {seconds} s\n{table}");
+        }
+        let is_allowed = |call: &&(String, u64)| !(journal && call.0 == ALLOWED);
+        if let Some((call, count)) = calls.iter().find(is_allowed) {
+            bail!("{name}: the hot thread has called {call} {count} times");
+        }
     }
     Ok(())
 }
 
-/// Waits for the load, attaches, gives strace's own table.
+/// Names and counts in strace's table: `% time, seconds, usecs/call, calls, errors if any, syscall`.
+fn calls(table: &str) -> anyhow::Result<Vec<(String, u64)>> {
+    let mut calls = Vec::new();
+    for line in table.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (Some(first), Some(name)) = (words.first(), words.last()) else {
+            continue;
+        };
+        if *first == "%" || first.starts_with('-') || *name == "total" {
+            continue;
+        }
+        let count = words.get(3).and_then(|count| count.parse().ok());
+        let count = count.with_context(|| format!("strace's table has the line `{line}`"))?;
+        calls.push(((*name).to_owned(), count));
+    }
+    Ok(calls)
+}
+
+/// Waits for the load, attaches, gives strace's own table; empty when there was no call.
 fn count(child: &mut Child, strace: &str, seconds: u64) -> anyhow::Result<String> {
     let stdout = child.stdout.take().context("the benchmark's output")?;
     let mut lines = BufReader::new(stdout).lines();
@@ -93,16 +125,7 @@ fn count(child: &mut Child, strace: &str, seconds: u64) -> anyhow::Result<String
     );
     let text = std::fs::read_to_string(&table)?;
     std::fs::remove_file(&table)?;
-    let calls: Vec<&str> = text
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty())
-        .collect();
-    Ok(if calls.len() <= 1 {
-        format!("no system call of the hot thread in {seconds} s")
-    } else {
-        format!("system calls of the hot thread in {seconds} s\n{text}")
-    })
+    Ok(text)
 }
 
 fn hot_thread(process: u32) -> anyhow::Result<u32> {
@@ -114,4 +137,25 @@ fn hot_thread(process: u32) -> anyhow::Result<u32> {
         }
     }
     bail!("the benchmark has no hot thread")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_of_calls_is_read_with_and_without_errors() {
+        let table = "\
+% time     seconds  usecs/call     calls    errors syscall
+------ ----------- ----------- --------- --------- ----------------
+ 99.00    0.100000           1    100000         7 futex
+  1.00    0.000100           1       100           read
+------ ----------- ----------- --------- --------- ----------------
+100.00    0.100100           1    100100         7 total
+";
+        let expected = [("futex".to_owned(), 100_000), ("read".to_owned(), 100)];
+        assert_eq!(calls(table).expect("read"), expected);
+        assert!(calls("").expect("read").is_empty());
+        assert!(calls("nonsense").is_err());
+    }
 }
