@@ -20,6 +20,8 @@ struct Segment {
     durable: Vec<u8>,
     /// What was written since, in order.
     unsynced: Vec<(usize, Vec<u8>)>,
+    /// The power went while it was made: what was there before, which it may be again.
+    doubt: Option<Box<Option<Segment>>>,
 }
 
 impl Segment {
@@ -83,7 +85,7 @@ pub struct MemoryStorage {
     /// Lies: sync returns without syncing.
     pub sync_is_lost: AtomicBool,
     pub syncs: AtomicU64,
-    /// Writes and syncs until the power goes, plus one; 0 is never.
+    /// Writes, syncs and new segments until the power goes, plus one; 0 is never.
     power: AtomicU64,
     is_off: AtomicBool,
     /// A disk that does not answer: see [`MemoryStorage::stall`].
@@ -92,7 +94,7 @@ pub struct MemoryStorage {
 }
 
 impl MemoryStorage {
-    /// Lets `operations` more writes and syncs through; in the next one the power goes, and everything fails until [`MemoryStorage::crash`].
+    /// Lets `operations` more writes, syncs and new segments through; in the next one the power goes, and everything fails until [`MemoryStorage::crash`].
     pub fn power_off_after(&self, operations: u64) {
         self.power.store(operations + 1, Ordering::SeqCst);
     }
@@ -108,15 +110,28 @@ impl MemoryStorage {
             z = z.wrapping_mul(0x94D0_49BB_1331_11EB);
             z ^ (z >> 31)
         };
-        for segment in self.lock().values_mut() {
+        let mut segments = self.lock();
+        // Renamed or not: a new segment is whole or not there.
+        *segments = std::mem::take(&mut *segments)
+            .into_iter()
+            .filter_map(|(number, mut segment)| match segment.doubt.take() {
+                Some(before) if random().is_multiple_of(2) => before.map(|old| (number, old)),
+                _ => Some((number, segment)),
+            })
+            .collect();
+        for segment in segments.values_mut() {
             segment.crash(&mut random);
         }
+        drop(segments);
         self.power.store(0, Ordering::SeqCst);
         self.is_off.store(false, Ordering::SeqCst);
     }
 
     /// The power comes back to a disk that has lost nothing: a process was killed.
     pub fn revive(&self) {
+        for segment in self.lock().values_mut() {
+            segment.doubt = None;
+        }
         self.power.store(0, Ordering::SeqCst);
         self.is_off.store(false, Ordering::SeqCst);
     }
@@ -140,6 +155,11 @@ impl MemoryStorage {
             segment.durable = segment.seen.clone();
             segment.unsynced.clear();
         }
+    }
+
+    /// Loses a segment, as a hand or a file system does.
+    pub fn lose(&self, segment: u64) {
+        self.lock().remove(&segment);
     }
 
     /// Cuts a segment's end off.
@@ -171,7 +191,7 @@ impl MemoryStorage {
         self.segments.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a write or a sync; true when the power goes in it.
+    /// Counts a write, a sync or a new segment; true when the power goes in it.
     fn goes_off(&self) -> bool {
         let left = self
             .power
@@ -220,18 +240,25 @@ impl Storage for Arc<MemoryStorage> {
 
     fn create(&self, segment: u64, bytes: u64) -> io::Result<()> {
         self.check()?;
+        let goes_off = self.goes_off();
         if self.has_no_room.load(Ordering::SeqCst) {
             return Err(io::ErrorKind::StorageFull.into());
         }
         let zeros = vec![0; usize::try_from(bytes).expect("fits memory")];
-        self.lock().insert(
+        let mut segments = self.lock();
+        let before = segments.remove(&segment);
+        segments.insert(
             segment,
             Segment {
                 seen: zeros.clone(),
                 durable: zeros,
                 unsynced: Vec::new(),
+                doubt: goes_off.then(|| Box::new(before)),
             },
         );
+        if goes_off {
+            return Err(io::Error::other("the power is off"));
+        }
         Ok(())
     }
 
@@ -272,12 +299,6 @@ impl Storage for Arc<MemoryStorage> {
         let count = into.len().min(segment.seen.len() - start);
         into[..count].copy_from_slice(&segment.seen[start..start + count]);
         Ok(count)
-    }
-
-    fn remove(&self, segment: u64) -> io::Result<()> {
-        self.check()?;
-        self.lock().remove(&segment);
-        Ok(())
     }
 
     fn name(&self, segment: u64) -> String {

@@ -13,6 +13,8 @@
 //! of the write, mark and zeros at its end included; the next mark stands behind it. A mark's `sequence` is the last one before the batch: it was durable
 //! when the batch was written. Its `prev` names the chain's end, but it is no link of the chain. What stands behind a damaged place and names a later
 //! sequence as durable tells a hole from a torn tail.
+//!
+//! `len`, `kind`, `flags`, `ver` and `crc` stand where they stand in every version from 2 on, so that another version is told from damage.
 
 use crate::aligned::Buffer;
 
@@ -190,12 +192,10 @@ pub fn read(bytes: &[u8]) -> Found {
     let Some(whole) = bytes.get(..frame_bytes(length)) else {
         return Found::Short;
     };
-    let mut plain = [0; HEADER_BYTES];
-    plain[..CRC_AT.start].copy_from_slice(&head[..CRC_AT.start]);
-    let crc = word(head, CRC_AT.start);
-    if crc32c::crc32c_append(crc32c::crc32c(&plain), &whole[HEADER_BYTES..]) != crc {
+    if !is_whole(whole) {
         return Found::Damaged;
     }
+    let crc = word(head, CRC_AT.start);
     let payload = &whole[HEADER_BYTES..HEADER_BYTES + length];
     let prev = word(head, 32);
     if kind == MARK {
@@ -226,12 +226,35 @@ pub fn read(bytes: &[u8]) -> Found {
     })
 }
 
-/// The version that a log says it has at the beginning of a segment; of zeros and of what is no log 0.
-pub(crate) fn version_of(bytes: &[u8]) -> u16 {
-    match bytes.get(..HEADER_BYTES) {
-        Some(head) if (1..=MARK).contains(&head[4]) => version(head),
-        _ => 0,
-    }
+/// The checksum of a frame, padding included, is right.
+fn is_whole(frame: &[u8]) -> bool {
+    let mut plain = [0; HEADER_BYTES];
+    plain[..CRC_AT.start].copy_from_slice(&frame[..CRC_AT.start]);
+    let crc = crc32c::crc32c_append(crc32c::crc32c(&plain), &frame[HEADER_BYTES..]);
+    crc == word(frame, CRC_AT.start)
+}
+
+/// Another version of the format that a header claims, where a frame or a mark is due: its checksum may be another one too.
+pub(crate) fn other_version(bytes: &[u8]) -> Option<u16> {
+    let head = bytes.get(..HEADER_BYTES)?;
+    let is_header = (1..=PAYLOAD_BYTES_MAX).contains(&(word(head, 0) as usize))
+        && (1..=MARK).contains(&head[4])
+        && head[5] <= FLAG_UNIT_END;
+    let version = version(head);
+    (is_header && version != 0 && version != VERSION).then_some(version)
+}
+
+/// The same anywhere: only with a checksum that is right, so that the inside of a payload is not taken for a header.
+pub(crate) fn whole_of_other_version(bytes: &[u8]) -> Option<u16> {
+    let version = other_version(bytes)?;
+    let whole = bytes.get(..frame_bytes(word(bytes, 0) as usize))?;
+    is_whole(whole).then_some(version)
+}
+
+/// A frame of this version may begin here: cheap, most places are amid a frame, or zeros.
+pub(crate) fn may_begin(bytes: &[u8]) -> bool {
+    let head = bytes.get(..HEADER_BYTES);
+    head.is_some_and(|head| (1..=MARK).contains(&head[4]) && version(head) == VERSION)
 }
 
 /// A unit in bytes that were written here: not checked again.

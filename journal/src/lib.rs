@@ -5,7 +5,7 @@
 //! - [`storage`]: what the log needs of a disk; real files, and a memory disk that loses power ([`fault`]).
 //! - [`log`]: opening (torn tail cut, hole refused), handing over, the commit position. `writer`: the thread with natural group commit.
 //! - `survey`: the walk behind opening; [`walk`], [`walk_after`], [`check`] and [`list`] are the parts of it that only read.
-//! - [`snapshot`]: states of the machine behind the log, one file each, found again newest first. [`retention`]: what of the log may go then.
+//! - [`snapshot`]: states of the machine behind the log, one file each, found again newest first.
 //! - [`reader`]: tails frames up to the commit position.
 //!
 //! The room knows nothing of what the payloads mean. Invariants: what [`log::Commit`] reports durable is found again after any crash; a
@@ -17,7 +17,6 @@ pub mod fault;
 pub mod frame;
 pub mod log;
 pub mod reader;
-pub mod retention;
 pub mod snapshot;
 pub mod storage;
 mod survey;
@@ -26,7 +25,6 @@ mod writer;
 pub use frame::{Frame, FrameKind};
 pub use log::{Appender, Commit, Config, Journal, JournalError, JournalFailed, Stats};
 pub use reader::Reader;
-pub use retention::Retention;
 pub use snapshot::{Snapshot, Snapshots};
-pub use storage::{FileStorage, Mode, Storage};
+pub use storage::{FileStorage, Mode, Storage, make_folder};
 pub use survey::{Checked, SegmentInfo, check, list, removed_through, walk, walk_after};

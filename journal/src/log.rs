@@ -9,16 +9,14 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 
 use tokio::sync::watch;
 
 use crate::aligned::Buffer;
 use crate::frame::{self, Frame, FrameKind, MARK_BYTES};
-use crate::reader::{Reader, Readers};
-use crate::retention::{self, Retention};
-use crate::snapshot::Snapshots;
+use crate::reader::Reader;
 use crate::storage::{Mode, Storage};
 use crate::survey;
 use crate::writer::Writer;
@@ -28,8 +26,22 @@ use crate::writer::Writer;
 pub struct Config {
     /// Size of a segment. A unit never spans two; one that is larger gets a segment of its own size.
     pub segment_bytes: u64,
-    /// Most bytes handed over and not yet written; past it [`Appender::is_full`].
+    /// Bytes that may wait for the writer; past it [`Appender::is_full`]. A bound for who then stops appending: what it had begun comes on top, and so
+    /// does the batch that is being written, as large again at most. Three buffers of this size are made at the start; memory that is not used costs
+    /// address space alone.
     pub pending_bytes_max: usize,
+}
+
+/// Room behind the bound for what had been begun.
+const PENDING_MORE_BYTES: usize = 1 << 20;
+
+impl Config {
+    /// An empty buffer, with room for a mark in front, that does not grow as long as the bound holds.
+    pub(crate) fn buffer(&self) -> Buffer {
+        let mut buffer = Buffer::with_capacity(self.pending_bytes_max + PENDING_MORE_BYTES);
+        buffer.resize(MARK_BYTES);
+        buffer
+    }
 }
 
 impl Default for Config {
@@ -60,9 +72,13 @@ pub enum JournalError {
     #[error("the journal has segment {after} but not {missing}")]
     SegmentMissing { missing: u64, after: u64 },
     #[error(
-        "records up to {through} were removed from the journal; without a snapshot at or behind {through} those behind {after} cannot be read"
+        "records up to {through} were removed from the journal's beginning; without a snapshot at or behind {through} those behind {after} cannot be read"
     )]
     Removed { through: u64, after: u64 },
+    #[error(
+        "the journal ends at record {end}, but records up to {after} had been durable; they are missing: restore the journal from a copy"
+    )]
+    Lost { end: u64, after: u64 },
     #[error(
         "{file}: written in version {version} of the format, this program reads {}",
         frame::VERSION
@@ -198,7 +214,6 @@ pub struct Journal {
     shared: Arc<Shared>,
     writer: Option<JoinHandle<()>>,
     config: Config,
-    readers: Readers,
     /// Where the appender begins; taken by it.
     start: Mutex<Option<Tail>>,
 }
@@ -220,7 +235,7 @@ impl Journal {
     /// still be given.
     ///
     /// # Errors
-    /// [`JournalError::Removed`] when the log begins behind it.
+    /// [`JournalError::Removed`] when the log begins behind it, [`JournalError::Lost`] when it ends before it: then nothing of it was changed.
     pub fn open_after(
         storage: Arc<dyn Storage>,
         config: Config,
@@ -236,7 +251,10 @@ impl Journal {
             failed: None,
         });
         let shared = Arc::new(Shared {
-            pending: Mutex::default(),
+            pending: Mutex::new(Pending {
+                buffer: config.buffer(),
+                ..Pending::default()
+            }),
             wake: Condvar::new(),
             state,
             durable: AtomicU64::new(end.sequence),
@@ -259,7 +277,6 @@ impl Journal {
             shared,
             writer: Some(writer),
             config,
-            readers: Readers::default(),
             start: Mutex::new(Some(Tail {
                 sequence: end.sequence,
                 crc: end.crc,
@@ -278,11 +295,9 @@ impl Journal {
             .unwrap_or_else(PoisonError::into_inner)
             .take()
             .expect("a log has one appender");
-        let mut local = Buffer::with_capacity(1 << 20);
-        local.resize(MARK_BYTES);
         Appender {
             shared: self.shared.clone(),
-            local,
+            local: self.config.buffer(),
             tail: start,
             is_whole: true,
             durable: start.sequence,
@@ -296,12 +311,7 @@ impl Journal {
 
     /// Reads frames of sequences greater than `after`.
     pub fn reader(&self, after: u64) -> Reader {
-        Reader::new(
-            self.storage.clone(),
-            self.shared.state.subscribe(),
-            self.readers.clone(),
-            after,
-        )
+        Reader::new(self.storage.clone(), self.shared.state.subscribe(), after)
     }
 
     pub fn stats(&self) -> Stats {
@@ -316,28 +326,6 @@ impl Journal {
             segments: get(&counters.segments),
             segment_waits: get(&counters.segment_waits),
         }
-    }
-
-    /// Removes segments wholly behind the oldest snapshot that is kept, behind `needed_after` (whose later records somebody outside still wants) and
-    /// behind every open reader; gives their numbers.
-    ///
-    /// # Errors
-    /// Log or snapshots cannot be read, or a segment cannot be removed.
-    pub fn retain(
-        &self,
-        snapshots: &Snapshots,
-        needed_after: u64,
-        retention: Retention,
-    ) -> Result<Vec<u64>, JournalError> {
-        let Some(oldest) = retention::oldest(snapshots, retention)? else {
-            return Ok(Vec::new());
-        };
-        let commit = self.shared.durable.load(Ordering::Acquire);
-        let through = oldest
-            .min(needed_after)
-            .min(commit)
-            .min(self.readers.slowest().unwrap_or(u64::MAX));
-        retention::remove(&*self.storage, through, retention)
     }
 
     /// Writes what is pending, syncs, ends the thread.
@@ -398,28 +386,30 @@ impl Appender {
         self.is_whole = unit_end;
     }
 
-    /// Hands over what was appended: whole units.
+    /// Hands over what was appended: whole units. Waits for the writer if that is taking what was handed over before, which is a swap of buffers.
     pub fn flush(&mut self) {
-        if self.local.len() <= MARK_BYTES {
-            return;
+        if self.local.len() > MARK_BYTES {
+            assert!(self.is_whole, "whole units are handed over");
+            let pending = self.shared.pending();
+            hand_over(&self.shared, pending, &mut self.local, self.tail);
+            self.durable = self.shared.durable.load(Ordering::Acquire);
         }
-        assert!(self.is_whole, "whole units are handed over");
-        let mut pending = self.shared.pending();
-        if pending.buffer.len() <= MARK_BYTES {
-            std::mem::swap(&mut pending.buffer, &mut self.local);
-        } else {
-            pending.buffer.extend(&self.local.bytes()[MARK_BYTES..]);
+    }
+
+    /// The same without ever waiting: false when the writer is just taking something, and what was appended stays here for the next time.
+    #[must_use]
+    pub fn try_flush(&mut self) -> bool {
+        if self.local.len() > MARK_BYTES {
+            assert!(self.is_whole, "whole units are handed over");
+            let pending = match self.shared.pending.try_lock() {
+                Ok(pending) => pending,
+                Err(TryLockError::Poisoned(error)) => error.into_inner(),
+                Err(TryLockError::WouldBlock) => return false,
+            };
+            hand_over(&self.shared, pending, &mut self.local, self.tail);
+            self.durable = self.shared.durable.load(Ordering::Acquire);
         }
-        pending.tail = self.tail;
-        let bytes = pending.buffer.len();
-        self.shared.pending_bytes.store(bytes, Ordering::Relaxed);
-        let is_waiting = std::mem::take(&mut pending.is_waiting);
-        drop(pending);
-        if is_waiting {
-            self.shared.wake.notify_one();
-        }
-        self.local.resize(MARK_BYTES);
-        self.durable = self.shared.durable.load(Ordering::Acquire);
+        true
     }
 
     /// The disk is behind by more than the bound.
@@ -432,4 +422,27 @@ impl Appender {
     pub fn is_failed(&self) -> bool {
         self.shared.is_failed.load(Ordering::Acquire)
     }
+}
+
+/// Puts `local` behind what is pending, and leaves it empty but for the room of a mark.
+fn hand_over(
+    shared: &Shared,
+    mut pending: MutexGuard<'_, Pending>,
+    local: &mut Buffer,
+    tail: Tail,
+) {
+    if pending.buffer.len() <= MARK_BYTES {
+        std::mem::swap(&mut pending.buffer, local);
+    } else {
+        pending.buffer.extend(&local.bytes()[MARK_BYTES..]);
+    }
+    pending.tail = tail;
+    let bytes = pending.buffer.len();
+    shared.pending_bytes.store(bytes, Ordering::Relaxed);
+    let is_waiting = std::mem::take(&mut pending.is_waiting);
+    drop(pending);
+    if is_waiting {
+        shared.wake.notify_one();
+    }
+    local.resize(MARK_BYTES);
 }

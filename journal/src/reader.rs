@@ -1,8 +1,7 @@
 //! Reads the log from behind the writer, never past the commit position.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 use tokio::sync::watch;
 
@@ -14,33 +13,12 @@ use crate::survey;
 /// Bytes taken from the disk at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// How far each open reader is; what a reader has not read is not removed.
-#[derive(Clone, Default)]
-pub(crate) struct Readers(Arc<Mutex<Vec<Weak<AtomicU64>>>>);
-
-impl Readers {
-    fn add(&self, after: u64) -> Arc<AtomicU64> {
-        let position = Arc::new(AtomicU64::new(after));
-        let mut readers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        readers.retain(|reader| reader.strong_count() > 0);
-        readers.push(Arc::downgrade(&position));
-        position
-    }
-
-    /// Everything at or before it was read by everybody; `None` without readers.
-    pub fn slowest(&self) -> Option<u64> {
-        let readers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = readers.iter().filter_map(Weak::upgrade);
-        open.map(|position| position.load(Ordering::Acquire)).min()
-    }
-}
-
 /// Tails the log. Frames come in log order; at the commit position the last frame given is always the end of a unit.
 pub struct Reader {
     storage: Arc<dyn Storage>,
     state: watch::Receiver<State>,
-    readers: Readers,
-    position: Arc<AtomicU64>,
+    /// Last record given, or the one after which reading begins.
+    position: u64,
     after: u64,
     /// 0 before the first look.
     segment: u64,
@@ -69,14 +47,12 @@ impl Reader {
     pub(crate) fn new(
         storage: Arc<dyn Storage>,
         state: watch::Receiver<State>,
-        readers: Readers,
         after: u64,
     ) -> Self {
         Self {
             storage,
             state,
-            position: readers.add(after),
-            readers,
+            position: after,
             after,
             segment: 0,
             offset: 0,
@@ -90,12 +66,7 @@ impl Reader {
 
     /// Another reader of the same log, behind `after`.
     pub fn again(&self, after: u64) -> Self {
-        Self::new(
-            self.storage.clone(),
-            self.state.clone(),
-            self.readers.clone(),
-            after,
-        )
+        Self::new(self.storage.clone(), self.state.clone(), after)
     }
 
     /// The next frame at or before the commit position, if there is one.
@@ -106,9 +77,7 @@ impl Reader {
         loop {
             if let Some(frame) = self.ready.pop_front() {
                 if frame.sequence > self.after {
-                    // Inside a unit its beginning may still be wanted.
-                    let read = frame.sequence - u64::from(!frame.unit_end);
-                    self.position.store(read, Ordering::Release);
+                    self.position = frame.sequence;
                     return Ok(Some(frame));
                 }
                 continue;
@@ -229,9 +198,7 @@ impl Reader {
                         sequence: self
                             .ready
                             .back()
-                            .map_or(self.position.load(Ordering::Acquire), |frame| {
-                                frame.sequence
-                            }),
+                            .map_or(self.position, |frame| frame.sequence),
                     }
                     .into());
                 }

@@ -9,13 +9,20 @@
 //! is passed over for the one before it: a snapshot saves time, the log alone holds the truth.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::storage::make_folder;
 
 const MAGIC: &[u8; 8] = b"XSNAP001";
 const HEADER_BYTES: usize = 32;
-/// Snapshots kept unless told otherwise: the newest, and one in case it is damaged.
+/// Snapshots kept at least: the newest, and one in case it is damaged.
 const KEEP: usize = 2;
+/// Bytes checked at once.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Tells the files that this process writes apart.
+static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
 /// A state found again.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,43 +47,84 @@ impl Snapshots {
         }
     }
 
-    /// The same folder with room for `kept` snapshots, 1 at least.
+    /// The same folder with room for `kept` snapshots, 2 at least.
     #[must_use]
     pub fn keep(self, kept: usize) -> Self {
         Self {
-            kept: kept.max(1),
+            kept: kept.max(KEEP),
             ..self
         }
     }
 
-    /// Writes a snapshot, durable when it returns, and removes all but the newest.
+    /// Writes a snapshot, durable when it returns. Nothing is removed for it: see [`Snapshots::prune`].
+    ///
+    /// # Errors
+    /// The folder cannot be made or written.
     pub fn write(&self, sequence: u64, payload: &[u8]) -> io::Result<PathBuf> {
-        std::fs::create_dir_all(&self.dir)?;
-        let half = self.dir.join("next.part");
-        let mut file = File::create(&half)?;
-        file.write_all(&header(sequence, payload))?;
-        file.write_all(payload)?;
-        file.sync_all()?;
-        let path = self.path(sequence);
-        std::fs::rename(&half, &path)?;
-        File::open(&self.dir)?.sync_all()?;
-        for old in self.sequences()?.iter().rev().skip(self.kept) {
-            std::fs::remove_file(self.path(*old))?;
+        make_folder(&self.dir)?;
+        let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+        let half = format!("{sequence:020}-{}-{number}.part", std::process::id());
+        let (half, path) = (self.dir.join(half), self.path(sequence));
+        let written = put(&half, sequence, payload).and_then(|()| std::fs::rename(&half, &path));
+        if written.is_err() {
+            // A full disk is not left fuller than it was; the first error is the one to tell of.
+            drop(std::fs::remove_file(&half));
         }
+        written?;
+        File::open(&self.dir)?.sync_all()?;
         Ok(path)
     }
 
-    /// The newest good snapshot at or before `until`.
+    /// Removes what is older than the newest good snapshots at or before `own`, the one that the caller has just written; bad ones do not count, and what
+    /// stands behind `own` is not the caller's. Also what a process that is gone has left half written: one process writes at a time. Gives the sequences.
+    ///
+    /// # Errors
+    /// The folder cannot be read, or a file not removed.
+    pub fn prune(&self, own: u64) -> io::Result<Vec<u64>> {
+        let mut good = 0;
+        let mut removed = Vec::new();
+        for sequence in self.sequences()?.into_iter().rev() {
+            if sequence > own {
+                continue;
+            }
+            if good == self.kept {
+                std::fs::remove_file(self.path(sequence))?;
+                removed.push(sequence);
+            } else {
+                good += usize::from(self.is_good(sequence));
+            }
+        }
+        let ours = format!("-{}-", std::process::id());
+        for entry in std::fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.ends_with(".part") && !name.contains(&ours) {
+                std::fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(removed)
+    }
+
+    /// The newest good snapshot at or before `until`. One that is damaged or cannot be read is passed over with a warning.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
     pub fn newest(&self, until: u64) -> io::Result<Option<Snapshot>> {
         for sequence in self.sequences()?.into_iter().rev() {
             if sequence > until {
                 continue;
             }
             let path = self.path(sequence);
-            match read(sequence, &std::fs::read(&path)?) {
-                Some(snapshot) => return Ok(Some(snapshot)),
-                None => {
-                    tracing::warn!(file = %path.display(), "a damaged snapshot was passed over");
+            match std::fs::read(&path) {
+                Ok(bytes) => match read(sequence, bytes) {
+                    Some(snapshot) => return Ok(Some(snapshot)),
+                    None => {
+                        tracing::warn!(file = %path.display(), "a damaged snapshot was passed over");
+                    }
+                },
+                Err(error) => {
+                    tracing::warn!(%error, file = %path.display(), "a snapshot that cannot be read was passed over");
                 }
             }
         }
@@ -84,18 +132,21 @@ impl Snapshots {
     }
 
     /// Sequences of the snapshots that are whole, ascending.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
     pub fn good(&self) -> io::Result<Vec<u64>> {
         let mut good = self.sequences()?;
-        let mut bytes = Vec::with_capacity(good.len());
-        for sequence in &good {
-            bytes.push(std::fs::read(self.path(*sequence))?);
-        }
-        let mut bytes = bytes.into_iter();
-        good.retain(|sequence| {
-            let bytes = bytes.next().unwrap_or_default();
-            read(*sequence, &bytes).is_some()
-        });
+        good.retain(|sequence| self.is_good(*sequence));
         Ok(good)
+    }
+
+    fn is_good(&self, sequence: u64) -> bool {
+        let path = self.path(sequence);
+        check(&path, sequence).unwrap_or_else(|error| {
+            tracing::warn!(%error, file = %path.display(), "a snapshot cannot be read");
+            false
+        })
     }
 
     /// Sequences of the snapshots that are there, ascending.
@@ -121,21 +172,62 @@ impl Snapshots {
     }
 }
 
+fn put(path: &Path, sequence: u64, payload: &[u8]) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    file.write_all(&header(sequence, payload))?;
+    file.write_all(payload)?;
+    file.sync_all()
+}
+
 fn header(sequence: u64, payload: &[u8]) -> [u8; HEADER_BYTES] {
+    let bytes = payload.len() as u64;
+    let crc = crc32c::crc32c_append(seed(sequence, bytes), payload);
+    with_crc(sequence, bytes, crc)
+}
+
+/// The checksum of what stands in front of the payload.
+fn seed(sequence: u64, bytes: u64) -> u32 {
+    crc32c::crc32c(&with_crc(sequence, bytes, 0)[8..24])
+}
+
+fn with_crc(sequence: u64, bytes: u64, crc: u32) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[..8].copy_from_slice(MAGIC);
     header[8..16].copy_from_slice(&sequence.to_le_bytes());
-    header[16..24].copy_from_slice(&(payload.len() as u64).to_le_bytes());
-    let crc = crc32c::crc32c_append(crc32c::crc32c(&header[8..24]), payload);
+    header[16..24].copy_from_slice(&bytes.to_le_bytes());
     header[24..28].copy_from_slice(&crc.to_le_bytes());
     header
 }
 
+/// The file is the whole snapshot of that sequence; read a piece at a time.
+fn check(path: &Path, sequence: u64) -> io::Result<bool> {
+    let mut file = File::open(path)?;
+    let bytes = file.metadata()?.len();
+    let Some(payload) = bytes.checked_sub(HEADER_BYTES as u64) else {
+        return Ok(false);
+    };
+    let mut found = [0; HEADER_BYTES];
+    file.read_exact(&mut found)?;
+    let (mut crc, mut left) = (seed(sequence, payload), payload);
+    let mut chunk = vec![0; CHUNK_BYTES];
+    while left > 0 {
+        let size = CHUNK_BYTES.min(usize::try_from(left).unwrap_or(CHUNK_BYTES));
+        file.read_exact(&mut chunk[..size])?;
+        crc = crc32c::crc32c_append(crc, &chunk[..size]);
+        left -= size as u64;
+    }
+    Ok(found == with_crc(sequence, payload, crc))
+}
+
 /// The snapshot in `bytes`; `None` when it is not the whole one of that sequence.
-fn read(sequence: u64, bytes: &[u8]) -> Option<Snapshot> {
+fn read(sequence: u64, mut bytes: Vec<u8>) -> Option<Snapshot> {
     let (found, payload) = bytes.split_at_checked(HEADER_BYTES)?;
-    (found == header(sequence, payload)).then(|| Snapshot {
+    if found != header(sequence, payload) {
+        return None;
+    }
+    bytes.drain(..HEADER_BYTES);
+    Some(Snapshot {
         sequence,
-        payload: payload.to_vec(),
+        payload: bytes,
     })
 }

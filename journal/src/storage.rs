@@ -50,8 +50,6 @@ pub trait Storage: Send + Sync + 'static {
     fn settle(&self, segment: u64) -> io::Result<()>;
     /// Fills `into` as far as the segment goes; gives the bytes read.
     fn read(&self, segment: u64, offset: u64, into: &mut [u8]) -> io::Result<usize>;
-    /// Takes a segment away; durable when it returns.
-    fn remove(&self, segment: u64) -> io::Result<()>;
     /// Name of a segment for messages.
     fn name(&self, segment: u64) -> String;
     /// Offsets and lengths of writes are multiples of it.
@@ -74,7 +72,7 @@ impl FileStorage {
     /// # Errors
     /// The folder cannot be made or written.
     pub fn new(dir: &Path, sync: bool) -> io::Result<Self> {
-        std::fs::create_dir_all(dir)?;
+        make_folder(dir)?;
         let mode = match sync {
             false => Mode::Unsynced,
             true if takes_direct(dir)? => Mode::Direct,
@@ -85,7 +83,7 @@ impl FileStorage {
 
     /// The same without asking.
     pub fn with_mode(dir: &Path, mode: Mode) -> io::Result<Self> {
-        std::fs::create_dir_all(dir)?;
+        make_folder(dir)?;
         // What a crash has left half made.
         for entry in std::fs::read_dir(dir)? {
             let path = entry?.path();
@@ -166,6 +164,28 @@ impl FileStorage {
         }
         Ok(())
     }
+}
+
+/// Makes a folder and those above it that are missing; durable when it returns, each by its parent's sync.
+///
+/// # Errors
+/// It cannot be made or synced.
+pub fn make_folder(dir: &Path) -> io::Result<()> {
+    let mut parents = Vec::new();
+    let mut at = dir;
+    while !at.exists() {
+        let parent = match at.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        parents.push(parent);
+        at = parent;
+    }
+    std::fs::create_dir_all(dir)?;
+    for parent in parents {
+        File::open(parent)?.sync_all()?;
+    }
+    Ok(())
 }
 
 fn direct_flags() -> i32 {
@@ -285,13 +305,6 @@ impl Storage for FileStorage {
         Ok(done)
     }
 
-    fn remove(&self, segment: u64) -> io::Result<()> {
-        self.may_write()?;
-        self.forget(segment);
-        std::fs::remove_file(self.path(segment))?;
-        self.sync_dir()
-    }
-
     fn name(&self, segment: u64) -> String {
         self.path(segment).display().to_string()
     }
@@ -302,5 +315,50 @@ impl Storage for FileStorage {
 
     fn mode(&self) -> Mode {
         self.mode
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::fcntl_getfl;
+
+    use super::*;
+
+    #[test]
+    fn a_segment_is_open_as_its_mode_says() {
+        let folder = tempfile::tempdir().expect("folder");
+        let chosen = FileStorage::new(folder.path(), true)
+            .expect("a folder")
+            .mode();
+        for mode in [chosen, Mode::Synced, Mode::Unsynced] {
+            let storage = FileStorage::with_mode(folder.path(), mode).expect("a folder");
+            storage.create(1, BLOCK_BYTES as u64).expect("made");
+            let mut block = Buffer::default();
+            block.resize(BLOCK_BYTES);
+            storage
+                .write(1, 0, block.padded(BLOCK_BYTES))
+                .expect("written");
+            // The descriptor that the writer has used.
+            let open = storage.open.lock().expect("no panic").clone();
+            let (_, file) = open.expect("the segment stays open");
+            let flags = fcntl_getfl(&*file).expect("flags");
+            let both = OFlags::DIRECT | OFlags::DSYNC;
+            let expected = match mode {
+                Mode::Direct => both,
+                Mode::Synced | Mode::Unsynced => OFlags::empty(),
+            };
+            assert_eq!(flags & both, expected, "{mode:?}");
+        }
+    }
+
+    #[test]
+    fn a_folder_is_made_with_those_above_it() {
+        let folder = tempfile::tempdir().expect("folder");
+        let dir = folder.path().join("a/b/c");
+        make_folder(&dir).expect("made");
+        make_folder(&dir).expect("there already");
+        assert!(dir.is_dir());
+        std::fs::write(dir.join("file"), b"x").expect("written");
+        assert!(make_folder(&dir.join("file/d")).is_err());
     }
 }

@@ -161,6 +161,13 @@ pub(crate) fn mend(
     begins_at(storage, &segments, after)?;
     let survey = survey(storage, after, visit)?;
     let end = survey.end;
+    // Before anything is cut or made: what is left is what a repair begins with.
+    if end.sequence < after {
+        return Err(JournalError::Lost {
+            end: end.sequence,
+            after,
+        });
+    }
     let block = storage.block_bytes() as u64;
     if survey.segments.is_empty() {
         let bytes = config.segment_bytes.next_multiple_of(block);
@@ -271,12 +278,7 @@ fn survey(
     for segment in segments.iter().filter(|number| **number >= first) {
         let bytes = load(storage, *segment)?;
         let name = || storage.name(*segment);
-        if frame::version_of(&bytes) == 1 {
-            return Err(JournalError::Version {
-                file: name(),
-                version: 1,
-            });
-        }
+        refuse_version(frame::other_version(&bytes), &name)?;
         if *segment == first {
             walk.end.bytes = bytes.len() as u64;
             // The chain begins somewhere: at the log's beginning, or where its first mark says.
@@ -497,7 +499,18 @@ fn load(storage: &dyn Storage, segment: u64) -> Result<Vec<u8>, JournalError> {
     }
 }
 
-/// A record that names a later sequence as durable exists only when this place had been synced: then it is not torn but lost.
+fn refuse_version(other: Option<u16>, name: &dyn Fn() -> String) -> Result<(), JournalError> {
+    match other {
+        Some(version) => Err(JournalError::Version {
+            file: name(),
+            version,
+        }),
+        None => Ok(()),
+    }
+}
+
+/// A record that names a later sequence as durable exists only when this place had been synced: then it is not torn but lost. So does a whole mark: a
+/// batch is begun only when the one before it is durable, and a torn one is the last. What another version of this program has written is neither.
 fn refuse_hole(
     storage: &dyn Storage,
     segments: &[u64],
@@ -507,27 +520,32 @@ fn refuse_hole(
 ) -> Result<(), JournalError> {
     for later in segments.iter().filter(|number| **number >= segment) {
         let bytes = load(storage, *later)?;
+        let name = || storage.name(*later);
         let mut at = if *later == segment {
             usize::try_from(offset).expect("fits memory")
         } else {
             0
         };
+        // Here, and where a segment begins, a header is due.
+        refuse_version(bytes.get(at..).and_then(frame::other_version), &name)?;
         while at < bytes.len() {
-            let durable = match frame::version_of(&bytes[at..]) {
-                frame::VERSION => match frame::read(&bytes[at..]) {
-                    Found::Mark(mark) => mark.durable,
-                    Found::Frame(frame) => frame.durable,
-                    _ => 0,
-                },
-                // Cheaply passed over: most places are amid a frame, or zeros.
-                _ => 0,
-            };
-            if durable > sequence {
-                return Err(JournalError::Hole {
-                    file: storage.name(segment),
-                    offset,
-                    sequence,
-                });
+            let place = &bytes[at..];
+            if frame::may_begin(place) {
+                let is_lost = match frame::read(place) {
+                    // The next batch may also stand in a later segment: then what is here was never written.
+                    Found::Mark(mark) => mark.durable >= sequence,
+                    Found::Frame(frame) => frame.durable > sequence,
+                    _ => false,
+                };
+                if is_lost {
+                    return Err(JournalError::Hole {
+                        file: storage.name(segment),
+                        offset,
+                        sequence,
+                    });
+                }
+            } else {
+                refuse_version(frame::whole_of_other_version(place), &name)?;
             }
             at += 8;
         }

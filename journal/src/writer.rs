@@ -16,6 +16,8 @@ pub(crate) struct Writer {
     block: usize,
     segment_bytes: u64,
     end: End,
+    /// Swapped against what is pending.
+    buffer: Buffer,
     /// For batches that have to be split.
     scratch: Buffer,
     ahead: Ahead,
@@ -42,13 +44,14 @@ impl Writer {
             storage,
             shared,
             end,
+            buffer: config.buffer(),
             scratch: Buffer::default(),
         }
     }
 
     pub fn run(mut self) {
         let _latch = Latch(self.shared.clone());
-        let mut buffer = Buffer::with_capacity(1 << 20);
+        let mut buffer = std::mem::take(&mut self.buffer);
         while let Some(tail) = self.take(&mut buffer) {
             if self.shared.is_failed.load(Ordering::Acquire) {
                 continue;

@@ -299,10 +299,10 @@ fn a_segment_that_is_gone_or_emptied_is_refused() {
             Ok((_, found)) => panic!("only {found} were found, and nobody said so"),
         }
         let gone = Arc::new(storage.image());
-        gone.remove(*segment).expect("removed");
+        gone.lose(*segment);
         match reopen(&gone) {
             Err(JournalError::SegmentMissing { missing, .. }) => assert_eq!(missing, *segment),
-            // The beginning may be removed by retention: whoever starts without a snapshot is told.
+            // The beginning may have been put away by hand: whoever starts without a snapshot is told.
             Err(JournalError::Removed { .. }) => assert_eq!(*segment, 1),
             Err(other) => panic!("another error: {other}"),
             Ok(_) => panic!("segment {segment} was not missed"),
@@ -310,14 +310,125 @@ fn a_segment_that_is_gone_or_emptied_is_refused() {
     }
 }
 
+/// Where batches begin.
+fn marks(bytes: &[u8]) -> Vec<usize> {
+    let (mut at, mut marks) = (0, Vec::new());
+    while let Some(rest) = bytes.get(at..)
+        && let Found::Mark(mark) = frame::read(rest)
+    {
+        marks.push(at);
+        at += usize::try_from(mark.extent).expect("small");
+    }
+    marks
+}
+
+/// Gives what stands at `offset` the version `version`, with a checksum that is right as later versions will have it.
+fn of_version(storage: &Arc<MemoryStorage>, segment: u64, offset: usize, version: u16) {
+    let mut head: Vec<u8> = storage.bytes(segment)[offset..].to_vec();
+    let length = u32::from_le_bytes(head[..4].try_into().expect("four bytes"));
+    head.truncate(frame::frame_bytes(length as usize));
+    head[6..8].copy_from_slice(&version.to_le_bytes());
+    head[36..40].fill(0);
+    let crc = crc32c::crc32c(&head);
+    head[36..40].copy_from_slice(&crc.to_le_bytes());
+    storage.damage(segment, offset, &head);
+}
+
 #[test]
 fn a_log_of_another_version_is_named_as_such() {
+    let whole = singles();
+    let before = whole.bytes(1);
+    let marks = marks(&before);
+    assert_eq!(marks.len(), 25);
+    for version in [1, 3, 700] {
+        let refused = |storage: &Arc<MemoryStorage>, place: usize| {
+            let bytes = storage.bytes(1);
+            match reopen(storage) {
+                Err(JournalError::Version {
+                    file,
+                    version: found,
+                }) => assert_eq!((file.as_str(), found), ("memory segment 1", version)),
+                Err(other) => panic!("version {version} at {place}: {other}"),
+                Ok((_, found)) => panic!("version {version} at {place}: opened up to {found}"),
+            }
+            assert_eq!(storage.bytes(1), bytes, "and left as it is");
+        };
+        // At the segment's start and anywhere in its middle: a mark whose checksum we cannot know, and the frame behind it.
+        for mark in marks.iter().copied() {
+            let storage = Arc::new(whole.image());
+            storage.damage(1, mark + 6, &u16::to_le_bytes(version));
+            refused(&storage, mark);
+            let storage = Arc::new(whole.image());
+            of_version(&storage, 1, mark + frame::MARK_BYTES, version);
+            refused(&storage, mark + frame::MARK_BYTES);
+        }
+        // Behind a torn batch: what a later program has gone on with.
+        let storage = Arc::new(whole.image());
+        let (torn, last) = (marks[23], marks[24]);
+        of_version(&storage, 1, last, version);
+        storage.damage(1, torn, &[0; 512]);
+        refused(&storage, last);
+    }
+}
+
+// A batch that does not fit goes to the next segment: what is left of the one before stays zeros, and noise there is no torn tail.
+#[test]
+fn noise_where_nothing_was_written_does_not_cost_the_last_batch() {
+    let mut cases = 0;
+    for last in 40..70 {
+        let storage = Arc::new(MemoryStorage::default());
+        let (journal, _) = reopen(&storage).expect("open");
+        let (mut appender, commit) = (journal.appender(), journal.commit());
+        for range in [1..=1, 2..=last] {
+            let end = *range.end();
+            range.for_each(|sequence| append(&mut appender, sequence));
+            appender.flush();
+            runtime().block_on(commit.wait(end)).expect("durable");
+        }
+        journal.close();
+        let first = storage.bytes(1);
+        let written = first.iter().rposition(|byte| *byte != 0).expect("written");
+        if written >= 1_024 || marks(&storage.bytes(2)).len() != 1 {
+            continue;
+        }
+        cases += 1;
+        for offset in [1_024, 1_030, 8_192, (16 << 10) - 3] {
+            let noisy = Arc::new(storage.image());
+            noisy.damage(1, offset, &[0xA5; 3]);
+            let before = noisy.bytes(2);
+            match reopen(&noisy) {
+                Err(JournalError::Hole { sequence: 1, .. }) => {}
+                Err(other) => panic!("another error: {other}"),
+                Ok((_, found)) => panic!("noise at {offset}: opened up to {found}"),
+            }
+            assert_eq!(noisy.bytes(2), before, "nothing was cut");
+        }
+        assert_eq!(reopen(&storage).expect("opens").1, last);
+    }
+    assert!(cases > 0, "a batch went to the next segment");
+}
+
+#[test]
+fn a_log_that_ends_before_what_was_known_to_be_durable_is_refused_as_it_is() {
     let storage = singles();
-    storage.damage(1, 6, &1u16.to_le_bytes());
+    let ends = unit_ends(&storage.bytes(1));
+    // The last record is torn; somebody knows it to have been whole.
+    storage.damage(1, ends[24].0 - 20, &[0; 8]);
+    let before = storage.bytes(1);
+    let open = |after| {
+        let journal = Journal::open_after(Arc::new(storage.clone()), CONFIG, after, |_| Ok(()));
+        journal.map(|journal| journal.commit().position())
+    };
     assert!(matches!(
-        reopen(&storage),
-        Err(JournalError::Version { version: 1, .. })
+        open(25),
+        Err(JournalError::Lost { end: 24, after: 25 })
     ));
+    assert_eq!(storage.bytes(1), before, "nothing was cut");
+    assert_eq!(open(24).expect("a torn tail is cut"), 24);
+    let empty = Arc::new(MemoryStorage::default());
+    let opened = Journal::open_after(Arc::new(empty.clone()), CONFIG, 1, |_| Ok(()));
+    assert!(matches!(opened, Err(JournalError::Lost { end: 0, .. })));
+    assert!(empty.segments().expect("listed").is_empty());
 }
 
 #[test]

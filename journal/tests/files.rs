@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use journal::{
-    Appender, Config, FileStorage, FrameKind, Journal, JournalError, Mode, Retention, Snapshots,
-    Storage, list, walk, walk_after,
+    Appender, Config, FileStorage, FrameKind, Journal, JournalError, Mode, Storage, list, walk,
+    walk_after,
 };
 
 const CONFIG: Config = Config {
@@ -122,83 +122,34 @@ fn half_made_segments_go_and_a_look_makes_nothing() {
     assert!(!dir.join("0000000002.part").exists());
 }
 
+// Segments put away by hand: the rest is read from a snapshot on, and whoever wants more is told.
 #[test]
-fn segments_behind_the_oldest_snapshot_go_when_nobody_needs_them() {
+fn a_log_whose_beginning_is_gone_is_read_from_where_it_begins() {
     let folder = tempfile::tempdir().expect("folder");
     let dir = folder.path();
-    let snapshots = Snapshots::new(&dir.join("snapshots"));
-    let retention = Retention::default();
     let (journal, _) = open(dir, Mode::Unsynced);
     let mut appender = journal.appender();
     fill(&journal, &mut appender, 1..=2_000);
     let storage = FileStorage::read_only(dir).expect("a folder");
-    let all = storage.segments().expect("listed");
-    assert!(all.len() > 8);
+    let segments = list(&storage).expect("listed");
+    assert!(segments.len() > 8);
+    let mut through = 0;
+    for segment in &segments {
+        match segment.sequences {
+            Some((_, last)) if last <= 1_000 => {
+                std::fs::remove_file(&segment.name).expect("removed");
+                through = last;
+            }
+            _ => break,
+        }
+    }
+    assert!(through > 0);
+    assert_eq!(journal::removed_through(&storage).expect("read"), through);
 
-    // No snapshot, one, and a second one that is damaged: nothing goes.
-    let nothing = |journal: &Journal| {
-        assert!(
-            journal
-                .retain(&snapshots, u64::MAX, retention)
-                .expect("looked")
-                .is_empty()
-        );
-    };
-    nothing(&journal);
-    snapshots.write(1_000, b"state").expect("written");
-    nothing(&journal);
-    let damaged = snapshots.write(1_500, b"state").expect("written");
-    std::fs::write(&damaged, b"noise").expect("written");
-    nothing(&journal);
-    snapshots.write(1_500, b"state").expect("written");
-
-    // A reader that is behind, somebody outside, and a number kept on purpose hold it back.
-    let mut reader = journal.reader(0);
-    assert_eq!(
-        reader
-            .try_next()
-            .expect("readable")
-            .expect("a frame")
-            .sequence,
-        1
-    );
-    nothing(&journal);
-    drop(reader);
-    assert!(
-        journal
-            .retain(&snapshots, 0, retention)
-            .expect("looked")
-            .is_empty()
-    );
-    let kept = Retention {
-        segments_kept: all.len(),
-        ..retention
-    };
-    assert!(
-        journal
-            .retain(&snapshots, u64::MAX, kept)
-            .expect("looked")
-            .is_empty()
-    );
-
-    let removed = journal
-        .retain(&snapshots, u64::MAX, retention)
-        .expect("removed");
-    assert_eq!(removed, all[..removed.len()]);
-    assert!(!removed.is_empty() && removed.len() < all.len());
-    nothing(&journal);
-    let through = journal::removed_through(&storage).expect("read");
-    assert!(through > 0 && through <= 1_000, "{through}");
-
-    // What is left reads from the snapshot on, and says so when more is wanted.
     let mut reader = journal.reader(1_000);
     let frame = reader.try_next().expect("readable").expect("a frame");
     assert_eq!(frame.sequence, 1_001);
-    let error = journal
-        .reader(0)
-        .try_next()
-        .expect_err("removed")
-        .to_string();
+    let error = journal.reader(0).try_next().expect_err("gone").to_string();
     assert!(error.contains(&through.to_string()), "{error}");
     drop(reader);
     fill(&journal, &mut appender, 2_001..=2_100);
@@ -218,8 +169,9 @@ fn segments_behind_the_oldest_snapshot_go_when_nobody_needs_them() {
         Err(JournalError::Removed { .. })
     ));
     let (journal, first) = open_after(1_500).expect("opens");
+    let first = first.expect("frames");
     assert!(
-        first.expect("frames") > through && first.expect("frames") <= 1_501,
+        first > through && first <= 1_501,
         "segments before it are not looked at"
     );
     assert_eq!(journal.commit().position(), 2_100);

@@ -134,9 +134,6 @@ impl Storage for Panics {
     fn settle(&self, segment: u64) -> io::Result<()> {
         self.0.settle(segment)
     }
-    fn remove(&self, segment: u64) -> io::Result<()> {
-        self.0.remove(segment)
-    }
     fn block_bytes(&self) -> usize {
         self.0.block_bytes()
     }

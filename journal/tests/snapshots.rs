@@ -6,7 +6,7 @@ use journal::fault::MemoryStorage;
 use journal::{Config, FrameKind, Journal, Snapshots, Storage, walk};
 
 #[test]
-fn the_newest_good_snapshot_is_found_and_old_ones_go() {
+fn the_newest_good_snapshot_is_found_and_old_ones_go_when_asked() {
     let dir = tempfile::tempdir().expect("folder");
     let snapshots = Snapshots::new(&dir.path().join("snapshots"));
     assert_eq!(
@@ -19,6 +19,8 @@ fn the_newest_good_snapshot_is_found_and_old_ones_go() {
         let payload = vec![sequence as u8; sequence as usize];
         snapshots.write(sequence, &payload).expect("written");
     }
+    assert_eq!(snapshots.sequences().expect("listed"), [5, 70, 600]);
+    assert_eq!(snapshots.prune(600).expect("pruned"), [5]);
     assert_eq!(snapshots.sequences().expect("listed"), [70, 600]);
     let newest = |until| {
         snapshots
@@ -29,6 +31,38 @@ fn the_newest_good_snapshot_is_found_and_old_ones_go() {
     assert_eq!(newest(u64::MAX), Some(600));
     assert_eq!(newest(599), Some(70));
     assert_eq!(newest(69), None);
+}
+
+#[test]
+fn whoever_prunes_keeps_his_own_and_counts_good_ones_alone() {
+    let dir = tempfile::tempdir().expect("folder");
+    // One is never enough.
+    let snapshots = Snapshots::new(dir.path()).keep(1);
+    for sequence in [10, 20, 30, 40, 50] {
+        snapshots.write(sequence, &[7; 99]).expect("written");
+    }
+    let file = |sequence: u64| dir.path().join(format!("{sequence:020}.snap"));
+    std::fs::write(file(30), b"noise").expect("written");
+    std::fs::remove_file(file(20)).expect("removed");
+    std::fs::create_dir(file(20)).expect("a folder is no snapshot");
+    let left = dir.path().join("00000000000000000007-1-0.part");
+    std::fs::write(&left, b"half").expect("written");
+    assert_eq!(snapshots.good().expect("listed"), [10, 40, 50]);
+    // 50 is somebody else's; 20 and 30 are none.
+    assert!(snapshots.prune(40).expect("pruned").is_empty());
+    assert_eq!(snapshots.sequences().expect("listed"), [10, 20, 30, 40, 50]);
+    assert!(!left.exists(), "of a process that is gone");
+    std::fs::remove_dir(file(20)).expect("removed");
+    assert_eq!(snapshots.prune(50).expect("pruned"), [30, 10]);
+    assert_eq!(snapshots.sequences().expect("listed"), [40, 50]);
+    // What cannot be read is passed over.
+    std::fs::remove_file(file(50)).expect("removed");
+    std::fs::create_dir(file(50)).expect("a folder is no snapshot");
+    let newest = snapshots
+        .newest(u64::MAX)
+        .expect("read")
+        .expect("a good one");
+    assert_eq!(newest.sequence, 40);
 }
 
 #[test]

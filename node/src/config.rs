@@ -25,6 +25,7 @@ pub struct Config {
     pub payments: payments::PaymentsConfig,
     pub market: gateway::GatewayConfig,
     pub settlement: settlement::SettlementConfig,
+    pub trading: Trading,
     pub snapshots: Snapshots,
     pub identity: sandbox::identity::IdentityConfig,
     pub bank: sandbox::bank::BankConfig,
@@ -83,12 +84,8 @@ pub struct Snapshots {
     pub every_commands: u64,
     /// Seconds from one snapshot to the next, if anything happened.
     pub every_seconds: u64,
-    /// Snapshots kept.
+    /// Good snapshots kept, 2 at least.
     pub kept: usize,
-    /// Remove the journal's segments behind the oldest snapshot kept. Off: the journal is the history, and a lost projection is rebuilt from it.
-    pub remove_log: bool,
-    /// With `remove_log`: segments kept although nothing needs them.
-    pub segments_kept: usize,
 }
 
 impl Default for Snapshots {
@@ -99,8 +96,6 @@ impl Default for Snapshots {
             every_commands: settings.every_commands,
             every_seconds: settings.every.as_secs(),
             kept: settings.kept,
-            remove_log: false,
-            segments_kept: 0,
         }
     }
 }
@@ -108,16 +103,40 @@ impl Default for Snapshots {
 impl Snapshots {
     /// What the service is told; `None` when it is off.
     pub fn settings(&self) -> Option<sequencer::SnapshotConfig> {
-        let retention = sequencer::Retention {
-            snapshots_min: self.kept,
-            segments_kept: self.segments_kept,
-        };
         self.enabled.then(|| sequencer::SnapshotConfig {
             every_commands: self.every_commands.max(1),
             every: std::time::Duration::from_secs(self.every_seconds.max(1)),
             kept: self.kept,
-            retention: self.remove_log.then_some(retention),
         })
+    }
+}
+
+/// Threads of the trading path.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Trading {
+    /// Who polls the engines: `fused`, the hot thread itself; `shared`, one thread; `pinned`, one for each. Unset: `fused` below four free cores, else
+    /// `pinned`.
+    pub layout: Option<sequencer::Layout>,
+    /// Core of the hot thread; engine threads take those behind it. Unset: the scheduler chooses.
+    pub core: Option<usize>,
+    /// Most engine threads of `pinned`; with more instruments they share them in turn. Unset: two less than there are cores.
+    pub engine_threads_max: Option<usize>,
+    /// Microseconds for which threads stay awake behind the last request. Unset: 50 below four cores, else 2,000.
+    pub spin_us: Option<u64>,
+}
+
+impl Trading {
+    /// Settings of the engine node with its journal in `dir`.
+    pub fn settings(&self, dir: &Path) -> sequencer::Config {
+        let free = sequencer::Config::new(dir);
+        sequencer::Config {
+            layout: self.layout.unwrap_or(free.layout),
+            core: self.core.or(free.core),
+            engine_threads_max: self.engine_threads_max.unwrap_or(free.engine_threads_max),
+            spin_us: self.spin_us.unwrap_or(free.spin_us),
+            ..free
+        }
     }
 }
 
@@ -189,6 +208,7 @@ impl Default for Config {
             payments: payments::PaymentsConfig::default(),
             market: gateway::GatewayConfig::default(),
             settlement: settlement::SettlementConfig::default(),
+            trading: Trading::default(),
             snapshots: Snapshots::default(),
             identity: sandbox::identity::IdentityConfig::default(),
             bank: sandbox::bank::BankConfig::default(),
@@ -236,5 +256,38 @@ impl Config {
         self.bank.data_dir = dir.join("bank");
         self.bank.keys_dir = dir.join("keys");
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sequencer::Layout;
+
+    use super::*;
+
+    #[test]
+    fn the_threads_of_the_trading_path_are_set_by_name_or_by_the_machine() {
+        let folder = tempfile::tempdir().expect("folder");
+        let file = folder.path().join("platform.toml");
+        let load = |text: &str| {
+            std::fs::write(&file, text).expect("written");
+            Config::load(Some(&file), Some(folder.path()))
+        };
+        for (name, layout) in [
+            ("fused", Layout::Fused),
+            ("shared", Layout::Shared),
+            ("pinned", Layout::Pinned),
+        ] {
+            let text = format!("[trading]\nlayout = \"{name}\"\ncore = 1\nspin_us = 7\n");
+            let settings = load(&text).expect("loaded").trading.settings(folder.path());
+            assert_eq!(settings.layout, layout);
+            assert_eq!((settings.core, settings.spin_us), (Some(1), 7));
+        }
+        let settings = load("").expect("loaded").trading.settings(folder.path());
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        assert_eq!(settings.layout, Layout::for_cores(cores));
+        assert!(load("[trading]\nlayout = \"other\"\n").is_err());
+        // Nothing may go while settlement, sessions and history are built from the first record.
+        assert!(load("[snapshots]\nremove_log = true\n").is_err());
     }
 }

@@ -470,7 +470,13 @@ async fn start_sequencer(
     config: &Config,
     backlog: Arc<Backlog>,
 ) -> anyhow::Result<SequencerHandle> {
-    let settings = sequencer::Config::new(&config.data_dir.join("journal"));
+    let settings = config.trading.settings(&config.data_dir.join("journal"));
+    tracing::info!(
+        layout = ?settings.layout,
+        core = settings.core,
+        spin_us = settings.spin_us,
+        "threads of the trading path"
+    );
     let snapshots = config.snapshots.settings();
     let start = move || {
         let mut sequencer = SequencerHandle::start(settings, backlog)?;

@@ -9,16 +9,30 @@ use types::NodeId;
 /// Nanoseconds since 1970. Passed in, so that a test or a simulator can hold it.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
-/// Which thread polls the engines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Which thread polls the engines (`design.md` 5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Layout {
     /// The hot thread polls everything in turn: for machines with few cores.
-    #[default]
     Fused,
     /// One thread polls all engines.
     Shared,
-    /// One thread for each engine, each on its own core: for four free cores or more.
+    /// One thread for each engine, as long as there are [`Config::engine_threads_max`]; each on its own core where [`Config::core`] says so.
     Pinned,
+}
+
+/// From so many cores on engines have threads of their own.
+const PINNED_CORES: usize = 4;
+
+impl Layout {
+    /// The layout for a machine of which `cores` are free.
+    pub fn for_cores(cores: usize) -> Self {
+        if cores < PINNED_CORES {
+            Self::Fused
+        } else {
+            Self::Pinned
+        }
+    }
 }
 
 /// See the fields.
@@ -34,8 +48,10 @@ pub struct Config {
     /// Commands, and reports, in the rings of an engine; a power of two.
     pub ring_capacity: usize,
     pub layout: Layout,
-    /// Core to pin the hot thread to; engine threads take the cores behind it.
+    /// Core to pin the hot thread to; engine threads take the cores behind it. `None`: the scheduler chooses.
     pub core: Option<usize>,
+    /// Most threads of layout `pinned`; with more engines, they share them in turn.
+    pub engine_threads_max: usize,
     /// How long the hot thread spins after the last request before it parks.
     pub spin_us: u64,
     /// Time between the end of a session and the cancel of its orders.
@@ -43,7 +59,8 @@ pub struct Config {
     /// Sync the journal; off only where losing it does not matter.
     pub sync: bool,
     pub segment_bytes: u64,
-    /// Most bytes that may wait for the journal's disk; past it requests are `BUSY`.
+    /// Bytes that may wait for the journal's disk; past it requests are `BUSY`. What the commands under way still cause comes on top, and so does the
+    /// batch that is being written.
     pub pending_bytes_max: usize,
     pub clock: Clock,
 }
@@ -57,10 +74,12 @@ impl Config {
             snapshot_dir: dir.join("snapshots"),
             queue_capacity: 65_536,
             ring_capacity: 1_024,
-            layout: Layout::default(),
+            layout: Layout::for_cores(cores),
             core: None,
+            // One for the hot thread, one for everybody else.
+            engine_threads_max: cores.saturating_sub(2).max(1),
             // With cores to spare the hot thread waits for traffic awake; on a small machine they belong to everybody.
-            spin_us: if cores >= 4 { 2_000 } else { 50 },
+            spin_us: if cores < PINNED_CORES { 50 } else { 2_000 },
             grace_ms: 10_000,
             sync: true,
             segment_bytes: 16 << 20,
@@ -71,6 +90,24 @@ impl Config {
                     .unwrap_or_default();
                 u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
             }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_cores_are_fused() {
+        for (cores, layout) in [
+            (1, Layout::Fused),
+            (2, Layout::Fused),
+            (3, Layout::Fused),
+            (4, Layout::Pinned),
+            (64, Layout::Pinned),
+        ] {
+            assert_eq!(Layout::for_cores(cores), layout, "{cores}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Who polls the engines: the hot thread itself (`fused`), one thread for all (`shared`), or one for each (`pinned`).
+//! Who polls the engines: the hot thread itself (`fused`), one thread for all (`shared`), or one for each as long as there are cores (`pinned`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,10 +14,12 @@ const PARK: Duration = Duration::from_millis(500);
 
 /// The engines and the threads that poll them.
 pub(crate) struct Crew {
-    layout: Layout,
     /// Polled by the hot thread.
     own: Vec<Engine>,
     threads: Vec<Hand>,
+    threads_max: usize,
+    /// Engines that threads have.
+    given: usize,
     /// Core of the first engine thread, if threads are pinned.
     core_first: Option<usize>,
     spin: Duration,
@@ -42,10 +44,16 @@ struct Shared {
 
 impl Crew {
     pub fn new(config: &Config) -> Self {
+        let threads_max = match config.layout {
+            Layout::Fused => 0,
+            Layout::Shared => 1,
+            Layout::Pinned => config.engine_threads_max.max(1),
+        };
         Self {
-            layout: config.layout,
             own: Vec::new(),
             threads: Vec::new(),
+            threads_max,
+            given: 0,
             core_first: config.core.map(|core| core + 1),
             spin: Duration::from_micros(config.spin_us),
             is_broken: Arc::default(),
@@ -54,18 +62,15 @@ impl Crew {
 
     /// Takes an engine on. Lane `n` is the `n`th engine added.
     pub fn add(&mut self, engine: Engine) {
-        let is_new_thread = match self.layout {
-            Layout::Fused => {
-                self.own.push(engine);
-                return;
-            }
-            Layout::Shared => self.threads.is_empty(),
-            Layout::Pinned => true,
-        };
-        if is_new_thread {
+        if self.threads_max == 0 {
+            self.own.push(engine);
+            return;
+        }
+        if self.threads.len() < self.threads_max {
             self.threads.push(self.hire());
         }
-        let hand = self.threads.last().expect("hired above or before");
+        let hand = &self.threads[self.given % self.threads_max];
+        self.given += 1;
         hand.shared.arriving().push(engine);
         hand.shared.has_arriving.store(true, Ordering::Release);
         hand.shared.wake.ring();
@@ -103,10 +108,8 @@ impl Crew {
 
     /// Makes sure that the engine of lane `lane` is awake.
     pub fn ring(&self, lane: usize) {
-        match self.layout {
-            Layout::Fused => {}
-            Layout::Shared => self.threads[0].shared.wake.ring(),
-            Layout::Pinned => self.threads[lane].shared.wake.ring(),
+        if self.threads_max > 0 {
+            self.threads[lane % self.threads_max].shared.wake.ring();
         }
     }
 

@@ -58,6 +58,13 @@ impl Flights {
         self.queue.is_empty()
     }
 
+    /// The first command under way; behind all that ever were when none is.
+    pub fn first(&self) -> Sequence {
+        self.queue
+            .front()
+            .map_or(Sequence(u64::MAX), |flight| flight.command.sequence)
+    }
+
     /// A command on its way to `engines` engines.
     pub fn start(&mut self, command: &Envelope, engines: usize, owed: Owed) {
         let events = self.spare.pop();

@@ -46,7 +46,7 @@ impl Commit {
 /// Owns the hot thread and the journal.
 pub struct SequencerHandle {
     port: Port,
-    journal: Option<Arc<Journal>>,
+    journal: Option<Journal>,
     snapshots: Option<SnapshotService>,
     hot: Option<JoinHandle<()>>,
     recovered: Sequence,
@@ -100,7 +100,7 @@ impl SequencerHandle {
         let port = Port { gate };
         Ok(Self {
             port,
-            journal: Some(Arc::new(journal)),
+            journal: Some(journal),
             snapshots: None,
             hot: Some(hot),
             recovered,
@@ -150,7 +150,6 @@ impl SequencerHandle {
             config,
             shadow: self.shadow()?,
             snapshots: Snapshots::new(&self.snapshot_dir).keep(config.kept),
-            journal: self.journal().clone(),
             port: self.port(),
             stats: self.stats.clone(),
         };
@@ -165,7 +164,7 @@ impl SequencerHandle {
         &self.stats
     }
 
-    fn journal(&self) -> &Arc<Journal> {
+    fn journal(&self) -> &Journal {
         self.journal
             .as_ref()
             .expect("open until the handle is gone")
@@ -183,7 +182,6 @@ impl SequencerHandle {
         {
             tracing::error!("the hot thread ended with a panic");
         }
-        // The last hand that holds the journal beside this one.
         drop(self.snapshots.take());
         drop(self.journal.take());
         drop(self.lock.take());

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use admission::{MassCancelRequest, Request};
 use types::command::{MassScope, Route};
-use types::{CancelReason, Command, Envelope, Id128, InstrumentIx, SessionIx, UserIx};
+use types::{CancelReason, Command, Envelope, Id128, InstrumentIx, Sequence, SessionIx, UserIx};
 
 use crate::backlog::Backlog;
 use crate::config::Config;
@@ -50,6 +50,8 @@ pub(crate) struct Hot {
     busy: Vec<usize>,
     /// Earliest good-till-date of all books, as of the last reports.
     next_expiry_ns: Option<u64>,
+    /// The last command that ends what has expired: until it is complete the books' dates are old.
+    expiring: Sequence,
     crew: Crew,
     flights: Flights,
     /// Fronts that poll.
@@ -78,6 +80,7 @@ impl Hot {
             lanes: Vec::new(),
             busy: Vec::new(),
             next_expiry_ns: None,
+            expiring: Sequence::ZERO,
             flights: Flights::new(FLIGHTS_MAX),
             rings: Vec::new(),
             stats,
@@ -106,16 +109,17 @@ impl Hot {
         loop {
             let is_stopping = self.gate.is_stopping.load(Ordering::Acquire);
             let did_work = self.turn();
-            self.keep.flush();
+            let is_handed_over = self.keep.flush();
             self.watch_journal();
             if did_work {
                 idle_since = None;
                 self.publish();
                 continue;
             }
-            if !self.flights.is_empty() {
+            if !self.flights.is_empty() || !is_handed_over {
                 std::hint::spin_loop();
             } else if is_stopping {
+                self.keep.finish();
                 self.publish();
                 return;
             } else if idle_since.get_or_insert_with(Instant::now).elapsed() < spin {
@@ -162,7 +166,8 @@ impl Hot {
         }
         for session in open {
             while self.own_request(&Request::CloseSession(session)) == Err(NotTaken::Busy) {
-                self.keep.flush();
+                // What the writer does not take now it takes in the next round.
+                let _ = self.keep.flush();
                 self.pump();
                 std::thread::yield_now();
             }
@@ -290,19 +295,15 @@ impl Hot {
             return false;
         }
         let mut did_work = false;
-        let is_due = |at_ns: Option<u64>| at_ns.is_some_and(|at_ns| at_ns <= now_ns);
-        if is_due(self.next_expiry_ns)
-            && self
-                .own_request(&Request::ExpireOrders(InstrumentIx::NONE))
-                .is_ok()
-        {
-            did_work = true;
-            // Known again when the engines have walked their books.
-            for lane in &mut self.lanes {
-                lane.next_expiry_ns = None;
+        let is_due = self.next_expiry_ns.is_some_and(|at_ns| at_ns <= now_ns);
+        // While it is under way the engines have not walked their books, and the dates known here are those it ends.
+        if is_due && self.flights.first() > self.expiring {
+            let request = Request::ExpireOrders(InstrumentIx::NONE);
+            if self.own_request(&request).is_ok() {
+                did_work = true;
+                self.expiring = self.core.sequence();
+                self.pump();
             }
-            self.next_expiry_ns = None;
-            self.pump();
         }
         while let Some(session) = self.timers.due(now_ns) {
             let request = Request::MassCancel(MassCancelRequest {

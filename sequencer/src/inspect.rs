@@ -240,6 +240,14 @@ impl Folder {
         Ok(verified)
     }
 
+    /// The first command that is there.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn first(&self) -> Result<u64, InspectError> {
+        Ok(journal::removed_through(&self.storage()?)? + 1)
+    }
+
     /// Gives every command in `range` with its events, in order.
     ///
     /// # Errors
@@ -293,7 +301,7 @@ impl Folder {
         })
     }
 
-    /// Writes the state after command `until`, or at the end, down as a snapshot. Not while a node runs in the folder: it makes its own.
+    /// Writes the state after command `until`, or at the end, down as a snapshot; removes none. Not while a node runs in the folder: it makes its own.
     ///
     /// # Errors
     /// As [`Folder::state`], or the snapshot cannot be written.

@@ -30,7 +30,16 @@ impl Keep {
         }
     }
 
-    pub fn flush(&mut self) {
+    /// Hands over what was added, unless the writer is just taking something: then false, and it is tried again in the next turn. Never waits.
+    pub fn flush(&mut self) -> bool {
+        match self {
+            Self::Journal { appender, .. } => appender.try_flush(),
+            Self::Nothing => true,
+        }
+    }
+
+    /// Hands over what is left, at the end.
+    pub fn finish(&mut self) {
         if let Self::Journal { appender, .. } = self {
             appender.flush();
         }

@@ -13,7 +13,7 @@
 //! - [`recover`]: from the journal to the books, comparing every event on the way.
 //!
 //! Architecture invariants: what a round of the hot thread has answered is in the journal's buffer at the end of that round; an answer given here is *accepted*, only the commit
-//! position makes it *durable*; the hot thread never waits for a disk, a lock held during I/O, or a full ring.
+//! position makes it *durable*; the hot thread never waits for a disk or a lock, nor for a full ring longer than 10 ms.
 
 pub mod backlog;
 pub mod config;
@@ -41,8 +41,8 @@ pub use backlog::Backlog;
 pub use config::{Clock, Config, Layout};
 pub use core::Core;
 pub use handle::{Commit, SequencerHandle, Volatile};
-pub use image::Shadow;
-pub use journal::{JournalFailed, Retention};
+pub use image::{ImageError, Shadow};
+pub use journal::JournalFailed;
 pub use port::{NotTaken, Outcome, Port, Reply};
 pub use reader::{ReadError, Reader};
 pub use record::Record;

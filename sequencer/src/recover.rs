@@ -106,14 +106,14 @@ pub(crate) fn open(
 ) -> Result<(Journal, Core), StartError> {
     let mut replay = Replay::new(core, None);
     let after = replay.from.get();
-    let journal = Journal::open_after(storage, config, after, |frame| replay.frame(frame))?;
-    let (snapshot, end) = (replay.from, Sequence(journal.commit().position()));
-    if snapshot > end {
-        return Err(StartError::SnapshotAhead {
-            snapshot,
-            journal: end,
-        });
-    }
+    let opened = Journal::open_after(storage, config, after, |frame| replay.frame(frame));
+    let journal = opened.map_err(|error| match error {
+        JournalError::Lost { end, after } => StartError::SnapshotAhead {
+            snapshot: Sequence(after),
+            journal: Sequence(end),
+        },
+        error => error.into(),
+    })?;
     Ok((journal, replay.core))
 }
 
@@ -134,13 +134,19 @@ pub fn replay(dir: &Path, until: Option<Sequence>) -> Result<Core, StartError> {
     };
     let mut replay = Replay::new(core.unwrap_or_else(|| Core::new(limits)), until);
     let after = replay.from.get();
-    journal::walk_after(&storage, after, |frame| replay.frame(frame))?;
+    let end = journal::walk_after(&storage, after, |frame| replay.frame(frame))?;
+    if end < after {
+        return Err(StartError::SnapshotAhead {
+            snapshot: Sequence(after),
+            journal: Sequence(end),
+        });
+    }
     Ok(replay.core)
 }
 
 /// Makes sure that one process alone writes in `dir`, for as long as the file given lives.
 pub(crate) fn lock(dir: &Path) -> Result<std::fs::File, StartError> {
-    std::fs::create_dir_all(dir).map_err(JournalError::Io)?;
+    journal::make_folder(dir).map_err(JournalError::Io)?;
     let file = std::fs::File::create(dir.join("lock")).map_err(JournalError::Io)?;
     match file.try_lock() {
         Ok(()) => Ok(file),

@@ -2,11 +2,12 @@
 //!
 //! Once the rings are made nothing here allocates, locks or enters the kernel, but for the bell of a hot thread that sleeps. The hot thread never waits
 //! for a front: reports that do not fit wait in a spill, and while there is one no further request is taken from that front, so the spill is bounded by
-//! the reports of the requests under way.
+//! the reports of the requests under way. When the hot thread ends it leaves the spill, and an answer for each request that it has not taken, as its
+//! last words: a list that the front reads behind the ring.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use admission::{Request, SessionRequest};
 use disruptor::{
@@ -92,11 +93,15 @@ struct Asked {
 const _: () = assert!(size_of::<Line>() == 64);
 const _: () = assert!(size_of::<Asked>() <= 128);
 
+/// Reports that a hot thread which has ended leaves for a front. Locked once by each: at the end.
+type LastWords = Arc<Mutex<Vec<Report>>>;
+
 /// A front's end of the rings.
 pub struct RingPort {
     requests: SingleProducer<Asked, SingleConsumerBarrier>,
     reports: EventPoller<Line, SingleProducerBarrier>,
     gate: Arc<Gate>,
+    last_words: LastWords,
     /// Told to the other end when this one is dropped.
     is_gone: Arc<AtomicBool>,
 }
@@ -108,6 +113,7 @@ pub(crate) struct RingEnd {
     spill: VecDeque<Report>,
     /// Requests taken out of the ring together: one look at the other core's cache for all that wait.
     inbox: VecDeque<Asked>,
+    last_words: LastWords,
     /// The front is gone: nobody reads any more.
     is_gone: Arc<AtomicBool>,
     /// It is gone and everything it asked is taken.
@@ -140,10 +146,12 @@ pub(crate) fn connect(gate: Arc<Gate>, capacity: usize) -> (RingPort, RingEnd) {
         build_single_producer(capacity, report, BusySpin).new_event_poller();
     let reports = builder.build();
     let is_gone = Arc::new(AtomicBool::new(false));
+    let last_words = LastWords::default();
     let port = RingPort {
         requests,
         reports: reports_poller,
         gate,
+        last_words: last_words.clone(),
         is_gone: is_gone.clone(),
     };
     let end = RingEnd {
@@ -151,6 +159,7 @@ pub(crate) fn connect(gate: Arc<Gate>, capacity: usize) -> (RingPort, RingEnd) {
         reports,
         spill: VecDeque::with_capacity(SPILL_ROOM),
         inbox: VecDeque::with_capacity(INBOX),
+        last_words,
         is_gone,
         is_closed: false,
     };
@@ -175,7 +184,8 @@ impl RingPort {
     /// Gives the reports that are there, in order; true when there were any.
     ///
     /// # Errors
-    /// [`NotTaken::Stopping`]: the hot thread has ended and everything it said has been read.
+    /// [`NotTaken::Stopping`]: the hot thread has ended and everything it said has been read, whatever the size of the ring. A request without an answer
+    /// by then slipped in behind its end and is not in the journal.
     pub fn poll(&mut self, mut each: impl FnMut(&Report)) -> Result<bool, NotTaken> {
         match self.reports.poll() {
             Ok(mut reports) => {
@@ -185,9 +195,20 @@ impl RingPort {
                 Ok(true)
             }
             Err(Polling::NoEvents) => Ok(false),
-            Err(Polling::Shutdown) => Err(NotTaken::Stopping),
+            Err(Polling::Shutdown) => {
+                let last_words = &mut *words(&self.last_words);
+                if last_words.is_empty() {
+                    return Err(NotTaken::Stopping);
+                }
+                std::mem::take(last_words).iter().for_each(each);
+                Ok(true)
+            }
         }
     }
+}
+
+fn words(shared: &LastWords) -> std::sync::MutexGuard<'_, Vec<Report>> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for RingPort {
@@ -313,6 +334,24 @@ impl RingEnd {
             self.spill.pop_front();
         }
         true
+    }
+}
+
+impl Drop for RingEnd {
+    fn drop(&mut self) {
+        if self.is_gone() {
+            return;
+        }
+        let mut left: Vec<u64> = self.inbox.drain(..).map(|asked| asked.tag).collect();
+        if let Ok(mut asked) = self.requests.poll() {
+            left.extend((&mut asked).map(|asked| asked.tag));
+        }
+        let refused = left.into_iter().map(|tag| Report::NotTaken {
+            tag,
+            reason: NotTaken::Stopping,
+        });
+        // Before the ring of reports ends, which tells the front to look here.
+        words(&self.last_words).extend(self.spill.drain(..).chain(refused));
     }
 }
 

@@ -1,8 +1,8 @@
-//! Snapshots while the node runs: a thread of low priority with a [`Shadow`] that follows the journal, writes the state down now and then, and lets go
-//! of what of the log nothing needs any more. The live engines never stop for it (`design.md` 6).
+//! Snapshots while the node runs: a thread of low priority with a [`Shadow`] that follows the journal and writes the state down now and then. No live
+//! engine stops for a snapshot (`design.md` 6).
 //!
 //! On the way every event of the journal is compared with what the shadow computes, and whenever the node has been quiet for a moment the state hash of
-//! the live machine with the shadow's. A difference is the end of the service, not of the market: it is said aloud and no further snapshot is made, so
+//! the live machine with the shadow's: for that the hot thread lends its books for a look, some milliseconds in which nobody had anything to do. A difference is the end of the service, not of the market: it is said aloud and no further snapshot is made, so
 //! that the last good one and the log behind it stay.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use journal::{Journal, Retention, Snapshots};
+use journal::Snapshots;
 use types::Sequence;
 
 use crate::image::{Shadow, ShadowError};
@@ -40,10 +40,8 @@ pub struct SnapshotConfig {
     pub every_commands: u64,
     /// Time from one snapshot to the next, if there was any command.
     pub every: Duration,
-    /// Snapshots kept, 1 at least.
+    /// Good snapshots kept, 2 at least.
     pub kept: usize,
-    /// What of the log behind the oldest kept snapshot stays; `None`: all of it.
-    pub retention: Option<Retention>,
 }
 
 impl Default for SnapshotConfig {
@@ -52,7 +50,6 @@ impl Default for SnapshotConfig {
             every_commands: 1_000_000,
             every: Duration::from_secs(60),
             kept: 2,
-            retention: None,
         }
     }
 }
@@ -68,7 +65,6 @@ pub(crate) struct Parts {
     pub config: SnapshotConfig,
     pub shadow: Shadow,
     pub snapshots: Snapshots,
-    pub journal: Arc<Journal>,
     pub port: Port,
     pub stats: Arc<Stats>,
 }
@@ -140,7 +136,7 @@ impl Service {
             match self.round() {
                 Ok(true) => {}
                 Ok(false) => std::thread::park_timeout(IDLE),
-                Err(error @ (ShadowError::Image(_) | ShadowError::Retention(_))) => {
+                Err(error @ ShadowError::Image(_)) => {
                     tracing::error!(%error, "no snapshot was written; tried again later");
                     metrics::counter!("snapshot_failures_total").increment(1);
                     self.saved_at = Instant::now();
@@ -201,20 +197,9 @@ impl Service {
             seconds,
             "a snapshot is written"
         );
-        let Some(retention) = self.parts.config.retention else {
-            return Ok(());
-        };
-        let removed = self
-            .parts
-            .journal
-            .retain(&self.parts.snapshots, u64::MAX, retention)?;
-        if let (Some(first), Some(last)) = (removed.first(), removed.last()) {
-            metrics::counter!("journal_segments_removed_total").increment(removed.len() as u64);
-            tracing::info!(
-                first,
-                last,
-                "segments behind the oldest snapshot are removed"
-            );
+        // The new one is there: what cannot be removed now is removed another time.
+        if let Err(error) = self.parts.snapshots.prune(sequence.get()) {
+            tracing::warn!(%error, "older snapshots stay");
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Between ring in and ring out nothing is allocated: counted over every thread of the process, in every layout.
+//! Between ring in and ring out nothing is allocated: counted over every thread of the process, in every layout, without a journal and with one.
 
 mod desk;
 
@@ -8,13 +8,16 @@ use std::time::{Duration, Instant};
 
 use admission::{AmendRequest, CancelRequest, NewRequest, OrderRef, Request};
 use desk::{Desk, HANG, Time, config, open_desk};
-use sequencer::{Backlog, Layout, NotTaken, Report, RingPort, Volatile};
+use sequencer::{
+    Backlog, Config, Layout, NotTaken, Port, Report, RingPort, SequencerHandle, Volatile,
+};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use types::{CancelReason, Id128, SessionIx, Side, Ticks, TimeInForce};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
+const SEGMENT_BYTES: u64 = 128 << 20;
 /// Orders open at once, about.
 const OPEN: u64 = 1_000;
 
@@ -106,34 +109,67 @@ fn play(
     events
 }
 
-#[test]
-fn nothing_is_allocated_between_ring_in_and_ring_out() {
+/// A node that keeps nothing, or one with a journal on real files.
+enum Node {
+    Volatile(Volatile),
+    Kept(SequencerHandle),
+}
+
+impl Node {
+    fn start(config: Config, has_journal: bool) -> Self {
+        let backlog = Arc::new(Backlog::default());
+        if has_journal {
+            Self::Kept(SequencerHandle::start(config, backlog).expect("starts"))
+        } else {
+            Self::Volatile(Volatile::start(config, backlog).expect("starts"))
+        }
+    }
+
+    fn port(&self) -> Port {
+        match self {
+            Self::Volatile(node) => node.port(),
+            Self::Kept(node) => node.port(),
+        }
+    }
+}
+
+/// A test without the harness, whose threads would be counted too.
+fn main() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .build()
         .expect("a runtime");
     for layout in [Layout::Fused, Layout::Shared, Layout::Pinned] {
-        let mut config = config(&Time::new());
-        config.layout = layout;
-        config.spin_us = 1_000;
-        let node = Volatile::start(config, Arc::new(Backlog::default())).expect("starts");
-        let (desk, sessions) = runtime.block_on(async {
-            let desk = open_desk(node.port(), 3).await;
-            let sessions = [desk.session(1, 0).await, desk.session(2, 1).await];
-            (desk, sessions)
-        });
-        let mut front = node.port().rings(1_024).expect("rings");
-        play(&mut front, &desk, sessions, 1..20_000);
-        // The test's own threads are at rest: what is counted is the path.
-        std::thread::sleep(Duration::from_millis(20));
-        let region = Region::new(ALLOCATOR);
-        let events = play(&mut front, &desk, sessions, 20_000..80_000);
-        let change = region.change();
-        assert!(events > 1_000, "the flow trades: {events}");
-        assert_eq!(
-            (change.allocations, change.reallocations),
-            (0, 0),
-            "{layout:?}"
-        );
+        for has_journal in [false, true] {
+            let dir = tempfile::tempdir().expect("folder");
+            let mut config = config(&Time::new());
+            config.layout = layout;
+            config.spin_us = 1_000;
+            config.dir = dir.path().to_path_buf();
+            config.snapshot_dir = dir.path().join("snapshots");
+            // So large that the next one is not begun meanwhile: a thread of its own makes it, and allocates for that.
+            config.segment_bytes = SEGMENT_BYTES;
+            config.sync = false;
+            let node = Node::start(config, has_journal);
+            let (desk, sessions) = runtime.block_on(async {
+                let desk = open_desk(node.port(), 3).await;
+                let sessions = [desk.session(1, 0).await, desk.session(2, 1).await];
+                (desk, sessions)
+            });
+            let mut front = node.port().rings(1_024).expect("rings");
+            play(&mut front, &desk, sessions, 1..10_000);
+            // The test's own threads are at rest: what is counted is the path, the journal's writer included.
+            std::thread::sleep(Duration::from_millis(20));
+            let region = Region::new(ALLOCATOR);
+            let events = play(&mut front, &desk, sessions, 10_000..30_000);
+            let change = region.change();
+            assert!(events > 500, "the flow trades: {events}");
+            assert_eq!(
+                (change.allocations, change.reallocations),
+                (0, 0),
+                "{layout:?}, journal: {has_journal}"
+            );
+            println!("{layout:?}, journal: {has_journal}: nothing allocated, {events} events");
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use admission::Request;
 use desk::{HANG, Time, config, done, open_desk, start};
 use journal::fault::MemoryStorage;
-use sequencer::{NotTaken, Reply, SequencerHandle};
+use sequencer::{Layout, NotTaken, Reply, SequencerHandle};
 use types::{CancelReason, Event, Lots, Sequence, Side, TimeInForce};
 
 /// Waits for the record that cancels with `reason`.
@@ -91,6 +91,46 @@ async fn an_order_with_a_date_ends_in_a_quiet_market() {
     let placed = done(&desk.port, Request::New(order)).await;
     time.advance_ms(5_000);
     cancelled(&handle, placed.command.sequence, CancelReason::Expired).await;
+}
+
+// The books' next dates come with the report of the command that ends the ones before: none of them may get lost on the way.
+#[tokio::test]
+async fn orders_with_dates_end_one_after_the_other_while_another_instrument_trades() {
+    for layout in [Layout::Fused, Layout::Shared, Layout::Pinned] {
+        let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
+        let mut config = config(&time);
+        config.layout = layout;
+        config.ring_capacity = 4;
+        let handle = start(config, &storage);
+        let desk = open_desk(handle.port(), 3).await;
+        let dates = 40;
+        for second in 1..=dates {
+            let mut order = desk.order(0, Side::Buy, 10_000, 5);
+            order.instrument = desk.instruments[usize::from(second % 3 == 0)];
+            order.time_in_force = TimeInForce::Gtd;
+            order.expire_at_ns = desk::START_NS + second * 1_000_000_000;
+            done(&desk.port, Request::New(order)).await;
+        }
+        let mut other = desk.order(1, Side::Buy, 100, 1);
+        other.instrument = desk.instruments[2];
+        for second in 1..=dates {
+            time.advance_ms(1_000);
+            for _ in 0..second % 7 {
+                // A ring of four may be full: that is no matter here.
+                let _ = desk.port.submit(Request::New(other), Reply::None);
+            }
+            let placed = desk.port.call(Request::New(other)).await;
+            assert!(matches!(placed, Ok(_) | Err(NotTaken::Busy)));
+            let since = std::time::Instant::now();
+            let resting = |core: &sequencer::Core| {
+                let dated = core.books().take(2);
+                dated.map(|book| u64::from(book.resting())).sum::<u64>()
+            };
+            while desk.port.inspect(resting).await != Ok(dates - second) {
+                assert!(since.elapsed() < HANG, "{layout:?}: {second} stays");
+            }
+        }
+    }
 }
 
 // Every request handed over before, while or after the node stops gets an answer.

@@ -120,6 +120,7 @@ async fn r174_r180_a_folder_is_listed_verified_dumped_replayed_and_written_down(
     let beyond = folder.state(Some(last.next())).expect_err("not there");
     assert!(matches!(beyond, InspectError::Beyond { end, .. } if end == last));
 
+    assert_eq!(folder.first().expect("read"), 1);
     let written = folder.snapshot(Some(half)).expect("written");
     assert_eq!(
         (written.sequence, written.state_hash),
@@ -129,6 +130,15 @@ async fn r174_r180_a_folder_is_listed_verified_dumped_replayed_and_written_down(
     let verified = folder.verify().expect("whole");
     assert_eq!(verified.snapshots, [half.get()]);
     assert_eq!(verified.state_hash, hex(hash));
+    // What is written by hand removes nothing, in whatever order.
+    let old = [last, Sequence(last.get() - 5), Sequence(20), Sequence(30)];
+    for until in old {
+        folder.snapshot(Some(until)).expect("written");
+    }
+    let sequences: Vec<u64> = folder.verify().expect("whole").snapshots;
+    let mut expected: Vec<u64> = old.iter().chain([&half]).map(|s| s.get()).collect();
+    expected.sort_unstable();
+    assert_eq!(sequences, expected);
     // A node starts from it.
     let again =
         SequencerHandle::start(config(dir.path()), Arc::new(Backlog::default())).expect("starts");
@@ -158,9 +168,9 @@ async fn what_is_wrong_with_a_folder_is_said_with_its_place() {
     let folder = Folder::new(dir.path());
     let path = dir.path().join("0000000001.log");
     let whole = std::fs::read(&path).expect("read");
-    // The third batch begins there; its first frame is behind the mark.
+    // The first record, behind the first mark.
     let mut damaged = whole.clone();
-    damaged[8_192 + 100] ^= 1;
+    damaged[100] ^= 1;
     std::fs::write(&path, &damaged).expect("written");
     let error = folder.verify().expect_err("a hole").to_string();
     assert!(
@@ -186,5 +196,20 @@ async fn what_is_wrong_with_a_folder_is_said_with_its_place() {
     let (name, _) = verified.torn_tail.clone().expect("torn");
     assert!(name.ends_with(&format!("{:010}.log", used.number)));
     assert_eq!(verified.bad_snapshots, [5]);
+
+    // The journal's beginning was put away: what is left is shown from where it begins.
+    let line = &listing.segments[0];
+    std::fs::remove_file(&line.file).expect("removed");
+    let first = folder.first().expect("read");
+    assert_eq!(Some(first - 1), line.last);
+    let mut shown = Vec::new();
+    folder
+        .dump(first..=u64::MAX, |line| {
+            shown.push(line.sequence.get());
+            Ok(())
+        })
+        .expect("readable");
+    assert_eq!(shown.first(), Some(&first));
+    assert!(folder.dump(1..=u64::MAX, |_| Ok(())).is_err());
     assert!(verified.to_string().contains("torn tail"));
 }

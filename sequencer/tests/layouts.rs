@@ -93,7 +93,8 @@ async fn play(layout: Layout, seed: u64) -> (Vec<Record>, u64) {
     let desk = open_desk(handle.port(), 3).await;
     let mut random = Random(seed);
     let mut records = Vec::new();
-    for _ in 0..1_500 {
+    // Fewer orders than slots in play: which slot is taken a second time depends on how the engines' reports interleave, and is no part of the state.
+    for _ in 0..600 {
         // Refusals leave no trace and must be the same ones: keep only what was taken.
         if let Ok(record) = desk.port.call(request(&desk, &mut random)).await {
             records.push(record);
@@ -111,16 +112,17 @@ async fn play(layout: Layout, seed: u64) -> (Vec<Record>, u64) {
 // rows: R180
 #[tokio::test]
 async fn r180_every_layout_gives_the_same_trades_ids_and_state() {
-    for seed in 0..3 {
+    for seed in 0..6 {
         let (records, hash) = play(Layout::Fused, seed).await;
-        assert!(
-            records.iter().map(trades).sum::<usize>() > 200,
-            "the flow trades"
-        );
+        let traded = records.iter().map(trades).sum::<usize>();
+        assert!(traded > 50, "the flow trades: {traded}");
         for layout in [Layout::Shared, Layout::Pinned] {
             let (other, other_hash) = play(layout, seed).await;
-            assert_eq!(other, records, "{layout:?}");
-            assert_eq!(other_hash, hash, "{layout:?}");
+            for (one, other) in records.iter().zip(&other) {
+                assert_eq!(other, one, "{layout:?}, seed {seed}");
+            }
+            assert_eq!(other.len(), records.len(), "{layout:?}, seed {seed}");
+            assert_eq!(other_hash, hash, "{layout:?}, seed {seed}");
         }
     }
 }

@@ -111,6 +111,28 @@ async fn a_snapshot_of_records_that_the_journal_has_lost_stops_the_start() {
     shadow.catch_up().expect("follows");
     shadow.save().expect("saved");
     handle.stop();
+    // Its last record is damaged: for the journal alone a torn tail, which it would cut.
+    let first = dir.path().join("0000000001.log");
+    let whole = std::fs::read(&first).expect("read");
+    let end = whole.iter().rposition(|byte| *byte != 0).expect("written");
+    let mut damaged = whole.clone();
+    damaged[end - 3..=end].fill(0);
+    std::fs::write(&first, &damaged).expect("written");
+    match start(dir.path()) {
+        Err(StartError::SnapshotAhead { snapshot, journal }) => {
+            assert_eq!((snapshot, journal.next()), (last, last));
+        }
+        Err(other) => panic!("another error: {other}"),
+        Ok(_) => panic!("a lost record was not noticed"),
+    }
+    assert_eq!(
+        std::fs::read(&first).expect("read"),
+        damaged,
+        "nothing was cut"
+    );
+    std::fs::write(&first, &whole).expect("mended");
+    start(dir.path()).expect("starts again").stop();
+
     for entry in std::fs::read_dir(dir.path()).expect("listed") {
         let path = entry.expect("entry").path();
         if path.extension().is_some_and(|extension| extension == "log") {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use admission::{CancelRequest, OrderRef, Request};
 use desk::{Desk, HANG, Time, done, open_desk};
-use journal::{Retention, Snapshots};
+use journal::{FileStorage, Snapshots};
 use sequencer::{Backlog, Config, Layout, SequencerHandle, SnapshotConfig, replay};
 use types::{CancelReason, Handle, Id128, Sequence, SessionIx, Side, UserIx};
 
@@ -164,6 +164,25 @@ async fn a_bad_snapshot_is_passed_over_for_the_one_before_it() {
     );
     again.stop();
 
+    // Whole, and of this version, but a state that no node can be in.
+    let good = Snapshots::new(&folder).newest(found[0]).expect("read");
+    let good = good.expect("the oldest is good");
+    assert_eq!(good.sequence, found[0]);
+    let mut broken = 0;
+    for at in (0..good.payload.len()).step_by(good.payload.len() / 40) {
+        let mut payload = good.payload.clone();
+        payload[at] ^= 0x21;
+        keep_all.write(found[0], &payload).expect("written");
+        // A state all the same, or none: never a panic.
+        let restored = sequencer::image::load(
+            &folder,
+            Sequence(found[0]),
+            admission::AdmissionConfig::default(),
+        );
+        broken += usize::from(restored.expect("read").is_none());
+    }
+    assert!(broken > 0, "some of it is noticed");
+
     // With all of them bad the log alone is enough.
     keep_all.write(found[0], &[1; 64]).expect("nonsense");
     let again = start(dir.path(), Layout::Fused);
@@ -171,40 +190,35 @@ async fn a_bad_snapshot_is_passed_over_for_the_one_before_it() {
 }
 
 #[tokio::test]
-async fn the_log_behind_the_oldest_snapshot_goes_when_it_may() {
+async fn a_journal_whose_beginning_is_gone_starts_from_its_snapshots() {
     let dir = tempfile::tempdir().expect("folder");
     let mut config = files(dir.path(), Layout::Fused);
     config.segment_bytes = 64 << 10;
     let begin = |config: &Config| {
         SequencerHandle::start(config.clone(), Arc::new(Backlog::default())).expect("starts")
     };
-    let segments = || {
-        let files = std::fs::read_dir(dir.path()).expect("listed");
-        let mut names: Vec<String> = files
-            .map(|entry| entry.expect("entry").file_name().to_string_lossy().into())
-            .filter(|name: &String| name.ends_with(".log"))
-            .collect();
-        names.sort();
-        names
-    };
     let mut handle = begin(&config);
     let desk = open_desk(handle.port(), 1).await;
-    let service = SnapshotConfig {
-        retention: Some(Retention::default()),
-        ..every(200)
-    };
-    handle.keep_snapshots(service).expect("a service");
-    let first = segments()[0].clone();
+    handle.keep_snapshots(every(200)).expect("a service");
     let mut last = Sequence::ZERO;
-    let since = Instant::now();
-    while segments()[0] == first {
-        assert!(since.elapsed() < HANG, "nothing is removed");
-        last = trade(&desk, last.get(), 300).await;
+    for seed in 0..4 {
+        last = trade(&desk, seed, 300).await.max(last);
+        handle.commit().wait(last).await.expect("durable");
+        wait_for_snapshot(dir.path(), Sequence(last.get() - 200));
     }
-    last = trade(&desk, 1, 50).await.max(last);
-    handle.commit().wait(last).await.expect("durable");
     let live = hash(&handle).await;
     handle.stop();
+    let snapshots = Snapshots::new(&dir.path().join("snapshots"));
+    let oldest = snapshots.good().expect("listed")[0];
+    let storage = FileStorage::read_only(dir.path()).expect("a folder");
+    let mut removed = 0;
+    for segment in journal::list(&storage).expect("listed") {
+        if segment.sequences.is_some_and(|(_, last)| last <= oldest) {
+            std::fs::remove_file(&segment.name).expect("removed");
+            removed += 1;
+        }
+    }
+    assert!(removed > 0);
     let again = begin(&config);
     assert_eq!((again.recovered(), hash(&again).await), (last, live));
     // It goes on.

@@ -92,7 +92,7 @@ pub fn run(matches: &ArgMatches, dir: &Path, json: bool) -> anyhow::Result<()> {
             .and_then(|written| print(&written, json)),
         _ => dump(
             &folder,
-            sequence("from").unwrap_or(1),
+            sequence("from"),
             sequence("until").unwrap_or(u64::MAX),
             json,
         ),
@@ -109,7 +109,9 @@ fn print(value: &(impl Serialize + Display), json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn dump(folder: &Folder, from: u64, until: u64, json: bool) -> anyhow::Result<()> {
+fn dump(folder: &Folder, from: Option<u64>, until: u64, json: bool) -> anyhow::Result<()> {
+    // The journal may begin later than it once did.
+    let from = from.map_or_else(|| folder.first(), Ok)?;
     let mut out = BufWriter::new(io::stdout().lock());
     let mut is_closed = false;
     let dumped = folder.dump(from..=until, |line| {
@@ -163,6 +165,7 @@ mod tests {
         for words in [
             &["ls"][..],
             &["verify"],
+            &["dump"],
             &["dump", "--from", "1"],
             &["replay"],
             &["snapshot"],
