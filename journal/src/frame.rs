@@ -26,6 +26,8 @@ pub const PAYLOAD_BYTES_MAX: usize = 64 * 1024;
 pub const MARK_BYTES: usize = HEADER_BYTES + MARK_PAYLOAD_BYTES;
 /// Version written today.
 pub const VERSION: u16 = 2;
+/// A header that claims a version up to this one is believed: in the noise of a torn header one word in thousands is as small.
+const VERSION_NEAR: u16 = 16;
 const MARK_PAYLOAD_BYTES: usize = 24;
 const MARK: u8 = 3;
 const FLAG_UNIT_END: u8 = 1;
@@ -234,8 +236,14 @@ fn is_whole(frame: &[u8]) -> bool {
     crc == word(frame, CRC_AT.start)
 }
 
-/// Another version of the format that a header claims, where a frame or a mark is due: its checksum may be another one too.
+/// Another version of the format that a header claims, where a frame or a mark is due: one of the next ones, whose checksum may be another one too, or
+/// any with a checksum that is right. A header torn amid its version is neither.
 pub(crate) fn other_version(bytes: &[u8]) -> Option<u16> {
+    let near = claimed_version(bytes).filter(|version| *version <= VERSION_NEAR);
+    near.or_else(|| whole_of_other_version(bytes))
+}
+
+fn claimed_version(bytes: &[u8]) -> Option<u16> {
     let head = bytes.get(..HEADER_BYTES)?;
     let is_header = (1..=PAYLOAD_BYTES_MAX).contains(&(word(head, 0) as usize))
         && (1..=MARK).contains(&head[4])
@@ -244,9 +252,9 @@ pub(crate) fn other_version(bytes: &[u8]) -> Option<u16> {
     (is_header && version != 0 && version != VERSION).then_some(version)
 }
 
-/// The same anywhere: only with a checksum that is right, so that the inside of a payload is not taken for a header.
+/// The same anywhere: with a checksum that is right, so that the inside of a payload is not taken for a header.
 pub(crate) fn whole_of_other_version(bytes: &[u8]) -> Option<u16> {
-    let version = other_version(bytes)?;
+    let version = claimed_version(bytes)?;
     let whole = bytes.get(..frame_bytes(word(bytes, 0) as usize))?;
     is_whole(whole).then_some(version)
 }
