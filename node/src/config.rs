@@ -271,7 +271,7 @@ mod tests {
         let file = folder.path().join("platform.toml");
         let load = |text: &str| {
             std::fs::write(&file, text).expect("written");
-            Config::load(Some(&file), Some(folder.path()))
+            Config::load(Some(file.as_path()), Some(folder.path()))
         };
         for (name, layout) in [
             ("fused", Layout::Fused),
