@@ -15,7 +15,7 @@ use engine::{Book, EventSink};
 use types::{Envelope, EventEnvelope, InstrumentIx, Quote, Sequence};
 
 /// Commands an engine takes before it lets others have a turn.
-const BATCH: u64 = 64;
+const BATCH: usize = 64;
 
 /// What goes to an engine.
 #[derive(Clone, Copy)]
@@ -25,6 +25,23 @@ enum Order {
     /// Put the book into the loan and wait until it is back.
     Lend,
 }
+
+/// An order in the ring, in cache lines of its own: what the engine reads of most commands is in the first of them.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Slot(Order);
+
+impl Slot {
+    fn envelope(&self) -> Option<&Envelope> {
+        match &self.0 {
+            Order::Apply(envelope) => Some(envelope),
+            Order::Nothing | Order::Lend => None,
+        }
+    }
+}
+
+/// Stands where a batch is not full.
+static NOTHING: Slot = Slot(Order::Nothing);
 
 /// What an engine reports.
 #[derive(Clone, Copy)]
@@ -40,8 +57,8 @@ pub(crate) enum Report {
 }
 
 type In = (
-    SingleProducer<Order, SingleConsumerBarrier>,
-    EventPoller<Order, SingleProducerBarrier>,
+    SingleProducer<Slot, SingleConsumerBarrier>,
+    EventPoller<Slot, SingleProducerBarrier>,
 );
 type Out = (
     SingleProducer<Report, SingleConsumerBarrier>,
@@ -65,7 +82,7 @@ fn loan(shared: &SharedLoan) -> MutexGuard<'_, Loan> {
 
 /// The hot thread's end of the rings.
 pub(crate) struct Lane {
-    orders: SingleProducer<Order, SingleConsumerBarrier>,
+    orders: SingleProducer<Slot, SingleConsumerBarrier>,
     reports: EventPoller<Report, SingleProducerBarrier>,
     loan: SharedLoan,
     /// Commands pushed whose `Done` has not come back.
@@ -77,7 +94,7 @@ pub(crate) struct Lane {
 
 /// The engine's end of the rings, with the book.
 pub(crate) struct Engine {
-    orders: EventPoller<Order, SingleProducerBarrier>,
+    orders: EventPoller<Slot, SingleProducerBarrier>,
     reports: SingleProducer<Report, SingleConsumerBarrier>,
     /// `None` while it is lent.
     book: Option<Box<Book>>,
@@ -88,7 +105,7 @@ pub(crate) struct Engine {
 /// Makes the rings around a book. `capacity` is a power of two.
 pub(crate) fn connect(book: Box<Book>, capacity: usize) -> (Lane, Engine) {
     let (orders_poller, builder) =
-        build_single_producer(capacity, || Order::Nothing, BusySpin).new_event_poller();
+        build_single_producer(capacity, || NOTHING, BusySpin).new_event_poller();
     let (orders, orders_poller): In = (builder.build(), orders_poller);
     let (reports_poller, builder) =
         build_single_producer(capacity, || Report::Nothing, BusySpin).new_event_poller();
@@ -132,7 +149,7 @@ impl Lane {
     #[must_use]
     pub fn push(&mut self, envelope: &Envelope) -> bool {
         let order = Order::Apply(*envelope);
-        let is_pushed = self.orders.try_publish(|slot| *slot = order).is_ok();
+        let is_pushed = self.orders.try_publish(|slot| slot.0 = order).is_ok();
         self.in_flight += usize::from(is_pushed);
         is_pushed
     }
@@ -158,7 +175,7 @@ impl Lane {
     #[must_use]
     pub fn ask_for_book(&mut self) -> bool {
         assert_eq!(self.in_flight, 0, "a book is lent between two commands");
-        self.orders.try_publish(|slot| *slot = Order::Lend).is_ok()
+        self.orders.try_publish(|slot| slot.0 = Order::Lend).is_ok()
     }
 
     /// The book, once the engine has put it down.
@@ -189,16 +206,21 @@ impl Engine {
             return self.take_back();
         };
         let mut is_lending = false;
-        let did_work = match self.orders.take(BATCH) {
+        let did_work = match self.orders.take(BATCH as u64) {
             Ok(mut orders) => {
-                for order in &mut orders {
+                // References into the ring, so that the book can look at what comes before its turn.
+                let mut batch = [&NOTHING; BATCH];
+                let mut count = 0;
+                for (place, slot) in batch.iter_mut().zip(&mut orders) {
+                    *place = slot;
+                    count += 1;
+                }
+                let (reports, spill) = (&mut self.reports, &mut self.spill);
+                book.each_of_batch(&batch[..count], Slot::envelope, |book, slot: &Slot| {
                     assert!(!is_lending, "nothing is sent behind a loan");
-                    match order {
+                    match &slot.0 {
                         Order::Apply(envelope) => {
-                            let mut out = Outlet {
-                                reports: &mut self.reports,
-                                spill: &mut self.spill,
-                            };
+                            let mut out = Outlet { reports, spill };
                             book.apply(envelope, &mut out);
                             out.put(Report::Done {
                                 sequence: envelope.sequence,
@@ -208,7 +230,7 @@ impl Engine {
                         Order::Lend => is_lending = true,
                         Order::Nothing => {}
                     }
-                }
+                });
                 true
             }
             Err(Polling::NoEvents | Polling::Shutdown) => false,
