@@ -88,8 +88,7 @@ impl Book {
             group: c.stp_group,
             stp: c.stp,
         };
-        self.velocity.begin(out.time_ns());
-        if c.time_in_force == TimeInForce::Fok && !self.can_fill(&taker) {
+        if c.time_in_force == TimeInForce::Fok && !self.can_fill(&taker, out.time_ns()) {
             let empty = self.best(c.side.opposite()).is_none();
             let reason = if c.order_type == OrderType::Market && empty {
                 CancelReason::NoLiquidity
@@ -249,7 +248,6 @@ impl Book {
             group: order.group,
             stp: order.stp,
         };
-        self.velocity.begin(out.time_ns());
         let stop = self.take(&mut taker, out);
         (order.open, order.quantity) = (taker.open, taker.quantity);
         if taker.open.is_zero() {

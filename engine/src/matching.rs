@@ -33,9 +33,29 @@ pub(crate) enum Stop {
 }
 
 impl Book {
-    /// Matches the taker until it is filled, its limit is reached or self-trade prevention stops it.
+    /// Matches the taker until it is filled, its limit is reached, or self-trade prevention or the velocity rule stops it.
     #[inline(always)]
     pub(crate) fn take<S: EventSink>(&mut self, taker: &mut Taker, out: &mut Emitter<S>) -> Stop {
+        if self.velocity.is_on() {
+            self.take_watched(taker, out)
+        } else {
+            self.take_each::<S, false>(taker, out)
+        }
+    }
+
+    #[inline(never)]
+    fn take_watched<S: EventSink>(&mut self, taker: &mut Taker, out: &mut Emitter<S>) -> Stop {
+        self.velocity.begin(out.time_ns());
+        self.take_each::<S, true>(taker, out)
+    }
+
+    /// The loop itself; `WATCHED` = under a velocity rule.
+    #[inline(always)]
+    fn take_each<S: EventSink, const WATCHED: bool>(
+        &mut self,
+        taker: &mut Taker,
+        out: &mut Emitter<S>,
+    ) -> Stop {
         let side = taker.side.opposite();
         while !taker.open.is_zero() && self.ladder.crosses(taker.side, taker.limit) {
             let Some(price) = self.ladder.best(side) else {
@@ -43,8 +63,7 @@ impl Book {
             };
             let mut level = self.ladder.level(side, price);
             let mut stop = Stop::Limit;
-            let has_velocity = self.velocity.is_on();
-            let is_too_far = has_velocity && self.velocity.refuses(price);
+            let is_too_far = WATCHED && self.velocity.refuses(price);
             let trades_before = self.trade_number;
             // Makers leave the level at its head only, so the level is written back once.
             while level.head != NIL && !taker.open.is_zero() {
@@ -92,7 +111,7 @@ impl Book {
             self.slab.at_mut(level.head).prev = NIL;
             level.tail = if level.head == NIL { NIL } else { level.tail };
             self.ladder.set_level(side, price, level);
-            if has_velocity && self.trade_number != trades_before {
+            if WATCHED && self.trade_number != trades_before {
                 self.velocity.traded(price);
             }
             if stop != Stop::Limit {
@@ -141,7 +160,8 @@ impl Book {
     ///
     /// The sums of the levels refuse most of what cannot be filled. Orders are visited only where they suffice and a group or the velocity rule
     /// may matter, and no more of them than the order would meet. A fill that the velocity rule forbids is no fill: nothing trades, nothing halts.
-    pub(crate) fn can_fill(&self, taker: &Taker) -> bool {
+    pub(crate) fn can_fill(&mut self, taker: &Taker, now_ns: u64) -> bool {
+        self.velocity.begin(now_ns);
         let side = taker.side.opposite();
         let inside = |price: &Ticks| match taker.side {
             Side::Buy => *price <= taker.limit,

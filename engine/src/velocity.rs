@@ -2,7 +2,7 @@
 //!
 //! A window begins with the first command that may trade after the one before has ended. Its reference is the last price traded until then; without
 //! one, the window's own first trade gives it. A trade outside the reference's range does not happen: the book halts instead, and stays so until a
-//! `SetPhase` opens it, which forgets the prices from before. Off, it costs the match loop one comparison a price.
+//! `SetPhase` opens it, which forgets the prices from before. Off, it costs one comparison an order that meets another.
 
 use types::{Ticks, VelocityRule};
 
@@ -68,15 +68,13 @@ impl Velocity {
     }
 
     /// Before anything trades: begins a window when the last one is over.
-    #[inline(always)]
+    #[inline]
     pub fn begin(&mut self, now_ns: u64) {
         if now_ns >= self.state.until_ns {
             self.roll(now_ns);
         }
     }
 
-    #[cold]
-    #[inline(never)]
     fn roll(&mut self, now_ns: u64) {
         self.state.until_ns = now_ns.saturating_add(self.rule.window_ns());
         self.state.reference = self.state.last;
@@ -98,16 +96,12 @@ impl Velocity {
     }
 
     /// True when the next trade may not be at this price.
-    #[cold]
-    #[inline(never)]
     pub fn refuses(&self, price: Ticks) -> bool {
         self.reference()
             .is_some_and(|reference| !self.allows(reference, price))
     }
 
     /// A trade has happened.
-    #[cold]
-    #[inline(never)]
     pub fn traded(&mut self, price: Ticks) {
         self.state.last = Some(price);
         self.state.reference.get_or_insert(price);
