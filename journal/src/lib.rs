@@ -3,8 +3,9 @@
 //! - [`frame`]: how a frame and a mark look, the checksum chain.
 //! - [`aligned`]: buffers and blocks as a disk wants them.
 //! - [`storage`]: what the log needs of a disk; real files, and a memory disk that loses power ([`fault`]).
-//! - [`log`]: opening (torn tail cut, hole refused), handing over, the commit position. `writer`: the thread with natural group commit.
-//! - `survey`: the walk behind opening; [`walk`], [`walk_after`], [`check`] and [`list`] are the parts of it that only read.
+//! - [`log`]: opening (torn tail cut, hole refused), the commit position. [`Appender`]: frames and their hand-over. `writer`: the thread with natural
+//!   group commit.
+//! - `survey`, `walk`: the walk behind opening; [`walk()`], [`walk_after`], [`check`] and [`list`] are the parts of it that only read.
 //! - [`snapshot`]: states of the machine behind the log, one file each, found again newest first.
 //! - [`reader`]: tails frames up to the commit position.
 //!
@@ -13,6 +14,7 @@
 //! written again.
 
 pub mod aligned;
+mod appender;
 pub mod fault;
 pub mod frame;
 pub mod log;
@@ -20,10 +22,12 @@ pub mod reader;
 pub mod snapshot;
 pub mod storage;
 mod survey;
+mod walk;
 mod writer;
 
+pub use appender::Appender;
 pub use frame::{Frame, FrameKind};
-pub use log::{Appender, Commit, Config, Journal, JournalError, JournalFailed, Stats};
+pub use log::{Commit, Config, Journal, JournalError, JournalFailed, Stats};
 pub use reader::Reader;
 pub use snapshot::{Snapshot, Snapshots};
 pub use storage::{FileStorage, Mode, Storage, make_folder};

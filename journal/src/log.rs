@@ -9,13 +9,14 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use tokio::sync::watch;
 
 use crate::aligned::Buffer;
-use crate::frame::{self, Frame, FrameKind, MARK_BYTES};
+use crate::appender::Appender;
+use crate::frame::{self, Frame, MARK_BYTES};
 use crate::reader::Reader;
 use crate::storage::{Mode, Storage};
 use crate::survey;
@@ -185,7 +186,7 @@ pub(crate) struct Pending {
 }
 
 pub(crate) struct Shared {
-    pending: Mutex<Pending>,
+    pub pending: Mutex<Pending>,
     pub wake: Condvar,
     pub state: watch::Sender<State>,
     /// The commit position, for the appender.
@@ -295,14 +296,7 @@ impl Journal {
             .unwrap_or_else(PoisonError::into_inner)
             .take()
             .expect("a log has one appender");
-        Appender {
-            shared: self.shared.clone(),
-            local: self.config.buffer(),
-            tail: start,
-            is_whole: true,
-            durable: start.sequence,
-            pending_bytes_max: self.config.pending_bytes_max,
-        }
+        Appender::new(self.shared.clone(), self.config, start)
     }
 
     pub fn commit(&self) -> Commit {
@@ -348,101 +342,4 @@ impl Drop for Journal {
     fn drop(&mut self) {
         self.stop();
     }
-}
-
-/// Makes frames and hands whole units to the writer. No system call unless the writer sleeps.
-pub struct Appender {
-    shared: Arc<Shared>,
-    /// Frames behind room for a mark.
-    local: Buffer,
-    tail: Tail,
-    /// The last frame ended its unit.
-    is_whole: bool,
-    durable: u64,
-    pending_bytes_max: usize,
-}
-
-impl Appender {
-    /// Adds a frame to the batch that [`Appender::flush`] hands over. The frames of a unit follow one another, its last one says so.
-    pub fn append(
-        &mut self,
-        kind: FrameKind,
-        unit_end: bool,
-        sequence: u64,
-        time_ns: u64,
-        payload: &[u8],
-    ) {
-        let crc = frame::write(
-            &mut self.local,
-            kind,
-            unit_end,
-            sequence,
-            time_ns,
-            self.durable,
-            self.tail.crc,
-            payload,
-        );
-        self.tail = Tail { sequence, crc };
-        self.is_whole = unit_end;
-    }
-
-    /// Hands over what was appended: whole units. Waits for the writer if that is taking what was handed over before, which is a swap of buffers.
-    pub fn flush(&mut self) {
-        if self.local.len() > MARK_BYTES {
-            assert!(self.is_whole, "whole units are handed over");
-            let pending = self.shared.pending();
-            hand_over(&self.shared, pending, &mut self.local, self.tail);
-            self.durable = self.shared.durable.load(Ordering::Acquire);
-        }
-    }
-
-    /// The same without ever waiting: false when the writer is just taking something, and what was appended stays here for the next time.
-    #[must_use]
-    pub fn try_flush(&mut self) -> bool {
-        if self.local.len() > MARK_BYTES {
-            assert!(self.is_whole, "whole units are handed over");
-            let pending = match self.shared.pending.try_lock() {
-                Ok(pending) => pending,
-                Err(TryLockError::Poisoned(error)) => error.into_inner(),
-                Err(TryLockError::WouldBlock) => return false,
-            };
-            hand_over(&self.shared, pending, &mut self.local, self.tail);
-            self.durable = self.shared.durable.load(Ordering::Acquire);
-        }
-        true
-    }
-
-    /// The disk is behind by more than the bound.
-    pub fn is_full(&self) -> bool {
-        let pending = self.shared.pending_bytes.load(Ordering::Relaxed);
-        pending + self.local.len() > self.pending_bytes_max
-    }
-
-    /// The log has failed.
-    pub fn is_failed(&self) -> bool {
-        self.shared.is_failed.load(Ordering::Acquire)
-    }
-}
-
-/// Puts `local` behind what is pending, and leaves it empty but for the room of a mark.
-fn hand_over(
-    shared: &Shared,
-    mut pending: MutexGuard<'_, Pending>,
-    local: &mut Buffer,
-    tail: Tail,
-) {
-    if pending.buffer.len() <= MARK_BYTES {
-        std::mem::swap(&mut pending.buffer, local);
-    } else {
-        pending.buffer.extend(&local.bytes()[MARK_BYTES..]);
-    }
-    pending.tail = tail;
-    let bytes = pending.buffer.len();
-    shared.pending_bytes.store(bytes, Ordering::Relaxed);
-    let is_waiting = std::mem::take(&mut pending.is_waiting);
-    drop(pending);
-    if is_waiting {
-        shared.wake.notify_one();
-    }
-    local.resize(MARK_BYTES);
 }

@@ -4,14 +4,13 @@
 //! itself, in the others they run beside it; the rings and everything here are the same. It waits for nothing but its own engines, and that only to
 //! let somebody look at the books.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use admission::{MassCancelRequest, Request};
-use types::command::{MassScope, Route};
-use types::{CancelReason, Command, Envelope, Id128, InstrumentIx, Sequence, SessionIx, UserIx};
+use admission::Request;
+use types::command::Route;
+use types::{Command, Envelope, Sequence};
 
 use crate::backlog::Backlog;
 use crate::config::Config;
@@ -20,11 +19,14 @@ use crate::crew::{Crew, pin};
 use crate::flight::{Flight, Flights, Owed};
 use crate::keep::Keep;
 use crate::lane::{Lane, Report, connect};
-use crate::port::{Gate, Job, Look, NotTaken, Reply};
+use crate::port::{Gate, Job, NotTaken, Reply};
 use crate::record::Record;
 use crate::ring_port::RingEnd;
 use crate::stats::{Stats, Tally};
 use crate::timers::Timers;
+
+mod look;
+mod time;
 
 /// Requests between two hand-overs to the journal.
 const TURN_REQUESTS: usize = 256;
@@ -148,36 +150,6 @@ impl Hot {
         }
     }
 
-    /// Nobody is connected after a start: open sessions end now, and the grace of those that had ended runs again.
-    fn disconnect_all(&mut self) {
-        let now_ns = (self.config.clock)().max(self.core.time_ns());
-        let admission = self.core.admission();
-        let open: Vec<SessionIx> = admission.open_sessions().map(|(ix, _)| ix).collect();
-        let owed: Vec<SessionIx> = admission
-            .orders()
-            .map(|order| order.session)
-            .filter(|ix| {
-                let session = admission.session(*ix);
-                session.is_some_and(|session| !session.open && session.cancel_on_disconnect)
-            })
-            .collect();
-        for session in owed {
-            self.timers.session_ended(session, now_ns + self.grace_ns());
-        }
-        for session in open {
-            while self.own_request(&Request::CloseSession(session)) == Err(NotTaken::Busy) {
-                // What the writer does not take now it takes in the next round.
-                let _ = self.keep.flush();
-                self.pump();
-                std::thread::yield_now();
-            }
-        }
-    }
-
-    fn grace_ns(&self) -> u64 {
-        self.config.grace_ms * 1_000_000
-    }
-
     fn publish(&self) {
         let (sequence, trades) = (self.core.sequence().get(), self.core.trades());
         self.tally.publish(&self.stats, sequence, trades);
@@ -204,18 +176,6 @@ impl Hot {
                 || rings.iter().any(RingEnd::has_request)
                 || gate.is_stopping.load(Ordering::Acquire)
         });
-    }
-
-    fn next_ns(&self) -> Option<u64> {
-        match (self.next_expiry_ns, self.timers.next_ns()) {
-            (Some(expiry_ns), Some(timer_ns)) => Some(expiry_ns.min(timer_ns)),
-            (expiry_ns, timer_ns) => expiry_ns.or(timer_ns),
-        }
-    }
-
-    fn find_next_expiry(&mut self) {
-        let expiries = self.lanes.iter().filter_map(|lane| lane.next_expiry_ns);
-        self.next_expiry_ns = expiries.min();
     }
 
     /// One round; true when there was something to do.
@@ -283,47 +243,6 @@ impl Hot {
         let envelope = self.admit(request)?;
         self.launch(&envelope, Owed::Reply(Reply::None));
         Ok(())
-    }
-
-    /// What time alone brings about. What a busy moment refuses stays due.
-    fn on_time(&mut self) -> bool {
-        let Some(next_ns) = self.next_ns() else {
-            return false;
-        };
-        let now_ns = (self.config.clock)();
-        if next_ns > now_ns || self.keep.is_failed() {
-            return false;
-        }
-        let mut did_work = false;
-        let is_due = self.next_expiry_ns.is_some_and(|at_ns| at_ns <= now_ns);
-        // While it is under way the engines have not walked their books, and the dates known here are those it ends.
-        if is_due && self.flights.first() > self.expiring {
-            let request = Request::ExpireOrders(InstrumentIx::NONE);
-            if self.own_request(&request).is_ok() {
-                did_work = true;
-                self.expiring = self.core.sequence();
-                self.pump();
-            }
-        }
-        while let Some(session) = self.timers.due(now_ns) {
-            let request = Request::MassCancel(MassCancelRequest {
-                scope: MassScope::Session(session),
-                instrument: InstrumentIx::NONE,
-                side: None,
-                reason: CancelReason::CancelOnDisconnect,
-                user: UserIx::NONE,
-                session: SessionIx::NONE,
-                client_seq: 0,
-                key_hash: Id128::NONE,
-            });
-            match self.own_request(&request) {
-                Err(NotTaken::Busy) => break,
-                outcome => did_work |= outcome.is_ok(),
-            }
-            self.timers.forget(session);
-            self.pump();
-        }
-        did_work
     }
 
     /// Turns a request into the next command, or says why not. Changes nothing but what engines report meanwhile.
@@ -476,53 +395,6 @@ impl Hot {
 
     fn check_crew(&self) {
         assert!(!self.crew.is_broken(), "an engine thread has ended");
-    }
-
-    /// Lets somebody look at the state between two commands: waits until nothing is under way and borrows the books for the look.
-    fn show(&mut self, read: Look) {
-        while !self.flights.is_empty() {
-            self.pump();
-        }
-        for at in 0..self.lanes.len() {
-            while !self.lanes[at].ask_for_book() {
-                self.crew.step_all();
-                self.check_crew();
-            }
-            self.crew.ring(at);
-        }
-        for at in 0..self.lanes.len() {
-            let book = loop {
-                if let Some(book) = self.lanes[at].borrow_book() {
-                    break book;
-                }
-                self.crew.step_all();
-                self.check_crew();
-                std::hint::spin_loop();
-            };
-            self.core.places()[at] = Some(book);
-        }
-        // A bug in what somebody wants to know must not stop the market: the look has no hand on the state.
-        let core = &self.core;
-        if catch_unwind(AssertUnwindSafe(|| read(core))).is_err() {
-            tracing::error!("a look at the books ended with a panic");
-        }
-        for (lane, place) in self.lanes.iter_mut().zip(self.core.places()) {
-            lane.return_book(place.take().expect("borrowed above"));
-        }
-    }
-
-    fn watch_sessions(&mut self, envelope: &Envelope) {
-        match envelope.command {
-            Command::OpenSession(open) => self.timers.forget(open.session),
-            Command::CloseSession(close) => {
-                let session = self.core.admission().session(close.session);
-                if session.is_some_and(|session| session.cancel_on_disconnect) {
-                    let at_ns = envelope.time_ns + self.grace_ns();
-                    self.timers.session_ended(close.session, at_ns);
-                }
-            }
-            _ => {}
-        }
     }
 }
 

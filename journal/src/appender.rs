@@ -1,0 +1,116 @@
+//! The hand that appends: finished frames into a buffer of its own, which it swaps for the one that the writer empties.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, TryLockError};
+
+use crate::aligned::Buffer;
+use crate::frame::{self, FrameKind, MARK_BYTES};
+use crate::log::{Config, Pending, Shared, Tail};
+
+/// Makes frames and hands whole units to the writer. No system call unless the writer sleeps.
+pub struct Appender {
+    shared: Arc<Shared>,
+    /// Frames behind room for a mark.
+    local: Buffer,
+    tail: Tail,
+    /// The last frame ended its unit.
+    is_whole: bool,
+    durable: u64,
+    pending_bytes_max: usize,
+}
+
+impl Appender {
+    pub(crate) fn new(shared: Arc<Shared>, config: Config, start: Tail) -> Self {
+        Self {
+            shared,
+            local: config.buffer(),
+            tail: start,
+            is_whole: true,
+            durable: start.sequence,
+            pending_bytes_max: config.pending_bytes_max,
+        }
+    }
+
+    /// Adds a frame to the batch that [`Appender::flush`] hands over. The frames of a unit follow one another, its last one says so.
+    pub fn append(
+        &mut self,
+        kind: FrameKind,
+        unit_end: bool,
+        sequence: u64,
+        time_ns: u64,
+        payload: &[u8],
+    ) {
+        let crc = frame::write(
+            &mut self.local,
+            kind,
+            unit_end,
+            sequence,
+            time_ns,
+            self.durable,
+            self.tail.crc,
+            payload,
+        );
+        self.tail = Tail { sequence, crc };
+        self.is_whole = unit_end;
+    }
+
+    /// Hands over what was appended: whole units. Waits for the writer if that is taking what was handed over before, which is a swap of buffers.
+    pub fn flush(&mut self) {
+        if self.local.len() > MARK_BYTES {
+            assert!(self.is_whole, "whole units are handed over");
+            let pending = self.shared.pending();
+            hand_over(&self.shared, pending, &mut self.local, self.tail);
+            self.durable = self.shared.durable.load(Ordering::Acquire);
+        }
+    }
+
+    /// The same without ever waiting: false when the writer is just taking something, and what was appended stays here for the next time.
+    #[must_use]
+    pub fn try_flush(&mut self) -> bool {
+        if self.local.len() > MARK_BYTES {
+            assert!(self.is_whole, "whole units are handed over");
+            let pending = match self.shared.pending.try_lock() {
+                Ok(pending) => pending,
+                Err(TryLockError::Poisoned(error)) => error.into_inner(),
+                Err(TryLockError::WouldBlock) => return false,
+            };
+            hand_over(&self.shared, pending, &mut self.local, self.tail);
+            self.durable = self.shared.durable.load(Ordering::Acquire);
+        }
+        true
+    }
+
+    /// The disk is behind by more than the bound.
+    pub fn is_full(&self) -> bool {
+        let pending = self.shared.pending_bytes.load(Ordering::Relaxed);
+        pending + self.local.len() > self.pending_bytes_max
+    }
+
+    /// The log has failed.
+    pub fn is_failed(&self) -> bool {
+        self.shared.is_failed.load(Ordering::Acquire)
+    }
+}
+
+/// Puts `local` behind what is pending, and leaves it empty but for the room of a mark.
+fn hand_over(
+    shared: &Shared,
+    mut pending: MutexGuard<'_, Pending>,
+    local: &mut Buffer,
+    tail: Tail,
+) {
+    if pending.buffer.len() <= MARK_BYTES {
+        std::mem::swap(&mut pending.buffer, local);
+    } else {
+        pending.buffer.extend(&local.bytes()[MARK_BYTES..]);
+    }
+    pending.tail = tail;
+    let bytes = pending.buffer.len();
+    shared.pending_bytes.store(bytes, Ordering::Relaxed);
+    let is_waiting = std::mem::take(&mut pending.is_waiting);
+    drop(pending);
+    if is_waiting {
+        shared.wake.notify_one();
+    }
+    local.resize(MARK_BYTES);
+}

@@ -1,0 +1,173 @@
+//! Following the chain: mark by mark through a segment, frame by frame through a batch, up to the place where it is torn.
+
+use crate::frame::{self, Found, Frame, MARK_BYTES, Mark};
+use crate::log::JournalError;
+use crate::survey::End;
+
+/// The chain up to where the walk stands.
+pub(crate) struct Walk {
+    pub end: End,
+    /// Of the last frame; runs ahead of `end.crc` inside a unit.
+    pub crc: u32,
+    unit: Vec<Frame>,
+    /// Behind the last whole unit, in the segment of `end`.
+    pub keep: u64,
+    /// Where the last batch ended before its mark says.
+    short_at: Option<(String, u64)>,
+}
+
+/// Why a segment is done with.
+pub(crate) enum Stop {
+    /// Its last batch stands at its end, or zeros do.
+    Next,
+    /// Nothing reached it.
+    Rest,
+    /// Here is no whole frame.
+    Torn(u64),
+}
+
+impl Walk {
+    /// At the beginning of `segment`.
+    pub fn new(segment: u64) -> Self {
+        Self {
+            end: End {
+                segment,
+                ..End::default()
+            },
+            crc: 0,
+            unit: Vec::new(),
+            keep: 0,
+            short_at: None,
+        }
+    }
+
+    /// Follows the batches of a segment from its start.
+    pub fn segment(
+        &mut self,
+        segment: u64,
+        bytes: &[u8],
+        name: &dyn Fn() -> String,
+        visit: &mut impl FnMut(&Frame) -> Result<(), String>,
+    ) -> Result<Stop, JournalError> {
+        let mut at = 0;
+        while at < bytes.len() {
+            let mark = match frame::read(&bytes[at..]) {
+                Found::Mark(mark) => mark,
+                Found::End | Found::Short if is_zero(&bytes[at..]) => {
+                    return Ok(if at == 0 { Stop::Rest } else { Stop::Next });
+                }
+                _ => return Ok(Stop::Torn(at as u64)),
+            };
+            if mark.durable > self.end.sequence || mark.batch > self.end.batch + 1 {
+                let (file, offset) = self.short_at.take().unwrap_or((name(), at as u64));
+                return Err(JournalError::Hole {
+                    file,
+                    offset,
+                    sequence: self.end.sequence,
+                });
+            }
+            self.short_at = None;
+            let extent_end = at.saturating_add(extent_bytes(&mark)).min(bytes.len());
+            let is_next = mark.durable == self.end.sequence && mark.batch == self.end.batch + 1;
+            if !is_next || mark.prev != self.crc {
+                return Err(JournalError::Chain {
+                    file: name(),
+                    offset: at as u64,
+                });
+            }
+            if let Some(torn) = self.batch(
+                segment,
+                &bytes[..extent_end],
+                at,
+                &mark,
+                bytes.len(),
+                name,
+                visit,
+            )? {
+                return Ok(Stop::Torn(torn));
+            }
+            at = extent_end;
+        }
+        Ok(Stop::Next)
+    }
+
+    /// Follows the frames behind a mark to the end of its extent; gives the place where they are torn.
+    fn batch(
+        &mut self,
+        segment: u64,
+        bytes: &[u8],
+        start: usize,
+        mark: &Mark,
+        segment_bytes: usize,
+        name: &dyn Fn() -> String,
+        visit: &mut impl FnMut(&Frame) -> Result<(), String>,
+    ) -> Result<Option<u64>, JournalError> {
+        let mut at = start + MARK_BYTES;
+        if self.end.segment != segment || start == 0 {
+            // From here on this is the segment that the log ends in, even if no unit of the batch is whole.
+            self.end.segment = segment;
+            self.end.bytes = segment_bytes as u64;
+        }
+        self.end.offset = start as u64;
+        self.keep = start as u64;
+        while self.end.sequence < mark.last {
+            let offset = at as u64;
+            match frame::read(&bytes[at..]) {
+                Found::Frame(frame) if frame.prev == self.crc => {
+                    at += frame::frame_bytes(frame.payload.len());
+                    self.crc = frame.crc;
+                    let (sequence, is_end) = (frame.sequence, frame.unit_end);
+                    self.unit.push(frame);
+                    if !is_end {
+                        continue;
+                    }
+                    for frame in self.unit.drain(..) {
+                        visit(&frame).map_err(|reason| JournalError::Content {
+                            file: name(),
+                            offset,
+                            reason,
+                        })?;
+                    }
+                    self.end.offset = bytes.len() as u64;
+                    self.end.sequence = sequence;
+                    self.end.batch = mark.batch;
+                    self.end.crc = self.crc;
+                    self.keep = at as u64;
+                }
+                Found::Frame(_) => {
+                    return Err(JournalError::Chain {
+                        file: name(),
+                        offset,
+                    });
+                }
+                // Cut here at an earlier start: what follows goes on from the last whole unit.
+                Found::End | Found::Short
+                    if self.unit.is_empty()
+                        && self.end.batch == mark.batch
+                        && is_zero(&bytes[at..]) =>
+                {
+                    self.short_at = Some((name(), offset));
+                    break;
+                }
+                _ => {
+                    self.crc = self.end.crc;
+                    self.unit.clear();
+                    return Ok(Some(offset));
+                }
+            }
+        }
+        // What stands between the last frame and the end of the extent means nothing.
+        self.keep = bytes.len() as u64;
+        Ok(None)
+    }
+}
+
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}
+
+pub(crate) fn extent_bytes(mark: &Mark) -> usize {
+    usize::try_from(mark.extent)
+        .unwrap_or(usize::MAX)
+        .max(MARK_BYTES)
+}

@@ -1,0 +1,108 @@
+//! What time alone brings about: the end of orders with a date, and of the orders of sessions that ended, behind their grace. Each is a journalled
+//! command like any other.
+
+use admission::{MassCancelRequest, Request};
+use types::command::MassScope;
+use types::{CancelReason, Command, Envelope, Id128, InstrumentIx, SessionIx, UserIx};
+
+use super::Hot;
+use crate::port::NotTaken;
+
+impl Hot {
+    /// Nobody is connected after a start: open sessions end now, and the grace of those that had ended runs again.
+    pub(super) fn disconnect_all(&mut self) {
+        let now_ns = (self.config.clock)().max(self.core.time_ns());
+        let admission = self.core.admission();
+        let open: Vec<SessionIx> = admission.open_sessions().map(|(ix, _)| ix).collect();
+        let owed: Vec<SessionIx> = admission
+            .orders()
+            .map(|order| order.session)
+            .filter(|ix| {
+                let session = admission.session(*ix);
+                session.is_some_and(|session| !session.open && session.cancel_on_disconnect)
+            })
+            .collect();
+        for session in owed {
+            self.timers.session_ended(session, now_ns + self.grace_ns());
+        }
+        for session in open {
+            while self.own_request(&Request::CloseSession(session)) == Err(NotTaken::Busy) {
+                // What the writer does not take now it takes in the next round.
+                let _ = self.keep.flush();
+                self.pump();
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    pub(super) fn grace_ns(&self) -> u64 {
+        self.config.grace_ms * 1_000_000
+    }
+
+    pub(super) fn next_ns(&self) -> Option<u64> {
+        match (self.next_expiry_ns, self.timers.next_ns()) {
+            (Some(expiry_ns), Some(timer_ns)) => Some(expiry_ns.min(timer_ns)),
+            (expiry_ns, timer_ns) => expiry_ns.or(timer_ns),
+        }
+    }
+
+    pub(super) fn find_next_expiry(&mut self) {
+        let expiries = self.lanes.iter().filter_map(|lane| lane.next_expiry_ns);
+        self.next_expiry_ns = expiries.min();
+    }
+
+    /// What time alone brings about. What a busy moment refuses stays due.
+    pub(super) fn on_time(&mut self) -> bool {
+        let Some(next_ns) = self.next_ns() else {
+            return false;
+        };
+        let now_ns = (self.config.clock)();
+        if next_ns > now_ns || self.keep.is_failed() {
+            return false;
+        }
+        let mut did_work = false;
+        let is_due = self.next_expiry_ns.is_some_and(|at_ns| at_ns <= now_ns);
+        // While it is under way the engines have not walked their books, and the dates known here are those it ends.
+        if is_due && self.flights.first() > self.expiring {
+            let request = Request::ExpireOrders(InstrumentIx::NONE);
+            if self.own_request(&request).is_ok() {
+                did_work = true;
+                self.expiring = self.core.sequence();
+                self.pump();
+            }
+        }
+        while let Some(session) = self.timers.due(now_ns) {
+            let request = Request::MassCancel(MassCancelRequest {
+                scope: MassScope::Session(session),
+                instrument: InstrumentIx::NONE,
+                side: None,
+                reason: CancelReason::CancelOnDisconnect,
+                user: UserIx::NONE,
+                session: SessionIx::NONE,
+                client_seq: 0,
+                key_hash: Id128::NONE,
+            });
+            match self.own_request(&request) {
+                Err(NotTaken::Busy) => break,
+                outcome => did_work |= outcome.is_ok(),
+            }
+            self.timers.forget(session);
+            self.pump();
+        }
+        did_work
+    }
+
+    pub(super) fn watch_sessions(&mut self, envelope: &Envelope) {
+        match envelope.command {
+            Command::OpenSession(open) => self.timers.forget(open.session),
+            Command::CloseSession(close) => {
+                let session = self.core.admission().session(close.session);
+                if session.is_some_and(|session| session.cancel_on_disconnect) {
+                    let at_ns = envelope.time_ns + self.grace_ns();
+                    self.timers.session_ended(close.session, at_ns);
+                }
+            }
+            _ => {}
+        }
+    }
+}
