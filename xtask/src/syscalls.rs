@@ -1,5 +1,6 @@
 //! System calls of the hot thread under load: strace attached to that thread alone, while the pipeline benchmark runs at its rate. Without the journal
-//! there must be none; with it only `futex`, which wakes the writer's thread when it sleeps.
+//! there must be none; with it only `futex`, which wakes the writer's thread when it sleeps. The thread spins all the time: a load that another process
+//! holds up for a moment would let it park, which is a call of no interest here.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -11,6 +12,8 @@ use crate::shell;
 
 /// Requests a second.
 const RATE: u64 = 1_000_000;
+/// Longer than any pause of the load.
+const SPIN_US: &str = "10000000";
 /// From the first request to the first one that counts.
 const WARM_UP: Duration = Duration::from_secs(3);
 
@@ -42,6 +45,7 @@ pub fn run(commands: u64) -> anyhow::Result<()> {
         let rate = RATE.to_string();
         let length = (seconds + 3 * WARM_UP.as_secs()).to_string();
         let mut args = vec!["--rate", &rate, "--warm-up", "0", "--seconds", &length];
+        args.extend(["--spin-us", SPIN_US]);
         if !journal {
             args.push("--no-journal");
         }

@@ -66,6 +66,9 @@ struct Args {
     /// Core of the hot thread; engine threads take those behind it.
     #[arg(long, default_value_t = 1)]
     hot_core: usize,
+    /// Microseconds for which the hot thread spins without a request before it parks.
+    #[arg(long, default_value_t = 2_000)]
+    spin_us: u64,
     /// Core of the journal's thread; by default the scheduler chooses.
     #[arg(long)]
     journal_core: Option<usize>,
@@ -89,7 +92,7 @@ impl Node {
             Threads::Pinned => Layout::Pinned,
         };
         config.core = Some(args.hot_core);
-        config.spin_us = 2_000;
+        config.spin_us = args.spin_us;
         let backlog = Arc::new(Backlog::new(u64::MAX, u64::MAX));
         Ok(if args.no_journal {
             Self::Volatile(Volatile::start(config, backlog)?)
