@@ -5,6 +5,7 @@ pub mod floor;
 pub mod generate;
 pub mod hop;
 pub mod load;
+pub mod plot;
 pub mod xflow;
 
 use types::command::{Cancel, New, SetInstrument};

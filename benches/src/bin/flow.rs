@@ -1,26 +1,34 @@
-//! The book alone, on a file of order flow: `cargo run --release -p benches --bin flow -- FILE [--json]`.
+//! The book alone, on a file of order flow: `cargo run --release -p benches --bin flow -- FILE [--json] [--plot FILE.svg]`; makes such files too:
+//! `flow --generate single|deep SEED COMMANDS FILE`.
 //!
 //! Load: one thread, every command of the file through `Book::apply` with events written to a preallocated ring, every order of an account of its
 //! own, assertions, phase and band checks on. The commands are translated before, untimed.
 //!
-//! `ops_per_s` is the median of five runs in which the book finds its commands in a ring of 1,024 and takes them in batches of 64 with look-ahead,
-//! as an engine does; filling the ring is not timed. `streamed_ops_per_s` reads the commands, 136 bytes each, straight out of the array of all of
-//! them. The floor takes turns with both and streams its 32-byte records. Service times are those of single commands, streamed, without look-ahead,
-//! the clock's own cost taken off.
+//! Book and floor take turns and are fed alike, in both of two ways. `ops_per_s` and `ratio`: each finds its input in a ring of 1,024, as an engine
+//! finds its commands in its lane's, and the book takes it in batches of 64 with look-ahead; filling the ring is not timed. `streamed`: each reads
+//! its input out of the array of all of it, 136 bytes a command against 32 a record. Medians of five runs.
+//!
+//! Service times are those of single commands, streamed, without look-ahead, the clock's own cost taken off. No fence keeps the processor from
+//! overlapping a command with the reading of the clock (it would need `unsafe`), so they compare with the floor's of the same run alone.
 
 use std::error::Error;
 use std::hint::black_box;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use benches::drive::{Drive, new_book};
 use benches::floor::Floor;
+use benches::generate::{Shape, generate};
+use benches::hop::histogram;
+use benches::plot::{self, Line};
 use benches::xflow::{Flow, Record};
 use engine::{Book, EventSink};
+use hdrhistogram::Histogram;
 use quanta::Clock;
 use serde_json::{Value, json};
 use types::{Envelope, EventEnvelope, InstrumentIx, Quote};
 
-const USAGE: &str = "usage: flow FILE [--json]";
+const USAGE: &str = "usage: flow FILE [--json] [--plot FILE.svg], or flow --generate single|deep SEED COMMANDS FILE";
 const RUNS: usize = 5;
 /// Commands and events in a ring, older ones overwritten: the length of a lane's rings.
 const EVENTS: usize = 1_024;
@@ -132,25 +140,43 @@ fn feed_floor(floor: &mut Floor, records: &[Record]) {
     }
 }
 
-fn run_floor(flow: &Flow) -> Result<f64, String> {
+fn run_floor(flow: &Flow, feed: Feed) -> Result<f64, String> {
     let mut floor = Floor::new(&flow.header);
     let (prefill, timed) = flow.records.split_at(flow.header.prefill as usize);
     feed_floor(&mut floor, prefill);
     (floor.trades, floor.quantity) = (0, 0);
-    let start = Instant::now();
-    feed_floor(&mut floor, timed);
-    let seconds = start.elapsed().as_secs_f64();
+    let mut spent = Duration::ZERO;
+    if feed == Feed::Stream {
+        let start = Instant::now();
+        feed_floor(&mut floor, timed);
+        spent = start.elapsed();
+    } else {
+        let mut ring = Vec::with_capacity(EVENTS);
+        for records in timed.chunks(EVENTS) {
+            ring.clear();
+            ring.extend_from_slice(records);
+            let start = Instant::now();
+            feed_floor(&mut floor, black_box(&ring));
+            spent += start.elapsed();
+        }
+    }
     black_box(floor.digest());
     let header = &flow.header;
     if (floor.trades, floor.quantity, floor.tape.0) != (header.trades, header.quantity, header.tape)
     {
         return Err("the floor's tape differs from the file's".into());
     }
-    Ok(timed.len() as f64 / seconds)
+    Ok(timed.len() as f64 / spent.as_secs_f64())
 }
 
-/// p50, p99 and p99.9 in nanoseconds.
-struct Latency([f64; 3]);
+/// Service times in tenths of a nanosecond.
+struct Latency(Histogram<u64>);
+
+impl Latency {
+    fn ns(&self, quantile: f64) -> f64 {
+        self.0.value_at_quantile(quantile) as f64 / 10.0
+    }
+}
 
 /// Times each call on its own and takes off what the clock costs.
 fn time_each<T>(clock: &Clock, items: &[T], mut each: impl FnMut(&T)) -> Latency {
@@ -165,14 +191,14 @@ fn time_each<T>(clock: &Clock, items: &[T], mut each: impl FnMut(&T)) -> Latency
         each(item);
         times.push(clock.raw().wrapping_sub(start));
     }
-    times.sort_unstable();
-    // In thousands of ticks, so that rounding to nanoseconds comes last.
+    // Of many ticks, so that rounding to nanoseconds comes last.
     let ns_per_tick = clock.delta_as_nanos(0, 1 << 30) as f64 / (1u64 << 30) as f64;
-    Latency([0.5, 0.99, 0.999].map(|q| {
-        let at = ((times.len() as f64 * q) as usize).min(times.len().saturating_sub(1));
-        let ticks = times.get(at).copied().unwrap_or(0).saturating_sub(overhead);
-        (ticks as f64 * ns_per_tick * 10.0).round() / 10.0
-    }))
+    let mut histogram = histogram();
+    for ticks in times {
+        let tenths = ticks.saturating_sub(overhead) as f64 * ns_per_tick * 10.0;
+        histogram.saturating_record(tenths.round() as u64);
+    }
+    Latency(histogram)
 }
 
 fn time_book(clock: &Clock, drive: &Drive) -> (Latency, f64) {
@@ -202,19 +228,50 @@ fn highest(values: &[f64]) -> f64 {
     values.iter().copied().fold(0.0, f64::max)
 }
 
-fn measure(flow: &Flow) -> Result<Value, Box<dyn Error>> {
+fn rounded(value: f64) -> f64 {
+    (value * 1_000.0).round() / 1_000.0
+}
+
+/// Runs of book and floor, fed alike and in turns.
+#[derive(Default)]
+struct Runs {
+    book: Vec<f64>,
+    floor: Vec<f64>,
+}
+
+impl Runs {
+    fn both(&mut self, drive: &Drive, flow: &Flow, feed: Feed) -> Result<(), String> {
+        self.book.push(run_book(drive, feed));
+        self.floor.push(run_floor(flow, feed)?);
+        Ok(())
+    }
+}
+
+fn measure(flow: &Flow, plot: Option<&Path>) -> Result<Value, Box<dyn Error>> {
     let drive = Drive::new(flow);
-    let (mut ours, mut streamed, mut floors) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut ring, mut stream) = (Runs::default(), Runs::default());
     for _ in 0..RUNS {
-        ours.push(run_book(&drive, Feed::Ring));
-        streamed.push(run_book(&drive, Feed::Stream));
-        floors.push(run_floor(flow)?);
+        ring.both(&drive, flow, Feed::Ring)?;
+        stream.both(&drive, flow, Feed::Stream)?;
     }
     let clock = Clock::new();
-    let (Latency([p50, p99, p999]), bytes) = time_book(&clock, &drive);
-    let Latency([floor_p50, floor_p99, floor_p999]) = time_floor(&clock, flow);
-    let (best, floor_best) = (highest(&ours), highest(&floors));
-    let (ops, streamed, floor_ops) = (median(ours), median(streamed), median(floors));
+    let (latency, bytes) = time_book(&clock, &drive);
+    let floor_latency = time_floor(&clock, flow);
+    if let Some(path) = plot {
+        let title = format!(
+            "Service time of one command, {} book",
+            flow.header.profile_name()
+        );
+        let lines = [
+            Line::new("book", &latency.0, 10.0),
+            Line::new("floor", &floor_latency.0, 10.0),
+        ];
+        std::fs::write(path, plot::svg(&title, "ns", &lines))
+            .map_err(|e| format!("{}: {e}", path.display()))?;
+    }
+    let (best, floor_best) = (highest(&ring.book), highest(&ring.floor));
+    let (ops, floor_ops) = (median(ring.book), median(ring.floor));
+    let (streamed, floor_streamed) = (median(stream.book), median(stream.floor));
     let header = &flow.header;
     Ok(json!({
         "load": {
@@ -228,13 +285,14 @@ fn measure(flow: &Flow) -> Result<Value, Box<dyn Error>> {
             "runs": RUNS,
             "batch": BATCH,
             "ring": EVENTS,
+            "fed": "book and floor alike: out of a ring; streamed: out of the array of all input",
         },
         "ops_per_s": ops.round(),
         "best_ops_per_s": best.round(),
         "streamed_ops_per_s": streamed.round(),
-        "p50_ns": p50,
-        "p99_ns": p99,
-        "p999_ns": p999,
+        "p50_ns": latency.ns(0.5),
+        "p99_ns": latency.ns(0.99),
+        "p999_ns": latency.ns(0.999),
         "trades": drive.outcome.trades,
         "quantity": drive.outcome.quantity,
         "tape_ok": drive.tape_ok(flow),
@@ -243,22 +301,57 @@ fn measure(flow: &Flow) -> Result<Value, Box<dyn Error>> {
         "floor": {
             "ops_per_s": floor_ops.round(),
             "best_ops_per_s": floor_best.round(),
-            "p50_ns": floor_p50,
-            "p99_ns": floor_p99,
-            "p999_ns": floor_p999,
+            "streamed_ops_per_s": floor_streamed.round(),
+            "p50_ns": floor_latency.ns(0.5),
+            "p99_ns": floor_latency.ns(0.99),
+            "p999_ns": floor_latency.ns(0.999),
         },
-        "ratio_of_best": (best / floor_best * 1_000.0).round() / 1_000.0,
-        "ratio": (ops / floor_ops * 1_000.0).round() / 1_000.0,
-        "ratio_streamed": (streamed / floor_ops * 1_000.0).round() / 1_000.0,
+        "ratio": rounded(ops / floor_ops),
+        "ratio_of_best": rounded(best / floor_best),
+        "ratio_streamed": rounded(streamed / floor_streamed),
     }))
 }
 
+/// Writes a file of generated flow.
+fn write_flow(arguments: &[String]) -> Result<(), Box<dyn Error>> {
+    let [shape, seed, commands, file] = arguments else {
+        return Err(USAGE.into());
+    };
+    let shape = match shape.as_str() {
+        "single" => Shape::SINGLE,
+        "deep" => Shape::DEEP,
+        other => return Err(format!("unknown profile {other}; {USAGE}").into()),
+    };
+    let seed = seed
+        .parse()
+        .map_err(|e| format!("seed {seed}: {e}; {USAGE}"))?;
+    let commands = commands
+        .parse()
+        .map_err(|e| format!("commands {commands}: {e}; {USAGE}"))?;
+    let flow = generate(shape, seed, commands);
+    std::fs::write(file, flow.write()).map_err(|e| format!("{file}: {e}"))?;
+    let header = &flow.header;
+    println!(
+        "{file}: {} records behind {} that build the book, {} trades, tape {:016x}",
+        header.timed, header.prefill, header.trades, header.tape
+    );
+    Ok(())
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut file = None;
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [first, rest @ ..] = arguments.as_slice()
+        && first == "--generate"
+    {
+        return write_flow(rest);
+    }
+    let (mut file, mut plot) = (None, None);
     let mut as_json = false;
-    for argument in std::env::args().skip(1) {
+    let mut rest = arguments.into_iter();
+    while let Some(argument) = rest.next() {
         match argument.as_str() {
             "--json" => as_json = true,
+            "--plot" => plot = Some(PathBuf::from(rest.next().ok_or(USAGE)?)),
             other if !other.starts_with('-') && file.is_none() => file = Some(argument),
             other => return Err(format!("unknown argument {other}; {USAGE}").into()),
         }
@@ -267,7 +360,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let bytes = std::fs::read(&file).map_err(|e| format!("{file}: {e}"))?;
     let flow = Flow::read(&bytes).map_err(|e| format!("{file}: {e}"))?;
     drop(bytes);
-    let result = measure(&flow)?;
+    let result = measure(&flow, plot.as_deref())?;
     if as_json {
         println!("{result:#}");
     } else {
@@ -297,9 +390,10 @@ fn print_text(result: &Value) {
     );
     let floor = &result["floor"];
     println!(
-        "floor     {:.2} M/s (best {:.2}), p50 {} p99 {} p99.9 {} ns; book / floor {} (of the best runs {}, streamed {})",
+        "floor     {:.2} M/s (best {:.2}, streamed {:.2}), p50 {} p99 {} p99.9 {} ns; book / floor {} (of the best runs {}, streamed {})",
         millions(&floor["ops_per_s"]),
         millions(&floor["best_ops_per_s"]),
+        millions(&floor["streamed_ops_per_s"]),
         floor["p50_ns"],
         floor["p99_ns"],
         floor["p999_ns"],

@@ -11,8 +11,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use admission::Request;
+use anyhow::Context;
 use benches::hop::{self, Spread, histogram, ping_pong, ring_hop};
 use benches::load::Load;
+use benches::plot::{self, Line};
 use clap::{Parser, ValueEnum};
 use hdrhistogram::Histogram;
 use sequencer::ring_port::Outcome;
@@ -27,6 +29,7 @@ const WINDOW: usize = 1 << 16;
 /// Requests, and reports, that the client's rings hold.
 const RING: usize = 4_096;
 const ROUNDS: u64 = 200_000;
+const MIX: &str = "47 % new, 38 % cancel, 8 % amend, 7 % crossing IOC";
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Threads {
@@ -72,6 +75,9 @@ struct Args {
     /// Core of the journal's thread; by default the scheduler chooses.
     #[arg(long)]
     journal_core: Option<usize>,
+    /// Draws the latencies into this SVG file.
+    #[arg(long)]
+    plot: Option<PathBuf>,
     /// Print one line of JSON.
     #[arg(long)]
     json: bool,
@@ -138,8 +144,15 @@ struct Measured {
     durable: Histogram<u64>,
     requests: u64,
     refused: u64,
+    /// Answered with `NotTaken`: no latency is counted for them.
     not_taken: u64,
+    /// Times the ring of requests was full: the request went out later, and counts from when it was due.
+    ring_full: u64,
     events: u64,
+}
+
+fn since_ns(start: Instant) -> u64 {
+    u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The one thread that sends and reads.
@@ -158,7 +171,7 @@ struct Client {
 
 impl Client {
     fn now_ns(&self) -> u64 {
-        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        since_ns(self.start)
     }
 
     fn run(&mut self, args: &Args) -> anyhow::Result<()> {
@@ -188,7 +201,10 @@ impl Client {
                         next_due_ns = due_ns(sent);
                     }
                     // The ring is full: it is sent late, and counted from when it was due.
-                    Err(NotTaken::Busy) => ready = Some(request),
+                    Err(NotTaken::Busy) => {
+                        self.measured.ring_full += 1;
+                        ready = Some(request);
+                    }
                     Err(other) => anyhow::bail!("the node ended: {other}"),
                 }
             }
@@ -205,7 +221,7 @@ impl Client {
 
     /// Reads the reports that are there; gives the number of answers among them.
     fn read(&mut self) -> anyhow::Result<u64> {
-        let now_ns = self.now_ns();
+        let start = self.start;
         let mut answered = 0;
         let (load, sent, measured) = (&mut self.load, &self.sent, &mut self.measured);
         let (pending, from_ns) = (&mut self.pending, self.from_ns);
@@ -224,7 +240,8 @@ impl Client {
                     pending.push_back((taken.sequence, request.due_ns));
                 }
                 if request.due_ns >= from_ns {
-                    let ns = now_ns.saturating_sub(request.due_ns).max(1);
+                    // When this report is read, not when the batch was begun.
+                    let ns = since_ns(start).saturating_sub(request.due_ns).max(1);
                     measured.accepted.saturating_record(ns);
                     measured.requests += 1;
                     measured.refused += u64::from(matches!(taken.outcome, Outcome::Refused(_)));
@@ -322,7 +339,7 @@ fn main() -> anyhow::Result<()> {
     if !args.json {
         println!("{threads}");
         println!(
-            "load: {} requests/s for {} s behind {} s of warm-up, {} instruments, {} users, 47 % new, 38 % cancel, 8 % amend, 7 % crossing IOC, seed {}",
+            "load: {} requests/s for {} s behind {} s of warm-up, {} instruments, {} users, {MIX}, seed {}",
             args.rate,
             args.seconds,
             args.warm_up,
@@ -349,6 +366,7 @@ fn main() -> anyhow::Result<()> {
             requests: 0,
             refused: 0,
             not_taken: 0,
+            ring_full: 0,
             events: 0,
         },
         from_ns: 0,
@@ -360,14 +378,34 @@ fn main() -> anyhow::Result<()> {
     client.run(&args)?;
     std::thread::sleep(Duration::from_millis(20));
     let after = ping_pong(args.hot_core, ROUNDS);
+    let hop_after = ring_hop(args.hot_core, ROUNDS);
     let measured = &client.measured;
     let accepted = Spread::of(&measured.accepted);
     let durable = (!args.no_journal).then(|| Spread::of(&measured.durable));
+    if let Some(path) = &args.plot {
+        let mut lines = vec![Line::new("accepted", &measured.accepted, 1_000.0)];
+        if !args.no_journal {
+            lines.push(Line::new("durable", &measured.durable, 1_000.0));
+        }
+        let title = format!("From intended send to report, {} requests/s", args.rate);
+        std::fs::write(path, plot::svg(&title, "us", &lines))
+            .with_context(|| path.display().to_string())?;
+    }
     let stats = node.stats();
     if args.json {
         println!(
             "{}",
             serde_json::json!({
+                "load": {
+                    "rate": args.rate,
+                    "seconds": args.seconds,
+                    "warm_up_s": args.warm_up,
+                    "instruments": args.instruments,
+                    "users": benches::load::USERS,
+                    "mix": MIX,
+                    "seed": args.seed,
+                    "journal": !args.no_journal,
+                },
                 "rate": args.rate,
                 "requests": measured.requests,
                 "layout": threads,
@@ -377,8 +415,10 @@ fn main() -> anyhow::Result<()> {
                 "pingpong_p50_ns": before.p50_ns,
                 "pingpong_after_p50_ns": after.p50_ns,
                 "ring_hop": hop_before.json(),
+                "ring_hop_after": hop_after.json(),
                 "refused": measured.refused,
                 "not_taken": measured.not_taken,
+                "ring_full": measured.ring_full,
                 "events": measured.events,
                 "trades": stats.trades.load(Ordering::Relaxed),
                 "parks": stats.parks.load(Ordering::Relaxed),
@@ -387,12 +427,13 @@ fn main() -> anyhow::Result<()> {
         return Ok(());
     }
     println!("cache line there and back: before {before}; after {after}");
-    println!("ring there and back: {hop_before}");
+    println!("ring there and back: before {hop_before}; after {hop_after}");
     println!(
-        "{} requests, {} of them refused, {} not taken, {} events, {} trades",
+        "{} requests, {} of them refused, {} not taken, ring full {} times, {} events, {} trades",
         measured.requests,
         measured.refused,
         measured.not_taken,
+        measured.ring_full,
         measured.events,
         stats.trades.load(Ordering::Relaxed)
     );
