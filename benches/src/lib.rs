@@ -5,6 +5,8 @@ pub mod floor;
 pub mod generate;
 pub mod hop;
 pub mod load;
+#[cfg(feature = "peers")]
+pub mod peers;
 pub mod plot;
 pub mod xflow;
 

@@ -1,4 +1,4 @@
-//! The book alone, on a file of order flow: `cargo run --release -p benches --bin flow -- FILE [--json] [--plot FILE.svg]`; makes such files too:
+//! The book alone, on a file of order flow: `cargo run --release -p benches --bin flow -- FILE [--json] [--peers] [--plot FILE.svg]`; makes such files too:
 //! `flow --generate single|deep SEED COMMANDS FILE`.
 //!
 //! Load: one thread, every command of the file through `Book::apply` with events written to a preallocated ring, every order of an account of its
@@ -7,6 +7,8 @@
 //! Book and floor take turns and are fed alike, in both of two ways. `ops_per_s` and `ratio`: each finds its input in a ring of 1,024, as an engine
 //! finds its commands in its lane's, and the book takes it in batches of 64 with look-ahead; filling the ring is not timed. `streamed`: each reads
 //! its input out of the array of all of it, 136 bytes a command against 32 a record. Medians of five runs.
+//!
+//! `--peers` (built with `--features peers`) runs open books of others behind them.
 //!
 //! Service times are those of single commands, streamed, without look-ahead, the clock's own cost taken off. No fence keeps the processor from
 //! overlapping a command with the reading of the clock (it would need `unsafe`), so they compare with the floor's of the same run alone.
@@ -28,7 +30,7 @@ use quanta::Clock;
 use serde_json::{Value, json};
 use types::{Envelope, EventEnvelope, InstrumentIx, Quote};
 
-const USAGE: &str = "usage: flow FILE [--json] [--plot FILE.svg], or flow --generate single|deep SEED COMMANDS FILE";
+const USAGE: &str = "usage: flow FILE [--json] [--peers] [--plot FILE.svg], or flow --generate single|deep SEED COMMANDS FILE";
 const RUNS: usize = 5;
 /// Commands and events in a ring, older ones overwritten: the length of a lane's rings.
 const EVENTS: usize = 1_024;
@@ -312,6 +314,23 @@ fn measure(flow: &Flow, plot: Option<&Path>) -> Result<Value, Box<dyn Error>> {
     }))
 }
 
+#[cfg(feature = "peers")]
+fn peers(flow: &Flow) -> Result<Value, Box<dyn Error>> {
+    let peer = benches::peers::matchcore(flow, RUNS);
+    Ok(json!([{
+        "name": peer.name,
+        "ops_per_s": peer.ops_per_s.round(),
+        "trades": peer.trades,
+        "quantity": peer.quantity,
+        "tape_ok": peer.tape_ok,
+    }]))
+}
+
+#[cfg(not(feature = "peers"))]
+fn peers(_: &Flow) -> Result<Value, Box<dyn Error>> {
+    Err("built without them: cargo run --release -p benches --features peers --bin flow".into())
+}
+
 /// Writes a file of generated flow.
 fn write_flow(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     let [shape, seed, commands, file] = arguments else {
@@ -346,11 +365,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         return write_flow(rest);
     }
     let (mut file, mut plot) = (None, None);
-    let mut as_json = false;
+    let (mut as_json, mut with_peers) = (false, false);
     let mut rest = arguments.into_iter();
     while let Some(argument) = rest.next() {
         match argument.as_str() {
             "--json" => as_json = true,
+            "--peers" => with_peers = true,
             "--plot" => plot = Some(PathBuf::from(rest.next().ok_or(USAGE)?)),
             other if !other.starts_with('-') && file.is_none() => file = Some(argument),
             other => return Err(format!("unknown argument {other}; {USAGE}").into()),
@@ -360,7 +380,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let bytes = std::fs::read(&file).map_err(|e| format!("{file}: {e}"))?;
     let flow = Flow::read(&bytes).map_err(|e| format!("{file}: {e}"))?;
     drop(bytes);
-    let result = measure(&flow, plot.as_deref())?;
+    let mut result = measure(&flow, plot.as_deref())?;
+    if with_peers {
+        result["peers"] = peers(&flow)?;
+    }
     if as_json {
         println!("{result:#}");
     } else {
@@ -405,4 +428,13 @@ fn print_text(result: &Value) {
         "tape      {} trades, {} lots, tape ok: {}, self-trade checks {}",
         result["trades"], result["quantity"], result["tape_ok"], result["stp_checks"],
     );
+    for peer in result["peers"].as_array().into_iter().flatten() {
+        println!(
+            "peer      {}: {:.2} M/s, {} trades, tape ok: {}",
+            peer["name"].as_str().unwrap_or_default(),
+            millions(&peer["ops_per_s"]),
+            peer["trades"],
+            peer["tape_ok"],
+        );
+    }
 }
