@@ -90,7 +90,11 @@ pub(crate) fn prefetch_head<T>(value: &T) {
     {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         let start: *const i8 = core::ptr::from_ref(value).cast();
-        let last = if align_of::<T>().is_multiple_of(64) { 0 } else { 63 };
+        let last = if align_of::<T>().is_multiple_of(64) {
+            0
+        } else {
+            63
+        };
         // SAFETY: a prefetch reads nothing that the program could see and faults at no address; `wrapping_add` may leave the value.
         #[allow(unsafe_code)]
         unsafe {
