@@ -49,7 +49,7 @@ enum Chore {
         #[arg(long, default_value_t = 10_000_000)]
         commands: u64,
     },
-    /// Lives of a journal on a disk that loses power: nothing reported durable is lost, and without the sync it would be.
+    /// Journal and embedded event log on a disk that loses power: nothing reported durable is lost, and without the sync it would be.
     Powerloss {
         /// Lives' seeds, from 0.
         #[arg(long, default_value_t = 10_000)]

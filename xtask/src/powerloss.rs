@@ -1,8 +1,8 @@
-//! The journal's power losses over many seeds; the ordinary suite runs some hundreds.
+//! The power losses of the journal and of the embedded log over many seeds; the ordinary suite runs some hundreds.
 
 use crate::shell;
 
-/// Runs `journal/tests/powerloss.rs` over `seeds` seeds.
+/// Runs `journal/tests/powerloss.rs` and `events/tests/powerloss.rs` over `seeds` seeds.
 pub fn run(seeds: u64) -> anyhow::Result<()> {
     let seeds = seeds.to_string();
     shell::run_with(
@@ -13,6 +13,8 @@ pub fn run(seeds: u64) -> anyhow::Result<()> {
             "--release",
             "--package",
             "journal",
+            "--package",
+            "events",
             "--test",
             "powerloss",
             "--",
