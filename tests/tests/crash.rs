@@ -329,6 +329,8 @@ fn r174_the_book_comes_back_from_a_kill_order_by_order() {
             .collect();
         let expected = [1, 3, 0, 2].map(|at: usize| offers[at].clone());
         assert_eq!(makers, expected);
+        let rest = json!({ "userId": buyer.id });
+        platform.ok(OPERATOR, "market.MassCancel", rest).await;
         closed_and_proved(&platform).await;
         platform.stop().await;
     });

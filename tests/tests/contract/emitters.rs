@@ -38,7 +38,8 @@ fn r337_each_event_comes_from_the_service_whose_fact_it_is() {
             ("OperationStatusChangedEvent", "ledger"),
         ];
         let wanted: Vec<&str> = emitters.iter().map(|(name, _)| *name).collect();
-        let about = [buyer.id.clone(), seller.id.clone(), bond, payout];
+        let order = text(&order, "/orderId");
+        let about = [buyer.id.clone(), seller.id.clone(), bond, payout, order];
         let names = |event: &events::Event, id: &String| {
             let payload = String::from_utf8_lossy(&event.payload);
             payload.contains(id.as_str()) || event.subject.contains(id.as_str())
