@@ -26,6 +26,9 @@ pub struct AdmissionConfig {
     pub backlog_trades_max: u64,
     /// Unsettled journal bytes past which new orders are refused.
     pub backlog_bytes_max: u64,
+    /// Where open orders stand in the table of client order ids, which clients choose: a secret of the process, so that nobody can choose ids that
+    /// stand in one place. Never visible in any answer or state.
+    pub client_id_key: [u64; 2],
 }
 
 impl Default for AdmissionConfig {
@@ -34,6 +37,7 @@ impl Default for AdmissionConfig {
             orders_max: 1 << 20,
             backlog_trades_max: 1_000_000,
             backlog_bytes_max: 1 << 30,
+            client_id_key: [0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93],
         }
     }
 }
@@ -78,7 +82,7 @@ impl Admission {
             holds: BTreeMap::new(),
             default_pools: BTreeMap::new(),
             groups: BTreeMap::new(),
-            client_ids: ClientIds::new(config.orders_max),
+            client_ids: ClientIds::new(config.orders_max, config.client_id_key),
             keys: BTreeMap::new(),
             key_queue: VecDeque::new(),
             quotes: Vec::new(),

@@ -23,16 +23,19 @@ pub(crate) struct ClientIds {
     heads: Vec<u32>,
     nodes: Vec<Node>,
     count: usize,
+    /// Odd, so that no bit of an id is lost.
+    key: [u64; 2],
 }
 
 impl ClientIds {
-    /// Room for orders in slots below `slots_max`.
-    pub fn new(slots_max: u32) -> Self {
+    /// Room for orders in slots below `slots_max`. Whoever knows `key` can choose ids that share a chain.
+    pub fn new(slots_max: u32, key: [u64; 2]) -> Self {
         let buckets = slots_max.clamp(64, BUCKETS_MAX).next_power_of_two();
         Self {
             heads: alloc::vec![0; buckets as usize],
             nodes: Vec::with_capacity(slots_max as usize),
             count: 0,
+            key: key.map(|word| word | 1),
         }
     }
 
@@ -90,10 +93,14 @@ impl ClientIds {
     }
 
     fn bucket(&self, user: UserIx, id: u64) -> usize {
-        // Ids that follow one another share a cache line.
-        let mut x = (id >> 4 ^ u64::from(user.0) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        x ^= x >> 32;
-        (x << 4 | id & 15) as usize & (self.heads.len() - 1)
+        // Multiplied by a secret and read from the top: two ids meet by chance alone. Sixteen ids that follow one another share a cache line.
+        let [of_id, of_user] = self.key;
+        let x = (id >> 4)
+            .wrapping_mul(of_id)
+            .wrapping_add(u64::from(user.0).wrapping_mul(of_user));
+        let lines = self.heads.len() / 16;
+        let line = (u128::from(x) * lines as u128 >> 64) as usize;
+        line << 4 | (id & 15) as usize
     }
 }
 
@@ -104,7 +111,7 @@ mod tests {
     #[test]
     fn chains_find_lose_and_reuse() {
         // 64 buckets, 500 orders: every chain is long.
-        let mut ids = ClientIds::new(1);
+        let mut ids = ClientIds::new(1, [3, 5]);
         for slot in 0..500 {
             ids.insert(UserIx(slot % 3), u64::from(slot / 3) + 1, slot);
         }
@@ -120,10 +127,42 @@ mod tests {
         assert_eq!(ids.get(UserIx(9), 9), Some(0));
     }
 
+    /// Longest chain of 20,000 ids.
+    fn longest(ids: &ClientIds) -> usize {
+        let chain = |head: &u32| {
+            let next = |at: &u32| Some(ids.nodes[*at as usize - 1].next).filter(|at| *at != 0);
+            core::iter::successors(Some(*head).filter(|at| *at != 0), next).count()
+        };
+        ids.heads.iter().map(chain).max().unwrap_or(0)
+    }
+
+    #[test]
+    fn ids_chosen_to_meet_under_one_key_do_not_meet_under_another() {
+        let filled = |key: [u64; 2], chosen: &[u64]| {
+            let mut ids = ClientIds::new(1 << 16, key);
+            for (slot, id) in chosen.iter().enumerate() {
+                ids.insert(UserIx(1), *id, slot as u32);
+            }
+            longest(&ids)
+        };
+        // All stand in one place for whoever knows this key.
+        let known = ClientIds::new(1 << 16, [1, 1]);
+        let place = known.bucket(UserIx(1), 0);
+        let chosen: Vec<u64> = (0..1u64 << 44)
+            .map(|n| n << 4)
+            .filter(|id| known.bucket(UserIx(1), *id) == place)
+            .take(20_000)
+            .collect();
+        assert_eq!(filled([1, 1], &chosen), chosen.len());
+        let secret = [0x2545_f491_4f6c_dd1d, 0x5851_f42d_4c95_7f2d];
+        let length = filled(secret, &chosen);
+        assert!(length < 200, "{length}");
+    }
+
     #[test]
     #[should_panic(expected = "differ")]
     fn an_id_is_given_once() {
-        let mut ids = ClientIds::new(10);
+        let mut ids = ClientIds::new(10, [3, 5]);
         ids.insert(UserIx(1), 7, 0);
         ids.insert(UserIx(1), 7, 1);
     }

@@ -73,6 +73,8 @@ impl FileStorage {
     /// The folder cannot be made or written.
     pub fn new(dir: &Path, sync: bool) -> io::Result<Self> {
         make_folder(dir)?;
+        // First of all: on a full disk it may be what makes room.
+        remove_half_made(dir)?;
         let mode = match sync {
             false => Mode::Unsynced,
             true if takes_direct(dir)? => Mode::Direct,
@@ -84,16 +86,7 @@ impl FileStorage {
     /// The same without asking.
     pub fn with_mode(dir: &Path, mode: Mode) -> io::Result<Self> {
         make_folder(dir)?;
-        // What a crash has left half made.
-        for entry in std::fs::read_dir(dir)? {
-            let path = entry?.path();
-            if path
-                .extension()
-                .is_some_and(|extension| extension == "part")
-            {
-                std::fs::remove_file(path)?;
-            }
-        }
+        remove_half_made(dir)?;
         Ok(Self {
             dir: dir.to_path_buf(),
             open: Mutex::new(None),
@@ -114,6 +107,32 @@ impl FileStorage {
             mode: Mode::Synced,
             is_read_only: true,
         })
+    }
+
+    /// Makes a file of zeros that no later write has to allocate for.
+    fn fill_with_zeros(&self, path: &Path, bytes: u64) -> io::Result<()> {
+        let file = self.options().create(true).truncate(true).open(path)?;
+        // Asked for at once: a full disk says so now, and the blocks lie together.
+        match fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+            Ok(()) | Err(Errno::OPNOTSUPP) => {}
+            Err(error) => return Err(error.into()),
+        }
+        // Written, not only allocated: a first write to an allocated block would also have to write the file system's own books.
+        let mut zeros = Buffer::default();
+        zeros.resize(ZEROS_BYTES);
+        let mut offset = 0;
+        while offset < bytes {
+            let chunk = ZEROS_BYTES.min(usize::try_from(bytes - offset).unwrap_or(usize::MAX));
+            file.write_all_at(
+                Blocks::new(&zeros.bytes()[..chunk], BLOCK_BYTES).bytes(),
+                offset,
+            )?;
+            offset += chunk as u64;
+        }
+        if self.mode != Mode::Unsynced {
+            file.sync_all()?;
+        }
+        Ok(())
     }
 
     fn path(&self, segment: u64) -> PathBuf {
@@ -222,6 +241,20 @@ fn takes_direct(dir: &Path) -> io::Result<bool> {
     }
 }
 
+/// Takes away what a crash or a full disk has left half made.
+fn remove_half_made(dir: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "part")
+        {
+            std::fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
 impl Storage for FileStorage {
     fn segments(&self) -> io::Result<Vec<u64>> {
         let mut numbers = Vec::new();
@@ -244,27 +277,12 @@ impl Storage for FileStorage {
         assert_eq!(bytes % BLOCK_BYTES as u64, 0, "whole blocks");
         // Written under another name first: a crash leaves no half-made segment behind.
         let half = self.dir.join(format!("{segment:010}.part"));
-        let file = self.options().create(true).truncate(true).open(&half)?;
-        // Asked for at once: a full disk says so now, and the blocks lie together.
-        match fallocate(&file, FallocateFlags::empty(), 0, bytes) {
-            Ok(()) | Err(Errno::OPNOTSUPP) => {}
-            Err(error) => return Err(error.into()),
+        let made = self.fill_with_zeros(&half, bytes);
+        if made.is_err() {
+            // What it took may be all the room there was.
+            let _ = std::fs::remove_file(&half);
         }
-        // Written, not only allocated: a first write to an allocated block would also have to write the file system's own books.
-        let mut zeros = Buffer::default();
-        zeros.resize(ZEROS_BYTES);
-        let mut offset = 0;
-        while offset < bytes {
-            let chunk = ZEROS_BYTES.min(usize::try_from(bytes - offset).unwrap_or(usize::MAX));
-            file.write_all_at(
-                Blocks::new(&zeros.bytes()[..chunk], BLOCK_BYTES).bytes(),
-                offset,
-            )?;
-            offset += chunk as u64;
-        }
-        if self.mode != Mode::Unsynced {
-            file.sync_all()?;
-        }
+        made?;
         self.forget(segment);
         std::fs::rename(&half, self.path(segment))?;
         self.sync_dir()

@@ -257,6 +257,6 @@ fn limits(backlog: &Backlog) -> AdmissionConfig {
     AdmissionConfig {
         backlog_trades_max: backlog.trades_max,
         backlog_bytes_max: backlog.bytes_max,
-        ..AdmissionConfig::default()
+        ..crate::limits::limits()
     }
 }

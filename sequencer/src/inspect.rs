@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use admission::AdmissionConfig;
 use engine::Book;
 use journal::{FileStorage, Frame, FrameKind, JournalError, SegmentInfo, Snapshots};
 use serde::Serialize;
@@ -183,7 +182,7 @@ impl Folder {
     /// What does not check, with its place.
     pub fn verify(&self) -> Result<Verified, InspectError> {
         let storage = self.storage()?;
-        let limits = AdmissionConfig::default();
+        let limits = crate::limits::limits();
         let removed = journal::removed_through(&storage)?;
         let (mut start, mut hashes) = (None, BTreeMap::new());
         let mut verified = Verified::default();
@@ -310,6 +309,8 @@ impl Folder {
         // Asked first: the lock would make the folder.
         drop(self.storage()?);
         let lock = recover::lock(&self.dir)?;
+        // The end of the log may be in the system's cache alone, and a snapshot must not outlive what it was made of.
+        sync_segments(&self.dir).map_err(JournalError::Io)?;
         let core = self.replay(until)?;
         let bytes = image::save(&self.snapshots(), &core)?;
         drop(lock);
@@ -390,4 +391,15 @@ impl BookState {
             asks: side(Side::Sell),
         }
     }
+}
+
+/// Makes every segment in `dir` durable.
+fn sync_segments(dir: &Path) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "log") {
+            std::fs::File::open(path)?.sync_data()?;
+        }
+    }
+    Ok(())
 }

@@ -26,6 +26,7 @@ pub mod image;
 pub mod inspect;
 mod keep;
 mod lane;
+mod limits;
 mod pack;
 pub mod port;
 pub mod reader;

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use admission::AdmissionConfig;
 use journal::{FileStorage, Frame, FrameKind, Journal, JournalError, Storage};
 use types::{EventEnvelope, Sequence};
 
@@ -125,7 +124,7 @@ pub(crate) fn open(
 /// [`StartError`]: the journal is damaged, says something else than the books now do, or begins behind every snapshot.
 pub fn replay(dir: &Path, until: Option<Sequence>) -> Result<Core, StartError> {
     let storage = FileStorage::read_only(dir).map_err(JournalError::Io)?;
-    let limits = AdmissionConfig::default();
+    let limits = crate::limits::limits();
     let core = if journal::removed_through(&storage)? == 0 {
         None
     } else {
