@@ -99,8 +99,8 @@ impl ClientIds {
             .wrapping_mul(of_id)
             .wrapping_add(u64::from(user.0).wrapping_mul(of_user));
         let lines = self.heads.len() / 16;
-        let line = (u128::from(x) * lines as u128 >> 64) as usize;
-        line << 4 | (id & 15) as usize
+        let line = ((u128::from(x) * lines as u128) >> 64) as usize;
+        (line << 4) | (id & 15) as usize
     }
 }
 
