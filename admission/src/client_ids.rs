@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(ids.get(UserIx(9), 9), Some(0));
     }
 
-    /// Longest chain of 20,000 ids.
+    /// Orders in the longest chain.
     fn longest(ids: &ClientIds) -> usize {
         let chain = |head: &u32| {
             let next = |at: &u32| Some(ids.nodes[*at as usize - 1].next).filter(|at| *at != 0);

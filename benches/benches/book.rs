@@ -18,7 +18,7 @@ impl EventSink for Count {
 
 fn filled() -> (Book, Desk, Count) {
     let (mut book, mut desk, mut count) = (
-        Book::new(instrument(), BookConfig::default()),
+        Book::new(instrument(InstrumentIx(0), "BENCH"), BookConfig::default()),
         Desk::new(8_192),
         Count(0),
     );
@@ -55,7 +55,7 @@ fn bench(criterion: &mut Criterion) {
 
     // An empty book, so that the offer is the one that is filled and both slots come free.
     let (mut book, mut desk, mut count) = (
-        Book::new(instrument(), BookConfig::default()),
+        Book::new(instrument(InstrumentIx(0), "BENCH"), BookConfig::default()),
         Desk::new(64),
         Count(0),
     );

@@ -17,11 +17,11 @@ use types::{
     StpGroup, StpMode, Ticks, TimeInForce, UserIx,
 };
 
-/// An instrument with a tick of a cent, a lot of one and a wide band.
-pub fn instrument() -> InstrumentSpec {
+/// An instrument with a tick of a cent, a lot of one and a wide band. Panics when `id` is none.
+pub fn instrument(ix: InstrumentIx, id: &str) -> InstrumentSpec {
     InstrumentSpec::new(&InstrumentParams {
-        ix: InstrumentIx(0),
-        id: InstrumentId::new("BENCH").expect("an id"),
+        ix,
+        id: InstrumentId::new(id).expect("an id"),
         decimals: 0,
         tick_size: "0.01".parse().expect("a number"),
         lot_size: "1".parse().expect("a number"),
@@ -61,7 +61,9 @@ impl Desk {
     }
 
     pub fn open(&mut self) -> Envelope {
-        self.envelope(Command::SetInstrument(SetInstrument { spec: instrument() }))
+        self.envelope(Command::SetInstrument(SetInstrument {
+            spec: instrument(InstrumentIx(0), "BENCH"),
+        }))
     }
 
     /// A limit order of a user of its own, so that self-trade prevention compares and never fires.

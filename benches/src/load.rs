@@ -6,9 +6,8 @@ use admission::{
 };
 use sequencer::{NotTaken, Outcome, Port};
 use types::{
-    AssetIx, CancelReason, Command, FeeRate, Handle, Id128, InstrumentId, InstrumentIx,
-    InstrumentParams, InstrumentSpec, Lots, Minor, OrderType, Phase, PoolKind, SessionIx, Side,
-    StpMode, Ticks, TimeInForce, UserId, UserIx,
+    AssetIx, CancelReason, Command, Handle, Id128, InstrumentIx, Lots, Minor, OrderType, PoolKind,
+    SessionIx, Side, StpMode, Ticks, TimeInForce, UserId, UserIx,
 };
 
 /// Users, each with one session.
@@ -101,20 +100,7 @@ impl Load {
             numbers: vec![0; 1 << 20],
         };
         for number in 0..instruments {
-            let spec = InstrumentSpec::new(&InstrumentParams {
-                ix: InstrumentIx::NONE,
-                id: InstrumentId::new(&format!("BENCH-{number}")).expect("an id"),
-                decimals: 0,
-                tick_size: "0.01".parse().expect("a number"),
-                lot_size: "1".parse().expect("a number"),
-                fee_rate: FeeRate::TRADING,
-                band_low: Ticks(1),
-                band_high: Ticks(1_000_000),
-                collar_ppm: 50_000,
-                velocity: types::VelocityRule::OFF,
-                phase: Phase::Open,
-            })
-            .expect("a consistent instrument");
+            let spec = crate::instrument(InstrumentIx::NONE, &format!("BENCH-{number}"));
             if let Command::SetInstrument(set) = ask(Request::SetInstrument(spec))?.command.command
             {
                 load.instruments.push(set.spec.ix);

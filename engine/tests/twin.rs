@@ -147,8 +147,9 @@ impl Twin {
                 _ => {
                     if self.velocity.is_on() {
                         let reference = *self.reference.get_or_insert(maker.price.0);
-                        let moved = (maker.price.0 - reference).abs() as f64;
-                        if moved * 1e6 > reference as f64 * f64::from(self.velocity.width_ppm) {
+                        let moved = i128::from((maker.price.0 - reference).abs());
+                        let width = i128::from(reference) * i128::from(self.velocity.width_ppm);
+                        if moved * 1_000_000 > width {
                             return Some(CancelReason::InstrumentHalted);
                         }
                         self.last = Some(maker.price.0);
