@@ -143,7 +143,12 @@ impl Reader {
                 .map_err(JournalError::Io)?;
             self.buffer.truncate(count);
             self.buffer_at = 0;
+            let from = self.offset;
             let is_done = self.parse(count < limit)?;
+            if self.segment == segment && self.offset == from {
+                // Up to the commit position there are marks and frames, whatever a disk gives instead.
+                return Err(self.hole());
+            }
             if is_done && self.segment < segment {
                 self.segment += 1;
                 self.offset = 0;
@@ -191,19 +196,20 @@ impl Reader {
                     self.skip(left);
                     return Ok(true);
                 }
-                _ => {
-                    return Err(JournalError::Hole {
-                        file: self.storage.name(self.segment),
-                        offset: self.offset,
-                        sequence: self
-                            .ready
-                            .back()
-                            .map_or(self.position, |frame| frame.sequence),
-                    }
-                    .into());
-                }
+                _ => return Err(self.hole()),
             }
         }
+    }
+
+    /// Something is missing where the next frame should stand.
+    fn hole(&self) -> ReadError {
+        let last = self.ready.back();
+        JournalError::Hole {
+            file: self.storage.name(self.segment),
+            offset: self.offset,
+            sequence: last.map_or(self.position, |frame| frame.sequence),
+        }
+        .into()
     }
 
     fn skip(&mut self, bytes: u64) {

@@ -11,7 +11,9 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::storage::make_folder;
 
@@ -23,6 +25,13 @@ const KEEP: usize = 2;
 const CHUNK_BYTES: usize = 1 << 20;
 /// Tells the files that this process writes apart.
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
+/// When this process wrote its first, in nanoseconds since the epoch: tells it from one that is gone, which may have had the same number (in a
+/// container each life is process 1).
+static LIFE: LazyLock<u128> = LazyLock::new(|| {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos())
+});
 
 /// A state found again.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +72,7 @@ impl Snapshots {
     pub fn write(&self, sequence: u64, payload: &[u8]) -> io::Result<PathBuf> {
         make_folder(&self.dir)?;
         let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
-        let half = format!("{sequence:020}-{}-{number}.part", std::process::id());
+        let half = format!("{sequence:020}-{}-{number}.part", *LIFE);
         let (half, path) = (self.dir.join(half), self.path(sequence));
         let written = put(&half, sequence, payload).and_then(|()| std::fs::rename(&half, &path));
         if written.is_err() {
@@ -94,7 +103,7 @@ impl Snapshots {
                 good += usize::from(self.is_good(sequence));
             }
         }
-        let ours = format!("-{}-", std::process::id());
+        let ours = format!("-{}-", *LIFE);
         for entry in std::fs::read_dir(&self.dir)? {
             let entry = entry?;
             let name = entry.file_name();

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use journal::reader::ReadError;
 use journal::{
     Appender, Config, FileStorage, FrameKind, Journal, JournalError, Mode, Storage, list, walk,
     walk_after,
@@ -182,4 +183,25 @@ fn a_log_whose_beginning_is_gone_is_read_from_where_it_begins() {
         2_100
     );
     assert!(walk_after(&storage, 0, |_| Ok(())).is_err());
+}
+
+// A disk that forgets below the commit position: whoever reads on there is told, and does not wait for what will never come.
+#[test]
+fn zeros_below_the_commit_position_are_a_hole() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (journal, _) = open(folder.path(), Mode::Synced);
+    let mut appender = journal.appender();
+    fill(&journal, &mut appender, 1..=7);
+    let storage = FileStorage::with_mode(folder.path(), Mode::Synced).expect("a folder");
+    let file = folder.path().join(storage.name(1));
+    let file = std::fs::OpenOptions::new().write(true).open(file);
+    let zeros = vec![0; CONFIG.segment_bytes as usize];
+    std::os::unix::fs::FileExt::write_all_at(&file.expect("opens"), &zeros, 0).expect("written");
+    let mut reader = journal.reader(0);
+    match reader.try_next() {
+        Err(ReadError::Log(JournalError::Hole {
+            offset, sequence, ..
+        })) => assert_eq!((offset, sequence), (0, 0)),
+        other => panic!("{other:?}"),
+    }
 }

@@ -139,3 +139,16 @@ fn a_walk_sees_what_an_opening_sees_and_changes_nothing() {
     );
     assert_eq!(storage.bytes(last), before, "and left as it is");
 }
+
+#[test]
+fn what_another_life_left_half_written_goes() {
+    let dir = tempfile::tempdir().expect("folder");
+    let snapshots = Snapshots::new(dir.path());
+    // Also of one that had the same process number, as each life in a container has.
+    let half = format!("{:020}-{}-0.part", 9, std::process::id());
+    std::fs::write(dir.path().join(&half), b"half").expect("written");
+    snapshots.write(10, b"state").expect("written");
+    snapshots.prune(10).expect("pruned");
+    assert!(!dir.path().join(half).exists());
+    assert_eq!(snapshots.good().expect("listed"), [10]);
+}
