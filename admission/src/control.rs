@@ -2,7 +2,7 @@
 
 use types::command::{
     BindUser, BlockUser, CloseHold, CloseSession, Command, Defund, ExpireOrders, Fund, OpenSession,
-    SetBudget, SetInstrument, SetPhase, UnblockUser,
+    SetBudget, SetInstrument, SetKillSwitch, SetPhase, UnblockUser,
 };
 use types::{
     HoldIx, Id128, InstrumentIx, InstrumentSpec, Phase, PoolKind, RejectReason, SessionIx,
@@ -114,6 +114,24 @@ impl Admission {
             Request::ExpireOrders(instrument) => Ok(Command::ExpireOrders(ExpireOrders {
                 instrument: *instrument,
             })),
+            Request::SetKillSwitch {
+                user,
+                is_engaged,
+                key_hash,
+            } => {
+                if !user.is_none() && self.user(*user).is_none() {
+                    return Err(RejectReason::UnknownUser.into());
+                }
+                // Engaged again it has nothing to end: nothing has entered since.
+                if self.kill_switch(*user) == *is_engaged {
+                    return Err(already(Known::User(*user)));
+                }
+                Ok(Command::SetKillSwitch(SetKillSwitch {
+                    user: *user,
+                    is_engaged: *is_engaged,
+                    key_hash: *key_hash,
+                }))
+            }
             Request::New(_) | Request::Cancel(_) | Request::Amend(_) | Request::MassCancel(_) => {
                 unreachable!("orders are checked in their own file")
             }

@@ -33,6 +33,7 @@ impl Admission {
                 self.tables.users.push(User {
                     id: c.id,
                     blocked: false,
+                    is_killed: false,
                     budget_day: 0,
                     budget_minor: Minor::ZERO,
                 });
@@ -48,6 +49,11 @@ impl Admission {
             Command::CloseHold(c) => self.close_hold(c),
             Command::BlockUser(c) => self.tables.users[c.user.index()].blocked = true,
             Command::UnblockUser(c) => self.tables.users[c.user.index()].blocked = false,
+            Command::SetKillSwitch(c) => match self.tables.users.get_mut(c.user.index()) {
+                _ if c.user.is_none() => self.tables.is_killed = c.is_engaged,
+                Some(user) => user.is_killed = c.is_engaged,
+                None => panic!("a user is bound before anything is said of him"),
+            },
             Command::SetBudget(c) => {
                 let user = &mut self.tables.users[c.user.index()];
                 user.budget_day = c.day;
@@ -269,6 +275,7 @@ impl Admission {
             Command::Amend(c) => (types::command::RequestKind::Amend, c.handle),
             Command::MassCancel(_) => (types::command::RequestKind::MassCancel, Handle::NONE),
             Command::SetPhase(_)
+            | Command::SetKillSwitch(_)
             | Command::Fund(_)
             | Command::Defund(_)
             | Command::CloseHold(_) => (types::command::RequestKind::Other, Handle::NONE),

@@ -28,6 +28,9 @@ impl Admission {
         if user.blocked {
             return Err(RejectReason::UserBlocked.into());
         }
+        if user.is_killed || self.tables.is_killed {
+            return Err(RejectReason::KillSwitch.into());
+        }
         if self.is_backlogged() {
             return Err(RejectReason::SettlementBacklog.into());
         }
@@ -196,6 +199,9 @@ impl Admission {
             .is_some_and(|u| u.blocked)
         {
             return Err(RejectReason::UserBlocked.into());
+        }
+        if self.kill_switch(order.user) || self.kill_switch(UserIx::NONE) {
+            return Err(RejectReason::KillSwitch.into());
         }
         let spec = self
             .spec(order.instrument)

@@ -155,6 +155,12 @@ pub enum Request {
     },
     /// `NONE` = every instrument.
     ExpireOrders(InstrumentIx),
+    /// Engages or lifts the kill switch of a user, or of everybody (`NONE`).
+    SetKillSwitch {
+        user: UserIx,
+        is_engaged: bool,
+        key_hash: Id128,
+    },
 }
 
 impl Request {
@@ -168,6 +174,7 @@ impl Request {
             Self::Fund(r) => r.key_hash,
             Self::SetPhase { key_hash, .. }
             | Self::Defund { key_hash, .. }
+            | Self::SetKillSwitch { key_hash, .. }
             | Self::CloseHold { key_hash, .. } => *key_hash,
             _ => Id128::NONE,
         }

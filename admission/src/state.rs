@@ -20,6 +20,8 @@ table_row! {
     pub struct User {
         pub id: UserId,
         pub blocked: bool,
+        /// His kill switch is engaged (F11).
+        pub is_killed: bool,
         /// Moscow day of the budget, 0 = never set.
         pub budget_day: u32,
         /// What may still be ordered on that day.
@@ -131,6 +133,8 @@ pub struct AdmissionImage {
     /// Last command applied.
     pub sequence: Sequence,
     pub time_ns: u64,
+    /// Everybody's kill switch is engaged (F11).
+    pub is_killed: bool,
     pub instruments: Vec<Instrument>,
     pub users: Vec<User>,
     pub sessions: Vec<Session>,

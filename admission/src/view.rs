@@ -76,6 +76,21 @@ impl Admission {
             .map_or(0, |row| row.event_number)
     }
 
+    /// Is the kill switch of this user engaged; of everybody for `NONE` (F11)?
+    pub fn kill_switch(&self, user: UserIx) -> bool {
+        if user.is_none() {
+            return self.tables.is_killed;
+        }
+        let row = self.tables.users.get(user.index());
+        row.is_some_and(|row| row.is_killed)
+    }
+
+    /// Users whose own kill switch is engaged.
+    pub fn killed_users(&self) -> impl Iterator<Item = UserId> {
+        let rows = self.tables.users.iter();
+        rows.filter(|row| row.is_killed).map(|row| row.id)
+    }
+
     pub fn session(&self, session: SessionIx) -> Option<&Session> {
         self.tables.sessions.get(session.index())
     }
@@ -190,6 +205,7 @@ impl Admission {
         room.tables = AdmissionImage {
             sequence: image.sequence,
             time_ns: image.time_ns,
+            is_killed: image.is_killed,
             instruments: image.instruments.clone(),
             users: image.users.clone(),
             sessions: image.sessions.clone(),
@@ -218,7 +234,12 @@ impl Admission {
             }
         }
         for (at, slot) in image.slots.iter().enumerate() {
-            let Some(order) = &slot.order else { continue };
+            let Some(order) = &slot.order else {
+                if slot.generation == u32::MAX {
+                    room.slots.take(at as u32);
+                }
+                continue;
+            };
             room.slots.take(at as u32);
             room.note_group(order.stp_group, order.user);
             if order.client_order_id != 0 {
@@ -234,7 +255,11 @@ impl Admission {
     pub fn state_hash(&self) -> u64 {
         let mut hash = StateHash::new();
         let tables = &self.tables;
-        hash.words(&[tables.sequence.0, tables.time_ns]);
+        hash.words(&[
+            tables.sequence.0,
+            tables.time_ns,
+            u64::from(tables.is_killed),
+        ]);
         for row in &tables.instruments {
             hash.bytes(row.spec.id.as_str().as_bytes());
             hash.words(&[
@@ -250,6 +275,7 @@ impl Admission {
             hash.bytes(row.id.as_str().as_bytes());
             hash.words(&[
                 u64::from(row.blocked),
+                u64::from(row.is_killed),
                 u64::from(row.budget_day),
                 row.budget_minor.0 as u64,
             ]);

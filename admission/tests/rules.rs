@@ -390,6 +390,34 @@ fn a_blocked_user_may_cancel_only() {
 }
 
 #[test]
+fn under_a_kill_switch_one_may_cancel_only() {
+    let mut market = Market::small();
+    let order = market.place(limit(ALICE, Side::Buy, 10_000, 1));
+    let switch = |user, is_engaged| Request::SetKillSwitch {
+        user,
+        is_engaged,
+        key_hash: Id128::NONE,
+    };
+    for user in [UserIx(ALICE), UserIx::NONE] {
+        market.go(switch(user, true)).unwrap();
+        let reject = market.refuse(switch(user, true));
+        assert_eq!(reject.reason, RejectReason::DuplicateRequest);
+        for request in [
+            Request::New(limit(ALICE, Side::Buy, 10_000, 1)),
+            Request::New(limit(ALICE, Side::Sell, 10_000, 1)),
+        ] {
+            assert_eq!(market.refuse(request).reason, RejectReason::KillSwitch);
+        }
+        assert!(market.room.order(order).is_none(), "the switch ended it");
+        market.go(switch(user, false)).unwrap();
+        assert!(!market.room.kill_switch(user));
+    }
+    market.place(limit(ALICE, Side::Buy, 10_000, 1));
+    let reject = market.refuse(switch(UserIx(999), true));
+    assert_eq!(reject.reason, RejectReason::UnknownUser);
+}
+
+#[test]
 fn past_the_backlog_bound_new_orders_wait_and_cancels_pass() {
     let mut market = Market::small();
     let order = market.place(limit(ALICE, Side::Buy, 10_000, 1));

@@ -141,6 +141,7 @@ impl Book {
             Command::SetPhase(c) if c.instrument == ix => {
                 self.set_phase(c.phase, c.cancel_orders, &mut out);
             }
+            Command::SetKillSwitch(c) if c.is_engaged => self.kill_switch(c, &mut out),
             Command::SetInstrument(c) if c.spec.ix == ix => self.set_instrument(c, &mut out),
             _ => {}
         }

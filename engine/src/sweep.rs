@@ -1,7 +1,7 @@
 //! Commands that end many orders, always in one order, so that a replay ends them alike: mass cancel, kill switch and phases walk the slab in slot
 //! order; expiry goes by date, then slot, and touches the orders that are due alone.
 
-use types::command::{MassCancel, MassScope};
+use types::command::{MassCancel, MassScope, SetKillSwitch};
 use types::event::{Event, MassCancelled, PhaseChanged};
 use types::{CancelReason, Phase, PhaseCause};
 
@@ -19,6 +19,14 @@ impl Book {
                 MassScope::Group(group) => order.group == group,
             };
             in_scope && c.side.is_none_or(|side| order.side == side)
+        });
+        out.emit(Event::MassCancelled(MassCancelled { count }));
+    }
+
+    /// Engaged, it ends every order of the user, or of everybody. Lifting it is admission's alone.
+    pub(crate) fn kill_switch<S: EventSink>(&mut self, c: &SetKillSwitch, out: &mut Emitter<S>) {
+        let count = self.cancel_where(CancelReason::KillSwitch, out, |order| {
+            c.user.is_none() || order.user == c.user
         });
         out.emit(Event::MassCancelled(MassCancelled { count }));
     }

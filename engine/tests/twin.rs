@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, HashMap};
 use engine::{Book, BookConfig, BookImage, DepthLevel};
 use support::*;
 use types::command::{
-    Amend, Cancel, Command, ExpireOrders, MassCancel, MassScope, New, SetInstrument, SetPhase,
+    Amend, Cancel, Command, ExpireOrders, MassCancel, MassScope, New, SetInstrument, SetKillSwitch,
+    SetPhase,
 };
 use types::event::*;
 use types::*;
@@ -437,6 +438,13 @@ impl Twin {
                 self.events
                     .push(Event::MassCancelled(MassCancelled { count }));
             }
+            Command::SetKillSwitch(c) => {
+                let count = self.cancel_where(CancelReason::KillSwitch, |o| {
+                    c.user.is_none() || o.new.user == c.user
+                });
+                self.events
+                    .push(Event::MassCancelled(MassCancelled { count }));
+            }
             Command::ExpireOrders(_) => self.expire(now),
             Command::SetPhase(c) => self.set_phase(c.phase, c.cancel_orders),
             Command::SetInstrument(c) => {
@@ -494,7 +502,15 @@ impl Flow {
                 cancel_orders: false,
                 key_hash: Id128::NONE,
             }),
-            24..=31 => Command::MassCancel(self.mass_cancel()),
+            24..=30 => Command::MassCancel(self.mass_cancel()),
+            31 => Command::SetKillSwitch(SetKillSwitch {
+                user: match self.random.chance(20) {
+                    true => UserIx::NONE,
+                    false => UserIx(self.random.below(4) as u32),
+                },
+                is_engaged: true,
+                key_hash: Id128::NONE,
+            }),
             32..=44 => Command::ExpireOrders(ExpireOrders {
                 instrument: InstrumentIx::NONE,
             }),

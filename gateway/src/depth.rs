@@ -2,7 +2,7 @@
 //! on disk, so that nobody sees what a crash could withdraw. Nothing is cached: a snapshot is never older than the last durable order (R178, T42).
 
 use tonic::Status;
-use types::{InstrumentSpec, Lots, Phase, Sequence, Side, Ticks};
+use types::{InstrumentSpec, Lots, Phase, Sequence, Side, Ticks, UserIx};
 
 use crate::market::{Market, now_us};
 use crate::refusal;
@@ -37,8 +37,12 @@ pub struct MarketView {
     pub trades_pending: u64,
     pub trades_settled: u64,
     pub instruments: Vec<InstrumentLine>,
-    /// Only where it was asked for.
+    /// For staff alone.
     pub state_hash: Option<u64>,
+    /// Everybody's kill switch is engaged (F11).
+    pub is_killed: bool,
+    /// Whose own is; for staff alone.
+    pub killed_users: Vec<String>,
 }
 
 /// `Instrument not found` for an unknown one; empty sides for an empty book.
@@ -70,9 +74,9 @@ pub async fn book(market: &Market, instrument_id: &str, depth: u32) -> Result<Bo
     Ok(view)
 }
 
-/// State of every instrument and of settlement. `with_hash` walks the whole state while orders wait: for staff.
-pub async fn status(market: &Market, with_hash: bool) -> Result<MarketView, Status> {
-    let (instruments, state_hash, sequence) = market
+/// State of every instrument and of settlement. The hash walks the whole state while orders wait: for staff.
+pub async fn status(market: &Market, for_staff: bool) -> Result<MarketView, Status> {
+    let (instruments, state_hash, sequence, is_killed, killed_users) = market
         .inspect(move |core| {
             let lines = core.books().map(|book| InstrumentLine {
                 spec: *book.spec(),
@@ -83,8 +87,12 @@ pub async fn status(market: &Market, with_hash: bool) -> Result<MarketView, Stat
                 best_ask: book.best(Side::Sell),
             });
             let lines: Vec<InstrumentLine> = lines.collect();
-            let hash = with_hash.then(|| core.state_hash());
-            (lines, hash, core.sequence())
+            let hash = for_staff.then(|| core.state_hash());
+            let admission = core.admission();
+            let killed = admission.killed_users().filter(|_| for_staff);
+            let killed: Vec<String> = killed.map(|id| id.to_string()).collect();
+            let is_killed = admission.kill_switch(UserIx::NONE);
+            (lines, hash, core.sequence(), is_killed, killed)
         })
         .await?;
     market.durable(sequence).await?;
@@ -96,5 +104,7 @@ pub async fn status(market: &Market, with_hash: bool) -> Result<MarketView, Stat
         trades_settled: settled.trades_settled,
         instruments,
         state_hash,
+        is_killed,
+        killed_users,
     })
 }

@@ -135,6 +135,7 @@ pub fn refused(reject: &Reject) -> Status {
             rpc::status::already_exists("DUPLICATE_REQUEST", "Request was answered before")
         }
         RejectReason::UserBlocked => failed("User is blocked"),
+        RejectReason::KillSwitch => failed("Kill switch is engaged"),
         RejectReason::LimitExceeded => failed("Limit exceeded"),
         RejectReason::KycRequired => {
             rpc::status::failed_precondition("KYC_LEVEL_TOO_LOW", "KYC level too low for trading")

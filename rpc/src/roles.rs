@@ -169,6 +169,10 @@ const TABLE: &[(&str, Rows)] = &[
             ("CloseTradingHold", TRADE),
             ("ListTradingHolds", EVERYONE),
             ("SetTradingPhase", SUPERVISE),
+            (
+                "SetKillSwitch",
+                &[Trader, Investor, Operator, MarketSupervisor, Service],
+            ),
             ("GetMarketStatus", EVERYONE),
         ],
     ),

@@ -25,7 +25,7 @@ pub struct CoreImage {
     books: Vec<BookImage>,
 }
 
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Why a snapshot cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -231,6 +231,18 @@ record! {
 }
 
 record! {
+    /// The kill switch of one user or of everybody (F11). Engaged: open orders end (`KILL_SWITCH`), in slot order, and neither a new order nor an amend
+    /// enters until a command lifts it. The two levels are apart: lifting everybody's leaves a user's own engaged.
+    pub struct SetKillSwitch {
+        /// `NONE` = everybody.
+        pub user: UserIx,
+        pub is_engaged: bool,
+        /// Hash of (call, caller, idempotency key) of a gRPC call; none otherwise.
+        pub key_hash: Id128,
+    }
+}
+
+record! {
     /// Cancels every good-till-date order whose time has come, by the command's own time.
     pub struct ExpireOrders {
         /// `NONE` = every instrument of the node.
@@ -291,6 +303,7 @@ pub enum Command {
     MassCancel(MassCancel),
     ExpireOrders(ExpireOrders),
     Refused(Refused),
+    SetKillSwitch(SetKillSwitch),
 }
 
 /// Which engines a command goes to.
@@ -322,6 +335,7 @@ impl Command {
             Self::Amend(c) => Route::Instrument(c.instrument),
             Self::MassCancel(c) => one_or_all(c.instrument),
             Self::ExpireOrders(c) => one_or_all(c.instrument),
+            Self::SetKillSwitch(c) if c.is_engaged => Route::AllInstruments,
             Self::BindUser(_)
             | Self::OpenSession(_)
             | Self::CloseSession(_)
@@ -331,6 +345,7 @@ impl Command {
             | Self::BlockUser(_)
             | Self::UnblockUser(_)
             | Self::SetBudget(_)
+            | Self::SetKillSwitch(_)
             | Self::Refused(_) => Route::Admission,
         }
     }
@@ -357,6 +372,7 @@ impl Command {
             Self::MassCancel(c) => c.key_hash,
             Self::Refused(c) => c.key_hash,
             Self::SetPhase(c) => c.key_hash,
+            Self::SetKillSwitch(c) => c.key_hash,
             Self::Fund(c) => c.key_hash,
             Self::Defund(c) => c.key_hash,
             Self::CloseHold(c) => c.key_hash,
@@ -385,6 +401,7 @@ impl Command {
             Self::MassCancel(_) => "MASS_CANCEL",
             Self::ExpireOrders(_) => "EXPIRE_ORDERS",
             Self::Refused(_) => "REFUSED",
+            Self::SetKillSwitch(_) => "SET_KILL_SWITCH",
         }
     }
 }

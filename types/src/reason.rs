@@ -92,5 +92,7 @@ code_enum! {
         DuplicateRequest = 31 "DUPLICATE_REQUEST",
         /// The message cannot be read or breaks the protocol.
         Malformed = 32 "MALFORMED",
+        /// The kill switch is engaged, for the user or for everybody (F11).
+        KillSwitch = 33 "KILL_SWITCH",
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use proto::market::v1::market_service_server::MarketService;
 use proto::market::v1::*;
 use rpc::page::Key;
-use rpc::{Caller, caller};
+use rpc::{Caller, Role, caller};
 use tonic::{Request, Response, Status};
 
 use crate::depth;
@@ -385,6 +385,37 @@ impl MarketService for Api {
         Ok(reply(answered, |()| SetTradingPhaseResponse {
             instrument_id: message.instrument_id,
             phase: message.phase,
+        }))
+    }
+
+    async fn set_kill_switch(
+        &self,
+        request: Request<SetKillSwitchRequest>,
+    ) -> Result<Response<SetKillSwitchResponse>, Status> {
+        let caller = caller(&request)?.clone();
+        let message = request.into_inner();
+        let context = rpc::context::write(message.context)?;
+        let user_id = own_filter(&caller, message.user_id)?;
+        let is_own = !user_id.is_empty() && caller.user_id.as_deref() == Some(&user_id);
+        if !(is_own && message.engaged) {
+            caller.require(&[Role::Operator, Role::MarketSupervisor, Role::Service])?;
+        }
+        let key = &context.idempotency_key;
+        let key_hash = ids::key_hash("SetKillSwitch", &caller.subject, key);
+        let answered =
+            orders::set_kill_switch(&self.market, &user_id, message.engaged, key_hash).await?;
+        tracing::warn!(
+            user_id,
+            engaged = message.engaged,
+            cancelled = answered.value,
+            reason = message.reason,
+            by = caller.subject,
+            "kill switch set"
+        );
+        Ok(reply(answered, |cancelled| SetKillSwitchResponse {
+            user_id,
+            engaged: message.engaged,
+            cancelled,
         }))
     }
 

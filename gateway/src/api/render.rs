@@ -172,6 +172,8 @@ pub fn market_status(view: &MarketView) -> wire::GetMarketStatusResponse {
         trades_pending: view.trades_pending,
         trades_settled: view.trades_settled,
         instruments: instruments.collect(),
+        kill_switch_engaged: view.is_killed,
+        killed_user_ids: view.killed_users.clone(),
         state_hash: (view.state_hash.map(|hash| format!("{hash:016x}"))).unwrap_or_default(),
     }
 }

@@ -216,6 +216,7 @@ impl Fold {
             | Command::Cancel(_)
             | Command::Amend(_)
             | Command::MassCancel(_)
+            | Command::SetKillSwitch(_)
             | Command::ExpireOrders(_) => {}
         }
         None

@@ -8,14 +8,17 @@
 //! |---|---|
 //! | `place` | PlaceOrder |
 //! | `change` | CancelOrder, AmendOrder, MassCancel |
+//! | `kill` | SetKillSwitch |
 
 mod change;
+mod kill;
 mod place;
 
 use sequencer::Record;
 use tonic::Status;
 
 pub use change::{Change, MassCancel, amend, cancel, mass_cancel};
+pub use kill::set_kill_switch;
 pub use place::{NewOrder, place};
 
 use crate::ids;

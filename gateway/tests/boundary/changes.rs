@@ -202,6 +202,59 @@ async fn r143_amend_changes_price_and_total_and_the_money_behind_them() {
 }
 
 #[tokio::test]
+async fn a_kill_switch_ends_orders_and_keeps_others_out_until_supervision_lifts_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "10").await;
+    world.user("bob", "1000", "0").await;
+    let anns = world.place(buy("ann", "1", "1")).await.unwrap();
+    world.place(buy("bob", "2", "1")).await.unwrap();
+    let switch = |key: &str, user: &str, engaged: bool| SetKillSwitchRequest {
+        context: context(key),
+        user_id: user.into(),
+        engaged,
+        reason: "drill".into(),
+    };
+
+    // Her own, by herself; nobody else's, and it is not hers to lift.
+    let mut ann = world.trader("ann");
+    let mine = ann.set_kill_switch(switch("k1", "", true)).await.unwrap();
+    assert_eq!(mine.get_ref().cancelled, 1);
+    assert_eq!(mine.get_ref().user_id, "ann");
+    let again = ann.set_kill_switch(switch("k1", "", true)).await.unwrap();
+    assert_eq!(again.get_ref().cancelled, 1, "the stored answer");
+    for refused in [switch("k2", "ann", false), switch("k3", "bob", true)] {
+        let status = ann.set_kill_switch(refused).await.unwrap_err();
+        assert_eq!(status.code(), Code::PermissionDenied);
+    }
+    let refused = world.place(buy("ann", "1", "1")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert_eq!(refused.message(), "Kill switch is engaged");
+    world.place(buy("bob", "3", "1")).await.unwrap();
+
+    // Everybody's: the two levels are apart, and a restart forgets neither.
+    let all = world.operator().set_kill_switch(switch("k4", "", true));
+    assert_eq!(all.await.unwrap().get_ref().cancelled, 2);
+    let mut world = world.restart(Settings::default()).await;
+    let refused = world.place(buy("bob", "3", "1")).await.unwrap_err();
+    assert_eq!(refused.message(), "Kill switch is engaged");
+    let status = world.status().await;
+    assert!(status.kill_switch_engaged);
+    assert_eq!(status.killed_user_ids, ["ann"]);
+    let lifted = world.operator().set_kill_switch(switch("k5", "", false));
+    assert_eq!(lifted.await.unwrap().get_ref().cancelled, 0);
+    world.place(buy("bob", "3", "1")).await.unwrap();
+    let refused = world.place(buy("ann", "1", "1")).await.unwrap_err();
+    assert_eq!(refused.message(), "Kill switch is engaged");
+    let order = world.order(&anns.order_id).await.unwrap();
+    assert_eq!(order.cancel_reason, "KILL_SWITCH");
+    let hers = world.operator().set_kill_switch(switch("k6", "ann", false));
+    hers.await.unwrap();
+    world.place(buy("ann", "1", "1")).await.unwrap();
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn mass_cancel_takes_what_its_filters_name() {
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;

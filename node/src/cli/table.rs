@@ -125,6 +125,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "trading-hold" "close" "CloseTradingHold";
         "trading-hold" "list" "ListTradingHolds";
         "market" "set-phase" "SetTradingPhase";
+        "market" "kill-switch" "SetKillSwitch";
         "market" "status" "GetMarketStatus";
     }
     "platform.identity.v1.IdentityService" {

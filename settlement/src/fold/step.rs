@@ -85,6 +85,7 @@ impl Fold {
             | Command::SetBudget(_)
             | Command::Cancel(_)
             | Command::MassCancel(_)
+            | Command::SetKillSwitch(_)
             | Command::ExpireOrders(_)
             | Command::Refused(_) => Ok(()),
         }
