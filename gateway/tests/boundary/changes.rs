@@ -233,23 +233,25 @@ async fn a_kill_switch_ends_orders_and_keeps_others_out_until_supervision_lifts_
     world.place(buy("bob", "3", "1")).await.unwrap();
 
     // Everybody's: the two levels are apart, and a restart forgets neither.
-    let all = world.operator().set_kill_switch(switch("k4", "", true));
-    assert_eq!(all.await.unwrap().get_ref().cancelled, 2);
-    let mut world = world.restart(Settings::default()).await;
+    let mut operator = world.operator();
+    let all = operator.set_kill_switch(switch("k4", "", true)).await;
+    assert_eq!(all.unwrap().get_ref().cancelled, 2);
+    let world = world.restart(Settings::default()).await;
     let refused = world.place(buy("bob", "3", "1")).await.unwrap_err();
     assert_eq!(refused.message(), "Kill switch is engaged");
     let status = world.status().await;
     assert!(status.kill_switch_engaged);
     assert_eq!(status.killed_user_ids, ["ann"]);
-    let lifted = world.operator().set_kill_switch(switch("k5", "", false));
-    assert_eq!(lifted.await.unwrap().get_ref().cancelled, 0);
+    let mut operator = world.operator();
+    let lifted = operator.set_kill_switch(switch("k5", "", false)).await;
+    assert_eq!(lifted.unwrap().get_ref().cancelled, 0);
     world.place(buy("bob", "3", "1")).await.unwrap();
     let refused = world.place(buy("ann", "1", "1")).await.unwrap_err();
     assert_eq!(refused.message(), "Kill switch is engaged");
     let order = world.order(&anns.order_id).await.unwrap();
     assert_eq!(order.cancel_reason, "KILL_SWITCH");
-    let hers = world.operator().set_kill_switch(switch("k6", "ann", false));
-    hers.await.unwrap();
+    let hers = operator.set_kill_switch(switch("k6", "ann", false)).await;
+    hers.unwrap();
     world.place(buy("ann", "1", "1")).await.unwrap();
     world.stop().await;
 }
