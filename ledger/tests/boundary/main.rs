@@ -9,5 +9,6 @@ mod harness;
 mod holds;
 mod operations;
 mod reads;
+mod refusals;
 mod requests;
 mod twin;

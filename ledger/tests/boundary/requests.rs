@@ -11,13 +11,14 @@ use tower::ServiceExt;
 
 use crate::harness::*;
 
-struct Reply {
-    headers: HashMap<String, String>,
-    payload: Vec<u8>,
+/// What came back on the reply topic.
+pub struct Reply {
+    pub headers: HashMap<String, String>,
+    pub payload: Vec<u8>,
 }
 
 /// Sends a request and waits for the reply that carries its correlation id.
-async fn ask(world: &World, topic: &str, message: &impl Message) -> Reply {
+pub async fn ask(world: &World, topic: &str, message: &impl Message) -> Reply {
     let correlation = fresh();
     let reply_topic = format!("{topic}.reply");
     let mut replies = world
