@@ -183,7 +183,7 @@ async fn r039_same_key_answers_the_stored_operation() {
     world.stop().await;
 }
 
-// rows: R041 R042 R043 R044 R045 R046
+// rows: R041 R042 R043 R044 R045 R046 R257
 #[tokio::test(flavor = "multi_thread")]
 async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
     let folder = tempfile::tempdir().expect("folder");
@@ -332,7 +332,7 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
     world.stop().await;
 }
 
-// rows: R055 R056 R057
+// rows: R055 R056 R057 R249 R258
 #[tokio::test(flavor = "multi_thread")]
 async fn r056_reverted_mint_rejects_the_operation() {
     let folder = tempfile::tempdir().expect("folder");

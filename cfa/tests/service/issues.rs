@@ -173,7 +173,7 @@ async fn t32_contract_is_adopted_only_if_it_fits() {
     world.stop().await;
 }
 
-// rows: R027 R092
+// rows: R027 R092 R307
 #[tokio::test(flavor = "multi_thread")]
 async fn r027_issue_limit_holds_under_concurrency() {
     let folder = tempfile::tempdir().expect("folder");
@@ -688,7 +688,7 @@ async fn r098_buyback_of_the_whole_issue_by_call() {
     world.stop().await;
 }
 
-// rows: R330 R313 R314 R315
+// rows: R330 R313 R314 R315 R288
 #[tokio::test(flavor = "multi_thread")]
 async fn r330_http_reads_show_what_the_calls_return() {
     use tower::ServiceExt;

@@ -166,7 +166,7 @@ async fn r065_redemption_burns_pays_and_consumes_the_hold() {
     world.stop().await;
 }
 
-// rows: R067 R069 R071 R078
+// rows: R067 R069 R071 R078 R249 R251
 #[tokio::test(flavor = "multi_thread")]
 async fn r067_refusals_leave_no_operation_and_no_hold() {
     let folder = tempfile::tempdir().expect("folder");
@@ -325,7 +325,7 @@ async fn payout_of_another_is_never_released() {
     world.stop().await;
 }
 
-// rows: R079 R080 R081 R087 R088 R091
+// rows: R079 R080 R081 R087 R088 R091 R256
 #[tokio::test(flavor = "multi_thread")]
 async fn r079_failed_payout_returns_the_tokens() {
     let folder = tempfile::tempdir().expect("folder");

@@ -162,7 +162,7 @@ async fn r199_release_gives_back_once() {
     refused(answer, Code::NotFound, "HOLD_NOT_FOUND", "Hold not found");
 }
 
-// rows: R200 R225 R226 R228
+// rows: R200 R225 R226 R228 R254
 #[tokio::test]
 async fn r200_consume_ends_the_hold_once() {
     let world = World::new().await;
@@ -276,7 +276,7 @@ async fn t03_hold_is_consumed_part_by_part_and_the_rest_released() {
     assert_eq!(all.status(), HoldStatus::Consumed);
 }
 
-// rows: R227 R308
+// rows: R227 R308 R254
 #[tokio::test]
 async fn r227_expired_hold_fails_and_stays_expired() {
     let world = World::new().await;
