@@ -87,7 +87,18 @@ impl Load {
     /// # Errors
     /// The node refuses one of them.
     pub fn open(port: &Port, instruments: usize, seed: u64) -> Result<Self, NotTaken> {
-        let ask = |request: Request| -> Outcome { wait(port.call(request)) };
+        Self::open_by(|request| wait(port.call(request)), instruments, seed)
+    }
+
+    /// The same over any way to ask.
+    ///
+    /// # Errors
+    /// The node refuses one of them.
+    pub fn open_by(
+        ask: impl Fn(Request) -> Outcome,
+        instruments: usize,
+        seed: u64,
+    ) -> Result<Self, NotTaken> {
         let mut load = Self {
             random: Random::new(seed),
             instruments: Vec::new(),

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, TryLockError};
 
 use crate::aligned::Buffer;
-use crate::frame::{self, FrameKind, MARK_BYTES};
+use crate::frame::{self, FrameKind, MARK_BYTES, SMALL_BYTES, Small};
 use crate::log::{Config, Pending, Shared, Tail};
 
 /// Makes frames and hands whole units to the writer. No system call unless the writer sleeps.
@@ -12,6 +12,8 @@ pub struct Appender {
     shared: Arc<Shared>,
     /// Frames behind room for a mark.
     local: Buffer,
+    /// Where small frames are made.
+    small: Small,
     tail: Tail,
     /// The last frame ended its unit.
     is_whole: bool,
@@ -24,6 +26,7 @@ impl Appender {
         Self {
             shared,
             local: config.buffer(),
+            small: Small::default(),
             tail: start,
             is_whole: true,
             durable: start.sequence,
@@ -54,6 +57,26 @@ impl Appender {
         self.is_whole = unit_end;
     }
 
+    /// The same for a payload of at most [`SMALL_BYTES`], which `fill` writes at its place, giving its length.
+    #[inline]
+    pub fn append_small(
+        &mut self,
+        kind: FrameKind,
+        unit_end: bool,
+        sequence: u64,
+        time_ns: u64,
+        fill: impl FnOnce(&mut [u8; SMALL_BYTES]) -> usize,
+    ) {
+        let (durable, prev) = (self.durable, self.tail.crc);
+        let made = self
+            .small
+            .make(kind, unit_end, sequence, time_ns, durable, prev, fill);
+        let (frame, crc) = made;
+        self.local.extend(frame);
+        self.tail = Tail { sequence, crc };
+        self.is_whole = unit_end;
+    }
+
     /// Hands over what was appended: whole units. Waits for the writer if that is taking what was handed over before, which is a swap of buffers.
     pub fn flush(&mut self) {
         if self.local.len() > MARK_BYTES {
@@ -78,6 +101,11 @@ impl Appender {
             self.durable = self.shared.durable.load(Ordering::Acquire);
         }
         true
+    }
+
+    /// Something was appended and not handed over.
+    pub fn has_local(&self) -> bool {
+        self.local.len() > MARK_BYTES
     }
 
     /// The disk is behind by more than the bound.

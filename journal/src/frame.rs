@@ -22,6 +22,8 @@ use crate::aligned::Buffer;
 pub const HEADER_BYTES: usize = 40;
 /// Longest payload, in bytes.
 pub const PAYLOAD_BYTES_MAX: usize = 64 * 1024;
+/// Longest payload of a frame that [`crate::Appender::append_small`] makes, in bytes.
+pub const SMALL_BYTES: usize = 144;
 /// Bytes of a mark.
 pub const MARK_BYTES: usize = HEADER_BYTES + MARK_PAYLOAD_BYTES;
 /// Version written today.
@@ -95,15 +97,11 @@ pub fn write(
         !payload.is_empty() && payload.len() <= PAYLOAD_BYTES_MAX,
         "a payload of 1 to 64 KiB"
     );
-    let kind = match kind {
-        FrameKind::Command => 1,
-        FrameKind::Event => 2,
-    };
     let flags = if unit_end { FLAG_UNIT_END } else { 0 };
     let start = out.len();
     out.extend(&header(
         payload.len(),
-        kind,
+        kind.code(),
         flags,
         sequence,
         time_ns,
@@ -116,6 +114,58 @@ pub fn write(
     let crc = crc32c::crc32c(frame);
     frame[CRC_AT].copy_from_slice(&crc.to_le_bytes());
     crc
+}
+
+/// A frame that is made in one place: header, payload and padding in a row, checked there, then copied once.
+#[repr(align(64))]
+pub(crate) struct Small([u8; HEADER_BYTES + SMALL_BYTES + 8]);
+
+impl Default for Small {
+    fn default() -> Self {
+        Self([0; HEADER_BYTES + SMALL_BYTES + 8])
+    }
+}
+
+impl Small {
+    /// Makes the frame whose payload `fill` writes, giving its length; gives the frame and its checksum.
+    #[inline]
+    pub fn make(
+        &mut self,
+        kind: FrameKind,
+        unit_end: bool,
+        sequence: u64,
+        time_ns: u64,
+        durable: u64,
+        prev: u32,
+        fill: impl FnOnce(&mut [u8; SMALL_BYTES]) -> usize,
+    ) -> (&[u8], u32) {
+        let (head, rest) = self
+            .0
+            .split_first_chunk_mut::<HEADER_BYTES>()
+            .expect("longer than a header");
+        let payload = rest
+            .first_chunk_mut()
+            .expect("as long as the longest payload");
+        let length = fill(payload);
+        assert!((1..=SMALL_BYTES).contains(&length), "a small payload");
+        rest[length..length + 8].fill(0);
+        let kind = kind.code();
+        let flags = if unit_end { FLAG_UNIT_END } else { 0 };
+        *head = header(length, kind, flags, sequence, time_ns, durable, prev);
+        let frame = &mut self.0[..frame_bytes(length)];
+        let crc = crc32c::crc32c(frame);
+        frame[CRC_AT].copy_from_slice(&crc.to_le_bytes());
+        (frame, crc)
+    }
+}
+
+impl FrameKind {
+    fn code(self) -> u8 {
+        match self {
+            Self::Command => 1,
+            Self::Event => 2,
+        }
+    }
 }
 
 /// The bytes of a mark.

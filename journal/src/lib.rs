@@ -26,7 +26,7 @@ mod walk;
 mod writer;
 
 pub use appender::Appender;
-pub use frame::{Frame, FrameKind};
+pub use frame::{Frame, FrameKind, SMALL_BYTES};
 pub use log::{Commit, Config, Journal, JournalError, JournalFailed, Stats};
 pub use reader::Reader;
 pub use snapshot::{Snapshot, Snapshots};

@@ -63,11 +63,8 @@ impl SequencerHandle {
     /// # Errors
     /// [`StartError`].
     pub fn start(config: Config, backlog: Arc<Backlog>) -> Result<Self, StartError> {
-        let lock = recover::lock(&config.dir)?;
-        let storage = FileStorage::new(&config.dir, config.sync).map_err(JournalError::Io)?;
-        let mut handle = Self::start_on(config, backlog, Arc::new(storage))?;
-        handle.lock = Some(lock);
-        Ok(handle)
+        let (hot, handle) = prepare(config, backlog)?;
+        handle.run(hot)
     }
 
     /// The same on a disk of the caller's choice.
@@ -76,39 +73,13 @@ impl SequencerHandle {
         backlog: Arc<Backlog>,
         storage: Arc<dyn Storage>,
     ) -> Result<Self, StartError> {
-        let sizes = journal::Config {
-            segment_bytes: config.segment_bytes,
-            pending_bytes_max: config.pending_bytes_max,
-        };
-        let limits = limits(&backlog);
-        let snapshot_dir = config.snapshot_dir.clone();
-        let core = image::load(&snapshot_dir, Sequence(u64::MAX), limits)?
-            .unwrap_or_else(|| Core::new(limits));
-        let (journal, core) = recover::open(storage, sizes, core)?;
-        let recovered = core.sequence();
-        let gate = Arc::new(Gate::new(config.queue_capacity));
-        let stats = Arc::new(Stats::default());
-        let hot = Hot::new(
-            config,
-            core,
-            gate.clone(),
-            Keep::journal(journal.appender()),
-            backlog,
-            stats.clone(),
-        );
-        let hot = spawn(hot)?;
-        let port = Port { gate };
-        Ok(Self {
-            port,
-            journal: Some(journal),
-            snapshots: None,
-            hot: Some(hot),
-            recovered,
-            stats,
-            limits,
-            snapshot_dir,
-            lock: None,
-        })
+        let (hot, handle) = prepare_on(config, backlog, storage)?;
+        handle.run(hot)
+    }
+
+    fn run(mut self, hot: Hot) -> Result<Self, StartError> {
+        self.hot = Some(spawn(hot)?);
+        Ok(self)
     }
 
     pub fn port(&self) -> Port {
@@ -194,6 +165,57 @@ impl Drop for SequencerHandle {
     }
 }
 
+/// Recovers from the journal in `config.dir`; the hot thread is the caller's to start.
+pub(crate) fn prepare(
+    config: Config,
+    backlog: Arc<Backlog>,
+) -> Result<(Hot, SequencerHandle), StartError> {
+    let lock = recover::lock(&config.dir)?;
+    let storage = FileStorage::new(&config.dir, config.sync).map_err(JournalError::Io)?;
+    let (hot, mut handle) = prepare_on(config, backlog, Arc::new(storage))?;
+    handle.lock = Some(lock);
+    Ok((hot, handle))
+}
+
+fn prepare_on(
+    config: Config,
+    backlog: Arc<Backlog>,
+    storage: Arc<dyn Storage>,
+) -> Result<(Hot, SequencerHandle), StartError> {
+    let sizes = journal::Config {
+        segment_bytes: config.segment_bytes,
+        pending_bytes_max: config.pending_bytes_max,
+    };
+    let limits = limits(&backlog);
+    let snapshot_dir = config.snapshot_dir.clone();
+    let core = image::load(&snapshot_dir, Sequence(u64::MAX), limits)?
+        .unwrap_or_else(|| Core::new(limits));
+    let (journal, core) = recover::open(storage, sizes, core)?;
+    let recovered = core.sequence();
+    let gate = Arc::new(Gate::new(config.queue_capacity));
+    let stats = Arc::new(Stats::default());
+    let hot = Hot::new(
+        config,
+        core,
+        gate.clone(),
+        Keep::journal(journal.appender()),
+        backlog,
+        stats.clone(),
+    );
+    let handle = SequencerHandle {
+        port: Port { gate },
+        journal: Some(journal),
+        snapshots: None,
+        hot: None,
+        recovered,
+        stats,
+        limits,
+        snapshot_dir,
+        lock: None,
+    };
+    Ok((hot, handle))
+}
+
 fn spawn(hot: Hot) -> Result<JoinHandle<()>, StartError> {
     std::thread::Builder::new()
         .name("hot".to_owned())
@@ -214,20 +236,10 @@ impl Volatile {
     /// # Errors
     /// [`StartError::Thread`].
     pub fn start(config: Config, backlog: Arc<Backlog>) -> Result<Self, StartError> {
-        let core = Core::new(limits(&backlog));
-        let gate = Arc::new(Gate::new(config.queue_capacity));
-        let stats = Arc::new(Stats::default());
-        let hot = Hot::new(
-            config,
-            core,
-            gate.clone(),
-            Keep::Nothing,
-            backlog,
-            stats.clone(),
-        );
+        let (hot, port, stats) = prepare_volatile(config, backlog);
         Ok(Self {
             hot: Some(spawn(hot)?),
-            port: Port { gate },
+            port,
             stats,
         })
     }
@@ -251,6 +263,22 @@ impl Drop for Volatile {
             tracing::error!("the hot thread ended with a panic");
         }
     }
+}
+
+/// Empty books and no journal; the hot thread is the caller's to start.
+pub(crate) fn prepare_volatile(config: Config, backlog: Arc<Backlog>) -> (Hot, Port, Arc<Stats>) {
+    let core = Core::new(limits(&backlog));
+    let gate = Arc::new(Gate::new(config.queue_capacity));
+    let stats = Arc::new(Stats::default());
+    let hot = Hot::new(
+        config,
+        core,
+        gate.clone(),
+        Keep::Nothing,
+        backlog,
+        stats.clone(),
+    );
+    (hot, Port { gate }, stats)
 }
 
 fn limits(backlog: &Backlog) -> AdmissionConfig {

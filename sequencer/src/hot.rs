@@ -90,14 +90,9 @@ impl Hot {
         }
     }
 
-    /// Runs until the gate closes and everything in it is done.
-    pub fn run(mut self) {
-        // However this thread ends, who waits for it hears of it.
-        let _closing = Closing(self.gate.clone());
+    /// Opens the books that recovery found, and ends the sessions of before. First of all, and once.
+    pub fn begin(&mut self) {
         self.gate.wake.adopt();
-        if let Some(core) = self.config.core {
-            pin(core);
-        }
         for at in 0..self.core.places().len() {
             let book = self.core.places()[at]
                 .take()
@@ -106,19 +101,25 @@ impl Hot {
         }
         self.find_next_expiry();
         self.disconnect_all();
+    }
+
+    /// Runs until the gate closes and everything in it is done.
+    pub fn run(mut self) {
+        // However this thread ends, who waits for it hears of it.
+        let _closing = Closing(self.gate.clone());
+        if let Some(core) = self.config.core {
+            pin(core);
+        }
+        self.begin();
         let spin = Duration::from_micros(self.config.spin_us);
         let mut idle_since = None;
         loop {
             let is_stopping = self.gate.is_stopping.load(Ordering::Acquire);
-            let did_work = self.turn();
-            let is_handed_over = self.keep.flush();
-            self.watch_journal();
-            if did_work {
+            if self.step() {
                 idle_since = None;
-                self.publish();
                 continue;
             }
-            if !self.flights.is_empty() || !is_handed_over {
+            if !self.flights.is_empty() || !self.keep.is_handed_over() {
                 std::hint::spin_loop();
             } else if is_stopping {
                 self.keep.finish();
@@ -130,6 +131,25 @@ impl Hot {
                 self.park();
             }
         }
+    }
+
+    /// One turn and its hand-over to the journal; true when there was something to do.
+    pub fn step(&mut self) -> bool {
+        let did_work = self.turn();
+        self.keep.flush();
+        self.watch_journal();
+        if did_work {
+            self.publish();
+        }
+        did_work
+    }
+
+    /// Does what waits and hands over what is left, for an owner who turns by hand.
+    pub fn end(mut self) {
+        let _closing = Closing(self.gate.clone());
+        while self.step() || !self.flights.is_empty() {}
+        self.keep.finish();
+        self.publish();
     }
 
     /// May anything be taken?

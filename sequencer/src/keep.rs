@@ -3,55 +3,54 @@
 use journal::Appender;
 use types::{Envelope, EventEnvelope};
 
-use crate::record::Encoder;
+use crate::record;
 
 /// Where complete records go.
 pub(crate) enum Keep {
-    Journal {
-        appender: Appender,
-        encoder: Box<Encoder>,
-    },
+    Journal(Appender),
     /// A node that is gone when it stops: measurements, simulations.
     Nothing,
 }
 
 impl Keep {
     pub fn journal(appender: Appender) -> Self {
-        Self::Journal {
-            appender,
-            encoder: Box::default(),
-        }
+        Self::Journal(appender)
     }
 
     /// Adds a command and its events to what [`Keep::flush`] hands over.
     pub fn append(&mut self, command: &Envelope, events: &[EventEnvelope]) {
-        if let Self::Journal { appender, encoder } = self {
-            encoder.append(appender, command, events);
+        if let Self::Journal(appender) = self {
+            record::append(appender, command, events);
         }
     }
 
     /// Hands over what was added, unless the writer is just taking something: then false, and it is tried again in the next turn. Never waits.
     pub fn flush(&mut self) -> bool {
         match self {
-            Self::Journal { appender, .. } => appender.try_flush(),
+            Self::Journal(appender) => appender.try_flush(),
             Self::Nothing => true,
         }
     }
 
+    /// Nothing waits here for its hand-over.
+    pub fn is_handed_over(&self) -> bool {
+        !matches!(self, Self::Journal(appender) if appender.has_local())
+    }
+
     /// Hands over what is left, at the end.
     pub fn finish(&mut self) {
-        if let Self::Journal { appender, .. } = self {
+        if let Self::Journal(appender) = self {
             appender.flush();
         }
     }
 
     /// The disk is behind by more than the bound.
     pub fn is_full(&self) -> bool {
-        matches!(self, Self::Journal { appender, .. } if appender.is_full())
+        matches!(self, Self::Journal(appender) if appender.is_full())
     }
 
     /// Nothing more can be kept.
     pub fn is_failed(&self) -> bool {
-        matches!(self, Self::Journal { appender, .. } if appender.is_failed())
+        matches!(self, Self::Journal(appender) if appender.is_failed())
     }
 }

@@ -4,6 +4,7 @@
 //! - [`core`]: admission and books as one pure machine over sequenced commands; what recovery, replay and the hot thread share.
 //! - [`port`], [`ring_port`]: how requests get in and answers out, never blocking: from any thread over a queue, or over rings for a front that polls.
 //! - `hot`: the hot thread: queue, admission, sequence, rings, journal, answers. `flight`: commands between their rings. `timers`: what time owes.
+//! - [`by_hand`]: the same without a thread, turned by its owner.
 //! - `keep`: what is kept of it: the journal, or nothing.
 //! - `lane`, `crew`: the rings around each engine, and who polls it: the hot thread (`fused`), one thread (`shared`) or one each (`pinned`).
 //! - [`stats`]: counters to be read from outside.
@@ -16,9 +17,11 @@
 //! position makes it *durable*; the hot thread never waits for a disk or a lock, nor for a full ring longer than 10 ms.
 
 pub mod backlog;
+pub mod by_hand;
 pub mod config;
 pub mod core;
 mod crew;
+mod flat;
 mod flight;
 pub mod handle;
 mod hot;
@@ -39,6 +42,7 @@ mod timers;
 mod wake;
 
 pub use backlog::Backlog;
+pub use by_hand::ByHand;
 pub use config::{Clock, Config, Layout};
 pub use core::Core;
 pub use handle::{Commit, SequencerHandle, Volatile};

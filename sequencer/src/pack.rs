@@ -1,36 +1,43 @@
 //! Archives without their zeros. A command or an event is a fixed number of 8-byte words, most of them small: a journal payload is a nibble a word, how
-//! many low bytes of it follow, then those bytes, little-endian. A third of the archive's size, and as quick as copying all of it.
+//! many low bytes of it follow, then those bytes, little-endian. A third of the archive's size.
 //!
 //! ```text
 //! | lengths of the words, 4 bits each, the first in the low half | low bytes of the first word | of the second | ...
 //! ```
 
+use journal::SMALL_BYTES;
 use rkyv::util::Align;
 
-/// Longest archive, in bytes.
-pub(crate) const ARCHIVE_BYTES_MAX: usize = 128;
+use crate::flat::{WORDS_MAX, Words};
+
 /// Longest payload, in bytes.
-pub(crate) const PACKED_BYTES_MAX: usize = ARCHIVE_BYTES_MAX + tag_bytes(ARCHIVE_BYTES_MAX);
+pub(crate) const PACKED_BYTES_MAX: usize = WORDS_MAX * 8 + tag_bytes(WORDS_MAX * 8);
+
+// All lengths fit one word.
+const _: () = assert!(WORDS_MAX * 4 <= 64);
 
 /// Bytes of the lengths in front.
 const fn tag_bytes(archive: usize) -> usize {
     (archive / 8).div_ceil(2)
 }
 
-/// Packs an archive of whole words; gives the payload in `out`.
-pub(crate) fn pack<'a>(archive: &[u8], out: &'a mut [u8; PACKED_BYTES_MAX]) -> &'a [u8] {
-    let (words, rest) = archive.as_chunks::<8>();
-    assert!(rest.is_empty(), "an archive is whole words");
-    let mut at = tag_bytes(archive.len());
-    out[..at].fill(0);
-    for (number, word) in words.iter().enumerate() {
-        let zeros = u64::from_le_bytes(*word).leading_zeros() as usize / 8;
-        let length = 8 - zeros;
-        out[number / 2] |= (length as u8) << (number % 2 * 4);
-        out[at..at + 8].copy_from_slice(word);
-        at += length;
+/// Packs the archive of the first `count` words into `out`; gives the payload's length.
+#[inline]
+pub(crate) fn pack(words: &Words, count: usize, out: &mut [u8; SMALL_BYTES]) -> usize {
+    let mut at = tag_bytes(count * 8);
+    let mut tags = 0u64;
+    let mut shift = 0;
+    for word in &words[..count] {
+        // 0 for a word that is 0.
+        let length = (71 - word.leading_zeros()) / 8;
+        tags |= u64::from(length) << shift;
+        shift += 4;
+        out[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        at += length as usize;
     }
-    &out[..at]
+    let front = tag_bytes(count * 8);
+    out[..front].copy_from_slice(&tags.to_le_bytes()[..front]);
+    at
 }
 
 /// The archive of `N` bytes in a payload; `None` when there is none.
@@ -74,8 +81,13 @@ mod tests {
                     0
                 };
             }
-            let mut out = [0xff; PACKED_BYTES_MAX];
-            let packed = pack(&archive, &mut out);
+            let mut words = [0; WORDS_MAX];
+            for (word, bytes) in words.iter_mut().zip(archive.as_chunks::<8>().0) {
+                *word = u64::from_le_bytes(*bytes);
+            }
+            let mut out = [0xff; SMALL_BYTES];
+            let length = pack(&words, 13, &mut out);
+            let packed = &out[..length];
             assert!(packed.len() <= 104 + 7);
             assert_eq!(unpack::<104>(packed).map(|found| found.0), Some(archive));
             // Neither more nor less than what was packed.

@@ -1,13 +1,14 @@
 //! A command with all its events, as the journal keeps it: the unit of everything that happens behind the hot thread.
 
-use journal::{Appender, Frame, FrameKind};
+use journal::{Appender, Frame, FrameKind, SMALL_BYTES};
 use rkyv::rancor::{Error as RkyvError, Strategy};
 use rkyv::ser::writer::Buffer;
 use rkyv::util::Align;
 use types::command::ArchivedCommand;
 use types::{Command, Envelope, Event, EventEnvelope, InstrumentIx, Sequence};
 
-use crate::pack::{ARCHIVE_BYTES_MAX, PACKED_BYTES_MAX, pack, unpack};
+use crate::flat::{self, COMMAND_WORDS, EVENT_WORDS, WORDS_MAX, Words};
+use crate::pack::{PACKED_BYTES_MAX, pack, unpack};
 
 /// A journalled command and what it caused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,66 +29,58 @@ struct EventBody {
 const COMMAND_BYTES: usize = size_of::<ArchivedCommand>();
 const EVENT_BYTES: usize = size_of::<ArchivedEventBody>();
 
-const _: () = assert!(COMMAND_BYTES <= ARCHIVE_BYTES_MAX && COMMAND_BYTES.is_multiple_of(8));
-const _: () = assert!(EVENT_BYTES <= ARCHIVE_BYTES_MAX && EVENT_BYTES.is_multiple_of(8));
+const _: () = assert!(COMMAND_BYTES == COMMAND_WORDS * 8 && EVENT_BYTES == EVENT_WORDS * 8);
+const _: () = assert!(PACKED_BYTES_MAX <= SMALL_BYTES);
 
-/// Writes records into the journal's buffer; keeps the scratch space.
-pub struct Encoder {
-    archive: Align<[u8; ARCHIVE_BYTES_MAX]>,
-    packed: [u8; PACKED_BYTES_MAX],
-}
-
-impl Default for Encoder {
-    fn default() -> Self {
-        Self {
-            archive: Align([0; ARCHIVE_BYTES_MAX]),
-            packed: [0; PACKED_BYTES_MAX],
-        }
-    }
-}
-
-impl Encoder {
-    /// Appends a command and its events as one unit.
-    pub fn append(
-        &mut self,
-        appender: &mut Appender,
-        command: &Envelope,
-        events: &[EventEnvelope],
-    ) {
-        let sequence = command.sequence.get();
-        appender.append(
-            FrameKind::Command,
-            events.is_empty(),
+/// Appends a command and its events as one unit, each frame written once, where it is checked and copied from.
+pub fn append(appender: &mut Appender, command: &Envelope, events: &[EventEnvelope]) {
+    let sequence = command.sequence.get();
+    let words = flat::command(&command.command).unwrap_or_else(|| archive(&command.command));
+    appender.append_small(
+        FrameKind::Command,
+        events.is_empty(),
+        sequence,
+        command.time_ns,
+        |payload| pack(&words, COMMAND_WORDS, payload),
+    );
+    for (at, event) in events.iter().enumerate() {
+        let words = flat::event(event).unwrap_or_else(|| archive(&EventBody::from(event)));
+        appender.append_small(
+            FrameKind::Event,
+            at + 1 == events.len(),
             sequence,
             command.time_ns,
-            self.encode(&command.command),
+            |payload| pack(&words, EVENT_WORDS, payload),
         );
-        for (at, event) in events.iter().enumerate() {
-            appender.append(
-                FrameKind::Event,
-                at + 1 == events.len(),
-                sequence,
-                command.time_ns,
-                self.encode(&EventBody {
-                    number: event.number,
-                    instrument: event.instrument,
-                    index: event.index,
-                    event: event.event,
-                }),
-            );
+    }
+}
+
+impl From<&EventEnvelope> for EventBody {
+    fn from(event: &EventEnvelope) -> Self {
+        Self {
+            number: event.number,
+            instrument: event.instrument,
+            index: event.index,
+            event: event.event,
         }
     }
+}
 
-    fn encode<T>(&mut self, value: &T) -> &[u8]
-    where
-        T: for<'a> rkyv::Serialize<Strategy<Buffer<'a>, RkyvError>>,
-    {
-        let mut writer = Buffer::from(&mut *self.archive);
-        rkyv::api::serialize_using::<_, RkyvError>(value, &mut writer)
-            .expect("commands and events are plain data of fixed size");
-        let length = writer.len();
-        pack(&self.archive[..length], &mut self.packed)
+/// The archive of anything, as rkyv writes it.
+#[cold]
+fn archive<T>(value: &T) -> Words
+where
+    T: for<'a> rkyv::Serialize<Strategy<Buffer<'a>, RkyvError>>,
+{
+    let mut archive = Align([0; WORDS_MAX * 8]);
+    let mut writer = Buffer::from(&mut *archive);
+    rkyv::api::serialize_using::<_, RkyvError>(value, &mut writer)
+        .expect("commands and events are plain data of fixed size");
+    let mut words = [0; WORDS_MAX];
+    for (word, bytes) in words.iter_mut().zip(archive.as_chunks::<8>().0) {
+        *word = u64::from_le_bytes(*bytes);
     }
+    words
 }
 
 /// Reads the command of a command frame.
@@ -129,4 +122,182 @@ where
 {
     let archive = unpack::<BYTES>(payload).ok_or("its lengths do not add up")?;
     rkyv::from_bytes::<T, RkyvError>(&*archive).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use types::command::{Amend, Cancel, New};
+    use types::event::{Accepted, Amended, Cancelled, Rested, Trade};
+    use types::{
+        CancelReason, FeeRate, Handle, HoldIx, Id128, Lots, Minor, OrderType, Reserve, SessionIx,
+        Side, StpGroup, StpMode, Ticks, TimeInForce, UserIx,
+    };
+
+    use super::*;
+
+    /// SplitMix64.
+    struct Random(u64);
+
+    impl Random {
+        fn long(&mut self) -> u64 {
+            self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            let mut z = self.0;
+            z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+            z ^ (z >> 31)
+        }
+
+        fn word(&mut self) -> u32 {
+            self.long() as u32
+        }
+
+        fn flag(&mut self) -> bool {
+            self.long().is_multiple_of(2)
+        }
+
+        fn pick<T: Copy>(&mut self, all: &[T]) -> T {
+            all[self.long() as usize % all.len()]
+        }
+
+        fn handle(&mut self) -> Handle {
+            Handle {
+                slot: self.word(),
+                generation: self.word(),
+            }
+        }
+
+        fn ticks(&mut self) -> Ticks {
+            Ticks(self.long().cast_signed())
+        }
+
+        fn minor(&mut self) -> Minor {
+            Minor(self.long().cast_signed())
+        }
+
+        fn reserve(&mut self) -> Reserve {
+            Reserve {
+                main: self.minor(),
+                fee: self.minor(),
+            }
+        }
+
+        fn key(&mut self) -> Id128 {
+            Id128::from_u128(u128::from(self.long()) << 64 | u128::from(self.long()))
+        }
+
+        fn command(&mut self) -> [Command; 3] {
+            [
+                Command::New(New {
+                    post_only: self.flag(),
+                    side: self.pick(Side::ALL),
+                    order_type: self.pick(OrderType::ALL),
+                    time_in_force: self.pick(TimeInForce::ALL),
+                    stp: self.pick(StpMode::ALL),
+                    handle: self.handle(),
+                    price: self.ticks(),
+                    quantity: Lots(self.long()),
+                    instrument: InstrumentIx(self.word()),
+                    stp_group: StpGroup(self.word()),
+                    user: UserIx(self.word()),
+                    session: SessionIx(self.word()),
+                    expire_at_ns: self.long(),
+                    pool: HoldIx(self.word()),
+                    fee_rate: FeeRate(self.word()),
+                    client_order_id: self.long(),
+                    client_seq: self.long(),
+                    draw: self.reserve(),
+                    budget_minor: self.minor(),
+                    key_hash: self.key(),
+                }),
+                Command::Cancel(Cancel {
+                    handle: self.handle(),
+                    instrument: InstrumentIx(self.word()),
+                    user: UserIx(self.word()),
+                    session: SessionIx(self.word()),
+                    reason: self.pick(CancelReason::ALL),
+                    client_seq: self.long(),
+                    key_hash: self.key(),
+                }),
+                Command::Amend(Amend {
+                    handle: self.handle(),
+                    instrument: InstrumentIx(self.word()),
+                    user: UserIx(self.word()),
+                    session: SessionIx(self.word()),
+                    client_seq: self.long(),
+                    price: self.flag().then(|| self.ticks()),
+                    quantity: self.flag().then(|| Lots(self.long())),
+                    draw: self.reserve(),
+                    budget_minor: self.minor(),
+                    key_hash: self.key(),
+                }),
+            ]
+        }
+
+        fn event(&mut self) -> [Event; 5] {
+            [
+                Event::Accepted(Accepted {
+                    handle: self.handle(),
+                    side: self.pick(Side::ALL),
+                    rests: self.flag(),
+                    price: self.ticks(),
+                    open: Lots(self.long()),
+                }),
+                Event::Rested(Rested {
+                    handle: self.handle(),
+                    side: self.pick(Side::ALL),
+                    price: self.ticks(),
+                    open: Lots(self.long()),
+                }),
+                Event::Trade(Trade {
+                    taker_side: self.pick(Side::ALL),
+                    maker: self.handle(),
+                    taker: self.handle(),
+                    price: self.ticks(),
+                    quantity: Lots(self.long()),
+                    maker_open: Lots(self.long()),
+                    taker_open: Lots(self.long()),
+                    trade_number: self.long(),
+                }),
+                Event::Amended(Amended {
+                    handle: self.handle(),
+                    side: self.pick(Side::ALL),
+                    kept_priority: self.flag(),
+                    price: self.ticks(),
+                    quantity: Lots(self.long()),
+                    open: Lots(self.long()),
+                }),
+                Event::Cancelled(Cancelled {
+                    handle: self.handle(),
+                    reason: self.pick(CancelReason::ALL),
+                    quantity: Lots(self.long()),
+                }),
+            ]
+        }
+    }
+
+    #[test]
+    fn what_is_laid_flat_is_the_archive() {
+        let mut random = Random(1);
+        for _ in 0..2_000 {
+            for command in random.command() {
+                assert_eq!(
+                    flat::command(&command),
+                    Some(archive(&command)),
+                    "{command:?}"
+                );
+            }
+            for event in random.event() {
+                let envelope = EventEnvelope {
+                    sequence: Sequence(random.long()),
+                    time_ns: random.long(),
+                    number: random.long(),
+                    instrument: InstrumentIx(random.word()),
+                    index: random.word(),
+                    event,
+                };
+                let archived = archive(&EventBody::from(&envelope));
+                assert_eq!(flat::event(&envelope), Some(archived), "{event:?}");
+            }
+        }
+    }
 }

@@ -19,7 +19,7 @@ use clap::{Parser, ValueEnum};
 use hdrhistogram::Histogram;
 use sequencer::ring_port::Outcome;
 use sequencer::{
-    Backlog, Commit, Config, Layout, NotTaken, Port, Report, RingPort, SequencerHandle, Stats,
+    Backlog, ByHand, Commit, Config, Layout, NotTaken, Port, Report, RingPort, SequencerHandle, Stats,
     Volatile,
 };
 use types::Sequence;
@@ -75,6 +75,9 @@ struct Args {
     /// Core of the journal's thread; by default the scheduler chooses.
     #[arg(long)]
     journal_core: Option<usize>,
+    /// No second thread: what this many commands cost the hot thread each, in turns of 1, 8 and 64 requests.
+    #[arg(long, value_name = "COMMANDS")]
+    by_hand: Option<usize>,
     /// Draws the latencies into this SVG file.
     #[arg(long)]
     plot: Option<PathBuf>,
@@ -323,6 +326,9 @@ fn main() -> anyhow::Result<()> {
         None => tempfile::tempdir()?,
     };
     let dir = folder.path().join("journal");
+    if let Some(commands) = args.by_hand {
+        return by_hand(&args, &dir, commands);
+    }
     // Threads start on the core of their maker: the journal's before the client has pinned itself.
     if let Some(core) = args.journal_core {
         hop::pin(core);
@@ -442,6 +448,37 @@ fn main() -> anyhow::Result<()> {
         println!("durable:  {durable}");
     }
     println!("{}", allows(cores, args.no_journal));
+    Ok(())
+}
+
+/// The path without threads.
+fn by_hand(args: &Args, dir: &std::path::Path, commands: usize) -> anyhow::Result<()> {
+    let mut config = Config::new(dir);
+    config.layout = Layout::Fused;
+    let backlog = Arc::new(Backlog::new(u64::MAX, u64::MAX));
+    let node = if args.no_journal {
+        ByHand::volatile(config, backlog)
+    } else {
+        ByHand::start(config, backlog)?
+    };
+    anyhow::ensure!(hop::pin(args.hot_core), "there is no core {}", args.hot_core);
+    let costs = benches::by_hand::run(node, args.instruments, args.seed, commands)?;
+    if args.json {
+        let costs: Vec<_> = costs.iter().map(|cost| cost.json()).collect();
+        println!(
+            "{}",
+            serde_json::json!({ "commands": commands, "journal": !args.no_journal, "by_hand": costs })
+        );
+        return Ok(());
+    }
+    for cost in costs {
+        println!(
+            "{} requests a turn: {:.0} ns a command, {:.2} M commands/s",
+            cost.batch,
+            cost.ns_per_command,
+            cost.capacity_m()
+        );
+    }
     Ok(())
 }
 

@@ -1,0 +1,145 @@
+//! What a command costs the hot thread: the path turned by hand on one thread, so that nothing waits for a core, a cache line or a clock. Only the turns
+//! are timed. Of use for counting instructions too: `valgrind --tool=callgrind --toggle-collect='*ByHand::turn*'`.
+
+use std::time::{Duration, Instant};
+
+use admission::Request;
+use sequencer::ring_port::Outcome;
+use sequencer::{ByHand, NotTaken, Reply, Report, RingPort};
+
+use crate::load::Load;
+
+/// Requests given before each turn.
+pub const BATCHES: [usize; 3] = [1, 8, 64];
+/// Answers awaited at most: the journal's writer may hold up a turn for as long.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// One line of the result.
+#[derive(Clone, Copy, Debug)]
+pub struct Cost {
+    pub batch: usize,
+    pub ns_per_command: f64,
+}
+
+impl Cost {
+    /// Million commands a second, if the hot thread did nothing but this.
+    pub fn capacity_m(&self) -> f64 {
+        1e3 / self.ns_per_command
+    }
+
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::json!({
+            "batch": self.batch,
+            "ns_per_command": self.ns_per_command,
+            "capacity_per_s": 1e9 / self.ns_per_command,
+        })
+    }
+}
+
+/// Runs `commands` of the load in batches of each size of [`BATCHES`].
+///
+/// # Errors
+/// The node refuses the load or ends.
+pub fn run(
+    mut node: ByHand,
+    instruments: usize,
+    seed: u64,
+    commands: usize,
+) -> anyhow::Result<Vec<Cost>> {
+    let port = node.port();
+    let cell = std::cell::RefCell::new(&mut node);
+    let mut load = Load::open_by(
+        |request| {
+            let (reply, mut answer) = tokio::sync::oneshot::channel();
+            port.submit(request, Reply::Oneshot(reply))?;
+            while cell.borrow_mut().turn() {}
+            answer.try_recv().unwrap_or(Err(NotTaken::Stopping))
+        },
+        instruments,
+        seed,
+    )
+    .map_err(|error| anyhow::anyhow!("the load is refused: {error}"))?;
+    let mut ring = port.rings(1_024)?;
+    while node.turn() {}
+    let mut costs = Vec::new();
+    let clock = clock_cost();
+    for batch in BATCHES {
+        // The first tenth warms up.
+        turns(&mut node, &mut ring, &mut load, batch, commands / 10)?;
+        let (spent, turns) = turns(&mut node, &mut ring, &mut load, batch, commands)?;
+        let net = spent.saturating_sub(clock * u32::try_from(turns).unwrap_or(u32::MAX));
+        costs.push(Cost {
+            batch,
+            ns_per_command: net.as_secs_f64() * 1e9 / commands as f64,
+        });
+    }
+    Ok(costs)
+}
+
+/// What reading the clock twice adds to what it measures.
+fn clock_cost() -> Duration {
+    let mut least = Duration::MAX;
+    for _ in 0..1_000 {
+        let start = Instant::now();
+        least = least.min(start.elapsed());
+    }
+    least
+}
+
+/// Time spent in turns, and how many they were.
+fn turns(
+    node: &mut ByHand,
+    ring: &mut RingPort,
+    load: &mut Load,
+    batch: usize,
+    commands: usize,
+) -> anyhow::Result<(Duration, usize)> {
+    let (mut spent, mut turns) = (Duration::ZERO, 0);
+    let mut numbers = vec![0; batch];
+    let mut sent = 0;
+    while sent < commands {
+        for (tag, number) in numbers.iter_mut().enumerate() {
+            let request = load.ask();
+            *number = match &request {
+                Request::New(_) => load.number(),
+                _ => 0,
+            };
+            ring.submit(tag as u64, &request)?;
+        }
+        sent += batch;
+        let mut answered = 0;
+        let begun = Instant::now();
+        while answered < batch {
+            let start = Instant::now();
+            node.turn();
+            spent += start.elapsed();
+            turns += 1;
+            answered += read(ring, load, &numbers)?;
+            anyhow::ensure!(begun.elapsed() < PATIENCE, "the node does not answer");
+        }
+    }
+    Ok((spent, turns))
+}
+
+fn read(ring: &mut RingPort, load: &mut Load, numbers: &[u64]) -> anyhow::Result<usize> {
+    let mut answered = 0;
+    ring.poll(|report| match report {
+        Report::Taken(taken) => {
+            answered += 1;
+            let number = numbers[taken.tag as usize];
+            if number != 0 && !taken.handle.is_none() {
+                load.taken(number, taken.handle);
+                if !matches!(taken.outcome, Outcome::Rests { .. }) {
+                    load.ended(taken.handle);
+                }
+            }
+        }
+        Report::Event(event) => {
+            for handle in event.closed().into_iter().flatten() {
+                load.ended(handle);
+            }
+        }
+        Report::NotTaken { .. } => answered += 1,
+    })?;
+    Ok(answered)
+}
