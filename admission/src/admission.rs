@@ -5,11 +5,12 @@ use alloc::vec::Vec;
 
 use types::command::Refused;
 use types::{
-    AssetIx, Command, Handle, HoldIx, Id128, InstrumentId, InstrumentIx, Quote, RejectReason,
-    SessionIx, StpGroup, UserId, UserIx,
+    Command, Handle, HoldIx, Id128, InstrumentId, InstrumentIx, Quote, RejectReason, SessionIx,
+    StpGroup, UserId, UserIx,
 };
 
 use crate::client_ids::ClientIds;
+use crate::default_pools::DefaultPools;
 use crate::request::{OrderRef, Reject, Request};
 use crate::slots::FreeSlots;
 use crate::state::{AdmissionImage, OpenOrder, Seen};
@@ -54,7 +55,7 @@ pub struct Admission {
     pub(crate) sessions: BTreeMap<Id128, SessionIx>,
     pub(crate) holds: BTreeMap<Id128, HoldIx>,
     /// The open trading hold of a (user, asset).
-    pub(crate) default_pools: BTreeMap<(UserIx, AssetIx), HoldIx>,
+    pub(crate) default_pools: DefaultPools,
     /// Who may use a chosen self-trade group: the first user who named it, as far as sessions and open orders tell after a restart.
     pub(crate) groups: BTreeMap<StpGroup, UserIx>,
     pub(crate) client_ids: ClientIds,
@@ -80,7 +81,7 @@ impl Admission {
             instruments: BTreeMap::new(),
             sessions: BTreeMap::new(),
             holds: BTreeMap::new(),
-            default_pools: BTreeMap::new(),
+            default_pools: DefaultPools::default(),
             groups: BTreeMap::new(),
             client_ids: ClientIds::new(config.orders_max, config.client_id_key),
             keys: BTreeMap::new(),
@@ -92,6 +93,7 @@ impl Admission {
 
     /// Turns a request into the command to journal and apply, or says why not. Reads only: two calls without an apply between them give the
     /// same answer. `now_ns` is the time the command will be stamped with.
+    #[inline]
     pub fn admit(&self, request: &Request, now_ns: u64) -> Result<Command, Reject> {
         match request {
             Request::New(r) => self.admit_new(r, now_ns).map(Command::New),

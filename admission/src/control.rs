@@ -232,12 +232,12 @@ impl Admission {
                 {
                     return Err(RejectReason::UnknownInstrument.into());
                 }
-                let default = self.default_pools.get(&(r.user, r.asset));
+                let default = self.default_pools.get(r.user, r.asset);
                 if r.kind == PoolKind::Trading
                     && let Some(open) = default
                 {
                     // One trading hold a (user, sub-account, node): T49.
-                    return Err(Reject::with(RejectReason::HoldInUse, Known::Hold(*open)));
+                    return Err(Reject::with(RejectReason::HoldInUse, Known::Hold(open)));
                 }
                 HoldIx(self.tables.pools.len() as u32)
             }

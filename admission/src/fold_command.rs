@@ -150,7 +150,7 @@ impl Admission {
             });
             self.holds.insert(c.hold_id, c.hold);
             if c.kind == PoolKind::Trading {
-                let before = self.default_pools.insert((c.user, c.asset), c.hold);
+                let before = self.default_pools.insert(c.user, c.asset, c.hold);
                 assert!(before.is_none(), "one trading hold a sub-account and node");
             }
         }
@@ -181,7 +181,7 @@ impl Admission {
         pool.free = Minor::ZERO;
         pool.closed = true;
         if pool.kind == PoolKind::Trading {
-            self.default_pools.remove(&(pool.user, pool.asset));
+            self.default_pools.remove(pool.user, pool.asset);
         }
     }
 

@@ -8,7 +8,7 @@ use types::event::{Event, Trade};
 use types::{EventEnvelope, Handle, Lots, Minor, Reserve, Side, Terms, Ticks, reserve};
 
 use crate::admission::Admission;
-use crate::state::OpenOrder;
+use crate::state::{OpenOrder, Pool};
 
 /// What one event did to one order's money.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,9 +36,49 @@ impl Effects {
     }
 }
 
+/// Hears what an event did to an order; of a trade the maker first.
+trait Hear {
+    fn hear(&mut self, order: &OpenOrder, spent: Reserve, returned: Reserve, closed: bool);
+}
+
+impl Hear for Effects {
+    fn hear(&mut self, order: &OpenOrder, spent: Reserve, returned: Reserve, closed: bool) {
+        let place = if self.order.is_none() {
+            &mut self.order
+        } else {
+            &mut self.taker
+        };
+        *place = Some(Effect {
+            order: *order,
+            spent,
+            returned,
+            closed,
+        });
+    }
+}
+
+/// Nobody listens: nothing is copied.
+impl Hear for () {
+    #[inline(always)]
+    fn hear(&mut self, _: &OpenOrder, _: Reserve, _: Reserve, _: bool) {}
+}
+
 impl Admission {
-    /// Applies the next event of its instrument. Panics on a gap in the instrument's numbers, or on an event of a command not applied yet.
+    /// Applies the next event of its instrument and gives what it did. Panics on a gap in the instrument's numbers, or on an event of a command not
+    /// applied yet.
     pub fn apply_event(&mut self, envelope: &EventEnvelope) -> Effects {
+        let mut effects = Effects::default();
+        self.fold(envelope, &mut effects);
+        effects
+    }
+
+    /// The same for who does not ask what it did.
+    pub fn apply_event_unheard(&mut self, envelope: &EventEnvelope) {
+        self.fold(envelope, &mut ());
+    }
+
+    #[inline]
+    fn fold(&mut self, envelope: &EventEnvelope, heard: &mut impl Hear) {
         assert!(
             envelope.sequence <= self.tables.sequence,
             "events follow their command"
@@ -51,14 +91,10 @@ impl Admission {
         );
         instrument.event_number = envelope.number;
         let terms = instrument.spec.terms;
-        let one = |effect: Effect| Effects {
-            order: Some(effect),
-            taker: None,
-        };
         match &envelope.event {
-            Event::Trade(e) => self.trade(&terms, e),
-            Event::Rejected(e) => one(self.close(e.handle, Reserve::ZERO)),
-            Event::Cancelled(e) => one(self.close(e.handle, Reserve::ZERO)),
+            Event::Trade(e) => self.trade(&terms, e, heard),
+            Event::Rejected(e) => self.close(e.handle, Reserve::ZERO, heard),
+            Event::Cancelled(e) => self.close(e.handle, Reserve::ZERO, heard),
             Event::Reduced(e) => {
                 let order = self.order_mut(e.handle);
                 order.open = e.open;
@@ -66,42 +102,37 @@ impl Admission {
                 if order.amends_pending == 0 {
                     order.quantity_worst = order.quantity;
                 }
-                one(self.settle(e.handle, &terms, Reserve::ZERO))
+                self.settle(e.handle, &terms, Reserve::ZERO, heard);
             }
             Event::Amended(e) => {
                 let order = self.order_mut(e.handle);
                 order.price = e.price;
                 order.quantity = e.quantity;
                 order.open = e.open;
-                one(self.amend_done(e.handle, &terms))
+                self.amend_done(e.handle, &terms, heard);
             }
             // The order may have ended before its amend arrived: then everything has gone back already.
-            Event::AmendRejected(e) if self.order(e.handle).is_none() => Effects::default(),
-            Event::AmendRejected(e) => one(self.amend_done(e.handle, &terms)),
+            Event::AmendRejected(e) if self.order(e.handle).is_none() => {}
+            Event::AmendRejected(e) => self.amend_done(e.handle, &terms, heard),
             // A book may halt by itself (F08). A phase that a command has set comes back to where it is.
             Event::PhaseChanged(e) => {
                 let row = &mut self.tables.instruments[envelope.instrument.index()];
                 row.spec.phase = e.phase;
-                Effects::default()
             }
             Event::Accepted(_)
             | Event::Rested(_)
             | Event::CancelRejected(_)
-            | Event::MassCancelled(_) => Effects::default(),
+            | Event::MassCancelled(_) => {}
         }
     }
 
-    fn trade(&mut self, terms: &Terms, e: &Trade) -> Effects {
-        let maker = self.fill(terms, e.maker, e.price, e.quantity, e.maker_open);
-        let taker = self.fill(terms, e.taker, e.price, e.quantity, e.taker_open);
-        assert_ne!(maker.order.side, taker.order.side);
-        Effects {
-            order: Some(maker),
-            taker: Some(taker),
-        }
+    fn trade(&mut self, terms: &Terms, e: &Trade, heard: &mut impl Hear) {
+        let maker = self.fill(terms, e.maker, e.price, e.quantity, e.maker_open, heard);
+        let taker = self.fill(terms, e.taker, e.price, e.quantity, e.taker_open, heard);
+        assert_ne!(maker, taker, "a trade has two sides");
     }
 
-    /// One order's view of a trade.
+    /// One order's view of a trade; gives its side.
     fn fill(
         &mut self,
         terms: &Terms,
@@ -109,7 +140,8 @@ impl Admission {
         price: Ticks,
         quantity: Lots,
         open_after: Lots,
-    ) -> Effect {
+        heard: &mut impl Hear,
+    ) -> Side {
         let order = self.order_mut(handle);
         let value = terms
             .value(price, quantity)
@@ -134,15 +166,17 @@ impl Admission {
         );
         order.done = done;
         order.open = open_after;
+        let side = order.side;
         if open_after.is_zero() {
-            self.close(handle, spent)
+            self.close(handle, spent, heard);
         } else {
-            self.settle(handle, terms, spent)
+            self.settle(handle, terms, spent, heard);
         }
+        side
     }
 
     /// An amend has come to pass or was refused.
-    fn amend_done(&mut self, handle: Handle, terms: &Terms) -> Effect {
+    fn amend_done(&mut self, handle: Handle, terms: &Terms, heard: &mut impl Hear) {
         let order = self.order_mut(handle);
         order.amends_pending = order
             .amends_pending
@@ -152,11 +186,11 @@ impl Admission {
             order.price_worst = order.price;
             order.quantity_worst = order.quantity;
         }
-        self.settle(handle, terms, Reserve::ZERO)
+        self.settle(handle, terms, Reserve::ZERO, heard);
     }
 
     /// Sets the reserve of an order that lives on, returns the rest to its pool.
-    fn settle(&mut self, handle: Handle, terms: &Terms, spent: Reserve) -> Effect {
+    fn settle(&mut self, handle: Handle, terms: &Terms, spent: Reserve, heard: &mut impl Hear) {
         let order = self.order_mut(handle);
         let before = order.reserved;
         let formula = reserve(
@@ -179,55 +213,36 @@ impl Admission {
         };
         let returned = less(before, after, spent);
         order.reserved = after;
-        let order = *order;
-        self.move_money(&order, spent, returned);
-        Effect {
-            order,
-            spent,
-            returned,
-            closed: false,
-        }
+        heard.hear(order, spent, returned, false);
+        let pool = order.pool;
+        move_money(self.pool_mut(pool), spent, returned);
     }
 
     /// Ends an order: everything it still reserves goes back, its slot is free.
-    fn close(&mut self, handle: Handle, spent: Reserve) -> Effect {
+    fn close(&mut self, handle: Handle, spent: Reserve, heard: &mut impl Hear) {
         let order = self.order_mut(handle);
         let returned = less(order.reserved, Reserve::ZERO, spent);
         order.reserved = Reserve::ZERO;
         order.amends_pending = 0;
-        let order = *order;
         assert!(
             !returned.main.is_negative() && !returned.fee.is_negative(),
             "an order never spends more than it reserved"
         );
-        self.move_money(&order, spent, returned);
+        heard.hear(order, spent, returned, true);
+        let (pool, instrument) = (order.pool, order.instrument);
+        let (user, client_order_id) = (order.user, order.client_order_id);
         self.tables.slots[handle.slot as usize].order = None;
+        let pool = self.pool_mut(pool);
+        move_money(pool, spent, returned);
+        pool.open_orders -= 1;
+        self.tables.instruments[instrument.index()].open_orders -= 1;
         if handle.generation < u32::MAX {
             // A slot whose generations are used up is retired.
             self.slots.give_back(handle.slot);
         }
-        self.pool_mut(order.pool).open_orders -= 1;
-        self.tables.instruments[order.instrument.index()].open_orders -= 1;
-        if order.client_order_id != 0 {
-            self.client_ids
-                .remove(order.user, order.client_order_id, handle.slot);
+        if client_order_id != 0 {
+            self.client_ids.remove(user, client_order_id, handle.slot);
         }
-        Effect {
-            order,
-            spent,
-            returned,
-            closed: true,
-        }
-    }
-
-    fn move_money(&mut self, order: &OpenOrder, spent: Reserve, returned: Reserve) {
-        let pool = self.pool_mut(order.pool);
-        pool.reserved -= spent.total() + returned.total();
-        pool.free += returned.total();
-        assert!(
-            !pool.free.is_negative() && !pool.reserved.is_negative(),
-            "a pool never gives what it lacks"
-        );
     }
 
     fn order_mut(&mut self, handle: Handle) -> &mut OpenOrder {
@@ -239,6 +254,17 @@ impl Admission {
     }
 }
 
+#[inline]
+fn move_money(pool: &mut Pool, spent: Reserve, returned: Reserve) {
+    pool.reserved -= spent.total() + returned.total();
+    pool.free += returned.total();
+    assert!(
+        !pool.free.is_negative() && !pool.reserved.is_negative(),
+        "a pool never gives what it lacks"
+    );
+}
+
+#[inline]
 fn less(before: Reserve, after: Reserve, spent: Reserve) -> Reserve {
     Reserve {
         main: before.main - after.main - spent.main,

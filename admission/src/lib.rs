@@ -12,7 +12,7 @@
 //! | `orders` | checks of a client's requests: new, cancel, amend, mass cancel |
 //! | `control` | checks of everything else: binding, funding, phases, blocks |
 //! | `fold_command`, `fold_event` | the two ways in which the state changes |
-//! | `slots`, `client_ids` | free slots of the order table; open orders by their user's own id |
+//! | `slots`, `client_ids`, `default_pools` | free slots of the order table; open orders by their user's own id; trading holds by user |
 //! | `view` | totals, lookups, state hash, snapshot, invariants |
 //!
 //! What the *book* refuses (phase, band, post-only: D13) is not checked here: such an order exists, as REJECTED.
@@ -24,6 +24,7 @@ extern crate alloc;
 mod admission;
 mod client_ids;
 mod control;
+mod default_pools;
 mod fold_command;
 mod fold_event;
 mod orders;

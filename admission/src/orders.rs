@@ -138,9 +138,9 @@ impl Admission {
     fn choose_pool(&self, r: &NewRequest, asset: AssetIx) -> Result<HoldIx, Reject> {
         let pool = match r.pool {
             Some(pool) => pool,
-            None => *self
+            None => self
                 .default_pools
-                .get(&(r.user, asset))
+                .get(r.user, asset)
                 .ok_or(RejectReason::NoTradingHold)?,
         };
         let row = self.pool(pool).ok_or(RejectReason::UnknownHold)?;

@@ -119,13 +119,12 @@ impl Admission {
 
     /// The open trading hold of a user for an asset.
     pub fn default_pool(&self, user: UserIx, asset: AssetIx) -> Option<HoldIx> {
-        self.default_pools.get(&(user, asset)).copied()
+        self.default_pools.get(user, asset)
     }
 
     /// The open trading holds of a user.
     pub fn trading_pools(&self, user: UserIx) -> impl Iterator<Item = HoldIx> {
-        let all = (user, AssetIx::MONEY)..=(user, AssetIx::LAST);
-        self.default_pools.range(all).map(|(_, hold)| *hold)
+        self.default_pools.of(user)
     }
 
     /// Every pool, closed ones included, by index.
@@ -230,7 +229,7 @@ impl Admission {
             let hold = HoldIx(at as u32);
             room.holds.insert(row.hold_id, hold);
             if row.kind == PoolKind::Trading && !row.closed {
-                room.default_pools.insert((row.user, row.asset), hold);
+                room.default_pools.insert(row.user, row.asset, hold);
             }
         }
         for (at, slot) in image.slots.iter().enumerate() {

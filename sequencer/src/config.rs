@@ -85,10 +85,11 @@ impl Config {
             segment_bytes: 16 << 20,
             pending_bytes_max: 32 << 20,
             clock: Arc::new(|| {
-                let since = SystemTime::now()
-                    .duration_since(UNIX_EPOCH)
-                    .unwrap_or_default();
-                u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+                let since = SystemTime::now().duration_since(UNIX_EPOCH);
+                // Before 1970, or after 2554, nobody trades here.
+                let since = since.unwrap_or_default();
+                let seconds = since.as_secs().saturating_mul(1_000_000_000);
+                seconds.saturating_add(u64::from(since.subsec_nanos()))
             }),
         }
     }

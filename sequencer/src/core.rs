@@ -132,7 +132,7 @@ impl Core {
     /// Feeds back an event that an engine has reported.
     pub(crate) fn event(&mut self, event: &EventEnvelope) {
         self.trades += u64::from(matches!(event.event, Event::Trade(_)));
-        self.admission.apply_event(event);
+        self.admission.apply_event_unheard(event);
     }
 
     pub(crate) fn quote(&mut self, instrument: InstrumentIx, quote: Quote) {

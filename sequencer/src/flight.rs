@@ -1,14 +1,15 @@
 //! Commands under way: sequenced, given to their engines, not yet complete. They leave in sequence, each with all its events, so that the
 //! journal's units stand in order whatever order the engines answer in.
-
-use std::collections::VecDeque;
+//!
+//! A ring of places that are filled and read where they lie: nothing of a flight is moved. Whenever none is under way the first place is the next one, so
+//! that a path without a backlog stays in the cache.
 
 use types::{Envelope, EventEnvelope, Sequence};
 
 use crate::port::Reply;
 
-/// Lists of events kept for reuse; longer ones than this are given back to the allocator.
-const SPARE_EVENTS_MAX: usize = 1_024;
+/// A list of events longer than this is given back to the allocator.
+const EVENTS_KEPT_MAX: usize = 1_024;
 /// Room of a new list: most commands cause fewer events.
 const EVENTS_ROOM: usize = 16;
 
@@ -32,56 +33,79 @@ pub(crate) struct Flight {
     pub owed: Owed,
 }
 
+impl Flight {
+    /// The events, to be kept elsewhere.
+    pub fn take_events(&mut self) -> Vec<EventEnvelope> {
+        std::mem::replace(&mut self.events, Vec::with_capacity(EVENTS_ROOM))
+    }
+}
+
 pub(crate) struct Flights {
-    queue: VecDeque<Flight>,
-    /// Empty lists that had a flight before.
-    spare: Vec<Vec<EventEnvelope>>,
+    places: Box<[Flight]>,
+    /// Place of the first.
+    head: usize,
+    count: usize,
 }
 
 impl Flights {
-    /// Room for `count` commands under way.
-    pub fn new(count: usize) -> Self {
-        Self {
-            queue: VecDeque::with_capacity(count),
+    /// Room for `count` commands under way, a power of two. `nothing` fills what has not been used.
+    pub fn new(count: usize, nothing: Envelope) -> Self {
+        assert!(count.is_power_of_two());
+        let place = |_| Flight {
+            command: nothing,
             // All of them at once: how many are under way must not decide whether memory is asked for.
-            spare: (0..count)
-                .map(|_| Vec::with_capacity(EVENTS_ROOM))
-                .collect(),
+            events: Vec::with_capacity(EVENTS_ROOM),
+            waiting: 0,
+            is_mixed: false,
+            owed: Owed::Reply(Reply::None),
+        };
+        Self {
+            places: (0..count).map(place).collect(),
+            head: 0,
+            count: 0,
         }
     }
 
+    pub fn room(&self) -> usize {
+        self.places.len() - self.count
+    }
+
     pub fn len(&self) -> usize {
-        self.queue.len()
+        self.count
     }
 
     pub fn is_empty(&self) -> bool {
-        self.queue.is_empty()
+        self.count == 0
     }
 
     /// The first command under way; behind all that ever were when none is.
     pub fn first(&self) -> Sequence {
-        self.queue
-            .front()
-            .map_or(Sequence(u64::MAX), |flight| flight.command.sequence)
+        if self.count == 0 {
+            return Sequence(u64::MAX);
+        }
+        self.places[self.head].command.sequence
     }
 
-    /// A command on its way to `engines` engines.
+    /// A command on its way to `engines` engines. Panics without room.
+    #[inline]
     pub fn start(&mut self, command: &Envelope, engines: usize, owed: Owed) {
-        let events = self.spare.pop();
-        self.queue.push_back(Flight {
-            command: *command,
-            events: events.unwrap_or_else(|| Vec::with_capacity(EVENTS_ROOM)),
-            waiting: engines,
-            is_mixed: engines > 1,
-            owed,
-        });
+        assert!(self.count < self.places.len(), "room was looked at before");
+        let place = self.place(self.count);
+        self.count += 1;
+        let flight = &mut self.places[place];
+        flight.command = *command;
+        flight.waiting = engines;
+        flight.is_mixed = engines > 1;
+        flight.owed = owed;
     }
 
+    #[inline]
     pub fn event(&mut self, event: &EventEnvelope) {
         self.at(event.sequence).events.push(*event);
     }
 
     /// One engine has finished with a command.
+    #[inline]
     pub fn done(&mut self, sequence: Sequence) {
         let flight = self.at(sequence);
         flight.waiting -= 1;
@@ -92,28 +116,37 @@ impl Flights {
         }
     }
 
-    /// The next command in sequence, when it is complete.
-    pub fn land(&mut self) -> Option<Flight> {
-        if self.queue.front()?.waiting > 0 {
-            return None;
-        }
-        self.queue.pop_front()
+    /// The next command in sequence, when it is complete; [`Flights::leave`] is owed for it.
+    #[inline]
+    pub fn complete(&mut self) -> Option<&mut Flight> {
+        let flight = &mut self.places[self.head];
+        (self.count > 0 && flight.waiting == 0).then_some(flight)
     }
 
-    /// Keeps a list of events for a later flight.
-    pub fn reuse(&mut self, mut events: Vec<EventEnvelope>) {
-        if events.capacity() <= SPARE_EVENTS_MAX && self.spare.len() < self.spare.capacity() {
-            events.clear();
-            self.spare.push(events);
+    /// The first command is dealt with; its place is free.
+    #[inline]
+    pub fn leave(&mut self) {
+        let events = &mut self.places[self.head].events;
+        if events.capacity() > EVENTS_KEPT_MAX {
+            *events = Vec::with_capacity(EVENTS_ROOM);
         }
+        events.clear();
+        self.count -= 1;
+        self.head = if self.count == 0 { 0 } else { self.place(1) };
     }
 
+    #[inline]
     fn at(&mut self, sequence: Sequence) -> &mut Flight {
-        let first = self
-            .queue
-            .front()
-            .map_or(0, |flight| flight.command.sequence.get());
-        let at = usize::try_from(sequence.get() - first).expect("commands under way fit memory");
-        &mut self.queue[at]
+        let first = self.places[self.head].command.sequence.get();
+        let behind =
+            usize::try_from(sequence.get() - first).expect("commands under way fit memory");
+        assert!(behind < self.count, "only commands under way are reported");
+        let place = self.place(behind);
+        &mut self.places[place]
+    }
+
+    #[inline]
+    fn place(&self, behind: usize) -> usize {
+        (self.head + behind) & (self.places.len() - 1)
     }
 }

@@ -9,14 +9,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use admission::Request;
-use types::command::Route;
-use types::{Command, Envelope, Sequence};
+use types::command::{ExpireOrders, Route};
+use types::{Command, Envelope, InstrumentIx, Sequence};
 
 use crate::backlog::Backlog;
 use crate::config::Config;
 use crate::core::Core;
 use crate::crew::{Crew, pin};
-use crate::flight::{Flight, Flights, Owed};
+use crate::flight::{Flights, Owed};
 use crate::keep::Keep;
 use crate::lane::{Lane, Report, connect};
 use crate::port::{Gate, Job, NotTaken, Reply};
@@ -32,6 +32,8 @@ mod time;
 const TURN_REQUESTS: usize = 256;
 /// Commands under way at once; with more, requests wait in the queue.
 const FLIGHTS_MAX: usize = 8_192;
+/// Looks for requests between two turns of an idle thread that spins.
+const LOOKS: usize = 16;
 /// How long a full ring is tried, with reports drained meanwhile, before the request is `BUSY`: longer than a scheduler's slice, so that an engine
 /// whose core was taken away for a moment costs no order.
 const ROOM_WAIT: Duration = Duration::from_millis(10);
@@ -83,7 +85,7 @@ impl Hot {
             busy: Vec::new(),
             next_expiry_ns: None,
             expiring: Sequence::ZERO,
-            flights: Flights::new(FLIGHTS_MAX),
+            flights: Flights::new(FLIGHTS_MAX, nothing()),
             rings: Vec::new(),
             stats,
             tally: Tally::default(),
@@ -126,10 +128,20 @@ impl Hot {
                 self.publish();
                 return;
             } else if idle_since.get_or_insert_with(Instant::now).elapsed() < spin {
-                std::hint::spin_loop();
+                self.watch();
             } else {
                 self.park();
             }
+        }
+    }
+
+    /// Looks for requests alone, for a moment: what a whole turn would look at besides has no hurry.
+    fn watch(&self) {
+        for _ in 0..LOOKS {
+            if self.rings.iter().any(RingEnd::has_request) || !self.gate.queue.is_empty() {
+                return;
+            }
+            std::hint::spin_loop();
         }
     }
 
@@ -205,7 +217,7 @@ impl Hot {
             did_work |= self.serve_ring(at);
         }
         for _ in 0..TURN_REQUESTS {
-            if self.flights.len() >= FLIGHTS_MAX {
+            if self.flights.room() == 0 {
                 break;
             }
             let Some(job) = self.gate.queue.pop() else {
@@ -213,7 +225,10 @@ impl Hot {
             };
             did_work = true;
             match job {
-                Job::Request(request, reply) => self.serve(&request, Owed::Reply(reply)),
+                Job::Request(request, reply) => {
+                    let now_ns = (self.config.clock)();
+                    self.serve(&request, now_ns, Owed::Reply(reply));
+                }
                 Job::Inspect(read) => self.show(read),
                 Job::Attach(ring) => {
                     if self.flights.is_empty() {
@@ -227,25 +242,25 @@ impl Hot {
         did_work
     }
 
-    /// Takes what one front has asked; true when there was anything.
-    fn serve_ring(&mut self, at: usize) -> bool {
+    /// Takes what one front has asked; true when there was anything. What came out of its ring together has one time.
+    fn serve_ring(&mut self, port: usize) -> bool {
+        if !self.rings[port].fill() {
+            return false;
+        }
+        let now_ns = (self.config.clock)();
         let mut did_work = false;
-        for _ in 0..TURN_REQUESTS {
-            if self.flights.len() >= FLIGHTS_MAX {
-                break;
-            }
-            let Some((tag, request)) = self.rings[at].next() else {
-                break;
-            };
+        while self.flights.room() > 0
+            && let Some((tag, request)) = self.rings[port].next()
+        {
             did_work = true;
-            self.serve(&request, Owed::Ring { port: at, tag });
+            self.serve(&request, now_ns, Owed::Ring { port, tag });
             self.pump();
         }
         did_work
     }
 
-    fn serve(&mut self, request: &Request, owed: Owed) {
-        match self.admit(request) {
+    fn serve(&mut self, request: &Request, now_ns: u64, owed: Owed) {
+        match self.admit(request, now_ns) {
             Ok(envelope) => self.launch(&envelope, owed),
             Err(no) => {
                 self.tally.not_taken += 1;
@@ -260,13 +275,14 @@ impl Hot {
 
     /// A request in the platform's own name.
     fn own_request(&mut self, request: &Request) -> Result<(), NotTaken> {
-        let envelope = self.admit(request)?;
+        let envelope = self.admit(request, (self.config.clock)())?;
         self.launch(&envelope, Owed::Reply(Reply::None));
         Ok(())
     }
 
-    /// Turns a request into the next command, or says why not. Changes nothing but what engines report meanwhile.
-    fn admit(&mut self, request: &Request) -> Result<Envelope, NotTaken> {
+    /// Turns a request into the next command, or says why not. Changes nothing but what engines report meanwhile. Journalled time never goes back, also
+    /// when the clock does.
+    fn admit(&mut self, request: &Request, mut now_ns: u64) -> Result<Envelope, NotTaken> {
         self.journal()?;
         self.core.set_backlog(
             self.backlog.pending_trades.load(Ordering::Relaxed),
@@ -274,7 +290,7 @@ impl Hot {
         );
         let mut waiting_since = None;
         loop {
-            let now_ns = (self.config.clock)().max(self.core.time_ns());
+            now_ns = now_ns.max(self.core.time_ns());
             let admission = self.core.admission();
             let command = match admission.admit(request, now_ns) {
                 Ok(command) => command,
@@ -300,6 +316,7 @@ impl Hot {
                     std::thread::yield_now();
                 }
             }
+            now_ns = (self.config.clock)();
         }
     }
 
@@ -358,10 +375,8 @@ impl Hot {
             let lane = &mut self.lanes[place];
             let expiry_ns = lane.next_expiry_ns;
             did_work |= lane.drain(|report| match report {
-                Report::Event(event) => {
-                    core.event(event);
-                    flights.event(event);
-                }
+                // Folded when its command lands.
+                Report::Event(event) => flights.event(event),
                 Report::Quote(instrument, quote) => core.quote(*instrument, *quote),
                 Report::Done { sequence, .. } => flights.done(*sequence),
                 Report::Nothing => {}
@@ -376,9 +391,8 @@ impl Hot {
         if is_expiry_new {
             self.find_next_expiry();
         }
-        while let Some(flight) = self.flights.land() {
+        while self.land() {
             did_work = true;
-            self.land(flight);
         }
         if !did_work && !self.flights.is_empty() {
             self.check_crew();
@@ -386,35 +400,46 @@ impl Hot {
         did_work
     }
 
-    /// A command is complete: it goes to who asked, *accepted*, and into the journal's buffer.
-    fn land(&mut self, flight: Flight) {
-        let Flight {
-            command,
-            events,
-            owed,
-            ..
-        } = flight;
-        self.tally.events += events.len() as u64;
-        match owed {
-            Owed::Ring { port, tag } => {
-                // Who polls has its answer first; both are memory, and this round hands the journal its part.
-                self.rings[port].taken(tag, &command, &events);
-                self.keep.append(&command, &events);
-                self.flights.reuse(events);
-            }
-            Owed::Reply(Reply::None) => {
-                self.keep.append(&command, &events);
-                self.flights.reuse(events);
-            }
-            Owed::Reply(reply) => {
-                self.keep.append(&command, &events);
-                reply.send(Ok(Record { command, events }));
-            }
+    /// If the next command is complete, it goes to who asked, *accepted*, then into admission's state and the journal's buffer: whoever polls has
+    /// the answer while the rest is done. Nothing is taken in between, so nobody can ask about a state without it.
+    fn land(&mut self) -> bool {
+        let Some(flight) = self.flights.complete() else {
+            return false;
+        };
+        let command = &flight.command;
+        self.tally.events += flight.events.len() as u64;
+        if let Owed::Ring { port, tag } = flight.owed {
+            self.rings[port].taken(tag, command, &flight.events);
         }
+        for event in &flight.events {
+            self.core.event(event);
+        }
+        self.keep.append(command, &flight.events);
+        let owed = std::mem::replace(&mut flight.owed, Owed::Reply(Reply::None));
+        if let Owed::Reply(reply) = owed
+            && !matches!(reply, Reply::None)
+        {
+            let command = flight.command;
+            let events = flight.take_events();
+            reply.send(Ok(Record { command, events }));
+        }
+        self.flights.leave();
+        true
     }
 
     fn check_crew(&self) {
         assert!(!self.crew.is_broken(), "an engine thread has ended");
+    }
+}
+
+/// Stands where no command has been.
+fn nothing() -> Envelope {
+    Envelope {
+        sequence: Sequence::ZERO,
+        time_ns: 0,
+        command: Command::ExpireOrders(ExpireOrders {
+            instrument: InstrumentIx::NONE,
+        }),
     }
 }
 

@@ -148,8 +148,10 @@ impl Lane {
     /// Puts a command into the ring; false when its slot is not free yet.
     #[must_use]
     pub fn push(&mut self, envelope: &Envelope) -> bool {
-        let order = Order::Apply(*envelope);
-        let is_pushed = self.orders.try_publish(|slot| slot.0 = order).is_ok();
+        let is_pushed = self
+            .orders
+            .try_publish(|slot| slot.0 = Order::Apply(*envelope))
+            .is_ok();
         self.in_flight += usize::from(is_pushed);
         is_pushed
     }
@@ -208,29 +210,30 @@ impl Engine {
         let mut is_lending = false;
         let did_work = match self.orders.take(BATCH as u64) {
             Ok(mut orders) => {
-                // References into the ring, so that the book can look at what comes before its turn.
-                let mut batch = [&NOTHING; BATCH];
-                let mut count = 0;
-                for (place, slot) in batch.iter_mut().zip(&mut orders) {
-                    *place = slot;
-                    count += 1;
-                }
                 let (reports, spill) = (&mut self.reports, &mut self.spill);
-                book.each_of_batch(&batch[..count], Slot::envelope, |book, slot: &Slot| {
+                let mut each = |book: &mut Book, slot: &Slot| {
                     assert!(!is_lending, "nothing is sent behind a loan");
                     match &slot.0 {
-                        Order::Apply(envelope) => {
-                            let mut out = Outlet { reports, spill };
-                            book.apply(envelope, &mut out);
-                            out.put(Report::Done {
-                                sequence: envelope.sequence,
-                                next_expiry_ns: book.next_expiry_ns(),
-                            });
-                        }
+                        Order::Apply(envelope) => apply(book, envelope, reports, spill),
                         Order::Lend => is_lending = true,
                         Order::Nothing => {}
                     }
-                });
+                };
+                if (&mut orders).len() == 1 {
+                    // Nothing to look ahead to.
+                    if let Some(slot) = (&mut orders).next() {
+                        each(book, slot);
+                    }
+                } else {
+                    // References into the ring, so that the book can look at what comes before its turn.
+                    let mut batch = [&NOTHING; BATCH];
+                    let mut count = 0;
+                    for (place, slot) in batch.iter_mut().zip(&mut orders) {
+                        *place = slot;
+                        count += 1;
+                    }
+                    book.each_of_batch(&batch[..count], Slot::envelope, each);
+                }
                 true
             }
             Err(Polling::NoEvents | Polling::Shutdown) => false,
@@ -273,6 +276,22 @@ impl Engine {
     }
 }
 
+/// One command through the book, and the word that it is complete.
+fn apply(
+    book: &mut Book,
+    envelope: &Envelope,
+    reports: &mut SingleProducer<Report, SingleConsumerBarrier>,
+    spill: &mut VecDeque<Report>,
+) {
+    let mut out = Outlet { reports, spill };
+    book.apply(envelope, &mut out);
+    let next_expiry_ns = book.next_expiry_ns();
+    out.put(|| Report::Done {
+        sequence: envelope.sequence,
+        next_expiry_ns,
+    });
+}
+
 /// Where a book's events go.
 struct Outlet<'a> {
     reports: &'a mut SingleProducer<Report, SingleConsumerBarrier>,
@@ -280,10 +299,13 @@ struct Outlet<'a> {
 }
 
 impl Outlet<'_> {
-    #[inline]
-    fn put(&mut self, report: Report) {
-        if !self.spill.is_empty() || self.reports.try_publish(|slot| *slot = report).is_err() {
-            self.spill.push_back(report);
+    /// Made where it is kept: in the ring, or in the spill while the ring is full.
+    #[inline(always)]
+    fn put(&mut self, report: impl Fn() -> Report) {
+        let is_put =
+            self.spill.is_empty() && self.reports.try_publish(|slot| *slot = report()).is_ok();
+        if !is_put {
+            self.spill.push_back(report());
         }
     }
 }
@@ -291,10 +313,10 @@ impl Outlet<'_> {
 impl EventSink for Outlet<'_> {
     #[inline]
     fn event(&mut self, event: &EventEnvelope) {
-        self.put(Report::Event(*event));
+        self.put(|| Report::Event(*event));
     }
 
     fn quote(&mut self, instrument: InstrumentIx, quote: Quote) {
-        self.put(Report::Quote(instrument, quote));
+        self.put(|| Report::Quote(instrument, quote));
     }
 }

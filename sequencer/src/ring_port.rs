@@ -112,7 +112,9 @@ pub(crate) struct RingEnd {
     reports: SingleProducer<Line, SingleConsumerBarrier>,
     spill: VecDeque<Report>,
     /// Requests taken out of the ring together: one look at the other core's cache for all that wait.
-    inbox: VecDeque<Asked>,
+    inbox: Vec<Asked>,
+    /// The first of them that is not served.
+    inbox_at: usize,
     last_words: LastWords,
     /// The front is gone: nobody reads any more.
     is_gone: Arc<AtomicBool>,
@@ -158,7 +160,8 @@ pub(crate) fn connect(gate: Arc<Gate>, capacity: usize) -> (RingPort, RingEnd) {
         requests: requests_poller,
         reports,
         spill: VecDeque::with_capacity(SPILL_ROOM),
-        inbox: VecDeque::with_capacity(INBOX),
+        inbox: Vec::with_capacity(INBOX),
+        inbox_at: 0,
         last_words,
         is_gone,
         is_closed: false,
@@ -173,9 +176,11 @@ impl RingPort {
     /// [`NotTaken::Busy`] when the ring is full, [`NotTaken::Stopping`], [`NotTaken::JournalFailed`]: nothing will be reported for it.
     pub fn submit(&mut self, tag: u64, request: &Request) -> Result<(), NotTaken> {
         self.gate.check()?;
-        let request = *request;
         self.requests
-            .try_publish(|slot| *slot = Asked { tag, request })
+            .try_publish(|slot| {
+                slot.tag = tag;
+                slot.request = *request;
+            })
             .map_err(|_| NotTaken::Busy)?;
         self.gate.wake.ring();
         Ok(())
@@ -219,25 +224,44 @@ impl Drop for RingPort {
 }
 
 impl RingEnd {
-    /// The next request, unless reports wait for room.
-    pub fn next(&mut self) -> Option<(u64, Request)> {
+    /// Takes requests out of the ring, unless some are out already or reports wait for room; false when there is none to serve.
+    #[inline]
+    pub fn fill(&mut self) -> bool {
         if !self.flush() {
-            return None;
+            return false;
         }
-        if self.inbox.is_empty() {
-            match self.requests.take(INBOX as u64) {
-                Ok(mut asked) => self.inbox.extend(&mut asked),
-                Err(Polling::NoEvents) => return None,
-                Err(Polling::Shutdown) => self.is_closed = true,
+        if self.inbox_at < self.inbox.len() {
+            return true;
+        }
+        match self.requests.take(INBOX as u64) {
+            Ok(mut asked) => {
+                self.inbox_at = 0;
+                self.inbox.clear();
+                self.inbox.extend(&mut asked);
+                true
+            }
+            Err(Polling::NoEvents) => false,
+            Err(Polling::Shutdown) => {
+                self.is_closed = true;
+                false
             }
         }
-        let asked = self.inbox.pop_front()?;
+    }
+
+    /// The next of the requests that [`RingEnd::fill`] has taken out, unless reports wait for room.
+    #[inline]
+    pub fn next(&mut self) -> Option<(u64, Request)> {
+        if self.is_behind() {
+            return None;
+        }
+        let asked = self.inbox.get(self.inbox_at)?;
+        self.inbox_at += 1;
         Some((asked.tag, asked.request))
     }
 
     /// True when a request waits that [`RingEnd::next`] would give.
     pub fn has_request(&self) -> bool {
-        self.spill.is_empty() && (!self.inbox.is_empty() || self.requests.has_available())
+        self.spill.is_empty() && (self.inbox_at < self.inbox.len() || self.requests.has_available())
     }
 
     /// True while reports wait for room.
@@ -306,8 +330,12 @@ impl RingEnd {
     }
 
     fn put(&mut self, report: Report) {
-        let line = Line(report);
-        if !self.spill.is_empty() || self.reports.try_publish(|slot| *slot = line).is_err() {
+        let is_put = self.spill.is_empty()
+            && self
+                .reports
+                .try_publish(|slot| *slot = Line(report))
+                .is_ok();
+        if !is_put {
             self.spill.push_back(report);
         }
     }
@@ -342,7 +370,8 @@ impl Drop for RingEnd {
         if self.is_gone() {
             return;
         }
-        let mut left: Vec<u64> = self.inbox.drain(..).map(|asked| asked.tag).collect();
+        let unserved = &self.inbox[self.inbox_at..];
+        let mut left: Vec<u64> = unserved.iter().map(|asked| asked.tag).collect();
         if let Ok(mut asked) = self.requests.poll() {
             left.extend((&mut asked).map(|asked| asked.tag));
         }

@@ -19,8 +19,8 @@ use clap::{Parser, ValueEnum};
 use hdrhistogram::Histogram;
 use sequencer::ring_port::Outcome;
 use sequencer::{
-    Backlog, ByHand, Commit, Config, Layout, NotTaken, Port, Report, RingPort, SequencerHandle, Stats,
-    Volatile,
+    Backlog, ByHand, Commit, Config, Layout, NotTaken, Port, Report, RingPort, SequencerHandle,
+    Stats, Volatile,
 };
 use types::Sequence;
 
@@ -461,7 +461,11 @@ fn by_hand(args: &Args, dir: &std::path::Path, commands: usize) -> anyhow::Resul
     } else {
         ByHand::start(config, backlog)?
     };
-    anyhow::ensure!(hop::pin(args.hot_core), "there is no core {}", args.hot_core);
+    anyhow::ensure!(
+        hop::pin(args.hot_core),
+        "there is no core {}",
+        args.hot_core
+    );
     let costs = benches::by_hand::run(node, args.instruments, args.seed, commands)?;
     if args.json {
         let costs: Vec<_> = costs.iter().map(|cost| cost.json()).collect();
