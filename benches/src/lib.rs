@@ -1,5 +1,6 @@
 //! Evidence: what the benchmarks share. Each states its load; run one with `cargo bench -p benches --bench book`.
 
+pub mod bare;
 pub mod by_hand;
 pub mod drive;
 pub mod floor;

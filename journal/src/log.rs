@@ -8,10 +8,16 @@
 //! waits for the disk.
 
 use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
+use rustix::thread::{Pid, sched_getaffinity, sched_setaffinity};
+use thread_priority::{
+    RealtimeThreadSchedulePolicy, ThreadId, ThreadPriority, ThreadSchedulePolicy,
+    set_thread_priority_and_policy,
+};
 use tokio::sync::watch;
 
 use crate::aligned::Buffer;
@@ -111,17 +117,20 @@ pub(crate) struct State {
 
 /// The commit position, to read and to wait for.
 #[derive(Clone)]
-pub struct Commit(watch::Receiver<State>);
+pub struct Commit {
+    state: watch::Receiver<State>,
+    durable: Arc<AtomicU64>,
+}
 
 impl Commit {
-    /// Last durable node sequence.
+    /// Last durable node sequence. One load: who spins on it disturbs the writer no more than that.
     pub fn position(&self) -> u64 {
-        self.0.borrow().sequence
+        self.durable.load(Ordering::Acquire)
     }
 
     /// Why the log no longer accepts anything, if so.
     pub fn failure(&self) -> Option<JournalFailed> {
-        self.0.borrow().failed.clone().map(JournalFailed)
+        self.state.borrow().failed.clone().map(JournalFailed)
     }
 
     /// Waits until `sequence` is durable.
@@ -129,7 +138,7 @@ impl Commit {
     /// # Errors
     /// The log failed or was closed before.
     pub async fn wait(&self, sequence: u64) -> Result<(), JournalFailed> {
-        let mut state = self.0.clone();
+        let mut state = self.state.clone();
         let state = state
             .wait_for(|state| state.sequence >= sequence || state.failed.is_some())
             .await
@@ -185,15 +194,24 @@ pub(crate) struct Pending {
     pub is_waiting: bool,
 }
 
+/// The two names of a thread.
+#[derive(Clone, Copy)]
+pub(crate) struct WriterThread {
+    pub pid: Pid,
+    pub thread: ThreadId,
+}
+
 pub(crate) struct Shared {
     pub pending: Mutex<Pending>,
     pub wake: Condvar,
     pub state: watch::Sender<State>,
     /// The commit position, for the appender.
-    pub durable: AtomicU64,
+    pub durable: Arc<AtomicU64>,
     pub pending_bytes: AtomicUsize,
     pub is_failed: AtomicBool,
     pub counters: Counters,
+    /// Of the writer's thread.
+    pub writer: OnceLock<WriterThread>,
 }
 
 impl Shared {
@@ -258,10 +276,11 @@ impl Journal {
             }),
             wake: Condvar::new(),
             state,
-            durable: AtomicU64::new(end.sequence),
+            durable: Arc::new(AtomicU64::new(end.sequence)),
             pending_bytes: AtomicUsize::new(0),
             is_failed: AtomicBool::new(false),
             counters: Counters::default(),
+            writer: OnceLock::new(),
         });
         tracing::info!(
             mode = storage.mode().name(),
@@ -299,8 +318,37 @@ impl Journal {
         Appender::new(self.shared.clone(), self.config, start)
     }
 
+    /// For somebody who spins on these cores: keeps the log's threads off them, as long as there are others on which they may run, and has them go before
+    /// whatever spins there. They work for some microseconds a write and sleep; as equals they would wait for the end of somebody's slice, some
+    /// milliseconds, each time the disk has answered. Where the system does not allow it they stay as they are.
+    pub fn keep_off(&self, cores: Range<usize>) {
+        let writer = *self.shared.writer.wait();
+        let kept = sched_getaffinity(Some(writer.pid)).and_then(|mut set| {
+            cores.for_each(|core| set.unset(core));
+            // Threads that it starts inherit the set, and the priority.
+            match set.count() {
+                0 => Ok(()),
+                _ => sched_setaffinity(Some(writer.pid), &set),
+            }
+        });
+        if let Err(error) = kept {
+            tracing::warn!(%error, "the journal's threads run on any core");
+        }
+        let policy = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::RoundRobin);
+        let raised = set_thread_priority_and_policy(writer.thread, ThreadPriority::Min, policy);
+        if let Err(error) = raised {
+            tracing::warn!(
+                ?error,
+                "the journal's threads wait for their turn like all others"
+            );
+        }
+    }
+
     pub fn commit(&self) -> Commit {
-        Commit(self.shared.state.subscribe())
+        Commit {
+            state: self.shared.state.subscribe(),
+            durable: self.shared.durable.clone(),
+        }
     }
 
     /// Reads frames of sequences greater than `after`.

@@ -13,8 +13,8 @@ use crate::aligned::{Blocks, Buffer};
 
 /// Bytes written as one to a file: the block of today's devices and file systems. Smaller ones would write a durable block again.
 const BLOCK_BYTES: usize = 4096;
-/// Zeros written at once to a new segment.
-const ZEROS_BYTES: usize = 1 << 20;
+/// Zeros written at once to a new segment: more would keep a core for longer than a write of the log does.
+const ZEROS_BYTES: usize = 128 << 10;
 
 /// How a write becomes durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, mpsc};
 
 use crate::aligned::Buffer;
 use crate::frame::{self, MARK_BYTES, Mark};
-use crate::log::{Config, Shared, Tail};
+use crate::log::{Config, Shared, Tail, WriterThread};
 use crate::storage::Storage;
 use crate::survey::End;
 
@@ -51,6 +51,10 @@ impl Writer {
 
     pub fn run(mut self) {
         let _latch = Latch(self.shared.clone());
+        self.shared.writer.get_or_init(|| WriterThread {
+            pid: rustix::thread::gettid(),
+            thread: thread_priority::thread_native_id(),
+        });
         let mut buffer = std::mem::take(&mut self.buffer);
         while let Some(tail) = self.take(&mut buffer) {
             if self.shared.is_failed.load(Ordering::Acquire) {

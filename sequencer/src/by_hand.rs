@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::backlog::Backlog;
 use crate::config::Config;
-use crate::handle::{self, SequencerHandle};
+use crate::handle::{self, Commit, SequencerHandle};
 use crate::hot::Hot;
 use crate::port::Port;
 use crate::recover::StartError;
@@ -46,6 +46,11 @@ impl ByHand {
 
     pub fn port(&self) -> Port {
         self.port.clone()
+    }
+
+    /// The commit position, if there is a journal.
+    pub fn commit(&self) -> Option<Commit> {
+        self.kept.as_ref().map(SequencerHandle::commit)
     }
 
     /// One turn: takes what was asked, matches, answers, hands over to the journal. True when there was anything to do.

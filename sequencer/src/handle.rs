@@ -10,7 +10,7 @@ use journal::{FileStorage, Journal, JournalError, JournalFailed, Snapshots, Stor
 use types::Sequence;
 
 use crate::backlog::Backlog;
-use crate::config::Config;
+use crate::config::{Config, Layout};
 use crate::core::Core;
 use crate::hot::Hot;
 use crate::image::{self, ImageError, Shadow};
@@ -135,6 +135,11 @@ impl SequencerHandle {
         &self.stats
     }
 
+    /// Counters of the journal's writer.
+    pub fn journal_stats(&self) -> journal::Stats {
+        self.journal().stats()
+    }
+
     fn journal(&self) -> &Journal {
         self.journal
             .as_ref()
@@ -191,6 +196,14 @@ fn prepare_on(
     let core = image::load(&snapshot_dir, Sequence(u64::MAX), limits)?
         .unwrap_or_else(|| Core::new(limits));
     let (journal, core) = recover::open(storage, sizes, core)?;
+    if let Some(first) = config.core {
+        let engines = match config.layout {
+            Layout::Fused => 0,
+            Layout::Shared => 1,
+            Layout::Pinned => config.engine_threads_max.max(1),
+        };
+        journal.keep_off(first..first + 1 + engines);
+    }
     let recovered = core.sequence();
     let gate = Arc::new(Gate::new(config.queue_capacity));
     let stats = Arc::new(Stats::default());

@@ -217,7 +217,8 @@ impl Hot {
             did_work |= self.serve_ring(at);
         }
         for _ in 0..TURN_REQUESTS {
-            if self.flights.room() == 0 {
+            // Looked at first: to take from an empty queue costs a fence.
+            if self.flights.room() == 0 || self.gate.queue.is_empty() {
                 break;
             }
             let Some(job) = self.gate.queue.pop() else {

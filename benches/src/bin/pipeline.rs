@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use admission::Request;
 use anyhow::Context;
+use benches::bare::{self, Writes};
 use benches::hop::{self, Spread, histogram, ping_pong, ring_hop};
 use benches::load::Load;
 use benches::plot::{self, Line};
@@ -29,6 +30,8 @@ const WINDOW: usize = 1 << 16;
 /// Requests, and reports, that the client's rings hold.
 const RING: usize = 4_096;
 const ROUNDS: u64 = 200_000;
+/// Seconds of the bare load at most.
+const FLOOR_SECONDS: u64 = 5;
 const MIX: &str = "47 % new, 38 % cancel, 8 % amend, 7 % crossing IOC";
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -124,6 +127,20 @@ impl Node {
         }
     }
 
+    /// What the journal has written in so many seconds: its mean write.
+    fn writes(&self, seconds: u64) -> Option<Writes> {
+        let Self::Kept(node) = self else { return None };
+        let stats = node.journal_stats();
+        let batches = stats.batches.max(1);
+        let bytes = usize::try_from(stats.written_bytes / batches).unwrap_or(usize::MAX);
+        Some(Writes {
+            bytes: bytes
+                .next_multiple_of(stats.block_bytes)
+                .max(stats.block_bytes),
+            every: Duration::from_secs(seconds) / u32::try_from(batches).unwrap_or(u32::MAX),
+        })
+    }
+
     fn commit(&self) -> Option<Commit> {
         match self {
             Self::Kept(node) => Some(node.commit()),
@@ -179,10 +196,7 @@ impl Client {
 
     fn run(&mut self, args: &Args) -> anyhow::Result<()> {
         let total = args.rate * (args.warm_up + args.seconds);
-        let due_ns = |number: u64| {
-            u64::try_from(u128::from(number) * 1_000_000_000 / u128::from(args.rate))
-                .unwrap_or(u64::MAX)
-        };
+        let due_ns = |number: u64| number * 1_000_000_000 / args.rate;
         self.start = Instant::now();
         self.from_ns = args.warm_up * 1_000_000_000;
         let (mut sent, mut answered) = (0, 0);
@@ -385,6 +399,19 @@ fn main() -> anyhow::Result<()> {
     std::thread::sleep(Duration::from_millis(20));
     let after = ping_pong(args.hot_core, ROUNDS);
     let hop_after = ring_hop(args.hot_core, ROUNDS);
+    let writes = node.writes(args.warm_up + args.seconds);
+    let floor = bare::run(
+        bare::Load {
+            rate: args.rate,
+            seconds: args.seconds.min(FLOOR_SECONDS),
+            warm_up: 1,
+            core: args.hot_core,
+        },
+        writes
+            .map(|writes| (writes, folder.path().join("bare")))
+            .as_ref()
+            .map(|(writes, dir)| (*writes, dir.as_path())),
+    )?;
     let measured = &client.measured;
     let accepted = Spread::of(&measured.accepted);
     let durable = (!args.no_journal).then(|| Spread::of(&measured.durable));
@@ -420,6 +447,8 @@ fn main() -> anyhow::Result<()> {
                 "durable": durable.map(|spread| spread.json()),
                 "pingpong_p50_ns": before.p50_ns,
                 "pingpong_after_p50_ns": after.p50_ns,
+                "floor": floor.json(),
+                "floor_writes": writes.map(|writes| writes.json()),
                 "ring_hop": hop_before.json(),
                 "ring_hop_after": hop_after.json(),
                 "refused": measured.refused,
@@ -444,6 +473,14 @@ fn main() -> anyhow::Result<()> {
         stats.trades.load(Ordering::Relaxed)
     );
     println!("accepted: {accepted}");
+    println!("floor:    {floor} (the same load over bare rings, echoed)");
+    if let Some(writes) = writes {
+        println!(
+            "          beside it {} bytes written every {:.0} us, as the journal did",
+            writes.bytes,
+            writes.every.as_secs_f64() * 1e6
+        );
+    }
     if let Some(durable) = durable {
         println!("durable:  {durable}");
     }

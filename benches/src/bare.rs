@@ -1,0 +1,183 @@
+//! What two cores allow: the load of `pipeline` over bare rings. The same open loop, messages of the same size, a thread that only sends each back; and where
+//! the path has a journal, one more thread that only sleeps and writes: as many bytes, as often, to the same folder, on the same cores. No admission, no
+//! book, no frame. Whatever latency is left is the machine's.
+
+use std::collections::VecDeque;
+use std::hint::spin_loop;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use disruptor::{BusySpin, Producer, build_single_producer};
+use journal::{FileStorage, Storage, aligned::Buffer};
+
+use crate::hop::{self, Spread, histogram};
+
+/// Messages that each ring holds.
+const RING: usize = 4_096;
+/// Bytes of a segment, as the journal's are.
+const SEGMENT_BYTES: u64 = 16 << 20;
+
+/// A request's two cache lines, and a report's one.
+type Asked = [u64; 16];
+type Told = [u64; 8];
+
+/// The load.
+#[derive(Clone, Copy)]
+pub struct Load {
+    /// Messages a second.
+    pub rate: u64,
+    pub seconds: u64,
+    /// Seconds before that are not counted.
+    pub warm_up: u64,
+    /// Core of the thread that sends back.
+    pub core: usize,
+}
+
+/// What the thread beside it writes.
+#[derive(Clone, Copy, Debug)]
+pub struct Writes {
+    /// Bytes of each write, whole blocks.
+    pub bytes: usize,
+    /// Time from the beginning of one write to that of the next; a write that takes longer is followed at once.
+    pub every: Duration,
+}
+
+impl Writes {
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::json!({ "bytes": self.bytes, "per_s": 1.0 / self.every.as_secs_f64() })
+    }
+}
+
+/// The latencies of the load from when each message was due. The caller is the client, pinned by himself.
+///
+/// # Errors
+/// The folder cannot be written.
+pub fn run(load: Load, beside: Option<(Writes, &Path)>) -> anyhow::Result<Spread> {
+    let is_over = Arc::new(AtomicBool::new(false));
+    let failed = Arc::new(AtomicU64::new(0));
+    let writer = match beside {
+        Some((writes, dir)) => Some(write(writes, dir, load.core, &is_over, &failed)?),
+        None => None,
+    };
+    let spread = echo(load);
+    is_over.store(true, Ordering::Relaxed);
+    if let Some(writer) = writer {
+        writer.join().expect("the writer does not panic");
+    }
+    anyhow::ensure!(
+        failed.load(Ordering::Relaxed) == 0,
+        "the thread beside it could not write"
+    );
+    Ok(spread)
+}
+
+/// Sends at the rate, reads what comes back.
+fn echo(load: Load) -> Spread {
+    let (mut there, builder) =
+        build_single_producer(RING, || [0u64; 16], BusySpin).new_event_poller();
+    let mut send = builder.build();
+    let (mut receive, builder) =
+        build_single_producer(RING, || [0u64; 8], BusySpin).new_event_poller();
+    let mut answer = builder.build();
+    let total = load.rate * (load.warm_up + load.seconds);
+    let other = std::thread::spawn(move || {
+        hop::pin(load.core);
+        let mut left = total;
+        while left > 0 {
+            let Ok(mut messages) = there.poll() else {
+                spin_loop();
+                continue;
+            };
+            for message in &mut messages {
+                let message: &Asked = message;
+                let told: Told = message[..8].try_into().expect("the first line");
+                answer.publish(|slot| *slot = told);
+                left -= 1;
+            }
+        }
+        // The ring ends with its producer: not before the last answer is read.
+        answer
+    });
+    let mut times = histogram();
+    let from_ns = load.warm_up * 1_000_000_000;
+    let due_ns = |number: u64| number * 1_000_000_000 / load.rate;
+    let mut under_way = VecDeque::with_capacity(RING);
+    let (mut sent, mut answered, mut next_due_ns) = (0, 0, 0);
+    let start = Instant::now();
+    let now_ns = || u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    while answered < total {
+        if sent < total
+            && under_way.len() < RING
+            && now_ns() >= next_due_ns
+            && send.try_publish(|slot| *slot = [sent; 16]).is_ok()
+        {
+            under_way.push_back(next_due_ns);
+            sent += 1;
+            next_due_ns = due_ns(sent);
+        }
+        let Ok(mut messages) = receive.poll() else {
+            continue;
+        };
+        for _ in &mut messages {
+            answered += 1;
+            let Some(due_ns) = under_way.pop_front() else {
+                continue;
+            };
+            if due_ns >= from_ns {
+                times.saturating_record(now_ns().saturating_sub(due_ns).max(1));
+            }
+        }
+    }
+    drop(other.join().expect("the echo does not panic"));
+    Spread::of(&times)
+}
+
+/// Starts the thread that writes and sleeps, off the core that sends back as the journal's thread is.
+fn write(
+    writes: Writes,
+    dir: &Path,
+    core: usize,
+    is_over: &Arc<AtomicBool>,
+    failed: &Arc<AtomicU64>,
+) -> anyhow::Result<JoinHandle<()>> {
+    let storage = FileStorage::new(dir, true)?;
+    storage.create(1, SEGMENT_BYTES)?;
+    let mut buffer = Buffer::default();
+    buffer.resize(writes.bytes);
+    buffer.bytes_mut().fill(7);
+    let (is_over, failed) = (is_over.clone(), failed.clone());
+    let room = SEGMENT_BYTES - writes.bytes as u64;
+    Ok(std::thread::spawn(move || {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        // Where there are but two cores the other one is the client's.
+        if cores == 2 {
+            hop::pin(1 - core.min(1));
+        }
+        let mut offset = 0;
+        let mut due = Instant::now();
+        while !is_over.load(Ordering::Relaxed) {
+            let blocks = buffer.padded(storage.block_bytes());
+            let written = storage
+                .write(1, offset, blocks)
+                .and_then(|()| storage.sync(1));
+            if written.is_err() {
+                failed.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+            offset += writes.bytes as u64;
+            if offset > room {
+                offset = 0;
+            }
+            due += writes.every;
+            let now = Instant::now();
+            if let Some(left) = due.checked_duration_since(now) {
+                std::thread::sleep(left);
+            } else {
+                due = now;
+            }
+        }
+    }))
+}
