@@ -86,6 +86,12 @@ impl Flights {
         self.places[self.head].command.sequence
     }
 
+    /// The last command under way.
+    pub fn last(&self) -> Option<&Envelope> {
+        let behind = self.count.checked_sub(1)?;
+        Some(&self.places[self.place(behind)].command)
+    }
+
     /// A command on its way to `engines` engines. Panics without room.
     #[inline]
     pub fn start(&mut self, command: &Envelope, engines: usize, owed: Owed) {

@@ -18,13 +18,13 @@ use crate::core::Core;
 use crate::crew::{Crew, pin};
 use crate::flight::{Flights, Owed};
 use crate::keep::Keep;
-use crate::lane::{Lane, Report, connect};
+use crate::lane::{Lane, connect};
 use crate::port::{Gate, Job, NotTaken, Reply};
-use crate::record::Record;
 use crate::ring_port::RingEnd;
 use crate::stats::{Stats, Tally};
 use crate::timers::Timers;
 
+mod land;
 mod look;
 mod time;
 
@@ -58,6 +58,8 @@ pub(crate) struct Hot {
     expiring: Sequence,
     crew: Crew,
     flights: Flights,
+    /// The last of the flights is not in admission's state yet: it goes there behind its report, or before admission is asked again.
+    is_last_owed: bool,
     /// Fronts that poll.
     rings: Vec<RingEnd>,
     stats: Arc<Stats>,
@@ -86,6 +88,7 @@ impl Hot {
             next_expiry_ns: None,
             expiring: Sequence::ZERO,
             flights: Flights::new(FLIGHTS_MAX, nothing()),
+            is_last_owed: false,
             rings: Vec::new(),
             stats,
             tally: Tally::default(),
@@ -148,6 +151,7 @@ impl Hot {
     /// One turn and its hand-over to the journal; true when there was something to do.
     pub fn step(&mut self) -> bool {
         let did_work = self.turn();
+        self.begin_last();
         self.keep.flush();
         self.watch_journal();
         if did_work {
@@ -285,6 +289,7 @@ impl Hot {
     /// when the clock does.
     fn admit(&mut self, request: &Request, mut now_ns: u64) -> Result<Envelope, NotTaken> {
         self.journal()?;
+        self.begin_last();
         self.core.set_backlog(
             self.backlog.pending_trades.load(Ordering::Relaxed),
             self.backlog.pending_bytes.load(Ordering::Relaxed),
@@ -331,8 +336,11 @@ impl Hot {
 
     /// Carries out the next command: admission at once, the books through their rings.
     fn launch(&mut self, envelope: &Envelope, owed: Owed) {
-        let new_book = self.core.begin(envelope);
-        if let Some(book) = new_book {
+        let is_order = matches!(
+            envelope.command,
+            Command::New(_) | Command::Cancel(_) | Command::Amend(_)
+        );
+        if !is_order && let Some(book) = self.core.begin(envelope) {
             self.core.places().push(None);
             self.open_lane(book);
         }
@@ -342,6 +350,7 @@ impl Hot {
             Route::AllInstruments => 0..self.lanes.len(),
         };
         self.flights.start(envelope, named.len(), owed);
+        self.is_last_owed = is_order;
         self.tally.commands += 1;
         self.tally.in_flight_max = self.tally.in_flight_max.max(self.flights.len() as u64);
         for at in named {
@@ -362,70 +371,6 @@ impl Hot {
         let (lane, engine) = connect(book, self.config.ring_capacity);
         self.lanes.push(lane);
         self.crew.add(engine);
-    }
-
-    /// Lets the hot thread's own engines work, takes all reports, lets complete commands land. True when there was anything.
-    fn pump(&mut self) -> bool {
-        let mut did_work = false;
-        let mut is_expiry_new = false;
-        let mut at = 0;
-        while at < self.busy.len() {
-            let place = self.busy[at];
-            did_work |= self.crew.step(place);
-            let (core, flights) = (&mut self.core, &mut self.flights);
-            let lane = &mut self.lanes[place];
-            let expiry_ns = lane.next_expiry_ns;
-            did_work |= lane.drain(|report| match report {
-                // Folded when its command lands.
-                Report::Event(event) => flights.event(event),
-                Report::Quote(instrument, quote) => core.quote(*instrument, *quote),
-                Report::Done { sequence, .. } => flights.done(*sequence),
-                Report::Nothing => {}
-            });
-            is_expiry_new |= expiry_ns != lane.next_expiry_ns;
-            if lane.is_idle() {
-                self.busy.swap_remove(at);
-            } else {
-                at += 1;
-            }
-        }
-        if is_expiry_new {
-            self.find_next_expiry();
-        }
-        while self.land() {
-            did_work = true;
-        }
-        if !did_work && !self.flights.is_empty() {
-            self.check_crew();
-        }
-        did_work
-    }
-
-    /// If the next command is complete, it goes to who asked, *accepted*, then into admission's state and the journal's buffer: whoever polls has
-    /// the answer while the rest is done. Nothing is taken in between, so nobody can ask about a state without it.
-    fn land(&mut self) -> bool {
-        let Some(flight) = self.flights.complete() else {
-            return false;
-        };
-        let command = &flight.command;
-        self.tally.events += flight.events.len() as u64;
-        if let Owed::Ring { port, tag } = flight.owed {
-            self.rings[port].taken(tag, command, &flight.events);
-        }
-        for event in &flight.events {
-            self.core.event(event);
-        }
-        self.keep.append(command, &flight.events);
-        let owed = std::mem::replace(&mut flight.owed, Owed::Reply(Reply::None));
-        if let Owed::Reply(reply) = owed
-            && !matches!(reply, Reply::None)
-        {
-            let command = flight.command;
-            let events = flight.take_events();
-            reply.send(Ok(Record { command, events }));
-        }
-        self.flights.leave();
-        true
     }
 
     fn check_crew(&self) {

@@ -219,16 +219,17 @@ impl Engine {
                         Order::Nothing => {}
                     }
                 };
-                if (&mut orders).len() == 1 {
+                let mut orders = &mut orders;
+                if orders.len() == 1 {
                     // Nothing to look ahead to.
-                    if let Some(slot) = (&mut orders).next() {
+                    if let Some(slot) = orders.next() {
                         each(book, slot);
                     }
                 } else {
                     // References into the ring, so that the book can look at what comes before its turn.
                     let mut batch = [&NOTHING; BATCH];
                     let mut count = 0;
-                    for (place, slot) in batch.iter_mut().zip(&mut orders) {
+                    for (place, slot) in batch.iter_mut().zip(orders) {
                         *place = slot;
                         count += 1;
                     }

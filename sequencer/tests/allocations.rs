@@ -17,7 +17,8 @@ use types::{CancelReason, Id128, SessionIx, Side, Ticks, TimeInForce};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-const SEGMENT_BYTES: u64 = 128 << 20;
+/// Half of it holds a batch, which is a block of 4 KiB at least, for each of the requests: the next segment is not begun.
+const SEGMENT_BYTES: u64 = 256 << 20;
 /// Orders open at once, about.
 const OPEN: u64 = 1_000;
 
