@@ -17,6 +17,7 @@ impl Buffer {
         Self(AlignedVec::with_capacity(bytes))
     }
 
+    #[inline]
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -33,6 +34,7 @@ impl Buffer {
         &mut self.0
     }
 
+    #[inline]
     pub fn extend(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
     }

@@ -78,6 +78,7 @@ pub struct Mark {
 }
 
 /// Bytes that a payload takes with header and padding.
+#[inline]
 pub const fn frame_bytes(payload: usize) -> usize {
     HEADER_BYTES + payload.next_multiple_of(8)
 }
@@ -189,6 +190,7 @@ pub fn mark(mark: &Mark) -> [u8; MARK_BYTES] {
     bytes
 }
 
+#[inline]
 fn header(
     payload: usize,
     kind: u8,

@@ -111,7 +111,13 @@ impl FileStorage {
 
     /// Makes a file of zeros that no later write has to allocate for.
     fn fill_with_zeros(&self, path: &Path, bytes: u64) -> io::Result<()> {
-        let file = self.options().create(true).truncate(true).open(path)?;
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true);
+        if self.mode == Mode::Direct {
+            // Made durable by one sync at the end: a flush for each piece would stand in the way of the log's own.
+            options.custom_flags(OFlags::DIRECT.bits().cast_signed());
+        }
+        let file = options.open(path)?;
         // Asked for at once: a full disk says so now, and the blocks lie together.
         match fallocate(&file, FallocateFlags::empty(), 0, bytes) {
             Ok(()) | Err(Errno::OPNOTSUPP) => {}

@@ -14,6 +14,9 @@ pub(crate) const EVENT_WORDS: usize = 11;
 /// An archive; words behind the last are zero.
 pub(crate) type Words = [u64; WORDS_MAX];
 
+/// An archive and the number of words from which on it is zero.
+pub(crate) type Flat = (Words, usize);
+
 /// Two 32-bit fields side by side.
 #[inline(always)]
 fn pair(low: u32, high: u32) -> u64 {
@@ -38,9 +41,11 @@ fn bytes<const N: usize>(bytes: [u8; N]) -> u64 {
     u64::from_le_bytes(word)
 }
 
+/// The key at the end; gives the number of words used.
 #[inline(always)]
-fn key(key: Id128, words: &mut Words, at: usize) {
+fn key(key: Id128, words: &mut Words, at: usize) -> usize {
     (words[at], words[at + 1]) = key.halves();
+    if key.is_none() { at } else { at + 2 }
 }
 
 /// Whether there is a value, and the value.
@@ -53,10 +58,10 @@ fn option(value: Option<u64>, words: &mut Words, at: usize) {
 
 /// The archive of a new order, a cancel or an amend; `None` for what comes rarely.
 #[inline]
-pub(crate) fn command(command: &Command) -> Option<Words> {
+pub(crate) fn command(command: &Command) -> Option<Flat> {
     let mut words = [0; WORDS_MAX];
     let w = &mut words;
-    match command {
+    let used = match command {
         Command::New(c) => {
             w[0] = 11;
             w[1] = bytes([
@@ -78,7 +83,7 @@ pub(crate) fn command(command: &Command) -> Option<Words> {
             w[11] = c.draw.main.0.cast_unsigned();
             w[12] = c.draw.fee.0.cast_unsigned();
             w[13] = c.budget_minor.0.cast_unsigned();
-            key(c.key_hash, w, 14);
+            key(c.key_hash, w, 14)
         }
         Command::Cancel(c) => {
             w[0] = 12;
@@ -86,7 +91,7 @@ pub(crate) fn command(command: &Command) -> Option<Words> {
             w[2] = pair(c.instrument.0, c.user.0);
             w[3] = pair(c.session.0, u32::from(c.reason.code()));
             w[4] = c.client_seq;
-            key(c.key_hash, w, 5);
+            key(c.key_hash, w, 5)
         }
         Command::Amend(c) => {
             w[0] = 13;
@@ -99,27 +104,28 @@ pub(crate) fn command(command: &Command) -> Option<Words> {
             w[9] = c.draw.main.0.cast_unsigned();
             w[10] = c.draw.fee.0.cast_unsigned();
             w[11] = c.budget_minor.0.cast_unsigned();
-            key(c.key_hash, w, 12);
+            key(c.key_hash, w, 12)
         }
         _ => return None,
-    }
-    Some(words)
+    };
+    Some((words, used))
 }
 
 /// The archive of an event's body; `None` for what comes rarely.
 #[inline]
-pub(crate) fn event(envelope: &EventEnvelope) -> Option<Words> {
+pub(crate) fn event(envelope: &EventEnvelope) -> Option<Flat> {
     let mut words = [0; WORDS_MAX];
     let w = &mut words;
     w[0] = envelope.number;
     w[1] = pair(envelope.instrument.0, envelope.index);
-    match &envelope.event {
+    let used = match &envelope.event {
         Event::Accepted(e) => {
             w[2] = 0;
             w[3] = handle(e.handle);
             w[4] = bytes([e.side.code(), u8::from(e.rests)]);
             w[5] = price(e.price);
             w[6] = e.open.0;
+            7
         }
         Event::Rested(e) => {
             w[2] = 2;
@@ -127,6 +133,7 @@ pub(crate) fn event(envelope: &EventEnvelope) -> Option<Words> {
             w[4] = u64::from(e.side.code());
             w[5] = price(e.price);
             w[6] = e.open.0;
+            7
         }
         Event::Trade(e) => {
             w[2] = 3;
@@ -138,6 +145,7 @@ pub(crate) fn event(envelope: &EventEnvelope) -> Option<Words> {
             w[8] = e.maker_open.0;
             w[9] = e.taker_open.0;
             w[10] = e.trade_number;
+            11
         }
         Event::Amended(e) => {
             w[2] = 4;
@@ -146,14 +154,16 @@ pub(crate) fn event(envelope: &EventEnvelope) -> Option<Words> {
             w[5] = price(e.price);
             w[6] = e.quantity.0;
             w[7] = e.open.0;
+            8
         }
         Event::Cancelled(e) => {
             w[2] = 8;
             w[3] = handle(e.handle);
             w[4] = u64::from(e.reason.code());
             w[5] = e.quantity.0;
+            6
         }
         _ => return None,
-    }
-    Some(words)
+    };
+    Some((words, used))
 }

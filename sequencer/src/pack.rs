@@ -8,7 +8,7 @@
 use journal::SMALL_BYTES;
 use rkyv::util::Align;
 
-use crate::flat::{WORDS_MAX, Words};
+use crate::flat::{Flat, WORDS_MAX};
 
 /// Longest payload, in bytes.
 pub(crate) const PACKED_BYTES_MAX: usize = WORDS_MAX * 8 + tag_bytes(WORDS_MAX * 8);
@@ -21,13 +21,16 @@ const fn tag_bytes(archive: usize) -> usize {
     (archive / 8).div_ceil(2)
 }
 
-/// Packs the archive of the first `count` words into `out`; gives the payload's length.
+/// Packs an archive of `COUNT` words into `out`; gives the payload's length.
 #[inline]
-pub(crate) fn pack(words: &Words, count: usize, out: &mut [u8; SMALL_BYTES]) -> usize {
-    let mut at = tag_bytes(count * 8);
+pub(crate) fn pack<const COUNT: usize>(flat: &Flat, out: &mut [u8; SMALL_BYTES]) -> usize {
+    let (words, used) = flat;
+    let front = const { tag_bytes(COUNT * 8) };
+    let mut at = front;
     let mut tags = 0u64;
     let mut shift = 0;
-    for word in &words[..count] {
+    // What is not used is zero: no length, no bytes.
+    for word in &words[..COUNT.min(*used)] {
         // 0 for a word that is 0.
         let length = (71 - word.leading_zeros()) / 8;
         tags |= u64::from(length) << shift;
@@ -35,7 +38,6 @@ pub(crate) fn pack(words: &Words, count: usize, out: &mut [u8; SMALL_BYTES]) -> 
         out[at..at + 8].copy_from_slice(&word.to_le_bytes());
         at += length as usize;
     }
-    let front = tag_bytes(count * 8);
     out[..front].copy_from_slice(&tags.to_le_bytes()[..front]);
     at
 }
@@ -86,7 +88,7 @@ mod tests {
                 *word = u64::from_le_bytes(*bytes);
             }
             let mut out = [0xff; SMALL_BYTES];
-            let length = pack(&words, 13, &mut out);
+            let length = pack::<13>(&(words, WORDS_MAX), &mut out);
             let packed = &out[..length];
             assert!(packed.len() <= 104 + 7);
             assert_eq!(unpack::<104>(packed).map(|found| found.0), Some(archive));
