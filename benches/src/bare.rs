@@ -13,6 +13,11 @@ use std::time::{Duration, Instant};
 use disruptor::{BusySpin, Producer, build_single_producer};
 use journal::{FileStorage, Storage, aligned::Buffer};
 
+use thread_priority::{
+    RealtimeThreadSchedulePolicy, ThreadPriority, ThreadSchedulePolicy,
+    set_thread_priority_and_policy, thread_native_id,
+};
+
 use crate::hop::{self, Spread, histogram};
 
 /// Messages that each ring holds.
@@ -156,6 +161,9 @@ fn write(
         if cores == 2 {
             hop::pin(1 - core.min(1));
         }
+        // As the journal's thread does, where the system allows it.
+        let policy = ThreadSchedulePolicy::Realtime(RealtimeThreadSchedulePolicy::RoundRobin);
+        let _ = set_thread_priority_and_policy(thread_native_id(), ThreadPriority::Min, policy);
         let mut offset = 0;
         let mut due = Instant::now();
         while !is_over.load(Ordering::Relaxed) {

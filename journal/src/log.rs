@@ -12,6 +12,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::thread::{Pid, sched_getaffinity, sched_setaffinity};
 use thread_priority::{
@@ -210,6 +211,8 @@ pub(crate) struct Shared {
     pub pending_bytes: AtomicUsize,
     pub is_failed: AtomicBool,
     pub counters: Counters,
+    /// Nanoseconds from the beginning of a large write to that of the next; 0 = the disk alone decides.
+    pub gather_ns: AtomicU64,
     /// Of the writer's thread.
     pub writer: OnceLock<WriterThread>,
 }
@@ -280,6 +283,7 @@ impl Journal {
             pending_bytes: AtomicUsize::new(0),
             is_failed: AtomicBool::new(false),
             counters: Counters::default(),
+            gather_ns: AtomicU64::new(0),
             writer: OnceLock::new(),
         });
         tracing::info!(
@@ -342,6 +346,13 @@ impl Journal {
                 "the journal's threads wait for their turn like all others"
             );
         }
+    }
+
+    /// Has a write that carried much followed by the next no sooner than so long behind its beginning: where the writer shares a core with a thread that
+    /// spins, many small writes take more of it than few large ones. Single commands are written at once all the same.
+    pub fn gather(&self, time: Duration) {
+        let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.shared.gather_ns.store(time_ns, Ordering::Relaxed);
     }
 
     pub fn commit(&self) -> Commit {

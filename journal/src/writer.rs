@@ -3,12 +3,16 @@
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, mpsc};
+use std::time::{Duration, Instant};
 
 use crate::aligned::Buffer;
 use crate::frame::{self, MARK_BYTES, Mark};
 use crate::log::{Config, Shared, Tail, WriterThread};
 use crate::storage::Storage;
 use crate::survey::End;
+
+/// A batch of more bytes than this carried the commands of many: the next one may collect.
+const GATHER_FROM_BYTES: usize = 4_096;
 
 pub(crate) struct Writer {
     storage: Arc<dyn Storage>,
@@ -60,9 +64,13 @@ impl Writer {
             if self.shared.is_failed.load(Ordering::Acquire) {
                 continue;
             }
+            let (begun, bytes) = (Instant::now(), buffer.len());
             if let Err(error) = self.write(&mut buffer, tail) {
                 tracing::error!(%error, "the journal cannot be written; no more orders are taken");
                 self.shared.fail(&error.to_string());
+            } else if bytes > GATHER_FROM_BYTES {
+                let gather = Duration::from_nanos(self.shared.gather_ns.load(Ordering::Relaxed));
+                std::thread::sleep(gather.saturating_sub(begun.elapsed()));
             }
         }
     }

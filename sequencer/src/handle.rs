@@ -4,6 +4,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use admission::AdmissionConfig;
 use journal::{FileStorage, Journal, JournalError, JournalFailed, Snapshots, Storage};
@@ -203,6 +204,7 @@ fn prepare_on(
             Layout::Pinned => config.engine_threads_max.max(1),
         };
         journal.keep_off(first..first + 1 + engines);
+        journal.gather(Duration::from_micros(config.gather_us));
     }
     let recovered = core.sequence();
     let gate = Arc::new(Gate::new(config.queue_capacity));

@@ -75,7 +75,10 @@ struct Args {
     /// Microseconds for which the hot thread spins without a request before it parks.
     #[arg(long, default_value_t = 2_000)]
     spin_us: u64,
-    /// Core of the journal's thread; by default the scheduler chooses.
+    /// Microseconds from the beginning of a large write of the journal to that of the next; by default what the product does on so many cores.
+    #[arg(long)]
+    gather_us: Option<u64>,
+    /// Core of the journal's thread; by default any but the hot thread's.
     #[arg(long)]
     journal_core: Option<usize>,
     /// No second thread: what this many commands cost the hot thread each, in turns of 1, 8 and 64 requests.
@@ -105,6 +108,7 @@ impl Node {
         };
         config.core = Some(args.hot_core);
         config.spin_us = args.spin_us;
+        config.gather_us = args.gather_us.unwrap_or(config.gather_us);
         let backlog = Arc::new(Backlog::new(u64::MAX, u64::MAX));
         Ok(if args.no_journal {
             Self::Volatile(Volatile::start(config, backlog)?)
@@ -324,7 +328,7 @@ fn threads(args: &Args, cores: usize) -> String {
     let journal = match (args.no_journal, args.journal_core) {
         (true, _) => "no journal".to_owned(),
         (false, Some(core)) => format!("journal on core {core}"),
-        (false, None) => "journal wherever the scheduler finds time".to_owned(),
+        (false, None) => "journal on any other core".to_owned(),
     };
     format!(
         "{cores} cores: client on core {}, {engines}, {journal}",
