@@ -5,7 +5,7 @@
 //! - [`port`], [`ring_port`]: how requests get in and answers out, never blocking: from any thread over a queue, or over rings for a front that polls.
 //! - `hot`: the hot thread: queue, admission, sequence, rings, journal, answers. `flight`: commands between their rings. `timers`: what time owes.
 //! - [`by_hand`]: the same without a thread, turned by its owner.
-//! - `keep`: what is kept of it: the journal, or nothing.
+//! - `keep`: what is kept of it: the journal, or nothing. `flat`, `pack`: how a record is laid into it.
 //! - `lane`, `crew`: the rings around each engine, and who polls it: the hot thread (`fused`), one thread (`shared`) or one each (`pinned`).
 //! - [`stats`]: counters to be read from outside.
 //! - [`reader`]: complete records behind the commit position, for settlement, history and sessions.
