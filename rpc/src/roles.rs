@@ -83,6 +83,10 @@ const TABLE: &[(&str, Rows)] = &[
             ("GetSourcePosition", STAFF),
             ("GetTrialBalance", STAFF),
             ("SetSubAccountStatus", DUTY),
+            ("GetStatement", EVERYONE),
+            ("SetVelocityLimit", DUTY),
+            ("RemoveVelocityLimit", DUTY),
+            ("ListVelocityLimits", STAFF),
         ],
     ),
     (
@@ -116,6 +120,7 @@ const TABLE: &[(&str, Rows)] = &[
                     Service,
                 ],
             ),
+            ("ListChainTransfers", STAFF),
             ("CheckIntegrity", EVERYONE),
             ("GetSupply", EVERYONE),
             ("GetOperation", EVERYONE),

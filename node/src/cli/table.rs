@@ -21,7 +21,8 @@ pub const NOUNS: &[(&str, &str)] = &[
     ("subaccount", "Sub-accounts and their balances"),
     ("op", "Ledger operations and postings"),
     ("hold", "Ledger holds"),
-    ("ledger", "The ledger as a whole"),
+    ("ledger", "The ledger as a whole: balances, statements, checks"),
+    ("limit", "Limits on what may leave or enter sub-accounts within a window"),
     ("instrument", "Registered issues and their contracts"),
     ("cfa", "Issue, redeem and transfer digital assets"),
     ("holders", "Holder registry"),
@@ -64,6 +65,10 @@ pub const ENTRIES: &[Entry] = entries! {
         "hold" "list" "ListHolds";
         "ledger" "position" "GetSourcePosition";
         "ledger" "trial-balance" "GetTrialBalance";
+        "ledger" "statement" "GetStatement";
+        "limit" "set" "SetVelocityLimit";
+        "limit" "remove" "RemoveVelocityLimit";
+        "limit" "list" "ListVelocityLimits";
     }
     "platform.cfa.v1.CfaRegistryService" {
         "instrument" "register" "RegisterInstrument";
@@ -88,6 +93,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "cfa" "resolve-suspended" "ResolveSuspendedDeposit";
         "cfa" "block-redemption" "SetRedemptionBlock";
         "holders" "list" "ListHolders";
+        "chain" "transfers" "ListChainTransfers";
         "chain" "check-integrity" "CheckIntegrity";
     }
     "platform.chain.v1.ChainConnectorService" {
