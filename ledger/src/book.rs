@@ -8,6 +8,7 @@ use std::{borrow::Borrow, collections::HashMap, hash::Hash};
 use crate::{
     facts::Fact,
     fold::StoredAnswer,
+    limit::VelocityLimit,
     model::{
         Account, Call, Hold, Id, Operation, OperationType, Parked, Posting, Scope, SourcePosition,
         SubAccount, User,
@@ -72,6 +73,14 @@ impl<K: Hash + Eq + Clone, V: Clone> Table<K, V> {
         self.rows.values()
     }
 
+    pub fn keys(&self) -> impl Iterator<Item = &K> {
+        self.rows.keys()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
     fn mark(&self) -> usize {
         self.undo.len()
     }
@@ -126,6 +135,10 @@ pub struct Book {
     pub answers: Table<AnswerKey, StoredAnswer>,
     pub sources: Table<Id, SourcePosition>,
     pub parked: Table<Id, Parked>,
+    /// Limits of the instruments and users at hand.
+    pub limits: Table<Id, VelocityLimit>,
+    /// Minor units in the window of a limit, per sub-account.
+    pub used: Table<(Id, Id), i128>,
     /// New events, each with the index of the command that caused it.
     pub facts: Vec<(usize, Fact)>,
     /// Index of the command being folded.
@@ -136,7 +149,7 @@ pub struct Book {
 
 /// A point to go back to.
 #[derive(Clone, Copy, Debug)]
-pub struct Mark([usize; 13]);
+pub struct Mark([usize; 15]);
 
 macro_rules! each_table {
     ($book:ident, $do:ident) => {
@@ -153,7 +166,9 @@ macro_rules! each_table {
             answers,
             sources,
             parked,
-            scales
+            scales,
+            limits,
+            used
         )
     };
 }
@@ -190,6 +205,12 @@ impl Book {
     pub fn operation_by_key(&self, scope: Scope, user_id: &Id, key: &Id) -> Option<&Operation> {
         let id = self.by_key.get(&(scope, user_id.clone(), key.clone()))?;
         self.operations.get(id)
+    }
+
+    /// What a limit has counted of a sub-account; one without rows has no postings.
+    pub fn used(&self, limit_id: &Id, subaccount_id: &Id) -> i128 {
+        let key = (limit_id.clone(), subaccount_id.clone());
+        self.used.get(&key).copied().unwrap_or(0)
     }
 
     pub fn postings_of(&self, operation_id: &str) -> &[Posting] {

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use crate::{
     Error,
+    audit::{self, Block},
     book::Book,
     clock::Clock,
     facts::Fact,
@@ -38,6 +39,17 @@ struct Job {
     context: rpc::Context,
     taken: Option<Taken>,
     reply: oneshot::Sender<Result<Outcome, Error>>,
+}
+
+impl Job {
+    /// An event is taken or not as a whole, and what a limit counts is loaded before a group is folded: each has a transaction of its own.
+    fn is_alone(&self) -> bool {
+        self.taken.is_some()
+            || matches!(
+                self.command.act,
+                Act::SetLimit { .. } | Act::RemoveLimit { .. }
+            )
+    }
 }
 
 /// Hands commands to the committer task.
@@ -125,13 +137,12 @@ impl Worker {
             let Some(first) = first else { break };
             let mut weight = first.command.weight();
             let mut group = vec![first];
-            // An event is taken or not as a whole, so it has a transaction of its own.
-            while group[0].taken.is_none()
+            while !group[0].is_alone()
                 && group.len() < GROUP_COMMANDS_MAX
                 && weight < GROUP_WEIGHT_MAX
             {
                 let Ok(job) = queue.try_recv() else { break };
-                if job.taken.is_some() {
+                if job.is_alone() {
                     self.commit(std::mem::take(&mut group)).await;
                     group.push(job);
                     break;
@@ -186,7 +197,13 @@ impl Worker {
             return Ok(vec![Ok(Answered::new(Answer::Done))]);
         }
         let commands: Vec<&Command> = group.iter().map(|job| &job.command).collect();
-        let mut book = tx.load(&commands, self.clock.now_us()).await?;
+        let start = tx.start().await?;
+        // A clock that was set back does not turn the ledger's time back: postings of a sub-account stay in the order of their times.
+        let now_us = self.clock.now_us().max(start.head.sealed_at_us);
+        let mut book = tx.load(&commands, now_us).await?;
+        if start.has_limits {
+            tx.load_limits(&commands, &mut book).await?;
+        }
         let mut ids = || Id::from(Uuid::now_v7().to_string());
         let outcomes: Vec<Outcome> = commands
             .iter()
@@ -202,15 +219,21 @@ impl Worker {
         if book.is_clean() && group[0].taken.is_none() && !has_chores {
             return Ok(outcomes);
         }
-        write(&mut tx, &book, group).await?;
+        let block = audit::seal(&start.head, &book);
+        write(&mut tx, &book, block.as_ref(), group).await?;
         tx.commit().await?;
         count(&book);
         Ok(outcomes)
     }
 }
 
-async fn write(tx: &mut Group, book: &Book, group: &[Job]) -> Result<(), Error> {
-    tx.save(book).await?;
+async fn write(
+    tx: &mut Group,
+    book: &Book,
+    block: Option<&Block>,
+    group: &[Job],
+) -> Result<(), Error> {
+    tx.save(book, block).await?;
     for job in group {
         tx.tidy(&job.command).await?;
     }

@@ -46,6 +46,14 @@ pub enum Fact {
         subaccount_id: Id,
         reason: String,
     },
+    /// A velocity limit was made, changed or removed; before and after in words, empty for none.
+    LimitChanged {
+        limit_id: Id,
+        before: String,
+        after: String,
+        actor: String,
+        reason: String,
+    },
     HoldConsumed {
         hold_id: Id,
         subaccount_id: Id,

@@ -9,6 +9,7 @@
 //! [`repo`]; prost types only in `api`, `outbox`, `consumers`, `topics` and `http`. Per instrument the sum over all sub-accounts is zero, always.
 
 mod api;
+mod audit;
 mod book;
 mod clock;
 mod committer;
@@ -16,6 +17,7 @@ mod consumers;
 mod facts;
 mod fold;
 mod http;
+mod limit;
 mod model;
 mod names;
 mod outbox;
@@ -23,6 +25,7 @@ mod refusal;
 mod repo;
 mod sweeper;
 mod topics;
+mod verify;
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -33,6 +36,7 @@ use tonic::service::Routes;
 
 pub use clock::Clock;
 pub use topics::{CORRELATION as CORRELATION_HEADER, TOPICS as REQUEST_TOPICS};
+pub use verify::{Fault, Verified, verify};
 
 use api::Api;
 use committer::Committer;
@@ -90,6 +94,8 @@ pub enum Error {
     Commit { text: String, is_away: bool },
     #[error("ledger is stopping")]
     Closed,
+    #[error("there is no ledger in {}", .0.display())]
+    NoLedger(PathBuf),
 }
 
 impl Error {
@@ -98,7 +104,7 @@ impl Error {
         match self {
             Error::Store(error) => events::sqlite::is_away(error),
             Error::Events(error) => error.is_away(),
-            Error::Broken(_) => false,
+            Error::Broken(_) | Error::NoLedger(_) => false,
             Error::Commit { is_away, .. } => *is_away,
             Error::Closed => true,
         }
@@ -114,7 +120,7 @@ pub async fn start(
     deps: LedgerDeps,
     shutdown: CancellationToken,
 ) -> Result<LedgerHandle, Error> {
-    let store = Store::open(&config.data_dir).await?;
+    let store = Store::open(&config.data_dir, deps.clock.now_us()).await?;
     metrics::gauge!("ledger_holds_total").set(store.holds_active().await? as f64);
     let health = rpc::Health::new("ledger");
     let tasks = TaskTracker::new();
@@ -127,6 +133,7 @@ pub async fn start(
     let api = Arc::new(Api {
         store: store.clone(),
         committer: committer.clone(),
+        clock: deps.clock.clone(),
     });
     let sweeper = Sweeper {
         store: store.clone(),

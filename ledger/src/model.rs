@@ -110,6 +110,7 @@ coded!(
         CreateOperation = 1 "CREATE_OPERATION", CreateOperations = 2 "CREATE_OPERATIONS", CreateHold = 3 "CREATE_HOLD",
         ReleaseHold = 4 "RELEASE_HOLD", ConsumeHold = 5 "CONSUME_HOLD", AdjustHold = 6 "ADJUST_HOLD",
         ReverseOperation = 7 "REVERSE_OPERATION", SetSubAccountStatus = 8 "SET_SUB_ACCOUNT_STATUS",
+        SetVelocityLimit = 9 "SET_VELOCITY_LIMIT", RemoveVelocityLimit = 10 "REMOVE_VELOCITY_LIMIT",
     }
 );
 

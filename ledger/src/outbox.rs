@@ -1,10 +1,11 @@
 //! Facts of the fold as events of specification 6.5 on `platform.ledger.events.v1`.
 //!
-//! Key (D25): the sub-account for balances and holds, the operation for everything else. `type_name` is the full name of the message.
+//! A velocity limit that changes is an audit record on `platform.audit.events.v1` (D34). Key (D25): the sub-account for balances and holds, the operation for everything else. `type_name` is the full name of the message.
 
 use events::{Event, topics};
 use prost::Message;
 use proto::{
+    audit::v1 as audit,
     common::v1 as common,
     convert::{to_decimal, to_monetary_amount, to_timestamp_us},
     ledger::v1 as wire,
@@ -29,12 +30,17 @@ pub fn events(facts: &[(usize, Fact)], contexts: &[&rpc::Context], now_us: i64) 
     facts
         .iter()
         .map(|(command, fact)| {
-            let (name, key, subject, payload) = encode(fact, wires[*command].clone(), now_us);
+            let id = Uuid::now_v7();
+            let (topic, package) = match fact {
+                Fact::LimitChanged { .. } => (topics::AUDIT, "audit"),
+                _ => (topics::LEDGER, "ledger"),
+            };
+            let (name, key, subject, payload) = encode(fact, id, wires[*command].clone(), now_us);
             Event {
-                id: Uuid::now_v7(),
-                topic: topics::LEDGER.to_owned(),
+                id,
+                topic: topic.to_owned(),
                 key: key.to_string(),
-                type_name: format!("platform.ledger.v1.{name}"),
+                type_name: format!("platform.{package}.v1.{name}"),
                 subject: subject.to_string(),
                 source: "ledger".to_owned(),
                 correlation_id: contexts[*command].correlation_id.clone(),
@@ -52,6 +58,7 @@ fn amount(units: &Units) -> Option<common::MonetaryAmount> {
 /// Message name, key, subject, bytes.
 fn encode(
     fact: &Fact,
+    event_id: Uuid,
     context: common::RequestContext,
     now_us: i64,
 ) -> (&'static str, &Id, &Id, Vec<u8>) {
@@ -181,6 +188,37 @@ fn encode(
                 "HoldReleasedEvent",
                 subaccount_id,
                 hold_id,
+                message.encode_to_vec(),
+            )
+        }
+        Fact::LimitChanged {
+            limit_id,
+            before,
+            after,
+            actor,
+            reason,
+        } => {
+            let message = audit::AuditRecordEvent {
+                context,
+                record_id: event_id.to_string(),
+                service: "ledger".to_owned(),
+                action: if after.is_empty() {
+                    "limit.removed"
+                } else {
+                    "limit.set"
+                }
+                .to_owned(),
+                actor: actor.clone(),
+                object_id: limit_id.to_string(),
+                before: before.clone(),
+                after: after.clone(),
+                reason: reason.clone(),
+                at,
+            };
+            (
+                "AuditRecordEvent",
+                limit_id,
+                limit_id,
                 message.encode_to_vec(),
             )
         }

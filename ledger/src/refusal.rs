@@ -23,6 +23,9 @@ pub enum Refusal {
     InstrumentNotFound,
     /// With the figures of the sub-account; a stored answer keeps none.
     InsufficientBalance(Option<Box<Shortage>>),
+    /// A velocity limit would be passed. With the limit and its figures; a stored answer keeps none.
+    LimitExceeded(Option<Box<Excess>>),
+    LimitNotFound,
     HoldNotActive,
     HoldExpired,
     /// A hold of a service touched by anyone else (`design.md` 4).
@@ -63,6 +66,20 @@ pub struct Shortage {
     pub available: Decimal,
 }
 
+/// Breakdown that travels with a passed velocity limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Excess {
+    pub limit_id: String,
+    pub subaccount_id: String,
+    pub instrument_id: String,
+    pub window_s: i64,
+    pub amount: Decimal,
+    /// Before what was asked.
+    pub used: Decimal,
+    pub left: Decimal,
+    pub asked: Decimal,
+}
+
 impl Refusal {
     pub fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
         Refusal::Invalid {
@@ -77,10 +94,12 @@ impl Refusal {
             | Self::SubAccountNotFound
             | Self::OperationNotFound
             | Self::HoldNotFound
-            | Self::InstrumentNotFound => Class::NotFound,
+            | Self::InstrumentNotFound
+            | Self::LimitNotFound => Class::NotFound,
             Self::HoldExists | Self::OperationExists => Class::Exists,
             Self::Invalid { .. } => Class::Invalid,
             Self::InsufficientBalance(_)
+            | Self::LimitExceeded(_)
             | Self::HoldNotActive
             | Self::HoldExpired
             | Self::HoldInUse
@@ -105,6 +124,8 @@ impl Refusal {
             Self::HoldNotFound => "HOLD_NOT_FOUND",
             Self::InstrumentNotFound => "INSTRUMENT_NOT_FOUND",
             Self::InsufficientBalance(_) => "INSUFFICIENT_BALANCE",
+            Self::LimitExceeded(_) => "LIMIT_EXCEEDED",
+            Self::LimitNotFound => "LIMIT_NOT_FOUND",
             Self::HoldNotActive => "HOLD_NOT_ACTIVE",
             Self::HoldExpired => "HOLD_EXPIRED",
             Self::HoldInUse => "HOLD_IN_USE",
@@ -141,6 +162,7 @@ impl Refusal {
     pub fn from_bound_reason(reason: &str) -> Option<Self> {
         Some(match reason {
             "INSUFFICIENT_BALANCE" => Self::InsufficientBalance(None),
+            "LIMIT_EXCEEDED" => Self::LimitExceeded(None),
             "HOLD_NOT_ACTIVE" => Self::HoldNotActive,
             "HOLD_EXPIRED" => Self::HoldExpired,
             "HOLD_IN_USE" => Self::HoldInUse,
@@ -165,6 +187,8 @@ impl fmt::Display for Refusal {
             Self::HoldNotFound => "Hold not found",
             Self::InstrumentNotFound => "Instrument not found",
             Self::InsufficientBalance(_) => "Insufficient balance",
+            Self::LimitExceeded(_) => "Velocity limit exceeded",
+            Self::LimitNotFound => "Limit not found",
             Self::HoldNotActive => "Hold is not active",
             Self::HoldExpired => "Hold has expired",
             Self::HoldInUse => "Hold is in use",

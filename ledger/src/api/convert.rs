@@ -54,6 +54,16 @@ pub fn status(refused: &Refused, in_batch: bool) -> Status {
         facts.insert("unsettled".to_owned(), shortage.unsettled.to_string());
         facts.insert("available".to_owned(), shortage.available.to_string());
     }
+    if let Refusal::LimitExceeded(Some(excess)) = refusal {
+        facts.insert("limit_id".to_owned(), excess.limit_id.clone());
+        facts.insert("subaccount_id".to_owned(), excess.subaccount_id.clone());
+        facts.insert("instrument_id".to_owned(), excess.instrument_id.clone());
+        facts.insert("window_seconds".to_owned(), excess.window_s.to_string());
+        facts.insert("limit".to_owned(), excess.amount.to_string());
+        facts.insert("used".to_owned(), excess.used.to_string());
+        facts.insert("left".to_owned(), excess.left.to_string());
+        facts.insert("asked".to_owned(), excess.asked.to_string());
+    }
     match refused.at.filter(|_| in_batch) {
         Some(Position::Operation(index)) => {
             facts.insert("operation_index".to_owned(), index.to_string())

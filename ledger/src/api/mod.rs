@@ -4,7 +4,9 @@
 //! came back with another content is answered all the same, logged and counted (T12).
 
 pub mod convert;
+mod limits;
 mod reads;
+mod statement;
 mod writes;
 
 use std::time::Instant;
@@ -15,6 +17,7 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     Error,
+    clock::Clock,
     committer::Committer,
     fold::{Act, Answered, CallKey, Command, Replay},
     refusal::{Refusal, Refused},
@@ -28,6 +31,7 @@ pub const REPLAYED: &str = "idempotent-replayed";
 pub struct Api {
     pub(crate) store: Store,
     pub(crate) committer: Committer,
+    pub(crate) clock: Clock,
 }
 
 /// Who is writing, and under which key.
@@ -153,4 +157,8 @@ delegate! {
     get_source_position(GetSourcePositionRequest) -> GetSourcePositionResponse;
     get_trial_balance(GetTrialBalanceRequest) -> GetTrialBalanceResponse;
     set_sub_account_status(SetSubAccountStatusRequest) -> SetSubAccountStatusResponse;
+    get_statement(GetStatementRequest) -> GetStatementResponse;
+    set_velocity_limit(SetVelocityLimitRequest) -> SetVelocityLimitResponse;
+    remove_velocity_limit(RemoveVelocityLimitRequest) -> RemoveVelocityLimitResponse;
+    list_velocity_limits(ListVelocityLimitsRequest) -> ListVelocityLimitsResponse;
 }

@@ -21,7 +21,7 @@ use crate::{
 
 type Answer<T> = Result<Response<T>, Status>;
 
-fn before(page: &Page) -> Before<'_> {
+pub(super) fn before(page: &Page) -> Before<'_> {
     let (created_at_us, id) = page.bound();
     Before {
         created_at_us,
@@ -30,7 +30,7 @@ fn before(page: &Page) -> Before<'_> {
     }
 }
 
-fn failed(error: Error) -> Status {
+pub(super) fn failed(error: Error) -> Status {
     unavailable(&error)
 }
 
@@ -101,7 +101,11 @@ impl Api {
         }))
     }
 
-    async fn subaccount(&self, caller: &Caller, subaccount_id: &str) -> Result<SubAccount, Status> {
+    pub(super) async fn subaccount(
+        &self,
+        caller: &Caller,
+        subaccount_id: &str,
+    ) -> Result<SubAccount, Status> {
         if let Some(name) = SubAccountName::parse(subaccount_id) {
             caller.require_user(name.user_id)?;
         }
@@ -145,23 +149,6 @@ impl Api {
         Ok(Response::new(wire::ListSubAccountsResponse {
             subaccounts: rows.iter().map(convert::to_subaccount).collect(),
             pagination: Some(pagination),
-        }))
-    }
-
-    pub(super) async fn get_balance(
-        &self,
-        caller: &Caller,
-        message: wire::GetBalanceRequest,
-    ) -> Answer<wire::GetBalanceResponse> {
-        rpc::context::read(message.context);
-        let row = convert::to_subaccount(&self.subaccount(caller, &message.subaccount_id).await?);
-        Ok(Response::new(wire::GetBalanceResponse {
-            subaccount_id: row.subaccount_id,
-            instrument_id: row.instrument_id,
-            balance: row.balance,
-            held: row.held,
-            unsettled: row.unsettled,
-            available: row.available,
         }))
     }
 

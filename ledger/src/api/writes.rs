@@ -33,7 +33,7 @@ fn scales(scales: Vec<wire::InstrumentScale>) -> Result<Vec<(crate::model::Id, u
 }
 
 /// An answer of another kind than the command's is our own bug.
-fn wrong() -> Status {
+pub(super) fn wrong() -> Status {
     rpc::status::internal(&crate::Error::Broken(
         "answer of another kind than asked".to_owned(),
     ))

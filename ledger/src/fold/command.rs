@@ -1,7 +1,13 @@
 //! What can be asked of the ledger, and what it answers.
 
+use types::Decimal;
+
 use crate::{
-    model::{Amount, Hold, Id, Operation, OperationType, Posting, SubAccount, SubAccountStatus},
+    limit::{Kinds, Side, VelocityLimit},
+    model::{
+        AccountType, Amount, Hold, Id, Operation, OperationType, Posting, SubAccount,
+        SubAccountStatus,
+    },
     refusal::{Position, Refusal, Refused},
 };
 
@@ -67,6 +73,16 @@ pub enum Act {
     SetStatus {
         subaccount_id: Id,
         status: SubAccountStatus,
+    },
+    SetLimit {
+        limit: LimitTerms,
+        actor: String,
+        reason: String,
+    },
+    RemoveLimit {
+        limit_id: Id,
+        actor: String,
+        reason: String,
     },
     CreateUser {
         user_id: Id,
@@ -164,6 +180,19 @@ pub struct NewHold {
     pub expires_at_us: Option<i64>,
 }
 
+/// Terms of a velocity limit as somebody asked for them.
+#[derive(Clone, Debug)]
+pub struct LimitTerms {
+    pub limit_id: Id,
+    pub user_id: Id,
+    pub account_kind: Option<AccountType>,
+    pub instrument_id: Id,
+    pub side: Side,
+    pub window_s: i64,
+    pub amount: Decimal,
+    pub kinds: Kinds,
+}
+
 #[derive(Clone, Debug)]
 pub struct Step {
     /// Executed before the operation of this index; past the last one: after all.
@@ -237,6 +266,7 @@ pub enum Answer {
         moved: u32,
     },
     SubAccount(SubAccount),
+    Limit(VelocityLimit),
     Done,
 }
 
@@ -276,6 +306,8 @@ pub enum StoredOutcome {
     /// Operation id or reason of refusal, per index.
     Batch(Vec<Result<Id, String>>),
     SubAccount(Id),
+    /// The limit as it was answered.
+    Limit(VelocityLimit),
 }
 
 impl StoredAnswer {
@@ -318,6 +350,7 @@ impl Command {
             (_, Answer::SubAccount(subaccount)) => {
                 StoredOutcome::SubAccount(subaccount.terms.subaccount_id.clone())
             }
+            (_, Answer::Limit(limit)) => StoredOutcome::Limit(limit.clone()),
             (_, Answer::Finalized { .. } | Answer::Done) => return None,
         };
         Some(StoredAnswer {

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::{
-    Answer, Answered, Command, Ids, Outcome, Replay, Target, accounts,
+    Answer, Answered, Command, Ids, Outcome, Replay, Target, accounts, limits,
     operations::{self, Move},
 };
 use crate::{
@@ -255,6 +255,7 @@ fn reverse_one(
         reversed_by: None,
     };
     operations::write(book, reversal, moves, ids)?;
+    limits::forget(book, &operation);
     operation.reversed_by = Some(reversal_id.clone());
     if was_open {
         operation.rejection_code = rejection_code;

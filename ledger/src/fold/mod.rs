@@ -9,13 +9,14 @@ mod batch;
 mod command;
 mod holds;
 mod lifecycle;
+mod limits;
 mod operations;
 mod steps;
 mod wanted;
 
 pub use command::{
-    Act, Answer, Answered, Batch, CallKey, Command, NewHold, NewOperation, NewPosting, Posted,
-    Replay, Source, Step, StepKind, StoredAnswer, StoredOutcome, Target,
+    Act, Answer, Answered, Batch, CallKey, Command, LimitTerms, NewHold, NewOperation, NewPosting,
+    Posted, Replay, Source, Step, StepKind, StoredAnswer, StoredOutcome, Target,
 };
 pub use wanted::Wanted;
 
@@ -92,6 +93,16 @@ fn act(book: &mut Book, command: &Command, ids: Ids) -> Outcome {
             instrument_id,
             decimals,
         } => accounts::learn_scale(book, instrument_id, *decimals),
+        Act::SetLimit {
+            limit,
+            actor,
+            reason,
+        } => limits::set(book, limit, actor, reason),
+        Act::RemoveLimit {
+            limit_id,
+            actor,
+            reason,
+        } => limits::remove(book, limit_id, actor, reason),
         Act::ForgetParked { .. } => Ok(Answered::new(Answer::Done)),
     }
 }
@@ -124,6 +135,8 @@ fn answer_key(book: &Book, command: &Command) -> Option<AnswerKey> {
         Act::SetStatus { subaccount_id, .. } => {
             (Call::SetSubAccountStatus, accounts::owner(subaccount_id)?)
         }
+        Act::SetLimit { .. } => (Call::SetVelocityLimit, key.user_id.clone()),
+        Act::RemoveLimit { .. } => (Call::RemoveVelocityLimit, key.user_id.clone()),
         _ => return None,
     };
     Some((call, user, key.key.clone()))
@@ -154,6 +167,7 @@ fn replay(book: &Book, command: &Command, stored: StoredAnswer) -> Outcome {
                 })
                 .collect(),
         },
+        StoredOutcome::Limit(limit) => Answer::Limit(limit),
         StoredOutcome::SubAccount(id) => match book.subaccounts.get(&id) {
             Some(subaccount) => Answer::SubAccount(subaccount.clone()),
             None => return Err(Refusal::SubAccountNotFound.into()),

@@ -6,7 +6,7 @@ use types::{Minor, UserId};
 
 use super::{
     Act, Command, Ids, NewOperation, NewPosting, Posted, Replay, StoredAnswer, StoredOutcome,
-    accounts, holds, lifecycle,
+    accounts, holds, lifecycle, limits,
 };
 use crate::{
     book::Book,
@@ -117,6 +117,7 @@ pub fn create(
         reversed_by: None,
     };
     write(book, operation, moves, ids)?;
+    limits::count(book, command, &operation_id)?;
     if let Some(tx_hash) = &new.tx_hash {
         book.by_tx
             .entry(tx_hash.clone())

@@ -125,6 +125,16 @@ impl Wanted {
             Act::LearnScale { instrument_id, .. } => {
                 self.add_subaccount(&names::reserve(instrument_id).into())
             }
+            Act::SetLimit { .. } | Act::RemoveLimit { .. } => {
+                let call = if matches!(&command.act, Act::SetLimit { .. }) {
+                    Call::SetVelocityLimit
+                } else {
+                    Call::RemoveVelocityLimit
+                };
+                if let Some(key) = &command.key {
+                    self.add_answer(call, key.user_id.clone(), key.key.clone());
+                }
+            }
             Act::ReleaseHold { .. }
             | Act::AdjustHold { .. }
             | Act::ExpireHolds(_)
@@ -298,7 +308,7 @@ impl Command {
         }
     }
 
-    /// Every instrument whose decimals the command may bind.
+    /// Every instrument whose decimals the command may bind, or asks about without a sub-account.
     pub fn each_new_scale(&self, see: &mut dyn FnMut(&Id)) {
         match &self.act {
             Act::Post(batch) => batch
@@ -306,6 +316,7 @@ impl Command {
                 .iter()
                 .for_each(|(instrument_id, _)| see(instrument_id)),
             Act::LearnScale { instrument_id, .. } => see(instrument_id),
+            Act::SetLimit { limit, .. } => see(&limit.instrument_id),
             _ => {}
         }
     }

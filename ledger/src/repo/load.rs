@@ -331,7 +331,9 @@ async fn answers(
         match &answer.outcome {
             StoredOutcome::Batch(outcomes) => operations.extend(outcomes.iter().flatten().cloned()),
             StoredOutcome::Hold { operation_id, .. } => operations.extend(operation_id.clone()),
-            StoredOutcome::Refused { .. } | StoredOutcome::SubAccount(_) => {}
+            StoredOutcome::Refused { .. }
+            | StoredOutcome::SubAccount(_)
+            | StoredOutcome::Limit(_) => {}
         }
         book.answers.load(
             (call, row.user_id.into(), row.idempotency_key.into()),

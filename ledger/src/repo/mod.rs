@@ -4,19 +4,29 @@
 //! fixed number of statements, [`Group::save`] writes what the fold made of it in a fixed number of statements, whatever the size of the group;
 //! after [`Group::commit`] it is durable. Reads see committed rows only. Today: SQLite.
 
+mod audit;
+mod limits;
 mod load;
 mod read;
 mod rows;
 mod save;
+mod statement;
+mod verify;
 
 use std::path::Path;
 
 use events::{Event, Sqlite};
 use uuid::Uuid;
 
+pub use audit::{SealedOperation, SealedPosting};
 pub use read::{Before, HoldFilter, OperationFilter, TrialBalance};
+pub use statement::Line;
+pub use verify::{BlockRow, Evidence, HoldState, SubAccountState};
 
 use crate::Error;
+
+/// The ledger's file in its folder.
+pub const FILE: &str = "ledger.sqlite";
 
 static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/sqlite");
 
@@ -28,10 +38,12 @@ pub struct Store {
 
 impl Store {
     /// Opens `ledger.sqlite` in the folder and brings its schema up to date.
-    pub async fn open(data_dir: &Path) -> Result<Self, Error> {
-        Ok(Store {
-            db: Sqlite::open(data_dir.join("ledger.sqlite"), &MIGRATOR).await?,
-        })
+    pub async fn open(data_dir: &Path, now_us: i64) -> Result<Self, Error> {
+        let store = Store {
+            db: Sqlite::open(data_dir.join(FILE), &MIGRATOR).await?,
+        };
+        store.seal_old(now_us).await?;
+        Ok(store)
     }
 
     /// The database itself, for the outbox relay.

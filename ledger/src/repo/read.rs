@@ -219,16 +219,15 @@ impl Store {
         .bind(instrument_id)
         .fetch_all(self.db.read())
         .await?;
-        let wide = |high: i64, low: i64| (i128::from(high) << 32) + i128::from(low);
         Ok(found
             .into_iter()
             .map(|row| TrialBalance {
                 instrument_id: row.0,
                 decimals: row.1,
-                total: wide(row.2, row.3),
-                reserve: wide(row.4, row.5),
-                unsettled: wide(row.6, row.7),
-                active_holds: wide(row.8, row.9),
+                total: rows::wide(row.2, row.3),
+                reserve: rows::wide(row.4, row.5),
+                unsettled: rows::wide(row.6, row.7),
+                active_holds: rows::wide(row.8, row.9),
             })
             .collect())
     }

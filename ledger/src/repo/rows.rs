@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use sqlx::FromRow;
 use types::Minor;
 
+use super::limits::LimitRow;
 use crate::{
     Error,
     fold::{StoredAnswer, StoredOutcome},
@@ -34,6 +35,11 @@ pub fn ids<'a>(items: impl IntoIterator<Item = &'a Id>) -> String {
 /// Many rows in one bound value.
 pub fn rows(items: impl IntoIterator<Item = Value>) -> String {
     Value::Array(items.into_iter().collect()).to_string()
+}
+
+/// A sum that came in two halves of 32 bits, so that it could not overflow on the way.
+pub fn wide(high: i64, low: i64) -> i128 {
+    (i128::from(high) << 32) + i128::from(low)
 }
 
 #[derive(FromRow)]
@@ -181,7 +187,7 @@ impl TryFrom<OperationRow> for Operation {
     }
 }
 
-pub fn operation(row: &Operation) -> Value {
+fn operation(row: &Operation) -> Value {
     let terms = &row.terms;
     json!([
         &*terms.operation_id,
@@ -201,6 +207,15 @@ pub fn operation(row: &Operation) -> Value {
         terms.created_at_us,
         row.finalized_at_us
     ])
+}
+
+/// A new operation, sealed at its place in a block.
+pub fn sealed_operation(row: &Operation, block: u64, place: usize) -> Value {
+    let mut values = operation(row);
+    if let Value::Array(values) = &mut values {
+        values.extend([json!(block), json!(place)]);
+    }
+    values
 }
 
 /// Only what may change.
@@ -444,6 +459,7 @@ enum Outcome {
     /// (operation id, reason of refusal): one of the two per operation.
     Batch(Vec<(Option<String>, Option<String>)>),
     SubAccount(String),
+    Limit(LimitRow),
 }
 
 pub fn outcome_text(outcome: &StoredOutcome) -> String {
@@ -479,6 +495,7 @@ pub fn outcome_text(outcome: &StoredOutcome) -> String {
                 .collect(),
         ),
         StoredOutcome::SubAccount(id) => Outcome::SubAccount(id.to_string()),
+        StoredOutcome::Limit(limit) => Outcome::Limit(limit.into()),
     };
     serde_json::to_string(&outcome).expect("stored answers have a JSON form")
 }
@@ -512,6 +529,7 @@ impl AnswerRow {
                     .collect::<Result<_, _>>()?,
             ),
             Outcome::SubAccount(id) => StoredOutcome::SubAccount(id.into()),
+            Outcome::Limit(limit) => StoredOutcome::Limit(limit.try_into()?),
         };
         Ok(StoredAnswer {
             digest: self.digest,

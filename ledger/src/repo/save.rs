@@ -5,13 +5,14 @@ use serde_json::{Value, json};
 use super::{Group, rows};
 use crate::{
     Error,
+    audit::Block,
     book::Book,
     fold::{Act, Command},
 };
 
 impl Group {
     /// Writes every changed row. The order follows the references between the tables.
-    pub async fn save(&mut self, book: &Book) -> Result<(), Error> {
+    pub async fn save(&mut self, book: &Book, block: Option<&Block>) -> Result<(), Error> {
         self.put(
             "INSERT INTO instruments (instrument_id, decimals) SELECT value->>0, value->>1 FROM json_each($1)",
             book.scales.changes().iter().filter_map(|change| Some(json!([&**change.key, change.after?]))).collect(),
@@ -61,20 +62,29 @@ impl Group {
             book.holds.changes().iter().filter_map(|change| change.after.map(rows::hold)).collect(),
         )
         .await?;
-        self.save_operations(book).await?;
+        if let Some(block) = block {
+            self.save_block(block).await?;
+        }
+        self.save_operations(book, block.map_or(0, |block| block.block))
+            .await?;
+        self.save_limits(book).await?;
         self.save_memory(book).await
     }
 
-    async fn save_operations(&mut self, book: &Book) -> Result<(), Error> {
+    async fn save_operations(&mut self, book: &Book, block: u64) -> Result<(), Error> {
         let changes = book.operations.changes();
         let (new, moved): (Vec<_>, Vec<_>) =
             changes.iter().partition(|change| change.before.is_none());
         self.put(
             "INSERT INTO operations (operation_id, scope, kind, status, user_id, idempotency_key, external_ref, tx_hash, \
-             rejection_code, rejection_message, awaits_chain, reverses, reversed_by, digest, created_at_us, finalized_at_us) \
+             rejection_code, rejection_message, awaits_chain, reverses, reversed_by, digest, created_at_us, finalized_at_us, block, place) \
              SELECT value->>0, value->>1, value->>2, value->>3, value->>4, value->>5, value->>6, value->>7, value->>8, value->>9, \
-             value->>10, value->>11, value->>12, value->>13, value->>14, value->>15 FROM json_each($1)",
-            new.iter().filter_map(|change| change.after.map(rows::operation)).collect(),
+             value->>10, value->>11, value->>12, value->>13, value->>14, value->>15, value->>16, value->>17 FROM json_each($1)",
+            new.iter()
+                .filter_map(|change| change.after)
+                .enumerate()
+                .map(|(place, row)| rows::sealed_operation(row, block, place))
+                .collect(),
         )
         .await?;
         self.put(

@@ -138,6 +138,7 @@ impl World {
         let request = GetBalanceRequest {
             context: None,
             subaccount_id: subaccount.to_owned(),
+            as_of: None,
         };
         let answer = self
             .client

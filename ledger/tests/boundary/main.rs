@@ -1,14 +1,17 @@
 //! The ledger at its boundary: a real store in a temporary folder, the real log, the real access layer; every call through the client of the
 //! contract. One test binary, since linking costs more than running.
 
+mod audit;
 mod batches;
 mod concurrency;
 mod consumed;
 mod emitted;
 mod harness;
 mod holds;
+mod limits;
 mod operations;
 mod reads;
 mod refusals;
 mod requests;
+mod statement;
 mod twin;

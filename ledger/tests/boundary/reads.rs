@@ -410,6 +410,7 @@ async fn d32_users_see_their_own_only() {
     let balance = GetBalanceRequest {
         context: None,
         subaccount_id: "u1:CFA-RUB".to_owned(),
+        as_of: None,
     };
     own.get_balance(balance.clone()).await.unwrap();
     assert_eq!(

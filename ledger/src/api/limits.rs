@@ -1,0 +1,153 @@
+//! Velocity limits over RPC: staff set, remove and list them.
+
+use proto::{
+    convert::{self as values, to_decimal_minor, to_timestamp_us},
+    ledger::v1 as wire,
+};
+use rpc::{
+    Caller,
+    page::{self, Key},
+};
+use tonic::{Response, Status};
+
+use super::{Api, Writer, convert, reads, refused, respond};
+use crate::{
+    fold::{Act, Answer as Made, LimitTerms, Replay},
+    limit::{Kinds, Side, VelocityLimit},
+    model::{AccountType, OperationType},
+    refusal::Refusal,
+};
+
+type Answer<T> = Result<Response<T>, Status>;
+
+impl Api {
+    pub(super) async fn set_velocity_limit(
+        &self,
+        caller: &Caller,
+        mut message: wire::SetVelocityLimitRequest,
+    ) -> Answer<wire::SetVelocityLimitResponse> {
+        let context = rpc::context::write(message.context.take())?;
+        let writer = Writer::of(caller, context, convert::digest(&message));
+        let act = Act::SetLimit {
+            limit: terms(message.limit).map_err(refused)?,
+            actor: caller.subject.clone(),
+            reason: convert::text("reason", message.reason).map_err(refused)?,
+        };
+        let (limit, replay) = self.change_limit(writer, act).await?;
+        Ok(respond(
+            wire::SetVelocityLimitResponse { limit: Some(limit) },
+            replay,
+        ))
+    }
+
+    pub(super) async fn remove_velocity_limit(
+        &self,
+        caller: &Caller,
+        mut message: wire::RemoveVelocityLimitRequest,
+    ) -> Answer<wire::RemoveVelocityLimitResponse> {
+        let context = rpc::context::write(message.context.take())?;
+        let writer = Writer::of(caller, context, convert::digest(&message));
+        let act = Act::RemoveLimit {
+            limit_id: convert::id("limit_id", message.limit_id).map_err(refused)?,
+            actor: caller.subject.clone(),
+            reason: convert::text("reason", message.reason).map_err(refused)?,
+        };
+        let (limit, replay) = self.change_limit(writer, act).await?;
+        Ok(respond(
+            wire::RemoveVelocityLimitResponse { limit: Some(limit) },
+            replay,
+        ))
+    }
+
+    async fn change_limit(
+        &self,
+        writer: Writer,
+        act: Act,
+    ) -> Result<(wire::VelocityLimit, Replay), Status> {
+        let answered = self
+            .commit(writer, act)
+            .await?
+            .map_err(|no| convert::status(&no, false))?;
+        match answered.answer {
+            Made::Limit(limit) => Ok((to_limit(&limit), answered.replay)),
+            _ => Err(super::writes::wrong()),
+        }
+    }
+
+    pub(super) async fn list_velocity_limits(
+        &self,
+        _: &Caller,
+        message: wire::ListVelocityLimitsRequest,
+    ) -> Answer<wire::ListVelocityLimitsResponse> {
+        rpc::context::read(message.context);
+        let hash = page::filter_hash(&[&message.user_id, &message.instrument_id]);
+        let page = page::parse(message.pagination, hash)?;
+        let mut rows = self
+            .store
+            .limits(
+                &message.user_id,
+                &message.instrument_id,
+                reads::before(&page),
+            )
+            .await
+            .map_err(reads::failed)?;
+        let pagination = page.finish(&mut rows, |row| Key {
+            created_us: row.created_at_us,
+            id: row.limit_id.to_string(),
+        });
+        Ok(Response::new(wire::ListVelocityLimitsResponse {
+            limits: rows.iter().map(to_limit).collect(),
+            pagination: Some(pagination),
+        }))
+    }
+}
+
+fn terms(limit: Option<wire::VelocityLimit>) -> Result<LimitTerms, Refusal> {
+    let limit = limit.ok_or_else(|| Refusal::invalid("limit", "is required"))?;
+    let kinds = limit
+        .operation_types
+        .iter()
+        .enumerate()
+        .map(|(index, code)| {
+            OperationType::from_code(*code).ok_or_else(|| {
+                let field = format!("limit.operation_types[{index}]");
+                Refusal::invalid(field, "must be one of the operation types")
+            })
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(LimitTerms {
+        limit_id: convert::id("limit.limit_id", limit.limit_id)?,
+        user_id: convert::text("limit.user_id", limit.user_id)?.into(),
+        account_kind: match limit.account_type {
+            0 => None,
+            code => Some(AccountType::from_code(code).ok_or_else(|| {
+                Refusal::invalid(
+                    "limit.account_type",
+                    "must be MAIN, INVEST, BLOCKED or unset",
+                )
+            })?),
+        },
+        instrument_id: convert::id("limit.instrument_id", limit.instrument_id)?,
+        side: Side::from_code(limit.side)
+            .ok_or_else(|| Refusal::invalid("limit.side", "must be DEBIT or CREDIT"))?,
+        window_s: i64::from(limit.window_seconds),
+        amount: values::decimal(limit.amount.as_ref())
+            .map_err(|error| Refusal::invalid("limit.amount", error.to_string()))?,
+        kinds: Kinds::of(kinds),
+    })
+}
+
+fn to_limit(limit: &VelocityLimit) -> wire::VelocityLimit {
+    wire::VelocityLimit {
+        limit_id: limit.limit_id.to_string(),
+        user_id: limit.user_id.to_string(),
+        account_type: limit.account_kind.map_or(0, AccountType::code),
+        instrument_id: limit.instrument_id.to_string(),
+        side: limit.side.code(),
+        window_seconds: u32::try_from(limit.window_s).unwrap_or(u32::MAX),
+        amount: Some(to_decimal_minor(limit.amount.0, limit.decimals)),
+        operation_types: limit.kinds.named().map(OperationType::code).collect(),
+        created_at: Some(to_timestamp_us(limit.created_at_us)),
+        updated_at: Some(to_timestamp_us(limit.updated_at_us)),
+    }
+}

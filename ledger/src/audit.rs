@@ -1,0 +1,320 @@
+//! The audit chain: what is sealed with each committed group, and its hash. Pure.
+//!
+//! A block's hash is SHA-256 over the previous hash, the block's number and time, the immutable terms of each of its operations in their
+//! order, the postings of each in theirs, and the two counts. Every field has one encoding: numbers big-endian at fixed width, a text as its
+//! length (`u32`) and its bytes, what may be missing as `0`, or `1` and the value, so that no two contents give the same bytes. What moves
+//! later (status, transaction hash, who reversed it) is not sealed. Cost: one pass of the hash over some 500 bytes an operation.
+
+use sha2::{Digest, Sha256};
+
+use crate::{
+    book::Book,
+    model::{OperationTerms, Posting},
+};
+
+pub type Hash = [u8; 32];
+
+/// First bytes of every block's content; another encoding would have another tag.
+const TAG: &[u8] = b"ledger-block-1";
+
+/// The last block of the chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    pub block: u64,
+    pub hash: Hash,
+    pub sealed_at_us: i64,
+}
+
+/// A block as it is written. Block 0 is empty, with a hash of zeros.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    pub block: u64,
+    pub previous_hash: Hash,
+    pub hash: Hash,
+    pub operations: u64,
+    pub postings: u64,
+    pub sealed_at_us: i64,
+}
+
+/// What never changes of an operation, as the database keeps it.
+pub struct OperationRecord<'a> {
+    pub operation_id: &'a str,
+    pub scope: i32,
+    pub kind: i32,
+    pub user_id: &'a str,
+    pub idempotency_key: &'a str,
+    pub external_ref: Option<&'a str>,
+    pub awaits_chain: bool,
+    pub reverses: Option<&'a str>,
+    pub digest: i64,
+    pub created_at_us: i64,
+}
+
+/// A posting, as the database keeps it.
+pub struct PostingRecord<'a> {
+    pub ordinal: i64,
+    pub posting_id: &'a str,
+    pub debit_subaccount_id: &'a str,
+    pub credit_subaccount_id: &'a str,
+    pub instrument_id: &'a str,
+    /// Minor units.
+    pub amount: i64,
+    pub hold_id: Option<&'a str>,
+    pub unsettled: bool,
+    pub debit_balance_after: i64,
+    pub debit_version: i64,
+    pub credit_balance_after: i64,
+    pub credit_version: i64,
+    pub created_at_us: i64,
+}
+
+/// Takes the content of one block, operation by operation.
+pub struct Sealer {
+    hasher: Sha256,
+    block: Block,
+}
+
+impl Sealer {
+    /// The block after `head`.
+    pub fn after(head: &Head, sealed_at_us: i64) -> Self {
+        let block = Block {
+            block: head.block + 1,
+            previous_hash: head.hash,
+            hash: [0; 32],
+            operations: 0,
+            postings: 0,
+            sealed_at_us,
+        };
+        let mut sealer = Sealer {
+            hasher: Sha256::new(),
+            block,
+        };
+        sealer.hasher.update(head.hash);
+        sealer.hasher.update(TAG);
+        sealer.hasher.update((head.block + 1).to_be_bytes());
+        sealer.int(sealed_at_us);
+        sealer
+    }
+
+    /// The next operation. Its postings follow.
+    pub fn operation(&mut self, of: &OperationRecord) {
+        self.block.operations += 1;
+        self.hasher.update(b"O");
+        self.text(of.operation_id);
+        self.int(i64::from(of.scope));
+        self.int(i64::from(of.kind));
+        self.text(of.user_id);
+        self.text(of.idempotency_key);
+        self.optional(of.external_ref);
+        self.int(i64::from(of.awaits_chain));
+        self.optional(of.reverses);
+        self.int(of.digest);
+        self.int(of.created_at_us);
+    }
+
+    /// The next posting of the last operation.
+    pub fn posting(&mut self, of: &PostingRecord) {
+        self.block.postings += 1;
+        self.hasher.update(b"P");
+        self.int(of.ordinal);
+        self.text(of.posting_id);
+        self.text(of.debit_subaccount_id);
+        self.text(of.credit_subaccount_id);
+        self.text(of.instrument_id);
+        self.int(of.amount);
+        self.optional(of.hold_id);
+        self.int(i64::from(of.unsettled));
+        self.int(of.debit_balance_after);
+        self.int(of.debit_version);
+        self.int(of.credit_balance_after);
+        self.int(of.credit_version);
+        self.int(of.created_at_us);
+    }
+
+    /// The block with its hash.
+    pub fn seal(mut self) -> Block {
+        self.hasher.update(b"E");
+        self.hasher.update(self.block.operations.to_be_bytes());
+        self.hasher.update(self.block.postings.to_be_bytes());
+        self.block.hash = self.hasher.finalize().into();
+        self.block
+    }
+
+    fn int(&mut self, value: i64) {
+        self.hasher.update(value.to_be_bytes());
+    }
+
+    fn text(&mut self, text: &str) {
+        let length = u32::try_from(text.len()).expect("texts of the ledger are short");
+        self.hasher.update(length.to_be_bytes());
+        self.hasher.update(text);
+    }
+
+    fn optional(&mut self, text: Option<&str>) {
+        self.hasher.update([u8::from(text.is_some())]);
+        if let Some(text) = text {
+            self.text(text);
+        }
+    }
+}
+
+/// The block of what a group made; `None` when it made no operation.
+pub fn seal(head: &Head, book: &Book) -> Option<Block> {
+    let mut sealer = Sealer::after(head, book.now_us);
+    for change in book.operations.changes() {
+        let Some(new) = change.after.filter(|_| change.before.is_none()) else {
+            continue;
+        };
+        sealer.operation(&OperationRecord::from(&*new.terms));
+        for posting in book.postings_of(&new.terms.operation_id) {
+            sealer.posting(&PostingRecord::from(posting));
+        }
+    }
+    (sealer.block.operations > 0).then(|| sealer.seal())
+}
+
+impl<'a> From<&'a OperationTerms> for OperationRecord<'a> {
+    fn from(terms: &'a OperationTerms) -> Self {
+        OperationRecord {
+            operation_id: &terms.operation_id,
+            scope: terms.scope.code(),
+            kind: terms.kind.code(),
+            user_id: &terms.user_id,
+            idempotency_key: &terms.idempotency_key,
+            external_ref: terms.external_ref.as_deref(),
+            awaits_chain: terms.awaits_chain,
+            reverses: terms.reverses.as_deref(),
+            digest: terms.digest,
+            created_at_us: terms.created_at_us,
+        }
+    }
+}
+
+impl<'a> From<&'a Posting> for PostingRecord<'a> {
+    fn from(posting: &'a Posting) -> Self {
+        PostingRecord {
+            ordinal: i64::from(posting.ordinal),
+            posting_id: &posting.posting_id,
+            debit_subaccount_id: &posting.debit_subaccount_id,
+            credit_subaccount_id: &posting.credit_subaccount_id,
+            instrument_id: &posting.amount.instrument_id,
+            amount: posting.amount.minor.0,
+            hold_id: posting.hold_id.as_deref(),
+            unsettled: posting.unsettled,
+            debit_balance_after: posting.debit_balance_after.0,
+            debit_version: posting.debit_version as i64,
+            credit_balance_after: posting.credit_balance_after.0,
+            credit_version: posting.credit_version as i64,
+            created_at_us: posting.created_at_us,
+        }
+    }
+}
+
+/// A hash as people read it.
+pub fn hex(hash: &[u8]) -> String {
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head() -> Head {
+        Head {
+            block: 6,
+            hash: [7; 32],
+            sealed_at_us: 1,
+        }
+    }
+
+    fn operation<'a>() -> OperationRecord<'a> {
+        OperationRecord {
+            operation_id: "op",
+            scope: 1,
+            kind: 4,
+            user_id: "u1",
+            idempotency_key: "k",
+            external_ref: Some("x"),
+            awaits_chain: true,
+            reverses: None,
+            digest: -2,
+            created_at_us: 9,
+        }
+    }
+
+    fn posting<'a>() -> PostingRecord<'a> {
+        PostingRecord {
+            ordinal: 0,
+            posting_id: "p",
+            debit_subaccount_id: "a",
+            credit_subaccount_id: "b",
+            instrument_id: "I",
+            amount: 5,
+            hold_id: None,
+            unsettled: false,
+            debit_balance_after: -5,
+            debit_version: 1,
+            credit_balance_after: 5,
+            credit_version: 2,
+            created_at_us: 9,
+        }
+    }
+
+    // rows: R215
+    /// Every byte written out by hand.
+    #[test]
+    fn r215_the_hash_is_that_of_the_written_encoding() {
+        let int = |value: i64| value.to_be_bytes();
+        let mut bytes: Vec<u8> = vec![7; 32];
+        bytes.extend(b"ledger-block-1\0\0\0\0\0\0\0\x07");
+        bytes.extend(int(10));
+        bytes.extend(b"O\0\0\0\x02op");
+        bytes.extend([int(1), int(4)].concat());
+        bytes.extend(b"\0\0\0\x02u1\0\0\0\x01k\x01\0\0\0\x01x");
+        bytes.extend(int(1));
+        bytes.extend(b"\0");
+        bytes.extend([int(-2), int(9)].concat());
+        bytes.extend(b"P");
+        bytes.extend(int(0));
+        bytes.extend(b"\0\0\0\x01p\0\0\0\x01a\0\0\0\x01b\0\0\0\x01I");
+        bytes.extend(int(5));
+        bytes.extend(b"\0");
+        bytes.extend([int(0), int(-5), int(1), int(5), int(2), int(9)].concat());
+        bytes.extend(b"E");
+        bytes.extend([int(1), int(1)].concat());
+
+        let mut sealer = Sealer::after(&head(), 10);
+        sealer.operation(&operation());
+        sealer.posting(&posting());
+        let block = sealer.seal();
+        assert_eq!(hex(&block.hash), hex(&Sha256::digest(&bytes)));
+        // The same bytes through another program's SHA-256.
+        assert_eq!(
+            hex(&block.hash),
+            "36f02afac0bb8882b36b246cb9cb3bff7b3051683b06e381042b6cb0fae2d635"
+        );
+        assert_eq!((block.block, block.operations, block.postings), (7, 1, 1));
+    }
+
+    // rows: R215
+    #[test]
+    fn r215_no_field_can_lend_bytes_to_its_neighbour() {
+        let hash = |change: &dyn Fn(&mut OperationRecord)| {
+            let mut record = operation();
+            change(&mut record);
+            let mut sealer = Sealer::after(&head(), 10);
+            sealer.operation(&record);
+            sealer.seal().hash
+        };
+        let seen: std::collections::BTreeSet<Hash> = [
+            hash(&|_| {}),
+            hash(&|of| (of.user_id, of.idempotency_key) = ("u1k", "")),
+            hash(&|of| (of.user_id, of.idempotency_key) = ("u", "1k")),
+            hash(&|of| of.external_ref = None),
+            hash(&|of| of.external_ref = Some("")),
+            hash(&|of| (of.external_ref, of.reverses) = (None, Some("x"))),
+        ]
+        .into();
+        assert_eq!(seen.len(), 6);
+    }
+}

@@ -1,0 +1,180 @@
+//! Velocity limits in the fold: set, removed, counted.
+//!
+//! Every posting that a limit is about counts, and is refused when the window would hold more than the limit. Three kinds count and are not
+//! refused, since refusing them would part the ledger from what has happened: what an event tells, what a batch with a source tells, and what
+//! a service pays out of a hold that was taken before (as with a freeze, D15). Reversing entries neither count nor are refused.
+
+use types::Minor;
+
+use super::{Act, Answer, Answered, Command, LimitTerms, Outcome};
+use crate::{
+    book::Book,
+    facts::Fact,
+    limit::{Side, VelocityLimit, WINDOW_S_MAX},
+    model::{Id, Operation, OperationType, Posting, Scope},
+    names,
+    refusal::{Excess, Refusal},
+};
+
+/// Makes a limit or gives it new terms. Setting what is set changes nothing.
+pub fn set(book: &mut Book, new: &LimitTerms, actor: &str, reason: &str) -> Outcome {
+    if !new.user_id.is_empty() && types::UserId::new(&new.user_id).is_err()
+        || &*new.user_id == names::SYSTEM_USER
+    {
+        return Err(
+            Refusal::invalid("limit.user_id", "must be a user, or empty for every user").into(),
+        );
+    }
+    if !(1..=WINDOW_S_MAX).contains(&new.window_s) {
+        let problem = format!("must be 1 to {WINDOW_S_MAX}");
+        return Err(Refusal::invalid("limit.window_seconds", problem).into());
+    }
+    let decimals = *book
+        .scales
+        .get(&new.instrument_id)
+        .ok_or(Refusal::InstrumentNotFound)?;
+    let amount = new
+        .amount
+        .to_minor(decimals)
+        .ok()
+        .filter(|minor| *minor >= 0)
+        .ok_or_else(|| {
+            let problem = format!("must not be negative, with at most {decimals} decimals");
+            Refusal::invalid("limit.amount", problem)
+        })?;
+    let known = book.limits.get(&new.limit_id).cloned();
+    let limit = VelocityLimit {
+        limit_id: new.limit_id.clone(),
+        user_id: new.user_id.clone(),
+        account_kind: new.account_kind,
+        instrument_id: new.instrument_id.clone(),
+        decimals,
+        side: new.side,
+        window_s: new.window_s,
+        amount: Minor(amount),
+        kinds: new.kinds,
+        created_at_us: known
+            .as_ref()
+            .map_or(book.now_us, |known| known.created_at_us),
+        updated_at_us: book.now_us,
+    };
+    if let Some(known) = known.as_ref().filter(|known| known.has_terms_of(&limit)) {
+        return Ok(Answered::new(Answer::Limit(known.clone())));
+    }
+    book.tell(Fact::LimitChanged {
+        limit_id: limit.limit_id.clone(),
+        before: known.map_or_else(String::new, |known| known.in_words()),
+        after: limit.in_words(),
+        actor: actor.to_owned(),
+        reason: reason.to_owned(),
+    });
+    book.limits.put(limit.limit_id.clone(), limit.clone());
+    Ok(Answered::new(Answer::Limit(limit)))
+}
+
+pub fn remove(book: &mut Book, limit_id: &Id, actor: &str, reason: &str) -> Outcome {
+    let known = book
+        .limits
+        .get(limit_id)
+        .cloned()
+        .ok_or(Refusal::LimitNotFound)?;
+    book.tell(Fact::LimitChanged {
+        limit_id: limit_id.clone(),
+        before: known.in_words(),
+        after: String::new(),
+        actor: actor.to_owned(),
+        reason: reason.to_owned(),
+    });
+    book.limits.remove(limit_id);
+    Ok(Answered::new(Answer::Limit(known)))
+}
+
+/// Counts the postings of an operation that was just written.
+///
+/// # Errors
+/// [`Refusal::LimitExceeded`] of the first limit, by id, that a posting passes.
+pub fn count(book: &mut Book, command: &Command, operation_id: &Id) -> Result<(), Refusal> {
+    if book.limits.is_empty() {
+        return Ok(());
+    }
+    let Some(operation) = book.operations.get(operation_id) else {
+        return Ok(());
+    };
+    let (kind, scope) = (operation.terms.kind, operation.terms.scope);
+    let has_happened =
+        scope == Scope::Event || matches!(&command.act, Act::Post(batch) if batch.source.is_some());
+    for posting in book.postings_of(operation_id).to_vec() {
+        let is_promised = command.is_service && posting.hold_id.is_some();
+        for (limit, subaccount_id) in applying(book, kind, &posting) {
+            let used = book.used(&limit.limit_id, subaccount_id);
+            let after = used + i128::from(posting.amount.minor.0);
+            if after > i128::from(limit.amount.0) && !has_happened && !is_promised {
+                return Err(exceeded(&limit, subaccount_id, used, &posting));
+            }
+            book.used
+                .put((limit.limit_id, subaccount_id.clone()), after);
+        }
+    }
+    Ok(())
+}
+
+/// A reversed operation counts no more.
+pub fn forget(book: &mut Book, operation: &Operation) {
+    if book.limits.is_empty() {
+        return;
+    }
+    let terms = operation.terms.clone();
+    for posting in book.postings_of(&terms.operation_id).to_vec() {
+        for (limit, subaccount_id) in applying(book, terms.kind, &posting) {
+            let counts =
+                terms.reverses.is_none() && posting.created_at_us > limit.since_us(book.now_us);
+            if counts {
+                let used = book.used(&limit.limit_id, subaccount_id);
+                let after = used - i128::from(posting.amount.minor.0);
+                book.used
+                    .put((limit.limit_id, subaccount_id.clone()), after);
+            }
+        }
+    }
+}
+
+/// Limits that are about a posting, each with the sub-account it is about, by id.
+fn applying<'a>(
+    book: &Book,
+    kind: OperationType,
+    posting: &'a Posting,
+) -> Vec<(VelocityLimit, &'a Id)> {
+    let mut applying: Vec<(VelocityLimit, &Id)> = book
+        .limits
+        .values()
+        .filter(|limit| limit.kinds.has(kind))
+        .filter_map(|limit| {
+            let subaccount_id = match limit.side {
+                Side::Debit => &posting.debit_subaccount_id,
+                Side::Credit => &posting.credit_subaccount_id,
+            };
+            limit
+                .is_about(subaccount_id)
+                .then(|| (limit.clone(), subaccount_id))
+        })
+        .collect();
+    applying.sort_by(|(a, _), (b, _)| a.limit_id.cmp(&b.limit_id));
+    applying
+}
+
+fn exceeded(limit: &VelocityLimit, subaccount_id: &Id, used: i128, posting: &Posting) -> Refusal {
+    let decimal = |minor: i128| {
+        types::Decimal::new(minor, limit.decimals).expect("sums of 64-bit amounts fit 38 digits")
+    };
+    let of = i128::from(limit.amount.0);
+    Refusal::LimitExceeded(Some(Box::new(Excess {
+        limit_id: limit.limit_id.to_string(),
+        subaccount_id: subaccount_id.to_string(),
+        instrument_id: limit.instrument_id.to_string(),
+        window_s: limit.window_s,
+        amount: decimal(of),
+        used: decimal(used),
+        left: decimal((of - used).max(0)),
+        asked: decimal(posting.amount.minor.0.into()),
+    })))
+}

@@ -1,0 +1,136 @@
+//! Velocity limits: how much may leave or enter a sub-account of a user within a sliding window.
+//!
+//! At time t a window holds the postings of (t - window, t]: one that is exactly a window old counts no more. What counts is read from the
+//! postings themselves, so that nothing can drift; an operation that was reversed counts no more, and neither does its mirror.
+
+use types::Minor;
+
+use crate::{
+    model::{AccountType, Id, OperationType},
+    names::SubAccountName,
+};
+
+/// Longest window: 366 days.
+pub const WINDOW_S_MAX: i64 = 366 * 24 * 3_600;
+
+/// Which side of a posting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[repr(i32)]
+pub enum Side {
+    Debit = 1,
+    Credit = 2,
+}
+
+impl Side {
+    pub const fn code(self) -> i32 {
+        self as i32
+    }
+
+    pub const fn from_code(code: i32) -> Option<Self> {
+        match code {
+            1 => Some(Self::Debit),
+            2 => Some(Self::Credit),
+            _ => None,
+        }
+    }
+}
+
+/// A set of operation types, by the bits of their numbers; the empty set stands for all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Kinds(pub i64);
+
+impl Kinds {
+    pub fn of(kinds: impl IntoIterator<Item = OperationType>) -> Self {
+        Kinds(
+            kinds
+                .into_iter()
+                .fold(0, |bits, kind| bits | 1 << kind.code()),
+        )
+    }
+
+    pub fn has(self, kind: OperationType) -> bool {
+        self.0 == 0 || self.0 >> kind.code() & 1 == 1
+    }
+
+    /// The types named; none when all are meant.
+    pub fn named(self) -> impl Iterator<Item = OperationType> {
+        (0..63)
+            .filter(move |bit| self.0 >> bit & 1 == 1)
+            .filter_map(OperationType::from_code)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VelocityLimit {
+    pub limit_id: Id,
+    /// Empty: every user, each on his own.
+    pub user_id: Id,
+    /// `None`: sub-accounts of every kind, each on its own.
+    pub account_kind: Option<AccountType>,
+    pub instrument_id: Id,
+    pub decimals: u8,
+    pub side: Side,
+    pub window_s: i64,
+    /// May be reached, not passed.
+    pub amount: Minor,
+    pub kinds: Kinds,
+    pub created_at_us: i64,
+    pub updated_at_us: i64,
+}
+
+impl VelocityLimit {
+    /// Whether postings on this sub-account are counted. House sub-accounts have no limits.
+    pub fn is_about(&self, subaccount_id: &str) -> bool {
+        SubAccountName::parse(subaccount_id).is_some_and(|name| {
+            !name.is_system()
+                && name.instrument_id == &*self.instrument_id
+                && (self.user_id.is_empty() || name.user_id == &*self.user_id)
+                && self
+                    .account_kind
+                    .is_none_or(|kind| kind == name.account_type())
+        })
+    }
+
+    /// Postings later than this count.
+    pub fn since_us(&self, now_us: i64) -> i64 {
+        now_us.saturating_sub(self.window_s * 1_000_000)
+    }
+
+    /// The terms alone, without when they were set.
+    pub fn has_terms_of(&self, other: &Self) -> bool {
+        let at = (self.created_at_us, self.updated_at_us);
+        let other = VelocityLimit {
+            created_at_us: at.0,
+            updated_at_us: at.1,
+            ..other.clone()
+        };
+        *self == other
+    }
+
+    /// In words, for the audit record.
+    pub fn in_words(&self) -> String {
+        let user = if self.user_id.is_empty() {
+            "every user"
+        } else {
+            &self.user_id
+        };
+        let kinds: Vec<&str> = self.kinds.named().map(OperationType::name).collect();
+        format!(
+            "{user}, {}, {} at most {} {} in {} s, {}",
+            self.account_kind.map_or("any account", AccountType::name),
+            if self.side == Side::Debit {
+                "debits"
+            } else {
+                "credits"
+            },
+            types::Decimal::from_minor(self.amount.0, self.decimals),
+            self.instrument_id,
+            self.window_s,
+            if kinds.is_empty() {
+                "all types".to_owned()
+            } else {
+                kinds.join(" ")
+            },
+        )
+    }
+}

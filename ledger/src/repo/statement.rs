@@ -1,0 +1,173 @@
+//! What a sub-account was: its versions by time, and its postings as a statement shows them.
+//!
+//! Versions of a sub-account are gapless and its postings' times never fall (the ledger's time stands still rather than go back), so a moment
+//! is found by halving: some twenty look-ups by index in a million postings, and no index on time to keep.
+
+use sqlx::{FromRow, SqliteConnection};
+use types::Minor;
+
+use super::{Store, rows};
+use crate::{
+    Error,
+    model::{Id, OperationType, SubAccount},
+};
+
+/// A posting as one of its sub-accounts sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    pub version: u64,
+    pub posting_id: String,
+    pub operation_id: String,
+    pub kind: OperationType,
+    pub counterparty: Id,
+    /// Negative when debited.
+    pub amount: Minor,
+    pub balance: Minor,
+    pub created_at_us: i64,
+}
+
+#[derive(FromRow)]
+struct LineRow {
+    version: i64,
+    posting_id: String,
+    operation_id: String,
+    kind: i32,
+    counterparty: String,
+    amount: i64,
+    balance: i64,
+    created_at_us: i64,
+}
+
+impl Store {
+    /// The last version whose posting is at or before the moment; 0 when there is none.
+    pub async fn version_through(&self, of: &SubAccount, at_us: i64) -> Result<u64, Error> {
+        let mut reader = self.db().read().acquire().await?;
+        version_through(&mut reader, of, at_us).await
+    }
+
+    /// Running balance after a version; zero before the first one.
+    pub async fn balance_at(&self, of: &SubAccount, version: u64) -> Result<Minor, Error> {
+        if version == 0 {
+            return Ok(Minor::ZERO);
+        }
+        let found: Option<i64> = sqlx::query_scalar(
+            "SELECT debit_balance_after FROM postings WHERE debit_subaccount_id = $1 AND debit_version = $2 \
+             UNION ALL SELECT credit_balance_after FROM postings WHERE credit_subaccount_id = $1 AND credit_version = $2",
+        )
+        .bind(&*of.terms.subaccount_id)
+        .bind(version as i64)
+        .fetch_optional(self.db().read())
+        .await?;
+        found.map(Minor).ok_or_else(|| missing(of, version))
+    }
+
+    /// Minor units credited by the versions after `from` through `to`.
+    pub async fn credited(&self, of: &SubAccount, from: u64, to: u64) -> Result<i128, Error> {
+        let (high, low): (Option<i64>, Option<i64>) = sqlx::query_as(
+            "SELECT SUM(amount >> 32), SUM(amount & 4294967295) FROM postings \
+             WHERE credit_subaccount_id = $1 AND credit_version > $2 AND credit_version <= $3",
+        )
+        .bind(&*of.terms.subaccount_id)
+        .bind(from as i64)
+        .bind(to as i64)
+        .fetch_one(self.db().read())
+        .await?;
+        Ok(rows::wide(high.unwrap_or(0), low.unwrap_or(0)))
+    }
+
+    /// The postings of the versions after `from` through `to`, in their order, at most `limit`.
+    pub async fn lines(
+        &self,
+        of: &SubAccount,
+        from: u64,
+        to: u64,
+        limit: i64,
+    ) -> Result<Vec<Line>, Error> {
+        // No more versions than lines: neither half reads further than the answer goes.
+        let to = to.min(from.saturating_add(limit.unsigned_abs()));
+        let found: Vec<LineRow> = sqlx::query_as(
+            "SELECT p.debit_version AS version, p.posting_id, p.operation_id, o.kind, p.credit_subaccount_id AS counterparty, \
+             -p.amount AS amount, p.debit_balance_after AS balance, p.created_at_us \
+             FROM postings p JOIN operations o ON o.operation_id = p.operation_id \
+             WHERE p.debit_subaccount_id = $1 AND p.debit_version > $2 AND p.debit_version <= $3 \
+             UNION ALL \
+             SELECT p.credit_version, p.posting_id, p.operation_id, o.kind, p.debit_subaccount_id, \
+             p.amount, p.credit_balance_after, p.created_at_us \
+             FROM postings p JOIN operations o ON o.operation_id = p.operation_id \
+             WHERE p.credit_subaccount_id = $1 AND p.credit_version > $2 AND p.credit_version <= $3 \
+             ORDER BY 1",
+        )
+        .bind(&*of.terms.subaccount_id)
+        .bind(from as i64)
+        .bind(to as i64)
+        .fetch_all(self.db().read())
+        .await?;
+        found.into_iter().map(Line::try_from).collect()
+    }
+}
+
+impl TryFrom<LineRow> for Line {
+    type Error = Error;
+
+    fn try_from(row: LineRow) -> Result<Self, Error> {
+        Ok(Line {
+            version: row.version.unsigned_abs(),
+            kind: OperationType::from_code(row.kind)
+                .ok_or_else(|| rows::broken("operation", &row.operation_id))?,
+            posting_id: row.posting_id,
+            operation_id: row.operation_id,
+            counterparty: row.counterparty.into(),
+            amount: Minor(row.amount),
+            balance: Minor(row.balance),
+            created_at_us: row.created_at_us,
+        })
+    }
+}
+
+/// As [`Store::version_through`], over any connection.
+pub async fn version_through(
+    reader: &mut SqliteConnection,
+    of: &SubAccount,
+    at_us: i64,
+) -> Result<u64, Error> {
+    // Versions up to `low` are not later than the moment, those past `high` are.
+    let (mut low, mut high) = (0, of.version);
+    // Most moments asked about are recent: steps back from the end, each twice as long, come first.
+    let mut step = 64;
+    while high > low {
+        let middle = if high - low > step {
+            high - step
+        } else {
+            low + (high - low).div_ceil(2)
+        };
+        if time_of(&mut *reader, of, middle).await? <= at_us {
+            low = middle;
+            step = u64::MAX;
+        } else {
+            high = middle - 1;
+            step = step.saturating_mul(4);
+        }
+    }
+    Ok(low)
+}
+
+async fn time_of(
+    reader: &mut SqliteConnection,
+    of: &SubAccount,
+    version: u64,
+) -> Result<i64, Error> {
+    sqlx::query_scalar(
+        "SELECT created_at_us FROM postings WHERE debit_subaccount_id = $1 AND debit_version = $2 \
+         UNION ALL SELECT created_at_us FROM postings WHERE credit_subaccount_id = $1 AND credit_version = $2",
+    )
+    .bind(&*of.terms.subaccount_id)
+    .bind(version as i64)
+    .fetch_optional(reader)
+    .await?
+    .ok_or_else(|| missing(of, version))
+}
+
+fn missing(of: &SubAccount, version: u64) -> Error {
+    let what = format!("posting of version {version} of sub-account");
+    rows::broken(&what, &of.terms.subaccount_id)
+}

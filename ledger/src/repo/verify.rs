@@ -1,0 +1,261 @@
+//! What the check of the ledger reads: the file as it lies, through one read-only connection and in one transaction, so that it is one moment of
+//! it also beside a running node. Every answer is a page of bounded size.
+
+use std::path::Path;
+
+use sqlx::{AssertSqlSafe, Connection, FromRow, SqliteConnection, sqlite::SqliteConnectOptions};
+
+use super::{
+    FILE,
+    audit::{SealedOperation, SealedPosting, postings_of},
+    rows,
+};
+use crate::Error;
+
+/// Rows of one page.
+const PAGE: i64 = 1_000;
+
+/// The ledger's file, opened for reading.
+pub struct Evidence {
+    db: SqliteConnection,
+}
+
+#[derive(FromRow)]
+pub struct BlockRow {
+    pub block: i64,
+    pub previous_hash: Vec<u8>,
+    pub hash: Vec<u8>,
+    pub operations: i64,
+    pub postings: i64,
+    pub sealed_at_us: i64,
+}
+
+/// The posting that made a version of a sub-account, as its neighbour has to fit it.
+#[derive(FromRow)]
+pub struct Predecessor {
+    pub balance: i64,
+    pub block: Option<i64>,
+    pub place: Option<i64>,
+    pub ordinal: i64,
+}
+
+/// A sub-account beside what its postings and holds make of it.
+#[derive(FromRow)]
+pub struct SubAccountState {
+    pub subaccount_id: String,
+    pub balance: i64,
+    pub held: i64,
+    pub version: i64,
+    debit_version: Option<i64>,
+    debit_balance: Option<i64>,
+    credit_version: Option<i64>,
+    credit_balance: Option<i64>,
+    held_high: i64,
+    held_low: i64,
+}
+
+impl SubAccountState {
+    /// Version and balance of the last posting.
+    pub fn last_posting(&self) -> (i64, i64) {
+        let debit = self.debit_version.zip(self.debit_balance);
+        let credit = self.credit_version.zip(self.credit_balance);
+        debit.max(credit).unwrap_or((0, 0))
+    }
+
+    pub fn active_holds(&self) -> i128 {
+        rows::wide(self.held_high, self.held_low)
+    }
+}
+
+/// A hold beside what the postings that name it sum to.
+#[derive(FromRow)]
+pub struct HoldState {
+    pub hold_id: String,
+    pub amount: i64,
+    pub remaining: i64,
+    pub split_off: i64,
+    pub consumed: i64,
+    pub released: i64,
+    pub returned_by_children: i64,
+    pub status: i32,
+    pub destination_subaccount_id: Option<String>,
+    paid_high: i64,
+    paid_low: i64,
+}
+
+impl HoldState {
+    pub fn paid(&self) -> i128 {
+        rows::wide(self.paid_high, self.paid_low)
+    }
+}
+
+impl Evidence {
+    /// Opens the ledger of a folder.
+    ///
+    /// # Errors
+    /// [`Error::NoLedger`] when there is none, [`Error::Store`] when the file is none of ours or cannot be read.
+    pub async fn open(data_dir: &Path) -> Result<Self, Error> {
+        let path = data_dir.join(FILE);
+        if !path.is_file() {
+            return Err(Error::NoLedger(data_dir.to_owned()));
+        }
+        let options = SqliteConnectOptions::new().filename(path).read_only(true);
+        let mut db = SqliteConnection::connect_with(&options).await?;
+        sqlx::query("BEGIN").execute(&mut db).await?;
+        Ok(Evidence { db })
+    }
+
+    pub async fn close(self) -> Result<(), Error> {
+        Ok(self.db.close().await?)
+    }
+
+    /// Blocks after this one.
+    pub async fn blocks(&mut self, after: i64) -> Result<Vec<BlockRow>, Error> {
+        Ok(sqlx::query_as(
+            "SELECT block, previous_hash, hash, operations, postings, sealed_at_us FROM audit_blocks \
+             WHERE block > $1 ORDER BY block LIMIT $2",
+        )
+        .bind(after)
+        .bind(PAGE)
+        .fetch_all(&mut self.db)
+        .await?)
+    }
+
+    /// Sealed operations after this place, through block `through`, each with its postings.
+    pub async fn operations(
+        &mut self,
+        after: (i64, i64),
+        through: i64,
+    ) -> Result<Vec<(SealedOperation, Vec<SealedPosting>)>, Error> {
+        let sql = format!(
+            "SELECT {} FROM operations o WHERE (o.block, o.place) > ($1, $2) AND o.block <= $3 ORDER BY o.block, o.place LIMIT $4",
+            SealedOperation::COLUMNS
+        );
+        let found: Vec<SealedOperation> = sqlx::query_as(AssertSqlSafe(sql))
+            .bind(after.0)
+            .bind(after.1)
+            .bind(through)
+            .bind(PAGE)
+            .fetch_all(&mut self.db)
+            .await?;
+        let mut postings = postings_of(&mut self.db, &found).await?;
+        Ok(found
+            .into_iter()
+            .map(|operation| {
+                let own = postings.remove(&operation.operation_id).unwrap_or_default();
+                (operation, own)
+            })
+            .collect())
+    }
+
+    /// The posting that made this version.
+    pub async fn predecessor(
+        &mut self,
+        subaccount_id: &str,
+        version: i64,
+    ) -> Result<Option<Predecessor>, Error> {
+        Ok(sqlx::query_as(
+            "SELECT p.debit_balance_after AS balance, o.block, o.place, p.ordinal \
+             FROM postings p LEFT JOIN operations o ON o.operation_id = p.operation_id \
+             WHERE p.debit_subaccount_id = $1 AND p.debit_version = $2 \
+             UNION ALL SELECT p.credit_balance_after, o.block, o.place, p.ordinal \
+             FROM postings p LEFT JOIN operations o ON o.operation_id = p.operation_id \
+             WHERE p.credit_subaccount_id = $1 AND p.credit_version = $2",
+        )
+        .bind(subaccount_id)
+        .bind(version)
+        .fetch_optional(&mut self.db)
+        .await?)
+    }
+
+    /// The first operation that no block has, with the block it names.
+    pub async fn loose_operation(&mut self) -> Result<Option<(String, Option<i64>)>, Error> {
+        Ok(sqlx::query_as(
+            "SELECT o.operation_id, o.block FROM operations o \
+             WHERE o.block IS NULL OR o.block < 1 OR o.block > (SELECT MAX(block) FROM audit_blocks) \
+             ORDER BY o.created_at_us, o.operation_id LIMIT 1",
+        )
+        .fetch_optional(&mut self.db)
+        .await?)
+    }
+
+    /// The first posting without its operation, sub-accounts or hold: (operation, posting, what is missing).
+    pub async fn loose_posting(&mut self) -> Result<Option<(String, String, String)>, Error> {
+        Ok(sqlx::query_as(
+            "SELECT p.operation_id, p.posting_id, CASE WHEN o.operation_id IS NULL THEN 'operation' \
+             WHEN d.subaccount_id IS NULL THEN p.debit_subaccount_id WHEN c.subaccount_id IS NULL THEN p.credit_subaccount_id \
+             ELSE p.hold_id END \
+             FROM postings p LEFT JOIN operations o ON o.operation_id = p.operation_id \
+             LEFT JOIN sub_accounts d ON d.subaccount_id = p.debit_subaccount_id \
+             LEFT JOIN sub_accounts c ON c.subaccount_id = p.credit_subaccount_id \
+             LEFT JOIN holds h ON h.hold_id = p.hold_id \
+             WHERE o.operation_id IS NULL OR d.subaccount_id IS NULL OR c.subaccount_id IS NULL \
+             OR (p.hold_id IS NOT NULL AND h.hold_id IS NULL) \
+             ORDER BY p.created_at_us, p.operation_id, p.ordinal LIMIT 1",
+        )
+        .fetch_optional(&mut self.db)
+        .await?)
+    }
+
+    /// Sub-accounts after this one.
+    pub async fn subaccounts(&mut self, after: &str) -> Result<Vec<SubAccountState>, Error> {
+        Ok(sqlx::query_as(
+            "SELECT s.subaccount_id, s.balance, s.held, s.version, \
+             (SELECT p.debit_version FROM postings p WHERE p.debit_subaccount_id = s.subaccount_id \
+              ORDER BY p.debit_version DESC LIMIT 1) AS debit_version, \
+             (SELECT p.debit_balance_after FROM postings p WHERE p.debit_subaccount_id = s.subaccount_id \
+              ORDER BY p.debit_version DESC LIMIT 1) AS debit_balance, \
+             (SELECT p.credit_version FROM postings p WHERE p.credit_subaccount_id = s.subaccount_id \
+              ORDER BY p.credit_version DESC LIMIT 1) AS credit_version, \
+             (SELECT p.credit_balance_after FROM postings p WHERE p.credit_subaccount_id = s.subaccount_id \
+              ORDER BY p.credit_version DESC LIMIT 1) AS credit_balance, \
+             COALESCE((SELECT SUM(h.remaining >> 32) FROM holds h WHERE h.subaccount_id = s.subaccount_id AND h.status = 1), 0) AS held_high, \
+             COALESCE((SELECT SUM(h.remaining & 4294967295) FROM holds h WHERE h.subaccount_id = s.subaccount_id AND h.status = 1), 0) AS held_low \
+             FROM sub_accounts s WHERE s.subaccount_id > $1 ORDER BY s.subaccount_id LIMIT $2",
+        )
+        .bind(after)
+        .bind(PAGE)
+        .fetch_all(&mut self.db)
+        .await?)
+    }
+
+    /// Sums the postings per hold, once, aside: [`Self::holds`] reads it.
+    pub async fn sum_holds(&mut self) -> Result<(), Error> {
+        let steps = [
+            "CREATE TEMPORARY TABLE paid (hold_id TEXT PRIMARY KEY, high BIGINT NOT NULL, low BIGINT NOT NULL)",
+            "INSERT INTO paid SELECT hold_id, SUM(amount >> 32), SUM(amount & 4294967295) FROM postings \
+             WHERE hold_id IS NOT NULL GROUP BY hold_id",
+        ];
+        for sql in steps {
+            sqlx::query(sql).execute(&mut self.db).await?;
+        }
+        Ok(())
+    }
+
+    /// Holds after this one.
+    pub async fn holds(&mut self, after: &str) -> Result<Vec<HoldState>, Error> {
+        Ok(sqlx::query_as(
+            "SELECT h.hold_id, h.amount, h.remaining, h.split_off, h.consumed, h.released, h.returned_by_children, h.status, \
+             h.destination_subaccount_id, COALESCE(p.high, 0) AS paid_high, COALESCE(p.low, 0) AS paid_low \
+             FROM holds h LEFT JOIN paid p ON p.hold_id = h.hold_id WHERE h.hold_id > $1 ORDER BY h.hold_id LIMIT $2",
+        )
+        .bind(after)
+        .bind(PAGE)
+        .fetch_all(&mut self.db)
+        .await?)
+    }
+
+    /// Sum of all balances per instrument, in minor units.
+    pub async fn sums(&mut self) -> Result<Vec<(String, i128)>, Error> {
+        let found: Vec<(String, i64, i64)> = sqlx::query_as(
+            "SELECT instrument_id, SUM(balance >> 32), SUM(balance & 4294967295) FROM sub_accounts \
+             GROUP BY instrument_id ORDER BY instrument_id",
+        )
+        .fetch_all(&mut self.db)
+        .await?;
+        Ok(found
+            .into_iter()
+            .map(|(id, high, low)| (id, rows::wide(high, low)))
+            .collect())
+    }
+}

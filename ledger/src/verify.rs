@@ -1,0 +1,524 @@
+//! The check of a ledger's file: every block, every posting, every balance, every hold. Changes nothing.
+//!
+//! In this order, ending at the first thing that is wrong: blocks follow one another; what each seals is there, in its place, and gives its
+//! hash; each posting follows the one before it on both of its sub-accounts; no operation or posting is outside the chain; balance, version
+//! and held of every sub-account are what its postings and holds say; every hold adds up, and what it consumed was paid by postings that name
+//! it; every instrument sums to zero. A hash tells that a block differs and not where, so a posting that does not follow its neighbours is
+//! named first.
+//! Memory: a page of rows and the last balance of [`BALANCES_MAX`] sub-accounts; a balance that is not at hand is looked up.
+
+use std::{collections::HashMap, fmt, path::Path};
+
+use serde::Serialize;
+
+use crate::{
+    Error,
+    audit::{self, Hash, Head, Sealer},
+    model::HoldStatus,
+    repo::{BlockRow, Evidence, HoldState, SealedOperation, SealedPosting, SubAccountState},
+};
+
+/// Last balances kept at hand.
+const BALANCES_MAX: usize = 100_000;
+
+/// What was checked, and the first thing found wrong.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Verified {
+    /// Blocks of the chain, the empty first one left out.
+    pub blocks: u64,
+    pub operations: u64,
+    pub postings: u64,
+    pub sub_accounts: u64,
+    pub holds: u64,
+    pub instruments: u64,
+    /// Hash of the last block checked, in hex.
+    pub head: String,
+    /// Unset: everything is as it was written.
+    pub fault: Option<Fault>,
+}
+
+/// The first bad record.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Fault {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub block: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub operation_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub posting_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub subaccount_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hold_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instrument_id: Option<String>,
+    /// What differs, in words.
+    pub differs: String,
+    /// Amounts in minor units.
+    pub expected: String,
+    pub found: String,
+}
+
+impl Fault {
+    fn new(differs: impl Into<String>, expected: impl ToString, found: impl ToString) -> Self {
+        Fault {
+            differs: differs.into(),
+            expected: expected.to_string(),
+            found: found.to_string(),
+            ..Fault::default()
+        }
+    }
+
+    fn in_block(block: i64, differs: &str, expected: impl ToString, found: impl ToString) -> Self {
+        Fault {
+            block: Some(block),
+            ..Fault::new(differs, expected, found)
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(block) = self.block {
+            write!(f, "block {block}, ")?;
+        }
+        for (name, id) in [
+            ("operation", &self.operation_id),
+            ("posting", &self.posting_id),
+            ("sub-account", &self.subaccount_id),
+            ("hold", &self.hold_id),
+            ("instrument", &self.instrument_id),
+        ] {
+            if let Some(id) = id {
+                write!(f, "{name} {id}, ")?;
+            }
+        }
+        write!(
+            f,
+            "{}: expected {}, found {}",
+            self.differs, self.expected, self.found
+        )
+    }
+}
+
+impl fmt::Display for Verified {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "blocks: {}", self.blocks)?;
+        writeln!(f, "operations: {}", self.operations)?;
+        writeln!(f, "postings: {}", self.postings)?;
+        writeln!(f, "sub-accounts: {}", self.sub_accounts)?;
+        writeln!(f, "holds: {}", self.holds)?;
+        writeln!(f, "instruments: {}", self.instruments)?;
+        writeln!(f, "head: {}", self.head)?;
+        match &self.fault {
+            Some(fault) => writeln!(f, "first bad record: {fault}"),
+            None => writeln!(f, "every record is as it was written"),
+        }
+    }
+}
+
+/// Checks the ledger in a folder, which a node may be running on.
+///
+/// # Errors
+/// [`Error::NoLedger`], [`Error::Store`]: there is nothing to check or it cannot be read. What is wrong with it is [`Verified::fault`].
+pub async fn verify(data_dir: &Path) -> Result<Verified, Error> {
+    let mut check = Check {
+        evidence: Evidence::open(data_dir).await?,
+        done: Verified::default(),
+        balances: HashMap::new(),
+    };
+    let fault = check.run().await?;
+    check.evidence.close().await?;
+    Ok(Verified {
+        fault,
+        ..check.done
+    })
+}
+
+type Found = Result<Option<Fault>, Error>;
+
+/// A block whose operations are being read.
+struct Open<'a> {
+    row: &'a BlockRow,
+    sealer: Sealer,
+    operations: i64,
+    postings: i64,
+}
+
+struct Check {
+    evidence: Evidence,
+    done: Verified,
+    /// Version and balance of the last posting seen, per sub-account.
+    balances: HashMap<String, (i64, i64)>,
+}
+
+/// Ends with the first fault.
+macro_rules! stop {
+    ($found:expr) => {
+        if let Some(fault) = $found {
+            return Ok(Some(fault));
+        }
+    };
+}
+
+impl Check {
+    async fn run(&mut self) -> Found {
+        stop!(self.chain().await?);
+        stop!(self.outside().await?);
+        stop!(self.subaccounts().await?);
+        stop!(self.holds().await?);
+        for (instrument_id, sum) in self.evidence.sums().await? {
+            self.done.instruments += 1;
+            if sum != 0 {
+                return Ok(Some(Fault {
+                    instrument_id: Some(instrument_id),
+                    ..Fault::new("sum of all balances", 0, sum)
+                }));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn chain(&mut self) -> Found {
+        let mut head: Option<Head> = None;
+        loop {
+            let after = head.as_ref().map_or(-1, |head| head.block as i64);
+            let blocks = self.evidence.blocks(after).await?;
+            let Some(last) = blocks.last() else {
+                return Ok(head
+                    .is_none()
+                    .then(|| Fault::in_block(0, "block", "the first block", "none")));
+            };
+            let mut operations = Pages::new(after, last.block);
+            for row in &blocks {
+                stop!(follows(head.as_ref(), row));
+                let hash = Hash::try_from(row.hash.as_slice()).unwrap_or_default();
+                if let Some(head) = &head {
+                    stop!(self.block(head, row, &mut operations).await?);
+                    self.done.blocks += 1;
+                }
+                self.done.head = audit::hex(&row.hash);
+                head = Some(Head {
+                    block: row.block.unsigned_abs(),
+                    hash,
+                    sealed_at_us: row.sealed_at_us,
+                });
+            }
+        }
+    }
+
+    /// What a block seals.
+    async fn block(&mut self, head: &Head, row: &BlockRow, pages: &mut Pages) -> Found {
+        let mut open = Open {
+            row,
+            sealer: Sealer::after(head, row.sealed_at_us),
+            operations: 0,
+            postings: 0,
+        };
+        while let Some((operation, postings)) = pages.next_of(&mut self.evidence, row.block).await?
+        {
+            stop!(self.operation(&mut open, &operation, &postings).await?);
+        }
+        let counts = [
+            ("operations", row.operations, open.operations),
+            ("postings", row.postings, open.postings),
+        ];
+        for (name, said, counted) in counts {
+            if said != counted {
+                return Ok(Some(Fault::in_block(
+                    row.block,
+                    &format!("number of {name}"),
+                    said,
+                    counted,
+                )));
+            }
+        }
+        let hash = open.sealer.seal().hash;
+        let differs = "hash (terms or order of what it seals were changed)";
+        Ok((row.hash != hash)
+            .then(|| Fault::in_block(row.block, differs, audit::hex(&row.hash), audit::hex(&hash))))
+    }
+
+    async fn operation(
+        &mut self,
+        open: &mut Open<'_>,
+        operation: &SealedOperation,
+        postings: &[SealedPosting],
+    ) -> Found {
+        let block = open.row.block;
+        let fault = |differs: &str, expected: i64, found: &dyn ToString| Fault {
+            operation_id: Some(operation.operation_id.clone()),
+            ..Fault::in_block(block, differs, expected, found.to_string())
+        };
+        let place = operation.place.unwrap_or(-1);
+        if place != open.operations {
+            return Ok(Some(fault("place in its block", open.operations, &place)));
+        }
+        if postings.is_empty() {
+            return Ok(Some(fault("posting of ordinal", 0, &"none")));
+        }
+        open.operations += 1;
+        self.done.operations += 1;
+        open.sealer.operation(&operation.record());
+        for (posting, ordinal) in postings.iter().zip(0..) {
+            if posting.ordinal != ordinal {
+                return Ok(Some(fault("posting of ordinal", ordinal, &"none")));
+            }
+            open.postings += 1;
+            self.done.postings += 1;
+            open.sealer.posting(&posting.record());
+            let debited = posting.debit_balance_after.checked_add(posting.amount);
+            let credited = posting.credit_balance_after.checked_sub(posting.amount);
+            let sides = [
+                (
+                    &posting.debit_subaccount_id,
+                    posting.debit_version,
+                    posting.debit_balance_after,
+                    debited,
+                ),
+                (
+                    &posting.credit_subaccount_id,
+                    posting.credit_version,
+                    posting.credit_balance_after,
+                    credited,
+                ),
+            ];
+            for (subaccount_id, version, after, before) in sides {
+                let place = (block, place, ordinal);
+                let found = self.side(place, subaccount_id, version, after, before);
+                if let Some(fault) = found.await? {
+                    return Ok(Some(Fault {
+                        block: Some(block),
+                        operation_id: Some(operation.operation_id.clone()),
+                        posting_id: Some(posting.posting_id.clone()),
+                        subaccount_id: Some(subaccount_id.clone()),
+                        ..fault
+                    }));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// A posting follows the one before it on this sub-account. `before`: the balance it says it found, as `after` and its amount make it.
+    async fn side(
+        &mut self,
+        place: (i64, i64, i64),
+        subaccount_id: &str,
+        version: i64,
+        after: i64,
+        before: Option<i64>,
+    ) -> Found {
+        let known = match self.balances.get(subaccount_id) {
+            Some(known) => Some(*known),
+            None if version <= 1 => Some((0, 0)),
+            None => self.look_up(place, subaccount_id, version - 1).await?,
+        };
+        let Some((last, balance)) = known else {
+            return Ok(Some(Fault::new(
+                "posting of the version before",
+                version - 1,
+                "none before it",
+            )));
+        };
+        if version != last + 1 {
+            return Ok(Some(Fault::new("version", last + 1, version)));
+        }
+        if before != Some(balance) {
+            let found =
+                before.map_or_else(|| "out of range".to_owned(), |before| before.to_string());
+            return Ok(Some(Fault::new(
+                "balance before it (its running balance and amount together)",
+                balance,
+                found,
+            )));
+        }
+        if self.balances.len() >= BALANCES_MAX {
+            self.balances.clear();
+        }
+        self.balances
+            .insert(subaccount_id.to_owned(), (version, after));
+        Ok(None)
+    }
+
+    /// The posting that made a version, unless it stands later than `place`.
+    async fn look_up(
+        &mut self,
+        place: (i64, i64, i64),
+        subaccount_id: &str,
+        version: i64,
+    ) -> Result<Option<(i64, i64)>, Error> {
+        let found = self.evidence.predecessor(subaccount_id, version).await?;
+        Ok(found
+            .filter(|found| {
+                let stands = (found.block, found.place, found.ordinal);
+                stands < (Some(place.0), Some(place.1), place.2)
+            })
+            .map(|found| (version, found.balance)))
+    }
+
+    /// Nothing is outside the chain.
+    async fn outside(&mut self) -> Found {
+        if let Some((operation_id, block)) = self.evidence.loose_operation().await? {
+            return Ok(Some(Fault {
+                block,
+                operation_id: Some(operation_id),
+                ..Fault::new("sealed block", "a block of the chain", "none")
+            }));
+        }
+        let loose = self.evidence.loose_posting().await?;
+        Ok(loose.map(|(operation_id, posting_id, missing)| Fault {
+            operation_id: Some(operation_id),
+            posting_id: Some(posting_id),
+            ..Fault::new("what it names", missing, "none")
+        }))
+    }
+
+    async fn subaccounts(&mut self) -> Found {
+        let mut after = String::new();
+        loop {
+            let page = self.evidence.subaccounts(&after).await?;
+            let Some(last) = page.last() else {
+                return Ok(None);
+            };
+            after.clone_from(&last.subaccount_id);
+            for row in &page {
+                self.done.sub_accounts += 1;
+                stop!(subaccount(row));
+            }
+        }
+    }
+
+    async fn holds(&mut self) -> Found {
+        self.evidence.sum_holds().await?;
+        let mut after = String::new();
+        loop {
+            let page = self.evidence.holds(&after).await?;
+            let Some(last) = page.last() else {
+                return Ok(None);
+            };
+            after.clone_from(&last.hold_id);
+            for row in &page {
+                self.done.holds += 1;
+                stop!(hold(row));
+            }
+        }
+    }
+}
+
+/// A block follows the one before it.
+fn follows(head: Option<&Head>, row: &BlockRow) -> Option<Fault> {
+    let (number, previous) = head.map_or((0, [0; 32]), |head| (head.block as i64 + 1, head.hash));
+    if row.block != number {
+        return Some(Fault::in_block(number, "block", number, "none"));
+    }
+    if row.previous_hash != previous {
+        return Some(Fault::in_block(
+            number,
+            "previous hash",
+            audit::hex(&previous),
+            audit::hex(&row.previous_hash),
+        ));
+    }
+    let is_first_changed = number == 0 && row.hash != [0; 32];
+    is_first_changed
+        .then(|| Fault::in_block(0, "hash", audit::hex(&[0; 32]), audit::hex(&row.hash)))
+}
+
+fn subaccount(row: &SubAccountState) -> Option<Fault> {
+    let (version, balance) = row.last_posting();
+    let differs = [
+        ("version", i128::from(version), row.version),
+        ("balance", i128::from(balance), row.balance),
+        ("held", row.active_holds(), row.held),
+    ];
+    differs
+        .into_iter()
+        .find(|(_, expected, found)| *expected != i128::from(*found))
+        .map(|(name, expected, found)| Fault {
+            subaccount_id: Some(row.subaccount_id.clone()),
+            ..Fault::new(name, expected, found)
+        })
+}
+
+fn hold(row: &HoldState) -> Option<Fault> {
+    let fault = |differs: &str, expected: i128, found: i128| {
+        Some(Fault {
+            hold_id: Some(row.hold_id.clone()),
+            ..Fault::new(differs, expected, found)
+        })
+    };
+    let sum = |parts: &[i64]| parts.iter().copied().map(i128::from).sum::<i128>();
+    let had = sum(&[row.amount, row.returned_by_children]);
+    let went = sum(&[row.remaining, row.split_off, row.consumed, row.released]);
+    if had != went {
+        return fault("remaining + split off + consumed + released", had, went);
+    }
+    if row.status != HoldStatus::Active.code() && row.remaining != 0 {
+        return fault(
+            "remaining of a hold that has ended",
+            0,
+            row.remaining.into(),
+        );
+    }
+    // Without a destination a hold may be consumed without a posting of its own (T10).
+    let consumed = i128::from(row.consumed);
+    let is_paid = if row.destination_subaccount_id.is_some() {
+        consumed == row.paid()
+    } else {
+        consumed >= row.paid()
+    };
+    if is_paid {
+        None
+    } else {
+        fault(
+            "consumed, as the postings that name it sum",
+            row.paid(),
+            consumed,
+        )
+    }
+}
+
+/// Operations in the order of their places, page by page.
+struct Pages {
+    read_to: (i64, i64),
+    through: i64,
+    page: std::collections::VecDeque<(SealedOperation, Vec<SealedPosting>)>,
+    is_last: bool,
+}
+
+impl Pages {
+    fn new(after_block: i64, through: i64) -> Self {
+        Pages {
+            read_to: (after_block, i64::MAX),
+            through,
+            page: std::collections::VecDeque::new(),
+            is_last: false,
+        }
+    }
+
+    /// The next operation if it is of this block.
+    async fn next_of(
+        &mut self,
+        evidence: &mut Evidence,
+        block: i64,
+    ) -> Result<Option<(SealedOperation, Vec<SealedPosting>)>, Error> {
+        if self.page.is_empty() && !self.is_last {
+            let page = evidence.operations(self.read_to, self.through).await?;
+            match page.last() {
+                Some((last, _)) => {
+                    self.read_to = (last.block.unwrap_or(block), last.place.unwrap_or(i64::MAX));
+                }
+                None => self.is_last = true,
+            }
+            self.page = page.into();
+        }
+        let is_of_block = |(operation, _): &(SealedOperation, _)| operation.block == Some(block);
+        Ok(self
+            .page
+            .front()
+            .is_some_and(is_of_block)
+            .then(|| self.page.pop_front())
+            .flatten())
+    }
+}

@@ -1,0 +1,359 @@
+//! The audit chain and the check that walks it: a sound ledger passes, each kind of tampering is named.
+
+use ledger::{Fault, Verified, verify};
+use proto::{common::v1::OperationType, ledger::v1::*};
+use sqlx::{AssertSqlSafe, Connection, Row, SqliteConnection, sqlite::SqliteConnectOptions};
+use tempfile::TempDir;
+
+use crate::harness::*;
+
+async fn connect(folder: &TempDir) -> SqliteConnection {
+    let options = SqliteConnectOptions::new()
+        .filename(folder.path().join("ledger.sqlite"))
+        .foreign_keys(false);
+    SqliteConnection::connect_with(&options).await.unwrap()
+}
+
+/// A copy of the ledger as it stands, which nothing guards any more, with these statements done to it.
+async fn copy(world: &World, statements: &[&str]) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    let mut db = connect(&world.folder).await;
+    sqlx::query("VACUUM INTO $1")
+        .bind(folder.path().join("ledger.sqlite").to_str().unwrap())
+        .execute(&mut db)
+        .await
+        .unwrap();
+    let mut db = connect(&folder).await;
+    let guards = sqlx::query("SELECT name FROM sqlite_master WHERE type = 'trigger'")
+        .fetch_all(&mut db)
+        .await
+        .unwrap();
+    let guards: Vec<String> = guards
+        .iter()
+        .map(|row| format!("DROP TRIGGER {}", row.get::<String, _>(0)))
+        .collect();
+    let off = "PRAGMA ignore_check_constraints = on";
+    let all = guards.iter().map(String::as_str).chain([off]);
+    for sql in all.chain(statements.iter().copied()) {
+        let done = sqlx::query(AssertSqlSafe(sql.to_owned()))
+            .execute(&mut db)
+            .await
+            .unwrap();
+        let changes = sql.starts_with("UPDATE") || sql.starts_with("DELETE");
+        assert!(!changes || done.rows_affected() > 0, "{sql}");
+    }
+    db.close().await.unwrap();
+    folder
+}
+
+async fn tampered(world: &World, statements: &[&str]) -> Fault {
+    let folder = copy(world, statements).await;
+    let found = verify(folder.path()).await.unwrap();
+    found.fault.expect("it is seen")
+}
+
+struct Story {
+    world: World,
+    /// Two payments of one batch, out of one sub-account.
+    twins: [OperationOutcome; 2],
+    hold_id: String,
+}
+
+/// Blocks 1 and 2: deposits; 3: two payments; 4 and 5: parts of a hold; 6: a reversal.
+async fn story() -> Story {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    world.fund("u2", RUB, "100").await;
+    let pay = |key: &str, value: &str| {
+        let legs = [
+            ("u1:CFA-RUB", "shop:CFA-RUB", value, RUB),
+            ("u1:CFA-RUB", "system:fees:CFA-RUB", "0.10", RUB),
+        ];
+        item(OperationType::Payment, "u1", key, &legs)
+    };
+    let batch = CreateOperationsRequest {
+        context: write("twins"),
+        operations: vec![pay("first", "10"), pay("second", "20")],
+        ..Default::default()
+    };
+    let answer = world.client.clone().create_operations(batch).await;
+    let twins = answer.unwrap().into_inner().outcomes.try_into().unwrap();
+    let mut held = new_hold("u2", RUB, "50");
+    held.destination_subaccount_id = Some("shop:CFA-RUB".to_owned());
+    let hold = world.open_hold(&fresh(), held).await.unwrap();
+    let hold_id = hold.into_inner().hold.unwrap().hold_id;
+    for part in ["5", "6"] {
+        let answer = world.consume(&fresh(), &hold_id, amount(RUB, part)).await;
+        answer.unwrap();
+    }
+    let twin: &[OperationOutcome; 2] = &twins;
+    let reverse = ReverseOperationRequest {
+        context: write("reverse"),
+        operation_id: twin[1].operation.as_ref().unwrap().operation_id.clone(),
+        reason: "test".to_owned(),
+    };
+    world
+        .client
+        .clone()
+        .reverse_operation(reverse)
+        .await
+        .unwrap();
+    Story {
+        world,
+        twins,
+        hold_id,
+    }
+}
+
+fn operation_of(outcome: &OperationOutcome) -> String {
+    outcome.operation.as_ref().unwrap().operation_id.clone()
+}
+
+// rows: R215
+#[tokio::test]
+async fn r215_a_sound_ledger_is_found_sound_also_beside_a_running_node() {
+    let story = story().await;
+    let found = verify(story.world.folder.path()).await.unwrap();
+    assert_eq!(found.fault, None);
+    let Verified {
+        blocks,
+        operations,
+        postings,
+        holds,
+        ..
+    } = found;
+    assert_eq!((blocks, operations, postings, holds), (6, 7, 10, 1));
+    // The chain goes on after a restart, and a ledger at rest is read as well.
+    let world = story.world.restart().await;
+    world.fund("u3", RUB, "1").await;
+    let after = verify(world.folder.path()).await.unwrap();
+    assert_eq!((after.fault, after.blocks), (None, 7));
+    assert_ne!(after.head, found.head);
+    let still = copy(&world, &[]).await;
+    assert_eq!(verify(still.path()).await.unwrap().head, after.head);
+}
+
+// rows: R215
+#[tokio::test]
+async fn r215_a_changed_amount_and_a_missing_posting_are_named() {
+    let story = story().await;
+    let twin = &story.twins[1];
+    for posting in &twin.postings {
+        let id = &posting.posting_id;
+        let change = format!("UPDATE postings SET amount = amount + 1 WHERE posting_id = '{id}'");
+        let fault = tampered(&story.world, &[&change]).await;
+        assert_eq!(
+            (fault.block, fault.posting_id.as_ref()),
+            (Some(3), Some(id)),
+            "{fault}"
+        );
+        assert!(fault.differs.starts_with("balance before it"), "{fault}");
+        let remove = format!("DELETE FROM postings WHERE posting_id = '{id}'");
+        let fault = tampered(&story.world, &[&remove]).await;
+        assert_eq!(fault.block, Some(3), "{fault}");
+        let is_first = id == &twin.postings[0].posting_id;
+        let expected = if is_first {
+            (Some(operation_of(twin)), "posting of ordinal")
+        } else {
+            (None, "number of postings")
+        };
+        assert_eq!(
+            (fault.operation_id.clone(), fault.differs.as_str()),
+            expected,
+            "{fault}"
+        );
+    }
+    let own = operation_of(twin);
+    let gone = format!("DELETE FROM postings WHERE operation_id = '{own}'");
+    let fault = tampered(&story.world, &[&gone]).await;
+    assert_eq!((fault.block, fault.operation_id), (Some(3), Some(own)));
+}
+
+// rows: R215
+#[tokio::test]
+async fn r215_changed_terms_and_changed_order_are_named() {
+    let story = story().await;
+    let [first, second] = [operation_of(&story.twins[0]), operation_of(&story.twins[1])];
+    let terms = format!("UPDATE operations SET user_id = 'u9' WHERE operation_id = '{first}'");
+    let fault = tampered(&story.world, &[&terms]).await;
+    assert_eq!(fault.block, Some(3));
+    assert!(fault.differs.starts_with("hash"), "{fault}");
+    let [away, forward, back] = [(&first, -1), (&second, 0), (&first, 1)].map(|(id, place)| {
+        format!("UPDATE operations SET place = {place} WHERE operation_id = '{id}'")
+    });
+    let fault = tampered(&story.world, &[&away, &forward, &back]).await;
+    assert_eq!(
+        (fault.block, fault.operation_id.as_ref()),
+        (Some(3), Some(&second))
+    );
+    assert_eq!(fault.differs, "version", "{fault}");
+    let ordinals = [(0, 9), (1, 0), (9, 1)].map(|(from, to)| {
+        format!(
+            "UPDATE postings SET ordinal = {to} WHERE operation_id = '{first}' AND ordinal = {from}"
+        )
+    });
+    let fault = tampered(&story.world, &ordinals.each_ref().map(String::as_str)).await;
+    assert_eq!((fault.block, fault.operation_id), (Some(3), Some(first)));
+}
+
+// rows: R215
+#[tokio::test]
+async fn r215_a_removed_or_rewritten_block_is_named() {
+    let story = story().await;
+    let at = async |sql: &str| tampered(&story.world, &[sql]).await;
+    let fault = at("DELETE FROM audit_blocks WHERE block = 2").await;
+    assert_eq!((fault.block, fault.differs.as_str()), (Some(2), "block"));
+    let fault = at("DELETE FROM audit_blocks WHERE block >= 0").await;
+    assert_eq!((fault.block, fault.differs.as_str()), (Some(0), "block"));
+    // The last block gone: its operation is outside the chain.
+    let fault = at("DELETE FROM audit_blocks WHERE block = 6").await;
+    assert_eq!(
+        (fault.block, fault.differs.as_str()),
+        (Some(6), "sealed block")
+    );
+    let fault = at("UPDATE audit_blocks SET hash = zeroblob(32) WHERE block = 4").await;
+    assert_eq!(fault.block, Some(4));
+    assert!(fault.differs.starts_with("hash"), "{fault}");
+    let fault = at("UPDATE audit_blocks SET previous_hash = zeroblob(32) WHERE block = 4").await;
+    assert_eq!(
+        (fault.block, fault.differs.as_str()),
+        (Some(4), "previous hash")
+    );
+    let fault = at("UPDATE audit_blocks SET sealed_at_us = sealed_at_us + 1 WHERE block = 5").await;
+    assert_eq!(fault.block, Some(5));
+    let fault = at("UPDATE audit_blocks SET operations = 3 WHERE block = 3").await;
+    assert_eq!(
+        (fault.block, fault.differs.as_str()),
+        (Some(3), "number of operations")
+    );
+    let fault = at("UPDATE operations SET block = NULL WHERE block = 5").await;
+    assert_eq!(
+        (fault.block, fault.differs.as_str()),
+        (Some(5), "number of operations")
+    );
+}
+
+// rows: R215 R237
+#[tokio::test]
+async fn r215_changed_balances_and_holds_are_named() {
+    let story = story().await;
+    let of = async |sql: &str| tampered(&story.world, &[sql]).await;
+    for column in ["balance", "held", "version"] {
+        let sql = format!(
+            "UPDATE sub_accounts SET {column} = {column} + 1 WHERE subaccount_id = 'u2:CFA-RUB'"
+        );
+        let fault = of(&sql).await;
+        assert_eq!(
+            fault.subaccount_id.as_deref(),
+            Some("u2:CFA-RUB"),
+            "{fault}"
+        );
+        assert_eq!(fault.differs, column);
+    }
+    let fault = of("DELETE FROM sub_accounts WHERE subaccount_id = 'u2:CFA-RUB'").await;
+    assert_eq!(
+        (fault.differs.as_str(), fault.expected.as_str()),
+        ("what it names", "u2:CFA-RUB")
+    );
+    let hold = |change: &str| {
+        format!(
+            "UPDATE holds SET {change} WHERE hold_id = '{}'",
+            story.hold_id
+        )
+    };
+    for (change, differs) in [
+        (
+            "consumed = consumed - 1, released = released + 1",
+            "consumed, as the postings that name it sum",
+        ),
+        (
+            "amount = amount + 1",
+            "remaining + split off + consumed + released",
+        ),
+    ] {
+        let fault = of(&hold(change)).await;
+        assert_eq!(fault.hold_id.as_ref(), Some(&story.hold_id), "{fault}");
+        assert_eq!(fault.differs, differs);
+    }
+    // Money out of nothing, consistent with itself in its last posting: the sub-account's own chain breaks.
+    let fault = of("UPDATE postings SET credit_balance_after = credit_balance_after + 100 WHERE credit_subaccount_id = 'u1:CFA-RUB' AND credit_version = 1").await;
+    assert_eq!(
+        (fault.block, fault.subaccount_id.as_deref()),
+        (Some(1), Some("u1:CFA-RUB"))
+    );
+}
+
+// rows: R215
+#[tokio::test]
+async fn r215_the_database_refuses_to_change_the_chain() {
+    let story = story().await;
+    let mut db = connect(&story.world.folder).await;
+    for (sql, text) in [
+        (
+            "UPDATE audit_blocks SET operations = 9",
+            "sealed blocks never change",
+        ),
+        (
+            "DELETE FROM audit_blocks",
+            "sealed blocks are never deleted",
+        ),
+        (
+            "UPDATE operations SET block = 1",
+            "a sealed operation stays in its block",
+        ),
+        (
+            "UPDATE operations SET place = 7",
+            "a sealed operation stays in its block",
+        ),
+        (
+            "INSERT INTO audit_blocks VALUES (8, zeroblob(32), zeroblob(32), 0, 0, 9000000000000000)",
+            "a sealed block follows the last one",
+        ),
+        (
+            "INSERT INTO audit_blocks VALUES (7, zeroblob(32), zeroblob(32), 0, 0, 9000000000000000)",
+            "a sealed block follows the last one",
+        ),
+    ] {
+        let error = sqlx::query(sql).execute(&mut db).await.unwrap_err();
+        assert!(error.to_string().contains(text), "{sql}: {error}");
+    }
+}
+
+// rows: R215
+#[tokio::test]
+async fn r215_what_was_posted_before_the_chain_is_sealed_once() {
+    let story = story().await;
+    let unsealed = [
+        "UPDATE operations SET block = NULL, place = NULL",
+        "DELETE FROM audit_blocks WHERE block > 0",
+    ];
+    let folder = copy(&story.world, &unsealed).await;
+    assert!(verify(folder.path()).await.unwrap().fault.is_some());
+    let world = World::open(folder).await;
+    let found = verify(world.folder.path()).await.unwrap();
+    assert_eq!(found.operations, 7);
+    world.fund("u3", RUB, "1").await;
+    // Later on nothing is taken in any more.
+    let mut db = connect(&world.folder).await;
+    let sql = "UPDATE operations SET block = NULL WHERE user_id = 'u3'";
+    sqlx::query(sql).execute(&mut db).await.unwrap();
+    db.close().await.unwrap();
+    let world = world.restart().await;
+    let fault = verify(world.folder.path()).await.unwrap().fault.unwrap();
+    assert_eq!(fault.differs, "number of operations");
+}
+
+// rows: R215
+#[tokio::test]
+async fn r215_a_folder_without_a_ledger_is_no_sound_ledger() {
+    let folder = TempDir::new().unwrap();
+    let error = verify(folder.path()).await.unwrap_err().to_string();
+    assert_eq!(
+        error,
+        format!("there is no ledger in {}", folder.path().display())
+    );
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    std::fs::write(folder.path().join("ledger.sqlite"), "no database at all").unwrap();
+    let error = verify(folder.path()).await.unwrap_err().to_string();
+    assert!(error.contains("not a database"), "{error}");
+}
