@@ -7,13 +7,13 @@ use rpc::status;
 use tonic::{Code, Status};
 use types::Decimal;
 
-use crate::chain::ChainError;
+use crate::chain::{Address, ChainError};
 use crate::error::{Error, Refusal};
 use crate::model::{
     Batch, CFA_RUB, CFA_RUB_DECIMALS, Coupon, Instrument, InstrumentStatus, InstrumentType,
     IssueRedemption, Operation, SuspendedDeposit, TradeLeg,
 };
-use crate::service::{HashAlgorithm, InstrumentChange, NewInstrument, units};
+use crate::service::{HashAlgorithm, InstrumentChange, NewInstrument, Replayed, units};
 
 /// A refusal or failure as the caller sees it.
 pub fn to_status(error: Error) -> Status {
@@ -367,4 +367,35 @@ pub fn deposit(deposit: &SuspendedDeposit) -> pb::SuspendedDeposit {
         created_at: wire_time(deposit.created_at_us),
         resolved: deposit.resolved,
     }
+}
+
+/// A part of the chain's log.
+pub fn chain_transfers(replayed: Replayed) -> Result<pb::ListChainTransfersResponse, Error> {
+    let address = |side: Option<Address>| side.map(|side| side.to_string()).unwrap_or_default();
+    let transfers = replayed
+        .transfers
+        .into_iter()
+        .map(|(transfer, instrument)| {
+            let decimals = instrument.as_ref().map_or(0, |known| known.decimals);
+            let quantity = i128::try_from(transfer.units)
+                .ok()
+                .and_then(|units| Decimal::new(units, decimals).ok())
+                .ok_or_else(|| Error::Damaged("a transfer beyond 38 digits".into()))?;
+            Ok(pb::ChainTransfer {
+                instrument_id: instrument
+                    .map(|known| known.instrument_id)
+                    .unwrap_or_default(),
+                token_address: transfer.token.to_string(),
+                from_address: address(transfer.from),
+                to_address: address(transfer.to),
+                quantity: Some(convert::to_decimal(quantity)),
+                block_number: transfer.block_number,
+            })
+        })
+        .collect::<Result<_, Error>>()?;
+    Ok(pb::ListChainTransfersResponse {
+        transfers,
+        through_block: replayed.through,
+        last_block: replayed.last,
+    })
 }

@@ -574,6 +574,22 @@ impl CfaRegistryService for Api {
         Ok(Response::new(self.holders(&caller, message).await?))
     }
 
+    async fn list_chain_transfers(
+        &self,
+        request: Request<pb::ListChainTransfersRequest>,
+    ) -> Answer<pb::ListChainTransfersResponse> {
+        let message = request.into_inner();
+        rpc::context::read(message.context);
+        let replayed = self
+            .service
+            .replay_transfers(message.from_block)
+            .await
+            .map_err(to_status)?;
+        Ok(Response::new(
+            convert::chain_transfers(replayed).map_err(to_status)?,
+        ))
+    }
+
     async fn check_integrity(
         &self,
         request: Request<pb::CheckIntegrityRequest>,

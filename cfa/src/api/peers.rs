@@ -477,6 +477,7 @@ impl Peers {
         let request = ledger::GetBalanceRequest {
             context: context("", ""),
             subaccount_id: subaccount_id.to_owned(),
+            ..Default::default()
         };
         match self.ledger.clone().get_balance(request).await {
             Ok(response) => convert::optional_decimal(response.into_inner().held.as_ref())
@@ -492,6 +493,7 @@ impl Peers {
         let request = ledger::GetBalanceRequest {
             context: context(correlation_id, ""),
             subaccount_id: format!("{user_id}:{CFA_RUB}"),
+            ..Default::default()
         };
         let answer = self.ledger.clone().get_balance(request).await;
         let answer = answer

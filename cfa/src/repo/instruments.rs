@@ -58,6 +58,15 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
+    /// The instrument behind a token contract.
+    pub async fn instrument_by_token(&self, token: &str) -> Result<Option<Instrument>, Error> {
+        let row = sqlx::query("SELECT * FROM instrument WHERE contract_address = $1")
+            .bind(token)
+            .fetch_optional(self.db.read())
+            .await?;
+        row.as_ref().map(decode).transpose()
+    }
+
     /// Instruments whose contract is ordered but not known to stand.
     pub async fn draft_instruments(&self) -> Result<Vec<Instrument>, Error> {
         let rows =

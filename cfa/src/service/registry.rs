@@ -1,6 +1,8 @@
 //! Who holds what: the registry of holders, folded from the tokens' own Transfer events block by block, so it is what the chain is
 //! (specification 1.1, R030). Reads catch up first.
 
+use std::collections::HashMap;
+
 use types::Decimal;
 
 use super::Service;
@@ -11,6 +13,20 @@ use crate::repo::HolderMove;
 
 /// Blocks whose events are asked for at once.
 const BLOCKS: u64 = 16;
+/// A part of a replay ends with the step that reaches one of these.
+const REPLAY_TRANSFERS: usize = 2_000;
+const REPLAY_BLOCKS: u64 = 4_096;
+
+/// A part of the chain's log, straight from the chain.
+#[derive(Debug)]
+pub struct Replayed {
+    /// With the token's instrument, `None` for a token that is none of ours.
+    pub transfers: Vec<(TokenTransfer, Option<Instrument>)>,
+    /// The last block of this part.
+    pub through: u64,
+    /// The last block that was read.
+    pub last: u64,
+}
 
 /// A holder as ListHolders shows him.
 #[derive(Debug)]
@@ -53,6 +69,37 @@ impl Service {
             next = through + 1;
         }
         Ok(())
+    }
+
+    /// Reads the log of token transfers again from block `from` on: a part of bounded size. Nothing that is stored here is asked, but which
+    /// token is which instrument.
+    pub async fn replay_transfers(&self, from: u64) -> Result<Replayed, Error> {
+        let last = self.chain.last_read().await?;
+        let mut transfers = Vec::new();
+        let mut instruments: HashMap<String, Option<Instrument>> = HashMap::new();
+        let mut next = from;
+        while next <= last && next - from < REPLAY_BLOCKS && transfers.len() < REPLAY_TRANSFERS {
+            let through = last.min(next + BLOCKS - 1);
+            for transfer in self.chain.transfers(next, through).await? {
+                let token = transfer.token.to_string();
+                let instrument = match instruments.get(&token) {
+                    Some(known) => known.clone(),
+                    None => {
+                        let found = self.repo.instrument_by_token(&token).await?;
+                        instruments.insert(token, found.clone());
+                        found
+                    }
+                };
+                transfers.push((transfer, instrument));
+            }
+            next = through + 1;
+        }
+        Ok(Replayed {
+            transfers,
+            // Nothing was read where nothing is yet.
+            through: next.saturating_sub(1).min(last),
+            last,
+        })
     }
 
     /// Holders with units, newest holder first; `as_of_us` looks back to the last block sealed by then.

@@ -306,7 +306,7 @@ async fn r092_primary_issue_is_one_exchange_on_chain_and_in_the_ledger() {
     world.stop().await;
 }
 
-// rows: R010 R030 R031
+// rows: R010 R030 R031 R217
 #[tokio::test(flavor = "multi_thread")]
 async fn r031_holders_are_the_chain_and_the_ledger() {
     let folder = tempfile::tempdir().expect("folder");
@@ -394,6 +394,7 @@ async fn r031_holders_are_the_chain_and_the_ledger() {
         );
     }
     assert_eq!(seen[1].share_percent, decimal("20.000000"));
+    assert_replay_gives_the_registry(&mut world).await;
     let unknown = pb::ListHoldersRequest {
         instrument_id: "NO-SUCH".into(),
         ..Default::default()
@@ -886,4 +887,64 @@ async fn r097_holder_who_is_refused_keeps_nobody_else_waiting() {
     assert_eq!(world.tokens("CFA-RUB", "bob").await, 1_000_00);
     assert_eq!(world.supply("BOND-1").await, "0");
     world.stop().await;
+}
+
+/// The chain's log, folded here, gives what the registry of holders says (R217).
+async fn assert_replay_gives_the_registry(world: &mut World) {
+    let mut balances: std::collections::BTreeMap<(String, String), types::Decimal> =
+        std::collections::BTreeMap::new();
+    let mut from_block = 0;
+    loop {
+        let request = pb::ListChainTransfersRequest {
+            context: None,
+            from_block,
+        };
+        let part = world
+            .cfa
+            .list_chain_transfers(request)
+            .await
+            .expect("replayed")
+            .into_inner();
+        for transfer in part.transfers {
+            assert!((from_block..=part.through_block).contains(&transfer.block_number));
+            let quantity: types::Decimal = transfer
+                .quantity
+                .expect("quantity")
+                .value
+                .parse()
+                .expect("number");
+            for (address, change) in [
+                (transfer.from_address, quantity.negated()),
+                (transfer.to_address, quantity),
+            ] {
+                let key = (transfer.instrument_id.clone(), address);
+                let balance = balances.entry(key).or_insert(types::Decimal::ZERO);
+                *balance = balance.checked_add(change).expect("in range");
+            }
+        }
+        from_block = part.through_block + 1;
+        if from_block > part.last_block {
+            break;
+        }
+    }
+    for instrument_id in ["CFA-RUB", "BOND-1"] {
+        let request = pb::ListHoldersRequest {
+            instrument_id: instrument_id.to_owned(),
+            ..Default::default()
+        };
+        let holders = world.cfa.list_holders(request).await.expect("listed");
+        for holder in holders.into_inner().holders {
+            let key = (instrument_id.to_owned(), holder.address);
+            let replayed = balances.remove(&key).expect("a holder of the log");
+            let listed = holder.balance.expect("balance").value;
+            assert_eq!(replayed, listed.parse().expect("number"), "{key:?}");
+        }
+        let issued = (instrument_id.to_owned(), String::new());
+        assert!(
+            balances
+                .remove(&issued)
+                .is_some_and(|rest| rest.is_negative())
+        );
+    }
+    assert!(balances.values().all(|balance| balance.is_zero()));
 }

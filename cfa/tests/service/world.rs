@@ -546,6 +546,7 @@ impl World {
         let request = ledger_pb::GetBalanceRequest {
             context: None,
             subaccount_id: subaccount_id.to_owned(),
+            ..Default::default()
         };
         let number = |value: Option<common::Decimal>| {
             value.unwrap_or_default().value.parse().unwrap_or_default()

@@ -73,6 +73,7 @@ impl Ledger {
         let request = GetBalanceRequest {
             context: Some(context.child("market", "").to_proto()),
             subaccount_id: subaccount_id.to_owned(),
+            ..Default::default()
         };
         let answer = match self.client.clone().get_balance(request).await {
             Ok(answer) => answer.into_inner(),

@@ -257,6 +257,7 @@ impl World {
         let request = books::GetBalanceRequest {
             context: None,
             subaccount_id: format!("{user_id}:{instrument_id}"),
+            as_of: None,
         };
         let answer = self.ledger.get_balance(request).await.unwrap().into_inner();
         let text = |value: Option<Decimal>| value.unwrap().value;

@@ -116,7 +116,11 @@ impl Api {
         to_us: Option<i64>,
     ) -> Result<Period, Status> {
         let before = async |at_us: Option<i64>, otherwise: u64| match at_us {
-            Some(at_us) => self.store.version_through(row, at_us - 1).await,
+            Some(at_us) => {
+                self.store
+                    .version_through(row, at_us.saturating_sub(1))
+                    .await
+            }
             None => Ok(otherwise),
         };
         let opening_version = before(from_us, 0).await.map_err(failed)?;
@@ -197,7 +201,8 @@ fn period_of(key: &Key, row: &SubAccount) -> Option<Period> {
     };
     let is_in_order = period.opening_version <= period.after
         && period.after <= period.closing_version
-        && period.closing_version <= row.version;
+        && period.closing_version <= row.version
+        && (0..1 << 100).contains(&period.sum_in);
     (parts.next().is_none() && is_in_order).then_some(period)
 }
 

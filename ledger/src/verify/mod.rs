@@ -7,115 +7,21 @@
 //! named first.
 //! Memory: a page of rows and the last balance of [`BALANCES_MAX`] sub-accounts; a balance that is not at hand is looked up.
 
-use std::{collections::HashMap, fmt, path::Path};
+mod found;
+mod judge;
 
-use serde::Serialize;
+use std::{collections::HashMap, path::Path};
+
+pub use found::{Fault, Verified};
 
 use crate::{
     Error,
     audit::{self, Hash, Head, Sealer},
-    model::HoldStatus,
-    repo::{BlockRow, Evidence, HoldState, SealedOperation, SealedPosting, SubAccountState},
+    repo::{BlockRow, Evidence, SealedOperation, SealedPosting},
 };
 
 /// Last balances kept at hand.
 const BALANCES_MAX: usize = 100_000;
-
-/// What was checked, and the first thing found wrong.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Verified {
-    /// Blocks of the chain, the empty first one left out.
-    pub blocks: u64,
-    pub operations: u64,
-    pub postings: u64,
-    pub sub_accounts: u64,
-    pub holds: u64,
-    pub instruments: u64,
-    /// Hash of the last block checked, in hex.
-    pub head: String,
-    /// Unset: everything is as it was written.
-    pub fault: Option<Fault>,
-}
-
-/// The first bad record.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Fault {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub block: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub operation_id: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub posting_id: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub subaccount_id: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub hold_id: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub instrument_id: Option<String>,
-    /// What differs, in words.
-    pub differs: String,
-    /// Amounts in minor units.
-    pub expected: String,
-    pub found: String,
-}
-
-impl Fault {
-    fn new(differs: impl Into<String>, expected: impl ToString, found: impl ToString) -> Self {
-        Fault {
-            differs: differs.into(),
-            expected: expected.to_string(),
-            found: found.to_string(),
-            ..Fault::default()
-        }
-    }
-
-    fn in_block(block: i64, differs: &str, expected: impl ToString, found: impl ToString) -> Self {
-        Fault {
-            block: Some(block),
-            ..Fault::new(differs, expected, found)
-        }
-    }
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(block) = self.block {
-            write!(f, "block {block}, ")?;
-        }
-        for (name, id) in [
-            ("operation", &self.operation_id),
-            ("posting", &self.posting_id),
-            ("sub-account", &self.subaccount_id),
-            ("hold", &self.hold_id),
-            ("instrument", &self.instrument_id),
-        ] {
-            if let Some(id) = id {
-                write!(f, "{name} {id}, ")?;
-            }
-        }
-        write!(
-            f,
-            "{}: expected {}, found {}",
-            self.differs, self.expected, self.found
-        )
-    }
-}
-
-impl fmt::Display for Verified {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "blocks: {}", self.blocks)?;
-        writeln!(f, "operations: {}", self.operations)?;
-        writeln!(f, "postings: {}", self.postings)?;
-        writeln!(f, "sub-accounts: {}", self.sub_accounts)?;
-        writeln!(f, "holds: {}", self.holds)?;
-        writeln!(f, "instruments: {}", self.instruments)?;
-        writeln!(f, "head: {}", self.head)?;
-        match &self.fault {
-            Some(fault) => writeln!(f, "first bad record: {fault}"),
-            None => writeln!(f, "every record is as it was written"),
-        }
-    }
-}
 
 /// Checks the ledger in a folder, which a node may be running on.
 ///
@@ -191,7 +97,7 @@ impl Check {
             };
             let mut operations = Pages::new(after, last.block);
             for row in &blocks {
-                stop!(follows(head.as_ref(), row));
+                stop!(judge::follows(head.as_ref(), row));
                 let hash = Hash::try_from(row.hash.as_slice()).unwrap_or_default();
                 if let Some(head) = &head {
                     stop!(self.block(head, row, &mut operations).await?);
@@ -384,7 +290,7 @@ impl Check {
             after.clone_from(&last.subaccount_id);
             for row in &page {
                 self.done.sub_accounts += 1;
-                stop!(subaccount(row));
+                stop!(judge::subaccount(row));
             }
         }
     }
@@ -400,82 +306,9 @@ impl Check {
             after.clone_from(&last.hold_id);
             for row in &page {
                 self.done.holds += 1;
-                stop!(hold(row));
+                stop!(judge::hold(row));
             }
         }
-    }
-}
-
-/// A block follows the one before it.
-fn follows(head: Option<&Head>, row: &BlockRow) -> Option<Fault> {
-    let (number, previous) = head.map_or((0, [0; 32]), |head| (head.block as i64 + 1, head.hash));
-    if row.block != number {
-        return Some(Fault::in_block(number, "block", number, "none"));
-    }
-    if row.previous_hash != previous {
-        return Some(Fault::in_block(
-            number,
-            "previous hash",
-            audit::hex(&previous),
-            audit::hex(&row.previous_hash),
-        ));
-    }
-    let is_first_changed = number == 0 && row.hash != [0; 32];
-    is_first_changed
-        .then(|| Fault::in_block(0, "hash", audit::hex(&[0; 32]), audit::hex(&row.hash)))
-}
-
-fn subaccount(row: &SubAccountState) -> Option<Fault> {
-    let (version, balance) = row.last_posting();
-    let differs = [
-        ("version", i128::from(version), row.version),
-        ("balance", i128::from(balance), row.balance),
-        ("held", row.active_holds(), row.held),
-    ];
-    differs
-        .into_iter()
-        .find(|(_, expected, found)| *expected != i128::from(*found))
-        .map(|(name, expected, found)| Fault {
-            subaccount_id: Some(row.subaccount_id.clone()),
-            ..Fault::new(name, expected, found)
-        })
-}
-
-fn hold(row: &HoldState) -> Option<Fault> {
-    let fault = |differs: &str, expected: i128, found: i128| {
-        Some(Fault {
-            hold_id: Some(row.hold_id.clone()),
-            ..Fault::new(differs, expected, found)
-        })
-    };
-    let sum = |parts: &[i64]| parts.iter().copied().map(i128::from).sum::<i128>();
-    let had = sum(&[row.amount, row.returned_by_children]);
-    let went = sum(&[row.remaining, row.split_off, row.consumed, row.released]);
-    if had != went {
-        return fault("remaining + split off + consumed + released", had, went);
-    }
-    if row.status != HoldStatus::Active.code() && row.remaining != 0 {
-        return fault(
-            "remaining of a hold that has ended",
-            0,
-            row.remaining.into(),
-        );
-    }
-    // Without a destination a hold may be consumed without a posting of its own (T10).
-    let consumed = i128::from(row.consumed);
-    let is_paid = if row.destination_subaccount_id.is_some() {
-        consumed == row.paid()
-    } else {
-        consumed >= row.paid()
-    };
-    if is_paid {
-        None
-    } else {
-        fault(
-            "consumed, as the postings that name it sum",
-            row.paid(),
-            consumed,
-        )
     }
 }
 
