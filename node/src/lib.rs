@@ -5,5 +5,6 @@ pub mod config;
 pub mod demo;
 pub mod platform;
 pub mod proof;
+mod rebuild;
 pub mod replay;
 mod run;

@@ -2,7 +2,6 @@
 
 use anyhow::{Context, bail};
 use clap::{Arg, ArgMatches, Command};
-use prost_reflect::MethodDescriptor;
 use serde_json::{Map, Value, json};
 
 use super::{schema, table};
@@ -88,27 +87,7 @@ pub fn commands() -> Vec<Command> {
             let verbs = table::ENTRIES
                 .iter()
                 .filter(|entry| entry.noun == *noun)
-                .map(|entry| {
-                    let method = schema::method(entry.path)
-                        .expect("the table names methods of the contract");
-                    let about = schema::comment(&method.parent_file(), method.path())
-                        .unwrap_or_else(|| format!("Call {}", entry.path));
-                    Command::new(entry.verb)
-                        .about(about)
-                        .args(schema::flags(&method.input()))
-                        .arg(
-                            Arg::new("idempotency-key")
-                                .long("idempotency-key")
-                                .value_name("TEXT")
-                                .help("Key that makes a repeat harmless; generated when not given"),
-                        )
-                        .arg(
-                            Arg::new("data")
-                                .long("data")
-                                .value_name("JSON")
-                                .help("The whole request as proto3 JSON; flags are laid over it"),
-                        )
-                });
+                .map(|entry| verb(entry.verb, entry.path));
             Command::new(*noun)
                 .about(*about)
                 .subcommand_required(true)
@@ -116,6 +95,28 @@ pub fn commands() -> Vec<Command> {
                 .subcommands(verbs)
         })
         .collect()
+}
+
+/// The command of one call.
+pub fn verb(name: &'static str, path: &str) -> Command {
+    let method = schema::method(path).expect("the table names methods of the contract");
+    let about = schema::comment(&method.parent_file(), method.path())
+        .unwrap_or_else(|| format!("Call {path}"));
+    Command::new(name)
+        .about(about)
+        .args(schema::flags(&method.input()))
+        .arg(
+            Arg::new("idempotency-key")
+                .long("idempotency-key")
+                .value_name("TEXT")
+                .help("Key that makes a repeat harmless; generated when not given"),
+        )
+        .arg(
+            Arg::new("data")
+                .long("data")
+                .value_name("JSON")
+                .help("The whole request as proto3 JSON; flags are laid over it"),
+        )
 }
 
 /// Runs `platform <noun> <verb> ...`; `None` when the noun is not of the table.
@@ -129,17 +130,22 @@ pub async fn run(
     let entry = table::ENTRIES
         .iter()
         .find(|entry| entry.noun == noun && entry.verb == verb)?;
-    let method = schema::method(entry.path)?;
-    Some(one(target, entry.path, &method, matches, json).await)
+    Some(ask(target, entry.path, matches).await.and_then(|answer| {
+        if json {
+            println!("{}", serde_json::to_string_pretty(&answer)?);
+        } else {
+            print!("{}", super::output::text(&answer));
+        }
+        Ok(())
+    }))
 }
 
-async fn one(
-    target: &Target,
-    path: &str,
-    method: &MethodDescriptor,
-    matches: &ArgMatches,
-    json: bool,
-) -> anyhow::Result<()> {
+/// Calls with the request that the flags of [`verb`] make.
+///
+/// # Errors
+/// Flags that make no request; otherwise as [`Target::call`].
+pub async fn ask(target: &Target, path: &str, matches: &ArgMatches) -> anyhow::Result<Value> {
+    let method = schema::method(path).with_context(|| format!("there is no call {path}"))?;
     let mut request = match matches.get_one::<String>("data") {
         Some(text) => match serde_json::from_str(text).context("--data is not JSON")? {
             Value::Object(object) => object,
@@ -157,13 +163,7 @@ async fn one(
                 .map(String::as_str),
         )
     });
-    let answer = target.call(path, &Value::Object(request)).await?;
-    if json {
-        println!("{}", serde_json::to_string_pretty(&answer)?);
-    } else {
-        print!("{}", super::output::text(&answer));
-    }
-    Ok(())
+    target.call(path, &Value::Object(request)).await
 }
 
 fn merge(object: &mut Map<String, Value>, name: String, value: Value) {

@@ -3,6 +3,7 @@
 pub mod call;
 pub mod events;
 pub mod journal;
+pub mod ledger;
 pub mod output;
 pub mod schema;
 pub mod table;
@@ -139,6 +140,7 @@ pub fn command() -> Command {
         .subcommand(events::command())
         .subcommand(journal::command())
         .subcommands(call::commands())
+        .mut_subcommand("ledger", |ledger| ledger.subcommands(ledger::verbs()))
 }
 
 fn global(name: &'static str) -> Arg {
@@ -226,6 +228,15 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
         }
         Some(("proof", _)) => proof::run(&target()?, json).await,
         Some(("events", matches)) => events::run(matches, &config()?, json).await,
+        Some(("ledger", matches)) => {
+            let target = target()?;
+            match ledger::run(&target, config, matches, json).await {
+                Some(done) => done,
+                None => call::run(&target, "ledger", matches, json)
+                    .await
+                    .context("there is no such command")?,
+            }
+        }
         Some((noun, matches)) => match call::run(&target()?, noun, matches, json).await {
             Some(done) => done,
             None => bail!("there is no command `{noun}`"),

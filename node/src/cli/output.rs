@@ -14,6 +14,33 @@ pub fn text(value: &Value) -> String {
     out
 }
 
+/// Lines of a table, columns as wide as their widest word.
+pub fn table<const N: usize>(
+    head: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+) -> String {
+    let mut lines = vec![head.map(str::to_owned)];
+    lines.extend(rows);
+    let widths: [usize; N] = std::array::from_fn(|column| {
+        lines
+            .iter()
+            .map(|line| line[column].len())
+            .max()
+            .unwrap_or(0)
+    });
+    let mut out = String::new();
+    for line in lines {
+        let cells: Vec<String> = line
+            .iter()
+            .zip(widths)
+            .map(|(cell, width)| format!("{cell:width$}"))
+            .collect();
+        out.push_str(cells.join("  ").trim_end());
+        out.push('\n');
+    }
+    out
+}
+
 fn write_value(out: &mut String, value: &Value, depth: usize) {
     match value {
         Value::Object(object) => {

@@ -21,8 +21,14 @@ pub const NOUNS: &[(&str, &str)] = &[
     ("subaccount", "Sub-accounts and their balances"),
     ("op", "Ledger operations and postings"),
     ("hold", "Ledger holds"),
-    ("ledger", "The ledger as a whole: balances, statements, checks"),
-    ("limit", "Limits on what may leave or enter sub-accounts within a window"),
+    (
+        "ledger",
+        "The ledger as a whole: balances, statements, checks",
+    ),
+    (
+        "limit",
+        "Limits on what may leave or enter sub-accounts within a window",
+    ),
     ("instrument", "Registered issues and their contracts"),
     ("cfa", "Issue, redeem and transfer digital assets"),
     ("holders", "Holder registry"),

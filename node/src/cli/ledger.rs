@@ -1,0 +1,285 @@
+//! `platform ledger ...`: what an accountant or auditor asks, as tables. `balance`, `statement`, `holds` and `trial-balance` call a running platform;
+//! `rebuild` compares it with the chain; `verify` reads the ledger's file, with or without a node beside it.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use clap::{Arg, ArgMatches, Command, value_parser};
+use serde_json::Value;
+
+use super::call::{self, Target};
+use super::output::table;
+use crate::config::Config;
+use crate::rebuild;
+
+const BALANCE: &str = "platform.ledger.v1.LedgerService/GetBalance";
+const STATEMENT: &str = "platform.ledger.v1.LedgerService/GetStatement";
+const HOLDS: &str = "platform.ledger.v1.LedgerService/ListHolds";
+const TRIAL_BALANCE: &str = "platform.ledger.v1.LedgerService/GetTrialBalance";
+
+/// Verbs of the noun `ledger` beside those of the table of calls.
+pub fn verbs() -> [Command; 4] {
+    [
+        call::verb("balance", BALANCE),
+        call::verb("holds", HOLDS),
+        Command::new("rebuild").about(
+            "Replay the chain's log from its first block and compare the balances it gives with the ledger's",
+        ),
+        Command::new("verify")
+            .about("Check the ledger's file: every block, posting, balance and hold; name the first bad record")
+            .arg(
+                Arg::new("dir")
+                    .long("dir")
+                    .value_name("DIR")
+                    .value_parser(value_parser!(PathBuf))
+                    .help("Folder of the ledger [default: ledger in the data folder]"),
+            ),
+    ]
+}
+
+/// Runs `platform ledger <verb>`; `None` for a verb that is not shown as a table.
+pub async fn run(
+    target: &Target,
+    config: impl FnOnce() -> anyhow::Result<Config>,
+    matches: &ArgMatches,
+    json: bool,
+) -> Option<anyhow::Result<()>> {
+    let (verb, matches) = matches.subcommand()?;
+    let (path, show): (&str, fn(&Value) -> String) = match verb {
+        "balance" => (BALANCE, balance),
+        "statement" => (STATEMENT, statement),
+        "holds" => (HOLDS, holds),
+        "trial-balance" => (TRIAL_BALANCE, trial_balance),
+        "rebuild" => return Some(rebuild::run(target, json).await),
+        "verify" => return Some(verify(config, matches, json).await),
+        _ => return None,
+    };
+    Some(call::ask(target, path, matches).await.and_then(|answer| {
+        if json {
+            println!("{}", serde_json::to_string_pretty(&answer)?);
+        } else {
+            print!("{}", show(&answer));
+        }
+        Ok(())
+    }))
+}
+
+async fn verify(
+    config: impl FnOnce() -> anyhow::Result<Config>,
+    matches: &ArgMatches,
+    json: bool,
+) -> anyhow::Result<()> {
+    let dir = match matches.get_one::<PathBuf>("dir") {
+        Some(dir) => dir.clone(),
+        None => config()?.ledger.data_dir,
+    };
+    let verified = ledger::verify(&dir)
+        .await
+        .with_context(|| format!("ledger in {}", dir.display()))?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&verified)?);
+    } else {
+        print!("{verified}");
+    }
+    match verified.fault {
+        Some(fault) => bail!("the ledger is not as it was written: {fault}"),
+        None => Ok(()),
+    }
+}
+
+/// A field as one word: a text, a number, a decimal, an amount.
+fn word(value: &Value, name: &str) -> String {
+    match &value[name] {
+        Value::String(text) => text.clone(),
+        Value::Number(number) => number.to_string(),
+        Value::Object(object) => match object.get("amount") {
+            Some(amount) => word_of_decimal(amount),
+            None => word_of_decimal(&value[name]),
+        },
+        _ => String::new(),
+    }
+}
+
+fn word_of_decimal(value: &Value) -> String {
+    value["value"].as_str().unwrap_or_default().to_owned()
+}
+
+fn rows<const N: usize>(list: &Value, names: [&str; N]) -> Vec<[String; N]> {
+    list.as_array()
+        .into_iter()
+        .flatten()
+        .map(|row| names.map(|name| word(row, name)))
+        .collect()
+}
+
+/// A bare name of an enumeration.
+fn bare(mut rows: Vec<[String; 7]>, column: usize, prefix: &str) -> Vec<[String; 7]> {
+    for row in &mut rows {
+        if let Some(name) = row[column].strip_prefix(prefix) {
+            row[column] = name.to_owned();
+        }
+    }
+    rows
+}
+
+fn with_next(mut out: String, answer: &Value) -> String {
+    if let Some(token) = answer["pagination"]["nextPageToken"]
+        .as_str()
+        .filter(|token| !token.is_empty())
+    {
+        out.push_str(&format!("more: --page-token {token}\n"));
+    }
+    out
+}
+
+fn balance(answer: &Value) -> String {
+    let names = [
+        "subaccountId",
+        "balance",
+        "held",
+        "unsettled",
+        "available",
+        "version",
+    ];
+    let head = [
+        "SUB-ACCOUNT",
+        "BALANCE",
+        "HELD",
+        "UNSETTLED",
+        "AVAILABLE",
+        "VERSION",
+    ];
+    table(head, [names.map(|name| word(answer, name))])
+}
+
+fn statement(answer: &Value) -> String {
+    let names = [
+        "version",
+        "at",
+        "operationType",
+        "operationId",
+        "counterpartySubaccountId",
+        "amount",
+        "balance",
+    ];
+    let head = [
+        "VERSION",
+        "AT",
+        "TYPE",
+        "OPERATION",
+        "COUNTERPARTY",
+        "AMOUNT",
+        "BALANCE",
+    ];
+    let lines = bare(rows(&answer["lines"], names), 2, "OPERATION_TYPE_");
+    let mut out = format!(
+        "{}, opening balance {}\n",
+        word(answer, "subaccountId"),
+        word(answer, "openingBalance")
+    );
+    if !lines.is_empty() {
+        out.push_str(&table(head, lines));
+    }
+    out.push_str(&format!(
+        "in {}, out {}, closing balance {}\n",
+        word(answer, "sumIn"),
+        word(answer, "sumOut"),
+        word(answer, "closingBalance")
+    ));
+    with_next(out, answer)
+}
+
+fn holds(answer: &Value) -> String {
+    let names = [
+        "holdId",
+        "subaccountId",
+        "status",
+        "amount",
+        "remainingAmount",
+        "consumed",
+        "reason",
+    ];
+    let head = [
+        "HOLD",
+        "SUB-ACCOUNT",
+        "STATUS",
+        "AMOUNT",
+        "REMAINING",
+        "CONSUMED",
+        "REASON",
+    ];
+    let lines = bare(rows(&answer["holds"], names), 2, "HOLD_STATUS_");
+    with_next(table(head, lines), answer)
+}
+
+fn trial_balance(answer: &Value) -> String {
+    let names = [
+        "instrumentId",
+        "total",
+        "circulating",
+        "holders",
+        "activeHolds",
+        "unsettled",
+    ];
+    let head = [
+        "INSTRUMENT",
+        "TOTAL",
+        "CIRCULATING",
+        "HOLDERS",
+        "HELD",
+        "UNSETTLED",
+    ];
+    table(head, rows(&answer["lines"], names))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    // rows: R350
+    #[test]
+    fn r350_a_statement_is_a_table_between_its_balances() {
+        let answer = json!({
+            "subaccountId": "u1:CFA-RUB",
+            "openingBalance": { "value": "0.00" },
+            "closingBalance": { "value": "9.50" },
+            "sumIn": { "value": "9.50" },
+            "sumOut": { "value": "0.00" },
+            "lines": [{
+                "version": "1", "at": "2026-11-21T10:00:00Z", "operationType": "OPERATION_TYPE_DEPOSIT", "operationId": "op-1",
+                "counterpartySubaccountId": "system:reserve:CFA-RUB", "amount": { "value": "9.50" }, "balance": { "value": "9.50" },
+            }],
+            "pagination": { "nextPageToken": "abc" },
+        });
+        assert_eq!(
+            statement(&answer),
+            "u1:CFA-RUB, opening balance 0.00\n\
+             VERSION  AT                    TYPE     OPERATION  COUNTERPARTY            AMOUNT  BALANCE\n\
+             1        2026-11-21T10:00:00Z  DEPOSIT  op-1       system:reserve:CFA-RUB  9.50    9.50\n\
+             in 9.50, out 0.00, closing balance 9.50\n\
+             more: --page-token abc\n"
+        );
+        let hold = json!({ "holds": [{
+            "holdId": "h", "subaccountId": "s", "status": "HOLD_STATUS_ACTIVE",
+            "amount": { "currencyCode": "CFA-RUB", "amount": { "value": "5" } }, "reason": "why",
+        }] });
+        assert!(
+            holds(&hold).ends_with("h     s            ACTIVE  5                            why\n")
+        );
+    }
+
+    // rows: R350 R215
+    #[tokio::test]
+    async fn r350_verify_fails_where_there_is_no_ledger() {
+        let folder = tempfile::tempdir().expect("folder");
+        let dir = folder.path().to_str().expect("text");
+        let [_, _, _, verify] = verbs();
+        let matches = verify.get_matches_from(["verify", "--dir", dir]);
+        let config = || bail!("is not asked");
+        let error = super::verify(config, &matches, false).await;
+        let error = format!("{:#}", error.expect_err("no ledger"));
+        assert!(error.contains("there is no ledger in"), "{error}");
+    }
+}

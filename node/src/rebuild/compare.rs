@@ -1,0 +1,283 @@
+//! The two sides of a rebuild and what makes a difference. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proto::cfa::v1 as cfa;
+use proto::convert;
+use serde::Serialize;
+use types::Decimal;
+use types::address::{eip55, onchain_address};
+
+/// A balance on one side and on the other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Difference {
+    /// Or the address, where the ledger knows nobody of it.
+    pub subaccount_id: String,
+    pub instrument_id: String,
+    pub chain: String,
+    pub ledger: String,
+    /// chain - ledger.
+    pub difference: String,
+    /// Unset: it is a mistake.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explanation: Option<&'static str>,
+}
+
+/// Balances by (instrument, address), the address in lower case; empty for what is issued: minus the supply.
+#[derive(Default)]
+pub struct Chain {
+    pub balances: BTreeMap<(String, String), Decimal>,
+    pub through_block: u64,
+    pub transfers: u64,
+    pub next_block: u64,
+}
+
+/// Balances by (instrument, name of the sub-account), seized units with their user's own since the chain keeps them under one address.
+#[derive(Default)]
+pub struct Ledger {
+    pub balances: BTreeMap<(String, String), Decimal>,
+    pub in_flight: BTreeMap<(String, String), Decimal>,
+    pub subaccounts: u64,
+}
+
+impl Chain {
+    /// Folds one transfer.
+    pub fn apply(&mut self, transfer: &cfa::ChainTransfer) -> anyhow::Result<()> {
+        let quantity = number(transfer.quantity.as_ref())?;
+        // Of a token that is no instrument the ledger keeps nothing.
+        if transfer.instrument_id.is_empty() {
+            return Ok(());
+        }
+        self.transfers += 1;
+        for (address, change) in [
+            (&transfer.from_address, quantity.negated()),
+            (&transfer.to_address, quantity),
+        ] {
+            let key = (transfer.instrument_id.clone(), address.to_ascii_lowercase());
+            add(&mut self.balances, key, change)?;
+        }
+        Ok(())
+    }
+}
+
+pub fn add(
+    balances: &mut BTreeMap<(String, String), Decimal>,
+    key: (String, String),
+    change: Decimal,
+) -> anyhow::Result<()> {
+    let balance = balances.entry(key).or_insert(Decimal::ZERO);
+    *balance = balance
+        .checked_add(change)
+        .map_err(|error| anyhow::anyhow!("a balance: {error}"))?;
+    Ok(())
+}
+
+/// Balances that differ, by instrument and name.
+pub fn compare(chain: &Chain, ledger: &Ledger) -> Vec<Difference> {
+    // By (instrument, name): what the chain has under the name's address.
+    let mut named: BTreeMap<(String, String), Decimal> = BTreeMap::new();
+    let mut known: BTreeSet<(String, String)> = BTreeSet::new();
+    for (instrument_id, name) in ledger.balances.keys() {
+        let key = (instrument_id.clone(), address_of(instrument_id, name));
+        if let Some(balance) = chain.balances.get(&key) {
+            named.insert((instrument_id.clone(), name.clone()), *balance);
+        }
+        known.insert(key);
+    }
+    for (key, balance) in &chain.balances {
+        if !known.contains(key) {
+            let name = if key.1.is_empty() {
+                reserve_of(&key.0)
+            } else {
+                key.1.clone()
+            };
+            named.insert((key.0.clone(), name), *balance);
+        }
+    }
+    let keys: BTreeSet<_> = named.keys().chain(ledger.balances.keys()).collect();
+    keys.into_iter()
+        .filter_map(|key| {
+            let side = |of: &BTreeMap<_, Decimal>| of.get(key).copied().unwrap_or(Decimal::ZERO);
+            let (on_chain, in_ledger) = (side(&named), side(&ledger.balances));
+            difference(key, on_chain, in_ledger, side(&ledger.in_flight))
+        })
+        .collect()
+}
+
+fn difference(
+    (instrument_id, name): &(String, String),
+    chain: Decimal,
+    ledger: Decimal,
+    in_flight: Decimal,
+) -> Option<Difference> {
+    let rest = chain
+        .checked_sub(ledger)
+        .expect("64-bit balances differ within 38 digits");
+    if rest.is_zero() {
+        return None;
+    }
+    // A payout under way: burned on chain, so its holder has less there and the supply, which the reserve mirrors, is smaller.
+    let is_reserve = *name == reserve_of(instrument_id);
+    let burned = if is_reserve { rest } else { rest.negated() };
+    let is_under_way = !burned.is_negative() && burned <= in_flight;
+    Some(Difference {
+        subaccount_id: name.clone(),
+        instrument_id: instrument_id.clone(),
+        chain: chain.to_string(),
+        ledger: ledger.to_string(),
+        difference: rest.to_string(),
+        explanation: is_under_way.then_some("payout under way"),
+    })
+}
+
+pub fn reserve_of(instrument_id: &str) -> String {
+    format!("system:reserve:{instrument_id}")
+}
+
+/// A sub-account's name without what the chain does not tell apart.
+pub fn own_name(subaccount_id: &str) -> String {
+    subaccount_id
+        .strip_suffix(":blocked")
+        .unwrap_or(subaccount_id)
+        .to_owned()
+}
+
+/// Where the units of a sub-account lie on chain: under the address of its user, or of `system:<purpose>`; the reserve is nobody's.
+fn address_of(instrument_id: &str, name: &str) -> String {
+    if name == reserve_of(instrument_id) {
+        return String::new();
+    }
+    let holder = name.rsplit_once(':').map_or(name, |(holder, _)| holder);
+    eip55(&onchain_address(holder)).to_ascii_lowercase()
+}
+
+pub fn number(value: Option<&proto::common::v1::Decimal>) -> anyhow::Result<Decimal> {
+    convert::optional_decimal(value)
+        .map(|value| value.unwrap_or(Decimal::ZERO))
+        .map_err(|error| anyhow::anyhow!("an amount {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn transfer(from: &str, to: &str, quantity: &str) -> cfa::ChainTransfer {
+        let address = |holder: &str| match holder {
+            "" => String::new(),
+            holder => eip55(&onchain_address(holder)),
+        };
+        cfa::ChainTransfer {
+            instrument_id: "CFA-RUB".to_owned(),
+            token_address: "0x1".to_owned(),
+            from_address: address(from),
+            to_address: address(to),
+            quantity: Some(proto::common::v1::Decimal {
+                value: quantity.to_owned(),
+            }),
+            block_number: 1,
+        }
+    }
+
+    fn chain() -> Chain {
+        let mut chain = Chain::default();
+        for step in [
+            transfer("", "alice", "100.00"),
+            transfer("alice", "bob", "30"),
+            transfer("bob", "system:fees", "0.50"),
+            transfer("alice", "", "20"),
+        ] {
+            chain.apply(&step).expect("applied");
+        }
+        let mut foreign = transfer("", "alice", "7");
+        foreign.instrument_id.clear();
+        chain.apply(&foreign).expect("left out");
+        chain
+    }
+
+    fn ledger(balances: &[(&str, &str)]) -> Ledger {
+        let mut ledger = Ledger::default();
+        for (name, balance) in balances {
+            let key = ("CFA-RUB".to_owned(), own_name(name));
+            add(&mut ledger.balances, key, balance.parse().expect("number")).expect("added");
+        }
+        ledger
+    }
+
+    const EQUAL: [(&str, &str); 6] = [
+        ("alice:CFA-RUB", "40.00"),
+        ("alice:CFA-RUB:blocked", "10.00"),
+        ("bob:CFA-RUB", "29.50"),
+        ("carol:CFA-RUB", "0.00"),
+        ("system:fees:CFA-RUB", "0.50"),
+        ("system:reserve:CFA-RUB", "-80.00"),
+    ];
+
+    // rows: R217
+    #[test]
+    fn r217_a_ledger_that_is_what_the_chain_says_has_no_difference() {
+        let chain = chain();
+        assert_eq!(chain.transfers, 4);
+        assert_eq!(compare(&chain, &ledger(&EQUAL)), Vec::new());
+    }
+
+    // rows: R217
+    #[test]
+    fn r217_every_difference_is_named_with_both_sides() {
+        let mut other = EQUAL;
+        other[2] = ("bob:CFA-RUB", "29.40");
+        other[3] = ("carol:CFA-RUB", "0.10");
+        let found = compare(&chain(), &ledger(&other));
+        let found: Vec<_> = found
+            .iter()
+            .map(|one| {
+                (
+                    one.subaccount_id.as_str(),
+                    one.chain.as_str(),
+                    one.ledger.as_str(),
+                    one.difference.as_str(),
+                    one.explanation,
+                )
+            })
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("bob:CFA-RUB", "29.50", "29.40", "0.10", None),
+                ("carol:CFA-RUB", "0", "0.10", "-0.10", None),
+            ]
+        );
+        // Somebody the ledger has never heard of.
+        let found = compare(&chain(), &ledger(&[EQUAL[0], EQUAL[1], EQUAL[4], EQUAL[5]]));
+        assert_eq!(found.len(), 1);
+        assert!(found[0].subaccount_id.starts_with("0x"), "{found:?}");
+        assert_eq!(found[0].chain, "29.50");
+    }
+
+    // rows: R217
+    #[test]
+    fn r217_a_payout_under_way_is_explained_up_to_its_amount() {
+        let mut before = EQUAL;
+        before[0] = ("alice:CFA-RUB", "60.00");
+        before[5] = ("system:reserve:CFA-RUB", "-100.00");
+        let mut ledger = ledger(&before);
+        for name in ["alice:CFA-RUB", "system:reserve:CFA-RUB"] {
+            let key = ("CFA-RUB".to_owned(), name.to_owned());
+            ledger.in_flight.insert(key, "20".parse().expect("number"));
+        }
+        let found = compare(&chain(), &ledger);
+        assert_eq!(found.len(), 2);
+        assert!(
+            found.iter().all(|one| one.explanation.is_some()),
+            "{found:?}"
+        );
+        for amount in ledger.in_flight.values_mut() {
+            *amount = "19.99".parse().expect("number");
+        }
+        assert!(
+            compare(&chain(), &ledger)
+                .iter()
+                .all(|one| one.explanation.is_none())
+        );
+    }
+}
