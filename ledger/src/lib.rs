@@ -16,6 +16,7 @@ mod consumers;
 mod facts;
 mod fold;
 mod http;
+mod ids;
 mod model;
 mod names;
 mod outbox;
