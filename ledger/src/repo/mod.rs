@@ -11,7 +11,7 @@ mod save;
 
 use std::path::Path;
 
-use events::{Event, Sqlite};
+use events::Sqlite;
 use uuid::Uuid;
 
 pub use read::{Before, HoldFilter, OperationFilter, TrialBalance};
@@ -60,11 +60,6 @@ impl Group {
     /// Notes an event as taken; `false` when it was before.
     pub async fn accept(&mut self, consumer: &str, event_id: Uuid) -> Result<bool, Error> {
         Ok(events::inbox::accept_in_tx(&mut self.tx, consumer, event_id).await?)
-    }
-
-    /// Puts events beside the change that caused them.
-    pub async fn append_events(&mut self, events: &[Event]) -> Result<(), Error> {
-        Ok(events::outbox::append_in_tx(&mut self.tx, events).await?)
     }
 
     pub async fn commit(self) -> Result<(), Error> {
