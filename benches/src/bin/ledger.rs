@@ -20,7 +20,9 @@ use serde_json::{Value, json};
 
 const TURNS: usize = 2;
 /// How long the relay may take to move what a turn left, before the run goes on without waiting.
-const DRAIN: Duration = Duration::from_secs(20);
+const DRAIN: Duration = Duration::from_secs(4);
+/// Longest turn of the service, of the requests that show which rows are written, and of the bare statements.
+const TURN: Duration = Duration::from_millis(1_600);
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Store {
@@ -138,15 +140,12 @@ fn flows(args: &Args, cell: &Cell, clients: usize, salt: u64) -> Vec<Flow> {
 async fn drain(folder: &Path) -> anyhow::Result<(i64, Duration)> {
     let db = rusqlite::Connection::open(folder.join("ledger.sqlite"))?;
     db.busy_timeout(Duration::from_secs(5))?;
-    let left = || db.query_row("SELECT COUNT(*) FROM outbox", [], |row| row.get(0));
+    let sql = "SELECT COALESCE(MAX(position) - MIN(position) + 1, 0) FROM outbox";
+    let left = || db.query_row(sql, [], |row| row.get(0));
     let first: i64 = left()?;
     let began = Instant::now();
-    while began.elapsed() < DRAIN {
-        let now: i64 = left()?;
-        if now == 0 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
+    while left()? > 0 && began.elapsed() < DRAIN {
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
     Ok((first, began.elapsed()))
 }
@@ -161,13 +160,16 @@ async fn run(args: &Args, cell: &Cell, seeded: &Path, folder: &Path) -> anyhow::
     let node = Node::start(&served).await?;
     // Not counted: statements are prepared and pages are read.
     let mut operations = node
-        .run(asks(
-            &Cell {
-                operations: 1,
-                ..*cell
-            },
-            &mut own,
-        ))
+        .run(
+            asks(
+                &Cell {
+                    operations: 1,
+                    ..*cell
+                },
+                &mut own,
+            ),
+            DRAIN,
+        )
         .await?
         .operations;
     drain(&served).await?;
@@ -177,7 +179,7 @@ async fn run(args: &Args, cell: &Cell, seeded: &Path, folder: &Path) -> anyhow::
     let mut bare: Option<Bare> = None;
     let (mut left, mut drained) = (0, 0.0);
     for _ in 0..TURNS {
-        let turn = node.run(asks(cell, &mut own)).await?;
+        let turn = node.run(asks(cell, &mut own), TURN).await?;
         operations += turn.operations;
         latency.add(&turn.latency)?;
         service.0 += turn.operations as f64;
@@ -201,12 +203,12 @@ async fn run(args: &Args, cell: &Cell, seeded: &Path, folder: &Path) -> anyhow::
                     ..*cell
                 };
                 let asks = asks(&load, &mut one).into_iter().flatten().collect();
-                let rows = capture(&captured, asks).await?;
+                let rows = capture(&captured, asks, TURN).await?;
                 bare.insert(Bare::new(&bared, rows, merge)?)
             }
         };
         let half = bare.left().div_ceil(TURNS.min(2));
-        let (count, elapsed) = bare.run(half)?;
+        let (count, elapsed) = bare.run(half, TURN)?;
         floor.0 += count;
         floor.1 += elapsed.as_secs_f64();
     }

@@ -2,6 +2,7 @@
 //! statements write the same rows whatever the schema is.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rusqlite::{Connection, types::Value};
@@ -44,13 +45,14 @@ pub struct Captured {
     pub operations: usize,
 }
 
-/// Sends the requests one after the other to a ledger that is started on the folder, and notes what each wrote.
+/// Sends the requests one after the other to a ledger that is started on the folder, and notes what each wrote, until there are no
+/// more or the time is over.
 ///
 /// # Errors
 /// The ledger refuses, or its file cannot be read.
-pub async fn capture(folder: &Path, asks: Vec<Ask>) -> anyhow::Result<Captured> {
+pub async fn capture(folder: &Path, asks: Vec<Ask>, limit: Duration) -> anyhow::Result<Captured> {
     let db = Connection::open(folder.join("ledger.sqlite"))?;
-    db.busy_timeout(std::time::Duration::from_secs(30))?;
+    db.busy_timeout(Duration::from_secs(30))?;
     let mut tables = tables(&db)?;
     for table in &tables {
         db.execute_batch(&triggers(table))?;
@@ -59,7 +61,11 @@ pub async fn capture(folder: &Path, asks: Vec<Ask>) -> anyhow::Result<Captured> 
     let mut client = node.client();
     let mut ends = Vec::with_capacity(asks.len());
     let mut operations = 0;
+    let began = Instant::now();
     for ask in asks {
+        if began.elapsed() > limit {
+            break;
+        }
         operations += ask.operations;
         client.create_operations(ask.message).await?;
         ends.push(

@@ -78,15 +78,15 @@ impl Node {
         Ok(())
     }
 
-    /// Sends what each client has, one request of a client at a time, all clients at once.
+    /// Sends what each client has, one request of a client at a time, all clients at once, until they have nothing more or the time is over.
     ///
     /// # Errors
     /// A request is refused.
-    pub async fn run(&self, clients: Vec<Vec<Ask>>) -> anyhow::Result<Measured> {
+    pub async fn run(&self, clients: Vec<Vec<Ask>>, limit: Duration) -> anyhow::Result<Measured> {
         let start = Arc::new(Barrier::new(clients.len() + 1));
         let tasks: Vec<_> = clients
             .into_iter()
-            .map(|asks| tokio::spawn(run_client(self.client(), asks, start.clone())))
+            .map(|asks| tokio::spawn(run_client(self.client(), asks, limit, start.clone())))
             .collect();
         start.wait().await;
         let began = Instant::now();
@@ -126,13 +126,18 @@ impl Node {
 async fn run_client(
     mut client: Client,
     asks: Vec<Ask>,
+    limit: Duration,
     start: Arc<Barrier>,
 ) -> anyhow::Result<(Histogram<u64>, usize)> {
     let mut latency = histogram();
     let mut operations = 0;
     start.wait().await;
+    let began = Instant::now();
     for ask in asks {
         let sent = Instant::now();
+        if sent - began > limit {
+            break;
+        }
         let answer = client.create_operations(ask.message).await?;
         latency.saturating_record(sent.elapsed().as_nanos().max(1) as u64);
         let outcomes = answer.into_inner().outcomes.len();
