@@ -107,13 +107,13 @@ fn grid() -> Vec<Cell> {
         cell(100, 1, Hot, OnePhase, 30_000, false),
         cell(100, 1, Uniform, TwoPhase, 20_000, false),
         cell(100, 16, Uniform, OnePhase, 32_000, false),
-        cell(500, 1, Uniform, OnePhase, 40_000, true),
-        cell(500, 1, Hot, OnePhase, 40_000, true),
+        cell(500, 1, Uniform, OnePhase, 30_000, true),
+        cell(500, 1, Hot, OnePhase, 30_000, true),
         cell(500, 1, Uniform, TwoPhase, 20_000, false),
         cell(500, 1, Hot, TwoPhase, 20_000, false),
-        cell(500, 16, Uniform, OnePhase, 40_000, false),
-        cell(8_189, 1, Uniform, OnePhase, 5 * 8_189, true),
-        cell(8_189, 1, Hot, OnePhase, 5 * 8_189, false),
+        cell(500, 16, Uniform, OnePhase, 30_000, false),
+        cell(8_189, 1, Uniform, OnePhase, 3 * 8_189, true),
+        cell(8_189, 1, Hot, OnePhase, 3 * 8_189, false),
         cell(8_189, 1, Uniform, TwoPhase, 3 * 8_189, false),
     ]
 }
@@ -199,7 +199,7 @@ async fn run(args: &Args, cell: &Cell, seeded: &Path, folder: &Path) -> anyhow::
                 };
                 let merge = ((phases * group / cell.batch as f64).round() as usize).max(1);
                 let load = Cell {
-                    operations: (TURNS * cell.operations).min(60_000),
+                    operations: cell.operations.min(30_000),
                     ..*cell
                 };
                 let asks = asks(&load, &mut one).into_iter().flatten().collect();

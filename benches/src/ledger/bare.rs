@@ -11,21 +11,20 @@ use rusqlite::{Connection, TransactionBehavior, params_from_iter, types::Value};
 use super::capture::{Captured, Rows, Table};
 use crate::load::Random;
 
-/// Rows of one INSERT.
-const ROWS_PER_STATEMENT: usize = 64;
+/// Rows of one INSERT, largest first: what is left over goes into the next smaller ones.
+const SIZES: [usize; 6] = [256, 64, 16, 4, 2, 1];
 
 /// Writes to one table in one transaction.
 struct Write {
     table: usize,
-    /// Full statements first, then the rest: values of all rows, column by column.
-    inserts: Vec<Vec<Value>>,
+    /// Place of the size, and the values of all its rows.
+    inserts: Vec<(usize, Vec<Value>)>,
     /// Changed columns, then the key.
     updates: Vec<Vec<Value>>,
 }
 
 struct Sql {
-    insert_full: String,
-    insert_one: String,
+    inserts: [String; SIZES.len()],
     update: String,
 }
 
@@ -92,14 +91,8 @@ impl Bare {
                     tx.prepare_cached(&sql.update)?
                         .execute(params_from_iter(values))?;
                 }
-                for values in &write.inserts {
-                    let is_one = values.len() < sql.insert_full.matches('?').count();
-                    let insert = if is_one {
-                        &sql.insert_one
-                    } else {
-                        &sql.insert_full
-                    };
-                    tx.prepare_cached(insert)?
+                for (size, values) in &write.inserts {
+                    tx.prepare_cached(&sql.inserts[*size])?
                         .execute(params_from_iter(values))?;
                 }
             }
@@ -140,8 +133,7 @@ fn statements(table: &Table) -> Sql {
         terms.join(between)
     };
     Sql {
-        insert_full: insert(ROWS_PER_STATEMENT),
-        insert_one: insert(1),
+        inserts: SIZES.map(insert),
         update: format!(
             "UPDATE {} SET {} WHERE {}",
             table.name,
@@ -194,9 +186,12 @@ fn net(tables: &[Table], requests: Vec<Vec<Rows>>) -> Vec<Write> {
                 })
                 .collect();
             let mut inserts = Vec::new();
-            let mut chunks = rows.inserted.chunks_exact(ROWS_PER_STATEMENT);
-            inserts.extend(chunks.by_ref().map(<[_]>::concat));
-            inserts.extend(chunks.remainder().iter().cloned());
+            let mut left = &rows.inserted[..];
+            for (place, size) in SIZES.into_iter().enumerate() {
+                let mut chunks = left.chunks_exact(size);
+                inserts.extend(chunks.by_ref().map(|rows| (place, rows.concat())));
+                left = chunks.remainder();
+            }
             Write {
                 table: place,
                 inserts,
