@@ -6,6 +6,7 @@ pub mod drive;
 pub mod floor;
 pub mod generate;
 pub mod hop;
+pub mod ledger;
 pub mod load;
 #[cfg(feature = "peers")]
 pub mod peers;

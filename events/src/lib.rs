@@ -15,6 +15,7 @@ pub mod event;
 pub mod inbox;
 pub mod kafka;
 pub mod log;
+pub mod many;
 pub mod migrations;
 pub mod outbox;
 pub mod sqlite;

@@ -6,18 +6,28 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sqlx::{FromRow, QueryBuilder, SqliteConnection};
+use sqlx::{FromRow, SqliteConnection};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::{Error, Event, Log, Sqlite, consumer};
+use crate::{
+    Error, Event, Log, Sqlite, consumer,
+    many::{self, Many, Script, Shared},
+};
 
-/// Rows handed to the log at once.
-const BATCH: i64 = 512;
-/// Rows of one INSERT. Nine values each, far below the number of values SQLite binds.
-const ROWS_PER_STATEMENT: usize = 128;
+/// Rows handed to the log at once: what a batch of the ledger leaves is moved in a few steps, each with one durable write.
+const BATCH: i64 = 2_048;
+/// After a step the relay lets commits gather, so that a stream of small ones shares its durable writes, in milliseconds.
+const PACE_MS: u64 = 2;
 /// The relay is woken by commits; this is how long it sleeps at most, for rows written by another process, in milliseconds.
 const POLL_MS: u64 = 1_000;
+
+static APPEND: Many = Many::new(
+    "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload, subject, source, correlation_id, occurred_at_us) \
+     SELECT * FROM (VALUES ",
+    9,
+    ") LIMIT +?",
+);
 
 /// Writes events next to the change that caused them. They keep the order of the slice. Many rows go in one statement, since a batch of
 /// the ledger has thousands.
@@ -25,29 +35,34 @@ const POLL_MS: u64 = 1_000;
 /// # Errors
 /// [`Error::Store`]; an id that is in the outbox already is an error too.
 pub async fn append_in_tx(tx: &mut SqliteConnection, events: &[Event]) -> Result<(), Error> {
-    for rows in events.chunks(ROWS_PER_STATEMENT) {
-        let mut insert = QueryBuilder::new(
-            "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload, subject, source, correlation_id, occurred_at_us) ",
-        );
-        insert.push_values(rows, |mut row, event| {
-            row.push_bind(event.id.to_string())
-                .push_bind(event.topic.clone())
-                .push_bind(event.key.clone())
-                .push_bind(event.type_name.clone())
-                .push_bind(event.payload.clone())
-                .push_bind(event.subject.clone())
-                .push_bind(event.source.clone())
-                .push_bind(event.correlation_id.clone())
-                .push_bind(event.occurred_at_us);
-        });
-        // Only full statements and those of one row come often enough to be worth keeping prepared.
-        let is_common = rows.len() == ROWS_PER_STATEMENT || rows.len() == 1;
-        insert
-            .build()
-            .persistent(is_common)
-            .execute(&mut *tx)
-            .await?;
-    }
+    let mut script = Script::default();
+    append_to(&mut script, tx, events).await?;
+    Ok(script.run(tx).await?)
+}
+
+/// As [`append_in_tx`], together with what waits in the script.
+///
+/// # Errors
+/// As [`append_in_tx`].
+pub async fn append_to(
+    script: &mut Script,
+    tx: &mut SqliteConnection,
+    events: &[Event],
+) -> Result<(), Error> {
+    let mut shared = Shared::default();
+    script
+        .add(tx, &APPEND, events, |event, row| {
+            row.put(many::uuid_text(&event.id));
+            row.put(shared.text(0, &event.topic));
+            row.put(shared.text(1, &event.key));
+            row.put(shared.text(2, &event.type_name));
+            row.put(event.payload.clone());
+            row.put(shared.text(1, &event.subject));
+            row.put(shared.text(3, &event.source));
+            row.put(shared.text(4, &event.correlation_id));
+            row.put(event.occurred_at_us);
+        })
+        .await?;
     Ok(())
 }
 
@@ -116,6 +131,9 @@ impl Relay {
                     if moved == BATCH as usize {
                         continue;
                     }
+                    if moved > 0 {
+                        tokio::time::sleep(Duration::from_millis(PACE_MS)).await;
+                    }
                     Duration::from_millis(POLL_MS)
                 }
                 Err(error) => {
@@ -160,12 +178,9 @@ impl Relay {
             .map(Row::into_event)
             .collect::<Result<Vec<_>, _>>()?;
         log.publish(&events).await?;
-        let mut tx = db.write().await?;
-        sqlx::query("DELETE FROM outbox WHERE position <= $1")
-            .bind(last)
-            .execute(&mut *tx)
+        // Rows that a power loss brings back are published again under their ids, which everybody bears.
+        db.execute_lazily("DELETE FROM outbox WHERE position <= $1", last)
             .await?;
-        tx.commit().await?;
         metrics::counter!("outbox_relayed_total").increment(events.len() as u64);
         Ok(events.len())
     }

@@ -23,6 +23,14 @@ use crate::{Error, migrations};
 /// Reader connections of one file.
 const READERS: u32 = 4;
 const BUSY_TIMEOUT_MS: u64 = 5_000;
+/// Pages that the writer keeps in memory, in KiB. A batch of thousands of operations changes more than SQLite's own 2 MB, which would
+/// write pages out and read them again within one transaction.
+const WRITER_CACHE_KIB: u32 = 64 * 1024;
+/// Pages of the log after which a commit also moves them into the file: four times SQLite's own number, since a page that
+/// changes often moves once.
+const CHECKPOINT_PAGES: u32 = 4_000;
+/// Prepared statements kept by the writer.
+const WRITER_STATEMENTS: usize = 256;
 /// How long a write waits for its turn before it fails.
 const WRITER_WAIT_MS: u64 = 30_000;
 
@@ -52,6 +60,8 @@ pub struct Sqlite {
     path: PathBuf,
     readers: SqlitePool,
     writer: SqlitePool,
+    /// Like the writer, but its commits wait for no disk. Opened at the first use.
+    lazy_writer: SqlitePool,
     committed: Arc<Notify>,
 }
 
@@ -86,13 +96,27 @@ impl Sqlite {
             SqlitePoolOptions::new()
                 .idle_timeout(None)
                 .max_lifetime(None)
+                // A connection to a file of this process does not break; the question costs a trip to its thread each time.
+                .test_before_acquire(false)
                 .acquire_timeout(Duration::from_millis(WRITER_WAIT_MS))
         };
         let writer = pool()
             .max_connections(1)
             .min_connections(1)
-            .connect_with(options.clone())
+            .connect_with(
+                options
+                    .clone()
+                    .statement_cache_capacity(WRITER_STATEMENTS)
+                    .pragma("cache_size", format!("-{WRITER_CACHE_KIB}"))
+                    .pragma("wal_autocheckpoint", CHECKPOINT_PAGES.to_string()),
+            )
             .await?;
+        let lazy_writer = pool().max_connections(1).connect_lazy_with(
+            options
+                .clone()
+                .synchronous(SqliteSynchronous::Normal)
+                .pragma("wal_autocheckpoint", "0"),
+        );
         let readers = pool()
             .max_connections(READERS)
             .connect_with(options.pragma("query_only", "on"))
@@ -101,6 +125,7 @@ impl Sqlite {
             path: path.to_owned(),
             readers,
             writer,
+            lazy_writer,
             committed: Arc::new(Notify::new()),
         })
     }
@@ -121,6 +146,21 @@ impl Sqlite {
         })
     }
 
+    /// Runs one statement with one number whose effect may be undone by a power loss (not by a crash of the process). Takes the writer's turn,
+    /// without waiting for the disk.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub(crate) async fn execute_lazily(&self, sql: &'static str, value: i64) -> Result<(), Error> {
+        // Held, not used: two connections that write would meet at the file's lock and sleep there.
+        let _turn = self.writer.acquire().await?;
+        sqlx::query(sql)
+            .bind(value)
+            .execute(&self.lazy_writer)
+            .await?;
+        Ok(())
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -128,6 +168,7 @@ impl Sqlite {
     /// Waits for all connections to be returned and closes the file.
     pub async fn close(&self) {
         self.readers.close().await;
+        self.lazy_writer.close().await;
         self.writer.close().await;
     }
 

@@ -3,7 +3,9 @@
 //! Each command of a group is all or nothing on its own: [`Book::mark`] before it, [`Book::rollback`] when it is refused. What is left at the
 //! end is written in one transaction. Cost: one clone of the small state of a row per change, for the way back.
 
-use std::{borrow::Borrow, collections::HashMap, hash::Hash};
+use std::{borrow::Borrow, hash::Hash};
+
+use foldhash::fast::RandomState;
 
 use crate::{
     facts::Fact,
@@ -15,6 +17,10 @@ use crate::{
     },
 };
 
+/// Keys come from callers: seeded anew in every process, cheaper than the standard one on short texts.
+type HashMap<K, V> = std::collections::HashMap<K, V, RandomState>;
+type HashSet<K> = std::collections::HashSet<K, RandomState>;
+
 /// Rows by key, with an undo log.
 #[derive(Debug)]
 pub struct Table<K, V> {
@@ -25,7 +31,7 @@ pub struct Table<K, V> {
 impl<K, V> Default for Table<K, V> {
     fn default() -> Self {
         Table {
-            rows: HashMap::new(),
+            rows: HashMap::default(),
             undo: Vec::new(),
         }
     }
@@ -97,7 +103,7 @@ impl<K: Hash + Eq + Clone, V: Clone> Table<K, V> {
 
     /// Every row that changed, once, in the order of first change.
     pub fn changes(&self) -> Vec<Change<'_, K, V>> {
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::default();
         self.undo
             .iter()
             .filter(|(key, _)| seen.insert(key))

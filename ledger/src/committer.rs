@@ -5,6 +5,8 @@
 //! store refuses is tried again command by command, so that one bad apple spoils nobody's write.
 //! Bounds: [`QUEUE_COMMANDS_MAX`] waiting (callers wait beyond), [`GROUP_COMMANDS_MAX`] and [`GROUP_WEIGHT_MAX`] in one transaction.
 
+use std::collections::BTreeMap;
+
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
@@ -17,7 +19,7 @@ use crate::{
     clock::Clock,
     facts::Fact,
     fold::{self, Act, Answer, Answered, Command, Outcome},
-    model::Id,
+    ids::Fresh,
     outbox,
     repo::{Group, Store},
 };
@@ -204,7 +206,8 @@ impl Worker {
         if start.has_limits {
             tx.load_limits(&commands, &mut book).await?;
         }
-        let mut ids = || Id::from(Uuid::now_v7().to_string());
+        let mut fresh = Fresh::at(book.now_us);
+        let mut ids = || fresh.id();
         let outcomes: Vec<Outcome> = commands
             .iter()
             .enumerate()
@@ -233,13 +236,12 @@ async fn write(
     block: Option<&Block>,
     group: &[Job],
 ) -> Result<(), Error> {
-    tx.save(book, block).await?;
     for job in group {
         tx.tidy(&job.command).await?;
     }
     let contexts: Vec<&rpc::Context> = group.iter().map(|job| &job.context).collect();
-    tx.append_events(&outbox::events(&book.facts, &contexts, book.now_us))
-        .await
+    let events = outbox::events(&book.facts, &contexts, book.now_us);
+    tx.save(book, block, &events).await
 }
 
 fn answer(group: Vec<Job>, outcomes: Vec<Outcome>) {
@@ -251,24 +253,30 @@ fn answer(group: Vec<Job>, outcomes: Vec<Outcome>) {
 
 /// Metrics of specification 1.6, counted when the change is durable.
 fn count(book: &Book) {
-    let operation = |kind: &'static str, status: &'static str| {
-        metrics::counter!("ledger_operations_total", "type" => kind, "status" => status)
-            .increment(1);
-    };
+    let mut operations: BTreeMap<(&'static str, &'static str), u64> = BTreeMap::new();
+    let mut postings = 0;
     for (_, fact) in &book.facts {
         match fact {
-            Fact::OperationCreated { kind, status, .. } => operation(kind.name(), status.name()),
+            Fact::OperationCreated { kind, status, .. } => {
+                *operations.entry((kind.name(), status.name())).or_default() += 1;
+            }
             Fact::StatusChanged {
                 operation_id, new, ..
             } => {
                 if let Some(row) = book.operations.get(operation_id) {
-                    operation(row.terms.kind.name(), new.name());
+                    let key = (row.terms.kind.name(), new.name());
+                    *operations.entry(key).or_default() += 1;
                 }
             }
-            Fact::PostingCreated { .. } => metrics::counter!("ledger_postings_total").increment(1),
+            Fact::PostingCreated { .. } => postings += 1,
             _ => {}
         }
     }
+    for ((kind, status), count) in operations {
+        metrics::counter!("ledger_operations_total", "type" => kind, "status" => status)
+            .increment(count);
+    }
+    metrics::counter!("ledger_postings_total").increment(postings);
     let mut opened = 0_i32;
     for change in book.holds.changes() {
         let was = change.before.is_some_and(|hold| hold.is_active());

@@ -17,6 +17,7 @@ mod consumers;
 mod facts;
 mod fold;
 mod http;
+mod ids;
 mod limit;
 mod model;
 mod names;

@@ -1,9 +1,10 @@
 //! Facts of the fold as events of specification 6.5 on `platform.ledger.events.v1`.
 //!
-//! A velocity limit that changes is an audit record on `platform.audit.events.v1` (D34). Key (D25): the sub-account for balances and holds, the operation for everything else. `type_name` is the full name of the message.
+//! A velocity limit that changes is an audit record on `platform.audit.events.v1` (D34). Key (D25): the sub-account for balances and holds, the limit for
+//! audit records, the operation for everything else. `type_name` is the full name of the message.
 
 use events::{Event, topics};
-use prost::Message;
+use prost::{Message, encoding::message};
 use proto::{
     audit::v1 as audit,
     common::v1 as common,
@@ -14,33 +15,37 @@ use uuid::Uuid;
 
 use crate::{
     facts::Fact,
+    ids::Fresh,
     model::{Id, Units},
 };
 
+/// Number of the field `context` in every event.
+const CONTEXT_TAG: u32 = 1;
+/// What an event has besides its context, about, in bytes.
+const HEAD_ROOM: usize = 224;
+
 /// Events for these facts, in their order. Each fact names its command by index into `contexts`.
 pub fn events(facts: &[(usize, Fact)], contexts: &[&rpc::Context], now_us: i64) -> Vec<Event> {
-    let wires: Vec<common::RequestContext> = contexts
+    let heads: Vec<Vec<u8>> = contexts
         .iter()
-        .map(|context| common::RequestContext {
-            occurred_at: Some(to_timestamp_us(now_us)),
-            source: "ledger".to_owned(),
-            ..context.to_proto()
-        })
+        .map(|context| head(context, now_us))
         .collect();
+    let mut ids = Fresh::at(now_us);
     facts
         .iter()
         .map(|(command, fact)| {
-            let id = Uuid::now_v7();
-            let (topic, package) = match fact {
-                Fact::LimitChanged { .. } => (topics::AUDIT, "audit"),
-                _ => (topics::LEDGER, "ledger"),
+            let id = ids.uuid();
+            let topic = match fact {
+                Fact::LimitChanged { .. } => topics::AUDIT,
+                _ => topics::LEDGER,
             };
-            let (name, key, subject, payload) = encode(fact, id, wires[*command].clone(), now_us);
+            let mut payload = heads[*command].clone();
+            let (type_name, key, subject) = encode(fact, id, now_us, &mut payload);
             Event {
                 id,
                 topic: topic.to_owned(),
                 key: key.to_string(),
-                type_name: format!("platform.{package}.v1.{name}"),
+                type_name: type_name.to_owned(),
                 subject: subject.to_string(),
                 source: "ledger".to_owned(),
                 correlation_id: contexts[*command].correlation_id.clone(),
@@ -51,18 +56,33 @@ pub fn events(facts: &[(usize, Fact)], contexts: &[&rpc::Context], now_us: i64) 
         .collect()
 }
 
+/// The first field of every event, its context, encoded once for all events of a command.
+fn head(context: &rpc::Context, now_us: i64) -> Vec<u8> {
+    let context = common::RequestContext {
+        occurred_at: Some(to_timestamp_us(now_us)),
+        source: "ledger".to_owned(),
+        ..context.to_proto()
+    };
+    let mut head = Vec::with_capacity(context.encoded_len() + HEAD_ROOM);
+    message::encode(CONTEXT_TAG, &context, &mut head);
+    head
+}
+
+fn append(message: &impl Message, to: &mut Vec<u8>) {
+    message.encode(to).expect("a vector takes any length");
+}
+
 fn amount(units: &Units) -> Option<common::MonetaryAmount> {
     Some(to_monetary_amount(&units.instrument_id, units.decimal()))
 }
 
-/// Message name, key, subject, bytes.
-fn encode(
-    fact: &Fact,
+/// Appends the fields behind the context; full name of the message, key, subject.
+fn encode<'a>(
+    fact: &'a Fact,
     event_id: Uuid,
-    context: common::RequestContext,
     now_us: i64,
-) -> (&'static str, &Id, &Id, Vec<u8>) {
-    let context = Some(context);
+    to: &mut Vec<u8>,
+) -> (&'static str, &'a Id, &'a Id) {
     let at = Some(to_timestamp_us(now_us));
     match fact {
         Fact::OperationCreated {
@@ -73,18 +93,18 @@ fn encode(
             status: _,
         } => {
             let message = wire::OperationCreatedEvent {
-                context,
+                context: None,
                 operation_id: operation_id.to_string(),
                 r#type: kind.code(),
                 user_id: user_id.to_string(),
                 amount: amount(units),
                 created_at: at,
             };
+            append(&message, to);
             (
-                "OperationCreatedEvent",
+                "platform.ledger.v1.OperationCreatedEvent",
                 operation_id,
                 operation_id,
-                message.encode_to_vec(),
             )
         }
         Fact::PostingCreated {
@@ -95,7 +115,7 @@ fn encode(
             amount: units,
         } => {
             let message = wire::PostingCreatedEvent {
-                context,
+                context: None,
                 posting_id: posting_id.to_string(),
                 operation_id: operation_id.to_string(),
                 debit_subaccount_id: debit_subaccount_id.to_string(),
@@ -103,11 +123,11 @@ fn encode(
                 amount: amount(units),
                 created_at: at,
             };
+            append(&message, to);
             (
-                "PostingCreatedEvent",
+                "platform.ledger.v1.PostingCreatedEvent",
                 operation_id,
                 posting_id,
-                message.encode_to_vec(),
             )
         }
         Fact::StatusChanged {
@@ -117,18 +137,18 @@ fn encode(
             reason,
         } => {
             let message = wire::OperationStatusChangedEvent {
-                context,
+                context: None,
                 operation_id: operation_id.to_string(),
                 old_status: old.code(),
                 new_status: new.code(),
                 reason: reason.clone(),
                 changed_at: at,
             };
+            append(&message, to);
             (
-                "OperationStatusChangedEvent",
+                "platform.ledger.v1.OperationStatusChangedEvent",
                 operation_id,
                 operation_id,
-                message.encode_to_vec(),
             )
         }
         Fact::BalanceUpdated {
@@ -138,18 +158,18 @@ fn encode(
             operation_id,
         } => {
             let message = wire::BalanceUpdatedEvent {
-                context,
+                context: None,
                 subaccount_id: subaccount_id.to_string(),
                 old_balance: Some(to_decimal(*old)),
                 new_balance: Some(to_decimal(*new)),
                 operation_id: operation_id.to_string(),
                 updated_at: at,
             };
+            append(&message, to);
             (
-                "BalanceUpdatedEvent",
+                "platform.ledger.v1.BalanceUpdatedEvent",
                 subaccount_id,
                 subaccount_id,
-                message.encode_to_vec(),
             )
         }
         Fact::HoldCreated {
@@ -159,18 +179,18 @@ fn encode(
             reason,
         } => {
             let message = wire::HoldCreatedEvent {
-                context,
+                context: None,
                 hold_id: hold_id.to_string(),
                 subaccount_id: subaccount_id.to_string(),
                 amount: amount(units),
                 reason: reason.clone(),
                 created_at: at,
             };
+            append(&message, to);
             (
-                "HoldCreatedEvent",
+                "platform.ledger.v1.HoldCreatedEvent",
                 subaccount_id,
                 hold_id,
-                message.encode_to_vec(),
             )
         }
         Fact::HoldReleased {
@@ -179,16 +199,16 @@ fn encode(
             reason,
         } => {
             let message = wire::HoldReleasedEvent {
-                context,
+                context: None,
                 hold_id: hold_id.to_string(),
                 reason: reason.clone(),
                 released_at: at,
             };
+            append(&message, to);
             (
-                "HoldReleasedEvent",
+                "platform.ledger.v1.HoldReleasedEvent",
                 subaccount_id,
                 hold_id,
-                message.encode_to_vec(),
             )
         }
         Fact::LimitChanged {
@@ -199,7 +219,7 @@ fn encode(
             reason,
         } => {
             let message = audit::AuditRecordEvent {
-                context,
+                context: None,
                 record_id: event_id.to_string(),
                 service: "ledger".to_owned(),
                 action: if after.is_empty() {
@@ -215,28 +235,63 @@ fn encode(
                 reason: reason.clone(),
                 at,
             };
-            (
-                "AuditRecordEvent",
-                limit_id,
-                limit_id,
-                message.encode_to_vec(),
-            )
+            append(&message, to);
+            ("platform.audit.v1.AuditRecordEvent", limit_id, limit_id)
         }
         Fact::HoldConsumed {
             hold_id,
             subaccount_id,
         } => {
             let message = wire::HoldConsumedEvent {
-                context,
+                context: None,
                 hold_id: hold_id.to_string(),
                 consumed_at: at,
             };
+            append(&message, to);
             (
-                "HoldConsumedEvent",
+                "platform.ledger.v1.HoldConsumedEvent",
                 subaccount_id,
                 hold_id,
-                message.encode_to_vec(),
             )
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{OperationStatus, OperationType};
+    use types::Minor;
+
+    #[test]
+    fn an_event_is_the_bytes_of_its_message() {
+        let facts = [(
+            0,
+            Fact::OperationCreated {
+                operation_id: "o1".into(),
+                kind: OperationType::Fee,
+                user_id: "u1".into(),
+                amount: Units {
+                    instrument_id: "CFA-RUB".into(),
+                    decimals: 2,
+                    minor: Minor(150),
+                },
+                status: OperationStatus::Settled,
+            },
+        )];
+        let context = rpc::Context {
+            correlation_id: "c1".to_owned(),
+            ..rpc::Context::new("test")
+        };
+        let event = events(&facts, &[&context], 1_780_000_000_000_001).remove(0);
+        let message = wire::OperationCreatedEvent::decode(&*event.payload).unwrap();
+        assert_eq!(message.encode_to_vec(), event.payload);
+        assert_eq!(message.operation_id, "o1");
+        let context = message.context.unwrap();
+        assert_eq!(
+            (&*context.correlation_id, &*context.source),
+            ("c1", "ledger")
+        );
+        assert_eq!(event.type_name, "platform.ledger.v1.OperationCreatedEvent");
     }
 }

@@ -81,6 +81,17 @@ pub struct Excess {
 }
 
 impl Refusal {
+    /// A bad field of the posting with this index.
+    pub fn of_posting(self, index: usize) -> Self {
+        match self {
+            Self::Invalid { field, problem } => Self::Invalid {
+                field: format!("postings[{index}].{field}"),
+                problem,
+            },
+            other => other,
+        }
+    }
+
     pub fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
         Refusal::Invalid {
             field: field.into(),

@@ -18,11 +18,21 @@ use async_trait::async_trait;
 use sqlx::sqlite::SqliteSynchronous;
 use tokio::sync::watch;
 
-use crate::{Delivery, Error, Log, Position, Record, Sqlite, Subscription, Waiting};
+use crate::{
+    Delivery, Error, Log, Position, Record, Sqlite, Subscription, Waiting,
+    many::{self, Many, Script, Shared},
+};
 
 const OFFSETS_SCHEMA: &str = "CREATE TABLE IF NOT EXISTS offsets (\
      consumer_group TEXT NOT NULL, topic TEXT NOT NULL, position BIGINT NOT NULL, \
      PRIMARY KEY (consumer_group, topic)) WITHOUT ROWID";
+
+static APPEND: Many = Many::new(
+    "INSERT INTO log (topic, id, key, type, subject, source, correlation_id, occurred_at_us, payload, headers) \
+     SELECT * FROM (VALUES ",
+    10,
+    ") WHERE true LIMIT +? ON CONFLICT DO NOTHING",
+);
 
 /// Handle to an embedded log; clones share it.
 #[derive(Clone)]
@@ -176,25 +186,30 @@ impl Inner {
     /// Writes the records in one transaction and returns the position of the last one.
     async fn write(&self, records: &[Record]) -> Result<i64, Error> {
         let mut tx = self.log.write().await?;
-        for Record { event, headers } in records {
-            let headers = (!headers.is_empty()).then(|| serde_json::json!(headers).to_string());
-            sqlx::query(
-                "INSERT INTO log (topic, id, key, type, subject, source, correlation_id, occurred_at_us, payload, headers) \
-                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT DO NOTHING",
+        let mut shared = Shared::default();
+        let mut script = Script::default();
+        script
+            .add(
+                &mut tx,
+                &APPEND,
+                records,
+                |Record { event, headers }, row| {
+                    let headers =
+                        (!headers.is_empty()).then(|| serde_json::json!(headers).to_string());
+                    row.put(shared.text(0, &event.topic));
+                    row.put(many::uuid_text(&event.id));
+                    row.put(shared.text(1, &event.key));
+                    row.put(shared.text(2, &event.type_name));
+                    row.put(shared.text(1, &event.subject));
+                    row.put(shared.text(3, &event.source));
+                    row.put(shared.text(4, &event.correlation_id));
+                    row.put(event.occurred_at_us);
+                    row.put(event.payload.clone());
+                    row.put(headers);
+                },
             )
-            .bind(&event.topic)
-            .bind(event.id.to_string())
-            .bind(&event.key)
-            .bind(&event.type_name)
-            .bind(&event.subject)
-            .bind(&event.source)
-            .bind(&event.correlation_id)
-            .bind(event.occurred_at_us)
-            .bind(&event.payload)
-            .bind(headers)
-            .execute(&mut *tx)
             .await?;
-        }
+        script.run(&mut tx).await?;
         let head = sqlx::query_scalar("SELECT COALESCE(MAX(position), 0) FROM log")
             .fetch_one(&mut *tx)
             .await?;

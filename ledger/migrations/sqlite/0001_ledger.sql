@@ -62,7 +62,8 @@ CREATE TABLE operations (
     digest BIGINT NOT NULL,
     created_at_us BIGINT NOT NULL,
     finalized_at_us BIGINT,
-    UNIQUE (user_id, idempotency_key, scope)
+    -- The key first: keys that clients make by time lie side by side, users do not.
+    UNIQUE (idempotency_key, user_id, scope)
 );
 -- A payment, payout or chain operation acts once per type, whatever key it comes with (T12).
 CREATE UNIQUE INDEX operations_by_reference ON operations (external_ref, kind) WHERE external_ref IS NOT NULL;
@@ -151,7 +152,7 @@ CREATE TABLE answers (
     digest BIGINT NOT NULL,
     outcome TEXT NOT NULL CHECK (json_valid(outcome)),
     created_at_us BIGINT NOT NULL,
-    PRIMARY KEY (user_id, idempotency_key, call)
+    PRIMARY KEY (idempotency_key, user_id, call)
 ) WITHOUT ROWID;
 
 -- How far each log that feeds the ledger has been applied, written with the postings it caused.

@@ -93,7 +93,9 @@ fn checked(field: &str, text: String, bytes_max: usize) -> Result<String, Refusa
             format!("must have at most {bytes_max} bytes"),
         ));
     }
-    if text.chars().any(char::is_control) {
+    // Bytes first: almost every text is plain ASCII.
+    let is_plain = text.bytes().all(|byte| (0x20..0x7F).contains(&byte));
+    if !is_plain && text.chars().any(char::is_control) {
         return Err(Refusal::invalid(field, "must have no control characters"));
     }
     Ok(text)
@@ -160,14 +162,19 @@ pub fn new_operation(
     key: &str,
     user_id: &str,
 ) -> Result<NewOperation, Refusal> {
-    let operation = operation.ok_or_else(|| Refusal::invalid("operation", "is required"))?;
-    let digest = digest(&wire::NewOperation {
-        operation: Some(wire::Operation {
-            idempotency_key: String::new(),
-            ..operation.clone()
-        }),
-        postings: postings.clone(),
-    });
+    let mut operation = operation.ok_or_else(|| Refusal::invalid("operation", "is required"))?;
+    // The fingerprint is of everything but the key, which is taken out and put back.
+    let own_key = std::mem::take(&mut operation.idempotency_key);
+    let whole = wire::NewOperation {
+        operation: Some(operation),
+        postings,
+    };
+    let digest = digest(&whole);
+    let wire::NewOperation {
+        operation,
+        postings,
+    } = whole;
+    let operation = operation.unwrap_or_default();
     let or = |own: String, other: &str| {
         if own.is_empty() {
             other.to_owned()
@@ -186,10 +193,7 @@ pub fn new_operation(
             Refusal::invalid("operation.type", "must be one of the operation types")
         })?,
         user_id: id("operation.user_id", or(operation.user_id, user_id))?,
-        idempotency_key: id(
-            "operation.idempotency_key",
-            or(operation.idempotency_key, key),
-        )?,
+        idempotency_key: id("operation.idempotency_key", or(own_key, key))?,
         external_ref: optional_id("operation.external_ref", operation.external_ref)?,
         tx_hash: tx_hash("operation.onchain_tx_hash", operation.onchain_tx_hash)?,
         awaits_chain: operation.awaits_chain,
@@ -200,14 +204,16 @@ pub fn new_operation(
 }
 
 fn new_posting(index: usize, posting: wire::Posting) -> Result<NewPosting, Refusal> {
-    let field = |name: &str| format!("postings[{index}].{name}");
-    Ok(NewPosting {
-        debit_subaccount_id: id(&field("debit_subaccount_id"), posting.debit_subaccount_id)?,
-        credit_subaccount_id: id(&field("credit_subaccount_id"), posting.credit_subaccount_id)?,
-        amount: amount(&field("amount"), posting.amount.as_ref())?,
-        hold_id: optional_id(&field("hold_id"), posting.hold_id)?,
-        unsettled: posting.unsettled,
-    })
+    let read = || {
+        Ok(NewPosting {
+            debit_subaccount_id: id("debit_subaccount_id", posting.debit_subaccount_id)?,
+            credit_subaccount_id: id("credit_subaccount_id", posting.credit_subaccount_id)?,
+            amount: amount("amount", posting.amount.as_ref())?,
+            hold_id: optional_id("hold_id", posting.hold_id)?,
+            unsettled: posting.unsettled,
+        })
+    };
+    read().map_err(|refusal: Refusal| refusal.of_posting(index))
 }
 
 /// A time of the years 1 to 9999, in microseconds since 1970.

@@ -281,6 +281,9 @@ fn set_status(book: &mut Book, mut operation: Operation, new: OperationStatus, r
 
 /// Applies news that came before the operation did.
 pub fn apply_parked(book: &mut Book, operation_id: &Id, ids: Ids) -> Result<(), Refusal> {
+    if book.parked.is_empty() {
+        return Ok(());
+    }
     let Some(operation) = book.operations.get(operation_id).cloned() else {
         return Ok(());
     };

@@ -167,7 +167,8 @@ fn resolve(
         ));
     }
     let debit = accounts::to_debit(book, &debit_id)?;
-    let minor = holds::minor_of(&debit, &posting.amount, &field("amount"))?;
+    let minor = holds::minor_of(&debit, &posting.amount, "amount")
+        .map_err(|refusal| refusal.of_posting(index))?;
     let credit = accounts::to_credit(book, &credit_id)?;
     if credit.terms.instrument_id != debit.terms.instrument_id {
         return Err(Refusal::invalid(

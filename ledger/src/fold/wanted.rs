@@ -3,7 +3,10 @@
 //! Some rows are known only when others are here: what a hold names, what an operation moved, what a stored answer points at. The loader
 //! asks again after each round ([`Wanted::add_hold`] and its like).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use super::{Act, Command, NewHold, NewOperation, StepKind, Target, lifecycle};
 use crate::{
@@ -28,6 +31,8 @@ pub struct Wanted {
     pub answer_keys: BTreeMap<(Id, Id, i32), AnswerKey>,
     pub sources: BTreeSet<Id>,
     pub parked: BTreeSet<Id>,
+    /// No news waits for anything, so that none needs to be looked for.
+    pub no_news: bool,
 }
 
 impl Wanted {
@@ -206,16 +211,20 @@ impl Wanted {
         if let Some((kind, reference)) = reference {
             self.add_reference(kind, reference);
         }
-        self.parked.extend(lifecycle::new_operation_parked_keys(
-            &new.user_id,
-            &new.idempotency_key,
-            reference,
-            new.tx_hash.as_ref(),
-        ));
+        if !self.no_news {
+            self.parked.extend(lifecycle::new_operation_parked_keys(
+                &new.user_id,
+                &new.idempotency_key,
+                reference,
+                new.tx_hash.as_ref(),
+            ));
+        }
         for posting in &new.postings {
             for id in [&posting.debit_subaccount_id, &posting.credit_subaccount_id] {
-                let routed = names::routed(id, &posting.amount.instrument_id);
-                self.add_subaccount(&Id::from(&*routed));
+                match names::routed(id, &posting.amount.instrument_id) {
+                    Cow::Borrowed(_) => self.add_subaccount(id),
+                    Cow::Owned(own) => self.add_subaccount(&own.into()),
+                }
             }
         }
     }
@@ -245,16 +254,22 @@ impl Wanted {
         );
     }
 
-    /// A sub-account with its account and user, which may have to be made with it.
     fn add_subaccount(&mut self, subaccount_id: &Id) {
-        if self.subaccount_ids.contains(subaccount_id) {
-            return;
-        }
-        if let Some(name) = SubAccountName::parse(subaccount_id) {
+        if !self.subaccount_ids.contains(subaccount_id)
+            && SubAccountName::parse(subaccount_id).is_some()
+        {
             self.subaccount_ids.insert(subaccount_id.clone());
-            self.user_ids.insert(name.user_id.into());
-            self.account_ids
-                .insert(names::account_id(name.user_id, name.account_type()).into());
+        }
+    }
+
+    /// Adds account and user of each sub-account that is not there and may have to be made with them.
+    pub fn add_owners(&mut self, is_there: impl Fn(&Id) -> bool) {
+        for id in self.subaccount_ids.iter().filter(|id| !is_there(id)) {
+            if let Some(name) = SubAccountName::parse(id) {
+                self.user_ids.insert(name.user_id.into());
+                self.account_ids
+                    .insert(names::account_id(name.user_id, name.account_type()).into());
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! The rows of the audit chain: its head, the next block, and the rows of before the chain, which are sealed when the store is first opened.
 
+use events::many::{Many, Script};
 use sqlx::{FromRow, SqliteConnection};
 
 use super::{Group, Store, rows};
@@ -23,10 +24,6 @@ impl Group {
     pub async fn start(&mut self) -> Result<Start, Error> {
         start(&mut self.tx).await
     }
-
-    pub(super) async fn save_block(&mut self, block: &Block) -> Result<(), Error> {
-        insert(&mut self.tx, block).await
-    }
 }
 
 async fn start(tx: &mut SqliteConnection) -> Result<Start, Error> {
@@ -41,6 +38,31 @@ async fn start(tx: &mut SqliteConnection) -> Result<Start, Error> {
         sealed_at_us,
     };
     Ok(Start { head, has_limits })
+}
+
+static BLOCKS: Many = Many::new(
+    "INSERT INTO audit_blocks (block, previous_hash, hash, operations, postings, sealed_at_us) SELECT * FROM (VALUES ",
+    6,
+    ") LIMIT +?",
+);
+
+/// Writes the block of a group, if it has one.
+pub async fn save_block(
+    script: &mut Script,
+    tx: &mut SqliteConnection,
+    block: Option<&Block>,
+) -> Result<(), sqlx::Error> {
+    let block: Vec<&Block> = block.into_iter().collect();
+    script
+        .add(tx, &BLOCKS, &block, |block, row| {
+            row.put(block.block.cast_signed());
+            row.put(block.previous_hash.to_vec());
+            row.put(block.hash.to_vec());
+            row.put(block.operations as i64);
+            row.put(block.postings as i64);
+            row.put(block.sealed_at_us);
+        })
+        .await
 }
 
 async fn insert(tx: &mut SqliteConnection, block: &Block) -> Result<(), Error> {

@@ -3,7 +3,7 @@
 //! Cost of a group while there are limits: one statement for the limits, one or two for each limit that is about a sub-account of the group.
 //! Without limits: none.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use sqlx::{FromRow, SqliteConnection};
 use types::Minor;
@@ -14,7 +14,7 @@ use crate::{
     book::Book,
     fold::{Act, Command},
     limit::{Kinds, Side, VelocityLimit},
-    model::{AccountType, SubAccount},
+    model::{AccountType, Id, SubAccount},
 };
 
 const LIMIT: &str = "SELECT l.*, COALESCE(i.decimals, 0) AS decimals FROM velocity_limits l \
@@ -120,9 +120,15 @@ impl Group {
              AND (l.user_id = '' OR l.user_id IN (SELECT value FROM json_each($2))) \
              UNION {LIMIT} WHERE l.limit_id IN (SELECT value FROM json_each($3))"
         );
+        // Of what is there and of what may have to be made.
+        let terms = || book.subaccounts.values().map(|row| &row.terms);
+        let instruments = terms().map(|terms| &terms.instrument_id);
+        let instruments: BTreeSet<&Id> = instruments.chain(book.scales.keys()).collect();
+        let users = terms().map(|terms| &terms.user_id);
+        let users: BTreeSet<&Id> = users.chain(book.users.keys()).collect();
         let found: Vec<LimitRow> = sqlx::query_as(sqlx::AssertSqlSafe(sql))
-            .bind(rows::ids(book.scales.keys()))
-            .bind(rows::ids(book.users.keys()))
+            .bind(rows::ids(instruments))
+            .bind(rows::ids(users))
             .bind(rows::ids(named))
             .fetch_all(&mut *tx)
             .await?;
@@ -215,7 +221,7 @@ async fn used(
         }
     };
     let found: Vec<(String, i64, i64)> = sqlx::query_as(sql)
-        .bind(rows::rows(places))
+        .bind(serde_json::Value::Array(places).to_string())
         .bind(since_us)
         .bind(limit.kinds.0)
         .fetch_all(tx)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::json;
+use events::many::Many;
 use sqlx::{AssertSqlSafe, SqliteConnection};
 
 use super::{
@@ -19,6 +19,27 @@ use crate::{
     names::SubAccountName,
 };
 
+/// Operations by (user, key, scope).
+static BY_KEY: Many = Many::new(
+    "WITH k (user_id, idempotency_key, scope) AS (SELECT * FROM (VALUES ",
+    3,
+    ") LIMIT +?) SELECT o.* FROM k CROSS JOIN operations o \
+     ON o.user_id = k.user_id AND o.idempotency_key = k.idempotency_key AND o.scope = k.scope",
+);
+/// Operations by (reference, kind).
+static BY_REFERENCE: Many = Many::new(
+    "WITH k (external_ref, kind) AS (SELECT * FROM (VALUES ",
+    2,
+    ") LIMIT +?) SELECT o.* FROM k CROSS JOIN operations o ON o.external_ref = k.external_ref AND o.kind = k.kind",
+);
+/// Stored answers by (user, key, call).
+static ANSWERS: Many = Many::new(
+    "WITH k (user_id, idempotency_key, call) AS (SELECT * FROM (VALUES ",
+    3,
+    ") LIMIT +?) SELECT a.call, a.user_id, a.idempotency_key, a.digest, a.outcome FROM k CROSS JOIN answers a \
+     ON a.user_id = k.user_id AND a.idempotency_key = k.idempotency_key AND a.call = k.call",
+);
+
 /// A child knows its parent, a parent may be a child; no deeper chain is ever made.
 const PARENT_ROUNDS: usize = 3;
 
@@ -30,7 +51,12 @@ impl Group {
             now_us,
             ..Book::default()
         };
-        let mut wanted = Wanted::default();
+        let mut wanted = Wanted {
+            no_news: !sqlx::query_scalar::<_, bool>("SELECT EXISTS (SELECT 1 FROM parked)")
+                .fetch_one(&mut *tx)
+                .await?,
+            ..Wanted::default()
+        };
         for command in commands {
             wanted.add(command);
         }
@@ -48,7 +74,7 @@ impl Group {
         operations_by_other(tx, &wanted, &mut book).await?;
         postings(tx, &mut wanted, &mut book).await?;
         subaccounts(tx, &wanted, &mut book).await?;
-        owners(tx, &wanted, &mut book).await?;
+        owners(tx, &mut wanted, &mut book).await?;
         scales(tx, &wanted, commands, &mut book).await?;
         memory(tx, &wanted, &mut book).await?;
         Ok(book)
@@ -132,34 +158,23 @@ async fn operations_by_other(
     wanted: &Wanted,
     book: &mut Book,
 ) -> Result<(), Error> {
-    if !wanted.operation_keys.is_empty() {
-        let keys = wanted
-            .operation_keys
-            .keys()
-            .map(|(user, key, scope)| json!([&**user, &**key, scope]));
-        let found = sqlx::query_as(
-            "SELECT o.* FROM json_each($1) j CROSS JOIN operations o \
-             ON o.user_id = j.value->>0 AND o.idempotency_key = j.value->>1 AND o.scope = j.value->>2",
-        )
-        .bind(rows::rows(keys))
-        .fetch_all(&mut *tx)
+    let keys: Vec<_> = wanted.operation_keys.keys().collect();
+    let found = BY_KEY
+        .fetch(tx, &keys, |(user, key, scope), row| {
+            row.put(user.shared());
+            row.put(key.shared());
+            row.put(*scope);
+        })
         .await?;
-        keep(book, found)?;
-    }
-    if !wanted.references.is_empty() {
-        let keys = wanted
-            .references
-            .keys()
-            .map(|(reference, kind)| json!([&**reference, kind]));
-        let found = sqlx::query_as(
-            "SELECT o.* FROM json_each($1) j CROSS JOIN operations o \
-             ON o.external_ref = j.value->>0 AND o.kind = j.value->>1",
-        )
-        .bind(rows::rows(keys))
-        .fetch_all(&mut *tx)
+    keep(book, found)?;
+    let references: Vec<_> = wanted.references.keys().collect();
+    let found = BY_REFERENCE
+        .fetch(tx, &references, |(reference, kind), row| {
+            row.put(reference.shared());
+            row.put(*kind);
+        })
         .await?;
-        keep(book, found)?;
-    }
+    keep(book, found)?;
     if !wanted.tx_hashes.is_empty() {
         let found = sqlx::query_as(
             "SELECT * FROM operations WHERE tx_hash IN (SELECT value FROM json_each($1)) ORDER BY created_at_us, operation_id",
@@ -243,7 +258,13 @@ async fn subaccounts(
     Ok(())
 }
 
-async fn owners(tx: &mut SqliteConnection, wanted: &Wanted, book: &mut Book) -> Result<(), Error> {
+/// Accounts and users, where a sub-account or an account may have to be made; whoever has the sub-account has them too.
+async fn owners(
+    tx: &mut SqliteConnection,
+    wanted: &mut Wanted,
+    book: &mut Book,
+) -> Result<(), Error> {
+    wanted.add_owners(|id| book.subaccounts.get(id).is_some());
     if !wanted.account_ids.is_empty() {
         let found: Vec<AccountRow> = sqlx::query_as(
             "SELECT * FROM accounts WHERE account_id IN (SELECT value FROM json_each($1))",
@@ -271,6 +292,7 @@ async fn owners(tx: &mut SqliteConnection, wanted: &Wanted, book: &mut Book) -> 
     Ok(())
 }
 
+/// Decimals of instruments, where a sub-account may have to be made or decimals may be bound.
 async fn scales(
     tx: &mut SqliteConnection,
     wanted: &Wanted,
@@ -280,6 +302,7 @@ async fn scales(
     let mut instruments: BTreeSet<Id> = wanted
         .subaccount_ids
         .iter()
+        .filter(|id| book.subaccounts.get(*id).is_none())
         .filter_map(|id| SubAccountName::parse(id))
         .map(|name| name.instrument_id.into())
         .collect();
@@ -313,17 +336,14 @@ async fn answers(
     if wanted.answer_keys.is_empty() {
         return Ok(operations);
     }
-    let keys = wanted
-        .answer_keys
-        .keys()
-        .map(|(user, key, call)| json!([&**user, &**key, call]));
-    let found: Vec<AnswerRow> = sqlx::query_as(
-        "SELECT a.call, a.user_id, a.idempotency_key, a.digest, a.outcome FROM json_each($1) j CROSS JOIN answers a \
-         ON a.user_id = j.value->>0 AND a.idempotency_key = j.value->>1 AND a.call = j.value->>2",
-    )
-    .bind(rows::rows(keys))
-    .fetch_all(tx)
-    .await?;
+    let keys: Vec<_> = wanted.answer_keys.keys().collect();
+    let found: Vec<AnswerRow> = ANSWERS
+        .fetch(tx, &keys, |(user, key, call), row| {
+            row.put(user.shared());
+            row.put(key.shared());
+            row.put(*call);
+        })
+        .await?;
     for row in found {
         let call = Call::from_code(row.call)
             .ok_or_else(|| rows::broken("stored answer", &row.idempotency_key))?;

@@ -15,7 +15,7 @@ mod verify;
 
 use std::path::Path;
 
-use events::{Event, Sqlite};
+use events::Sqlite;
 use uuid::Uuid;
 
 pub use audit::{SealedOperation, SealedPosting};
@@ -72,11 +72,6 @@ impl Group {
     /// Notes an event as taken; `false` when it was before.
     pub async fn accept(&mut self, consumer: &str, event_id: Uuid) -> Result<bool, Error> {
         Ok(events::inbox::accept_in_tx(&mut self.tx, consumer, event_id).await?)
-    }
-
-    /// Puts events beside the change that caused them.
-    pub async fn append_events(&mut self, events: &[Event]) -> Result<(), Error> {
-        Ok(events::outbox::append_in_tx(&mut self.tx, events).await?)
     }
 
     pub async fn commit(self) -> Result<(), Error> {

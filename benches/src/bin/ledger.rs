@@ -1,0 +1,346 @@
+//! The ledger against bare statements that write the same rows: `cargo run --release -p benches --bin ledger -- [--json] [--quick] [--dir DIR]`.
+//!
+//! Full operations through the contract, served in memory as a node does it: idempotency keys, postings with running balances, outbox events that
+//! the relay moves to the log meanwhile, holds where two-phase. Requests are made before the clock runs; latency is from the sending of a
+//! request to its answer, which comes after the commit is durable. Service and bare statements take turns in one run, each on a copy of one
+//! seeded file. Each run is judged, and a wrong book is a failure.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use benches::hop::histogram;
+use benches::ledger::bare::{self, Bare};
+use benches::ledger::capture::{capture, copy};
+use benches::ledger::flow::{Accounts, Ask, Flow, Kind, USERS};
+use benches::ledger::judge;
+use benches::ledger::node::Node;
+use clap::{Parser, ValueEnum};
+use serde_json::{Value, json};
+
+const TURNS: usize = 2;
+/// How long the relay may take to move what a turn left, before the run goes on without waiting.
+const DRAIN: Duration = Duration::from_secs(4);
+/// Longest turn of the service, of the requests that show which rows are written, and of the bare statements.
+const TURN: Duration = Duration::from_millis(1_600);
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Store {
+    Sqlite,
+    Postgres,
+}
+
+/// Operations a second of the ledger, beside bare statements.
+#[derive(Parser)]
+struct Args {
+    #[arg(long, value_enum, default_value = "sqlite")]
+    store: Store,
+    /// Where PostgreSQL is.
+    #[arg(long)]
+    url: Option<String>,
+    /// A few rows, within half a minute.
+    #[arg(long)]
+    quick: bool,
+    /// Postings of an operation; one is what other ledgers call a transfer.
+    #[arg(long, default_value_t = 2)]
+    postings: usize,
+    /// Only rows whose name (`batch/clients/accounts/kind`) contains this.
+    #[arg(long)]
+    only: Option<String>,
+    /// Multiplies the load of each row.
+    #[arg(long, default_value_t = 1)]
+    times: usize,
+    /// Compare the bare statements alone with other floors: rows of three tables of integers.
+    #[arg(long)]
+    plain: bool,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Folder in which the stores get a folder of their own; the system's for temporary files by default.
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Print one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A row of the table.
+#[derive(Clone, Copy)]
+struct Cell {
+    /// Operations a request.
+    batch: usize,
+    clients: usize,
+    accounts: Accounts,
+    kind: Kind,
+    /// Operations of one turn.
+    operations: usize,
+    is_quick: bool,
+}
+
+impl Cell {
+    fn name(&self) -> String {
+        let (accounts, kind) = (self.accounts.name(), self.kind.name());
+        format!("{}/{}/{accounts}/{kind}", self.batch, self.clients)
+    }
+}
+
+/// Batches and clients grow along the two edges of the grid, hot accounts and two phases stand where they differ most; a full product would
+/// take a quarter of an hour and say no more.
+fn grid() -> Vec<Cell> {
+    use Accounts::{Hot, Uniform};
+    use Kind::{OnePhase, TwoPhase};
+    let cell = |batch, clients, accounts, kind, operations, is_quick| Cell {
+        batch,
+        clients,
+        accounts,
+        kind,
+        operations,
+        is_quick,
+    };
+    vec![
+        cell(1, 1, Uniform, OnePhase, 1_500, true),
+        cell(1, 1, Hot, OnePhase, 1_500, false),
+        cell(1, 16, Uniform, OnePhase, 4_800, false),
+        cell(1, 16, Uniform, TwoPhase, 3_200, false),
+        cell(1, 256, Uniform, OnePhase, 10_240, false),
+        cell(1, 256, Hot, OnePhase, 10_240, false),
+        cell(100, 1, Uniform, OnePhase, 30_000, true),
+        cell(100, 1, Hot, OnePhase, 30_000, false),
+        cell(100, 1, Uniform, TwoPhase, 20_000, false),
+        cell(100, 16, Uniform, OnePhase, 32_000, false),
+        cell(500, 1, Uniform, OnePhase, 30_000, true),
+        cell(500, 1, Hot, OnePhase, 30_000, true),
+        cell(500, 1, Uniform, TwoPhase, 20_000, false),
+        cell(500, 1, Hot, TwoPhase, 20_000, false),
+        cell(500, 16, Uniform, OnePhase, 30_000, false),
+        cell(8_189, 1, Uniform, OnePhase, 3 * 8_189, true),
+        cell(8_189, 1, Hot, OnePhase, 3 * 8_189, false),
+        cell(8_189, 1, Uniform, TwoPhase, 3 * 8_189, false),
+    ]
+}
+
+/// Requests of each client for one turn.
+fn asks(cell: &Cell, flows: &mut [Flow]) -> Vec<Vec<Ask>> {
+    let rounds = (cell.operations / cell.batch / flows.len()).max(1);
+    flows
+        .iter_mut()
+        .map(|flow| (0..rounds).flat_map(|_| flow.next(cell.batch)).collect())
+        .collect()
+}
+
+fn flows(args: &Args, cell: &Cell, clients: usize, salt: u64) -> Vec<Flow> {
+    (0..clients as u64)
+        .map(|client| {
+            let seed = args.seed.wrapping_mul(1_000_003) + salt * 4_096 + client;
+            Flow::new(seed, cell.accounts, cell.kind, args.postings)
+        })
+        .collect()
+}
+
+/// Waits until the relay has moved everything; rows that the last answer left, and how long they took.
+async fn drain(folder: &Path) -> anyhow::Result<(i64, Duration)> {
+    let db = rusqlite::Connection::open(folder.join("ledger.sqlite"))?;
+    db.busy_timeout(Duration::from_secs(5))?;
+    let sql = "SELECT COALESCE(MAX(position) - MIN(position) + 1, 0) FROM outbox";
+    let left = || db.query_row(sql, [], |row| row.get(0));
+    let first: i64 = left()?;
+    let began = Instant::now();
+    while left()? > 0 && began.elapsed() < DRAIN {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok((first, began.elapsed()))
+}
+
+async fn run(args: &Args, cell: &Cell, seeded: &Path, folder: &Path) -> anyhow::Result<Value> {
+    let [served, captured, bared] = ["served", "captured", "bare"].map(|name| folder.join(name));
+    for to in [&served, &captured, &bared] {
+        copy(seeded, to)?;
+    }
+    let mut own = flows(args, cell, cell.clients, 1);
+    let mut one = flows(args, cell, 1, 2);
+    let node = Node::start(&served).await?;
+    // Not counted: statements are prepared and pages are read.
+    let mut operations = node
+        .run(
+            asks(
+                &Cell {
+                    operations: 1,
+                    ..*cell
+                },
+                &mut own,
+            ),
+            DRAIN,
+        )
+        .await?
+        .operations;
+    drain(&served).await?;
+
+    let mut latency = histogram();
+    let (mut service, mut floor) = ((0.0, 0.0), (0.0, 0.0));
+    let mut bare: Option<Bare> = None;
+    let (mut left, mut drained) = (0, 0.0);
+    for _ in 0..TURNS {
+        let turn = node.run(asks(cell, &mut own), TURN).await?;
+        operations += turn.operations;
+        latency.add(&turn.latency)?;
+        service.0 += turn.operations as f64;
+        service.1 += turn.elapsed.as_secs_f64();
+        let (rows, took) = drain(&served).await?;
+        left += rows;
+        drained += took.as_secs_f64();
+        let bare = match &mut bare {
+            Some(bare) => bare,
+            None => {
+                let skip = USERS as usize + cell.batch * cell.clients;
+                let group = judge::operations_per_transaction(&served, skip)?;
+                let phases = if cell.kind == Kind::TwoPhase && cell.clients > 1 {
+                    2.0
+                } else {
+                    1.0
+                };
+                let merge = ((phases * group / cell.batch as f64).round() as usize).max(1);
+                let load = Cell {
+                    operations: cell.operations.min(30_000),
+                    ..*cell
+                };
+                let asks = asks(&load, &mut one).into_iter().flatten().collect();
+                let rows = capture(&captured, asks, TURN).await?;
+                bare.insert(Bare::new(&bared, rows, merge)?)
+            }
+        };
+        let half = bare.left().div_ceil(TURNS.min(2));
+        let (count, elapsed) = bare.run(half, TURN)?;
+        floor.0 += count;
+        floor.1 += elapsed.as_secs_f64();
+    }
+    judge::judge_trial_balance(&node.trial_balance().await?)?;
+    node.stop().await;
+    judge::judge(&served, USERS as usize + operations)?;
+
+    let group = judge::operations_per_transaction(&served, USERS as usize)?;
+    let us = |quantile| latency.value_at_quantile(quantile) as f64 / 1e3;
+    let (ours, bare) = (service.0 / service.1, floor.0 / floor.1);
+    Ok(json!({
+        "store": "sqlite",
+        "batch": cell.batch,
+        "clients": cell.clients,
+        "accounts": cell.accounts.name(),
+        "kind": cell.kind.name(),
+        "ops_per_s": ours.round(),
+        "p50_us": us(0.5).round(),
+        "p99_us": us(0.99).round(),
+        "bare_ops_per_s": bare.round(),
+        "ratio": (ours / bare * 1_000.0).round() / 1_000.0,
+        "ops_per_transaction": (group * 10.0).round() / 10.0,
+        "outbox_left": left,
+        "drain_s": (drained * 100.0).round() / 100.0,
+    }))
+}
+
+fn print_head() {
+    println!(
+        "{:>6} {:>7} {:>8} {:>10} | {:>9} {:>10} {:>10} | {:>9} {:>6} | {:>7} {:>11} {:>8}",
+        "batch",
+        "clients",
+        "accounts",
+        "kind",
+        "ops/s",
+        "p50 us",
+        "p99 us",
+        "bare",
+        "ratio",
+        "ops/tx",
+        "outbox left",
+        "drain s"
+    );
+}
+
+fn print_row(row: &Value) {
+    let text = |name: &str| row[name].as_str().unwrap_or_default();
+    let number = |name: &str| row[name].as_f64().unwrap_or_default();
+    println!(
+        "{:>6} {:>7} {:>8} {:>10} | {:>9} {:>10} {:>10} | {:>9} {:>6.3} | {:>7} {:>11} {:>8.2}",
+        number("batch"),
+        number("clients"),
+        text("accounts"),
+        text("kind"),
+        number("ops_per_s"),
+        number("p50_us"),
+        number("p99_us"),
+        number("bare_ops_per_s"),
+        number("ratio"),
+        number("ops_per_transaction"),
+        number("outbox_left"),
+        number("drain_s")
+    );
+}
+
+fn plain(args: &Args, folder: &Path) -> anyhow::Result<()> {
+    let one = bare::plain(folder, 1, 10_000)?;
+    let many = bare::plain(folder, 500, 600)?;
+    if args.json {
+        let report = json!({ "plain": [{ "batch": 1, "bare_ops_per_s": one.round() }, { "batch": 500, "bare_ops_per_s": many.round() }] });
+        println!("{report}");
+    } else {
+        println!(
+            "bare statements, three tables of integers, synchronous FULL: {one:.0} ops/s at 1 a transaction, {many:.0} at 500"
+        );
+    }
+    Ok(())
+}
+
+fn load(args: &Args) -> String {
+    format!(
+        "CreateOperations through the contract in memory, {} postings an operation, {USERS} users, balances and keys checked, events relayed to the \
+         embedded log meanwhile; SQLite in WAL mode, synchronous FULL; seed {}",
+        args.postings, args.seed
+    )
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    if matches!(args.store, Store::Postgres) || args.url.is_some() {
+        bail!("this ledger keeps its books in SQLite, no other store can be measured");
+    }
+    anyhow::ensure!(args.postings > 0, "--postings must be at least 1");
+    let folder = match &args.dir {
+        Some(dir) => tempfile::tempdir_in(dir)?,
+        None => tempfile::tempdir()?,
+    };
+    if args.plain {
+        return plain(&args, folder.path());
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let seeded = folder.path().join("seeded");
+    let node = Node::start(&seeded).await?;
+    node.seed().await?;
+    drain(&seeded).await?;
+    node.stop().await;
+    if !args.json {
+        println!("{}; {cores} cores", load(&args));
+        print_head();
+    }
+    let mut rows = Vec::new();
+    for mut cell in grid() {
+        let name = cell.name();
+        let is_asked = match &args.only {
+            Some(only) => name.contains(only.as_str()),
+            None => !args.quick || cell.is_quick,
+        };
+        if !is_asked {
+            continue;
+        }
+        cell.operations *= args.times;
+        let own = tempfile::tempdir_in(folder.path())?;
+        let row = run(&args, &cell, &seeded, own.path()).await.context(name)?;
+        if !args.json {
+            print_row(&row);
+        }
+        rows.push(row);
+    }
+    if args.json {
+        let report = json!({ "load": load(&args), "cores": cores, "turns": TURNS, "rows": rows });
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    }
+    Ok(())
+}

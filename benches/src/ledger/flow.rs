@@ -1,0 +1,226 @@
+//! Requests for the ledger, seeded: `CreateOperations` of so many operations, each with its own idempotency key and two or more postings.
+//!
+//! One-phase: money moves at once. Two-phase: a request opens a hold for each operation, the next one of the same client consumes them. An
+//! operation counts once, when its postings are written.
+
+use proto::common::v1::{Decimal, MonetaryAmount, OperationType, RequestContext};
+use proto::ledger::v1::{
+    CreateOperationsRequest, Hold, HoldStep, NewOperation, OpenHold, Operation, Posting, hold_step,
+};
+use uuid::Uuid;
+
+use crate::load::Random;
+
+/// Users with money; each has one sub-account.
+pub const USERS: u64 = 10_000;
+/// Minor units that each starts with.
+const START_MINOR: u64 = 1_000_000_000;
+const AMOUNT_MINOR_MAX: u64 = 1_000;
+pub const INSTRUMENT: &str = "CFA-RUB";
+const RESERVE: &str = "system:reserve:CFA-RUB";
+/// The house: the credit side of everything when accounts are hot.
+const HOUSE: &str = "system:fees:CFA-RUB";
+/// Users credited by one request of the seeding.
+const SEED_BATCH: u64 = 5_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accounts {
+    /// Both sides drawn from all users.
+    Uniform,
+    /// One house account on one side of everything.
+    Hot,
+}
+
+impl Accounts {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Uniform => "uniform",
+            Self::Hot => "hot",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    OnePhase,
+    TwoPhase,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OnePhase => "one-phase",
+            Self::TwoPhase => "two-phase",
+        }
+    }
+}
+
+/// A request and how many operations it writes.
+pub struct Ask {
+    pub message: CreateOperationsRequest,
+    pub operations: usize,
+}
+
+/// The requests of one client.
+pub struct Flow {
+    random: Random,
+    accounts: Accounts,
+    kind: Kind,
+    postings: usize,
+}
+
+impl Flow {
+    pub fn new(seed: u64, accounts: Accounts, kind: Kind, postings: usize) -> Self {
+        Self {
+            random: Random::new(seed),
+            accounts,
+            kind,
+            postings,
+        }
+    }
+
+    /// The next requests that write so many operations: one, or two that belong together.
+    pub fn next(&mut self, operations: usize) -> Vec<Ask> {
+        let news: Vec<NewOperation> = (0..operations).map(|_| self.operation()).collect();
+        let mut asks = Vec::with_capacity(2);
+        if self.kind == Kind::TwoPhase {
+            let message = CreateOperationsRequest {
+                hold_steps: news.iter().map(open).collect(),
+                ..request()
+            };
+            asks.push(Ask {
+                message,
+                operations: 0,
+            });
+        }
+        let message = CreateOperationsRequest {
+            operations: news,
+            ..request()
+        };
+        asks.push(Ask {
+            message,
+            operations,
+        });
+        asks
+    }
+
+    fn user(&mut self) -> u64 {
+        self.random.below(USERS)
+    }
+
+    fn operation(&mut self) -> NewOperation {
+        let from = self.user();
+        let hold_id = (self.kind == Kind::TwoPhase).then(fresh);
+        let postings = (0..self.postings)
+            .map(|_| {
+                let credit = match self.accounts {
+                    Accounts::Hot => HOUSE.to_owned(),
+                    Accounts::Uniform => match self.user() {
+                        same if same == from => subaccount((from + 1) % USERS),
+                        other => subaccount(other),
+                    },
+                };
+                let minor = 1 + self.random.below(AMOUNT_MINOR_MAX);
+                posting(subaccount(from), credit, minor, hold_id.clone())
+            })
+            .collect();
+        operation(OperationType::P2pTransfer, &user(from), postings)
+    }
+}
+
+/// Requests that give every user his money.
+pub fn seeding() -> impl Iterator<Item = CreateOperationsRequest> {
+    (0..USERS)
+        .step_by(SEED_BATCH as usize)
+        .map(|from| CreateOperationsRequest {
+            operations: (from..(from + SEED_BATCH).min(USERS))
+                .map(|number| {
+                    let credit = posting(RESERVE.to_owned(), subaccount(number), START_MINOR, None);
+                    operation(OperationType::Deposit, &user(number), vec![credit])
+                })
+                .collect(),
+            ..request()
+        })
+}
+
+fn user(number: u64) -> String {
+    format!("user-{number:05}")
+}
+
+fn subaccount(number: u64) -> String {
+    format!("user-{number:05}:{INSTRUMENT}")
+}
+
+fn fresh() -> String {
+    Uuid::now_v7().to_string()
+}
+
+fn money(minor: u64) -> MonetaryAmount {
+    MonetaryAmount {
+        currency_code: INSTRUMENT.to_owned(),
+        amount: Some(Decimal {
+            value: format!("{}.{:02}", minor / 100, minor % 100),
+        }),
+    }
+}
+
+fn request() -> CreateOperationsRequest {
+    CreateOperationsRequest {
+        context: Some(RequestContext {
+            request_id: fresh(),
+            correlation_id: fresh(),
+            idempotency_key: fresh(),
+            source: "benches".to_owned(),
+            ..RequestContext::default()
+        }),
+        ..CreateOperationsRequest::default()
+    }
+}
+
+fn operation(kind: OperationType, user_id: &str, postings: Vec<Posting>) -> NewOperation {
+    NewOperation {
+        operation: Some(Operation {
+            r#type: kind as i32,
+            user_id: user_id.to_owned(),
+            idempotency_key: fresh(),
+            ..Operation::default()
+        }),
+        postings,
+    }
+}
+
+fn posting(debit: String, credit: String, minor: u64, hold_id: Option<String>) -> Posting {
+    Posting {
+        debit_subaccount_id: debit,
+        credit_subaccount_id: credit,
+        amount: Some(money(minor)),
+        hold_id,
+        ..Posting::default()
+    }
+}
+
+/// The hold that an operation draws on, over all of its postings.
+fn open(new: &NewOperation) -> HoldStep {
+    let of = &new.postings[0];
+    let minor = new.postings.iter().map(minor_of).sum();
+    let hold = Hold {
+        hold_id: of.hold_id.clone().unwrap_or_default(),
+        subaccount_id: of.debit_subaccount_id.clone(),
+        amount: Some(money(minor)),
+        reason: "benchmark".to_owned(),
+        ..Hold::default()
+    };
+    HoldStep {
+        step: Some(hold_step::Step::Open(OpenHold { hold: Some(hold) })),
+        before_operation: 0,
+    }
+}
+
+fn minor_of(posting: &Posting) -> u64 {
+    let amount = posting
+        .amount
+        .as_ref()
+        .and_then(|amount| amount.amount.as_ref());
+    let digits = amount.map_or_else(String::new, |value| value.value.replace('.', ""));
+    digits.parse().expect("made above from a number")
+}

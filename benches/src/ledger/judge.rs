@@ -1,0 +1,93 @@
+//! After each run: is every operation balanced, is money conserved, is what is held what open holds have left. Read from the closed file, not
+//! from the service.
+
+use std::path::Path;
+
+use proto::ledger::v1::TrialBalanceLine;
+use rusqlite::{Connection, OpenFlags};
+
+/// Each question counts what is wrong.
+const QUESTIONS: [(&str, &str); 6] = [
+    (
+        "operations unbalanced",
+        "SELECT COUNT(*) FROM operations o WHERE NOT EXISTS (SELECT 1 FROM postings p WHERE p.operation_id = o.operation_id) \
+         OR EXISTS (SELECT 1 FROM postings p JOIN sub_accounts d ON d.subaccount_id = p.debit_subaccount_id \
+         JOIN sub_accounts c ON c.subaccount_id = p.credit_subaccount_id WHERE p.operation_id = o.operation_id \
+         AND (d.instrument_id <> p.instrument_id OR c.instrument_id <> p.instrument_id))",
+    ),
+    (
+        "instruments that do not add up to zero",
+        "SELECT COUNT(*) FROM (SELECT 1 FROM sub_accounts GROUP BY instrument_id HAVING SUM(balance) <> 0)",
+    ),
+    (
+        "sub-accounts that are not the sum of their postings",
+        "SELECT COUNT(*) FROM sub_accounts s LEFT JOIN (SELECT id, SUM(amount) AS amount, COUNT(*) AS entries FROM \
+         (SELECT debit_subaccount_id AS id, -amount AS amount FROM postings UNION ALL SELECT credit_subaccount_id, amount FROM postings) \
+         GROUP BY id) e ON e.id = s.subaccount_id \
+         WHERE s.balance <> COALESCE(e.amount, 0) OR s.version <> COALESCE(e.entries, 0)",
+    ),
+    (
+        "postings whose running balance is not where the one before ended",
+        "SELECT COUNT(*) FROM (SELECT after - amount AS before, version, LAG(after, 1, 0) OVER w AS last_after, \
+         LAG(version, 1, 0) OVER w AS last_version FROM \
+         (SELECT debit_subaccount_id AS id, debit_version AS version, debit_balance_after AS after, -amount AS amount FROM postings \
+         UNION ALL SELECT credit_subaccount_id, credit_version, credit_balance_after, amount FROM postings) \
+         WINDOW w AS (PARTITION BY id ORDER BY version)) WHERE before <> last_after OR version <> last_version + 1",
+    ),
+    (
+        "sub-accounts that hold other than their open holds",
+        "SELECT COUNT(*) FROM sub_accounts s LEFT JOIN (SELECT subaccount_id, SUM(remaining) AS held FROM holds WHERE status = 1 \
+         GROUP BY subaccount_id) h ON h.subaccount_id = s.subaccount_id WHERE s.held <> COALESCE(h.held, 0)",
+    ),
+    (
+        "idempotency keys with more than one operation",
+        "SELECT COUNT(*) FROM (SELECT 1 FROM operations GROUP BY user_id, idempotency_key, scope HAVING COUNT(*) > 1)",
+    ),
+];
+
+/// Judges a closed ledger with so many operations.
+///
+/// # Errors
+/// Anything is wrong, or the file cannot be read.
+pub fn judge(folder: &Path, operations: usize) -> anyhow::Result<()> {
+    let path = folder.join("ledger.sqlite");
+    let db = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+    for (what, sql) in QUESTIONS {
+        let wrong: i64 = db.query_row(sql, [], |row| row.get(0))?;
+        anyhow::ensure!(wrong == 0, "{what}: {wrong}");
+    }
+    let found: i64 = db.query_row("SELECT COUNT(*) FROM operations", [], |row| row.get(0))?;
+    anyhow::ensure!(
+        usize::try_from(found) == Ok(operations),
+        "{operations} operations were answered, {found} are there"
+    );
+    Ok(())
+}
+
+/// Judges what the ledger says of itself.
+///
+/// # Errors
+/// An instrument does not add up to zero.
+pub fn judge_trial_balance(lines: &[TrialBalanceLine]) -> anyhow::Result<()> {
+    anyhow::ensure!(!lines.is_empty(), "the trial balance is empty");
+    for line in lines {
+        let total = line.total.as_ref().map_or("", |total| &total.value);
+        let is_zero = total.parse::<f64>().is_ok_and(|total| total == 0.0);
+        anyhow::ensure!(is_zero, "{} adds up to {total}", line.instrument_id);
+    }
+    Ok(())
+}
+
+/// Operations a transaction, on average, among those written after the first `skip`.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn operations_per_transaction(folder: &Path, skip: usize) -> anyhow::Result<f64> {
+    let path = folder.join("ledger.sqlite");
+    let db = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+    // All rows of a group carry one time.
+    let sql = "SELECT COUNT(*), COUNT(DISTINCT created_at_us) FROM (SELECT created_at_us FROM operations ORDER BY created_at_us LIMIT -1 OFFSET ?)";
+    let (operations, groups): (f64, f64) =
+        db.query_row(sql, [skip as i64], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    Ok(operations / groups.max(1.0))
+}

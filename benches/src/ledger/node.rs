@@ -1,0 +1,148 @@
+//! The ledger as a node runs it: its own store and event log in a folder, relay and sweeper beside the committer, called through the contract by
+//! clients of the same process.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use hdrhistogram::Histogram;
+use ledger::{LedgerConfig, LedgerDeps, LedgerHandle};
+use proto::ledger::v1::{
+    GetTrialBalanceRequest, TrialBalanceLine, ledger_service_client::LedgerServiceClient,
+};
+use tokio::sync::Barrier;
+use tokio_util::sync::CancellationToken;
+
+use super::flow::{self, Ask};
+use crate::hop::histogram;
+
+pub type Client = LedgerServiceClient<rpc::Channel>;
+
+/// A running ledger.
+pub struct Node {
+    handle: LedgerHandle,
+    log: events::Embedded,
+    slot: rpc::LocalSlot,
+    shutdown: CancellationToken,
+}
+
+/// What clients saw.
+pub struct Measured {
+    pub operations: usize,
+    pub elapsed: Duration,
+    /// Nanoseconds from the sending of a request to its answer.
+    pub latency: Histogram<u64>,
+}
+
+impl Node {
+    /// Opens what the folder has, or begins there.
+    ///
+    /// # Errors
+    /// Store or log cannot be opened.
+    pub async fn start(folder: &Path) -> anyhow::Result<Self> {
+        let log = events::Embedded::open(folder.join("log")).await?;
+        let config = LedgerConfig {
+            data_dir: folder.to_owned(),
+            ..LedgerConfig::default()
+        };
+        let shutdown = CancellationToken::new();
+        let deps = LedgerDeps::new(Arc::new(log.clone()));
+        let handle = ledger::start(config, deps, shutdown.clone()).await?;
+        let slot = rpc::LocalSlot::new();
+        slot.fill(rpc::with_auth(
+            handle.service().routes,
+            &rpc::Authenticator::Sandbox,
+        ));
+        Ok(Self {
+            handle,
+            log,
+            slot,
+            shutdown,
+        })
+    }
+
+    pub fn client(&self) -> Client {
+        LedgerServiceClient::new(rpc::Channel::local(&self.slot, "sandbox.service"))
+            .max_decoding_message_size(rpc::MESSAGE_BYTES_MAX_SERVICE)
+    }
+
+    /// Gives every user of the load his money.
+    ///
+    /// # Errors
+    /// The ledger refuses.
+    pub async fn seed(&self) -> anyhow::Result<()> {
+        for request in flow::seeding() {
+            self.client().create_operations(request).await?;
+        }
+        Ok(())
+    }
+
+    /// Sends what each client has, one request of a client at a time, all clients at once, until they have nothing more or the time is over.
+    ///
+    /// # Errors
+    /// A request is refused.
+    pub async fn run(&self, clients: Vec<Vec<Ask>>, limit: Duration) -> anyhow::Result<Measured> {
+        let start = Arc::new(Barrier::new(clients.len() + 1));
+        let tasks: Vec<_> = clients
+            .into_iter()
+            .map(|asks| tokio::spawn(run_client(self.client(), asks, limit, start.clone())))
+            .collect();
+        start.wait().await;
+        let began = Instant::now();
+        let mut latency = histogram();
+        let mut operations = 0;
+        for task in tasks {
+            let (own, count) = task.await.context("a client ended early")??;
+            latency.add(own)?;
+            operations += count;
+        }
+        Ok(Measured {
+            operations,
+            elapsed: began.elapsed(),
+            latency,
+        })
+    }
+
+    /// The ledger's own trial balance.
+    ///
+    /// # Errors
+    /// The ledger does not answer.
+    pub async fn trial_balance(&self) -> anyhow::Result<Vec<TrialBalanceLine>> {
+        let request = GetTrialBalanceRequest::default();
+        let answer = self.client().get_trial_balance(request).await?;
+        Ok(answer.into_inner().lines)
+    }
+
+    /// Ends everything and closes the files.
+    pub async fn stop(self) {
+        self.shutdown.cancel();
+        self.slot.clear();
+        self.handle.stopped().await;
+        self.log.close().await;
+    }
+}
+
+async fn run_client(
+    mut client: Client,
+    asks: Vec<Ask>,
+    limit: Duration,
+    start: Arc<Barrier>,
+) -> anyhow::Result<(Histogram<u64>, usize)> {
+    let mut latency = histogram();
+    let mut operations = 0;
+    start.wait().await;
+    let began = Instant::now();
+    for ask in asks {
+        let sent = Instant::now();
+        if sent - began > limit {
+            break;
+        }
+        let answer = client.create_operations(ask.message).await?;
+        latency.saturating_record(sent.elapsed().as_nanos().max(1) as u64);
+        let outcomes = answer.into_inner().outcomes.len();
+        anyhow::ensure!(outcomes == ask.operations, "{outcomes} outcomes");
+        operations += ask.operations;
+    }
+    Ok((latency, operations))
+}

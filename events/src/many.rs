@@ -1,0 +1,250 @@
+//! Many rows in few statements, on SQLite: VALUES of a few fixed sizes whose LIMIT says how many rows are filled, so that each statement is
+//! prepared once.
+//!
+//! Why: a statement costs a trip to the connection's thread and back, tens of microseconds, whatever it does. Full statements carry a
+//! batch; what is left over fits the next larger size, and small statements that follow each other travel as one [`Script`]. Texts that
+//! are shared (`Arc<str>`) are bound without a copy.
+
+use std::sync::{Arc, OnceLock};
+
+use sqlx::{
+    Arguments, AssertSqlSafe, Encode, FromRow, SqliteConnection, Type,
+    sqlite::{SqliteArguments, SqliteRow},
+};
+use uuid::Uuid;
+
+/// Rows of one statement. The largest times the widest table stays below the number of values that SQLite binds, 32,766.
+const SIZES: [usize; 4] = [8, 32, 128, 512];
+const ROWS_MAX: usize = SIZES[SIZES.len() - 1];
+/// Statements of at most so many rows wait for others to travel with.
+const ROWS_WAITING_MAX: usize = 32;
+
+/// A statement over rows of so many values: `head`, the rows, `tail`. The last value of the statement is the number of rows, so the tail has
+/// one `?`, after `LIMIT +`, and the head none. The `+` matters: SQLite looks at the value of a bare `LIMIT ?` when it prepares, and prepares the
+/// statement again for each other value.
+pub struct Many {
+    head: &'static str,
+    columns: usize,
+    tail: &'static str,
+    sql: OnceLock<[Arc<str>; SIZES.len()]>,
+}
+
+impl Many {
+    pub const fn new(head: &'static str, columns: usize, tail: &'static str) -> Self {
+        Many {
+            head,
+            columns,
+            tail,
+            sql: OnceLock::new(),
+        }
+    }
+
+    fn sql(&self, size: usize) -> &Arc<str> {
+        let all = self.sql.get_or_init(|| {
+            let row = format!("({})", vec!["?"; self.columns].join(","));
+            SIZES.map(|size| {
+                let rows = vec![row.as_str(); size].join(",");
+                format!("{}{rows}{}", self.head, self.tail).into()
+            })
+        });
+        &all[size]
+    }
+
+    /// Binds `rows`, fills the rest of the statement with NULL and ends with the number of rows; the size of the statement.
+    fn bind<T>(
+        &self,
+        rows: &[T],
+        arguments: &mut SqliteArguments,
+        mut bind: impl FnMut(&T, &mut Values),
+    ) -> Result<usize, sqlx::Error> {
+        let size = SIZES
+            .iter()
+            .position(|size| rows.len() <= *size)
+            .expect("no more rows than the largest statement has");
+        arguments.reserve(SIZES[size] * self.columns + 1, 0);
+        let before = arguments.len();
+        let mut values = Values {
+            arguments,
+            failed: None,
+        };
+        for row in rows {
+            bind(row, &mut values);
+        }
+        debug_assert_eq!(
+            values.arguments.len() - before,
+            rows.len() * self.columns,
+            "values of {}",
+            self.head
+        );
+        for _ in rows.len() * self.columns..SIZES[size] * self.columns {
+            values.put(None::<i64>);
+        }
+        values.put(rows.len() as i64);
+        match values.failed {
+            Some(error) => Err(sqlx::Error::Encode(error)),
+            None => Ok(size),
+        }
+    }
+
+    /// Reads what the statement finds for these rows of values.
+    ///
+    /// # Errors
+    /// [`sqlx::Error`].
+    pub async fn fetch<R, T>(
+        &self,
+        tx: &mut SqliteConnection,
+        rows: &[T],
+        mut bind: impl FnMut(&T, &mut Values),
+    ) -> Result<Vec<R>, sqlx::Error>
+    where
+        R: for<'r> FromRow<'r, SqliteRow> + Send + Unpin,
+    {
+        let mut found = Vec::new();
+        for rows in rows.chunks(ROWS_MAX) {
+            let mut arguments = SqliteArguments::default();
+            let size = self.bind(rows, &mut arguments, &mut bind)?;
+            let sql = AssertSqlSafe(self.sql(size).clone());
+            found.extend(
+                sqlx::query_as_with::<_, R, _>(sql, arguments)
+                    .fetch_all(&mut *tx)
+                    .await?,
+            );
+        }
+        Ok(found)
+    }
+}
+
+/// Values of the rows of a statement, in order.
+pub struct Values<'a> {
+    arguments: &'a mut SqliteArguments,
+    failed: Option<sqlx::error::BoxDynError>,
+}
+
+impl Values<'_> {
+    pub fn put<'t, V>(&mut self, value: V)
+    where
+        V: Encode<'t, sqlx::Sqlite> + Type<sqlx::Sqlite>,
+    {
+        if let Err(error) = self.arguments.add(value) {
+            self.failed.get_or_insert(error);
+        }
+    }
+}
+
+/// A UUID as text to bind.
+pub(crate) fn uuid_text(id: &Uuid) -> Arc<str> {
+    let mut text = Uuid::encode_buffer();
+    Arc::from(&*id.as_hyphenated().encode_lower(&mut text))
+}
+
+/// Texts that rows repeat from the row before, bound without another copy. One place for each column that does.
+#[derive(Default)]
+pub(crate) struct Shared([Option<Arc<str>>; 5]);
+
+impl Shared {
+    pub fn text(&mut self, place: usize, text: &str) -> Arc<str> {
+        let last = &mut self.0[place];
+        match last {
+            Some(same) if **same == *text => same.clone(),
+            _ => last.insert(text.into()).clone(),
+        }
+    }
+}
+
+/// Writes in order: large statements go at once, small ones wait and go together.
+#[derive(Default)]
+pub struct Script {
+    sql: String,
+    arguments: SqliteArguments,
+}
+
+impl Script {
+    /// Writes the rows, now or with what follows.
+    ///
+    /// # Errors
+    /// [`sqlx::Error`] of this or an earlier statement.
+    pub async fn add<T>(
+        &mut self,
+        tx: &mut SqliteConnection,
+        many: &Many,
+        rows: &[T],
+        mut bind: impl FnMut(&T, &mut Values),
+    ) -> Result<(), sqlx::Error> {
+        for rows in rows.chunks(ROWS_MAX) {
+            if rows.len() > ROWS_WAITING_MAX {
+                self.run(tx).await?;
+                let mut arguments = SqliteArguments::default();
+                let size = many.bind(rows, &mut arguments, &mut bind)?;
+                let sql = AssertSqlSafe(many.sql(size).clone());
+                sqlx::query_with(sql, arguments).execute(&mut *tx).await?;
+            } else {
+                let size = many.bind(rows, &mut self.arguments, &mut bind)?;
+                self.sql.push_str(many.sql(size));
+                self.sql.push(';');
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what waits.
+    ///
+    /// # Errors
+    /// [`sqlx::Error`] of the first statement that fails.
+    pub async fn run(&mut self, tx: &mut SqliteConnection) -> Result<(), sqlx::Error> {
+        if self.sql.is_empty() {
+            return Ok(());
+        }
+        let sql = AssertSqlSafe(std::mem::take(&mut self.sql));
+        let arguments = std::mem::take(&mut self.arguments);
+        sqlx::query_with(sql, arguments).execute(tx).await?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sqlx::Connection;
+
+    use super::*;
+
+    static PUT: Many = Many::new(
+        "INSERT INTO t (a, b) SELECT * FROM (VALUES ",
+        2,
+        ") WHERE true LIMIT +? ON CONFLICT (a) DO UPDATE SET b = excluded.b",
+    );
+    static GET: Many = Many::new(
+        "WITH k (a) AS (SELECT * FROM (VALUES ",
+        1,
+        ") LIMIT +?) SELECT t.a, t.b FROM k CROSS JOIN t ON t.a = k.a",
+    );
+
+    #[tokio::test]
+    async fn rows_of_every_number_arrive_once_and_are_found_again() {
+        let mut db = SqliteConnection::connect(":memory:").await.unwrap();
+        sqlx::raw_sql("CREATE TABLE t (a BIGINT PRIMARY KEY, b TEXT)")
+            .execute(&mut db)
+            .await
+            .unwrap();
+        let text = |row: &i64| -> Arc<str> { row.to_string().into() };
+        for count in [0, 1, 7, 8, 9, 33, 128, 129, 512, 513, 1_030] {
+            let rows: Vec<i64> = (0..count).collect();
+            let mut script = Script::default();
+            for rows in [&rows[..], &rows[..rows.len().min(3)]] {
+                script
+                    .add(&mut db, &PUT, rows, |row, to| {
+                        to.put(*row);
+                        to.put(text(row));
+                    })
+                    .await
+                    .unwrap();
+            }
+            script.run(&mut db).await.unwrap();
+            let found: Vec<(i64, String)> = GET
+                .fetch(&mut db, &rows, |row, to| to.put(*row))
+                .await
+                .unwrap();
+            assert_eq!(found.len(), rows.len());
+            assert!(found.iter().all(|(a, b)| *text(a) == **b));
+        }
+    }
+}
