@@ -336,6 +336,7 @@ impl market::market_service_server::MarketService for Double {
         open_trading_hold(market::OpenTradingHoldRequest) -> market::OpenTradingHoldResponse;
         close_trading_hold(market::CloseTradingHoldRequest) -> market::CloseTradingHoldResponse;
         set_trading_phase(market::SetTradingPhaseRequest) -> market::SetTradingPhaseResponse;
+        set_kill_switch(market::SetKillSwitchRequest) -> market::SetKillSwitchResponse;
         get_market_status(market::GetMarketStatusRequest) -> market::GetMarketStatusResponse;
     }
 }
