@@ -29,6 +29,9 @@ pub const GROUP_COMMANDS_MAX: usize = 512;
 /// Operations and hold steps of one transaction, unless a single command has more.
 pub const GROUP_WEIGHT_MAX: usize = 8_192;
 
+/// How far the clock may stand behind the last write before it is told.
+const CLOCK_BEHIND_US_MAX: i64 = 5_000_000;
+
 /// An event to note as taken, in the transaction of its effect.
 #[derive(Clone, Debug)]
 pub struct Taken {
@@ -187,6 +190,23 @@ impl Worker {
         }
     }
 
+    /// The time of a group: the clock's, or the last group's where the clock stands behind it. More than a moment of that is told.
+    fn now_us(&self, last_us: i64) -> i64 {
+        let clock_us = self.clock.now_us();
+        if last_us - clock_us > CLOCK_BEHIND_US_MAX {
+            tracing::warn!(
+                clock_us,
+                last_us,
+                "the clock was set back, the ledger's time stands still"
+            );
+            self.health
+                .set_failing("clock", "stands behind the last write");
+        } else {
+            self.health.set_ok("clock");
+        }
+        clock_us.max(last_us)
+    }
+
     async fn attempt(&self, group: &[Job]) -> Result<Vec<Outcome>, Error> {
         let mut tx = self.store.begin().await?;
         if let [
@@ -201,7 +221,7 @@ impl Worker {
         let commands: Vec<&Command> = group.iter().map(|job| &job.command).collect();
         let start = tx.start().await?;
         // A clock that was set back does not turn the ledger's time back: postings of a sub-account stay in the order of their times.
-        let now_us = self.clock.now_us().max(start.head.sealed_at_us);
+        let now_us = self.now_us(start.head.sealed_at_us);
         let mut book = tx.load(&commands, now_us).await?;
         if start.has_limits {
             tx.load_limits(&commands, &mut book).await?;

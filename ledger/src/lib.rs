@@ -121,7 +121,7 @@ pub async fn start(
     deps: LedgerDeps,
     shutdown: CancellationToken,
 ) -> Result<LedgerHandle, Error> {
-    let store = Store::open(&config.data_dir, deps.clock.now_us()).await?;
+    let store = Store::open(&config.data_dir).await?;
     metrics::gauge!("ledger_holds_total").set(store.holds_active().await? as f64);
     let health = rpc::Health::new("ledger");
     let tasks = TaskTracker::new();

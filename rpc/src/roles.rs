@@ -120,7 +120,7 @@ const TABLE: &[(&str, Rows)] = &[
                     Service,
                 ],
             ),
-            ("ListChainTransfers", STAFF),
+            ("ReplayChainTransfers", STAFF),
             ("CheckIntegrity", EVERYONE),
             ("GetSupply", EVERYONE),
             ("GetOperation", EVERYONE),

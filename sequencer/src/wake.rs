@@ -15,6 +15,9 @@ use rustix::thread::{MembarrierCommand, membarrier};
 static HAS_BARRIER: LazyLock<bool> =
     LazyLock::new(|| membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok());
 
+/// How long a thread sleeps that a ring may not have seen.
+const UNHEARD: Duration = Duration::from_millis(1);
+
 /// The bell of one thread.
 pub(crate) struct Wake {
     is_parked: AtomicBool,
@@ -45,9 +48,13 @@ impl Wake {
         fence(Ordering::SeqCst);
         let has_passed =
             !self.has_barrier || membarrier(MembarrierCommand::PrivateExpedited).is_ok();
-        assert!(has_passed, "a barrier that was registered is to be had");
         if !has_work() {
-            std::thread::park_timeout(timeout);
+            // Without the barrier a ring may not see us: then only for a moment.
+            std::thread::park_timeout(if has_passed {
+                timeout
+            } else {
+                UNHEARD.min(timeout)
+            });
         }
         self.is_parked.store(false, Ordering::SeqCst);
     }

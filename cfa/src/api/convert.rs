@@ -370,7 +370,7 @@ pub fn deposit(deposit: &SuspendedDeposit) -> pb::SuspendedDeposit {
 }
 
 /// A part of the chain's log.
-pub fn chain_transfers(replayed: Replayed) -> Result<pb::ListChainTransfersResponse, Error> {
+pub fn chain_transfers(replayed: Replayed) -> Result<pb::ReplayChainTransfersResponse, Error> {
     let address = |side: Option<Address>| side.map(|side| side.to_string()).unwrap_or_default();
     let transfers = replayed
         .transfers
@@ -393,7 +393,7 @@ pub fn chain_transfers(replayed: Replayed) -> Result<pb::ListChainTransfersRespo
             })
         })
         .collect::<Result<_, Error>>()?;
-    Ok(pb::ListChainTransfersResponse {
+    Ok(pb::ReplayChainTransfersResponse {
         transfers,
         through_block: replayed.through,
         last_block: replayed.last,

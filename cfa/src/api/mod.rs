@@ -574,10 +574,10 @@ impl CfaRegistryService for Api {
         Ok(Response::new(self.holders(&caller, message).await?))
     }
 
-    async fn list_chain_transfers(
+    async fn replay_chain_transfers(
         &self,
-        request: Request<pb::ListChainTransfersRequest>,
-    ) -> Answer<pb::ListChainTransfersResponse> {
+        request: Request<pb::ReplayChainTransfersRequest>,
+    ) -> Answer<pb::ReplayChainTransfersResponse> {
         let message = request.into_inner();
         rpc::context::read(message.context);
         let replayed = self

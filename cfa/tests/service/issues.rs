@@ -895,13 +895,13 @@ async fn assert_replay_gives_the_registry(world: &mut World) {
         std::collections::BTreeMap::new();
     let mut from_block = 0;
     loop {
-        let request = pb::ListChainTransfersRequest {
+        let request = pb::ReplayChainTransfersRequest {
             context: None,
             from_block,
         };
         let part = world
             .cfa
-            .list_chain_transfers(request)
+            .replay_chain_transfers(request)
             .await
             .expect("replayed")
             .into_inner();

@@ -402,16 +402,22 @@ impl MarketService for Api {
         }
         let key = &context.idempotency_key;
         let key_hash = ids::key_hash("SetKillSwitch", &caller.subject, key);
+        if !is_own && !user_id.is_empty() {
+            // A mistyped id is told, not bound.
+            self.market.identity.profile(&context, &user_id).await?;
+        }
         let answered =
             orders::set_kill_switch(&self.market, &user_id, message.engaged, key_hash).await?;
-        tracing::warn!(
-            user_id,
-            engaged = message.engaged,
-            cancelled = answered.value,
-            reason = message.reason,
-            by = caller.subject,
-            "kill switch set"
-        );
+        if !answered.replayed {
+            tracing::warn!(
+                user_id,
+                engaged = message.engaged,
+                cancelled = answered.value,
+                reason = message.reason,
+                by = caller.subject,
+                "kill switch set"
+            );
+        }
         Ok(reply(answered, |cancelled| SetKillSwitchResponse {
             user_id,
             engaged: message.engaged,

@@ -50,3 +50,7 @@ CREATE UNIQUE INDEX operations_by_block ON operations (block, place);
 CREATE TRIGGER operations_keep_their_block BEFORE UPDATE OF block, place ON operations
 WHEN old.block IS NOT NULL
 BEGIN SELECT RAISE(ABORT, 'a sealed operation stays in its block'); END;
+
+-- Every amount is read by the decimals of its instrument.
+CREATE TRIGGER instruments_keep_their_decimals BEFORE UPDATE OF decimals ON instruments WHEN new.decimals <> old.decimals
+BEGIN SELECT RAISE(ABORT, 'decimals of an instrument never change'); END;

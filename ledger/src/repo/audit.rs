@@ -1,4 +1,4 @@
-//! The rows of the audit chain: its head, the next block, and the rows of before the chain, which are sealed when the store is first opened.
+//! The rows of the audit chain: its head and the next block.
 
 use events::many::{Many, Script};
 use sqlx::{FromRow, SqliteConnection};
@@ -6,11 +6,8 @@ use sqlx::{FromRow, SqliteConnection};
 use super::{Group, Store, rows};
 use crate::{
     Error,
-    audit::{Block, Hash, Head, OperationRecord, PostingRecord, Sealer},
+    audit::{Block, Hash, Head, OperationRecord, PostingRecord},
 };
-
-/// Operations that one block takes of what was there before the chain.
-const OLD_OPERATIONS: i64 = 8_192;
 
 /// Where a group begins.
 pub struct Start {
@@ -63,21 +60,6 @@ pub async fn save_block(
             row.put(block.sealed_at_us);
         })
         .await
-}
-
-async fn insert(tx: &mut SqliteConnection, block: &Block) -> Result<(), Error> {
-    sqlx::query(
-        "INSERT INTO audit_blocks (block, previous_hash, hash, operations, postings, sealed_at_us) VALUES ($1, $2, $3, $4, $5, $6)",
-    )
-    .bind(block.block as i64)
-    .bind(block.previous_hash.as_slice())
-    .bind(block.hash.as_slice())
-    .bind(block.operations as i64)
-    .bind(block.postings as i64)
-    .bind(block.sealed_at_us)
-    .execute(tx)
-    .await?;
-    Ok(())
 }
 
 fn to_hash(bytes: &[u8], block: i64) -> Result<Hash, Error> {
@@ -192,53 +174,18 @@ pub async fn postings_of(
 }
 
 impl Store {
-    /// Seals what was posted before there was a chain. Does so only while the chain is empty: an operation without a block is never taken
-    /// in later, it is a break that `verify` names.
-    pub(super) async fn seal_old(&self, now_us: i64) -> Result<(), Error> {
-        let mut tx = self.db().write().await?;
-        let mut head = start(&mut tx).await?.head;
-        if head.block > 0 {
-            return Ok(());
+    /// Every operation is sealed with its group, so operations without any block were not made by a ledger, or their blocks were taken away.
+    pub(super) async fn check_chain(&self) -> Result<(), Error> {
+        let is_cut: bool = sqlx::query_scalar(
+            "SELECT EXISTS (SELECT 1 FROM operations) AND NOT EXISTS (SELECT 1 FROM audit_blocks WHERE block > 0)",
+        )
+        .fetch_one(self.db().read())
+        .await?;
+        match is_cut {
+            true => Err(Error::Broken(
+                "chain of blocks: operations without any".to_owned(),
+            )),
+            false => Ok(()),
         }
-        let sql = format!(
-            "SELECT {} FROM operations o WHERE o.block IS NULL ORDER BY o.created_at_us, o.operation_id LIMIT $1",
-            SealedOperation::COLUMNS
-        );
-        loop {
-            let old: Vec<SealedOperation> = sqlx::query_as(sqlx::AssertSqlSafe(sql.clone()))
-                .bind(OLD_OPERATIONS)
-                .fetch_all(&mut *tx)
-                .await?;
-            if old.is_empty() {
-                break;
-            }
-            let postings = postings_of(&mut tx, &old).await?;
-            let mut sealer = Sealer::after(&head, now_us.max(head.sealed_at_us));
-            for (place, operation) in old.iter().enumerate() {
-                sealer.operation(&operation.record());
-                for posting in postings.get(&operation.operation_id).into_iter().flatten() {
-                    sealer.posting(&posting.record());
-                }
-                sqlx::query("UPDATE operations SET block = $1, place = $2 WHERE operation_id = $3")
-                    .bind((head.block + 1) as i64)
-                    .bind(place as i64)
-                    .bind(&operation.operation_id)
-                    .execute(&mut *tx)
-                    .await?;
-            }
-            let block = sealer.seal();
-            insert(&mut tx, &block).await?;
-            tracing::info!(
-                block = block.block,
-                operations = block.operations,
-                "older operations sealed"
-            );
-            head = Head {
-                block: block.block,
-                hash: block.hash,
-                sealed_at_us: block.sealed_at_us,
-            };
-        }
-        Ok(tx.commit().await?)
     }
 }

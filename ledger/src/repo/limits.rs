@@ -12,9 +12,10 @@ use super::{Group, Store, read::Before, rows, statement};
 use crate::{
     Error,
     book::Book,
-    fold::{Act, Command},
+    fold::{Act, Command, Wanted},
     limit::{Kinds, Side, VelocityLimit},
     model::{AccountType, Id, SubAccount},
+    names::SubAccountName,
 };
 
 const LIMIT: &str = "SELECT l.*, COALESCE(i.decimals, 0) AS decimals FROM velocity_limits l \
@@ -120,12 +121,31 @@ impl Group {
              AND (l.user_id = '' OR l.user_id IN (SELECT value FROM json_each($2))) \
              UNION {LIMIT} WHERE l.limit_id IN (SELECT value FROM json_each($3))"
         );
+        let mut wanted = Wanted::default();
+        for command in commands {
+            wanted.add(command);
+        }
+        let names = || {
+            wanted
+                .subaccount_ids
+                .iter()
+                .filter_map(|id| SubAccountName::parse(id))
+        };
+        let made: Vec<(Id, Id)> = names()
+            .map(|name| (name.instrument_id.into(), name.user_id.into()))
+            .collect();
         // Of what is there and of what may have to be made.
         let terms = || book.subaccounts.values().map(|row| &row.terms);
         let instruments = terms().map(|terms| &terms.instrument_id);
-        let instruments: BTreeSet<&Id> = instruments.chain(book.scales.keys()).collect();
+        let instruments: BTreeSet<&Id> = instruments
+            .chain(made.iter().map(|(instrument, _)| instrument))
+            .chain(book.scales.keys())
+            .collect();
         let users = terms().map(|terms| &terms.user_id);
-        let users: BTreeSet<&Id> = users.chain(book.users.keys()).collect();
+        let users: BTreeSet<&Id> = users
+            .chain(made.iter().map(|(_, user)| user))
+            .chain(book.users.keys())
+            .collect();
         let found: Vec<LimitRow> = sqlx::query_as(sqlx::AssertSqlSafe(sql))
             .bind(rows::ids(instruments))
             .bind(rows::ids(users))

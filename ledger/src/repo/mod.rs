@@ -38,11 +38,11 @@ pub struct Store {
 
 impl Store {
     /// Opens `ledger.sqlite` in the folder and brings its schema up to date.
-    pub async fn open(data_dir: &Path, now_us: i64) -> Result<Self, Error> {
+    pub async fn open(data_dir: &Path) -> Result<Self, Error> {
         let store = Store {
             db: Sqlite::open(data_dir.join(FILE), &MIGRATOR).await?,
         };
-        store.seal_old(now_us).await?;
+        store.check_chain().await?;
         Ok(store)
     }
 

@@ -104,6 +104,23 @@ async fn r237_a_limit_is_reached_not_passed_and_the_refusal_names_its_figures() 
 
 // rows: R237
 #[tokio::test]
+async fn r237_a_limit_holds_for_a_user_of_whom_there_is_nothing_yet() {
+    let world = world().await;
+    let mut own = limit("newcomer", PostingSide::Credit, "10");
+    own.user_id = "u9".to_owned();
+    put(&world, own).await;
+    let give = |value: &'static str| {
+        let request = payment(&fresh(), "u1", "u9", value);
+        let mut client = world.client.clone();
+        async move { client.create_operation(request).await }
+    };
+    assert_eq!(passed(give("10.01").await)["left"], "10.00");
+    give("10").await.unwrap();
+    passed(give("0.01").await);
+}
+
+// rows: R237
+#[tokio::test]
 async fn r237_a_posting_counts_until_it_is_exactly_a_window_old() {
     let world = world().await;
     put(&world, limit("minute", PostingSide::Debit, "100")).await;

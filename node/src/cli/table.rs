@@ -99,7 +99,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "cfa" "resolve-suspended" "ResolveSuspendedDeposit";
         "cfa" "block-redemption" "SetRedemptionBlock";
         "holders" "list" "ListHolders";
-        "chain" "transfers" "ListChainTransfers";
+        "chain" "transfers" "ReplayChainTransfers";
         "chain" "check-integrity" "CheckIntegrity";
     }
     "platform.chain.v1.ChainConnectorService" {

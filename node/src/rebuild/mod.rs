@@ -107,12 +107,12 @@ impl Chain {
         let mut client = CfaRegistryServiceClient::new(channel.clone())
             .max_decoding_message_size(4 * rpc::MESSAGE_BYTES_MAX);
         loop {
-            let request = cfa::ListChainTransfersRequest {
+            let request = cfa::ReplayChainTransfersRequest {
                 context: None,
                 from_block: self.next_block,
             };
             let part = client
-                .list_chain_transfers(request)
+                .replay_chain_transfers(request)
                 .await
                 .context("log of the chain")?
                 .into_inner();

@@ -183,7 +183,7 @@ impl CfaRegistryService for Service {
         get_redemption: GetRedemptionRequest => GetRedemptionResponse,
         transfer_cfa: TransferCfaRequest => TransferCfaResponse,
         list_holders: ListHoldersRequest => ListHoldersResponse,
-        list_chain_transfers: ListChainTransfersRequest => ListChainTransfersResponse,
+        replay_chain_transfers: ReplayChainTransfersRequest => ReplayChainTransfersResponse,
         check_integrity: CheckIntegrityRequest => CheckIntegrityResponse,
         get_supply: GetSupplyRequest => GetSupplyResponse,
         get_operation: GetOperationRequest => GetOperationResponse,
