@@ -35,6 +35,9 @@ async fn help(words: &[&str]) -> String {
     done.stdout
 }
 
+/// Verbs of `ledger` that are no call of their own.
+const BESIDE: [&str; 4] = ["balance", "holds", "rebuild", "verify"];
+
 #[test]
 fn r350_there_is_help_on_every_level_and_a_command_for_every_call() {
     run(async {
@@ -68,8 +71,13 @@ fn r350_there_is_help_on_every_level_and_a_command_for_every_call() {
                 let text = help(&[noun, &verb]).await;
                 let about = text.lines().next().unwrap_or_default();
                 assert!(!about.trim().is_empty(), "{noun} {verb} says what it does");
-                // `events` and `journal` work on the logs themselves, not by a call.
-                calls += usize::from(noun != "events" && noun != "journal");
+                // `events` and `journal` work on the logs themselves, not by a call; `ledger` shows some calls once more and reads its file.
+                let is_beside = match noun.as_str() {
+                    "events" | "journal" => true,
+                    "ledger" => BESIDE.contains(&verb.as_str()),
+                    _ => false,
+                };
+                calls += usize::from(!is_beside);
             }
         }
         assert_eq!(
