@@ -1,7 +1,8 @@
 //! Velocity limits: their rows, and what of each is used, summed from the postings.
 //!
-//! Cost of a group while there are limits: one statement for the limits, one or two for each limit that is about a sub-account of the group.
-//! Without limits: none.
+//! Cost of a group while there are limits: one statement for the limits, one or two for each limit that is about a sub-account of the group, and for
+//! each such sub-account with more than a few postings one for each halving on the way to the window's beginning. Without limits: none.
+//! Known limitation: in a group of thousands of accounts under a limit on every user that is thousands of statements.
 
 use std::collections::{BTreeSet, HashMap};
 

@@ -1,4 +1,4 @@
-//! Reading the working set of a group: some ten statements, each for all commands at once, keys in sorted order.
+//! Reading the working set of a group: some ten statements, each for up to 512 keys of all commands at once; one is left out where nothing is wanted.
 
 use std::collections::BTreeSet;
 

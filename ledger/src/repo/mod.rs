@@ -1,8 +1,8 @@
 //! The store of the ledger: the only place with SQL.
 //!
 //! The storage contract, kept by every back-end: a [`Group`] is one write transaction. [`Group::load`] gives the working set of its commands in a
-//! fixed number of statements, [`Group::save`] writes what the fold made of it in a fixed number of statements, whatever the size of the group;
-//! after [`Group::commit`] it is durable. Reads see committed rows only. Today: SQLite.
+//! few statements, [`Group::save`] writes what the fold made of it in a few, each of up to 512 rows of one kind, whatever the size of the group; velocity
+//! limits cost more (see `limits`). After [`Group::commit`] it is durable. Reads see committed rows only. Today: SQLite.
 
 mod audit;
 mod limits;
