@@ -202,14 +202,14 @@ impl Worker {
         if book.is_clean() && group[0].taken.is_none() && !has_chores {
             return Ok(outcomes);
         }
-        write(&mut tx, &book, group).await?;
+        write(&mut *tx, &book, group).await?;
         tx.commit().await?;
         count(&book);
         Ok(outcomes)
     }
 }
 
-async fn write(tx: &mut Group, book: &Book, group: &[Job]) -> Result<(), Error> {
+async fn write(tx: &mut dyn Group, book: &Book, group: &[Job]) -> Result<(), Error> {
     tx.save(book).await?;
     for job in group {
         tx.tidy(&job.command).await?;

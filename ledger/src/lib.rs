@@ -135,11 +135,8 @@ pub async fn start(
         parked_retention_h: config.parked_retention_h,
     };
     tasks.spawn(sweeper.clone().run(config, shutdown.clone()));
-    tasks.spawn(events::outbox::Relay::run(
-        store.db().clone(),
-        deps.log.clone(),
-        shutdown.clone(),
-    ));
+    let (log, relay_shutdown) = (deps.log.clone(), shutdown.clone());
+    tasks.spawn(async move { store.relay(log, relay_shutdown).await });
     consumers::spawn(&deps.log, &committer, &tasks, &shutdown);
     topics::spawn(&deps.log, &api, &tasks, &shutdown);
     tasks.spawn(show_events(deps.log, health.clone(), shutdown));

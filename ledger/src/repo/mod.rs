@@ -2,72 +2,95 @@
 //!
 //! The storage contract, kept by every back-end: a [`Group`] is one write transaction. [`Group::load`] gives the working set of its commands in a
 //! fixed number of statements, [`Group::save`] writes what the fold made of it in a fixed number of statements, whatever the size of the group;
-//! after [`Group::commit`] it is durable. Reads see committed rows only. Today: SQLite.
+//! after [`Group::commit`] it is durable. [`Reads`] see committed rows only.
 
-mod load;
 mod read;
 mod rows;
-mod save;
+mod sqlite;
 
-use std::path::Path;
+use std::{ops::Deref, path::Path, sync::Arc};
 
-use events::{Event, Sqlite};
+use async_trait::async_trait;
+use events::Event;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-pub use read::{Before, HoldFilter, OperationFilter, TrialBalance};
+pub use read::{Before, HoldFilter, OperationFilter, Reads, TrialBalance};
 
-use crate::Error;
-
-static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/sqlite");
+use crate::{Error, book::Book, fold::Command};
 
 /// The ledger's database. Clones share it.
 #[derive(Clone)]
 pub struct Store {
-    db: Sqlite,
+    reads: Arc<dyn Reads>,
+    writes: Arc<dyn Writes>,
 }
 
 impl Store {
     /// Opens `ledger.sqlite` in the folder and brings its schema up to date.
+    ///
+    /// # Errors
+    /// [`Error::Events`]: the file cannot be opened, or its schema cannot be brought up to date.
     pub async fn open(data_dir: &Path) -> Result<Self, Error> {
+        let (reads, writes) = sqlite::open(data_dir).await?;
         Ok(Store {
-            db: Sqlite::open(data_dir.join("ledger.sqlite"), &MIGRATOR).await?,
+            reads: Arc::new(reads),
+            writes: Arc::new(writes),
         })
-    }
-
-    /// The database itself, for the outbox relay.
-    pub fn db(&self) -> &Sqlite {
-        &self.db
     }
 
     /// Begins a write transaction.
-    pub async fn begin(&self) -> Result<Group, Error> {
-        Ok(Group {
-            tx: self.db.write().await?,
-        })
+    ///
+    /// # Errors
+    /// [`Error::Store`], [`Error::Events`].
+    pub async fn begin(&self) -> Result<Box<dyn Group>, Error> {
+        self.writes.begin().await
+    }
+
+    /// Moves events of committed groups to the log until `shutdown`.
+    pub async fn relay(&self, log: Arc<dyn events::Log>, shutdown: CancellationToken) {
+        self.writes.relay(log, shutdown).await;
     }
 
     pub async fn close(&self) {
-        self.db.close().await;
+        self.writes.close().await;
     }
+}
+
+impl Deref for Store {
+    type Target = dyn Reads;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.reads
+    }
+}
+
+/// The writing half of the storage contract.
+#[async_trait]
+pub trait Writes: Send + Sync {
+    async fn begin(&self) -> Result<Box<dyn Group>, Error>;
+    async fn relay(&self, log: Arc<dyn events::Log>, shutdown: CancellationToken);
+    /// Waits for all connections to be returned and closes them, those of [`Reads`] too.
+    async fn close(&self);
 }
 
 /// One write transaction; dropped without [`Group::commit`] it leaves nothing.
-pub struct Group {
-    tx: events::Tx,
-}
-
-impl Group {
+#[async_trait]
+pub trait Group: Send {
     /// Notes an event as taken; `false` when it was before.
-    pub async fn accept(&mut self, consumer: &str, event_id: Uuid) -> Result<bool, Error> {
-        Ok(events::inbox::accept_in_tx(&mut self.tx, consumer, event_id).await?)
-    }
+    async fn accept(&mut self, consumer: &str, event_id: Uuid) -> Result<bool, Error>;
+
+    /// Everything these commands can touch, as it stands and stays until the end of the group.
+    async fn load(&mut self, commands: &[&Command], now_us: i64) -> Result<Book, Error>;
+
+    /// Writes every changed row.
+    async fn save(&mut self, book: &Book) -> Result<(), Error>;
+
+    /// What a command asks of the store alone.
+    async fn tidy(&mut self, command: &Command) -> Result<(), Error>;
 
     /// Puts events beside the change that caused them.
-    pub async fn append_events(&mut self, events: &[Event]) -> Result<(), Error> {
-        Ok(events::outbox::append_in_tx(&mut self.tx, events).await?)
-    }
+    async fn append_events(&mut self, events: &[Event]) -> Result<(), Error>;
 
-    pub async fn commit(self) -> Result<(), Error> {
-        Ok(self.tx.commit().await?)
-    }
+    async fn commit(self: Box<Self>) -> Result<(), Error>;
 }

@@ -1,8 +1,7 @@
-//! Rows as SQLite gives them, and as JSON arrays that carry many rows in one bound value.
+//! Rows as either database gives them, and the text in which answers are kept.
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
 use sqlx::FromRow;
 use types::Minor;
 
@@ -23,17 +22,6 @@ pub fn broken(what: &str, id: &str) -> Error {
 
 fn some_id(text: Option<String>) -> Option<Id> {
     text.map(Id::from)
-}
-
-/// Many ids in one bound value.
-pub fn ids<'a>(items: impl IntoIterator<Item = &'a Id>) -> String {
-    let items: Vec<&str> = items.into_iter().map(|id| &**id).collect();
-    serde_json::to_string(&items).expect("texts have a JSON form")
-}
-
-/// Many rows in one bound value.
-pub fn rows(items: impl IntoIterator<Item = Value>) -> String {
-    Value::Array(items.into_iter().collect()).to_string()
 }
 
 #[derive(FromRow)]
@@ -60,16 +48,6 @@ impl TryFrom<AccountRow> for Account {
     }
 }
 
-pub fn account(row: &Account) -> Value {
-    json!([
-        &*row.account_id,
-        &*row.user_id,
-        row.kind.code(),
-        row.created_at_us,
-        row.updated_at_us
-    ])
-}
-
 pub const SUB_ACCOUNT: &str = "SELECT s.*, COALESCE(i.decimals, 0) AS decimals FROM sub_accounts s \
      LEFT JOIN instruments i ON i.instrument_id = s.instrument_id";
 
@@ -79,11 +57,13 @@ pub struct SubAccountRow {
     account_id: String,
     user_id: String,
     instrument_id: String,
+    #[sqlx(try_from = "i32")]
     decimals: u8,
     balance: i64,
     held: i64,
     unsettled: i64,
     version: i64,
+    #[sqlx(try_from = "i32")]
     freeze: u8,
     closed: bool,
     may_be_negative: bool,
@@ -112,25 +92,6 @@ impl From<SubAccountRow> for SubAccount {
             updated_at_us: row.updated_at_us,
         }
     }
-}
-
-pub fn subaccount(row: &SubAccount) -> Value {
-    let terms = &row.terms;
-    json!([
-        &*terms.subaccount_id,
-        &*terms.account_id,
-        &*terms.user_id,
-        &*terms.instrument_id,
-        row.balance.0,
-        row.held.0,
-        row.unsettled.0,
-        row.version,
-        row.freeze,
-        i32::from(row.closed),
-        i32::from(terms.may_be_negative),
-        terms.created_at_us,
-        row.updated_at_us
-    ])
 }
 
 #[derive(FromRow)]
@@ -181,41 +142,6 @@ impl TryFrom<OperationRow> for Operation {
     }
 }
 
-pub fn operation(row: &Operation) -> Value {
-    let terms = &row.terms;
-    json!([
-        &*terms.operation_id,
-        terms.scope.code(),
-        terms.kind.code(),
-        row.status.code(),
-        &*terms.user_id,
-        &*terms.idempotency_key,
-        terms.external_ref.as_deref(),
-        row.tx_hash.as_deref(),
-        row.rejection_code,
-        row.rejection_message,
-        i32::from(terms.awaits_chain),
-        terms.reverses.as_deref(),
-        row.reversed_by.as_deref(),
-        terms.digest,
-        terms.created_at_us,
-        row.finalized_at_us
-    ])
-}
-
-/// Only what may change.
-pub fn operation_state(row: &Operation) -> Value {
-    json!([
-        &*row.terms.operation_id,
-        row.status.code(),
-        row.tx_hash.as_deref(),
-        row.rejection_code,
-        row.rejection_message,
-        row.reversed_by.as_deref(),
-        row.finalized_at_us
-    ])
-}
-
 pub const POSTING: &str = "SELECT p.*, COALESCE(i.decimals, 0) AS decimals FROM postings p \
      LEFT JOIN instruments i ON i.instrument_id = p.instrument_id";
 
@@ -223,10 +149,12 @@ pub const POSTING: &str = "SELECT p.*, COALESCE(i.decimals, 0) AS decimals FROM 
 pub struct PostingRow {
     posting_id: String,
     operation_id: String,
-    ordinal: i64,
+    #[sqlx(try_from = "i32")]
+    ordinal: u32,
     debit_subaccount_id: String,
     credit_subaccount_id: String,
     instrument_id: String,
+    #[sqlx(try_from = "i32")]
     decimals: u8,
     amount: i64,
     hold_id: Option<String>,
@@ -243,7 +171,7 @@ impl From<PostingRow> for Posting {
         Posting {
             posting_id: row.posting_id.into(),
             operation_id: row.operation_id.into(),
-            ordinal: row.ordinal as u32,
+            ordinal: row.ordinal,
             debit_subaccount_id: row.debit_subaccount_id.into(),
             credit_subaccount_id: row.credit_subaccount_id.into(),
             amount: Units {
@@ -262,25 +190,6 @@ impl From<PostingRow> for Posting {
     }
 }
 
-pub fn posting(row: &Posting) -> Value {
-    json!([
-        &*row.operation_id,
-        row.ordinal,
-        &*row.posting_id,
-        &*row.debit_subaccount_id,
-        &*row.credit_subaccount_id,
-        &*row.amount.instrument_id,
-        row.amount.minor.0,
-        row.hold_id.as_deref(),
-        i32::from(row.unsettled),
-        row.debit_balance_after.0,
-        row.debit_version,
-        row.credit_balance_after.0,
-        row.credit_version,
-        row.created_at_us
-    ])
-}
-
 pub const HOLD: &str = "SELECT h.*, COALESCE(i.decimals, 0) AS decimals FROM holds h \
      LEFT JOIN instruments i ON i.instrument_id = h.instrument_id";
 
@@ -291,6 +200,7 @@ pub struct HoldRow {
     subaccount_id: String,
     user_id: String,
     instrument_id: String,
+    #[sqlx(try_from = "i32")]
     decimals: u8,
     amount: i64,
     remaining: i64,
@@ -373,32 +283,6 @@ impl From<&Hold> for HoldRow {
             updated_at_us: hold.updated_at_us,
         }
     }
-}
-
-pub fn hold(row: &Hold) -> Value {
-    let terms = &row.terms;
-    json!([
-        &*terms.hold_id,
-        &*terms.subaccount_id,
-        &*terms.user_id,
-        &*terms.instrument_id,
-        row.amount.0,
-        row.remaining.0,
-        row.added.0,
-        row.split_off.0,
-        row.consumed.0,
-        row.released.0,
-        row.returned.0,
-        row.status.code(),
-        i32::from(row.expiry_told),
-        terms.reason,
-        terms.owner,
-        terms.parent_hold_id.as_deref(),
-        terms.destination_subaccount_id.as_deref(),
-        terms.expires_at_us,
-        terms.created_at_us,
-        row.updated_at_us
-    ])
 }
 
 #[derive(FromRow)]

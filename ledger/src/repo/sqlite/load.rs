@@ -5,54 +5,54 @@ use std::collections::BTreeSet;
 use serde_json::json;
 use sqlx::{AssertSqlSafe, SqliteConnection};
 
-use super::{
-    Group,
-    rows::{
-        self, AccountRow, AnswerRow, HoldRow, OperationRow, ParkedRow, PostingRow, SubAccountRow,
-    },
-};
+use super::rows;
 use crate::{
     Error,
     book::Book,
     fold::{Command, StoredOutcome, Wanted},
     model::{Call, Hold, Id, Operation, Posting, SourcePosition, User},
     names::SubAccountName,
+    repo::rows::{
+        AccountRow, AnswerRow, HOLD, HoldRow, OperationRow, POSTING, ParkedRow, PostingRow,
+        SUB_ACCOUNT, SubAccountRow, broken,
+    },
 };
 
 /// A child knows its parent, a parent may be a child; no deeper chain is ever made.
 const PARENT_ROUNDS: usize = 3;
 
-impl Group {
-    /// Everything these commands can touch.
-    pub async fn load(&mut self, commands: &[&Command], now_us: i64) -> Result<Book, Error> {
-        let tx = &mut *self.tx;
-        let mut book = Book {
-            now_us,
-            ..Book::default()
-        };
-        let mut wanted = Wanted::default();
-        for command in commands {
-            wanted.add(command);
-        }
-        holds(tx, &mut wanted, &mut book).await?;
-        operations_by_id(tx, &wanted.operation_ids, &mut book).await?;
-        for command in commands {
-            wanted.add_late(
-                command,
-                |id| book.holds.get(id).cloned(),
-                |id| book.operations.get(id).cloned(),
-            );
-        }
-        let answered = answers(tx, &wanted, &mut book).await?;
-        operations_by_id(tx, &answered, &mut book).await?;
-        operations_by_other(tx, &wanted, &mut book).await?;
-        postings(tx, &mut wanted, &mut book).await?;
-        subaccounts(tx, &wanted, &mut book).await?;
-        owners(tx, &wanted, &mut book).await?;
-        scales(tx, &wanted, commands, &mut book).await?;
-        memory(tx, &wanted, &mut book).await?;
-        Ok(book)
+/// Everything these commands can touch.
+pub async fn load(
+    tx: &mut SqliteConnection,
+    commands: &[&Command],
+    now_us: i64,
+) -> Result<Book, Error> {
+    let mut book = Book {
+        now_us,
+        ..Book::default()
+    };
+    let mut wanted = Wanted::default();
+    for command in commands {
+        wanted.add(command);
     }
+    holds(tx, &mut wanted, &mut book).await?;
+    operations_by_id(tx, &wanted.operation_ids, &mut book).await?;
+    for command in commands {
+        wanted.add_late(
+            command,
+            |id| book.holds.get(id).cloned(),
+            |id| book.operations.get(id).cloned(),
+        );
+    }
+    let answered = answers(tx, &wanted, &mut book).await?;
+    operations_by_id(tx, &answered, &mut book).await?;
+    operations_by_other(tx, &wanted, &mut book).await?;
+    postings(tx, &mut wanted, &mut book).await?;
+    subaccounts(tx, &wanted, &mut book).await?;
+    owners(tx, &wanted, &mut book).await?;
+    scales(tx, &wanted, commands, &mut book).await?;
+    memory(tx, &wanted, &mut book).await?;
+    Ok(book)
 }
 
 async fn holds(
@@ -68,7 +68,7 @@ async fn holds(
         }
         let sql = format!(
             "{} WHERE h.hold_id IN (SELECT value FROM json_each($1))",
-            rows::HOLD
+            HOLD
         );
         let found: Vec<HoldRow> = sqlx::query_as(AssertSqlSafe(sql))
             .bind(rows::ids(&missing))
@@ -188,7 +188,7 @@ async fn postings(
     }
     let sql = format!(
         "{} WHERE p.operation_id IN (SELECT value FROM json_each($1)) ORDER BY p.operation_id, p.ordinal",
-        rows::POSTING
+        POSTING
     );
     let found: Vec<PostingRow> = sqlx::query_as(AssertSqlSafe(sql))
         .bind(rows::ids(&of))
@@ -229,7 +229,7 @@ async fn subaccounts(
         }
         let sql = format!(
             "{} WHERE {column} IN (SELECT value FROM json_each($1))",
-            rows::SUB_ACCOUNT
+            SUB_ACCOUNT
         );
         let found: Vec<SubAccountRow> = sqlx::query_as(AssertSqlSafe(sql))
             .bind(rows::ids(keys))
@@ -326,7 +326,7 @@ async fn answers(
     .await?;
     for row in found {
         let call = Call::from_code(row.call)
-            .ok_or_else(|| rows::broken("stored answer", &row.idempotency_key))?;
+            .ok_or_else(|| broken("stored answer", &row.idempotency_key))?;
         let answer = row.answer()?;
         match &answer.outcome {
             StoredOutcome::Batch(outcomes) => operations.extend(outcomes.iter().flatten().cloned()),

@@ -7,11 +7,12 @@ use crate::{
     Error,
     book::Book,
     fold::{Act, Command},
+    repo::rows::outcome_text,
 };
 
 impl Group {
     /// Writes every changed row. The order follows the references between the tables.
-    pub async fn save(&mut self, book: &Book) -> Result<(), Error> {
+    pub(super) async fn save_rows(&mut self, book: &Book) -> Result<(), Error> {
         self.put(
             "INSERT INTO instruments (instrument_id, decimals) SELECT value->>0, value->>1 FROM json_each($1)",
             book.scales.changes().iter().filter_map(|change| Some(json!([&**change.key, change.after?]))).collect(),
@@ -102,7 +103,7 @@ impl Group {
             book.answers.changes().iter().filter_map(|change| {
                 let (call, user_id, key) = change.key;
                 let answer = change.after?;
-                let outcome = rows::outcome_text(&answer.outcome);
+                let outcome = outcome_text(&answer.outcome);
                 Some(json!([call.code(), &**user_id, &**key, answer.digest, outcome, book.now_us]))
             }).collect(),
         )
@@ -157,7 +158,7 @@ impl Group {
     }
 
     /// What a command asks of the store alone.
-    pub async fn tidy(&mut self, command: &Command) -> Result<(), Error> {
+    pub(super) async fn tidy_rows(&mut self, command: &Command) -> Result<(), Error> {
         if let Act::ForgetParked { before_us } = &command.act {
             sqlx::query("DELETE FROM parked WHERE at_us < $1")
                 .bind(before_us)
