@@ -2,9 +2,14 @@
 //!
 //! Natural group commit: while one group is being made durable the next one gathers, so a lone command waits for nobody and a crowd shares one
 //! fsync. Each command of a group is all or nothing on its own. An answer leaves only after its transaction is durable. A group that the
-//! store refuses is tried again command by command, so that one bad apple spoils nobody's write.
+//! store refuses is tried again command by command, so that one bad apple spoils nobody's write. A group that lost to another ledger or lost
+//! its connection is folded again from the start, whoever asks sees nothing of it: what was written after all is found by the keys of its
+//! commands, by the inbox of its event, or leaves nothing to do. It is tried for [`PATIENCE`], while the store is known to be away once.
 //! Bounds: [`QUEUE_COMMANDS_MAX`] waiting (callers wait beyond), [`GROUP_COMMANDS_MAX`] and [`GROUP_WEIGHT_MAX`] in one transaction.
 
+use std::time::{Duration, Instant};
+
+use rand::Rng;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
@@ -18,13 +23,20 @@ use crate::{
     fold::{self, Act, Answer, Answered, Command, Outcome},
     model::Id,
     outbox,
-    repo::{Group, Store},
+    repo::{Again, Group, Store},
 };
 
 pub const QUEUE_COMMANDS_MAX: usize = 4_096;
 pub const GROUP_COMMANDS_MAX: usize = 512;
 /// Operations and hold steps of one transaction, unless a single command has more.
 pub const GROUP_WEIGHT_MAX: usize = 8_192;
+
+/// How long a group is folded again and again; below the deadline of a call, so that its caller hears that the store is away.
+pub const PATIENCE: Duration = Duration::from_secs(4);
+/// Tries of a group that meets other ledgers. Two that meet again and again spread out by the jitter of the pauses.
+const CONTENTION_TRIES_MAX: u32 = 16;
+const FIRST_PAUSE_MS: u64 = 2;
+const PAUSE_MS_MAX: u64 = 250;
 
 /// An event to note as taken, in the transaction of its effect.
 #[derive(Clone, Debug)]
@@ -59,6 +71,7 @@ impl Committer {
             store,
             clock,
             health,
+            is_away: false,
         };
         let span = tracing::info_span!("worker", service_name = "ledger", worker = "committer");
         let task = tokio::spawn(worker.run(receiver, shutdown).instrument(span));
@@ -108,10 +121,12 @@ struct Worker {
     store: Store,
     clock: Clock,
     health: rpc::Health,
+    /// The last group found no store.
+    is_away: bool,
 }
 
 impl Worker {
-    async fn run(self, mut queue: mpsc::Receiver<Job>, shutdown: CancellationToken) {
+    async fn run(mut self, mut queue: mpsc::Receiver<Job>, shutdown: CancellationToken) {
         let guard = StopGuard(self.health.clone());
         loop {
             let first = tokio::select! {
@@ -144,13 +159,13 @@ impl Worker {
         drop(guard);
     }
 
-    async fn commit(&self, group: Vec<Job>) {
+    async fn commit(&mut self, group: Vec<Job>) {
         match self.attempt(&group).await {
             Ok(outcomes) => {
                 self.health.set_ok("store");
                 answer(group, outcomes);
             }
-            Err(error) if group.len() > 1 => {
+            Err(error) if group.len() > 1 && !self.is_away => {
                 tracing::warn!(%error, commands = group.len(), "group refused by the store, trying one by one");
                 for job in group {
                     let one = vec![job];
@@ -174,7 +189,37 @@ impl Worker {
         }
     }
 
-    async fn attempt(&self, group: &[Job]) -> Result<Vec<Outcome>, Error> {
+    /// Folds and commits a group, anew as long as the store says that this may help.
+    async fn attempt(&mut self, group: &[Job]) -> Result<Vec<Outcome>, Error> {
+        let began = Instant::now();
+        let mut tries = 0;
+        loop {
+            let error = match self.attempt_once(group).await {
+                Ok(outcomes) => {
+                    self.is_away = false;
+                    return Ok(outcomes);
+                }
+                Err(error) => error,
+            };
+            tries += 1;
+            let is_over = began.elapsed() >= PATIENCE;
+            let why = match self.store.again(&error) {
+                Again::No => return Err(error),
+                Again::Contention if is_over || tries >= CONTENTION_TRIES_MAX => return Err(error),
+                Again::Contention => "contention",
+                Again::Lost if is_over || self.is_away => {
+                    self.is_away = true;
+                    return Err(error);
+                }
+                Again::Lost => "connection",
+            };
+            tracing::debug!(%error, tries, "group is folded again");
+            metrics::counter!("ledger_commit_retries_total", "reason" => why).increment(1);
+            tokio::time::sleep(pause(tries)).await;
+        }
+    }
+
+    async fn attempt_once(&self, group: &[Job]) -> Result<Vec<Outcome>, Error> {
         let mut tx = self.store.begin().await?;
         if let [
             Job {
@@ -207,6 +252,12 @@ impl Worker {
         count(&book);
         Ok(outcomes)
     }
+}
+
+/// Doubles up to the bound; half of it is chance.
+fn pause(tries: u32) -> Duration {
+    let full = (FIRST_PAUSE_MS << tries.min(16)).min(PAUSE_MS_MAX);
+    Duration::from_millis(full / 2 + rand::rng().random_range(0..=full / 2))
 }
 
 async fn write(tx: &mut dyn Group, book: &Book, group: &[Job]) -> Result<(), Error> {

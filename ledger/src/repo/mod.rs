@@ -4,11 +4,13 @@
 //! fixed number of statements, [`Group::save`] writes what the fold made of it in a fixed number of statements, whatever the size of the group;
 //! after [`Group::commit`] it is durable. [`Reads`] see committed rows only.
 
+mod keep;
+mod postgres;
 mod read;
 mod rows;
 mod sqlite;
 
-use std::{ops::Deref, path::Path, sync::Arc};
+use std::{ops::Deref, sync::Arc};
 
 use async_trait::async_trait;
 use events::Event;
@@ -17,7 +19,7 @@ use uuid::Uuid;
 
 pub use read::{Before, HoldFilter, OperationFilter, Reads, TrialBalance};
 
-use crate::{Error, book::Book, fold::Command};
+use crate::{Error, LedgerConfig, book::Book, fold::Command};
 
 /// The ledger's database. Clones share it.
 #[derive(Clone)]
@@ -27,12 +29,22 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens `ledger.sqlite` in the folder and brings its schema up to date.
+    /// Opens the database that the settings name, or `ledger.sqlite` in the data folder, and brings its schema up to date.
     ///
     /// # Errors
-    /// [`Error::Events`]: the file cannot be opened, or its schema cannot be brought up to date.
-    pub async fn open(data_dir: &Path) -> Result<Self, Error> {
-        let (reads, writes) = sqlite::open(data_dir).await?;
+    /// [`Error::Events`]: it cannot be opened, or its schema cannot be brought up to date. [`Error::Url`].
+    pub async fn open(config: &LedgerConfig) -> Result<Self, Error> {
+        if config.url.is_empty() {
+            let (reads, writes) = sqlite::open(&config.data_dir).await?;
+            return Ok(Store {
+                reads: Arc::new(reads),
+                writes: Arc::new(writes),
+            });
+        }
+        if !config.url.is_postgres() {
+            return Err(Error::Url(config.url.to_string()));
+        }
+        let (reads, writes) = postgres::open(config.url.secret()).await?;
         Ok(Store {
             reads: Arc::new(reads),
             writes: Arc::new(writes),
@@ -52,6 +64,11 @@ impl Store {
         self.writes.relay(log, shutdown).await;
     }
 
+    /// Whether the commands of a group that failed with this are to be folded again.
+    pub fn again(&self, error: &Error) -> Again {
+        self.writes.again(error)
+    }
+
     pub async fn close(&self) {
         self.writes.close().await;
     }
@@ -65,11 +82,23 @@ impl Deref for Store {
     }
 }
 
+/// What to do about a group that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Again {
+    /// It would fail again, or cannot be judged.
+    No,
+    /// Another process was faster. Nothing was written; folded again it sees what the other one made.
+    Contention,
+    /// The connection is gone. Perhaps everything was written: the keys of the commands tell when they are folded again.
+    Lost,
+}
+
 /// The writing half of the storage contract.
 #[async_trait]
 pub trait Writes: Send + Sync {
     async fn begin(&self) -> Result<Box<dyn Group>, Error>;
     async fn relay(&self, log: Arc<dyn events::Log>, shutdown: CancellationToken);
+    fn again(&self, error: &Error) -> Again;
     /// Waits for all connections to be returned and closes them, those of [`Reads`] too.
     async fn close(&self);
 }

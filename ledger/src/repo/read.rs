@@ -249,12 +249,12 @@ where
     async fn trial_balance(&self, instrument_id: &str) -> Result<Vec<TrialBalance>, Error> {
         let found: Vec<TrialRow> = sqlx::query_as(
             "SELECT s.instrument_id, COALESCE(MAX(i.decimals), 0), \
-             SUM(s.balance >> 32), SUM(s.balance & 4294967295), \
-             SUM(CASE WHEN s.subaccount_id LIKE 'system:reserve:%' THEN s.balance >> 32 ELSE 0 END), \
-             SUM(CASE WHEN s.subaccount_id LIKE 'system:reserve:%' THEN s.balance & 4294967295 ELSE 0 END), \
-             SUM(s.unsettled >> 32), SUM(s.unsettled & 4294967295), \
-             COALESCE((SELECT SUM(h.remaining >> 32) FROM holds h WHERE h.status = 1 AND h.instrument_id = s.instrument_id), 0), \
-             COALESCE((SELECT SUM(h.remaining & 4294967295) FROM holds h WHERE h.status = 1 AND h.instrument_id = s.instrument_id), 0) \
+             CAST(SUM(s.balance >> 32) AS BIGINT), CAST(SUM(s.balance & 4294967295) AS BIGINT), \
+             CAST(SUM(CASE WHEN s.subaccount_id LIKE 'system:reserve:%' THEN s.balance >> 32 ELSE 0 END) AS BIGINT), \
+             CAST(SUM(CASE WHEN s.subaccount_id LIKE 'system:reserve:%' THEN s.balance & 4294967295 ELSE 0 END) AS BIGINT), \
+             CAST(SUM(s.unsettled >> 32) AS BIGINT), CAST(SUM(s.unsettled & 4294967295) AS BIGINT), \
+             COALESCE((SELECT CAST(SUM(h.remaining >> 32) AS BIGINT) FROM holds h WHERE h.status = 1 AND h.instrument_id = s.instrument_id), 0), \
+             COALESCE((SELECT CAST(SUM(h.remaining & 4294967295) AS BIGINT) FROM holds h WHERE h.status = 1 AND h.instrument_id = s.instrument_id), 0) \
              FROM sub_accounts s LEFT JOIN instruments i ON i.instrument_id = s.instrument_id \
              WHERE $1 = '' OR s.instrument_id = $1 GROUP BY s.instrument_id ORDER BY s.instrument_id",
         )

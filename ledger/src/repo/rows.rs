@@ -51,7 +51,7 @@ impl TryFrom<AccountRow> for Account {
 pub const SUB_ACCOUNT: &str = "SELECT s.*, COALESCE(i.decimals, 0) AS decimals FROM sub_accounts s \
      LEFT JOIN instruments i ON i.instrument_id = s.instrument_id";
 
-#[derive(FromRow)]
+#[derive(Clone, FromRow)]
 pub struct SubAccountRow {
     subaccount_id: String,
     account_id: String,
@@ -69,6 +69,12 @@ pub struct SubAccountRow {
     may_be_negative: bool,
     created_at_us: i64,
     updated_at_us: i64,
+}
+
+impl SubAccountRow {
+    pub fn id(&self) -> &str {
+        &self.subaccount_id
+    }
 }
 
 impl From<SubAccountRow> for SubAccount {

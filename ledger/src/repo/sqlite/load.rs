@@ -9,12 +9,14 @@ use super::rows;
 use crate::{
     Error,
     book::Book,
-    fold::{Command, StoredOutcome, Wanted},
-    model::{Call, Hold, Id, Operation, Posting, SourcePosition, User},
-    names::SubAccountName,
-    repo::rows::{
-        AccountRow, AnswerRow, HOLD, HoldRow, OperationRow, POSTING, ParkedRow, PostingRow,
-        SUB_ACCOUNT, SubAccountRow, broken,
+    fold::{Command, Wanted},
+    model::Id,
+    repo::{
+        keep,
+        rows::{
+            AccountRow, AnswerRow, HOLD, HoldRow, OperationRow, POSTING, ParkedRow, PostingRow,
+            SUB_ACCOUNT, SubAccountRow,
+        },
     },
 };
 
@@ -74,38 +76,8 @@ async fn holds(
             .bind(rows::ids(&missing))
             .fetch_all(&mut *tx)
             .await?;
-        for row in found {
-            let hold = Hold::try_from(row)?;
-            wanted.add_hold(&hold);
-            book.holds.load(hold.terms.hold_id.clone(), hold);
-        }
+        keep::holds(wanted, book, found)?;
         asked.extend(missing);
-    }
-    Ok(())
-}
-
-fn keep(book: &mut Book, found: Vec<OperationRow>) -> Result<(), Error> {
-    for row in found {
-        let operation = Operation::try_from(row)?;
-        let terms = operation.terms.clone();
-        let id = terms.operation_id.clone();
-        let key = (
-            terms.scope,
-            terms.user_id.clone(),
-            terms.idempotency_key.clone(),
-        );
-        book.by_key.load(key, id.clone());
-        if let Some(reference) = &terms.external_ref {
-            book.by_reference
-                .load((terms.kind, reference.clone()), id.clone());
-        }
-        if let Some(tx_hash) = &operation.tx_hash {
-            let carriers = book.by_tx.entry(tx_hash.clone()).or_default();
-            if !carriers.contains(&id) {
-                carriers.push(id.clone());
-            }
-        }
-        book.operations.load(id, operation);
     }
     Ok(())
 }
@@ -118,13 +90,13 @@ async fn operations_by_id(
     if ids.is_empty() {
         return Ok(());
     }
-    let found = sqlx::query_as(
+    let found: Vec<OperationRow> = sqlx::query_as(
         "SELECT * FROM operations WHERE operation_id IN (SELECT value FROM json_each($1))",
     )
     .bind(rows::ids(ids))
     .fetch_all(tx)
     .await?;
-    keep(book, found)
+    keep::operations(book, found)
 }
 
 async fn operations_by_other(
@@ -137,37 +109,37 @@ async fn operations_by_other(
             .operation_keys
             .keys()
             .map(|(user, key, scope)| json!([&**user, &**key, scope]));
-        let found = sqlx::query_as(
+        let found: Vec<OperationRow> = sqlx::query_as(
             "SELECT o.* FROM json_each($1) j CROSS JOIN operations o \
              ON o.user_id = j.value->>0 AND o.idempotency_key = j.value->>1 AND o.scope = j.value->>2",
         )
         .bind(rows::rows(keys))
         .fetch_all(&mut *tx)
         .await?;
-        keep(book, found)?;
+        keep::operations(book, found)?;
     }
     if !wanted.references.is_empty() {
         let keys = wanted
             .references
             .keys()
             .map(|(reference, kind)| json!([&**reference, kind]));
-        let found = sqlx::query_as(
+        let found: Vec<OperationRow> = sqlx::query_as(
             "SELECT o.* FROM json_each($1) j CROSS JOIN operations o \
              ON o.external_ref = j.value->>0 AND o.kind = j.value->>1",
         )
         .bind(rows::rows(keys))
         .fetch_all(&mut *tx)
         .await?;
-        keep(book, found)?;
+        keep::operations(book, found)?;
     }
     if !wanted.tx_hashes.is_empty() {
-        let found = sqlx::query_as(
+        let found: Vec<OperationRow> = sqlx::query_as(
             "SELECT * FROM operations WHERE tx_hash IN (SELECT value FROM json_each($1)) ORDER BY created_at_us, operation_id",
         )
         .bind(rows::ids(&wanted.tx_hashes))
         .fetch_all(tx)
         .await?;
-        keep(book, found)?;
+        keep::operations(book, found)?;
     }
     Ok(())
 }
@@ -194,23 +166,7 @@ async fn postings(
         .bind(rows::ids(&of))
         .fetch_all(tx)
         .await?;
-    let mut group: Vec<Posting> = Vec::new();
-    let found = found.into_iter().map(Posting::from).map(Some).chain([None]);
-    for posting in found {
-        let ends = match (&posting, group.last()) {
-            (Some(posting), Some(last)) => posting.operation_id != last.operation_id,
-            (None, Some(_)) => true,
-            (_, None) => false,
-        };
-        if ends {
-            let done = std::mem::take(&mut group);
-            book.postings.load(done[0].operation_id.clone(), done);
-        }
-        if let Some(posting) = posting {
-            wanted.add_posting(&posting);
-            group.push(posting);
-        }
-    }
+    keep::postings(wanted, book, found);
     Ok(())
 }
 
@@ -235,10 +191,7 @@ async fn subaccounts(
             .bind(rows::ids(keys))
             .fetch_all(&mut *tx)
             .await?;
-        for row in found {
-            let row = crate::model::SubAccount::from(row);
-            book.subaccounts.load(row.terms.subaccount_id.clone(), row);
-        }
+        keep::subaccounts(book, found);
     }
     Ok(())
 }
@@ -251,10 +204,7 @@ async fn owners(tx: &mut SqliteConnection, wanted: &Wanted, book: &mut Book) -> 
         .bind(rows::ids(&wanted.account_ids))
         .fetch_all(&mut *tx)
         .await?;
-        for row in found {
-            let account = crate::model::Account::try_from(row)?;
-            book.accounts.load(account.account_id.clone(), account);
-        }
+        keep::accounts(book, found)?;
     }
     if !wanted.user_ids.is_empty() {
         let found: Vec<(String, bool)> = sqlx::query_as(
@@ -263,10 +213,7 @@ async fn owners(tx: &mut SqliteConnection, wanted: &Wanted, book: &mut Book) -> 
         .bind(rows::ids(&wanted.user_ids))
         .fetch_all(tx)
         .await?;
-        for (user_id, blocked) in found {
-            let user_id = Id::from(user_id);
-            book.users.load(user_id.clone(), User { user_id, blocked });
-        }
+        keep::users(book, found);
     }
     Ok(())
 }
@@ -277,17 +224,7 @@ async fn scales(
     commands: &[&Command],
     book: &mut Book,
 ) -> Result<(), Error> {
-    let mut instruments: BTreeSet<Id> = wanted
-        .subaccount_ids
-        .iter()
-        .filter_map(|id| SubAccountName::parse(id))
-        .map(|name| name.instrument_id.into())
-        .collect();
-    for command in commands {
-        command.each_new_scale(&mut |id| {
-            instruments.insert(id.clone());
-        });
-    }
+    let instruments = keep::instruments(wanted, commands);
     if instruments.is_empty() {
         return Ok(());
     }
@@ -309,9 +246,8 @@ async fn answers(
     wanted: &Wanted,
     book: &mut Book,
 ) -> Result<BTreeSet<Id>, Error> {
-    let mut operations = BTreeSet::new();
     if wanted.answer_keys.is_empty() {
-        return Ok(operations);
+        return Ok(BTreeSet::new());
     }
     let keys = wanted
         .answer_keys
@@ -324,21 +260,7 @@ async fn answers(
     .bind(rows::rows(keys))
     .fetch_all(tx)
     .await?;
-    for row in found {
-        let call = Call::from_code(row.call)
-            .ok_or_else(|| broken("stored answer", &row.idempotency_key))?;
-        let answer = row.answer()?;
-        match &answer.outcome {
-            StoredOutcome::Batch(outcomes) => operations.extend(outcomes.iter().flatten().cloned()),
-            StoredOutcome::Hold { operation_id, .. } => operations.extend(operation_id.clone()),
-            StoredOutcome::Refused { .. } | StoredOutcome::SubAccount(_) => {}
-        }
-        book.answers.load(
-            (call, row.user_id.into(), row.idempotency_key.into()),
-            answer,
-        );
-    }
-    Ok(operations)
+    keep::answers(book, found)
 }
 
 /// What the ledger remembers beside its rows: source positions, parked news.
@@ -350,14 +272,7 @@ async fn memory(tx: &mut SqliteConnection, wanted: &Wanted, book: &mut Book) -> 
         .bind(rows::ids(&wanted.sources))
         .fetch_all(&mut *tx)
         .await?;
-        for (source, first, through, digest) in found {
-            let position = SourcePosition {
-                first_sequence: first.unsigned_abs(),
-                through_sequence: through.unsigned_abs(),
-                digest,
-            };
-            book.sources.load(source.into(), position);
-        }
+        keep::sources(book, found);
     }
     if !wanted.parked.is_empty() {
         let found: Vec<ParkedRow> = sqlx::query_as(

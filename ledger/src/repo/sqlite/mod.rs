@@ -11,7 +11,7 @@ use events::{Event, Sqlite};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::Writes;
+use super::{Again, Writes};
 use crate::{Error, book::Book, fold::Command};
 
 static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/sqlite");
@@ -36,6 +36,11 @@ impl Writes for Writer {
 
     async fn relay(&self, log: Arc<dyn events::Log>, shutdown: CancellationToken) {
         events::outbox::Relay::run(self.db.clone(), log, shutdown).await;
+    }
+
+    /// Nobody else writes, and the wait for the file's lock is behind it.
+    fn again(&self, _: &Error) -> Again {
+        Again::No
     }
 
     async fn close(&self) {
