@@ -203,7 +203,12 @@ impl Worker {
             };
             tries += 1;
             let is_over = began.elapsed() >= PATIENCE;
-            let why = match self.store.again(&error) {
+            let again = self.store.again(&error);
+            if again != Again::Lost {
+                // It said something.
+                self.is_away = false;
+            }
+            let why = match again {
                 Again::No => return Err(error),
                 Again::Contention if is_over || tries >= CONTENTION_TRIES_MAX => return Err(error),
                 Again::Contention => "contention",
