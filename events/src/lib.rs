@@ -5,7 +5,7 @@
 //! ```
 //!
 //! No event without a committed change and no committed change without its event (R248): the outbox is a table of the service's own
-//! database. No effect twice: the inbox remembers `Event::id` in the transaction of the effect. Delivery is at least once and keeps the
+//! database (SQLite or PostgreSQL). No effect twice: the inbox remembers `Event::id` in the transaction of the effect. Delivery is at least once and keeps the
 //! order of each key (D25, D26).
 
 pub mod consumer;
@@ -18,6 +18,7 @@ pub mod log;
 pub mod many;
 pub mod migrations;
 pub mod outbox;
+pub mod postgres;
 pub mod sqlite;
 pub mod topics;
 
@@ -26,6 +27,7 @@ pub use embedded::Embedded;
 pub use event::{Event, Record};
 pub use kafka::Kafka;
 pub use log::{Delivery, Log, Position, Subscription, Waiting, report_health};
+pub use postgres::Postgres;
 pub use sqlite::{Sqlite, Tx};
 
 /// Operational failures of this room.
@@ -49,9 +51,18 @@ impl Error {
     /// True when a store or the log is away, so that the same call may work later; false when the call itself cannot be done.
     pub fn is_away(&self) -> bool {
         match self {
-            Error::Store(error) => sqlite::is_away(error),
+            Error::Store(error) => is_away(error),
             Error::Files(_) | Error::Kafka(_) | Error::Closed => true,
             Error::Migrate(_) | Error::Malformed { .. } => false,
         }
+    }
+}
+
+/// True when the database is away, so that the same statement may work later; false when the statement or what it read can never work.
+pub fn is_away(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Database(_) if postgres::is_ours(error) => postgres::is_away(error),
+        sqlx::Error::Database(_) => sqlite::is_away(error),
+        _ => sqlite::is_away(error) || postgres::is_away(error),
     }
 }

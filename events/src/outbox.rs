@@ -1,11 +1,12 @@
 //! Outbox: events of a transaction, in its own database, relayed to the log in commit order (R248, D26).
 //!
-//! Why nothing is skipped: positions are given by the single writer, so they become visible in order. Why nothing is lost: rows are
-//! deleted only after the log has made them durable. A crash between the two publishes the same ids again; consumers drop them.
-//! One relay runs for a database; it never has two batches under way, so the order of each key is that of the commits.
+//! Why nothing is skipped on SQLite: positions are given by the single writer, so they become visible in order; on PostgreSQL see
+//! [`crate::postgres::outbox`]. Why nothing is lost: rows are deleted only after the log has made them durable. A crash between the two
+//! publishes the same ids again; consumers drop them. A relay never has two batches under way, so the order of each key is that of the commits.
 
 use std::{sync::Arc, time::Duration};
 
+use async_trait::async_trait;
 use sqlx::{FromRow, SqliteConnection};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -16,11 +17,13 @@ use crate::{
 };
 
 /// Rows handed to the log at once: what a batch of the ledger leaves is moved in a few steps, each with one durable write.
-const BATCH: i64 = 2_048;
+pub(crate) const BATCH: i64 = 2_048;
 /// After a step the relay lets commits gather, so that a stream of small ones shares its durable writes, in milliseconds.
 const PACE_MS: u64 = 2;
 /// The relay is woken by commits; this is how long it sleeps at most, for rows written by another process, in milliseconds.
 const POLL_MS: u64 = 1_000;
+/// How long it sleeps while rows are there that may go out in a moment, in milliseconds.
+const SOON_MS: u64 = 20;
 
 static APPEND: Many = Many::new(
     "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload, subject, source, correlation_id, occurred_at_us) \
@@ -70,15 +73,37 @@ pub async fn append_to(
 ///
 /// # Errors
 /// [`Error::Store`].
-pub async fn backlog(db: &Sqlite) -> Result<i64, Error> {
-    Ok(sqlx::query_scalar("SELECT COUNT(*) FROM outbox")
-        .fetch_one(db.read())
-        .await?)
+pub async fn backlog(db: &impl Queue) -> Result<i64, Error> {
+    db.backlog().await
+}
+
+/// What one batch of a relay came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    pub rows: usize,
+    /// More may go out at once or in a moment: a full batch, rows of transactions still under way, another relay at work.
+    pub more_soon: bool,
+}
+
+/// A database with an outbox.
+#[async_trait]
+pub trait Queue: Clone + Send + Sync + 'static {
+    /// Rows still to be relayed.
+    async fn backlog(&self) -> Result<i64, Error>;
+
+    /// Publishes the oldest rows and deletes them once the log has them.
+    async fn move_batch(&self, log: &dyn Log) -> Result<Moved, Error>;
+
+    /// Woken after commits of this process; at least once for each commit made after the last wake.
+    async fn committed(&self);
+
+    /// For people.
+    fn name(&self) -> String;
 }
 
 #[derive(FromRow)]
-struct Row {
-    position: i64,
+pub(crate) struct Row {
+    pub position: i64,
     id: String,
     aggregatetype: String,
     aggregateid: String,
@@ -91,7 +116,7 @@ struct Row {
 }
 
 impl Row {
-    fn into_event(self) -> Result<Event, Error> {
+    pub fn into_event(self) -> Result<Event, Error> {
         let id = Uuid::parse_str(&self.id).map_err(|error| Error::Malformed {
             position: format!("outbox {}", self.position),
             reason: error.to_string(),
@@ -115,7 +140,7 @@ pub struct Relay;
 
 impl Relay {
     /// Runs until `shutdown`. Failures are logged and retried with backoff, nothing is skipped.
-    pub async fn run(db: Sqlite, log: Arc<dyn Log>, shutdown: CancellationToken) {
+    pub async fn run(db: impl Queue, log: Arc<dyn Log>, shutdown: CancellationToken) {
         let policy = consumer::RetryPolicy::default();
         let mut failures = 0;
         loop {
@@ -123,22 +148,25 @@ impl Relay {
                 biased;
                 // A log that is away may keep a batch waiting for ever; the rows stay and go out after the next start.
                 () = shutdown.cancelled() => break,
-                moved = Self::step(&db, &*log) => moved,
+                moved = db.move_batch(&*log) => moved,
             };
             let pause = match moved {
                 Ok(moved) => {
                     failures = 0;
-                    if moved == BATCH as usize {
-                        continue;
+                    metrics::counter!("outbox_relayed_total").increment(moved.rows as u64);
+                    match (moved.more_soon, moved.rows) {
+                        (true, 1..) => continue,
+                        (true, 0) => Duration::from_millis(SOON_MS),
+                        (false, 0) => Duration::from_millis(POLL_MS),
+                        (false, 1..) => {
+                            tokio::time::sleep(Duration::from_millis(PACE_MS)).await;
+                            Duration::from_millis(POLL_MS)
+                        }
                     }
-                    if moved > 0 {
-                        tokio::time::sleep(Duration::from_millis(PACE_MS)).await;
-                    }
-                    Duration::from_millis(POLL_MS)
                 }
                 Err(error) => {
                     failures += 1;
-                    tracing::warn!(error = %error, failures, store = %db.path().display(), "outbox relay failed");
+                    tracing::warn!(error = %error, failures, store = db.name(), "outbox relay failed");
                     metrics::counter!("outbox_relay_failures_total").increment(1);
                     policy.delay(failures)
                 }
@@ -165,13 +193,29 @@ impl Relay {
     ///
     /// # Errors
     /// [`Error`] of the store or of the log; the batch then stays.
-    pub async fn step(db: &Sqlite, log: &dyn Log) -> Result<usize, Error> {
+    pub async fn step(db: &impl Queue, log: &dyn Log) -> Result<usize, Error> {
+        Ok(db.move_batch(log).await?.rows)
+    }
+}
+
+#[async_trait]
+impl Queue for Sqlite {
+    async fn backlog(&self) -> Result<i64, Error> {
+        Ok(sqlx::query_scalar("SELECT COUNT(*) FROM outbox")
+            .fetch_one(self.read())
+            .await?)
+    }
+
+    async fn move_batch(&self, log: &dyn Log) -> Result<Moved, Error> {
         let rows: Vec<Row> = sqlx::query_as("SELECT * FROM outbox ORDER BY position LIMIT $1")
             .bind(BATCH)
-            .fetch_all(db.read())
+            .fetch_all(self.read())
             .await?;
         let Some(last) = rows.last().map(|row| row.position) else {
-            return Ok(0);
+            return Ok(Moved {
+                rows: 0,
+                more_soon: false,
+            });
         };
         let events = rows
             .into_iter()
@@ -179,9 +223,19 @@ impl Relay {
             .collect::<Result<Vec<_>, _>>()?;
         log.publish(&events).await?;
         // Rows that a power loss brings back are published again under their ids, which everybody bears.
-        db.execute_lazily("DELETE FROM outbox WHERE position <= $1", last)
+        self.execute_lazily("DELETE FROM outbox WHERE position <= $1", last)
             .await?;
-        metrics::counter!("outbox_relayed_total").increment(events.len() as u64);
-        Ok(events.len())
+        Ok(Moved {
+            rows: events.len(),
+            more_soon: events.len() == BATCH as usize,
+        })
+    }
+
+    async fn committed(&self) {
+        Sqlite::committed(self).await;
+    }
+
+    fn name(&self) -> String {
+        self.path().display().to_string()
     }
 }

@@ -1,7 +1,9 @@
-//! The contract on a real Kafka broker. Not part of the quick run: `tests/services/kafka.sh start` first, then
-//! `KAFKA_BROKERS=127.0.0.1:9092 cargo test -p events --test full`.
+//! The contracts on a real Kafka broker and a real PostgreSQL. Not part of the quick run: `tests/services/kafka.sh start` and
+//! `tests/services/postgres.sh start` first, then `KAFKA_BROKERS=127.0.0.1:9092 POSTGRES_URL=<what it prints> cargo test -p events --test full`.
 
 mod common;
+#[path = "full/postgres.rs"]
+mod postgres;
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -158,9 +158,16 @@ impl Sealer {
     }
 }
 
-/// The block of what a group made; `None` when it made no operation.
+/// Whether a group made anything that is sealed.
+pub fn seals(book: &Book) -> bool {
+    let mut changes = book.operations.changes().into_iter();
+    changes.any(|change| change.before.is_none() && change.after.is_some())
+}
+
+/// The block of what a group made; `None` when it made no operation. Its time is the group's, or that of the last block where another ledger's
+/// clock was ahead.
 pub fn seal(head: &Head, book: &Book) -> Option<Block> {
-    let mut sealer = Sealer::after(head, book.now_us);
+    let mut sealer = Sealer::after(head, book.now_us.max(head.sealed_at_us));
     for change in book.operations.changes() {
         let Some(new) = change.after.filter(|_| change.before.is_none()) else {
             continue;

@@ -2,26 +2,31 @@
 //!
 //! Natural group commit: while one group is being made durable the next one gathers, so a lone command waits for nobody and a crowd shares one
 //! fsync. Each command of a group is all or nothing on its own. An answer leaves only after its transaction is durable. A group that the
-//! store refuses is tried again command by command, so that one bad apple spoils nobody's write.
+//! store refuses is tried again command by command, so that one bad apple spoils nobody's write. A group that lost to another ledger or lost
+//! its connection is folded again from the start, whoever asks sees nothing of it: what was written after all is found by the keys of its
+//! commands, by the inbox of its event, or leaves nothing to do. It is tried for [`PATIENCE`], while the store is known to be away once.
 //! Bounds: [`QUEUE_COMMANDS_MAX`] waiting (callers wait beyond), [`GROUP_COMMANDS_MAX`] and [`GROUP_WEIGHT_MAX`] in one transaction.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
+use rand::Rng;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 use uuid::Uuid;
 
 use crate::{
-    Error,
-    audit::{self, Block},
+    Error, audit,
     book::Book,
     clock::Clock,
     facts::Fact,
     fold::{self, Act, Answer, Answered, Command, Outcome},
     ids::Fresh,
     outbox,
-    repo::{Group, Store},
+    repo::{Again, Group, Store},
 };
 
 pub const QUEUE_COMMANDS_MAX: usize = 4_096;
@@ -31,6 +36,13 @@ pub const GROUP_WEIGHT_MAX: usize = 8_192;
 
 /// How far the clock may stand behind the last write before it is told.
 const CLOCK_BEHIND_US_MAX: i64 = 5_000_000;
+
+/// How long a group is folded again and again; below the deadline of a call, so that its caller hears that the store is away.
+pub const PATIENCE: Duration = Duration::from_secs(4);
+/// Tries of a group that meets other ledgers. Two that meet again and again spread out by the jitter of the pauses.
+const CONTENTION_TRIES_MAX: u32 = 16;
+const FIRST_PAUSE_MS: u64 = 2;
+const PAUSE_MS_MAX: u64 = 250;
 
 /// An event to note as taken, in the transaction of its effect.
 #[derive(Clone, Debug)]
@@ -76,6 +88,7 @@ impl Committer {
             store,
             clock,
             health,
+            is_away: false,
         };
         let span = tracing::info_span!("worker", service_name = "ledger", worker = "committer");
         let task = tokio::spawn(worker.run(receiver, shutdown).instrument(span));
@@ -125,10 +138,12 @@ struct Worker {
     store: Store,
     clock: Clock,
     health: rpc::Health,
+    /// The last group found no store.
+    is_away: bool,
 }
 
 impl Worker {
-    async fn run(self, mut queue: mpsc::Receiver<Job>, shutdown: CancellationToken) {
+    async fn run(mut self, mut queue: mpsc::Receiver<Job>, shutdown: CancellationToken) {
         let guard = StopGuard(self.health.clone());
         loop {
             let first = tokio::select! {
@@ -160,13 +175,13 @@ impl Worker {
         drop(guard);
     }
 
-    async fn commit(&self, group: Vec<Job>) {
+    async fn commit(&mut self, group: Vec<Job>) {
         match self.attempt(&group).await {
             Ok(outcomes) => {
                 self.health.set_ok("store");
                 answer(group, outcomes);
             }
-            Err(error) if group.len() > 1 => {
+            Err(error) if group.len() > 1 && !self.is_away => {
                 tracing::warn!(%error, commands = group.len(), "group refused by the store, trying one by one");
                 for job in group {
                     let one = vec![job];
@@ -190,13 +205,12 @@ impl Worker {
         }
     }
 
-    /// The time of a group: the clock's, or the last group's where the clock stands behind it. More than a moment of that is told.
-    fn now_us(&self, last_us: i64) -> i64 {
-        let clock_us = self.clock.now_us();
-        if last_us - clock_us > CLOCK_BEHIND_US_MAX {
+    /// Tells when the clock stands more than a moment behind the time that the group was given.
+    fn tell_clock(&self, clock_us: i64, now_us: i64) {
+        if now_us - clock_us > CLOCK_BEHIND_US_MAX {
             tracing::warn!(
                 clock_us,
-                last_us,
+                now_us,
                 "the clock was set back, the ledger's time stands still"
             );
             self.health
@@ -204,10 +218,44 @@ impl Worker {
         } else {
             self.health.set_ok("clock");
         }
-        clock_us.max(last_us)
     }
 
-    async fn attempt(&self, group: &[Job]) -> Result<Vec<Outcome>, Error> {
+    /// Folds and commits a group, anew as long as the store says that this may help.
+    async fn attempt(&mut self, group: &[Job]) -> Result<Vec<Outcome>, Error> {
+        let began = Instant::now();
+        let mut tries = 0;
+        loop {
+            let error = match self.attempt_once(group).await {
+                Ok(outcomes) => {
+                    self.is_away = false;
+                    return Ok(outcomes);
+                }
+                Err(error) => error,
+            };
+            tries += 1;
+            let is_over = began.elapsed() >= PATIENCE;
+            let again = self.store.again(&error);
+            if again != Again::Lost {
+                // It said something.
+                self.is_away = false;
+            }
+            let why = match again {
+                Again::No => return Err(error),
+                Again::Contention if is_over || tries >= CONTENTION_TRIES_MAX => return Err(error),
+                Again::Contention => "contention",
+                Again::Lost if is_over || self.is_away => {
+                    self.is_away = true;
+                    return Err(error);
+                }
+                Again::Lost => "connection",
+            };
+            tracing::debug!(%error, tries, "group is folded again");
+            metrics::counter!("ledger_commit_retries_total", "reason" => why).increment(1);
+            tokio::time::sleep(pause(tries)).await;
+        }
+    }
+
+    async fn attempt_once(&self, group: &[Job]) -> Result<Vec<Outcome>, Error> {
         let mut tx = self.store.begin().await?;
         if let [
             Job {
@@ -219,13 +267,9 @@ impl Worker {
             return Ok(vec![Ok(Answered::new(Answer::Done))]);
         }
         let commands: Vec<&Command> = group.iter().map(|job| &job.command).collect();
-        let start = tx.start().await?;
-        // A clock that was set back does not turn the ledger's time back: postings of a sub-account stay in the order of their times.
-        let now_us = self.now_us(start.head.sealed_at_us);
-        let mut book = tx.load(&commands, now_us).await?;
-        if start.has_limits {
-            tx.load_limits(&commands, &mut book).await?;
-        }
+        let clock_us = self.clock.now_us();
+        let mut book = tx.load(&commands, clock_us).await?;
+        self.tell_clock(clock_us, book.now_us);
         let mut fresh = Fresh::at(book.now_us);
         let mut ids = || fresh.id();
         let outcomes: Vec<Outcome> = commands
@@ -242,26 +286,41 @@ impl Worker {
         if book.is_clean() && group[0].taken.is_none() && !has_chores {
             return Ok(outcomes);
         }
-        let block = audit::seal(&start.head, &book);
-        write(&mut tx, &book, block.as_ref(), group).await?;
+        let events = events(&book, group);
+        write(&mut *tx, &book, group, &events).await?;
         tx.commit().await?;
         count(&book);
         Ok(outcomes)
     }
 }
 
+/// Doubles up to the bound; half of it is chance.
+fn pause(tries: u32) -> Duration {
+    let full = (FIRST_PAUSE_MS << tries.min(16)).min(PAUSE_MS_MAX);
+    Duration::from_millis(full / 2 + rand::rng().random_range(0..=full / 2))
+}
+
+fn events(book: &Book, group: &[Job]) -> Vec<events::Event> {
+    let contexts: Vec<&rpc::Context> = group.iter().map(|job| &job.context).collect();
+    outbox::events(&book.facts, &contexts, book.now_us)
+}
+
 async fn write(
-    tx: &mut Group,
+    tx: &mut dyn Group,
     book: &Book,
-    block: Option<&Block>,
     group: &[Job],
+    events: &[events::Event],
 ) -> Result<(), Error> {
     for job in group {
         tx.tidy(&job.command).await?;
     }
-    let contexts: Vec<&rpc::Context> = group.iter().map(|job| &job.context).collect();
-    let events = outbox::events(&book.facts, &contexts, book.now_us);
-    tx.save(book, block, &events).await
+    // The chain's end is asked for last, since other ledgers wait for it until the commit.
+    let block = if audit::seals(book) {
+        audit::seal(&tx.head().await?, book)
+    } else {
+        None
+    };
+    tx.save(book, block.as_ref(), events).await
 }
 
 fn answer(group: Vec<Job>, outcomes: Vec<Outcome>) {

@@ -26,6 +26,7 @@ mod refusal;
 mod repo;
 mod sweeper;
 mod topics;
+mod url;
 mod verify;
 
 use std::{path::PathBuf, sync::Arc};
@@ -37,6 +38,7 @@ use tonic::service::Routes;
 
 pub use clock::Clock;
 pub use topics::{CORRELATION as CORRELATION_HEADER, TOPICS as REQUEST_TOPICS};
+pub use url::StoreUrl;
 pub use verify::{Fault, Verified, verify};
 
 use api::Api;
@@ -48,8 +50,10 @@ use sweeper::Sweeper;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LedgerConfig {
-    /// Folder of `ledger.sqlite`.
+    /// Folder of `ledger.sqlite`, when `url` is empty.
     pub data_dir: PathBuf,
+    /// `postgres://user:password@host:5432/database`; empty: SQLite. Several ledgers may share one database.
+    pub url: StoreUrl,
     /// How often holds past their expiry are looked for, in milliseconds.
     pub hold_sweep_interval_ms: u64,
     /// How long news about an operation that never came is kept, in hours.
@@ -60,6 +64,7 @@ impl Default for LedgerConfig {
     fn default() -> Self {
         LedgerConfig {
             data_dir: PathBuf::from("data/ledger"),
+            url: StoreUrl::default(),
             hold_sweep_interval_ms: 1_000,
             parked_retention_h: 72,
         }
@@ -93,6 +98,10 @@ pub enum Error {
     Broken(String),
     #[error("write not committed: {text}")]
     Commit { text: String, is_away: bool },
+    #[error("rows of other ledgers kept appearing")]
+    Raced,
+    #[error("store url {0}: must be empty (SQLite) or begin with postgres://")]
+    Url(String),
     #[error("ledger is stopping")]
     Closed,
     #[error("there is no ledger in {}", .0.display())]
@@ -103,9 +112,10 @@ impl Error {
     /// True when the store is away, so that the same write may work later; false when this write can never be done.
     fn is_away(&self) -> bool {
         match self {
-            Error::Store(error) => events::sqlite::is_away(error),
+            Error::Store(error) => events::is_away(error),
             Error::Events(error) => error.is_away(),
-            Error::Broken(_) | Error::NoLedger(_) => false,
+            Error::Broken(_) | Error::Url(_) | Error::NoLedger(_) => false,
+            Error::Raced => true,
             Error::Commit { is_away, .. } => *is_away,
             Error::Closed => true,
         }
@@ -121,7 +131,7 @@ pub async fn start(
     deps: LedgerDeps,
     shutdown: CancellationToken,
 ) -> Result<LedgerHandle, Error> {
-    let store = Store::open(&config.data_dir).await?;
+    let store = Store::open(&config).await?;
     metrics::gauge!("ledger_holds_total").set(store.holds_active().await? as f64);
     let health = rpc::Health::new("ledger");
     let tasks = TaskTracker::new();
@@ -143,11 +153,8 @@ pub async fn start(
         parked_retention_h: config.parked_retention_h,
     };
     tasks.spawn(sweeper.clone().run(config, shutdown.clone()));
-    tasks.spawn(events::outbox::Relay::run(
-        store.db().clone(),
-        deps.log.clone(),
-        shutdown.clone(),
-    ));
+    let (log, relay_shutdown) = (deps.log.clone(), shutdown.clone());
+    tasks.spawn(async move { store.relay(log, relay_shutdown).await });
     consumers::spawn(&deps.log, &committer, &tasks, &shutdown);
     topics::spawn(&deps.log, &api, &tasks, &shutdown);
     tasks.spawn(show_events(deps.log, health.clone(), shutdown));

@@ -9,7 +9,7 @@ use crate::shell;
 /// Runs everything; the first failure stops it, the services are stopped all the same.
 pub fn run() -> anyhow::Result<()> {
     conformance()?;
-    kafka()
+    with_services()
 }
 
 /// The official Connect conformance suite against the protocol layer, all three protocols.
@@ -19,26 +19,34 @@ fn conformance() -> anyhow::Result<()> {
     shell::run(&root, &script(&root, "conformance/run.sh"), &[])
 }
 
-/// The event contract on a real Kafka broker.
-fn kafka() -> anyhow::Result<()> {
-    println!("event log on a real Kafka broker");
+/// The full tests of every room: events on a real Kafka broker, ledger and outbox on a real PostgreSQL.
+fn with_services() -> anyhow::Result<()> {
+    println!("full tests on a real Kafka broker and a real PostgreSQL");
     let root = shell::root();
     let kafka = script(&root, "services/kafka.sh");
-    let brokers = shell::output(&root, &kafka, &["start"])?;
-    let brokers = brokers
+    let postgres = script(&root, "services/postgres.sh");
+    let tested = (|| {
+        let brokers = start(&root, &kafka)?;
+        let url = start(&root, &postgres)?;
+        shell::run_with(
+            &root,
+            "cargo",
+            &["test", "--workspace", "--test", "full"],
+            &[("KAFKA_BROKERS", &brokers), ("POSTGRES_URL", &url)],
+        )
+    })();
+    let stopped = [kafka, postgres].map(|service| shell::run(&root, &service, &["stop"]));
+    tested.and(stopped.into_iter().collect())
+}
+
+/// Starts a service; gives its address.
+fn start(root: &Path, service: &str) -> anyhow::Result<String> {
+    let printed = shell::output(root, service, &["start"])?;
+    let address = printed
         .lines()
         .last()
-        .context("the script prints the address of the broker")?
-        .trim()
-        .to_owned();
-    let tested = shell::run_with(
-        &root,
-        "cargo",
-        &["test", "--workspace", "--test", "full"],
-        &[("KAFKA_BROKERS", &brokers)],
-    );
-    let stopped = shell::run(&root, &kafka, &["stop"]);
-    tested.and(stopped)
+        .context("the script prints the address of its service")?;
+    Ok(address.trim().to_owned())
 }
 
 fn script(root: &Path, name: &str) -> String {

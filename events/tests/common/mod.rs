@@ -4,6 +4,8 @@
 
 #![allow(dead_code, reason = "each test target uses its part")]
 
+pub mod outbox;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,

@@ -1,69 +1,35 @@
-//! The rows of the audit chain: its head and the next block.
+//! The rows of the audit chain: its head, and what it seals.
 
-use events::many::{Many, Script};
-use sqlx::{FromRow, SqliteConnection};
+use sqlx::FromRow;
 
-use super::{Group, Store, rows};
+use super::rows;
 use crate::{
     Error,
-    audit::{Block, Hash, Head, OperationRecord, PostingRecord},
+    audit::{Hash, Head, OperationRecord, PostingRecord},
 };
 
-/// Where a group begins.
+/// Where a group begins: the last block, and what there is to look for at all.
+#[derive(FromRow)]
 pub struct Start {
-    pub head: Head,
-    /// Whether any velocity limit exists.
+    block: i64,
+    hash: Vec<u8>,
+    sealed_at_us: i64,
     pub has_limits: bool,
+    pub has_news: bool,
 }
 
-impl Group {
-    /// The end of the chain, and whether limits have to be loaded: one statement.
-    pub async fn start(&mut self) -> Result<Start, Error> {
-        start(&mut self.tx).await
-    }
-}
+impl Start {
+    pub const SQL: &str = "SELECT block, hash, sealed_at_us, EXISTS (SELECT 1 FROM velocity_limits) AS has_limits, \
+         EXISTS (SELECT 1 FROM parked) AS has_news FROM audit_blocks ORDER BY block DESC LIMIT 1";
 
-async fn start(tx: &mut SqliteConnection) -> Result<Start, Error> {
-    let (block, hash, sealed_at_us, has_limits): (i64, Vec<u8>, i64, bool) = sqlx::query_as(
-        "SELECT block, hash, sealed_at_us, EXISTS (SELECT 1 FROM velocity_limits) FROM audit_blocks ORDER BY block DESC LIMIT 1",
-    )
-    .fetch_one(tx)
-    .await?;
-    let head = Head {
-        block: block.unsigned_abs(),
-        hash: to_hash(&hash, block)?,
-        sealed_at_us,
-    };
-    Ok(Start { head, has_limits })
-}
-
-static BLOCKS: Many = Many::new(
-    "INSERT INTO audit_blocks (block, previous_hash, hash, operations, postings, sealed_at_us) SELECT * FROM (VALUES ",
-    6,
-    ") LIMIT +?",
-);
-
-/// Writes the block of a group, if it has one.
-pub async fn save_block(
-    script: &mut Script,
-    tx: &mut SqliteConnection,
-    block: Option<&Block>,
-) -> Result<(), sqlx::Error> {
-    let block: Vec<&Block> = block.into_iter().collect();
-    script
-        .add(tx, &BLOCKS, &block, |block, row| {
-            row.put(block.block.cast_signed());
-            row.put(block.previous_hash.to_vec());
-            row.put(block.hash.to_vec());
-            row.put(block.operations as i64);
-            row.put(block.postings as i64);
-            row.put(block.sealed_at_us);
+    pub fn head(&self) -> Result<Head, Error> {
+        let hash = Hash::try_from(self.hash.as_slice());
+        Ok(Head {
+            block: self.block.unsigned_abs(),
+            hash: hash.map_err(|_| rows::broken("hash of block", &self.block.to_string()))?,
+            sealed_at_us: self.sealed_at_us,
         })
-        .await
-}
-
-fn to_hash(bytes: &[u8], block: i64) -> Result<Hash, Error> {
-    Hash::try_from(bytes).map_err(|_| rows::broken("hash of block", &block.to_string()))
+    }
 }
 
 /// Operation row as it is sealed.
@@ -107,7 +73,7 @@ impl SealedOperation {
 #[derive(FromRow)]
 pub struct SealedPosting {
     pub operation_id: String,
-    pub ordinal: i64,
+    pub ordinal: i32,
     pub posting_id: String,
     pub debit_subaccount_id: String,
     pub credit_subaccount_id: String,
@@ -128,7 +94,7 @@ impl SealedPosting {
 
     pub fn record(&self) -> PostingRecord<'_> {
         PostingRecord {
-            ordinal: self.ordinal,
+            ordinal: i64::from(self.ordinal),
             posting_id: &self.posting_id,
             debit_subaccount_id: &self.debit_subaccount_id,
             credit_subaccount_id: &self.credit_subaccount_id,
@@ -141,51 +107,6 @@ impl SealedPosting {
             credit_balance_after: self.credit_balance_after,
             credit_version: self.credit_version,
             created_at_us: self.created_at_us,
-        }
-    }
-}
-
-/// The postings of some operations, each operation's in their order.
-pub async fn postings_of(
-    reader: &mut SqliteConnection,
-    operations: &[SealedOperation],
-) -> Result<std::collections::HashMap<String, Vec<SealedPosting>>, Error> {
-    let sql = format!(
-        "SELECT {} FROM postings p WHERE p.operation_id IN (SELECT value FROM json_each($1)) ORDER BY p.operation_id, p.ordinal",
-        SealedPosting::COLUMNS
-    );
-    let ids: Vec<&str> = operations
-        .iter()
-        .map(|operation| operation.operation_id.as_str())
-        .collect();
-    let ids = serde_json::to_string(&ids).expect("texts have a JSON form");
-    let found: Vec<SealedPosting> = sqlx::query_as(sqlx::AssertSqlSafe(sql))
-        .bind(ids)
-        .fetch_all(reader)
-        .await?;
-    let mut by_operation = std::collections::HashMap::<String, Vec<SealedPosting>>::new();
-    for posting in found {
-        by_operation
-            .entry(posting.operation_id.clone())
-            .or_default()
-            .push(posting);
-    }
-    Ok(by_operation)
-}
-
-impl Store {
-    /// Every operation is sealed with its group, so operations without any block were not made by a ledger, or their blocks were taken away.
-    pub(super) async fn check_chain(&self) -> Result<(), Error> {
-        let is_cut: bool = sqlx::query_scalar(
-            "SELECT EXISTS (SELECT 1 FROM operations) AND NOT EXISTS (SELECT 1 FROM audit_blocks WHERE block > 0)",
-        )
-        .fetch_one(self.db().read())
-        .await?;
-        match is_cut {
-            true => Err(Error::Broken(
-                "chain of blocks: operations without any".to_owned(),
-            )),
-            false => Ok(()),
         }
     }
 }

@@ -1,80 +1,160 @@
 //! The store of the ledger: the only place with SQL.
 //!
 //! The storage contract, kept by every back-end: a [`Group`] is one write transaction. [`Group::load`] gives the working set of its commands in a
-//! few statements, [`Group::save`] writes what the fold made of it in a few, each of up to 512 rows of one kind, whatever the size of the group; velocity
-//! limits cost more (see `limits`). After [`Group::commit`] it is durable. Reads see committed rows only. Today: SQLite.
+//! few statements, [`Group::save`] writes what the fold made of it in a few, whatever the size of the group; velocity limits cost more (see
+//! `limits`). After [`Group::commit`] it is durable. [`Reads`] see committed rows only. An [`Evidence`] is one moment of all rows.
 
 mod audit;
+mod keep;
 mod limits;
-mod load;
+mod postgres;
 mod read;
 mod rows;
-mod save;
+mod sqlite;
 mod statement;
 mod verify;
 
-use std::path::Path;
+use std::{ops::Deref, sync::Arc};
 
-use events::Sqlite;
+use async_trait::async_trait;
+use events::Event;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 pub use audit::{SealedOperation, SealedPosting};
-pub use read::{Before, HoldFilter, OperationFilter, TrialBalance};
+pub use read::{Before, HoldFilter, OperationFilter, Reads, TrialBalance};
 pub use statement::Line;
 pub use verify::{BlockRow, Evidence, HoldState, SubAccountState};
 
-use crate::Error;
-
-/// The ledger's file in its folder.
-pub const FILE: &str = "ledger.sqlite";
-
-static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/sqlite");
+use crate::{
+    Error, LedgerConfig,
+    audit::{Block, Head},
+    book::Book,
+    fold::Command,
+};
 
 /// The ledger's database. Clones share it.
 #[derive(Clone)]
 pub struct Store {
-    db: Sqlite,
+    reads: Arc<dyn Reads>,
+    writes: Arc<dyn Writes>,
 }
 
 impl Store {
-    /// Opens `ledger.sqlite` in the folder and brings its schema up to date.
-    pub async fn open(data_dir: &Path) -> Result<Self, Error> {
-        let store = Store {
-            db: Sqlite::open(data_dir.join(FILE), &MIGRATOR).await?,
+    /// Opens the database that the settings name, or `ledger.sqlite` in the data folder, and brings its schema up to date.
+    ///
+    /// # Errors
+    /// [`Error::Events`]: it cannot be opened, or its schema cannot be brought up to date. [`Error::Url`]. [`Error::Broken`]: its chain of blocks
+    /// was taken away.
+    pub async fn open(config: &LedgerConfig) -> Result<Self, Error> {
+        let store = if config.url.is_empty() {
+            let (reads, writes) = sqlite::open(&config.data_dir).await?;
+            Store {
+                reads: Arc::new(reads),
+                writes: Arc::new(writes),
+            }
+        } else {
+            let (reads, writes) = postgres::open(config.url.postgres()?).await?;
+            Store {
+                reads: Arc::new(reads),
+                writes: Arc::new(writes),
+            }
         };
-        store.check_chain().await?;
+        if store.has_lost_its_chain().await? {
+            return Err(Error::Broken(
+                "chain of blocks: operations without any".to_owned(),
+            ));
+        }
         Ok(store)
     }
 
-    /// The database itself, for the outbox relay.
-    pub fn db(&self) -> &Sqlite {
-        &self.db
+    /// Begins a write transaction.
+    ///
+    /// # Errors
+    /// [`Error::Store`], [`Error::Events`].
+    pub async fn begin(&self) -> Result<Box<dyn Group>, Error> {
+        self.writes.begin().await
     }
 
-    /// Begins a write transaction.
-    pub async fn begin(&self) -> Result<Group, Error> {
-        Ok(Group {
-            tx: self.db.write().await?,
-        })
+    /// Moves events of committed groups to the log until `shutdown`.
+    pub async fn relay(&self, log: Arc<dyn events::Log>, shutdown: CancellationToken) {
+        self.writes.relay(log, shutdown).await;
+    }
+
+    /// Whether the commands of a group that failed with this are to be folded again.
+    pub fn again(&self, error: &Error) -> Again {
+        self.writes.again(error)
     }
 
     pub async fn close(&self) {
-        self.db.close().await;
+        self.writes.close().await;
     }
+}
+
+impl Deref for Store {
+    type Target = dyn Reads;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.reads
+    }
+}
+
+/// All rows as of this moment, read-only, beside whatever else happens to them.
+///
+/// # Errors
+/// [`Error::NoLedger`] when there is none, [`Error::Url`], [`Error::Store`] when it cannot be read.
+pub async fn evidence(config: &LedgerConfig) -> Result<Box<dyn Evidence>, Error> {
+    if config.url.is_empty() {
+        Ok(Box::new(sqlite::evidence(&config.data_dir).await?))
+    } else {
+        Ok(Box::new(postgres::evidence(config.url.postgres()?).await?))
+    }
+}
+
+/// What to do about a group that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Again {
+    /// It would fail again, or cannot be judged.
+    No,
+    /// Another process was faster. Nothing was written; folded again it sees what the other one made.
+    Contention,
+    /// The connection is gone. Perhaps everything was written: the keys of the commands tell when they are folded again.
+    Lost,
+}
+
+/// The writing half of the storage contract.
+#[async_trait]
+pub trait Writes: Send + Sync {
+    async fn begin(&self) -> Result<Box<dyn Group>, Error>;
+    async fn relay(&self, log: Arc<dyn events::Log>, shutdown: CancellationToken);
+    fn again(&self, error: &Error) -> Again;
+    /// Waits for all connections to be returned and closes them, those of [`Reads`] too.
+    async fn close(&self);
 }
 
 /// One write transaction; dropped without [`Group::commit`] it leaves nothing.
-pub struct Group {
-    tx: events::Tx,
-}
-
-impl Group {
+#[async_trait]
+pub trait Group: Send {
     /// Notes an event as taken; `false` when it was before.
-    pub async fn accept(&mut self, consumer: &str, event_id: Uuid) -> Result<bool, Error> {
-        Ok(events::inbox::accept_in_tx(&mut self.tx, consumer, event_id).await?)
-    }
+    async fn accept(&mut self, consumer: &str, event_id: Uuid) -> Result<bool, Error>;
 
-    pub async fn commit(self) -> Result<(), Error> {
-        Ok(self.tx.commit().await?)
-    }
+    /// Everything these commands can touch, the limits about it included, as it stands and stays until the end of the group. Its time is the clock's,
+    /// or that of the last block where the clock stands behind it: times of a sub-account's postings never fall.
+    async fn load(&mut self, commands: &[&Command], clock_us: i64) -> Result<Book, Error>;
+
+    /// The end of the audit chain, which nobody else moves until the end of the group. After [`Self::load`], before [`Self::save`].
+    async fn head(&mut self) -> Result<Head, Error>;
+
+    /// Writes every changed row and the events beside them.
+    async fn save(
+        &mut self,
+        book: &Book,
+        block: Option<&Block>,
+        events: &[Event],
+    ) -> Result<(), Error>;
+
+    /// What a command asks of the store alone.
+    async fn tidy(&mut self, command: &Command) -> Result<(), Error>;
+
+    async fn commit(self: Box<Self>) -> Result<(), Error>;
 }

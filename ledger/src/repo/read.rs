@@ -1,10 +1,14 @@
-//! Reads: committed rows, newest first, by keyset.
+//! Reads: committed rows, newest first, by keyset. The same statements on either database.
 
-use sqlx::{AssertSqlSafe, QueryBuilder, Sqlite};
+use async_trait::async_trait;
+use sqlx::{
+    AssertSqlSafe, Database, Encode, Executor, FromRow, IntoArguments, Pool, QueryBuilder, Type,
+};
 
 use super::{
-    Store,
+    limits::Limits,
     rows::{self, AccountRow, HoldRow, OperationRow, PostingRow, SubAccountRow},
+    statement::History,
 };
 use crate::{
     Error,
@@ -53,36 +57,91 @@ pub struct TrialBalance {
     pub active_holds: i128,
 }
 
-impl Store {
-    pub async fn account(&self, account_id: &str) -> Result<Option<Account>, Error> {
+/// The reading half of the storage contract.
+#[async_trait]
+pub trait Reads: History + Limits + Send + Sync {
+    async fn account(&self, account_id: &str) -> Result<Option<Account>, Error>;
+    async fn accounts(&self, user_id: &str, before: Before<'_>) -> Result<Vec<Account>, Error>;
+    async fn subaccount(&self, subaccount_id: &str) -> Result<Option<SubAccount>, Error>;
+    async fn subaccounts(
+        &self,
+        user_id: &str,
+        instrument_id: &str,
+        before: Before<'_>,
+    ) -> Result<Vec<SubAccount>, Error>;
+    async fn operation(&self, operation_id: &str) -> Result<Option<Operation>, Error>;
+    async fn postings(&self, operation_id: &str) -> Result<Vec<Posting>, Error>;
+    async fn operations(
+        &self,
+        wanted: &OperationFilter<'_>,
+        before: Before<'_>,
+    ) -> Result<Vec<Operation>, Error>;
+    async fn hold(&self, hold_id: &str) -> Result<Option<Hold>, Error>;
+    async fn holds(&self, wanted: &HoldFilter<'_>, before: Before<'_>) -> Result<Vec<Hold>, Error>;
+    /// Active holds past their expiry.
+    async fn holds_due(&self, now_us: i64, limit: i64) -> Result<Vec<Id>, Error>;
+    async fn holds_active(&self) -> Result<i64, Error>;
+    /// Last sequence applied of a source; 0 when nothing was.
+    async fn source_position(&self, source: &str) -> Result<u64, Error>;
+    /// Sums per instrument as of one moment; empty id: of every instrument.
+    async fn trial_balance(&self, instrument_id: &str) -> Result<Vec<TrialBalance>, Error>;
+    /// Every operation is sealed with its group: operations without any block were not made by a ledger, or their blocks were taken away.
+    async fn has_lost_its_chain(&self) -> Result<bool, Error>;
+}
+
+/// Columns of the trial balance. Sums go in two halves of 32 bits, so that they cannot overflow on the way.
+type TrialRow = (String, i32, i64, i64, i64, i64, i64, i64, i64, i64);
+
+#[async_trait]
+impl<DB> Reads for Pool<DB>
+where
+    DB: Database,
+    DB::Arguments: IntoArguments<DB>,
+    for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
+    for<'q> &'q str: Encode<'q, DB> + Type<DB>,
+    for<'q> String: Encode<'q, DB> + Type<DB>,
+    for<'q> i32: Encode<'q, DB> + Type<DB>,
+    for<'q> i64: Encode<'q, DB> + Type<DB>,
+    for<'r> (i64,): FromRow<'r, DB::Row>,
+    for<'r> (String,): FromRow<'r, DB::Row>,
+    for<'r> AccountRow: FromRow<'r, DB::Row>,
+    for<'r> SubAccountRow: FromRow<'r, DB::Row>,
+    for<'r> OperationRow: FromRow<'r, DB::Row>,
+    for<'r> PostingRow: FromRow<'r, DB::Row>,
+    for<'r> HoldRow: FromRow<'r, DB::Row>,
+    for<'r> TrialRow: FromRow<'r, DB::Row>,
+    for<'r> (bool,): FromRow<'r, DB::Row>,
+    Pool<DB>: History + Limits,
+{
+    async fn account(&self, account_id: &str) -> Result<Option<Account>, Error> {
         sqlx::query_as::<_, AccountRow>("SELECT * FROM accounts WHERE account_id = $1")
             .bind(account_id)
-            .fetch_optional(self.db.read())
+            .fetch_optional(self)
             .await?
             .map(Account::try_from)
             .transpose()
     }
 
-    pub async fn accounts(&self, user_id: &str, before: Before<'_>) -> Result<Vec<Account>, Error> {
+    async fn accounts(&self, user_id: &str, before: Before<'_>) -> Result<Vec<Account>, Error> {
         let mut query =
             QueryBuilder::new("SELECT * FROM accounts WHERE (created_at_us, account_id) < (");
         push_before(&mut query, &before);
         filter(&mut query, "user_id", user_id);
         push_order(&mut query, "account_id", &before);
-        let found: Vec<AccountRow> = query.build_query_as().fetch_all(self.db.read()).await?;
+        let found: Vec<AccountRow> = query.build_query_as().fetch_all(self).await?;
         found.into_iter().map(Account::try_from).collect()
     }
 
-    pub async fn subaccount(&self, subaccount_id: &str) -> Result<Option<SubAccount>, Error> {
+    async fn subaccount(&self, subaccount_id: &str) -> Result<Option<SubAccount>, Error> {
         let sql = format!("{} WHERE s.subaccount_id = $1", rows::SUB_ACCOUNT);
         let found: Option<SubAccountRow> = sqlx::query_as(AssertSqlSafe(sql))
             .bind(subaccount_id)
-            .fetch_optional(self.db.read())
+            .fetch_optional(self)
             .await?;
         Ok(found.map(SubAccount::from))
     }
 
-    pub async fn subaccounts(
+    async fn subaccounts(
         &self,
         user_id: &str,
         instrument_id: &str,
@@ -95,32 +154,32 @@ impl Store {
         filter(&mut query, "s.instrument_id", instrument_id);
         query.push(" ORDER BY s.created_at_us DESC, s.subaccount_id DESC LIMIT ");
         query.push_bind(before.limit);
-        let found: Vec<SubAccountRow> = query.build_query_as().fetch_all(self.db.read()).await?;
+        let found: Vec<SubAccountRow> = query.build_query_as().fetch_all(self).await?;
         Ok(found.into_iter().map(SubAccount::from).collect())
     }
 
-    pub async fn operation(&self, operation_id: &str) -> Result<Option<Operation>, Error> {
+    async fn operation(&self, operation_id: &str) -> Result<Option<Operation>, Error> {
         sqlx::query_as::<_, OperationRow>("SELECT * FROM operations WHERE operation_id = $1")
             .bind(operation_id)
-            .fetch_optional(self.db.read())
+            .fetch_optional(self)
             .await?
             .map(Operation::try_from)
             .transpose()
     }
 
-    pub async fn postings(&self, operation_id: &str) -> Result<Vec<Posting>, Error> {
+    async fn postings(&self, operation_id: &str) -> Result<Vec<Posting>, Error> {
         let sql = format!(
             "{} WHERE p.operation_id = $1 ORDER BY p.ordinal",
             rows::POSTING
         );
         let found: Vec<PostingRow> = sqlx::query_as(AssertSqlSafe(sql))
             .bind(operation_id)
-            .fetch_all(self.db.read())
+            .fetch_all(self)
             .await?;
         Ok(found.into_iter().map(Posting::from).collect())
     }
 
-    pub async fn operations(
+    async fn operations(
         &self,
         wanted: &OperationFilter<'_>,
         before: Before<'_>,
@@ -137,25 +196,21 @@ impl Store {
             wanted.status.map(OperationStatus::code),
         );
         push_order(&mut query, "operation_id", &before);
-        let found: Vec<OperationRow> = query.build_query_as().fetch_all(self.db.read()).await?;
+        let found: Vec<OperationRow> = query.build_query_as().fetch_all(self).await?;
         found.into_iter().map(Operation::try_from).collect()
     }
 
-    pub async fn hold(&self, hold_id: &str) -> Result<Option<Hold>, Error> {
+    async fn hold(&self, hold_id: &str) -> Result<Option<Hold>, Error> {
         let sql = format!("{} WHERE h.hold_id = $1", rows::HOLD);
         sqlx::query_as::<_, HoldRow>(AssertSqlSafe(sql))
             .bind(hold_id)
-            .fetch_optional(self.db.read())
+            .fetch_optional(self)
             .await?
             .map(Hold::try_from)
             .transpose()
     }
 
-    pub async fn holds(
-        &self,
-        wanted: &HoldFilter<'_>,
-        before: Before<'_>,
-    ) -> Result<Vec<Hold>, Error> {
+    async fn holds(&self, wanted: &HoldFilter<'_>, before: Before<'_>) -> Result<Vec<Hold>, Error> {
         let mut query = QueryBuilder::new(rows::HOLD);
         query.push(" WHERE (h.created_at_us, h.hold_id) < (");
         push_before(&mut query, &before);
@@ -166,64 +221,59 @@ impl Store {
         filter_code(&mut query, "h.status", wanted.status.map(HoldStatus::code));
         query.push(" ORDER BY h.created_at_us DESC, h.hold_id DESC LIMIT ");
         query.push_bind(before.limit);
-        let found: Vec<HoldRow> = query.build_query_as().fetch_all(self.db.read()).await?;
+        let found: Vec<HoldRow> = query.build_query_as().fetch_all(self).await?;
         found.into_iter().map(Hold::try_from).collect()
     }
 
-    /// Active holds past their expiry.
-    pub async fn holds_due(&self, now_us: i64, limit: i64) -> Result<Vec<Id>, Error> {
+    async fn holds_due(&self, now_us: i64, limit: i64) -> Result<Vec<Id>, Error> {
         let found: Vec<String> = sqlx::query_scalar(
             "SELECT hold_id FROM holds WHERE status = 1 AND expires_at_us IS NOT NULL AND expires_at_us <= $1 \
              ORDER BY expires_at_us LIMIT $2",
         )
         .bind(now_us)
         .bind(limit)
-        .fetch_all(self.db.read())
+        .fetch_all(self)
         .await?;
         Ok(found.into_iter().map(Id::from).collect())
     }
 
-    pub async fn holds_active(&self) -> Result<i64, Error> {
+    async fn holds_active(&self) -> Result<i64, Error> {
         Ok(
             sqlx::query_scalar("SELECT COUNT(*) FROM holds WHERE status = 1")
-                .fetch_one(self.db.read())
+                .fetch_one(self)
                 .await?,
         )
     }
 
-    /// Last sequence applied of a source; 0 when nothing was.
-    pub async fn source_position(&self, source: &str) -> Result<u64, Error> {
+    async fn source_position(&self, source: &str) -> Result<u64, Error> {
         let found: Option<i64> =
             sqlx::query_scalar("SELECT through_sequence FROM sources WHERE source = $1")
                 .bind(source)
-                .fetch_optional(self.db.read())
+                .fetch_optional(self)
                 .await?;
         Ok(found.unwrap_or(0).unsigned_abs())
     }
 
-    /// Sums per instrument as of one moment; empty id: of every instrument.
-    pub async fn trial_balance(&self, instrument_id: &str) -> Result<Vec<TrialBalance>, Error> {
-        // Sums go in two halves of 32 bits, so that they cannot overflow on the way.
-        type Row = (String, u8, i64, i64, i64, i64, i64, i64, i64, i64);
-        let found: Vec<Row> = sqlx::query_as(
+    async fn trial_balance(&self, instrument_id: &str) -> Result<Vec<TrialBalance>, Error> {
+        let found: Vec<TrialRow> = sqlx::query_as(
             "SELECT s.instrument_id, COALESCE(MAX(i.decimals), 0), \
-             SUM(s.balance >> 32), SUM(s.balance & 4294967295), \
-             SUM(CASE WHEN s.subaccount_id LIKE 'system:reserve:%' THEN s.balance >> 32 ELSE 0 END), \
-             SUM(CASE WHEN s.subaccount_id LIKE 'system:reserve:%' THEN s.balance & 4294967295 ELSE 0 END), \
-             SUM(s.unsettled >> 32), SUM(s.unsettled & 4294967295), \
-             COALESCE((SELECT SUM(h.remaining >> 32) FROM holds h WHERE h.status = 1 AND h.instrument_id = s.instrument_id), 0), \
-             COALESCE((SELECT SUM(h.remaining & 4294967295) FROM holds h WHERE h.status = 1 AND h.instrument_id = s.instrument_id), 0) \
+             CAST(SUM(s.balance >> 32) AS BIGINT), CAST(SUM(s.balance & 4294967295) AS BIGINT), \
+             CAST(SUM(CASE WHEN s.subaccount_id LIKE 'system:reserve:%' THEN s.balance >> 32 ELSE 0 END) AS BIGINT), \
+             CAST(SUM(CASE WHEN s.subaccount_id LIKE 'system:reserve:%' THEN s.balance & 4294967295 ELSE 0 END) AS BIGINT), \
+             CAST(SUM(s.unsettled >> 32) AS BIGINT), CAST(SUM(s.unsettled & 4294967295) AS BIGINT), \
+             COALESCE((SELECT CAST(SUM(h.remaining >> 32) AS BIGINT) FROM holds h WHERE h.status = 1 AND h.instrument_id = s.instrument_id), 0), \
+             COALESCE((SELECT CAST(SUM(h.remaining & 4294967295) AS BIGINT) FROM holds h WHERE h.status = 1 AND h.instrument_id = s.instrument_id), 0) \
              FROM sub_accounts s LEFT JOIN instruments i ON i.instrument_id = s.instrument_id \
              WHERE $1 = '' OR s.instrument_id = $1 GROUP BY s.instrument_id ORDER BY s.instrument_id",
         )
         .bind(instrument_id)
-        .fetch_all(self.db.read())
+        .fetch_all(self)
         .await?;
         Ok(found
             .into_iter()
             .map(|row| TrialBalance {
                 instrument_id: row.0,
-                decimals: row.1,
+                decimals: u8::try_from(row.1).unwrap_or(u8::MAX),
                 total: rows::wide(row.2, row.3),
                 reserve: rows::wide(row.4, row.5),
                 unsettled: rows::wide(row.6, row.7),
@@ -231,28 +281,49 @@ impl Store {
             })
             .collect())
     }
+
+    async fn has_lost_its_chain(&self) -> Result<bool, Error> {
+        Ok(sqlx::query_scalar::<DB, bool>(
+            "SELECT EXISTS (SELECT 1 FROM operations) AND NOT EXISTS (SELECT 1 FROM audit_blocks WHERE block > 0)",
+        )
+        .fetch_one(self)
+        .await?)
+    }
 }
 
-fn push_before(query: &mut QueryBuilder<Sqlite>, before: &Before<'_>) {
+fn push_before<DB: Database>(query: &mut QueryBuilder<DB>, before: &Before<'_>)
+where
+    for<'q> String: Encode<'q, DB> + Type<DB>,
+    for<'q> i64: Encode<'q, DB> + Type<DB>,
+{
     query.push_bind(before.created_at_us);
     query.push(", ");
     query.push_bind(before.id.to_owned());
     query.push(")");
 }
 
-fn push_order(query: &mut QueryBuilder<Sqlite>, id: &str, before: &Before<'_>) {
+fn push_order<DB: Database>(query: &mut QueryBuilder<DB>, id: &str, before: &Before<'_>)
+where
+    for<'q> i64: Encode<'q, DB> + Type<DB>,
+{
     query.push(format!(" ORDER BY created_at_us DESC, {id} DESC LIMIT "));
     query.push_bind(before.limit);
 }
 
-fn filter(query: &mut QueryBuilder<Sqlite>, column: &str, value: &str) {
+fn filter<DB: Database>(query: &mut QueryBuilder<DB>, column: &str, value: &str)
+where
+    for<'q> String: Encode<'q, DB> + Type<DB>,
+{
     if !value.is_empty() {
         query.push(format!(" AND {column} = "));
         query.push_bind(value.to_owned());
     }
 }
 
-fn filter_code(query: &mut QueryBuilder<Sqlite>, column: &str, value: Option<i32>) {
+fn filter_code<DB: Database>(query: &mut QueryBuilder<DB>, column: &str, value: Option<i32>)
+where
+    for<'q> i32: Encode<'q, DB> + Type<DB>,
+{
     if let Some(value) = value {
         query.push(format!(" AND {column} = "));
         query.push_bind(value);

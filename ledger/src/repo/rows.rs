@@ -1,4 +1,4 @@
-//! Rows as SQLite gives them, and many ids as one bound value.
+//! Rows as either database gives them, and the text in which answers are kept.
 
 use std::sync::Arc;
 
@@ -23,12 +23,6 @@ pub fn broken(what: &str, id: &str) -> Error {
 
 fn some_id(text: Option<String>) -> Option<Id> {
     text.map(Id::from)
-}
-
-/// Many ids in one bound value.
-pub fn ids<'a>(items: impl IntoIterator<Item = &'a Id>) -> String {
-    let items: Vec<&str> = items.into_iter().map(|id| &**id).collect();
-    serde_json::to_string(&items).expect("texts have a JSON form")
 }
 
 /// A sum that came in two halves of 32 bits, so that it could not overflow on the way.
@@ -63,22 +57,30 @@ impl TryFrom<AccountRow> for Account {
 pub const SUB_ACCOUNT: &str = "SELECT s.*, COALESCE(i.decimals, 0) AS decimals FROM sub_accounts s \
      LEFT JOIN instruments i ON i.instrument_id = s.instrument_id";
 
-#[derive(FromRow)]
+#[derive(Clone, FromRow)]
 pub struct SubAccountRow {
     subaccount_id: String,
     account_id: String,
     user_id: String,
     instrument_id: String,
+    #[sqlx(try_from = "i32")]
     decimals: u8,
     balance: i64,
     held: i64,
     unsettled: i64,
     version: i64,
+    #[sqlx(try_from = "i32")]
     freeze: u8,
     closed: bool,
     may_be_negative: bool,
     created_at_us: i64,
     updated_at_us: i64,
+}
+
+impl SubAccountRow {
+    pub fn id(&self) -> &str {
+        &self.subaccount_id
+    }
 }
 
 impl From<SubAccountRow> for SubAccount {
@@ -159,10 +161,12 @@ pub const POSTING: &str = "SELECT p.*, COALESCE(i.decimals, 0) AS decimals FROM 
 pub struct PostingRow {
     posting_id: String,
     operation_id: String,
-    ordinal: i64,
+    #[sqlx(try_from = "i32")]
+    ordinal: u32,
     debit_subaccount_id: String,
     credit_subaccount_id: String,
     instrument_id: String,
+    #[sqlx(try_from = "i32")]
     decimals: u8,
     amount: i64,
     hold_id: Option<String>,
@@ -179,7 +183,7 @@ impl From<PostingRow> for Posting {
         Posting {
             posting_id: row.posting_id.into(),
             operation_id: row.operation_id.into(),
-            ordinal: row.ordinal as u32,
+            ordinal: row.ordinal,
             debit_subaccount_id: row.debit_subaccount_id.into(),
             credit_subaccount_id: row.credit_subaccount_id.into(),
             amount: Units {
@@ -208,6 +212,7 @@ pub struct HoldRow {
     subaccount_id: String,
     user_id: String,
     instrument_id: String,
+    #[sqlx(try_from = "i32")]
     decimals: u8,
     amount: i64,
     remaining: i64,

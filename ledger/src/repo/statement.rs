@@ -3,10 +3,11 @@
 //! Versions of a sub-account are gapless and its postings' times never fall (the ledger's time stands still rather than go back), so a moment
 //! is found by halving: some twenty look-ups by index in a million postings, and no index on time to keep.
 
-use sqlx::{FromRow, SqliteConnection};
+use async_trait::async_trait;
+use sqlx::{Database, Encode, Executor, FromRow, IntoArguments, Pool, Type};
 use types::Minor;
 
-use super::{Store, rows};
+use super::rows;
 use crate::{
     Error,
     model::{Id, OperationType, SubAccount},
@@ -27,7 +28,7 @@ pub struct Line {
 }
 
 #[derive(FromRow)]
-struct LineRow {
+pub struct LineRow {
     version: i64,
     posting_id: String,
     operation_id: String,
@@ -38,15 +39,43 @@ struct LineRow {
     created_at_us: i64,
 }
 
-impl Store {
+/// What sub-accounts were.
+#[async_trait]
+pub trait History {
     /// The last version whose posting is at or before the moment; 0 when there is none.
-    pub async fn version_through(&self, of: &SubAccount, at_us: i64) -> Result<u64, Error> {
-        let mut reader = self.db().read().acquire().await?;
-        version_through(&mut reader, of, at_us).await
+    async fn version_through(&self, of: &SubAccount, at_us: i64) -> Result<u64, Error>;
+    /// Running balance after a version; zero before the first one.
+    async fn balance_at(&self, of: &SubAccount, version: u64) -> Result<Minor, Error>;
+    /// Minor units credited by the versions after `from` through `to`.
+    async fn credited(&self, of: &SubAccount, from: u64, to: u64) -> Result<i128, Error>;
+    /// The postings of the versions after `from` through `to`, in their order, at most `limit`.
+    async fn lines(
+        &self,
+        of: &SubAccount,
+        from: u64,
+        to: u64,
+        limit: i64,
+    ) -> Result<Vec<Line>, Error>;
+}
+
+#[async_trait]
+impl<DB> History for Pool<DB>
+where
+    DB: Database,
+    DB::Arguments: IntoArguments<DB>,
+    for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
+    for<'q> &'q str: Encode<'q, DB> + Type<DB>,
+    for<'q> i64: Encode<'q, DB> + Type<DB>,
+    for<'r> (i64,): FromRow<'r, DB::Row>,
+    for<'r> (Option<i64>, Option<i64>): FromRow<'r, DB::Row>,
+    for<'r> LineRow: FromRow<'r, DB::Row>,
+{
+    async fn version_through(&self, of: &SubAccount, at_us: i64) -> Result<u64, Error> {
+        let mut reader = self.acquire().await?;
+        version_through::<DB>(&mut reader, of, at_us).await
     }
 
-    /// Running balance after a version; zero before the first one.
-    pub async fn balance_at(&self, of: &SubAccount, version: u64) -> Result<Minor, Error> {
+    async fn balance_at(&self, of: &SubAccount, version: u64) -> Result<Minor, Error> {
         if version == 0 {
             return Ok(Minor::ZERO);
         }
@@ -56,27 +85,25 @@ impl Store {
         )
         .bind(&*of.terms.subaccount_id)
         .bind(version as i64)
-        .fetch_optional(self.db().read())
+        .fetch_optional(self)
         .await?;
         found.map(Minor).ok_or_else(|| missing(of, version))
     }
 
-    /// Minor units credited by the versions after `from` through `to`.
-    pub async fn credited(&self, of: &SubAccount, from: u64, to: u64) -> Result<i128, Error> {
+    async fn credited(&self, of: &SubAccount, from: u64, to: u64) -> Result<i128, Error> {
         let (high, low): (Option<i64>, Option<i64>) = sqlx::query_as(
-            "SELECT SUM(amount >> 32), SUM(amount & 4294967295) FROM postings \
+            "SELECT CAST(SUM(amount >> 32) AS BIGINT), CAST(SUM(amount & 4294967295) AS BIGINT) FROM postings \
              WHERE credit_subaccount_id = $1 AND credit_version > $2 AND credit_version <= $3",
         )
         .bind(&*of.terms.subaccount_id)
         .bind(from as i64)
         .bind(to as i64)
-        .fetch_one(self.db().read())
+        .fetch_one(self)
         .await?;
         Ok(rows::wide(high.unwrap_or(0), low.unwrap_or(0)))
     }
 
-    /// The postings of the versions after `from` through `to`, in their order, at most `limit`.
-    pub async fn lines(
+    async fn lines(
         &self,
         of: &SubAccount,
         from: u64,
@@ -100,7 +127,7 @@ impl Store {
         .bind(&*of.terms.subaccount_id)
         .bind(from as i64)
         .bind(to as i64)
-        .fetch_all(self.db().read())
+        .fetch_all(self)
         .await?;
         found.into_iter().map(Line::try_from).collect()
     }
@@ -124,12 +151,20 @@ impl TryFrom<LineRow> for Line {
     }
 }
 
-/// As [`Store::version_through`], over any connection.
-pub async fn version_through(
-    reader: &mut SqliteConnection,
+/// As [`History::version_through`], over any connection.
+pub async fn version_through<DB>(
+    reader: &mut DB::Connection,
     of: &SubAccount,
     at_us: i64,
-) -> Result<u64, Error> {
+) -> Result<u64, Error>
+where
+    DB: Database,
+    DB::Arguments: IntoArguments<DB>,
+    for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
+    for<'q> &'q str: Encode<'q, DB> + Type<DB>,
+    for<'q> i64: Encode<'q, DB> + Type<DB>,
+    for<'r> (i64,): FromRow<'r, DB::Row>,
+{
     // Versions up to `low` are not later than the moment, those past `high` are.
     let (mut low, mut high) = (0, of.version);
     // Most moments asked about are recent: steps back from the end, each twice as long, come first.
@@ -140,7 +175,7 @@ pub async fn version_through(
         } else {
             low + (high - low).div_ceil(2)
         };
-        if time_of(&mut *reader, of, middle).await? <= at_us {
+        if time_of::<DB>(&mut *reader, of, middle).await? <= at_us {
             low = middle;
             step = u64::MAX;
         } else {
@@ -151,12 +186,20 @@ pub async fn version_through(
     Ok(low)
 }
 
-async fn time_of(
-    reader: &mut SqliteConnection,
+async fn time_of<DB>(
+    reader: &mut DB::Connection,
     of: &SubAccount,
     version: u64,
-) -> Result<i64, Error> {
-    sqlx::query_scalar(
+) -> Result<i64, Error>
+where
+    DB: Database,
+    DB::Arguments: IntoArguments<DB>,
+    for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
+    for<'q> &'q str: Encode<'q, DB> + Type<DB>,
+    for<'q> i64: Encode<'q, DB> + Type<DB>,
+    for<'r> (i64,): FromRow<'r, DB::Row>,
+{
+    sqlx::query_scalar::<DB, i64>(
         "SELECT created_at_us FROM postings WHERE debit_subaccount_id = $1 AND debit_version = $2 \
          UNION ALL SELECT created_at_us FROM postings WHERE credit_subaccount_id = $1 AND credit_version = $2",
     )

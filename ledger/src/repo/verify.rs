@@ -1,24 +1,19 @@
-//! What the check of the ledger reads: the file as it lies, through one read-only connection and in one transaction, so that it is one moment of
-//! it also beside a running node. Every answer is a page of bounded size.
+//! What the check of the ledger reads: the rows as they lie, through one connection and in one read-only transaction, so that it is one moment of
+//! them also beside a running node. Every answer is a page of bounded size. The same statements on either database.
 
-use std::path::Path;
+use std::collections::HashMap;
 
-use sqlx::{AssertSqlSafe, Connection, FromRow, SqliteConnection, sqlite::SqliteConnectOptions};
+use async_trait::async_trait;
+use sqlx::{AssertSqlSafe, Connection, Database, Encode, Executor, FromRow, IntoArguments, Type};
 
 use super::{
-    FILE,
-    audit::{SealedOperation, SealedPosting, postings_of},
+    audit::{SealedOperation, SealedPosting},
     rows,
 };
 use crate::Error;
 
 /// Rows of one page.
 const PAGE: i64 = 1_000;
-
-/// The ledger's file, opened for reading.
-pub struct Evidence {
-    db: SqliteConnection,
-}
 
 #[derive(FromRow)]
 pub struct BlockRow {
@@ -36,7 +31,7 @@ pub struct Predecessor {
     pub balance: i64,
     pub block: Option<i64>,
     pub place: Option<i64>,
-    pub ordinal: i64,
+    pub ordinal: i32,
 }
 
 /// A sub-account beside what its postings and holds make of it.
@@ -89,40 +84,116 @@ impl HoldState {
     }
 }
 
-impl Evidence {
-    /// Opens the ledger of a folder.
-    ///
-    /// # Errors
-    /// [`Error::NoLedger`] when there is none, [`Error::Store`] when the file is none of ours or cannot be read.
-    pub async fn open(data_dir: &Path) -> Result<Self, Error> {
-        let path = data_dir.join(FILE);
-        if !path.is_file() {
-            return Err(Error::NoLedger(data_dir.to_owned()));
-        }
-        let options = SqliteConnectOptions::new().filename(path).read_only(true);
-        let mut db = SqliteConnection::connect_with(&options).await?;
-        sqlx::query("BEGIN").execute(&mut db).await?;
-        Ok(Evidence { db })
-    }
-
-    pub async fn close(self) -> Result<(), Error> {
-        Ok(self.db.close().await?)
-    }
-
+/// One moment of all rows of a ledger.
+#[async_trait]
+pub trait Evidence: Send {
     /// Blocks after this one.
-    pub async fn blocks(&mut self, after: i64) -> Result<Vec<BlockRow>, Error> {
+    async fn blocks(&mut self, after: i64) -> Result<Vec<BlockRow>, Error>;
+    /// Sealed operations after this place, through block `through`, each with its postings.
+    async fn operations(
+        &mut self,
+        after: (i64, i64),
+        through: i64,
+    ) -> Result<Vec<(SealedOperation, Vec<SealedPosting>)>, Error>;
+    /// The posting that made this version.
+    async fn predecessor(
+        &mut self,
+        subaccount_id: &str,
+        version: i64,
+    ) -> Result<Option<Predecessor>, Error>;
+    /// The first operation that no block has, with the block it names.
+    async fn loose_operation(&mut self) -> Result<Option<(String, Option<i64>)>, Error>;
+    /// The first posting without its operation, sub-accounts or hold: (operation, posting, what is missing).
+    async fn loose_posting(&mut self) -> Result<Option<(String, String, String)>, Error>;
+    /// Sub-accounts after this one.
+    async fn subaccounts(&mut self, after: &str) -> Result<Vec<SubAccountState>, Error>;
+    /// Sums the postings per hold, once, aside: [`Self::holds`] reads it.
+    async fn sum_holds(&mut self) -> Result<(), Error>;
+    /// Holds after this one.
+    async fn holds(&mut self, after: &str) -> Result<Vec<HoldState>, Error>;
+    /// Sum of all balances per instrument, in minor units.
+    async fn sums(&mut self) -> Result<Vec<(String, i128)>, Error>;
+
+    async fn close(self: Box<Self>) -> Result<(), Error>;
+}
+
+/// [`Evidence`] over a connection of either database, inside its transaction. Beside the ledger's tables it has the temporary table [`PAID`].
+pub struct Reader<DB: Database>(pub DB::Connection);
+
+/// Made before the transaction begins, which may be one that makes no tables.
+pub const PAID: &str = "CREATE TEMPORARY TABLE paid (hold_id TEXT PRIMARY KEY, high BIGINT NOT NULL, low BIGINT NOT NULL)";
+
+impl<DB> Reader<DB>
+where
+    DB: Database,
+    DB::Arguments: IntoArguments<DB>,
+    for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
+    for<'q> &'q str: Encode<'q, DB> + Type<DB>,
+    for<'q> i64: Encode<'q, DB> + Type<DB>,
+    for<'r> SealedPosting: FromRow<'r, DB::Row>,
+{
+    /// The postings of a page of operations, each operation's in their order.
+    async fn postings_of(
+        &mut self,
+        after: (i64, i64),
+        operations: &[SealedOperation],
+    ) -> Result<HashMap<String, Vec<SealedPosting>>, Error> {
+        let mut by_operation = HashMap::<String, Vec<SealedPosting>>::new();
+        let Some(last) = operations.last() else {
+            return Ok(by_operation);
+        };
+        let sql = format!(
+            "SELECT {} FROM operations o JOIN postings p ON p.operation_id = o.operation_id \
+             WHERE (o.block, o.place) > ($1, $2) AND (o.block, o.place) <= ($3, $4) ORDER BY o.block, o.place, p.ordinal",
+            SealedPosting::COLUMNS
+        );
+        let found: Vec<SealedPosting> = sqlx::query_as(AssertSqlSafe(sql))
+            .bind(after.0)
+            .bind(after.1)
+            .bind(last.block.unwrap_or(i64::MAX))
+            .bind(last.place.unwrap_or(i64::MAX))
+            .fetch_all(&mut self.0)
+            .await?;
+        for posting in found {
+            by_operation
+                .entry(posting.operation_id.clone())
+                .or_default()
+                .push(posting);
+        }
+        Ok(by_operation)
+    }
+}
+
+#[async_trait]
+impl<DB> Evidence for Reader<DB>
+where
+    DB: Database,
+    DB::Arguments: IntoArguments<DB>,
+    for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
+    for<'q> &'q str: Encode<'q, DB> + Type<DB>,
+    for<'q> i64: Encode<'q, DB> + Type<DB>,
+    for<'r> BlockRow: FromRow<'r, DB::Row>,
+    for<'r> SealedOperation: FromRow<'r, DB::Row>,
+    for<'r> SealedPosting: FromRow<'r, DB::Row>,
+    for<'r> Predecessor: FromRow<'r, DB::Row>,
+    for<'r> (String, Option<i64>): FromRow<'r, DB::Row>,
+    for<'r> (String, String, String): FromRow<'r, DB::Row>,
+    for<'r> SubAccountState: FromRow<'r, DB::Row>,
+    for<'r> HoldState: FromRow<'r, DB::Row>,
+    for<'r> (String, i64, i64): FromRow<'r, DB::Row>,
+{
+    async fn blocks(&mut self, after: i64) -> Result<Vec<BlockRow>, Error> {
         Ok(sqlx::query_as(
             "SELECT block, previous_hash, hash, operations, postings, sealed_at_us FROM audit_blocks \
              WHERE block > $1 ORDER BY block LIMIT $2",
         )
         .bind(after)
         .bind(PAGE)
-        .fetch_all(&mut self.db)
+        .fetch_all(&mut self.0)
         .await?)
     }
 
-    /// Sealed operations after this place, through block `through`, each with its postings.
-    pub async fn operations(
+    async fn operations(
         &mut self,
         after: (i64, i64),
         through: i64,
@@ -136,9 +207,9 @@ impl Evidence {
             .bind(after.1)
             .bind(through)
             .bind(PAGE)
-            .fetch_all(&mut self.db)
+            .fetch_all(&mut self.0)
             .await?;
-        let mut postings = postings_of(&mut self.db, &found).await?;
+        let mut postings = self.postings_of(after, &found).await?;
         Ok(found
             .into_iter()
             .map(|operation| {
@@ -148,8 +219,7 @@ impl Evidence {
             .collect())
     }
 
-    /// The posting that made this version.
-    pub async fn predecessor(
+    async fn predecessor(
         &mut self,
         subaccount_id: &str,
         version: i64,
@@ -164,23 +234,21 @@ impl Evidence {
         )
         .bind(subaccount_id)
         .bind(version)
-        .fetch_optional(&mut self.db)
+        .fetch_optional(&mut self.0)
         .await?)
     }
 
-    /// The first operation that no block has, with the block it names.
-    pub async fn loose_operation(&mut self) -> Result<Option<(String, Option<i64>)>, Error> {
+    async fn loose_operation(&mut self) -> Result<Option<(String, Option<i64>)>, Error> {
         Ok(sqlx::query_as(
             "SELECT o.operation_id, o.block FROM operations o \
              WHERE o.block IS NULL OR o.block < 1 OR o.block > (SELECT MAX(block) FROM audit_blocks) \
              ORDER BY o.created_at_us, o.operation_id LIMIT 1",
         )
-        .fetch_optional(&mut self.db)
+        .fetch_optional(&mut self.0)
         .await?)
     }
 
-    /// The first posting without its operation, sub-accounts or hold: (operation, posting, what is missing).
-    pub async fn loose_posting(&mut self) -> Result<Option<(String, String, String)>, Error> {
+    async fn loose_posting(&mut self) -> Result<Option<(String, String, String)>, Error> {
         Ok(sqlx::query_as(
             "SELECT p.operation_id, p.posting_id, CASE WHEN o.operation_id IS NULL THEN 'operation' \
              WHEN d.subaccount_id IS NULL THEN p.debit_subaccount_id WHEN c.subaccount_id IS NULL THEN p.credit_subaccount_id \
@@ -193,12 +261,11 @@ impl Evidence {
              OR (p.hold_id IS NOT NULL AND h.hold_id IS NULL) \
              ORDER BY p.created_at_us, p.operation_id, p.ordinal LIMIT 1",
         )
-        .fetch_optional(&mut self.db)
+        .fetch_optional(&mut self.0)
         .await?)
     }
 
-    /// Sub-accounts after this one.
-    pub async fn subaccounts(&mut self, after: &str) -> Result<Vec<SubAccountState>, Error> {
+    async fn subaccounts(&mut self, after: &str) -> Result<Vec<SubAccountState>, Error> {
         Ok(sqlx::query_as(
             "SELECT s.subaccount_id, s.balance, s.held, s.version, \
              (SELECT p.debit_version FROM postings p WHERE p.debit_subaccount_id = s.subaccount_id \
@@ -209,31 +276,27 @@ impl Evidence {
               ORDER BY p.credit_version DESC LIMIT 1) AS credit_version, \
              (SELECT p.credit_balance_after FROM postings p WHERE p.credit_subaccount_id = s.subaccount_id \
               ORDER BY p.credit_version DESC LIMIT 1) AS credit_balance, \
-             COALESCE((SELECT SUM(h.remaining >> 32) FROM holds h WHERE h.subaccount_id = s.subaccount_id AND h.status = 1), 0) AS held_high, \
-             COALESCE((SELECT SUM(h.remaining & 4294967295) FROM holds h WHERE h.subaccount_id = s.subaccount_id AND h.status = 1), 0) AS held_low \
+             COALESCE((SELECT CAST(SUM(h.remaining >> 32) AS BIGINT) FROM holds h WHERE h.subaccount_id = s.subaccount_id AND h.status = 1), 0) AS held_high, \
+             COALESCE((SELECT CAST(SUM(h.remaining & 4294967295) AS BIGINT) FROM holds h WHERE h.subaccount_id = s.subaccount_id AND h.status = 1), 0) AS held_low \
              FROM sub_accounts s WHERE s.subaccount_id > $1 ORDER BY s.subaccount_id LIMIT $2",
         )
         .bind(after)
         .bind(PAGE)
-        .fetch_all(&mut self.db)
+        .fetch_all(&mut self.0)
         .await?)
     }
 
-    /// Sums the postings per hold, once, aside: [`Self::holds`] reads it.
-    pub async fn sum_holds(&mut self) -> Result<(), Error> {
-        let steps = [
-            "CREATE TEMPORARY TABLE paid (hold_id TEXT PRIMARY KEY, high BIGINT NOT NULL, low BIGINT NOT NULL)",
-            "INSERT INTO paid SELECT hold_id, SUM(amount >> 32), SUM(amount & 4294967295) FROM postings \
+    async fn sum_holds(&mut self) -> Result<(), Error> {
+        sqlx::query(
+            "INSERT INTO paid SELECT hold_id, CAST(SUM(amount >> 32) AS BIGINT), CAST(SUM(amount & 4294967295) AS BIGINT) FROM postings \
              WHERE hold_id IS NOT NULL GROUP BY hold_id",
-        ];
-        for sql in steps {
-            sqlx::query(sql).execute(&mut self.db).await?;
-        }
+        )
+        .execute(&mut self.0)
+        .await?;
         Ok(())
     }
 
-    /// Holds after this one.
-    pub async fn holds(&mut self, after: &str) -> Result<Vec<HoldState>, Error> {
+    async fn holds(&mut self, after: &str) -> Result<Vec<HoldState>, Error> {
         Ok(sqlx::query_as(
             "SELECT h.hold_id, h.amount, h.remaining, h.split_off, h.consumed, h.released, h.returned_by_children, h.status, \
              h.destination_subaccount_id, COALESCE(p.high, 0) AS paid_high, COALESCE(p.low, 0) AS paid_low \
@@ -241,21 +304,24 @@ impl Evidence {
         )
         .bind(after)
         .bind(PAGE)
-        .fetch_all(&mut self.db)
+        .fetch_all(&mut self.0)
         .await?)
     }
 
-    /// Sum of all balances per instrument, in minor units.
-    pub async fn sums(&mut self) -> Result<Vec<(String, i128)>, Error> {
+    async fn sums(&mut self) -> Result<Vec<(String, i128)>, Error> {
         let found: Vec<(String, i64, i64)> = sqlx::query_as(
-            "SELECT instrument_id, SUM(balance >> 32), SUM(balance & 4294967295) FROM sub_accounts \
+            "SELECT instrument_id, CAST(SUM(balance >> 32) AS BIGINT), CAST(SUM(balance & 4294967295) AS BIGINT) FROM sub_accounts \
              GROUP BY instrument_id ORDER BY instrument_id",
         )
-        .fetch_all(&mut self.db)
+        .fetch_all(&mut self.0)
         .await?;
         Ok(found
             .into_iter()
             .map(|(id, high, low)| (id, rows::wide(high, low)))
             .collect())
+    }
+
+    async fn close(self: Box<Self>) -> Result<(), Error> {
+        Ok(self.0.close().await?)
     }
 }

@@ -1,4 +1,4 @@
-//! The check of a ledger's file: every block, every posting, every balance, every hold. Changes nothing.
+//! The check of a ledger: every block, every posting, every balance, every hold. Changes nothing.
 //!
 //! In this order, ending at the first thing that is wrong: blocks follow one another; what each seals is there, in its place, and gives its
 //! hash; each posting follows the one before it on both of its sub-accounts; no operation or posting is outside the chain; balance, version
@@ -10,26 +10,27 @@
 mod found;
 mod judge;
 
-use std::{collections::HashMap, path::Path};
+use std::collections::HashMap;
 
 pub use found::{Fault, Verified};
 
 use crate::{
-    Error,
+    Error, LedgerConfig,
     audit::{self, Hash, Head, Sealer},
-    repo::{BlockRow, Evidence, SealedOperation, SealedPosting},
+    repo::{self, BlockRow, Evidence, SealedOperation, SealedPosting},
 };
 
 /// Last balances kept at hand.
 const BALANCES_MAX: usize = 100_000;
 
-/// Checks the ledger in a folder, which a node may be running on.
+/// Checks the ledger that the settings name, which a node may be running on.
 ///
 /// # Errors
-/// [`Error::NoLedger`], [`Error::Store`]: there is nothing to check or it cannot be read. What is wrong with it is [`Verified::fault`].
-pub async fn verify(data_dir: &Path) -> Result<Verified, Error> {
+/// [`Error::NoLedger`], [`Error::Url`], [`Error::Store`]: there is nothing to check or it cannot be read. What is wrong with it is
+/// [`Verified::fault`].
+pub async fn verify(config: &LedgerConfig) -> Result<Verified, Error> {
     let mut check = Check {
-        evidence: Evidence::open(data_dir).await?,
+        evidence: repo::evidence(config).await?,
         done: Verified::default(),
         balances: HashMap::new(),
     };
@@ -52,7 +53,7 @@ struct Open<'a> {
 }
 
 struct Check {
-    evidence: Evidence,
+    evidence: Box<dyn Evidence>,
     done: Verified,
     /// Version and balance of the last posting seen, per sub-account.
     balances: HashMap<String, (i64, i64)>,
@@ -121,7 +122,8 @@ impl Check {
             operations: 0,
             postings: 0,
         };
-        while let Some((operation, postings)) = pages.next_of(&mut self.evidence, row.block).await?
+        while let Some((operation, postings)) =
+            pages.next_of(&mut *self.evidence, row.block).await?
         {
             stop!(self.operation(&mut open, &operation, &postings).await?);
         }
@@ -168,7 +170,7 @@ impl Check {
         open.sealer.operation(&operation.record());
         for (posting, ordinal) in postings.iter().zip(0..) {
             if posting.ordinal != ordinal {
-                return Ok(Some(fault("posting of ordinal", ordinal, &"none")));
+                return Ok(Some(fault("posting of ordinal", ordinal.into(), &"none")));
             }
             open.postings += 1;
             self.done.postings += 1;
@@ -209,7 +211,7 @@ impl Check {
     /// A posting follows the one before it on this sub-account. `before`: the balance it says it found, as `after` and its amount make it.
     async fn side(
         &mut self,
-        place: (i64, i64, i64),
+        place: (i64, i64, i32),
         subaccount_id: &str,
         version: i64,
         after: i64,
@@ -250,7 +252,7 @@ impl Check {
     /// The posting that made a version, unless it stands later than `place`.
     async fn look_up(
         &mut self,
-        place: (i64, i64, i64),
+        place: (i64, i64, i32),
         subaccount_id: &str,
         version: i64,
     ) -> Result<Option<(i64, i64)>, Error> {
@@ -333,7 +335,7 @@ impl Pages {
     /// The next operation if it is of this block.
     async fn next_of(
         &mut self,
-        evidence: &mut Evidence,
+        evidence: &mut dyn Evidence,
         block: i64,
     ) -> Result<Option<(SealedOperation, Vec<SealedPosting>)>, Error> {
         if self.page.is_empty() && !self.is_last {

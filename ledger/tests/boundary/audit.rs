@@ -1,54 +1,99 @@
 //! The audit chain and the check that walks it: a sound ledger passes, each kind of tampering is named.
 
-use ledger::{Fault, Verified, verify};
+use ledger::{Fault, LedgerConfig, StoreUrl, Verified, verify};
 use proto::{common::v1::OperationType, ledger::v1::*};
 use sqlx::{AssertSqlSafe, Connection, Row, SqliteConnection, sqlite::SqliteConnectOptions};
 use tempfile::TempDir;
 
-use crate::harness::*;
+use crate::{
+    harness::*,
+    rows::{Database, Rows},
+};
 
-async fn connect(folder: &TempDir) -> SqliteConnection {
-    let options = SqliteConnectOptions::new()
-        .filename(folder.path().join("ledger.sqlite"))
-        .foreign_keys(false);
-    SqliteConnection::connect_with(&options).await.unwrap()
+/// A copy of a ledger's rows that nothing guards.
+struct Copy {
+    folder: TempDir,
+    database: Database,
 }
 
-/// A copy of the ledger as it stands, which nothing guards any more, with these statements done to it.
-async fn copy(world: &World, statements: &[&str]) -> TempDir {
-    let folder = TempDir::new().unwrap();
-    let mut db = connect(&world.folder).await;
+impl Copy {
+    fn config(&self) -> LedgerConfig {
+        LedgerConfig {
+            data_dir: self.folder.path().to_owned(),
+            url: StoreUrl::new(self.database.url.clone()),
+            ..LedgerConfig::default()
+        }
+    }
+}
+
+/// A copy of the ledger as it stands with these statements done to it.
+async fn copy(world: &World, statements: &[&str]) -> Copy {
+    let copy = Copy {
+        folder: TempDir::new().unwrap(),
+        database: Database::fresh().await,
+    };
+    if copy.database.url.is_empty() {
+        copy_file(world, &copy.folder).await;
+    } else {
+        copy_schema(world, &copy.database).await;
+    }
+    let rows = Rows::open(&copy.database, copy.folder.path()).await;
+    for sql in statements {
+        let done = rows.tamper(sql).await.unwrap();
+        assert!(done > 0, "{sql}");
+    }
+    rows.close().await;
+    copy
+}
+
+async fn copy_file(world: &World, to: &TempDir) {
+    let open = async |folder: &std::path::Path| {
+        let options = SqliteConnectOptions::new().filename(folder.join("ledger.sqlite"));
+        SqliteConnection::connect_with(&options).await.unwrap()
+    };
+    let mut db = open(&world.config().data_dir).await;
     sqlx::query("VACUUM INTO $1")
-        .bind(folder.path().join("ledger.sqlite").to_str().unwrap())
+        .bind(to.path().join("ledger.sqlite").to_str().unwrap())
         .execute(&mut db)
         .await
         .unwrap();
-    let mut db = connect(&folder).await;
-    let guards = sqlx::query("SELECT name FROM sqlite_master WHERE type = 'trigger'")
-        .fetch_all(&mut db)
-        .await
-        .unwrap();
-    let guards: Vec<String> = guards
-        .iter()
-        .map(|row| format!("DROP TRIGGER {}", row.get::<String, _>(0)))
-        .collect();
-    let off = "PRAGMA ignore_check_constraints = on";
-    let all = guards.iter().map(String::as_str).chain([off]);
-    for sql in all.chain(statements.iter().copied()) {
-        let done = sqlx::query(AssertSqlSafe(sql.to_owned()))
+    let mut db = open(to.path()).await;
+    let guards = sqlx::query("SELECT name FROM sqlite_master WHERE type = 'trigger'");
+    for guard in guards.fetch_all(&mut db).await.unwrap() {
+        let drop = format!("DROP TRIGGER {}", guard.get::<String, _>(0));
+        sqlx::query(AssertSqlSafe(drop))
             .execute(&mut db)
             .await
             .unwrap();
-        let changes = sql.starts_with("UPDATE") || sql.starts_with("DELETE");
-        assert!(!changes || done.rows_affected() > 0, "{sql}");
     }
     db.close().await.unwrap();
-    folder
+}
+
+/// Rows without their constraints.
+async fn copy_schema(world: &World, to: &Database) {
+    let Rows::Postgres(pool) = world.rows().await else {
+        unreachable!("copied from the same store")
+    };
+    let tables: Vec<String> =
+        sqlx::query_scalar("SELECT tablename::text FROM pg_tables WHERE schemaname = $1")
+            .bind(&world.database.schema)
+            .fetch_all(&pool)
+            .await
+            .unwrap();
+    for table in tables {
+        let (from, to) = (&world.database.schema, &to.schema);
+        let sql = format!("CREATE TABLE {to}.{table} AS TABLE {from}.{table}");
+        sqlx::query(AssertSqlSafe(sql))
+            .execute(&pool)
+            .await
+            .unwrap();
+    }
+    pool.close().await;
 }
 
 async fn tampered(world: &World, statements: &[&str]) -> Fault {
-    let folder = copy(world, statements).await;
-    let found = verify(folder.path()).await.unwrap();
+    let copy = copy(world, statements).await;
+    let found = verify(&copy.config()).await.unwrap();
     found.fault.expect("it is seen")
 }
 
@@ -113,7 +158,7 @@ fn operation_of(outcome: &OperationOutcome) -> String {
 #[tokio::test]
 async fn r215_a_sound_ledger_is_found_sound_also_beside_a_running_node() {
     let story = story().await;
-    let found = verify(story.world.folder.path()).await.unwrap();
+    let found = verify(&story.world.config()).await.unwrap();
     assert_eq!(found.fault, None);
     let Verified {
         blocks,
@@ -126,11 +171,11 @@ async fn r215_a_sound_ledger_is_found_sound_also_beside_a_running_node() {
     // The chain goes on after a restart, and a ledger at rest is read as well.
     let world = story.world.restart().await;
     world.fund("u3", RUB, "1").await;
-    let after = verify(world.folder.path()).await.unwrap();
+    let after = verify(&world.config()).await.unwrap();
     assert_eq!((after.fault, after.blocks), (None, 7));
     assert_ne!(after.head, found.head);
     let still = copy(&world, &[]).await;
-    assert_eq!(verify(still.path()).await.unwrap().head, after.head);
+    assert_eq!(verify(&still.config()).await.unwrap().head, after.head);
 }
 
 // rows: R215
@@ -287,7 +332,7 @@ async fn r215_changed_balances_and_holds_are_named() {
 #[tokio::test]
 async fn r215_the_database_refuses_to_change_the_chain() {
     let story = story().await;
-    let mut db = connect(&story.world.folder).await;
+    let rows = story.world.rows().await;
     for (sql, text) in [
         (
             "UPDATE audit_blocks SET operations = 9",
@@ -314,7 +359,7 @@ async fn r215_the_database_refuses_to_change_the_chain() {
             "a sealed block follows the last one",
         ),
     ] {
-        let error = sqlx::query(sql).execute(&mut db).await.unwrap_err();
+        let error = rows.tamper(sql).await.unwrap_err();
         assert!(error.to_string().contains(text), "{sql}: {error}");
     }
 }
@@ -327,14 +372,11 @@ async fn r215_a_ledger_whose_chain_was_taken_away_does_not_open() {
         "UPDATE operations SET block = NULL, place = NULL",
         "DELETE FROM audit_blocks WHERE block > 0",
     ];
-    let folder = copy(&story.world, &unsealed).await;
-    assert!(verify(folder.path()).await.unwrap().fault.is_some());
-    let log = events::Embedded::open(folder.path().join("other-log"));
+    let copy = copy(&story.world, &unsealed).await;
+    assert!(verify(&copy.config()).await.unwrap().fault.is_some());
+    let log = events::Embedded::open(copy.folder.path().join("other-log"));
     let deps = ledger::LedgerDeps::new(std::sync::Arc::new(log.await.unwrap()));
-    let config = ledger::LedgerConfig {
-        data_dir: folder.path().to_owned(),
-        ..Default::default()
-    };
+    let config = copy.config();
     let stop = tokio_util::sync::CancellationToken::new();
     let error = ledger::start(config, deps, stop)
         .await
@@ -345,15 +387,23 @@ async fn r215_a_ledger_whose_chain_was_taken_away_does_not_open() {
 
 // rows: R215
 #[tokio::test]
-async fn r215_a_folder_without_a_ledger_is_no_sound_ledger() {
-    let folder = TempDir::new().unwrap();
-    let error = verify(folder.path()).await.unwrap_err().to_string();
+async fn r215_what_is_no_ledger_is_no_sound_ledger() {
+    let nothing = Copy {
+        folder: TempDir::new().unwrap(),
+        database: Database::fresh().await,
+    };
+    let error = async || verify(&nothing.config()).await.unwrap_err().to_string();
+    if !nothing.database.url.is_empty() {
+        assert!(error().await.contains("does not exist"));
+        return;
+    }
+    let folder = nothing.folder.path();
     assert_eq!(
-        error,
-        format!("there is no ledger in {}", folder.path().display())
+        error().await,
+        format!("there is no ledger in {}", folder.display())
     );
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-    std::fs::write(folder.path().join("ledger.sqlite"), "no database at all").unwrap();
-    let error = verify(folder.path()).await.unwrap_err().to_string();
+    assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0);
+    std::fs::write(folder.join("ledger.sqlite"), "no database at all").unwrap();
+    let error = error().await;
     assert!(error.contains("not a database"), "{error}");
 }

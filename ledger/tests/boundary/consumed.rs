@@ -282,16 +282,14 @@ async fn r218_issue_to_a_closed_sub_account_opens_it_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn r336_events_wait_while_the_store_is_locked() {
     let world = World::new().await;
-    let path = world.folder.path().join("ledger.sqlite");
-    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(path);
-    let pool = sqlx::SqlitePool::connect_with(options).await.unwrap();
-    let lock = pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
+    let rows = world.rows().await;
+    let lock = rows.lock().await;
     issue(&world, "op1", "u1", "7").await;
     let health = world.handle.service().health;
     let part = format!("ledger.cfa:{}", topics::CFA);
     let reason = eventually(|| async { health.failing().remove(&part) }).await;
-    assert!(reason.contains("locked"), "{reason}");
-    lock.rollback().await.unwrap();
+    assert!(reason.contains("lock"), "{reason}");
+    lock.release().await;
     only(
         &world,
         "u1",
@@ -300,7 +298,7 @@ async fn r336_events_wait_while_the_store_is_locked() {
     )
     .await;
     eventually(|| async { health.failing().is_empty().then_some(()) }).await;
-    pool.close().await;
+    rows.close().await;
 }
 
 async fn receipt(world: &World, tx_hash: &str, status: ReceiptStatus) {

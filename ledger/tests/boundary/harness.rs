@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use events::{Event, Log, Subscription, topics};
-use ledger::{Clock, LedgerConfig, LedgerDeps, LedgerHandle};
+use ledger::{Clock, LedgerConfig, LedgerDeps, LedgerHandle, StoreUrl};
 use prost::Message;
 use proto::{
     common::v1::{Decimal, MonetaryAmount, OperationType, RequestContext},
@@ -13,6 +13,8 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 use tonic::{Response, Status};
 use uuid::Uuid;
+
+use crate::rows::{Database, Rows};
 
 pub type Client = LedgerServiceClient<rpc::Channel>;
 pub type Answer<T> = Result<Response<T>, Status>;
@@ -28,26 +30,37 @@ pub struct World {
     pub clock: Clock,
     pub log: Arc<dyn Log>,
     pub handle: LedgerHandle,
-    pub folder: TempDir,
+    /// Shared by the ledgers that stand beside this one.
+    pub database: Arc<Database>,
+    folder: Arc<TempDir>,
     slot: rpc::LocalSlot,
     shutdown: CancellationToken,
 }
 
 impl World {
     pub async fn new() -> Self {
-        Self::open(TempDir::new().unwrap()).await
+        Self::on(Database::fresh().await, None).await
     }
 
-    pub async fn open(folder: TempDir) -> Self {
-        let log: Arc<dyn Log> = Arc::new(
-            events::Embedded::open(folder.path().join("log"))
-                .await
-                .unwrap(),
-        );
+    /// A ledger of one's own; `url`: another way to the database than its own URL.
+    pub async fn on(database: Database, url: Option<String>) -> Self {
+        let folder = TempDir::new().unwrap();
+        let log = open_log(&folder).await;
         let clock = Clock::manual(START_US);
+        Self::open(Arc::new(database), url, Arc::new(folder), log, clock).await
+    }
+
+    async fn open(
+        database: Arc<Database>,
+        url: Option<String>,
+        folder: Arc<TempDir>,
+        log: Arc<dyn Log>,
+        clock: Clock,
+    ) -> Self {
         let shutdown = CancellationToken::new();
         let config = LedgerConfig {
             data_dir: folder.path().to_owned(),
+            url: StoreUrl::new(url.unwrap_or_else(|| database.url.clone())),
             // Tests sweep by hand.
             hold_sweep_interval_ms: 3_600_000,
             ..LedgerConfig::default()
@@ -67,10 +80,19 @@ impl World {
             clock,
             log,
             handle,
+            database,
             folder,
             slot,
             shutdown,
         }
+    }
+
+    /// A second ledger on the same database and log.
+    #[allow(dead_code, reason = "PostgreSQL alone takes several")]
+    pub async fn beside(&self) -> Self {
+        let (log, clock) = (self.log.clone(), self.clock.clone());
+        let (database, folder) = (self.database.clone(), self.folder.clone());
+        Self::open(database, None, folder, log, clock).await
     }
 
     /// Stops the ledger and starts it again on the same files.
@@ -78,7 +100,24 @@ impl World {
         self.shutdown.cancel();
         self.slot.clear();
         self.handle.stopped().await;
-        Self::open(self.folder).await
+        drop(self.log);
+        let log = open_log(&self.folder).await;
+        let clock = Clock::manual(START_US);
+        Self::open(self.database, None, self.folder, log, clock).await
+    }
+
+    /// The settings by which this ledger is found.
+    pub fn config(&self) -> LedgerConfig {
+        LedgerConfig {
+            data_dir: self.folder.path().to_owned(),
+            url: StoreUrl::new(self.database.url.clone()),
+            ..LedgerConfig::default()
+        }
+    }
+
+    /// The rows as they are, beside the ledger.
+    pub async fn rows(&self) -> Rows {
+        Rows::open(&self.database, self.folder.path()).await
     }
 
     pub fn as_caller(&self, credential: &str) -> Client {
@@ -262,6 +301,11 @@ impl World {
             assert_eq!(held, number(line.active_holds), "{}", line.instrument_id);
         }
     }
+}
+
+async fn open_log(folder: &TempDir) -> Arc<dyn Log> {
+    let log = events::Embedded::open(folder.path().join("log")).await;
+    Arc::new(log.unwrap())
 }
 
 /// The ledger's events, in order.

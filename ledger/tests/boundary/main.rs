@@ -1,5 +1,5 @@
 //! The ledger at its boundary: a real store in a temporary folder, the real log, the real access layer; every call through the client of the
-//! contract. One test binary, since linking costs more than running.
+//! contract. One test binary, since linking costs more than running. The same tests run on PostgreSQL in `tests/full`.
 
 mod audit;
 mod batches;
@@ -13,5 +13,11 @@ mod operations;
 mod reads;
 mod refusals;
 mod requests;
+mod rows;
 mod statement;
 mod twin;
+
+/// The PostgreSQL server to use; none: SQLite.
+fn server() -> Option<String> {
+    None
+}

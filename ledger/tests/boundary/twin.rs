@@ -12,7 +12,7 @@ use proto::{
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-use crate::harness::*;
+use crate::{harness::*, rows::audit};
 
 #[derive(Clone, Default)]
 struct Pot {
@@ -384,7 +384,7 @@ struct Seen {
 
 async fn run(seed: u64, steps: usize, instrument: &'static str, seen: &mut Seen) {
     let world = World::new().await;
-    let rows = open_rows(&world).await;
+    let rows = world.rows().await;
     let mut rng = StdRng::seed_from_u64(seed);
     let mut twin = Twin {
         instrument,
@@ -412,7 +412,7 @@ async fn run(seed: u64, steps: usize, instrument: &'static str, seen: &mut Seen)
     }
     let mut refusals = 0;
     for step in 0..steps {
-        audit(&rows, seed, step).await;
+        audit(&rows, &format!("seed {seed} before step {step}")).await;
         let closed: Vec<bool> = twin.pots.iter().map(|pot| pot.closed).collect();
         let key = format!("k{step}");
         let (user, value) = (rng.random_range(0..USERS), rng.random_range(1..900));
@@ -578,7 +578,7 @@ async fn run(seed: u64, steps: usize, instrument: &'static str, seen: &mut Seen)
         let opened = |(was, pot): &(&bool, &Pot)| **was && !pot.closed;
         seen.reopened += closed.iter().zip(&twin.pots).filter(opened).count();
     }
-    audit(&rows, seed, steps).await;
+    audit(&rows, &format!("seed {seed} before step {steps}")).await;
     rows.close().await;
     assert!(
         refusals > steps / 20 && refusals < steps * 19 / 20,
@@ -587,56 +587,6 @@ async fn run(seed: u64, steps: usize, instrument: &'static str, seen: &mut Seen)
     agree(&world, &twin, seed).await;
     let world = world.restart().await;
     agree(&world, &twin, seed).await;
-}
-
-async fn open_rows(world: &World) -> sqlx::SqlitePool {
-    let options = sqlx::sqlite::SqliteConnectOptions::new()
-        .filename(world.folder.path().join("ledger.sqlite"))
-        .read_only(true);
-    sqlx::SqlitePool::connect_with(options).await.unwrap()
-}
-
-/// What must never be found among the rows, whatever was asked of the ledger.
-const NEVER: [(&str, &str); 6] = [
-    (
-        "an instrument that does not add up to zero",
-        "SELECT instrument_id FROM sub_accounts GROUP BY instrument_id HAVING SUM(balance) <> 0",
-    ),
-    (
-        "held money that is not what active holds have left",
-        "SELECT subaccount_id FROM sub_accounts s WHERE held <> \
-         (SELECT COALESCE(SUM(remaining), 0) FROM holds h WHERE h.subaccount_id = s.subaccount_id AND h.status = 1)",
-    ),
-    (
-        "a user who has less than nothing",
-        "SELECT subaccount_id FROM sub_accounts WHERE subaccount_id NOT LIKE 'system:%' \
-         AND (balance < 0 OR balance - held - unsettled < 0)",
-    ),
-    (
-        "a hold that gained or lost money",
-        "SELECT hold_id FROM holds WHERE amount + returned_by_children <> remaining + split_off + consumed + released \
-         OR added > amount OR (status <> 1 AND remaining <> 0)",
-    ),
-    (
-        "a balance that is not what its postings say",
-        "SELECT subaccount_id FROM sub_accounts s WHERE balance <> \
-         (SELECT COALESCE(SUM(amount), 0) FROM postings p WHERE p.credit_subaccount_id = s.subaccount_id) - \
-         (SELECT COALESCE(SUM(amount), 0) FROM postings p WHERE p.debit_subaccount_id = s.subaccount_id)",
-    ),
-    (
-        "a closed sub-account with something in it",
-        "SELECT subaccount_id FROM sub_accounts WHERE closed = 1 AND (balance <> 0 OR held <> 0 OR unsettled <> 0)",
-    ),
-];
-
-async fn audit(rows: &sqlx::SqlitePool, seed: u64, step: usize) {
-    for (what, sql) in NEVER {
-        let found: Vec<String> = sqlx::query_scalar(sql).fetch_all(rows).await.unwrap();
-        assert!(
-            found.is_empty(),
-            "seed {seed} before step {step}: {what}: {found:?}"
-        );
-    }
 }
 
 async fn agree(world: &World, twin: &Twin, seed: u64) {

@@ -1,10 +1,11 @@
 //! `platform ledger ...`: what an accountant or auditor asks, as tables. `balance`, `statement`, `holds` and `trial-balance` call a running platform;
-//! `rebuild` compares it with the chain; `verify` reads the ledger's file, with or without a node beside it.
+//! `rebuild` compares it with the chain; `verify` reads the ledger's rows, with or without a node beside it.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::{Arg, ArgMatches, Command, value_parser};
+use ledger::LedgerConfig;
 use serde_json::Value;
 
 use super::call::{self, Target};
@@ -26,13 +27,13 @@ pub fn verbs() -> [Command; 4] {
             "Replay the chain's log from its first block and compare the balances it gives with the ledger's",
         ),
         Command::new("verify")
-            .about("Check the ledger's file: every block, posting, balance and hold; name the first bad record")
+            .about("Check the ledger's rows: every block, posting, balance and hold; name the first bad record")
             .arg(
                 Arg::new("dir")
                     .long("dir")
                     .value_name("DIR")
                     .value_parser(value_parser!(PathBuf))
-                    .help("Folder of the ledger [default: ledger in the data folder]"),
+                    .help("Folder of a ledger in SQLite [default: the ledger of the settings]"),
             ),
     ]
 }
@@ -69,13 +70,20 @@ async fn verify(
     matches: &ArgMatches,
     json: bool,
 ) -> anyhow::Result<()> {
-    let dir = match matches.get_one::<PathBuf>("dir") {
-        Some(dir) => dir.clone(),
-        None => config()?.ledger.data_dir,
+    let config = match matches.get_one::<PathBuf>("dir") {
+        Some(dir) => LedgerConfig {
+            data_dir: dir.clone(),
+            ..LedgerConfig::default()
+        },
+        None => config()?.ledger,
     };
-    let verified = ledger::verify(&dir)
-        .await
-        .with_context(|| format!("ledger in {}", dir.display()))?;
+    let verified = ledger::verify(&config).await.with_context(|| {
+        if config.url.is_empty() {
+            format!("ledger in {}", config.data_dir.display())
+        } else {
+            format!("ledger at {}", config.url)
+        }
+    })?;
     if json {
         println!("{}", serde_json::to_string_pretty(&verified)?);
     } else {

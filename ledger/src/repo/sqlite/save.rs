@@ -10,13 +10,14 @@ use events::{
 };
 use sqlx::SqliteConnection;
 
-use super::{Group, audit, rows};
+use super::limits;
 use crate::{
     Error,
     audit::Block,
     book::{Book, Change},
     fold::{Act, Command, StoredAnswer},
     model::{Account, Hold, Id, Operation, Parked, Posting, SourcePosition, SubAccount, User},
+    repo::rows::outcome_text,
 };
 
 static INSTRUMENTS: Many = Many::new(
@@ -51,6 +52,11 @@ static HOLDS: Many = Many::new(
      added = excluded.added, split_off = excluded.split_off, consumed = excluded.consumed, released = excluded.released, \
      returned_by_children = excluded.returned_by_children, status = excluded.status, expiry_told = excluded.expiry_told, \
      updated_at_us = excluded.updated_at_us",
+);
+static BLOCKS: Many = Many::new(
+    "INSERT INTO audit_blocks (block, previous_hash, hash, operations, postings, sealed_at_us) SELECT * FROM (VALUES ",
+    6,
+    ") LIMIT +?",
 );
 static OPERATIONS: Many = Many::new(
     "INSERT INTO operations (operation_id, scope, kind, status, user_id, idempotency_key, external_ref, tx_hash, rejection_code, \
@@ -101,36 +107,52 @@ fn some(id: &Option<Id>) -> Option<Arc<str>> {
     id.as_ref().map(Id::shared)
 }
 
-impl Group {
-    /// Writes every changed row and the events beside them. The order follows the references between the tables.
-    pub async fn save(
-        &mut self,
-        book: &Book,
-        block: Option<&Block>,
-        events: &[Event],
-    ) -> Result<(), Error> {
-        self.save_limits(book).await?;
-        let tx: &mut SqliteConnection = &mut self.tx;
-        let mut script = Script::default();
-        save_owners(&mut script, tx, book).await?;
-        audit::save_block(&mut script, tx, block).await?;
-        let block = block.map_or(0, |block| block.block);
-        save_operations(&mut script, tx, book, block).await?;
-        save_memory(&mut script, tx, book).await?;
-        events::outbox::append_to(&mut script, tx, events).await?;
-        Ok(script.run(tx).await?)
-    }
+/// Writes every changed row and the events beside them. The order follows the references between the tables.
+pub async fn save(
+    tx: &mut SqliteConnection,
+    book: &Book,
+    block: Option<&Block>,
+    events: &[Event],
+) -> Result<(), Error> {
+    limits::save(tx, book).await?;
+    let mut script = Script::default();
+    save_owners(&mut script, tx, book).await?;
+    save_block(&mut script, tx, block).await?;
+    let block = block.map_or(0, |block| block.block);
+    save_operations(&mut script, tx, book, block).await?;
+    save_memory(&mut script, tx, book).await?;
+    events::outbox::append_to(&mut script, tx, events).await?;
+    Ok(script.run(tx).await?)
+}
 
-    /// What a command asks of the store alone.
-    pub async fn tidy(&mut self, command: &Command) -> Result<(), Error> {
-        if let Act::ForgetParked { before_us } = &command.act {
-            sqlx::query("DELETE FROM parked WHERE at_us < $1")
-                .bind(before_us)
-                .execute(&mut *self.tx)
-                .await?;
-        }
-        Ok(())
+/// What a command asks of the store alone.
+pub async fn tidy(tx: &mut SqliteConnection, command: &Command) -> Result<(), Error> {
+    if let Act::ForgetParked { before_us } = &command.act {
+        sqlx::query("DELETE FROM parked WHERE at_us < $1")
+            .bind(before_us)
+            .execute(tx)
+            .await?;
     }
+    Ok(())
+}
+
+/// The block of a group, if it has one.
+async fn save_block(
+    script: &mut Script,
+    tx: &mut SqliteConnection,
+    block: Option<&Block>,
+) -> Result<(), sqlx::Error> {
+    let block: Vec<&Block> = block.into_iter().collect();
+    script
+        .add(tx, &BLOCKS, &block, |block, row| {
+            row.put(block.block.cast_signed());
+            row.put(block.previous_hash.to_vec());
+            row.put(block.hash.to_vec());
+            row.put(block.operations as i64);
+            row.put(block.postings as i64);
+            row.put(block.sealed_at_us);
+        })
+        .await
 }
 
 /// Rows that are there after the group.
@@ -230,7 +252,7 @@ async fn save_memory(
                 row.put(text(user_id));
                 row.put(text(key));
                 row.put(answer.digest);
-                row.put(rows::outcome_text(&answer.outcome));
+                row.put(outcome_text(&answer.outcome));
                 row.put(book.now_us);
             },
         )

@@ -5,18 +5,21 @@ use std::collections::BTreeSet;
 use events::many::Many;
 use sqlx::{AssertSqlSafe, SqliteConnection};
 
-use super::{
-    Group,
-    rows::{
-        self, AccountRow, AnswerRow, HoldRow, OperationRow, ParkedRow, PostingRow, SubAccountRow,
-    },
-};
+use super::{ids, limits};
 use crate::{
     Error,
+    audit::Head,
     book::Book,
-    fold::{Command, StoredOutcome, Wanted},
-    model::{Call, Hold, Id, Operation, Posting, SourcePosition, User},
-    names::SubAccountName,
+    fold::{Command, Wanted},
+    model::Id,
+    repo::{
+        audit::Start,
+        keep,
+        rows::{
+            AccountRow, AnswerRow, HOLD, HoldRow, OperationRow, POSTING, ParkedRow, PostingRow,
+            SUB_ACCOUNT, SubAccountRow,
+        },
+    },
 };
 
 /// Operations by (user, key, scope).
@@ -43,42 +46,46 @@ static ANSWERS: Many = Many::new(
 /// A child knows its parent, a parent may be a child; no deeper chain is ever made.
 const PARENT_ROUNDS: usize = 3;
 
-impl Group {
-    /// Everything these commands can touch.
-    pub async fn load(&mut self, commands: &[&Command], now_us: i64) -> Result<Book, Error> {
-        let tx = &mut *self.tx;
-        let mut book = Book {
-            now_us,
-            ..Book::default()
-        };
-        let mut wanted = Wanted {
-            no_news: !sqlx::query_scalar::<_, bool>("SELECT EXISTS (SELECT 1 FROM parked)")
-                .fetch_one(&mut *tx)
-                .await?,
-            ..Wanted::default()
-        };
-        for command in commands {
-            wanted.add(command);
-        }
-        holds(tx, &mut wanted, &mut book).await?;
-        operations_by_id(tx, &wanted.operation_ids, &mut book).await?;
-        for command in commands {
-            wanted.add_late(
-                command,
-                |id| book.holds.get(id).cloned(),
-                |id| book.operations.get(id).cloned(),
-            );
-        }
-        let answered = answers(tx, &wanted, &mut book).await?;
-        operations_by_id(tx, &answered, &mut book).await?;
-        operations_by_other(tx, &wanted, &mut book).await?;
-        postings(tx, &mut wanted, &mut book).await?;
-        subaccounts(tx, &wanted, &mut book).await?;
-        owners(tx, &mut wanted, &mut book).await?;
-        scales(tx, &wanted, commands, &mut book).await?;
-        memory(tx, &wanted, &mut book).await?;
-        Ok(book)
+/// Everything these commands can touch, and the end of the audit chain.
+pub async fn load(
+    tx: &mut SqliteConnection,
+    commands: &[&Command],
+    clock_us: i64,
+) -> Result<(Book, Head), Error> {
+    let start: Start = sqlx::query_as(Start::SQL).fetch_one(&mut *tx).await?;
+    let head = start.head()?;
+    let mut book = Book {
+        now_us: clock_us.max(head.sealed_at_us),
+        ..Book::default()
+    };
+    let mut wanted = Wanted {
+        no_news: !start.has_news,
+        ..Wanted::default()
+    };
+    for command in commands {
+        wanted.add(command);
     }
+    holds(tx, &mut wanted, &mut book).await?;
+    operations_by_id(tx, &wanted.operation_ids, &mut book).await?;
+    for command in commands {
+        wanted.add_late(
+            command,
+            |id| book.holds.get(id).cloned(),
+            |id| book.operations.get(id).cloned(),
+        );
+    }
+    let answered = answers(tx, &wanted, &mut book).await?;
+    operations_by_id(tx, &answered, &mut book).await?;
+    operations_by_other(tx, &wanted, &mut book).await?;
+    postings(tx, &mut wanted, &mut book).await?;
+    subaccounts(tx, &wanted, &mut book).await?;
+    owners(tx, &mut wanted, &mut book).await?;
+    scales(tx, &wanted, commands, &mut book).await?;
+    memory(tx, &wanted, &mut book).await?;
+    if start.has_limits {
+        limits::load(tx, commands, &mut book).await?;
+    }
+    Ok((book, head))
 }
 
 async fn holds(
@@ -94,44 +101,14 @@ async fn holds(
         }
         let sql = format!(
             "{} WHERE h.hold_id IN (SELECT value FROM json_each($1))",
-            rows::HOLD
+            HOLD
         );
         let found: Vec<HoldRow> = sqlx::query_as(AssertSqlSafe(sql))
-            .bind(rows::ids(&missing))
+            .bind(ids(&missing))
             .fetch_all(&mut *tx)
             .await?;
-        for row in found {
-            let hold = Hold::try_from(row)?;
-            wanted.add_hold(&hold);
-            book.holds.load(hold.terms.hold_id.clone(), hold);
-        }
+        keep::holds(wanted, book, found)?;
         asked.extend(missing);
-    }
-    Ok(())
-}
-
-fn keep(book: &mut Book, found: Vec<OperationRow>) -> Result<(), Error> {
-    for row in found {
-        let operation = Operation::try_from(row)?;
-        let terms = operation.terms.clone();
-        let id = terms.operation_id.clone();
-        let key = (
-            terms.scope,
-            terms.user_id.clone(),
-            terms.idempotency_key.clone(),
-        );
-        book.by_key.load(key, id.clone());
-        if let Some(reference) = &terms.external_ref {
-            book.by_reference
-                .load((terms.kind, reference.clone()), id.clone());
-        }
-        if let Some(tx_hash) = &operation.tx_hash {
-            let carriers = book.by_tx.entry(tx_hash.clone()).or_default();
-            if !carriers.contains(&id) {
-                carriers.push(id.clone());
-            }
-        }
-        book.operations.load(id, operation);
     }
     Ok(())
 }
@@ -144,13 +121,13 @@ async fn operations_by_id(
     if ids.is_empty() {
         return Ok(());
     }
-    let found = sqlx::query_as(
+    let found: Vec<OperationRow> = sqlx::query_as(
         "SELECT * FROM operations WHERE operation_id IN (SELECT value FROM json_each($1))",
     )
-    .bind(rows::ids(ids))
+    .bind(super::ids(ids))
     .fetch_all(tx)
     .await?;
-    keep(book, found)
+    keep::operations(book, found)
 }
 
 async fn operations_by_other(
@@ -166,7 +143,7 @@ async fn operations_by_other(
             row.put(*scope);
         })
         .await?;
-    keep(book, found)?;
+    keep::operations(book, found)?;
     let references: Vec<_> = wanted.references.keys().collect();
     let found = BY_REFERENCE
         .fetch(tx, &references, |(reference, kind), row| {
@@ -174,15 +151,15 @@ async fn operations_by_other(
             row.put(*kind);
         })
         .await?;
-    keep(book, found)?;
+    keep::operations(book, found)?;
     if !wanted.tx_hashes.is_empty() {
-        let found = sqlx::query_as(
+        let found: Vec<OperationRow> = sqlx::query_as(
             "SELECT * FROM operations WHERE tx_hash IN (SELECT value FROM json_each($1)) ORDER BY created_at_us, operation_id",
         )
-        .bind(rows::ids(&wanted.tx_hashes))
+        .bind(ids(&wanted.tx_hashes))
         .fetch_all(tx)
         .await?;
-        keep(book, found)?;
+        keep::operations(book, found)?;
     }
     Ok(())
 }
@@ -203,29 +180,13 @@ async fn postings(
     }
     let sql = format!(
         "{} WHERE p.operation_id IN (SELECT value FROM json_each($1)) ORDER BY p.operation_id, p.ordinal",
-        rows::POSTING
+        POSTING
     );
     let found: Vec<PostingRow> = sqlx::query_as(AssertSqlSafe(sql))
-        .bind(rows::ids(&of))
+        .bind(ids(&of))
         .fetch_all(tx)
         .await?;
-    let mut group: Vec<Posting> = Vec::new();
-    let found = found.into_iter().map(Posting::from).map(Some).chain([None]);
-    for posting in found {
-        let ends = match (&posting, group.last()) {
-            (Some(posting), Some(last)) => posting.operation_id != last.operation_id,
-            (None, Some(_)) => true,
-            (_, None) => false,
-        };
-        if ends {
-            let done = std::mem::take(&mut group);
-            book.postings.load(done[0].operation_id.clone(), done);
-        }
-        if let Some(posting) = posting {
-            wanted.add_posting(&posting);
-            group.push(posting);
-        }
-    }
+    keep::postings(wanted, book, found);
     Ok(())
 }
 
@@ -244,16 +205,13 @@ async fn subaccounts(
         }
         let sql = format!(
             "{} WHERE {column} IN (SELECT value FROM json_each($1))",
-            rows::SUB_ACCOUNT
+            SUB_ACCOUNT
         );
         let found: Vec<SubAccountRow> = sqlx::query_as(AssertSqlSafe(sql))
-            .bind(rows::ids(keys))
+            .bind(ids(keys))
             .fetch_all(&mut *tx)
             .await?;
-        for row in found {
-            let row = crate::model::SubAccount::from(row);
-            book.subaccounts.load(row.terms.subaccount_id.clone(), row);
-        }
+        keep::subaccounts(book, found);
     }
     Ok(())
 }
@@ -269,25 +227,19 @@ async fn owners(
         let found: Vec<AccountRow> = sqlx::query_as(
             "SELECT * FROM accounts WHERE account_id IN (SELECT value FROM json_each($1))",
         )
-        .bind(rows::ids(&wanted.account_ids))
+        .bind(ids(&wanted.account_ids))
         .fetch_all(&mut *tx)
         .await?;
-        for row in found {
-            let account = crate::model::Account::try_from(row)?;
-            book.accounts.load(account.account_id.clone(), account);
-        }
+        keep::accounts(book, found)?;
     }
     if !wanted.user_ids.is_empty() {
         let found: Vec<(String, bool)> = sqlx::query_as(
             "SELECT user_id, blocked FROM users WHERE user_id IN (SELECT value FROM json_each($1))",
         )
-        .bind(rows::ids(&wanted.user_ids))
+        .bind(ids(&wanted.user_ids))
         .fetch_all(tx)
         .await?;
-        for (user_id, blocked) in found {
-            let user_id = Id::from(user_id);
-            book.users.load(user_id.clone(), User { user_id, blocked });
-        }
+        keep::users(book, found);
     }
     Ok(())
 }
@@ -299,25 +251,14 @@ async fn scales(
     commands: &[&Command],
     book: &mut Book,
 ) -> Result<(), Error> {
-    let mut instruments: BTreeSet<Id> = wanted
-        .subaccount_ids
-        .iter()
-        .filter(|id| book.subaccounts.get(*id).is_none())
-        .filter_map(|id| SubAccountName::parse(id))
-        .map(|name| name.instrument_id.into())
-        .collect();
-    for command in commands {
-        command.each_new_scale(&mut |id| {
-            instruments.insert(id.clone());
-        });
-    }
+    let instruments = keep::instruments(wanted, commands, book);
     if instruments.is_empty() {
         return Ok(());
     }
     let found: Vec<(String, u8)> = sqlx::query_as(
         "SELECT instrument_id, decimals FROM instruments WHERE instrument_id IN (SELECT value FROM json_each($1))",
     )
-    .bind(rows::ids(&instruments))
+    .bind(ids(&instruments))
     .fetch_all(tx)
     .await?;
     for (instrument_id, decimals) in found {
@@ -332,9 +273,8 @@ async fn answers(
     wanted: &Wanted,
     book: &mut Book,
 ) -> Result<BTreeSet<Id>, Error> {
-    let mut operations = BTreeSet::new();
     if wanted.answer_keys.is_empty() {
-        return Ok(operations);
+        return Ok(BTreeSet::new());
     }
     let keys: Vec<_> = wanted.answer_keys.keys().collect();
     let found: Vec<AnswerRow> = ANSWERS
@@ -344,23 +284,7 @@ async fn answers(
             row.put(*call);
         })
         .await?;
-    for row in found {
-        let call = Call::from_code(row.call)
-            .ok_or_else(|| rows::broken("stored answer", &row.idempotency_key))?;
-        let answer = row.answer()?;
-        match &answer.outcome {
-            StoredOutcome::Batch(outcomes) => operations.extend(outcomes.iter().flatten().cloned()),
-            StoredOutcome::Hold { operation_id, .. } => operations.extend(operation_id.clone()),
-            StoredOutcome::Refused { .. }
-            | StoredOutcome::SubAccount(_)
-            | StoredOutcome::Limit(_) => {}
-        }
-        book.answers.load(
-            (call, row.user_id.into(), row.idempotency_key.into()),
-            answer,
-        );
-    }
-    Ok(operations)
+    keep::answers(book, found)
 }
 
 /// What the ledger remembers beside its rows: source positions, parked news.
@@ -369,23 +293,16 @@ async fn memory(tx: &mut SqliteConnection, wanted: &Wanted, book: &mut Book) -> 
         let found: Vec<(String, i64, i64, i64)> = sqlx::query_as(
             "SELECT source, first_sequence, through_sequence, digest FROM sources WHERE source IN (SELECT value FROM json_each($1))",
         )
-        .bind(rows::ids(&wanted.sources))
+        .bind(ids(&wanted.sources))
         .fetch_all(&mut *tx)
         .await?;
-        for (source, first, through, digest) in found {
-            let position = SourcePosition {
-                first_sequence: first.unsigned_abs(),
-                through_sequence: through.unsigned_abs(),
-                digest,
-            };
-            book.sources.load(source.into(), position);
-        }
+        keep::sources(book, found);
     }
     if !wanted.parked.is_empty() {
         let found: Vec<ParkedRow> = sqlx::query_as(
             "SELECT * FROM parked WHERE match_key IN (SELECT value FROM json_each($1))",
         )
-        .bind(rows::ids(&wanted.parked))
+        .bind(ids(&wanted.parked))
         .fetch_all(tx)
         .await?;
         for row in found {

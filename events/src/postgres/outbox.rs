@@ -1,0 +1,151 @@
+//! Outbox and inbox on PostgreSQL, where transactions overlap.
+//!
+//! Positions are given when a row is written and become visible when its transaction commits, so they may appear out of order. The relay
+//! reads the rows in the order of position, up to the first one whose transaction is not below the horizon: the oldest transaction that is
+//! still under way anywhere on the server. Below it nothing can appear any more that was written earlier. It deletes exactly the rows it read,
+//! after the log made them durable, so a row that appears later at a lower position is never skipped.
+//! The order of a key is that of the commits when its writers hold a lock from before the append until the commit, as the ledger does with its
+//! sub-accounts. Writers of one key that share no lock have no order to keep; their events go out in the order of position.
+//! One relay publishes at a time: an advisory lock of the relay's session, bound to the outbox table, taken for each batch.
+//! Known limitation: any transaction that stays open on the server with changes in it, whoever's it is, holds the relay back.
+
+use async_trait::async_trait;
+use sqlx::{Connection, PgConnection, postgres::PgRow};
+use uuid::Uuid;
+
+use super::Postgres;
+use crate::{
+    Error, Event, Log,
+    event::now_us,
+    outbox::{BATCH, Moved, Queue, Row},
+};
+
+/// Writes events next to the change that caused them, in one statement. They keep the order of the slice.
+///
+/// # Errors
+/// [`Error::Store`]; an id that is in the outbox already is an error too.
+pub async fn append_in_tx(tx: &mut PgConnection, events: &[Event]) -> Result<(), Error> {
+    if events.is_empty() {
+        return Ok(());
+    }
+    let texts = |get: fn(&Event) -> &str| events.iter().map(get).collect::<Vec<_>>();
+    let ids: Vec<String> = events.iter().map(|event| event.id.to_string()).collect();
+    let payloads: Vec<&[u8]> = events.iter().map(|event| &*event.payload).collect();
+    let times: Vec<i64> = events.iter().map(|event| event.occurred_at_us).collect();
+    sqlx::query(
+        "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload, subject, source, correlation_id, occurred_at_us) \
+         SELECT id, topic, key, type, payload, subject, source, correlation_id, at_us \
+         FROM UNNEST($1::text[], $2::text[], $3::text[], $4::text[], $5::bytea[], $6::text[], $7::text[], $8::text[], $9::bigint[]) \
+         WITH ORDINALITY AS e (id, topic, key, type, payload, subject, source, correlation_id, at_us, place) ORDER BY place",
+    )
+    .bind(ids)
+    .bind(texts(|event| &event.topic))
+    .bind(texts(|event| &event.key))
+    .bind(texts(|event| &event.type_name))
+    .bind(payloads)
+    .bind(texts(|event| &event.subject))
+    .bind(texts(|event| &event.source))
+    .bind(texts(|event| &event.correlation_id))
+    .bind(times)
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+/// As [`crate::inbox::accept_in_tx`]. A second transaction with the same event waits for the first one to end.
+///
+/// # Errors
+/// [`Error::Store`].
+pub async fn accept_in_tx(
+    tx: &mut PgConnection,
+    consumer: &str,
+    event_id: Uuid,
+) -> Result<bool, Error> {
+    let inserted = sqlx::query(
+        "INSERT INTO inbox (consumer, event_id, accepted_at_us) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
+    )
+    .bind(consumer)
+    .bind(event_id.to_string())
+    .bind(now_us())
+    .execute(tx)
+    .await?;
+    Ok(inserted.rows_affected() == 1)
+}
+
+#[async_trait]
+impl Queue for Postgres {
+    async fn backlog(&self) -> Result<i64, Error> {
+        Ok(sqlx::query_scalar("SELECT COUNT(*) FROM outbox")
+            .fetch_one(self.read())
+            .await?)
+    }
+
+    async fn move_batch(&self, log: &dyn Log) -> Result<Moved, Error> {
+        let mut slot = self.relay.lock().await;
+        // A connection that fails, or is dropped in the middle, is not put back: its lock ends with it.
+        let mut connection = match slot.take() {
+            Some(connection) => connection,
+            None => PgConnection::connect_with(&self.options).await?,
+        };
+        let moved = move_batch(&mut connection, log).await?;
+        *slot = Some(connection);
+        Ok(moved)
+    }
+
+    async fn committed(&self) {
+        Postgres::committed(self).await;
+    }
+
+    fn name(&self) -> String {
+        self.place()
+    }
+}
+
+async fn move_batch(connection: &mut PgConnection, log: &dyn Log) -> Result<Moved, Error> {
+    let is_ours: bool =
+        sqlx::query_scalar("SELECT pg_try_advisory_lock('outbox'::regclass::oid::bigint << 8)")
+            .fetch_one(&mut *connection)
+            .await?;
+    if !is_ours {
+        return Ok(Moved {
+            rows: 0,
+            more_soon: true,
+        });
+    }
+    let moved = publish(connection, log).await?;
+    sqlx::query("SELECT pg_advisory_unlock('outbox'::regclass::oid::bigint << 8)")
+        .execute(connection)
+        .await?;
+    Ok(moved)
+}
+
+async fn publish(connection: &mut PgConnection, log: &dyn Log) -> Result<Moved, Error> {
+    let found: Vec<PgRow> = sqlx::query(
+        "SELECT position, id, aggregatetype, aggregateid, type, payload, subject, source, correlation_id, occurred_at_us, \
+         transaction_id < pg_snapshot_xmin(pg_current_snapshot()) AS is_below_horizon FROM outbox ORDER BY position LIMIT $1",
+    )
+    .bind(BATCH)
+    .fetch_all(&mut *connection)
+    .await?;
+    let mut events = Vec::with_capacity(found.len());
+    let mut positions = Vec::with_capacity(found.len());
+    for row in &found {
+        if !sqlx::Row::try_get::<bool, _>(row, "is_below_horizon")? {
+            break;
+        }
+        let row: Row = sqlx::FromRow::from_row(row)?;
+        positions.push(row.position);
+        events.push(row.into_event()?);
+    }
+    if !events.is_empty() {
+        log.publish(&events).await?;
+        sqlx::query("DELETE FROM outbox WHERE position = ANY($1)")
+            .bind(&positions)
+            .execute(connection)
+            .await?;
+    }
+    Ok(Moved {
+        rows: events.len(),
+        more_soon: events.len() < found.len() || found.len() == BATCH as usize,
+    })
+}

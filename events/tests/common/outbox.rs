@@ -1,0 +1,217 @@
+//! The contract of an outbox and an inbox, as tests that any database of a service must pass.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use async_trait::async_trait;
+use events::{
+    Delivery, Embedded, Error, Log, Position, Record, Subscription, Waiting, consume_with,
+    outbox::{self, Queue, Relay},
+};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::{FAST, event, in_time, take};
+
+/// Tables of the service under test.
+pub const TABLES: &str = "CREATE TABLE changes (number BIGINT PRIMARY KEY); CREATE TABLE effects (number BIGINT NOT NULL);";
+
+/// How a transaction ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    Commit,
+    Rollback,
+    Drop,
+}
+
+/// A service with one table for the numbers it has changed and one for the effects it has had.
+#[async_trait]
+pub trait Service: Queue {
+    /// One transaction: the number, and its event under the key `k` of the topic `t`.
+    async fn change(&self, number: usize, end: End);
+    /// One transaction: the event in the inbox for each of these consumers, and then the effect, if the first one had not seen it.
+    async fn accept(
+        &self,
+        consumers: &[&str],
+        id: Uuid,
+        effect: Option<usize>,
+        end: End,
+    ) -> Vec<bool>;
+    async fn numbers(&self, table: &str) -> Vec<usize>;
+}
+
+pub async fn all<S: Service>(mut fresh: impl AsyncFnMut() -> S) {
+    a_rolled_back_change_has_no_event_and_a_committed_one_has(fresh().await).await;
+    the_relay_is_woken_by_commits_and_loses_none(fresh().await).await;
+    a_relay_that_dies_before_or_after_publishing_causes_one_effect_per_change(fresh().await).await;
+    an_effect_that_is_rolled_back_is_not_in_the_inbox(fresh().await).await;
+}
+
+async fn log() -> (tempfile::TempDir, Embedded) {
+    let folder = tempfile::tempdir().unwrap();
+    let log = Embedded::open(folder.path().join("log")).await.unwrap();
+    (folder, log)
+}
+
+pub async fn published(log: &Embedded, count: usize) -> Vec<usize> {
+    let mut subscription = log.subscribe("reader", &["t"]).await.unwrap();
+    take(&mut subscription, count)
+        .await
+        .into_iter()
+        .map(|delivery| usize::from_be_bytes(delivery.record.event.payload.try_into().unwrap()))
+        .collect()
+}
+
+async fn a_rolled_back_change_has_no_event_and_a_committed_one_has(db: impl Service) {
+    let (_folder, log) = log().await;
+    db.change(1, End::Drop).await;
+    db.change(2, End::Rollback).await;
+    db.change(3, End::Commit).await;
+    assert_eq!(Relay::step(&db, &log).await.unwrap(), 1);
+    assert_eq!(db.numbers("changes").await, [3]);
+    assert_eq!(published(&log, 1).await, [3]);
+    assert_eq!(outbox::backlog(&db).await.unwrap(), 0);
+}
+
+async fn the_relay_is_woken_by_commits_and_loses_none(db: impl Service) {
+    let (_folder, log) = log().await;
+    let stop = CancellationToken::new();
+    let relay = tokio::spawn(Relay::run(db.clone(), Arc::new(log.clone()), stop.clone()));
+    let writers: Vec<_> = (0..4)
+        .map(|writer| {
+            let db = db.clone();
+            tokio::spawn(async move {
+                for step in 0..25 {
+                    db.change(writer * 25 + step, End::Commit).await;
+                }
+            })
+        })
+        .collect();
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    let seen = published(&log, 100).await;
+    // What one writer did one after the other keeps its order.
+    for writer in 0..4 {
+        let own: Vec<usize> = seen
+            .iter()
+            .copied()
+            .filter(|number| number / 25 == writer)
+            .collect();
+        assert_eq!(own, (writer * 25..writer * 25 + 25).collect::<Vec<_>>());
+    }
+    stop.cancel();
+    in_time("relay stops", relay).await.unwrap();
+}
+
+/// A log that fails on purpose: before it has the events, or after it has them but before it says so.
+struct Faulty {
+    log: Embedded,
+    calls: AtomicUsize,
+}
+
+#[async_trait]
+impl Log for Faulty {
+    async fn append(&self, records: &[Record]) -> Result<(), Error> {
+        match self.calls.fetch_add(1, Ordering::SeqCst) {
+            0 => Err(Error::Closed),
+            1 => {
+                self.log.append(records).await?;
+                Err(Error::Closed)
+            }
+            _ => {
+                // As a log without memory of ids would: everything again, under headers of its own.
+                let again: Vec<Record> = records
+                    .iter()
+                    .cloned()
+                    .map(|mut record| {
+                        record.headers.push(("again".into(), String::new()));
+                        record
+                    })
+                    .collect();
+                self.log.append(&again).await
+            }
+        }
+    }
+
+    async fn subscribe(&self, group: &str, topics: &[&str]) -> Result<Subscription, Error> {
+        self.log.subscribe(group, topics).await
+    }
+
+    async fn backlog(&self, group: &str, topics: &[&str]) -> Result<Vec<Delivery>, Error> {
+        self.log.backlog(group, topics).await
+    }
+
+    async fn commit(&self, group: &str, position: &Position) -> Result<(), Error> {
+        self.log.commit(group, position).await
+    }
+
+    fn failing(&self) -> watch::Receiver<Option<String>> {
+        self.log.failing()
+    }
+
+    fn waiting(&self) -> &Waiting {
+        self.log.waiting()
+    }
+}
+
+async fn a_relay_that_dies_before_or_after_publishing_causes_one_effect_per_change(
+    db: impl Service,
+) {
+    let (_folder, log) = log().await;
+    let log = Faulty {
+        log,
+        calls: AtomicUsize::new(0),
+    };
+    for number in 0..3 {
+        db.change(number, End::Commit).await;
+    }
+    assert!(Relay::step(&db, &log).await.is_err());
+    assert!(Relay::step(&db, &log).await.is_err());
+    assert_eq!(outbox::backlog(&db).await.unwrap(), 3);
+    assert_eq!(Relay::step(&db, &log).await.unwrap(), 3);
+    assert_eq!(outbox::backlog(&db).await.unwrap(), 0);
+
+    // Six records are in the log; the inbox makes three effects of them.
+    let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
+    let (target, stop) = (db.clone(), CancellationToken::new());
+    let handler = move |event: events::Event| {
+        let (db, tx) = (target.clone(), tx.clone());
+        async move {
+            let number = usize::from_be_bytes(event.payload.as_slice().try_into()?);
+            let fresh = db
+                .accept(&["effects"], event.id, Some(number), End::Commit)
+                .await;
+            tx.send(fresh[0])?;
+            Ok(())
+        }
+    };
+    let consumer = tokio::spawn(consume_with(
+        Arc::new(log.log.clone()),
+        "effects",
+        &["t"],
+        handler,
+        stop.clone(),
+        FAST,
+    ));
+    let mut fresh = Vec::new();
+    for _ in 0..6 {
+        fresh.push(in_time("handled", rx.recv()).await.unwrap());
+    }
+    stop.cancel();
+    in_time("consumer stops", consumer).await.unwrap().unwrap();
+    assert_eq!(fresh, [true, true, true, false, false, false]);
+    assert_eq!(db.numbers("effects").await, [0, 1, 2]);
+}
+
+async fn an_effect_that_is_rolled_back_is_not_in_the_inbox(db: impl Service) {
+    let id = event("t", "k", 1).id;
+    assert_eq!(db.accept(&["c"], id, None, End::Drop).await, [true]);
+    let seen = db
+        .accept(&["c", "c", "another consumer"], id, None, End::Commit)
+        .await;
+    assert_eq!(seen, [true, false, true]);
+}

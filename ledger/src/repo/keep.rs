@@ -1,0 +1,146 @@
+//! Rows that were read, put into the working set: the same for every database.
+
+use std::collections::BTreeSet;
+
+use super::rows::{
+    AccountRow, AnswerRow, HoldRow, OperationRow, PostingRow, SubAccountRow, broken,
+};
+use crate::{
+    Error,
+    book::Book,
+    fold::{Command, StoredOutcome, Wanted},
+    model::{Account, Call, Hold, Id, Operation, Posting, SourcePosition, SubAccount, User},
+    names::SubAccountName,
+};
+
+/// Holds, with what they point at added to what is wanted.
+pub fn holds(wanted: &mut Wanted, book: &mut Book, found: Vec<HoldRow>) -> Result<(), Error> {
+    for row in found {
+        let hold = Hold::try_from(row)?;
+        wanted.add_hold(&hold);
+        book.holds.load(hold.terms.hold_id.clone(), hold);
+    }
+    Ok(())
+}
+
+/// Operations, to be found by id, key, reference and hash.
+pub fn operations(book: &mut Book, found: Vec<OperationRow>) -> Result<(), Error> {
+    for row in found {
+        let operation = Operation::try_from(row)?;
+        let terms = operation.terms.clone();
+        let id = terms.operation_id.clone();
+        let key = (
+            terms.scope,
+            terms.user_id.clone(),
+            terms.idempotency_key.clone(),
+        );
+        book.by_key.load(key, id.clone());
+        if let Some(reference) = &terms.external_ref {
+            book.by_reference
+                .load((terms.kind, reference.clone()), id.clone());
+        }
+        if let Some(tx_hash) = &operation.tx_hash {
+            let carriers = book.by_tx.entry(tx_hash.clone()).or_default();
+            if !carriers.contains(&id) {
+                carriers.push(id.clone());
+            }
+        }
+        book.operations.load(id, operation);
+    }
+    Ok(())
+}
+
+/// Postings in the order of their operations.
+pub fn postings(wanted: &mut Wanted, book: &mut Book, found: Vec<PostingRow>) {
+    let mut group: Vec<Posting> = Vec::new();
+    let found = found.into_iter().map(Posting::from).map(Some).chain([None]);
+    for posting in found {
+        let ends = match (&posting, group.last()) {
+            (Some(posting), Some(last)) => posting.operation_id != last.operation_id,
+            (None, Some(_)) => true,
+            (_, None) => false,
+        };
+        if ends {
+            let done = std::mem::take(&mut group);
+            book.postings.load(done[0].operation_id.clone(), done);
+        }
+        if let Some(posting) = posting {
+            wanted.add_posting(&posting);
+            group.push(posting);
+        }
+    }
+}
+
+pub fn subaccounts(book: &mut Book, found: Vec<SubAccountRow>) {
+    for row in found {
+        let row = SubAccount::from(row);
+        book.subaccounts.load(row.terms.subaccount_id.clone(), row);
+    }
+}
+
+pub fn accounts(book: &mut Book, found: Vec<AccountRow>) -> Result<(), Error> {
+    for row in found {
+        let account = Account::try_from(row)?;
+        book.accounts.load(account.account_id.clone(), account);
+    }
+    Ok(())
+}
+
+/// (user, blocked)
+pub fn users(book: &mut Book, found: Vec<(String, bool)>) {
+    for (user_id, blocked) in found {
+        let user_id = Id::from(user_id);
+        book.users.load(user_id.clone(), User { user_id, blocked });
+    }
+}
+
+/// Instruments whose decimals are wanted: a sub-account may have to be made, or decimals may be bound.
+pub fn instruments(wanted: &Wanted, commands: &[&Command], book: &Book) -> BTreeSet<Id> {
+    let mut instruments: BTreeSet<Id> = wanted
+        .subaccount_ids
+        .iter()
+        .filter(|id| book.subaccounts.get(*id).is_none())
+        .filter_map(|id| SubAccountName::parse(id))
+        .map(|name| name.instrument_id.into())
+        .collect();
+    for command in commands {
+        command.each_new_scale(&mut |id| {
+            instruments.insert(id.clone());
+        });
+    }
+    instruments
+}
+
+/// Stored answers; returns the operations they speak of.
+pub fn answers(book: &mut Book, found: Vec<AnswerRow>) -> Result<BTreeSet<Id>, Error> {
+    let mut operations = BTreeSet::new();
+    for row in found {
+        let call = Call::from_code(row.call)
+            .ok_or_else(|| broken("stored answer", &row.idempotency_key))?;
+        let answer = row.answer()?;
+        match &answer.outcome {
+            StoredOutcome::Batch(outcomes) => operations.extend(outcomes.iter().flatten().cloned()),
+            StoredOutcome::Hold { operation_id, .. } => operations.extend(operation_id.clone()),
+            StoredOutcome::Refused { .. }
+            | StoredOutcome::SubAccount(_)
+            | StoredOutcome::Limit(_) => {}
+        }
+        book.answers.load(
+            (call, row.user_id.into(), row.idempotency_key.into()),
+            answer,
+        );
+    }
+    Ok(operations)
+}
+
+/// (source, first sequence, last sequence, digest)
+pub fn sources(book: &mut Book, found: Vec<(String, i64, i64, i64)>) {
+    for (source, first, through, digest) in found {
+        let position = SourcePosition {
+            first_sequence: first.unsigned_abs(),
+            through_sequence: through.unsigned_abs(),
+            digest,
+        };
+        book.sources.load(source.into(), position);
+    }
+}

@@ -1,0 +1,115 @@
+//! Velocity limits in PostgreSQL.
+
+use std::collections::BTreeSet;
+
+use sqlx::{AssertSqlSafe, PgConnection};
+
+use super::load::texts;
+use crate::{
+    Error,
+    book::Book,
+    fold::{Act, Command},
+    limit::VelocityLimit,
+    model::Id,
+    repo::limits::{About, LIMIT, LimitRow, keep, places, used_sql},
+};
+
+/// Locks the limits that commands name, so that two ledgers do not change one at once.
+pub async fn lock(tx: &mut PgConnection, commands: &[&Command]) -> Result<(), Error> {
+    let named: BTreeSet<&Id> = commands
+        .iter()
+        .filter_map(|command| match &command.act {
+            Act::SetLimit { limit, .. } => Some(&limit.limit_id),
+            Act::RemoveLimit { limit_id, .. } => Some(limit_id),
+            _ => None,
+        })
+        .collect();
+    if !named.is_empty() {
+        sqlx::query(
+            "SELECT 1 FROM velocity_limits WHERE limit_id = ANY($1) ORDER BY limit_id FOR UPDATE",
+        )
+        .bind(texts(named))
+        .execute(tx)
+        .await?;
+    }
+    Ok(())
+}
+
+/// Adds the limits that may be about this working set, and what is used of each.
+pub async fn load(
+    tx: &mut PgConnection,
+    commands: &[&Command],
+    book: &mut Book,
+) -> Result<(), Error> {
+    let about = About::of(commands, book);
+    let sql = format!(
+        "{LIMIT} WHERE l.instrument_id = ANY($1) AND (l.user_id = '' OR l.user_id = ANY($2)) \
+         UNION {LIMIT} WHERE l.limit_id = ANY($3)"
+    );
+    let found: Vec<LimitRow> = sqlx::query_as(AssertSqlSafe(sql))
+        .bind(texts(&about.instruments))
+        .bind(texts(&about.users))
+        .bind(texts(&about.named))
+        .fetch_all(&mut *tx)
+        .await?;
+    for row in found {
+        let limit = VelocityLimit::try_from(row)?;
+        let places = places::<sqlx::Postgres>(tx, &limit, book).await?;
+        let mut used = Vec::new();
+        if !places.is_empty() {
+            let sql = used_sql(
+                limit.side,
+                "UNNEST($3::text[], $4::bigint[]) AS j (id, version) \
+                 JOIN postings p ON p.SIDE_subaccount_id = j.id AND p.SIDE_version > j.version",
+            );
+            used = sqlx::query_as(AssertSqlSafe(sql))
+                .bind(limit.since_us(book.now_us))
+                .bind(limit.kinds.0)
+                .bind(texts(places.iter().map(|(id, _)| id)))
+                .bind(places.iter().map(|(_, from)| *from).collect::<Vec<_>>())
+                .fetch_all(&mut *tx)
+                .await?;
+        }
+        keep(book, limit, used);
+    }
+    Ok(())
+}
+
+/// Writes the limits that changed.
+pub async fn save(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
+    for change in book.limits.changes() {
+        let Some(limit) = change.after else {
+            sqlx::query("DELETE FROM velocity_limits WHERE limit_id = $1")
+                .bind(&**change.key)
+                .execute(&mut *tx)
+                .await?;
+            continue;
+        };
+        let row = LimitRow::from(limit);
+        let sql = if change.before.is_none() {
+            "INSERT INTO velocity_limits (limit_id, user_id, account_kind, instrument_id, side, window_s, amount, kinds, updated_at_us, \
+             created_at_us) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+        } else {
+            "UPDATE velocity_limits SET user_id = $2, account_kind = $3, instrument_id = $4, side = $5, window_s = $6, amount = $7, \
+             kinds = $8, updated_at_us = $9 WHERE limit_id = $1 AND created_at_us = $10"
+        };
+        let met = sqlx::query(sql)
+            .bind(&row.limit_id)
+            .bind(row.user_id)
+            .bind(row.account_kind)
+            .bind(row.instrument_id)
+            .bind(row.side)
+            .bind(row.window_s)
+            .bind(row.amount)
+            .bind(row.kinds)
+            .bind(row.updated_at_us)
+            .bind(row.created_at_us)
+            .execute(&mut *tx)
+            .await?
+            .rows_affected();
+        if met != 1 {
+            return Err(Error::Broken(format!("velocity limit {}", row.limit_id)));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,526 @@
+//! Locking and reading the working set of a group.
+//!
+//! Order of locks, the same for every group: positions of sources, sub-accounts (one statement, sorted), users, news of finality, limits that are named. Each
+//! statement at READ COMMITTED sees what was committed before it began, so whatever is read behind the locks is current and stays so.
+//! - A hold and an operation change only under the lock of their sub-accounts: which ones those are is found out before, from columns that
+//!   never change, and looked at again behind the locks.
+//! - A sub-account that is made now is frozen when its user is blocked: the user is locked against a block under way.
+//! - News of finality is parked when its operation is not there, and looked for when an operation is made: of two such groups one has to
+//!   see the other. They share a lock by the hash of the key; makers of operations share it among themselves.
+
+use std::collections::BTreeSet;
+
+use sqlx::{AssertSqlSafe, PgConnection};
+
+use super::limits;
+use crate::{
+    Error,
+    book::Book,
+    fold::{Act, Command, Wanted},
+    model::Id,
+    repo::{
+        audit::Start,
+        keep,
+        rows::{
+            AccountRow, AnswerRow, HOLD, HoldRow, OperationRow, POSTING, ParkedRow, PostingRow,
+            SUB_ACCOUNT, SubAccountRow,
+        },
+    },
+};
+
+/// A child knows its parent, a parent may be a child; no deeper chain is ever made.
+const PARENT_ROUNDS: usize = 3;
+/// How often rows that appeared meanwhile are locked too before the group begins anew.
+const LOCK_ROUNDS: usize = 4;
+
+pub fn texts<'a>(ids: impl IntoIterator<Item = &'a Id>) -> Vec<&'a str> {
+    ids.into_iter().map(|id| &**id).collect()
+}
+
+/// Everything these commands can touch, locked.
+///
+/// # Errors
+/// [`Error::Raced`]: rows kept appearing. [`Error::Store`], [`Error::Broken`].
+pub async fn load(
+    tx: &mut PgConnection,
+    commands: &[&Command],
+    clock_us: i64,
+) -> Result<Book, Error> {
+    let mut named = Wanted::default();
+    for command in commands {
+        named.add(command);
+    }
+    lock_sources(tx, &named).await?;
+    let mut to_lock = named.subaccount_ids.clone();
+    subaccounts_behind_holds(tx, &named, &mut to_lock).await?;
+    if commands.iter().any(|command| moves_operations(command)) {
+        subaccounts_behind_operations(tx, &named, &mut to_lock).await?;
+    }
+    let mut locked = Locked::default();
+    locked.add(tx, &to_lock, &named.whole_users).await?;
+    named.add_owners(|id| locked.has(id));
+    lock_users(tx, &named, &locked).await?;
+    lock_news(tx, commands).await?;
+    limits::lock(tx, commands).await?;
+    // Behind the locks, so that whatever was written to these sub-accounts is no later than what is written now.
+    let start: Start = sqlx::query_as(Start::SQL).fetch_one(&mut *tx).await?;
+    let now_us = clock_us.max(start.head()?.sealed_at_us);
+    for _ in 0..LOCK_ROUNDS {
+        let (mut wanted, mut book) = read(tx, commands, now_us).await?;
+        keep::subaccounts(&mut book, locked.rows.clone());
+        let missing = missing(tx, &wanted, &book, &locked).await?;
+        if missing.is_empty() {
+            wanted.add_owners(|id| book.subaccounts.get(id).is_some());
+            owners(tx, &wanted, &mut book).await?;
+            scales(tx, &wanted, commands, &mut book).await?;
+            if start.has_limits {
+                limits::load(tx, commands, &mut book).await?;
+            }
+            return Ok(book);
+        }
+        locked.add(tx, &missing, &BTreeSet::new()).await?;
+    }
+    Err(Error::Raced)
+}
+
+/// Sub-accounts under lock.
+#[derive(Default)]
+struct Locked {
+    asked: BTreeSet<Id>,
+    rows: Vec<SubAccountRow>,
+}
+
+impl Locked {
+    async fn add(
+        &mut self,
+        tx: &mut PgConnection,
+        ids: &BTreeSet<Id>,
+        whole_users: &BTreeSet<Id>,
+    ) -> Result<(), Error> {
+        let of_users = if whole_users.is_empty() {
+            ""
+        } else {
+            " OR s.user_id = ANY($2)"
+        };
+        let sql = format!(
+            "{SUB_ACCOUNT} WHERE s.subaccount_id = ANY($1){of_users} ORDER BY s.subaccount_id FOR UPDATE OF s"
+        );
+        let mut query = sqlx::query_as(AssertSqlSafe(sql)).bind(texts(ids));
+        if !whole_users.is_empty() {
+            query = query.bind(texts(whole_users));
+        }
+        let found: Vec<SubAccountRow> = query.fetch_all(tx).await?;
+        self.asked.extend(ids.iter().cloned());
+        // A row that was asked for in vain before may be there now.
+        for row in found {
+            if !self.has(row.id()) {
+                self.rows.push(row);
+            }
+        }
+        Ok(())
+    }
+
+    fn has(&self, id: &str) -> bool {
+        self.rows.iter().any(|row| row.id() == id)
+    }
+}
+
+/// True for what changes operations that stand already.
+fn moves_operations(command: &Command) -> bool {
+    match &command.act {
+        Act::Post(batch) => batch.from_event,
+        Act::Finalize { .. } | Act::Confirm { .. } | Act::Receipt { .. } | Act::Reverse { .. } => {
+            true
+        }
+        _ => false,
+    }
+}
+
+async fn lock_sources(tx: &mut PgConnection, wanted: &Wanted) -> Result<(), Error> {
+    if !wanted.sources.is_empty() {
+        sqlx::query("SELECT 1 FROM sources WHERE source = ANY($1) ORDER BY source FOR UPDATE")
+            .bind(texts(&wanted.sources))
+            .execute(tx)
+            .await?;
+    }
+    Ok(())
+}
+
+async fn subaccounts_behind_holds(
+    tx: &mut PgConnection,
+    wanted: &Wanted,
+    to_lock: &mut BTreeSet<Id>,
+) -> Result<(), Error> {
+    if wanted.hold_ids.is_empty() {
+        return Ok(());
+    }
+    let found: Vec<(String, Option<String>)> = sqlx::query_as(
+        "WITH RECURSIVE chain AS ( \
+         SELECT hold_id, subaccount_id, destination_subaccount_id, parent_hold_id FROM holds WHERE hold_id = ANY($1) \
+         UNION SELECT h.hold_id, h.subaccount_id, h.destination_subaccount_id, h.parent_hold_id \
+         FROM chain c JOIN holds h ON h.hold_id = c.parent_hold_id) \
+         SELECT subaccount_id, destination_subaccount_id FROM chain",
+    )
+    .bind(texts(&wanted.hold_ids))
+    .fetch_all(tx)
+    .await?;
+    for (subaccount_id, destination) in found {
+        to_lock.insert(subaccount_id.into());
+        to_lock.extend(destination.map(Id::from));
+    }
+    Ok(())
+}
+
+async fn subaccounts_behind_operations(
+    tx: &mut PgConnection,
+    wanted: &Wanted,
+    to_lock: &mut BTreeSet<Id>,
+) -> Result<(), Error> {
+    let (users, keys, scopes) = operation_keys(wanted);
+    let (references, kinds) = references(wanted);
+    let found: Vec<(String, String)> = sqlx::query_as(
+        "SELECT DISTINCT p.debit_subaccount_id, p.credit_subaccount_id FROM ( \
+         SELECT operation_id FROM operations WHERE operation_id = ANY($1) \
+         UNION SELECT operation_id FROM operations WHERE tx_hash = ANY($2) \
+         UNION SELECT o.operation_id FROM UNNEST($3::text[], $4::text[], $5::int[]) AS j (user_id, key, scope) \
+         JOIN operations o ON o.user_id = j.user_id AND o.idempotency_key = j.key AND o.scope = j.scope \
+         UNION SELECT o.operation_id FROM UNNEST($6::text[], $7::int[]) AS j (reference, kind) \
+         JOIN operations o ON o.external_ref = j.reference AND o.kind = j.kind \
+         ) o JOIN postings p ON p.operation_id = o.operation_id",
+    )
+    .bind(texts(&wanted.operation_ids))
+    .bind(texts(&wanted.tx_hashes))
+    .bind(users)
+    .bind(keys)
+    .bind(scopes)
+    .bind(references)
+    .bind(kinds)
+    .fetch_all(tx)
+    .await?;
+    for (debit, credit) in found {
+        to_lock.insert(debit.into());
+        to_lock.insert(credit.into());
+    }
+    Ok(())
+}
+
+/// A block and the making of a sub-account exclude each other; makers do not exclude makers.
+async fn lock_users(tx: &mut PgConnection, wanted: &Wanted, locked: &Locked) -> Result<(), Error> {
+    let how = if !wanted.whole_users.is_empty() {
+        "UPDATE"
+    } else if wanted.subaccount_ids.iter().any(|id| !locked.has(id)) {
+        "SHARE"
+    } else {
+        return Ok(());
+    };
+    let sql = format!("SELECT 1 FROM users WHERE user_id = ANY($1) ORDER BY user_id FOR {how}");
+    sqlx::query(AssertSqlSafe(sql))
+        .bind(texts(&wanted.user_ids))
+        .execute(tx)
+        .await?;
+    Ok(())
+}
+
+async fn lock_news(tx: &mut PgConnection, commands: &[&Command]) -> Result<(), Error> {
+    let (mut makers, mut news) = (Wanted::default(), Wanted::default());
+    for command in commands {
+        match &command.act {
+            Act::Confirm { .. } | Act::Receipt { .. } => news.add(command),
+            _ => makers.add(command),
+        }
+    }
+    for (keys, lock) in [
+        (&makers.parked, "pg_advisory_xact_lock_shared"),
+        (&news.parked, "pg_advisory_xact_lock"),
+    ] {
+        if keys.is_empty() {
+            continue;
+        }
+        let sql = format!(
+            "SELECT {lock}(slot) FROM (SELECT DISTINCT ('parked'::regclass::oid::bigint << 8) | (hashtext(key) & 63) AS slot \
+             FROM UNNEST($1::text[]) AS key ORDER BY slot) slots"
+        );
+        sqlx::query(AssertSqlSafe(sql))
+            .bind(texts(keys))
+            .execute(&mut *tx)
+            .await?;
+    }
+    Ok(())
+}
+
+/// What the fold decides on, except sub-accounts and their owners.
+async fn read(
+    tx: &mut PgConnection,
+    commands: &[&Command],
+    now_us: i64,
+) -> Result<(Wanted, Book), Error> {
+    let mut wanted = Wanted::default();
+    let mut book = Book {
+        now_us,
+        ..Book::default()
+    };
+    for command in commands {
+        wanted.add(command);
+    }
+    holds(tx, &mut wanted, &mut book).await?;
+    operations_by_id(tx, &wanted.operation_ids, &mut book).await?;
+    for command in commands {
+        wanted.add_late(
+            command,
+            |id| book.holds.get(id).cloned(),
+            |id| book.operations.get(id).cloned(),
+        );
+    }
+    let answered = answers(tx, &wanted, &mut book).await?;
+    operations_by_id(tx, &answered, &mut book).await?;
+    operations_by_other(tx, &wanted, &mut book).await?;
+    postings(tx, &mut wanted, &mut book).await?;
+    memory(tx, &wanted, &mut book).await?;
+    Ok((wanted, book))
+}
+
+/// Sub-accounts that are to be locked yet: named by rows that were not there before the locks, or found to exist by such rows.
+async fn missing(
+    tx: &mut PgConnection,
+    wanted: &Wanted,
+    book: &Book,
+    locked: &Locked,
+) -> Result<BTreeSet<Id>, Error> {
+    let mut missing: BTreeSet<Id> = wanted
+        .subaccount_ids
+        .difference(&locked.asked)
+        .cloned()
+        .collect();
+    let of_holds = book.holds.values().map(|hold| &hold.terms.subaccount_id);
+    let of_postings = book
+        .postings
+        .values()
+        .flatten()
+        .flat_map(|posting| [&posting.debit_subaccount_id, &posting.credit_subaccount_id]);
+    for id in of_holds.chain(of_postings) {
+        if book.subaccounts.get(id).is_none() {
+            missing.insert(id.clone());
+        }
+    }
+    if !wanted.whole_users.is_empty() {
+        // Nobody makes another one while their users are locked.
+        let found: Vec<String> =
+            sqlx::query_scalar("SELECT subaccount_id FROM sub_accounts WHERE user_id = ANY($1)")
+                .bind(texts(&wanted.whole_users))
+                .fetch_all(tx)
+                .await?;
+        let unknown = found.into_iter().map(Id::from);
+        missing.extend(unknown.filter(|id| book.subaccounts.get(id).is_none()));
+    }
+    Ok(missing)
+}
+
+async fn holds(tx: &mut PgConnection, wanted: &mut Wanted, book: &mut Book) -> Result<(), Error> {
+    let mut asked = BTreeSet::new();
+    for _ in 0..PARENT_ROUNDS {
+        let missing: Vec<Id> = wanted.hold_ids.difference(&asked).cloned().collect();
+        if missing.is_empty() {
+            break;
+        }
+        let found: Vec<HoldRow> =
+            sqlx::query_as(AssertSqlSafe(format!("{HOLD} WHERE h.hold_id = ANY($1)")))
+                .bind(texts(&missing))
+                .fetch_all(&mut *tx)
+                .await?;
+        keep::holds(wanted, book, found)?;
+        asked.extend(missing);
+    }
+    Ok(())
+}
+
+async fn operations_by_id(
+    tx: &mut PgConnection,
+    ids: &BTreeSet<Id>,
+    book: &mut Book,
+) -> Result<(), Error> {
+    if ids.is_empty() {
+        return Ok(());
+    }
+    let found: Vec<OperationRow> =
+        sqlx::query_as("SELECT * FROM operations WHERE operation_id = ANY($1)")
+            .bind(texts(ids))
+            .fetch_all(tx)
+            .await?;
+    keep::operations(book, found)
+}
+
+fn operation_keys(wanted: &Wanted) -> (Vec<&str>, Vec<&str>, Vec<i32>) {
+    let keys = wanted.operation_keys.keys();
+    let (users, rest): (Vec<&str>, Vec<(&str, i32)>) = keys
+        .map(|(user, key, scope)| (&**user, (&**key, *scope)))
+        .unzip();
+    let (keys, scopes) = rest.into_iter().unzip();
+    (users, keys, scopes)
+}
+
+fn references(wanted: &Wanted) -> (Vec<&str>, Vec<i32>) {
+    let keys = wanted.references.keys();
+    keys.map(|(reference, kind)| (&**reference, *kind)).unzip()
+}
+
+async fn operations_by_other(
+    tx: &mut PgConnection,
+    wanted: &Wanted,
+    book: &mut Book,
+) -> Result<(), Error> {
+    if !wanted.operation_keys.is_empty() {
+        let (users, keys, scopes) = operation_keys(wanted);
+        let found: Vec<OperationRow> = sqlx::query_as(
+            "SELECT o.* FROM UNNEST($1::text[], $2::text[], $3::int[]) AS j (user_id, key, scope) JOIN operations o \
+             ON o.user_id = j.user_id AND o.idempotency_key = j.key AND o.scope = j.scope",
+        )
+        .bind(users)
+        .bind(keys)
+        .bind(scopes)
+        .fetch_all(&mut *tx)
+        .await?;
+        keep::operations(book, found)?;
+    }
+    if !wanted.references.is_empty() {
+        let (references, kinds) = references(wanted);
+        let found: Vec<OperationRow> = sqlx::query_as(
+            "SELECT o.* FROM UNNEST($1::text[], $2::int[]) AS j (reference, kind) JOIN operations o \
+             ON o.external_ref = j.reference AND o.kind = j.kind",
+        )
+        .bind(references)
+        .bind(kinds)
+        .fetch_all(&mut *tx)
+        .await?;
+        keep::operations(book, found)?;
+    }
+    if !wanted.tx_hashes.is_empty() {
+        let found: Vec<OperationRow> = sqlx::query_as(
+            "SELECT * FROM operations WHERE tx_hash = ANY($1) ORDER BY created_at_us, operation_id",
+        )
+        .bind(texts(&wanted.tx_hashes))
+        .fetch_all(tx)
+        .await?;
+        keep::operations(book, found)?;
+    }
+    Ok(())
+}
+
+/// Postings of every loaded operation: for its answer, its reversal, its unsettled credits.
+async fn postings(
+    tx: &mut PgConnection,
+    wanted: &mut Wanted,
+    book: &mut Book,
+) -> Result<(), Error> {
+    let of: Vec<String> = book
+        .operations
+        .values()
+        .map(|operation| operation.terms.operation_id.to_string())
+        .collect();
+    if of.is_empty() {
+        return Ok(());
+    }
+    let sql =
+        format!("{POSTING} WHERE p.operation_id = ANY($1) ORDER BY p.operation_id, p.ordinal");
+    let found: Vec<PostingRow> = sqlx::query_as(AssertSqlSafe(sql))
+        .bind(of)
+        .fetch_all(tx)
+        .await?;
+    keep::postings(wanted, book, found);
+    Ok(())
+}
+
+async fn owners(tx: &mut PgConnection, wanted: &Wanted, book: &mut Book) -> Result<(), Error> {
+    if !wanted.account_ids.is_empty() {
+        let found: Vec<AccountRow> =
+            sqlx::query_as("SELECT * FROM accounts WHERE account_id = ANY($1)")
+                .bind(texts(&wanted.account_ids))
+                .fetch_all(&mut *tx)
+                .await?;
+        keep::accounts(book, found)?;
+    }
+    if !wanted.user_ids.is_empty() {
+        let found: Vec<(String, bool)> =
+            sqlx::query_as("SELECT user_id, blocked FROM users WHERE user_id = ANY($1)")
+                .bind(texts(&wanted.user_ids))
+                .fetch_all(tx)
+                .await?;
+        keep::users(book, found);
+    }
+    Ok(())
+}
+
+async fn scales(
+    tx: &mut PgConnection,
+    wanted: &Wanted,
+    commands: &[&Command],
+    book: &mut Book,
+) -> Result<(), Error> {
+    let instruments = keep::instruments(wanted, commands, book);
+    if instruments.is_empty() {
+        return Ok(());
+    }
+    let found: Vec<(String, i32)> = sqlx::query_as(
+        "SELECT instrument_id, decimals FROM instruments WHERE instrument_id = ANY($1)",
+    )
+    .bind(texts(&instruments))
+    .fetch_all(tx)
+    .await?;
+    for (instrument_id, decimals) in found {
+        let decimals = u8::try_from(decimals)
+            .map_err(|_| Error::Broken(format!("instrument {instrument_id}")))?;
+        book.scales.load(instrument_id.into(), decimals);
+    }
+    Ok(())
+}
+
+/// Stored answers; returns the operations they speak of.
+async fn answers(
+    tx: &mut PgConnection,
+    wanted: &Wanted,
+    book: &mut Book,
+) -> Result<BTreeSet<Id>, Error> {
+    if wanted.answer_keys.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let (mut users, mut keys, mut calls) = (Vec::new(), Vec::new(), Vec::new());
+    for (user, key, call) in wanted.answer_keys.keys() {
+        users.push(&**user);
+        keys.push(&**key);
+        calls.push(*call);
+    }
+    let found: Vec<AnswerRow> = sqlx::query_as(
+        "SELECT a.call, a.user_id, a.idempotency_key, a.digest, a.outcome \
+         FROM UNNEST($1::text[], $2::text[], $3::int[]) AS j (user_id, key, call) JOIN answers a \
+         ON a.user_id = j.user_id AND a.idempotency_key = j.key AND a.call = j.call",
+    )
+    .bind(users)
+    .bind(keys)
+    .bind(calls)
+    .fetch_all(tx)
+    .await?;
+    keep::answers(book, found)
+}
+
+/// What the ledger remembers beside its rows: source positions, parked news.
+async fn memory(tx: &mut PgConnection, wanted: &Wanted, book: &mut Book) -> Result<(), Error> {
+    if !wanted.sources.is_empty() {
+        let found: Vec<(String, i64, i64, i64)> = sqlx::query_as(
+            "SELECT source, first_sequence, through_sequence, digest FROM sources WHERE source = ANY($1)",
+        )
+        .bind(texts(&wanted.sources))
+        .fetch_all(&mut *tx)
+        .await?;
+        keep::sources(book, found);
+    }
+    if !wanted.parked.is_empty() {
+        let found: Vec<ParkedRow> =
+            sqlx::query_as("SELECT * FROM parked WHERE match_key = ANY($1)")
+                .bind(texts(&wanted.parked))
+                .fetch_all(tx)
+                .await?;
+        for row in found {
+            book.parked.load(row.match_key.as_str().into(), row.into());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! The store in a PostgreSQL database, which several ledgers may share.
+//!
+//! Groups of different ledgers overlap at READ COMMITTED. What makes them safe is the order of [`load`]: first every row lock that the group
+//! needs, then what the fold decides on. What a lock cannot cover, a row that is not there yet, is covered by its key: new rows are only ever
+//! inserted, never upserted, so that the second of two ledgers fails and folds again on what the first one made. The end of the audit chain is locked last,
+//! when everything but the writing is done: from there to the commit groups that make operations wait for one another.
+
+mod limits;
+mod load;
+mod save;
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use events::{Event, Postgres, postgres};
+use sqlx::{Connection, PgConnection};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::{
+    Again, Writes,
+    audit::Start,
+    verify::{PAID, Reader},
+};
+use crate::{
+    Error,
+    audit::{Block, Head},
+    book::Book,
+    fold::Command,
+};
+
+static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/postgres");
+
+/// SQLSTATE of what another session caused: unique violation, serialization failure, deadlock, lock not given in time.
+const STATES_OF_CONTENTION: [&str; 4] = ["23505", "40001", "40P01", "55P03"];
+
+/// A server that answers nothing for so long is lost, although its connection stands.
+const ANSWER_MAX: Duration = Duration::from_secs(20);
+
+async fn answered<T>(asked: impl Future<Output = Result<T, Error>> + Send) -> Result<T, Error> {
+    match tokio::time::timeout(ANSWER_MAX, asked).await {
+        Ok(answer) => answer,
+        Err(_) => Err(sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()).into()),
+    }
+}
+
+/// Connects and brings the schema up to date; gives both halves of the contract.
+pub async fn open(url: &str) -> Result<(sqlx::PgPool, impl Writes + use<>), Error> {
+    let db = Postgres::open(url, &MIGRATOR).await?;
+    Ok((db.read().clone(), Writer { db }))
+}
+
+/// One moment of the ledger's rows.
+pub async fn evidence(url: &str) -> Result<Reader<sqlx::Postgres>, Error> {
+    let mut db = PgConnection::connect(url).await?;
+    for sql in [PAID, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"] {
+        sqlx::query(sql).execute(&mut db).await?;
+    }
+    Ok(Reader(db))
+}
+
+struct Writer {
+    db: Postgres,
+}
+
+#[async_trait]
+impl Writes for Writer {
+    async fn begin(&self) -> Result<Box<dyn super::Group>, Error> {
+        let tx = answered(async { Ok(self.db.write().await?) }).await?;
+        Ok(Box::new(Group { tx }))
+    }
+
+    async fn relay(&self, log: Arc<dyn events::Log>, shutdown: CancellationToken) {
+        events::outbox::Relay::run(self.db.clone(), log, shutdown).await;
+    }
+
+    fn again(&self, error: &Error) -> Again {
+        let error = match error {
+            Error::Store(error) | Error::Events(events::Error::Store(error)) => error,
+            Error::Raced => return Again::Contention,
+            _ => return Again::No,
+        };
+        let code = match error {
+            sqlx::Error::Database(error) => error.code(),
+            _ => None,
+        };
+        if code.is_some_and(|code| STATES_OF_CONTENTION.contains(&&*code)) {
+            Again::Contention
+        } else if postgres::is_lost(error) {
+            Again::Lost
+        } else {
+            Again::No
+        }
+    }
+
+    async fn close(&self) {
+        self.db.close().await;
+    }
+}
+
+struct Group {
+    tx: postgres::Tx,
+}
+
+#[async_trait]
+impl super::Group for Group {
+    async fn accept(&mut self, consumer: &str, event_id: Uuid) -> Result<bool, Error> {
+        let accepted = postgres::outbox::accept_in_tx(&mut self.tx, consumer, event_id);
+        answered(async { Ok(accepted.await?) }).await
+    }
+
+    async fn load(&mut self, commands: &[&Command], clock_us: i64) -> Result<Book, Error> {
+        answered(load::load(&mut self.tx, commands, clock_us)).await
+    }
+
+    async fn head(&mut self) -> Result<Head, Error> {
+        answered(head(&mut self.tx)).await
+    }
+
+    async fn save(
+        &mut self,
+        book: &Book,
+        block: Option<&Block>,
+        events: &[Event],
+    ) -> Result<(), Error> {
+        answered(async {
+            save::save(&mut self.tx, book, block).await?;
+            Ok(postgres::outbox::append_in_tx(&mut self.tx, events).await?)
+        })
+        .await
+    }
+
+    async fn tidy(&mut self, command: &Command) -> Result<(), Error> {
+        answered(save::tidy(&mut self.tx, command)).await
+    }
+
+    async fn commit(self: Box<Self>) -> Result<(), Error> {
+        answered(async { Ok(self.tx.commit().await?) }).await
+    }
+}
+
+/// Locks the chain, then reads its end: a statement sees what was committed before it began, so the lock needs one of its own.
+async fn head(tx: &mut PgConnection) -> Result<Head, Error> {
+    sqlx::query("SELECT pg_advisory_xact_lock('audit_blocks'::regclass::oid::bigint << 8)")
+        .execute(&mut *tx)
+        .await?;
+    let start: Start = sqlx::query_as(Start::SQL).fetch_one(tx).await?;
+    start.head()
+}

@@ -1,0 +1,358 @@
+//! Writing what the fold made of a group: one statement per kind of row, every column of it one typed array.
+//!
+//! New rows are inserted and nothing else: that one is there already means that another ledger was faster, and the group is folded again.
+
+use sqlx::{PgConnection, Postgres, postgres::PgArguments, query::Query};
+
+use super::limits;
+use crate::{
+    Error,
+    audit::Block,
+    book::{Book, Change},
+    fold::{Act, Command},
+    model::{Hold, Id, Posting, SubAccount},
+    repo::rows::outcome_text,
+};
+
+/// One column of many rows.
+fn column<'a, R, T>(rows: &'a [R], get: impl Fn(&'a R) -> T) -> Vec<T> {
+    rows.iter().map(get).collect()
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).expect("versions and sequences stay below 2^63")
+}
+
+/// Rows that are new, and rows that were there.
+fn split<'a, K, V>(changes: &[Change<'a, K, V>]) -> (Vec<(&'a K, &'a V)>, Vec<(&'a K, &'a V)>) {
+    let (mut new, mut moved) = (Vec::new(), Vec::new());
+    for change in changes {
+        let Some(after) = change.after else { continue };
+        if change.before.is_none() {
+            new.push((change.key, after));
+        } else {
+            moved.push((change.key, after));
+        }
+    }
+    (new, moved)
+}
+
+/// Executes a statement that must meet every one of its rows: they were read under a lock a moment ago.
+async fn put(
+    tx: &mut PgConnection,
+    what: &str,
+    rows: usize,
+    query: Query<'_, Postgres, PgArguments>,
+) -> Result<(), Error> {
+    if rows == 0 {
+        return Ok(());
+    }
+    let met = query.execute(tx).await?.rows_affected();
+    if met != rows as u64 {
+        return Err(Error::Broken(format!("{what}: {met} of {rows} written")));
+    }
+    Ok(())
+}
+
+/// Writes every changed row. The order follows the references between the tables.
+pub async fn save(tx: &mut PgConnection, book: &Book, block: Option<&Block>) -> Result<(), Error> {
+    owners(tx, book).await?;
+    limits::save(tx, book).await?;
+    subaccounts(tx, book).await?;
+    holds(tx, book).await?;
+    sealed(tx, block).await?;
+    operations(tx, book, block.map_or(0, |block| block.block)).await?;
+    postings(tx, book).await?;
+    answers(tx, book).await?;
+    sources(tx, book).await?;
+    parked(tx, book).await
+}
+
+async fn owners(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
+    let (new, _) = split(&book.scales.changes());
+    let query = sqlx::query(
+        "INSERT INTO instruments (instrument_id, decimals) SELECT * FROM UNNEST($1::text[], $2::int[])",
+    )
+    .bind(column(&new, |(id, _)| &***id))
+    .bind(column(&new, |(_, decimals)| i32::from(**decimals)));
+    put(tx, "instruments", new.len(), query).await?;
+    let (new, moved) = split(&book.users.changes());
+    let query = sqlx::query(
+        "INSERT INTO users (user_id, blocked) SELECT * FROM UNNEST($1::text[], $2::boolean[])",
+    )
+    .bind(column(&new, |(id, _)| &***id))
+    .bind(column(&new, |(_, user)| user.blocked));
+    put(tx, "users", new.len(), query).await?;
+    let query = sqlx::query(
+        "UPDATE users u SET blocked = j.blocked FROM UNNEST($1::text[], $2::boolean[]) AS j (user_id, blocked) \
+         WHERE u.user_id = j.user_id",
+    )
+    .bind(column(&moved, |(id, _)| &***id))
+    .bind(column(&moved, |(_, user)| user.blocked));
+    put(tx, "users", moved.len(), query).await?;
+    let (new, _) = split(&book.accounts.changes());
+    let query = sqlx::query(
+        "INSERT INTO accounts (account_id, user_id, kind, created_at_us, updated_at_us) \
+         SELECT * FROM UNNEST($1::text[], $2::text[], $3::int[], $4::bigint[], $5::bigint[])",
+    )
+    .bind(column(&new, |(id, _)| &***id))
+    .bind(column(&new, |(_, account)| &*account.user_id))
+    .bind(column(&new, |(_, account)| account.kind.code()))
+    .bind(column(&new, |(_, account)| account.created_at_us))
+    .bind(column(&new, |(_, account)| account.updated_at_us));
+    put(tx, "accounts", new.len(), query).await
+}
+
+async fn subaccounts(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
+    let (new, moved) = split(&book.subaccounts.changes());
+    let state = |query: Query<'static, Postgres, PgArguments>, rows: &[(&Id, &SubAccount)]| {
+        query
+            .bind(column(rows, |(_, row)| &*row.terms.subaccount_id))
+            .bind(column(rows, |(_, row)| row.balance.0))
+            .bind(column(rows, |(_, row)| row.held.0))
+            .bind(column(rows, |(_, row)| row.unsettled.0))
+            .bind(column(rows, |(_, row)| signed(row.version)))
+            .bind(column(rows, |(_, row)| i32::from(row.freeze)))
+            .bind(column(rows, |(_, row)| row.closed))
+            .bind(column(rows, |(_, row)| row.updated_at_us))
+    };
+    let query = sqlx::query(
+        "INSERT INTO sub_accounts (subaccount_id, balance, held, unsettled, version, \"freeze\", closed, updated_at_us, \
+         account_id, user_id, instrument_id, may_be_negative, created_at_us) \
+         SELECT * FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::int[], $7::boolean[], $8::bigint[], \
+         $9::text[], $10::text[], $11::text[], $12::boolean[], $13::bigint[])",
+    );
+    let query = state(query, &new)
+        .bind(column(&new, |(_, row)| &*row.terms.account_id))
+        .bind(column(&new, |(_, row)| &*row.terms.user_id))
+        .bind(column(&new, |(_, row)| &*row.terms.instrument_id))
+        .bind(column(&new, |(_, row)| row.terms.may_be_negative))
+        .bind(column(&new, |(_, row)| row.terms.created_at_us));
+    put(tx, "new sub-accounts", new.len(), query).await?;
+    let query = sqlx::query(
+        "UPDATE sub_accounts s SET balance = j.balance, held = j.held, unsettled = j.unsettled, version = j.version, \
+         \"freeze\" = j.\"freeze\", closed = j.closed, updated_at_us = j.updated_at_us \
+         FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::int[], $7::boolean[], $8::bigint[]) \
+         AS j (subaccount_id, balance, held, unsettled, version, \"freeze\", closed, updated_at_us) \
+         WHERE s.subaccount_id = j.subaccount_id",
+    );
+    put(tx, "sub-accounts", moved.len(), state(query, &moved)).await
+}
+
+async fn holds(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
+    let (new, moved) = split(&book.holds.changes());
+    let state = |query: Query<'static, Postgres, PgArguments>, rows: &[(&Id, &Hold)]| {
+        query
+            .bind(column(rows, |(_, row)| &*row.terms.hold_id))
+            .bind(column(rows, |(_, row)| row.amount.0))
+            .bind(column(rows, |(_, row)| row.remaining.0))
+            .bind(column(rows, |(_, row)| row.added.0))
+            .bind(column(rows, |(_, row)| row.split_off.0))
+            .bind(column(rows, |(_, row)| row.consumed.0))
+            .bind(column(rows, |(_, row)| row.released.0))
+            .bind(column(rows, |(_, row)| row.returned.0))
+            .bind(column(rows, |(_, row)| row.status.code()))
+            .bind(column(rows, |(_, row)| row.expiry_told))
+            .bind(column(rows, |(_, row)| row.updated_at_us))
+    };
+    let query = sqlx::query(
+        "INSERT INTO holds (hold_id, amount, remaining, added, split_off, consumed, released, returned_by_children, status, expiry_told, \
+         updated_at_us, subaccount_id, user_id, instrument_id, reason, owner, parent_hold_id, destination_subaccount_id, expires_at_us, created_at_us) \
+         SELECT * FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], \
+         $9::int[], $10::boolean[], $11::bigint[], $12::text[], $13::text[], $14::text[], $15::text[], $16::text[], $17::text[], $18::text[], \
+         $19::bigint[], $20::bigint[])",
+    );
+    let query = state(query, &new)
+        .bind(column(&new, |(_, row)| &*row.terms.subaccount_id))
+        .bind(column(&new, |(_, row)| &*row.terms.user_id))
+        .bind(column(&new, |(_, row)| &*row.terms.instrument_id))
+        .bind(column(&new, |(_, row)| &*row.terms.reason))
+        .bind(column(&new, |(_, row)| &*row.terms.owner))
+        .bind(column(&new, |(_, row)| row.terms.parent_hold_id.as_deref()))
+        .bind(column(&new, |(_, row)| {
+            row.terms.destination_subaccount_id.as_deref()
+        }))
+        .bind(column(&new, |(_, row)| row.terms.expires_at_us))
+        .bind(column(&new, |(_, row)| row.terms.created_at_us));
+    put(tx, "new holds", new.len(), query).await?;
+    let query = sqlx::query(
+        "UPDATE holds h SET amount = j.amount, remaining = j.remaining, added = j.added, split_off = j.split_off, consumed = j.consumed, \
+         released = j.released, returned_by_children = j.returned, status = j.status, expiry_told = j.expiry_told, updated_at_us = j.updated_at_us \
+         FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[], $9::int[], \
+         $10::boolean[], $11::bigint[]) AS j (hold_id, amount, remaining, added, split_off, consumed, released, returned, status, expiry_told, \
+         updated_at_us) WHERE h.hold_id = j.hold_id",
+    );
+    put(tx, "holds", moved.len(), state(query, &moved)).await
+}
+
+/// The block of a group, if it has one.
+async fn sealed(tx: &mut PgConnection, block: Option<&Block>) -> Result<(), Error> {
+    let Some(block) = block else { return Ok(()) };
+    sqlx::query(
+        "INSERT INTO audit_blocks (block, previous_hash, hash, operations, postings, sealed_at_us) VALUES ($1, $2, $3, $4, $5, $6)",
+    )
+    .bind(signed(block.block))
+    .bind(&block.previous_hash[..])
+    .bind(&block.hash[..])
+    .bind(signed(block.operations))
+    .bind(signed(block.postings))
+    .bind(block.sealed_at_us)
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+async fn operations(tx: &mut PgConnection, book: &Book, block: u64) -> Result<(), Error> {
+    let (new, moved) = split(&book.operations.changes());
+    let query = sqlx::query(
+        "INSERT INTO operations (operation_id, scope, kind, status, user_id, idempotency_key, external_ref, tx_hash, rejection_code, \
+         rejection_message, awaits_chain, reverses, reversed_by, digest, created_at_us, finalized_at_us, place, block) \
+         SELECT j.*, $18 FROM UNNEST($1::text[], $2::int[], $3::int[], $4::int[], $5::text[], $6::text[], $7::text[], $8::text[], $9::int[], \
+         $10::text[], $11::boolean[], $12::text[], $13::text[], $14::bigint[], $15::bigint[], $16::bigint[], $17::bigint[]) AS j",
+    )
+    .bind(column(&new, |(id, _)| &***id))
+    .bind(column(&new, |(_, row)| row.terms.scope.code()))
+    .bind(column(&new, |(_, row)| row.terms.kind.code()))
+    .bind(column(&new, |(_, row)| row.status.code()))
+    .bind(column(&new, |(_, row)| &*row.terms.user_id))
+    .bind(column(&new, |(_, row)| &*row.terms.idempotency_key))
+    .bind(column(&new, |(_, row)| row.terms.external_ref.as_deref()))
+    .bind(column(&new, |(_, row)| row.tx_hash.as_deref()))
+    .bind(column(&new, |(_, row)| row.rejection_code))
+    .bind(column(&new, |(_, row)| row.rejection_message.as_deref()))
+    .bind(column(&new, |(_, row)| row.terms.awaits_chain))
+    .bind(column(&new, |(_, row)| row.terms.reverses.as_deref()))
+    .bind(column(&new, |(_, row)| row.reversed_by.as_deref()))
+    .bind(column(&new, |(_, row)| row.terms.digest))
+    .bind(column(&new, |(_, row)| row.terms.created_at_us))
+    .bind(column(&new, |(_, row)| row.finalized_at_us))
+    // Where the audit chain has it.
+    .bind((0..new.len() as i64).collect::<Vec<_>>())
+    .bind(signed(block));
+    put(tx, "new operations", new.len(), query).await?;
+    let query = sqlx::query(
+        "UPDATE operations o SET status = j.status, tx_hash = j.tx_hash, rejection_code = j.rejection_code, \
+         rejection_message = j.rejection_message, reversed_by = j.reversed_by, finalized_at_us = j.finalized_at_us \
+         FROM UNNEST($1::text[], $2::int[], $3::text[], $4::int[], $5::text[], $6::text[], $7::bigint[]) \
+         AS j (operation_id, status, tx_hash, rejection_code, rejection_message, reversed_by, finalized_at_us) \
+         WHERE o.operation_id = j.operation_id",
+    )
+    .bind(column(&moved, |(id, _)| &***id))
+    .bind(column(&moved, |(_, row)| row.status.code()))
+    .bind(column(&moved, |(_, row)| row.tx_hash.as_deref()))
+    .bind(column(&moved, |(_, row)| row.rejection_code))
+    .bind(column(&moved, |(_, row)| row.rejection_message.as_deref()))
+    .bind(column(&moved, |(_, row)| row.reversed_by.as_deref()))
+    .bind(column(&moved, |(_, row)| row.finalized_at_us));
+    put(tx, "operations", moved.len(), query).await
+}
+
+async fn postings(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
+    let changes = book.postings.changes();
+    let rows: Vec<&Posting> = changes
+        .iter()
+        .filter_map(|change| change.after)
+        .flatten()
+        .collect();
+    let query = sqlx::query(
+        "INSERT INTO postings (operation_id, ordinal, posting_id, debit_subaccount_id, credit_subaccount_id, instrument_id, amount, hold_id, \
+         unsettled, debit_balance_after, debit_version, credit_balance_after, credit_version, created_at_us) \
+         SELECT * FROM UNNEST($1::text[], $2::int[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::text[], $9::boolean[], \
+         $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[])",
+    )
+    .bind(column(&rows, |row| &*row.operation_id))
+    .bind(column(&rows, |row| {
+        i32::try_from(row.ordinal).expect("an operation has fewer postings")
+    }))
+    .bind(column(&rows, |row| &*row.posting_id))
+    .bind(column(&rows, |row| &*row.debit_subaccount_id))
+    .bind(column(&rows, |row| &*row.credit_subaccount_id))
+    .bind(column(&rows, |row| &*row.amount.instrument_id))
+    .bind(column(&rows, |row| row.amount.minor.0))
+    .bind(column(&rows, |row| row.hold_id.as_deref()))
+    .bind(column(&rows, |row| row.unsettled))
+    .bind(column(&rows, |row| row.debit_balance_after.0))
+    .bind(column(&rows, |row| signed(row.debit_version)))
+    .bind(column(&rows, |row| row.credit_balance_after.0))
+    .bind(column(&rows, |row| signed(row.credit_version)))
+    .bind(column(&rows, |row| row.created_at_us));
+    put(tx, "postings", rows.len(), query).await
+}
+
+async fn answers(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
+    let (new, _) = split(&book.answers.changes());
+    let query = sqlx::query(
+        "INSERT INTO answers (call, user_id, idempotency_key, digest, outcome, created_at_us) \
+         SELECT j.*, $6 FROM UNNEST($1::int[], $2::text[], $3::text[], $4::bigint[], $5::text[]) AS j",
+    )
+    .bind(column(&new, |((call, _, _), _)| call.code()))
+    .bind(column(&new, |((_, user_id, _), _)| &**user_id))
+    .bind(column(&new, |((_, _, key), _)| &**key))
+    .bind(column(&new, |(_, answer)| answer.digest))
+    .bind(column(&new, |(_, answer)| outcome_text(&answer.outcome)))
+    .bind(book.now_us);
+    put(tx, "answers", new.len(), query).await
+}
+
+async fn sources(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
+    let (new, moved) = split(&book.sources.changes());
+    for (rows, sql) in [
+        (
+            new,
+            "INSERT INTO sources (source, first_sequence, through_sequence, digest) \
+             SELECT * FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[])",
+        ),
+        (
+            moved,
+            "UPDATE sources s SET first_sequence = j.first_sequence, through_sequence = j.through_sequence, digest = j.digest \
+             FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[]) AS j (source, first_sequence, through_sequence, digest) \
+             WHERE s.source = j.source",
+        ),
+    ] {
+        let query = sqlx::query(sql)
+            .bind(column(&rows, |(source, _)| &***source))
+            .bind(column(&rows, |(_, at)| signed(at.first_sequence)))
+            .bind(column(&rows, |(_, at)| signed(at.through_sequence)))
+            .bind(column(&rows, |(_, at)| at.digest));
+        put(tx, "sources", rows.len(), query).await?;
+    }
+    Ok(())
+}
+
+async fn parked(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
+    let changes = book.parked.changes();
+    let (new, _) = split(&changes);
+    let query = sqlx::query(
+        "INSERT INTO parked (match_key, tx_hash, reverted, at_us) \
+         SELECT * FROM UNNEST($1::text[], $2::text[], $3::boolean[], $4::bigint[])",
+    )
+    .bind(column(&new, |(key, _)| &***key))
+    .bind(column(&new, |(_, news)| news.tx_hash.as_deref()))
+    .bind(column(&new, |(_, news)| news.reverted))
+    .bind(column(&new, |(_, news)| news.at_us));
+    put(tx, "parked news", new.len(), query).await?;
+    let gone: Vec<&str> = changes
+        .iter()
+        .filter(|change| change.before.is_some() && change.after.is_none())
+        .map(|change| &**change.key)
+        .collect();
+    if !gone.is_empty() {
+        // The sweeper may have dropped it at the same moment.
+        sqlx::query("DELETE FROM parked WHERE match_key = ANY($1)")
+            .bind(gone)
+            .execute(tx)
+            .await?;
+    }
+    Ok(())
+}
+
+/// What a command asks of the store alone.
+pub async fn tidy(tx: &mut PgConnection, command: &Command) -> Result<(), Error> {
+    if let Act::ForgetParked { before_us } = &command.act {
+        sqlx::query("DELETE FROM parked WHERE at_us < $1")
+            .bind(before_us)
+            .execute(tx)
+            .await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,111 @@
+//! Where the store is, with a password that nobody prints.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize, Serializer};
+
+/// URL of a database. Its password is shown as `***` wherever the URL is printed, the printed configuration included.
+#[derive(Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct StoreUrl(String);
+
+impl StoreUrl {
+    pub fn new(url: impl Into<String>) -> Self {
+        StoreUrl(url.into())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The URL of a PostgreSQL database with its password.
+    pub(crate) fn postgres(&self) -> Result<&str, crate::Error> {
+        let is_ours = ["postgres://", "postgresql://"]
+            .iter()
+            .any(|scheme| self.0.starts_with(scheme));
+        is_ours
+            .then_some(self.0.as_str())
+            .ok_or_else(|| crate::Error::Url(self.to_string()))
+    }
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Parameters may carry secrets as well.
+        let shown = self.0.split('?').next().unwrap_or_default();
+        let Some((scheme, rest)) = shown.split_once("://") else {
+            return f.write_str(if shown.is_empty() { "" } else { "***" });
+        };
+        // A password may have an @ of its own: the last one ends it.
+        match rest.rsplit_once('@') {
+            Some((login, place)) => {
+                let user = login.split(':').next().unwrap_or_default();
+                let password = if login.contains(':') { ":***" } else { "" };
+                write!(f, "{scheme}://{user}{password}@{place}")
+            }
+            None => write!(f, "{scheme}://{rest}"),
+        }
+    }
+}
+
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.to_string())
+    }
+}
+
+impl Serialize for StoreUrl {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_never_printed() {
+        for (url, shown) in [
+            ("", ""),
+            ("postgres://u:p@host:1/db", "postgres://u:***@host:1/db"),
+            (
+                "postgres://u:p@ss:x@host/db?password=p",
+                "postgres://u:***@host/db",
+            ),
+            ("postgres://host/db", "postgres://host/db"),
+            ("secret", "***"),
+        ] {
+            let url = StoreUrl::new(url);
+            assert_eq!(url.to_string(), shown);
+            assert_eq!(format!("{url:?}"), format!("{shown:?}"));
+            assert_eq!(serde_json::to_value(&url).unwrap(), shown);
+        }
+    }
+
+    #[test]
+    fn the_store_is_set_by_its_url_and_printed_settings_keep_the_password() {
+        let text = r#"{"url": "postgres://ledger:pa55@db:5432/ledger"}"#;
+        let config: crate::LedgerConfig = serde_json::from_str(text).unwrap();
+        assert_eq!(
+            config.url.postgres().unwrap(),
+            "postgres://ledger:pa55@db:5432/ledger"
+        );
+        assert!(!serde_json::to_string(&config).unwrap().contains("pa55"));
+        assert!(!format!("{config:?}").contains("pa55"));
+        assert!(crate::LedgerConfig::default().url.is_empty());
+    }
+
+    #[tokio::test]
+    async fn another_scheme_is_refused_in_clear_words() {
+        let config = crate::LedgerConfig {
+            url: StoreUrl::new("mysql://u:pa55@host/db"),
+            ..crate::LedgerConfig::default()
+        };
+        let error = crate::repo::Store::open(&config).await.err().unwrap();
+        assert_eq!(
+            error.to_string(),
+            "store url mysql://u:***@host/db: must be empty (SQLite) or begin with postgres://"
+        );
+    }
+}

@@ -1,0 +1,317 @@
+//! A connection that is lost: around a commit nobody notices, for longer the ledger says so and comes back by itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use events::topics;
+use proto::{
+    cfa::v1::{CfaIssuedEvent, CfaRedeemedEvent},
+    chain::v1::{ReceiptStatus, TransactionReceiptReadyEvent},
+    common::v1::OperationType,
+    identity::v1::UserCreatedEvent,
+    ledger::v1::{hold_step::Step, *},
+};
+use tonic::Code;
+
+use crate::{
+    harness::*,
+    proxy::Proxy,
+    rows::{Database, audit},
+};
+
+/// A ledger behind a wire that can be cut.
+async fn behind_a_wire() -> (World, Proxy) {
+    let database = Database::fresh().await;
+    let (before, rest) = database
+        .url
+        .split_once("127.0.0.1:")
+        .expect("a local server");
+    let (port, rest) = rest.split_once('/').unwrap();
+    let proxy = Proxy::to(format!("127.0.0.1:{port}")).await;
+    let url = format!("{before}{}/{rest}", proxy.address);
+    (World::on(database, Some(url)).await, proxy)
+}
+
+/// What every row came to, without ids and times, and how many of each kind there are.
+const ROWS: &str = "SELECT 'sub-account ' || subaccount_id || ' ' || balance || ' ' || held || ' ' || unsettled || ' ' || version \
+     || ' ' || \"freeze\" || ' ' || closed FROM sub_accounts \
+     UNION ALL SELECT 'operation ' || user_id || ' ' || kind || ' ' || status || ' ' || COUNT(*) FROM operations GROUP BY user_id, kind, status \
+     UNION ALL SELECT 'posting ' || debit_subaccount_id || ' ' || debit_version || ' ' || amount FROM postings \
+     UNION ALL SELECT 'hold ' || subaccount_id || ' ' || amount || ' ' || remaining || ' ' || added || ' ' || split_off || ' ' || consumed || ' ' \
+     || released || ' ' || returned_by_children || ' ' || status FROM holds \
+     UNION ALL SELECT 'answer ' || call || ' ' || idempotency_key FROM answers \
+     UNION ALL SELECT 'source ' || source || ' ' || through_sequence FROM sources \
+     UNION ALL SELECT 'parked ' || match_key FROM parked \
+     UNION ALL SELECT 'user ' || user_id || ' ' || blocked FROM users \
+     UNION ALL SELECT 'taken ' || consumer || ' ' || COUNT(*) FROM inbox GROUP BY consumer \
+     ORDER BY 1";
+
+/// One act of every kind. `before` is told before each.
+async fn every_act(world: &World, before: &dyn Fn()) {
+    let mut client = world.client.clone();
+    let moving = |kind, user: &str, key: &str, value| {
+        let (from, to) = ("system:reserve:CFA-RUB", format!("{user}:{RUB}"));
+        operation(kind, user, key, &[(from, &to, value, RUB)])
+    };
+    before();
+    let deposit = client.create_operation(moving(OperationType::Deposit, "u1", "k1", "100"));
+    let deposit = deposit.await.unwrap().into_inner().operation.unwrap();
+    before();
+    let hold = Hold {
+        hold_id: "h1".to_owned(),
+        ..new_hold("u1", RUB, "40")
+    };
+    world.open_hold("k2", hold).await.unwrap();
+    before();
+    world.consume("k3", "h1", amount(RUB, "10")).await.unwrap();
+    before();
+    let adjust = AdjustHoldRequest {
+        context: write("k4"),
+        hold_id: "h1".to_owned(),
+        remaining_amount: amount(RUB, "15"),
+    };
+    client.adjust_hold(adjust).await.unwrap();
+    // A batch with a step, then one of a source.
+    for (key, source) in [("k5", ""), ("k6", "log")] {
+        before();
+        let step = Step::Grow(GrowHold {
+            hold_id: "h1".to_owned(),
+            amount: amount(RUB, "1"),
+        });
+        let legs: [Leg; 1] = [("u1:CFA-RUB", "u2:CFA-RUB", "2", RUB)];
+        let request = CreateOperationsRequest {
+            context: write(key),
+            operations: vec![item(
+                OperationType::Payment,
+                "u1",
+                &format!("{key}-0"),
+                &legs,
+            )],
+            hold_steps: vec![HoldStep {
+                step: Some(step),
+                before_operation: 0,
+            }],
+            source: source.to_owned(),
+            first_sequence: u64::from(!source.is_empty()),
+            through_sequence: u64::from(!source.is_empty()),
+            ..Default::default()
+        };
+        client.create_operations(request).await.unwrap();
+    }
+    before();
+    world.release("k7", "h1").await.unwrap();
+    // Refused, and the refusal is kept.
+    before();
+    let answer = world.open_hold("k8", new_hold("u1", RUB, "1000")).await;
+    assert_eq!(answer.unwrap_err().message(), "Insufficient balance");
+    // Final, and then reversed.
+    let mut submitted = moving(OperationType::Deposit, "u3", "k9", "7");
+    submitted.operation.as_mut().unwrap().awaits_chain = true;
+    before();
+    let submitted = client
+        .create_operation(submitted)
+        .await
+        .unwrap()
+        .into_inner()
+        .operation
+        .unwrap();
+    before();
+    let finalize = FinalizeOperationRequest {
+        context: write("k10"),
+        operation_id: submitted.operation_id,
+        onchain_tx_hash: "0x9".to_owned(),
+    };
+    client.finalize_operation(finalize).await.unwrap();
+    before();
+    let reverse = ReverseOperationRequest {
+        context: write("k11"),
+        operation_id: deposit.operation_id,
+        reason: "typed wrong".to_owned(),
+    };
+    let refused = client.reverse_operation(reverse).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    before();
+    let spare = client.create_operation(moving(OperationType::Deposit, "u3", "k12", "5"));
+    let spare = spare.await.unwrap().into_inner().operation.unwrap();
+    before();
+    let reverse = ReverseOperationRequest {
+        context: write("k13"),
+        operation_id: spare.operation_id,
+        reason: "typed wrong".to_owned(),
+    };
+    client.reverse_operation(reverse).await.unwrap();
+    before();
+    let freeze = SetSubAccountStatusRequest {
+        context: write("k14"),
+        subaccount_id: "u3:CFA-RUB".to_owned(),
+        status: SubAccountStatus::Frozen as i32,
+        reason: "court".to_owned(),
+    };
+    client.set_sub_account_status(freeze).await.unwrap();
+    expiry(world, before).await;
+    every_event(world, before).await;
+}
+
+/// Holds that run out: found by a call, which is refused for it, and by the sweeper.
+async fn expiry(world: &World, before: &dyn Fn()) {
+    for id in ["h2", "h3"] {
+        let hold = Hold {
+            hold_id: id.to_owned(),
+            expires_at: Some(prost_types::Timestamp {
+                seconds: world.clock.now_us() / 1_000_000 + 1,
+                nanos: 0,
+            }),
+            ..new_hold("u1", RUB, "1")
+        };
+        before();
+        world.open_hold(&format!("open-{id}"), hold).await.unwrap();
+    }
+    world.clock.advance_us(2_000_000);
+    before();
+    let late = world.consume("k15", "h2", None).await.unwrap_err();
+    assert_eq!(late.message(), "Hold has expired");
+    before();
+    world.handle.sweep().await.unwrap();
+}
+
+/// What other services say: each event takes effect before the next is told.
+async fn every_event(world: &World, before: &dyn Fn()) {
+    let taken = async |consumer: &'static str, count: usize| {
+        let rows = world.rows().await;
+        eventually(async || {
+            let seen = rows.texts("SELECT consumer FROM inbox").await;
+            let seen = seen.iter().filter(|name| *name == consumer).count();
+            (seen == count).then_some(())
+        })
+        .await;
+        rows.close().await;
+    };
+    let user = UserCreatedEvent {
+        user_id: "u4".to_owned(),
+        ..Default::default()
+    };
+    for (index, name) in ["UserCreatedEvent", "UserBlockedEvent", "UserUnblockedEvent"]
+        .into_iter()
+        .enumerate()
+    {
+        before();
+        let name = format!("platform.identity.v1.{name}");
+        world.publish(topics::IDENTITY, &name, "u4", &user).await;
+        taken("ledger.identity", index + 1).await;
+    }
+    before();
+    let issued = CfaIssuedEvent {
+        operation_id: "op1".to_owned(),
+        instrument_id: RUB.to_owned(),
+        holder_id: "u4".to_owned(),
+        amount: amount(RUB, "3"),
+        tx_hash: "0x1".to_owned(),
+        ..Default::default()
+    };
+    world
+        .publish(
+            topics::CFA,
+            "platform.cfa.v1.CfaIssuedEvent",
+            "op1",
+            &issued,
+        )
+        .await;
+    taken("ledger.cfa", 1).await;
+    // Nobody posted it: the news is kept.
+    before();
+    let redeemed = CfaRedeemedEvent {
+        operation_id: "op2".to_owned(),
+        ..Default::default()
+    };
+    world
+        .publish(
+            topics::CFA,
+            "platform.cfa.v1.CfaRedeemedEvent",
+            "op2",
+            &redeemed,
+        )
+        .await;
+    taken("ledger.cfa", 2).await;
+    before();
+    let receipt = TransactionReceiptReadyEvent {
+        tx_hash: "0x77".to_owned(),
+        status: ReceiptStatus::Reverted as i32,
+        ..Default::default()
+    };
+    let name = "platform.chain.v1.TransactionReceiptReadyEvent";
+    world.publish(topics::CHAIN, name, "0x77", &receipt).await;
+    taken("ledger.chain", 1).await;
+}
+
+// rows: R214 R236 R248
+#[tokio::test(flavor = "multi_thread")]
+async fn r214_no_act_works_twice_when_the_answer_to_its_commit_is_lost() {
+    let quiet = World::new().await;
+    every_act(&quiet, &|| {}).await;
+    let (lossy, proxy) = behind_a_wire().await;
+    let acts = std::cell::Cell::new(0);
+    every_act(&lossy, &|| {
+        acts.set(acts.get() + 1);
+        proxy.lose_next_answer();
+    })
+    .await;
+    // Each act committed, and each of those commits was answered into the void.
+    assert_eq!(proxy.lost(), acts.get());
+    let (expected, found) = (quiet.rows().await, lossy.rows().await);
+    audit(&found, "after every act").await;
+    assert_eq!(found.texts(ROWS).await, expected.texts(ROWS).await);
+    expected.close().await;
+    found.close().await;
+    lossy.assert_books_balance().await;
+    assert_eq!(events_of(&lossy).await, events_of(&quiet).await);
+}
+
+/// How many events of each type went out, each once.
+async fn events_of(world: &World) -> BTreeMap<String, usize> {
+    let mut watch = world.watch().await;
+    world.fund("last", RUB, "1").await;
+    let is_last = |event: &events::Event| {
+        event.short_type() == "BalanceUpdatedEvent" && event.subject.starts_with("last")
+    };
+    let seen = watch.until(is_last).await;
+    let ids: BTreeSet<_> = seen.iter().map(|event| event.id).collect();
+    assert_eq!(ids.len(), seen.len(), "an event went out twice");
+    let mut types = BTreeMap::new();
+    for event in seen {
+        *types.entry(event.short_type().to_owned()).or_default() += 1;
+    }
+    types
+}
+
+// rows: R336
+#[tokio::test(flavor = "multi_thread")]
+async fn r336_a_server_that_is_away_is_told_and_comes_back_by_itself() {
+    let (world, proxy) = behind_a_wire().await;
+    world.fund("u1", RUB, "10").await;
+    let health = world.handle.service().health;
+    proxy.cut();
+    let away = world
+        .open_hold("k1", new_hold("u1", RUB, "4"))
+        .await
+        .unwrap_err();
+    assert_eq!(away.code(), Code::Unavailable, "{away}");
+    assert!(health.failing().contains_key("store"));
+    proxy.mend();
+    let hold = world.open_hold("k1", new_hold("u1", RUB, "4"));
+    eventually_ok(hold, &world).await;
+    assert!(!health.failing().contains_key("store"));
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["10.00", "4.00", "0.00", "6.00"]
+    );
+}
+
+/// The first call after the way back may meet the pause of the pool; the same key makes the next one the same call.
+async fn eventually_ok(first: impl Future<Output = Answer<CreateHoldResponse>>, world: &World) {
+    if first.await.is_err() {
+        eventually(async || {
+            let again = world.open_hold("k1", new_hold("u1", RUB, "4")).await;
+            again.ok()
+        })
+        .await;
+    }
+}

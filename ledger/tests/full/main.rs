@@ -1,0 +1,43 @@
+//! The ledger at its boundary on a real PostgreSQL, and what only several ledgers on one server can show. Not part of the quick run:
+//! `tests/services/postgres.sh start` first, then `POSTGRES_URL=<what it prints> cargo test -p ledger --test full`.
+
+#[path = "../boundary/audit.rs"]
+mod audit;
+#[path = "../boundary/batches.rs"]
+mod batches;
+#[path = "../boundary/concurrency.rs"]
+mod concurrency;
+#[path = "../boundary/consumed.rs"]
+mod consumed;
+#[path = "../boundary/emitted.rs"]
+mod emitted;
+#[path = "../boundary/harness.rs"]
+mod harness;
+#[path = "../boundary/holds.rs"]
+mod holds;
+#[path = "../boundary/limits.rs"]
+mod limits;
+mod lost;
+#[path = "../boundary/operations.rs"]
+mod operations;
+mod proxy;
+#[path = "../boundary/reads.rs"]
+mod reads;
+#[path = "../boundary/refusals.rs"]
+mod refusals;
+#[path = "../boundary/requests.rs"]
+mod requests;
+#[path = "../boundary/rows.rs"]
+mod rows;
+mod several;
+#[path = "../boundary/statement.rs"]
+mod statement;
+#[path = "../boundary/twin.rs"]
+mod twin;
+
+/// The PostgreSQL server to use.
+fn server() -> Option<String> {
+    Some(std::env::var("POSTGRES_URL").expect(
+        "POSTGRES_URL names the server: run `tests/services/postgres.sh start` and pass what it prints",
+    ))
+}

@@ -1,0 +1,283 @@
+//! Several ledgers on one database, and a saboteur.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use prost::Message;
+use proto::{common::v1::OperationType, ledger::v1::*};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use tokio::task::JoinSet;
+use tonic::Code;
+
+use crate::{harness::*, rows::audit};
+
+const HOT: usize = 10;
+const EACH: &str = "1000";
+
+async fn fund_hot(world: &World) {
+    for user in 0..HOT {
+        world.fund(&format!("hot{user}"), RUB, EACH).await;
+    }
+}
+
+/// What became of the writers' calls.
+#[derive(Default)]
+struct Tally {
+    operations: usize,
+    holds: usize,
+    consumed: usize,
+    refused: usize,
+}
+
+/// A writer: transfers between hot sub-accounts, holds on them, parts of those holds consumed, some calls repeated under their key.
+async fn writer(mut client: Client, seed: u64, steps: usize) -> Tally {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut tally = Tally::default();
+    let refused = |status: tonic::Status| {
+        assert_eq!(
+            status.code(),
+            Code::FailedPrecondition,
+            "seed {seed}: {status}"
+        );
+        assert_eq!(status.message(), "Insufficient balance", "seed {seed}");
+    };
+    for step in 0..steps {
+        let key = format!("w{seed}-{step}");
+        let from = rng.random_range(0..HOT);
+        let to = (from + rng.random_range(1..HOT)) % HOT;
+        let value = rng.random_range(1..200).to_string();
+        if rng.random_bool(0.7) {
+            let legs: [Leg; 1] = [(
+                &format!("hot{from}:{RUB}"),
+                &format!("hot{to}:{RUB}"),
+                &value,
+                RUB,
+            )];
+            let request = operation(OperationType::Payment, &format!("hot{from}"), &key, &legs);
+            match client.create_operation(request.clone()).await {
+                Ok(_) => tally.operations += 1,
+                Err(status) => {
+                    refused(status);
+                    tally.refused += 1;
+                    continue;
+                }
+            }
+            if rng.random_bool(0.2) {
+                assert!(is_replay(&client.create_operation(request).await.unwrap()));
+            }
+            continue;
+        }
+        let request = CreateHoldRequest {
+            context: write(&key),
+            hold: Some(new_hold(&format!("hot{from}"), RUB, &value)),
+        };
+        let hold = match client.create_hold(request).await {
+            Ok(answer) => answer.into_inner().hold.unwrap(),
+            Err(status) => {
+                refused(status);
+                tally.refused += 1;
+                continue;
+            }
+        };
+        tally.holds += 1;
+        let request = ConsumeHoldRequest {
+            context: write(&key),
+            hold_id: hold.hold_id.clone(),
+            amount: amount(RUB, "1"),
+            ..Default::default()
+        };
+        client.consume_hold(request).await.unwrap();
+        tally.consumed += 1;
+        if rng.random_bool(0.8) && value != "1" {
+            let request = ReleaseHoldRequest {
+                context: write(&key),
+                hold_id: hold.hold_id,
+                reason: "test".to_owned(),
+            };
+            client.release_hold(request).await.unwrap();
+        }
+    }
+    tally
+}
+
+/// Runs the writers on both ledgers, then looks at what must be so.
+async fn crowd(worlds: [&World; 2], writers: u64, steps: usize) -> Tally {
+    let mut tasks = JoinSet::new();
+    for seed in 0..writers {
+        let client = worlds[(seed % 2) as usize].client.clone();
+        tasks.spawn(writer(client, seed, steps));
+    }
+    let mut all = Tally::default();
+    while let Some(tally) = tasks.join_next().await {
+        let tally = tally.unwrap();
+        all.operations += tally.operations;
+        all.holds += tally.holds;
+        all.consumed += tally.consumed;
+        all.refused += tally.refused;
+    }
+    all
+}
+
+async fn assert_nothing_lost_or_twice(world: &World, all: &Tally) {
+    let rows = world.rows().await;
+    audit(&rows, "after the crowd").await;
+    let count = rows
+        .texts("SELECT COUNT(*)::text FROM operations WHERE idempotency_key LIKE 'w%' AND kind = 4")
+        .await;
+    assert_eq!(count, [all.operations.to_string()]);
+    let count = rows.texts("SELECT COUNT(*)::text FROM holds").await;
+    assert_eq!(count, [all.holds.to_string()]);
+    let sums = rows.texts("SELECT SUM(consumed)::text FROM holds").await;
+    assert_eq!(sums, [(all.consumed * 100).to_string()]);
+    rows.close().await;
+    world.assert_books_balance().await;
+    // One chain of blocks, whichever ledger sealed them.
+    let found = ledger::verify(&world.config()).await.unwrap();
+    assert_eq!(found.fault, None);
+    assert!(found.operations >= all.operations as u64);
+}
+
+/// Every event once, and for each sub-account a chain of balances without a gap: the order of each key is that of the commits.
+async fn assert_events_are_a_chain(watch: &mut Watch, world: &World) {
+    world.fund("last", RUB, "1").await;
+    let seen = watch
+        .until(|event| {
+            event.short_type() == "BalanceUpdatedEvent" && event.subject.starts_with("last")
+        })
+        .await;
+    let ids: BTreeSet<_> = seen.iter().map(|event| event.id).collect();
+    assert_eq!(ids.len(), seen.len(), "an event went out twice");
+    let mut balances = BTreeMap::<String, String>::new();
+    for event in seen
+        .iter()
+        .filter(|event| event.short_type() == "BalanceUpdatedEvent")
+    {
+        let update = BalanceUpdatedEvent::decode(event.payload.as_slice()).unwrap();
+        let (old, new) = (
+            update.old_balance.unwrap().value,
+            update.new_balance.unwrap().value,
+        );
+        let before = balances.insert(update.subaccount_id.clone(), new);
+        assert!(
+            before.is_none_or(|before| before == old),
+            "{}",
+            update.subaccount_id
+        );
+    }
+    for (subaccount, balance) in balances {
+        assert_eq!(world.balance(&subaccount).await[0], balance, "{subaccount}");
+    }
+}
+
+// rows: R214 R237 R248
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn r237_fifty_writers_on_ten_hot_sub_accounts_through_two_ledgers() {
+    let world = World::new().await;
+    let mut watch = world.watch().await;
+    let second = world.beside().await;
+    fund_hot(&world).await;
+    let all = crowd([&world, &second], 50, 20).await;
+    assert!(
+        all.operations > 100 && all.holds > 50,
+        "the crowd did something"
+    );
+    assert_nothing_lost_or_twice(&second, &all).await;
+    assert_events_are_a_chain(&mut watch, &world).await;
+}
+
+// rows: R200 R237
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn r237_parts_of_one_hold_consumed_at_once_through_two_ledgers() {
+    let world = World::new().await;
+    let second = world.beside().await;
+    world.fund("u1", RUB, "100").await;
+    let hold = world.hold("u1", RUB, "100").await;
+    let mut tasks = JoinSet::new();
+    for n in 0..150 {
+        let mut client = [&world, &second][n % 2].client.clone();
+        let request = ConsumeHoldRequest {
+            context: write(&format!("c{n}")),
+            hold_id: hold.hold_id.clone(),
+            amount: amount(RUB, "1"),
+            ..Default::default()
+        };
+        tasks.spawn(async move { client.consume_hold(request).await });
+    }
+    let mut consumed = 0;
+    while let Some(answer) = tasks.join_next().await {
+        match answer.unwrap() {
+            Ok(_) => consumed += 1,
+            Err(status) => assert_eq!(status.message(), "Hold is not active"),
+        }
+    }
+    assert_eq!(consumed, 100);
+    assert_eq!(
+        world.get_hold(&hold.hold_id).await.status(),
+        HoldStatus::Consumed
+    );
+    world.assert_books_balance().await;
+}
+
+// rows: R195 R237
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn r237_one_key_through_two_ledgers_acts_once() {
+    let world = World::new().await;
+    let second = world.beside().await;
+    for round in 0..20 {
+        // The users are new: both ledgers make accounts, sub-accounts and the operation.
+        let user = format!("new{round}");
+        let to = format!("{user}:{RUB}");
+        let legs: [Leg; 1] = [("system:reserve:CFA-RUB", &to, "5", RUB)];
+        let request = operation(OperationType::Deposit, &user, "key", &legs);
+        let (mut first, mut other) = (world.client.clone(), second.client.clone());
+        let (one, two) = tokio::join!(
+            first.create_operation(request.clone()),
+            other.create_operation(request)
+        );
+        let (one, two) = (one.unwrap(), two.unwrap());
+        assert!(is_replay(&one) != is_replay(&two), "one of them made it");
+        assert_eq!(
+            one.into_inner().operation.unwrap().operation_id,
+            two.into_inner().operation.unwrap().operation_id
+        );
+        assert_eq!(world.balance(&to).await[0], "5.00");
+    }
+    world.assert_books_balance().await;
+}
+
+// rows: R214 R237 R248
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn r214_connections_killed_while_writers_write_lose_nothing() {
+    let world = World::new().await;
+    let mut watch = world.watch().await;
+    let second = world.beside().await;
+    fund_hot(&world).await;
+    let database = Arc::clone(&world.database);
+    let stop = tokio_util::sync::CancellationToken::new();
+    let stopped = stop.clone();
+    let saboteur = tokio::spawn(async move {
+        let mut rng = StdRng::seed_from_u64(7);
+        let mut killed = 0;
+        while !stopped.is_cancelled() {
+            tokio::time::sleep(Duration::from_millis(rng.random_range(3..40))).await;
+            // Mostly whoever is in a transaction, at times everybody.
+            let condition = match rng.random_range(0..4) {
+                0 => "true",
+                1 => "query = 'COMMIT'",
+                _ => "xact_start IS NOT NULL",
+            };
+            killed += database.terminate(condition).await;
+        }
+        killed
+    });
+    let all = crowd([&world, &second], 20, 20).await;
+    stop.cancel();
+    let killed = saboteur.await.unwrap();
+    assert!(killed > 10, "the saboteur did something: {killed}");
+    assert_nothing_lost_or_twice(&world, &all).await;
+    // The relay may have published a batch whose deletion was killed: the log knows ids, so its readers see each once.
+    assert_events_are_a_chain(&mut watch, &world).await;
+}
