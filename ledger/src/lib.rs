@@ -37,7 +37,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::service::Routes;
 
 pub use clock::Clock;
-pub use topics::{CORRELATION as CORRELATION_HEADER, TOPICS as REQUEST_TOPICS};
+pub use topics::{
+    CORRELATION as CORRELATION_HEADER, TOPICS as REQUEST_TOPICS, all as request_and_reply_topics,
+};
 pub use url::StoreUrl;
 pub use verify::{Fault, Verified, verify};
 

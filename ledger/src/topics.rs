@@ -38,6 +38,24 @@ pub const TOPICS: [(&str, &str); 11] = [
     ("ledger.getBalance", "GetBalanceResponse"),
 ];
 
+/// Request and reply topics, for a broker that makes none by itself.
+pub fn all() -> Vec<String> {
+    TOPICS
+        .iter()
+        .flat_map(|(topic, _)| {
+            [
+                (*topic).to_owned(),
+                reply_topic(topic),
+                events::topics::dlq(topic),
+            ]
+        })
+        .collect()
+}
+
+fn reply_topic(topic: &str) -> String {
+    format!("{topic}.reply")
+}
+
 /// Spawns one worker per request topic.
 pub fn spawn(
     log: &Arc<dyn Log>,
@@ -146,7 +164,7 @@ fn reply(delivery: &Delivery, topic: &str, response: &str, answer: Answer) -> Re
     let event = Event {
         // Derived, so that a request handled again after a crash gives the same reply again.
         id: Uuid::new_v5(&request.id, b"reply"),
-        topic: format!("{topic}.reply"),
+        topic: reply_topic(topic),
         key: request.key.clone(),
         type_name: format!("platform.ledger.v1.{response}"),
         subject: request.subject.clone(),

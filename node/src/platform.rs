@@ -458,6 +458,11 @@ async fn open_log(
         let kafka =
             events::Kafka::connect(brokers, &std::collections::HashMap::new()).context("Kafka")?;
         kafka.ensure_topics().await.context("topics of Kafka")?;
+        let requests = ledger::request_and_reply_topics();
+        kafka
+            .create_topics(&requests)
+            .await
+            .context("request topics of Kafka")?;
         return Ok((Arc::new(kafka), None));
     }
     let embedded = events::Embedded::open(config.data_dir.join("events"))

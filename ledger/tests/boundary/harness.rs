@@ -42,6 +42,14 @@ impl World {
         Self::on(Database::fresh().await, None).await
     }
 
+    /// A ledger of one's own over a log that others use too.
+    #[allow(dead_code, reason = "the full tests have such a log")]
+    pub async fn over(log: Arc<dyn Log>) -> Self {
+        let (database, clock) = (Database::fresh().await, Clock::manual(START_US));
+        let folder = Arc::new(TempDir::new().unwrap());
+        Self::open(Arc::new(database), None, folder, log, clock).await
+    }
+
     /// A ledger of one's own; `url`: another way to the database than its own URL.
     pub async fn on(database: Database, url: Option<String>) -> Self {
         let folder = TempDir::new().unwrap();

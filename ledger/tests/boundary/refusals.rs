@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// How a good message is spoilt, and the text that says so.
-type Case<M> = (fn(&mut M), &'static str);
+pub type Case<M> = (fn(&mut M), &'static str);
 
 const LONG: usize = 257;
 
@@ -26,7 +26,7 @@ fn number(value: &str) -> Option<MonetaryAmount> {
     amount(RUB, value)
 }
 
-fn pay(key: &str) -> CreateOperationRequest {
+pub fn pay(key: &str) -> CreateOperationRequest {
     operation(
         OperationType::Payment,
         "u1",
@@ -39,7 +39,7 @@ fn terms(request: &mut CreateOperationRequest) -> &mut Operation {
     request.operation.as_mut().unwrap()
 }
 
-const OPERATIONS: &[Case<CreateOperationRequest>] = &[
+pub const OPERATIONS: &[Case<CreateOperationRequest>] = &[
     (|r| r.operation = None, "operation: is required"),
     (
         |r| terms(r).r#type = 0,
@@ -184,7 +184,7 @@ const KNOWN: &[(fn(&mut CreateOperationRequest), Code, &str, &str)] = &[
     ),
 ];
 
-fn code_of(reply: &Reply) -> (&str, &str, &str) {
+pub fn code_of(reply: &Reply) -> (&str, &str, &str) {
     assert!(reply.payload.is_empty(), "an error has no value");
     let header = |name: &str| reply.headers[name].as_str();
     (
@@ -278,7 +278,7 @@ async fn d23_every_bad_field_of_an_operation_is_named_in_call_batch_and_topic() 
     world.assert_books_balance().await;
 }
 
-fn block() -> CreateHoldRequest {
+pub fn block() -> CreateHoldRequest {
     CreateHoldRequest {
         context: write(&fresh()),
         hold: Some(new_hold("u1", RUB, "1")),
@@ -289,7 +289,7 @@ fn hold(request: &mut CreateHoldRequest) -> &mut Hold {
     request.hold.as_mut().unwrap()
 }
 
-const HOLDS: &[Case<CreateHoldRequest>] = &[
+pub const HOLDS: &[Case<CreateHoldRequest>] = &[
     (|r| r.hold = None, "hold: is required"),
     (
         |r| hold(r).hold_id = long(),

@@ -1,5 +1,6 @@
-//! The ledger at its boundary on a real PostgreSQL, and what only several ledgers on one server can show. Not part of the quick run:
-//! `tests/services/postgres.sh start` first, then `POSTGRES_URL=<what it prints> cargo test -p ledger --test full`.
+//! The ledger at its boundary on a real PostgreSQL and on a real Kafka broker, and what only several ledgers on one server can show. Not part of
+//! the quick run: `tests/services/postgres.sh start` and `tests/services/kafka.sh start` first, then
+//! `POSTGRES_URL=<what it prints> KAFKA_BROKERS=<what it prints> cargo test -p ledger --test full`.
 
 #[path = "../boundary/audit.rs"]
 mod audit;
@@ -15,6 +16,7 @@ mod emitted;
 mod harness;
 #[path = "../boundary/holds.rs"]
 mod holds;
+mod kafka;
 #[path = "../boundary/limits.rs"]
 mod limits;
 mod lost;
@@ -34,6 +36,13 @@ mod several;
 mod statement;
 #[path = "../boundary/twin.rs"]
 mod twin;
+
+/// The Kafka brokers to use.
+fn brokers() -> String {
+    std::env::var("KAFKA_BROKERS").expect(
+        "KAFKA_BROKERS names the broker: run `tests/services/kafka.sh start` and pass what it prints",
+    )
+}
 
 /// The PostgreSQL server to use.
 fn server() -> Option<String> {
