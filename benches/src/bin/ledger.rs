@@ -10,11 +10,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use benches::hop::histogram;
-use benches::ledger::bare::{self, Bare};
-use benches::ledger::capture::{capture, copy};
+use benches::ledger::bare;
 use benches::ledger::flow::{Accounts, Ask, Flow, Kind, USERS};
 use benches::ledger::judge;
-use benches::ledger::node::Node;
+use benches::ledger::place::{Bare, Place};
 use clap::{Parser, ValueEnum};
 use serde_json::{Value, json};
 
@@ -35,7 +34,7 @@ enum Store {
 struct Args {
     #[arg(long, value_enum, default_value = "sqlite")]
     store: Store,
-    /// Where PostgreSQL is.
+    /// A database of PostgreSQL, `postgres://user@host:port/database`; this run makes its own beside it.
     #[arg(long)]
     url: Option<String>,
     /// A few rows, within half a minute.
@@ -74,6 +73,22 @@ struct Cell {
     /// Operations of one turn.
     operations: usize,
     is_quick: bool,
+}
+
+impl Store {
+    fn name(self) -> &'static str {
+        match self {
+            Store::Sqlite => "sqlite",
+            Store::Postgres => "postgres",
+        }
+    }
+}
+
+impl Args {
+    /// The server of PostgreSQL, where that is the store.
+    fn server(&self) -> Option<&str> {
+        self.url.as_deref()
+    }
 }
 
 impl Cell {
@@ -136,28 +151,31 @@ fn flows(args: &Args, cell: &Cell, clients: usize, salt: u64) -> Vec<Flow> {
         .collect()
 }
 
-/// Waits until the relay has moved everything; rows that the last answer left, and how long they took.
-async fn drain(folder: &Path) -> anyhow::Result<(i64, Duration)> {
-    let db = rusqlite::Connection::open(folder.join("ledger.sqlite"))?;
-    db.busy_timeout(Duration::from_secs(5))?;
-    let sql = "SELECT COALESCE(MAX(position) - MIN(position) + 1, 0) FROM outbox";
-    let left = || db.query_row(sql, [], |row| row.get(0));
-    let first: i64 = left()?;
-    let began = Instant::now();
-    while left()? > 0 && began.elapsed() < DRAIN {
-        tokio::time::sleep(Duration::from_millis(10)).await;
+async fn run(args: &Args, cell: &Cell, seeded: &Place, folder: &Path) -> anyhow::Result<Value> {
+    let copy = async |name: &str| {
+        let server = args.server();
+        seeded.copy(folder.join(name), server, name).await
+    };
+    let (served, captured, bared) = (
+        copy("served").await?,
+        copy("captured").await?,
+        copy("bare").await?,
+    );
+    let row = measure(args, cell, [&served, &captured, &bared]).await;
+    for place in [served, captured, bared] {
+        place.drop().await?;
     }
-    Ok((first, began.elapsed()))
+    row
 }
 
-async fn run(args: &Args, cell: &Cell, seeded: &Path, folder: &Path) -> anyhow::Result<Value> {
-    let [served, captured, bared] = ["served", "captured", "bare"].map(|name| folder.join(name));
-    for to in [&served, &captured, &bared] {
-        copy(seeded, to)?;
-    }
+async fn measure(
+    args: &Args,
+    cell: &Cell,
+    [served, captured, bared]: [&Place; 3],
+) -> anyhow::Result<Value> {
     let mut own = flows(args, cell, cell.clients, 1);
     let mut one = flows(args, cell, 1, 2);
-    let node = Node::start(&served).await?;
+    let node = served.start().await?;
     // Not counted: statements are prepared and pages are read.
     let mut operations = node
         .run(
@@ -172,7 +190,7 @@ async fn run(args: &Args, cell: &Cell, seeded: &Path, folder: &Path) -> anyhow::
         )
         .await?
         .operations;
-    drain(&served).await?;
+    served.drain(DRAIN).await?;
 
     let mut latency = histogram();
     let (mut service, mut floor) = ((0.0, 0.0), (0.0, 0.0));
@@ -184,14 +202,14 @@ async fn run(args: &Args, cell: &Cell, seeded: &Path, folder: &Path) -> anyhow::
         latency.add(&turn.latency)?;
         service.0 += turn.operations as f64;
         service.1 += turn.elapsed.as_secs_f64();
-        let (rows, took) = drain(&served).await?;
+        let (rows, took) = served.drain(DRAIN).await?;
         left += rows;
         drained += took.as_secs_f64();
         let bare = match &mut bare {
             Some(bare) => bare,
             None => {
                 let skip = USERS as usize + cell.batch * cell.clients;
-                let group = judge::operations_per_transaction(&served, skip)?;
+                let group = judge::operations_per_transaction(served, skip).await?;
                 let phases = if cell.kind == Kind::TwoPhase && cell.clients > 1 {
                     2.0
                 } else {
@@ -203,24 +221,24 @@ async fn run(args: &Args, cell: &Cell, seeded: &Path, folder: &Path) -> anyhow::
                     ..*cell
                 };
                 let asks = asks(&load, &mut one).into_iter().flatten().collect();
-                let rows = capture(&captured, asks, TURN).await?;
-                bare.insert(Bare::new(&bared, rows, merge)?)
+                let rows = captured.capture(asks, TURN).await?;
+                bare.insert(bared.bare(rows, merge).await?)
             }
         };
         let half = bare.left().div_ceil(TURNS.min(2));
-        let (count, elapsed) = bare.run(half, TURN)?;
+        let (count, elapsed) = bare.run(half, TURN).await?;
         floor.0 += count;
         floor.1 += elapsed.as_secs_f64();
     }
     judge::judge_trial_balance(&node.trial_balance().await?)?;
     node.stop().await;
-    judge::judge(&served, USERS as usize + operations)?;
+    judge::judge(served, USERS as usize + operations).await?;
 
-    let group = judge::operations_per_transaction(&served, USERS as usize)?;
+    let group = judge::operations_per_transaction(served, USERS as usize).await?;
     let us = |quantile| latency.value_at_quantile(quantile) as f64 / 1e3;
     let (ours, bare) = (service.0 / service.1, floor.0 / floor.1);
     Ok(json!({
-        "store": "sqlite",
+        "store": args.store.name(),
         "batch": cell.batch,
         "clients": cell.clients,
         "accounts": cell.accounts.name(),
@@ -291,16 +309,23 @@ fn plain(args: &Args, folder: &Path) -> anyhow::Result<()> {
 fn load(args: &Args) -> String {
     format!(
         "CreateOperations through the contract in memory, {} postings an operation, {USERS} users, balances and keys checked, events relayed to the \
-         embedded log meanwhile; SQLite in WAL mode, synchronous FULL; seed {}",
-        args.postings, args.seed
+         embedded log meanwhile; {}; seed {}",
+        args.postings,
+        match args.store {
+            Store::Sqlite => "SQLite in WAL mode, synchronous FULL",
+            Store::Postgres => "PostgreSQL, synchronous_commit on",
+        },
+        args.seed
     )
 }
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    if matches!(args.store, Store::Postgres) || args.url.is_some() {
-        bail!("this ledger keeps its books in SQLite, no other store can be measured");
+    match (args.store, &args.url) {
+        (Store::Postgres, None) => bail!("--url says where PostgreSQL is"),
+        (Store::Sqlite, Some(_)) => bail!("--url goes with --store postgres"),
+        _ => {}
     }
     anyhow::ensure!(args.postings > 0, "--postings must be at least 1");
     let folder = match &args.dir {
@@ -311,13 +336,29 @@ async fn main() -> anyhow::Result<()> {
         return plain(&args, folder.path());
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let seeded = folder.path().join("seeded");
-    let node = Node::start(&seeded).await?;
+    let seeded = Place::new(folder.path().join("seeded"), args.server(), "seeded").await?;
+    let rows = rows(&args, &seeded, folder.path(), cores).await;
+    seeded.drop().await?;
+    let rows = rows?;
+    if args.json {
+        let report = json!({ "load": load(&args), "cores": cores, "turns": TURNS, "rows": rows });
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    }
+    Ok(())
+}
+
+async fn rows(
+    args: &Args,
+    seeded: &Place,
+    folder: &Path,
+    cores: usize,
+) -> anyhow::Result<Vec<Value>> {
+    let node = seeded.start().await?;
     node.seed().await?;
-    drain(&seeded).await?;
+    seeded.drain(DRAIN).await?;
     node.stop().await;
     if !args.json {
-        println!("{}; {cores} cores", load(&args));
+        println!("{}; {cores} cores", load(args));
         print_head();
     }
     let mut rows = Vec::new();
@@ -331,16 +372,12 @@ async fn main() -> anyhow::Result<()> {
             continue;
         }
         cell.operations *= args.times;
-        let own = tempfile::tempdir_in(folder.path())?;
-        let row = run(&args, &cell, &seeded, own.path()).await.context(name)?;
+        let own = tempfile::tempdir_in(folder)?;
+        let row = run(args, &cell, seeded, own.path()).await.context(name)?;
         if !args.json {
             print_row(&row);
         }
         rows.push(row);
     }
-    if args.json {
-        let report = json!({ "load": load(&args), "cores": cores, "turns": TURNS, "rows": rows });
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    }
-    Ok(())
+    Ok(rows)
 }

@@ -15,12 +15,12 @@ use crate::load::Random;
 const SIZES: [usize; 6] = [256, 64, 16, 4, 2, 1];
 
 /// Writes to one table in one transaction.
-struct Write {
-    table: usize,
+pub(super) struct Write {
+    pub table: usize,
     /// Place of the size, and the values of all its rows.
-    inserts: Vec<(usize, Vec<Value>)>,
+    pub inserts: Vec<(usize, Vec<Value>)>,
     /// Changed columns, then the key.
-    updates: Vec<Vec<Value>>,
+    pub updates: Vec<Vec<Value>>,
 }
 
 struct Sql {
@@ -144,7 +144,7 @@ fn statements(table: &Table) -> Sql {
 }
 
 /// The writes of one transaction: each changed row once, as it ends.
-fn net(tables: &[Table], requests: Vec<Vec<Rows>>) -> Vec<Write> {
+pub(super) fn net(tables: &[Table], requests: Vec<Vec<Rows>>) -> Vec<Write> {
     let mut rows: Vec<Rows> = tables.iter().map(|_| Rows::default()).collect();
     for request in requests {
         for (all, mut own) in rows.iter_mut().zip(request) {

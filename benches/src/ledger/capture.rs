@@ -4,13 +4,12 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
 use rusqlite::{Connection, types::Value};
 
 use super::{flow::Ask, node::Node};
 
 /// Tables in the order in which they refer to each other; others follow.
-const ORDER: [&str; 7] = [
+pub(super) const ORDER: [&str; 7] = [
     "instruments",
     "users",
     "accounts",
@@ -57,7 +56,7 @@ pub async fn capture(folder: &Path, asks: Vec<Ask>, limit: Duration) -> anyhow::
     for table in &tables {
         db.execute_batch(&triggers(table))?;
     }
-    let node = Node::start(folder).await?;
+    let node = Node::start(folder, "").await?;
     let mut client = node.client();
     let mut ends = Vec::with_capacity(asks.len());
     let mut operations = 0;
@@ -196,16 +195,5 @@ fn read(
         .collect();
     let updates_a_key = table.key.iter().any(|key| table.changed.contains(key));
     anyhow::ensure!(!updates_a_key, "{} changes its key", table.name);
-    Ok(())
-}
-
-/// Copies a closed ledger into a folder of its own.
-///
-/// # Errors
-/// The file cannot be copied.
-pub fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
-    std::fs::create_dir_all(to)?;
-    let file = "ledger.sqlite";
-    std::fs::copy(from.join(file), to.join(file)).context("the seeded ledger")?;
     Ok(())
 }

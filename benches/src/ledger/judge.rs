@@ -1,10 +1,9 @@
-//! After each run: is every operation balanced, is money conserved, is what is held what open holds have left. Read from the closed file, not
-//! from the service.
-
-use std::path::Path;
+//! After each run: is every operation balanced, is money conserved, is what is held what open holds have left. Read from the rows of the closed ledger, not from the
+//! service.
 
 use proto::ledger::v1::TrialBalanceLine;
-use rusqlite::{Connection, OpenFlags};
+
+use super::place::Place;
 
 /// Each question counts what is wrong.
 const QUESTIONS: [(&str, &str); 6] = [
@@ -17,12 +16,12 @@ const QUESTIONS: [(&str, &str); 6] = [
     ),
     (
         "instruments that do not add up to zero",
-        "SELECT COUNT(*) FROM (SELECT 1 FROM sub_accounts GROUP BY instrument_id HAVING SUM(balance) <> 0)",
+        "SELECT COUNT(*) FROM (SELECT 1 FROM sub_accounts GROUP BY instrument_id HAVING SUM(balance) <> 0) i",
     ),
     (
         "sub-accounts that are not the sum of their postings",
         "SELECT COUNT(*) FROM sub_accounts s LEFT JOIN (SELECT id, SUM(amount) AS amount, COUNT(*) AS entries FROM \
-         (SELECT debit_subaccount_id AS id, -amount AS amount FROM postings UNION ALL SELECT credit_subaccount_id, amount FROM postings) \
+         (SELECT debit_subaccount_id AS id, -amount AS amount FROM postings UNION ALL SELECT credit_subaccount_id, amount FROM postings) sides \
          GROUP BY id) e ON e.id = s.subaccount_id \
          WHERE s.balance <> COALESCE(e.amount, 0) OR s.version <> COALESCE(e.entries, 0)",
     ),
@@ -31,8 +30,8 @@ const QUESTIONS: [(&str, &str); 6] = [
         "SELECT COUNT(*) FROM (SELECT after - amount AS before, version, LAG(after, 1, 0) OVER w AS last_after, \
          LAG(version, 1, 0) OVER w AS last_version FROM \
          (SELECT debit_subaccount_id AS id, debit_version AS version, debit_balance_after AS after, -amount AS amount FROM postings \
-         UNION ALL SELECT credit_subaccount_id, credit_version, credit_balance_after, amount FROM postings) \
-         WINDOW w AS (PARTITION BY id ORDER BY version)) WHERE before <> last_after OR version <> last_version + 1",
+         UNION ALL SELECT credit_subaccount_id, credit_version, credit_balance_after, amount FROM postings) sides \
+         WINDOW w AS (PARTITION BY id ORDER BY version)) entries WHERE before <> last_after OR version <> last_version + 1",
     ),
     (
         "sub-accounts that hold other than their open holds",
@@ -41,22 +40,21 @@ const QUESTIONS: [(&str, &str); 6] = [
     ),
     (
         "idempotency keys with more than one operation",
-        "SELECT COUNT(*) FROM (SELECT 1 FROM operations GROUP BY user_id, idempotency_key, scope HAVING COUNT(*) > 1)",
+        "SELECT COUNT(*) FROM (SELECT 1 FROM operations GROUP BY user_id, idempotency_key, scope HAVING COUNT(*) > 1) keys",
     ),
 ];
 
 /// Judges a closed ledger with so many operations.
 ///
 /// # Errors
-/// Anything is wrong, or the file cannot be read.
-pub fn judge(folder: &Path, operations: usize) -> anyhow::Result<()> {
-    let path = folder.join("ledger.sqlite");
-    let db = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+/// Anything is wrong, or its rows cannot be read.
+pub async fn judge(place: &Place, operations: usize) -> anyhow::Result<()> {
     for (what, sql) in QUESTIONS {
-        let wrong: i64 = db.query_row(sql, [], |row| row.get(0))?;
+        let wrong = place.number(sql, sql).await?;
         anyhow::ensure!(wrong == 0, "{what}: {wrong}");
     }
-    let found: i64 = db.query_row("SELECT COUNT(*) FROM operations", [], |row| row.get(0))?;
+    let sql = "SELECT COUNT(*) FROM operations";
+    let found = place.number(sql, sql).await?;
     anyhow::ensure!(
         usize::try_from(found) == Ok(operations),
         "{operations} operations were answered, {found} are there"
@@ -81,13 +79,19 @@ pub fn judge_trial_balance(lines: &[TrialBalanceLine]) -> anyhow::Result<()> {
 /// Operations a transaction, on average, among those written after the first `skip`.
 ///
 /// # Errors
-/// The file cannot be read.
-pub fn operations_per_transaction(folder: &Path, skip: usize) -> anyhow::Result<f64> {
-    let path = folder.join("ledger.sqlite");
-    let db = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+/// The rows cannot be read.
+pub async fn operations_per_transaction(place: &Place, skip: usize) -> anyhow::Result<f64> {
     // All rows of a group carry one time.
-    let sql = "SELECT COUNT(*), COUNT(DISTINCT created_at_us) FROM (SELECT created_at_us FROM operations ORDER BY created_at_us LIMIT -1 OFFSET ?)";
-    let (operations, groups): (f64, f64) =
-        db.query_row(sql, [skip as i64], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    Ok(operations / groups.max(1.0))
+    let of = |what: &str| {
+        let rows = "FROM (SELECT created_at_us FROM operations ORDER BY created_at_us";
+        [
+            format!("SELECT COUNT({what}) {rows} LIMIT -1 OFFSET {skip}) o"),
+            format!("SELECT COUNT({what}) {rows} OFFSET {skip}) o"),
+        ]
+    };
+    let [sqlite, postgres] = of("*");
+    let operations = place.number(&sqlite, &postgres).await?;
+    let [sqlite, postgres] = of("DISTINCT created_at_us");
+    let groups = place.number(&sqlite, &postgres).await?;
+    Ok(operations as f64 / (groups as f64).max(1.0))
 }

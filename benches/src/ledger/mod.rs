@@ -5,3 +5,5 @@ pub mod capture;
 pub mod flow;
 pub mod judge;
 pub mod node;
+pub mod place;
+pub mod postgres;

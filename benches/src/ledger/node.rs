@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use hdrhistogram::Histogram;
-use ledger::{LedgerConfig, LedgerDeps, LedgerHandle};
+use ledger::{LedgerConfig, LedgerDeps, LedgerHandle, StoreUrl};
 use proto::ledger::v1::{
     GetTrialBalanceRequest, TrialBalanceLine, ledger_service_client::LedgerServiceClient,
 };
@@ -36,14 +36,15 @@ pub struct Measured {
 }
 
 impl Node {
-    /// Opens what the folder has, or begins there.
+    /// Opens what the folder has, or begins there. `url`: of its rows in PostgreSQL; empty: they are in the folder.
     ///
     /// # Errors
     /// Store or log cannot be opened.
-    pub async fn start(folder: &Path) -> anyhow::Result<Self> {
+    pub async fn start(folder: &Path, url: &str) -> anyhow::Result<Self> {
         let log = events::Embedded::open(folder.join("log")).await?;
         let config = LedgerConfig {
             data_dir: folder.to_owned(),
+            url: StoreUrl::new(url),
             ..LedgerConfig::default()
         };
         let shutdown = CancellationToken::new();

@@ -1,0 +1,430 @@
+//! The same three things on PostgreSQL: databases of the benchmark's own, which rows the service writes, and bare statements that write them. Rows travel
+//! as texts, one array a column, so that nothing here knows the schema; the server casts them.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rusqlite::types::Value;
+use sqlx::{
+    AssertSqlSafe, Connection, PgConnection, Row,
+    postgres::{PgConnectOptions, PgRow},
+};
+
+use super::bare::{Write, net};
+use super::capture::{Captured, ORDER, Rows, Table};
+use super::flow::Ask;
+use super::node::Node;
+
+/// A database of this run; dropped by [`Database::drop`].
+pub struct Database {
+    server: String,
+    name: String,
+}
+
+impl Database {
+    /// An empty database beside the one that the URL names, or a copy of another one that nobody is connected to.
+    ///
+    /// # Errors
+    /// The server cannot be reached or makes no databases for this user.
+    pub async fn create(server: &str, name: &str, of: Option<&Self>) -> anyhow::Result<Self> {
+        let name = format!("bench_{}_{name}", std::process::id());
+        let template = of.map_or_else(String::new, |of| format!(" TEMPLATE {}", of.name));
+        let mut db = PgConnection::connect(server).await.context("PostgreSQL")?;
+        run(&mut db, &format!("CREATE DATABASE {name}{template}")).await?;
+        Ok(Self {
+            server: server.to_owned(),
+            name,
+        })
+    }
+
+    /// Where it is.
+    pub fn url(&self) -> String {
+        let (head, query) = self
+            .server
+            .split_once('?')
+            .unwrap_or((self.server.as_str(), ""));
+        let scheme_ends = head.find("://").map_or(0, |at| at + 3);
+        let server = match head[scheme_ends..].find('/') {
+            Some(at) => &head[..scheme_ends + at],
+            None => head,
+        };
+        format!("{server}/{}?{query}", self.name)
+    }
+
+    pub async fn connect(&self) -> anyhow::Result<PgConnection> {
+        Ok(PgConnection::connect(&self.url()).await?)
+    }
+
+    /// One number.
+    pub async fn number(&self, sql: &str) -> anyhow::Result<i64> {
+        let mut db = self.connect().await?;
+        let sql = sqlx::query_scalar(AssertSqlSafe(sql.to_owned()));
+        Ok(sql.fetch_one(&mut db).await?)
+    }
+
+    /// Removes it, whoever is connected.
+    pub async fn drop(self) -> anyhow::Result<()> {
+        let mut db = PgConnection::connect(&self.server).await?;
+        run(
+            &mut db,
+            &format!("DROP DATABASE {} WITH (FORCE)", self.name),
+        )
+        .await
+    }
+}
+
+async fn run(db: &mut PgConnection, sql: &str) -> anyhow::Result<()> {
+    let statements = sqlx::raw_sql(AssertSqlSafe(sql.to_owned()));
+    statements
+        .execute(db)
+        .await
+        .with_context(|| sql.to_owned())?;
+    Ok(())
+}
+
+/// A table with the types of its columns, in their order.
+struct Typed {
+    table: Table,
+    types: Vec<String>,
+}
+
+/// As [`super::capture::capture`].
+///
+/// # Errors
+/// The ledger refuses, or its rows cannot be read.
+pub async fn capture(
+    database: &Database,
+    folder: &std::path::Path,
+    asks: Vec<Ask>,
+    limit: Duration,
+) -> anyhow::Result<Captured> {
+    let mut db = database.connect().await?;
+    let mut tables: Vec<Table> = (tables(&mut db).await?.into_iter())
+        .map(|typed| typed.table)
+        .collect();
+    for table in &tables {
+        run(&mut db, &triggers(table)).await?;
+    }
+    let node = Node::start(folder, &database.url()).await?;
+    let mut client = node.client();
+    let (mut ends, mut operations) = (Vec::with_capacity(asks.len()), 0);
+    let began = Instant::now();
+    for ask in asks {
+        if began.elapsed() > limit {
+            break;
+        }
+        operations += ask.operations;
+        client.create_operations(ask.message).await?;
+        let mut end = Vec::with_capacity(tables.len());
+        for table in &tables {
+            let sql = format!("SELECT COALESCE(MAX(seq), 0) FROM captured_{}", table.name);
+            let last: i64 = sqlx::query_scalar(AssertSqlSafe(sql))
+                .fetch_one(&mut db)
+                .await?;
+            end.push(last);
+        }
+        ends.push(end);
+    }
+    node.stop().await;
+    let mut requests: Vec<Vec<Rows>> = ends
+        .iter()
+        .map(|_| tables.iter().map(|_| Rows::default()).collect())
+        .collect();
+    for (place, table) in tables.iter_mut().enumerate() {
+        read(&mut db, place, table, &ends, &mut requests).await?;
+    }
+    db.close().await?;
+    Ok(Captured {
+        tables,
+        requests,
+        operations,
+    })
+}
+
+async fn tables(db: &mut PgConnection) -> anyhow::Result<Vec<Typed>> {
+    let mut names: Vec<String> = sqlx::query_scalar(
+        "SELECT c.relname::text FROM pg_class c WHERE c.relkind = 'r' AND c.relnamespace = 'public'::regnamespace \
+         AND c.relname NOT LIKE '\\_%' AND c.relname NOT LIKE 'captured\\_%'",
+    )
+    .fetch_all(&mut *db)
+    .await?;
+    names.sort_by_key(|name| {
+        let place = ORDER.iter().position(|known| known == name);
+        (place.unwrap_or(ORDER.len()), name.clone())
+    });
+    let mut tables = Vec::with_capacity(names.len());
+    for name in names {
+        let columns: Vec<PgRow> = sqlx::query(
+            "SELECT a.attname::text, format_type(a.atttypid, a.atttypmod), \
+             EXISTS (SELECT 1 FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisprimary AND a.attnum = ANY(i.indkey)) \
+             FROM pg_attribute a WHERE a.attrelid = $1::regclass AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum",
+        )
+        .bind(&name)
+        .fetch_all(&mut *db)
+        .await?;
+        let mut typed = Typed {
+            table: Table {
+                name,
+                columns: Vec::new(),
+                key: Vec::new(),
+                changed: Vec::new(),
+            },
+            types: Vec::new(),
+        };
+        for (place, column) in columns.iter().enumerate() {
+            typed
+                .table
+                .columns
+                .push(format!("\"{}\"", column.get::<String, _>(0)));
+            typed.types.push(column.get(1));
+            if column.get(2) {
+                typed.table.key.push(place);
+            }
+        }
+        tables.push(typed);
+    }
+    Ok(tables)
+}
+
+/// `written` is 0 for an insert and a bit for each changed column for an update.
+fn triggers(table: &Table) -> String {
+    let Table { name, columns, .. } = table;
+    let each = |term: &dyn Fn(usize, &String) -> String, between: &str| {
+        let terms: Vec<String> = columns
+            .iter()
+            .enumerate()
+            .map(|(place, column)| term(place, column))
+            .collect();
+        terms.join(between)
+    };
+    let texts = each(&|_, column| format!("{column} TEXT"), ", ");
+    let all = columns.join(", ");
+    let new = each(&|_, column| format!("new.{column}::text"), ", ");
+    let bits = each(
+        &|place, column| {
+            format!(
+                "(new.{column} IS DISTINCT FROM old.{column})::int::bigint * {}",
+                1_u64 << place
+            )
+        },
+        " + ",
+    );
+    format!(
+        "CREATE UNLOGGED TABLE captured_{name} (seq BIGSERIAL PRIMARY KEY, written BIGINT NOT NULL, {texts}); \
+         CREATE FUNCTION capture_{name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+         IF TG_OP = 'INSERT' THEN INSERT INTO captured_{name} (written, {all}) VALUES (0, {new}); \
+         ELSE INSERT INTO captured_{name} (written, {all}) VALUES ({bits}, {new}); END IF; RETURN NULL; END $$; \
+         CREATE TRIGGER capture_{name} AFTER INSERT OR UPDATE ON {name} FOR EACH ROW EXECUTE FUNCTION capture_{name}();"
+    )
+}
+
+async fn read(
+    db: &mut PgConnection,
+    place: usize,
+    table: &mut Table,
+    ends: &[Vec<i64>],
+    requests: &mut [Vec<Rows>],
+) -> anyhow::Result<()> {
+    let sql = format!(
+        "SELECT seq, written, {} FROM captured_{} ORDER BY seq",
+        table.columns.join(", "),
+        table.name
+    );
+    let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(db).await?;
+    let (mut request, mut changed) = (0, 0_i64);
+    for row in rows {
+        let seq: i64 = row.get(0);
+        while ends.get(request).is_some_and(|ends| ends[place] < seq) {
+            request += 1;
+        }
+        // What chores wrote after the last answer belongs to no request.
+        let Some(of) = requests.get_mut(request) else {
+            break;
+        };
+        let written: i64 = row.get(1);
+        let values = (0..table.columns.len())
+            .map(|column| match row.get::<Option<String>, _>(column + 2) {
+                Some(text) => Value::Text(text),
+                None => Value::Null,
+            })
+            .collect();
+        changed |= written;
+        let of = &mut of[place];
+        if written == 0 {
+            of.inserted.push(values);
+        } else {
+            of.updated.push(values);
+        }
+    }
+    table.changed = (0..table.columns.len())
+        .filter(|column| changed & (1 << column) != 0)
+        .collect();
+    Ok(())
+}
+
+/// Columns of many rows.
+type Columns = Vec<Vec<Option<String>>>;
+
+/// Bare statements ready to be run: one INSERT and one UPDATE for each table a transaction writes.
+pub struct Bare {
+    db: PgConnection,
+    /// INSERT and UPDATE of each table.
+    sql: Vec<[String; 2]>,
+    transactions: std::vec::IntoIter<Vec<(usize, Columns, Columns)>>,
+    operations: f64,
+}
+
+impl Bare {
+    /// `merge`: requests of one transaction.
+    ///
+    /// # Errors
+    /// The database cannot be reached.
+    pub async fn new(
+        database: &Database,
+        captured: Captured,
+        merge: usize,
+    ) -> anyhow::Result<Self> {
+        // The settings of the service's own writer.
+        let options = database.url().parse::<PgConnectOptions>()?.options([
+            ("synchronous_commit", "on"),
+            ("enable_seqscan", "off"),
+            ("enable_hashjoin", "off"),
+            ("enable_mergejoin", "off"),
+            ("jit", "off"),
+        ]);
+        let mut db = PgConnection::connect_with(&options).await?;
+        let typed = tables(&mut db).await?;
+        let sql = captured
+            .tables
+            .iter()
+            .map(|table| {
+                let of = typed.iter().find(|typed| typed.table.name == table.name);
+                Ok(statements(table, &of.context("a table is gone")?.types))
+            })
+            .collect::<anyhow::Result<_>>()?;
+        let count = captured.requests.len().div_ceil(merge);
+        let operations = captured.operations as f64 / count as f64;
+        let mut transactions = Vec::with_capacity(count);
+        let tables = captured.tables;
+        let mut requests = captured.requests.into_iter().peekable();
+        while requests.peek().is_some() {
+            let group: Vec<Vec<Rows>> = requests.by_ref().take(merge).collect();
+            let writes = net(&tables, group);
+            let writes = writes.into_iter().map(|write| by_column(&tables, write));
+            transactions.push(writes.collect());
+        }
+        Ok(Self {
+            db,
+            sql,
+            transactions: transactions.into_iter(),
+            operations,
+        })
+    }
+
+    /// Transactions not yet run.
+    pub fn left(&self) -> usize {
+        self.transactions.len()
+    }
+
+    /// Runs so many transactions, or those for which there is time; gives operations and time.
+    ///
+    /// # Errors
+    /// The store refuses a row.
+    pub async fn run(
+        &mut self,
+        transactions: usize,
+        limit: Duration,
+    ) -> anyhow::Result<(f64, Duration)> {
+        let mut done = Vec::with_capacity(transactions);
+        let began = Instant::now();
+        while done.len() < transactions && began.elapsed() <= limit {
+            let Some(writes) = self.transactions.next() else {
+                break;
+            };
+            let mut tx = self.db.begin().await?;
+            for (table, inserts, updates) in &writes {
+                for (sql, columns) in self.sql[*table].iter().zip([inserts, updates]) {
+                    if columns.first().is_none_or(Vec::is_empty) {
+                        continue;
+                    }
+                    let mut query = sqlx::query(AssertSqlSafe(sql.clone()));
+                    for column in columns {
+                        query = query.bind(column.as_slice());
+                    }
+                    query.execute(&mut *tx).await?;
+                }
+            }
+            tx.commit().await?;
+            done.push(writes);
+        }
+        let elapsed = began.elapsed();
+        Ok((self.operations * done.len() as f64, elapsed))
+    }
+}
+
+fn statements(table: &Table, types: &[String]) -> [String; 2] {
+    let names = |places: &[usize]| -> String {
+        let names: Vec<String> = places.iter().map(|place| format!("c{place}")).collect();
+        names.join(", ")
+    };
+    let arrays = |places: &[usize]| -> String {
+        let arrays: Vec<String> = (1..=places.len())
+            .map(|at| format!("${at}::text[]"))
+            .collect();
+        arrays.join(", ")
+    };
+    let terms = |places: &[usize], prefix: &str, between: &str| -> String {
+        let terms: Vec<String> = places
+            .iter()
+            .map(|place| {
+                let (column, of) = (&table.columns[*place], &types[*place]);
+                format!("{prefix}{column} = v.c{place}::{of}")
+            })
+            .collect();
+        terms.join(between)
+    };
+    let all: Vec<usize> = (0..table.columns.len()).collect();
+    let cast: Vec<String> = all
+        .iter()
+        .map(|place| format!("v.c{place}::{}", types[*place]))
+        .collect();
+    let written: Vec<usize> = table.changed.iter().chain(&table.key).copied().collect();
+    [
+        format!(
+            "INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM UNNEST({}) AS v ({})",
+            table.name,
+            table.columns.join(", "),
+            cast.join(", "),
+            arrays(&all),
+            names(&all)
+        ),
+        format!(
+            "UPDATE {} AS t SET {} FROM UNNEST({}) AS v ({}) WHERE {}",
+            table.name,
+            terms(&table.changed, "", ", "),
+            arrays(&written),
+            names(&written),
+            terms(&table.key, "t.", " AND ")
+        ),
+    ]
+}
+
+fn by_column(tables: &[Table], write: Write) -> (usize, Columns, Columns) {
+    let table = &tables[write.table];
+    let text = |value: Value| match value {
+        Value::Text(text) => Some(text),
+        _ => None,
+    };
+    let mut inserts: Columns = vec![Vec::new(); table.columns.len()];
+    let values = write.inserts.into_iter().flat_map(|(_, values)| values);
+    for (at, value) in values.enumerate() {
+        inserts[at % table.columns.len()].push(text(value));
+    }
+    let mut updates: Columns = vec![Vec::new(); table.changed.len() + table.key.len()];
+    for row in write.updates {
+        for (column, value) in updates.iter_mut().zip(row) {
+            column.push(text(value));
+        }
+    }
+    (write.table, inserts, updates)
+}
