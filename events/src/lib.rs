@@ -18,6 +18,7 @@ pub mod log;
 pub mod many;
 pub mod migrations;
 pub mod outbox;
+mod pack;
 pub mod postgres;
 pub mod sqlite;
 pub mod topics;

@@ -11,7 +11,6 @@ use sqlx::{
     Arguments, AssertSqlSafe, Encode, FromRow, SqliteConnection, Type,
     sqlite::{SqliteArguments, SqliteRow},
 };
-use uuid::Uuid;
 
 /// Rows of one statement. The largest times the widest table stays below the number of values that SQLite binds, 32,766.
 const SIZES: [usize; 4] = [8, 32, 128, 512];
@@ -127,26 +126,6 @@ impl Values<'_> {
     {
         if let Err(error) = self.arguments.add(value) {
             self.failed.get_or_insert(error);
-        }
-    }
-}
-
-/// A UUID as text to bind.
-pub(crate) fn uuid_text(id: &Uuid) -> Arc<str> {
-    let mut text = Uuid::encode_buffer();
-    Arc::from(&*id.as_hyphenated().encode_lower(&mut text))
-}
-
-/// Texts that rows repeat from the row before, bound without another copy. One place for each column that does.
-#[derive(Default)]
-pub(crate) struct Shared([Option<Arc<str>>; 5]);
-
-impl Shared {
-    pub fn text(&mut self, place: usize, text: &str) -> Arc<str> {
-        let last = &mut self.0[place];
-        match last {
-            Some(same) if **same == *text => same.clone(),
-            _ => last.insert(text.into()).clone(),
         }
     }
 }

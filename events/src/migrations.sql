@@ -1,14 +1,8 @@
+-- Events of one transaction, packed into one value (`events::pack`). A position is never given twice, so that what was relayed can be deleted later.
 CREATE TABLE IF NOT EXISTS outbox (
     position INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    aggregatetype TEXT NOT NULL,
-    aggregateid TEXT NOT NULL,
-    type TEXT NOT NULL,
-    payload BLOB NOT NULL,
-    subject TEXT NOT NULL,
-    source TEXT NOT NULL,
-    correlation_id TEXT NOT NULL,
-    occurred_at_us BIGINT NOT NULL
+    count INTEGER NOT NULL CHECK (count > 0),
+    events BLOB NOT NULL
 );
 
 CREATE TABLE IF NOT EXISTS inbox (

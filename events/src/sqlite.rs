@@ -4,10 +4,15 @@
 //! connection), so outbox positions appear in commit order; readers never wait for the writer. A transaction dropped without
 //! [`Tx::commit`] is rolled back.
 
+pub mod outbox;
+
 use std::{
     ops::{Deref, DerefMut},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
     time::Duration,
 };
 
@@ -60,9 +65,24 @@ pub struct Sqlite {
     path: PathBuf,
     readers: SqlitePool,
     writer: SqlitePool,
-    /// Like the writer, but its commits wait for no disk. Opened at the first use.
-    lazy_writer: SqlitePool,
     committed: Arc<Notify>,
+    relayed: Arc<Relayed>,
+}
+
+/// How far the outbox has been relayed, and up to where its rows are gone. Rows that may go do so with the next transaction: one of their
+/// own would wait for the disk, and one of another connection would make the writer forget all pages that it has in memory.
+#[derive(Default)]
+struct Relayed {
+    through: AtomicI64,
+    deleted: AtomicI64,
+}
+
+impl Relayed {
+    /// Up to where rows may be deleted; `None`: they are gone already.
+    fn due(&self) -> Option<i64> {
+        let through = self.through.load(Ordering::Acquire);
+        (through > self.deleted.load(Ordering::Acquire)).then_some(through)
+    }
 }
 
 impl Sqlite {
@@ -111,12 +131,6 @@ impl Sqlite {
                     .pragma("wal_autocheckpoint", CHECKPOINT_PAGES.to_string()),
             )
             .await?;
-        let lazy_writer = pool().max_connections(1).connect_lazy_with(
-            options
-                .clone()
-                .synchronous(SqliteSynchronous::Normal)
-                .pragma("wal_autocheckpoint", "0"),
-        );
         let readers = pool()
             .max_connections(READERS)
             .connect_with(options.pragma("query_only", "on"))
@@ -125,8 +139,8 @@ impl Sqlite {
             path: path.to_owned(),
             readers,
             writer,
-            lazy_writer,
             committed: Arc::new(Notify::new()),
+            relayed: Arc::default(),
         })
     }
 
@@ -140,25 +154,41 @@ impl Sqlite {
     /// # Errors
     /// [`Error::Store`], also when the turn does not come within 30 s.
     pub async fn write(&self) -> Result<Tx, Error> {
+        let mut inner = self.writer.begin_with("BEGIN IMMEDIATE").await?;
+        let deletes = self.relayed.due();
+        if let Some(through) = deletes {
+            sqlx::query("DELETE FROM outbox WHERE position <= $1")
+                .bind(through)
+                .execute(&mut *inner)
+                .await?;
+        }
         Ok(Tx {
-            inner: self.writer.begin_with("BEGIN IMMEDIATE").await?,
+            inner,
             committed: self.committed.clone(),
+            relayed: self.relayed.clone(),
+            deletes,
         })
     }
 
-    /// Runs one statement with one number whose effect may be undone by a power loss (not by a crash of the process). Takes the writer's turn,
-    /// without waiting for the disk.
+    /// The log has every event of the outbox up to this position: the rows go with the next transaction that is committed.
+    pub(crate) fn set_relayed(&self, through: i64) {
+        self.relayed.through.fetch_max(through, Ordering::AcqRel);
+    }
+
+    /// Position of the outbox up to which the log has every event, as far as this process knows.
+    pub(crate) fn relayed(&self) -> i64 {
+        self.relayed.through.load(Ordering::Acquire)
+    }
+
+    /// Deletes now what may be deleted, if no transaction has done so.
     ///
     /// # Errors
     /// [`Error::Store`].
-    pub(crate) async fn execute_lazily(&self, sql: &'static str, value: i64) -> Result<(), Error> {
-        // Held, not used: two connections that write would meet at the file's lock and sleep there.
-        let _turn = self.writer.acquire().await?;
-        sqlx::query(sql)
-            .bind(value)
-            .execute(&self.lazy_writer)
-            .await?;
-        Ok(())
+    pub(crate) async fn delete_relayed(&self) -> Result<(), Error> {
+        match self.relayed.due() {
+            Some(_) => self.write().await?.commit().await,
+            None => Ok(()),
+        }
     }
 
     pub fn path(&self) -> &Path {
@@ -168,7 +198,6 @@ impl Sqlite {
     /// Waits for all connections to be returned and closes the file.
     pub async fn close(&self) {
         self.readers.close().await;
-        self.lazy_writer.close().await;
         self.writer.close().await;
     }
 
@@ -183,6 +212,9 @@ impl Sqlite {
 pub struct Tx {
     inner: Transaction<'static, sqlx::Sqlite>,
     committed: Arc<Notify>,
+    relayed: Arc<Relayed>,
+    /// Rows of the outbox through this position go with it.
+    deletes: Option<i64>,
 }
 
 impl Tx {
@@ -192,6 +224,9 @@ impl Tx {
     /// [`Error::Store`].
     pub async fn commit(self) -> Result<(), Error> {
         self.inner.commit().await?;
+        if let Some(through) = self.deletes {
+            self.relayed.deleted.fetch_max(through, Ordering::AcqRel);
+        }
         self.committed.notify_one();
         Ok(())
     }

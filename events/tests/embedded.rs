@@ -107,6 +107,77 @@ async fn the_same_event_published_again_is_in_the_log_once() {
     assert_eq!(received, sent);
 }
 
+#[tokio::test]
+async fn what_was_published_before_a_restart_is_known_after_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let sent: Vec<_> = (0..300)
+        .map(|number| event(if number % 7 == 0 { "b" } else { "a" }, "k", number))
+        .collect();
+    let log = Embedded::open(folder.path()).await.unwrap();
+    log.publish(&sent[..200]).await.unwrap();
+    log.close().await;
+    let log = Embedded::open(folder.path()).await.unwrap();
+    log.publish(&sent[150..]).await.unwrap();
+    // Another process may have written since.
+    let other = Embedded::open(folder.path()).await.unwrap();
+    other.publish(&[event("a", "k", 300)]).await.unwrap();
+    log.publish(&[event("a", "k", 300), event("a", "k", 301)])
+        .await
+        .unwrap();
+    let mut subscription = log.subscribe("g", &["a", "b"]).await.unwrap();
+    let received: Vec<_> = take(&mut subscription, 302)
+        .await
+        .into_iter()
+        .map(|delivery| delivery.record.event)
+        .collect();
+    assert_eq!(received[..300], sent);
+    assert_eq!(
+        received[300..],
+        [event("a", "k", 300), event("a", "k", 301)]
+    );
+}
+
+#[tokio::test]
+async fn a_group_goes_on_in_the_middle_of_what_was_published_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = Embedded::open(folder.path()).await.unwrap();
+    let sent: Vec<_> = (0..300).map(|number| event("t", "k", number)).collect();
+    log.publish(&sent).await.unwrap();
+    for from in [0, 1, 100, 127, 128, 129, 299] {
+        let mut subscription = log.subscribe("g", &["t"]).await.unwrap();
+        let taken = take(&mut subscription, 1).await.remove(0);
+        assert_eq!(taken.record.event, sent[from]);
+        let next = [1, 100, 127, 128, 129, 299, 300];
+        let last = next.into_iter().find(|next| *next > from).unwrap() - 1;
+        let position = events::Position {
+            offset: taken.position.offset + (last - from) as i64,
+            ..taken.position
+        };
+        subscription.commit(&position).await.unwrap();
+    }
+    let left = log.backlog("g", &["t"]).await.unwrap();
+    assert!(left.is_empty());
+}
+
+#[tokio::test]
+async fn a_damaged_row_is_an_error_that_names_its_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = Embedded::open(folder.path()).await.unwrap();
+    log.publish(&[event("t", "k", 0)]).await.unwrap();
+    log.close().await;
+    let file = folder.path().join("log.db");
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(file);
+    let pool = sqlx::SqlitePool::connect_with(options).await.unwrap();
+    sqlx::query("UPDATE log SET records = CAST(substr(records, 1, 9) || x'ff' || substr(records, 11) AS BLOB)")
+        .execute(&pool)
+        .await
+        .unwrap();
+    pool.close().await;
+    let log = Embedded::open(folder.path()).await.unwrap();
+    let failed = log.backlog("g", &["t"]).await.unwrap_err().to_string();
+    assert!(failed.contains("t/0@1"), "{failed}");
+}
+
 /// Names the folder to the child; without it the child's test has nothing to do.
 const CHILD_FOLDER: &str = "EVENTS_TEST_CHILD_FOLDER";
 

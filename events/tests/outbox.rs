@@ -145,6 +145,38 @@ async fn the_order_is_that_of_the_commits_whoever_began_first() {
     in_time("relay stops", relay).await.unwrap();
 }
 
+async fn rows(db: &Sqlite) -> i64 {
+    sqlx::query_scalar("SELECT COUNT(*) FROM outbox")
+        .fetch_one(db.read())
+        .await
+        .unwrap()
+}
+
+// rows: R248
+#[tokio::test]
+async fn r248_relayed_rows_go_with_the_next_commit_and_take_no_later_event_along() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = service(folder.path()).await;
+    let log = Embedded::open(folder.path().join("log")).await.unwrap();
+    change(&db, 0).await.commit().await.unwrap();
+    assert_eq!(Relay::step(&db, &log).await.unwrap(), 1);
+    assert_eq!(outbox::backlog(&db).await.unwrap(), 0);
+    assert_eq!(rows(&db).await, 1);
+    // Undone with the transaction, due again with the next.
+    change(&db, 1).await.rollback().await.unwrap();
+    assert_eq!(rows(&db).await, 1);
+    change(&db, 2).await.commit().await.unwrap();
+    assert_eq!(rows(&db).await, 1);
+    assert_eq!(outbox::backlog(&db).await.unwrap(), 1);
+    // Nothing else is written: the relay deletes by itself.
+    assert_eq!(Relay::step(&db, &log).await.unwrap(), 1);
+    assert_eq!(Relay::step(&db, &log).await.unwrap(), 0);
+    assert_eq!(rows(&db).await, 0);
+    change(&db, 3).await.commit().await.unwrap();
+    assert_eq!(Relay::step(&db, &log).await.unwrap(), 1);
+    assert_eq!(published(&log, 3).await, [0, 2, 3]);
+}
+
 #[tokio::test]
 async fn readers_cannot_write() {
     let folder = tempfile::tempdir().unwrap();

@@ -6,7 +6,7 @@
 //! seeded file. Each run is judged, and a wrong book is a failure.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use benches::hop::histogram;
@@ -16,6 +16,10 @@ use benches::ledger::judge;
 use benches::ledger::place::{Bare, Place};
 use clap::{Parser, ValueEnum};
 use serde_json::{Value, json};
+
+/// That of the platform.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const TURNS: usize = 2;
 /// How long the relay may take to move what a turn left, before the run goes on without waiting.
@@ -168,6 +172,12 @@ async fn run(args: &Args, cell: &Cell, seeded: &Place, folder: &Path) -> anyhow:
     row
 }
 
+/// Processor time of this process so far, all threads, in seconds. A server of PostgreSQL has its own.
+fn cpu_s() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
 async fn measure(
     args: &Args,
     cell: &Cell,
@@ -193,16 +203,20 @@ async fn measure(
     served.drain(DRAIN).await?;
 
     let mut latency = histogram();
-    let (mut service, mut floor) = ((0.0, 0.0), (0.0, 0.0));
+    // Operations, seconds, seconds of processor time.
+    let (mut service, mut floor) = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0));
     let mut bare: Option<Bare> = None;
     let (mut left, mut drained) = (0, 0.0);
     for _ in 0..TURNS {
-        let turn = node.run(asks(cell, &mut own), TURN).await?;
+        let asked = asks(cell, &mut own);
+        let began_cpu_s = cpu_s();
+        let turn = node.run(asked, TURN).await?;
         operations += turn.operations;
         latency.add(&turn.latency)?;
         service.0 += turn.operations as f64;
         service.1 += turn.elapsed.as_secs_f64();
         let (rows, took) = served.drain(DRAIN).await?;
+        service.2 += cpu_s() - began_cpu_s;
         left += rows;
         drained += took.as_secs_f64();
         let bare = match &mut bare {
@@ -226,7 +240,9 @@ async fn measure(
             }
         };
         let half = bare.left().div_ceil(TURNS.min(2));
+        let began_cpu_s = cpu_s();
         let (count, elapsed) = bare.run(half, TURN).await?;
+        floor.2 += cpu_s() - began_cpu_s;
         floor.0 += count;
         floor.1 += elapsed.as_secs_f64();
     }
@@ -248,6 +264,8 @@ async fn measure(
         "p99_us": us(0.99).round(),
         "bare_ops_per_s": bare.round(),
         "ratio": (ours / bare * 1_000.0).round() / 1_000.0,
+        "cpu_us_per_op": (service.2 / service.0 * 1e7).round() / 10.0,
+        "bare_cpu_us_per_op": (floor.2 / floor.0 * 1e7).round() / 10.0,
         "ops_per_transaction": (group * 10.0).round() / 10.0,
         "outbox_left": left,
         "drain_s": (drained * 100.0).round() / 100.0,
@@ -256,7 +274,7 @@ async fn measure(
 
 fn print_head() {
     println!(
-        "{:>6} {:>7} {:>8} {:>10} | {:>9} {:>10} {:>10} | {:>9} {:>6} | {:>7} {:>11} {:>8}",
+        "{:>6} {:>7} {:>8} {:>10} | {:>9} {:>10} {:>10} | {:>9} {:>6} | {:>9} {:>9} | {:>7} {:>11} {:>8}",
         "batch",
         "clients",
         "accounts",
@@ -266,6 +284,8 @@ fn print_head() {
         "p99 us",
         "bare",
         "ratio",
+        "cpu us/op",
+        "bare",
         "ops/tx",
         "outbox left",
         "drain s"
@@ -276,7 +296,7 @@ fn print_row(row: &Value) {
     let text = |name: &str| row[name].as_str().unwrap_or_default();
     let number = |name: &str| row[name].as_f64().unwrap_or_default();
     println!(
-        "{:>6} {:>7} {:>8} {:>10} | {:>9} {:>10} {:>10} | {:>9} {:>6.3} | {:>7} {:>11} {:>8.2}",
+        "{:>6} {:>7} {:>8} {:>10} | {:>9} {:>10} {:>10} | {:>9} {:>6.3} | {:>9.1} {:>9.1} | {:>7} {:>11} {:>8.2}",
         number("batch"),
         number("clients"),
         text("accounts"),
@@ -286,6 +306,8 @@ fn print_row(row: &Value) {
         number("p99_us"),
         number("bare_ops_per_s"),
         number("ratio"),
+        number("cpu_us_per_op"),
+        number("bare_cpu_us_per_op"),
         number("ops_per_transaction"),
         number("outbox_left"),
         number("drain_s")

@@ -84,8 +84,11 @@ impl Place {
     /// It cannot be read.
     pub async fn drain(&self, at_most: Duration) -> anyhow::Result<(i64, Duration)> {
         let left = async || {
-            self.number("SELECT COUNT(*) FROM outbox", "SELECT COUNT(*) FROM outbox")
-                .await
+            self.number(
+                "SELECT COALESCE(SUM(count), 0) FROM outbox",
+                "SELECT COUNT(*) FROM outbox",
+            )
+            .await
         };
         let first = left().await?;
         let began = Instant::now();

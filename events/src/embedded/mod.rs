@@ -4,8 +4,10 @@
 //! synchronous NORMAL: they survive `kill -9`, and a power loss only sets them back, which consumers bear. All topics share one
 //! sequence, so a subscription to several topics sees them in the order of publication; each topic is one partition.
 //! Subscribers are woken by publishers of the same process and look once a second for those of another.
-//! Of two members of a group the second waits until the first is dropped. Limit: nothing is ever removed from the log.
+//! Of two members of a group the second waits until the first is dropped. Records of one topic that are published together share rows
+//! ([`crate::pack`]). Limit: nothing is ever removed from the log.
 
+mod recent;
 mod source;
 
 use std::{
@@ -20,7 +22,8 @@ use tokio::sync::watch;
 
 use crate::{
     Delivery, Error, Log, Position, Record, Sqlite, Subscription, Waiting,
-    many::{self, Many, Script, Shared},
+    many::{Many, Script},
+    pack,
 };
 
 const OFFSETS_SCHEMA: &str = "CREATE TABLE IF NOT EXISTS offsets (\
@@ -28,10 +31,9 @@ const OFFSETS_SCHEMA: &str = "CREATE TABLE IF NOT EXISTS offsets (\
      PRIMARY KEY (consumer_group, topic)) WITHOUT ROWID";
 
 static APPEND: Many = Many::new(
-    "INSERT INTO log (topic, id, key, type, subject, source, correlation_id, occurred_at_us, payload, headers) \
-     SELECT * FROM (VALUES ",
-    10,
-    ") WHERE true LIMIT +? ON CONFLICT DO NOTHING",
+    "INSERT INTO log (position, topic, count, records) SELECT * FROM (VALUES ",
+    4,
+    ") LIMIT +?",
 );
 
 /// Handle to an embedded log; clones share it.
@@ -41,6 +43,8 @@ pub struct Embedded(Arc<Inner>);
 struct Inner {
     log: Sqlite,
     offsets: Sqlite,
+    /// What the writer knows of the end of the log.
+    recent: tokio::sync::Mutex<recent::Recent>,
     /// Position of the last record published by this process; subscribers wait on it.
     head: watch::Sender<i64>,
     failing: watch::Sender<Option<String>>,
@@ -73,6 +77,7 @@ impl Embedded {
         Ok(Embedded(Arc::new(Inner {
             log,
             offsets,
+            recent: tokio::sync::Mutex::default(),
             head: watch::Sender::new(head),
             failing: watch::Sender::new(None),
             waiting: Waiting::default(),
@@ -183,37 +188,31 @@ impl Inner {
         tx.commit().await
     }
 
-    /// Writes the records in one transaction and returns the position of the last one.
+    /// Writes the records in one transaction, but for those that are there, and returns the position of the last one in the log.
     async fn write(&self, records: &[Record]) -> Result<i64, Error> {
+        let mut recent = self.recent.lock().await;
         let mut tx = self.log.write().await?;
-        let mut shared = Shared::default();
+        let mut next = recent.begin(&mut tx).await?;
+        let new: Vec<&Record> = records.iter().filter(|record| recent.add(record)).collect();
+        let runs: Vec<&[&Record]> = new
+            .chunk_by(|a, b| a.event.topic == b.event.topic)
+            .flat_map(|run| run.chunks(pack::RECORDS_MAX))
+            .collect();
         let mut script = Script::default();
         script
-            .add(
-                &mut tx,
-                &APPEND,
-                records,
-                |Record { event, headers }, row| {
-                    let headers =
-                        (!headers.is_empty()).then(|| serde_json::json!(headers).to_string());
-                    row.put(shared.text(0, &event.topic));
-                    row.put(many::uuid_text(&event.id));
-                    row.put(shared.text(1, &event.key));
-                    row.put(shared.text(2, &event.type_name));
-                    row.put(shared.text(1, &event.subject));
-                    row.put(shared.text(3, &event.source));
-                    row.put(shared.text(4, &event.correlation_id));
-                    row.put(event.occurred_at_us);
-                    row.put(event.payload.clone());
-                    row.put(headers);
-                },
-            )
+            .add(&mut tx, &APPEND, &runs, |run, row| {
+                row.put(next);
+                row.put(Arc::<str>::from(run[0].event.topic.as_str()));
+                row.put(run.len() as i64);
+                row.put(pack::pack(
+                    run.iter().map(|record| (&record.event, &*record.headers)),
+                ));
+                next += run.len() as i64;
+            })
             .await?;
         script.run(&mut tx).await?;
-        let head = sqlx::query_scalar("SELECT COALESCE(MAX(position), 0) FROM log")
-            .fetch_one(&mut *tx)
-            .await?;
         tx.commit().await?;
-        Ok(head)
+        recent.keep(next);
+        Ok(next - 1)
     }
 }

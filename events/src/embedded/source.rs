@@ -8,13 +8,12 @@ use std::{collections::VecDeque, time::Duration};
 use async_trait::async_trait;
 use sqlx::{FromRow, sqlite::SqlitePool};
 use tokio::sync::{OwnedMutexGuard, watch};
-use uuid::Uuid;
 
 use super::Embedded;
-use crate::{Delivery, Error, Event, Position, Record, log::Source};
+use crate::{Delivery, Error, Position, log::Source, pack};
 
-/// Records read at once from a topic.
-const CHUNK: i64 = 256;
+/// Rows read at once from a topic.
+const CHUNK: i64 = 64;
 /// How long a waiting member sleeps at most, in milliseconds.
 const POLL_MS: u64 = 1_000;
 
@@ -94,16 +93,8 @@ impl Source for Member {
 #[derive(FromRow)]
 struct Row {
     position: i64,
-    topic: String,
-    id: String,
-    key: String,
-    r#type: String,
-    subject: String,
-    source: String,
-    correlation_id: String,
-    occurred_at_us: i64,
-    payload: Vec<u8>,
-    headers: Option<String>,
+    count: i64,
+    records: Vec<u8>,
 }
 
 /// The next records after the cursors, in order; moves the cursors past them.
@@ -112,67 +103,59 @@ pub(super) async fn read_chunk(
     topics: &[String],
     cursors: &mut [i64],
 ) -> Result<VecDeque<Delivery>, Error> {
-    let mut rows: Vec<Row> = Vec::new();
+    let mut ready: Vec<Delivery> = Vec::new();
     let mut horizon = i64::MAX;
     for (topic, cursor) in topics.iter().zip(&*cursors) {
-        let chunk: Vec<Row> = sqlx::query_as(
-            "SELECT * FROM log WHERE topic = $1 AND position > $2 ORDER BY position LIMIT $3",
+        // The first row may begin before the cursor and end behind it.
+        let rows: Vec<Row> = sqlx::query_as(
+            "SELECT position, count, records FROM log WHERE topic = $1 AND position >= \
+             COALESCE((SELECT MAX(position) FROM log WHERE topic = $1 AND position <= $2), 0) AND position + count > $2 \
+             ORDER BY position LIMIT $3",
         )
         .bind(topic)
-        .bind(cursor)
+        .bind(cursor + 1)
         .bind(CHUNK)
         .fetch_all(pool)
         .await?;
-        if chunk.len() as i64 == CHUNK {
-            horizon = horizon.min(chunk.last().map_or(horizon, |row| row.position));
+        if rows.len() as i64 == CHUNK {
+            let end = rows.last().map(|row| row.position + row.count - 1);
+            horizon = horizon.min(end.unwrap_or(horizon));
         }
-        rows.extend(chunk);
+        for row in rows {
+            let unread = row.into_deliveries(topic)?;
+            ready.extend(unread.filter(|delivery| delivery.position.offset > *cursor));
+        }
     }
-    rows.retain(|row| row.position <= horizon);
-    rows.sort_by_key(|row| row.position);
-    let deliveries = rows
-        .into_iter()
-        .map(Row::into_delivery)
-        .collect::<Result<VecDeque<_>, _>>()?;
-    for Delivery { position, .. } in &deliveries {
+    ready.retain(|delivery| delivery.position.offset <= horizon);
+    ready.sort_by_key(|delivery| delivery.position.offset);
+    for Delivery { position, .. } in &ready {
         let index = topics.iter().position(|topic| *topic == position.topic);
         cursors[index.expect("only these topics were read")] = position.offset;
     }
-    Ok(deliveries)
+    Ok(ready.into())
+}
+
+pub(super) fn malformed(position: &str, reason: String) -> Error {
+    Error::Malformed {
+        position: position.to_owned(),
+        reason,
+    }
 }
 
 impl Row {
-    fn into_delivery(self) -> Result<Delivery, Error> {
-        let position = Position {
-            topic: self.topic.clone(),
-            partition: 0,
-            offset: self.position,
-        };
-        let malformed = |reason: String| Error::Malformed {
-            position: position.to_string(),
-            reason,
-        };
-        let id = Uuid::parse_str(&self.id).map_err(|error| malformed(error.to_string()))?;
-        let headers = match &self.headers {
-            None => Vec::new(),
-            Some(text) => {
-                serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?
-            }
-        };
-        let event = Event {
-            id,
-            topic: self.topic,
-            key: self.key,
-            type_name: self.r#type,
-            subject: self.subject,
-            source: self.source,
-            correlation_id: self.correlation_id,
-            occurred_at_us: self.occurred_at_us,
-            payload: self.payload,
-        };
-        Ok(Delivery {
-            record: Record { event, headers },
-            position,
-        })
+    fn into_deliveries(self, topic: &str) -> Result<impl Iterator<Item = Delivery>, Error> {
+        let records = pack::unpack(&self.records, self.count)
+            .map_err(|reason| malformed(&format!("{topic}/0@{}", self.position), reason))?;
+        Ok(records
+            .into_iter()
+            .zip(self.position..)
+            .map(|(record, offset)| Delivery {
+                position: Position {
+                    topic: record.event.topic.clone(),
+                    partition: 0,
+                    offset,
+                },
+                record,
+            }))
     }
 }

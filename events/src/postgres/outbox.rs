@@ -10,15 +10,52 @@
 //! Known limitation: any transaction that stays open on the server with changes in it, whoever's it is, holds the relay back.
 
 use async_trait::async_trait;
-use sqlx::{Connection, PgConnection, postgres::PgRow};
+use sqlx::{Connection, FromRow, PgConnection, postgres::PgRow};
 use uuid::Uuid;
 
 use super::Postgres;
 use crate::{
     Error, Event, Log,
     event::now_us,
-    outbox::{BATCH, Moved, Queue, Row},
+    outbox::{Moved, Queue},
 };
+
+/// Rows handed to the log at once.
+const BATCH: i64 = 2_048;
+
+#[derive(FromRow)]
+struct Row {
+    position: i64,
+    id: String,
+    aggregatetype: String,
+    aggregateid: String,
+    r#type: String,
+    payload: Vec<u8>,
+    subject: String,
+    source: String,
+    correlation_id: String,
+    occurred_at_us: i64,
+}
+
+impl Row {
+    fn into_event(self) -> Result<Event, Error> {
+        let id = Uuid::parse_str(&self.id).map_err(|error| Error::Malformed {
+            position: format!("outbox {}", self.position),
+            reason: error.to_string(),
+        })?;
+        Ok(Event {
+            id,
+            topic: self.aggregatetype,
+            key: self.aggregateid,
+            type_name: self.r#type,
+            subject: self.subject,
+            source: self.source,
+            correlation_id: self.correlation_id,
+            occurred_at_us: self.occurred_at_us,
+            payload: self.payload,
+        })
+    }
+}
 
 /// Writes events next to the change that caused them, in one statement. They keep the order of the slice.
 ///
@@ -108,7 +145,7 @@ async fn move_batch(connection: &mut PgConnection, log: &dyn Log) -> Result<Move
             .await?;
     if !is_ours {
         return Ok(Moved {
-            rows: 0,
+            events: 0,
             more_soon: true,
         });
     }
@@ -133,7 +170,7 @@ async fn publish(connection: &mut PgConnection, log: &dyn Log) -> Result<Moved, 
         if !sqlx::Row::try_get::<bool, _>(row, "is_below_horizon")? {
             break;
         }
-        let row: Row = sqlx::FromRow::from_row(row)?;
+        let row: Row = FromRow::from_row(row)?;
         positions.push(row.position);
         events.push(row.into_event()?);
     }
@@ -145,7 +182,7 @@ async fn publish(connection: &mut PgConnection, log: &dyn Log) -> Result<Moved, 
             .await?;
     }
     Ok(Moved {
-        rows: events.len(),
+        events: events.len(),
         more_soon: events.len() < found.len() || found.len() == BATCH as usize,
     })
 }

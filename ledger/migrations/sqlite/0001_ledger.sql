@@ -68,8 +68,10 @@ CREATE TABLE operations (
 -- A payment, payout or chain operation acts once per type, whatever key it comes with (T12).
 CREATE UNIQUE INDEX operations_by_reference ON operations (external_ref, kind) WHERE external_ref IS NOT NULL;
 CREATE INDEX operations_by_tx ON operations (tx_hash) WHERE tx_hash IS NOT NULL;
-CREATE INDEX operations_by_time ON operations (created_at_us, operation_id);
-CREATE INDEX operations_by_user ON operations (user_id, created_at_us, operation_id);
+-- Of one time are only the operations of one group, so lists sort those by id themselves: the id in here would double the pages that each
+-- operation touches.
+CREATE INDEX operations_by_time ON operations (created_at_us);
+CREATE INDEX operations_by_user ON operations (user_id, created_at_us);
 
 CREATE TRIGGER operations_are_kept BEFORE DELETE ON operations
 BEGIN SELECT RAISE(ABORT, 'operations are never deleted'); END;
@@ -83,6 +85,7 @@ CREATE TRIGGER operations_are_reversed_once BEFORE UPDATE OF reversed_by ON oper
 WHEN old.reversed_by IS NOT NULL AND new.reversed_by IS NOT old.reversed_by
 BEGIN SELECT RAISE(ABORT, 'an operation is reversed once'); END;
 
+-- In the order of writing, so that the two trees by sub-account, which are touched all over, refer to a short number.
 CREATE TABLE postings (
     operation_id TEXT NOT NULL REFERENCES operations (operation_id),
     ordinal INTEGER NOT NULL,
@@ -100,7 +103,7 @@ CREATE TABLE postings (
     created_at_us BIGINT NOT NULL,
     PRIMARY KEY (operation_id, ordinal),
     CHECK (debit_subaccount_id <> credit_subaccount_id)
-) WITHOUT ROWID;
+);
 CREATE UNIQUE INDEX postings_by_debit ON postings (debit_subaccount_id, debit_version);
 CREATE UNIQUE INDEX postings_by_credit ON postings (credit_subaccount_id, credit_version);
 

@@ -1,0 +1,117 @@
+//! Outbox on SQLite: the events of a transaction share rows ([`crate::pack`]), and rows go with the next transaction after the log has them.
+//!
+//! Why not at once: a transaction only to delete would wait for the disk, and one of another connection would make the writer forget all pages that
+//! it has in memory. A crash before has the rows published again under their ids, which everybody bears. Positions are never given twice, so
+//! that a late delete takes nothing else.
+
+use async_trait::async_trait;
+use sqlx::SqliteConnection;
+
+use super::Sqlite;
+use crate::{
+    Error, Event, Log,
+    many::{Many, Script},
+    outbox::{Moved, Queue},
+    pack,
+};
+
+/// Rows handed to the log at once, each with up to [`pack::RECORDS_MAX`] events.
+const BATCH: i64 = 64;
+
+static APPEND: Many = Many::new(
+    "INSERT INTO outbox (count, events) SELECT * FROM (VALUES ",
+    2,
+    ") LIMIT +?",
+);
+
+/// Writes events next to the change that caused them. They keep the order of the slice.
+///
+/// # Errors
+/// [`Error::Store`].
+pub async fn append_in_tx(tx: &mut SqliteConnection, events: &[Event]) -> Result<(), Error> {
+    let mut script = Script::default();
+    append_to(&mut script, tx, events).await?;
+    Ok(script.run(tx).await?)
+}
+
+/// As [`append_in_tx`], together with what waits in the script.
+///
+/// # Errors
+/// As [`append_in_tx`].
+pub async fn append_to(
+    script: &mut Script,
+    tx: &mut SqliteConnection,
+    events: &[Event],
+) -> Result<(), Error> {
+    let rows: Vec<&[Event]> = events.chunks(pack::RECORDS_MAX).collect();
+    script
+        .add(tx, &APPEND, &rows, |events, row| {
+            row.put(events.len() as i64);
+            row.put(pack::pack(events.iter().map(|event| (event, &[][..]))));
+        })
+        .await?;
+    Ok(())
+}
+
+/// The oldest rows that were not relayed.
+struct Oldest {
+    events: Vec<Event>,
+    rows: usize,
+    last_position: i64,
+}
+
+async fn oldest(db: &Sqlite) -> Result<Oldest, Error> {
+    let rows: Vec<(i64, i64, Vec<u8>)> = sqlx::query_as(
+        "SELECT position, count, events FROM outbox WHERE position > $1 ORDER BY position LIMIT $2",
+    )
+    .bind(db.relayed())
+    .bind(BATCH)
+    .fetch_all(db.read())
+    .await?;
+    let mut events = Vec::new();
+    for (position, count, value) in &rows {
+        let records = pack::unpack(value, *count).map_err(|reason| Error::Malformed {
+            position: format!("outbox {position}"),
+            reason,
+        })?;
+        events.extend(records.into_iter().map(|record| record.event));
+    }
+    Ok(Oldest {
+        events,
+        rows: rows.len(),
+        last_position: rows.last().map_or(0, |(position, ..)| *position),
+    })
+}
+
+#[async_trait]
+impl Queue for Sqlite {
+    async fn backlog(&self) -> Result<i64, Error> {
+        let sql = "SELECT COALESCE(SUM(count), 0) FROM outbox WHERE position > $1";
+        Ok(sqlx::query_scalar(sql)
+            .bind(self.relayed())
+            .fetch_one(self.read())
+            .await?)
+    }
+
+    async fn move_batch(&self, log: &dyn Log) -> Result<Moved, Error> {
+        let oldest = oldest(self).await?;
+        if oldest.rows == 0 {
+            self.delete_relayed().await?;
+        } else {
+            log.publish(&oldest.events).await?;
+            self.set_relayed(oldest.last_position);
+        }
+        Ok(Moved {
+            events: oldest.events.len(),
+            more_soon: oldest.rows == BATCH as usize,
+        })
+    }
+
+    async fn committed(&self) {
+        Sqlite::committed(self).await;
+    }
+
+    fn name(&self) -> String {
+        self.path().display().to_string()
+    }
+}
