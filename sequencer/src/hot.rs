@@ -355,7 +355,7 @@ impl Hot {
             Route::Instrument(ix) => ix.index()..ix.index() + 1,
             Route::AllInstruments => 0..self.lanes.len(),
         };
-        let control = (!is_order).then(|| *envelope);
+        let control = if is_order { None } else { Some(*envelope) };
         self.flights.start(named.len(), owed);
         self.is_last_owed = is_order;
         self.tally.commands += 1;
