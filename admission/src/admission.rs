@@ -3,7 +3,7 @@
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
-use types::command::Refused;
+use types::command::{ExpireOrders, Refused};
 use types::{
     Command, Handle, HoldIx, Id128, InstrumentId, InstrumentIx, Quote, RejectReason, SessionIx,
     StpGroup, UserId, UserIx,
@@ -93,12 +93,37 @@ impl Admission {
 
     /// Turns a request into the command to journal and apply, or says why not. Reads only: two calls without an apply between them give the
     /// same answer. `now_ns` is the time the command will be stamped with.
-    #[inline]
     pub fn admit(&self, request: &Request, now_ns: u64) -> Result<Command, Reject> {
+        let mut command = Command::ExpireOrders(ExpireOrders {
+            instrument: InstrumentIx::NONE,
+        });
+        self.admit_into(request, now_ns, &mut command)?;
+        Ok(command)
+    }
+
+    /// The same with the command written to its place, which a refusal leaves as it was.
+    #[inline]
+    pub fn admit_into(
+        &self,
+        request: &Request,
+        now_ns: u64,
+        place: &mut Command,
+    ) -> Result<(), Reject> {
         match request {
-            Request::New(r) => self.admit_new(r, now_ns).map(Command::New),
-            Request::Cancel(r) => self.admit_cancel(r, now_ns).map(Command::Cancel),
-            Request::Amend(r) => self.admit_amend(r, now_ns).map(Command::Amend),
+            Request::New(r) => self.admit_new(r, now_ns, place),
+            Request::Cancel(r) => self.admit_cancel(r, now_ns, place),
+            Request::Amend(r) => self.admit_amend(r, now_ns, place),
+            _ => {
+                *place = self.admit_rarely(request, now_ns)?;
+                Ok(())
+            }
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn admit_rarely(&self, request: &Request, now_ns: u64) -> Result<Command, Reject> {
+        match request {
             Request::MassCancel(r) => self.admit_mass_cancel(r, now_ns).map(Command::MassCancel),
             _ => self.admit_control(request, now_ns),
         }

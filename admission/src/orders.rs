@@ -2,8 +2,8 @@
 
 use types::command::{Amend, Cancel, MassCancel, MassScope, New};
 use types::{
-    AssetIx, Done, Handle, HoldIx, Id128, InstrumentSpec, Lots, Minor, OrderType, PoolKind,
-    RejectReason, Reserve, SessionIx, Side, Ticks, TimeInForce, UserIx, reserve,
+    AssetIx, Command, Done, Handle, HoldIx, Id128, InstrumentSpec, Lots, Minor, OrderType,
+    PoolKind, RejectReason, Reserve, SessionIx, Side, Ticks, TimeInForce, UserIx, reserve,
 };
 
 use crate::admission::{Admission, KEY_LIFETIME_NS, moscow_day};
@@ -13,7 +13,13 @@ use crate::request::{
 use crate::state::{OpenOrder, Pool};
 
 impl Admission {
-    pub(crate) fn admit_new(&self, r: &NewRequest, now_ns: u64) -> Result<New, Reject> {
+    /// Writes the command where it stays: a copy right behind the writing of its fields would wait for them.
+    pub(crate) fn admit_new(
+        &self,
+        r: &NewRequest,
+        now_ns: u64,
+        place: &mut Command,
+    ) -> Result<(), Reject> {
         self.check_session(r.session, r.user, r.client_seq)?;
         self.check_key(r.key_hash, now_ns)?;
         let spec = self
@@ -79,7 +85,7 @@ impl Admission {
             .get(slot as usize)
             .map_or(0, |s| s.generation)
             + 1;
-        Ok(New {
+        *place = Command::New(New {
             handle: Handle { slot, generation },
             instrument: r.instrument,
             user: r.user,
@@ -100,7 +106,8 @@ impl Admission {
             draw,
             budget_minor,
             key_hash: r.key_hash,
-        })
+        });
+        Ok(())
     }
 
     /// Limit price, or the protection price of a market order: its own, kept inside the band, or from the last best price (T19).
@@ -157,11 +164,16 @@ impl Admission {
         Ok(pool)
     }
 
-    pub(crate) fn admit_cancel(&self, r: &CancelRequest, now_ns: u64) -> Result<Cancel, Reject> {
+    pub(crate) fn admit_cancel(
+        &self,
+        r: &CancelRequest,
+        now_ns: u64,
+        place: &mut Command,
+    ) -> Result<(), Reject> {
         self.check_session(r.session, r.user, r.client_seq)?;
         self.check_key(r.key_hash, now_ns)?;
         let order = self.find_order(r.order, r.user)?;
-        Ok(Cancel {
+        *place = Command::Cancel(Cancel {
             handle: order.handle,
             instrument: order.instrument,
             user: r.user,
@@ -169,10 +181,16 @@ impl Admission {
             reason: r.reason,
             client_seq: seq(r.session, r.client_seq),
             key_hash: r.key_hash,
-        })
+        });
+        Ok(())
     }
 
-    pub(crate) fn admit_amend(&self, r: &AmendRequest, now_ns: u64) -> Result<Amend, Reject> {
+    pub(crate) fn admit_amend(
+        &self,
+        r: &AmendRequest,
+        now_ns: u64,
+        place: &mut Command,
+    ) -> Result<(), Reject> {
         self.check_session(r.session, r.user, r.client_seq)?;
         self.check_key(r.key_hash, now_ns)?;
         let order = self.find_order(r.order, r.user)?;
@@ -228,7 +246,7 @@ impl Admission {
         let budget_minor =
             self.check_budget(order.user, growth.or_zero(), r.limit_checked, now_ns)?;
         check_free(self.pool_row(order.pool), draw)?;
-        Ok(Amend {
+        *place = Command::Amend(Amend {
             handle: order.handle,
             instrument: order.instrument,
             // The owner, also when an operator asks: it is his budget.
@@ -240,7 +258,8 @@ impl Admission {
             draw,
             budget_minor,
             key_hash: r.key_hash,
-        })
+        });
+        Ok(())
     }
 
     pub(crate) fn admit_mass_cancel(

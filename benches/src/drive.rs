@@ -1,7 +1,7 @@
 //! Turns a flow into the commands that admission would send, and back again into a tape: the untimed part of the `flow` benchmark, and its judge.
 //!
 //! Every order belongs to a user of its own, so that self-trade prevention compares at each match and never fires. Slots are given as admission
-//! gives them: the one that has been free for longest, a block of 512 more when none is.
+//! gives them: the one freed last, a block of 512 more when none is free.
 
 use std::collections::VecDeque;
 
@@ -227,7 +227,7 @@ impl Translator {
                 .trade(maker, taker, trade.price.0, trade.quantity.0);
         }
         for handle in event.closed().into_iter().flatten() {
-            self.slots.free.push_back(handle.slot);
+            self.slots.free.push_front(handle.slot);
         }
     }
 }

@@ -38,7 +38,7 @@ pub fn instrument(ix: InstrumentIx, id: &str) -> InstrumentSpec {
     .expect("a consistent instrument")
 }
 
-/// Numbers commands and gives slots as admission would: the oldest free one first.
+/// Numbers commands and gives slots as admission would: the one freed last.
 pub struct Desk {
     sequence: u64,
     generations: Vec<u32>,
@@ -124,6 +124,6 @@ impl Desk {
 
     /// The order of this slot has ended.
     pub fn closed(&mut self, handle: Handle) {
-        self.free.push_back(handle.slot);
+        self.free.push_front(handle.slot);
     }
 }

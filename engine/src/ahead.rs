@@ -30,6 +30,37 @@ struct Target {
     place: u32,
 }
 
+/// Looks at the commands of a batch behind the one whose turn it is.
+struct Ahead {
+    targets: [Target; TARGETS],
+    /// Command whose turn it is.
+    at: usize,
+}
+
+impl Ahead {
+    #[cold]
+    fn begin<T>(book: &Book, batch: &[T], target_of: impl Fn(&Book, &T) -> Target) -> Self {
+        let mut targets = [Target::default(); TARGETS];
+        for (target, item) in targets.iter_mut().zip(batch.iter().take(FIRST_STEP)) {
+            *target = target_of(book, item);
+        }
+        for target in &targets[..SECOND_STEP] {
+            book.second_step(*target);
+        }
+        Self { targets, at: 0 }
+    }
+
+    /// Apart from the loop over a batch, so that a small book's loop has the registers.
+    #[inline(never)]
+    fn step<T>(&mut self, book: &Book, batch: &[T], target_of: impl Fn(&Book, &T) -> Target) {
+        if let Some(next) = batch.get(self.at + FIRST_STEP) {
+            self.targets[(self.at + FIRST_STEP) % TARGETS] = target_of(book, next);
+        }
+        book.second_step(self.targets[(self.at + SECOND_STEP) % TARGETS]);
+        self.at += 1;
+    }
+}
+
 impl Book {
     /// Hands every item of a batch to `each`, in order, having looked at the commands behind it; `command` says what an item asks of the book.
     #[inline]
@@ -39,35 +70,25 @@ impl Book {
         command: impl Fn(&C) -> Option<&Envelope>,
         mut each: impl FnMut(&mut Self, &C),
     ) {
-        let is_deep = self.resting() >= RESTING_MIN;
-        let mut targets = [Target::default(); TARGETS];
         let target_of = |book: &Self, item: &T| {
             command(item.borrow())
                 .map_or_else(Target::default, |envelope| book.first_step(envelope))
         };
-        if is_deep {
+        let mut ahead = None;
+        if self.resting() >= RESTING_MIN {
             for item in batch.iter().take(READ_AHEAD) {
                 prefetch_head(item.borrow());
             }
-            for (at, item) in batch.iter().take(FIRST_STEP).enumerate() {
-                targets[at] = target_of(self, item);
-            }
-            for target in &targets[..SECOND_STEP] {
-                self.second_step(*target);
-            }
+            ahead = Some(Ahead::begin(self, batch, target_of));
         }
-        let behind = |from: usize| batch.get(from..).unwrap_or_default().iter();
-        let mut nearer = behind(FIRST_STEP);
-        let last = batch.len().wrapping_sub(1);
+        let mut later = batch.get(READ_AHEAD..).unwrap_or_default().iter();
         // One place that hands over, so that the work on a command is compiled into this loop.
-        for (at, item) in batch.iter().enumerate() {
-            // The last one again and again rather than a branch whose way nobody can guess.
-            prefetch_head(batch[(at + READ_AHEAD).min(last)].borrow());
-            if is_deep {
-                if let Some(next) = nearer.next() {
-                    targets[(at + FIRST_STEP) % TARGETS] = target_of(self, next);
-                }
-                self.second_step(targets[(at + SECOND_STEP) % TARGETS]);
+        for item in batch {
+            if let Some(item) = later.next() {
+                prefetch_head(item.borrow());
+            }
+            if let Some(ahead) = &mut ahead {
+                ahead.step(self, batch, target_of);
             }
             each(self, item.borrow());
         }

@@ -151,18 +151,25 @@ impl Book {
     #[inline(always)]
     fn cancel<S: EventSink>(&mut self, envelope: &Envelope, c: &Cancel, sink: &mut S) -> u32 {
         let mut out = self.emitter(envelope, sink);
-        match self.slab.find(c.handle) {
-            Some(link) => self.cancel_resting(link, c.handle, c.reason, &mut out),
-            None => out.emit(Event::CancelRejected(CancelRejected {
+        let Some(order) = self.slab.find_mut(c.handle) else {
+            out.emit(Event::CancelRejected(CancelRejected {
                 handle: c.handle,
                 reason: RejectReason::OrderNotOpen,
-            })),
-        }
+            }));
+            return out.count();
+        };
+        // Said first, while what it says is at hand.
+        out.emit(Event::Cancelled(Cancelled {
+            handle: c.handle,
+            reason: c.reason,
+            quantity: order.open,
+        }));
+        let order = order.end();
+        self.part(c.handle.slot.wrapping_add(1), &order);
         out.count()
     }
 
     /// Takes a resting order out and says so.
-    #[inline(always)]
     pub(crate) fn cancel_resting<S: EventSink>(
         &mut self,
         link: u32,
@@ -170,13 +177,13 @@ impl Book {
         reason: types::CancelReason,
         out: &mut Emitter<S>,
     ) {
-        // Said first, while what it says is at hand.
+        let order = self.slab.at_mut(link).end();
         out.emit(Event::Cancelled(Cancelled {
             handle,
             reason,
-            quantity: self.slab.at(link).open,
+            quantity: order.open,
         }));
-        self.unlink(link);
+        self.part(link, &order);
     }
 
     fn set_instrument<S: EventSink>(&mut self, c: &SetInstrument, out: &mut Emitter<S>) {
@@ -209,16 +216,15 @@ impl Book {
         }
     }
 
-    /// Takes a resting order out of its price and closes its slot; gives what it was.
+    /// Takes an order that has ended out of its price.
     #[inline(always)]
-    pub(crate) fn unlink(&mut self, link: u32) -> Order {
-        let order = self.slab.unlink(link);
+    pub(crate) fn part(&mut self, link: u32, order: &Order) {
+        self.slab.part(order);
         self.ladder
             .unlink(order.side, order.price, order.prev, order.next, order.open);
         if order.expire_at_ns != NEVER {
             self.date_ends(link);
         }
-        order
     }
 
     #[cold]

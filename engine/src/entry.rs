@@ -223,7 +223,8 @@ impl Book {
             order.quantity = quantity;
             return out.count();
         }
-        self.unlink(link);
+        self.slab.at_mut(link).end();
+        self.part(link, &order);
         if crosses && !self.execute_amended(c.handle, &mut amended, &mut out) {
             return out.count();
         }

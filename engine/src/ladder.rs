@@ -420,7 +420,9 @@ impl Ladder {
     /// True when a best price is not the one that the last call found.
     #[inline(always)]
     pub fn has_new_best(&mut self) -> bool {
-        let is_new = self.best != self.told;
+        // Word by word: read as one, a best price written a moment ago would have to reach the cache first.
+        let [bid, ask] = [0, 1].map(|side| self.best[side] ^ self.told[side]);
+        let is_new = bid | ask != 0;
         if is_new {
             self.told = self.best;
         }

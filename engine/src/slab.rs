@@ -62,6 +62,27 @@ impl Order {
         post_only: false,
         live: false,
     };
+
+    /// True while this order, which a handle names by its slot, rests.
+    #[inline(always)]
+    fn is(&self, handle: Handle) -> bool {
+        if !self.live {
+            return false;
+        }
+        assert!(
+            self.generation == handle.generation,
+            "slot was given away under a live order"
+        );
+        true
+    }
+
+    /// It rests no more. Its generation stays, so that a late handle is seen to be closed. Gives what it was.
+    #[inline(always)]
+    pub fn end(&mut self) -> Self {
+        debug_assert!(self.live);
+        self.live = false;
+        *self
+    }
 }
 
 /// Asks the memory for the cache lines of a value, without waiting for them.
@@ -139,36 +160,36 @@ impl Slab {
     /// The link of a resting order; `None` when it has closed.
     #[inline(always)]
     pub fn find(&self, handle: Handle) -> Option<u32> {
-        let link = handle.slot as usize + 1;
-        let Line(order) = self.orders.get(link)?;
-        if !order.live {
-            return None;
-        }
-        assert!(
-            order.generation == handle.generation,
-            "slot was given away under a live order"
-        );
-        Some(link as u32)
+        let Line(order) = self.orders.get(handle.slot as usize + 1)?;
+        order.is(handle).then_some(handle.slot.wrapping_add(1))
+    }
+
+    /// The resting order of a handle; `None` when it has closed.
+    #[inline(always)]
+    pub fn find_mut(&mut self, handle: Handle) -> Option<&mut Order> {
+        let Line(order) = self.orders.get_mut(handle.slot as usize + 1)?;
+        order.is(handle).then_some(order)
     }
 
     /// Makes the slot of a new order ready and gives its link. Grows (the only allocation) when it lies past the capacity.
     #[inline(always)]
     pub fn vacate(&mut self, handle: Handle) -> u32 {
         let link = handle.slot as usize + 1;
-        if link >= self.orders.len() {
-            self.extend(link);
-        }
-        let Line(order) = &self.orders[link];
+        let (is_live, generation) = match self.orders.get(link) {
+            Some(Line(order)) => (order.live, order.generation),
+            None => self.extend(link),
+        };
         assert!(
-            !order.live & (order.generation <= handle.generation) & !handle.is_none(),
+            !is_live & (generation <= handle.generation) & !handle.is_none(),
             "admission gave away a taken slot"
         );
         link as u32
     }
 
+    /// Brings slots up to this link into play; gives whether the link is live, and its generation.
     #[cold]
     #[inline(never)]
-    fn extend(&mut self, link: usize) {
+    fn extend(&mut self, link: usize) -> (bool, u32) {
         assert!(link < u32::MAX as usize, "slot is no slot");
         let mut room = self.orders.capacity();
         if link >= room {
@@ -177,6 +198,7 @@ impl Slab {
         }
         let length = (link.next_multiple_of(BLOCK) + 1).min(room);
         self.orders.resize(length, Line(Order::EMPTY));
+        (Order::EMPTY.live, Order::EMPTY.generation)
     }
 
     /// An order begins to rest behind `order.prev`, which may be nobody.
@@ -191,24 +213,25 @@ impl Slab {
         self.live = self.live.wrapping_add(1);
     }
 
-    /// Ends the order of a link. Its generation stays, so that a late handle is seen to be closed.
+    /// Ends the order of a link, which nobody is linked with any more.
     #[inline(always)]
     pub fn close(&mut self, link: u32) {
-        let order = self.at_mut(link);
-        debug_assert!(order.live);
-        order.live = false;
-        // Every order that closes was counted when it began to rest.
-        self.live = self.live.wrapping_sub(1);
+        self.at_mut(link).end();
+        self.has_ended();
     }
 
-    /// Takes the order of a link out from between its neighbours and ends it; gives what it was.
+    /// Takes an order that has ended out from between its neighbours.
     #[inline(always)]
-    pub fn unlink(&mut self, link: u32) -> Order {
-        let order = *self.at(link);
-        self.close(link);
+    pub fn part(&mut self, order: &Order) {
+        self.has_ended();
         self.at_mut(order.prev).next = order.next;
         self.at_mut(order.next).prev = order.prev;
-        order
+    }
+
+    #[inline(always)]
+    fn has_ended(&mut self) {
+        // Every order that ends was counted when it began to rest.
+        self.live = self.live.wrapping_sub(1);
     }
 
     /// The link of a slot, or the last one when it lies past the end.

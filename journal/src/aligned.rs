@@ -10,44 +10,91 @@ pub const ALIGNMENT: usize = 4096;
 
 /// Bytes that begin at a page and can grow.
 #[derive(Default)]
-pub struct Buffer(AlignedVec<ALIGNMENT>);
+pub struct Buffer {
+    /// At least `used` bytes; what lies behind them is room that may hold anything.
+    room: AlignedVec<ALIGNMENT>,
+    used: usize,
+}
+
+/// Bytes by which the room behind a buffer's end grows at least.
+const ROOM_STEP: usize = 64 * 1024;
 
 impl Buffer {
     pub fn with_capacity(bytes: usize) -> Self {
-        Self(AlignedVec::with_capacity(bytes))
+        Self {
+            room: AlignedVec::with_capacity(bytes),
+            used: 0,
+        }
     }
 
     #[inline]
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.used
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.used == 0
     }
 
     pub fn bytes(&self) -> &[u8] {
-        &self.0
+        &self.room[..self.used]
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.0
+        &mut self.room[..self.used]
     }
 
     #[inline]
     pub fn extend(&mut self, bytes: &[u8]) {
-        self.0.extend_from_slice(bytes);
+        let end = self.used + bytes.len();
+        if end > self.room.len() {
+            self.grow(end);
+        }
+        self.room[self.used..end].copy_from_slice(bytes);
+        self.used = end;
+    }
+
+    /// The bytes behind the end, whatever they hold, to be written and then taken in by [`Buffer::take_in`].
+    #[inline]
+    pub fn behind<const N: usize>(&mut self) -> &mut [u8; N] {
+        if self.used + N > self.room.len() {
+            self.grow(self.used + N);
+        }
+        self.room[self.used..]
+            .first_chunk_mut()
+            .expect("room was made")
+    }
+
+    /// Takes in the first of the bytes that [`Buffer::behind`] gave.
+    #[inline]
+    pub fn take_in(&mut self, bytes: usize) {
+        assert!(bytes <= self.room.len() - self.used, "there is room");
+        self.used += bytes;
     }
 
     /// Shortens, or grows with zeros.
     pub fn resize(&mut self, bytes: usize) {
-        self.0.resize(bytes, 0);
+        if bytes > self.room.len() {
+            self.grow(bytes);
+        }
+        if bytes > self.used {
+            self.room[self.used..bytes].fill(0);
+        }
+        self.used = bytes;
+    }
+
+    /// Makes room for `bytes` in all, and for some more where that needs no further memory.
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self, bytes: usize) {
+        let more = (self.room.len() + ROOM_STEP).min(self.room.capacity());
+        self.room.resize(bytes.max(more), 0);
     }
 
     /// Adds zeros up to a multiple of `block` and gives all of it as blocks.
     pub fn padded(&mut self, block: usize) -> Blocks<'_> {
         self.resize(self.len().next_multiple_of(block));
-        Blocks::new(&self.0, block)
+        Blocks::new(self.bytes(), block)
     }
 }
 
@@ -87,7 +134,14 @@ mod tests {
             assert_eq!(blocks.bytes().as_ptr().addr() % ALIGNMENT, 0);
             assert_eq!(blocks.bytes().len(), size.next_multiple_of(512));
             assert!(blocks.bytes()[size..].iter().all(|byte| *byte == 0));
+            *buffer.behind() = [9; 100];
+            buffer.take_in(size.min(100));
+            let end = buffer.len() - size.min(100);
+            assert!(buffer.bytes()[end..].iter().all(|byte| *byte == 9));
         }
+        buffer.resize(0);
+        buffer.extend(&[7; 70_000]);
+        buffer.padded(512);
         let bytes = buffer.bytes();
         assert!(std::panic::catch_unwind(|| Blocks::new(&bytes[8..520], 512)).is_err());
         assert!(std::panic::catch_unwind(|| Blocks::new(&bytes[..520], 512)).is_err());

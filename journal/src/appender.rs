@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, TryLockError};
 
 use crate::aligned::Buffer;
-use crate::frame::{self, FrameKind, MARK_BYTES, SMALL_BYTES, Small};
+use crate::frame::{self, FrameKind, MARK_BYTES, SMALL_BYTES};
 use crate::log::{Config, Pending, Shared, Tail};
 
 /// Makes frames and hands whole units to the writer. No system call unless the writer sleeps.
@@ -12,8 +12,6 @@ pub struct Appender {
     shared: Arc<Shared>,
     /// Frames behind room for a mark.
     local: Buffer,
-    /// Where small frames are made.
-    small: Small,
     tail: Tail,
     /// The last frame ended its unit.
     is_whole: bool,
@@ -26,7 +24,6 @@ impl Appender {
         Self {
             shared,
             local: config.buffer(),
-            small: Small::default(),
             tail: start,
             is_whole: true,
             durable: start.sequence,
@@ -67,12 +64,16 @@ impl Appender {
         time_ns: u64,
         fill: impl FnOnce(&mut [u8; SMALL_BYTES]) -> usize,
     ) {
-        let (durable, prev) = (self.durable, self.tail.crc);
-        let made = self
-            .small
-            .make(kind, unit_end, sequence, time_ns, durable, prev, fill);
-        let (frame, crc) = made;
-        self.local.extend(frame);
+        let crc = frame::write_small(
+            &mut self.local,
+            kind,
+            unit_end,
+            sequence,
+            time_ns,
+            self.durable,
+            self.tail.crc,
+            fill,
+        );
         self.tail = Tail { sequence, crc };
         self.is_whole = unit_end;
     }

@@ -117,47 +117,39 @@ pub fn write(
     crc
 }
 
-/// A frame that is made in one place: header, payload and padding in a row, checked there, then copied once.
-#[repr(align(64))]
-pub(crate) struct Small([u8; HEADER_BYTES + SMALL_BYTES + 8]);
+/// Longest frame of a small payload, with a word of zeros behind it.
+const SMALL_FRAME_BYTES: usize = HEADER_BYTES + SMALL_BYTES + 8;
 
-impl Default for Small {
-    fn default() -> Self {
-        Self([0; HEADER_BYTES + SMALL_BYTES + 8])
-    }
-}
-
-impl Small {
-    /// Makes the frame whose payload `fill` writes, giving its length; gives the frame and its checksum.
-    #[inline]
-    pub fn make(
-        &mut self,
-        kind: FrameKind,
-        unit_end: bool,
-        sequence: u64,
-        time_ns: u64,
-        durable: u64,
-        prev: u32,
-        fill: impl FnOnce(&mut [u8; SMALL_BYTES]) -> usize,
-    ) -> (&[u8], u32) {
-        let (head, rest) = self
-            .0
-            .split_first_chunk_mut::<HEADER_BYTES>()
-            .expect("longer than a header");
-        let payload = rest
-            .first_chunk_mut()
-            .expect("as long as the longest payload");
-        let length = fill(payload);
-        assert!((1..=SMALL_BYTES).contains(&length), "a small payload");
-        rest[length..length + 8].fill(0);
-        let kind = kind.code();
-        let flags = if unit_end { FLAG_UNIT_END } else { 0 };
-        *head = header(length, kind, flags, sequence, time_ns, durable, prev);
-        let frame = &mut self.0[..frame_bytes(length)];
-        let crc = crc32c::crc32c(frame);
-        frame[CRC_AT].copy_from_slice(&crc.to_le_bytes());
-        (frame, crc)
-    }
+/// Appends a frame whose payload, of at most [`SMALL_BYTES`], `fill` writes where it stays, giving its length; gives the frame's checksum. `out` holds a
+/// multiple of 8 bytes.
+#[inline]
+pub(crate) fn write_small(
+    out: &mut Buffer,
+    kind: FrameKind,
+    unit_end: bool,
+    sequence: u64,
+    time_ns: u64,
+    durable: u64,
+    prev: u32,
+    fill: impl FnOnce(&mut [u8; SMALL_BYTES]) -> usize,
+) -> u32 {
+    let place = out.behind::<SMALL_FRAME_BYTES>();
+    let (head, rest) = place
+        .split_first_chunk_mut::<HEADER_BYTES>()
+        .expect("longer than a header");
+    let payload = rest
+        .first_chunk_mut()
+        .expect("as long as the longest payload");
+    let length = fill(payload);
+    assert!((1..=SMALL_BYTES).contains(&length), "a small payload");
+    rest[length..length + 8].fill(0);
+    let flags = if unit_end { FLAG_UNIT_END } else { 0 };
+    *head = header(length, kind.code(), flags, sequence, time_ns, durable, prev);
+    let bytes = frame_bytes(length);
+    let crc = crc32c::crc32c(&place[..bytes]);
+    place[CRC_AT].copy_from_slice(&crc.to_le_bytes());
+    out.take_in(bytes);
+    crc
 }
 
 impl FrameKind {

@@ -11,11 +11,10 @@ pub(crate) const COMMAND_WORDS: usize = 16;
 /// Words of the archive of an event's body.
 pub(crate) const EVENT_WORDS: usize = 11;
 
-/// An archive; words behind the last are zero.
-pub(crate) type Words = [u64; WORDS_MAX];
-
-/// An archive and the number of words from which on it is zero.
-pub(crate) type Flat = (Words, usize);
+/// Takes the words of an archive in order. Those that do not come at the end are zero.
+pub(crate) trait Put {
+    fn put(&mut self, word: u64);
+}
 
 /// Two 32-bit fields side by side.
 #[inline(always)]
@@ -41,129 +40,125 @@ fn bytes<const N: usize>(bytes: [u8; N]) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// The key at the end; gives the number of words used.
+/// The key at the end, if there is one.
 #[inline(always)]
-fn key(key: Id128, words: &mut Words, at: usize) -> usize {
-    (words[at], words[at + 1]) = key.halves();
-    if key.is_none() { at } else { at + 2 }
+fn key(key: Id128, to: &mut impl Put) {
+    if !key.is_none() {
+        let (first, second) = key.halves();
+        to.put(first);
+        to.put(second);
+    }
 }
 
 /// Whether there is a value, and the value.
 #[inline(always)]
-fn option(value: Option<u64>, words: &mut Words, at: usize) {
-    if let Some(value) = value {
-        (words[at], words[at + 1]) = (1, value);
-    }
+fn option(value: Option<u64>, to: &mut impl Put) {
+    to.put(u64::from(value.is_some()));
+    to.put(value.unwrap_or(0));
 }
 
-/// The archive of a new order, a cancel or an amend; `None` for what comes rarely.
-#[inline]
-pub(crate) fn command(command: &Command) -> Option<Flat> {
-    let mut words = [0; WORDS_MAX];
-    let w = &mut words;
-    let used = match command {
+/// Lays a new order, a cancel or an amend flat; false, and nothing put, for what comes rarely.
+#[inline(always)]
+pub(crate) fn command(command: &Command, to: &mut impl Put) -> bool {
+    match command {
         Command::New(c) => {
-            w[0] = 11;
-            w[1] = bytes([
+            to.put(11);
+            to.put(bytes([
                 u8::from(c.post_only),
                 c.side.code(),
                 c.order_type.code(),
                 c.time_in_force.code(),
                 c.stp.code(),
-            ]);
-            w[2] = handle(c.handle);
-            w[3] = price(c.price);
-            w[4] = c.quantity.0;
-            w[5] = pair(c.instrument.0, c.stp_group.0);
-            w[6] = pair(c.user.0, c.session.0);
-            w[7] = c.expire_at_ns;
-            w[8] = pair(c.pool.0, c.fee_rate.0);
-            w[9] = c.client_order_id;
-            w[10] = c.client_seq;
-            w[11] = c.draw.main.0.cast_unsigned();
-            w[12] = c.draw.fee.0.cast_unsigned();
-            w[13] = c.budget_minor.0.cast_unsigned();
-            key(c.key_hash, w, 14)
+            ]));
+            to.put(handle(c.handle));
+            to.put(price(c.price));
+            to.put(c.quantity.0);
+            to.put(pair(c.instrument.0, c.stp_group.0));
+            to.put(pair(c.user.0, c.session.0));
+            to.put(c.expire_at_ns);
+            to.put(pair(c.pool.0, c.fee_rate.0));
+            to.put(c.client_order_id);
+            to.put(c.client_seq);
+            to.put(c.draw.main.0.cast_unsigned());
+            to.put(c.draw.fee.0.cast_unsigned());
+            to.put(c.budget_minor.0.cast_unsigned());
+            key(c.key_hash, to);
         }
         Command::Cancel(c) => {
-            w[0] = 12;
-            w[1] = handle(c.handle);
-            w[2] = pair(c.instrument.0, c.user.0);
-            w[3] = pair(c.session.0, u32::from(c.reason.code()));
-            w[4] = c.client_seq;
-            key(c.key_hash, w, 5)
+            to.put(12);
+            to.put(handle(c.handle));
+            to.put(pair(c.instrument.0, c.user.0));
+            to.put(pair(c.session.0, u32::from(c.reason.code())));
+            to.put(c.client_seq);
+            key(c.key_hash, to);
         }
         Command::Amend(c) => {
-            w[0] = 13;
-            w[1] = handle(c.handle);
-            w[2] = pair(c.instrument.0, c.user.0);
-            w[3] = u64::from(c.session.0);
-            w[4] = c.client_seq;
-            option(c.price.map(price), w, 5);
-            option(c.quantity.map(|Lots(quantity)| quantity), w, 7);
-            w[9] = c.draw.main.0.cast_unsigned();
-            w[10] = c.draw.fee.0.cast_unsigned();
-            w[11] = c.budget_minor.0.cast_unsigned();
-            key(c.key_hash, w, 12)
+            to.put(13);
+            to.put(handle(c.handle));
+            to.put(pair(c.instrument.0, c.user.0));
+            to.put(u64::from(c.session.0));
+            to.put(c.client_seq);
+            option(c.price.map(price), to);
+            option(c.quantity.map(|Lots(quantity)| quantity), to);
+            to.put(c.draw.main.0.cast_unsigned());
+            to.put(c.draw.fee.0.cast_unsigned());
+            to.put(c.budget_minor.0.cast_unsigned());
+            key(c.key_hash, to);
         }
-        _ => return None,
-    };
-    Some((words, used))
+        _ => return false,
+    }
+    true
 }
 
-/// The archive of an event's body; `None` for what comes rarely.
-#[inline]
-pub(crate) fn event(envelope: &EventEnvelope) -> Option<Flat> {
-    let mut words = [0; WORDS_MAX];
-    let w = &mut words;
-    w[0] = envelope.number;
-    w[1] = pair(envelope.instrument.0, envelope.index);
-    let used = match &envelope.event {
+/// Lays an event's body flat; false, and nothing put, for what comes rarely.
+#[inline(always)]
+pub(crate) fn event(envelope: &EventEnvelope, to: &mut impl Put) -> bool {
+    let mut begin = |kind: u64| {
+        to.put(envelope.number);
+        to.put(pair(envelope.instrument.0, envelope.index));
+        to.put(kind);
+    };
+    match &envelope.event {
         Event::Accepted(e) => {
-            w[2] = 0;
-            w[3] = handle(e.handle);
-            w[4] = bytes([e.side.code(), u8::from(e.rests)]);
-            w[5] = price(e.price);
-            w[6] = e.open.0;
-            7
+            begin(0);
+            to.put(handle(e.handle));
+            to.put(bytes([e.side.code(), u8::from(e.rests)]));
+            to.put(price(e.price));
+            to.put(e.open.0);
         }
         Event::Rested(e) => {
-            w[2] = 2;
-            w[3] = handle(e.handle);
-            w[4] = u64::from(e.side.code());
-            w[5] = price(e.price);
-            w[6] = e.open.0;
-            7
+            begin(2);
+            to.put(handle(e.handle));
+            to.put(u64::from(e.side.code()));
+            to.put(price(e.price));
+            to.put(e.open.0);
         }
         Event::Trade(e) => {
-            w[2] = 3;
-            w[3] = pair(u32::from(e.taker_side.code()), e.maker.slot);
-            w[4] = pair(e.maker.generation, e.taker.slot);
-            w[5] = u64::from(e.taker.generation);
-            w[6] = price(e.price);
-            w[7] = e.quantity.0;
-            w[8] = e.maker_open.0;
-            w[9] = e.taker_open.0;
-            w[10] = e.trade_number;
-            11
+            begin(3);
+            to.put(pair(u32::from(e.taker_side.code()), e.maker.slot));
+            to.put(pair(e.maker.generation, e.taker.slot));
+            to.put(u64::from(e.taker.generation));
+            to.put(price(e.price));
+            to.put(e.quantity.0);
+            to.put(e.maker_open.0);
+            to.put(e.taker_open.0);
+            to.put(e.trade_number);
         }
         Event::Amended(e) => {
-            w[2] = 4;
-            w[3] = handle(e.handle);
-            w[4] = bytes([e.side.code(), u8::from(e.kept_priority)]);
-            w[5] = price(e.price);
-            w[6] = e.quantity.0;
-            w[7] = e.open.0;
-            8
+            begin(4);
+            to.put(handle(e.handle));
+            to.put(bytes([e.side.code(), u8::from(e.kept_priority)]));
+            to.put(price(e.price));
+            to.put(e.quantity.0);
+            to.put(e.open.0);
         }
         Event::Cancelled(e) => {
-            w[2] = 8;
-            w[3] = handle(e.handle);
-            w[4] = u64::from(e.reason.code());
-            w[5] = e.quantity.0;
-            6
+            begin(8);
+            to.put(handle(e.handle));
+            to.put(u64::from(e.reason.code()));
+            to.put(e.quantity.0);
         }
-        _ => return None,
-    };
-    Some((words, used))
+        _ => return false,
+    }
+    true
 }

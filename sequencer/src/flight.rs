@@ -92,14 +92,20 @@ impl Flights {
         Some(&self.places[self.place(behind)].command)
     }
 
-    /// A command on its way to `engines` engines. Panics without room.
+    /// Where the next command is made, before it is under way. Panics without room.
     #[inline]
-    pub fn start(&mut self, command: &Envelope, engines: usize, owed: Owed) {
+    pub fn vacant(&mut self) -> &mut Envelope {
         assert!(self.count < self.places.len(), "room was looked at before");
+        let place = self.place(self.count);
+        &mut self.places[place].command
+    }
+
+    /// The command that was made in [`Flights::vacant`] is on its way to `engines` engines.
+    #[inline]
+    pub fn start(&mut self, engines: usize, owed: Owed) {
         let place = self.place(self.count);
         self.count += 1;
         let flight = &mut self.places[place];
-        flight.command = *command;
         flight.waiting = engines;
         flight.is_mixed = engines > 1;
         flight.owed = owed;

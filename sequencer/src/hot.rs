@@ -173,7 +173,7 @@ impl Hot {
         if self.keep.is_failed() {
             return Err(NotTaken::JournalFailed);
         }
-        if self.keep.is_full() {
+        if self.keep.is_full() || self.flights.room() == 0 {
             return Err(NotTaken::Busy);
         }
         Ok(())
@@ -232,7 +232,7 @@ impl Hot {
             match job {
                 Job::Request(request, reply) => {
                     let now_ns = (self.config.clock)();
-                    self.serve(&request, now_ns, Owed::Reply(reply));
+                    self.serve(Source::Given(&request), now_ns, Owed::Reply(reply));
                 }
                 Job::Inspect(read) => self.show(read),
                 Job::Attach(ring) => {
@@ -255,18 +255,19 @@ impl Hot {
         let now_ns = (self.config.clock)();
         let mut did_work = false;
         while self.flights.room() > 0
-            && let Some((tag, request)) = self.rings[port].next()
+            && let Some((at, tag)) = self.rings[port].next()
         {
             did_work = true;
-            self.serve(&request, now_ns, Owed::Ring { port, tag });
+            let request = Source::Ring { port, at };
+            self.serve(request, now_ns, Owed::Ring { port, tag });
             self.pump();
         }
         did_work
     }
 
-    fn serve(&mut self, request: &Request, now_ns: u64, owed: Owed) {
+    fn serve(&mut self, request: Source, now_ns: u64, owed: Owed) {
         match self.admit(request, now_ns) {
-            Ok(envelope) => self.launch(&envelope, owed),
+            Ok(()) => self.launch(owed),
             Err(no) => {
                 self.tally.not_taken += 1;
                 self.tally.busy += u64::from(no == NotTaken::Busy);
@@ -280,14 +281,14 @@ impl Hot {
 
     /// A request in the platform's own name.
     fn own_request(&mut self, request: &Request) -> Result<(), NotTaken> {
-        let envelope = self.admit(request, (self.config.clock)())?;
-        self.launch(&envelope, Owed::Reply(Reply::None));
+        self.admit(Source::Given(request), (self.config.clock)())?;
+        self.launch(Owed::Reply(Reply::None));
         Ok(())
     }
 
-    /// Turns a request into the next command, or says why not. Changes nothing but what engines report meanwhile. Journalled time never goes back, also
-    /// when the clock does.
-    fn admit(&mut self, request: &Request, mut now_ns: u64) -> Result<Envelope, NotTaken> {
+    /// Turns a request into the next command, where its flight will be, or says why not. Changes nothing but what engines report meanwhile. Journalled
+    /// time never goes back, also when the clock does.
+    fn admit(&mut self, source: Source, mut now_ns: u64) -> Result<(), NotTaken> {
         self.journal()?;
         self.begin_last();
         self.core.set_backlog(
@@ -297,24 +298,27 @@ impl Hot {
         let mut waiting_since = None;
         loop {
             now_ns = now_ns.max(self.core.time_ns());
-            let admission = self.core.admission();
-            let command = match admission.admit(request, now_ns) {
-                Ok(command) => command,
-                // A refusal after login is journalled too, so that its numbered answer survives.
-                Err(reject) => admission
-                    .refusal(request, &reject)
-                    .ok_or(NotTaken::Refused(reject))?,
+            let request = match source {
+                Source::Given(request) => request,
+                Source::Ring { port, at } => self.rings[port].request(at),
             };
-            if self.has_room(&command) {
-                return Ok(Envelope {
-                    sequence: self.core.sequence().next(),
-                    time_ns: now_ns,
-                    command,
-                });
+            let admission = self.core.admission();
+            let place = self.flights.vacant();
+            if let Err(reject) = admission.admit_into(request, now_ns, &mut place.command) {
+                // A refusal after login is journalled too, so that its numbered answer survives.
+                place.command = admission
+                    .refusal(request, &reject)
+                    .ok_or(NotTaken::Refused(reject))?;
+            }
+            place.sequence = self.core.sequence().next();
+            place.time_ns = now_ns;
+            let route = place.command.route();
+            if self.has_room(route) {
+                return Ok(());
             }
             // Asked again after the wait: what the engines report meanwhile may change the answer.
             let since = *waiting_since.get_or_insert_with(Instant::now);
-            while !self.has_room(&command) {
+            while !self.has_room(route) {
                 if since.elapsed() > ROOM_WAIT {
                     return Err(NotTaken::Busy);
                 }
@@ -326,16 +330,17 @@ impl Hot {
         }
     }
 
-    fn has_room(&self, command: &Command) -> bool {
-        match command.route() {
+    fn has_room(&self, route: Route) -> bool {
+        match route {
             Route::Admission => true,
             Route::Instrument(ix) => self.lanes.get(ix.index()).is_none_or(Lane::has_room),
             Route::AllInstruments => self.lanes.iter().all(Lane::has_room),
         }
     }
 
-    /// Carries out the next command: admission at once, the books through their rings.
-    fn launch(&mut self, envelope: &Envelope, owed: Owed) {
+    /// Carries out the command that was admitted: admission at once, the books through their rings.
+    fn launch(&mut self, owed: Owed) {
+        let envelope = self.flights.vacant();
         let is_order = matches!(
             envelope.command,
             Command::New(_) | Command::Cancel(_) | Command::Amend(_)
@@ -344,18 +349,20 @@ impl Hot {
             self.core.places().push(None);
             self.open_lane(book);
         }
+        let envelope = self.flights.vacant();
         let named = match envelope.command.route() {
             Route::Admission => 0..0,
             Route::Instrument(ix) => ix.index()..ix.index() + 1,
             Route::AllInstruments => 0..self.lanes.len(),
         };
-        self.flights.start(envelope, named.len(), owed);
+        let control = if is_order { None } else { Some(*envelope) };
+        self.flights.start(named.len(), owed);
         self.is_last_owed = is_order;
         self.tally.commands += 1;
         self.tally.in_flight_max = self.tally.in_flight_max.max(self.flights.len() as u64);
         for at in named {
             // There is room; a slot may still be in the hand of an engine that has answered but not moved on.
-            while !self.lanes[at].push(envelope) {
+            while !self.push_last(at) {
                 self.pump();
                 self.check_crew();
             }
@@ -364,7 +371,16 @@ impl Hot {
                 self.busy.push(at);
             }
         }
-        self.watch_sessions(envelope);
+        if let Some(envelope) = control {
+            self.watch_sessions(&envelope);
+        }
+    }
+
+    /// Puts the last command under way, which cannot land before all its engines have it, into a lane; false when its slot is not free yet.
+    #[inline]
+    fn push_last(&mut self, lane: usize) -> bool {
+        let last = self.flights.last().expect("it is under way");
+        self.lanes[lane].push(last)
     }
 
     fn open_lane(&mut self, book: Box<engine::Book>) {
@@ -376,6 +392,17 @@ impl Hot {
     fn check_crew(&self) {
         assert!(!self.crew.is_broken(), "an engine thread has ended");
     }
+}
+
+/// Where a request lies.
+#[derive(Clone, Copy)]
+enum Source<'a> {
+    Given(&'a Request),
+    /// In what a front's ring gave.
+    Ring {
+        port: usize,
+        at: usize,
+    },
 }
 
 /// Stands where no command has been.

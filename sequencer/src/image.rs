@@ -68,6 +68,13 @@ impl Core {
     }
 
     fn restored(image: &CoreImage, config: AdmissionConfig) -> Result<Self, ImageError> {
+        // Before a book makes room for them: a damaged slot may ask for more memory than there is.
+        let slots = image.admission.slots.len();
+        let mut orders = image.books.iter().flat_map(|book| &book.orders);
+        if orders.any(|order| order.handle.slot as usize >= slots) {
+            let reason = "an order rests in a slot that admission does not have";
+            return Err(ImageError::Invariant(reason.to_owned()));
+        }
         let admission = Admission::restore(&image.admission, config);
         let books = image.books.iter();
         let books = books.map(|book| Book::restore(book, book_config(config.orders_max)));

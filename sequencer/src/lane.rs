@@ -52,7 +52,8 @@ pub(crate) enum Report {
     /// Everything about that command has been said.
     Done {
         sequence: Sequence,
-        next_expiry_ns: Option<u64>,
+        /// `u64::MAX` when no order in the book has a date: one word, which is read back at once.
+        next_expiry_ns: u64,
     },
 }
 
@@ -88,8 +89,8 @@ pub(crate) struct Lane {
     /// Commands pushed whose `Done` has not come back.
     in_flight: usize,
     capacity: usize,
-    /// Earliest good-till-date in the book, as of the last `Done`.
-    pub next_expiry_ns: Option<u64>,
+    /// Earliest good-till-date in the book, as of the last `Done`; `u64::MAX` without.
+    pub next_expiry_ns: u64,
 }
 
 /// The engine's end of the rings, with the book.
@@ -117,7 +118,7 @@ pub(crate) fn connect(book: Box<Book>, capacity: usize) -> (Lane, Engine) {
         loan: loan.clone(),
         in_flight: 0,
         capacity,
-        next_expiry_ns: book.next_expiry_ns(),
+        next_expiry_ns: book.next_expiry_ns().unwrap_or(u64::MAX),
     };
     let engine = Engine {
         orders: orders_poller,
@@ -286,7 +287,7 @@ fn apply(
 ) {
     let mut out = Outlet { reports, spill };
     book.apply(envelope, &mut out);
-    let next_expiry_ns = book.next_expiry_ns();
+    let next_expiry_ns = book.next_expiry_ns().unwrap_or(u64::MAX);
     out.put(|| Report::Done {
         sequence: envelope.sequence,
         next_expiry_ns,

@@ -8,7 +8,7 @@
 use journal::SMALL_BYTES;
 use rkyv::util::Align;
 
-use crate::flat::{Flat, WORDS_MAX};
+use crate::flat::{Put, WORDS_MAX};
 
 /// Longest payload, in bytes.
 pub(crate) const PACKED_BYTES_MAX: usize = WORDS_MAX * 8 + tag_bytes(WORDS_MAX * 8);
@@ -21,25 +21,46 @@ const fn tag_bytes(archive: usize) -> usize {
     (archive / 8).div_ceil(2)
 }
 
-/// Packs an archive of `COUNT` words into `out`; gives the payload's length.
-#[inline]
-pub(crate) fn pack<const COUNT: usize>(flat: &Flat, out: &mut [u8; SMALL_BYTES]) -> usize {
-    let (words, used) = flat;
-    let front = const { tag_bytes(COUNT * 8) };
-    let mut at = front;
-    let mut tags = 0u64;
-    let mut shift = 0;
-    // What is not used is zero: no length, no bytes.
-    for word in &words[..COUNT.min(*used)] {
+/// Packs an archive of `COUNT` words, one after the other, where they stay. Words that are not put at the end are zero: no length, no bytes.
+pub(crate) struct Packer<'a, const COUNT: usize> {
+    out: &'a mut [u8; SMALL_BYTES],
+    at: usize,
+    tags: u64,
+    /// Four bits a word that was put.
+    shift: u32,
+}
+
+impl<'a, const COUNT: usize> Packer<'a, COUNT> {
+    const FRONT: usize = tag_bytes(COUNT * 8);
+
+    #[inline(always)]
+    pub fn new(out: &'a mut [u8; SMALL_BYTES]) -> Self {
+        Self {
+            out,
+            at: Self::FRONT,
+            tags: 0,
+            shift: 0,
+        }
+    }
+
+    /// Writes the lengths and gives the payload's length.
+    #[inline(always)]
+    pub fn finish(self) -> usize {
+        self.out[..Self::FRONT].copy_from_slice(&self.tags.to_le_bytes()[..Self::FRONT]);
+        self.at
+    }
+}
+
+impl<const COUNT: usize> Put for Packer<'_, COUNT> {
+    #[inline(always)]
+    fn put(&mut self, word: u64) {
         // 0 for a word that is 0.
         let length = (71 - word.leading_zeros()) / 8;
-        tags |= u64::from(length) << shift;
-        shift += 4;
-        out[at..at + 8].copy_from_slice(&word.to_le_bytes());
-        at += length as usize;
+        self.tags |= u64::from(length) << self.shift;
+        self.shift += 4;
+        self.out[self.at..self.at + 8].copy_from_slice(&word.to_le_bytes());
+        self.at += length as usize;
     }
-    out[..front].copy_from_slice(&tags.to_le_bytes()[..front]);
-    at
 }
 
 /// The archive of `N` bytes in a payload; `None` when there is none.
@@ -83,12 +104,12 @@ mod tests {
                     0
                 };
             }
-            let mut words = [0; WORDS_MAX];
-            for (word, bytes) in words.iter_mut().zip(archive.as_chunks::<8>().0) {
-                *word = u64::from_le_bytes(*bytes);
-            }
             let mut out = [0xff; SMALL_BYTES];
-            let length = pack::<13>(&(words, WORDS_MAX), &mut out);
+            let mut packer = Packer::<13>::new(&mut out);
+            for bytes in archive.as_chunks::<8>().0 {
+                packer.put(u64::from_le_bytes(*bytes));
+            }
+            let length = packer.finish();
             let packed = &out[..length];
             assert!(packed.len() <= 104 + 7);
             assert_eq!(unpack::<104>(packed).map(|found| found.0), Some(archive));

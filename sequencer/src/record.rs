@@ -7,8 +7,8 @@ use rkyv::util::Align;
 use types::command::ArchivedCommand;
 use types::{Command, Envelope, Event, EventEnvelope, InstrumentIx, Sequence};
 
-use crate::flat::{self, COMMAND_WORDS, EVENT_WORDS, Flat, WORDS_MAX};
-use crate::pack::{PACKED_BYTES_MAX, pack, unpack};
+use crate::flat::{self, COMMAND_WORDS, EVENT_WORDS, Put, WORDS_MAX};
+use crate::pack::{PACKED_BYTES_MAX, Packer, unpack};
 
 /// A journalled command and what it caused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,22 +35,32 @@ const _: () = assert!(PACKED_BYTES_MAX <= SMALL_BYTES);
 /// Appends a command and its events as one unit, each frame written once, where it is checked and copied from.
 pub fn append(appender: &mut Appender, command: &Envelope, events: &[EventEnvelope]) {
     let sequence = command.sequence.get();
-    let flat = flat::command(&command.command).unwrap_or_else(|| archive(&command.command));
     appender.append_small(
         FrameKind::Command,
         events.is_empty(),
         sequence,
         command.time_ns,
-        |payload| pack::<COMMAND_WORDS>(&flat, payload),
+        |payload| {
+            let mut packer = Packer::<COMMAND_WORDS>::new(payload);
+            if !flat::command(&command.command, &mut packer) {
+                archive::<_, COMMAND_WORDS>(&command.command, &mut packer);
+            }
+            packer.finish()
+        },
     );
     for (at, event) in events.iter().enumerate() {
-        let flat = flat::event(event).unwrap_or_else(|| archive(&EventBody::from(event)));
         appender.append_small(
             FrameKind::Event,
             at + 1 == events.len(),
             sequence,
             command.time_ns,
-            |payload| pack::<EVENT_WORDS>(&flat, payload),
+            |payload| {
+                let mut packer = Packer::<EVENT_WORDS>::new(payload);
+                if !flat::event(event, &mut packer) {
+                    archive::<_, EVENT_WORDS>(&EventBody::from(event), &mut packer);
+                }
+                packer.finish()
+            },
         );
     }
 }
@@ -66,9 +76,10 @@ impl From<&EventEnvelope> for EventBody {
     }
 }
 
-/// The archive of anything, as rkyv writes it.
+/// The first `COUNT` words of the archive of anything, as rkyv writes it.
 #[cold]
-fn archive<T>(value: &T) -> Flat
+#[inline(never)]
+fn archive<T, const COUNT: usize>(value: &T, to: &mut impl Put)
 where
     T: for<'a> rkyv::Serialize<Strategy<Buffer<'a>, RkyvError>>,
 {
@@ -76,11 +87,9 @@ where
     let mut writer = Buffer::from(&mut *archive);
     rkyv::api::serialize_using::<_, RkyvError>(value, &mut writer)
         .expect("commands and events are plain data of fixed size");
-    let mut words = [0; WORDS_MAX];
-    for (word, bytes) in words.iter_mut().zip(archive.as_chunks::<8>().0) {
-        *word = u64::from_le_bytes(*bytes);
+    for bytes in &archive.as_chunks::<8>().0[..COUNT] {
+        to.put(u64::from_le_bytes(*bytes));
     }
-    (words, WORDS_MAX)
 }
 
 /// Reads the command of a command frame.
@@ -278,14 +287,29 @@ mod tests {
         }
     }
 
+    /// Words in a row, behind them zeros.
+    #[derive(Default, Debug, PartialEq)]
+    struct Row {
+        words: [u64; WORDS_MAX],
+        count: usize,
+    }
+
+    impl Put for Row {
+        fn put(&mut self, word: u64) {
+            self.words[self.count] = word;
+            self.count += 1;
+        }
+    }
+
     #[test]
     fn what_is_laid_flat_is_the_archive() {
         let mut random = Random(1);
         for _ in 0..2_000 {
             for command in random.command() {
-                let (words, used) = flat::command(&command).expect("common");
-                assert_eq!(words, archive(&command).0, "{command:?}");
-                assert_eq!(words[used..], [0; WORDS_MAX][used..], "{command:?}");
+                let (mut laid, mut archived) = (Row::default(), Row::default());
+                assert!(flat::command(&command, &mut laid), "common");
+                archive::<_, COMMAND_WORDS>(&command, &mut archived);
+                assert_eq!(laid.words, archived.words, "{command:?}");
             }
             for event in random.event() {
                 let envelope = EventEnvelope {
@@ -296,10 +320,10 @@ mod tests {
                     index: random.word(),
                     event,
                 };
-                let (words, used) = flat::event(&envelope).expect("common");
-                let archived = archive(&EventBody::from(&envelope)).0;
-                assert_eq!(words, archived, "{event:?}");
-                assert_eq!(words[used..], [0; WORDS_MAX][used..], "{event:?}");
+                let (mut laid, mut archived) = (Row::default(), Row::default());
+                assert!(flat::event(&envelope, &mut laid), "common");
+                archive::<_, EVENT_WORDS>(&EventBody::from(&envelope), &mut archived);
+                assert_eq!(laid.words, archived.words, "{event:?}");
             }
         }
     }

@@ -112,7 +112,9 @@ pub(crate) struct RingEnd {
     reports: SingleProducer<Line, SingleConsumerBarrier>,
     spill: VecDeque<Report>,
     /// Requests taken out of the ring together: one look at the other core's cache for all that wait.
-    inbox: Vec<Asked>,
+    inbox: Box<[Asked; INBOX]>,
+    /// How many they are.
+    inbox_count: usize,
     /// The first of them that is not served.
     inbox_at: usize,
     last_words: LastWords,
@@ -160,7 +162,8 @@ pub(crate) fn connect(gate: Arc<Gate>, capacity: usize) -> (RingPort, RingEnd) {
         requests: requests_poller,
         reports,
         spill: VecDeque::with_capacity(SPILL_ROOM),
-        inbox: Vec::with_capacity(INBOX),
+        inbox: Box::new([asked(); INBOX]),
+        inbox_count: 0,
         inbox_at: 0,
         last_words,
         is_gone,
@@ -230,14 +233,16 @@ impl RingEnd {
         if !self.flush() {
             return false;
         }
-        if self.inbox_at < self.inbox.len() {
+        if self.inbox_at < self.inbox_count {
             return true;
         }
         match self.requests.take(INBOX as u64) {
             Ok(mut asked) => {
-                self.inbox_at = 0;
-                self.inbox.clear();
-                self.inbox.extend(&mut asked);
+                (self.inbox_at, self.inbox_count) = (0, 0);
+                for (place, asked) in self.inbox.iter_mut().zip(&mut asked) {
+                    *place = *asked;
+                    self.inbox_count += 1;
+                }
                 true
             }
             Err(Polling::NoEvents) => false,
@@ -248,20 +253,29 @@ impl RingEnd {
         }
     }
 
-    /// The next of the requests that [`RingEnd::fill`] has taken out, unless reports wait for room.
+    /// Place and tag of the next of the requests that [`RingEnd::fill`] has taken out, unless reports wait for room. It is read where it lies.
     #[inline]
-    pub fn next(&mut self) -> Option<(u64, Request)> {
+    pub fn next(&mut self) -> Option<(usize, u64)> {
         if self.is_behind() {
             return None;
         }
-        let asked = self.inbox.get(self.inbox_at)?;
+        let at = self.inbox_at;
+        if at >= self.inbox_count {
+            return None;
+        }
         self.inbox_at += 1;
-        Some((asked.tag, asked.request))
+        Some((at, self.inbox[at].tag))
+    }
+
+    /// The request that [`RingEnd::next`] named.
+    #[inline]
+    pub fn request(&self, at: usize) -> &Request {
+        &self.inbox[at].request
     }
 
     /// True when a request waits that [`RingEnd::next`] would give.
     pub fn has_request(&self) -> bool {
-        self.spill.is_empty() && (self.inbox_at < self.inbox.len() || self.requests.has_available())
+        self.spill.is_empty() && (self.inbox_at < self.inbox_count || self.requests.has_available())
     }
 
     /// True while reports wait for room.
@@ -370,7 +384,7 @@ impl Drop for RingEnd {
         if self.is_gone() {
             return;
         }
-        let unserved = &self.inbox[self.inbox_at..];
+        let unserved = &self.inbox[self.inbox_at..self.inbox_count];
         let mut left: Vec<u64> = unserved.iter().map(|asked| asked.tag).collect();
         if let Ok(mut asked) = self.requests.poll() {
             left.extend((&mut asked).map(|asked| asked.tag));

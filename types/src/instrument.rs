@@ -272,8 +272,16 @@ impl Terms {
     }
 
     /// Kopecks of a quantity at a price; `None` past 64 bits.
+    #[inline]
     pub fn value(&self, price: Ticks, quantity: Lots) -> Option<Minor> {
-        self.value_wide(price, quantity).and_then(Minor::from_wide)
+        let narrow = i64::try_from(quantity.0)
+            .ok()
+            .and_then(|lots| price.0.checked_mul(lots))
+            .and_then(|value| value.checked_mul(self.value_minor));
+        match narrow {
+            Some(value) => Some(Minor(value)),
+            None => self.value_wide(price, quantity).and_then(Minor::from_wide),
+        }
     }
 
     /// Minor units of the instrument in a quantity; `None` past 64 bits.

@@ -94,10 +94,10 @@ pub fn reserve(
             fee: Minor::ZERO,
         });
     }
-    let main = terms.value_wide(price, open).ok_or(MoneyError)?;
     // Bound before the multiplication with the rate: 2^63 * 10^6 fits, anything near 2^127 does not.
-    let main_minor = Minor::from_wide(main).ok_or(MoneyError)?;
-    let fees = rate.rounded_up(i128::from(done.value_minor.0) + main);
+    let main_minor = terms.value(price, open).ok_or(MoneyError)?;
+    let value = i128::from(done.value_minor.0) + i128::from(main_minor.0);
+    let fees = rate.rounded_up(value);
     let fee_minor = Minor::from_wide(fees - i128::from(done.fee_minor.0)).ok_or(MoneyError)?;
     main_minor.checked_add(fee_minor).ok_or(MoneyError)?;
     Ok(Reserve {

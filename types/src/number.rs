@@ -159,11 +159,21 @@ impl FeeRate {
 
     /// Share of a non-negative value, rounded half up (D36).
     pub fn half_up(self, value_minor: i128) -> i128 {
-        (value_minor * i128::from(self.0) + Self::SCALE / 2) / Self::SCALE
+        self.share(value_minor, Self::SCALE / 2)
     }
 
     /// Share of a non-negative value, rounded up: what must be reserved.
     pub fn rounded_up(self, value_minor: i128) -> i128 {
-        (value_minor * i128::from(self.0) + Self::SCALE - 1) / Self::SCALE
+        self.share(value_minor, Self::SCALE - 1)
+    }
+
+    /// `value * rate + extra`, divided by the scale: in 64 bits where they are enough, which is many times quicker.
+    #[inline]
+    fn share(self, value_minor: i128, extra: i128) -> i128 {
+        let sum = value_minor * i128::from(self.0) + extra;
+        match i64::try_from(sum) {
+            Ok(sum) => i128::from(sum / Self::SCALE as i64),
+            Err(_) => sum / Self::SCALE,
+        }
     }
 }

@@ -47,8 +47,8 @@ impl Hot {
     }
 
     pub(super) fn find_next_expiry(&mut self) {
-        let expiries = self.lanes.iter().filter_map(|lane| lane.next_expiry_ns);
-        self.next_expiry_ns = expiries.min();
+        let expiries = self.lanes.iter().map(|lane| lane.next_expiry_ns);
+        self.next_expiry_ns = expiries.min().filter(|at_ns| *at_ns != u64::MAX);
     }
 
     /// What time alone brings about. What a busy moment refuses stays due.
