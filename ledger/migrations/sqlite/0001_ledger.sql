@@ -147,7 +147,8 @@ CREATE INDEX holds_active ON holds (instrument_id, remaining) WHERE status = 1;
 CREATE TRIGGER holds_are_kept BEFORE DELETE ON holds
 BEGIN SELECT RAISE(ABORT, 'holds are never deleted'); END;
 
--- Answers bound to idempotency keys, for calls whose rows do not answer by themselves.
+-- Answers bound to idempotency keys, for calls whose rows do not answer by themselves. Looked up for each operation of a batch: the key is a
+-- tree of its own, beside which the answers of large batches would be read at each step down.
 CREATE TABLE answers (
     user_id TEXT NOT NULL,
     idempotency_key TEXT NOT NULL,
@@ -156,7 +157,7 @@ CREATE TABLE answers (
     outcome TEXT NOT NULL CHECK (json_valid(outcome)),
     created_at_us BIGINT NOT NULL,
     PRIMARY KEY (idempotency_key, user_id, call)
-) WITHOUT ROWID;
+);
 
 -- How far each log that feeds the ledger has been applied, written with the postings it caused.
 CREATE TABLE sources (
