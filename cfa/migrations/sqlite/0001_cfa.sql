@@ -97,8 +97,13 @@ CREATE TABLE user_address (
     address       TEXT NOT NULL UNIQUE,
     -- the allow-list transaction was handed to the queue
     registered    INTEGER NOT NULL,
+    -- that transaction, and whether its receipt was seen; the platform's own accounts have none
+    tx_hash       TEXT,
+    confirmed     INTEGER NOT NULL DEFAULT 0,
+    correlation_id TEXT NOT NULL DEFAULT '',
     created_at_us INTEGER NOT NULL
 );
+CREATE INDEX user_address_open ON user_address (tx_hash) WHERE tx_hash IS NOT NULL AND confirmed = 0;
 
 CREATE TABLE suspended_deposit (
     payment_id    TEXT PRIMARY KEY,

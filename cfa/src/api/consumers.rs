@@ -91,7 +91,11 @@ async fn handle(service: &Service, group: &str, event: &Event) -> HandlerResult 
         "TradeExecuted" => trade(service, group, event).await,
         "UserCreated" => {
             let message: identity::UserCreatedEvent = decode(event)?;
-            match service.ensure_registered(&[message.user_id.as_str()]).await {
+            let user = message.user_id.as_str();
+            match service
+                .ensure_registered(&[user], &event.correlation_id)
+                .await
+            {
                 Err(error) => Err(failed(error)),
                 Ok(()) => Ok(()),
             }

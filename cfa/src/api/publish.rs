@@ -6,8 +6,10 @@ use proto::audit::v1 as audit;
 use proto::cfa::v1 as pb;
 use proto::common::v1 as common;
 use proto::convert;
+use proto::ledger::v1 as ledger;
 use uuid::Uuid;
 
+use crate::chain::Address;
 use crate::model::{CFA_RUB, CFA_RUB_DECIMALS, Instrument, IssueRedemption, Operation};
 
 const SOURCE: &str = "cfa";
@@ -213,6 +215,73 @@ pub fn instrument_updated(instrument: &Instrument, correlation_id: &str) -> Even
         correlation_id,
         instrument.updated_at_us,
         payload.encode_to_vec(),
+    )
+}
+
+/// The allow-list transaction of a user's address is in the queue (6.5).
+pub fn registration_requested(
+    user_id: &str,
+    tx_hash: &str,
+    correlation_id: &str,
+    at_us: i64,
+) -> Event {
+    let payload = ledger::UserOnchainRegistrationRequestedEvent {
+        context: context(correlation_id, user_id),
+        user_id: user_id.to_owned(),
+        address: Address::of_user(user_id).to_string(),
+        tx_hash: tx_hash.to_owned(),
+        at: Some(convert::to_timestamp_us(at_us)),
+    };
+    let name = "platform.ledger.v1.UserOnchainRegistrationRequestedEvent";
+    of_user(
+        user_id,
+        name,
+        correlation_id,
+        at_us,
+        payload.encode_to_vec(),
+    )
+}
+
+/// It was executed.
+pub fn registration_confirmed(
+    user_id: &str,
+    tx_hash: &str,
+    correlation_id: &str,
+    at_us: i64,
+) -> Event {
+    let payload = ledger::UserOnchainRegistrationConfirmedEvent {
+        context: context(correlation_id, user_id),
+        user_id: user_id.to_owned(),
+        address: Address::of_user(user_id).to_string(),
+        tx_hash: tx_hash.to_owned(),
+        at: Some(convert::to_timestamp_us(at_us)),
+    };
+    let name = "platform.ledger.v1.UserOnchainRegistrationConfirmedEvent";
+    of_user(
+        user_id,
+        name,
+        correlation_id,
+        at_us,
+        payload.encode_to_vec(),
+    )
+}
+
+fn of_user(
+    user_id: &str,
+    type_name: &str,
+    correlation_id: &str,
+    at_us: i64,
+    payload: Vec<u8>,
+) -> Event {
+    let id = derived(type_name, user_id);
+    event(
+        topics::LEDGER,
+        id,
+        user_id,
+        type_name,
+        correlation_id,
+        at_us,
+        payload,
     )
 }
 

@@ -1,5 +1,7 @@
 //! Who is who on chain.
 
+use events::Event;
+
 use super::Repo;
 use crate::error::{Error, Refusal};
 
@@ -44,13 +46,70 @@ impl Repo {
         Ok(false)
     }
 
-    pub async fn mark_registered(&self, user_ids: &[String]) -> Result<(), Error> {
+    /// Notes that these users are on the allow-list from the beginning.
+    pub async fn mark_registered(&self, user_ids: &[&str]) -> Result<(), Error> {
         let mut tx = self.begin().await?;
         for user_id in user_ids {
             sqlx::query("UPDATE user_address SET registered = 1 WHERE user_id = $1")
                 .bind(user_id)
                 .execute(&mut *tx)
                 .await?;
+        }
+        Ok(tx.commit().await?)
+    }
+
+    /// Notes that the allow-list transaction of these users is in the queue, with the events that tell of it.
+    pub async fn mark_ordered(
+        &self,
+        user_ids: &[String],
+        tx_hash: &str,
+        correlation_id: &str,
+        events: &[Event],
+    ) -> Result<(), Error> {
+        let mut tx = self.begin().await?;
+        for user_id in user_ids {
+            sqlx::query("UPDATE user_address SET registered = 1, tx_hash = $2, correlation_id = $3 WHERE user_id = $1")
+                .bind(user_id)
+                .bind(tx_hash)
+                .bind(correlation_id)
+                .execute(&mut *tx)
+                .await?;
+        }
+        self.publish_in_tx(&mut tx, events).await?;
+        Ok(tx.commit().await?)
+    }
+
+    /// Users whom this transaction puts on the allow-list and whose receipt was not seen yet, with the correlation ids under which that was ordered.
+    pub async fn users_to_confirm(&self, tx_hash: &str) -> Result<Vec<(String, String)>, Error> {
+        Ok(sqlx::query_as(
+            "SELECT user_id, correlation_id FROM user_address WHERE tx_hash = $1 AND confirmed = 0 ORDER BY user_id",
+        )
+        .bind(tx_hash)
+        .fetch_all(self.db.read())
+        .await?)
+    }
+
+    /// Allow-list transactions whose receipt was not seen yet.
+    pub async fn open_registrations(&self, limit: i64) -> Result<Vec<String>, Error> {
+        Ok(sqlx::query_scalar(
+            "SELECT DISTINCT tx_hash FROM user_address WHERE tx_hash IS NOT NULL AND confirmed = 0 LIMIT $1",
+        )
+        .bind(limit)
+        .fetch_all(self.db.read())
+        .await?)
+    }
+
+    /// Notes the receipt of an allow-list transaction, with the events that tell of it; nothing when that was done before.
+    pub async fn confirm_registered(&self, tx_hash: &str, events: &[Event]) -> Result<(), Error> {
+        let mut tx = self.begin().await?;
+        let done = sqlx::query(
+            "UPDATE user_address SET confirmed = 1 WHERE tx_hash = $1 AND confirmed = 0",
+        )
+        .bind(tx_hash)
+        .execute(&mut *tx)
+        .await?;
+        if done.rows_affected() > 0 {
+            self.publish_in_tx(&mut tx, events).await?;
         }
         Ok(tx.commit().await?)
     }

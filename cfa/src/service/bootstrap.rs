@@ -146,8 +146,7 @@ pub async fn money_instrument(
         repo.note_address(house, &Address::of_user(house).to_string(), now_us)
             .await?;
     }
-    repo.mark_registered(&[FEES.to_owned(), REDEMPTION_ACCOUNT.to_owned()])
-        .await?;
+    repo.mark_registered(&[FEES, REDEMPTION_ACCOUNT]).await?;
     if repo.instrument(CFA_RUB).await?.is_some() {
         return Ok(());
     }

@@ -356,7 +356,8 @@ impl Service {
         let instrument = self.known_instrument(&operation.instrument_id).await?;
         let (action, users) = self.action(operation, &instrument)?;
         let submitted = async {
-            self.ensure_registered(&users.iter().map(String::as_str).collect::<Vec<_>>())
+            let users: Vec<&str> = users.iter().map(String::as_str).collect();
+            self.ensure_registered(&users, &operation.correlation_id)
                 .await?;
             Ok::<_, Error>(
                 self.chain
@@ -584,12 +585,13 @@ impl Service {
             return self.finish_batch(&batch.batch_id, &receipt).await;
         }
         let waiting = self.repo.operations_by_tx(tx_hash).await?;
-        if waiting.is_empty() {
+        if waiting.is_empty() && self.repo.users_to_confirm(tx_hash).await?.is_empty() {
             return Ok(());
         }
         let Some(receipt) = self.chain.receipt(&hash).await? else {
             return Ok(());
         };
+        self.confirm_registration(tx_hash, &receipt).await?;
         for operation in waiting {
             if matches!(operation.flow, Flow::Trade | Flow::Maturity) {
                 continue;

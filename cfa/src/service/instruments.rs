@@ -115,7 +115,8 @@ impl Service {
         if instrument.status != InstrumentStatus::Draft {
             return Ok(instrument);
         }
-        self.ensure_registered(&[instrument.issuer_id.as_str()])
+        let issuer = instrument.issuer_id.as_str();
+        self.ensure_registered(&[issuer], &instrument.instrument_id)
             .await?;
         if instrument.contract_address.is_empty() {
             let action = Action::DeployToken {

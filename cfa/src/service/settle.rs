@@ -254,8 +254,8 @@ impl Service {
             trades,
         };
         let submitted = async {
-            self.ensure_registered(&users.into_iter().collect::<Vec<_>>())
-                .await?;
+            let users: Vec<&str> = users.into_iter().collect();
+            self.ensure_registered(&users, &batch.batch_id).await?;
             let key = format!("batch:{}", batch.batch_id);
             Ok::<_, Error>(self.chain.submit(&key, &action.call()).await?)
         };

@@ -92,6 +92,7 @@ impl Service {
             }
         }
         leave("batches", "", self.resume_batches().await);
+        leave("registrations", "", self.confirm_registrations().await);
         self.start_due_redemptions().await?;
         for redemption_id in self.repo.open_redemption_ids().await? {
             leave(

@@ -216,7 +216,7 @@ async fn r027_issue_limit_holds_under_concurrency() {
     world.stop().await;
 }
 
-// rows: R092
+// rows: R092 R219
 #[tokio::test(flavor = "multi_thread")]
 async fn r092_primary_issue_is_one_exchange_on_chain_and_in_the_ledger() {
     let folder = tempfile::tempdir().expect("folder");
@@ -273,6 +273,16 @@ async fn r092_primary_issue_is_one_exchange_on_chain_and_in_the_ledger() {
             .balance
             .to_string(),
         "-4"
+    );
+    // Money through the reserve to the issuer, units out of theirs to the investor (T18).
+    let expected = [
+        ("alice:CFA-RUB", "system:reserve:CFA-RUB", "4000.00"),
+        ("system:reserve:CFA-RUB", "issuer:CFA-RUB", "4000.00"),
+        ("system:reserve:BOND-1", "alice:BOND-1", "4"),
+    ];
+    assert_eq!(
+        world.postings(&operation.operation_id).await,
+        expected.map(|(debit, credit, value)| (debit.into(), credit.into(), value.into()))
     );
     let too_dear = world
         .cfa

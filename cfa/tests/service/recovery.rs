@@ -7,8 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::extract::State;
 use cfa::chain::{ChainConfig, ChainDeps, ChainHandle, start_chain};
+use events::{Event, Log, topics};
+use prost::Message;
 use proto::cfa::v1 as pb;
 use proto::common::v1::OperationStatus;
+use proto::ledger::v1 as ledger_pb;
 use tokio_util::sync::CancellationToken;
 
 use crate::world::*;
@@ -287,4 +290,43 @@ async fn r094_batch_outlives_a_node_that_refuses_it() {
     assert!(world.service.health.failing().is_empty());
     world.stop().await;
     node.stop().await;
+}
+
+// rows: R234
+#[tokio::test(flavor = "multi_thread")]
+async fn r234_a_new_user_is_put_on_the_allow_list_and_both_ends_of_that_are_told() {
+    let folder = tempfile::tempdir().expect("folder");
+    let world = World::start(folder.path()).await;
+    let created = proto::identity::v1::UserCreatedEvent {
+        user_id: "nina".into(),
+        ..Default::default()
+    };
+    let name = "platform.identity.v1.UserCreatedEvent";
+    let created = event(topics::IDENTITY, "nina", name, &created);
+    // Told twice, as by a relay that crashed.
+    let twice = [created.clone(), created];
+    world.log.publish(&twice).await.expect("published");
+    let confirmed = "UserOnchainRegistrationConfirmedEvent";
+    let seen = world
+        .events_until(topics::LEDGER, |event| event.short_type() == confirmed)
+        .await;
+    let of_nina: Vec<&Event> = seen.iter().filter(|event| event.key == "nina").collect();
+    let names: Vec<&str> = of_nina.iter().map(|event| event.short_type()).collect();
+    assert_eq!(names, ["UserOnchainRegistrationRequestedEvent", confirmed]);
+    let requested = ledger_pb::UserOnchainRegistrationRequestedEvent::decode(&*of_nina[0].payload);
+    let requested = requested.expect("decoded");
+    let done = ledger_pb::UserOnchainRegistrationConfirmedEvent::decode(&*of_nina[1].payload);
+    let done = done.expect("decoded");
+    assert_eq!((&*requested.user_id, &*done.user_id), ("nina", "nina"));
+    assert_eq!(
+        (&requested.address, &requested.tx_hash),
+        (&done.address, &done.tx_hash)
+    );
+    assert_eq!(
+        requested.address,
+        cfa::chain::Address::of_user("nina").to_string()
+    );
+    let receipt = world.receipt(&done.tx_hash).await;
+    assert_eq!(receipt.status, cfa::chain::ReceiptStatus::Success);
+    world.stop().await;
 }

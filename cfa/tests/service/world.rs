@@ -566,6 +566,27 @@ impl World {
         }
     }
 
+    /// Debit, credit and amount of each posting of an operation in the ledger.
+    pub async fn postings(&mut self, operation_id: &str) -> Vec<(String, String, String)> {
+        let request = ledger_pb::GetOperationRequest {
+            operation_id: operation_id.to_owned(),
+            ..Default::default()
+        };
+        let answer = self.ledger.get_operation(request).await.expect("operation");
+        let postings = answer.into_inner().postings.into_iter();
+        postings
+            .map(|posting| {
+                let amount = posting.amount.and_then(|amount| amount.amount);
+                let value = amount.unwrap_or_default().value;
+                (
+                    posting.debit_subaccount_id,
+                    posting.credit_subaccount_id,
+                    value,
+                )
+            })
+            .collect()
+    }
+
     /// Follows the ledger's events until the balance is this.
     pub async fn balance_becomes(&mut self, subaccount_id: &str, wanted: &str) {
         let wanted: types::Decimal = wanted.parse().expect("number");

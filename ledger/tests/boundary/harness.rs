@@ -105,13 +105,24 @@ impl World {
 
     /// Stops the ledger and starts it again on the same files.
     pub async fn restart(self) -> Self {
+        self.restart_after(&[]).await
+    }
+
+    /// Stops the ledger, publishes what others have to tell meanwhile and starts it again on the same files.
+    pub async fn restart_after(self, told: &[Event]) -> Self {
         self.shutdown.cancel();
         self.slot.clear();
         self.handle.stopped().await;
         drop(self.log);
         let log = open_log(&self.folder).await;
+        log.publish(told).await.unwrap();
         let clock = Clock::manual(START_US);
         Self::open(self.database, None, self.folder, log, clock).await
+    }
+
+    /// The file of the event log.
+    pub fn log_file(&self) -> std::path::PathBuf {
+        self.folder.path().join("log").join("log.db")
     }
 
     /// The settings by which this ledger is found.
@@ -145,17 +156,7 @@ impl World {
         key: &str,
         message: &impl Message,
     ) -> Event {
-        let event = Event {
-            id: Uuid::now_v7(),
-            topic: topic.to_owned(),
-            key: key.to_owned(),
-            type_name: name.to_owned(),
-            subject: key.to_owned(),
-            source: "test".to_owned(),
-            correlation_id: "corr-event".to_owned(),
-            occurred_at_us: START_US,
-            payload: message.encode_to_vec(),
-        };
+        let event = event(topic, name, key, message);
         self.log
             .publish(std::slice::from_ref(&event))
             .await
@@ -308,6 +309,21 @@ impl World {
             }
             assert_eq!(held, number(line.active_holds), "{}", line.instrument_id);
         }
+    }
+}
+
+/// An event of another service.
+pub fn event(topic: &str, name: &str, key: &str, message: &impl Message) -> Event {
+    Event {
+        id: Uuid::now_v7(),
+        topic: topic.to_owned(),
+        key: key.to_owned(),
+        type_name: name.to_owned(),
+        subject: key.to_owned(),
+        source: "test".to_owned(),
+        correlation_id: "corr-event".to_owned(),
+        occurred_at_us: START_US,
+        payload: message.encode_to_vec(),
     }
 }
 

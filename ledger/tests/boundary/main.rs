@@ -2,6 +2,7 @@
 //! contract. One test binary, since linking costs more than running. The same tests run on PostgreSQL in `tests/full`.
 
 mod audit;
+mod away;
 mod batches;
 mod concurrency;
 mod consumed;

@@ -106,7 +106,7 @@ async fn kafka() -> Arc<dyn Log> {
     Arc::new(kafka)
 }
 
-// rows: R192 R195 R198 R199 R200 R202 R203 R213 R222 R235 R241 R242 R248
+// rows: R192 R195 R198 R199 R200 R202 R203 R222 R235 R241 R242 R248
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn r201_requests_events_and_refusals_on_a_real_broker() {
     let world = World::over(kafka().await).await;

@@ -4,6 +4,8 @@
 
 #[path = "../boundary/audit.rs"]
 mod audit;
+#[path = "../boundary/away.rs"]
+mod away;
 #[path = "../boundary/batches.rs"]
 mod batches;
 #[path = "../boundary/concurrency.rs"]
