@@ -40,6 +40,7 @@ pub struct SubAccountState {
     pub subaccount_id: String,
     pub balance: i64,
     pub held: i64,
+    pub unsettled: i64,
     pub version: i64,
     debit_version: Option<i64>,
     debit_balance: Option<i64>,
@@ -47,6 +48,8 @@ pub struct SubAccountState {
     credit_balance: Option<i64>,
     held_high: i64,
     held_low: i64,
+    pending_high: i64,
+    pending_low: i64,
 }
 
 impl SubAccountState {
@@ -59,6 +62,11 @@ impl SubAccountState {
 
     pub fn active_holds(&self) -> i128 {
         rows::wide(self.held_high, self.held_low)
+    }
+
+    /// Credits of operations that are not at their end.
+    pub fn pending(&self) -> i128 {
+        rows::wide(self.pending_high, self.pending_low)
     }
 }
 
@@ -107,8 +115,9 @@ pub trait Evidence: Send {
     async fn loose_posting(&mut self) -> Result<Option<(String, String, String)>, Error>;
     /// Sub-accounts after this one.
     async fn subaccounts(&mut self, after: &str) -> Result<Vec<SubAccountState>, Error>;
-    /// Sums the postings per hold, once, aside: [`Self::holds`] reads it.
-    async fn sum_holds(&mut self) -> Result<(), Error>;
+    /// Sums the postings per hold and the credits that are not settled yet per sub-account, once, aside: [`Self::subaccounts`] and [`Self::holds`]
+    /// read it.
+    async fn sum_aside(&mut self) -> Result<(), Error>;
     /// Holds after this one.
     async fn holds(&mut self, after: &str) -> Result<Vec<HoldState>, Error>;
     /// Sum of all balances per instrument, in minor units.
@@ -117,11 +126,14 @@ pub trait Evidence: Send {
     async fn close(self: Box<Self>) -> Result<(), Error>;
 }
 
-/// [`Evidence`] over a connection of either database, inside its transaction. Beside the ledger's tables it has the temporary table [`PAID`].
+/// [`Evidence`] over a connection of either database, inside its transaction. Beside the ledger's tables it has the temporary ones of [`ASIDE`].
 pub struct Reader<DB: Database>(pub DB::Connection);
 
 /// Made before the transaction begins, which may be one that makes no tables.
-pub const PAID: &str = "CREATE TEMPORARY TABLE paid (hold_id TEXT PRIMARY KEY, high BIGINT NOT NULL, low BIGINT NOT NULL)";
+pub const ASIDE: [&str; 2] = [
+    "CREATE TEMPORARY TABLE paid (hold_id TEXT PRIMARY KEY, high BIGINT NOT NULL, low BIGINT NOT NULL)",
+    "CREATE TEMPORARY TABLE pending (subaccount_id TEXT PRIMARY KEY, high BIGINT NOT NULL, low BIGINT NOT NULL)",
+];
 
 impl<DB> Reader<DB>
 where
@@ -267,7 +279,7 @@ where
 
     async fn subaccounts(&mut self, after: &str) -> Result<Vec<SubAccountState>, Error> {
         Ok(sqlx::query_as(
-            "SELECT s.subaccount_id, s.balance, s.held, s.version, \
+            "SELECT s.subaccount_id, s.balance, s.held, s.unsettled, s.version, \
              (SELECT p.debit_version FROM postings p WHERE p.debit_subaccount_id = s.subaccount_id \
               ORDER BY p.debit_version DESC LIMIT 1) AS debit_version, \
              (SELECT p.debit_balance_after FROM postings p WHERE p.debit_subaccount_id = s.subaccount_id \
@@ -277,8 +289,9 @@ where
              (SELECT p.credit_balance_after FROM postings p WHERE p.credit_subaccount_id = s.subaccount_id \
               ORDER BY p.credit_version DESC LIMIT 1) AS credit_balance, \
              COALESCE((SELECT CAST(SUM(h.remaining >> 32) AS BIGINT) FROM holds h WHERE h.subaccount_id = s.subaccount_id AND h.status = 1), 0) AS held_high, \
-             COALESCE((SELECT CAST(SUM(h.remaining & 4294967295) AS BIGINT) FROM holds h WHERE h.subaccount_id = s.subaccount_id AND h.status = 1), 0) AS held_low \
-             FROM sub_accounts s WHERE s.subaccount_id > $1 ORDER BY s.subaccount_id LIMIT $2",
+             COALESCE((SELECT CAST(SUM(h.remaining & 4294967295) AS BIGINT) FROM holds h WHERE h.subaccount_id = s.subaccount_id AND h.status = 1), 0) AS held_low, \
+             COALESCE(u.high, 0) AS pending_high, COALESCE(u.low, 0) AS pending_low \
+             FROM sub_accounts s LEFT JOIN pending u ON u.subaccount_id = s.subaccount_id WHERE s.subaccount_id > $1 ORDER BY s.subaccount_id LIMIT $2",
         )
         .bind(after)
         .bind(PAGE)
@@ -286,10 +299,18 @@ where
         .await?)
     }
 
-    async fn sum_holds(&mut self) -> Result<(), Error> {
+    async fn sum_aside(&mut self) -> Result<(), Error> {
         sqlx::query(
             "INSERT INTO paid SELECT hold_id, CAST(SUM(amount >> 32) AS BIGINT), CAST(SUM(amount & 4294967295) AS BIGINT) FROM postings \
              WHERE hold_id IS NOT NULL GROUP BY hold_id",
+        )
+        .execute(&mut self.0)
+        .await?;
+        // Operations that are open: PROCESSING, ONCHAIN_SUBMITTED, SETTLED.
+        sqlx::query(
+            "INSERT INTO pending SELECT p.credit_subaccount_id, CAST(SUM(p.amount >> 32) AS BIGINT), CAST(SUM(p.amount & 4294967295) AS BIGINT) \
+             FROM postings p JOIN operations o ON o.operation_id = p.operation_id \
+             WHERE p.unsettled AND o.status IN (5, 6, 10) GROUP BY p.credit_subaccount_id",
         )
         .execute(&mut self.0)
         .await?;

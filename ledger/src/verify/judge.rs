@@ -32,6 +32,7 @@ pub fn subaccount(row: &SubAccountState) -> Option<Fault> {
         ("version", i128::from(version), row.version),
         ("balance", i128::from(balance), row.balance),
         ("held", row.active_holds(), row.held),
+        ("unsettled", row.pending(), row.unsettled),
     ];
     differs
         .into_iter()

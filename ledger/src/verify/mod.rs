@@ -1,8 +1,8 @@
 //! The check of a ledger: every block, every posting, every balance, every hold. Changes nothing.
 //!
 //! In this order, ending at the first thing that is wrong: blocks follow one another; what each seals is there, in its place, and gives its
-//! hash; each posting follows the one before it on both of its sub-accounts; no operation or posting is outside the chain; balance, version
-//! and held of every sub-account are what its postings and holds say; every hold adds up, and what it consumed was paid by postings that name
+//! hash; each posting follows the one before it on both of its sub-accounts; no operation or posting is outside the chain; balance, version,
+//! held and unsettled of every sub-account are what its postings and holds say; every hold adds up, and what it consumed was paid by postings that name
 //! it; every instrument sums to zero. A hash tells that a block differs and not where, so a posting that does not follow its neighbours is
 //! named first.
 //! Memory: a page of rows and the last balance of [`BALANCES_MAX`] sub-accounts; a balance that is not at hand is looked up.
@@ -283,6 +283,7 @@ impl Check {
     }
 
     async fn subaccounts(&mut self) -> Found {
+        self.evidence.sum_aside().await?;
         let mut after = String::new();
         loop {
             let page = self.evidence.subaccounts(&after).await?;
@@ -298,7 +299,6 @@ impl Check {
     }
 
     async fn holds(&mut self) -> Found {
-        self.evidence.sum_holds().await?;
         let mut after = String::new();
         loop {
             let page = self.evidence.holds(&after).await?;

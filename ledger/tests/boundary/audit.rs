@@ -283,7 +283,7 @@ async fn r215_a_removed_or_rewritten_block_is_named() {
 async fn r215_changed_balances_and_holds_are_named() {
     let story = story().await;
     let of = async |sql: &str| tampered(&story.world, &[sql]).await;
-    for column in ["balance", "held", "version"] {
+    for column in ["balance", "held", "unsettled", "version"] {
         let sql = format!(
             "UPDATE sub_accounts SET {column} = {column} + 1 WHERE subaccount_id = 'u2:CFA-RUB'"
         );

@@ -20,7 +20,7 @@ use uuid::Uuid;
 use super::{
     Again, Writes,
     audit::Start,
-    verify::{PAID, Reader},
+    verify::{ASIDE, Reader},
 };
 use crate::{
     Error,
@@ -53,7 +53,8 @@ pub async fn open(url: &str) -> Result<(sqlx::PgPool, impl Writes + use<>), Erro
 /// One moment of the ledger's rows.
 pub async fn evidence(url: &str) -> Result<Reader<sqlx::Postgres>, Error> {
     let mut db = PgConnection::connect(url).await?;
-    for sql in [PAID, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"] {
+    let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
+    for sql in ASIDE.into_iter().chain([begin]) {
         sqlx::query(sql).execute(&mut db).await?;
     }
     Ok(Reader(db))

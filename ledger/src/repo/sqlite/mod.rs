@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::{
     Again, Writes,
-    verify::{PAID, Reader},
+    verify::{ASIDE, Reader},
 };
 use crate::{
     Error,
@@ -43,7 +43,7 @@ pub async fn evidence(data_dir: &Path) -> Result<Reader<sqlx::Sqlite>, Error> {
     }
     let options = SqliteConnectOptions::new().filename(path).read_only(true);
     let mut db = SqliteConnection::connect_with(&options).await?;
-    for sql in [PAID, "BEGIN"] {
+    for sql in ASIDE.into_iter().chain(["BEGIN"]) {
         sqlx::query(sql).execute(&mut db).await?;
     }
     Ok(Reader(db))
