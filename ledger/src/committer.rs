@@ -186,7 +186,10 @@ impl Worker {
                 for job in group {
                     let one = vec![job];
                     match self.attempt(&one).await {
-                        Ok(outcomes) => answer(one, outcomes),
+                        Ok(outcomes) => {
+                            self.health.set_ok("store");
+                            answer(one, outcomes);
+                        }
                         Err(error) => self.fail(one, error),
                     }
                 }

@@ -100,6 +100,9 @@ fn required(field: &str, text: String) -> Result<Id, Poison> {
     if text.is_empty() {
         return Err(Poison(format!("{field} is empty")));
     }
+    if text.chars().any(char::is_control) {
+        return Err(Poison(format!("{field} has control characters")));
+    }
     Ok(text.into())
 }
 

@@ -54,7 +54,8 @@ use sweeper::Sweeper;
 pub struct LedgerConfig {
     /// Folder of `ledger.sqlite`, when `url` is empty.
     pub data_dir: PathBuf,
-    /// `postgres://user:password@host:5432/database`; empty: SQLite. Several ledgers may share one database.
+    /// `postgres://user:password@host:5432/database`; empty: SQLite. Several ledgers may share one database if
+    /// they share the event log too, since each relays for all.
     pub url: StoreUrl,
     /// How often holds past their expiry are looked for, in milliseconds.
     pub hold_sweep_interval_ms: u64,

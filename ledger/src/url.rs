@@ -31,8 +31,11 @@ impl StoreUrl {
 
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Parameters may carry secrets as well.
+        // Parameters may carry secrets as well, and a password may have a question mark.
         let shown = self.0.split('?').next().unwrap_or_default();
+        if self.0.rfind('@').is_some_and(|at| at > shown.len()) {
+            return f.write_str("***");
+        }
         let Some((scheme, rest)) = shown.split_once("://") else {
             return f.write_str(if shown.is_empty() { "" } else { "***" });
         };

@@ -110,6 +110,10 @@ impl Postgres {
                 IDLE_IN_TRANSACTION_TIMEOUT,
             ),
             ("jit", "off"),
+            // A process whose host is gone gives its locks back within a minute, those of the relay too.
+            ("tcp_keepalives_idle", "20"),
+            ("tcp_keepalives_interval", "10"),
+            ("tcp_keepalives_count", "3"),
         ]);
         Self::prepare(&options, migrator).await?;
         let pool = |max: u32| {

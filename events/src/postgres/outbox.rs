@@ -2,7 +2,7 @@
 //!
 //! Positions are given when a row is written and become visible when its transaction commits, so they may appear out of order. The relay
 //! reads the rows in the order of position, up to the first one whose transaction is not below the horizon: the oldest transaction that is
-//! still under way anywhere on the server. Below it nothing can appear any more that was written earlier. It deletes exactly the rows it read,
+//! still under way anywhere on the server (rows restored from another server may carry ids that are still to come here: those are settled). Below it nothing can appear any more that was written earlier. It deletes exactly the rows it read,
 //! after the log made them durable, so a row that appears later at a lower position is never skipped.
 //! The order of a key is that of the commits when its writers hold a lock from before the append until the commit, as the ledger does with its
 //! sub-accounts. Writers of one key that share no lock have no order to keep; their events go out in the order of position.
@@ -159,7 +159,8 @@ async fn move_batch(connection: &mut PgConnection, log: &dyn Log) -> Result<Move
 async fn publish(connection: &mut PgConnection, log: &dyn Log) -> Result<Moved, Error> {
     let found: Vec<PgRow> = sqlx::query(
         "SELECT position, id, aggregatetype, aggregateid, type, payload, subject, source, correlation_id, occurred_at_us, \
-         transaction_id < pg_snapshot_xmin(pg_current_snapshot()) AS is_below_horizon FROM outbox ORDER BY position LIMIT $1",
+         transaction_id < pg_snapshot_xmin(pg_current_snapshot()) OR transaction_id >= pg_snapshot_xmax(pg_current_snapshot()) \
+         AS is_below_horizon FROM outbox ORDER BY position LIMIT $1",
     )
     .bind(BATCH)
     .fetch_all(&mut *connection)

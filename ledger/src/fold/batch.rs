@@ -124,6 +124,10 @@ fn bind_refusal(book: &mut Book, operation: &Result<NewOperation, Refusal>, refu
             new.user_id.clone(),
             new.idempotency_key.clone(),
         );
+        if book.answers.get(&key).is_some() {
+            // Refused before, which is why it is refused now.
+            return;
+        }
         let outcome = StoredOutcome::Refused {
             reason: refusal.reason().to_owned(),
             at: None,

@@ -524,6 +524,21 @@ async fn d19_independent_operations_stand_alone_and_repeats_meet_their_answers()
         "Insufficient balance",
     );
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "100.00");
+
+    // Under another key of the call the operations' own keys answer, refusals too, and what is new is made.
+    let again = CreateOperationsRequest {
+        context: write("batch-2"),
+        operations: vec![pay("b", "7"), pay("e", "0.01"), pay("a", "4")],
+        mode: BatchMode::Independent as i32,
+        ..Default::default()
+    };
+    world.fund("u1", RUB, "100").await;
+    let second = world.client.clone().create_operations(again).await;
+    let reasons: Vec<_> = (second.unwrap().into_inner().outcomes.iter())
+        .map(|outcome| outcome.error_reason.clone())
+        .collect();
+    assert_eq!(reasons, ["INSUFFICIENT_BALANCE", "", ""]);
+    assert_eq!(world.balance("u2:CFA-RUB").await[0], "10.01");
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@
 //! - News of finality is parked when its operation is not there, and looked for when an operation is made: of two such groups one has to
 //!   see the other. They share a lock by the hash of the key; makers of operations share it among themselves.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sqlx::{AssertSqlSafe, PgConnection};
 
@@ -58,16 +58,18 @@ pub async fn load(
     }
     let mut locked = Locked::default();
     locked.add(tx, &to_lock, &named.whole_users).await?;
+    // Whatever may have to be made, the destination of a hold as well.
+    named.subaccount_ids.extend(to_lock);
     named.add_owners(|id| locked.has(id));
     lock_users(tx, &named, &locked).await?;
     lock_news(tx, commands).await?;
     limits::lock(tx, commands).await?;
     // Behind the locks, so that whatever was written to these sub-accounts is no later than what is written now.
-    let start: Start = sqlx::query_as(Start::SQL).fetch_one(&mut *tx).await?;
-    let now_us = clock_us.max(start.head()?.sealed_at_us);
     for _ in 0..LOCK_ROUNDS {
+        let start: Start = sqlx::query_as(Start::SQL).fetch_one(&mut *tx).await?;
+        let now_us = clock_us.max(start.head()?.sealed_at_us);
         let (mut wanted, mut book) = read(tx, commands, now_us).await?;
-        keep::subaccounts(&mut book, locked.rows.clone());
+        keep::subaccounts(&mut book, locked.rows.values().cloned().collect());
         let missing = missing(tx, &wanted, &book, &locked).await?;
         if missing.is_empty() {
             wanted.add_owners(|id| book.subaccounts.get(id).is_some());
@@ -87,7 +89,7 @@ pub async fn load(
 #[derive(Default)]
 struct Locked {
     asked: BTreeSet<Id>,
-    rows: Vec<SubAccountRow>,
+    rows: BTreeMap<Id, SubAccountRow>,
 }
 
 impl Locked {
@@ -103,25 +105,32 @@ impl Locked {
             " OR s.user_id = ANY($2)"
         };
         let sql = format!(
-            "{SUB_ACCOUNT} WHERE s.subaccount_id = ANY($1){of_users} ORDER BY s.subaccount_id FOR UPDATE OF s"
+            "SELECT s.subaccount_id FROM sub_accounts s WHERE s.subaccount_id = ANY($1){of_users} ORDER BY s.subaccount_id FOR UPDATE"
         );
-        let mut query = sqlx::query_as(AssertSqlSafe(sql)).bind(texts(ids));
+        let mut query = sqlx::query_scalar(AssertSqlSafe(sql)).bind(texts(ids));
         if !whole_users.is_empty() {
             query = query.bind(texts(whole_users));
         }
-        let found: Vec<SubAccountRow> = query.fetch_all(tx).await?;
+        let mut locked: Vec<String> = query.fetch_all(&mut *tx).await?;
         self.asked.extend(ids.iter().cloned());
         // A row that was asked for in vain before may be there now.
-        for row in found {
-            if !self.has(row.id()) {
-                self.rows.push(row);
-            }
+        locked.retain(|id| !self.rows.contains_key(id.as_str()));
+        if locked.is_empty() {
+            return Ok(());
         }
+        // In a statement of its own: one that waited for a lock sees what it joins (the decimals) as it was before.
+        let sql = format!("{SUB_ACCOUNT} WHERE s.subaccount_id = ANY($1)");
+        let found: Vec<SubAccountRow> = sqlx::query_as(AssertSqlSafe(sql))
+            .bind(locked)
+            .fetch_all(tx)
+            .await?;
+        let found = found.into_iter().map(|row| (Id::from(row.id()), row));
+        self.rows.extend(found);
         Ok(())
     }
 
-    fn has(&self, id: &str) -> bool {
-        self.rows.iter().any(|row| row.id() == id)
+    fn has(&self, id: &Id) -> bool {
+        self.rows.contains_key(id)
     }
 }
 
