@@ -1,7 +1,8 @@
 //! The consumer runner: at least once, in order, retry with backoff, then the dead-letter topic (D26).
 //!
-//! The position is committed after the handler succeeded or the record is in `<topic>.dlq`. While a record is retried, the subscription
-//! waits behind it, so the order of its key holds. A handler is never cancelled in the middle: shutdown waits for it.
+//! The position is committed after the handler succeeded or the record is in `<topic>.dlq`: behind what was read together, at least every
+//! [`COMMIT_EVERY`], and before a stop; a crash sets a group back by that much, which handlers bear. While a record is retried, the
+//! subscription waits behind it, so the order of its key holds. A handler is never cancelled in the middle: shutdown waits for it.
 //!
 //! Three kinds of failure: [`Poison`] is given up at once; [`Later`] waits for as long as the peer or the store is away, shown by
 //! [`crate::log::Waiting`]; anything else is given up after [`RetryPolicy::attempts_max`] attempts.
@@ -13,15 +14,33 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use crate::{Delivery, Error, Event, Log, Subscription, dlq};
+use crate::{Delivery, Error, Event, Log, Position, Subscription, dlq};
+
+/// Records read at once.
+const READ_MAX: usize = 256;
+/// How often the position is committed while more of what was read is to be handled.
+const COMMIT_EVERY: Duration = Duration::from_millis(200);
 
 /// Longest pause while a peer or a store is away: once it is back, its events go on within this time.
 const LATER_MAX_MS: u64 = 30_000;
 /// How often the log tells of one record that waits.
 const LATER_TELL: Duration = Duration::from_secs(60);
 
-/// What a handler answers. Any error is retried; return [`Poison`] for a record that can never be handled, [`Later`] for one that has to wait.
-pub type HandlerResult = Result<(), Box<dyn StdError + Send + Sync>>;
+/// Why a record was not handled. Any error is retried; [`Poison`] for a record that can never be handled, [`Later`] for one that has to wait.
+pub type Failure = Box<dyn StdError + Send + Sync>;
+
+/// What a handler of one record answers.
+pub type HandlerResult = Result<(), Failure>;
+
+/// What a handler of several records answers: all are done with, or it stopped.
+pub type BatchResult = Result<(), Stopped>;
+
+/// The first `handled` records are done with; the next one failed, and nothing behind it was done.
+#[derive(Debug)]
+pub struct Stopped {
+    pub handled: usize,
+    pub error: Failure,
+}
 
 /// A record that retrying cannot help: it goes to the dead-letter topic at once.
 #[derive(Debug, Clone)]
@@ -79,7 +98,7 @@ impl RetryPolicy {
     }
 }
 
-/// Handles the topics as a member of `group` until `shutdown`. See [`consume_with`].
+/// Handles the topics one record at a time as a member of `group` until `shutdown`. See [`consume_batches`].
 ///
 /// # Errors
 /// [`Error`] when the subscription cannot be made.
@@ -94,21 +113,14 @@ where
     H: Fn(Event) -> F + Send + Sync,
     F: Future<Output = HandlerResult> + Send,
 {
-    consume_with(
-        log,
-        group,
-        topics,
-        handler,
-        shutdown,
-        RetryPolicy::default(),
-    )
-    .await
+    let policy = RetryPolicy::default();
+    consume_with(log, group, topics, handler, shutdown, policy).await
 }
 
 /// [`consume`] with a retry policy of one's own.
 ///
 /// # Errors
-/// [`Error`] when the subscription cannot be made. Later failures of the log are retried for ever.
+/// [`Error`] when the subscription cannot be made.
 pub async fn consume_with<H, F>(
     log: Arc<dyn Log>,
     group: &str,
@@ -121,106 +133,289 @@ where
     H: Fn(Event) -> F + Send + Sync,
     F: Future<Output = HandlerResult> + Send,
 {
-    let mut subscription = log.subscribe(group, topics).await?;
-    let mut failures = 0;
-    loop {
-        let next = tokio::select! {
-            biased;
-            () = shutdown.cancelled() => return Ok(()),
-            next = subscription.next() => next,
-        };
-        let delivery = match next {
-            Ok(delivery) => delivery,
-            Err(Error::Closed) => return Ok(()),
-            Err(error) => {
-                failures += 1;
-                tracing::warn!(error = %error, group, "event log cannot be read");
-                if pause(policy.delay(failures), &shutdown).await {
-                    return Ok(());
+    let one = |mut events: Vec<Event>| {
+        let handled = events.pop().map(&handler);
+        async move {
+            match handled {
+                Some(handled) => handled.await.map_err(|error| Stopped { handled: 0, error }),
+                None => Ok(()),
+            }
+        }
+    };
+    Runner::new(log, group, 1, one, shutdown, policy)
+        .run(topics)
+        .await
+}
+
+/// Handles the topics as a member of `group` until `shutdown`: up to `records_max` of what is there are handed over together, in order, so that
+/// one transaction can do for many. A lone record waits for no company.
+///
+/// # Errors
+/// [`Error`] when the subscription cannot be made. Later failures of the log are retried for ever.
+pub async fn consume_batches<H, F>(
+    log: Arc<dyn Log>,
+    group: &str,
+    topics: &[&str],
+    records_max: usize,
+    handler: H,
+    shutdown: CancellationToken,
+) -> Result<(), Error>
+where
+    H: Fn(Vec<Event>) -> F + Send + Sync,
+    F: Future<Output = BatchResult> + Send,
+{
+    let policy = RetryPolicy::default();
+    Runner::new(log, group, records_max, handler, shutdown, policy)
+        .run(topics)
+        .await
+}
+
+/// A member of a group at work.
+struct Runner<'a, H> {
+    log: Arc<dyn Log>,
+    group: &'a str,
+    records_max: usize,
+    handler: H,
+    shutdown: CancellationToken,
+    policy: RetryPolicy,
+}
+
+/// The runner has to end.
+struct Ending;
+
+impl<'a, H, F> Runner<'a, H>
+where
+    H: Fn(Vec<Event>) -> F + Send + Sync,
+    F: Future<Output = BatchResult> + Send,
+{
+    fn new(
+        log: Arc<dyn Log>,
+        group: &'a str,
+        records_max: usize,
+        handler: H,
+        shutdown: CancellationToken,
+        policy: RetryPolicy,
+    ) -> Self {
+        Runner {
+            log,
+            group,
+            records_max: records_max.max(1),
+            handler,
+            shutdown,
+            policy,
+        }
+    }
+
+    async fn run(self, topics: &[&str]) -> Result<(), Error> {
+        let mut subscription = self.log.subscribe(self.group, topics).await?;
+        let mut failures = 0;
+        loop {
+            let next = tokio::select! {
+                biased;
+                () = self.shutdown.cancelled() => return Ok(()),
+                next = subscription.next_many(READ_MAX) => next,
+            };
+            match next {
+                Ok(deliveries) => {
+                    failures = 0;
+                    if self.work_off(&mut subscription, &deliveries).await.is_err() {
+                        return Ok(());
+                    }
                 }
+                Err(Error::Closed) => return Ok(()),
+                Err(error) => {
+                    failures += 1;
+                    tracing::warn!(error = %error, group = self.group, "event log cannot be read");
+                    if pause(self.policy.delay(failures), &self.shutdown).await {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Handles what was read, and commits how far it came, at the end and now and then.
+    async fn work_off(
+        &self,
+        subscription: &mut Subscription,
+        deliveries: &[Delivery],
+    ) -> Result<(), Ending> {
+        let mut done = Done::default();
+        let mut rest = deliveries;
+        while !rest.is_empty() && !self.shutdown.is_cancelled() {
+            let part = &rest[..rest.len().min(self.records_max)];
+            let (handled, error) = self.hand_over(part).await;
+            done.add(&part[..handled]);
+            rest = &rest[handled..];
+            if error.is_some() || done.since.elapsed() >= COMMIT_EVERY {
+                self.commit(subscription, &mut done).await;
+            }
+            if let Some(error) = error {
+                self.settle(&rest[0], error).await?;
+                done.add(&rest[..1]);
+                rest = &rest[1..];
+            }
+        }
+        self.commit(subscription, &mut done).await;
+        if rest.is_empty() { Ok(()) } else { Err(Ending) }
+    }
+
+    /// How many of the records from the front are done with, and why the next one is not.
+    async fn hand_over(&self, part: &[Delivery]) -> (usize, Option<Failure>) {
+        let own: Vec<usize> = (0..part.len())
+            .filter(|index| self.is_for_us(&part[*index]))
+            .collect();
+        let Some(first) = own.first() else {
+            return (part.len(), None);
+        };
+        let events: Vec<Event> = own
+            .iter()
+            .map(|index| part[*index].record.event.clone())
+            .collect();
+        let span = match events.as_slice() {
+            [event] => span(event),
+            events => tracing::info_span!("events", group = self.group, records = events.len()),
+        };
+        match (self.handler)(events).instrument(span).await {
+            Ok(()) => {
+                self.count("handled", own.len());
+                (part.len(), None)
+            }
+            Err(Stopped { handled, error }) => {
+                self.count("handled", handled);
+                (own.get(handled).copied().unwrap_or(*first), Some(error))
+            }
+        }
+    }
+
+    /// Dead letters are replayed to the group that failed; to the others of the topic they are nothing new.
+    fn is_for_us(&self, delivery: &Delivery) -> bool {
+        let replayed_for = delivery.record.header(dlq::REPLAY_FOR);
+        replayed_for.is_none_or(|group| group == self.group)
+    }
+
+    /// Tries a record that has failed until it is done with.
+    async fn settle(&self, delivery: &Delivery, first: Failure) -> Result<(), Ending> {
+        let event = &delivery.record.event;
+        let span = span(event);
+        let mut attempt = 0;
+        let mut wait = None;
+        let mut failed = Some(first);
+        loop {
+            let error = match failed.take() {
+                Some(error) => error,
+                None => match (self.handler)(vec![event.clone()])
+                    .instrument(span.clone())
+                    .await
+                {
+                    Ok(()) => {
+                        self.count("handled", 1);
+                        return Ok(());
+                    }
+                    Err(stopped) => stopped.error,
+                },
+            };
+            if let Some(later) = error.downcast_ref::<Later>() {
+                let wait = wait.get_or_insert_with(|| Wait::new(&*self.log, self.group, delivery));
+                span.in_scope(|| wait.tell(later));
+                self.count("waited", 1);
+                self.pause(wait.delay(self.policy)).await?;
                 continue;
             }
-        };
-        failures = 0;
-        if !settle(&*log, group, &delivery, &handler, &shutdown, policy).await {
-            return Ok(());
+            wait = None;
+            attempt += 1;
+            let hopeless = error.is::<Poison>();
+            span.in_scope(|| {
+                tracing::warn!(
+                    %error, attempt, group = self.group, event_id = %event.id, position = %delivery.position, "event not handled"
+                );
+            });
+            if hopeless || attempt >= self.policy.attempts_max {
+                self.bury(delivery, attempt, &error.to_string()).await?;
+                self.count("dead", 1);
+                return Ok(());
+            }
+            self.count("retried", 1);
+            self.pause(self.policy.delay(attempt)).await?;
         }
-        commit(&mut subscription, &delivery, &shutdown, policy).await;
+    }
+
+    /// Puts the record on its dead-letter topic, however long that takes.
+    async fn bury(&self, delivery: &Delivery, attempts: u32, reason: &str) -> Result<(), Ending> {
+        let group = self.group;
+        let letter = dlq::letter(delivery, group, attempts, reason);
+        let mut failures = 0;
+        while let Err(error) = self.log.append(std::slice::from_ref(&letter)).await {
+            failures += 1;
+            tracing::error!(error = %error, group, "dead letter cannot be written");
+            self.pause(self.policy.delay(failures)).await?;
+        }
+        tracing::error!(group, reason, event_id = %letter.event.id, topic = %letter.event.topic, "event given up");
+        Ok(())
+    }
+
+    /// Commits until it works, or until shutdown: then the records come again, which handlers bear.
+    async fn commit(&self, subscription: &mut Subscription, done: &mut Done) {
+        for position in std::mem::take(&mut done.positions) {
+            let mut failures = 0;
+            while let Err(error) = subscription.commit(&position).await {
+                failures += 1;
+                tracing::warn!(error = %error, position = %position, "position cannot be committed");
+                if pause(self.policy.delay(failures), &self.shutdown).await {
+                    return;
+                }
+            }
+        }
+        done.since = Instant::now();
+    }
+
+    async fn pause(&self, delay: Duration) -> Result<(), Ending> {
+        if pause(delay, &self.shutdown).await {
+            return Err(Ending);
+        }
+        Ok(())
+    }
+
+    fn count(&self, outcome: &'static str, records: usize) {
+        let group = self.group.to_owned();
+        metrics::counter!("events_consumed_total", "group" => group, "outcome" => outcome)
+            .increment(records as u64);
     }
 }
 
-/// Runs the handler until the record is done with; `false` when shutdown came first.
-async fn settle<H, F>(
-    log: &dyn Log,
-    group: &str,
-    delivery: &Delivery,
-    handler: &H,
-    shutdown: &CancellationToken,
-    policy: RetryPolicy,
-) -> bool
-where
-    H: Fn(Event) -> F + Send + Sync,
-    F: Future<Output = HandlerResult> + Send,
-{
-    let event = &delivery.record.event;
-    // Dead letters are replayed to the group that failed; to the others of the topic they are nothing new.
-    if delivery
-        .record
-        .header(dlq::REPLAY_FOR)
-        .is_some_and(|other| other != group)
-    {
-        return true;
-    }
-    let span = tracing::info_span!(
+fn span(event: &Event) -> tracing::Span {
+    tracing::info_span!(
         "event",
         correlation_id = %event.correlation_id,
         event_type = %event.type_name,
-    );
-    let mut attempt = 0;
-    let mut wait = None;
-    loop {
-        let error = match handler(event.clone()).instrument(span.clone()).await {
-            Ok(()) => {
-                count(group, "handled");
-                return true;
-            }
-            Err(error) => error,
-        };
-        if let Some(later) = error.downcast_ref::<Later>() {
-            let wait = wait.get_or_insert_with(|| Wait::new(log, group, delivery));
-            span.in_scope(|| wait.tell(later));
-            count(group, "waited");
-            if pause(wait.delay(policy), shutdown).await {
-                return false;
-            }
-            continue;
+    )
+}
+
+/// Records that were handled since the last commit: the last position of each partition.
+struct Done {
+    positions: Vec<Position>,
+    since: Instant,
+}
+
+impl Default for Done {
+    fn default() -> Self {
+        Done {
+            positions: Vec::new(),
+            since: Instant::now(),
         }
-        wait = None;
-        attempt += 1;
-        let hopeless = error.is::<Poison>();
-        span.in_scope(|| {
-            tracing::warn!(%error, attempt, group, event_id = %event.id, position = %delivery.position, "event not handled");
-        });
-        if hopeless || attempt >= policy.attempts_max {
-            if !bury(
-                log,
-                group,
-                delivery,
-                attempt,
-                &error.to_string(),
-                shutdown,
-                policy,
-            )
-            .await
-            {
-                return false;
+    }
+}
+
+impl Done {
+    fn add(&mut self, deliveries: &[Delivery]) {
+        for Delivery { position, .. } in deliveries {
+            let same = |known: &&mut Position| {
+                known.partition == position.partition && known.topic == position.topic
+            };
+            match self.positions.iter_mut().find(same) {
+                Some(known) => known.offset = position.offset,
+                None => self.positions.push(position.clone()),
             }
-            count(group, "dead");
-            return true;
-        }
-        count(group, "retried");
-        if pause(policy.delay(attempt), shutdown).await {
-            return false;
         }
     }
 }
@@ -279,56 +474,12 @@ impl Drop for Wait<'_> {
     }
 }
 
-/// Puts the record on its dead-letter topic, however long that takes; `false` when shutdown came first.
-async fn bury(
-    log: &dyn Log,
-    group: &str,
-    delivery: &Delivery,
-    attempts: u32,
-    reason: &str,
-    shutdown: &CancellationToken,
-    policy: RetryPolicy,
-) -> bool {
-    let letter = dlq::letter(delivery, group, attempts, reason);
-    let mut failures = 0;
-    while let Err(error) = log.append(std::slice::from_ref(&letter)).await {
-        failures += 1;
-        tracing::error!(error = %error, group, "dead letter cannot be written");
-        if pause(policy.delay(failures), shutdown).await {
-            return false;
-        }
-    }
-    tracing::error!(group, reason, event_id = %letter.event.id, topic = %letter.event.topic, "event given up");
-    true
-}
-
-async fn commit(
-    subscription: &mut Subscription,
-    delivery: &Delivery,
-    shutdown: &CancellationToken,
-    policy: RetryPolicy,
-) {
-    let mut failures = 0;
-    while let Err(error) = subscription.commit(&delivery.position).await {
-        failures += 1;
-        tracing::warn!(error = %error, position = %delivery.position, "position cannot be committed");
-        if pause(policy.delay(failures), shutdown).await {
-            return;
-        }
-    }
-}
-
 /// True when shutdown cut the pause.
 async fn pause(delay: Duration, shutdown: &CancellationToken) -> bool {
     tokio::select! {
         () = shutdown.cancelled() => true,
         () = tokio::time::sleep(delay) => false,
     }
-}
-
-fn count(group: &str, outcome: &'static str) {
-    metrics::counter!("events_consumed_total", "group" => group.to_owned(), "outcome" => outcome)
-        .increment(1);
 }
 
 #[cfg(test)]

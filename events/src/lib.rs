@@ -23,7 +23,10 @@ pub mod postgres;
 pub mod sqlite;
 pub mod topics;
 
-pub use consumer::{HandlerResult, Later, Poison, RetryPolicy, consume, consume_with};
+pub use consumer::{
+    BatchResult, Failure, HandlerResult, Later, Poison, RetryPolicy, Stopped, consume,
+    consume_batches, consume_with,
+};
 pub use embedded::Embedded;
 pub use event::{Event, Record};
 pub use kafka::Kafka;

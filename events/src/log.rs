@@ -136,6 +136,21 @@ impl Subscription {
         self.0.next().await
     }
 
+    /// The next records, at least one and at most `max`, as many as are at hand; waits for the first. Cancel safe as [`Self::next`].
+    ///
+    /// # Errors
+    /// [`Error`] of the log, before the first record. The subscription stays usable.
+    pub async fn next_many(&mut self, max: usize) -> Result<Vec<Delivery>, Error> {
+        let mut deliveries = vec![self.0.next().await?];
+        while deliveries.len() < max {
+            match self.0.at_hand() {
+                Some(delivery) => deliveries.push(delivery),
+                None => break,
+            }
+        }
+        Ok(deliveries)
+    }
+
     /// The group is done with this record and everything before it in its partition.
     ///
     /// # Errors
@@ -148,5 +163,7 @@ impl Subscription {
 #[async_trait]
 pub(crate) trait Source: Send {
     async fn next(&mut self) -> Result<Delivery, Error>;
+    /// The next record where that needs no waiting.
+    fn at_hand(&mut self) -> Option<Delivery>;
     async fn commit(&mut self, position: &Position) -> Result<(), Error>;
 }

@@ -5,11 +5,12 @@
 //! - cfa: instruments come, change and end; issues, redemptions and transfers move the positions kept here.
 //! - ledger: a hold behind orders that has vanished by somebody else's doing cancels the orders behind it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use admission::{CancelRequest, MassCancelRequest, OrderRef, Request};
 use client::wire::DisconnectCode;
-use events::{Event, HandlerResult, Poison, topics};
+use events::{BatchResult, Event, Failure, HandlerResult, Poison, Stopped, topics};
 use prost::Message;
 use proto::{
     cfa::v1 as cfa, common::v1::MonetaryAmount, identity::v1 as identity, ledger::v1 as ledger,
@@ -19,6 +20,7 @@ use sequencer::NotTaken;
 use tokio_util::sync::CancellationToken;
 use types::command::MassScope;
 use types::{CancelReason, Decimal, HoldIx, Id128, InstrumentIx, SessionIx, UserId, UserIx};
+use uuid::Uuid;
 
 use crate::Error;
 use crate::funding;
@@ -32,6 +34,8 @@ use crate::quic::login;
 const GROUP: &str = "market";
 /// Name in the inbox.
 const POSITIONS: &str = "market.positions";
+/// Events handed over together.
+const EVENTS_MAX: usize = 256;
 
 /// Topics heard here, each with the part it is in the health read: on its own, so that a block does not wait behind the ledger's crowd.
 pub const TOPICS: [(&str, &str); 3] = [
@@ -50,11 +54,11 @@ pub async fn run(
     topic: &'static str,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
-    let handler = move |event: Event| {
+    let handler = move |events: Vec<Event>| {
         let market = market.clone();
-        async move { handle(&market, &event).await }
+        async move { handle_in_order(&market, &events).await }
     };
-    events::consume(log, GROUP, &[topic], handler, shutdown).await?;
+    events::consume_batches(log, GROUP, &[topic], EVENTS_MAX, handler, shutdown).await?;
     Ok(())
 }
 
@@ -70,6 +74,101 @@ pub async fn show_events(
 
 fn read<M: Message + Default>(event: &Event) -> Result<M, Poison> {
     M::decode(&*event.payload).map_err(|error| Poison(error.to_string()))
+}
+
+/// Handles events one after the other, but for those that move positions: a run of them shares a transaction.
+async fn handle_in_order(market: &Arc<Market>, events: &[Event]) -> BatchResult {
+    let mut handled = 0;
+    while handled < events.len() {
+        let run = match moves_at_front(&events[handled..]) {
+            Ok(run) => run,
+            Err(poison) => return stopped(handled, poison.into()),
+        };
+        let done = if run.is_empty() {
+            handle(market, &events[handled]).await
+        } else {
+            move_positions(market, &run).await
+        };
+        match done {
+            Ok(()) => handled += run.len().max(1),
+            Err(error) => return stopped(handled, error),
+        }
+    }
+    Ok(())
+}
+
+fn stopped(handled: usize, error: Failure) -> BatchResult {
+    Err(Stopped { handled, error })
+}
+
+/// What an event adds to the positions of an instrument.
+struct Moves {
+    event_id: Uuid,
+    instrument_id: String,
+    of_user: Vec<(String, Decimal)>,
+}
+
+/// The events at the front that move positions, up to the first other or unreadable one.
+fn moves_at_front(events: &[Event]) -> Result<Vec<Moves>, Poison> {
+    let mut run = Vec::new();
+    for event in events {
+        match moves(event) {
+            Ok(Some(moves)) => run.push(moves),
+            Err(poison) if run.is_empty() => return Err(poison),
+            Ok(None) | Err(_) => break,
+        }
+    }
+    Ok(run)
+}
+
+fn moves(event: &Event) -> Result<Option<Moves>, Poison> {
+    let (instrument_id, of_user) = match event.short_type() {
+        "CfaIssuedEvent" => {
+            let m: cfa::CfaIssuedEvent = read(event)?;
+            (
+                m.instrument_id,
+                vec![(m.holder_id, amount(m.amount.as_ref())?)],
+            )
+        }
+        "CfaRedeemedEvent" => {
+            let m: cfa::CfaRedeemedEvent = read(event)?;
+            let change = negative(amount(m.amount.as_ref())?)?;
+            (m.instrument_id, vec![(m.holder_id, change)])
+        }
+        "CfaTransferredEvent" => {
+            let m: cfa::CfaTransferredEvent = read(event)?;
+            let change = amount(m.amount.as_ref())?;
+            let given = (m.from_user_id, negative(change)?);
+            (m.instrument_id, vec![given, (m.to_user_id, change)])
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some(Moves {
+        event_id: event.id,
+        instrument_id,
+        of_user,
+    }))
+}
+
+/// Each event once, the changes of a position summed up.
+async fn move_positions(market: &Market, run: &[Moves]) -> HandlerResult {
+    let event_ids: Vec<Uuid> = run.iter().map(|moves| moves.event_id).collect();
+    let mut tx = market.projection.db.write().await?;
+    let are_new = events::inbox::accept_many_in_tx(&mut tx, POSITIONS, &event_ids).await?;
+    let mut sums: BTreeMap<(&str, &str), Decimal> = BTreeMap::new();
+    for (moves, _) in run.iter().zip(are_new).filter(|(_, is_new)| *is_new) {
+        for (user_id, change) in &moves.of_user {
+            let sum = sums.entry((user_id, &moves.instrument_id)).or_default();
+            *sum = sum.checked_add(*change)?;
+        }
+    }
+    if sums.is_empty() {
+        return Ok(());
+    }
+    for ((user_id, instrument_id), change) in sums {
+        repo::move_position_in_tx(&mut tx, user_id, instrument_id, change).await?;
+    }
+    Ok(tx.commit().await?)
 }
 
 async fn handle(market: &Arc<Market>, event: &Event) -> HandlerResult {
@@ -95,25 +194,6 @@ async fn handle(market: &Arc<Market>, event: &Event) -> HandlerResult {
             let message: cfa::InstrumentUpdatedEvent = read(event)?;
             let context = Context::new("market");
             instruments::sync_one(market, &context, &message.instrument_id).await?;
-        }
-        "CfaIssuedEvent" => {
-            let m: cfa::CfaIssuedEvent = read(event)?;
-            let amount = amount(m.amount.as_ref())?;
-            position(market, event, &m.instrument_id, &[(&m.holder_id, amount)]).await?;
-        }
-        "CfaRedeemedEvent" => {
-            let m: cfa::CfaRedeemedEvent = read(event)?;
-            let amount = negative(amount(m.amount.as_ref())?)?;
-            position(market, event, &m.instrument_id, &[(&m.holder_id, amount)]).await?;
-        }
-        "CfaTransferredEvent" => {
-            let m: cfa::CfaTransferredEvent = read(event)?;
-            let amount = amount(m.amount.as_ref())?;
-            let moves = [
-                (&*m.from_user_id, negative(amount)?),
-                (&*m.to_user_id, amount),
-            ];
-            position(market, event, &m.instrument_id, &moves).await?;
         }
         // Settlement ends holds of orders all day; each is behind an order that has ended.
         "HoldReleasedEvent" | "HoldConsumedEvent"
@@ -144,22 +224,6 @@ fn negative(amount: Decimal) -> Result<Decimal, Poison> {
     Decimal::ZERO
         .checked_sub(amount)
         .map_err(|error| Poison(error.to_string()))
-}
-
-async fn position(
-    market: &Market,
-    event: &Event,
-    instrument_id: &str,
-    moves: &[(&str, Decimal)],
-) -> HandlerResult {
-    let mut tx = market.projection.db.write().await?;
-    if events::inbox::accept_in_tx(&mut tx, POSITIONS, event.id).await? {
-        for (user_id, change) in moves {
-            repo::move_position_in_tx(&mut tx, user_id, instrument_id, *change).await?;
-        }
-        tx.commit().await?;
-    }
-    Ok(())
 }
 
 /// The index of a user who has traded here.

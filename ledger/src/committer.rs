@@ -44,28 +44,55 @@ const CONTENTION_TRIES_MAX: u32 = 16;
 const FIRST_PAUSE_MS: u64 = 2;
 const PAUSE_MS_MAX: u64 = 250;
 
-/// An event to note as taken, in the transaction of its effect.
-#[derive(Clone, Debug)]
-pub struct Taken {
-    pub consumer: &'static str,
+/// What an event asks for. It is noted as taken in the transaction of its effect.
+#[derive(Debug)]
+pub struct Asked {
     pub event_id: Uuid,
+    pub command: Command,
+    pub context: rpc::Context,
 }
 
-struct Job {
-    command: Command,
-    context: rpc::Context,
-    taken: Option<Taken>,
-    reply: oneshot::Sender<Result<Outcome, Error>>,
+enum Job {
+    One {
+        command: Command,
+        context: rpc::Context,
+        reply: oneshot::Sender<Result<Outcome, Error>>,
+    },
+    Events {
+        consumer: &'static str,
+        asked: Vec<Asked>,
+        reply: oneshot::Sender<Result<Vec<Outcome>, Error>>,
+    },
 }
 
 impl Job {
-    /// An event is taken or not as a whole, and what a limit counts is loaded before a group is folded: each has a transaction of its own.
+    /// Events are taken in order up to the first refused one, and what a limit counts is loaded before a group is folded: each has a
+    /// transaction of its own.
     fn is_alone(&self) -> bool {
-        self.taken.is_some()
-            || matches!(
-                self.command.act,
-                Act::SetLimit { .. } | Act::RemoveLimit { .. }
-            )
+        match self {
+            Job::Events { .. } => true,
+            Job::One { command, .. } => {
+                matches!(command.act, Act::SetLimit { .. } | Act::RemoveLimit { .. })
+            }
+        }
+    }
+
+    fn weight(&self) -> usize {
+        match self {
+            Job::Events { asked, .. } => asked.iter().map(|asked| asked.command.weight()).sum(),
+            Job::One { command, .. } => command.weight(),
+        }
+    }
+
+    /// A caller that went away has its answer stored under its key.
+    fn answer(self, mut outcomes: Result<Vec<Outcome>, Error>) {
+        match self {
+            Job::Events { reply, .. } => drop(reply.send(outcomes)),
+            Job::One { reply, .. } => {
+                let outcome = outcomes.as_mut().map(|outcomes| outcomes.remove(0));
+                drop(reply.send(outcome.map_err(|error| std::mem::replace(error, Error::Closed))));
+            }
+        }
     }
 }
 
@@ -100,37 +127,38 @@ impl Committer {
     /// # Errors
     /// [`Error::Closed`] at shutdown, otherwise what the store answered. A refusal is an [`Outcome`], not an error.
     pub async fn submit(&self, command: Command, context: rpc::Context) -> Result<Outcome, Error> {
-        self.send(command, context, None).await
-    }
-
-    /// As [`Self::submit`], once per event: an event taken before changes nothing, a refused one is not taken.
-    ///
-    /// # Errors
-    /// As [`Self::submit`].
-    pub async fn take(
-        &self,
-        command: Command,
-        context: rpc::Context,
-        taken: Taken,
-    ) -> Result<Outcome, Error> {
-        self.send(command, context, Some(taken)).await
-    }
-
-    async fn send(
-        &self,
-        command: Command,
-        context: rpc::Context,
-        taken: Option<Taken>,
-    ) -> Result<Outcome, Error> {
         let (reply, answer) = oneshot::channel();
-        let job = Job {
+        self.send(Job::One {
             command,
             context,
-            taken,
             reply,
-        };
-        self.queue.send(job).await.map_err(|_| Error::Closed)?;
+        })
+        .await?;
         answer.await.map_err(|_| Error::Closed)?
+    }
+
+    /// Folds what events ask for in their order and commits it together, each once per consumer: what was taken before changes nothing. The first
+    /// refused one ends the answer; neither it nor anything behind it is taken.
+    ///
+    /// # Errors
+    /// As [`Self::submit`]; then none is taken.
+    pub async fn take(
+        &self,
+        consumer: &'static str,
+        asked: Vec<Asked>,
+    ) -> Result<Vec<Outcome>, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.send(Job::Events {
+            consumer,
+            asked,
+            reply,
+        })
+        .await?;
+        answer.await.map_err(|_| Error::Closed)?
+    }
+
+    async fn send(&self, job: Job) -> Result<(), Error> {
+        self.queue.send(job).await.map_err(|_| Error::Closed)
     }
 }
 
@@ -155,7 +183,7 @@ impl Worker {
                 }
             };
             let Some(first) = first else { break };
-            let mut weight = first.command.weight();
+            let mut weight = first.weight();
             let mut group = vec![first];
             while !group[0].is_alone()
                 && group.len() < GROUP_COMMANDS_MAX
@@ -167,7 +195,7 @@ impl Worker {
                     group.push(job);
                     break;
                 }
-                weight += job.command.weight();
+                weight += job.weight();
                 group.push(job);
             }
             self.commit(group).await;
@@ -204,7 +232,7 @@ impl Worker {
         let (text, is_away) = (error.to_string(), error.is_away());
         for job in group {
             let text = text.clone();
-            let _ = job.reply.send(Err(Error::Commit { text, is_away }));
+            job.answer(Err(Error::Commit { text, is_away }));
         }
     }
 
@@ -259,41 +287,110 @@ impl Worker {
     }
 
     async fn attempt_once(&self, group: &[Job]) -> Result<Vec<Outcome>, Error> {
-        let mut tx = self.store.begin().await?;
         if let [
-            Job {
-                taken: Some(taken), ..
+            Job::Events {
+                consumer, asked, ..
             },
         ] = group
-            && !tx.accept(taken.consumer, taken.event_id).await?
         {
-            return Ok(vec![Ok(Answered::new(Answer::Done))]);
+            return self.take_events(consumer, asked).await;
         }
-        let commands: Vec<&Command> = group.iter().map(|job| &job.command).collect();
+        let commands: Vec<(&Command, &rpc::Context)> = group
+            .iter()
+            .filter_map(|job| match job {
+                Job::One {
+                    command, context, ..
+                } => Some((command, context)),
+                Job::Events { .. } => None,
+            })
+            .collect();
+        let mut tx = self.store.begin().await?;
+        let (book, outcomes) = self.fold(&mut *tx, &commands, false).await?;
+        let has_chores = commands
+            .iter()
+            .any(|(command, _)| matches!(command.act, Act::ForgetParked { .. }));
+        if book.is_clean() && !has_chores {
+            return Ok(outcomes);
+        }
+        write(tx, &book, &commands).await?;
+        Ok(outcomes)
+    }
+
+    /// Takes events up to the first refused one: those before it are folded again without it, to the same unless another ledger came between.
+    async fn take_events(&self, consumer: &str, asked: &[Asked]) -> Result<Vec<Outcome>, Error> {
+        let mut taken = asked;
+        let mut refused = None;
+        loop {
+            let mut outcomes = self.take_together(consumer, taken).await?;
+            match outcomes.pop_if(|last| last.is_err()) {
+                Some(first) if outcomes.is_empty() => return Ok(vec![first]),
+                Some(first) => {
+                    taken = &taken[..outcomes.len()];
+                    refused = Some(first);
+                }
+                None => {
+                    outcomes.extend(refused);
+                    return Ok(outcomes);
+                }
+            }
+        }
+    }
+
+    /// Takes all of these events, or none where one is refused; then its outcome is the last.
+    async fn take_together(&self, consumer: &str, asked: &[Asked]) -> Result<Vec<Outcome>, Error> {
+        let mut tx = self.store.begin().await?;
+        let event_ids: Vec<Uuid> = asked.iter().map(|asked| asked.event_id).collect();
+        let are_new = tx.accept(consumer, &event_ids).await?;
+        let commands: Vec<(&Command, &rpc::Context)> = asked
+            .iter()
+            .zip(&are_new)
+            .filter(|(_, is_new)| **is_new)
+            .map(|(asked, _)| (&asked.command, &asked.context))
+            .collect();
+        let (book, folded) = self.fold(&mut *tx, &commands, true).await?;
+        let is_refused = folded.last().is_some_and(Result::is_err);
+        let changes_nothing = book.is_clean()
+            && commands
+                .iter()
+                .all(|(command, _)| command.act.is_settled_by_itself());
+        if !is_refused && !changes_nothing {
+            write(tx, &book, &commands).await?;
+        }
+        let mut folded = folded.into_iter();
+        let outcomes = are_new.iter().map_while(|is_new| match is_new {
+            true => folded.next(),
+            false => Some(Ok(Answered::new(Answer::Done))),
+        });
+        let mut outcomes: Vec<Outcome> = outcomes.collect();
+        if let Some(refused) = outcomes.iter().position(Result::is_err) {
+            outcomes.truncate(refused + 1);
+        }
+        Ok(outcomes)
+    }
+
+    /// Folds commands into what the store has of them; up to the first refused one, where that ends it.
+    async fn fold(
+        &self,
+        tx: &mut dyn Group,
+        commands: &[(&Command, &rpc::Context)],
+        ends_at_refusal: bool,
+    ) -> Result<(Book, Vec<Outcome>), Error> {
+        let bare: Vec<&Command> = commands.iter().map(|(command, _)| *command).collect();
         let clock_us = self.clock.now_us();
-        let mut book = tx.load(&commands, clock_us).await?;
+        let mut book = tx.load(&bare, clock_us).await?;
         self.tell_clock(clock_us, book.now_us);
         let mut fresh = Fresh::at(book.now_us);
         let mut ids = || fresh.id();
-        let outcomes: Vec<Outcome> = commands
-            .iter()
-            .enumerate()
-            .map(|(index, command)| fold::fold(&mut book, index, command, &mut ids))
-            .collect();
-        if let ([Job { taken: Some(_), .. }], [Err(_)]) = (group, outcomes.as_slice()) {
-            return Ok(outcomes);
+        let mut outcomes = Vec::with_capacity(bare.len());
+        for (index, command) in bare.into_iter().enumerate() {
+            let outcome = fold::fold(&mut book, index, command, &mut ids);
+            let is_over = ends_at_refusal && outcome.is_err();
+            outcomes.push(outcome);
+            if is_over {
+                break;
+            }
         }
-        let has_chores = commands
-            .iter()
-            .any(|command| matches!(command.act, Act::ForgetParked { .. }));
-        if book.is_clean() && group[0].taken.is_none() && !has_chores {
-            return Ok(outcomes);
-        }
-        let events = events(&book, group);
-        write(&mut *tx, &book, group, &events).await?;
-        tx.commit().await?;
-        count(&book);
-        Ok(outcomes)
+        Ok((book, outcomes))
     }
 }
 
@@ -303,19 +400,16 @@ fn pause(tries: u32) -> Duration {
     Duration::from_millis(full / 2 + rand::rng().random_range(0..=full / 2))
 }
 
-fn events(book: &Book, group: &[Job]) -> Vec<events::Event> {
-    let contexts: Vec<&rpc::Context> = group.iter().map(|job| &job.context).collect();
-    outbox::events(&book.facts, &contexts, book.now_us)
-}
-
+/// Writes what the fold made of the commands, and makes it durable.
 async fn write(
-    tx: &mut dyn Group,
+    mut tx: Box<dyn Group>,
     book: &Book,
-    group: &[Job],
-    events: &[events::Event],
+    commands: &[(&Command, &rpc::Context)],
 ) -> Result<(), Error> {
-    for job in group {
-        tx.tidy(&job.command).await?;
+    let contexts: Vec<&rpc::Context> = commands.iter().map(|(_, context)| *context).collect();
+    let events = outbox::events(&book.facts, &contexts, book.now_us);
+    for (command, _) in commands {
+        tx.tidy(command).await?;
     }
     // The chain's end is asked for last, since other ledgers wait for it until the commit.
     let block = if audit::seals(book) {
@@ -323,13 +417,19 @@ async fn write(
     } else {
         None
     };
-    tx.save(book, block.as_ref(), events).await
+    tx.save(book, block.as_ref(), &events).await?;
+    tx.commit().await?;
+    count(book);
+    Ok(())
 }
 
-fn answer(group: Vec<Job>, outcomes: Vec<Outcome>) {
+fn answer(mut group: Vec<Job>, outcomes: Vec<Outcome>) {
+    if let [Job::Events { .. }] = group.as_slice() {
+        group.remove(0).answer(Ok(outcomes));
+        return;
+    }
     for (job, outcome) in group.into_iter().zip(outcomes) {
-        // A caller that went away has its answer stored under its key.
-        let _ = job.reply.send(Ok(outcome));
+        job.answer(Ok(vec![outcome]));
     }
 }
 
@@ -368,11 +468,18 @@ fn count(book: &Book) {
     metrics::gauge!("ledger_holds_total").increment(f64::from(opened));
 }
 
+impl Act {
+    /// Finality: an operation that is final or failed stays so, whatever comes again.
+    fn is_settled_by_itself(&self) -> bool {
+        matches!(self, Act::Confirm { .. } | Act::Receipt { .. })
+    }
+}
+
 impl Command {
     fn weight(&self) -> usize {
         match &self.act {
             Act::Post(batch) => batch.operations.len() + batch.steps.len(),
-            Act::Finalize { targets, .. } => targets.len(),
+            Act::Finalize { targets, .. } | Act::Confirm { targets, .. } => targets.len(),
             _ => 1,
         }
     }

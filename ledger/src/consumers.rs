@@ -1,12 +1,12 @@
 //! What other services' events do to the ledger (specification 6.6): users, confirmed CFA operations, receipts.
 //!
-//! Each event is taken once, in the transaction of its effect. What it asks is idempotent besides: operations are keyed by the CFA
+//! Each event is taken once, in the transaction of its effect, which it shares with those that came with it. What it asks is idempotent besides: operations are keyed by the CFA
 //! operation, finality of an unknown operation is parked. A refusal that waiting cannot mend goes to the dead-letter topic at once, so that
 //! nothing queues up behind it. While the store is away every event waits: none is given up for that.
 
 use std::sync::Arc;
 
-use events::{Event, HandlerResult, Later, Poison, topics};
+use events::{BatchResult, Event, Later, Poison, Stopped, topics};
 use prost::Message;
 use proto::{
     cfa::v1 as cfa, chain::v1 as chain, common::v1::RequestContext, convert,
@@ -15,18 +15,45 @@ use proto::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    committer::{Committer, Taken},
+    committer::{Asked, Committer},
     fold::{Act, Batch, Command, NewOperation, NewPosting, Target},
     model::{Amount, Id, OperationType},
     names,
+    reconcile::Reconciler,
     refusal::Refusal,
 };
 
 const IDENTITY: &str = "ledger.identity";
 const CFA: &str = "ledger.cfa";
 const CHAIN: &str = "ledger.chain";
+const BLOCKS: &str = "ledger.blocks";
+/// Events of one transaction.
+const EVENTS_MAX: usize = 256;
 /// Every group of this service that handles events.
-pub const GROUPS: [&str; 3] = [IDENTITY, CFA, CHAIN];
+pub const GROUPS: [&str; 4] = [IDENTITY, CFA, CHAIN, BLOCKS];
+
+/// Spawns the consumer that looks for what blocks hold and no event told.
+pub fn spawn_reconciler(
+    log: Arc<dyn events::Log>,
+    reconciler: Reconciler,
+    tasks: &TaskTracker,
+    shutdown: CancellationToken,
+) {
+    let reconciler = Arc::new(reconciler);
+    let revisiting = reconciler.clone();
+    tasks.spawn(async move { revisiting.revisit().await });
+    tasks.spawn(async move {
+        let handler = |events: Vec<Event>| {
+            let reconciler = reconciler.clone();
+            async move { reconciler.handle(&events).await }
+        };
+        let topics = [topics::CHAIN];
+        let consumed = events::consume_batches(log, BLOCKS, &topics, EVENTS_MAX, handler, shutdown);
+        if let Err(error) = consumed.await {
+            tracing::error!(%error, "blocks cannot be consumed");
+        }
+    });
+}
 
 /// Spawns one consumer per topic.
 pub fn spawn(
@@ -43,55 +70,94 @@ pub fn spawn(
         let (log, shutdown) = (log.clone(), shutdown.clone());
         let committer = committer.clone();
         tasks.spawn(async move {
-            let handler = move |event: Event| {
+            let handler = move |events: Vec<Event>| {
                 let committer = committer.clone();
-                async move { handle(&committer, group, event).await }
+                async move { handle(&committer, group, events).await }
             };
-            if let Err(error) = events::consume(log, group, &[topic], handler, shutdown).await {
+            if let Err(error) =
+                events::consume_batches(log, group, &[topic], EVENTS_MAX, handler, shutdown).await
+            {
                 tracing::error!(%error, topic, "events cannot be consumed");
             }
         });
     }
 }
 
-async fn handle(committer: &Committer, consumer: &'static str, event: Event) -> HandlerResult {
-    let Some((act, context)) = effect(&event)? else {
-        return Ok(());
-    };
+/// Takes events in one transaction, up to the first that cannot be taken.
+async fn handle(committer: &Committer, consumer: &'static str, events: Vec<Event>) -> BatchResult {
+    let mut asked = Vec::new();
+    let mut indices = Vec::new();
+    let mut unreadable = None;
+    for (index, event) in events.iter().enumerate() {
+        match effect(event) {
+            Ok(None) => {}
+            Ok(Some(effect)) => {
+                asked.push(ask(event, effect));
+                indices.push(index);
+            }
+            Err(poison) => {
+                unreadable = Some(Stopped {
+                    handled: index,
+                    error: poison.into(),
+                });
+                break;
+            }
+        }
+    }
+    if !asked.is_empty() {
+        take(committer, consumer, &events, asked, &indices).await?;
+    }
+    unreadable.map_or(Ok(()), Err)
+}
+
+fn ask(event: &Event, (act, context): (Act, Option<RequestContext>)) -> Asked {
     let mut context = rpc::context::read(context);
     if !event.correlation_id.is_empty() {
         context.correlation_id.clone_from(&event.correlation_id);
     }
-    let command = Command {
-        act,
-        key: None,
-        is_service: true,
-    };
-    let taken = Taken {
-        consumer,
+    Asked {
         event_id: event.id,
-    };
-    let outcome = match committer.take(command, context, taken).await {
-        Ok(outcome) => outcome,
-        Err(error) if error.is_away() => return Err(Later(error.to_string()).into()),
-        Err(error) => return Err(error.into()),
-    };
-    match outcome {
-        Ok(_) => Ok(()),
-        // The instrument's registration is on its way.
-        Err(refused) if refused.refusal == Refusal::InstrumentNotFound => {
-            Err(refused.refusal.to_string().into())
-        }
-        Err(refused) => {
-            tracing::error!(event_type = event.type_name, refusal = %refused.refusal, "event refused by the ledger");
-            Err(Poison(refused.refusal.to_string()).into())
-        }
+        command: Command {
+            act,
+            key: None,
+            is_service: true,
+        },
+        context,
     }
 }
 
-type Effect = Option<(Act, Option<RequestContext>)>;
+/// `indices`: which of the events asked.
+async fn take(
+    committer: &Committer,
+    consumer: &'static str,
+    events: &[Event],
+    asked: Vec<Asked>,
+    indices: &[usize],
+) -> BatchResult {
+    let stopped = |handled: usize, error| Err(Stopped { handled, error });
+    let outcomes = match committer.take(consumer, asked).await {
+        Ok(outcomes) => outcomes,
+        Err(error) if error.is_away() => {
+            return stopped(indices[0], Later(error.to_string()).into());
+        }
+        Err(error) => return stopped(indices[0], error.into()),
+    };
+    for (index, outcome) in indices.iter().zip(outcomes) {
+        let Err(refused) = outcome else { continue };
+        let refusal = refused.refusal;
+        // The instrument's registration is on its way.
+        if refusal == Refusal::InstrumentNotFound {
+            return stopped(*index, refusal.to_string().into());
+        }
+        tracing::error!(event_type = events[*index].type_name, %refusal, "event refused by the ledger");
+        return stopped(*index, Poison(refusal.to_string()).into());
+    }
+    Ok(())
+}
 
-fn read<M: Message + Default>(event: &Event) -> Result<M, Poison> {
+pub type Effect = Option<(Act, Option<RequestContext>)>;
+
+pub fn read<M: Message + Default>(event: &Event) -> Result<M, Poison> {
     M::decode(event.payload.as_slice())
         .map_err(|error| Poison(format!("payload is no {}: {error}", event.type_name)))
 }
@@ -175,13 +241,13 @@ fn effect(event: &Event) -> Result<Effect, Poison> {
             let tx_hash = required("tx_hash", receipt.tx_hash.to_ascii_lowercase())?;
             Some((Act::Receipt { tx_hash, reverted }, receipt.context))
         }
-        // BlockRead may start a reconciliation; every operation above is confirmed by its own event already.
+        // Of BlockRead the reconciler takes care, in a group of its own.
         _ => None,
     })
 }
 
 /// An operation that another service posted is final.
-fn confirmed(
+pub fn confirmed(
     kind: OperationType,
     operation_id: String,
     tx_hash: &str,
@@ -196,7 +262,7 @@ fn confirmed(
 }
 
 /// CFA-RUB: the deposit is posted now (D21). Anything else was posted by the CFA service and is final now.
-fn issued(event: cfa::CfaIssuedEvent) -> Result<Effect, Poison> {
+pub fn issued(event: cfa::CfaIssuedEvent) -> Result<Effect, Poison> {
     if event.instrument_id != names::CFA_RUB {
         return confirmed(
             OperationType::Issuance,
@@ -224,7 +290,7 @@ fn issued(event: cfa::CfaIssuedEvent) -> Result<Effect, Poison> {
 }
 
 /// With a trade: its operations exist and are final now (T11). Without: final, or posted now if nobody did.
-fn transferred(event: cfa::CfaTransferredEvent) -> Result<Effect, Poison> {
+pub fn transferred(event: cfa::CfaTransferredEvent) -> Result<Effect, Poison> {
     let from = required("from_user_id", event.from_user_id)?;
     let to = required("to_user_id", event.to_user_id)?;
     if !event.trade_id.is_empty() {

@@ -22,6 +22,7 @@ mod limit;
 mod model;
 mod names;
 mod outbox;
+mod reconcile;
 mod refusal;
 mod repo;
 mod sweeper;
@@ -29,8 +30,9 @@ mod topics;
 mod url;
 mod verify;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use proto::cfa::v1::cfa_registry_service_client::CfaRegistryServiceClient;
 use proto::ledger::v1::ledger_service_server::LedgerServiceServer;
 use serde::{Deserialize, Serialize};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -45,6 +47,7 @@ pub use verify::{Fault, Verified, verify};
 
 use api::Api;
 use committer::Committer;
+use reconcile::Reconciler;
 use repo::Store;
 use sweeper::Sweeper;
 
@@ -61,6 +64,8 @@ pub struct LedgerConfig {
     pub hold_sweep_interval_ms: u64,
     /// How long news about an operation that never came is kept, in hours.
     pub parked_retention_h: u32,
+    /// How long after a block of the chain was read it is looked for operations whose events were missed, in milliseconds.
+    pub reconcile_after_ms: u64,
 }
 
 impl Default for LedgerConfig {
@@ -70,6 +75,7 @@ impl Default for LedgerConfig {
             url: StoreUrl::default(),
             hold_sweep_interval_ms: 1_000,
             parked_retention_h: 72,
+            reconcile_after_ms: 2_000,
         }
     }
 }
@@ -78,13 +84,16 @@ impl Default for LedgerConfig {
 #[derive(Clone)]
 pub struct LedgerDeps {
     pub log: Arc<dyn events::Log>,
+    /// The CFA service, with the credential of a service: asked for what blocks of the chain hold.
+    pub cfa: rpc::Channel,
     pub clock: Clock,
 }
 
 impl LedgerDeps {
-    pub fn new(log: Arc<dyn events::Log>) -> Self {
+    pub fn new(log: Arc<dyn events::Log>, cfa: rpc::Channel) -> Self {
         LedgerDeps {
             log,
+            cfa,
             clock: Clock::System,
         }
     }
@@ -155,10 +164,19 @@ pub async fn start(
         clock: deps.clock,
         parked_retention_h: config.parked_retention_h,
     };
+    let reconciler = Reconciler {
+        cfa: CfaRegistryServiceClient::new(deps.cfa)
+            .max_decoding_message_size(rpc::MESSAGE_BYTES_MAX_SERVICE),
+        committer: committer.clone(),
+        after: Duration::from_millis(config.reconcile_after_ms),
+        shutdown: shutdown.clone(),
+        open: Default::default(),
+    };
     tasks.spawn(sweeper.clone().run(config, shutdown.clone()));
     let (log, relay_shutdown) = (deps.log.clone(), shutdown.clone());
     tasks.spawn(async move { store.relay(log, relay_shutdown).await });
     consumers::spawn(&deps.log, &committer, &tasks, &shutdown);
+    consumers::spawn_reconciler(deps.log.clone(), reconciler, &tasks, shutdown.clone());
     topics::spawn(&deps.log, &api, &tasks, &shutdown);
     tasks.spawn(show_events(deps.log, health.clone(), shutdown));
     tasks.close();

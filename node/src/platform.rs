@@ -212,7 +212,7 @@ impl Platform {
         // 4. The ledger.
         let ledger = ledger::start(
             config.ledger.clone(),
-            ledger::LedgerDeps::new(log.clone()),
+            ledger::LedgerDeps::new(log.clone(), doors.cfa()),
             stages.ledger.clone(),
         )
         .await

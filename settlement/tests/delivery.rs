@@ -59,7 +59,7 @@ impl Services {
         };
         let ledger = ledger::start(
             ledger_config,
-            ledger::LedgerDeps::new(log.clone()),
+            ledger::LedgerDeps::new(log.clone(), door(2)),
             token.clone(),
         )
         .await

@@ -316,14 +316,21 @@ fn measure(flow: &Flow, plot: Option<&Path>) -> Result<Value, Box<dyn Error>> {
 
 #[cfg(feature = "peers")]
 fn peers(flow: &Flow) -> Result<Value, Box<dyn Error>> {
-    let peer = benches::peers::matchcore(flow, RUNS);
-    Ok(json!([{
-        "name": peer.name,
-        "ops_per_s": peer.ops_per_s.round(),
-        "trades": peer.trades,
-        "quantity": peer.quantity,
-        "tape_ok": peer.tape_ok,
-    }]))
+    let peers = [
+        benches::peers::matchcore(flow, RUNS),
+        benches::peers::orderbook_rs(flow),
+    ];
+    let rows = peers.map(|peer| {
+        json!({
+            "name": peer.name,
+            "ops_per_s": peer.ops_per_s.round(),
+            "commands": peer.commands,
+            "trades": peer.trades,
+            "quantity": peer.quantity,
+            "tape_ok": peer.tape_ok,
+        })
+    });
+    Ok(json!(rows))
 }
 
 #[cfg(not(feature = "peers"))]

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use events::{Event, HandlerResult, Later, Log, Poison, topics};
+use events::{BatchResult, Event, Failure, HandlerResult, Later, Log, Poison, Stopped, topics};
 use prost::Message;
 use proto::convert;
 use proto::{
@@ -15,10 +15,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::error::{Error, Refusal};
-use crate::model::TradeLeg;
+use crate::model::{Operation, TradeLeg};
 use crate::service::{Asked, Service};
 
 const DEPOSITS: &str = "cfa.deposits";
+/// Events handed over together.
+const EVENTS_MAX: usize = 256;
 
 /// One group for each topic.
 const GROUPS: [(&str, &str); 4] = [
@@ -44,11 +46,13 @@ pub fn spawn(
     for (group, topic) in GROUPS {
         let (service, log, shutdown) = (service.clone(), log.clone(), shutdown.clone());
         tasks.spawn(async move {
-            let handler = |event: Event| {
+            let handler = |events: Vec<Event>| {
                 let service = service.clone();
-                async move { handle(&service, group, &event).await }
+                async move { handle_in_order(&service, group, &events).await }
             };
-            if let Err(error) = events::consume(log, group, &[topic], handler, shutdown).await {
+            if let Err(error) =
+                events::consume_batches(log, group, &[topic], EVENTS_MAX, handler, shutdown).await
+            {
                 tracing::error!(group, %error, "consumer ended");
             }
         });
@@ -69,7 +73,7 @@ fn asked(event: &Event, key: &str) -> Asked {
 }
 
 /// What an error says about the event: a refusal stays one, a peer or store that is away comes back, anything else is tried some times.
-fn failed(error: Error) -> Box<dyn std::error::Error + Send + Sync> {
+fn failed(error: Error) -> Failure {
     match error {
         Error::Refused(refusal) => Poison(refusal.to_string()).into(),
         error if error.is_transient() => Later(error.to_string()).into(),
@@ -77,7 +81,32 @@ fn failed(error: Error) -> Box<dyn std::error::Error + Send + Sync> {
     }
 }
 
-async fn handle(service: &Service, group: &str, event: &Event) -> HandlerResult {
+/// Handles events one after the other, but for trades: a run of them shares a transaction.
+async fn handle_in_order(service: &Service, group: &str, events: &[Event]) -> BatchResult {
+    let mut handled = 0;
+    while handled < events.len() {
+        let rest = &events[handled..];
+        let trades = rest.iter().take_while(|event| is_trade(event)).count();
+        let done = if trades == 0 {
+            let done = handle(service, &rest[0]).await;
+            done.map_err(|error| Stopped { handled: 0, error })
+        } else {
+            enter_trades(service, group, &rest[..trades]).await
+        };
+        if let Err(stopped) = done {
+            let handled = handled + stopped.handled;
+            return Err(Stopped { handled, ..stopped });
+        }
+        handled += trades.max(1);
+    }
+    Ok(())
+}
+
+fn is_trade(event: &Event) -> bool {
+    event.short_type().trim_end_matches("Event") == "TradeExecuted"
+}
+
+async fn handle(service: &Service, event: &Event) -> HandlerResult {
     match event.short_type().trim_end_matches("Event") {
         "FiatDeposited" => deposited(service, event).await,
         "PayoutConfirmed" => {
@@ -88,7 +117,6 @@ async fn handle(service: &Service, group: &str, event: &Event) -> HandlerResult 
             let message: payments::PayoutFailedEvent = decode(event)?;
             payout(service, event, &message.payout_id).await
         }
-        "TradeExecuted" => trade(service, group, event).await,
         "UserCreated" => {
             let message: identity::UserCreatedEvent = decode(event)?;
             let user = message.user_id.as_str();
@@ -165,7 +193,38 @@ async fn payout(service: &Service, event: &Event, payout_id: &str) -> HandlerRes
     }
 }
 
-async fn trade(service: &Service, group: &str, event: &Event) -> HandlerResult {
+/// Enters trades up to the first that cannot be.
+async fn enter_trades(service: &Service, group: &str, events: &[Event]) -> BatchResult {
+    let mut trades = Vec::with_capacity(events.len());
+    let mut failure = None;
+    for event in events {
+        match operation_of(service, event).await {
+            Ok(operation) => trades.push((event.id, operation)),
+            Err(error) => {
+                failure = Some(error);
+                break;
+            }
+        }
+    }
+    let handled = trades.len();
+    if let Err(error) = service.enter_trades(group, trades).await {
+        let error = failed(error);
+        return Err(Stopped { handled: 0, error });
+    }
+    failure.map_or(Ok(()), |error| Err(Stopped { handled, error }))
+}
+
+/// The operation that a trade asks for.
+async fn operation_of(service: &Service, event: &Event) -> Result<Operation, Failure> {
+    let leg = leg(event)?;
+    let asked = asked(event, &leg.trade_id);
+    service
+        .operation_of_trade(&asked, &leg)
+        .await
+        .map_err(failed)
+}
+
+fn leg(event: &Event) -> Result<TradeLeg, Poison> {
     let message: market::TradeExecutedEvent = decode(event)?;
     let bad = |error: convert::ConvertError| Poison(error.to_string());
     let quantity = convert::positive(message.quantity.as_ref()).map_err(bad)?;
@@ -181,8 +240,8 @@ async fn trade(service: &Service, group: &str, event: &Event) -> HandlerResult {
             .map_err(|error| Poison(error.to_string()))?,
         None => 0,
     };
-    let leg = TradeLeg {
-        trade_id: message.trade_id.clone(),
+    Ok(TradeLeg {
+        trade_id: message.trade_id,
         instrument_id: message.instrument_id,
         trade_number: message.trade_number,
         buyer_id: message.buyer_id,
@@ -190,12 +249,5 @@ async fn trade(service: &Service, group: &str, event: &Event) -> HandlerResult {
         quantity,
         payment_minor: payment,
         fee_minor: fee,
-    };
-    match service
-        .enter_trade(&asked(event, &message.trade_id), &leg, (group, event.id))
-        .await
-    {
-        Err(error) => Err(failed(error)),
-        Ok(()) => Ok(()),
-    }
+    })
 }

@@ -86,6 +86,7 @@ async fn operations(
         }),
         external_ref: filters.external_ref,
         pagination,
+        ..Default::default()
     };
     let page = api.operations(&caller, request).await?;
     Ok(list(

@@ -25,6 +25,8 @@ use convert::to_status;
 
 /// Longest wait of GetTradeBatch, in milliseconds.
 const BATCH_WAIT_MS_MAX: u32 = 5_000;
+/// Transactions of which operations are listed at once.
+const TX_HASHES_MAX: usize = 100;
 
 type Answer<T> = Result<Response<T>, Status>;
 
@@ -118,17 +120,27 @@ impl Api {
             }
             caller.require_user(&user_id)?;
         }
+        if request.onchain_tx_hashes.len() > TX_HASHES_MAX {
+            return Err(status::invalid_argument(
+                "onchain_tx_hashes",
+                &format!("must be at most {TX_HASHES_MAX}"),
+            ));
+        }
         let filter = OperationFilter {
             user_id,
             kind: (request.r#type != 0).then_some(request.r#type),
             status: (request.status != 0).then_some(request.status),
             external_ref: request.external_ref,
+            tx_hashes: request.onchain_tx_hashes,
+            without_trades: request.without_trades,
         };
         let hash = page::filter_hash(&[
             &filter.user_id,
             &filter.kind.unwrap_or_default().to_string(),
             &filter.status.unwrap_or_default().to_string(),
             &filter.external_ref,
+            &filter.tx_hashes.join(" "),
+            &filter.without_trades.to_string(),
         ]);
         // a kind or state that this service never has: an empty page (D45)
         let known = filter

@@ -24,6 +24,9 @@ pub struct OperationFilter {
     pub kind: Option<i32>,
     pub status: Option<i32>,
     pub external_ref: String,
+    /// Empty: of any transaction or none.
+    pub tx_hashes: Vec<String>,
+    pub without_trades: bool,
 }
 
 const COLUMNS: &str = "operation_id, flow, status, status_before_block, user_id, hold_id, amount, units_minor, currency_code, idempotency_key, \
@@ -179,6 +182,17 @@ impl Repo {
             query
                 .push(" AND external_ref = ")
                 .push_bind(filter.external_ref.clone());
+        }
+        if !filter.tx_hashes.is_empty() {
+            query.push(" AND tx_hash IN (");
+            let mut hashes = query.separated(", ");
+            for tx_hash in &filter.tx_hashes {
+                hashes.push_bind(tx_hash.clone());
+            }
+            query.push(")");
+        }
+        if filter.without_trades {
+            query.push(" AND flow <> ").push_bind(Flow::Trade.code());
         }
         query
             .push(" ORDER BY created_at_us DESC, operation_id DESC LIMIT ")

@@ -437,21 +437,31 @@ impl Service {
         first_refused.map_or(Ok(()), Err)
     }
 
-    /// TradeExecuted (T11): the trade is noted under its key; its chain step starts only when settlement hands it over, after the money.
-    pub async fn enter_trade(
+    /// What is noted of a trade under its key (TradeExecuted, T11); its chain step starts only when settlement hands it over, after the money.
+    pub async fn operation_of_trade(
         &self,
         asked: &Asked,
         leg: &TradeLeg,
-        delivered: (&str, Uuid),
-    ) -> Result<(), Error> {
+    ) -> Result<Operation, Error> {
         let instrument = self.known_instrument(&leg.instrument_id).await?;
         let units_minor = units("quantity", leg.quantity, instrument.decimals)?;
-        let operation = operation_of(leg, units_minor, asked, self.now_us());
+        Ok(operation_of(leg, units_minor, asked, self.now_us()))
+    }
+
+    /// Notes trades, each event once, in one transaction.
+    pub async fn enter_trades(
+        &self,
+        consumer: &str,
+        trades: Vec<(Uuid, Operation)>,
+    ) -> Result<(), Error> {
+        if trades.is_empty() {
+            return Ok(());
+        }
+        let event_ids: Vec<Uuid> = trades.iter().map(|(event_id, _)| *event_id).collect();
         let mut tx = self.repo.begin().await?;
-        if events::inbox::accept_in_tx(&mut tx, delivered.0, delivered.1).await? {
-            self.repo
-                .insert_operation_in_tx(&mut tx, &operation)
-                .await?;
+        let are_new = events::inbox::accept_many_in_tx(&mut tx, consumer, &event_ids).await?;
+        for ((_, operation), _) in trades.iter().zip(are_new).filter(|(_, is_new)| *is_new) {
+            self.repo.insert_operation_in_tx(&mut tx, operation).await?;
         }
         Ok(tx.commit().await?)
     }

@@ -4,6 +4,7 @@
 
 mod issue;
 mod issues;
+mod missed;
 mod recovery;
 mod redeem;
 mod trades;

@@ -21,6 +21,8 @@ use proto::payments::v1 as payments;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
+use crate::missed::Losing;
+
 pub const WAIT: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
@@ -344,6 +346,8 @@ impl market::market_service_server::MarketService for Double {
 pub struct World {
     pub double: Double,
     pub log: Arc<events::Embedded>,
+    /// The log as this service writes to it.
+    pub losing: Arc<Losing>,
     pub chain: ChainHandle,
     pub ledger: LedgerServiceClient<rpc::Channel>,
     pub cfa: CfaRegistryServiceClient<rpc::Channel>,
@@ -384,19 +388,21 @@ impl World {
             .expect("chain");
         let ledger_config = ledger::LedgerConfig {
             data_dir: folder.join("ledger"),
+            reconcile_after_ms: 50,
             ..Default::default()
         };
+        let [ledger_slot, payments_slot, identity_slot, market_slot, slot] =
+            std::array::from_fn(|_| rpc::LocalSlot::new());
+        let channel = |slot: &rpc::LocalSlot| rpc::Channel::local(slot, "sandbox.service");
         let ledger_handle = ledger::start(
             ledger_config,
-            ledger::LedgerDeps::new(log.clone()),
+            ledger::LedgerDeps::new(log.clone(), channel(&slot)),
             services.clone(),
         )
         .await
         .expect("ledger");
         let double = Double::default();
         let auth = rpc::Authenticator::Sandbox;
-        let [ledger_slot, payments_slot, identity_slot, market_slot, slot] =
-            std::array::from_fn(|_| rpc::LocalSlot::new());
         ledger_slot.fill(rpc::with_auth(ledger_handle.service().routes, &auth));
         let payments =
             payments::payments_service_server::PaymentsServiceServer::new(double.clone());
@@ -406,10 +412,10 @@ impl World {
         identity_slot.fill(rpc::with_auth(tonic::service::Routes::new(identity), &auth));
         let market = market::market_service_server::MarketServiceServer::new(double.clone());
         market_slot.fill(rpc::with_auth(tonic::service::Routes::new(market), &auth));
-        let channel = |slot: &rpc::LocalSlot| rpc::Channel::local(slot, "sandbox.service");
         let clock = Clock::manual(1_800_000_000_000_000);
+        let losing = Arc::new(Losing::new(log.clone()));
         let deps = CfaDeps {
-            log: log.clone(),
+            log: losing.clone(),
             ledger: channel(&ledger_slot),
             payments: channel(&payments_slot),
             identity: channel(&identity_slot),
@@ -441,6 +447,7 @@ impl World {
             service: handle.service(),
             double,
             log,
+            losing,
             chain,
             clock,
             slot,

@@ -85,6 +85,10 @@ impl Source for Member {
         }
     }
 
+    fn at_hand(&mut self) -> Option<Delivery> {
+        self.active.as_mut()?.ready.pop_front()
+    }
+
     async fn commit(&mut self, position: &Position) -> Result<(), Error> {
         self.log.0.commit(&self.group, position).await
     }

@@ -8,13 +8,16 @@ mod record;
 
 use std::{
     collections::{HashMap, HashSet},
+    future::Future,
+    pin::pin,
     sync::Arc,
+    task::{self, Poll, Waker},
     time::Duration,
 };
 
 use async_trait::async_trait;
 use rdkafka::{
-    ClientConfig, ClientContext, Offset, Statistics, TopicPartitionList,
+    ClientConfig, ClientContext, Message, Offset, Statistics, TopicPartitionList,
     admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
     consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, Rebalance, StreamConsumer},
     error::{KafkaError, RDKafkaErrorCode},
@@ -28,6 +31,11 @@ use crate::{Delivery, Error, Log, Position, Record, Subscription, Waiting, log::
 const QUEUE_FULL_PAUSE_MS: u64 = 20;
 /// How long a look from outside waits for a broker.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
+
+/// How long nothing may come before what is read counts as read to its end.
+const SILENCE: Duration = Duration::from_millis(500);
+/// How often a topic is asked for before it counts as missing: a broker may not have heard of a new one yet.
+const TOPIC_TRIES: u32 = 3;
 
 /// Handle to a cluster; clones share the producer.
 #[derive(Clone)]
@@ -160,7 +168,10 @@ impl Log for Kafka {
             .set("max.poll.interval.ms", "900000")
             .create_with_context(self.0.context.clone())?;
         consumer.subscribe(topics)?;
-        Ok(Subscription(Box::new(Member { consumer })))
+        Ok(Subscription(Box::new(Member {
+            consumer,
+            failed: None,
+        })))
     }
 
     async fn backlog(&self, group: &str, topics: &[&str]) -> Result<Vec<Delivery>, Error> {
@@ -214,38 +225,51 @@ impl Kafka {
     }
 }
 
-/// Reads one topic from the group's positions to the end of each partition.
+/// Reads one topic from the group's positions to the end that each partition has now.
 fn read_backlog(
     consumer: &BaseConsumer<Context>,
     topic: &str,
     backlog: &mut Vec<Delivery>,
 ) -> Result<(), Error> {
-    let metadata = consumer.fetch_metadata(Some(topic), ANSWER_MAX)?;
-    let mut partitions = TopicPartitionList::new();
-    let known = metadata
-        .topics()
-        .iter()
-        .filter(|known| known.name() == topic);
-    for partition in known.flat_map(|known| known.partitions()) {
-        partitions.add_partition(topic, partition.id());
-    }
-    let from = consumer.committed_offsets(partitions, ANSWER_MAX)?;
-    for mut partition in from.elements_for_topic(topic) {
-        if partition.offset() == Offset::Invalid {
-            partition.set_offset(Offset::Beginning)?;
+    let from = consumer.committed_offsets(partitions(consumer, topic)?, ANSWER_MAX)?;
+    let mut wanted = TopicPartitionList::new();
+    // The offset behind the last record there is now, for each partition of which something is to be read.
+    let mut ends = HashMap::new();
+    for partition in from.elements_for_topic(topic) {
+        let (low, high) = consumer.fetch_watermarks(topic, partition.partition(), ANSWER_MAX)?;
+        let next = match partition.offset() {
+            Offset::Offset(next) => next.max(low),
+            _ => low,
+        };
+        if next < high {
+            wanted.add_partition_offset(topic, partition.partition(), Offset::Offset(next))?;
+            ends.insert(partition.partition(), high);
         }
     }
-    // A partition that grows meanwhile ends again.
+    consumer.assign(&wanted)?;
     let mut ended = HashSet::new();
-    consumer.assign(&from)?;
-    while ended.len() < from.count() {
-        match consumer.poll(ANSWER_MAX) {
+    while !ends.is_empty() {
+        // Records still come behind an end told too early; where nothing comes, the last offsets are no records but ends of transactions.
+        let all_ended = ends.keys().all(|partition| ended.contains(partition));
+        let patience = if all_ended { SILENCE } else { ANSWER_MAX };
+        match consumer.poll(patience) {
+            None if all_ended => break,
             None => {
                 return Err(
                     KafkaError::MessageConsumption(RDKafkaErrorCode::RequestTimedOut).into(),
                 );
             }
-            Some(Ok(message)) => backlog.push(record::delivery(&message)),
+            Some(Ok(message)) => {
+                let Some(end) = ends.get(&message.partition()).copied() else {
+                    continue;
+                };
+                if message.offset() < end {
+                    backlog.push(record::delivery(&message));
+                }
+                if message.offset() + 1 >= end {
+                    ends.remove(&message.partition());
+                }
+            }
             Some(Err(KafkaError::PartitionEOF(partition))) => {
                 ended.insert(partition);
             }
@@ -256,15 +280,61 @@ fn read_backlog(
     Ok(())
 }
 
+/// The partitions of a topic; none where there is no such topic, also when asked again.
+fn partitions(
+    consumer: &BaseConsumer<Context>,
+    topic: &str,
+) -> Result<TopicPartitionList, KafkaError> {
+    let mut partitions = TopicPartitionList::new();
+    for _ in 0..TOPIC_TRIES {
+        let metadata = consumer.fetch_metadata(Some(topic), ANSWER_MAX)?;
+        for known in metadata
+            .topics()
+            .iter()
+            .filter(|known| known.name() == topic)
+        {
+            match known.error().map(RDKafkaErrorCode::from) {
+                None | Some(RDKafkaErrorCode::UnknownTopicOrPartition) => {}
+                Some(code) => return Err(KafkaError::MetadataFetch(code)),
+            }
+            for partition in known.partitions() {
+                partitions.add_partition(topic, partition.id());
+            }
+        }
+        if partitions.count() > 0 {
+            break;
+        }
+        std::thread::sleep(SILENCE);
+    }
+    Ok(partitions)
+}
+
 struct Member {
     consumer: StreamConsumer<Context>,
+    /// Met by a look at what is at hand, to be told by the next call.
+    failed: Option<KafkaError>,
 }
 
 #[async_trait]
 impl Source for Member {
     async fn next(&mut self) -> Result<Delivery, Error> {
+        if let Some(error) = self.failed.take() {
+            return Err(error.into());
+        }
         let message = self.consumer.recv().await?;
         Ok(record::delivery(&message))
+    }
+
+    fn at_hand(&mut self) -> Option<Delivery> {
+        let recv = pin!(self.consumer.recv());
+        match recv.poll(&mut task::Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(message)) => Some(record::delivery(&message)),
+            Poll::Ready(Err(error)) => {
+                self.failed = Some(error);
+                None
+            }
+            Poll::Pending => None,
+        }
     }
 
     async fn commit(&mut self, position: &Position) -> Result<(), Error> {

@@ -17,6 +17,7 @@ use super::Postgres;
 use crate::{
     Error, Event, Log,
     event::now_us,
+    inbox,
     outbox::{Moved, Queue},
 };
 
@@ -98,15 +99,33 @@ pub async fn accept_in_tx(
     consumer: &str,
     event_id: Uuid,
 ) -> Result<bool, Error> {
-    let inserted = sqlx::query(
-        "INSERT INTO inbox (consumer, event_id, accepted_at_us) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
+    let accepted = accept_many_in_tx(tx, consumer, &[event_id]).await?;
+    Ok(accepted == [true])
+}
+
+/// As [`inbox::accept_many_in_tx`].
+///
+/// # Errors
+/// [`Error::Store`].
+pub async fn accept_many_in_tx(
+    tx: &mut PgConnection,
+    consumer: &str,
+    event_ids: &[Uuid],
+) -> Result<Vec<bool>, Error> {
+    let texts: Vec<String> = event_ids.iter().map(Uuid::to_string).collect();
+    let accepted: Vec<String> = sqlx::query_scalar(
+        "INSERT INTO inbox (consumer, event_id, accepted_at_us) SELECT $1, id, $3 FROM UNNEST($2::text[]) AS id \
+         ON CONFLICT DO NOTHING RETURNING event_id",
     )
     .bind(consumer)
-    .bind(event_id.to_string())
+    .bind(texts)
     .bind(now_us())
-    .execute(tx)
+    .fetch_all(tx)
     .await?;
-    Ok(inserted.rows_affected() == 1)
+    Ok(inbox::first_of_each(
+        event_ids,
+        accepted.into_iter().collect(),
+    ))
 }
 
 #[async_trait]

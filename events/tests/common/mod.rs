@@ -15,8 +15,8 @@ use std::{
 
 use async_trait::async_trait;
 use events::{
-    Delivery, Event, Later, Log, Poison, Record, RetryPolicy, Subscription, consume_with, dlq,
-    report_health, topics,
+    Delivery, Event, Later, Log, Poison, Record, RetryPolicy, Stopped, Subscription,
+    consume_batches, consume_with, dlq, report_health, topics,
 };
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -36,6 +36,7 @@ pub async fn all(fixture: &dyn Fixture) {
     a_record_waits_for_a_peer_that_is_away_however_often_it_is_tried(fixture).await;
     given_up_records_are_dead_letters_and_come_back_to_their_group_only(fixture).await;
     a_stopped_consumer_goes_on_where_it_stopped(fixture).await;
+    records_that_are_there_are_handled_together_in_order(fixture).await;
 }
 
 /// Retries without waiting.
@@ -401,4 +402,55 @@ async fn a_stopped_consumer_goes_on_where_it_stopped(fixture: &dyn Fixture) {
         assert_eq!(handled, format!("hold-{round}"));
         stop(consumer).await;
     }
+}
+
+async fn records_that_are_there_are_handled_together_in_order(fixture: &dyn Fixture) {
+    const TOGETHER: usize = 4;
+    let topic = fixture.topic("together").await;
+    let sent: Vec<Event> = (0..11)
+        .map(|number| event(&topic, "one-key", number))
+        .collect();
+    fixture.log().publish(&sent).await.unwrap();
+    // What was handed over, call by call; the sixth record fails once, in the middle of whatever it comes with.
+    let calls = Arc::new(Mutex::new(Vec::<Vec<String>>::new()));
+    let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
+    let (log, token, noted) = (fixture.log(), CancellationToken::new(), calls.clone());
+    let (shutdown, of_task) = (token.clone(), topic.clone());
+    let task = tokio::spawn(async move {
+        let handler = |events: Vec<Event>| {
+            let (tx, noted) = (tx.clone(), noted.clone());
+            async move {
+                let subjects: Vec<String> = events.into_iter().map(|event| event.subject).collect();
+                let fails = |subject: &String| {
+                    subject == "hold-5" && !noted.lock().unwrap().concat().contains(subject)
+                };
+                let failed = subjects.iter().position(fails);
+                noted.lock().unwrap().push(subjects.clone());
+                for subject in &subjects[..failed.unwrap_or(subjects.len())] {
+                    tx.send(subject.clone()).unwrap();
+                }
+                let stopped = |handled| Stopped {
+                    handled,
+                    error: "not now".into(),
+                };
+                failed.map_or(Ok(()), |handled| Err(stopped(handled)))
+            }
+        };
+        consume_batches(log, "together", &[&of_task], TOGETHER, handler, shutdown)
+            .await
+            .unwrap();
+    });
+    let mut handled = Vec::new();
+    while handled.len() < sent.len() {
+        handled.push(in_time("handled", rx.recv()).await.unwrap());
+    }
+    let subjects: Vec<String> = sent.into_iter().map(|event| event.subject).collect();
+    assert_eq!(handled, subjects);
+    stop((task, token)).await;
+    let calls = calls.lock().unwrap().clone();
+    assert!(calls.iter().all(|call| call.len() <= TOGETHER), "{calls:?}");
+    assert!(calls.iter().any(|call| call.len() > 1), "{calls:?}");
+    assert!(calls.contains(&vec!["hold-5".to_owned()]), "{calls:?}");
+    let left = fixture.log().backlog("together", &[&topic]).await.unwrap();
+    assert!(left.is_empty(), "{left:?}");
 }

@@ -92,7 +92,7 @@ impl World {
             data_dir: folder.join("ledger"),
             ..Default::default()
         };
-        let ledger_deps = ledger::LedgerDeps::new(log.clone());
+        let ledger_deps = ledger::LedgerDeps::new(log.clone(), service(2));
         let ledger_handle = ledger::start(ledger_config, ledger_deps, stop_rest.clone())
             .await
             .unwrap();

@@ -135,8 +135,8 @@ pub trait Writes: Send + Sync {
 /// One write transaction; dropped without [`Group::commit`] it leaves nothing.
 #[async_trait]
 pub trait Group: Send {
-    /// Notes an event as taken; `false` when it was before.
-    async fn accept(&mut self, consumer: &str, event_id: Uuid) -> Result<bool, Error>;
+    /// Notes events as taken; `false` for each that was before, or is named twice.
+    async fn accept(&mut self, consumer: &str, event_ids: &[Uuid]) -> Result<Vec<bool>, Error>;
 
     /// Everything these commands can touch, the limits about it included, as it stands and stays until the end of the group. Its time is the clock's,
     /// or that of the last block where the clock stands behind it: times of a sub-account's postings never fall.

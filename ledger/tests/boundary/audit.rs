@@ -375,7 +375,8 @@ async fn r215_a_ledger_whose_chain_was_taken_away_does_not_open() {
     let copy = copy(&story.world, &unsealed).await;
     assert!(verify(&copy.config()).await.unwrap().fault.is_some());
     let log = events::Embedded::open(copy.folder.path().join("other-log"));
-    let deps = ledger::LedgerDeps::new(std::sync::Arc::new(log.await.unwrap()));
+    let nobody = rpc::Channel::local(&rpc::LocalSlot::new(), "sandbox.service");
+    let deps = ledger::LedgerDeps::new(std::sync::Arc::new(log.await.unwrap()), nobody);
     let config = copy.config();
     let stop = tokio_util::sync::CancellationToken::new();
     let error = ledger::start(config, deps, stop)

@@ -223,6 +223,46 @@ async fn r218_issue_of_money_is_a_deposit_out_of_the_reserve_once() {
 
 // rows: R218
 #[tokio::test]
+async fn r218_what_comes_together_is_posted_together_up_to_what_cannot_be() {
+    let world = World::new().await;
+    let deposit = |operation_id: &str, holder: &str, value: &str| {
+        let message = issued(operation_id, holder, value);
+        let name = "platform.cfa.v1.CfaIssuedEvent";
+        event(topics::CFA, name, "one-key", &message)
+    };
+    let mut unreadable = deposit("op3", "u3", "1");
+    unreadable.payload = vec![0xff];
+    let mut events = vec![
+        deposit("op1", "u1", "100"),
+        deposit("op1", "u1", "100"),
+        deposit("op2", "u2", "7"),
+        deposit("op-minus", "u4", "-5"),
+        unreadable,
+        deposit("op5", "u1", "1"),
+        deposit("op6", "u6", "2"),
+    ];
+    events.push(events[0].clone());
+    world.log.publish(&events).await.unwrap();
+    for user in ["u2", "u6"] {
+        let (kind, status) = (OperationType::Deposit, OperationStatus::Finalized);
+        only(&world, user, kind, status).await;
+    }
+    let balance = async |user: &str| world.balance(&format!("{user}:CFA-RUB")).await[0].clone();
+    assert_eq!(balance("u1").await, "101.00");
+    assert_eq!(balance("u2").await, "7.00");
+    assert_eq!(world.balance("system:reserve:CFA-RUB").await[0], "-110.00");
+    let letters = eventually(|| async {
+        let letters = events::dlq::list(&*world.log, &[topics::CFA], Some("ledger.cfa")).await;
+        Some(letters.unwrap()).filter(|letters| letters.len() == 2)
+    })
+    .await;
+    let ids: Vec<_> = letters.iter().map(|letter| letter.event_id).collect();
+    assert_eq!(ids, [events[3].id, events[4].id]);
+    world.assert_books_balance().await;
+}
+
+// rows: R218
+#[tokio::test]
 async fn r218_issue_to_a_closed_sub_account_opens_it_again() {
     let world = World::new().await;
     for user in ["u1", "u2"] {

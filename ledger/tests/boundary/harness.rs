@@ -75,6 +75,7 @@ impl World {
         };
         let deps = LedgerDeps {
             log: log.clone(),
+            cfa: rpc::Channel::local(&rpc::LocalSlot::new(), "sandbox.service"),
             clock: clock.clone(),
         };
         let handle = ledger::start(config, deps, shutdown.clone()).await.unwrap();

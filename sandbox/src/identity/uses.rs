@@ -3,14 +3,15 @@
 //! A deposit counts when its tokens are issued, not when it is paid: the issue asks the same limit again (T24) and must not find its own
 //! payment there. Trading counts what was traded, for both sides, and not what was ordered: a cancelled order uses nothing up.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
-use events::{Event, HandlerResult, Poison, Sqlite};
+use events::{BatchResult, Event, Failure, Poison, Sqlite, Stopped};
 use payments::BusinessDay;
 use prost::Message;
 use proto::{cfa::v1 as cfa, common::v1 as common, convert, market::v1 as market};
 use tokio_util::sync::CancellationToken;
 use types::Decimal;
+use uuid::Uuid;
 
 use super::{
     repo,
@@ -18,6 +19,8 @@ use super::{
 };
 
 const GROUP: &str = "identity.uses";
+/// Events of one transaction.
+const EVENTS_MAX: usize = 256;
 const CFA_RUB: &str = "CFA-RUB";
 
 /// One user's use of one limit.
@@ -35,29 +38,62 @@ pub async fn run(
     basis: TradingBasis,
     shutdown: CancellationToken,
 ) {
-    let handler = |event: Event| {
+    let handler = |events: Vec<Event>| {
         let db = db.clone();
-        async move { count(&db, &event, basis).await }
+        async move { count(&db, &events, basis).await }
     };
     let topics = [events::topics::CFA, events::topics::MARKET];
-    if let Err(error) = events::consume(log, GROUP, &topics, handler, shutdown).await {
+    if let Err(error) =
+        events::consume_batches(log, GROUP, &topics, EVENTS_MAX, handler, shutdown).await
+    {
         tracing::error!(%error, "limit use cannot be counted");
     }
 }
 
-async fn count(db: &Sqlite, event: &Event, basis: TradingBasis) -> HandlerResult {
-    // Most events use nothing up: they cost no transaction.
-    let uses = uses_of(event, basis).map_err(Poison)?;
-    if uses.is_empty() {
-        return Ok(());
+/// Counts what events use up, each once, in one transaction.
+async fn count(db: &Sqlite, events: &[Event], basis: TradingBasis) -> BatchResult {
+    let mut uses: Vec<(usize, Vec<Use>)> = Vec::new();
+    let mut unreadable = None;
+    for (index, event) in events.iter().enumerate() {
+        match uses_of(event, basis) {
+            // Most events use nothing up: they cost no transaction.
+            Ok(of_event) if of_event.is_empty() => {}
+            Ok(of_event) => uses.push((index, of_event)),
+            Err(reason) => {
+                unreadable = Some(Stopped {
+                    handled: index,
+                    error: Poison(reason).into(),
+                });
+                break;
+            }
+        }
     }
+    if let Some((first, _)) = uses.first() {
+        let handled = *first;
+        let stopped = |error| Stopped { handled, error };
+        add(db, events, uses).await.map_err(stopped)?;
+    }
+    unreadable.map_or(Ok(()), Err)
+}
+
+async fn add(db: &Sqlite, events: &[Event], uses: Vec<(usize, Vec<Use>)>) -> Result<(), Failure> {
+    let event_ids: Vec<Uuid> = uses.iter().map(|(index, _)| events[*index].id).collect();
     let mut tx = db.write().await?;
-    if !events::inbox::accept_in_tx(&mut tx, GROUP, event.id).await? {
-        return Ok(());
+    let are_new = events::inbox::accept_many_in_tx(&mut tx, GROUP, &event_ids).await?;
+    let mut sums: BTreeMap<(String, i64, &str), (BusinessDay, LimitType, Decimal)> =
+        BTreeMap::new();
+    for ((_, of_event), _) in uses.into_iter().zip(are_new).filter(|(_, is_new)| *is_new) {
+        for used in of_event {
+            let day = BusinessDay::of(used.at_us);
+            let key = (used.user_id, day.number(), used.limit_type.as_str());
+            let (_, _, sum) = sums
+                .entry(key)
+                .or_insert((day, used.limit_type, Decimal::ZERO));
+            *sum = sum.checked_add(used.amount)?;
+        }
     }
-    for used in uses {
-        let day = BusinessDay::of(used.at_us);
-        repo::add_use_in_tx(&mut tx, &used.user_id, day, used.limit_type, used.amount).await?;
+    for ((user_id, ..), (day, limit_type, sum)) in sums {
+        repo::add_use_in_tx(&mut tx, &user_id, day, limit_type, sum).await?;
     }
     tx.commit().await?;
     Ok(())

@@ -246,14 +246,15 @@ impl Platform {
             data_dir: folder.join("ledger"),
             ..Default::default()
         };
+        let (ledger_slot, cfa_slot) = (rpc::LocalSlot::new(), rpc::LocalSlot::new());
+        let cfa_door = rpc::Channel::local(&cfa_slot, "sandbox.service");
         let ledger_handle = ledger::start(
             ledger_config,
-            ledger::LedgerDeps::new(log),
+            ledger::LedgerDeps::new(log, cfa_door),
             stop_ledger.clone(),
         )
         .await
         .unwrap();
-        let (ledger_slot, cfa_slot) = (rpc::LocalSlot::new(), rpc::LocalSlot::new());
         let auth = rpc::Authenticator::Sandbox;
         ledger_slot.fill(rpc::with_auth(ledger_handle.service().routes, &auth));
         let chain = Chain::open(folder);

@@ -105,8 +105,8 @@ struct Group {
 
 #[async_trait]
 impl super::Group for Group {
-    async fn accept(&mut self, consumer: &str, event_id: Uuid) -> Result<bool, Error> {
-        let accepted = postgres::outbox::accept_in_tx(&mut self.tx, consumer, event_id);
+    async fn accept(&mut self, consumer: &str, event_ids: &[Uuid]) -> Result<Vec<bool>, Error> {
+        let accepted = postgres::outbox::accept_many_in_tx(&mut self.tx, consumer, event_ids);
         answered(async { Ok(accepted.await?) }).await
     }
 

@@ -90,8 +90,8 @@ struct Group {
 
 #[async_trait]
 impl super::Group for Group {
-    async fn accept(&mut self, consumer: &str, event_id: Uuid) -> Result<bool, Error> {
-        Ok(events::inbox::accept_in_tx(&mut self.tx, consumer, event_id).await?)
+    async fn accept(&mut self, consumer: &str, event_ids: &[Uuid]) -> Result<Vec<bool>, Error> {
+        Ok(events::inbox::accept_many_in_tx(&mut self.tx, consumer, event_ids).await?)
     }
 
     async fn load(&mut self, commands: &[&Command], clock_us: i64) -> Result<Book, Error> {

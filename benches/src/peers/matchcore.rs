@@ -1,4 +1,4 @@
-//! Open order books of others on the same flow, as their crates come. Their commands are made before, untimed, like ours.
+//! matchcore: a single-threaded book of commands. They are made before, untimed, like ours.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -10,19 +10,8 @@ use matchcore::{
     TimeInForce, Timestamp,
 };
 
+use super::Peer;
 use crate::xflow::{Flow, Kind, Op, Record, TapeHash};
-
-/// What a peer did with a flow.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Peer {
-    pub name: &'static str,
-    pub ops_per_s: f64,
-    /// Of the timed records.
-    pub trades: u64,
-    pub quantity: u64,
-    /// True when trades, quantity and every trade in its order are the file's.
-    pub tape_ok: bool,
-}
 
 /// Orders carry the sequence of the command that made them.
 struct Translator {
@@ -138,6 +127,7 @@ pub fn matchcore(flow: &Flow, runs: usize) -> Peer {
     Peer {
         name: "matchcore 0.4",
         ops_per_s: speeds[speeds.len() / 2],
+        commands: timed.len() as u64,
         trades,
         quantity: traded,
         tape_ok: (trades, traded, tape.0) == (header.trades, header.quantity, header.tape),

@@ -1,0 +1,122 @@
+//! OrderBook-rs: a book for many threads, here on one.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use orderbook_rs::{Id, OrderBook, Side, TimeInForce};
+use pricelevel::{OrderUpdate, Price, Quantity};
+
+use super::Peer;
+use crate::xflow::{Flow, Kind, Op, Record, TapeHash};
+
+/// A run that takes longer is stopped.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Commands between two looks at the clock.
+const LOOK_EVERY: usize = 1_024;
+
+/// Maker, taker, price, quantity.
+type Trades = Arc<Mutex<Vec<(u64, u64, i64, u64)>>>;
+
+/// One run, timed and judged: the trades are what its listener is told, written down and hashed afterwards.
+pub fn orderbook_rs(flow: &Flow) -> Peer {
+    let header = &flow.header;
+    let told = Trades::default();
+    let book = listened_to(&told);
+    let (prefill, timed) = flow.records.split_at(header.prefill as usize);
+    for record in prefill {
+        execute(&book, record);
+    }
+    let before = told.lock().expect("one thread").len();
+    let start = Instant::now();
+    let mut commands = 0;
+    for part in timed.chunks(LOOK_EVERY) {
+        for record in part {
+            execute(&book, record);
+        }
+        commands += part.len();
+        if start.elapsed() > PATIENCE {
+            break;
+        }
+    }
+    let ops_per_s = commands as f64 / start.elapsed().as_secs_f64();
+
+    let told = told.lock().expect("one thread");
+    let mut tape = TapeHash::default();
+    for (maker, taker, price, quantity) in told.iter() {
+        tape.trade(*maker, *taker, *price, *quantity);
+    }
+    let trades = (told.len() - before) as u64;
+    let quantity = told[before..].iter().map(|(.., quantity)| quantity).sum();
+    Peer {
+        name: "OrderBook-rs 0.10",
+        ops_per_s,
+        commands: commands as u64,
+        trades,
+        quantity,
+        tape_ok: commands == timed.len()
+            && (trades, quantity, tape.0) == (header.trades, header.quantity, header.tape),
+    }
+}
+
+fn listened_to(told: &Trades) -> OrderBook<()> {
+    let told = told.clone();
+    let mut book = OrderBook::new("FLOW");
+    book.set_trade_listener(Arc::new(move |result| {
+        let mut told = told.lock().expect("one thread");
+        for trade in result.match_result.trades().as_vec() {
+            told.push((
+                number(trade.maker_order_id()),
+                number(trade.taker_order_id()),
+                trade.price().as_u128() as i64,
+                trade.quantity().as_u64(),
+            ));
+        }
+    }));
+    book
+}
+
+fn number(id: Id) -> u64 {
+    match id {
+        Id::Sequential(number) => number,
+        Id::Uuid(_) | Id::Ulid(_) => unreachable!("orders have the numbers of the file"),
+    }
+}
+
+/// What a book refuses (an order that is gone, nothing to trade with) is part of the flow.
+fn execute(book: &OrderBook<()>, record: &Record) {
+    let id = Id::Sequential(record.id);
+    let side = if record.side == 0 {
+        Side::Buy
+    } else {
+        Side::Sell
+    };
+    // The file's prices are above zero.
+    let (price, quantity) = (record.price as u128, record.quantity);
+    let limit = |time_in_force| {
+        let _ = book.add_limit_order(id, price, quantity, side, time_in_force, None);
+    };
+    match record.op {
+        Op::New(Kind::Gtc) => limit(TimeInForce::Gtc),
+        Op::New(Kind::Ioc) => limit(TimeInForce::Ioc),
+        Op::New(Kind::Fok) => limit(TimeInForce::Fok),
+        Op::New(Kind::Market) => {
+            let _ = book.submit_market_order(id, quantity, side);
+        }
+        Op::Cancel => {
+            let _ = book.cancel_order(id);
+        }
+        Op::Replace { keeps_place: true } => {
+            let _ = book.update_order(OrderUpdate::UpdateQuantity {
+                order_id: id,
+                new_quantity: Quantity::new(quantity),
+            });
+        }
+        Op::Replace { keeps_place: false } => {
+            let _ = book.update_order(OrderUpdate::UpdatePriceAndQuantity {
+                order_id: id,
+                new_price: Price::new(price),
+                new_quantity: Quantity::new(quantity),
+            });
+        }
+    }
+}

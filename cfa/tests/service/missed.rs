@@ -1,0 +1,133 @@
+//! Events of this service that never reach the log, and what the ledger makes of the blocks (R221).
+
+use std::sync::{Arc, Mutex};
+
+use events::{Delivery, Embedded, Error, Event, Log, Position, Record, Subscription, Waiting};
+use prost::Message;
+use proto::cfa::v1 as pb;
+use proto::chain::v1 as chain;
+use proto::ledger::v1 as ledger;
+use tokio::sync::watch;
+
+use crate::world::*;
+
+/// A log that loses what it is told to lose.
+pub struct Losing {
+    log: Arc<Embedded>,
+    /// Short names of types to lose, and what was lost.
+    lost: Mutex<(Vec<&'static str>, Vec<Event>)>,
+}
+
+impl Losing {
+    pub fn new(log: Arc<Embedded>) -> Self {
+        Self {
+            log,
+            lost: Mutex::default(),
+        }
+    }
+
+    pub fn lose(&self, types: &[&'static str]) {
+        self.lost.lock().expect("no panic with the lock").0 = types.to_vec();
+    }
+
+    pub fn lost(&self) -> Vec<Event> {
+        self.lost.lock().expect("no panic with the lock").1.clone()
+    }
+
+    fn keep(&self, records: &[Record]) -> Vec<Record> {
+        let mut lost = self.lost.lock().expect("no panic with the lock");
+        let (gone, kept): (Vec<Record>, Vec<Record>) = records
+            .iter()
+            .cloned()
+            .partition(|record| lost.0.contains(&record.event.short_type()));
+        lost.1.extend(gone.into_iter().map(|record| record.event));
+        kept
+    }
+}
+
+#[async_trait::async_trait]
+impl Log for Losing {
+    async fn append(&self, records: &[Record]) -> Result<(), Error> {
+        self.log.append(&self.keep(records)).await
+    }
+
+    async fn subscribe(&self, group: &str, topics: &[&str]) -> Result<Subscription, Error> {
+        self.log.subscribe(group, topics).await
+    }
+
+    async fn backlog(&self, group: &str, topics: &[&str]) -> Result<Vec<Delivery>, Error> {
+        self.log.backlog(group, topics).await
+    }
+
+    async fn commit(&self, group: &str, position: &Position) -> Result<(), Error> {
+        Log::commit(&*self.log, group, position).await
+    }
+
+    fn failing(&self) -> watch::Receiver<Option<String>> {
+        self.log.failing()
+    }
+
+    fn waiting(&self) -> &Waiting {
+        self.log.waiting()
+    }
+}
+
+// rows: R221
+#[tokio::test(flavor = "multi_thread")]
+async fn r221_a_block_restores_operations_whose_events_were_missed_once() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world
+        .losing
+        .lose(&["CfaIssuedEvent", "CfaTransferredEvent"]);
+    let issue = pb::IssueCfaRubRequest {
+        context: context("k-1"),
+        user_id: "user-a".into(),
+        amount: roubles("100.00"),
+        payment_id: "pay-1".into(),
+    };
+    let issued = world.cfa.issue_cfa_rub(issue).await.expect("issued");
+    let issued = issued.into_inner().operation.expect("operation");
+    world.settle(&issued).await;
+    // No event told of it: the block alone.
+    world.balance_becomes("user-a:CFA-RUB", "100.00").await;
+    let lost = world.losing.lost();
+    assert_eq!(lost.len(), 1, "{lost:?}");
+
+    // The event turns up after all, and the block once more under another id.
+    world.losing.lose(&[]);
+    let is_its_block = |event: &Event| {
+        let block = chain::BlockReadEvent::decode(event.payload.as_slice());
+        event.short_type() == "BlockReadEvent"
+            && block.is_ok_and(|block| block.tx_hashes.contains(&issued.onchain_tx_hash))
+    };
+    let blocks = world
+        .events_until(events::topics::CHAIN, is_its_block)
+        .await;
+    let mut again = blocks.last().expect("found").clone();
+    again.id = uuid::Uuid::new_v4();
+    let events = [lost[0].clone(), again];
+    world.log.publish(&events).await.expect("published");
+    let issue = pb::IssueCfaRubRequest {
+        context: context("k-2"),
+        user_id: "user-a".into(),
+        amount: roubles("1.00"),
+        payment_id: "pay-2".into(),
+    };
+    world.cfa.issue_cfa_rub(issue).await.expect("issued");
+    world.balance_becomes("user-a:CFA-RUB", "101.00").await;
+    let request = ledger::ListOperationsRequest {
+        user_id: "user-a".into(),
+        ..Default::default()
+    };
+    let operations = world.ledger.list_operations(request).await.expect("listed");
+    let operations = operations.into_inner().operations;
+    assert_eq!(operations.len(), 2, "{operations:?}");
+    assert!(
+        operations
+            .iter()
+            .all(|operation| operation.onchain_tx_hash.is_some()),
+        "{operations:?}"
+    );
+    world.stop().await;
+}

@@ -1,0 +1,238 @@
+//! Missed operations (specification 1.4, R221): what a block of the chain holds and no event told.
+//!
+//! A while after a block was read, the CFA service is asked what it has of the block's transactions, and each final operation is folded in as
+//! its own event would be. That event and this look have one idempotency key, so whichever comes second changes nothing. Trades are left
+//! out: settlement brings each to its end. An operation whose end is still open (a payout that the bank has not made) is asked for again now
+//! and then, until a restart.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, MutexGuard},
+    time::Duration,
+};
+
+use events::{BatchResult, Event, Failure, Later, Poison, Stopped};
+use proto::{
+    cfa::v1::{self as cfa, cfa_registry_service_client::CfaRegistryServiceClient},
+    chain::v1 as chain,
+    common::v1::{MonetaryAmount, OperationStatus, OperationType, PaginationRequest},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    committer::Committer,
+    consumers::{Effect, confirmed, issued, read, transferred},
+    fold::{Act, Answer, Command, Outcome, Replay},
+    model,
+};
+
+/// Transactions of one question; the CFA service takes no more.
+const HASHES_MAX: usize = 100;
+const PAGE: i32 = 1_000;
+/// Operations with an open end are asked for again after so many times the first pause.
+const REVISIT_AFTER: u32 = 5;
+/// Transactions with an open end that are kept in mind.
+const OPEN_MAX: usize = 10_000;
+
+/// Looks for what blocks hold and the ledger does not.
+pub struct Reconciler {
+    pub cfa: CfaRegistryServiceClient<rpc::Channel>,
+    pub committer: Committer,
+    /// How long events have before they count as missed.
+    pub after: Duration,
+    pub shutdown: CancellationToken,
+    /// Transactions with operations that are not at their end.
+    pub open: Mutex<BTreeSet<String>>,
+}
+
+impl Reconciler {
+    /// Looks at the blocks among these events.
+    pub async fn handle(&self, events: &[Event]) -> BatchResult {
+        let mut hashes = BTreeSet::new();
+        let mut unreadable = None;
+        for (handled, event) in events.iter().enumerate() {
+            if event.short_type() != "BlockReadEvent" {
+                continue;
+            }
+            let block: Result<chain::BlockReadEvent, Poison> = read(event);
+            match block {
+                Ok(block) => hashes.extend(block.tx_hashes),
+                Err(poison) => {
+                    let error = poison.into();
+                    unreadable = Some(Stopped { handled, error });
+                    break;
+                }
+            }
+        }
+        self.look(hashes).await?;
+        unreadable.map_or(Ok(()), Err)
+    }
+
+    async fn look(&self, hashes: BTreeSet<String>) -> BatchResult {
+        if hashes.is_empty() {
+            return Ok(());
+        }
+        let looked = async {
+            tokio::time::sleep(self.after).await;
+            self.restore_all(hashes).await
+        };
+        let looked = tokio::select! {
+            looked = looked => looked,
+            () = self.shutdown.cancelled() => Err(Later("the ledger stops".to_owned()).into()),
+        };
+        looked.map_err(|error| Stopped { handled: 0, error })
+    }
+
+    /// Asks again for what was open when it was asked for, until shutdown.
+    pub async fn revisit(&self) {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(self.after * REVISIT_AFTER) => {}
+                () = self.shutdown.cancelled() => return,
+            }
+            let open = std::mem::take(&mut *self.open());
+            let restored = tokio::select! {
+                restored = self.restore_all(open.clone()) => restored,
+                () = self.shutdown.cancelled() => return,
+            };
+            if let Err(error) = restored {
+                tracing::warn!(%error, "open operations of blocks are asked for later");
+                self.open().extend(open);
+            }
+        }
+    }
+
+    fn open(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.open.lock().expect("nothing panics with it")
+    }
+
+    async fn restore_all(&self, hashes: BTreeSet<String>) -> Result<(), Failure> {
+        let hashes: Vec<String> = hashes.into_iter().collect();
+        for part in hashes.chunks(HASHES_MAX) {
+            self.restore(part).await?;
+        }
+        Ok(())
+    }
+
+    /// Folds in what these transactions did.
+    async fn restore(&self, tx_hashes: &[String]) -> Result<(), Failure> {
+        let mut token = String::new();
+        loop {
+            let request = cfa::ListOperationsRequest {
+                onchain_tx_hashes: tx_hashes.to_vec(),
+                without_trades: true,
+                pagination: Some(PaginationRequest {
+                    page_size: PAGE,
+                    page_token: token,
+                }),
+                ..Default::default()
+            };
+            let mut client = self.cfa.clone();
+            let answer = client.list_operations(request).await;
+            let page = answer
+                .map_err(|status| Later(format!("operations of a block: {status}")))?
+                .into_inner();
+            for operation in page.operations {
+                self.fold_in(operation).await?;
+            }
+            token = page.pagination.unwrap_or_default().next_page_token;
+            if token.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn fold_in(&self, operation: cfa::CfaOperation) -> Result<(), Failure> {
+        match operation.status() {
+            OperationStatus::Finalized => {}
+            OperationStatus::Failed | OperationStatus::Rejected | OperationStatus::Refunded => {
+                return Ok(());
+            }
+            _ => {
+                let mut open = self.open();
+                open.insert(operation.onchain_tx_hash);
+                while open.len() > OPEN_MAX {
+                    open.pop_first();
+                }
+                return Ok(());
+            }
+        }
+        let operation_id = operation.operation_id.clone();
+        let Some((act, context)) = effect(operation)? else {
+            return Ok(());
+        };
+        match self.submit(act, rpc::context::read(context)).await? {
+            Ok(answered) if is_new(&answered.answer) => {
+                tracing::warn!(
+                    operation_id,
+                    "operation restored from a block, its event was missed"
+                );
+                metrics::counter!("ledger_operations_restored_total").increment(1);
+            }
+            Ok(_) => {}
+            Err(refused) => {
+                tracing::error!(operation_id, refusal = %refused.refusal, "operation of a block refused by the ledger");
+            }
+        }
+        Ok(())
+    }
+
+    async fn submit(&self, act: Act, context: rpc::Context) -> Result<Outcome, Failure> {
+        let command = Command {
+            act,
+            key: None,
+            is_service: true,
+        };
+        let submitted = self.committer.submit(command, context).await;
+        submitted.map_err(|error| match error.is_away() {
+            true => Later(error.to_string()).into(),
+            false => error.into(),
+        })
+    }
+}
+
+/// What the operation's own event would ask for.
+fn effect(operation: cfa::CfaOperation) -> Result<Effect, Poison> {
+    let amount = Some(MonetaryAmount {
+        currency_code: operation.instrument_id.clone(),
+        amount: operation.amount.clone(),
+    });
+    Ok(match operation.r#type() {
+        OperationType::Issuance => issued(cfa::CfaIssuedEvent {
+            operation_id: operation.operation_id,
+            instrument_id: operation.instrument_id,
+            holder_id: operation.user_id,
+            amount,
+            tx_hash: operation.onchain_tx_hash,
+            ..Default::default()
+        })?,
+        OperationType::Redemption => Some(confirmed(
+            model::OperationType::Redemption,
+            operation.operation_id,
+            &operation.onchain_tx_hash,
+            None,
+        )?),
+        OperationType::P2pTransfer => transferred(cfa::CfaTransferredEvent {
+            operation_id: operation.operation_id,
+            instrument_id: operation.instrument_id,
+            from_user_id: operation.from_user_id,
+            to_user_id: operation.to_user_id,
+            amount,
+            tx_hash: operation.onchain_tx_hash,
+            trade_id: operation.trade_id,
+            ..Default::default()
+        })?,
+        _ => None,
+    })
+}
+
+fn is_new(answer: &Answer) -> bool {
+    match answer {
+        Answer::Batch { outcomes } => outcomes
+            .iter()
+            .flatten()
+            .any(|posted| posted.replay == Replay::No),
+        Answer::Finalized { moved } => *moved > 0,
+        _ => false,
+    }
+}
