@@ -7,6 +7,9 @@ use uuid::Uuid;
 
 use crate::{Error, event::now_us};
 
+/// Consumer, event, now in microseconds.
+pub(crate) const ACCEPT: &str = "INSERT INTO inbox (consumer, event_id, accepted_at_us) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";
+
 /// Notes the event in the caller's transaction. `false` = seen before: do nothing and commit (or drop) the transaction.
 ///
 /// `consumer` names the handler, not the process: `ledger.chain-receipts`.
@@ -18,13 +21,11 @@ pub async fn accept_in_tx(
     consumer: &str,
     event_id: Uuid,
 ) -> Result<bool, Error> {
-    let inserted = sqlx::query(
-        "INSERT INTO inbox (consumer, event_id, accepted_at_us) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
-    )
-    .bind(consumer)
-    .bind(event_id.to_string())
-    .bind(now_us())
-    .execute(tx)
-    .await?;
+    let inserted = sqlx::query(ACCEPT)
+        .bind(consumer)
+        .bind(event_id.to_string())
+        .bind(now_us())
+        .execute(tx)
+        .await?;
     Ok(inserted.rows_affected() == 1)
 }
