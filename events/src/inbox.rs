@@ -11,6 +11,8 @@ use crate::{Error, event::now_us};
 
 /// Rows of one statement.
 const ROWS_MAX: usize = 256;
+/// Consumer, event, now in microseconds.
+pub(crate) const ACCEPT: &str = "INSERT INTO inbox (consumer, event_id, accepted_at_us) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";
 
 /// Notes the event in the caller's transaction. `false` = seen before: do nothing and commit (or drop) the transaction.
 ///

@@ -32,13 +32,18 @@ pub use event::{Event, Record};
 pub use kafka::Kafka;
 pub use log::{Delivery, Log, Position, Subscription, Waiting, report_health};
 pub use postgres::Postgres;
-pub use sqlite::{Sqlite, Tx};
+pub use sqlite::{
+    Sqlite, Tx,
+    direct::{Direct, DirectTx},
+};
 
 /// Operational failures of this room.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("store failed: {0}")]
     Store(#[from] sqlx::Error),
+    #[error("store failed: {0}")]
+    Sqlite(#[from] rusqlite::Error),
     #[error("migration failed: {0}")]
     Migrate(#[from] sqlx::migrate::MigrateError),
     #[error("files of the store: {0}")]
@@ -56,6 +61,7 @@ impl Error {
     pub fn is_away(&self) -> bool {
         match self {
             Error::Store(error) => is_away(error),
+            Error::Sqlite(error) => sqlite::direct::is_away(error),
             Error::Files(_) | Error::Kafka(_) | Error::Closed => true,
             Error::Migrate(_) | Error::Malformed { .. } => false,
         }

@@ -4,6 +4,7 @@
 //! connection), so outbox positions appear in commit order; readers never wait for the writer. A transaction dropped without
 //! [`Tx::commit`] is rolled back.
 
+pub mod direct;
 pub mod outbox;
 
 use std::{
@@ -82,6 +83,10 @@ impl Relayed {
     fn due(&self) -> Option<i64> {
         let through = self.through.load(Ordering::Acquire);
         (through > self.deleted.load(Ordering::Acquire)).then_some(through)
+    }
+
+    fn is_deleted(&self, through: i64) {
+        self.deleted.fetch_max(through, Ordering::AcqRel);
     }
 }
 
@@ -225,7 +230,7 @@ impl Tx {
     pub async fn commit(self) -> Result<(), Error> {
         self.inner.commit().await?;
         if let Some(through) = self.deletes {
-            self.relayed.deleted.fetch_max(through, Ordering::AcqRel);
+            self.relayed.is_deleted(through);
         }
         self.committed.notify_one();
         Ok(())

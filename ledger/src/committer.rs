@@ -103,13 +103,17 @@ pub struct Committer {
 }
 
 impl Committer {
-    /// Spawns the task. It ends when `shutdown` is cancelled and what was queued is written.
+    /// Starts the writer, on a thread of its own where the store wants one. It ends when `shutdown` is cancelled and what was queued is
+    /// written, which the receiver hears; it hears nothing of one that was stopped by a failed assertion.
+    ///
+    /// # Errors
+    /// [`Error::Events`]: no thread is to be had.
     pub fn spawn(
         store: Store,
         clock: Clock,
         health: rpc::Health,
         shutdown: CancellationToken,
-    ) -> (Self, tokio::task::JoinHandle<()>) {
+    ) -> Result<(Self, oneshot::Receiver<()>), Error> {
         let (queue, receiver) = mpsc::channel(QUEUE_COMMANDS_MAX);
         let worker = Worker {
             store,
@@ -118,8 +122,23 @@ impl Committer {
             is_away: false,
         };
         let span = tracing::info_span!("worker", service_name = "ledger", worker = "committer");
-        let task = tokio::spawn(worker.run(receiver, shutdown).instrument(span));
-        (Committer { queue }, task)
+        let (ended, end) = oneshot::channel();
+        let has_thread = worker.store.keeps_its_thread();
+        let work = async move {
+            worker.run(receiver, shutdown).await;
+            let _ = ended.send(());
+        };
+        let work = work.instrument(span);
+        if has_thread {
+            let runtime = tokio::runtime::Handle::current();
+            std::thread::Builder::new()
+                .name("ledger-writer".to_owned())
+                .spawn(move || runtime.block_on(work))
+                .map_err(events::Error::Files)?;
+        } else {
+            tokio::spawn(work);
+        }
+        Ok((Committer { queue }, end))
     }
 
     /// Folds and commits one command.

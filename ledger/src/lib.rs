@@ -104,6 +104,8 @@ impl LedgerDeps {
 pub enum Error {
     #[error("ledger store: {0}")]
     Store(#[from] sqlx::Error),
+    #[error("ledger store: {0}")]
+    Sqlite(#[from] rusqlite::Error),
     #[error("ledger events: {0}")]
     Events(#[from] events::Error),
     #[error("ledger row is broken: {0}")]
@@ -125,6 +127,7 @@ impl Error {
     fn is_away(&self) -> bool {
         match self {
             Error::Store(error) => events::is_away(error),
+            Error::Sqlite(error) => events::sqlite::direct::is_away(error),
             Error::Events(error) => error.is_away(),
             Error::Broken(_) | Error::Url(_) | Error::NoLedger(_) => false,
             Error::Raced => true,
@@ -152,7 +155,7 @@ pub async fn start(
         deps.clock.clone(),
         health.clone(),
         shutdown.clone(),
-    );
+    )?;
     let api = Arc::new(Api {
         store: store.clone(),
         committer: committer.clone(),
@@ -201,7 +204,7 @@ pub struct LedgerHandle {
     sweeper: Sweeper,
     health: rpc::Health,
     tasks: TaskTracker,
-    writer: tokio::task::JoinHandle<()>,
+    writer: tokio::sync::oneshot::Receiver<()>,
 }
 
 impl LedgerHandle {

@@ -12,13 +12,6 @@ use types::{Decimal, Minor};
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Id(Arc<str>);
 
-impl Id {
-    /// The text itself, for a value to bind; not copied.
-    pub fn shared(&self) -> Arc<str> {
-        self.0.clone()
-    }
-}
-
 impl Deref for Id {
     type Target = str;
 

@@ -83,6 +83,19 @@ async fn oldest(db: &Sqlite) -> Result<Oldest, Error> {
     })
 }
 
+/// Hands the oldest rows to the log and notes them as relayed; none: there are none.
+pub(super) async fn publish_oldest(db: &Sqlite, log: &dyn Log) -> Result<Moved, Error> {
+    let oldest = oldest(db).await?;
+    if oldest.rows > 0 {
+        log.publish(&oldest.events).await?;
+        db.set_relayed(oldest.last_position);
+    }
+    Ok(Moved {
+        events: oldest.events.len(),
+        more_soon: oldest.rows == BATCH as usize,
+    })
+}
+
 #[async_trait]
 impl Queue for Sqlite {
     async fn backlog(&self) -> Result<i64, Error> {
@@ -94,17 +107,11 @@ impl Queue for Sqlite {
     }
 
     async fn move_batch(&self, log: &dyn Log) -> Result<Moved, Error> {
-        let oldest = oldest(self).await?;
-        if oldest.rows == 0 {
+        let moved = publish_oldest(self, log).await?;
+        if moved.events == 0 {
             self.delete_relayed().await?;
-        } else {
-            log.publish(&oldest.events).await?;
-            self.set_relayed(oldest.last_position);
         }
-        Ok(Moved {
-            events: oldest.events.len(),
-            more_soon: oldest.rows == BATCH as usize,
-        })
+        Ok(moved)
     }
 
     async fn committed(&self) {

@@ -11,9 +11,9 @@ use crate::{
 /// Where a group begins: the last block, and what there is to look for at all.
 #[derive(FromRow)]
 pub struct Start {
-    block: i64,
-    hash: Vec<u8>,
-    sealed_at_us: i64,
+    pub(super) block: i64,
+    pub(super) hash: Vec<u8>,
+    pub(super) sealed_at_us: i64,
     pub has_limits: bool,
     pub has_news: bool,
 }

@@ -34,7 +34,7 @@ pub struct LimitRow {
     pub account_kind: i32,
     pub instrument_id: String,
     #[sqlx(try_from = "i32")]
-    decimals: u8,
+    pub(super) decimals: u8,
     pub side: i32,
     pub window_s: i64,
     pub amount: i64,
@@ -163,7 +163,17 @@ impl About {
     }
 }
 
-/// The sub-accounts of the working set that a limit is about, each with a version at or before the beginning of the window. The time of a
+/// The sub-accounts of the working set that a limit is about.
+pub fn about<'a>(limit: &'a VelocityLimit, book: &'a Book) -> impl Iterator<Item = &'a SubAccount> {
+    (book.subaccounts.values()).filter(|row| limit.is_about(&row.terms.subaccount_id))
+}
+
+/// Where the window begins makes no difference.
+pub fn is_small(of: &SubAccount) -> bool {
+    of.version < FEW
+}
+
+/// The sub-accounts of [`about`], each with a version at or before the beginning of the window. The time of a
 /// posting is what decides.
 pub async fn places<DB>(
     tx: &mut DB::Connection,
@@ -178,13 +188,11 @@ where
     for<'q> i64: Encode<'q, DB> + Type<DB>,
     for<'r> (i64,): FromRow<'r, DB::Row>,
 {
-    let about: Vec<&SubAccount> = (book.subaccounts.values())
-        .filter(|row| limit.is_about(&row.terms.subaccount_id))
-        .collect();
+    let about: Vec<&SubAccount> = about(limit, book).collect();
     let since_us = limit.since_us(book.now_us);
     let mut places = Vec::with_capacity(about.len());
     for row in about {
-        let from = if row.version < FEW {
+        let from = if is_small(row) {
             0
         } else {
             statement::version_through::<DB>(tx, row, since_us).await?

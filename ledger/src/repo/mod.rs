@@ -68,6 +68,11 @@ impl Store {
         Ok(store)
     }
 
+    /// As [`Writes::keeps_its_thread`].
+    pub fn keeps_its_thread(&self) -> bool {
+        self.writes.keeps_its_thread()
+    }
+
     /// Begins a write transaction.
     ///
     /// # Errors
@@ -125,6 +130,10 @@ pub enum Again {
 /// The writing half of the storage contract.
 #[async_trait]
 pub trait Writes: Send + Sync {
+    /// Whether a group keeps the thread that writes it until the disk has answered, so that it wants one of its own.
+    fn keeps_its_thread(&self) -> bool {
+        false
+    }
     async fn begin(&self) -> Result<Box<dyn Group>, Error>;
     async fn relay(&self, log: Arc<dyn events::Log>, shutdown: CancellationToken);
     fn again(&self, error: &Error) -> Again;

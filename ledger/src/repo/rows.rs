@@ -32,11 +32,11 @@ pub fn wide(high: i64, low: i64) -> i128 {
 
 #[derive(FromRow)]
 pub struct AccountRow {
-    account_id: String,
-    user_id: String,
-    kind: i32,
-    created_at_us: i64,
-    updated_at_us: i64,
+    pub(super) account_id: String,
+    pub(super) user_id: String,
+    pub(super) kind: i32,
+    pub(super) created_at_us: i64,
+    pub(super) updated_at_us: i64,
 }
 
 impl TryFrom<AccountRow> for Account {
@@ -108,22 +108,22 @@ impl From<SubAccountRow> for SubAccount {
 
 #[derive(FromRow)]
 pub struct OperationRow {
-    operation_id: String,
-    scope: i32,
-    kind: i32,
-    status: i32,
-    user_id: String,
-    idempotency_key: String,
-    external_ref: Option<String>,
-    tx_hash: Option<String>,
-    rejection_code: Option<i32>,
-    rejection_message: Option<String>,
-    awaits_chain: bool,
-    reverses: Option<String>,
-    reversed_by: Option<String>,
-    digest: i64,
-    created_at_us: i64,
-    finalized_at_us: Option<i64>,
+    pub(super) operation_id: String,
+    pub(super) scope: i32,
+    pub(super) kind: i32,
+    pub(super) status: i32,
+    pub(super) user_id: String,
+    pub(super) idempotency_key: String,
+    pub(super) external_ref: Option<String>,
+    pub(super) tx_hash: Option<String>,
+    pub(super) rejection_code: Option<i32>,
+    pub(super) rejection_message: Option<String>,
+    pub(super) awaits_chain: bool,
+    pub(super) reverses: Option<String>,
+    pub(super) reversed_by: Option<String>,
+    pub(super) digest: i64,
+    pub(super) created_at_us: i64,
+    pub(super) finalized_at_us: Option<i64>,
 }
 
 impl TryFrom<OperationRow> for Operation {
@@ -159,23 +159,23 @@ pub const POSTING: &str = "SELECT p.*, COALESCE(i.decimals, 0) AS decimals FROM 
 
 #[derive(FromRow)]
 pub struct PostingRow {
-    posting_id: String,
-    operation_id: String,
+    pub(super) posting_id: String,
+    pub(super) operation_id: String,
     #[sqlx(try_from = "i32")]
-    ordinal: u32,
-    debit_subaccount_id: String,
-    credit_subaccount_id: String,
-    instrument_id: String,
+    pub(super) ordinal: u32,
+    pub(super) debit_subaccount_id: String,
+    pub(super) credit_subaccount_id: String,
+    pub(super) instrument_id: String,
     #[sqlx(try_from = "i32")]
-    decimals: u8,
-    amount: i64,
-    hold_id: Option<String>,
-    unsettled: bool,
-    debit_balance_after: i64,
-    debit_version: i64,
-    credit_balance_after: i64,
-    credit_version: i64,
-    created_at_us: i64,
+    pub(super) decimals: u8,
+    pub(super) amount: i64,
+    pub(super) hold_id: Option<String>,
+    pub(super) unsettled: bool,
+    pub(super) debit_balance_after: i64,
+    pub(super) debit_version: i64,
+    pub(super) credit_balance_after: i64,
+    pub(super) credit_version: i64,
+    pub(super) created_at_us: i64,
 }
 
 impl From<PostingRow> for Posting {
@@ -208,28 +208,28 @@ pub const HOLD: &str = "SELECT h.*, COALESCE(i.decimals, 0) AS decimals FROM hol
 /// Also the form in which a stored answer keeps a hold.
 #[derive(FromRow, serde::Serialize, serde::Deserialize)]
 pub struct HoldRow {
-    hold_id: String,
-    subaccount_id: String,
-    user_id: String,
-    instrument_id: String,
+    pub(super) hold_id: String,
+    pub(super) subaccount_id: String,
+    pub(super) user_id: String,
+    pub(super) instrument_id: String,
     #[sqlx(try_from = "i32")]
-    decimals: u8,
-    amount: i64,
-    remaining: i64,
-    added: i64,
-    split_off: i64,
-    consumed: i64,
-    released: i64,
-    returned_by_children: i64,
-    status: i32,
-    expiry_told: bool,
-    reason: String,
-    owner: String,
-    parent_hold_id: Option<String>,
-    destination_subaccount_id: Option<String>,
-    expires_at_us: Option<i64>,
-    created_at_us: i64,
-    updated_at_us: i64,
+    pub(super) decimals: u8,
+    pub(super) amount: i64,
+    pub(super) remaining: i64,
+    pub(super) added: i64,
+    pub(super) split_off: i64,
+    pub(super) consumed: i64,
+    pub(super) released: i64,
+    pub(super) returned_by_children: i64,
+    pub(super) status: i32,
+    pub(super) expiry_told: bool,
+    pub(super) reason: String,
+    pub(super) owner: String,
+    pub(super) parent_hold_id: Option<String>,
+    pub(super) destination_subaccount_id: Option<String>,
+    pub(super) expires_at_us: Option<i64>,
+    pub(super) created_at_us: i64,
+    pub(super) updated_at_us: i64,
 }
 
 impl TryFrom<HoldRow> for Hold {
@@ -300,9 +300,9 @@ impl From<&Hold> for HoldRow {
 #[derive(FromRow)]
 pub struct ParkedRow {
     pub match_key: String,
-    tx_hash: Option<String>,
-    reverted: bool,
-    at_us: i64,
+    pub(super) tx_hash: Option<String>,
+    pub(super) reverted: bool,
+    pub(super) at_us: i64,
 }
 
 impl From<ParkedRow> for Parked {

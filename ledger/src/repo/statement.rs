@@ -165,26 +165,62 @@ where
     for<'q> i64: Encode<'q, DB> + Type<DB>,
     for<'r> (i64,): FromRow<'r, DB::Row>,
 {
-    // Versions up to `low` are not later than the moment, those past `high` are.
-    let (mut low, mut high) = (0, of.version);
-    // Most moments asked about are recent: steps back from the end, each twice as long, come first.
-    let mut step = 64;
-    while high > low {
-        let middle = if high - low > step {
-            high - step
-        } else {
-            low + (high - low).div_ceil(2)
-        };
-        if time_of::<DB>(&mut *reader, of, middle).await? <= at_us {
-            low = middle;
-            step = u64::MAX;
-        } else {
-            high = middle - 1;
-            step = step.saturating_mul(4);
+    let mut halving = Halving::to(of.version);
+    while let Some(version) = halving.asks() {
+        let then_us = time_of::<DB>(&mut *reader, of, version).await?;
+        halving.hears(version, then_us <= at_us);
+    }
+    Ok(halving.found())
+}
+
+/// The last version at or before a moment, found by asking for the times of some.
+pub struct Halving {
+    /// Versions up to this one are not later than the moment.
+    low: u64,
+    /// Versions past this one are.
+    high: u64,
+    /// Most moments asked about are recent: steps back from the end, each longer than the one before, come first.
+    step: u64,
+}
+
+impl Halving {
+    /// Among the versions up to this one.
+    pub fn to(version: u64) -> Self {
+        Halving {
+            low: 0,
+            high: version,
+            step: 64,
         }
     }
-    Ok(low)
+
+    /// The version whose time is to be told; `None`: it is found.
+    pub fn asks(&self) -> Option<u64> {
+        let left = self.high - self.low;
+        match left {
+            0 => None,
+            _ if left > self.step => Some(self.high - self.step),
+            _ => Some(self.low + left.div_ceil(2)),
+        }
+    }
+
+    pub fn hears(&mut self, version: u64, is_through: bool) {
+        if is_through {
+            self.low = version;
+            self.step = u64::MAX;
+        } else {
+            self.high = version - 1;
+            self.step = self.step.saturating_mul(4);
+        }
+    }
+
+    pub fn found(&self) -> u64 {
+        self.low
+    }
 }
+
+/// Time of the posting that made a version, in microseconds. `$1`: sub-account, `$2`: version.
+pub const TIME_OF: &str = "SELECT created_at_us FROM postings WHERE debit_subaccount_id = $1 AND debit_version = $2 \
+     UNION ALL SELECT created_at_us FROM postings WHERE credit_subaccount_id = $1 AND credit_version = $2";
 
 async fn time_of<DB>(
     reader: &mut DB::Connection,
@@ -199,18 +235,16 @@ where
     for<'q> i64: Encode<'q, DB> + Type<DB>,
     for<'r> (i64,): FromRow<'r, DB::Row>,
 {
-    sqlx::query_scalar::<DB, i64>(
-        "SELECT created_at_us FROM postings WHERE debit_subaccount_id = $1 AND debit_version = $2 \
-         UNION ALL SELECT created_at_us FROM postings WHERE credit_subaccount_id = $1 AND credit_version = $2",
-    )
-    .bind(&*of.terms.subaccount_id)
-    .bind(version as i64)
-    .fetch_optional(reader)
-    .await?
-    .ok_or_else(|| missing(of, version))
+    sqlx::query_scalar::<DB, i64>(TIME_OF)
+        .bind(&*of.terms.subaccount_id)
+        .bind(version as i64)
+        .fetch_optional(reader)
+        .await?
+        .ok_or_else(|| missing(of, version))
 }
 
-fn missing(of: &SubAccount, version: u64) -> Error {
+/// A version without its posting.
+pub fn missing(of: &SubAccount, version: u64) -> Error {
     let what = format!("posting of version {version} of sub-account");
     rows::broken(&what, &of.terms.subaccount_id)
 }

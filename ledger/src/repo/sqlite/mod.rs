@@ -2,12 +2,13 @@
 
 mod limits;
 mod load;
+mod rows;
 mod save;
 
 use std::{path::Path, sync::Arc};
 
 use async_trait::async_trait;
-use events::{Event, Sqlite};
+use events::{Direct, DirectTx, Event};
 use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -21,7 +22,6 @@ use crate::{
     audit::{Block, Head},
     book::Book,
     fold::Command,
-    model::Id,
 };
 
 /// The ledger's file in its folder.
@@ -31,7 +31,7 @@ static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/sqlite");
 
 /// Opens `ledger.sqlite` in the folder and brings its schema up to date; gives both halves of the contract.
 pub async fn open(data_dir: &Path) -> Result<(sqlx::SqlitePool, impl Writes + use<>), Error> {
-    let db = Sqlite::open(data_dir.join(FILE), &MIGRATOR).await?;
+    let db = Direct::open(data_dir.join(FILE), &MIGRATOR).await?;
     Ok((db.read().clone(), Writer { db }))
 }
 
@@ -49,14 +49,8 @@ pub async fn evidence(data_dir: &Path) -> Result<Reader<sqlx::Sqlite>, Error> {
     Ok(Reader(db))
 }
 
-/// Many ids in one bound value.
-fn ids<'a>(items: impl IntoIterator<Item = &'a Id>) -> String {
-    let items: Vec<&str> = items.into_iter().map(|id| &**id).collect();
-    serde_json::to_string(&items).expect("texts have a JSON form")
-}
-
 struct Writer {
-    db: Sqlite,
+    db: Direct,
 }
 
 #[async_trait]
@@ -72,6 +66,10 @@ impl Writes for Writer {
         events::outbox::Relay::run(self.db.clone(), log, shutdown).await;
     }
 
+    fn keeps_its_thread(&self) -> bool {
+        true
+    }
+
     /// Nobody else writes, and the wait for the file's lock is behind it.
     fn again(&self, _: &Error) -> Again {
         Again::No
@@ -83,7 +81,7 @@ impl Writes for Writer {
 }
 
 struct Group {
-    tx: events::Tx,
+    tx: DirectTx,
     /// Read with the working set.
     head: Option<Head>,
 }
@@ -91,11 +89,14 @@ struct Group {
 #[async_trait]
 impl super::Group for Group {
     async fn accept(&mut self, consumer: &str, event_ids: &[Uuid]) -> Result<Vec<bool>, Error> {
-        Ok(events::inbox::accept_many_in_tx(&mut self.tx, consumer, event_ids).await?)
+        let accepted = event_ids
+            .iter()
+            .map(|event_id| Ok(self.tx.accept(consumer, *event_id)?));
+        accepted.collect()
     }
 
     async fn load(&mut self, commands: &[&Command], clock_us: i64) -> Result<Book, Error> {
-        let (book, head) = load::load(&mut self.tx, commands, clock_us).await?;
+        let (book, head) = load::load(&self.tx, commands, clock_us)?;
         self.head = Some(head);
         Ok(book)
     }
@@ -110,14 +111,15 @@ impl super::Group for Group {
         block: Option<&Block>,
         events: &[Event],
     ) -> Result<(), Error> {
-        save::save(&mut self.tx, book, block, events).await
+        save::save(&self.tx, book, block)?;
+        Ok(self.tx.append(events)?)
     }
 
     async fn tidy(&mut self, command: &Command) -> Result<(), Error> {
-        save::tidy(&mut self.tx, command).await
+        save::tidy(&self.tx, command)
     }
 
     async fn commit(self: Box<Self>) -> Result<(), Error> {
-        Ok(self.tx.commit().await?)
+        Ok(self.tx.commit()?)
     }
 }

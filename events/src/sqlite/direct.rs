@@ -1,0 +1,210 @@
+//! A writer that runs its statements where it is called, for a service that writes from a thread of its own.
+//!
+//! Why: [`Sqlite::write`] sends each statement to the connection's thread and waits for its answer, some fifty microseconds for the two of
+//! them, and carries each value and each row over; here a statement is a call. Cost: it keeps the calling thread until the disk has
+//! answered, so a task that others share a thread with must not use it. Invariants are those of [`Sqlite`]: this is its one writer.
+
+use std::{ops::Deref, path::Path, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use rusqlite::{Connection, OpenFlags};
+use sqlx::{SqlitePool, migrate::Migrator};
+use tokio::sync::{Mutex, OwnedMutexGuard};
+use uuid::Uuid;
+
+use super::{
+    BUSY_TIMEOUT_MS, CHECKPOINT_PAGES, CODES_OF_THE_CALL, Sqlite, WRITER_CACHE_KIB,
+    WRITER_STATEMENTS, outbox,
+};
+use crate::{
+    Error, Event, Log,
+    event::now_us,
+    inbox,
+    outbox::{Moved, Queue},
+    pack,
+};
+
+/// True when the file (or its lock, disk) is away, as [`super::is_away`].
+pub fn is_away(error: &rusqlite::Error) -> bool {
+    match error {
+        rusqlite::Error::SqliteFailure(error, _) => {
+            !CODES_OF_THE_CALL.contains(&(error.extended_code.cast_unsigned() & 0xFF))
+        }
+        _ => false,
+    }
+}
+
+/// Handle to one file; clones share its writer and its readers.
+#[derive(Clone)]
+pub struct Direct {
+    file: Sqlite,
+    /// `None`: closed.
+    writer: Arc<Mutex<Option<Connection>>>,
+}
+
+impl Direct {
+    /// As [`Sqlite::open`].
+    ///
+    /// # Errors
+    /// As [`Sqlite::open`].
+    pub async fn open(path: impl AsRef<Path>, migrator: &Migrator) -> Result<Self, Error> {
+        let file = Sqlite::open(&path, migrator).await?;
+        // One writer: a second one that wrote would make this one forget its pages.
+        file.writer.close().await;
+        let writer = connect(path.as_ref())?;
+        Ok(Direct {
+            file,
+            writer: Arc::new(Mutex::new(Some(writer))),
+        })
+    }
+
+    /// Pool for reads; writing through it fails.
+    pub fn read(&self) -> &SqlitePool {
+        self.file.read()
+    }
+
+    /// Begins a write transaction: waits for its turn, then holds the write lock until commit or drop.
+    ///
+    /// # Errors
+    /// [`Error::Sqlite`], [`Error::Closed`].
+    pub async fn write(&self) -> Result<DirectTx, Error> {
+        DirectTx::begin(self.file.clone(), self.writer.clone().lock_owned().await)
+    }
+
+    /// Waits for the writer's turn and for the readers, and closes the file.
+    pub async fn close(&self) {
+        self.file.readers.close().await;
+        self.writer.lock().await.take();
+    }
+
+    /// Deletes now what may be deleted, if no transaction has done so.
+    async fn delete_relayed(&self) -> Result<(), Error> {
+        if self.file.relayed.due().is_none() {
+            return Ok(());
+        }
+        let (file, writer) = (self.file.clone(), self.writer.clone().lock_owned().await);
+        let delete = move || DirectTx::begin(file, writer)?.commit();
+        let deleted = tokio::task::spawn_blocking(delete).await;
+        deleted.map_err(|_| Error::Closed)?
+    }
+}
+
+/// The writer with the settings of [`Sqlite`]'s own.
+fn connect(path: &Path) -> Result<Connection, Error> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let db = Connection::open_with_flags(path, flags)?;
+    db.busy_timeout(Duration::from_millis(BUSY_TIMEOUT_MS))?;
+    db.execute_batch(&format!(
+        "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; \
+         PRAGMA cache_size = -{WRITER_CACHE_KIB}; PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES};"
+    ))?;
+    db.set_prepared_statement_cache_capacity(WRITER_STATEMENTS);
+    Ok(db)
+}
+
+/// A write transaction. Use it as a connection; prepare what is asked often with `prepare_cached`.
+#[must_use = "a transaction that is not committed is rolled back"]
+pub struct DirectTx {
+    writer: OwnedMutexGuard<Option<Connection>>,
+    file: Sqlite,
+    /// Rows of the outbox through this position go with it.
+    deletes: Option<i64>,
+}
+
+impl DirectTx {
+    fn begin(file: Sqlite, writer: OwnedMutexGuard<Option<Connection>>) -> Result<Self, Error> {
+        let db = writer.as_ref().ok_or(Error::Closed)?;
+        db.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        let deletes = file.relayed.due();
+        let tx = DirectTx {
+            writer,
+            file,
+            deletes,
+        };
+        if let Some(through) = deletes {
+            tx.prepare_cached("DELETE FROM outbox WHERE position <= ?1")?
+                .execute([through])?;
+        }
+        Ok(tx)
+    }
+
+    /// As [`crate::outbox::append_in_tx`].
+    ///
+    /// # Errors
+    /// [`Error::Sqlite`].
+    pub fn append(&self, events: &[Event]) -> Result<(), Error> {
+        let mut insert =
+            self.prepare_cached("INSERT INTO outbox (count, events) VALUES (?1, ?2)")?;
+        for events in events.chunks(pack::RECORDS_MAX) {
+            let packed = pack::pack(events.iter().map(|event| (event, &[][..])));
+            insert.execute((events.len() as i64, packed))?;
+        }
+        Ok(())
+    }
+
+    /// As [`inbox::accept_in_tx`].
+    ///
+    /// # Errors
+    /// [`Error::Sqlite`].
+    pub fn accept(&self, consumer: &str, event_id: Uuid) -> Result<bool, Error> {
+        let values = (consumer, event_id.to_string(), now_us());
+        Ok(self.prepare_cached(inbox::ACCEPT)?.execute(values)? == 1)
+    }
+
+    /// Makes the change durable and wakes the outbox relay.
+    ///
+    /// # Errors
+    /// [`Error::Sqlite`].
+    pub fn commit(self) -> Result<(), Error> {
+        self.prepare_cached("COMMIT")?.execute([])?;
+        if let Some(through) = self.deletes {
+            self.file.relayed.is_deleted(through);
+        }
+        self.file.committed.notify_one();
+        Ok(())
+    }
+}
+
+impl Deref for DirectTx {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        self.writer
+            .as_ref()
+            .expect("a closed writer begins no transaction")
+    }
+}
+
+impl Drop for DirectTx {
+    fn drop(&mut self) {
+        // Some failures have ended it already.
+        if !self.is_autocommit()
+            && let Err(error) = self.execute_batch("ROLLBACK")
+        {
+            tracing::error!(%error, store = %self.file.path().display(), "rollback failed");
+        }
+    }
+}
+
+#[async_trait]
+impl Queue for Direct {
+    async fn backlog(&self) -> Result<i64, Error> {
+        self.file.backlog().await
+    }
+
+    async fn move_batch(&self, log: &dyn Log) -> Result<Moved, Error> {
+        let moved = outbox::publish_oldest(&self.file, log).await?;
+        if moved.events == 0 {
+            self.delete_relayed().await?;
+        }
+        Ok(moved)
+    }
+
+    async fn committed(&self) {
+        self.file.committed().await;
+    }
+
+    fn name(&self) -> String {
+        self.file.name()
+    }
+}
