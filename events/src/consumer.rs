@@ -315,6 +315,9 @@ where
                     Err(stopped) => stopped.error,
                 },
             };
+            if self.shutdown.is_cancelled() {
+                return Err(Ending);
+            }
             if let Some(later) = error.downcast_ref::<Later>() {
                 let wait = wait.get_or_insert_with(|| Wait::new(&*self.log, self.group, delivery));
                 span.in_scope(|| wait.tell(later));

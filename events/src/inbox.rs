@@ -4,13 +4,11 @@
 
 use std::collections::HashSet;
 
-use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
+use sqlx::SqliteConnection;
 use uuid::Uuid;
 
 use crate::{Error, event::now_us};
 
-/// Rows of one statement.
-const ROWS_MAX: usize = 256;
 /// Consumer, event, now in microseconds.
 pub(crate) const ACCEPT: &str = "INSERT INTO inbox (consumer, event_id, accepted_at_us) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";
 
@@ -38,21 +36,17 @@ pub async fn accept_many_in_tx(
     consumer: &str,
     event_ids: &[Uuid],
 ) -> Result<Vec<bool>, Error> {
-    let at_us = now_us();
-    let mut new = HashSet::new();
-    for part in event_ids.chunks(ROWS_MAX) {
-        let mut query =
-            QueryBuilder::<Sqlite>::new("INSERT INTO inbox (consumer, event_id, accepted_at_us) ");
-        query.push_values(part, |mut row, event_id| {
-            row.push_bind(consumer)
-                .push_bind(event_id.to_string())
-                .push_bind(at_us);
-        });
-        query.push(" ON CONFLICT DO NOTHING RETURNING event_id");
-        let accepted: Vec<String> = query.build_query_scalar().fetch_all(&mut *tx).await?;
-        new.extend(accepted);
-    }
-    Ok(first_of_each(event_ids, new))
+    let texts: Vec<String> = event_ids.iter().map(Uuid::to_string).collect();
+    let accepted: Vec<String> = sqlx::query_scalar(
+        "INSERT INTO inbox (consumer, event_id, accepted_at_us) SELECT $1, value, $3 FROM json_each($2) WHERE TRUE \
+         ON CONFLICT DO NOTHING RETURNING event_id",
+    )
+    .bind(consumer)
+    .bind(serde_json::json!(texts).to_string())
+    .bind(now_us())
+    .fetch_all(tx)
+    .await?;
+    Ok(first_of_each(event_ids, accepted.into_iter().collect()))
 }
 
 /// Whether each event is among the new ones, but for its repeats.
