@@ -19,14 +19,14 @@ use tracing::Instrument;
 use uuid::Uuid;
 
 use crate::{
-    Error, audit,
+    Error,
     book::Book,
     clock::Clock,
     facts::Fact,
     fold::{self, Act, Answer, Answered, Command, Outcome},
     ids::Fresh,
     outbox,
-    repo::{Again, Group, Store},
+    repo::{Again, Store},
 };
 
 pub const QUEUE_COMMANDS_MAX: usize = 4_096;
@@ -196,16 +196,18 @@ impl Worker {
 
     async fn commit(&mut self, group: Vec<Job>) {
         match self.attempt(&group).await {
-            Ok(outcomes) => {
+            Ok((outcomes, book)) => {
                 self.health.set_ok("store");
                 answer(group, outcomes);
+                // Taking it apart takes a while, which nobody has to wait for.
+                drop(book);
             }
             Err(error) if group.len() > 1 && !self.is_away => {
                 tracing::warn!(%error, commands = group.len(), "group refused by the store, trying one by one");
                 for job in group {
                     let one = vec![job];
                     match self.attempt(&one).await {
-                        Ok(outcomes) => {
+                        Ok((outcomes, _)) => {
                             self.health.set_ok("store");
                             answer(one, outcomes);
                         }
@@ -242,15 +244,15 @@ impl Worker {
         }
     }
 
-    /// Folds and commits a group, anew as long as the store says that this may help.
-    async fn attempt(&mut self, group: &[Job]) -> Result<Vec<Outcome>, Error> {
+    /// Folds and commits a group, anew as long as the store says that this may help. With what its commands came to goes the working set.
+    async fn attempt(&mut self, group: &[Job]) -> Result<(Vec<Outcome>, Book), Error> {
         let began = Instant::now();
         let mut tries = 0;
         loop {
             let error = match self.attempt_once(group).await {
-                Ok(outcomes) => {
+                Ok(done) => {
                     self.is_away = false;
-                    return Ok(outcomes);
+                    return Ok(done);
                 }
                 Err(error) => error,
             };
@@ -277,7 +279,7 @@ impl Worker {
         }
     }
 
-    async fn attempt_once(&self, group: &[Job]) -> Result<Vec<Outcome>, Error> {
+    async fn attempt_once(&self, group: &[Job]) -> Result<(Vec<Outcome>, Book), Error> {
         let mut tx = self.store.begin().await?;
         if let [
             Job {
@@ -286,7 +288,8 @@ impl Worker {
         ] = group
             && !tx.accept(taken.consumer, taken.event_id).await?
         {
-            return Ok(vec![Ok(Answered::new(Answer::Done))]);
+            let outcomes = vec![Ok(Answered::new(Answer::Done))];
+            return Ok((outcomes, Book::default()));
         }
         let commands: Vec<&Command> = group.iter().map(|job| &job.command).collect();
         let clock_us = self.clock.now_us();
@@ -300,19 +303,21 @@ impl Worker {
             .map(|(index, command)| fold::fold(&mut book, index, command, &mut ids))
             .collect();
         if let ([Job { taken: Some(_), .. }], [Err(_)]) = (group, outcomes.as_slice()) {
-            return Ok(outcomes);
+            return Ok((outcomes, book));
         }
         let has_chores = commands
             .iter()
             .any(|command| matches!(command.act, Act::ForgetParked { .. }));
         if book.is_clean() && group[0].taken.is_none() && !has_chores {
-            return Ok(outcomes);
+            return Ok((outcomes, book));
         }
-        let events = events(&book, group);
-        write(&mut *tx, &book, group, &events).await?;
+        for command in &commands {
+            tx.tidy(command).await?;
+        }
+        tx.save(&book, &|| events(&book, group)).await?;
         tx.commit().await?;
         count(&book);
-        Ok(outcomes)
+        Ok((outcomes, book))
     }
 }
 
@@ -325,24 +330,6 @@ fn pause(tries: u32) -> Duration {
 fn events(book: &Book, group: &[Job]) -> Vec<events::Event> {
     let contexts: Vec<&rpc::Context> = group.iter().map(|job| &job.context).collect();
     outbox::events(&book.facts, &contexts, book.now_us)
-}
-
-async fn write(
-    tx: &mut dyn Group,
-    book: &Book,
-    group: &[Job],
-    events: &[events::Event],
-) -> Result<(), Error> {
-    for job in group {
-        tx.tidy(&job.command).await?;
-    }
-    // The chain's end is asked for last, since other ledgers wait for it until the commit.
-    let block = if audit::seals(book) {
-        audit::seal(&tx.head().await?, book)
-    } else {
-        None
-    };
-    tx.save(book, block.as_ref(), events).await
 }
 
 fn answer(group: Vec<Job>, outcomes: Vec<Outcome>) {
