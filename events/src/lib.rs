@@ -15,7 +15,7 @@ pub mod event;
 pub mod inbox;
 pub mod kafka;
 pub mod log;
-pub mod many;
+mod many;
 pub mod migrations;
 pub mod outbox;
 mod pack;
@@ -34,7 +34,7 @@ pub use log::{Delivery, Log, Position, Subscription, Waiting, report_health};
 pub use postgres::Postgres;
 pub use sqlite::{
     Sqlite, Tx,
-    direct::{Direct, DirectTx},
+    direct::{Direct, DirectTx, Packed},
 };
 
 /// Operational failures of this room.

@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
-pub use crate::sqlite::outbox::{append_in_tx, append_to};
+pub use crate::sqlite::outbox::append_in_tx;
 use crate::{Error, Log, consumer};
 
 /// After a step the relay lets commits gather, so that a stream of small ones shares its durable writes, in milliseconds.

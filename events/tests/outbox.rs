@@ -15,12 +15,15 @@ use common::{
     event, in_time,
     outbox::{End, Service, TABLES, published},
 };
-use events::{Embedded, Sqlite, inbox, outbox, outbox::Relay};
-use sqlx::migrate::{Migration, MigrationType, Migrator};
+use events::{Direct, Embedded, Packed, Sqlite, inbox, outbox, outbox::Relay};
+use sqlx::{
+    SqlitePool,
+    migrate::{Migration, MigrationType, Migrator},
+};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-async fn service(folder: &Path) -> Sqlite {
+fn migrator() -> Migrator {
     let migration = Migration::new(
         1,
         "service".into(),
@@ -28,8 +31,11 @@ async fn service(folder: &Path) -> Sqlite {
         sqlx::SqlStr::from_static(TABLES),
         false,
     );
-    let migrator = Migrator::with_migrations(vec![migration]);
-    Sqlite::open(folder.join("service.db"), &migrator)
+    Migrator::with_migrations(vec![migration])
+}
+
+async fn service(folder: &Path) -> Sqlite {
+    Sqlite::open(folder.join("service.db"), &migrator())
         .await
         .unwrap()
 }
@@ -72,7 +78,7 @@ impl Service for Sqlite {
     }
 
     async fn numbers(&self, table: &str) -> Vec<usize> {
-        numbers(self, table).await
+        numbers(self.read(), table).await
     }
 }
 
@@ -89,10 +95,50 @@ async fn change(db: &Sqlite, number: usize) -> events::Tx {
     tx
 }
 
-async fn numbers(db: &Sqlite, table: &str) -> Vec<usize> {
+fn end_direct(tx: events::DirectTx, end: End) {
+    match end {
+        End::Commit => tx.commit().unwrap(),
+        End::Rollback | End::Drop => drop(tx),
+    }
+}
+
+#[async_trait]
+impl Service for Direct {
+    async fn change(&self, number: usize, how: End) {
+        let tx = self.write().await.unwrap();
+        let sql = "INSERT INTO changes (number) VALUES (?1)";
+        tx.execute(sql, [number as i64]).unwrap();
+        tx.append(&Packed::of(&[event("t", "k", number)])).unwrap();
+        end_direct(tx, how);
+    }
+
+    async fn accept(
+        &self,
+        consumers: &[&str],
+        id: Uuid,
+        effect: Option<usize>,
+        how: End,
+    ) -> Vec<bool> {
+        let tx = self.write().await.unwrap();
+        let seen = consumers.iter().map(|name| tx.accept(name, id).unwrap());
+        let seen: Vec<bool> = seen.collect();
+        if let Some(number) = effect.filter(|_| seen[0]) {
+            let sql = "INSERT INTO effects (number) VALUES (?1)";
+            tx.execute(sql, [number as i64]).unwrap();
+        }
+        end_direct(tx, how);
+        seen
+    }
+
+    async fn numbers(&self, table: &str) -> Vec<usize> {
+        numbers(self.read(), table).await
+    }
+}
+
+async fn numbers(db: &SqlitePool, table: &str) -> Vec<usize> {
     let sql = format!("SELECT number FROM {table} ORDER BY number");
     let rows: Vec<i64> = sqlx::query_scalar(sqlx::AssertSqlSafe(sql))
-        .fetch_all(db.read())
+        .fetch_all(db)
         .await
         .unwrap();
     rows.into_iter().map(|number| number as usize).collect()
@@ -109,6 +155,28 @@ async fn r248_the_contract_of_outbox_and_inbox_holds_on_sqlite() {
         db
     })
     .await;
+}
+
+// rows: R248
+#[tokio::test(flavor = "multi_thread")]
+async fn r248_the_contract_holds_for_a_writer_without_a_thread_of_its_own() {
+    let mut folders = Vec::new();
+    common::outbox::all(async || {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("service.db");
+        folders.push(folder);
+        Direct::open(file, &migrator()).await.unwrap()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_closed_writer_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("service.db");
+    let db = Direct::open(file, &migrator()).await.unwrap();
+    db.clone().close().await;
+    assert!(matches!(db.write().await, Err(events::Error::Closed)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -202,7 +270,7 @@ async fn a_locked_or_closed_store_is_away_and_a_broken_constraint_is_not() {
     let impatient = sqlx::sqlite::SqliteConnectOptions::new()
         .filename(db.path())
         .busy_timeout(std::time::Duration::ZERO);
-    let pool = sqlx::SqlitePool::connect_with(impatient).await.unwrap();
+    let pool = SqlitePool::connect_with(impatient).await.unwrap();
     let locked = sqlx::query("INSERT INTO changes (number) VALUES (2)")
         .execute(&pool)
         .await
@@ -230,7 +298,7 @@ async fn child_changes_and_relays_until_killed() {
         Arc::new(log),
         CancellationToken::new(),
     ));
-    let first = numbers(&db, "changes").await.len();
+    let first = numbers(db.read(), "changes").await.len();
     for number in first.. {
         change(&db, number).await.commit().await.unwrap();
         println!("committed {number}");
@@ -272,7 +340,7 @@ async fn r248_kill_9_between_commit_and_publish_loses_and_invents_nothing() {
     let db = service(folder.path()).await;
     let log = Embedded::open(folder.path().join("log")).await.unwrap();
     while Relay::step(&db, &log).await.unwrap() > 0 {}
-    let changes = numbers(&db, "changes").await;
+    let changes = numbers(db.read(), "changes").await;
     assert!(changes.len() >= committed);
     assert_eq!(changes, (0..changes.len()).collect::<Vec<_>>());
     assert_eq!(published(&log, changes.len()).await, changes);

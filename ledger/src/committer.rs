@@ -19,7 +19,7 @@ use tracing::Instrument;
 use uuid::Uuid;
 
 use crate::{
-    Error, audit,
+    Error,
     book::Book,
     clock::Clock,
     facts::Fact,
@@ -224,16 +224,18 @@ impl Worker {
 
     async fn commit(&mut self, group: Vec<Job>) {
         match self.attempt(&group).await {
-            Ok(outcomes) => {
+            Ok((outcomes, book)) => {
                 self.health.set_ok("store");
                 answer(group, outcomes);
+                // Taking it apart takes a while, which nobody has to wait for.
+                drop(book);
             }
             Err(error) if group.len() > 1 && !self.is_away => {
                 tracing::warn!(%error, commands = group.len(), "group refused by the store, trying one by one");
                 for job in group {
                     let one = vec![job];
                     match self.attempt(&one).await {
-                        Ok(outcomes) => {
+                        Ok((outcomes, _)) => {
                             self.health.set_ok("store");
                             answer(one, outcomes);
                         }
@@ -270,15 +272,15 @@ impl Worker {
         }
     }
 
-    /// Folds and commits a group, anew as long as the store says that this may help.
-    async fn attempt(&mut self, group: &[Job]) -> Result<Vec<Outcome>, Error> {
+    /// Folds and commits a group, anew as long as the store says that this may help. With what its commands came to goes the working set.
+    async fn attempt(&mut self, group: &[Job]) -> Result<(Vec<Outcome>, Book), Error> {
         let began = Instant::now();
         let mut tries = 0;
         loop {
             let error = match self.attempt_once(group).await {
-                Ok(outcomes) => {
+                Ok(done) => {
                     self.is_away = false;
-                    return Ok(outcomes);
+                    return Ok(done);
                 }
                 Err(error) => error,
             };
@@ -305,7 +307,7 @@ impl Worker {
         }
     }
 
-    async fn attempt_once(&self, group: &[Job]) -> Result<Vec<Outcome>, Error> {
+    async fn attempt_once(&self, group: &[Job]) -> Result<(Vec<Outcome>, Book), Error> {
         if let [
             Job::Events {
                 consumer, asked, ..
@@ -328,35 +330,42 @@ impl Worker {
         let has_chores = commands
             .iter()
             .any(|(command, _)| matches!(command.act, Act::ForgetParked { .. }));
-        if book.is_clean() && !has_chores {
-            return Ok(outcomes);
+        if !book.is_clean() || has_chores {
+            write(tx, &book, &commands).await?;
         }
-        write(tx, &book, &commands).await?;
-        Ok(outcomes)
+        Ok((outcomes, book))
     }
 
     /// Takes events up to the first refused one: those before it are folded again without it, to the same unless another ledger came between.
-    async fn take_events(&self, consumer: &str, asked: &[Asked]) -> Result<Vec<Outcome>, Error> {
+    async fn take_events(
+        &self,
+        consumer: &str,
+        asked: &[Asked],
+    ) -> Result<(Vec<Outcome>, Book), Error> {
         let mut taken = asked;
         let mut refused = None;
         loop {
-            let mut outcomes = self.take_together(consumer, taken).await?;
+            let (mut outcomes, book) = self.take_together(consumer, taken).await?;
             match outcomes.pop_if(|last| last.is_err()) {
-                Some(first) if outcomes.is_empty() => return Ok(vec![first]),
+                Some(first) if outcomes.is_empty() => return Ok((vec![first], book)),
                 Some(first) => {
                     taken = &taken[..outcomes.len()];
                     refused = Some(first);
                 }
                 None => {
                     outcomes.extend(refused);
-                    return Ok(outcomes);
+                    return Ok((outcomes, book));
                 }
             }
         }
     }
 
     /// Takes all of these events, or none where one is refused; then its outcome is the last.
-    async fn take_together(&self, consumer: &str, asked: &[Asked]) -> Result<Vec<Outcome>, Error> {
+    async fn take_together(
+        &self,
+        consumer: &str,
+        asked: &[Asked],
+    ) -> Result<(Vec<Outcome>, Book), Error> {
         let mut tx = self.store.begin().await?;
         let event_ids: Vec<Uuid> = asked.iter().map(|asked| asked.event_id).collect();
         let are_new = tx.accept(consumer, &event_ids).await?;
@@ -384,7 +393,7 @@ impl Worker {
         if let Some(refused) = outcomes.iter().position(Result::is_err) {
             outcomes.truncate(refused + 1);
         }
-        Ok(outcomes)
+        Ok((outcomes, book))
     }
 
     /// Folds commands into what the store has of them; up to the first refused one, where that ends it.
@@ -426,17 +435,11 @@ async fn write(
     commands: &[(&Command, &rpc::Context)],
 ) -> Result<(), Error> {
     let contexts: Vec<&rpc::Context> = commands.iter().map(|(_, context)| *context).collect();
-    let events = outbox::events(&book.facts, &contexts, book.now_us);
     for (command, _) in commands {
         tx.tidy(command).await?;
     }
-    // The chain's end is asked for last, since other ledgers wait for it until the commit.
-    let block = if audit::seals(book) {
-        audit::seal(&tx.head().await?, book)
-    } else {
-        None
-    };
-    tx.save(book, block.as_ref(), &events).await?;
+    let events = || outbox::events(&book.facts, &contexts, book.now_us);
+    tx.save(book, &events).await?;
     tx.commit().await?;
     count(book);
     Ok(())

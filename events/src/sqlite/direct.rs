@@ -102,6 +102,19 @@ fn connect(path: &Path) -> Result<Connection, Error> {
     Ok(db)
 }
 
+/// Events as the outbox keeps them: rows of their number and their bytes.
+pub struct Packed(Vec<(i64, Vec<u8>)>);
+
+impl Packed {
+    pub fn of(events: &[Event]) -> Self {
+        let rows = events.chunks(pack::RECORDS_MAX).map(|events| {
+            let packed = pack::pack(events.iter().map(|event| (event, &[][..])));
+            (events.len() as i64, packed)
+        });
+        Packed(rows.collect())
+    }
+}
+
 /// A write transaction. Use it as a connection; prepare what is asked often with `prepare_cached`.
 #[must_use = "a transaction that is not committed is rolled back"]
 pub struct DirectTx {
@@ -132,12 +145,14 @@ impl DirectTx {
     ///
     /// # Errors
     /// [`Error::Sqlite`].
-    pub fn append(&self, events: &[Event]) -> Result<(), Error> {
+    pub fn append(&self, events: &Packed) -> Result<(), Error> {
+        if events.0.is_empty() {
+            return Ok(());
+        }
         let mut insert =
             self.prepare_cached("INSERT INTO outbox (count, events) VALUES (?1, ?2)")?;
-        for events in events.chunks(pack::RECORDS_MAX) {
-            let packed = pack::pack(events.iter().map(|event| (event, &[][..])));
-            insert.execute((events.len() as i64, packed))?;
+        for (count, events) in &events.0 {
+            insert.execute((count, events))?;
         }
         Ok(())
     }

@@ -30,19 +30,6 @@ static APPEND: Many = Many::new(
 /// [`Error::Store`].
 pub async fn append_in_tx(tx: &mut SqliteConnection, events: &[Event]) -> Result<(), Error> {
     let mut script = Script::default();
-    append_to(&mut script, tx, events).await?;
-    Ok(script.run(tx).await?)
-}
-
-/// As [`append_in_tx`], together with what waits in the script.
-///
-/// # Errors
-/// As [`append_in_tx`].
-pub async fn append_to(
-    script: &mut Script,
-    tx: &mut SqliteConnection,
-    events: &[Event],
-) -> Result<(), Error> {
     let rows: Vec<&[Event]> = events.chunks(pack::RECORDS_MAX).collect();
     script
         .add(tx, &APPEND, &rows, |events, row| {
@@ -50,7 +37,7 @@ pub async fn append_to(
             row.put(pack::pack(events.iter().map(|event| (event, &[][..]))));
         })
         .await?;
-    Ok(())
+    Ok(script.run(tx).await?)
 }
 
 /// The oldest rows that were not relayed.

@@ -5,30 +5,35 @@
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
 };
+
+use foldhash::fast::RandomState;
 
 use super::{Act, Command, NewHold, NewOperation, StepKind, Target, lifecycle};
 use crate::{
-    book::{AnswerKey, OperationKey, ReferenceKey},
+    book::ReferenceKey,
     model::{Call, Hold, Id, Operation, Posting, Scope},
     names::{self, SubAccountName},
 };
 
-/// Keys of rows to read. Sorted, so that every group takes its rows in the same order.
+/// Keys of rows to read.
 #[derive(Debug, Default)]
 pub struct Wanted {
     pub operation_ids: BTreeSet<Id>,
-    pub operation_keys: BTreeMap<(Id, Id, i32), OperationKey>,
+    /// (user, key, scope), in the order of asking; one asked for twice is there twice.
+    pub operation_keys: Vec<(Id, Id, i32)>,
     pub references: BTreeMap<(Id, i32), ReferenceKey>,
     pub tx_hashes: BTreeSet<Id>,
     pub hold_ids: BTreeSet<Id>,
-    pub subaccount_ids: BTreeSet<Id>,
+    /// In no order: whoever locks them sorts them.
+    pub subaccount_ids: HashSet<Id, RandomState>,
     pub account_ids: BTreeSet<Id>,
     pub user_ids: BTreeSet<Id>,
     /// Users of whom every sub-account is needed.
     pub whole_users: BTreeSet<Id>,
-    pub answer_keys: BTreeMap<(Id, Id, i32), AnswerKey>,
+    /// (user, key, call), as [`Self::operation_keys`].
+    pub answer_keys: Vec<(Id, Id, i32)>,
     pub sources: BTreeSet<Id>,
     pub parked: BTreeSet<Id>,
     /// No news waits for anything, so that none needs to be looked for.
@@ -234,17 +239,12 @@ impl Wanted {
     }
 
     fn add_operation_key(&mut self, scope: Scope, user_id: &Id, key: &Id) {
-        self.operation_keys.insert(
-            (user_id.clone(), key.clone(), scope.code()),
-            (scope, user_id.clone(), key.clone()),
-        );
+        let key = (user_id.clone(), key.clone(), scope.code());
+        self.operation_keys.push(key);
     }
 
     fn add_answer(&mut self, call: Call, user_id: Id, key: Id) {
-        self.answer_keys.insert(
-            (user_id.clone(), key.clone(), call.code()),
-            (call, user_id, key),
-        );
+        self.answer_keys.push((user_id, key, call.code()));
     }
 
     fn add_reference(&mut self, kind: crate::model::OperationType, external_ref: &Id) {

@@ -26,12 +26,7 @@ pub use read::{Before, HoldFilter, OperationFilter, Reads, TrialBalance};
 pub use statement::Line;
 pub use verify::{BlockRow, Evidence, HoldState, SubAccountState};
 
-use crate::{
-    Error, LedgerConfig,
-    audit::{Block, Head},
-    book::Book,
-    fold::Command,
-};
+use crate::{Error, LedgerConfig, book::Book, fold::Command};
 
 /// The ledger's database. Clones share it.
 #[derive(Clone)]
@@ -151,15 +146,12 @@ pub trait Group: Send {
     /// or that of the last block where the clock stands behind it: times of a sub-account's postings never fall.
     async fn load(&mut self, commands: &[&Command], clock_us: i64) -> Result<Book, Error>;
 
-    /// The end of the audit chain, which nobody else moves until the end of the group. After [`Self::load`], before [`Self::save`].
-    async fn head(&mut self) -> Result<Head, Error>;
-
-    /// Writes every changed row and the events beside them.
+    /// Writes every changed row, the block that seals what was made ([`crate::audit::seal`]) and the events beside them. `events` may be asked
+    /// from another thread, while the rows are written.
     async fn save(
         &mut self,
         book: &Book,
-        block: Option<&Block>,
-        events: &[Event],
+        events: &(dyn Fn() -> Vec<Event> + Sync),
     ) -> Result<(), Error>;
 
     /// What a command asks of the store alone.

@@ -92,3 +92,39 @@ async fn r237_parallel_spends_holds_and_parts_never_overdraw() {
     assert!(!number(&available).is_negative());
     world.assert_books_balance().await;
 }
+
+// rows: R237
+#[tokio::test]
+async fn r237_what_another_connection_writes_is_seen_by_the_next_group() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    let mut client = world.client.clone();
+    let mut pay = async |key: &str| {
+        let legs: [Leg; 1] = [("u1:CFA-RUB", "u2:CFA-RUB", "1", RUB)];
+        let request = operation(OperationType::Payment, "u1", key, &legs);
+        client.create_operation(request).await
+    };
+    pay("before").await.unwrap();
+    let rows = world.rows().await;
+    let frozen = rows
+        .execute("UPDATE sub_accounts SET freeze = 2 WHERE subaccount_id = 'u1:CFA-RUB'")
+        .await
+        .unwrap();
+    assert_eq!(frozen, 1);
+    refused(
+        pay("while frozen").await,
+        tonic::Code::FailedPrecondition,
+        "SUB_ACCOUNT_FROZEN",
+        "Sub-account is frozen",
+    );
+    rows.execute("UPDATE sub_accounts SET freeze = 0 WHERE subaccount_id = 'u1:CFA-RUB'")
+        .await
+        .unwrap();
+    pay("after").await.unwrap();
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["98.00", "0.00", "0.00", "98.00"]
+    );
+    rows.close().await;
+    world.assert_books_balance().await;
+}

@@ -51,7 +51,7 @@ pub async fn load(
         named.add(command);
     }
     lock_sources(tx, &named).await?;
-    let mut to_lock = named.subaccount_ids.clone();
+    let mut to_lock: BTreeSet<Id> = named.subaccount_ids.iter().cloned().collect();
     subaccounts_behind_holds(tx, &named, &mut to_lock).await?;
     if commands.iter().any(|command| moves_operations(command)) {
         subaccounts_behind_operations(tx, &named, &mut to_lock).await?;
@@ -297,7 +297,8 @@ async fn missing(
 ) -> Result<BTreeSet<Id>, Error> {
     let mut missing: BTreeSet<Id> = wanted
         .subaccount_ids
-        .difference(&locked.asked)
+        .iter()
+        .filter(|id| !locked.asked.contains(*id))
         .cloned()
         .collect();
     let of_holds = book.holds.values().map(|hold| &hold.terms.subaccount_id);
@@ -359,7 +360,7 @@ async fn operations_by_id(
 }
 
 fn operation_keys(wanted: &Wanted) -> (Vec<&str>, Vec<&str>, Vec<i32>) {
-    let keys = wanted.operation_keys.keys();
+    let keys = wanted.operation_keys.iter();
     let (users, rest): (Vec<&str>, Vec<(&str, i32)>) = keys
         .map(|(user, key, scope)| (&**user, (&**key, *scope)))
         .unzip();
@@ -492,7 +493,7 @@ async fn answers(
         return Ok(BTreeSet::new());
     }
     let (mut users, mut keys, mut calls) = (Vec::new(), Vec::new(), Vec::new());
-    for (user, key, call) in wanted.answer_keys.keys() {
+    for (user, key, call) in &wanted.answer_keys {
         users.push(&**user);
         keys.push(&**key);
         calls.push(*call);

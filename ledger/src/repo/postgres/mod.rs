@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     Error,
-    audit::{Block, Head},
+    audit::{self, Head},
     book::Book,
     fold::Command,
 };
@@ -114,19 +114,21 @@ impl super::Group for Group {
         answered(load::load(&mut self.tx, commands, clock_us)).await
     }
 
-    async fn head(&mut self) -> Result<Head, Error> {
-        answered(head(&mut self.tx)).await
-    }
-
     async fn save(
         &mut self,
         book: &Book,
-        block: Option<&Block>,
-        events: &[Event],
+        events: &(dyn Fn() -> Vec<Event> + Sync),
     ) -> Result<(), Error> {
+        let events = events();
         answered(async {
-            save::save(&mut self.tx, book, block).await?;
-            Ok(postgres::outbox::append_in_tx(&mut self.tx, events).await?)
+            // The chain's end is asked for last, since other ledgers wait for it until the commit.
+            let block = if audit::seals(book) {
+                audit::seal(&head(&mut self.tx).await?, book)
+            } else {
+                None
+            };
+            save::save(&mut self.tx, book, block.as_ref()).await?;
+            Ok(postgres::outbox::append_in_tx(&mut self.tx, &events).await?)
         })
         .await
     }

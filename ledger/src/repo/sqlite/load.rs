@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use rusqlite::Connection;
 
 use super::{
+    known::Known,
     limits,
     rows::{self, find},
 };
@@ -30,7 +31,13 @@ fn key(id: &Id) -> [&str; 1] {
 }
 
 /// Everything these commands can touch, and the end of the audit chain.
-pub fn load(db: &Connection, commands: &[&Command], clock_us: i64) -> Result<(Book, Head), Error> {
+pub fn load(
+    db: &Connection,
+    known: &mut Known,
+    commands: &[&Command],
+    clock_us: i64,
+) -> Result<(Book, Head), Error> {
+    known.check(db)?;
     let start = db.prepare_cached(Start::SQL)?.query_row([], |row| {
         Ok(Start {
             block: row.get(0)?,
@@ -65,7 +72,7 @@ pub fn load(db: &Connection, commands: &[&Command], clock_us: i64) -> Result<(Bo
     operations_by_id(db, &answered, &mut book)?;
     operations_by_other(db, &wanted, &mut book)?;
     postings(db, &mut wanted, &mut book)?;
-    subaccounts(db, &wanted, &mut book)?;
+    subaccounts(db, known, &wanted, &mut book)?;
     owners(db, &mut wanted, &mut book)?;
     scales(db, &wanted, commands, &mut book)?;
     memory(db, &wanted, &mut book)?;
@@ -98,7 +105,7 @@ fn operations_by_id(db: &Connection, ids: &BTreeSet<Id>, book: &mut Book) -> Res
 
 fn operations_by_other(db: &Connection, wanted: &Wanted, book: &mut Book) -> Result<(), Error> {
     let sql = "SELECT * FROM operations WHERE idempotency_key = ?1 AND user_id = ?2 AND scope = ?3";
-    let keys = wanted.operation_keys.keys();
+    let keys = wanted.operation_keys.iter();
     let keys = keys.map(|(user, key, scope)| (&**key, &**user, *scope));
     keep::operations(book, find(db, sql, keys, rows::operation)?)?;
     let sql = "SELECT * FROM operations WHERE external_ref = ?1 AND kind = ?2";
@@ -125,17 +132,30 @@ fn postings(db: &Connection, wanted: &mut Wanted, book: &mut Book) -> Result<(),
     Ok(())
 }
 
-fn subaccounts(db: &Connection, wanted: &Wanted, book: &mut Book) -> Result<(), Error> {
+fn subaccounts(
+    db: &Connection,
+    known: &mut Known,
+    wanted: &Wanted,
+    book: &mut Book,
+) -> Result<(), Error> {
+    let mut unknown = Vec::new();
+    for id in &wanted.subaccount_ids {
+        match known.get(id) {
+            Some(row) => book.subaccounts.load(id.clone(), row.clone()),
+            None => unknown.push(id),
+        }
+    }
     let by = [
-        (&wanted.subaccount_ids, "s.subaccount_id"),
-        (&wanted.whole_users, "s.user_id"),
+        (unknown, "s.subaccount_id"),
+        (wanted.whole_users.iter().collect(), "s.user_id"),
     ];
     for (keys, column) in by {
         if keys.is_empty() {
             continue;
         }
         let sql = format!("{} WHERE {column} = ?1", rows::SUB_ACCOUNT);
-        for row in find(db, &sql, keys.iter().map(key), rows::subaccount)? {
+        for row in find(db, &sql, keys.into_iter().map(key), rows::subaccount)? {
+            known.keep(row.clone());
             book.subaccounts.load(row.terms.subaccount_id.clone(), row);
         }
     }
@@ -178,7 +198,7 @@ fn scales(
 fn answers(db: &Connection, wanted: &Wanted, book: &mut Book) -> Result<BTreeSet<Id>, Error> {
     let sql = "SELECT call, user_id, idempotency_key, digest, outcome FROM answers \
                WHERE idempotency_key = ?1 AND user_id = ?2 AND call = ?3";
-    let keys = wanted.answer_keys.keys();
+    let keys = wanted.answer_keys.iter();
     let keys = keys.map(|(user, key, call)| (&**key, &**user, *call));
     keep::answers(book, find(db, sql, keys, rows::answer)?)
 }

@@ -1,14 +1,19 @@
 //! The store in a SQLite file: one writer at a time, so what a group loads is its own until it ends.
 
+mod known;
 mod limits;
 mod load;
 mod rows;
 mod save;
 
-use std::{path::Path, sync::Arc};
+use std::{
+    panic::resume_unwind,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use async_trait::async_trait;
-use events::{Direct, DirectTx, Event};
+use events::{Direct, DirectTx, Event, Packed};
 use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -19,10 +24,12 @@ use super::{
 };
 use crate::{
     Error,
-    audit::{Block, Head},
+    audit::{self, Block, Head},
     book::Book,
     fold::Command,
+    model::SubAccount,
 };
+use known::Known;
 
 /// The ledger's file in its folder.
 const FILE: &str = "ledger.sqlite";
@@ -32,7 +39,11 @@ static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/sqlite");
 /// Opens `ledger.sqlite` in the folder and brings its schema up to date; gives both halves of the contract.
 pub async fn open(data_dir: &Path) -> Result<(sqlx::SqlitePool, impl Writes + use<>), Error> {
     let db = Direct::open(data_dir.join(FILE), &MIGRATOR).await?;
-    Ok((db.read().clone(), Writer { db }))
+    let writer = Writer {
+        known: Arc::default(),
+        db,
+    };
+    Ok((writer.db.read().clone(), writer))
 }
 
 /// One moment of the ledger's file in a folder.
@@ -51,6 +62,7 @@ pub async fn evidence(data_dir: &Path) -> Result<Reader<sqlx::Sqlite>, Error> {
 
 struct Writer {
     db: Direct,
+    known: Arc<Mutex<Known>>,
 }
 
 #[async_trait]
@@ -58,7 +70,9 @@ impl Writes for Writer {
     async fn begin(&self) -> Result<Box<dyn super::Group>, Error> {
         Ok(Box::new(Group {
             tx: self.db.write().await?,
+            known: self.known.clone(),
             head: None,
+            changed: Vec::new(),
         }))
     }
 
@@ -82,8 +96,38 @@ impl Writes for Writer {
 
 struct Group {
     tx: DirectTx,
+    known: Arc<Mutex<Known>>,
     /// Read with the working set.
     head: Option<Head>,
+    /// Sub-accounts as this group leaves them.
+    changed: Vec<SubAccount>,
+}
+
+/// The block and the events of a group.
+type Made = (Option<Block>, Packed);
+
+/// Facts of a group from which on its block and its events are made by another thread while its rows are written.
+const FACTS_ASIDE_MIN: usize = 256;
+
+impl Group {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        // One that was left in the middle of a change has forgotten rather too much.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn save_rows(&self, book: &Book, made: impl Fn() -> Made + Send) -> Result<Made, Error> {
+        let head = self.head.as_ref().expect("a group is loaded first");
+        if book.facts.len() < FACTS_ASIDE_MIN {
+            save::save(&self.tx, book, head.block + 1)?;
+            return Ok(made());
+        }
+        std::thread::scope(|scope| {
+            let made = scope.spawn(made);
+            let saved = save::save(&self.tx, book, head.block + 1);
+            let made = made.join().unwrap_or_else(|panic| resume_unwind(panic));
+            saved.map(|()| made)
+        })
+    }
 }
 
 #[async_trait]
@@ -96,23 +140,23 @@ impl super::Group for Group {
     }
 
     async fn load(&mut self, commands: &[&Command], clock_us: i64) -> Result<Book, Error> {
-        let (book, head) = load::load(&self.tx, commands, clock_us)?;
+        let (book, head) = load::load(&self.tx, &mut self.known(), commands, clock_us)?;
         self.head = Some(head);
         Ok(book)
-    }
-
-    async fn head(&mut self) -> Result<Head, Error> {
-        Ok(self.head.clone().expect("a group is loaded first"))
     }
 
     async fn save(
         &mut self,
         book: &Book,
-        block: Option<&Block>,
-        events: &[Event],
+        events: &(dyn Fn() -> Vec<Event> + Sync),
     ) -> Result<(), Error> {
-        save::save(&self.tx, book, block)?;
-        Ok(self.tx.append(events)?)
+        let changed = self.known().take_changed(book);
+        self.changed = changed;
+        let head = self.head.clone().expect("a group is loaded first");
+        let made = || (audit::seal(&head, book), Packed::of(&events()));
+        let (block, events) = self.save_rows(book, made)?;
+        save::save_block(&self.tx, block.as_ref())?;
+        Ok(self.tx.append(&events)?)
     }
 
     async fn tidy(&mut self, command: &Command) -> Result<(), Error> {
@@ -120,6 +164,13 @@ impl super::Group for Group {
     }
 
     async fn commit(self: Box<Self>) -> Result<(), Error> {
-        Ok(self.tx.commit()?)
+        let Group {
+            tx, known, changed, ..
+        } = *self;
+        // Before the next group begins, and only if this one stands.
+        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        tx.commit()?;
+        changed.into_iter().for_each(|row| known.keep(row));
+        Ok(())
     }
 }

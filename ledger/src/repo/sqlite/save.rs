@@ -34,13 +34,12 @@ const POSTING: &str = "INSERT INTO postings (operation_id, ordinal, posting_id, 
      instrument_id, amount, hold_id, unsettled, debit_balance_after, debit_version, credit_balance_after, credit_version, created_at_us) \
      VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
 
-/// Writes every changed row. The order follows the references between the tables.
-pub fn save(db: &Connection, book: &Book, block: Option<&Block>) -> Result<(), Error> {
+/// Writes every changed row; new operations are of this block. The order follows the references between the tables.
+pub fn save(db: &Connection, book: &Book, block: u64) -> Result<(), Error> {
     limits::save(db, book)?;
     save_owners(db, book)?;
     save_holds(db, book)?;
-    save_block(db, block)?;
-    save_operations(db, book, block.map_or(0, |block| block.block))?;
+    save_operations(db, book, block)?;
     save_memory(db, book)
 }
 
@@ -110,7 +109,7 @@ fn save_holds(db: &Connection, book: &Book) -> Result<(), Error> {
 }
 
 /// The block of a group, if it has one.
-fn save_block(db: &Connection, block: Option<&Block>) -> Result<(), Error> {
+pub fn save_block(db: &Connection, block: Option<&Block>) -> Result<(), Error> {
     let sql = "INSERT INTO audit_blocks (block, previous_hash, hash, operations, postings, sealed_at_us) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
     each(db, sql, block, |to, block| {
