@@ -22,6 +22,7 @@
 //! | `budget`, `throttle` | what a session may send |
 //! | `fold`, `numbered`, `streams`, `past`, `dispatch` | from the journal to the sessions |
 //! | `projection` | from the journal to history and events |
+//! | `checkpoint` | the state of these written down, so that a start reads the journal's end alone |
 //! | `instruments`, `consumers` | what other services' events change here |
 //! | `breaks` | users whose money differs between journal and ledger |
 //! | `calls` | identity, ledger, registry as this room asks them |
@@ -31,6 +32,7 @@ mod api;
 mod breaks;
 mod budget;
 mod calls;
+mod checkpoint;
 mod config;
 mod consumers;
 mod depth;
@@ -71,6 +73,8 @@ pub enum Error {
     Stored(String),
     #[error("journal: {0}")]
     Journal(#[from] sequencer::ReadError),
+    #[error(transparent)]
+    Checkpoint(#[from] sequencer::CheckpointError),
     #[error("instrument registry: {0}")]
     Registry(#[source] tonic::Status),
     #[error("the trading path refused an own request: {0}")]

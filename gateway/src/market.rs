@@ -99,6 +99,7 @@ pub struct Parts {
     /// Any reader of the journal: others are made from it.
     pub reader: Reader,
     pub settlement: SettlementView,
+    pub streams: Streams,
     pub projection: Projection,
     pub ledger: Ledger,
     pub identity: Identity,
@@ -107,12 +108,13 @@ pub struct Parts {
 
 impl Market {
     pub fn new(parts: Parts) -> Self {
+        let specs = parts.streams.specs();
         Self {
             port: parts.port,
             commit: parts.commit,
             settlement: parts.settlement,
             reader: Mutex::new(parts.reader),
-            streams: Streams::new(parts.node),
+            streams: parts.streams,
             config: parts.config,
             node: parts.node,
             projection: parts.projection,
@@ -120,7 +122,7 @@ impl Market {
             identity: parts.identity,
             cfa: parts.cfa,
             budgets: Budgets::default(),
-            specs: RwLock::new(Vec::new()),
+            specs: RwLock::new(specs),
             funding: Turns::default(),
             sessions: Turns::default(),
             scans: Arc::new(Semaphore::new(SCANS_MAX)),

@@ -1,21 +1,29 @@
 //! The numbered messages of all time, told again from the journal: for what has left the windows of [`crate::streams`].
 //!
 //! Reads block: they run on threads of their own, few at a time ([`SCANS_MAX`]), and stop as soon as the caller has what it came for. Cost: every scan
-//! starts at the beginning of the journal, whose state it needs.
+//! starts at the newest checkpoint before what it looks for, at the beginning of the journal without one.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use client::wire::ServerMessage;
-use sequencer::{ReadError, Reader};
+use sequencer::{CheckpointError, ReadError, Reader};
 use types::{Sequence, SessionIx};
 
+use crate::checkpoint;
 use crate::fold::{Fact, Fold};
 use crate::market::Market;
 use crate::numbered;
 
 /// Scans that read at the same moment, of all connections together.
 pub const SCANS_MAX: usize = 2;
+
+impl PastError {
+    /// What is looked for has left the journal.
+    pub fn is_removed(&self) -> bool {
+        matches!(self, Self::Journal(error) if error.is_removed())
+    }
+}
 
 /// A place in the past.
 pub struct Past {
@@ -31,19 +39,28 @@ pub struct Past {
 pub enum PastError {
     #[error(transparent)]
     Journal(#[from] ReadError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     #[error("the reading was given up")]
     GivenUp,
 }
 
 impl Past {
-    /// The beginning.
-    pub fn of(market: &Market) -> Self {
-        Self {
-            reader: market.read_journal(Sequence::ZERO),
-            fold: Fold::new(market.node),
+    /// The newest place that `is_before` takes: asked with the last number and the last client sequence of each session there.
+    pub async fn before(
+        market: &Arc<Market>,
+        is_before: impl Fn(&dyn Fn(SessionIx) -> (u64, u64)) -> bool + Send + 'static,
+    ) -> Result<Self, PastError> {
+        let (data_dir, node) = (market.config.data_dir.clone(), market.node);
+        let finding = move || checkpoint::place_before(&data_dir, node, is_before);
+        let place = tokio::task::spawn_blocking(finding).await;
+        let place = place.map_err(|_| PastError::GivenUp)??;
+        Ok(Self {
+            reader: market.read_journal(place.fold.sequence()),
+            fold: place.fold,
             facts: Vec::new(),
-            numbers: Vec::new(),
-        }
+            numbers: place.numbers,
+        })
     }
 
     /// Reads on, up to `through` or until `emit` breaks off; a record is never left in the middle. `emit` is given the session, the number and the

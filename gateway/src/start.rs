@@ -7,19 +7,21 @@ use std::time::Duration;
 use events::Sqlite;
 use proto::market::v1::market_service_server::MarketServiceServer;
 use rpc::{Context, Health};
-use sequencer::{Commit, Port, Reader};
+use sequencer::{Commit, Port, Reader, SnapshotConfig};
 use settlement::SettlementView;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
-use types::{NodeId, Sequence};
+use types::NodeId;
 
 use crate::api::{self, Api};
 use crate::calls::{Cfa, Identity, Ledger};
 use crate::market::{Market, Parts};
 use crate::projection::{Projection, repo};
 use crate::quic::server::Server;
-use crate::{Error, GatewayConfig, breaks, consumers, dispatch, guard, instruments, sweeper};
+use crate::{
+    Error, GatewayConfig, breaks, checkpoint, consumers, dispatch, guard, instruments, sweeper,
+};
 
 /// How long to wait before the registry is asked again.
 const REGISTRY_RETRY: Duration = Duration::from_secs(1);
@@ -35,6 +37,8 @@ pub struct GatewayDeps {
     pub commit: Commit,
     /// A reader of the journal, wherever it stands.
     pub reader: Reader,
+    /// When the state behind the journal is written down, in `checkpoints` of the data folder; without, a start reads the journal from where the last one stands.
+    pub checkpoints: Option<SnapshotConfig>,
     pub settlement: SettlementView,
 }
 
@@ -67,6 +71,17 @@ pub async fn start(
     let migrator = sqlx::migrate!("migrations/sqlite");
     let db = Sqlite::open(config.data_dir.join("market.db"), &migrator).await?;
     let projection = Projection::open(db.clone()).await?;
+    let (data_dir, end, written) = (
+        config.data_dir.clone(),
+        deps.reader.end(),
+        projection.position(),
+    );
+    let loading = move || checkpoint::load(&data_dir, node, end, written);
+    let saved = tokio::task::spawn_blocking(loading).await;
+    let saved = saved.expect("what does not restore is passed over")?;
+    for after in [saved.streams.position(), saved.history.sequence()] {
+        deps.reader.again(after).check()?;
+    }
     let health = Health::new("market");
     let basis = config.trading_limit_basis;
     let market = Arc::new(Market::new(Parts {
@@ -76,6 +91,7 @@ pub async fn start(
         commit: deps.commit,
         reader: deps.reader,
         settlement: deps.settlement,
+        streams: saved.streams,
         projection: projection.clone(),
         ledger: Ledger::new(deps.ledger),
         identity: Identity::new(deps.identity, basis),
@@ -88,18 +104,22 @@ pub async fn start(
     let telling = CancellationToken::new();
     let dispatching = dispatch::run(
         market.clone(),
-        market.read_journal(Sequence::ZERO),
+        market.read_journal(market.streams.position()),
         telling.clone(),
     );
     tellers.push(guard::spawn(&health, "sessions", &telling, async {
         dispatching.await.map_err(Error::Journal)
     }));
-    let projecting =
-        projection
-            .clone()
-            .run(node, market.read_journal(Sequence::ZERO), telling.clone());
+    let behind = market.read_journal(saved.history.sequence());
+    let projecting = projection
+        .clone()
+        .run(saved.history, behind, telling.clone());
     tellers.push(guard::spawn(&health, "history", &telling, projecting));
     market.streams.wait(market.commit.position()).await;
+    if let Some(when) = deps.checkpoints {
+        let keeping = checkpoint::run(market.clone(), when, telling.clone());
+        tellers.push(guard::spawn(&health, "checkpoints", &telling, keeping));
+    }
     if let Err(error) = instruments::sync_all(&market, &Context::new("market")).await {
         tracing::warn!(%error, "the instrument registry is away: what was known is traded, the rest later");
         health.set_failing("instruments", error.to_string());

@@ -4,6 +4,8 @@
 //! left the window is told again from the journal ([`crate::past`]). Cost: one lock a batch of records, at most [`WINDOW_MESSAGES_MAX`] messages kept a session
 //! and [`IDLE_MESSAGES_MAX`] for all that have no client.
 
+mod image;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -20,6 +22,8 @@ use crate::fold::{Fact, Fold};
 use crate::market::MONEY_ID;
 use crate::numbered;
 use crate::quic::outbound::Outbound;
+
+pub use image::Place;
 
 /// Messages of a session that can be sent again without reading the journal.
 pub const WINDOW_MESSAGES_MAX: usize = 16_384;
@@ -272,6 +276,11 @@ impl Streams {
         idle.keep_bound(streams, IDLE_MESSAGES_MAX);
         drop(state);
         self.position.send_replace(last.command.sequence);
+    }
+
+    /// The instruments so far.
+    pub fn specs(&self) -> Vec<InstrumentSpec> {
+        self.lock().fold.instruments().to_vec()
     }
 
     /// Last record taken in.

@@ -85,7 +85,7 @@ pub struct MemoryStorage {
     /// Lies: sync returns without syncing.
     pub sync_is_lost: AtomicBool,
     pub syncs: AtomicU64,
-    /// Writes, syncs and new segments until the power goes, plus one; 0 is never.
+    /// Writes, syncs, new and removed segments until the power goes, plus one; 0 is never.
     power: AtomicU64,
     is_off: AtomicBool,
     /// A disk that does not answer: see [`MemoryStorage::stall`].
@@ -260,6 +260,28 @@ impl Storage for Arc<MemoryStorage> {
             return Err(io::Error::other("the power is off"));
         }
         Ok(())
+    }
+
+    fn remove(&self, segment: u64) -> io::Result<()> {
+        self.check()?;
+        let goes_off = self.goes_off();
+        let mut segments = self.lock();
+        if goes_off {
+            // Gone or not, whichever it was when the power went.
+            let removed = segments.get_mut(&segment).ok_or(io::ErrorKind::NotFound)?;
+            removed.doubt = Some(Box::new(None));
+            return Err(io::Error::other("the power is off"));
+        }
+        match segments.remove(&segment) {
+            Some(_) => Ok(()),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    fn size(&self, segment: u64) -> io::Result<u64> {
+        let segments = self.lock();
+        let segment = segments.get(&segment).ok_or(io::ErrorKind::NotFound)?;
+        Ok(segment.seen.len() as u64)
     }
 
     fn write(&self, segment: u64, offset: u64, blocks: Blocks<'_>) -> io::Result<()> {

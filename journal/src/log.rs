@@ -24,6 +24,7 @@ use tokio::sync::watch;
 use crate::aligned::Buffer;
 use crate::appender::Appender;
 use crate::frame::{self, Frame, MARK_BYTES};
+use crate::front::Front;
 use crate::reader::Reader;
 use crate::storage::{Mode, Storage};
 use crate::survey;
@@ -80,7 +81,8 @@ pub enum JournalError {
     #[error("the journal has segment {after} but not {missing}")]
     SegmentMissing { missing: u64, after: u64 },
     #[error(
-        "records up to {through} were removed from the journal's beginning; without a snapshot at or behind {through} those behind {after} cannot be read"
+        "records up to {through} were removed from the journal's beginning; it begins with {}: without a snapshot at or behind {through} those behind {after} cannot be read",
+        .through + 1
     )]
     Removed { through: u64, after: u64 },
     #[error(
@@ -365,6 +367,11 @@ impl Journal {
     /// Reads frames of sequences greater than `after`.
     pub fn reader(&self, after: u64) -> Reader {
         Reader::new(self.storage.clone(), self.shared.state.subscribe(), after)
+    }
+
+    /// The log's beginning, from which segments can be taken away.
+    pub fn front(&self) -> Front {
+        Front::new(self.storage.clone(), self.shared.state.subscribe())
     }
 
     pub fn stats(&self) -> Stats {

@@ -69,6 +69,28 @@ impl Reader {
         Self::new(self.storage.clone(), self.state.clone(), after)
     }
 
+    /// The commit position.
+    pub fn durable(&self) -> u64 {
+        self.state.borrow().sequence
+    }
+
+    /// Last record that was removed from the log's beginning, 0 while it is whole.
+    ///
+    /// # Errors
+    /// The storage cannot be read.
+    pub fn removed_through(&self) -> Result<u64, ReadError> {
+        Ok(survey::removed_through(&*self.storage)?)
+    }
+
+    /// Makes sure that the record where it begins was not removed.
+    ///
+    /// # Errors
+    /// It was, or the storage cannot be read.
+    pub fn check(&self) -> Result<(), ReadError> {
+        let segments = self.storage.segments().map_err(JournalError::Io)?;
+        Ok(survey::begins_at(&*self.storage, &segments, self.position)?)
+    }
+
     /// The next frame at or before the commit position, if there is one.
     ///
     /// # Errors
@@ -137,10 +159,17 @@ impl Reader {
                 limit = limit.min(usize::try_from(offset - self.offset).unwrap_or(usize::MAX));
             }
             self.buffer.resize(limit, 0);
-            let count = self
+            let read = self
                 .storage
-                .read(self.segment, self.offset, &mut self.buffer)
-                .map_err(JournalError::Io)?;
+                .read(self.segment, self.offset, &mut self.buffer);
+            let count = match read {
+                Ok(count) => count,
+                Err(error) => {
+                    // Removed between the look and the reading: that is what it says then.
+                    self.check()?;
+                    return Err(JournalError::Io(error).into());
+                }
+            };
             self.buffer.truncate(count);
             self.buffer_at = 0;
             let from = self.offset;

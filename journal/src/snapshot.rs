@@ -90,18 +90,50 @@ impl Snapshots {
     /// # Errors
     /// The folder cannot be read, or a file not removed.
     pub fn prune(&self, own: u64) -> io::Result<Vec<u64>> {
-        let mut good = 0;
+        let (_, older) = self.split(own)?;
+        self.remove(older)
+    }
+
+    /// As [`Snapshots::prune`], for somebody who also goes back in time: older ones stay too, the further back the fewer. One between two goes when the older of
+    /// them is at most twice as far from `own` as the newer, so that before any record there is one at most about twice as far back. What stands before
+    /// `first` goes: the log does not continue it.
+    ///
+    /// # Errors
+    /// As [`Snapshots::prune`].
+    pub fn thin(&self, own: u64, first: u64) -> io::Result<Vec<u64>> {
+        let (mut newer, older) = self.split(own)?;
         let mut removed = Vec::new();
-        for sequence in self.sequences()?.into_iter().rev() {
-            if sequence > own {
-                continue;
-            }
-            if good == self.kept {
-                std::fs::remove_file(self.path(sequence))?;
-                removed.push(sequence);
+        for (at, sequence) in older.iter().enumerate() {
+            let beyond = older.get(at + 1).filter(|beyond| **beyond >= first);
+            let is_between = beyond.is_some_and(|beyond| own - beyond <= 2 * (own - newer));
+            if *sequence < first || is_between {
+                removed.push(*sequence);
             } else {
-                good += usize::from(self.is_good(sequence));
+                newer = *sequence;
             }
+        }
+        self.remove(removed)
+    }
+
+    /// The oldest of those that stay at or before `own` as the newest good ones, and the sequences before it, newest first.
+    fn split(&self, own: u64) -> io::Result<(u64, Vec<u64>)> {
+        let mut sequences = self.sequences()?;
+        sequences.retain(|sequence| *sequence <= own);
+        let (mut good, mut oldest) = (0, own);
+        while good < self.kept
+            && let Some(sequence) = sequences.pop()
+        {
+            good += usize::from(self.is_good(sequence));
+            oldest = sequence;
+        }
+        sequences.reverse();
+        Ok((oldest, sequences))
+    }
+
+    /// Removes these, and what is half written by a process that is gone.
+    fn remove(&self, sequences: Vec<u64>) -> io::Result<Vec<u64>> {
+        for sequence in &sequences {
+            std::fs::remove_file(self.path(*sequence))?;
         }
         let ours = format!("-{}-", *LIFE);
         for entry in std::fs::read_dir(&self.dir)? {
@@ -112,7 +144,7 @@ impl Snapshots {
                 std::fs::remove_file(entry.path())?;
             }
         }
-        Ok(removed)
+        Ok(sequences)
     }
 
     /// The newest good snapshot at or before `until`. One that is damaged or cannot be read is passed over with a warning.

@@ -43,6 +43,10 @@ pub trait Storage: Send + Sync + 'static {
     fn segments(&self) -> io::Result<Vec<u64>>;
     /// Makes a segment of zeros, in place of the one of that number if there is one; durable when it returns.
     fn create(&self, segment: u64, bytes: u64) -> io::Result<()>;
+    /// Takes a segment away; when it returns it is gone for good.
+    fn remove(&self, segment: u64) -> io::Result<()>;
+    /// Size of a segment.
+    fn size(&self, segment: u64) -> io::Result<u64>;
     /// Writes at an offset that is a multiple of [`Storage::block_bytes`].
     fn write(&self, segment: u64, offset: u64, blocks: Blocks<'_>) -> io::Result<()>;
     fn sync(&self, segment: u64) -> io::Result<()>;
@@ -292,6 +296,17 @@ impl Storage for FileStorage {
         self.forget(segment);
         std::fs::rename(&half, self.path(segment))?;
         self.sync_dir()
+    }
+
+    fn remove(&self, segment: u64) -> io::Result<()> {
+        self.may_write()?;
+        self.forget(segment);
+        std::fs::remove_file(self.path(segment))?;
+        self.sync_dir()
+    }
+
+    fn size(&self, segment: u64) -> io::Result<u64> {
+        Ok(std::fs::metadata(self.path(segment))?.len())
     }
 
     fn write(&self, segment: u64, offset: u64, blocks: Blocks<'_>) -> io::Result<()> {

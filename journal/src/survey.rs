@@ -2,6 +2,8 @@
 //!
 //! [`walk`] and [`list`] only read. [`mend`] is what opening does: it also cuts the tail and makes the first segment.
 
+use std::io;
+
 use crate::aligned::Buffer;
 use crate::frame::{self, Found, Frame, MARK_BYTES, Mark};
 use crate::log::{Config, JournalError};
@@ -112,12 +114,8 @@ pub fn walk_after(
 /// # Errors
 /// The storage cannot be read.
 pub fn removed_through(storage: &dyn Storage) -> Result<u64, JournalError> {
-    let segments = storage.segments()?;
-    let first = segments.first().copied();
-    Ok(match first {
-        Some(segment) => first_mark(storage, segment)?.map_or(0, |mark| mark.durable),
-        None => 0,
-    })
+    let first = first_there(storage, &storage.segments()?)?;
+    Ok(first.map_or(0, |mark| mark.durable))
 }
 
 /// The segments by their marks, ascending. Frames are not checked.
@@ -217,16 +215,24 @@ pub(crate) fn begins_at(
     segments: &[u64],
     after: u64,
 ) -> Result<(), JournalError> {
-    if let Some(first) = segments.first()
-        && let Some(mark) = first_mark(storage, *first)?
-        && mark.durable > after
-    {
-        return Err(JournalError::Removed {
+    match first_there(storage, segments)? {
+        Some(mark) if mark.durable > after => Err(JournalError::Removed {
             through: mark.durable,
             after,
-        });
+        }),
+        _ => Ok(()),
     }
-    Ok(())
+}
+
+/// The mark at the beginning of the first of these segments; one that was removed since they were listed is passed over.
+fn first_there(storage: &dyn Storage, segments: &[u64]) -> Result<Option<Mark>, JournalError> {
+    for segment in segments {
+        match first_mark(storage, *segment) {
+            Err(JournalError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {}
+            found => return found,
+        }
+    }
+    Ok(None)
 }
 
 pub(crate) fn first_mark(

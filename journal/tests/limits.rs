@@ -125,6 +125,12 @@ impl Storage for Panics {
     fn create(&self, segment: u64, bytes: u64) -> io::Result<()> {
         self.0.create(segment, bytes)
     }
+    fn remove(&self, segment: u64) -> io::Result<()> {
+        self.0.remove(segment)
+    }
+    fn size(&self, segment: u64) -> io::Result<u64> {
+        self.0.size(segment)
+    }
     fn write(&self, _: u64, _: u64, _: Blocks<'_>) -> io::Result<()> {
         panic!("on purpose")
     }

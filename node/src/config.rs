@@ -27,6 +27,7 @@ pub struct Config {
     pub settlement: settlement::SettlementConfig,
     pub trading: Trading,
     pub snapshots: Snapshots,
+    pub journal: Journal,
     pub identity: sandbox::identity::IdentityConfig,
     pub bank: sandbox::bank::BankConfig,
 }
@@ -74,7 +75,17 @@ pub struct Events {
     pub kafka_brokers: Option<String>,
 }
 
-/// Snapshots of the trading path, made while it runs; a restart replays the journal behind the last one.
+/// The log of the trading path.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Journal {
+    /// Bytes of it that are kept at least. Whole segments before them are removed while the platform runs, once nothing needs them: not the snapshots, not
+    /// settlement, not sessions and history. Unset: all of it is kept. Needs snapshots.
+    pub retain_bytes: Option<u64>,
+}
+
+/// Snapshots of the trading path, made while it runs, and checkpoints of those who read its journal, as often; a restart replays the journal behind the
+/// last ones.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Snapshots {
@@ -210,6 +221,7 @@ impl Default for Config {
             settlement: settlement::SettlementConfig::default(),
             trading: Trading::default(),
             snapshots: Snapshots::default(),
+            journal: Journal::default(),
             identity: sandbox::identity::IdentityConfig::default(),
             bank: sandbox::bank::BankConfig::default(),
         }
@@ -239,7 +251,26 @@ impl Config {
             figment = figment.merge(Serialized::default("data_dir", dir));
         }
         let config: Self = figment.extract().context("configuration")?;
+        anyhow::ensure!(
+            config.journal.retain_bytes.is_none() || config.snapshots.enabled,
+            "configuration: journal.retain_bytes needs snapshots.enabled: without snapshots a start needs the whole journal"
+        );
         Ok(config.settled())
+    }
+
+    /// What is to be kept of the journal; `None` is all of it.
+    pub fn retention(&self) -> Option<sequencer::Retention> {
+        let reader = |name, data_dir: &Path, tells_past| sequencer::JournalReader {
+            name,
+            dir: data_dir.join("checkpoints"),
+            tells_past,
+        };
+        let readers = vec![
+            reader("settlement", &self.settlement.data_dir, false),
+            reader("market", &self.market.data_dir, true),
+        ];
+        let bytes = self.journal.retain_bytes?;
+        Some(sequencer::Retention::new(bytes, readers))
     }
 
     /// Puts every service's state below the one data folder.
@@ -287,7 +318,25 @@ mod tests {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         assert_eq!(settings.layout, Layout::for_cores(cores));
         assert!(load("[trading]\nlayout = \"other\"\n").is_err());
-        // Nothing may go while settlement, sessions and history are built from the first record.
-        assert!(load("[snapshots]\nremove_log = true\n").is_err());
+    }
+
+    #[test]
+    fn the_whole_journal_is_kept_unless_somebody_says_otherwise() {
+        let folder = tempfile::tempdir().expect("folder");
+        let file = folder.path().join("platform.toml");
+        let load = |text: &str| {
+            std::fs::write(&file, text).expect("written");
+            Config::load(Some(file.as_path()), Some(folder.path()))
+        };
+        assert!(load("").expect("loaded").retention().is_none());
+        let kept = load("[journal]\nretain_bytes = 1000000\n").expect("loaded");
+        let kept = kept.retention().expect("set");
+        assert_eq!((kept.bytes, kept.readers.len()), (1_000_000, 2));
+        for reader in kept.readers {
+            assert!(reader.dir.starts_with(folder.path()));
+        }
+        let text = "[journal]\nretain_bytes = 1\n[snapshots]\nenabled = false\n";
+        let error = load(text).expect_err("nothing to start from").to_string();
+        assert!(error.contains("snapshots.enabled"), "{error}");
     }
 }

@@ -274,6 +274,7 @@ impl Platform {
         let sequencer = start_sequencer(&config, backlog.clone()).await?;
         let settlement_deps = settlement::SettlementDeps {
             journal: Box::new(sequencer.reader(Sequence(0))),
+            checkpoints: config.snapshots.settings(),
             backlog,
             ledger: doors.ledger(),
             cfa: doors.cfa(),
@@ -296,6 +297,7 @@ impl Platform {
             port: sequencer.port(),
             commit: sequencer.commit(),
             reader: sequencer.reader(Sequence(0)),
+            checkpoints: config.snapshots.settings(),
             settlement: settlement.view(),
         };
         let gateway = gateway::start(market_config, gateway_deps, stages.edge.clone())
@@ -482,11 +484,14 @@ async fn start_sequencer(
         spin_us = settings.spin_us,
         "threads of the trading path"
     );
-    let snapshots = config.snapshots.settings();
+    let (snapshots, retention) = (config.snapshots.settings(), config.retention());
     let start = move || {
         let mut sequencer = SequencerHandle::start(settings, backlog)?;
         if let Some(snapshots) = snapshots {
             sequencer.keep_snapshots(snapshots)?;
+        }
+        if let Some(retention) = retention {
+            sequencer.keep_log(retention)?;
         }
         Ok::<_, sequencer::StartError>(sequencer)
     };

@@ -19,6 +19,7 @@ use crate::keep::Keep;
 use crate::port::{Gate, Port};
 use crate::reader::Reader;
 use crate::recover::{self, StartError};
+use crate::retention::{Retention, RetentionService};
 use crate::snapshots::{self, SnapshotConfig, SnapshotService};
 use crate::stats::Stats;
 
@@ -49,6 +50,7 @@ pub struct SequencerHandle {
     port: Port,
     journal: Option<Journal>,
     snapshots: Option<SnapshotService>,
+    retention: Option<RetentionService>,
     hot: Option<JoinHandle<()>>,
     recovered: Sequence,
     stats: Arc<Stats>,
@@ -131,6 +133,20 @@ impl SequencerHandle {
         Ok(())
     }
 
+    /// Removes from now on what nobody needs of the journal's beginning, on a thread of its own, until the node stops. Nothing goes as long as no snapshots
+    /// are made.
+    ///
+    /// # Errors
+    /// [`StartError::Thread`].
+    pub fn keep_log(&mut self, retention: Retention) -> Result<(), StartError> {
+        // One service at a time: the one before ends first.
+        self.retention = None;
+        let (front, snapshots) = (self.journal().front(), self.snapshot_dir.clone());
+        let started = RetentionService::start(front, snapshots, retention);
+        self.retention = Some(started.map_err(StartError::Thread)?);
+        Ok(())
+    }
+
     /// Counters of the hot thread.
     pub fn stats(&self) -> &Arc<Stats> {
         &self.stats
@@ -160,6 +176,7 @@ impl SequencerHandle {
             tracing::error!("the hot thread ended with a panic");
         }
         drop(self.snapshots.take());
+        drop(self.retention.take());
         drop(self.journal.take());
         drop(self.lock.take());
     }
@@ -221,6 +238,7 @@ fn prepare_on(
         port: Port { gate },
         journal: Some(journal),
         snapshots: None,
+        retention: None,
         hot: None,
         recovered,
         stats,

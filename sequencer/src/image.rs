@@ -11,6 +11,7 @@ use rkyv::rancor::Error as RkyvError;
 use rkyv::util::AlignedVec;
 use types::Sequence;
 
+use crate::checkpoint::Checkpoints;
 use crate::core::{Core, book_config};
 use crate::reader::{ReadError, Reader};
 
@@ -107,29 +108,16 @@ pub fn load(
     until: Sequence,
     config: AdmissionConfig,
 ) -> Result<Option<Core>, ImageError> {
-    let snapshots = Snapshots::new(dir);
-    let mut until = until.get();
-    while let Some(snapshot) = snapshots.newest(until)? {
-        match decode(&snapshot.payload).and_then(|image| Core::restore(&image, config)) {
-            Ok(core) => return Ok(Some(core)),
-            Err(error) => tracing::warn!(
-                %error,
-                sequence = snapshot.sequence,
-                "a snapshot that does not restore was passed over"
-            ),
-        }
-        let Some(before) = snapshot.sequence.checked_sub(1) else {
-            break;
-        };
-        until = before;
-    }
-    Ok(None)
+    let restored = Checkpoints::new(dir).newest(until, |_, payload| {
+        decode(payload)
+            .and_then(|image| Core::restore(&image, config))
+            .map_err(|error| error.to_string())
+    });
+    Ok(restored?)
 }
 
-fn decode(payload: &[u8]) -> Result<CoreImage, ImageError> {
-    let mut aligned = AlignedVec::<16>::with_capacity(payload.len());
-    aligned.extend_from_slice(payload);
-    let image = rkyv::from_bytes::<CoreImage, RkyvError>(&aligned)?;
+fn decode(payload: &AlignedVec) -> Result<CoreImage, ImageError> {
+    let image = rkyv::from_bytes::<CoreImage, RkyvError>(payload)?;
     if image.version != VERSION {
         return Err(ImageError::Version(image.version));
     }

@@ -1,14 +1,15 @@
 //! A journal at rest, for people: what `platform journal` prints, as values that are readable and as JSON. Everything here only reads, but
 //! [`Folder::snapshot`].
 //!
-//! Of a journal that a running node writes, the end may be taken for damage: look again, or at a copy.
+//! Of a journal that a running node writes, the end may be taken for damage: look again, or at a copy; [`Folder::follow`] is for such a one.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use engine::Book;
-use journal::{FileStorage, Frame, FrameKind, JournalError, SegmentInfo, Snapshots};
+use journal::{FileStorage, Follower, Frame, FrameKind, JournalError, SegmentInfo, Snapshots};
 use serde::Serialize;
 use types::{Command, EventEnvelope, Phase, Sequence, Side};
 
@@ -97,6 +98,34 @@ pub struct DumpLine {
     pub time_ns: u64,
     pub command: Command,
     pub events: Vec<EventEnvelope>,
+}
+
+/// Puts lines together from frames.
+#[derive(Default)]
+struct Lines {
+    line: Option<DumpLine>,
+}
+
+impl Lines {
+    /// The line that the frame ends.
+    fn add(&mut self, frame: &Frame) -> Result<Option<DumpLine>, String> {
+        match frame.kind {
+            FrameKind::Command => {
+                let envelope = decode_command(frame)?;
+                self.line = Some(DumpLine {
+                    sequence: envelope.sequence,
+                    time_ns: envelope.time_ns,
+                    command: envelope.command,
+                    events: Vec::new(),
+                });
+            }
+            FrameKind::Event => {
+                let line = self.line.as_mut().ok_or("an event without its command")?;
+                line.events.push(decode_event(frame)?);
+            }
+        }
+        Ok(self.line.take_if(|_| frame.unit_end))
+    }
 }
 
 /// The machine at one sequence.
@@ -257,33 +286,58 @@ impl Folder {
         range: RangeInclusive<u64>,
         mut visit: impl FnMut(DumpLine) -> Result<(), String>,
     ) -> Result<(), InspectError> {
-        let mut line: Option<DumpLine> = None;
+        let mut lines = Lines::default();
         let after = range.start().saturating_sub(1);
         journal::walk_after(&self.storage()?, after, |frame| {
             if !range.contains(&frame.sequence) {
                 return Ok(());
             }
-            match frame.kind {
-                FrameKind::Command => {
-                    let envelope = decode_command(frame)?;
-                    line = Some(DumpLine {
-                        sequence: envelope.sequence,
-                        time_ns: envelope.time_ns,
-                        command: envelope.command,
-                        events: Vec::new(),
-                    });
-                }
-                FrameKind::Event => {
-                    let line = line.as_mut().ok_or("an event without its command")?;
-                    line.events.push(decode_event(frame)?);
-                }
-            }
-            match line.take_if(|_| frame.unit_end) {
+            match lines.add(frame)? {
                 Some(line) => visit(line),
                 None => Ok(()),
             }
         })?;
         Ok(())
+    }
+
+    /// The same beside a running node, which goes on writing: gives what is durable as it comes, up to the end of `range`. At the end of what there is `wait` is asked, which
+    /// takes its time, and says no to end. The last write of a node is durable for certain, and given, when the next one is there.
+    ///
+    /// # Errors
+    /// The journal is damaged, the range begins before what is kept, or `visit` says no.
+    pub fn follow(
+        &self,
+        range: RangeInclusive<u64>,
+        mut visit: impl FnMut(DumpLine) -> Result<(), String>,
+        mut wait: impl FnMut() -> bool,
+    ) -> Result<(), InspectError> {
+        let mut lines = Lines::default();
+        let after = range.start().saturating_sub(1);
+        let mut follower = Follower::new(Arc::new(self.storage()?), after);
+        loop {
+            let Some(frame) = follower.try_next()? else {
+                match wait() {
+                    true => continue,
+                    false => return Ok(()),
+                }
+            };
+            if frame.sequence > *range.end() {
+                return Ok(());
+            }
+            let at = |reason| JournalError::Content {
+                file: self.dir.display().to_string(),
+                offset: 0,
+                reason,
+            };
+            let reason = |reason| at(format!("record {}: {reason}", frame.sequence));
+            if let Some(line) = lines.add(&frame).map_err(reason)? {
+                let is_last = line.sequence.get() == *range.end();
+                visit(line).map_err(at)?;
+                if is_last {
+                    return Ok(());
+                }
+            }
+        }
     }
 
     /// Books and state hash after command `until`, or at the end; computed again and compared on the way.

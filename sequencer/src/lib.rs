@@ -10,6 +10,8 @@
 //! - [`stats`]: counters to be read from outside.
 //! - [`reader`]: complete records behind the commit position, for settlement, history and sessions.
 //! - [`image`]: the state as a snapshot, and the shadow that makes it; [`snapshots`]: the service that keeps making them.
+//! - [`checkpoint`]: the states of those who read the journal, so that they need not read it from the first record.
+//! - [`retention`]: removes the journal's beginning when nobody needs it.
 //! - [`inspect`]: a journal at rest, for people.
 //! - [`recover`]: from the journal to the books, comparing every event on the way.
 //!
@@ -18,6 +20,7 @@
 
 pub mod backlog;
 pub mod by_hand;
+pub mod checkpoint;
 pub mod config;
 pub mod core;
 mod crew;
@@ -35,6 +38,7 @@ pub mod port;
 pub mod reader;
 pub mod record;
 pub mod recover;
+pub mod retention;
 pub mod ring_port;
 pub mod snapshots;
 pub mod stats;
@@ -43,6 +47,7 @@ mod wake;
 
 pub use backlog::Backlog;
 pub use by_hand::ByHand;
+pub use checkpoint::{CheckpointError, CheckpointKeeper, Checkpoints, Older};
 pub use config::{Clock, Config, Layout};
 pub use core::Core;
 pub use handle::{Commit, SequencerHandle, Volatile};
@@ -52,6 +57,7 @@ pub use port::{NotTaken, Outcome, Port, Reply};
 pub use reader::{ReadError, Reader};
 pub use record::Record;
 pub use recover::{StartError, replay};
+pub use retention::{JournalReader, Retention};
 pub use ring_port::{Report, RingPort, Taken};
 pub use snapshots::SnapshotConfig;
 pub use stats::Stats;

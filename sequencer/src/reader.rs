@@ -13,6 +13,17 @@ pub enum ReadError {
     Record { sequence: u64, reason: String },
 }
 
+impl ReadError {
+    /// The journal begins later than where reading was to begin.
+    pub fn is_removed(&self) -> bool {
+        use journal::reader::ReadError as Frames;
+        matches!(
+            self,
+            Self::Journal(Frames::Log(journal::JournalError::Removed { .. }))
+        )
+    }
+}
+
 /// Tails the journal record by record.
 pub struct Reader {
     frames: journal::Reader,
@@ -31,6 +42,27 @@ impl Reader {
     /// Another reader of the same journal: records of commands after `after`.
     pub fn again(&self, after: Sequence) -> Self {
         Self::new(self.frames.again(after.get()))
+    }
+
+    /// Last record that is durable.
+    pub fn end(&self) -> Sequence {
+        Sequence(self.frames.durable())
+    }
+
+    /// Last record that was removed from the journal's beginning, [`Sequence::ZERO`] while it is whole.
+    ///
+    /// # Errors
+    /// The journal cannot be read.
+    pub fn removed_through(&self) -> Result<Sequence, ReadError> {
+        Ok(Sequence(self.frames.removed_through()?))
+    }
+
+    /// Makes sure that the record where it begins was not removed.
+    ///
+    /// # Errors
+    /// It was, or the journal cannot be read.
+    pub fn check(&self) -> Result<(), ReadError> {
+        Ok(self.frames.check()?)
     }
 
     /// The next record at or before the commit position, if there is one.

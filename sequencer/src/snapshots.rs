@@ -100,10 +100,11 @@ impl Drop for SnapshotService {
     }
 }
 
-fn lower_priority() {
+/// Lets the hot thread and the journal go before this thread.
+pub(crate) fn lower_priority() {
     let thread = rustix::thread::gettid();
     if let Err(error) = rustix::process::setpriority_process(Some(thread), NICE) {
-        tracing::warn!(%error, "the snapshots' thread keeps the priority of the others");
+        tracing::warn!(%error, "a thread that writes states down keeps the priority of the others");
     }
 }
 

@@ -123,6 +123,11 @@ impl Settler {
         }
     }
 
+    /// Last sequence that a sealed batch covers.
+    pub fn sealed(&self) -> Sequence {
+        self.sealed
+    }
+
     /// True when nothing waits to be sealed.
     pub fn is_empty(&self) -> bool {
         self.weight() == 0 && self.parts.is_empty()

@@ -1,7 +1,7 @@
 //! Where records come from: the tail of the running journal, or a recording of one.
 
 use async_trait::async_trait;
-use types::{Envelope, EventEnvelope};
+use types::{Envelope, EventEnvelope, Sequence};
 
 /// A command with all its events.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,9 +15,15 @@ pub struct Record {
 #[error("journal cannot be read: {0}")]
 pub struct SourceError(pub String);
 
-/// Records in sequence, from the first one, never past the commit position.
+/// Records in sequence, from the first one unless told otherwise, never past the commit position.
 #[async_trait]
 pub trait Source: Send + Sync {
+    /// Begins behind `after`: before anything was read.
+    fn begin_behind(&mut self, after: Sequence);
+
+    /// Last record that is there, as far as one can tell.
+    fn end(&self) -> Sequence;
+
     /// The next record, without waiting.
     fn try_next(&mut self) -> Result<Option<Record>, SourceError>;
 
@@ -30,6 +36,14 @@ pub trait Source: Send + Sync {
 
 #[async_trait]
 impl Source for sequencer::Reader {
+    fn begin_behind(&mut self, after: Sequence) {
+        *self = self.again(after);
+    }
+
+    fn end(&self) -> Sequence {
+        self.end()
+    }
+
     fn try_next(&mut self) -> Result<Option<Record>, SourceError> {
         self.try_next()
             .map(|record| record.map(Record::from))
@@ -60,27 +74,45 @@ impl From<sequencer::Record> for Record {
 /// A recording that may still grow: whoever holds the sender adds to it.
 pub struct Recorded {
     records: tokio::sync::mpsc::UnboundedReceiver<Record>,
+    after: Sequence,
 }
 
 impl Recorded {
     pub fn new() -> (tokio::sync::mpsc::UnboundedSender<Record>, Self) {
         let (sender, records) = tokio::sync::mpsc::unbounded_channel();
-        (sender, Self { records })
+        let after = Sequence::ZERO;
+        (sender, Self { records, after })
     }
 }
 
 #[async_trait]
 impl Source for Recorded {
+    fn begin_behind(&mut self, after: Sequence) {
+        self.after = after;
+    }
+
+    /// It may still grow.
+    fn end(&self) -> Sequence {
+        Sequence(u64::MAX)
+    }
+
     fn try_next(&mut self) -> Result<Option<Record>, SourceError> {
-        Ok(self.records.try_recv().ok())
+        while let Ok(record) = self.records.try_recv() {
+            if record.command.sequence > self.after {
+                return Ok(Some(record));
+            }
+        }
+        Ok(None)
     }
 
     /// Waits for ever once the recording has ended.
     async fn next(&mut self) -> Result<Record, SourceError> {
-        match self.records.recv().await {
-            Some(record) => Ok(record),
-            None => std::future::pending().await,
+        while let Some(record) = self.records.recv().await {
+            if record.command.sequence > self.after {
+                return Ok(record);
+            }
         }
+        std::future::pending().await
     }
 
     fn bytes_behind(&self) -> u64 {

@@ -83,6 +83,8 @@ pub enum DisconnectCode {
     Internal = 18,
     #[error("too many sessions of this user, or logins within a second")]
     TooManySessions = 19,
+    #[error("messages behind the last received number are no longer kept: log in from now on")]
+    MessagesRemoved = 20,
 }
 
 impl DisconnectCode {
@@ -107,6 +109,7 @@ impl DisconnectCode {
         Self::TooManyLogins,
         Self::Internal,
         Self::TooManySessions,
+        Self::MessagesRemoved,
     ];
 
     pub const fn code(self) -> u16 {

@@ -8,7 +8,7 @@ use types::{
 };
 
 /// An order as it stands after the fact that carries it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 pub struct Order {
     /// Public id.
     pub id: Id128,
@@ -70,7 +70,7 @@ impl Trade {
 }
 
 /// Money behind orders, as journalled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 pub struct Pool {
     pub hold: HoldIx,
     pub hold_id: Id128,
@@ -95,7 +95,7 @@ pub struct Pool {
 }
 
 /// A session as journalled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 pub struct Session {
     pub session: SessionIx,
     pub user: UserIx,

@@ -5,6 +5,7 @@
 //! facts, whatever number of times it is read.
 
 mod facts;
+mod image;
 
 use std::collections::HashMap;
 
@@ -17,6 +18,7 @@ use types::{
 
 use facts::cause;
 pub use facts::{Cause, Fact, Order, Pool, Session, Trade};
+pub use image::FoldImage;
 
 /// The fold.
 pub struct Fold {

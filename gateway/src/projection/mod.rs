@@ -1,7 +1,7 @@
 //! The readable history: orders and trades in SQLite and the market's events, both derived from the journal at the commit position.
 //!
 //! One transaction a batch of records holds the rows, the events and the position, so a crash leaves no half and a lost file is rebuilt by reading the
-//! journal again. A reader that must see its own write waits for the position ([`Projection::wait`]).
+//! journal again, as long as all of it is kept. A reader that must see its own write waits for the position ([`Projection::wait`]).
 
 pub mod published;
 pub mod repo;
@@ -13,7 +13,7 @@ use events::Sqlite;
 use sequencer::{Reader, Record};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use types::{Id128, NodeId, OrderStatus, PoolKind, Sequence};
+use types::{Id128, OrderStatus, PoolKind, Sequence};
 
 use crate::Error;
 use crate::fold::{Cause, Fact, Fold, Order, Trade};
@@ -54,15 +54,14 @@ impl Projection {
             .expect("the sender lives in self");
     }
 
-    /// Follows the journal until shutdown. `reader` starts at the beginning: the state behind the rows is folded from there, rows at or before the
-    /// stored position are not written again.
+    /// Follows the journal until shutdown. `fold` is not past the stored position, and `reader` begins behind it: the state behind the rows is folded from
+    /// there, rows at or before the stored position are not written again.
     pub async fn run(
         self,
-        node: NodeId,
+        mut fold: Fold,
         mut reader: Reader,
         shutdown: CancellationToken,
     ) -> Result<(), Error> {
-        let mut fold = Fold::new(node);
         let written = self.position();
         let mut facts = Vec::new();
         while fold.sequence() < written {

@@ -17,7 +17,7 @@ use types::{Command, RejectReason, Sequence, SessionIx};
 use super::connection::Channels;
 use super::outbound::Outbound;
 use crate::market::{Market, now_ns};
-use crate::past::Past;
+use crate::past::{Past, PastError};
 use crate::streams::{self, Again};
 
 /// Client sequences that fit a tag: 2^48 requests are enough for a century at a thousand a second.
@@ -95,28 +95,51 @@ async fn resend(market: Arc<Market>, outbound: Arc<Outbound>, mut wanted: mpsc::
             open.insert((one.session, one.client_seq), one.channel);
             next = wanted.try_recv().ok();
         }
-        let found = Past::of(&market).scan(
-            &market,
-            Vec::new(),
-            move |found: &mut Vec<(u16, Bytes)>, session, number, message| {
-                if let Some(channel) = open.remove(&(session, message.answers())) {
-                    found.push((channel, streams::encoded(&message, number)));
-                }
-                match open.is_empty() {
-                    true => ControlFlow::Break(()),
-                    false => ControlFlow::Continue(()),
-                }
-            },
-        );
-        match found.await {
-            Ok((_, found)) => {
+        let lost = open.clone();
+        match look_for(&market, open).await {
+            Ok(found) => {
                 for (channel, bytes) in found {
                     outbound.push(channel, &bytes);
                 }
             }
-            Err(error) => tracing::error!(%error, "the journal cannot be read for a resend"),
+            Err(error) => {
+                if !error.is_removed() {
+                    tracing::error!(%error, "the journal cannot be read for a resend");
+                }
+                for ((_, client_seq), channel) in lost {
+                    let ids = (RequestKind::Other, 0, 0);
+                    let answer = rejected(client_seq, ids, RejectReason::AlreadySeen);
+                    outbound.send(channel, &answer.into());
+                }
+            }
         }
     }
+}
+
+/// The answers to these requests, each for its channel.
+async fn look_for(
+    market: &Arc<Market>,
+    mut open: HashMap<(SessionIx, u64), u16>,
+) -> Result<Vec<(u16, Bytes)>, PastError> {
+    let wanted: Vec<_> = open.keys().copied().collect();
+    let past = Past::before(market, move |told| {
+        let mut wanted = wanted.iter();
+        wanted.all(|(session, client_seq)| told(*session).1 < *client_seq)
+    });
+    let found = past.await?.scan(
+        market,
+        Vec::new(),
+        move |found: &mut Vec<(u16, Bytes)>, session, number, message| {
+            if let Some(channel) = open.remove(&(session, message.answers())) {
+                found.push((channel, streams::encoded(&message, number)));
+            }
+            match open.is_empty() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        },
+    );
+    found.await.map(|(_, found)| found)
 }
 
 fn hint(command: &Command, sequence: Sequence) -> Option<Accepted> {

@@ -226,12 +226,12 @@ impl Connection {
                 }
             };
             let Opened { live, attach, turn } = opened;
-            let (market, session) = (&shared.market, live.session);
+            let (market, session, key) = (&shared.market, live.session, live.key);
             let attach = || market.streams.attach(&outbound, &attach);
             match channels.take_on(channel, live, attach) {
                 Some(claim) => {
                     drop(turn);
-                    resume::catch_up(market, &outbound, session, claim).await;
+                    resume::catch_up(market, &outbound, (session, key), claim).await;
                 }
                 None => login::close_if_left(market, session).await,
             }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use client::wire::DisconnectCode;
-use types::SessionIx;
+use types::{Id128, SessionIx};
 
+use super::login::close_if_left;
 use super::outbound::Outbound;
 use crate::market::Market;
 use crate::past::{Past, PastError};
@@ -20,7 +21,7 @@ const PIECE_MESSAGES: usize = 4_096;
 pub async fn catch_up(
     market: &Arc<Market>,
     outbound: &Arc<Outbound>,
-    session: SessionIx,
+    (session, key): (SessionIx, Id128),
     claim: u64,
 ) {
     let mut past = None;
@@ -30,8 +31,7 @@ pub async fn catch_up(
             Step::Follows | Step::Gone => return,
             Step::OlderThanWindow { after } => after,
         };
-        let from = past.take().unwrap_or_else(|| Past::of(market));
-        match piece(market, from, session, after).await {
+        match piece(market, past.take(), session, after).await {
             Ok((place, messages)) => {
                 past = Some(place);
                 let streams = &market.streams;
@@ -40,6 +40,14 @@ pub async fn catch_up(
                 }
             }
             Err(PastError::GivenUp) => return,
+            Err(error) if error.is_removed() => {
+                let _turn = market.sessions.take(key).await;
+                let code = DisconnectCode::MessagesRemoved;
+                if market.streams.is_of(session, claim) && market.streams.end(session, code) {
+                    close_if_left(market, session).await;
+                }
+                return;
+            }
             Err(error) => {
                 tracing::error!(%error, "the journal cannot be read for a resume");
                 outbound.end(DisconnectCode::Internal);
@@ -51,10 +59,14 @@ pub async fn catch_up(
 
 async fn piece(
     market: &Arc<Market>,
-    past: Past,
+    past: Option<Past>,
     session: SessionIx,
     after: u64,
 ) -> Result<(Past, Vec<Bytes>), PastError> {
+    let past = match past {
+        Some(past) => past,
+        None => Past::before(market, move |told| told(session).0 <= after).await?,
+    };
     past.scan(market, Vec::new(), move |messages, to, number, message| {
         if to == session && number > after {
             messages.push(streams::encoded(&message, number));

@@ -5,6 +5,7 @@
 mod book;
 mod breaks;
 mod changes;
+mod checkpoints;
 mod crash;
 mod doubles;
 mod history;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use client::wire::{self, ServerMessage};
 use client::{Connection, LoginOptions, Report, Reports, Trust};
@@ -14,7 +15,7 @@ use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use proto::market::v1::market_service_client::MarketServiceClient;
 use proto::market::v1::*;
 use rpc::{Authenticator, Channel, LocalSlot};
-use sequencer::{Backlog, Config, SequencerHandle};
+use sequencer::{Backlog, Config, JournalReader, Retention, SequencerHandle, SnapshotConfig};
 use settlement::{SettlementConfig, SettlementDeps, SettlementHandle};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -29,6 +30,11 @@ pub struct Settings {
     pub gateway: GatewayConfig,
     /// Time between a lost session and the cancel of its orders.
     pub grace_ms: u64,
+    /// When the state behind the journal is written down.
+    pub checkpoints: Option<SnapshotConfig>,
+    /// Bytes of a segment of the journal, and of the journal that are kept, if not all are.
+    pub segment_bytes: u64,
+    pub retain_bytes: Option<u64>,
 }
 
 impl Default for Settings {
@@ -40,6 +46,9 @@ impl Default for Settings {
                 ..GatewayConfig::default()
             },
             grace_ms: 50,
+            checkpoints: None,
+            segment_bytes: 16 << 20,
+            retain_bytes: None,
         }
     }
 }
@@ -104,11 +113,27 @@ impl World {
         let mut config = Config::new(&folder.join("journal"));
         config.grace_ms = settings.grace_ms;
         config.sync = false;
+        config.segment_bytes = settings.segment_bytes;
         let shared = backlog.clone();
-        let sequencer = tokio::task::spawn_blocking(move || SequencerHandle::start(config, shared))
-            .await
-            .unwrap()
-            .unwrap();
+        let start = move || SequencerHandle::start(config, shared);
+        let mut sequencer = tokio::task::spawn_blocking(start).await.unwrap().unwrap();
+        if let Some(snapshots) = settings.checkpoints {
+            sequencer.keep_snapshots(snapshots).unwrap();
+        }
+        if let Some(bytes) = settings.retain_bytes {
+            let reader = |name, room: &str, tells_past| JournalReader {
+                name,
+                dir: folder.join(room).join("checkpoints"),
+                tells_past,
+            };
+            let readers = vec![
+                reader("settlement", "settlement", false),
+                reader("market", "gateway", true),
+            ];
+            let mut retention = Retention::new(bytes, readers);
+            retention.every = Duration::from_millis(20);
+            sequencer.keep_log(retention).unwrap();
+        }
         let settlement_config = SettlementConfig {
             data_dir: folder.join("settlement"),
             linger_ms: 0,
@@ -117,6 +142,7 @@ impl World {
         };
         let settlement_deps = SettlementDeps {
             journal: Box::new(sequencer.reader(Sequence(0))),
+            checkpoints: settings.checkpoints,
             backlog,
             ledger: service(0),
             cfa: service(2),
@@ -137,6 +163,7 @@ impl World {
             port: sequencer.port(),
             commit: sequencer.commit(),
             reader: sequencer.reader(Sequence(0)),
+            checkpoints: settings.checkpoints,
             settlement: settlement.view(),
         };
         let gateway = gateway::start(gateway_config, gateway_deps, stop_gateway.clone())

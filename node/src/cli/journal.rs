@@ -1,15 +1,20 @@
 //! `platform journal ls | verify | dump | replay | snapshot`: the trading path's log, looked at where it lies. No platform has to run; while one does,
-//! the end of its log may be taken for damage, and it makes its own snapshots.
+//! the end of its log may be taken for damage, but by `dump --follow`, and it makes its own snapshots.
 
+use std::cell::{Cell, RefCell};
 use std::fmt::Display;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
-use clap::{Arg, ArgMatches, Command, value_parser};
-use sequencer::inspect::Folder;
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use sequencer::inspect::{DumpLine, Folder};
 use serde::Serialize;
 use types::Sequence;
+
+/// How long `dump --follow` waits at the end before it looks again.
+const FOLLOW_PAUSE: Duration = Duration::from_millis(50);
 
 /// The noun with its verbs.
 pub fn command() -> Command {
@@ -42,7 +47,14 @@ pub fn command() -> Command {
                         .long("from")
                         .help("First command [default: the first one there is]"),
                 )
-                .arg(until()),
+                .arg(until())
+                .arg(
+                    Arg::new("follow")
+                        .long("follow")
+                        .short('f')
+                        .action(ArgAction::SetTrue)
+                        .help("Go on with what a running platform writes, once it is durable"),
+                ),
         )
         .subcommand(
             Command::new("replay")
@@ -90,12 +102,11 @@ pub fn run(matches: &ArgMatches, dir: &Path, json: bool) -> anyhow::Result<()> {
             .snapshot(until())
             .map_err(Into::into)
             .and_then(|written| print(&written, json)),
-        _ => dump(
-            &folder,
-            sequence("from"),
-            sequence("until").unwrap_or(u64::MAX),
-            json,
-        ),
+        _ => {
+            let until = sequence("until").unwrap_or(u64::MAX);
+            let follows = matches.get_flag("follow");
+            dump(&folder, sequence("from"), until, follows, json)
+        }
     };
     done.with_context(|| format!("journal in {}", dir.display()))
 }
@@ -109,30 +120,50 @@ fn print(value: &(impl Serialize + Display), json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn dump(folder: &Folder, from: Option<u64>, until: u64, json: bool) -> anyhow::Result<()> {
+fn dump(
+    folder: &Folder,
+    from: Option<u64>,
+    until: u64,
+    follows: bool,
+    json: bool,
+) -> anyhow::Result<()> {
     // The journal may begin later than it once did.
     let from = from.map_or_else(|| folder.first(), Ok)?;
-    let mut out = BufWriter::new(io::stdout().lock());
-    let mut is_closed = false;
-    let dumped = folder.dump(from..=until, |line| {
+    let out = RefCell::new(BufWriter::new(io::stdout().lock()));
+    let is_closed = Cell::new(false);
+    let closed = |error: &io::Error| {
+        is_closed.set(is_closed.get() || error.kind() == io::ErrorKind::BrokenPipe);
+    };
+    let show = |line: DumpLine| {
+        let mut out = out.borrow_mut();
         let written = if json {
-            serde_json::to_writer(&mut out, &line)
+            serde_json::to_writer(&mut *out, &line)
                 .map_err(io::Error::from)
                 .and_then(|()| writeln!(out))
         } else {
             write!(out, "{line}")
         };
         written.map_err(|error| {
-            is_closed = error.kind() == io::ErrorKind::BrokenPipe;
+            closed(&error);
             error.to_string()
         })
-    });
+    };
+    let dumped = if follows {
+        let wait = || {
+            let flushed = out.borrow_mut().flush();
+            std::thread::sleep(FOLLOW_PAUSE);
+            flushed.inspect_err(closed).is_ok()
+        };
+        folder.follow(from..=until, show, wait)
+    } else {
+        folder.dump(from..=until, show)
+    };
     // Whoever reads has seen enough.
-    if is_closed {
+    if is_closed.get() {
         return Ok(());
     }
     dumped?;
-    match out.flush() {
+    match out.into_inner().flush() {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         flushed => Ok(flushed?),
     }

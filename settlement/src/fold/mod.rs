@@ -6,6 +6,7 @@
 //! The fold sees a command and its events together, so an event of an order that has already gone (an amend that lost the race against a fill)
 //! names an unknown handle and moves nothing.
 
+mod image;
 mod step;
 
 use types::{
@@ -14,6 +15,8 @@ use types::{
 };
 
 use crate::plan::{Amount, CFA_RUB, Ending};
+
+pub use image::FoldImage;
 
 /// The journal says something that cannot be: settlement stops in front of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,7 +27,7 @@ pub struct FoldError {
 }
 
 /// Money behind one trading hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 pub struct Pool {
     pub kind: PoolKind,
     pub user: UserIx,
@@ -49,7 +52,7 @@ impl Pool {
 }
 
 /// An open order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 pub struct Order {
     pub id: Id128,
     pub handle: Handle,

@@ -6,6 +6,7 @@
 
 mod chain;
 mod check;
+mod checkpoint;
 mod ledger;
 mod poster;
 mod recover;
@@ -18,7 +19,7 @@ use std::sync::Arc;
 
 use proto::cfa::v1::cfa_registry_service_client::CfaRegistryServiceClient;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
-use sequencer::Backlog;
+use sequencer::{Backlog, SnapshotConfig};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -88,8 +89,10 @@ impl SettlementConfig {
 
 /// What settlement works with.
 pub struct SettlementDeps {
-    /// The journal from its first record.
+    /// The journal, of which nothing was read.
     pub journal: Box<dyn Source>,
+    /// When the state behind the journal is written down, in `checkpoints` of the data folder; without, a start reads the journal from where the last one stands.
+    pub checkpoints: Option<SnapshotConfig>,
     /// Where the sequencer looks before it takes an order.
     pub backlog: Arc<Backlog>,
     /// Both with the credential of a service.
@@ -151,6 +154,7 @@ pub async fn start(
     let repo = Repo::open(&config.data_dir.join("settlement.db")).await?;
     let tracker = Tracker::new(deps.backlog, repo.bust_trades().await?);
     let open = repo.open_batches().await?;
+    let keeping = checkpoint::Keeping::new(config.data_dir.join("checkpoints"), deps.checkpoints);
     let shared = Arc::new(Shared {
         config,
         node,
@@ -164,7 +168,7 @@ pub async fn start(
     });
     shared.publish_suspensions().await?;
     let (posted, batches) = tokio::sync::mpsc::unbounded_channel();
-    let poster = poster::Poster::new(shared.clone(), deps.journal, posted);
+    let poster = poster::Poster::new(shared.clone(), deps.journal, posted, keeping);
     let bringing = chain::run(shared.clone(), batches);
     let workers = vec![
         watched(&shared, trouble::JOURNAL, poster.run(open)),

@@ -1,6 +1,6 @@
 //! Reads the journal, seals batches, posts them to the ledger.
 //!
-//! At the start: batches that were sealed are posted again as they stand (the ledger answers what it knows), the journal is folded up to the
+//! At the start: batches that were sealed are posted again as they stand (the ledger answers what it knows), the journal is folded from the last checkpoint up to the
 //! ledger's position without acting, the holds of orders are taken over from the ledger and compared. From there on the plans go on where they
 //! ended. The ledger's position decides, never this store's.
 
@@ -10,10 +10,12 @@ use std::time::Duration;
 
 use prost::Message;
 use proto::ledger::v1::CreateOperationsRequest;
+use sequencer::CheckpointError;
 use tokio::sync::mpsc::UnboundedSender;
 use types::{Handle, HoldIx, Id128, Sequence};
 
 use super::check::Checks;
+use super::checkpoint::Keeping;
 use super::retry::{Stopped, until_done, until_kept};
 use super::{Shared, chain, now_ns, now_us, trouble};
 use crate::batch::{Batch, Settler};
@@ -47,6 +49,8 @@ pub(super) enum Halt {
     Fold(#[from] FoldError),
     #[error(transparent)]
     Saga(#[from] Misplaced),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     #[error("stored batch {0} is unreadable")]
     Request(String),
     #[error("the journal ends at {journal}, the ledger is at {ledger}: a journal was lost")]
@@ -74,6 +78,7 @@ pub struct Poster {
     sealed_ns: u64,
     /// Holds of orders that are a break, with the order.
     pub(super) parts: HashMap<Id128, (Handle, Part)>,
+    pub(super) keeping: Keeping,
 }
 
 impl Poster {
@@ -81,6 +86,7 @@ impl Poster {
         shared: Arc<Shared>,
         journal: Box<dyn Source>,
         posted: UnboundedSender<chain::Work>,
+        keeping: Keeping,
     ) -> Self {
         let checks = Checks::new(&shared.config);
         Self {
@@ -94,6 +100,7 @@ impl Poster {
             is_behind: false,
             sealed_ns: 0,
             parts: HashMap::new(),
+            keeping,
         }
     }
 
@@ -130,6 +137,7 @@ impl Poster {
                 continue;
             }
             self.publish(&settler);
+            self.keeping.take(&settler);
             if self.is_behind {
                 continue;
             }
@@ -241,6 +249,7 @@ impl Poster {
             self.post(row).await?;
         }
         self.publish(settler);
+        self.keeping.take(settler);
         self.batches += 1;
         let touched: HashSet<HoldIx> = batches
             .iter()

@@ -16,7 +16,7 @@ use crate::ids::{self, Part};
 use crate::repo::BreakRow;
 
 impl Poster {
-    /// Folds the journal up to the ledger's position and takes over the holds carved there.
+    /// Folds the journal from the last checkpoint up to the ledger's position and takes over the holds carved there.
     pub(super) async fn recover(&mut self) -> Result<Settler, Halt> {
         let shared = self.shared.clone();
         let ledger = Ledger(shared.ledger.clone());
@@ -33,7 +33,10 @@ impl Poster {
         })
         .await?;
         let position = Sequence(position);
-        let mut fold = Fold::new(shared.node);
+        let mut fold = self
+            .keeping
+            .fold(shared.node, position, self.journal.end())?;
+        self.journal.begin_behind(fold.position());
         let mut changes = Vec::new();
         while fold.position() < position {
             let Some(record) = self.journal.try_next()? else {

@@ -265,6 +265,10 @@ impl Platform {
             config,
             SettlementDeps {
                 journal: source,
+                checkpoints: Some(sequencer::SnapshotConfig {
+                    every_commands: 20,
+                    ..Default::default()
+                }),
                 backlog,
                 ledger: channel.clone(),
                 cfa: rpc::Channel::local(&cfa_slot, "sandbox.service"),

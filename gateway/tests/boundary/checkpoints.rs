@@ -1,0 +1,287 @@
+//! The market behind a journal whose beginning is gone: sessions, books, history and money go on from checkpoints as if all of it were there.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use client::wire::{self, DisconnectCode, ServerMessage};
+use client::{Error, LoginOptions};
+use sequencer::SnapshotConfig;
+use types::Side;
+
+use crate::doubles::{Identity, Registry};
+use crate::world::*;
+
+const FOLDER: &str = "MARKET_CHECKPOINT_FOLDER";
+/// Far longer than anything here takes: its end means that somebody hangs.
+const HANG: Duration = Duration::from_secs(60);
+
+/// Checkpoints and snapshots of few commands, and next to nothing of the journal kept.
+fn kept_short() -> Settings {
+    let mut settings = Settings {
+        checkpoints: Some(SnapshotConfig {
+            every_commands: 20,
+            every: Duration::from_millis(50),
+            kept: 2,
+        }),
+        segment_bytes: 64 << 10,
+        retain_bytes: Some(64 << 10),
+        ..Settings::default()
+    };
+    settings.gateway.throttle_per_s = 0;
+    settings
+}
+
+/// The same over what such settings have left, with nothing more written or removed.
+fn read_only() -> Settings {
+    Settings {
+        checkpoints: None,
+        retain_bytes: None,
+        ..kept_short()
+    }
+}
+
+fn with_money(user_id: &str, name: &str) -> LoginOptions {
+    LoginOptions {
+        money_hold_minor: 5_000_000,
+        ..login(user_id, name)
+    }
+}
+
+/// Number of the journal's first segment.
+fn first_segment(folder: &Path) -> u64 {
+    let files = std::fs::read_dir(folder.join("journal")).unwrap();
+    let numbers = files.filter_map(|file| {
+        let name = file.unwrap().file_name();
+        name.to_string_lossy().strip_suffix(".log")?.parse().ok()
+    });
+    numbers.min().unwrap()
+}
+
+/// Orders of ann's session that rest, trade with bob's, or go again, until much of the journal's beginning is gone. Gives her last number.
+async fn trade(world: &World, beyond: u64) -> u64 {
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    let (mut id, mut last) = (0, 0);
+    let deadline = tokio::time::Instant::now() + HANG;
+    while first_segment(&world.folder) <= beyond {
+        assert!(tokio::time::Instant::now() < deadline, "nothing is removed");
+        id += 1;
+        ann.send(0, wire_order(id, Side::Buy, 1_000 + id as i64 % 5, 2))
+            .await
+            .unwrap();
+        let entered = loop {
+            let report = numbered(&mut of_ann).await;
+            last = report.sequence;
+            if let ServerMessage::OrderAck(ack) = report.message {
+                break ack;
+            }
+        };
+        if id % 4 == 0 {
+            world.place(sell("bob", "10", "1")).await.unwrap();
+            last = numbered(&mut of_ann).await.sequence;
+        } else if id % 7 != 0 {
+            ann.send(0, cancel(entered.engine_order_id)).await.unwrap();
+            last = numbered(&mut of_ann).await.sequence;
+        }
+    }
+    last
+}
+
+fn cancel(engine_order_id: u64) -> wire::Cancel {
+    wire::Cancel {
+        engine_order_id,
+        client_order_id: 0,
+    }
+}
+
+/// What anybody can see of the market.
+async fn seen(world: &mut World) -> impl PartialEq + std::fmt::Debug + use<> {
+    world.settled().await;
+    let (status, book) = (world.status().await, world.book().await);
+    let trades = world.trades("bob").await;
+    let mut money = Vec::new();
+    for user_id in ["ann", "bob"] {
+        for instrument_id in ["CFA-RUB", BOND] {
+            money.push(world.balance(user_id, instrument_id).await);
+        }
+    }
+    (
+        status.instruments,
+        status.trades_settled,
+        book,
+        trades,
+        money,
+    )
+}
+
+async fn members(folder: &Path, settings: Settings) -> World {
+    let mut world = World::with(folder, settings).await;
+    world.user("ann", "1000000", "0").await;
+    world.user("bob", "0", "100000").await;
+    world
+}
+
+/// Every numbered message of ann's session behind `after`, up to `last`.
+async fn told(world: &World, after: u64, last: u64) -> Vec<ServerMessage> {
+    let options = LoginOptions {
+        last_sequence: after,
+        ..login("ann", "a")
+    };
+    let (_ann, mut reports) = world.session(options).await;
+    let mut messages = Vec::new();
+    while after + (messages.len() as u64) < last {
+        let report = numbered(&mut reports).await;
+        assert_eq!(report.sequence, after + messages.len() as u64 + 1);
+        messages.push(report.message);
+    }
+    messages
+}
+
+#[tokio::test]
+async fn a_market_without_the_journals_beginning_is_the_same_market() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = members(folder.path(), kept_short()).await;
+    let first = world
+        .place_with("bob", "first", sell("bob", "500", "1"))
+        .await
+        .unwrap();
+    let last = trade(&world, 6).await;
+    let messages = told(&world, 0, last).await;
+    // Of the window's beginning the journal has nothing any more.
+    let before = seen(&mut world).await;
+    let mut world = world.restart(read_only()).await;
+    assert!(first_segment(&world.folder) > 6);
+    assert_eq!(seen(&mut world).await, before);
+    assert_eq!(told(&world, 0, last).await, messages);
+    assert_eq!(
+        told(&world, last - 3, last).await,
+        messages[messages.len() - 3..]
+    );
+
+    // A key of before is answered as it was; the order of before is found, and can be cancelled.
+    let again = world
+        .place_with("bob", "first", sell("bob", "500", "1"))
+        .await
+        .unwrap();
+    assert_eq!(again.order_id, first.order_id);
+    world.cancel("bob", &first.order_id).await.unwrap();
+    // The session goes on, and so does the removal.
+    let world = world.restart(kept_short()).await;
+    let gone = first_segment(&world.folder);
+    let (ann, mut of_ann) = world
+        .session(LoginOptions {
+            last_sequence: last,
+            ..login("ann", "a")
+        })
+        .await;
+    ann.send(0, wire_order(9_999, Side::Buy, 100, 1))
+        .await
+        .unwrap();
+    assert_eq!(numbered(&mut of_ann).await.sequence, last + 1);
+    drop((ann, of_ann));
+    trade(&world, gone + 2).await;
+    world.stop().await;
+}
+
+/// The process that is killed; does nothing in an ordinary run.
+#[tokio::test]
+async fn child_trades_and_is_killed() {
+    let Ok(folder) = std::env::var(FOLDER) else {
+        return;
+    };
+    let world = members(Path::new(&folder), kept_short()).await;
+    let last = trade(&world, 4).await;
+    let messages = told(&world, 0, last).await;
+    std::fs::write(Path::new(&folder).join("told"), format!("{messages:?}")).unwrap();
+    std::fs::write(Path::new(&folder).join("last"), last.to_string()).unwrap();
+    std::process::abort();
+}
+
+#[tokio::test]
+async fn a_killed_market_goes_on_without_the_journals_beginning() {
+    let folder = tempfile::tempdir().unwrap();
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "checkpoints::child_trades_and_is_killed",
+            "--exact",
+            "--nocapture",
+        ])
+        .env(FOLDER, folder.path())
+        .status()
+        .unwrap();
+    assert!(!status.success(), "the child was to be killed");
+    let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    let last: u64 = read("last").parse().unwrap();
+    let (identity, registry) = <(std::sync::Arc<Identity>, std::sync::Arc<Registry>)>::default();
+    identity.change("ann", |_| {});
+    identity.change("bob", |_| {});
+    registry.list(bond(BOND));
+    let mut world = World::start(folder.path(), read_only(), identity, registry).await;
+    assert!(first_segment(&world.folder) > 4);
+    world.settled().await;
+    assert_eq!(format!("{:?}", told(&world, 0, last).await), read("told"));
+    // What was traded is settled once: every bond that bob has less, ann has more.
+    let bought = world.balance("ann", BOND).await.0.parse::<u64>().unwrap();
+    let left = world.balance("bob", BOND).await.0.parse::<u64>().unwrap();
+    assert_eq!(bought + left, 100_000);
+    let trades = world.status().await.instruments[0].trades;
+    assert_eq!(
+        (bought, world.status().await.trades_settled),
+        (trades, trades)
+    );
+    world.stop().await;
+}
+
+// What has left window and journal cannot be told: the client is told that.
+#[tokio::test]
+async fn r343_a_client_behind_everything_that_is_kept_is_told_so() {
+    const ORDERS: u64 = 9_000;
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), kept_short()).await;
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    for id in 1..=ORDERS {
+        ann.send(0, wire_order(id, Side::Buy, 100, 1))
+            .await
+            .unwrap();
+        let entered = until(&mut of_ann, |m| match m {
+            ServerMessage::OrderAck(ack) => Some(*ack),
+            _ => None,
+        });
+        let entered = entered.await.engine_order_id;
+        ann.send(0, cancel(entered)).await.unwrap();
+    }
+    until(&mut of_ann, |m| match m {
+        ServerMessage::Cancelled(c) if c.client_seq == 2 * ORDERS => Some(()),
+        _ => None,
+    })
+    .await;
+    let deadline = tokio::time::Instant::now() + HANG;
+    while first_segment(&world.folder) == 1 {
+        assert!(tokio::time::Instant::now() < deadline, "nothing is removed");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    ann.cut();
+    drop(of_ann);
+    let (connection, mut reports) = world.connect().await;
+    let refused = match connection.login(0, login("ann", "a")).await {
+        Ok(_) => {
+            until(&mut reports, |m| match m {
+                ServerMessage::Disconnect(end) => DisconnectCode::from_code(end.code),
+                _ => None,
+            })
+            .await
+        }
+        Err(Error::Disconnected { code, .. }) => code.unwrap(),
+        Err(other) => panic!("{other:?}"),
+    };
+    assert_eq!(refused, DisconnectCode::MessagesRemoved);
+    // From now on he is welcome.
+    let options = LoginOptions {
+        from_now: true,
+        ..login("ann", "a")
+    };
+    let (ann, mut of_ann) = world.session(options).await;
+    ann.send(0, wire_order(1, Side::Buy, 100, 1)).await.unwrap();
+    assert_eq!(numbered(&mut of_ann).await.sequence, 2 * ORDERS + 1);
+    world.stop().await;
+}

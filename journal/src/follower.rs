@@ -1,0 +1,243 @@
+//! Reads the log of another process while that one writes it, without taking its end for damage.
+//!
+//! What is durable is told by marks alone: a batch is given once the mark behind it is there, since that was written when the batch was durable. The last batch of a
+//! log that nobody continues is therefore not given. A place where no whole mark stands may be about to be written, or be torn and be written again
+//! by the next opening: it is looked at again. It is damage only when something later shows that it had been durable.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use crate::frame::{self, Found, Frame, MARK_BYTES, Mark};
+use crate::log::JournalError;
+use crate::storage::Storage;
+use crate::survey;
+
+/// Follows the log. Frames come in log order; when there is none, the last one given was the end of a unit.
+pub struct Follower {
+    storage: Arc<dyn Storage>,
+    /// Frames at or before it are not given.
+    after: u64,
+    place: Option<Place>,
+    ready: VecDeque<Frame>,
+}
+
+/// Where the next batch stands, and what it continues.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    segment: u64,
+    offset: u64,
+    batch: u64,
+    sequence: u64,
+    crc: u32,
+}
+
+impl Place {
+    /// The mark is that of the next batch.
+    fn continues(&self, mark: &Mark) -> bool {
+        mark.batch == self.batch + 1 && mark.durable == self.sequence && mark.prev == self.crc
+    }
+}
+
+impl Follower {
+    /// Begins behind record `after`. Nothing is looked at before the first frame is asked for.
+    pub fn new(storage: Arc<dyn Storage>, after: u64) -> Self {
+        Self {
+            storage,
+            after,
+            place: None,
+            ready: VecDeque::new(),
+        }
+    }
+
+    /// The next frame that is durable for certain, if there is one by now.
+    ///
+    /// # Errors
+    /// [`JournalError::Removed`] when the log now begins behind the place of this reader, and says where; or the log is damaged.
+    pub fn try_next(&mut self) -> Result<Option<Frame>, JournalError> {
+        loop {
+            while let Some(frame) = self.ready.pop_front() {
+                if frame.sequence > self.after {
+                    return Ok(Some(frame));
+                }
+            }
+            if !self.fill().map_err(|error| self.told(error))? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// A segment that cannot be read may have been removed.
+    fn told(&self, error: JournalError) -> JournalError {
+        let place = self.place.map_or(self.after, |place| place.sequence);
+        match error {
+            JournalError::Io(error) if error.kind() == io::ErrorKind::NotFound => {
+                let segments = self.storage.segments().map_err(JournalError::Io);
+                let begins =
+                    segments.and_then(|all| survey::begins_at(&*self.storage, &all, place));
+                begins.err().unwrap_or(JournalError::Io(error))
+            }
+            error => error,
+        }
+    }
+
+    /// Takes the next batch into `ready`; false when none is durable for certain.
+    fn fill(&mut self) -> Result<bool, JournalError> {
+        let Some(place) = self.placed()? else {
+            return Ok(false);
+        };
+        if let Some(next) = self.batch(place)? {
+            self.place = Some(next);
+            return Ok(true);
+        }
+        // Something later that is whole shows that this place had been durable; it may also have become so since the first look.
+        if !self.is_passed(place)? {
+            return Ok(false);
+        }
+        match self.batch(place)? {
+            Some(next) => {
+                self.place = Some(next);
+                Ok(true)
+            }
+            None => Err(self.hole(place)),
+        }
+    }
+
+    fn placed(&mut self) -> Result<Option<Place>, JournalError> {
+        if self.place.is_none() {
+            let segments = self.storage.segments()?;
+            survey::begins_at(&*self.storage, &segments, self.after)?;
+            let Some(segment) = survey::segment_behind(&*self.storage, &segments, self.after)?
+            else {
+                return Ok(None);
+            };
+            let (batch, sequence, crc) = match self.mark(segment, 0)? {
+                Some(mark) => (mark.batch.saturating_sub(1), mark.durable, mark.prev),
+                None if segment == 1 => (0, 0, 0),
+                None => return Ok(None),
+            };
+            self.place = Some(Place {
+                segment,
+                offset: 0,
+                batch,
+                sequence,
+                crc,
+            });
+        }
+        Ok(self.place)
+    }
+
+    /// Takes the batch at `place`, if the mark behind it is there; gives the place of that one.
+    fn batch(&mut self, place: Place) -> Result<Option<Place>, JournalError> {
+        let mut at = place;
+        let mut mark = self.mark(at.segment, at.offset)?;
+        if !mark.is_some_and(|mark| place.continues(&mark)) {
+            // It may stand at the beginning of the next segment, where what was torn here was given up.
+            (at.segment, at.offset) = (place.segment + 1, 0);
+            mark = self.first_mark(at.segment)?;
+        }
+        let Some(mark) = mark.filter(|mark| place.continues(mark)) else {
+            return Ok(None);
+        };
+        let behind = (at.segment, at.offset + mark.extent.max(MARK_BYTES as u64));
+        for (segment, offset) in [behind, (at.segment + 1, 0)] {
+            let next = match offset {
+                0 => self.first_mark(segment)?,
+                offset => self.mark(segment, offset)?,
+            };
+            let follows = |next: &Mark| {
+                next.batch == mark.batch + 1 && (place.sequence..=mark.last).contains(&next.durable)
+            };
+            if let Some(next) = next.filter(follows) {
+                self.take(at, &mark, next.durable, next.prev)?;
+                return Ok(Some(Place {
+                    segment,
+                    offset,
+                    batch: mark.batch,
+                    sequence: next.durable,
+                    crc: next.prev,
+                }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reads the frames of a batch up to record `through`, which `crc` ends.
+    fn take(&mut self, at: Place, mark: &Mark, through: u64, crc: u32) -> Result<(), JournalError> {
+        let bytes = mark.extent.saturating_sub(MARK_BYTES as u64);
+        let mut bytes = vec![0; usize::try_from(bytes).unwrap_or(0)];
+        let start = at.offset + MARK_BYTES as u64;
+        let count = self.storage.read(at.segment, start, &mut bytes)?;
+        let (mut done, mut chain, mut sequence) = (0, at.crc, at.sequence);
+        let mut frames = VecDeque::new();
+        let mut is_unit_end = true;
+        while sequence < through || !is_unit_end {
+            let place = Place {
+                offset: start + done as u64,
+                sequence,
+                ..at
+            };
+            match frame::read(&bytes[done..count]) {
+                Found::Frame(frame) if frame.prev == chain => {
+                    done += frame::frame_bytes(frame.payload.len());
+                    (chain, sequence, is_unit_end) = (frame.crc, frame.sequence, frame.unit_end);
+                    frames.push_back(frame);
+                }
+                _ => return Err(self.hole(place)),
+            }
+        }
+        if chain != crc {
+            return Err(JournalError::Chain {
+                file: self.storage.name(at.segment),
+                offset: start + done as u64,
+            });
+        }
+        self.ready.append(&mut frames);
+        Ok(())
+    }
+
+    /// A later segment begins with a batch that comes behind the one after the next.
+    fn is_passed(&self, place: Place) -> Result<bool, JournalError> {
+        for segment in self.storage.segments()? {
+            if segment > place.segment
+                && let Some(mark) = self.first_mark(segment)?
+                && mark.batch > place.batch + 2
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The mark at a place, if a whole one stands there.
+    fn mark(&self, segment: u64, offset: u64) -> Result<Option<Mark>, JournalError> {
+        let mut bytes = [0; MARK_BYTES];
+        let count = self.storage.read(segment, offset, &mut bytes)?;
+        if let Some(version) = frame::whole_of_other_version(&bytes[..count]) {
+            return Err(JournalError::Version {
+                file: self.storage.name(segment),
+                version,
+            });
+        }
+        Ok(match frame::read(&bytes[..count]) {
+            Found::Mark(mark) => Some(mark),
+            _ => None,
+        })
+    }
+
+    /// The first mark of a segment that may not be there yet.
+    fn first_mark(&self, segment: u64) -> Result<Option<Mark>, JournalError> {
+        match self.mark(segment, 0) {
+            Err(JournalError::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            found => found,
+        }
+    }
+
+    fn hole(&self, place: Place) -> JournalError {
+        JournalError::Hole {
+            file: self.storage.name(place.segment),
+            offset: place.offset,
+            sequence: place.sequence,
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The log's beginning: what may go, and taking it away.
+//!
+//! Whole segments go, the first one first, each gone for good before the next one goes: after a crash in between the log begins somewhere and has no gap. The
+//! segment with the commit position stays, and so does every one behind it, so that the log is never without a mark that says where it begins.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::log::{JournalError, State};
+use crate::storage::Storage;
+use crate::survey;
+
+/// Takes segments away from the beginning of an open log.
+pub struct Front {
+    storage: Arc<dyn Storage>,
+    state: watch::Receiver<State>,
+}
+
+impl Front {
+    pub(crate) fn new(storage: Arc<dyn Storage>, state: watch::Receiver<State>) -> Self {
+        Self { storage, state }
+    }
+
+    /// Last record that is gone already, 0 while the log is whole.
+    ///
+    /// # Errors
+    /// The storage cannot be read.
+    pub fn removed_through(&self) -> Result<u64, JournalError> {
+        survey::removed_through(&*self.storage)
+    }
+
+    /// Last record of the segments that can go so that `bytes` of the log are left at least; that of [`Front::removed_through`] when none can.
+    ///
+    /// # Errors
+    /// The storage cannot be read.
+    pub fn beyond(&self, bytes: u64) -> Result<u64, JournalError> {
+        let mut left = self.state.borrow().offset;
+        for segment in self.whole()?.into_iter().rev() {
+            if left >= bytes {
+                return self.last(segment);
+            }
+            left = left.saturating_add(self.storage.size(segment)?);
+        }
+        self.removed_through()
+    }
+
+    /// Removes the segments without a record behind `through`; gives their number.
+    ///
+    /// # Errors
+    /// One cannot be removed: it and those behind it stay.
+    pub fn remove(&self, through: u64) -> Result<usize, JournalError> {
+        let mut count = 0;
+        for segment in self.whole()? {
+            if self.last(segment)? > through {
+                break;
+            }
+            self.storage.remove(segment)?;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Segments before the one with the commit position, ascending: full, and durable to the last record.
+    fn whole(&self) -> Result<Vec<u64>, JournalError> {
+        let (commit, offset) = {
+            let state = self.state.borrow();
+            (state.segment, state.offset)
+        };
+        let mut segments = self.storage.segments()?;
+        // Without anything durable in it, its own mark may not be there after a crash.
+        segments.retain(|segment| *segment < commit && offset > 0);
+        Ok(segments)
+    }
+
+    /// Last record of a segment that another one follows.
+    fn last(&self, segment: u64) -> Result<u64, JournalError> {
+        match survey::first_mark(&*self.storage, segment + 1)? {
+            Some(mark) => Ok(mark.durable),
+            None => Err(JournalError::Hole {
+                file: self.storage.name(segment + 1),
+                offset: 0,
+                sequence: 0,
+            }),
+        }
+    }
+}

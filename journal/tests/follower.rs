@@ -1,0 +1,226 @@
+//! A second process follows a log that is being written: everything durable in order, no end taken for damage, and a clear word when it is too late.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use journal::fault::MemoryStorage;
+use journal::{
+    Appender, Config, FileStorage, Follower, FrameKind, Journal, JournalError, Mode, Storage,
+};
+
+const CONFIG: Config = Config {
+    segment_bytes: 64 << 10,
+    pending_bytes_max: 1 << 20,
+};
+
+fn append(appender: &mut Appender, sequence: u64) {
+    let events = sequence % 5;
+    let payload = vec![sequence as u8; 24 + (sequence * 37 % 300) as usize];
+    appender.append(FrameKind::Command, events == 0, sequence, 1, &payload);
+    for index in 1..=events {
+        appender.append(FrameKind::Event, index == events, sequence, 1, &payload);
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    runtime.expect("runtime")
+}
+
+fn open(dir: &Path, after: u64) -> Journal {
+    let storage = FileStorage::with_mode(dir, Mode::Unsynced).expect("a folder");
+    Journal::open_after(Arc::new(storage), CONFIG, after, |_| Ok(())).expect("opens")
+}
+
+fn write(journal: &Journal, appender: &mut Appender, records: std::ops::RangeInclusive<u64>) {
+    let (runtime, last) = (runtime(), *records.end());
+    for sequence in records {
+        append(appender, sequence);
+        // Batches of one and of many.
+        if sequence % 7 < 3 || sequence == last {
+            appender.flush();
+            let commit = journal.commit();
+            runtime.block_on(commit.wait(sequence)).expect("durable");
+        }
+    }
+}
+
+fn follower(dir: &Path, after: u64) -> Follower {
+    let storage = FileStorage::read_only(dir).expect("a folder");
+    Follower::new(Arc::new(storage), after)
+}
+
+/// Reads on; every frame in order and whole. Gives the last whole record.
+fn read(follower: &mut Follower, last: &mut u64) -> Result<(), JournalError> {
+    let mut index = 0;
+    while let Some(frame) = follower.try_next()? {
+        if index == 0 {
+            assert_eq!(
+                (frame.sequence, frame.kind),
+                (*last + 1, FrameKind::Command)
+            );
+        } else {
+            assert_eq!((frame.sequence, frame.kind), (*last + 1, FrameKind::Event));
+        }
+        assert_eq!(frame.payload[0], frame.sequence as u8);
+        index += 1;
+        if frame.unit_end {
+            assert_eq!(index, 1 + frame.sequence % 5);
+            (*last, index) = (frame.sequence, 0);
+        }
+    }
+    assert_eq!(index, 0, "whole units alone");
+    Ok(())
+}
+
+#[test]
+fn a_follower_beside_a_writer_gets_everything_that_is_durable() {
+    const LAST: u64 = 6_000;
+    let folder = tempfile::tempdir().expect("folder");
+    let dir = folder.path();
+    let journal = open(dir, 0);
+    let mut appender = journal.appender();
+    let durable = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for from in [0, 2_500] {
+            let durable = &durable;
+            scope.spawn(move || {
+                let (mut follower, mut last) = (follower(dir, from), from);
+                // The last batch is known to be durable when another one follows.
+                while last < LAST {
+                    read(&mut follower, &mut last).expect("no end is damage");
+                    assert!(last <= durable.load(Ordering::Acquire).max(from) + 7);
+                    std::thread::yield_now();
+                }
+            });
+        }
+        let mut next = 1;
+        while next <= LAST + 1 {
+            // Ahead of the follower's look: what it gives was durable before.
+            durable.store(next + 99, Ordering::Release);
+            let end = (next + 99).min(LAST + 1);
+            write(&journal, &mut appender, next..=end);
+            next = end + 1;
+        }
+    });
+    drop(appender);
+    journal.close();
+}
+
+#[test]
+fn what_is_not_known_to_be_durable_is_not_given() {
+    let folder = tempfile::tempdir().expect("folder");
+    let journal = open(folder.path(), 0);
+    let (mut follower, mut last) = (follower(folder.path(), 0), 0);
+    read(&mut follower, &mut last).expect("an empty log");
+    let mut appender = journal.appender();
+    for sequence in 1..=50 {
+        append(&mut appender, sequence);
+        appender.flush();
+        let commit = journal.commit();
+        runtime().block_on(commit.wait(sequence)).expect("durable");
+        read(&mut follower, &mut last).expect("no damage");
+        assert_eq!(last, sequence - 1, "a mark says it of the batch before");
+    }
+    drop(appender);
+    journal.close();
+}
+
+// A torn end is written again by the next opening, shorter or at another place: the follower has not read ahead of it.
+#[test]
+fn a_follower_goes_on_over_the_end_of_a_writer() {
+    for seed in 0..60 {
+        let storage = Arc::new(MemoryStorage::default());
+        let mut follower = Follower::new(Arc::new(storage.clone()), 0);
+        let (mut followed, mut written) = (0, 0);
+        for life in 0..6 {
+            let opened = Journal::open(Arc::new(storage.clone()), CONFIG, |_| Ok(()));
+            let journal = opened.expect("opens");
+            written = journal.commit().position().min(written);
+            assert!(followed <= journal.commit().position());
+            written = written.max(journal.commit().position());
+            let mut appender = journal.appender();
+            if life < 5 {
+                storage.power_off_after((seed * 7 + life * 3) % 17);
+            }
+            for _ in 0..12 {
+                for _ in 0..=(seed + life) % 5 {
+                    written += 1;
+                    append(&mut appender, written);
+                }
+                appender.flush();
+                if runtime().block_on(journal.commit().wait(written)).is_err() {
+                    break;
+                }
+                read(&mut follower, &mut followed).expect("no damage");
+            }
+            drop((appender, journal));
+            read(&mut follower, &mut followed).expect("no damage");
+            match (seed + life) % 3 {
+                0 => storage.revive(),
+                other => storage.crash(seed * 31 + other),
+            }
+        }
+        assert!(followed > 0 && followed <= written);
+    }
+}
+
+#[test]
+fn a_follower_that_falls_behind_what_is_kept_is_told_where_the_log_begins() {
+    let folder = tempfile::tempdir().expect("folder");
+    let journal = open(folder.path(), 0);
+    let mut appender = journal.appender();
+    let (mut late, mut last) = (follower(folder.path(), 0), 0);
+    write(&journal, &mut appender, 1..=20);
+    read(&mut late, &mut last).expect("no damage");
+    assert!(last > 0);
+    write(&journal, &mut appender, 21..=2_000);
+    let front = journal.front();
+    let limit = front.beyond(CONFIG.segment_bytes).expect("read");
+    front.remove(limit).expect("removed");
+    assert!(limit > 1_000);
+
+    let told = |error: JournalError, after: u64| {
+        let text = error.to_string();
+        assert!(
+            matches!(error, JournalError::Removed { through, after: a } if (through, a) == (limit, after)),
+            "{text}"
+        );
+        assert!(
+            text.contains(&format!("begins with {}", limit + 1)),
+            "{text}"
+        );
+    };
+    let seen = last;
+    let error = read(&mut late, &mut last).expect_err("too late");
+    assert!(last >= seen);
+    told(error, last);
+    let mut new = follower(folder.path(), 5);
+    told(new.try_next().expect_err("gone"), 5);
+    let mut last = limit;
+    read(&mut follower(folder.path(), limit), &mut last).expect("the rest is there");
+    assert!(last > 1_990);
+    drop(appender);
+    journal.close();
+}
+
+// Somewhere in the middle a block is gone, and later segments are whole: no end to wait at.
+#[test]
+fn a_place_that_was_durable_and_is_gone_is_a_hole() {
+    let storage = Arc::new(MemoryStorage::default());
+    let journal = Journal::open(Arc::new(storage.clone()), CONFIG, |_| Ok(())).expect("opens");
+    let mut appender = journal.appender();
+    write(&journal, &mut appender, 1..=2_000);
+    drop(appender);
+    journal.close();
+    assert!(storage.segments().expect("listed").len() > 4);
+    let bytes = storage.bytes(2).len();
+    storage.damage(2, bytes / 2, &vec![0; bytes / 2]);
+    let mut follower = Follower::new(Arc::new(storage.clone()), 0);
+    let mut last = 0;
+    match read(&mut follower, &mut last) {
+        Err(JournalError::Hole { sequence, .. }) => assert!(sequence >= last && last > 0),
+        other => panic!("{other:?}"),
+    }
+}

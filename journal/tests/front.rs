@@ -1,0 +1,140 @@
+//! The log's beginning is taken away while it is written: what is left has no gap after any loss of power, and who comes too late is told.
+
+use std::sync::Arc;
+
+use journal::fault::MemoryStorage;
+use journal::reader::ReadError;
+use journal::{Appender, Config, FrameKind, Journal, JournalError, Storage, removed_through, walk};
+
+const CONFIG: Config = Config {
+    segment_bytes: 4 << 10,
+    pending_bytes_max: 1 << 20,
+};
+
+fn append(appender: &mut Appender, sequence: u64) {
+    let payload = [sequence as u8; 64];
+    appender.append(FrameKind::Command, false, sequence, 1, &payload);
+    appender.append(FrameKind::Event, true, sequence, 1, &payload);
+}
+
+/// Writes records one by one, each durable before the next.
+fn fill(journal: &Journal, appender: &mut Appender, records: std::ops::RangeInclusive<u64>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    let runtime = runtime.expect("runtime");
+    for sequence in records {
+        append(appender, sequence);
+        appender.flush();
+        runtime
+            .block_on(journal.commit().wait(sequence))
+            .expect("durable");
+    }
+}
+
+fn open_after(
+    storage: &Arc<MemoryStorage>,
+    after: u64,
+) -> Result<(Journal, Vec<u64>), JournalError> {
+    let mut sequences = Vec::new();
+    let journal = Journal::open_after(Arc::new(storage.clone()), CONFIG, after, |frame| {
+        if frame.unit_end {
+            sequences.push(frame.sequence);
+        }
+        Ok(())
+    });
+    journal.map(|journal| (journal, sequences))
+}
+
+#[test]
+fn whole_segments_go_and_as_many_bytes_stay_as_asked() {
+    let storage = Arc::new(MemoryStorage::default());
+    let (journal, _) = open_after(&storage, 0).expect("opens");
+    let front = journal.front();
+    assert_eq!(front.beyond(0).expect("read"), 0, "nothing is durable yet");
+    let mut appender = journal.appender();
+    fill(&journal, &mut appender, 1..=100);
+    let segments = storage.segments().expect("listed").len() as u64;
+    assert!(segments > 8);
+    assert_eq!(front.beyond(u64::MAX).expect("read"), 0);
+    assert_eq!(
+        front.beyond(segments * CONFIG.segment_bytes).expect("read"),
+        0
+    );
+
+    let limit = front.beyond(3 * CONFIG.segment_bytes).expect("read");
+    assert!(limit > 50 && limit < 100, "{limit}");
+    let mut late = journal.reader(0);
+    assert_eq!(
+        late.try_next().expect("there").expect("a frame").sequence,
+        1
+    );
+    // Not the segment in which it ends.
+    assert_eq!(front.remove(limit / 2).expect("removed"), {
+        let through = front.removed_through().expect("read");
+        assert!(through > 0 && through <= limit / 2);
+        segments as usize - storage.segments().expect("listed").len()
+    });
+    front.remove(limit).expect("removed");
+    assert_eq!(front.removed_through().expect("read"), limit);
+    assert_eq!(front.beyond(3 * CONFIG.segment_bytes).expect("read"), limit);
+    assert_eq!(front.remove(limit).expect("nothing"), 0);
+
+    // Who was reading there is told, and so is who comes now.
+    let error = loop {
+        match late.try_next() {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("the end was not there yet"),
+            Err(error) => break error,
+        }
+    };
+    let removed = |error: &ReadError| matches!(error, ReadError::Log(JournalError::Removed { through, .. }) if *through == limit);
+    assert!(removed(&error), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains(&format!("begins with {}", limit + 1)),
+        "{text}"
+    );
+    assert!(removed(
+        &journal.reader(limit - 1).check().expect_err("gone")
+    ));
+    journal.reader(limit).check().expect("the rest is there");
+
+    // Everything may go but the segment with the commit position.
+    front.remove(u64::MAX).expect("removed");
+    fill(&journal, &mut appender, 101..=120);
+    drop(appender);
+    journal.close();
+    let through = removed_through(&storage).expect("read");
+    let (journal, found) = open_after(&storage, through).expect("opens");
+    assert_eq!(found, (through + 1..=120).collect::<Vec<_>>());
+    journal.close();
+}
+
+#[test]
+fn a_loss_of_power_amid_the_removal_leaves_a_log_without_a_gap() {
+    for operations in 0..12 {
+        for seed in 0..4 {
+            let storage = Arc::new(MemoryStorage::default());
+            let (journal, _) = open_after(&storage, 0).expect("opens");
+            let mut appender = journal.appender();
+            fill(&journal, &mut appender, 1..=60);
+            let front = journal.front();
+            let limit = front.beyond(CONFIG.segment_bytes).expect("read");
+            storage.power_off_after(operations);
+            let is_done = front.remove(limit).is_ok();
+            drop((appender, journal));
+            match seed {
+                0 => storage.revive(),
+                seed => storage.crash(seed),
+            }
+            let through = removed_through(&storage).expect("read");
+            assert!(through <= limit && (!is_done || through == limit));
+            assert_eq!(walk(&storage, |_| Ok(())).expect("no gap"), 60);
+            let (journal, found) = open_after(&storage, limit).expect("opens");
+            assert_eq!(found.last(), Some(&60));
+            // The rest of it goes another time.
+            journal.front().remove(limit).expect("removed");
+            assert_eq!(removed_through(&storage).expect("read"), limit);
+            journal.close();
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! The journal's beginning is removed while the node runs: only what nobody needs, and what is left is the same node and the same journal for people.
+
+mod desk;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use admission::Request;
+use desk::{HANG, Time, done, open_desk};
+use journal::Snapshots;
+use sequencer::inspect::{Folder, SegmentLine};
+use sequencer::{
+    Backlog, Checkpoints, Config, JournalReader, Older, Retention, SequencerHandle, SnapshotConfig,
+    StartError,
+};
+use types::{Sequence, Side};
+
+fn config(dir: &Path) -> Config {
+    let mut config = desk::config(&Time::new());
+    config.dir = dir.join("journal");
+    config.snapshot_dir = config.dir.join("snapshots");
+    config.segment_bytes = 64 << 10;
+    config.sync = false;
+    config
+}
+
+fn every(commands: u64) -> SnapshotConfig {
+    SnapshotConfig {
+        every_commands: commands,
+        every: Duration::from_secs(3_600),
+        kept: 2,
+    }
+}
+
+fn start(dir: &Path) -> SequencerHandle {
+    SequencerHandle::start(config(dir), Arc::new(Backlog::default())).expect("starts")
+}
+
+/// Next to nothing is kept for a reader with checkpoints in `reader`.
+fn retention(dir: &Path, tells_past: bool) -> Retention {
+    let reader = JournalReader {
+        name: "reader",
+        dir: dir.join("reader"),
+        tells_past,
+    };
+    let mut retention = Retention::new(64 << 10, vec![reader]);
+    retention.every = Duration::from_millis(5);
+    retention
+}
+
+async fn trade(handle: &SequencerHandle, desk: &desk::Desk, orders: u64) -> Sequence {
+    let mut last = Sequence::ZERO;
+    for at in 0..orders {
+        let side = if at % 3 == 0 { Side::Buy } else { Side::Sell };
+        let price = 10_000 + (at * 7 % 23) as i64;
+        let order = desk.order(usize::from(at % 2 == 0), side, price, 5);
+        last = done(&desk.port, Request::New(order)).await.command.sequence;
+        // A write each, and so a block.
+        handle.commit().wait(last).await.expect("durable");
+    }
+    last
+}
+
+/// State hash and open orders.
+async fn look(handle: &SequencerHandle) -> (u64, usize) {
+    let state = |core: &sequencer::Core| (core.state_hash(), core.admission().orders().count());
+    handle.port().inspect(state).await.expect("looked")
+}
+
+fn first(dir: &Path) -> u64 {
+    let folder = Folder::new(&dir.join("journal"));
+    folder.first().expect("readable")
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let since = Instant::now();
+    while !is_so() {
+        assert!(since.elapsed() < HANG, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Seven hundred orders and two snapshots near their end.
+async fn trade_with_snapshots(handle: &SequencerHandle, desk: &desk::Desk, dir: &Path) -> Sequence {
+    let mut last = trade(handle, desk, 300).await;
+    let snapshots = Snapshots::new(&dir.join("journal/snapshots"));
+    for _ in 0..2 {
+        last = trade(handle, desk, 200).await;
+        let newest = || snapshots.sequences().expect("listed").pop();
+        wait_until("a snapshot", || newest() >= Some(last.get() - 100));
+    }
+    last
+}
+
+fn state(sequence: Sequence, dir: &Path) {
+    let snapshots = Snapshots::new(&dir.join("reader"));
+    snapshots.write(sequence.get(), b"state").expect("written");
+}
+
+// rows: R174 R180
+#[tokio::test]
+async fn r174_nothing_goes_that_a_reader_or_a_snapshot_needs_and_the_rest_is_the_same_node() {
+    let dir = tempfile::tempdir().expect("folder");
+    let dir = dir.path();
+    let mut handle = start(dir);
+    let desk = open_desk(handle.port(), 2).await;
+    handle.keep_snapshots(every(100)).expect("a service");
+    handle.keep_log(retention(dir, false)).expect("a service");
+    let last = trade_with_snapshots(&handle, &desk, dir).await;
+    let snapshots = Snapshots::new(&dir.join("journal/snapshots"));
+    // No checkpoint, one, a damaged one besides: nothing goes.
+    for at in [0, 300, 400] {
+        match at {
+            300 => state(Sequence(at), dir),
+            400 => {
+                let file = dir.join("reader").join(format!("{at:020}.snap"));
+                std::fs::write(file, b"damaged").expect("written");
+            }
+            _ => {}
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(first(dir), 1, "{at}");
+    }
+    state(Sequence(500), dir);
+    wait_until("a segment goes", || first(dir) > 200);
+    std::thread::sleep(Duration::from_millis(50));
+    // The reader may still need what is behind the older one of his good two.
+    assert!(first(dir) <= 301, "{}", first(dir));
+    state(last, dir);
+    let needed = snapshots.good().expect("read")[0].min(500);
+    // As far as whole segments, of sixteen blocks each, are behind it.
+    wait_until("more goes", || first(dir) + 40 > needed);
+    assert!(first(dir) <= needed + 1);
+
+    let live = look(&handle).await;
+    handle.stop();
+    let again = start(dir);
+    assert_eq!(again.recovered(), last);
+    assert_eq!(look(&again).await, live);
+    again.stop();
+    // From the older snapshot too.
+    let newest = snapshots.good().expect("read")[1];
+    std::fs::remove_file(dir.join(format!("journal/snapshots/{newest:020}.snap")))
+        .expect("removed");
+    let again = start(dir);
+    assert_eq!((again.recovered(), look(&again).await), (last, live));
+    again.stop();
+    people_see_the_rest(&dir.join("journal"), last, live.0);
+
+    std::fs::remove_dir_all(dir.join("journal/snapshots")).expect("removed");
+    let error = SequencerHandle::start(config(dir), Arc::default()).map(|_| ());
+    let error = error.expect_err("nothing to start from");
+    assert!(
+        matches!(
+            error,
+            StartError::Journal(journal::JournalError::Removed { .. })
+        ),
+        "{error}"
+    );
+}
+
+fn people_see_the_rest(journal: &Path, last: Sequence, hash: u64) {
+    let folder = Folder::new(journal);
+    let first = folder.first().expect("readable");
+    let listing = folder.list().expect("listed");
+    assert_eq!(listing.segments[0].first, Some(first));
+    let verified = folder.verify().expect("whole");
+    assert_eq!((verified.first, verified.last), (first, last.get()));
+    assert_eq!(verified.state_hash, format!("{hash:016x}"));
+    let replayed = folder.state(None).expect("replayed");
+    assert_eq!(replayed.state_hash, verified.state_hash);
+    let mut next = first;
+    let dumped = folder.dump(first..=u64::MAX, |line| {
+        assert_eq!(line.sequence, Sequence(next));
+        next += 1;
+        Ok(())
+    });
+    dumped.expect("dumped");
+    assert_eq!(next, last.get() + 1);
+    let follow = |from: u64| {
+        let mut last = 0;
+        let seen = |line: sequencer::inspect::DumpLine| {
+            last = line.sequence.get();
+            Ok(())
+        };
+        folder
+            .follow(from..=u64::MAX, seen, || false)
+            .map(|()| last)
+    };
+    assert!(follow(first).expect("followed") + 20 > last.get());
+    let error = follow(1).expect_err("gone").to_string();
+    assert!(error.contains(&format!("begins with {first}")), "{error}");
+}
+
+// A reader who tells the past keeps what is behind the last checkpoint before what is to be kept.
+#[tokio::test]
+async fn the_past_is_kept_from_a_checkpoint_on() {
+    let dir = tempfile::tempdir().expect("folder");
+    let dir = dir.path();
+    let mut handle = start(dir);
+    let desk = open_desk(handle.port(), 2).await;
+    handle.keep_snapshots(every(100)).expect("a service");
+    trade_with_snapshots(&handle, &desk, dir).await;
+    for at in [70, 150, 560, 580] {
+        state(Sequence(at), dir);
+    }
+    let listing = Folder::new(&dir.join("journal")).list().expect("listed");
+    let late = |line: &&SegmentLine| line.first.is_some_and(|first| first > 350);
+    let mut retention = retention(dir, true);
+    retention.bytes = listing
+        .segments
+        .iter()
+        .filter(late)
+        .map(|line| line.bytes)
+        .sum();
+    handle.keep_log(retention).expect("a service");
+    wait_until("a segment goes", || first(dir) > 100);
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(first(dir) <= 151, "{}", first(dir));
+    handle.stop();
+}
+
+// Checkpoints of one who tells the past: few, and before any record one that is not much further back.
+#[test]
+fn older_checkpoints_stand_at_growing_distances() {
+    let dir = tempfile::tempdir().expect("folder");
+    let mut keeper =
+        sequencer::CheckpointKeeper::new("reader", dir.path(), every(1), Sequence::ZERO);
+    let found = || Snapshots::new(dir.path()).sequences().expect("listed");
+    for at in 1..=300 {
+        wait_until("written", || keeper.is_due(Sequence(at)));
+        keeper.write(Sequence(at), Older::Past(Sequence::ZERO), move || {
+            rkyv::to_bytes::<rkyv::rancor::Error>(&at)
+        });
+    }
+    drop(keeper);
+    let all = found();
+    assert!(all.len() <= 18, "{all:?}");
+    assert_eq!(all[all.len() - 2..], [299, 300]);
+    for pair in all.windows(2) {
+        assert!(
+            300 - pair[0] <= 2 * (300 - pair[1]) || pair[1] >= 299,
+            "{all:?}"
+        );
+    }
+    // What the journal does not continue goes.
+    let kept = Snapshots::new(dir.path());
+    kept.write(301, b"state").expect("written");
+    kept.thin(301, 250).expect("thinned");
+    assert!(found().iter().all(|at| *at >= 250), "{:?}", found());
+    // One that does not restore is passed over, and one ahead of the journal is an error.
+    let checkpoints = Checkpoints::new(dir.path());
+    let mut tried = Vec::new();
+    let newest = checkpoints.newest(Sequence(300), |sequence, _| {
+        tried.push(sequence.get());
+        match tried.len() {
+            1 => Err("on purpose".to_owned()),
+            _ => Ok(sequence),
+        }
+    });
+    assert_eq!(newest.expect("read"), Some(Sequence(tried[1])));
+    checkpoints.refuse_ahead(Sequence(301)).expect("not ahead");
+    let error = checkpoints.refuse_ahead(Sequence(300)).expect_err("ahead");
+    assert!(error.to_string().contains("301"), "{error}");
+}
