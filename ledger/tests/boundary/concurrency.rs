@@ -107,7 +107,7 @@ async fn r237_what_another_connection_writes_is_seen_by_the_next_group() {
     pay("before").await.unwrap();
     let rows = world.rows().await;
     let frozen = rows
-        .execute("UPDATE sub_accounts SET freeze = 2 WHERE subaccount_id = 'u1:CFA-RUB'")
+        .execute("UPDATE sub_accounts SET \"freeze\" = 2 WHERE subaccount_id = 'u1:CFA-RUB'")
         .await
         .unwrap();
     assert_eq!(frozen, 1);
@@ -117,7 +117,7 @@ async fn r237_what_another_connection_writes_is_seen_by_the_next_group() {
         "SUB_ACCOUNT_FROZEN",
         "Sub-account is frozen",
     );
-    rows.execute("UPDATE sub_accounts SET freeze = 0 WHERE subaccount_id = 'u1:CFA-RUB'")
+    rows.execute("UPDATE sub_accounts SET \"freeze\" = 0 WHERE subaccount_id = 'u1:CFA-RUB'")
         .await
         .unwrap();
     pay("after").await.unwrap();
