@@ -1,7 +1,7 @@
 //! The consumer runner: at least once, in order, retry with backoff, then the dead-letter topic (D26).
 //!
-//! The position is committed after the handler succeeded or the record is in `<topic>.dlq`: behind what was read together, at least every
-//! [`COMMIT_EVERY`], and before a stop; a crash sets a group back by that much, which handlers bear. While a record is retried, the
+//! The position is committed after the handler succeeded or the record is in `<topic>.dlq`: behind what was read together, after the first
+//! call past [`COMMIT_EVERY`], and before a stop; a crash sets a group back by that much, which handlers bear. While a record is retried, the
 //! subscription waits behind it, so the order of its key holds. A handler is never cancelled in the middle: shutdown waits for it.
 //!
 //! Three kinds of failure: [`Poison`] is given up at once; [`Later`] waits for as long as the peer or the store is away, shown by
@@ -242,19 +242,34 @@ where
     ) -> Result<(), Ending> {
         let mut done = Done::default();
         let mut rest = deliveries;
+        // Records to be tried one by one, since together they failed for a reason that is not known to be the first one's.
+        let mut alone = 0_usize;
         while !rest.is_empty() && !self.shutdown.is_cancelled() {
-            let part = &rest[..rest.len().min(self.records_max)];
+            if !subscription.is_ours(&rest[0].position) {
+                // The group has given it to another member, who begins behind what was committed.
+                rest = &rest[1..];
+                continue;
+            }
+            let records_max = if alone > 0 { 1 } else { self.records_max };
+            let part = &rest[..rest.len().min(records_max)];
             let (handled, error) = self.hand_over(part).await;
             done.add(&part[..handled]);
             rest = &rest[handled..];
+            alone = alone.saturating_sub(handled);
             if error.is_some() || done.since.elapsed() >= COMMIT_EVERY {
                 self.commit(subscription, &mut done).await;
             }
-            if let Some(error) = error {
-                self.settle(&rest[0], error).await?;
-                done.add(&rest[..1]);
-                rest = &rest[1..];
+            let Some(error) = error else { continue };
+            let left = part.len() - handled;
+            if left > 1 && !error.is::<Poison>() && !error.is::<Later>() {
+                tracing::warn!(%error, group = self.group, records = left, "events not handled together, trying one by one");
+                alone = left;
+                continue;
             }
+            self.settle(&rest[0], error).await?;
+            done.add(&rest[..1]);
+            rest = &rest[1..];
+            alone = alone.saturating_sub(1);
         }
         self.commit(subscription, &mut done).await;
         if rest.is_empty() { Ok(()) } else { Err(Ending) }

@@ -151,6 +151,11 @@ impl Subscription {
         Ok(deliveries)
     }
 
+    /// Whether a record that was returned is still this member's to handle.
+    pub fn is_ours(&self, position: &Position) -> bool {
+        self.0.is_ours(position)
+    }
+
     /// The group is done with this record and everything before it in its partition.
     ///
     /// # Errors
@@ -165,5 +170,7 @@ pub(crate) trait Source: Send {
     async fn next(&mut self) -> Result<Delivery, Error>;
     /// The next record where that needs no waiting.
     fn at_hand(&mut self) -> Option<Delivery>;
+    /// False when the record's partition went to another member.
+    fn is_ours(&self, position: &Position) -> bool;
     async fn commit(&mut self, position: &Position) -> Result<(), Error>;
 }

@@ -34,8 +34,8 @@ use crate::quic::login;
 const GROUP: &str = "market";
 /// Name in the inbox.
 const POSITIONS: &str = "market.positions";
-/// Events handed over together.
-const EVENTS_MAX: usize = 256;
+/// Changes of positions handed over together.
+const MOVES_MAX: usize = 256;
 
 /// Topics heard here, each with the part it is in the health read: on its own, so that a block does not wait behind the ledger's crowd.
 pub const TOPICS: [(&str, &str); 3] = [
@@ -58,7 +58,9 @@ pub async fn run(
         let market = market.clone();
         async move { handle_in_order(&market, &events).await }
     };
-    events::consume_batches(log, GROUP, &[topic], EVENTS_MAX, handler, shutdown).await?;
+    // Of the others each has calls of its own, between which a stop must be heard.
+    let at_once = if topic == topics::CFA { MOVES_MAX } else { 1 };
+    events::consume_batches(log, GROUP, &[topic], at_once, handler, shutdown).await?;
     Ok(())
 }
 

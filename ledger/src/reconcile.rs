@@ -18,12 +18,14 @@ use proto::{
     common::v1::{MonetaryAmount, OperationStatus, OperationType, PaginationRequest},
 };
 use tokio_util::sync::CancellationToken;
+use tonic::{Code, Status};
 
 use crate::{
     committer::Committer,
     consumers::{Effect, confirmed, issued, read, transferred},
     fold::{Act, Answer, Command, Outcome, Replay},
     model,
+    refusal::Refusal,
 };
 
 /// Transactions of one question; the CFA service takes no more.
@@ -31,6 +33,7 @@ const HASHES_MAX: usize = 100;
 const PAGE: i32 = 1_000;
 /// Operations with an open end are asked for again after so many times the first pause.
 const REVISIT_AFTER: u32 = 5;
+const REVISIT_MIN: Duration = Duration::from_millis(100);
 /// Transactions with an open end that are kept in mind.
 const OPEN_MAX: usize = 10_000;
 
@@ -49,6 +52,7 @@ impl Reconciler {
     /// Looks at the blocks among these events.
     pub async fn handle(&self, events: &[Event]) -> BatchResult {
         let mut hashes = BTreeSet::new();
+        let mut first = None;
         let mut unreadable = None;
         for (handled, event) in events.iter().enumerate() {
             if event.short_type() != "BlockReadEvent" {
@@ -56,7 +60,11 @@ impl Reconciler {
             }
             let block: Result<chain::BlockReadEvent, Poison> = read(event);
             match block {
-                Ok(block) => hashes.extend(block.tx_hashes),
+                Ok(block) if block.tx_hashes.is_empty() => {}
+                Ok(block) => {
+                    first.get_or_insert(handled);
+                    hashes.extend(block.tx_hashes);
+                }
                 Err(poison) => {
                     let error = poison.into();
                     unreadable = Some(Stopped { handled, error });
@@ -64,30 +72,30 @@ impl Reconciler {
                 }
             }
         }
-        self.look(hashes).await?;
+        if let Some(handled) = first {
+            let stopped = |error| Stopped { handled, error };
+            self.look(hashes).await.map_err(stopped)?;
+        }
         unreadable.map_or(Ok(()), Err)
     }
 
-    async fn look(&self, hashes: BTreeSet<String>) -> BatchResult {
-        if hashes.is_empty() {
-            return Ok(());
-        }
+    async fn look(&self, hashes: BTreeSet<String>) -> Result<(), Failure> {
         let looked = async {
             tokio::time::sleep(self.after).await;
             self.restore_all(hashes).await
         };
-        let looked = tokio::select! {
+        tokio::select! {
             looked = looked => looked,
             () = self.shutdown.cancelled() => Err(Later("the ledger stops".to_owned()).into()),
-        };
-        looked.map_err(|error| Stopped { handled: 0, error })
+        }
     }
 
     /// Asks again for what was open when it was asked for, until shutdown.
     pub async fn revisit(&self) {
+        let pause = (self.after * REVISIT_AFTER).max(REVISIT_MIN);
         loop {
             tokio::select! {
-                () = tokio::time::sleep(self.after * REVISIT_AFTER) => {}
+                () = tokio::time::sleep(pause) => {}
                 () = self.shutdown.cancelled() => return,
             }
             let open = std::mem::take(&mut *self.open());
@@ -129,9 +137,7 @@ impl Reconciler {
             };
             let mut client = self.cfa.clone();
             let answer = client.list_operations(request).await;
-            let page = answer
-                .map_err(|status| Later(format!("operations of a block: {status}")))?
-                .into_inner();
+            let page = answer.map_err(|status| failed(&status))?.into_inner();
             for operation in page.operations {
                 self.fold_in(operation).await?;
             }
@@ -149,17 +155,21 @@ impl Reconciler {
                 return Ok(());
             }
             _ => {
-                let mut open = self.open();
-                open.insert(operation.onchain_tx_hash);
-                while open.len() > OPEN_MAX {
-                    open.pop_first();
-                }
+                self.keep_open(operation.onchain_tx_hash);
                 return Ok(());
             }
         }
-        let operation_id = operation.operation_id.clone();
-        let Some((act, context)) = effect(operation)? else {
-            return Ok(());
+        let (operation_id, tx_hash) = (
+            operation.operation_id.clone(),
+            operation.onchain_tx_hash.clone(),
+        );
+        let (act, context) = match effect(operation) {
+            Ok(Some(effect)) => effect,
+            Ok(None) => return Ok(()),
+            Err(poison) => {
+                tracing::error!(operation_id, %poison, "operation of a block cannot be read");
+                return Ok(());
+            }
         };
         match self.submit(act, rpc::context::read(context)).await? {
             Ok(answered) if is_new(&answered.answer) => {
@@ -170,11 +180,24 @@ impl Reconciler {
                 metrics::counter!("ledger_operations_restored_total").increment(1);
             }
             Ok(_) => {}
+            // Its registration is on its way.
+            Err(refused) if refused.refusal == Refusal::InstrumentNotFound => {
+                self.keep_open(tx_hash);
+            }
             Err(refused) => {
                 tracing::error!(operation_id, refusal = %refused.refusal, "operation of a block refused by the ledger");
             }
         }
         Ok(())
+    }
+
+    fn keep_open(&self, tx_hash: String) {
+        let mut open = self.open();
+        open.insert(tx_hash);
+        while open.len() > OPEN_MAX {
+            let forgotten = open.pop_first();
+            tracing::warn!(tx_hash = forgotten, "too many open operations of blocks");
+        }
     }
 
     async fn submit(&self, act: Act, context: rpc::Context) -> Result<Outcome, Failure> {
@@ -188,6 +211,19 @@ impl Reconciler {
             true => Later(error.to_string()).into(),
             false => error.into(),
         })
+    }
+}
+
+/// A peer that is away comes back; what it refuses is tried some times and then given up.
+fn failed(status: &Status) -> Failure {
+    let text = format!("operations of a block: {status}");
+    match status.code() {
+        Code::Unavailable
+        | Code::DeadlineExceeded
+        | Code::ResourceExhausted
+        | Code::Aborted
+        | Code::Cancelled => Later(text).into(),
+        _ => text.into(),
     }
 }
 

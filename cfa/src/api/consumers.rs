@@ -19,8 +19,8 @@ use crate::model::{Operation, TradeLeg};
 use crate::service::{Asked, Service};
 
 const DEPOSITS: &str = "cfa.deposits";
-/// Events handed over together.
-const EVENTS_MAX: usize = 256;
+/// Trades handed over together.
+const TRADES_MAX: usize = 256;
 
 /// One group for each topic.
 const GROUPS: [(&str, &str); 4] = [
@@ -50,8 +50,14 @@ pub fn spawn(
                 let service = service.clone();
                 async move { handle_in_order(&service, group, &events).await }
             };
+            // Of the others each has calls of its own, between which a stop must be heard.
+            let at_once = if topic == topics::MARKET {
+                TRADES_MAX
+            } else {
+                1
+            };
             if let Err(error) =
-                events::consume_batches(log, group, &[topic], EVENTS_MAX, handler, shutdown).await
+                events::consume_batches(log, group, &[topic], at_once, handler, shutdown).await
             {
                 tracing::error!(group, %error, "consumer ended");
             }

@@ -89,6 +89,10 @@ impl Source for Member {
         self.active.as_mut()?.ready.pop_front()
     }
 
+    fn is_ours(&self, _: &Position) -> bool {
+        true
+    }
+
     async fn commit(&mut self, position: &Position) -> Result<(), Error> {
         self.log.0.commit(&self.group, position).await
     }

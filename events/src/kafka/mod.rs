@@ -294,7 +294,11 @@ fn partitions(
             .filter(|known| known.name() == topic)
         {
             match known.error().map(RDKafkaErrorCode::from) {
-                None | Some(RDKafkaErrorCode::UnknownTopicOrPartition) => {}
+                None
+                | Some(
+                    RDKafkaErrorCode::UnknownTopicOrPartition
+                    | RDKafkaErrorCode::LeaderNotAvailable,
+                ) => {}
                 Some(code) => return Err(KafkaError::MetadataFetch(code)),
             }
             for partition in known.partitions() {
@@ -335,6 +339,16 @@ impl Source for Member {
             }
             Poll::Pending => None,
         }
+    }
+
+    fn is_ours(&self, position: &Position) -> bool {
+        let assigned = self.consumer.assignment();
+        !self.consumer.assignment_lost()
+            && assigned.is_ok_and(|partitions| {
+                partitions
+                    .find_partition(&position.topic, position.partition)
+                    .is_some()
+            })
     }
 
     async fn commit(&mut self, position: &Position) -> Result<(), Error> {

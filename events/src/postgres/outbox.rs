@@ -112,7 +112,9 @@ pub async fn accept_many_in_tx(
     consumer: &str,
     event_ids: &[Uuid],
 ) -> Result<Vec<bool>, Error> {
-    let texts: Vec<String> = event_ids.iter().map(Uuid::to_string).collect();
+    let mut texts: Vec<String> = event_ids.iter().map(Uuid::to_string).collect();
+    // In one order, so that two that take the same events wait for each other instead of both.
+    texts.sort_unstable();
     let accepted: Vec<String> = sqlx::query_scalar(
         "INSERT INTO inbox (consumer, event_id, accepted_at_us) SELECT $1, id, $3 FROM UNNEST($2::text[]) AS id \
          ON CONFLICT DO NOTHING RETURNING event_id",

@@ -127,6 +127,10 @@ pub struct DirectTx {
 impl DirectTx {
     fn begin(file: Sqlite, writer: OwnedMutexGuard<Option<Connection>>) -> Result<Self, Error> {
         let db = writer.as_ref().ok_or(Error::Closed)?;
+        if !db.is_autocommit() {
+            // The end of the one before could not be written.
+            db.execute_batch("ROLLBACK").map_err(|_| Error::Closed)?;
+        }
         db.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         let deletes = file.relayed.due();
         let tx = DirectTx {

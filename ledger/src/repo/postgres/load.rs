@@ -230,6 +230,7 @@ async fn lock_users(tx: &mut PgConnection, wanted: &Wanted, locked: &Locked) -> 
     Ok(())
 }
 
+/// Slots of parked news, the stronger lock of each slot at once and in the order of the slots: news exclude makers, makers share.
 async fn lock_news(tx: &mut PgConnection, commands: &[&Command]) -> Result<(), Error> {
     let (mut makers, mut news) = (Wanted::default(), Wanted::default());
     for command in commands {
@@ -238,22 +239,19 @@ async fn lock_news(tx: &mut PgConnection, commands: &[&Command]) -> Result<(), E
             _ => makers.add(command),
         }
     }
-    for (keys, lock) in [
-        (&makers.parked, "pg_advisory_xact_lock_shared"),
-        (&news.parked, "pg_advisory_xact_lock"),
-    ] {
-        if keys.is_empty() {
-            continue;
-        }
-        let sql = format!(
-            "SELECT {lock}(slot) FROM (SELECT DISTINCT ('parked'::regclass::oid::bigint << 8) | (hashtext(key) & 63) AS slot \
-             FROM UNNEST($1::text[]) AS key ORDER BY slot) slots"
-        );
-        sqlx::query(AssertSqlSafe(sql))
-            .bind(texts(keys))
-            .execute(&mut *tx)
-            .await?;
+    if makers.parked.is_empty() && news.parked.is_empty() {
+        return Ok(());
     }
+    sqlx::query(
+        "SELECT CASE WHEN news THEN pg_advisory_xact_lock(slot) ELSE pg_advisory_xact_lock_shared(slot) END \
+         FROM (SELECT ('parked'::regclass::oid::bigint << 8) | (hashtext(key) & 63) AS slot, BOOL_OR(news) AS news \
+         FROM (SELECT UNNEST($1::text[]) AS key, FALSE AS news UNION ALL SELECT UNNEST($2::text[]), TRUE) keys \
+         GROUP BY 1 ORDER BY 1) slots",
+    )
+    .bind(texts(&makers.parked))
+    .bind(texts(&news.parked))
+    .execute(&mut *tx)
+    .await?;
     Ok(())
 }
 

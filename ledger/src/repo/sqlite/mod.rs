@@ -115,16 +115,22 @@ impl Group {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn save_rows(&self, book: &Book, made: impl Fn() -> Made + Send) -> Result<Made, Error> {
+    fn save_rows(&self, book: &Book, made: impl Fn() -> Made + Sync) -> Result<Made, Error> {
         let head = self.head.as_ref().expect("a group is loaded first");
         if book.facts.len() < FACTS_ASIDE_MIN {
             save::save(&self.tx, book, head.block + 1)?;
             return Ok(made());
         }
         std::thread::scope(|scope| {
-            let made = scope.spawn(made);
+            let aside = std::thread::Builder::new().spawn_scoped(scope, &made);
             let saved = save::save(&self.tx, book, head.block + 1);
-            let made = made.join().unwrap_or_else(|panic| resume_unwind(panic));
+            let made = match aside {
+                Ok(aside) => aside.join().unwrap_or_else(|panic| resume_unwind(panic)),
+                Err(error) => {
+                    tracing::debug!(%error, "no thread to be had");
+                    made()
+                }
+            };
             saved.map(|()| made)
         })
     }

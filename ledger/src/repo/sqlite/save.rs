@@ -18,7 +18,7 @@ use crate::{
 const SUB_ACCOUNT: &str = "INSERT INTO sub_accounts (subaccount_id, account_id, user_id, instrument_id, balance, held, unsettled, \
      version, freeze, closed, may_be_negative, created_at_us, updated_at_us) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
 const SUB_ACCOUNT_STATE: &str = "UPDATE sub_accounts SET balance = ?2, held = ?3, unsettled = ?4, version = ?5, freeze = ?6, \
-     closed = ?7, updated_at_us = ?8 WHERE subaccount_id = ?1";
+     closed = ?7, updated_at_us = ?8 WHERE subaccount_id = ?1 AND version = ?9";
 const HOLD: &str = "INSERT INTO holds (hold_id, subaccount_id, user_id, instrument_id, amount, remaining, added, split_off, consumed, \
      released, returned_by_children, status, expiry_told, reason, owner, parent_hold_id, destination_subaccount_id, expires_at_us, \
      created_at_us, updated_at_us) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
@@ -80,6 +80,27 @@ fn each<T>(
     Ok(())
 }
 
+/// As [`each`], of rows that are there as they were loaded.
+fn each_known<T>(
+    db: &Connection,
+    sql: &str,
+    rows: impl IntoIterator<Item = T>,
+    mut write: impl FnMut(&mut CachedStatement, T) -> rusqlite::Result<usize>,
+) -> Result<(), Error> {
+    let mut is_missing = false;
+    each(db, sql, rows, |to, row| {
+        let written = write(to, row)?;
+        is_missing |= written != 1;
+        Ok(written)
+    })?;
+    if is_missing {
+        return Err(Error::Broken(
+            "a row is not as it was loaded in its transaction".to_owned(),
+        ));
+    }
+    Ok(())
+}
+
 fn save_owners(db: &Connection, book: &Book) -> Result<(), Error> {
     let sql = "INSERT INTO instruments (instrument_id, decimals) VALUES (?1, ?2)";
     let scales = book.scales.changes();
@@ -97,15 +118,19 @@ fn save_owners(db: &Connection, book: &Book) -> Result<(), Error> {
     let accounts = book.accounts.changes();
     let accounts = accounts.iter().filter_map(|change| change.after);
     each(db, sql, accounts, put_account)?;
-    let (new, moved) = new_and_moved(book.subaccounts.changes());
+    let changes = book.subaccounts.changes();
+    let new = (changes.iter())
+        .filter(|change| change.before.is_none())
+        .filter_map(|change| change.after);
     each(db, SUB_ACCOUNT, new, put_subaccount)?;
-    each(db, SUB_ACCOUNT_STATE, moved, put_subaccount_state)
+    let moved = (changes.iter()).filter_map(|change| Some((change.before?, change.after?)));
+    each_known(db, SUB_ACCOUNT_STATE, moved, put_subaccount_state)
 }
 
 fn save_holds(db: &Connection, book: &Book) -> Result<(), Error> {
     let (new, moved) = new_and_moved(book.holds.changes());
     each(db, HOLD, new, put_hold)?;
-    each(db, HOLD_STATE, moved, put_hold_state)
+    each_known(db, HOLD_STATE, moved, put_hold_state)
 }
 
 /// The block of a group, if it has one.
@@ -132,7 +157,7 @@ fn save_operations(db: &Connection, book: &Book, block: u64) -> Result<(), Error
         new.into_iter().enumerate(),
         |to, (place, row)| put_operation(to, row, block, place),
     )?;
-    each(db, OPERATION_STATE, moved, put_operation_state)?;
+    each_known(db, OPERATION_STATE, moved, put_operation_state)?;
     let postings = book.postings.changes();
     let postings = postings.iter().filter_map(|change| change.after).flatten();
     each(db, POSTING, postings, put_posting)
@@ -213,7 +238,7 @@ fn put_subaccount(to: &mut CachedStatement, subaccount: &SubAccount) -> rusqlite
 
 fn put_subaccount_state(
     to: &mut CachedStatement,
-    subaccount: &SubAccount,
+    (before, subaccount): (&SubAccount, &SubAccount),
 ) -> rusqlite::Result<usize> {
     to.execute(params![
         subaccount.terms.subaccount_id,
@@ -224,6 +249,7 @@ fn put_subaccount_state(
         subaccount.freeze,
         subaccount.closed,
         subaccount.updated_at_us,
+        before.version.cast_signed(),
     ])
 }
 
