@@ -123,7 +123,7 @@ impl Api {
         if request.onchain_tx_hashes.len() > TX_HASHES_MAX {
             return Err(status::invalid_argument(
                 "onchain_tx_hashes",
-                &format!("must be at most {TX_HASHES_MAX}"),
+                format!("must be at most {TX_HASHES_MAX}"),
             ));
         }
         let filter = OperationFilter {
