@@ -8,11 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sequencer::{CheckpointError, CheckpointKeeper, Checkpoints, Older, SnapshotConfig};
+use sequencer::{CheckpointError, CheckpointKeeper, Checkpoints, Older, Proven, SnapshotConfig};
 use tokio_util::sync::CancellationToken;
 use types::{NodeId, Sequence, SessionIx};
 
-use crate::Error;
 use crate::fold::Fold;
 use crate::market::Market;
 use crate::streams::{Place, Streams};
@@ -87,22 +86,37 @@ pub fn place_before(
     }
 }
 
-/// Writes checkpoints until shutdown.
+/// The oldest place behind which the journal goes on, when everything up to `removed` has left it; `None` without one. Blocks.
 ///
 /// # Errors
-/// The journal's beginning cannot be read.
+/// The folder cannot be read.
+pub fn oldest_place(
+    data_dir: &Path,
+    node: NodeId,
+    removed: Sequence,
+) -> Result<Option<Place>, CheckpointError> {
+    let checkpoints = Checkpoints::new(&folder(data_dir));
+    let place = checkpoints.oldest(removed, |_, payload| {
+        let place = Place::of(payload, node, |_| true)?;
+        Ok(place.expect("any place is taken"))
+    });
+    Ok(place?)
+}
+
+/// Writes checkpoints until shutdown, and notes them in `proven`.
 pub async fn run(
     market: Arc<Market>,
     config: SnapshotConfig,
+    proven: Proven,
     shutdown: CancellationToken,
-) -> Result<(), Error> {
+) {
     let saved = market.streams.position();
     let folder = folder(&market.config.data_dir);
-    let mut keeper = CheckpointKeeper::new(READER, &folder, config, saved);
+    let mut keeper = CheckpointKeeper::new(READER, &folder, config, saved, proven);
     loop {
         tokio::select! {
             () = tokio::time::sleep(INTERVAL) => {}
-            () = shutdown.cancelled() => return Ok(()),
+            () = shutdown.cancelled() => return,
         }
         if !keeper.is_due(market.streams.position()) {
             continue;
@@ -111,10 +125,11 @@ pub async fn run(
         let sequence = taken.sequence();
         tokio::select! {
             () = market.projection.wait(sequence) => {}
-            () = shutdown.cancelled() => return Ok(()),
+            () = shutdown.cancelled() => return,
         }
-        let first = market.read_journal(sequence).removed_through()?;
-        keeper.write(sequence, Older::Past(first), move || taken.encode());
+        let reader = market.read_journal(sequence);
+        let older = Older::past(move || reader.removed_through());
+        keeper.write(sequence, older, move || taken.encode());
     }
 }
 

@@ -8,12 +8,14 @@ use std::sync::Arc;
 
 use client::wire::ServerMessage;
 use sequencer::{CheckpointError, ReadError, Reader};
+use tokio::sync::OwnedSemaphorePermit;
 use types::{Sequence, SessionIx};
 
 use crate::checkpoint;
 use crate::fold::{Fact, Fold};
 use crate::market::Market;
 use crate::numbered;
+use crate::streams::Place;
 
 /// Scans that read at the same moment, of all connections together.
 pub const SCANS_MAX: usize = 2;
@@ -32,6 +34,8 @@ pub struct Past {
     facts: Vec<Fact>,
     /// Last number of each session so far.
     numbers: Vec<u64>,
+    /// The turn in which the place was found: the first scan takes it over.
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 /// Why the past cannot be told.
@@ -47,12 +51,43 @@ pub enum PastError {
 
 impl Past {
     /// The newest place that `is_before` takes: asked with the last number and the last client sequence of each session there.
+    ///
+    /// # Errors
+    /// There is none, and the journal's beginning is gone: at the first scan.
     pub async fn before(
         market: &Arc<Market>,
         is_before: impl Fn(&dyn Fn(SessionIx) -> (u64, u64)) -> bool + Send + 'static,
     ) -> Result<Self, PastError> {
         let (data_dir, node) = (market.config.data_dir.clone(), market.node);
-        let finding = move || checkpoint::place_before(&data_dir, node, is_before);
+        let finding = move || Ok(checkpoint::place_before(&data_dir, node, is_before)?);
+        Self::at(market, finding).await
+    }
+
+    /// The same; where there is none, the oldest place behind which the journal goes on.
+    pub async fn before_or_oldest(
+        market: &Arc<Market>,
+        is_before: impl Fn(&dyn Fn(SessionIx) -> (u64, u64)) -> bool + Send + 'static,
+    ) -> Result<Self, PastError> {
+        let (data_dir, node) = (market.config.data_dir.clone(), market.node);
+        let reader = market.read_journal(Sequence::ZERO);
+        let finding = move || {
+            let place = checkpoint::place_before(&data_dir, node, is_before)?;
+            let removed = reader.removed_through()?;
+            if place.fold.sequence() >= removed {
+                return Ok(place);
+            }
+            let oldest = checkpoint::oldest_place(&data_dir, node, removed)?;
+            Ok(oldest.unwrap_or(place))
+        };
+        Self::at(market, finding).await
+    }
+
+    async fn at(
+        market: &Arc<Market>,
+        finding: impl FnOnce() -> Result<Place, PastError> + Send + 'static,
+    ) -> Result<Self, PastError> {
+        // Finding it reads whole files, and a place is as large as the fold.
+        let permit = turn(market).await?;
         let place = tokio::task::spawn_blocking(finding).await;
         let place = place.map_err(|_| PastError::GivenUp)??;
         Ok(Self {
@@ -60,6 +95,7 @@ impl Past {
             fold: place.fold,
             facts: Vec::new(),
             numbers: place.numbers,
+            permit: Some(permit),
         })
     }
 
@@ -102,8 +138,10 @@ impl Past {
         mut collected: T,
         mut take: impl FnMut(&mut T, SessionIx, u64, ServerMessage) -> ControlFlow<()> + Send + 'static,
     ) -> Result<(Self, T), PastError> {
-        let permit = market.scans.clone().acquire_owned().await;
-        let permit = permit.map_err(|_| PastError::GivenUp)?;
+        let permit = match self.permit.take() {
+            Some(permit) => permit,
+            None => turn(market).await?,
+        };
         let through = market.streams.position();
         let reading = tokio::task::spawn_blocking(move || {
             let _permit = permit;
@@ -115,4 +153,10 @@ impl Past {
         let read = reading.await.map_err(|_| PastError::GivenUp)?;
         read.map_err(PastError::Journal)
     }
+}
+
+/// Waits for one of the [`SCANS_MAX`] turns.
+async fn turn(market: &Arc<Market>) -> Result<OwnedSemaphorePermit, PastError> {
+    let permit = market.scans.clone().acquire_owned().await;
+    permit.map_err(|_| PastError::GivenUp)
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use events::Sqlite;
 use proto::market::v1::market_service_server::MarketServiceServer;
 use rpc::{Context, Health};
-use sequencer::{Commit, Port, Reader, SnapshotConfig};
+use sequencer::{Commit, Port, Proven, Reader, SnapshotConfig};
 use settlement::SettlementView;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -39,6 +39,8 @@ pub struct GatewayDeps {
     pub reader: Reader,
     /// When the state behind the journal is written down, in `checkpoints` of the data folder; without, a start reads the journal from where the last one stands.
     pub checkpoints: Option<SnapshotConfig>,
+    /// Takes down which of them a start can go on from: shared with whoever removes the journal's beginning.
+    pub proven: Proven,
     pub settlement: SettlementView,
 }
 
@@ -82,6 +84,8 @@ pub async fn start(
     for after in [saved.streams.position(), saved.history.sequence()] {
         deps.reader.again(after).check()?;
     }
+    // The older of the two: sessions can go on from wherever the history can.
+    deps.proven.note(saved.history.sequence());
     let health = Health::new("market");
     let basis = config.trading_limit_basis;
     let market = Arc::new(Market::new(Parts {
@@ -117,8 +121,13 @@ pub async fn start(
     tellers.push(guard::spawn(&health, "history", &telling, projecting));
     market.streams.wait(market.commit.position()).await;
     if let Some(when) = deps.checkpoints {
-        let keeping = checkpoint::run(market.clone(), when, telling.clone());
-        tellers.push(guard::spawn(&health, "checkpoints", &telling, keeping));
+        let keeping = checkpoint::run(market.clone(), when, deps.proven, telling.clone());
+        tellers.push(guard::spawn(
+            &health,
+            "checkpoints",
+            &telling,
+            endless(keeping),
+        ));
     }
     if let Err(error) = instruments::sync_all(&market, &Context::new("market")).await {
         tracing::warn!(%error, "the instrument registry is away: what was known is traded, the rest later");

@@ -1,7 +1,7 @@
 //! The numbered streams of all sessions: folded from the journal at the commit position, kept in a window, handed to whoever is logged in.
 //!
 //! Invariants: a session's numbers are 1, 2, 3, ... without a gap and the same after every replay; a live session gets each number once; what has
-//! left the window is told again from the journal ([`crate::past`]). Cost: one lock a batch of records, at most [`WINDOW_MESSAGES_MAX`] messages kept a session
+//! left the window is told again from the journal ([`crate::past`]), as far as that goes back. Cost: one lock a batch of records, at most [`WINDOW_MESSAGES_MAX`] messages kept a session
 //! and [`IDLE_MESSAGES_MAX`] for all that have no client.
 
 mod image;
@@ -27,7 +27,8 @@ pub use image::Place;
 
 /// Messages of a session that can be sent again without reading the journal.
 pub const WINDOW_MESSAGES_MAX: usize = 16_384;
-/// Messages kept for all sessions together that nobody is logged in to. Past it the ones longest without a client lose theirs: the journal has them.
+/// Messages kept for all sessions together that nobody is logged in to. Past it the ones longest without a client lose theirs: they are told from the journal, as far as
+/// that goes back.
 pub const IDLE_MESSAGES_MAX: usize = 1 << 20;
 /// Messages of a window written at once to a client that comes back.
 const PIECE_MESSAGES: usize = 4_096;

@@ -67,18 +67,20 @@ impl Follower {
         }
     }
 
-    /// A segment that cannot be read may have been removed.
+    /// What is not there may have been removed.
     fn told(&self, error: JournalError) -> JournalError {
         let place = self.place.map_or(self.after, |place| place.sequence);
-        match error {
-            JournalError::Io(error) if error.kind() == io::ErrorKind::NotFound => {
-                let segments = self.storage.segments().map_err(JournalError::Io);
-                let begins =
-                    segments.and_then(|all| survey::begins_at(&*self.storage, &all, place));
-                begins.err().unwrap_or(JournalError::Io(error))
-            }
-            error => error,
+        let is_missing = match &error {
+            JournalError::Io(error) => error.kind() == io::ErrorKind::NotFound,
+            JournalError::Hole { .. } => true,
+            _ => false,
+        };
+        if !is_missing {
+            return error;
         }
+        let segments = self.storage.segments().map_err(JournalError::Io);
+        let begins = segments.and_then(|all| survey::begins_at(&*self.storage, &all, place));
+        begins.err().unwrap_or(error)
     }
 
     /// Takes the next batch into `ready`; false when none is durable for certain.
@@ -130,11 +132,12 @@ impl Follower {
     /// Takes the batch at `place`, if the mark behind it is there; gives the place of that one.
     fn batch(&mut self, place: Place) -> Result<Option<Place>, JournalError> {
         let mut at = place;
-        let mut mark = self.mark(at.segment, at.offset)?;
+        // Its segment may have been removed when nothing was left in it.
+        let mut mark = self.mark_if_there(at.segment, at.offset)?;
         if !mark.is_some_and(|mark| place.continues(&mark)) {
             // It may stand at the beginning of the next segment, where what was torn here was given up.
             (at.segment, at.offset) = (place.segment + 1, 0);
-            mark = self.first_mark(at.segment)?;
+            mark = self.mark_if_there(at.segment, 0)?;
         }
         let Some(mark) = mark.filter(|mark| place.continues(mark)) else {
             return Ok(None);
@@ -142,7 +145,7 @@ impl Follower {
         let behind = (at.segment, at.offset + mark.extent.max(MARK_BYTES as u64));
         for (segment, offset) in [behind, (at.segment + 1, 0)] {
             let next = match offset {
-                0 => self.first_mark(segment)?,
+                0 => self.mark_if_there(segment, 0)?,
                 offset => self.mark(segment, offset)?,
             };
             let follows = |next: &Mark| {
@@ -200,7 +203,7 @@ impl Follower {
     fn is_passed(&self, place: Place) -> Result<bool, JournalError> {
         for segment in self.storage.segments()? {
             if segment > place.segment
-                && let Some(mark) = self.first_mark(segment)?
+                && let Some(mark) = self.mark_if_there(segment, 0)?
                 && mark.batch > place.batch + 2
             {
                 return Ok(true);
@@ -225,9 +228,9 @@ impl Follower {
         })
     }
 
-    /// The first mark of a segment that may not be there yet.
-    fn first_mark(&self, segment: u64) -> Result<Option<Mark>, JournalError> {
-        match self.mark(segment, 0) {
+    /// The same in a segment that may not be there, yet or any more.
+    fn mark_if_there(&self, segment: u64, offset: u64) -> Result<Option<Mark>, JournalError> {
+        match self.mark(segment, offset) {
             Err(JournalError::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             found => found,
         }

@@ -45,6 +45,22 @@ impl Front {
         self.removed_through()
     }
 
+    /// Last record of the segments that can go when nobody needs what is at or before `through`; that of [`Front::removed_through`] when none can.
+    ///
+    /// # Errors
+    /// The storage cannot be read.
+    pub fn boundary(&self, through: u64) -> Result<u64, JournalError> {
+        let mut boundary = self.removed_through()?;
+        for segment in self.whole()? {
+            let last = self.last(segment)?;
+            if last > through {
+                break;
+            }
+            boundary = last;
+        }
+        Ok(boundary)
+    }
+
     /// Removes the segments without a record behind `through`; gives their number.
     ///
     /// # Errors

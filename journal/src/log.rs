@@ -81,7 +81,7 @@ pub enum JournalError {
     #[error("the journal has segment {after} but not {missing}")]
     SegmentMissing { missing: u64, after: u64 },
     #[error(
-        "records up to {through} were removed from the journal's beginning; it begins with {}: without a snapshot at or behind {through} those behind {after} cannot be read",
+        "records up to {through} were removed from the journal's beginning; it begins with {}: those behind {after} cannot be read, and a start needs a state at or behind {through}",
         .through + 1
     )]
     Removed { through: u64, after: u64 },

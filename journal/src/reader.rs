@@ -1,6 +1,7 @@
 //! Reads the log from behind the writer, never past the commit position.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 
 use tokio::sync::watch;
@@ -17,7 +18,7 @@ const CHUNK_BYTES: usize = 1 << 20;
 pub struct Reader {
     storage: Arc<dyn Storage>,
     state: watch::Receiver<State>,
-    /// Last record given, or the one after which reading begins.
+    /// Last record given whole, or the one after which reading begins.
     position: u64,
     after: u64,
     /// 0 before the first look.
@@ -99,7 +100,7 @@ impl Reader {
         loop {
             if let Some(frame) = self.ready.pop_front() {
                 if frame.sequence > self.after {
-                    self.position = frame.sequence;
+                    self.position = frame.sequence - u64::from(!frame.unit_end);
                     return Ok(Some(frame));
                 }
                 continue;
@@ -165,8 +166,13 @@ impl Reader {
             let count = match read {
                 Ok(count) => count,
                 Err(error) => {
-                    // Removed between the look and the reading: that is what it says then.
+                    // Removed since: with records that were not given yet, or with none.
                     self.check()?;
+                    if error.kind() == io::ErrorKind::NotFound && self.segment < segment {
+                        (self.segment, self.offset) = (self.segment + 1, 0);
+                        (self.extent_end, self.crc) = (0, None);
+                        continue;
+                    }
                     return Err(JournalError::Io(error).into());
                 }
             };

@@ -182,7 +182,8 @@ impl Snapshots {
         Ok(good)
     }
 
-    fn is_good(&self, sequence: u64) -> bool {
+    /// The snapshot of that sequence is whole; said aloud where it cannot be read. Reads the whole file.
+    pub fn is_good(&self, sequence: u64) -> bool {
         let path = self.path(sequence);
         check(&path, sequence).unwrap_or_else(|error| {
             tracing::warn!(%error, file = %path.display(), "a snapshot cannot be read");

@@ -138,3 +138,45 @@ fn a_loss_of_power_amid_the_removal_leaves_a_log_without_a_gap() {
         }
     }
 }
+
+// A segment of whole chunks, filled to its last block: only another look at it tells that nothing more is there, and by then it may be gone.
+#[test]
+fn a_reader_at_the_exact_end_of_a_segment_that_goes_reads_on_in_the_next() {
+    let storage = Arc::new(MemoryStorage::default());
+    let config = Config {
+        segment_bytes: 1 << 20,
+        ..CONFIG
+    };
+    let opened = Journal::open_after(Arc::new(storage.clone()), config, 0, |_| Ok(()));
+    let journal = opened.expect("opens");
+    let mut appender = journal.appender();
+    fill(&journal, &mut appender, 1..=5_000);
+    let front = journal.front();
+    // Records of a block each fill it to the last byte.
+    let limit = front.boundary(4_999).expect("read");
+    let first = front.boundary(limit - 1).expect("read");
+    assert_eq!((first, limit), (2_048, 4_096));
+    let read = |reader: &mut journal::Reader, through: u64| {
+        let mut last = 0;
+        while last < through {
+            let frame = reader.try_next()?.expect("durable");
+            last = frame.sequence - u64::from(!frame.unit_end);
+        }
+        Ok::<_, ReadError>(last)
+    };
+    let mut at_the_end = journal.reader(0);
+    assert_eq!(read(&mut at_the_end, first).expect("read"), first);
+    let mut before = journal.reader(0);
+    read(&mut before, first).expect("read");
+    assert_eq!(front.remove(first).expect("removed"), 1);
+    assert_eq!(read(&mut at_the_end, 5_000).expect("goes on"), 5_000);
+    // With a segment in between that is gone too, it is told so.
+    front.remove(limit).expect("removed");
+    let error = read(&mut before, 5_000).expect_err("gone");
+    assert!(
+        matches!(error, ReadError::Log(JournalError::Removed { through, .. }) if through == limit),
+        "{error}"
+    );
+    drop(appender);
+    journal.close();
+}

@@ -258,19 +258,24 @@ impl Config {
         Ok(config.settled())
     }
 
-    /// What is to be kept of the journal; `None` is all of it.
-    pub fn retention(&self) -> Option<sequencer::Retention> {
+    /// Everybody who reads the journal: settlement and the market.
+    pub fn journal_readers(&self) -> [sequencer::JournalReader; 2] {
         let reader = |name, data_dir: &Path, tells_past| sequencer::JournalReader {
             name,
             dir: data_dir.join("checkpoints"),
+            proven: sequencer::Proven::default(),
             tells_past,
         };
-        let readers = vec![
+        [
             reader("settlement", &self.settlement.data_dir, false),
             reader("market", &self.market.data_dir, true),
-        ];
+        ]
+    }
+
+    /// What is to be kept of the journal for these readers; `None` is all of it.
+    pub fn retention(&self, readers: &[sequencer::JournalReader]) -> Option<sequencer::Retention> {
         let bytes = self.journal.retain_bytes?;
-        Some(sequencer::Retention::new(bytes, readers))
+        Some(sequencer::Retention::new(bytes, readers.to_vec()))
     }
 
     /// Puts every service's state below the one data folder.
@@ -328,9 +333,10 @@ mod tests {
             std::fs::write(&file, text).expect("written");
             Config::load(Some(file.as_path()), Some(folder.path()))
         };
-        assert!(load("").expect("loaded").retention().is_none());
+        let whole = load("").expect("loaded");
+        assert!(whole.retention(&whole.journal_readers()).is_none());
         let kept = load("[journal]\nretain_bytes = 1000000\n").expect("loaded");
-        let kept = kept.retention().expect("set");
+        let kept = kept.retention(&kept.journal_readers()).expect("set");
         assert_eq!((kept.bytes, kept.readers.len()), (1_000_000, 2));
         for reader in kept.readers {
             assert!(reader.dir.starts_with(folder.path()));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use rpc::{Authenticator, Channel, LocalSlot, MetricsHandle, Service};
-use sequencer::{Backlog, SequencerHandle};
+use sequencer::{Backlog, JournalReader, SequencerHandle};
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -271,10 +271,13 @@ impl Platform {
 
         // 7. The trading path: journal, books, settlement behind them, the gateway in front.
         let backlog = Arc::new(Backlog::default());
-        let sequencer = start_sequencer(&config, backlog.clone()).await?;
+        let readers = config.journal_readers();
+        let [of_settlement, of_market] = readers.each_ref().map(|reader| reader.proven.clone());
+        let sequencer = start_sequencer(&config, &readers, backlog.clone()).await?;
         let settlement_deps = settlement::SettlementDeps {
             journal: Box::new(sequencer.reader(Sequence(0))),
             checkpoints: config.snapshots.settings(),
+            proven: of_settlement,
             backlog,
             ledger: doors.ledger(),
             cfa: doors.cfa(),
@@ -298,6 +301,7 @@ impl Platform {
             commit: sequencer.commit(),
             reader: sequencer.reader(Sequence(0)),
             checkpoints: config.snapshots.settings(),
+            proven: of_market,
             settlement: settlement.view(),
         };
         let gateway = gateway::start(market_config, gateway_deps, stages.edge.clone())
@@ -475,16 +479,18 @@ async fn open_log(
 
 async fn start_sequencer(
     config: &Config,
+    readers: &[JournalReader],
     backlog: Arc<Backlog>,
 ) -> anyhow::Result<SequencerHandle> {
-    let settings = config.trading.settings(&config.data_dir.join("journal"));
+    let mut settings = config.trading.settings(&config.data_dir.join("journal"));
+    settings.checkpoint_dirs = readers.iter().map(|reader| reader.dir.clone()).collect();
     tracing::info!(
         layout = ?settings.layout,
         core = settings.core,
         spin_us = settings.spin_us,
         "threads of the trading path"
     );
-    let (snapshots, retention) = (config.snapshots.settings(), config.retention());
+    let (snapshots, retention) = (config.snapshots.settings(), config.retention(readers));
     let start = move || {
         let mut sequencer = SequencerHandle::start(settings, backlog)?;
         if let Some(snapshots) = snapshots {

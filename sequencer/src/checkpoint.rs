@@ -4,17 +4,43 @@
 //! Invariants: a checkpoint says nothing that the journal up to its record did not say, so that one from it and the records behind it is the state from the first record; it
 //! is written by a thread of its own, never by the hot thread; one that does not check or restore is passed over for the one before it.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use journal::Snapshots;
+use journal::{Snapshot, Snapshots};
 use rkyv::rancor::Error as RkyvError;
 use rkyv::util::AlignedVec;
 use types::Sequence;
 
-use crate::snapshots::{SnapshotConfig, lower_priority};
+use crate::snapshots::{RETRY, SnapshotConfig, lower_priority};
+
+/// Proven states remembered; two are asked for.
+const PROVEN_MAX: usize = 16;
+
+/// The states of one reader that this process has gone on from or has written: a start can use them. What else lies in a folder may be of another version,
+/// or ahead of a database that was put back from a copy.
+#[derive(Clone, Debug, Default)]
+pub struct Proven(Arc<Mutex<BTreeSet<u64>>>);
+
+impl Proven {
+    /// A start can go on from the state at `sequence`.
+    pub fn note(&self, sequence: Sequence) {
+        let mut proven = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        proven.insert(sequence.get());
+        while proven.len() > PROVEN_MAX {
+            proven.pop_first();
+        }
+    }
+
+    pub(crate) fn has(&self, sequence: u64) -> bool {
+        let proven = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        proven.contains(&sequence)
+    }
+}
 
 /// Why a reader cannot go on from its checkpoints.
 #[derive(Debug, thiserror::Error)]
@@ -54,21 +80,33 @@ impl Checkpoints {
     ) -> io::Result<Option<T>> {
         let mut until = until.get();
         while let Some(found) = self.snapshots.newest(until)? {
-            // Archives are read where they lie, at the alignment they were made for.
-            let mut payload = AlignedVec::with_capacity(found.payload.len());
-            payload.extend_from_slice(&found.payload);
-            match restore(Sequence(found.sequence), &payload) {
-                Ok(state) => return Ok(Some(state)),
-                Err(reason) => tracing::warn!(
-                    reason,
-                    sequence = found.sequence,
-                    "a saved state was passed over"
-                ),
-            }
-            let Some(before) = found.sequence.checked_sub(1) else {
-                break;
+            let sequence = found.sequence;
+            let restored = restored(found, &mut restore);
+            let (None, Some(before)) = (&restored, sequence.checked_sub(1)) else {
+                return Ok(restored);
             };
             until = before;
+        }
+        Ok(None)
+    }
+
+    /// The oldest one at or behind `from` that checks and that `restore` takes.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn oldest<T>(
+        &self,
+        from: Sequence,
+        mut restore: impl FnMut(Sequence, &AlignedVec) -> Result<T, String>,
+    ) -> io::Result<Option<T>> {
+        let mut sequences = self.snapshots.sequences()?;
+        sequences.retain(|sequence| *sequence >= from.get());
+        for sequence in sequences {
+            let found = self.snapshots.newest(sequence)?;
+            let found = found.filter(|found| found.sequence == sequence);
+            if let Some(state) = found.and_then(|found| restored(found, &mut restore)) {
+                return Ok(Some(state));
+            }
         }
         Ok(None)
     }
@@ -89,13 +127,41 @@ impl Checkpoints {
     }
 }
 
+/// The state of a file; `None`, with a warning, when `restore` does not take it.
+fn restored<T>(
+    found: Snapshot,
+    restore: &mut impl FnMut(Sequence, &AlignedVec) -> Result<T, String>,
+) -> Option<T> {
+    // Archives are read where they lie, at the alignment they were made for.
+    let mut payload = AlignedVec::with_capacity(found.payload.len());
+    payload.extend_from_slice(&found.payload);
+    let state = restore(Sequence(found.sequence), &payload);
+    state
+        .inspect_err(|reason| {
+            let sequence = found.sequence;
+            tracing::warn!(reason, sequence, "a saved state was passed over");
+        })
+        .ok()
+}
+
 /// Which older checkpoints stay when one was written.
-#[derive(Clone, Copy, Debug)]
 pub enum Older {
     /// So many good ones as the settings say.
     Few,
-    /// These and, the further back the fewer, some at or behind the record given: for a reader who is asked about the past.
-    Past(Sequence),
+    /// These and, the further back the fewer, some from where the journal begins: for a reader who is asked about the past.
+    Past(Box<dyn FnOnce() -> io::Result<Sequence> + Send>),
+}
+
+impl Older {
+    /// [`Older::Past`]; `removed_through` tells the last record that has left the journal, and is asked when the new checkpoint is there.
+    pub fn past<E>(removed_through: impl FnOnce() -> Result<Sequence, E> + Send + 'static) -> Self
+    where
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        Self::Past(Box::new(move || {
+            removed_through().map_err(io::Error::other)
+        }))
+    }
 }
 
 /// Writes a reader's checkpoints when they are due, one at a time, on a thread of low priority.
@@ -106,28 +172,42 @@ pub struct CheckpointKeeper {
     /// Where the last one stands, and when it was begun.
     saved: Sequence,
     saved_at: Instant,
+    /// When the last one failed, if it did.
+    failed_at: Option<Instant>,
+    proven: Proven,
     writing: Option<JoinHandle<Option<Sequence>>>,
 }
 
 impl CheckpointKeeper {
-    /// For the reader of that name, whose state was last written at `saved`.
-    pub fn new(reader: &'static str, dir: &Path, config: SnapshotConfig, saved: Sequence) -> Self {
+    /// For the reader of that name, whose state was last written at `saved`. What is written is noted in `proven`.
+    pub fn new(
+        reader: &'static str,
+        dir: &Path,
+        config: SnapshotConfig,
+        saved: Sequence,
+        proven: Proven,
+    ) -> Self {
         Self {
             reader,
             snapshots: Snapshots::new(dir).keep(config.kept),
             config,
             saved,
             saved_at: Instant::now(),
+            failed_at: None,
+            proven,
             writing: None,
         }
     }
 
-    /// Whether the state at `position` should be written now; not while one is being written.
+    /// Whether the state at `position` should be written now; not while one is being written, nor right after one that failed.
     pub fn is_due(&mut self, position: Sequence) -> bool {
         if self.writing.as_ref().is_some_and(|w| !w.is_finished()) {
             return false;
         }
         self.finish();
+        if self.failed_at.is_some_and(|at| at.elapsed() < RETRY) {
+            return false;
+        }
         let new = position.get().saturating_sub(self.saved.get());
         new >= self.config.every_commands
             || (new > 0 && self.saved_at.elapsed() >= self.config.every)
@@ -143,26 +223,31 @@ impl CheckpointKeeper {
         self.finish();
         self.saved_at = Instant::now();
         let (reader, snapshots) = (self.reader, self.snapshots.clone());
+        let proven = self.proven.clone();
         let started = std::thread::Builder::new()
             .name("checkpoint".to_owned())
             .spawn(move || {
                 lower_priority();
-                write(reader, &snapshots, position, older, encode)
+                write(reader, &snapshots, &proven, position, older, encode)
             });
         match started {
             Ok(writing) => self.writing = Some(writing),
-            Err(error) => tracing::error!(%error, reader, "no checkpoint was written"),
+            Err(error) => {
+                tracing::error!(%error, reader, "no checkpoint was written; tried again later");
+                self.failed_at = Some(Instant::now());
+            }
         }
     }
 
     /// Waits for the one that is being written.
     fn finish(&mut self) {
         if let Some(writing) = self.writing.take() {
-            match writing.join() {
-                Ok(Some(saved)) => self.saved = saved,
-                Ok(None) => {}
-                Err(_) => tracing::error!(reader = self.reader, "a checkpoint ended with a panic"),
-            }
+            let written = writing.join().unwrap_or_else(|_| {
+                tracing::error!(reader = self.reader, "a checkpoint ended with a panic");
+                None
+            });
+            self.failed_at = written.is_none().then(Instant::now);
+            self.saved = written.unwrap_or(self.saved);
         }
     }
 }
@@ -177,6 +262,7 @@ impl Drop for CheckpointKeeper {
 fn write(
     reader: &'static str,
     snapshots: &Snapshots,
+    proven: &Proven,
     position: Sequence,
     older: Older,
     encode: impl FnOnce() -> Result<AlignedVec, RkyvError>,
@@ -200,6 +286,7 @@ fn write(
             return None;
         }
     };
+    proven.note(position);
     metrics::counter!("checkpoints_total", "reader" => reader).increment(1);
     metrics::gauge!("checkpoint_sequence", "reader" => reader).set(position.get() as f64);
     tracing::info!(
@@ -211,7 +298,9 @@ fn write(
     );
     let removed = match older {
         Older::Few => snapshots.prune(position.get()),
-        Older::Past(first) => snapshots.thin(position.get(), first.get()),
+        Older::Past(removed_through) => {
+            removed_through().and_then(|first| snapshots.thin(position.get(), first.get()))
+        }
     };
     // The new one is there: what cannot be removed now is removed another time.
     if let Err(error) = removed {

@@ -43,6 +43,8 @@ pub struct Config {
     pub dir: PathBuf,
     /// Folder of its snapshots.
     pub snapshot_dir: PathBuf,
+    /// Folders of the checkpoints of those who read the journal: it does not start when one of them says more than the journal.
+    pub checkpoint_dirs: Vec<PathBuf>,
     /// Requests waiting for the hot thread; one more is `BUSY`.
     pub queue_capacity: usize,
     /// Commands, and reports, in the rings of an engine; a power of two.
@@ -75,6 +77,7 @@ impl Config {
             node: NodeId::new(1).expect("1 is a node number"),
             dir: dir.to_path_buf(),
             snapshot_dir: dir.join("snapshots"),
+            checkpoint_dirs: Vec::new(),
             queue_capacity: 65_536,
             ring_capacity: 1_024,
             layout: Layout::for_cores(cores),

@@ -11,6 +11,7 @@ use journal::{FileStorage, Journal, JournalError, JournalFailed, Snapshots, Stor
 use types::Sequence;
 
 use crate::backlog::Backlog;
+use crate::checkpoint::{Checkpoints, Proven};
 use crate::config::{Config, Layout};
 use crate::core::Core;
 use crate::hot::Hot;
@@ -19,7 +20,7 @@ use crate::keep::Keep;
 use crate::port::{Gate, Port};
 use crate::reader::Reader;
 use crate::recover::{self, StartError};
-use crate::retention::{Retention, RetentionService};
+use crate::retention::{JournalReader, Retention, RetentionService};
 use crate::snapshots::{self, SnapshotConfig, SnapshotService};
 use crate::stats::Stats;
 
@@ -56,6 +57,7 @@ pub struct SequencerHandle {
     stats: Arc<Stats>,
     limits: AdmissionConfig,
     snapshot_dir: PathBuf,
+    proven: Proven,
     /// Held until the journal is closed.
     lock: Option<File>,
 }
@@ -124,6 +126,7 @@ impl SequencerHandle {
             config,
             shadow: self.shadow()?,
             snapshots: Snapshots::new(&self.snapshot_dir).keep(config.kept),
+            proven: self.proven.clone(),
             port: self.port(),
             stats: self.stats.clone(),
         };
@@ -141,8 +144,13 @@ impl SequencerHandle {
     pub fn keep_log(&mut self, retention: Retention) -> Result<(), StartError> {
         // One service at a time: the one before ends first.
         self.retention = None;
-        let (front, snapshots) = (self.journal().front(), self.snapshot_dir.clone());
-        let started = RetentionService::start(front, snapshots, retention);
+        let node = JournalReader {
+            name: "node",
+            dir: self.snapshot_dir.clone(),
+            proven: self.proven.clone(),
+            tells_past: false,
+        };
+        let started = RetentionService::start(self.journal().front(), node, retention);
         self.retention = Some(started.map_err(StartError::Thread)?);
         Ok(())
     }
@@ -213,7 +221,14 @@ fn prepare_on(
     let snapshot_dir = config.snapshot_dir.clone();
     let core = image::load(&snapshot_dir, Sequence(u64::MAX), limits)?
         .unwrap_or_else(|| Core::new(limits));
+    let proven = Proven::default();
+    // A node without a snapshot begins at 0, where no file stands.
+    proven.note(core.sequence());
     let (journal, core) = recover::open(storage, sizes, core)?;
+    // Now: the hot thread adds records of its own as soon as it runs, the end of the sessions that were open.
+    for dir in &config.checkpoint_dirs {
+        Checkpoints::new(dir).refuse_ahead(core.sequence())?;
+    }
     if let Some(first) = config.core {
         let engines = match config.layout {
             Layout::Fused => 0,
@@ -244,6 +259,7 @@ fn prepare_on(
         stats,
         limits,
         snapshot_dir,
+        proven,
         lock: None,
     };
     Ok((hot, handle))

@@ -99,7 +99,7 @@ pub fn save(snapshots: &Snapshots, core: &Core) -> Result<usize, ImageError> {
 }
 
 /// The newest state that was written down and restores, at or before `until`; `None` when there is none. One that does not is passed over with a warning:
-/// a snapshot saves time, the journal holds the truth.
+/// a snapshot saves time, the journal holds the truth as far as it goes back.
 ///
 /// # Errors
 /// The folder cannot be read.

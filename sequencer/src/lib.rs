@@ -47,7 +47,7 @@ mod wake;
 
 pub use backlog::Backlog;
 pub use by_hand::ByHand;
-pub use checkpoint::{CheckpointError, CheckpointKeeper, Checkpoints, Older};
+pub use checkpoint::{CheckpointError, CheckpointKeeper, Checkpoints, Older, Proven};
 pub use config::{Clock, Config, Layout};
 pub use core::Core;
 pub use handle::{Commit, SequencerHandle, Volatile};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use journal::{FileStorage, Frame, FrameKind, Journal, JournalError, Storage};
 use types::{EventEnvelope, Sequence};
 
+use crate::checkpoint::CheckpointError;
 use crate::core::Core;
 use crate::image::{self, ImageError};
 use crate::record::{decode_command, decode_event};
@@ -24,6 +25,8 @@ pub enum StartError {
         snapshot: Sequence,
         journal: Sequence,
     },
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     #[error("{} is in use by another process", .0.display())]
     InUse(PathBuf),
     #[error("the hot thread cannot be started: {0}")]

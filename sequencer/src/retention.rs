@@ -1,8 +1,9 @@
 //! Removing the journal's beginning while the node runs: a thread of low priority that now and then takes away whole segments that nobody needs.
 //!
 //! A segment goes when all of these are behind it: so many bytes of the log as are to be kept; the newest two good snapshots of the node; the newest two good
-//! checkpoints of everybody who reads the journal, and for one who is asked about the past a checkpoint at or before what is kept. Who has less than
-//! two keeps everything. What stands in the folders decides, not what somebody says: it is what the next start finds.
+//! checkpoints of everybody who reads the journal, and for one who is asked about the past a checkpoint at or before what is kept. A state counts
+//! while its file is whole and if this process has gone on from it or has written it ([`Proven`]): one of another version, or ahead of a database that was put
+//! back, is no state that a start can use. Who has less than two keeps everything.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use journal::{Front, JournalError, Snapshots};
 
+use crate::checkpoint::Proven;
 use crate::snapshots::lower_priority;
 
 /// States that stand behind a segment that goes: the newest, and one in case it is damaged.
@@ -45,6 +47,8 @@ pub struct JournalReader {
     pub name: &'static str,
     /// Folder of his checkpoints.
     pub dir: PathBuf,
+    /// The same as he was given.
+    pub proven: Proven,
     /// He reads again what is behind an older checkpoint.
     pub tells_past: bool,
 }
@@ -56,22 +60,13 @@ pub(crate) struct RetentionService {
 }
 
 impl RetentionService {
-    /// `snapshot_dir`: of the node's own snapshots.
+    /// `node`: its own snapshots.
     ///
     /// # Errors
     /// The operating system gives no thread.
-    pub fn start(
-        front: Front,
-        snapshot_dir: PathBuf,
-        retention: Retention,
-    ) -> std::io::Result<Self> {
+    pub fn start(front: Front, node: JournalReader, retention: Retention) -> std::io::Result<Self> {
         let is_stopping = Arc::new(AtomicBool::new(false));
         let seen = is_stopping.clone();
-        let node = JournalReader {
-            name: "node",
-            dir: snapshot_dir,
-            tells_past: false,
-        };
         let mut readers = retention.readers;
         readers.push(node);
         let mut keeper = Keeper {
@@ -137,30 +132,29 @@ impl Keeper {
     fn remove(&mut self) -> Result<usize, JournalError> {
         let gone = self.front.removed_through()?;
         let limit = self.front.beyond(self.bytes)?;
-        // By names first: only what would go is worth reading whole files for.
-        if limit == gone || self.floor(limit, Snapshots::sequences)? <= gone {
+        // By names first: whole files are worth reading only for a segment that would go.
+        let floor = self.floor(limit, |_, _| true)?;
+        if self.front.boundary(floor)? <= gone {
             return Ok(0);
         }
-        let floor = self.floor(limit, Snapshots::good)?;
+        let floor = self.floor(limit, Snapshots::is_good)?;
         self.front.remove(floor)
     }
 
-    /// Last record that nobody needs, at or before `limit`.
+    /// Last record that nobody needs, at or before `limit`; 0 when somebody needs all.
     fn floor(
         &mut self,
         limit: u64,
-        states: impl Fn(&Snapshots) -> std::io::Result<Vec<u64>>,
+        is_good: impl Fn(&Snapshots, u64) -> bool,
     ) -> Result<u64, JournalError> {
         let mut floor = limit;
         for reader in &self.readers {
-            let found = states(&Snapshots::new(&reader.dir))?;
-            let newest = found.len().checked_sub(STATES).map(|at| found[at]);
-            let past = found.iter().rev().find(|sequence| **sequence <= limit);
-            let needed = match reader.tells_past {
-                true => newest.and(past.copied()),
-                false => newest,
-            };
-            let Some(needed) = needed else {
+            let states = Snapshots::new(&reader.dir);
+            let found = states.sequences()?;
+            let newest_first = found.into_iter().rev();
+            let mut usable =
+                newest_first.filter(|at| reader.proven.has(*at) && is_good(&states, *at));
+            let Some(needed) = usable.nth(STATES - 1) else {
                 if self.waits_for != Some(reader.name) {
                     let reader = reader.name;
                     tracing::info!(
@@ -171,9 +165,16 @@ impl Keeper {
                 self.waits_for = Some(reader.name);
                 return Ok(0);
             };
-            floor = floor.min(needed).min(newest.unwrap_or(0));
+            floor = floor.min(needed);
         }
         self.waits_for = None;
+        // What is kept has to be told from somewhere.
+        for reader in self.readers.iter().filter(|reader| reader.tells_past) {
+            let states = Snapshots::new(&reader.dir);
+            let found = states.sequences()?;
+            let mut before = found.into_iter().rev().filter(|at| *at <= floor);
+            floor = before.find(|at| is_good(&states, *at)).unwrap_or(0);
+        }
         Ok(floor)
     }
 }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use journal::Snapshots;
 use types::Sequence;
 
+use crate::checkpoint::Proven;
 use crate::image::{Shadow, ShadowError};
 use crate::port::Port;
 use crate::stats::Stats;
@@ -29,7 +30,7 @@ const COMPARE_ORDERS_MAX: usize = 50_000;
 /// How long the hot thread may take for a look.
 const LOOK_WAIT: Duration = Duration::from_secs(5);
 /// Pause after a snapshot that could not be written.
-const RETRY: Duration = Duration::from_secs(10);
+pub(crate) const RETRY: Duration = Duration::from_secs(10);
 /// Niceness of the thread: the hot thread and the journal go first.
 const NICE: i32 = 10;
 
@@ -65,6 +66,7 @@ pub(crate) struct Parts {
     pub config: SnapshotConfig,
     pub shadow: Shadow,
     pub snapshots: Snapshots,
+    pub proven: Proven,
     pub port: Port,
     pub stats: Arc<Stats>,
 }
@@ -187,6 +189,7 @@ impl Service {
         let bytes = self.parts.shadow.save_in(&self.parts.snapshots)?;
         let sequence = self.parts.shadow.core().sequence();
         (self.saved, self.saved_at) = (sequence, Instant::now());
+        self.parts.proven.note(sequence);
         let seconds = began.elapsed().as_secs_f64();
         metrics::counter!("snapshots_total").increment(1);
         metrics::gauge!("snapshot_sequence").set(sequence.get() as f64);

@@ -11,8 +11,8 @@ use desk::{HANG, Time, done, open_desk};
 use journal::Snapshots;
 use sequencer::inspect::{Folder, SegmentLine};
 use sequencer::{
-    Backlog, Checkpoints, Config, JournalReader, Older, Retention, SequencerHandle, SnapshotConfig,
-    StartError,
+    Backlog, CheckpointError, CheckpointKeeper, Checkpoints, Config, JournalReader, Older, Proven,
+    Retention, SequencerHandle, SnapshotConfig, StartError,
 };
 use types::{Sequence, Side};
 
@@ -38,10 +38,11 @@ fn start(dir: &Path) -> SequencerHandle {
 }
 
 /// Next to nothing is kept for a reader with checkpoints in `reader`.
-fn retention(dir: &Path, tells_past: bool) -> Retention {
+fn retention(dir: &Path, proven: &Proven, tells_past: bool) -> Retention {
     let reader = JournalReader {
         name: "reader",
         dir: dir.join("reader"),
+        proven: proven.clone(),
         tells_past,
     };
     let mut retention = Retention::new(64 << 10, vec![reader]);
@@ -93,7 +94,14 @@ async fn trade_with_snapshots(handle: &SequencerHandle, desk: &desk::Desk, dir: 
     last
 }
 
-fn state(sequence: Sequence, dir: &Path) {
+/// A checkpoint that the reader has written.
+fn state(sequence: Sequence, dir: &Path, proven: &Proven) {
+    unproven(sequence, dir);
+    proven.note(sequence);
+}
+
+/// One that he has not: of another version perhaps, or of a life of which he does not go on.
+fn unproven(sequence: Sequence, dir: &Path) {
     let snapshots = Snapshots::new(&dir.join("reader"));
     snapshots.write(sequence.get(), b"state").expect("written");
 }
@@ -106,28 +114,32 @@ async fn r174_nothing_goes_that_a_reader_or_a_snapshot_needs_and_the_rest_is_the
     let mut handle = start(dir);
     let desk = open_desk(handle.port(), 2).await;
     handle.keep_snapshots(every(100)).expect("a service");
-    handle.keep_log(retention(dir, false)).expect("a service");
+    let proven = Proven::default();
+    let keeping = retention(dir, &proven, false);
+    handle.keep_log(keeping).expect("a service");
     let last = trade_with_snapshots(&handle, &desk, dir).await;
     let snapshots = Snapshots::new(&dir.join("journal/snapshots"));
-    // No checkpoint, one, a damaged one besides: nothing goes.
-    for at in [0, 300, 400] {
+    // No checkpoint, one, a damaged one besides, one that nobody here could use: nothing goes.
+    for at in [0, 300, 400, 450] {
         match at {
-            300 => state(Sequence(at), dir),
+            300 => state(Sequence(at), dir, &proven),
             400 => {
                 let file = dir.join("reader").join(format!("{at:020}.snap"));
                 std::fs::write(file, b"damaged").expect("written");
+                proven.note(Sequence(at));
             }
+            450 => unproven(Sequence(at), dir),
             _ => {}
         }
         std::thread::sleep(Duration::from_millis(50));
         assert_eq!(first(dir), 1, "{at}");
     }
-    state(Sequence(500), dir);
+    state(Sequence(500), dir, &proven);
     wait_until("a segment goes", || first(dir) > 200);
     std::thread::sleep(Duration::from_millis(50));
     // The reader may still need what is behind the older one of his good two.
     assert!(first(dir) <= 301, "{}", first(dir));
-    state(last, dir);
+    state(last, dir, &proven);
     let needed = snapshots.good().expect("read")[0].min(500);
     // As far as whole segments, of sixteen blocks each, are behind it.
     wait_until("more goes", || first(dir) + 40 > needed);
@@ -202,12 +214,13 @@ async fn the_past_is_kept_from_a_checkpoint_on() {
     let desk = open_desk(handle.port(), 2).await;
     handle.keep_snapshots(every(100)).expect("a service");
     trade_with_snapshots(&handle, &desk, dir).await;
+    let proven = Proven::default();
     for at in [70, 150, 560, 580] {
-        state(Sequence(at), dir);
+        state(Sequence(at), dir, &proven);
     }
     let listing = Folder::new(&dir.join("journal")).list().expect("listed");
     let late = |line: &&SegmentLine| line.first.is_some_and(|first| first > 350);
-    let mut retention = retention(dir, true);
+    let mut retention = retention(dir, &proven, true);
     retention.bytes = listing
         .segments
         .iter()
@@ -221,16 +234,75 @@ async fn the_past_is_kept_from_a_checkpoint_on() {
     handle.stop();
 }
 
+/// Of a journal from which nothing was removed.
+fn whole() -> Older {
+    Older::past(|| Ok::<_, std::io::Error>(Sequence::ZERO))
+}
+
+// The hot thread ends the sessions that were open, with records of their own: what the journal lacks has to be seen before.
+#[tokio::test]
+async fn a_checkpoint_ahead_of_the_journal_stops_the_start_before_anything_is_added() {
+    let dir = tempfile::tempdir().expect("folder");
+    let dir = dir.path();
+    let handle = start(dir);
+    let desk = open_desk(handle.port(), 2).await;
+    let last = trade(&handle, &desk, 20).await;
+    handle.stop();
+    let proven = Proven::default();
+    state(last.next(), dir, &proven);
+    let mut ahead = config(dir);
+    ahead.checkpoint_dirs = vec![dir.join("nobody"), dir.join("reader")];
+    let error = SequencerHandle::start(ahead.clone(), Arc::default()).map(|_| ());
+    match error.expect_err("records are missing") {
+        StartError::Checkpoint(CheckpointError::Ahead {
+            checkpoint,
+            journal,
+        }) => assert_eq!((checkpoint, journal), (last.next(), last)),
+        other => panic!("{other}"),
+    }
+    // Nothing was added: without the checkpoint it goes on where it stood.
+    std::fs::remove_dir_all(dir.join("reader")).expect("removed");
+    let again = SequencerHandle::start(ahead, Arc::default()).expect("starts");
+    assert_eq!(again.recovered(), last);
+    again.stop();
+}
+
+// A disk that refuses is not asked again at once: a state of many megabytes would be made ten times a second.
+#[test]
+fn a_checkpoint_that_failed_is_not_due_again_at_once() {
+    let dir = tempfile::tempdir().expect("folder");
+    let file = dir.path().join("no folder");
+    std::fs::write(&file, b"").expect("written");
+    let proven = Proven::default();
+    let mut keeper = CheckpointKeeper::new("reader", &file, every(1), Sequence::ZERO, proven);
+    assert!(keeper.is_due(Sequence(5)));
+    let (made, seen) = std::sync::mpsc::channel();
+    keeper.write(Sequence(5), whole(), move || {
+        made.send(()).expect("heard");
+        rkyv::to_bytes::<rkyv::rancor::Error>(&5)
+    });
+    seen.recv().expect("made");
+    for _ in 0..20 {
+        assert!(!keeper.is_due(Sequence(6)));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 // Checkpoints of one who tells the past: few, and before any record one that is not much further back.
 #[test]
 fn older_checkpoints_stand_at_growing_distances() {
     let dir = tempfile::tempdir().expect("folder");
-    let mut keeper =
-        sequencer::CheckpointKeeper::new("reader", dir.path(), every(1), Sequence::ZERO);
+    let mut keeper = CheckpointKeeper::new(
+        "reader",
+        dir.path(),
+        every(1),
+        Sequence::ZERO,
+        Proven::default(),
+    );
     let found = || Snapshots::new(dir.path()).sequences().expect("listed");
     for at in 1..=300 {
         wait_until("written", || keeper.is_due(Sequence(at)));
-        keeper.write(Sequence(at), Older::Past(Sequence::ZERO), move || {
+        keeper.write(Sequence(at), whole(), move || {
             rkyv::to_bytes::<rkyv::rancor::Error>(&at)
         });
     }

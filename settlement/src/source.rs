@@ -21,6 +21,12 @@ pub trait Source: Send + Sync {
     /// Begins behind `after`: before anything was read.
     fn begin_behind(&mut self, after: Sequence);
 
+    /// Makes sure that the records behind `after` are there, as far as one can tell.
+    ///
+    /// # Errors
+    /// They were removed, or the journal cannot be read.
+    fn check(&self, after: Sequence) -> Result<(), SourceError>;
+
     /// Last record that is there, as far as one can tell.
     fn end(&self) -> Sequence;
 
@@ -38,6 +44,11 @@ pub trait Source: Send + Sync {
 impl Source for sequencer::Reader {
     fn begin_behind(&mut self, after: Sequence) {
         *self = self.again(after);
+    }
+
+    fn check(&self, after: Sequence) -> Result<(), SourceError> {
+        let checked = self.again(after).check();
+        checked.map_err(|error| SourceError(error.to_string()))
     }
 
     fn end(&self) -> Sequence {
@@ -74,14 +85,25 @@ impl From<sequencer::Record> for Record {
 /// A recording that may still grow: whoever holds the sender adds to it.
 pub struct Recorded {
     records: tokio::sync::mpsc::UnboundedReceiver<Record>,
+    /// Last record before its beginning.
+    removed: Sequence,
     after: Sequence,
 }
 
 impl Recorded {
     pub fn new() -> (tokio::sync::mpsc::UnboundedSender<Record>, Self) {
+        Self::behind(Sequence::ZERO)
+    }
+
+    /// One that begins behind record `removed`.
+    pub fn behind(removed: Sequence) -> (tokio::sync::mpsc::UnboundedSender<Record>, Self) {
         let (sender, records) = tokio::sync::mpsc::unbounded_channel();
-        let after = Sequence::ZERO;
-        (sender, Self { records, after })
+        let recorded = Self {
+            records,
+            removed,
+            after: removed,
+        };
+        (sender, recorded)
     }
 }
 
@@ -89,6 +111,14 @@ impl Recorded {
 impl Source for Recorded {
     fn begin_behind(&mut self, after: Sequence) {
         self.after = after;
+    }
+
+    fn check(&self, after: Sequence) -> Result<(), SourceError> {
+        if after < self.removed {
+            let reason = format!("the recording begins behind {}", self.removed);
+            return Err(SourceError(reason));
+        }
+        Ok(())
     }
 
     /// It may still grow.

@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use sequencer::Checkpoints;
+use settlement::StartError;
 use settlement::fold::{Fold, FoldImage};
 use types::{Event, Sequence};
 use world::services::{Platform, config};
@@ -139,6 +140,17 @@ async fn r189_killed_behind_a_checkpoint_the_rest_is_settled_once_without_the_re
     }
 }
 
+fn damage(folder: &Path) {
+    for entry in std::fs::read_dir(folder.join("settlement/checkpoints")).unwrap() {
+        let path = entry.unwrap().path();
+        let mut bytes = std::fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+    }
+    assert_eq!(newest(folder), None);
+}
+
 // A damaged checkpoint costs time alone: the one before it, or the journal's first record.
 #[tokio::test]
 async fn damaged_checkpoints_are_passed_over() {
@@ -148,16 +160,57 @@ async fn damaged_checkpoints_are_passed_over() {
         .await
         .stop()
         .await;
-    assert!(newest(folder.path()).is_some());
-    for entry in std::fs::read_dir(folder.path().join("settlement/checkpoints")).unwrap() {
-        let path = entry.unwrap().path();
-        let mut bytes = std::fs::read(&path).unwrap();
-        let middle = bytes.len() / 2;
-        bytes[middle] ^= 1;
-        std::fs::write(&path, bytes).unwrap();
-    }
-    assert_eq!(newest(folder.path()), None);
+    let from = newest(folder.path()).expect("a checkpoint") as usize;
+    damage(folder.path());
+    // With the journal's beginning gone, nothing is left to go on from.
+    let behind = &market.records[from - 1..];
+    let refused = Platform::try_start(folder.path(), config(folder.path()), behind).await;
+    let error = refused.map(|_| ()).unwrap_err();
+    assert!(matches!(error, StartError::Begin(_)), "{error}");
+    assert!(error.to_string().contains("begins behind"), "{error}");
     let mut platform = settled(folder.path(), &market, &market.records).await;
     platform.assert_agrees(&market).await;
+    platform.stop().await;
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+// States that are ahead of the ledger are of no use: with the whole journal the ledger is brought on from its own position, without the journal's beginning it cannot
+// be, and that is said.
+#[tokio::test]
+async fn an_older_ledger_put_back_behind_a_shortened_journal_stops_settlement_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let market = market(14);
+    let half = market.records.len() / 2;
+    let mut platform = Platform::start(folder, config(folder), &[]).await;
+    platform.fund(&market).await;
+    std::fs::write(folder.join("funded"), "").unwrap();
+    platform.feed(&market.records[..half]);
+    let at = market.records[half - 1].command.sequence;
+    let drained = platform.settlement.drained(at);
+    tokio::time::timeout(PATIENCE, drained).await.unwrap();
+    platform.stop().await;
+    copy(&folder.join("ledger"), &folder.join("copy"));
+    let platform = settled(folder, &market, &market.records[half..]).await;
+    platform.stop().await;
+    let from = newest(folder).expect("a checkpoint") as usize;
+    assert!(from > half + 20);
+
+    std::fs::remove_dir_all(folder.join("ledger")).unwrap();
+    std::fs::rename(folder.join("copy"), folder.join("ledger")).unwrap();
+    let platform = Platform::start(folder, config(folder), &market.records[from - 1..]).await;
+    let mut failing = platform.settlement.health().watch();
+    let told = failing.wait_for(|parts| {
+        let journal = parts.get("settlement-journal");
+        journal.is_some_and(|reason| reason.contains("older copy"))
+    });
+    tokio::time::timeout(PATIENCE, told).await.unwrap().unwrap();
     platform.stop().await;
 }

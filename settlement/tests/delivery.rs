@@ -284,6 +284,7 @@ async fn r187_both_legs_of_every_trade_are_on_chain_as_in_the_ledger() {
         SettlementDeps {
             journal: Box::new(recorded),
             checkpoints: None,
+            proven: Default::default(),
             backlog: Arc::default(),
             ledger: services.ledger.clone(),
             cfa: services.cfa.clone(),

@@ -220,8 +220,23 @@ fn a_second_start_goes_on_where_the_first_stopped() {
         );
         platform.balance_is(&seller.cash(), "600.00").await;
         platform.proof().await;
+        followed(&platform).await;
         platform.stop().await;
     });
+}
+
+/// A second process reads the journal of the running platform, what is not the last batch, and ends where it was told to.
+async fn followed(platform: &Platform) {
+    let words = ["--json", "journal", "dump", "--follow", "--until", "4"];
+    let dumped = platform.cli(&words).await.success().stdout;
+    let lines = dumped.lines().map(serde_json::from_str::<Value>);
+    let lines: Vec<Value> = lines.map(|line| line.expect("an object a line")).collect();
+    let sequences: Vec<_> = lines.iter().map(|line| line["sequence"].as_u64()).collect();
+    assert_eq!(sequences, [1, 2, 3, 4].map(Some), "{dumped}");
+    assert!(
+        lines.iter().all(|line| line["type"].is_string()),
+        "{dumped}"
+    );
 }
 
 /// The state once it has stopped moving: the holds of every open order are carved, which happens a moment behind the tail, and two pictures are equal.

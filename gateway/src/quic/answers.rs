@@ -45,6 +45,9 @@ struct Wanted {
     client_seq: u64,
 }
 
+/// Requests, by session and client sequence, with the channel that asks.
+type Open = HashMap<(SessionIx, u64), u16>;
+
 /// Passes answers on until the connection is gone.
 pub async fn pass_on(
     market: Arc<Market>,
@@ -89,47 +92,44 @@ pub async fn pass_on(
 /// Looks for answers that have left the windows: one reading of the journal at a time for all that wait, ended when the last one is found.
 async fn resend(market: Arc<Market>, outbound: Arc<Outbound>, mut wanted: mpsc::Receiver<Wanted>) {
     while let Some(first) = wanted.recv().await {
-        let mut open = HashMap::new();
+        let mut open = Open::new();
         let mut next = Some(first);
         while let Some(one) = next {
             open.insert((one.session, one.client_seq), one.channel);
             next = wanted.try_recv().ok();
         }
-        let lost = open.clone();
-        match look_for(&market, open).await {
-            Ok(found) => {
-                for (channel, bytes) in found {
-                    outbound.push(channel, &bytes);
-                }
+        let all = open.clone();
+        let (found, lost) = look_for(&market, open).await.unwrap_or_else(|error| {
+            if !error.is_removed() {
+                tracing::error!(%error, "the journal cannot be read for a resend");
             }
-            Err(error) => {
-                if !error.is_removed() {
-                    tracing::error!(%error, "the journal cannot be read for a resend");
-                }
-                for ((_, client_seq), channel) in lost {
-                    let ids = (RequestKind::Other, 0, 0);
-                    let answer = rejected(client_seq, ids, RejectReason::AlreadySeen);
-                    outbound.send(channel, &answer.into());
-                }
-            }
+            (Vec::new(), all)
+        });
+        for (channel, bytes) in found {
+            outbound.push(channel, &bytes);
+        }
+        for ((_, client_seq), channel) in lost {
+            let ids = (RequestKind::Other, 0, 0);
+            let answer = rejected(client_seq, ids, RejectReason::AlreadySeen);
+            outbound.send(channel, &answer.into());
         }
     }
 }
 
-/// The answers to these requests, each for its channel.
+/// The answers to these requests, each for its channel, and the requests whose answers have left the journal.
 async fn look_for(
     market: &Arc<Market>,
-    mut open: HashMap<(SessionIx, u64), u16>,
-) -> Result<Vec<(u16, Bytes)>, PastError> {
+    open: Open,
+) -> Result<(Vec<(u16, Bytes)>, Open), PastError> {
     let wanted: Vec<_> = open.keys().copied().collect();
-    let past = Past::before(market, move |told| {
+    let past = Past::before_or_oldest(market, move |told| {
         let mut wanted = wanted.iter();
         wanted.all(|(session, client_seq)| told(*session).1 < *client_seq)
     });
     let found = past.await?.scan(
         market,
-        Vec::new(),
-        move |found: &mut Vec<(u16, Bytes)>, session, number, message| {
+        (Vec::new(), open),
+        |(found, open): &mut (Vec<_>, Open), session, number, message| {
             if let Some(channel) = open.remove(&(session, message.answers())) {
                 found.push((channel, streams::encoded(&message, number)));
             }

@@ -52,10 +52,10 @@ pub struct Place {
 }
 
 impl Streams {
-    /// Takes the state. Cost: a copy of the fold and of one reference a message, under the streams' lock.
+    /// Takes the state, with at most [`IDLE_MESSAGES_MAX`] messages: those that are kept when it is read again, with nobody logged in. Cost: a copy of the fold and of
+    /// one reference a message, under the streams' lock.
     pub fn take(&self) -> Taken {
         let state = self.lock();
-        let streams = state.streams.iter();
         let index = |at: usize| u32::try_from(at).expect("sessions are numbered by 32 bits");
         let mut idle: Vec<u32> = Vec::new();
         // Whoever is logged in now is the last to have left when this is read again.
@@ -70,13 +70,22 @@ impl Streams {
             live.filter(|(_, stream)| stream.live.is_some())
                 .map(|(at, _)| index(at)),
         );
-        let mut resting: Vec<Handle> = state.resting.holds.keys().copied().collect();
-        resting.sort_unstable_by_key(|handle| (handle.slot, handle.generation));
+        let last = state.streams.iter().map(|stream| stream.last);
+        let mut streams: Vec<_> = last.map(|last| (last, VecDeque::new())).collect();
+        let mut room = IDLE_MESSAGES_MAX;
+        for at in idle.iter().rev() {
+            let window = &state.streams[*at as usize].window;
+            let Some(left) = room.checked_sub(window.len()) else {
+                break;
+            };
+            streams[*at as usize].1.clone_from(window);
+            room = left;
+        }
         Taken {
             fold: state.fold.image(),
-            streams: streams.map(|s| (s.last, s.window.clone())).collect(),
+            streams,
             idle,
-            resting,
+            resting: state.resting.holds.keys().copied().collect(),
         }
     }
 
@@ -123,7 +132,9 @@ impl Taken {
         self.fold.sequence
     }
 
-    pub fn image(self) -> StreamsImage {
+    pub fn image(mut self) -> StreamsImage {
+        self.resting
+            .sort_unstable_by_key(|handle| (handle.slot, handle.generation));
         StreamsImage {
             version: VERSION,
             fold: self.fold,

@@ -7,9 +7,11 @@ use std::time::Duration;
 use client::wire::{self, DisconnectCode, ServerMessage};
 use client::{Error, LoginOptions};
 use sequencer::SnapshotConfig;
-use types::Side;
+use sequencer::inspect::Folder;
+use types::{RejectReason, Side};
 
 use crate::doubles::{Identity, Registry};
+use crate::sessions::{Raw, raw_login};
 use crate::world::*;
 
 const FOLDER: &str = "MARKET_CHECKPOINT_FOLDER";
@@ -243,12 +245,7 @@ async fn r343_a_client_behind_everything_that_is_kept_is_told_so() {
         ann.send(0, wire_order(id, Side::Buy, 100, 1))
             .await
             .unwrap();
-        let entered = until(&mut of_ann, |m| match m {
-            ServerMessage::OrderAck(ack) => Some(*ack),
-            _ => None,
-        });
-        let entered = entered.await.engine_order_id;
-        ann.send(0, cancel(entered)).await.unwrap();
+        ann.send(0, cancel_own(id)).await.unwrap();
     }
     until(&mut of_ann, |m| match m {
         ServerMessage::Cancelled(c) if c.client_seq == 2 * ORDERS => Some(()),
@@ -284,4 +281,102 @@ async fn r343_a_client_behind_everything_that_is_kept_is_told_so() {
     ann.send(0, wire_order(1, Side::Buy, 100, 1)).await.unwrap();
     assert_eq!(numbered(&mut of_ann).await.sequence, 2 * ORDERS + 1);
     world.stop().await;
+}
+
+// Of what is sent again together, each gets its own answer: what the journal still has is told, and only what has left it is not.
+#[tokio::test]
+async fn r343_an_answer_that_has_left_the_journal_takes_no_other_with_it() {
+    const ORDERS: u64 = 20_000;
+    let folder = tempfile::tempdir().unwrap();
+    let whole = Settings {
+        retain_bytes: None,
+        ..kept_short()
+    };
+    let world = members(folder.path(), whole).await;
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    for id in 1..=ORDERS {
+        ann.send(0, wire_order(id, Side::Buy, 100, 1))
+            .await
+            .unwrap();
+        ann.send(0, cancel_own(id)).await.unwrap();
+    }
+    until(&mut of_ann, |m| match m {
+        ServerMessage::Cancelled(c) if c.client_seq == 2 * ORDERS => Some(()),
+        _ => None,
+    })
+    .await;
+    drop((ann, of_ann));
+    // What is kept begins before the window, and behind the first requests.
+    let bytes: u64 = std::fs::read_dir(folder.path().join("journal"))
+        .unwrap()
+        .map(|file| file.unwrap().metadata().unwrap())
+        .filter(std::fs::Metadata::is_file)
+        .map(|file| file.len())
+        .sum();
+    let kept = Settings {
+        retain_bytes: Some(bytes * 9 / 20),
+        ..kept_short()
+    };
+    let world = world.restart(kept).await;
+    let options = LoginOptions {
+        from_now: true,
+        ..login("ann", "a")
+    };
+    let (ann, mut of_ann) = world.session(options).await;
+    let deadline = tokio::time::Instant::now() + HANG;
+    let mut id = ORDERS;
+    while first_segment(&world.folder) == 1 {
+        assert!(tokio::time::Instant::now() < deadline, "nothing is removed");
+        id += 1;
+        ann.send(0, wire_order(id, Side::Buy, 100, 1))
+            .await
+            .unwrap();
+        numbered(&mut of_ann).await;
+    }
+    drop((ann, of_ann));
+    let first = Folder::new(&world.folder.join("journal")).first().unwrap();
+    // About a command a request, and a few before the first: well inside what is kept, and in front of the window of 16,384.
+    let told = first + 500;
+    assert!(told < 2 * ORDERS - 20_000, "{first}");
+
+    let mut raw = Raw::connect(&world).await;
+    let now = wire::Login {
+        flags: wire::LOGIN_FROM_NOW,
+        ..raw_login("ann", "a", 0)
+    };
+    raw.send(0, 0, now).await;
+    raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
+        .await;
+    for again in [1, told, 2, told + 1] {
+        raw.send(0, again, wire_order(again, Side::Buy, 100, 1))
+            .await;
+    }
+    let mut answers = std::collections::BTreeMap::new();
+    while answers.len() < 4 {
+        let (header, message) = raw.next().await.expect("the connection is open");
+        match message {
+            ServerMessage::OrderAck(ack) => {
+                answers.insert(ack.client_seq, header.sequence);
+            }
+            ServerMessage::Cancelled(cancelled) => {
+                answers.insert(cancelled.client_seq, header.sequence);
+            }
+            ServerMessage::Rejected(rejected) => {
+                assert_eq!(rejected.reason, RejectReason::AlreadySeen);
+                answers.insert(rejected.client_seq, header.sequence);
+            }
+            _ => {}
+        }
+    }
+    let expected = [(1, 0), (2, 0), (told, told), (told + 1, told + 1)];
+    assert_eq!(answers, expected.into());
+    world.stop().await;
+}
+
+/// Of the order that carries this client id.
+fn cancel_own(client_order_id: u64) -> wire::Cancel {
+    wire::Cancel {
+        engine_order_id: 0,
+        client_order_id,
+    }
 }

@@ -425,7 +425,7 @@ async fn d33_a_session_past_its_throttle_is_refused_and_goes_on() {
 }
 
 /// A connection that sends whatever bytes it is told to.
-struct Raw {
+pub struct Raw {
     _endpoint: quinn::Endpoint,
     connection: quinn::Connection,
     send: quinn::SendStream,
@@ -434,7 +434,7 @@ struct Raw {
 }
 
 impl Raw {
-    async fn connect(world: &World) -> Self {
+    pub async fn connect(world: &World) -> Self {
         let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
         let certificate = std::fs::read(world.folder.join("gateway/tls/cert.der")).unwrap();
         let mut roots = rustls::RootCertStore::empty();
@@ -463,13 +463,18 @@ impl Raw {
         }
     }
 
-    async fn send(&mut self, channel: u16, sequence: u64, message: impl Into<wire::ClientMessage>) {
+    pub async fn send(
+        &mut self,
+        channel: u16,
+        sequence: u64,
+        message: impl Into<wire::ClientMessage>,
+    ) {
         let mut out = bytes::BytesMut::new();
         wire::encode(&message.into(), channel, sequence, &mut out);
         self.send.write_all(&out).await.unwrap();
     }
 
-    async fn next(&mut self) -> Option<(wire::Header, ServerMessage)> {
+    pub async fn next(&mut self) -> Option<(wire::Header, ServerMessage)> {
         loop {
             if let Some(next) = wire::take(&mut self.buffer).unwrap() {
                 return Some(next);
@@ -479,7 +484,7 @@ impl Raw {
         }
     }
 
-    async fn until(&mut self, wanted: impl Fn(&ServerMessage) -> bool) -> (u64, ServerMessage) {
+    pub async fn until(&mut self, wanted: impl Fn(&ServerMessage) -> bool) -> (u64, ServerMessage) {
         loop {
             let (header, message) = self.next().await.expect("the connection is open");
             if wanted(&message) {
@@ -506,7 +511,7 @@ impl Raw {
     }
 }
 
-fn raw_login(user: &str, name: &str, money_hold_minor: i64) -> wire::Login {
+pub fn raw_login(user: &str, name: &str, money_hold_minor: i64) -> wire::Login {
     wire::Login {
         token: wire::Text::new(&format!("sandbox.trader.{user}")).unwrap(),
         session_name: wire::Text::new(name).unwrap(),

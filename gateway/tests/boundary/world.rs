@@ -15,7 +15,9 @@ use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use proto::market::v1::market_service_client::MarketServiceClient;
 use proto::market::v1::*;
 use rpc::{Authenticator, Channel, LocalSlot};
-use sequencer::{Backlog, Config, JournalReader, Retention, SequencerHandle, SnapshotConfig};
+use sequencer::{
+    Backlog, Config, JournalReader, Proven, Retention, SequencerHandle, SnapshotConfig,
+};
 use settlement::{SettlementConfig, SettlementDeps, SettlementHandle};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -114,6 +116,18 @@ impl World {
         config.grace_ms = settings.grace_ms;
         config.sync = false;
         config.segment_bytes = settings.segment_bytes;
+        let reader = |name, room: &str, tells_past| JournalReader {
+            name,
+            dir: folder.join(room).join("checkpoints"),
+            proven: Proven::default(),
+            tells_past,
+        };
+        let readers = [
+            reader("settlement", "settlement", false),
+            reader("market", "gateway", true),
+        ];
+        config.checkpoint_dirs = readers.iter().map(|reader| reader.dir.clone()).collect();
+        let [of_settlement, of_market] = readers.each_ref().map(|reader| reader.proven.clone());
         let shared = backlog.clone();
         let start = move || SequencerHandle::start(config, shared);
         let mut sequencer = tokio::task::spawn_blocking(start).await.unwrap().unwrap();
@@ -121,16 +135,7 @@ impl World {
             sequencer.keep_snapshots(snapshots).unwrap();
         }
         if let Some(bytes) = settings.retain_bytes {
-            let reader = |name, room: &str, tells_past| JournalReader {
-                name,
-                dir: folder.join(room).join("checkpoints"),
-                tells_past,
-            };
-            let readers = vec![
-                reader("settlement", "settlement", false),
-                reader("market", "gateway", true),
-            ];
-            let mut retention = Retention::new(bytes, readers);
+            let mut retention = Retention::new(bytes, readers.to_vec());
             retention.every = Duration::from_millis(20);
             sequencer.keep_log(retention).unwrap();
         }
@@ -143,6 +148,7 @@ impl World {
         let settlement_deps = SettlementDeps {
             journal: Box::new(sequencer.reader(Sequence(0))),
             checkpoints: settings.checkpoints,
+            proven: of_settlement,
             backlog,
             ledger: service(0),
             cfa: service(2),
@@ -164,6 +170,7 @@ impl World {
             commit: sequencer.commit(),
             reader: sequencer.reader(Sequence(0)),
             checkpoints: settings.checkpoints,
+            proven: of_market,
             settlement: settlement.view(),
         };
         let gateway = gateway::start(gateway_config, gateway_deps, stop_gateway.clone())

@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use rkyv::rancor::Error as RkyvError;
-use sequencer::{CheckpointError, CheckpointKeeper, Checkpoints, Older, SnapshotConfig};
+use sequencer::{CheckpointError, CheckpointKeeper, Checkpoints, Older, Proven, SnapshotConfig};
 use types::{NodeId, Sequence};
 
 use crate::batch::Settler;
@@ -30,31 +30,26 @@ pub(super) struct Keeping {
     dir: PathBuf,
     /// None are made without.
     config: Option<SnapshotConfig>,
+    proven: Proven,
     keeper: Option<CheckpointKeeper>,
 }
 
-impl Keeping {
-    pub fn new(dir: PathBuf, config: Option<SnapshotConfig>) -> Self {
-        Self {
-            dir,
-            config,
-            keeper: None,
-        }
-    }
+/// The folds that are written down.
+pub(super) struct Saved {
+    checkpoints: Checkpoints,
+    node: NodeId,
+    /// Of the journal.
+    end: Sequence,
+}
 
-    /// The fold to go on from: of the newest good checkpoint that the ledger, at `settled`, is not behind; a fresh one without. `end` is the journal's. Blocks.
+impl Saved {
+    /// The newest good one that a ledger at `settled` is not behind; `None` without. Blocks.
     ///
     /// # Errors
     /// [`CheckpointError`].
-    pub fn fold(
-        &mut self,
-        node: NodeId,
-        settled: Sequence,
-        end: Sequence,
-    ) -> Result<Fold, CheckpointError> {
-        let checkpoints = Checkpoints::new(&self.dir);
-        checkpoints.refuse_ahead(end)?;
-        let restored = checkpoints.newest(end, |sequence, payload| {
+    pub fn newest(&self, settled: Sequence) -> Result<Option<Fold>, CheckpointError> {
+        self.checkpoints.refuse_ahead(self.end)?;
+        Ok(self.checkpoints.newest(self.end, |sequence, payload| {
             let image = rkyv::from_bytes::<Image, RkyvError>(payload);
             let image = image.map_err(|error| error.to_string())?;
             if image.version != VERSION {
@@ -63,17 +58,42 @@ impl Keeping {
             if image.settled > settled {
                 return Err(format!("the ledger was at {} then", image.settled));
             }
-            let fold = Fold::restore(image.fold, node)?;
+            let fold = Fold::restore(image.fold, self.node)?;
             match fold.position() == sequence {
                 true => Ok(fold),
                 false => Err(format!("it stands at {}", fold.position())),
             }
-        })?;
-        let fold = restored.unwrap_or_else(|| Fold::new(node));
-        self.keeper = self
-            .config
-            .map(|config| CheckpointKeeper::new(READER, &self.dir, config, fold.position()));
-        Ok(fold)
+        })?)
+    }
+}
+
+impl Keeping {
+    /// What is written and begun with is noted in `proven`.
+    pub fn new(dir: PathBuf, config: Option<SnapshotConfig>, proven: Proven) -> Self {
+        Self {
+            dir,
+            config,
+            proven,
+            keeper: None,
+        }
+    }
+
+    /// What is there for a journal that ends at `end`.
+    pub fn saved(&self, node: NodeId, end: Sequence) -> Saved {
+        Saved {
+            checkpoints: Checkpoints::new(&self.dir),
+            node,
+            end,
+        }
+    }
+
+    /// Settlement goes on from this fold: checkpoints are made of it from now on.
+    pub fn begin(&mut self, fold: &Fold) {
+        let from = fold.position();
+        self.proven.note(from);
+        self.keeper = self.config.map(|config| {
+            CheckpointKeeper::new(READER, &self.dir, config, from, self.proven.clone())
+        });
     }
 
     /// Writes a checkpoint if one is due and nothing folded is left to be posted.

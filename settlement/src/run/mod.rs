@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use proto::cfa::v1::cfa_registry_service_client::CfaRegistryServiceClient;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
-use sequencer::{Backlog, SnapshotConfig};
+use sequencer::{Backlog, CheckpointError, Proven, SnapshotConfig};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -28,7 +28,7 @@ use types::{NodeId, Sequence};
 use crate::batch::{CHAIN_TRADES_MAX, Limits};
 use crate::progress::{Progress, Stats, Suspension, Tracker, TradeStatus};
 use crate::repo::{BreakRow, Repo, StoreError};
-use crate::source::Source;
+use crate::source::{Source, SourceError};
 use trouble::Troubles;
 
 /// Settings.
@@ -93,6 +93,8 @@ pub struct SettlementDeps {
     pub journal: Box<dyn Source>,
     /// When the state behind the journal is written down, in `checkpoints` of the data folder; without, a start reads the journal from where the last one stands.
     pub checkpoints: Option<SnapshotConfig>,
+    /// Takes down which of them a start can go on from: shared with whoever removes the journal's beginning.
+    pub proven: Proven,
     /// Where the sequencer looks before it takes an order.
     pub backlog: Arc<Backlog>,
     /// Both with the credential of a service.
@@ -107,6 +109,10 @@ pub enum StartError {
     Node(u8),
     #[error(transparent)]
     Store(#[from] StoreError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[error("no state is written down from which the journal goes on: {0}")]
+    Begin(SourceError),
 }
 
 /// What the workers share.
@@ -145,6 +151,9 @@ pub struct SettlementHandle {
 }
 
 /// Opens the store and starts the workers. They wait for ledger and chain as long as it takes.
+///
+/// # Errors
+/// [`StartError`].
 pub async fn start(
     config: SettlementConfig,
     deps: SettlementDeps,
@@ -154,7 +163,14 @@ pub async fn start(
     let repo = Repo::open(&config.data_dir.join("settlement.db")).await?;
     let tracker = Tracker::new(deps.backlog, repo.bust_trades().await?);
     let open = repo.open_batches().await?;
-    let keeping = checkpoint::Keeping::new(config.data_dir.join("checkpoints"), deps.checkpoints);
+    let folder = config.data_dir.join("checkpoints");
+    let keeping = checkpoint::Keeping::new(folder, deps.checkpoints, deps.proven);
+    let saved = keeping.saved(node, deps.journal.end());
+    // Whether the ledger is behind is seen when it answers: what no ledger could go on from ends the start.
+    let newest = tokio::task::spawn_blocking(move || saved.newest(Sequence(u64::MAX))).await;
+    let newest = newest.expect("what does not restore is passed over")?;
+    let from = newest.map_or(Sequence::ZERO, |fold| fold.position());
+    deps.journal.check(from).map_err(StartError::Begin)?;
     let shared = Arc::new(Shared {
         config,
         node,

@@ -51,6 +51,13 @@ pub(super) enum Halt {
     Saga(#[from] Misplaced),
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    #[error(
+        "the ledger is at {ledger}, behind every state that is written down, as if an older copy of it had been put back: {source}"
+    )]
+    Behind {
+        ledger: Sequence,
+        source: SourceError,
+    },
     #[error("stored batch {0} is unreadable")]
     Request(String),
     #[error("the journal ends at {journal}, the ledger is at {ledger}: a journal was lost")]

@@ -33,10 +33,7 @@ impl Poster {
         })
         .await?;
         let position = Sequence(position);
-        let mut fold = self
-            .keeping
-            .fold(shared.node, position, self.journal.end())?;
-        self.journal.begin_behind(fold.position());
+        let mut fold = self.begin(position).await?;
         let mut changes = Vec::new();
         while fold.position() < position {
             let Some(record) = self.journal.try_next()? else {
@@ -88,6 +85,23 @@ impl Poster {
         );
         self.publish(&settler);
         Ok(settler)
+    }
+
+    /// The fold to go on from with a ledger at `position`; the journal is read from behind it.
+    async fn begin(&mut self, position: Sequence) -> Result<Fold, Halt> {
+        let node = self.shared.node;
+        let saved = self.keeping.saved(node, self.journal.end());
+        let loading = tokio::task::spawn_blocking(move || saved.newest(position)).await;
+        let found = loading.expect("what does not restore is passed over")?;
+        let fold = found.unwrap_or_else(|| Fold::new(node));
+        let begun = self.journal.check(fold.position());
+        begun.map_err(|source| Halt::Behind {
+            ledger: position,
+            source,
+        })?;
+        self.keeping.begin(&fold);
+        self.journal.begin_behind(fold.position());
+        Ok(fold)
     }
 
     /// Compares pools with the ledger. Only called when everything folded is posted.

@@ -18,7 +18,7 @@ use settlement::{SettlementConfig, SettlementDeps, SettlementHandle};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
-use types::{Command, Decimal};
+use types::{Command, Decimal, Sequence};
 
 use super::Market;
 
@@ -225,9 +225,19 @@ pub fn config(folder: &Path) -> SettlementConfig {
 impl Platform {
     /// Starts ledger and settlement over a journal that has these records already.
     pub async fn start(folder: &Path, config: SettlementConfig, records: &[super::Record]) -> Self {
-        let (journal, recorded) = Recorded::new();
+        Self::try_start(folder, config, records).await.unwrap()
+    }
+
+    /// The same, with a ledger that is stopped where settlement does not start.
+    pub async fn try_start(
+        folder: &Path,
+        config: SettlementConfig,
+        records: &[super::Record],
+    ) -> Result<Self, settlement::StartError> {
+        let first = records.first().map_or(1, |r| r.command.sequence.get());
+        let (journal, recorded) = Recorded::behind(Sequence(first - 1));
         feed(&journal, records);
-        Self::over(folder, config, Box::new(recorded), journal, Arc::default()).await
+        Self::try_over(folder, config, Box::new(recorded), journal, Arc::default()).await
     }
 
     /// The same over any journal.
@@ -238,6 +248,17 @@ impl Platform {
         journal: tokio::sync::mpsc::UnboundedSender<Record>,
         backlog: Arc<sequencer::Backlog>,
     ) -> Self {
+        let started = Self::try_over(folder, config, source, journal, backlog).await;
+        started.unwrap()
+    }
+
+    async fn try_over(
+        folder: &Path,
+        config: SettlementConfig,
+        source: Box<dyn Source>,
+        journal: tokio::sync::mpsc::UnboundedSender<Record>,
+        backlog: Arc<sequencer::Backlog>,
+    ) -> Result<Self, settlement::StartError> {
         let log: Arc<dyn events::Log> =
             Arc::new(events::Embedded::open(folder.join("events")).await.unwrap());
         let stop_ledger = CancellationToken::new();
@@ -269,15 +290,24 @@ impl Platform {
                     every_commands: 20,
                     ..Default::default()
                 }),
+                proven: Default::default(),
                 backlog,
                 ledger: channel.clone(),
                 cfa: rpc::Channel::local(&cfa_slot, "sandbox.service"),
             },
             stop_settlement.clone(),
         )
-        .await
-        .unwrap();
-        Self {
+        .await;
+        let settlement = match settlement {
+            Ok(settlement) => settlement,
+            Err(error) => {
+                stop_ledger.cancel();
+                ledger_handle.stopped().await;
+                ledger_slot.clear();
+                return Err(error);
+            }
+        };
+        Ok(Self {
             chain,
             ledger: LedgerServiceClient::new(channel),
             settlement,
@@ -286,7 +316,7 @@ impl Platform {
             ledger_slot,
             stop_ledger,
             stop_settlement,
-        }
+        })
     }
 
     /// Deposits what the market's users have and blocks it, as the gateway does before it journals a Fund. Repeated calls change nothing.
