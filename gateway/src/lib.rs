@@ -58,7 +58,7 @@ mod turns;
 
 pub use calls::identity::LimitBasis;
 pub use config::GatewayConfig;
-pub use start::{GatewayDeps, GatewayHandle, start};
+pub use start::{GatewayDeps, GatewayHandle, start, told_through};
 
 /// Operational failures of this room. A refusal of a call or a request is never one of these.
 #[derive(Debug, thiserror::Error)]

@@ -86,10 +86,11 @@ impl Past {
         market: &Arc<Market>,
         finding: impl FnOnce() -> Result<Place, PastError> + Send + 'static,
     ) -> Result<Self, PastError> {
-        // Finding it reads whole files, and a place is as large as the fold.
+        // Finding it reads whole files, and a place is as large as the fold: the turn lasts as long as the thread, also when nobody waits for it any more.
         let permit = turn(market).await?;
-        let place = tokio::task::spawn_blocking(finding).await;
-        let place = place.map_err(|_| PastError::GivenUp)??;
+        let finding = move || finding().map(|place| (place, permit));
+        let found = tokio::task::spawn_blocking(finding).await;
+        let (place, permit) = found.map_err(|_| PastError::GivenUp)??;
         Ok(Self {
             reader: market.read_journal(place.fold.sequence()),
             fold: place.fold,
@@ -97,6 +98,12 @@ impl Past {
             numbers: place.numbers,
             permit: Some(permit),
         })
+    }
+
+    /// The last request of a session that was answered up to here, 0 for none.
+    pub fn client_seq(&self, session: SessionIx) -> u64 {
+        let session = self.fold.sessions().get(session.index());
+        session.map_or(0, |session| session.client_seq)
     }
 
     /// Reads on, up to `through` or until `emit` breaks off; a record is never left in the middle. `emit` is given the session, the number and the

@@ -1,6 +1,7 @@
 //! Puts the room together and takes it apart again.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use settlement::SettlementView;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
-use types::NodeId;
+use types::{NodeId, Sequence};
 
 use crate::api::{self, Api};
 use crate::calls::{Cfa, Identity, Ledger};
@@ -84,8 +85,8 @@ pub async fn start(
     for after in [saved.streams.position(), saved.history.sequence()] {
         deps.reader.again(after).check()?;
     }
-    // The older of the two: sessions can go on from wherever the history can.
-    deps.proven.note(saved.history.sequence());
+    let older = saved.history.sequence().min(saved.streams.position());
+    deps.proven.note(older);
     let health = Health::new("market");
     let basis = config.trading_limit_basis;
     let market = Arc::new(Market::new(Parts {
@@ -188,6 +189,21 @@ pub async fn start(
         tellers,
         telling,
     })
+}
+
+/// Last record of the journal that the history in this data folder holds; zero without one.
+///
+/// # Errors
+/// The store cannot be opened.
+pub async fn told_through(data_dir: &Path) -> Result<Sequence, Error> {
+    let file = data_dir.join("market.db");
+    if !file.exists() {
+        return Ok(Sequence::ZERO);
+    }
+    let db = Sqlite::open(file, &sqlx::migrate!("migrations/sqlite")).await?;
+    let position = Projection::open(db.clone()).await.map(|p| p.position());
+    db.close().await;
+    position
 }
 
 /// Asks the registry until it answers.

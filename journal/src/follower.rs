@@ -200,8 +200,15 @@ impl Follower {
     }
 
     /// A later segment begins with a batch that comes behind the one after the next.
+    ///
+    /// # Errors
+    /// [`JournalError::Removed`] when the segment of this place was, and what it held had not been given.
     fn is_passed(&self, place: Place) -> Result<bool, JournalError> {
-        for segment in self.storage.segments()? {
+        let segments = self.storage.segments()?;
+        if !segments.contains(&place.segment) {
+            survey::begins_at(&*self.storage, &segments, place.sequence)?;
+        }
+        for segment in segments {
             if segment > place.segment
                 && let Some(mark) = self.mark_if_there(segment, 0)?
                 && mark.batch > place.batch + 2

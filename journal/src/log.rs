@@ -266,7 +266,21 @@ impl Journal {
         after: u64,
         visit: impl FnMut(&Frame) -> Result<(), String>,
     ) -> Result<Self, JournalError> {
-        let end = survey::mend(&*storage, config, after, visit)?;
+        Self::open_reaching(storage, config, after, after, visit)
+    }
+
+    /// The same for somebody who also knows that the log once was durable up to record `reach`.
+    ///
+    /// # Errors
+    /// As [`Journal::open_after`]; [`JournalError::Lost`] also when it ends before `reach`.
+    pub fn open_reaching(
+        storage: Arc<dyn Storage>,
+        config: Config,
+        after: u64,
+        reach: u64,
+        visit: impl FnMut(&Frame) -> Result<(), String>,
+    ) -> Result<Self, JournalError> {
+        let end = survey::mend(&*storage, config, after, reach, visit)?;
         let (state, _) = watch::channel(State {
             sequence: end.sequence,
             segment: end.segment,

@@ -145,11 +145,8 @@ impl Reader {
             (state.segment, state.offset)
         };
         if self.segment == 0 {
-            let segments = self.storage.segments().map_err(JournalError::Io)?;
-            survey::begins_at(&*self.storage, &segments, self.after)?;
-            let first = survey::segment_behind(&*self.storage, &segments, self.after)?;
             // One that was made ahead or has nothing durable yet is not begun with.
-            self.segment = first.unwrap_or(segment).min(segment);
+            self.segment = self.first_segment()?.unwrap_or(segment).min(segment);
         }
         loop {
             if self.segment > segment || (self.segment == segment && self.offset >= offset) {
@@ -168,12 +165,11 @@ impl Reader {
                 Err(error) => {
                     // Removed since: with records that were not given yet, or with none.
                     self.check()?;
-                    if error.kind() == io::ErrorKind::NotFound && self.segment < segment {
-                        (self.segment, self.offset) = (self.segment + 1, 0);
-                        (self.extent_end, self.crc) = (0, None);
-                        continue;
+                    if error.kind() != io::ErrorKind::NotFound || self.segment == segment {
+                        return Err(JournalError::Io(error).into());
                     }
-                    return Err(JournalError::Io(error).into());
+                    self.pass_over()?;
+                    continue;
                 }
             };
             self.buffer.truncate(count);
@@ -193,6 +189,30 @@ impl Reader {
                 return Ok(true);
             }
         }
+    }
+
+    /// The segment in which reading begins.
+    fn first_segment(&self) -> Result<Option<u64>, JournalError> {
+        loop {
+            let segments = self.storage.segments()?;
+            survey::begins_at(&*self.storage, &segments, self.after)?;
+            match survey::segment_behind(&*self.storage, &segments, self.after) {
+                // One of them was removed since: the list is another one now.
+                Err(JournalError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {}
+                found => return found,
+            }
+        }
+    }
+
+    /// Goes on behind a segment that was removed when all of it had been given.
+    fn pass_over(&mut self) -> Result<(), ReadError> {
+        let next = survey::first_mark(&*self.storage, self.segment + 1)?;
+        let Some(mark) = next.filter(|mark| mark.durable <= self.position) else {
+            return Err(self.hole());
+        };
+        (self.segment, self.offset) = (self.segment + 1, 0);
+        (self.extent_end, self.crc) = (0, Some(mark.prev));
+        Ok(())
     }
 
     /// Takes frames out of the buffer; true when the segment holds no more.

@@ -84,13 +84,14 @@ impl Snapshots {
         Ok(path)
     }
 
-    /// Removes what is older than the newest good snapshots at or before `own`, the one that the caller has just written; bad ones do not count, and what
-    /// stands behind `own` is not the caller's. Also what a process that is gone has left half written: one process writes at a time. Gives the sequences.
+    /// Removes what is older than the newest good snapshots at or before `own`, the one that the caller has just written; bad ones do not count, nor those that
+    /// `is_of_use` denies, and what stands behind `own` is not the caller's. Also what a process that is gone has left half written: one process writes at a time.
+    /// Gives the sequences.
     ///
     /// # Errors
     /// The folder cannot be read, or a file not removed.
-    pub fn prune(&self, own: u64) -> io::Result<Vec<u64>> {
-        let (_, older) = self.split(own)?;
+    pub fn prune(&self, own: u64, is_of_use: impl Fn(u64) -> bool) -> io::Result<Vec<u64>> {
+        let (_, older) = self.split(own, is_of_use)?;
         self.remove(older)
     }
 
@@ -100,8 +101,13 @@ impl Snapshots {
     ///
     /// # Errors
     /// As [`Snapshots::prune`].
-    pub fn thin(&self, own: u64, first: u64) -> io::Result<Vec<u64>> {
-        let (mut newer, older) = self.split(own)?;
+    pub fn thin(
+        &self,
+        own: u64,
+        first: u64,
+        is_of_use: impl Fn(u64) -> bool,
+    ) -> io::Result<Vec<u64>> {
+        let (mut newer, older) = self.split(own, is_of_use)?;
         let mut removed = Vec::new();
         for (at, sequence) in older.iter().enumerate() {
             let beyond = older.get(at + 1).filter(|beyond| **beyond >= first);
@@ -116,14 +122,14 @@ impl Snapshots {
     }
 
     /// The oldest of those that stay at or before `own` as the newest good ones, and the sequences before it, newest first.
-    fn split(&self, own: u64) -> io::Result<(u64, Vec<u64>)> {
+    fn split(&self, own: u64, is_of_use: impl Fn(u64) -> bool) -> io::Result<(u64, Vec<u64>)> {
         let mut sequences = self.sequences()?;
         sequences.retain(|sequence| *sequence <= own);
         let (mut good, mut oldest) = (0, own);
         while good < self.kept
             && let Some(sequence) = sequences.pop()
         {
-            good += usize::from(self.is_good(sequence));
+            good += usize::from(is_of_use(sequence) && self.is_good(sequence));
             oldest = sequence;
         }
         sequences.reverse();

@@ -149,11 +149,13 @@ pub fn list(storage: &dyn Storage) -> Result<Vec<SegmentInfo>, JournalError> {
     Ok(found)
 }
 
-/// Walks the log from the record behind `after`, cuts a torn tail, makes the first segment where there is none.
+/// Walks the log from the record behind `after`, cuts a torn tail, makes the first segment where there is none. Records up to `reach`, not before `after`, had been
+/// durable: a log without them stays as it is.
 pub(crate) fn mend(
     storage: &dyn Storage,
     config: Config,
     after: u64,
+    reach: u64,
     visit: impl FnMut(&Frame) -> Result<(), String>,
 ) -> Result<End, JournalError> {
     let segments = storage.segments()?;
@@ -161,10 +163,11 @@ pub(crate) fn mend(
     let survey = survey(storage, after, visit)?;
     let end = survey.end;
     // Before anything is cut or made: what is left is what a repair begins with.
-    if end.sequence < after {
+    let reach = reach.max(after);
+    if end.sequence < reach {
         return Err(JournalError::Lost {
             end: end.sequence,
-            after,
+            after: reach,
         });
     }
     let block = storage.block_bytes() as u64;

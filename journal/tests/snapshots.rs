@@ -20,7 +20,7 @@ fn the_newest_good_snapshot_is_found_and_old_ones_go_when_asked() {
         snapshots.write(sequence, &payload).expect("written");
     }
     assert_eq!(snapshots.sequences().expect("listed"), [5, 70, 600]);
-    assert_eq!(snapshots.prune(600).expect("pruned"), [5]);
+    assert_eq!(snapshots.prune(600, |_| true).expect("pruned"), [5]);
     assert_eq!(snapshots.sequences().expect("listed"), [70, 600]);
     let newest = |until| {
         snapshots
@@ -49,11 +49,11 @@ fn whoever_prunes_keeps_his_own_and_counts_good_ones_alone() {
     std::fs::write(&left, b"half").expect("written");
     assert_eq!(snapshots.good().expect("listed"), [10, 40, 50]);
     // 50 is somebody else's; 20 and 30 are none.
-    assert!(snapshots.prune(40).expect("pruned").is_empty());
+    assert!(snapshots.prune(40, |_| true).expect("pruned").is_empty());
     assert_eq!(snapshots.sequences().expect("listed"), [10, 20, 30, 40, 50]);
     assert!(!left.exists(), "of a process that is gone");
     std::fs::remove_dir(file(20)).expect("removed");
-    assert_eq!(snapshots.prune(50).expect("pruned"), [30, 10]);
+    assert_eq!(snapshots.prune(50, |_| true).expect("pruned"), [30, 10]);
     assert_eq!(snapshots.sequences().expect("listed"), [40, 50]);
     // What cannot be read is passed over.
     std::fs::remove_file(file(50)).expect("removed");
@@ -148,7 +148,7 @@ fn what_another_life_left_half_written_goes() {
     let half = format!("{:020}-{}-0.part", 9, std::process::id());
     std::fs::write(dir.path().join(&half), b"half").expect("written");
     snapshots.write(10, b"state").expect("written");
-    snapshots.prune(10).expect("pruned");
+    snapshots.prune(10, |_| true).expect("pruned");
     assert!(!dir.path().join(half).exists());
     assert_eq!(snapshots.good().expect("listed"), [10]);
 }

@@ -273,7 +273,8 @@ impl Platform {
         let backlog = Arc::new(Backlog::default());
         let readers = config.journal_readers();
         let [of_settlement, of_market] = readers.each_ref().map(|reader| reader.proven.clone());
-        let sequencer = start_sequencer(&config, &readers, backlog.clone()).await?;
+        let reach = journal_reach(&config, doors.ledger()).await?;
+        let sequencer = start_sequencer(&config, &readers, reach, backlog.clone()).await?;
         let settlement_deps = settlement::SettlementDeps {
             journal: Box::new(sequencer.reader(Sequence(0))),
             checkpoints: config.snapshots.settings(),
@@ -477,12 +478,22 @@ async fn open_log(
     Ok((Arc::new(embedded.clone()), Some(embedded)))
 }
 
+/// Last record of the journal that the databases have.
+async fn journal_reach(config: &Config, ledger: Channel) -> anyhow::Result<Sequence> {
+    let told = gateway::told_through(&config.market.data_dir).await;
+    let settled = settlement::settled_through(ledger, config.settlement.node).await;
+    let told = told.context("position of the market's history")?;
+    Ok(told.max(settled.context("settlement's position in the ledger")?))
+}
+
 async fn start_sequencer(
     config: &Config,
     readers: &[JournalReader],
+    reach: Sequence,
     backlog: Arc<Backlog>,
 ) -> anyhow::Result<SequencerHandle> {
     let mut settings = config.trading.settings(&config.data_dir.join("journal"));
+    settings.reach = reach;
     settings.checkpoint_dirs = readers.iter().map(|reader| reader.dir.clone()).collect();
     tracing::info!(
         layout = ?settings.layout,

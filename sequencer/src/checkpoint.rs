@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -18,27 +18,43 @@ use types::Sequence;
 
 use crate::snapshots::{RETRY, SnapshotConfig, lower_priority};
 
-/// Proven states remembered; two are asked for.
-const PROVEN_MAX: usize = 16;
-
 /// The states of one reader that this process has gone on from or has written: a start can use them. What else lies in a folder may be of another version,
 /// or ahead of a database that was put back from a copy.
 #[derive(Clone, Debug, Default)]
-pub struct Proven(Arc<Mutex<BTreeSet<u64>>>);
+pub struct Proven(Arc<Files>);
+
+#[derive(Debug, Default)]
+struct Files {
+    proven: Mutex<BTreeSet<u64>>,
+    /// Held while files are removed, or counted on while segments are.
+    removal: Mutex<()>,
+}
 
 impl Proven {
     /// A start can go on from the state at `sequence`.
     pub fn note(&self, sequence: Sequence) {
-        let mut proven = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        proven.insert(sequence.get());
-        while proven.len() > PROVEN_MAX {
-            proven.pop_first();
-        }
+        self.lock().insert(sequence.get());
     }
 
     pub(crate) fn has(&self, sequence: u64) -> bool {
-        let proven = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        proven.contains(&sequence)
+        self.lock().contains(&sequence)
+    }
+
+    /// These were removed.
+    pub(crate) fn forget(&self, sequences: &[u64]) {
+        self.lock().retain(|sequence| !sequences.contains(sequence));
+    }
+
+    /// What the reader has on disk stays as long as this is held.
+    pub(crate) fn hold(&self) -> MutexGuard<'_, ()> {
+        self.0
+            .removal
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.0.proven.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -48,12 +64,9 @@ pub enum CheckpointError {
     #[error("checkpoints: {0}")]
     Io(#[from] io::Error),
     #[error(
-        "a checkpoint stands at {checkpoint}, the journal ends at {journal}: durable records are missing; restore the journal from a copy"
+        "a state behind the journal stands at {known}, the journal ends at {journal}: durable records are missing; restore the journal from a copy"
     )]
-    Ahead {
-        checkpoint: Sequence,
-        journal: Sequence,
-    },
+    Ahead { known: Sequence, journal: Sequence },
 }
 
 /// The folder of one reader's checkpoints.
@@ -116,14 +129,23 @@ impl Checkpoints {
     /// # Errors
     /// [`CheckpointError::Ahead`].
     pub fn refuse_ahead(&self, end: Sequence) -> Result<(), CheckpointError> {
-        let newest = self.snapshots.newest(u64::MAX)?;
-        match newest.map(|newest| Sequence(newest.sequence)) {
-            Some(checkpoint) if checkpoint > end => Err(CheckpointError::Ahead {
-                checkpoint,
+        match self.end()? {
+            known if known > end => Err(CheckpointError::Ahead {
+                known,
                 journal: end,
             }),
             _ => Ok(()),
         }
+    }
+
+    /// Where the newest one that checks stands; [`Sequence::ZERO`] without.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn end(&self) -> io::Result<Sequence> {
+        let newest_first = self.snapshots.sequences()?.into_iter().rev();
+        let mut good = newest_first.filter(|sequence| self.snapshots.is_good(*sequence));
+        Ok(good.next().map_or(Sequence::ZERO, Sequence))
     }
 }
 
@@ -199,16 +221,17 @@ impl CheckpointKeeper {
         }
     }
 
-    /// Whether the state at `position` should be written now; not while one is being written, nor right after one that failed.
+    /// Whether the state at `position` should be written now; not while one is being written. One that failed is tried again after ten seconds, or sooner where one is
+    /// due more often.
     pub fn is_due(&mut self, position: Sequence) -> bool {
         if self.writing.as_ref().is_some_and(|w| !w.is_finished()) {
             return false;
         }
         self.finish();
-        if self.failed_at.is_some_and(|at| at.elapsed() < RETRY) {
-            return false;
-        }
         let new = position.get().saturating_sub(self.saved.get());
+        if let Some(failed_at) = self.failed_at {
+            return new > 0 && failed_at.elapsed() >= RETRY.min(self.config.every);
+        }
         new >= self.config.every_commands
             || (new > 0 && self.saved_at.elapsed() >= self.config.every)
     }
@@ -296,15 +319,19 @@ fn write(
         seconds = began.elapsed().as_secs_f64(),
         "a checkpoint is written"
     );
+    let _held = proven.hold();
+    let own = position.get();
+    let is_of_use = |sequence| proven.has(sequence);
     let removed = match older {
-        Older::Few => snapshots.prune(position.get()),
+        Older::Few => snapshots.prune(own, is_of_use),
         Older::Past(removed_through) => {
-            removed_through().and_then(|first| snapshots.thin(position.get(), first.get()))
+            removed_through().and_then(|first| snapshots.thin(own, first.get(), is_of_use))
         }
     };
-    // The new one is there: what cannot be removed now is removed another time.
-    if let Err(error) = removed {
-        tracing::warn!(%error, reader, "older checkpoints stay");
+    match removed {
+        Ok(removed) => proven.forget(&removed),
+        // The new one is there: what cannot be removed now is removed another time.
+        Err(error) => tracing::warn!(%error, reader, "older checkpoints stay"),
     }
     Some(position)
 }

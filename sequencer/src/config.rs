@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use types::NodeId;
+use types::{NodeId, Sequence};
 
 /// Nanoseconds since 1970. Passed in, so that a test or a simulator can hold it.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -43,8 +43,10 @@ pub struct Config {
     pub dir: PathBuf,
     /// Folder of its snapshots.
     pub snapshot_dir: PathBuf,
-    /// Folders of the checkpoints of those who read the journal: it does not start when one of them says more than the journal.
+    /// Folders of the checkpoints of those who read the journal. The node does not start, and leaves the journal as it is, when one of them says more than that.
     pub checkpoint_dirs: Vec<PathBuf>,
+    /// Last record that others, databases, are known to have read: the same for a journal that ends before it.
+    pub reach: Sequence,
     /// Requests waiting for the hot thread; one more is `BUSY`.
     pub queue_capacity: usize,
     /// Commands, and reports, in the rings of an engine; a power of two.
@@ -78,6 +80,7 @@ impl Config {
             dir: dir.to_path_buf(),
             snapshot_dir: dir.join("snapshots"),
             checkpoint_dirs: Vec::new(),
+            reach: Sequence::ZERO,
             queue_capacity: 65_536,
             ring_capacity: 1_024,
             layout: Layout::for_cores(cores),

@@ -11,7 +11,7 @@ use journal::{FileStorage, Journal, JournalError, JournalFailed, Snapshots, Stor
 use types::Sequence;
 
 use crate::backlog::Backlog;
-use crate::checkpoint::{Checkpoints, Proven};
+use crate::checkpoint::{CheckpointError, Checkpoints, Proven};
 use crate::config::{Config, Layout};
 use crate::core::Core;
 use crate::hot::Hot;
@@ -224,11 +224,13 @@ fn prepare_on(
     let proven = Proven::default();
     // A node without a snapshot begins at 0, where no file stands.
     proven.note(core.sequence());
-    let (journal, core) = recover::open(storage, sizes, core)?;
-    // Now: the hot thread adds records of its own as soon as it runs, the end of the sessions that were open.
+    // Before anything is cut from the journal or added to it: the hot thread ends the sessions that were open as soon as it runs.
+    let mut reach = config.reach;
     for dir in &config.checkpoint_dirs {
-        Checkpoints::new(dir).refuse_ahead(core.sequence())?;
+        let newest = Checkpoints::new(dir).end();
+        reach = reach.max(newest.map_err(CheckpointError::Io)?);
     }
+    let (journal, core) = recover::open(storage, sizes, core, reach)?;
     if let Some(first) = config.core {
         let engines = match config.layout {
             Layout::Fused => 0,

@@ -100,20 +100,30 @@ impl Replay {
     }
 }
 
-/// Opens the journal and brings the core, fresh or of a snapshot, to its end.
+/// Opens the journal, which once was durable up to `reach`, and brings the core, fresh or of a snapshot, to its end.
 pub(crate) fn open(
     storage: Arc<dyn Storage>,
     config: journal::Config,
     core: Core,
+    reach: Sequence,
 ) -> Result<(Journal, Core), StartError> {
     let mut replay = Replay::new(core, None);
-    let after = replay.from.get();
-    let opened = Journal::open_after(storage, config, after, |frame| replay.frame(frame));
+    let (after, reach) = (replay.from, reach.get());
+    let opened = Journal::open_reaching(storage, config, after.get(), reach, |frame| {
+        replay.frame(frame)
+    });
     let journal = opened.map_err(|error| match error {
-        JournalError::Lost { end, after } => StartError::SnapshotAhead {
-            snapshot: Sequence(after),
+        JournalError::Lost { end, after: lacks } if lacks == after.get() => {
+            StartError::SnapshotAhead {
+                snapshot: after,
+                journal: Sequence(end),
+            }
+        }
+        JournalError::Lost { end, after: lacks } => CheckpointError::Ahead {
+            known: Sequence(lacks),
             journal: Sequence(end),
-        },
+        }
+        .into(),
         error => error.into(),
     })?;
     Ok((journal, replay.core))

@@ -132,13 +132,20 @@ impl Keeper {
     fn remove(&mut self) -> Result<usize, JournalError> {
         let gone = self.front.removed_through()?;
         let limit = self.front.beyond(self.bytes)?;
+        // What is counted on stays until the segments are gone.
+        let proven: Vec<_> = self.readers.iter().map(|r| r.proven.clone()).collect();
+        let _held: Vec<_> = proven.iter().map(Proven::hold).collect();
         // By names first: whole files are worth reading only for a segment that would go.
         let floor = self.floor(limit, |_, _| true)?;
         if self.front.boundary(floor)? <= gone {
             return Ok(0);
         }
         let floor = self.floor(limit, Snapshots::is_good)?;
-        self.front.remove(floor)
+        let removed = self.front.remove(floor)?;
+        if removed > 0 {
+            self.waits_for = None;
+        }
+        Ok(removed)
     }
 
     /// Last record that nobody needs, at or before `limit`; 0 when somebody needs all.
@@ -167,7 +174,6 @@ impl Keeper {
             };
             floor = floor.min(needed);
         }
-        self.waits_for = None;
         // What is kept has to be told from somewhere.
         for reader in self.readers.iter().filter(|reader| reader.tells_past) {
             let states = Snapshots::new(&reader.dir);

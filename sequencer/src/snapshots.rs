@@ -142,7 +142,6 @@ impl Service {
                 Err(error @ ShadowError::Image(_)) => {
                     tracing::error!(%error, "no snapshot was written; tried again later");
                     metrics::counter!("snapshot_failures_total").increment(1);
-                    self.saved_at = Instant::now();
                     self.pause(RETRY);
                 }
                 Err(error) => {
@@ -201,9 +200,16 @@ impl Service {
             seconds,
             "a snapshot is written"
         );
-        // The new one is there: what cannot be removed now is removed another time.
-        if let Err(error) = self.parts.snapshots.prune(sequence.get()) {
-            tracing::warn!(%error, "older snapshots stay");
+        let proven = &self.parts.proven;
+        let _held = proven.hold();
+        let removed = self
+            .parts
+            .snapshots
+            .prune(sequence.get(), |at| proven.has(at));
+        match removed {
+            Ok(removed) => proven.forget(&removed),
+            // The new one is there: what cannot be removed now is removed another time.
+            Err(error) => tracing::warn!(%error, "older snapshots stay"),
         }
         Ok(())
     }

@@ -36,5 +36,6 @@ mod wire;
 pub use progress::{Lag, Progress, Stats, Suspension, TradeStatus};
 pub use repo::{BreakRow, StoreError};
 pub use run::{
-    SettlementConfig, SettlementDeps, SettlementHandle, SettlementView, StartError, start,
+    SettlementConfig, SettlementDeps, SettlementHandle, SettlementView, StartError,
+    settled_through, start,
 };

@@ -21,11 +21,8 @@ pub trait Source: Send + Sync {
     /// Begins behind `after`: before anything was read.
     fn begin_behind(&mut self, after: Sequence);
 
-    /// Makes sure that the records behind `after` are there, as far as one can tell.
-    ///
-    /// # Errors
-    /// They were removed, or the journal cannot be read.
-    fn check(&self, after: Sequence) -> Result<(), SourceError>;
+    /// Last record that was removed from its beginning.
+    fn removed_through(&self) -> Result<Sequence, SourceError>;
 
     /// Last record that is there, as far as one can tell.
     fn end(&self) -> Sequence;
@@ -46,9 +43,9 @@ impl Source for sequencer::Reader {
         *self = self.again(after);
     }
 
-    fn check(&self, after: Sequence) -> Result<(), SourceError> {
-        let checked = self.again(after).check();
-        checked.map_err(|error| SourceError(error.to_string()))
+    fn removed_through(&self) -> Result<Sequence, SourceError> {
+        self.removed_through()
+            .map_err(|error| SourceError(error.to_string()))
     }
 
     fn end(&self) -> Sequence {
@@ -113,12 +110,8 @@ impl Source for Recorded {
         self.after = after;
     }
 
-    fn check(&self, after: Sequence) -> Result<(), SourceError> {
-        if after < self.removed {
-            let reason = format!("the recording begins behind {}", self.removed);
-            return Err(SourceError(reason));
-        }
-        Ok(())
+    fn removed_through(&self) -> Result<Sequence, SourceError> {
+        Ok(self.removed)
     }
 
     /// It may still grow.

@@ -166,8 +166,11 @@ async fn damaged_checkpoints_are_passed_over() {
     let behind = &market.records[from - 1..];
     let refused = Platform::try_start(folder.path(), config(folder.path()), behind).await;
     let error = refused.map(|_| ()).unwrap_err();
-    assert!(matches!(error, StartError::Begin(_)), "{error}");
-    assert!(error.to_string().contains("begins behind"), "{error}");
+    let removed = Sequence(from as u64 - 1);
+    assert!(
+        matches!(error, StartError::Begin { removed: told } if told == removed),
+        "{error}"
+    );
     let mut platform = settled(folder.path(), &market, &market.records).await;
     platform.assert_agrees(&market).await;
     platform.stop().await;
@@ -184,7 +187,7 @@ fn copy(from: &Path, to: &Path) {
 // States that are ahead of the ledger are of no use: with the whole journal the ledger is brought on from its own position, without the journal's beginning it cannot
 // be, and that is said.
 #[tokio::test]
-async fn an_older_ledger_put_back_behind_a_shortened_journal_stops_settlement_with_the_reason() {
+async fn an_older_ledger_put_back_is_brought_on_by_the_whole_journal_and_by_nothing_less() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let market = market(14);
@@ -198,13 +201,15 @@ async fn an_older_ledger_put_back_behind_a_shortened_journal_stops_settlement_wi
     tokio::time::timeout(PATIENCE, drained).await.unwrap();
     platform.stop().await;
     copy(&folder.join("ledger"), &folder.join("copy"));
-    let platform = settled(folder, &market, &market.records[half..]).await;
-    platform.stop().await;
+    settled(folder, &market, &market.records).await.stop().await;
     let from = newest(folder).expect("a checkpoint") as usize;
     assert!(from > half + 20);
 
-    std::fs::remove_dir_all(folder.join("ledger")).unwrap();
-    std::fs::rename(folder.join("copy"), folder.join("ledger")).unwrap();
+    let put_back = || {
+        std::fs::remove_dir_all(folder.join("ledger")).unwrap();
+        copy(&folder.join("copy"), &folder.join("ledger"));
+    };
+    put_back();
     let platform = Platform::start(folder, config(folder), &market.records[from - 1..]).await;
     let mut failing = platform.settlement.health().watch();
     let told = failing.wait_for(|parts| {
@@ -212,5 +217,10 @@ async fn an_older_ledger_put_back_behind_a_shortened_journal_stops_settlement_wi
         journal.is_some_and(|reason| reason.contains("older copy"))
     });
     tokio::time::timeout(PATIENCE, told).await.unwrap().unwrap();
+    platform.stop().await;
+
+    put_back();
+    let mut platform = settled(folder, &market, &market.records).await;
+    platform.assert_agrees(&market).await;
     platform.stop().await;
 }

@@ -98,12 +98,16 @@ async fn resend(market: Arc<Market>, outbound: Arc<Outbound>, mut wanted: mpsc::
             open.insert((one.session, one.client_seq), one.channel);
             next = wanted.try_recv().ok();
         }
-        let all = open.clone();
-        let (found, lost) = look_for(&market, open).await.unwrap_or_else(|error| {
+        let mut looked = look_for(&market, open.clone()).await;
+        if looked.as_ref().is_err_and(PastError::is_removed) {
+            // The journal's beginning went away meanwhile: once more from where it begins now.
+            looked = look_for(&market, open.clone()).await;
+        }
+        let (found, lost) = looked.unwrap_or_else(|error| {
             if !error.is_removed() {
                 tracing::error!(%error, "the journal cannot be read for a resend");
             }
-            (Vec::new(), all)
+            (Vec::new(), open)
         });
         for (channel, bytes) in found {
             outbound.push(channel, &bytes);
@@ -126,7 +130,15 @@ async fn look_for(
         let mut wanted = wanted.iter();
         wanted.all(|(session, client_seq)| told(*session).1 < *client_seq)
     });
-    let found = past.await?.scan(
+    let past = past.await?;
+    // What was answered before the oldest place there is: nobody reads on for it.
+    let is_lost =
+        |&(session, client_seq): &(SessionIx, u64)| past.client_seq(session) >= client_seq;
+    let (mut lost, open): (Open, Open) = open.into_iter().partition(|(one, _)| is_lost(one));
+    if open.is_empty() {
+        return Ok((Vec::new(), lost));
+    }
+    let scanning = past.scan(
         market,
         (Vec::new(), open),
         |(found, open): &mut (Vec<_>, Open), session, number, message| {
@@ -139,7 +151,9 @@ async fn look_for(
             }
         },
     );
-    found.await.map(|(_, found)| found)
+    let (_, (found, left)) = scanning.await?;
+    lost.extend(left);
+    Ok((found, lost))
 }
 
 fn hint(command: &Command, sequence: Sequence) -> Option<Accepted> {

@@ -183,6 +183,14 @@ async fn a_market_without_the_journals_beginning_is_the_same_market() {
     drop((ann, of_ann));
     trade(&world, gone + 2).await;
     world.stop().await;
+    // What the history has, the journal has to have at the next start.
+    let told = gateway::told_through(&folder.path().join("gateway")).await;
+    let journal = Folder::new(&folder.path().join("journal"))
+        .verify()
+        .unwrap();
+    assert!((1..=journal.last).contains(&told.unwrap().get()));
+    let nothing = gateway::told_through(&folder.path().join("none")).await;
+    assert_eq!(nothing.unwrap(), types::Sequence::ZERO);
 }
 
 /// The process that is killed; does nothing in an ordinary run.

@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use types::{NodeId, Sequence};
 
 use crate::batch::{CHAIN_TRADES_MAX, Limits};
+use crate::ids;
 use crate::progress::{Progress, Stats, Suspension, Tracker, TradeStatus};
 use crate::repo::{BreakRow, Repo, StoreError};
 use crate::source::{Source, SourceError};
@@ -111,8 +112,14 @@ pub enum StartError {
     Store(#[from] StoreError),
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    #[error("no state is written down from which the journal goes on: {0}")]
-    Begin(SourceError),
+    #[error("the ledger does not tell settlement's position: {0}")]
+    Ledger(tonic::Status),
+    #[error(transparent)]
+    Journal(#[from] SourceError),
+    #[error(
+        "the journal goes on only from record {removed}, and no state is written down at or behind it"
+    )]
+    Begin { removed: Sequence },
 }
 
 /// What the workers share.
@@ -150,6 +157,17 @@ pub struct SettlementHandle {
     workers: Vec<JoinHandle<()>>,
 }
 
+/// Last record of a node's journal that a ledger has postings of.
+///
+/// # Errors
+/// [`StartError::Node`], or the ledger does not answer.
+pub async fn settled_through(ledger: rpc::Channel, node: u8) -> Result<Sequence, StartError> {
+    let source = ids::source(NodeId::new(node).ok_or(StartError::Node(node))?);
+    let mut ledger = ledger::Ledger(LedgerServiceClient::new(ledger));
+    let position = ledger.position(&source).await;
+    Ok(Sequence(position.map_err(StartError::Ledger)?))
+}
+
 /// Opens the store and starts the workers. They wait for ledger and chain as long as it takes.
 ///
 /// # Errors
@@ -170,7 +188,10 @@ pub async fn start(
     let newest = tokio::task::spawn_blocking(move || saved.newest(Sequence(u64::MAX))).await;
     let newest = newest.expect("what does not restore is passed over")?;
     let from = newest.map_or(Sequence::ZERO, |fold| fold.position());
-    deps.journal.check(from).map_err(StartError::Begin)?;
+    let removed = deps.journal.removed_through()?;
+    if from < removed {
+        return Err(StartError::Begin { removed });
+    }
     let shared = Arc::new(Shared {
         config,
         node,

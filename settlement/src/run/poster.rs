@@ -52,12 +52,9 @@ pub(super) enum Halt {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     #[error(
-        "the ledger is at {ledger}, behind every state that is written down, as if an older copy of it had been put back: {source}"
+        "the ledger is at {ledger}, behind every state that is written down, as if an older copy of it had been put back; the journal goes on only from {removed}"
     )]
-    Behind {
-        ledger: Sequence,
-        source: SourceError,
-    },
+    Behind { ledger: Sequence, removed: Sequence },
     #[error("stored batch {0} is unreadable")]
     Request(String),
     #[error("the journal ends at {journal}, the ledger is at {ledger}: a journal was lost")]

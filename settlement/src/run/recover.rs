@@ -94,11 +94,13 @@ impl Poster {
         let loading = tokio::task::spawn_blocking(move || saved.newest(position)).await;
         let found = loading.expect("what does not restore is passed over")?;
         let fold = found.unwrap_or_else(|| Fold::new(node));
-        let begun = self.journal.check(fold.position());
-        begun.map_err(|source| Halt::Behind {
-            ledger: position,
-            source,
-        })?;
+        let removed = self.journal.removed_through()?;
+        if fold.position() < removed {
+            return Err(Halt::Behind {
+                ledger: position,
+                removed,
+            });
+        }
         self.keeping.begin(&fold);
         self.journal.begin_behind(fold.position());
         Ok(fold)
