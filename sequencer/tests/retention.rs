@@ -261,7 +261,10 @@ async fn a_checkpoint_ahead_of_the_journal_stops_the_start_before_anything_is_ad
     }
     // So does a database. What is there stays as it is, the torn batch that may still be mended too.
     std::fs::remove_dir_all(dir.join("reader")).expect("removed");
-    let segment = ahead.dir.join("00000000000000000001.log");
+    let files = std::fs::read_dir(&ahead.dir).expect("listed");
+    let mut files = files.map(|file| file.expect("listed").path());
+    let segment = files.find(|path| path.extension().is_some_and(|end| end == "log"));
+    let segment = segment.expect("one segment");
     let whole = std::fs::read(&segment).expect("read");
     let mut torn = whole.clone();
     let end = torn.iter().rposition(|byte| *byte != 0).expect("records");
@@ -311,8 +314,8 @@ fn a_checkpoint_that_failed_is_tried_again_after_a_pause() {
     config.every = Duration::from_millis(20);
     let mut often = keeper(config);
     fail(&mut often);
-    std::fs::remove_file(&file).expect("removed");
     wait_until("tried again", || often.is_due(Sequence(6)));
+    std::fs::remove_file(&file).expect("removed");
     often.write(Sequence(6), whole(), || {
         rkyv::to_bytes::<rkyv::rancor::Error>(&6)
     });

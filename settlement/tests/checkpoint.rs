@@ -180,12 +180,14 @@ fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
-        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+        if entry.path().is_file() {
+            std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+        }
     }
 }
 
-// States that are ahead of the ledger are of no use: with the whole journal the ledger is brought on from its own position, without the journal's beginning it cannot
-// be, and that is said.
+// Databases of an earlier moment: states that are ahead of the ledger are of no use. With the whole journal it is brought on from its own position, without the
+// journal's beginning it cannot be, and that is said.
 #[tokio::test]
 async fn an_older_ledger_put_back_is_brought_on_by_the_whole_journal_and_by_nothing_less() {
     let folder = tempfile::tempdir().unwrap();
@@ -200,14 +202,19 @@ async fn an_older_ledger_put_back_is_brought_on_by_the_whole_journal_and_by_noth
     let drained = platform.settlement.drained(at);
     tokio::time::timeout(PATIENCE, drained).await.unwrap();
     platform.stop().await;
-    copy(&folder.join("ledger"), &folder.join("copy"));
+    let rooms = ["ledger", "settlement"];
+    for room in rooms {
+        copy(&folder.join(room), &folder.join("copies").join(room));
+    }
     settled(folder, &market, &market.records).await.stop().await;
     let from = newest(folder).expect("a checkpoint") as usize;
     assert!(from > half + 20);
 
     let put_back = || {
         std::fs::remove_dir_all(folder.join("ledger")).unwrap();
-        copy(&folder.join("copy"), &folder.join("ledger"));
+        for room in rooms {
+            copy(&folder.join("copies").join(room), &folder.join(room));
+        }
     };
     put_back();
     let platform = Platform::start(folder, config(folder), &market.records[from - 1..]).await;

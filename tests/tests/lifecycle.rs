@@ -234,7 +234,7 @@ async fn followed(platform: &Platform) {
     let sequences: Vec<_> = lines.iter().map(|line| line["sequence"].as_u64()).collect();
     assert_eq!(sequences, [1, 2, 3, 4].map(Some), "{dumped}");
     assert!(
-        lines.iter().all(|line| line["type"].is_string()),
+        lines.iter().all(|line| line["command"]["type"].is_string()),
         "{dumped}"
     );
 }

@@ -305,9 +305,12 @@ impl World {
     /// Waits until settlement and what follows it have caught up with everything durable: holds are given back then.
     pub async fn settled(&self) {
         let status = self.status().await;
-        self.settlement
-            .drained(Sequence(status.commit_sequence))
-            .await;
+        let drained = self.settlement.drained(Sequence(status.commit_sequence));
+        let waited = tokio::time::timeout(Duration::from_secs(60), drained).await;
+        waited.unwrap_or_else(|_| {
+            let failing = self.settlement.health().failing();
+            panic!("not settled: {:?}, {failing:?}", self.settlement.stats())
+        });
     }
 
     pub async fn status(&self) -> GetMarketStatusResponse {
