@@ -14,6 +14,9 @@ use crate::{Error, Log, consumer};
 
 /// After a step the relay lets commits gather, so that a stream of small ones shares its durable writes, in milliseconds.
 const PACE_MS: u64 = 2;
+/// The same where several commits went out together: nobody waited for the first of them to make the next, and each durable write and each
+/// waking of a reader costs a lone writer's next commit more than one of its own steps. The bound of what an event waits here.
+const STREAM_PACE_MS: u64 = 8;
 /// The relay is woken by commits; this is how long it sleeps at most, for rows written by another process, in milliseconds.
 const POLL_MS: u64 = 1_000;
 /// How long it sleeps while rows are there that may go out in a moment, or that are out and wait to be deleted, in milliseconds.
@@ -33,6 +36,8 @@ pub struct Moved {
     pub events: usize,
     /// More may go out at once or in a moment: a full batch, rows of transactions still under way, another relay at work.
     pub more_soon: bool,
+    /// They were of several commits, as far as the store tells.
+    pub is_stream: bool,
 }
 
 /// A database with an outbox.
@@ -75,7 +80,12 @@ impl Relay {
                         (true, 0) => Duration::from_millis(SOON_MS),
                         (false, 0) => Duration::from_millis(POLL_MS),
                         (false, 1..) => {
-                            tokio::time::sleep(Duration::from_millis(PACE_MS)).await;
+                            let pace = if moved.is_stream {
+                                STREAM_PACE_MS
+                            } else {
+                                PACE_MS
+                            };
+                            tokio::time::sleep(Duration::from_millis(pace)).await;
                             Duration::from_millis(SOON_MS)
                         }
                     }

@@ -15,7 +15,7 @@ use common::{
     event, in_time,
     outbox::{End, Service, TABLES, published},
 };
-use events::{Direct, Embedded, Packed, Sqlite, inbox, outbox, outbox::Relay};
+use events::{Direct, Embedded, Log, Packed, Sqlite, inbox, outbox, outbox::Relay};
 use sqlx::{
     SqlitePool,
     migrate::{Migration, MigrationType, Migrator},
@@ -36,6 +36,12 @@ fn migrator() -> Migrator {
 
 async fn service(folder: &Path) -> Sqlite {
     Sqlite::open(folder.join("service.db"), &migrator())
+        .await
+        .unwrap()
+}
+
+async fn direct(folder: &Path) -> Direct {
+    Direct::open(folder.join("service.db"), &migrator())
         .await
         .unwrap()
 }
@@ -163,9 +169,9 @@ async fn r248_the_contract_holds_for_a_writer_without_a_thread_of_its_own() {
     let mut folders = Vec::new();
     common::outbox::all(async || {
         let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("service.db");
+        let db = direct(folder.path()).await;
         folders.push(folder);
-        Direct::open(file, &migrator()).await.unwrap()
+        db
     })
     .await;
 }
@@ -173,8 +179,7 @@ async fn r248_the_contract_holds_for_a_writer_without_a_thread_of_its_own() {
 #[tokio::test]
 async fn a_closed_writer_says_so() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("service.db");
-    let db = Direct::open(file, &migrator()).await.unwrap();
+    let db = direct(folder.path()).await;
     db.clone().close().await;
     assert!(matches!(db.write().await, Err(events::Error::Closed)));
 }
@@ -282,6 +287,35 @@ async fn a_locked_or_closed_store_is_away_and_a_broken_constraint_is_not() {
     assert!(closed.is_away(), "{closed}");
 }
 
+#[tokio::test]
+async fn a_writer_without_a_thread_of_its_own_tells_the_same_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = direct(folder.path()).await;
+    db.change(1, End::Commit).await;
+    let tx = db.write().await.unwrap();
+    let twice = tx.execute("INSERT INTO changes (number) VALUES (1)", []);
+    let twice = twice.unwrap_err();
+    assert!(!events::sqlite::direct::is_away(&twice), "{twice}");
+    let wrong = tx.query_row("SELECT 'text'", [], |row| row.get::<_, i64>(0));
+    let wrong = wrong.unwrap_err();
+    assert!(!events::sqlite::direct::is_away(&wrong), "{wrong}");
+    // Another process holds the lock of the file.
+    let impatient = rusqlite::Connection::open(folder.path().join("service.db")).unwrap();
+    impatient.busy_timeout(std::time::Duration::ZERO).unwrap();
+    let locked = impatient.execute("INSERT INTO changes (number) VALUES (2)", []);
+    let locked = locked.unwrap_err();
+    assert!(events::sqlite::direct::is_away(&locked), "{locked}");
+    let away = events::Error::from(locked);
+    assert!(away.is_away(), "{away}");
+    drop(tx);
+    // What failed has left no transaction behind.
+    db.change(2, End::Commit).await;
+    assert_eq!(db.numbers("changes").await, [1, 2]);
+    db.close().await;
+    let closed = db.write().await.err().expect("the file is closed");
+    assert!(closed.is_away(), "{closed}");
+}
+
 const CHILD_FOLDER: &str = "OUTBOX_TEST_CHILD_FOLDER";
 
 /// Not a test of its own: the process that the next test kills. It changes and relays at once and says each committed number.
@@ -305,20 +339,66 @@ async fn child_changes_and_relays_until_killed() {
     }
 }
 
-// rows: R248
-#[tokio::test]
-async fn r248_kill_9_between_commit_and_publish_loses_and_invents_nothing() {
-    let folder = tempfile::tempdir().unwrap();
+/// Numbers that one transaction of the next child changes.
+const GROUP: usize = 3;
+
+/// Not a test of its own: the process that the last test kills. Groups follow each other without a pause, from one thread and then another.
+#[tokio::test(flavor = "multi_thread")]
+async fn child_changes_groups_directly_and_relays_until_killed() {
+    let Ok(folder) = std::env::var(CHILD_FOLDER) else {
+        return;
+    };
+    let folder = Path::new(&folder);
+    let db = direct(folder).await;
+    let log = Embedded::open(folder.join("log")).await.unwrap();
+    tokio::spawn(Relay::run(
+        db.clone(),
+        Arc::new(log),
+        CancellationToken::new(),
+    ));
+    let writers: Vec<_> = (0..2)
+        .map(|_| {
+            let db = db.clone();
+            tokio::spawn(async move {
+                for _ in 0_u64.. {
+                    let tx = db.write().await.unwrap();
+                    let last = change_group(&tx);
+                    tx.commit().unwrap();
+                    println!("committed {last}");
+                    tokio::task::yield_now().await;
+                }
+            })
+        })
+        .collect();
+    for writer in writers {
+        writer.await.unwrap();
+    }
+}
+
+/// The next numbers with their events; the last of them.
+fn change_group(tx: &events::DirectTx) -> usize {
+    let sql = "SELECT COALESCE(MAX(number) + 1, 0) FROM changes";
+    let first: i64 = tx.query_row(sql, [], |row| row.get(0)).unwrap();
+    let numbers: Vec<usize> = (first as usize..).take(GROUP).collect();
+    for number in &numbers {
+        let sql = "INSERT INTO changes (number) VALUES (?1)";
+        tx.execute(sql, [*number as i64]).unwrap();
+    }
+    let events: Vec<_> = numbers
+        .iter()
+        .map(|number| event("t", "k", *number))
+        .collect();
+    tx.append(&Packed::of(&events)).unwrap();
+    numbers[GROUP - 1]
+}
+
+/// Runs a child again and again on what it left, each time killed after another number of commits. How many numbers it said to be committed.
+fn kill_again_and_again(child: &str, folder: &Path) -> usize {
     let mut committed = 0;
-    // Each round is killed after another number of commits and goes on with what the one before left.
     for after in [1, 2, 3, 5, 8, 13] {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "child_changes_and_relays_until_killed",
-                "--nocapture",
-            ])
-            .env(CHILD_FOLDER, folder.path())
+            .args(["--exact", child, "--nocapture"])
+            .env(CHILD_FOLDER, folder)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -337,11 +417,39 @@ async fn r248_kill_9_between_commit_and_publish_loses_and_invents_nothing() {
         child.wait().unwrap();
         assert!(committed >= target);
     }
-    let db = service(folder.path()).await;
-    let log = Embedded::open(folder.path().join("log")).await.unwrap();
+    committed
+}
+
+/// Every change that was said is there, once, and so is its event.
+async fn assert_whole(db: impl Service, folder: &Path, committed: usize) -> usize {
+    let log = Embedded::open(folder.join("log")).await.unwrap();
     while Relay::step(&db, &log).await.unwrap() > 0 {}
-    let changes = numbers(db.read(), "changes").await;
+    let changes = db.numbers("changes").await;
     assert!(changes.len() >= committed);
     assert_eq!(changes, (0..changes.len()).collect::<Vec<_>>());
     assert_eq!(published(&log, changes.len()).await, changes);
+    let left = log.backlog("another reader", &["t"]).await.unwrap();
+    assert_eq!(left.len(), changes.len(), "an event is there twice");
+    changes.len()
+}
+
+// rows: R248
+#[tokio::test]
+async fn r248_kill_9_between_commit_and_publish_loses_and_invents_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let child = "child_changes_and_relays_until_killed";
+    let committed = kill_again_and_again(child, folder.path());
+    let db = service(folder.path()).await;
+    assert_whole(db, folder.path(), committed).await;
+}
+
+// rows: R248
+#[tokio::test]
+async fn r248_kill_9_in_a_group_written_directly_loses_and_halves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let child = "child_changes_groups_directly_and_relays_until_killed";
+    let committed = kill_again_and_again(child, folder.path());
+    let db = direct(folder.path()).await;
+    let changes = assert_whole(db, folder.path(), committed).await;
+    assert_eq!(changes % GROUP, 0, "a group is there in part");
 }

@@ -3,12 +3,13 @@
 //! `log.db` is synchronous FULL: when `publish` returns, the events survive `kill -9` and power loss. Group positions are in `offsets.db`,
 //! synchronous NORMAL: they survive `kill -9`, and a power loss only sets them back, which consumers bear. All topics share one
 //! sequence, so a subscription to several topics sees them in the order of publication; each topic is one partition.
-//! Subscribers are woken by publishers of the same process and look once a second for those of another.
+//! Subscribers are woken by publishers of the same process that have something for them, and look once a second for those of another.
 //! Of two members of a group the second waits until the first is dropped. Records of one topic that are published together share rows
 //! ([`crate::pack`]). Limit: nothing is ever removed from the log.
 
 mod recent;
 mod source;
+mod wakes;
 
 use std::{
     collections::HashMap,
@@ -21,7 +22,7 @@ use sqlx::sqlite::SqliteSynchronous;
 use tokio::sync::watch;
 
 use crate::{
-    Delivery, Error, Log, Position, Record, Sqlite, Subscription, Waiting,
+    Delivery, Error, Event, Log, Position, Record, Sqlite, Subscription, Waiting,
     many::{Many, Script},
     pack,
 };
@@ -36,6 +37,9 @@ static APPEND: Many = Many::new(
     ") LIMIT +?",
 );
 
+/// A record where it lies: the event and its further headers.
+type Borrowed<'a> = (&'a Event, &'a [(String, String)]);
+
 /// Handle to an embedded log; clones share it.
 #[derive(Clone)]
 pub struct Embedded(Arc<Inner>);
@@ -45,8 +49,8 @@ struct Inner {
     offsets: Sqlite,
     /// What the writer knows of the end of the log.
     recent: tokio::sync::Mutex<recent::Recent>,
-    /// Position of the last record published by this process; subscribers wait on it.
-    head: watch::Sender<i64>,
+    /// Members that wait for records of this process.
+    wakes: wakes::Wakes,
     failing: watch::Sender<Option<String>>,
     waiting: Waiting,
     /// One lock for each group and topic: its holder is the group's active member.
@@ -71,14 +75,11 @@ impl Embedded {
         let mut tx = offsets.write().await?;
         sqlx::raw_sql(OFFSETS_SCHEMA).execute(&mut *tx).await?;
         tx.commit().await?;
-        let head: i64 = sqlx::query_scalar("SELECT COALESCE(MAX(position), 0) FROM log")
-            .fetch_one(log.read())
-            .await?;
         Ok(Embedded(Arc::new(Inner {
             log,
             offsets,
             recent: tokio::sync::Mutex::default(),
-            head: watch::Sender::new(head),
+            wakes: wakes::Wakes::default(),
             failing: watch::Sender::new(None),
             waiting: Waiting::default(),
             members: Mutex::default(),
@@ -89,6 +90,24 @@ impl Embedded {
     pub async fn close(&self) {
         self.0.log.close().await;
         self.0.offsets.close().await;
+    }
+
+    /// Writes the records and wakes who waits for them.
+    async fn add(&self, records: &[Borrowed<'_>]) -> Result<(), Error> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        let written = self.0.write(records).await;
+        self.0.failing.send_if_modified(|failing| {
+            let now = written.as_ref().err().map(ToString::to_string);
+            let changed = *failing != now;
+            *failing = now;
+            changed
+        });
+        written?;
+        let topics = records.iter().map(|(event, _)| event.topic.as_str());
+        self.0.wakes.wake(topics);
+        Ok(())
     }
 
     fn member_lock(&self, group: &str, topic: &str) -> Arc<tokio::sync::Mutex<()>> {
@@ -106,24 +125,17 @@ impl Embedded {
 
 #[async_trait]
 impl Log for Embedded {
+    /// Without a copy of the events, which a relay hands over by the thousand.
+    async fn publish(&self, events: &[Event]) -> Result<(), Error> {
+        let records: Vec<Borrowed> = events.iter().map(|event| (event, &[][..])).collect();
+        self.add(&records).await
+    }
+
     async fn append(&self, records: &[Record]) -> Result<(), Error> {
-        if records.is_empty() {
-            return Ok(());
-        }
-        let written = self.0.write(records).await;
-        self.0.failing.send_if_modified(|failing| {
-            let now = written.as_ref().err().map(ToString::to_string);
-            let changed = *failing != now;
-            *failing = now;
-            changed
-        });
-        let head = written?;
-        self.0.head.send_if_modified(|last| {
-            let newer = head > *last;
-            *last = head.max(*last);
-            newer
-        });
-        Ok(())
+        let records = records
+            .iter()
+            .map(|record| (&record.event, &*record.headers));
+        self.add(&records.collect::<Vec<Borrowed>>()).await
     }
 
     async fn subscribe(&self, group: &str, topics: &[&str]) -> Result<Subscription, Error> {
@@ -188,31 +200,34 @@ impl Inner {
         tx.commit().await
     }
 
-    /// Writes the records in one transaction, but for those that are there, and returns the position of the last one in the log.
-    async fn write(&self, records: &[Record]) -> Result<i64, Error> {
+    /// Writes the records in one transaction, but for those that are there.
+    async fn write(&self, records: &[Borrowed<'_>]) -> Result<(), Error> {
         let mut recent = self.recent.lock().await;
         let mut tx = self.log.write().await?;
         let mut next = recent.begin(&mut tx).await?;
-        let new: Vec<&Record> = records.iter().filter(|record| recent.add(record)).collect();
-        let runs: Vec<&[&Record]> = new
-            .chunk_by(|a, b| a.event.topic == b.event.topic)
+        let mut new: Vec<Borrowed> = Vec::with_capacity(records.len());
+        for (event, headers) in records {
+            if recent.add(event, headers) {
+                new.push((event, headers));
+            }
+        }
+        let runs: Vec<&[Borrowed]> = new
+            .chunk_by(|a, b| a.0.topic == b.0.topic)
             .flat_map(|run| run.chunks(pack::RECORDS_MAX))
             .collect();
         let mut script = Script::default();
         script
             .add(&mut tx, &APPEND, &runs, |run, row| {
                 row.put(next);
-                row.put(Arc::<str>::from(run[0].event.topic.as_str()));
+                row.put(Arc::<str>::from(run[0].0.topic.as_str()));
                 row.put(run.len() as i64);
-                row.put(pack::pack(
-                    run.iter().map(|record| (&record.event, &*record.headers)),
-                ));
+                row.put(pack::pack(run.iter().copied()));
                 next += run.len() as i64;
             })
             .await?;
         script.run(&mut tx).await?;
         tx.commit().await?;
         recent.keep(next);
-        Ok(next - 1)
+        Ok(())
     }
 }

@@ -11,7 +11,7 @@ use sqlx::SqliteConnection;
 use uuid::Uuid;
 
 use super::source::malformed;
-use crate::{Error, Record, pack};
+use crate::{Error, Event, pack};
 
 /// Records remembered.
 const RECENT_MAX: usize = 65_536;
@@ -42,12 +42,12 @@ impl Recent {
         self.next = Some(next);
     }
 
-    /// Remembers a record; `false` where it is known.
-    pub fn add(&mut self, record: &Record) -> bool {
-        if !record.headers.is_empty() {
+    /// Remembers a record, an event with these further headers; `false` where it is known.
+    pub fn add(&mut self, event: &Event, headers: &[(String, String)]) -> bool {
+        if !headers.is_empty() {
             return true;
         }
-        let id = (self.topic(&record.event.topic), record.event.id);
+        let id = (self.topic(&event.topic), event.id);
         let is_new = self.ids.insert(id);
         if is_new {
             self.order.push_back(id);
@@ -83,7 +83,7 @@ impl Recent {
             let records = pack::unpack(&records, count)
                 .map_err(|reason| malformed(&format!("log {position}"), reason))?;
             for record in &records {
-                self.add(record);
+                self.add(&record.event, &record.headers);
             }
         }
         Ok(())

@@ -3,11 +3,11 @@
 //! Topics are read in chunks and merged by position. A chunk that came full may be followed by more of its topic, so only records up to
 //! the lowest end of a full chunk are handed out before the next read.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use sqlx::{FromRow, sqlite::SqlitePool};
-use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::sync::{Notify, OwnedMutexGuard};
 
 use super::Embedded;
 use crate::{Delivery, Error, Position, log::Source, pack};
@@ -29,7 +29,8 @@ struct Active {
     /// Last position handed out or skipped, for each topic.
     cursors: Vec<i64>,
     ready: VecDeque<Delivery>,
-    head: watch::Receiver<i64>,
+    /// Notified of records that were published since the last look.
+    published: Arc<Notify>,
     _locks: Vec<OwnedMutexGuard<()>>,
 }
 
@@ -54,10 +55,12 @@ impl Member {
                 locks.push(self.log.member_lock(&self.group, topic).lock_owned().await);
             }
             let cursors = self.log.0.committed(&self.group, &self.topics).await?;
+            // Before the first look, so that nothing published behind it is missed.
+            let published = self.log.0.wakes.of(&self.topics);
             self.active = Some(Active {
                 cursors,
                 ready: VecDeque::new(),
-                head: self.log.0.head.subscribe(),
+                published,
                 _locks: locks,
             });
         }
@@ -75,12 +78,11 @@ impl Source for Member {
             if let Some(delivery) = active.ready.pop_front() {
                 return Ok(delivery);
             }
-            // Seen before reading, so that a record published meanwhile ends the wait below.
-            active.head.mark_unchanged();
             active.ready = read_chunk(log.0.log.read(), &topics, &mut active.cursors).await?;
             if active.ready.is_empty() {
+                // One that was published meanwhile has left its notice.
                 let poll = Duration::from_millis(POLL_MS);
-                let _ = tokio::time::timeout(poll, active.head.changed()).await;
+                let _ = tokio::time::timeout(poll, active.published.notified()).await;
             }
         }
     }
@@ -114,11 +116,11 @@ pub(super) async fn read_chunk(
     let mut ready: Vec<Delivery> = Vec::new();
     let mut horizon = i64::MAX;
     for (topic, cursor) in topics.iter().zip(&*cursors) {
-        // The first row may begin before the cursor and end behind it.
+        // The first row may begin before the cursor and end behind it. `+`: see [`crate::many::Many`].
         let rows: Vec<Row> = sqlx::query_as(
             "SELECT position, count, records FROM log WHERE topic = $1 AND position >= \
              COALESCE((SELECT MAX(position) FROM log WHERE topic = $1 AND position <= $2), 0) AND position + count > $2 \
-             ORDER BY position LIMIT $3",
+             ORDER BY position LIMIT +$3",
         )
         .bind(topic)
         .bind(cursor + 1)

@@ -168,6 +168,7 @@ async fn move_batch(connection: &mut PgConnection, log: &dyn Log) -> Result<Move
         return Ok(Moved {
             events: 0,
             more_soon: true,
+            is_stream: false,
         });
     }
     let moved = publish(connection, log).await?;
@@ -206,5 +207,6 @@ async fn publish(connection: &mut PgConnection, log: &dyn Log) -> Result<Moved, 
     Ok(Moved {
         events: events.len(),
         more_soon: events.len() < found.len() || found.len() == BATCH as usize,
+        is_stream: false,
     })
 }

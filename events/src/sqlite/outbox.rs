@@ -48,8 +48,9 @@ struct Oldest {
 }
 
 async fn oldest(db: &Sqlite) -> Result<Oldest, Error> {
+    // `+`: see [`Many`].
     let rows: Vec<(i64, i64, Vec<u8>)> = sqlx::query_as(
-        "SELECT position, count, events FROM outbox WHERE position > $1 ORDER BY position LIMIT $2",
+        "SELECT position, count, events FROM outbox WHERE position > $1 ORDER BY position LIMIT +$2",
     )
     .bind(db.relayed())
     .bind(BATCH)
@@ -80,6 +81,8 @@ pub(super) async fn publish_oldest(db: &Sqlite, log: &dyn Log) -> Result<Moved, 
     Ok(Moved {
         events: oldest.events.len(),
         more_soon: oldest.rows == BATCH as usize,
+        // A commit of few events is one row.
+        is_stream: oldest.rows > 1,
     })
 }
 

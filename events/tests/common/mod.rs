@@ -15,7 +15,7 @@ use std::{
 
 use async_trait::async_trait;
 use events::{
-    Delivery, Event, Later, Log, Poison, Record, RetryPolicy, Stopped, Subscription,
+    Delivery, Event, Failure, Later, Log, Poison, Record, RetryPolicy, Stopped, Subscription,
     consume_batches, consume_with, dlq, report_health, topics,
 };
 use tokio_util::sync::CancellationToken;
@@ -37,6 +37,7 @@ pub async fn all(fixture: &dyn Fixture) {
     given_up_records_are_dead_letters_and_come_back_to_their_group_only(fixture).await;
     a_stopped_consumer_goes_on_where_it_stopped(fixture).await;
     records_that_are_there_are_handled_together_in_order(fixture).await;
+    a_batch_stopped_in_its_middle_goes_on_behind_what_was_handled(fixture).await;
 }
 
 /// Retries without waiting.
@@ -453,4 +454,87 @@ async fn records_that_are_there_are_handled_together_in_order(fixture: &dyn Fixt
     assert!(calls.contains(&vec!["hold-5".to_owned()]), "{calls:?}");
     let left = fixture.log().backlog("together", &[&topic]).await.unwrap();
     assert!(left.is_empty(), "{left:?}");
+}
+
+/// How a handler of a batch ends at a stop.
+#[derive(Clone, Copy)]
+enum Ends {
+    /// With all that it was given.
+    Whole,
+    /// With so many of them, and this for the next.
+    Behind(usize, fn() -> Failure),
+}
+
+async fn a_batch_stopped_in_its_middle_goes_on_behind_what_was_handled(fixture: &dyn Fixture) {
+    const TOGETHER: usize = 4;
+    let topic = fixture.topic("middle").await;
+    let sent: Vec<Event> = (0..19)
+        .map(|number| event(&topic, "one-key", number))
+        .collect();
+    fixture.log().publish(&sent).await.unwrap();
+    let subjects: Vec<String> = sent.iter().map(|event| event.subject.clone()).collect();
+    let mut handled: Vec<String> = Vec::new();
+    // The consumer is told to stop while a handler works, whatever that one answers then.
+    for ends in [
+        Ends::Behind(2, || "not now".into()),
+        Ends::Whole,
+        Ends::Behind(1, || Later("the peer is away".into()).into()),
+        Ends::Behind(3, || Poison("cannot be read".into()).into()),
+        Ends::Behind(0, || "not now".into()),
+    ] {
+        let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
+        let shutdown = CancellationToken::new();
+        let (stop, tell) = (shutdown.clone(), &tx);
+        let handler = |events: Vec<Event>| {
+            let stop = stop.clone();
+            async move {
+                assert!(!stop.is_cancelled(), "called again behind the stop");
+                stop.cancel();
+                let done = match ends {
+                    Ends::Whole => events.len(),
+                    Ends::Behind(done, _) => done.min(events.len()),
+                };
+                for event in &events[..done] {
+                    tell.send(event.subject.clone()).unwrap();
+                }
+                match ends {
+                    Ends::Behind(_, error) if done < events.len() => Err(Stopped {
+                        handled: done,
+                        error: error(),
+                    }),
+                    _ => Ok(()),
+                }
+            }
+        };
+        let log = fixture.log();
+        let topics = [topic.as_str()];
+        let consumed = consume_batches(log, "middle", &topics, TOGETHER, handler, shutdown);
+        in_time("the consumer stops", consumed).await.unwrap();
+        while let Ok(subject) = rx.try_recv() {
+            handled.push(subject);
+        }
+        let left = fixture.log().backlog("middle", &topics).await.unwrap();
+        let left = left.into_iter().map(|delivery| delivery.record.event);
+        let left: Vec<Event> = left.collect();
+        assert_eq!(left, sent[handled.len()..], "what is committed");
+    }
+    let letters = fixture
+        .log()
+        .backlog("inspector", &[&topics::dlq(&topic)])
+        .await
+        .unwrap();
+    assert!(letters.is_empty(), "nothing is given up at a stop");
+    let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
+    let last = run(fixture, "middle", &topic, move |event| {
+        let tx = tx.clone();
+        async move {
+            tx.send(event.subject).unwrap();
+            Ok(())
+        }
+    });
+    while handled.len() < sent.len() {
+        handled.push(in_time("the rest", rx.recv()).await.unwrap());
+    }
+    stop(last).await;
+    assert_eq!(handled, subjects);
 }

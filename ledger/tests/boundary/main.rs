@@ -1,11 +1,13 @@
 //! The ledger at its boundary: a real store in a temporary folder, the real log, the real access layer; every call through the client of the
-//! contract. One test binary, since linking costs more than running. The same tests run on PostgreSQL in `tests/full`.
+//! contract. One test binary, since linking costs more than running. The same tests run on PostgreSQL in `tests/full`,
+//! but for `crash` and `remembered`, which are about the writer of the SQLite file.
 
 mod audit;
 mod away;
 mod batches;
 mod concurrency;
 mod consumed;
+mod crash;
 mod emitted;
 mod harness;
 mod holds;
@@ -13,6 +15,7 @@ mod limits;
 mod operations;
 mod reads;
 mod refusals;
+mod remembered;
 mod requests;
 mod rows;
 mod statement;

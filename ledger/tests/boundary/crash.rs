@@ -1,0 +1,235 @@
+//! `kill -9` while groups are written: what was acknowledged is there once, what was not can be asked again, and each event is told once.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Command, Stdio},
+    sync::Arc,
+};
+
+use events::{Embedded, Log, topics};
+use ledger::{LedgerConfig, LedgerDeps, LedgerHandle};
+use proto::{
+    common::v1::OperationType,
+    ledger::v1::{ledger_service_client::LedgerServiceClient, *},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::harness::*;
+
+/// Names the folder to the child; without it the child's test has nothing to do.
+const CHILD_FOLDER: &str = "LEDGER_TEST_CHILD_FOLDER";
+/// Tells this run's keys from those of the runs before.
+const CHILD_RUN: &str = "LEDGER_TEST_CHILD_RUN";
+/// Clients that pay at the same time, each its neighbour.
+const CLIENTS: usize = 6;
+/// Operations of one call.
+const TOGETHER: usize = 3;
+/// Acknowledged calls after which each run is killed.
+const KILLED_AFTER: [usize; 5] = [1, 7, 20, 45, 90];
+
+struct Running {
+    handle: LedgerHandle,
+    log: Embedded,
+    slot: rpc::LocalSlot,
+    shutdown: CancellationToken,
+}
+
+impl Running {
+    async fn start(folder: &Path) -> Self {
+        let log = Embedded::open(folder.join("log")).await.unwrap();
+        let nobody = rpc::Channel::local(&rpc::LocalSlot::new(), "sandbox.service");
+        let deps = LedgerDeps::new(Arc::new(log.clone()), nobody);
+        let shutdown = CancellationToken::new();
+        let handle = ledger::start(config(folder), deps, shutdown.clone());
+        let handle = handle.await.unwrap();
+        let slot = rpc::LocalSlot::new();
+        slot.fill(rpc::with_auth(
+            handle.service().routes,
+            &rpc::Authenticator::Sandbox,
+        ));
+        Running {
+            handle,
+            log,
+            slot,
+            shutdown,
+        }
+    }
+
+    fn client(&self) -> Client {
+        LedgerServiceClient::new(rpc::Channel::local(&self.slot, "sandbox.service"))
+    }
+
+    async fn stop(self) {
+        self.shutdown.cancel();
+        self.slot.clear();
+        self.handle.stopped().await;
+        self.log.close().await;
+    }
+}
+
+fn config(folder: &Path) -> LedgerConfig {
+    LedgerConfig {
+        data_dir: folder.to_owned(),
+        ..LedgerConfig::default()
+    }
+}
+
+fn sub_account(client: usize) -> String {
+    format!("u{client}:{RUB}")
+}
+
+/// One call of some payments, by a key of its own.
+fn payments(key: &str, client: usize) -> CreateOperationsRequest {
+    let (from, to) = (sub_account(client), sub_account((client + 1) % CLIENTS));
+    let user = format!("u{client}");
+    let legs: [Leg; 1] = [(&from, &to, "0.01", RUB)];
+    let payment = |number| {
+        let key = format!("{key}-{number}");
+        item(OperationType::Payment, &user, &key, &legs)
+    };
+    CreateOperationsRequest {
+        context: write(key),
+        operations: (0..TOGETHER).map(payment).collect(),
+        ..Default::default()
+    }
+}
+
+/// Not a test of its own: the process that the next test kills. Says each key before it is asked and once it is acknowledged.
+#[tokio::test(flavor = "multi_thread")]
+async fn child_pays_until_killed() {
+    let Ok(folder) = std::env::var(CHILD_FOLDER) else {
+        return;
+    };
+    let run = std::env::var(CHILD_RUN).unwrap();
+    let ledger = Running::start(Path::new(&folder)).await;
+    for client in 0..CLIENTS {
+        let legs: [Leg; 1] = [("system:reserve:CFA-RUB", &sub_account(client), "1000", RUB)];
+        let (user, key) = (format!("u{client}"), format!("fund-{client}"));
+        let request = operation(OperationType::Deposit, &user, &key, &legs);
+        ledger.client().create_operation(request).await.unwrap();
+    }
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|client| {
+            let (mut calls, run) = (ledger.client(), run.clone());
+            tokio::spawn(async move {
+                for number in 0.. {
+                    let key = format!("run{run}-{client}-{number}");
+                    println!("\nasked {key}");
+                    let paid = calls.create_operations(payments(&key, client)).await;
+                    paid.unwrap();
+                    println!("\npaid {key}");
+                }
+            })
+        })
+        .collect();
+    for client in clients {
+        client.await.unwrap();
+    }
+}
+
+#[derive(Default)]
+struct Told {
+    asked: BTreeSet<String>,
+    paid: BTreeSet<String>,
+}
+
+/// Runs the child until so many more calls were acknowledged, and kills it.
+fn run_and_kill(folder: &Path, run: usize, after: usize, told: &mut Told) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "crash::child_pays_until_killed", "--nocapture"])
+        .env(CHILD_FOLDER, folder)
+        .env(CHILD_RUN, run.to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let target = told.paid.len() + after;
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    // What it said before it was killed counts, even if it is read afterwards.
+    for line in lines.map_while(Result::ok) {
+        if let Some(key) = line.strip_prefix("asked ") {
+            told.asked.insert(key.to_owned());
+        } else if let Some(key) = line.strip_prefix("paid ") {
+            told.paid.insert(key.to_owned());
+        }
+        if told.paid.len() >= target {
+            child.kill().unwrap();
+        }
+    }
+    child.wait().unwrap();
+    assert!(told.paid.len() >= target, "run {run} ended by itself");
+}
+
+/// The client that a key belongs to.
+fn client_of(key: &str) -> usize {
+    key.split('-').nth(1).unwrap().parse().unwrap()
+}
+
+/// How often each operation's making was told.
+async fn told_events(log: &Embedded) -> BTreeMap<String, usize> {
+    let mut made = BTreeMap::new();
+    for delivery in log.backlog("reader", &[topics::LEDGER]).await.unwrap() {
+        let event = delivery.record.event;
+        if event.short_type() == "OperationCreatedEvent" {
+            *made.entry(event.subject).or_default() += 1;
+        }
+    }
+    made
+}
+
+// rows: R248
+#[tokio::test]
+async fn r248_kill_9_while_groups_are_written_loses_and_doubles_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut told = Told::default();
+    for (run, after) in KILLED_AFTER.into_iter().enumerate() {
+        run_and_kill(folder.path(), run, after, &mut told);
+    }
+    let found = ledger::verify(&config(folder.path())).await.unwrap();
+    assert_eq!(found.fault, None, "as the last kill left it");
+    let ledger = Running::start(folder.path()).await;
+    let mut operations = BTreeSet::new();
+    for key in &told.asked {
+        let mut client = ledger.client();
+        let again = client.create_operations(payments(key, client_of(key)));
+        let again = again.await.unwrap().into_inner();
+        if told.paid.contains(key) {
+            assert!(again.replayed, "{key} was acknowledged and is lost");
+        }
+        for outcome in again.outcomes {
+            assert_eq!(outcome.error_message, "", "{key}");
+            operations.insert(outcome.operation.unwrap().operation_id);
+        }
+    }
+    assert_eq!(operations.len(), told.asked.len() * TOGETHER);
+    // What each one paid and got, by the calls that were asked.
+    let mut minor = [100_000_i64; CLIENTS];
+    for client in told.asked.iter().map(|key| client_of(key)) {
+        minor[client] -= TOGETHER as i64;
+        minor[(client + 1) % CLIENTS] += TOGETHER as i64;
+    }
+    for (client, minor) in minor.into_iter().enumerate() {
+        let request = GetBalanceRequest {
+            subaccount_id: sub_account(client),
+            ..Default::default()
+        };
+        let balance = ledger.client().get_balance(request).await.unwrap();
+        let balance = balance.into_inner().balance.unwrap().value;
+        let expected = format!("{}.{:02}", minor / 100, minor % 100);
+        assert_eq!(balance, expected, "of client {client}");
+    }
+    let log = ledger.log.clone();
+    let made = eventually(|| async {
+        let made = told_events(&log).await;
+        (made.len() >= operations.len() + CLIENTS).then_some(made)
+    })
+    .await;
+    assert_eq!(made.len(), operations.len() + CLIENTS);
+    assert!(made.values().all(|times| *times == 1), "{made:?}");
+    assert!(operations.iter().all(|id| made.contains_key(id)));
+    drop(log);
+    ledger.stop().await;
+    let found = ledger::verify(&config(folder.path())).await.unwrap();
+    assert_eq!(found.fault, None);
+}

@@ -1,0 +1,131 @@
+//! What the writer of the SQLite file remembers of sub-accounts from one group to the next: a group that did not come about is not among it.
+
+use proto::{common::v1::OperationType, ledger::v1::*};
+use tokio::task::JoinSet;
+use tonic::Code;
+
+use crate::{
+    harness::*,
+    rows::{Rows, audit},
+};
+
+async fn pay(world: &World, key: &str, amount: &str) -> Answer<CreateOperationResponse> {
+    let legs: [Leg; 1] = [("u1:CFA-RUB", "u2:CFA-RUB", amount, RUB)];
+    let request = operation(OperationType::Payment, "u1", key, &legs);
+    world.client.clone().create_operation(request).await
+}
+
+/// A user with 100, and a store that refuses operations by their keys: `torn...` where they are written, `late...` when they are committed.
+async fn sabotaged() -> (World, Rows) {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    let rows = world.rows().await;
+    for sql in [
+        "CREATE TRIGGER refuses BEFORE INSERT ON postings \
+         WHEN EXISTS (SELECT 1 FROM operations o WHERE o.operation_id = new.operation_id AND o.idempotency_key LIKE 'torn%') \
+         BEGIN SELECT RAISE(ABORT, 'refused by the store'); END",
+        "CREATE TABLE _owed (user_id TEXT REFERENCES users (user_id) DEFERRABLE INITIALLY DEFERRED)",
+        "CREATE TRIGGER refuses_late AFTER INSERT ON operations WHEN new.idempotency_key LIKE 'late%' \
+         BEGIN INSERT INTO _owed VALUES ('nobody'); END",
+    ] {
+        rows.execute(sql).await.unwrap();
+    }
+    // From here on nobody else writes, so that everything is remembered.
+    pay(&world, "first", "1").await.unwrap();
+    (world, rows)
+}
+
+fn not_written(answer: Answer<CreateOperationResponse>) {
+    let status = answer.expect_err("the store refuses");
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+}
+
+// rows: R237
+#[tokio::test]
+async fn r237_a_group_that_the_store_refused_leaves_the_next_one_what_the_file_has() {
+    for key in ["torn", "late"] {
+        let (world, rows) = sabotaged().await;
+        not_written(pay(&world, key, "60").await);
+        assert_eq!(
+            world.balance("u1:CFA-RUB").await,
+            ["99.00", "0.00", "0.00", "99.00"],
+            "{key}"
+        );
+        // Were the 60 remembered, this would be refused.
+        pay(&world, "rest", "99").await.unwrap();
+        assert_eq!(world.balance("u2:CFA-RUB").await[0], "100.00", "{key}");
+        audit(&rows, key).await;
+        rows.close().await;
+        let found = ledger::verify(&world.config()).await.unwrap();
+        assert_eq!(found.fault, None, "{key}");
+    }
+}
+
+// rows: R237
+#[tokio::test]
+async fn r237_a_refused_command_leaves_the_next_group_what_the_file_has() {
+    let (world, rows) = sabotaged().await;
+    let no = pay(&world, "too much", "99.01").await;
+    refused(
+        no,
+        Code::FailedPrecondition,
+        "INSUFFICIENT_BALANCE",
+        "Insufficient balance",
+    );
+    // A call of several, of which the last cannot be done: none is.
+    let legs: [Leg; 1] = [("u1:CFA-RUB", "u2:CFA-RUB", "50", RUB)];
+    let both = CreateOperationsRequest {
+        context: write("both"),
+        operations: vec![
+            item(OperationType::Payment, "u1", "one", &legs),
+            item(OperationType::Payment, "u1", "two", &legs),
+        ],
+        ..Default::default()
+    };
+    world
+        .client
+        .clone()
+        .create_operations(both)
+        .await
+        .unwrap_err();
+    pay(&world, "rest", "99").await.unwrap();
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["0.00", "0.00", "0.00", "0.00"]
+    );
+    audit(&rows, "after refusals").await;
+    rows.close().await;
+}
+
+// rows: R237
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn r237_one_that_the_store_refuses_spoils_nobody_who_came_with_it() {
+    let (world, rows) = sabotaged().await;
+    let mut tasks = JoinSet::new();
+    for number in 0..96 {
+        let mut client = world.client.clone();
+        let key = match number % 8 {
+            0 => format!("torn {number}"),
+            4 => format!("late {number}"),
+            _ => format!("paid {number}"),
+        };
+        let legs: [Leg; 1] = [("u1:CFA-RUB", "u2:CFA-RUB", "1", RUB)];
+        let request = operation(OperationType::Payment, "u1", &key, &legs);
+        tasks.spawn(async move { (key, client.create_operation(request).await) });
+    }
+    while let Some(answer) = tasks.join_next().await {
+        let (key, answer) = answer.unwrap();
+        if key.starts_with("paid") {
+            answer.unwrap_or_else(|status| panic!("{key}: {status}"));
+        } else {
+            not_written(answer);
+        }
+    }
+    // 72 of 96, and the first.
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "27.00");
+    pay(&world, "rest", "27").await.unwrap();
+    audit(&rows, "after groups that were refused").await;
+    rows.close().await;
+    let found = ledger::verify(&world.config()).await.unwrap();
+    assert_eq!(found.fault, None);
+}
