@@ -206,7 +206,14 @@ impl Reader {
 
     /// Goes on behind a segment that was removed when all of it had been given.
     fn pass_over(&mut self) -> Result<(), ReadError> {
-        let next = survey::first_mark(&*self.storage, self.segment + 1)?;
+        let next = match survey::first_mark(&*self.storage, self.segment + 1) {
+            Err(JournalError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
+                // That one is gone by now as well, with records that were not given.
+                self.check()?;
+                None
+            }
+            found => found?,
+        };
         let Some(mark) = next.filter(|mark| mark.durable <= self.position) else {
             return Err(self.hole());
         };

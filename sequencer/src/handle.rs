@@ -225,8 +225,9 @@ fn prepare_on(
     // A node without a snapshot begins at 0, where no file stands.
     proven.note(core.sequence());
     // Before anything is cut from the journal or added to it: the hot thread ends the sessions that were open as soon as it runs.
+    // Snapshots count that did not restore too: what they say was durable.
     let mut reach = config.reach;
-    for dir in &config.checkpoint_dirs {
+    for dir in config.checkpoint_dirs.iter().chain([&snapshot_dir]) {
         let newest = Checkpoints::new(dir).end();
         reach = reach.max(newest.map_err(CheckpointError::Io)?);
     }

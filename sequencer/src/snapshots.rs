@@ -116,6 +116,8 @@ struct Service {
     /// Where the last snapshot stands, and when it was made or the service started.
     saved: Sequence,
     saved_at: Instant,
+    /// When the last one failed, if it did.
+    failed_at: Option<Instant>,
     /// Since when the shadow has stood at the commit position.
     quiet_since: Option<Instant>,
     /// Where the live machine was last compared.
@@ -130,6 +132,7 @@ impl Service {
             parts,
             is_stopping,
             saved_at: Instant::now(),
+            failed_at: None,
             quiet_since: None,
         }
     }
@@ -142,7 +145,7 @@ impl Service {
                 Err(error @ ShadowError::Image(_)) => {
                     tracing::error!(%error, "no snapshot was written; tried again later");
                     metrics::counter!("snapshot_failures_total").increment(1);
-                    self.pause(RETRY);
+                    self.failed_at = Some(Instant::now());
                 }
                 Err(error) => {
                     tracing::error!(%error, "the shadow stops; no further snapshot is made");
@@ -150,13 +153,6 @@ impl Service {
                     return;
                 }
             }
-        }
-    }
-
-    fn pause(&self, length: Duration) {
-        let since = Instant::now();
-        while !self.is_stopping.load(Ordering::Acquire) && since.elapsed() < length {
-            std::thread::park_timeout(length);
         }
     }
 
@@ -168,9 +164,7 @@ impl Service {
         metrics::gauge!("snapshot_shadow_lag_commands")
             .set(lag.saturating_sub(sequence.get()) as f64);
         let new_commands = sequence.get() - self.saved.get();
-        if new_commands >= self.parts.config.every_commands
-            || (new_commands > 0 && self.saved_at.elapsed() >= self.parts.config.every)
-        {
+        if self.is_due(new_commands) {
             self.save()?;
         }
         if is_behind {
@@ -183,11 +177,22 @@ impl Service {
         Ok(is_behind)
     }
 
+    /// As for checkpoints: one that failed is tried again after a pause, in which the shadow goes on.
+    fn is_due(&self, new_commands: u64) -> bool {
+        let config = &self.parts.config;
+        if let Some(failed_at) = self.failed_at {
+            return new_commands > 0 && failed_at.elapsed() >= RETRY.min(config.every);
+        }
+        new_commands >= config.every_commands
+            || (new_commands > 0 && self.saved_at.elapsed() >= config.every)
+    }
+
     fn save(&mut self) -> Result<(), ShadowError> {
         let began = Instant::now();
         let bytes = self.parts.shadow.save_in(&self.parts.snapshots)?;
         let sequence = self.parts.shadow.core().sequence();
         (self.saved, self.saved_at) = (sequence, Instant::now());
+        self.failed_at = None;
         self.parts.proven.note(sequence);
         let seconds = began.elapsed().as_secs_f64();
         metrics::counter!("snapshots_total").increment(1);

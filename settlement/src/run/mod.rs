@@ -157,7 +157,7 @@ pub struct SettlementHandle {
     workers: Vec<JoinHandle<()>>,
 }
 
-/// Last record of a node's journal that a ledger has postings of.
+/// Last record of a node's journal whose postings are all in a ledger.
 ///
 /// # Errors
 /// [`StartError::Node`], or the ledger does not answer.

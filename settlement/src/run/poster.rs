@@ -55,6 +55,14 @@ pub(super) enum Halt {
         "the ledger is at {ledger}, behind every state that is written down, as if an older copy of it had been put back; the journal goes on only from {removed}"
     )]
     Behind { ledger: Sequence, removed: Sequence },
+    #[error(
+        "sealed batch {batch} settles records up to {last}, the journal ends at {journal}: a journal was lost"
+    )]
+    Unjournalled {
+        batch: String,
+        last: Sequence,
+        journal: Sequence,
+    },
     #[error("stored batch {0} is unreadable")]
     Request(String),
     #[error("the journal ends at {journal}, the ledger is at {ledger}: a journal was lost")]
@@ -124,6 +132,7 @@ impl Poster {
             let floor = floor(&row.source, row.first, row.covers, self.shared.node);
             self.shared.tracker.take_off(row.number, floor, row.trades);
             if row.saga.state == State::Sealed {
+                self.refuse_unjournalled(&row)?;
                 self.post(row).await?;
             } else {
                 self.hand_over(row)?;
@@ -292,6 +301,21 @@ impl Poster {
         })
         .await?;
         self.hand_over(row)
+    }
+
+    /// What was sealed and not posted comes from records that were durable: a journal that ends before them is another one.
+    fn refuse_unjournalled(&self, row: &Stored) -> Result<(), Halt> {
+        let is_main = row.source == ids::source(self.shared.node);
+        let last = Sequence(if is_main { row.through } else { row.covers });
+        let journal = self.journal.end();
+        if last > journal {
+            return Err(Halt::Unjournalled {
+                batch: row.batch_id.clone(),
+                last,
+                journal,
+            });
+        }
+        Ok(())
     }
 
     /// Leaves the rest of a batch's life to the chain worker. When that has ended, this one ends too.
