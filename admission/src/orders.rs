@@ -110,7 +110,8 @@ impl Admission {
         Ok(())
     }
 
-    /// Limit price, or the protection price of a market order: its own, kept inside the band, or from the last best price (T19).
+    /// Limit price, or the protection price of a market order: its own, capped by the far limit of the band and never widened, or from the last best
+    /// price (T19).
     fn effective_price(
         &self,
         spec: &InstrumentSpec,
@@ -125,9 +126,10 @@ impl Admission {
         match (r.order_type, given) {
             (OrderType::Limit, None) => Err(RejectReason::PriceTick.into()),
             (OrderType::Limit, given) => Ok(given),
-            (OrderType::Market, Some(price)) => {
-                Ok(Some(price.clamp(spec.band_low, spec.band_high)))
-            }
+            (OrderType::Market, Some(price)) => Ok(Some(match r.side {
+                Side::Buy => price.min(spec.band_high),
+                Side::Sell => price.max(spec.band_low),
+            })),
             (OrderType::Market, None) => {
                 let best = self.quote(r.instrument).opposite(r.side);
                 Ok(spec.protection_price(r.side, best))
@@ -226,6 +228,12 @@ impl Admission {
             .expect("an open order's instrument is known");
         // Several amends may be on their way: cover the worst of their outcomes, give back when the last has come to pass.
         let (price, quantity) = worst(order, r.price, r.quantity);
+        let keeps_price = |price| price == order.price && order.amends_pending == 0;
+        let only_shrinks = r.price.is_none_or(keeps_price) && quantity == order.quantity_worst;
+        if self.is_backlogged() && !only_shrinks {
+            // It may trade at its new price, and what it grows by is a new order's quantity.
+            return Err(RejectReason::SettlementBacklog.into());
+        }
         let open = quantity - order.filled();
         let target = reserve(
             &spec.terms,

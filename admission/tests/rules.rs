@@ -171,6 +171,20 @@ fn r173_t19_market_order_gets_a_protection_price() {
         ..own
     };
     assert_eq!(ask(&market, far).0, Ticks(100_000));
+    // Short of the band its own price holds: a protection is capped, never widened.
+    let mut narrower = spec("BOND-1", 100_000);
+    narrower.band_low = Ticks(9_000);
+    market.go(Request::SetInstrument(narrower)).unwrap();
+    let short = NewRequest {
+        price: Some(Ticks(8_500)),
+        ..own
+    };
+    assert_eq!(ask(&market, short).0, Ticks(8_500));
+    let dear = NewRequest {
+        price: Some(Ticks(120_000)),
+        ..market_order(ALICE, Side::Sell, 1)
+    };
+    assert_eq!(ask(&market, dear).0, Ticks(120_000));
     market.place(market_order(ALICE, Side::Buy, 4));
     assert_eq!(market.money(ALICE).free, Minor(1_000_000 - 40_000 - 40));
     let gtc = NewRequest {
@@ -420,13 +434,22 @@ fn under_a_kill_switch_one_may_cancel_only() {
 #[test]
 fn past_the_backlog_bound_new_orders_wait_and_cancels_pass() {
     let mut market = Market::small();
-    let order = market.place(limit(ALICE, Side::Buy, 10_000, 1));
+    let order = market.place(limit(ALICE, Side::Buy, 10_000, 2));
     let bound = AdmissionConfig::default().backlog_trades_max;
     market.room.set_backlog(bound, 0);
     market.place(limit(ALICE, Side::Buy, 10_000, 1));
     market.room.set_backlog(bound + 1, 0);
     let reject = market.refuse(Request::New(limit(ALICE, Side::Buy, 10_000, 1)));
     assert_eq!(reject.reason, RejectReason::SettlementBacklog);
+    // An amend that only shrinks brings no trade, any other may.
+    for (price, quantity) in [(Some(10_100), None), (None, Some(3))] {
+        let reject = market.refuse(amend(ALICE, order, price, quantity));
+        assert_eq!(reject.reason, RejectReason::SettlementBacklog);
+    }
+    market
+        .go(amend(ALICE, order, Some(10_000), Some(1)))
+        .unwrap();
+    market.go(amend(ALICE, order, None, Some(1))).unwrap();
     market.go(cancel(ALICE, OrderRef::Handle(order))).unwrap();
 }
 

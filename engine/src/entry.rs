@@ -3,7 +3,8 @@
 use types::command::{Amend, New};
 use types::event::{Accepted, AmendRejected, Amended, Cancelled, Event, Rejected, Rested};
 use types::{
-    CancelReason, Envelope, Handle, Lots, OrderType, Phase, RejectReason, Side, Ticks, TimeInForce,
+    CancelReason, Envelope, Handle, InstrumentSpec, Lots, OrderType, Phase, RejectReason, Side,
+    Ticks, TimeInForce,
 };
 
 use crate::book::Book;
@@ -139,7 +140,7 @@ impl Book {
                 return Some(RejectReason::InvalidCombination);
             }
             OrderType::Market => assert!(
-                self.spec.in_band(c.price) || c.price == spends_nothing(c.side),
+                is_protected(&self.spec, c),
                 "admission keeps a market order's protection price inside the band"
             ),
             OrderType::Limit => {}
@@ -312,11 +313,11 @@ impl Book {
     }
 }
 
-/// Protection price of a market order that had nothing to go by (T19): it meets nobody.
-fn spends_nothing(side: Side) -> Ticks {
-    match side {
-        Side::Buy => Ticks::ZERO,
-        Side::Sell => Ticks::MAX,
+/// A market order goes no further than the band does (T19). It may stop short of it: at its own price, or, with nothing to go by, where it meets nobody.
+fn is_protected(spec: &InstrumentSpec, c: &New) -> bool {
+    match c.side {
+        Side::Buy => c.price <= spec.band_high,
+        Side::Sell => c.price >= spec.band_low,
     }
 }
 

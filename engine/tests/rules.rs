@@ -228,6 +228,29 @@ fn r173_market_consumes_best_prices_and_never_rests() {
     ");
 }
 
+// rows: R173
+#[test]
+fn r173_t19_a_protection_short_of_the_band_holds() {
+    // The band has moved on from an order that rests: a market order's own price, below the band, may meet it and nothing dearer.
+    run("
+        band 70 110
+        new 1 sell 80 x2
+            accepted 1 80 open 2 rests
+        new 2 sell 90 x2
+            accepted 2 90 open 2 rests
+        band 90 110
+        new 3 buy market x5 at:85
+            accepted 3 85 open 5
+            trade maker 1 taker 3 80 x2 open 0 3
+            cancelled 3 IOC_REMAINDER x3
+        new 4 buy market x5 at:79
+            accepted 4 79 open 5
+            cancelled 4 NO_LIQUIDITY x5
+        depth
+            SELL 90 x2
+    ");
+}
+
 /// A market order comes with a price inside the band, or with one that meets nobody: admission's doing.
 #[test]
 #[should_panic(expected = "protection price inside the band")]
@@ -235,6 +258,27 @@ fn t19_a_protection_price_outside_the_band_is_our_bug() {
     run("
         band 90 110
         new 1 buy market x1 at:111
+    ");
+}
+
+// Slots are the whole node's: in a book with few orders at high ones the walk goes by prices, and the order of what ends is the same.
+#[test]
+fn a_mass_cancel_goes_by_slot_however_few_orders_rest() {
+    run("
+        new 9000 buy 99 x1
+            accepted 9000 99 open 1 rests
+        new 20 sell 105 x1
+            accepted 20 105 open 1 rests
+        new 4000 buy 98 x1
+            accepted 4000 98 open 1 rests
+        new 3 buy 99 x1
+            accepted 3 99 open 1 rests
+        mass all
+            cancelled 3 MASS_CANCEL x1
+            cancelled 20 MASS_CANCEL x1
+            cancelled 4000 MASS_CANCEL x1
+            cancelled 9000 MASS_CANCEL x1
+            mass-cancelled 4
     ");
 }
 
