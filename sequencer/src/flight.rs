@@ -8,10 +8,11 @@ use types::{Envelope, EventEnvelope, Sequence};
 
 use crate::port::Reply;
 
-/// A list of events longer than this is given back to the allocator.
-const EVENTS_KEPT_MAX: usize = 1_024;
-/// Room of a new list: most commands cause fewer events.
+/// Room of a list of events: most commands cause fewer.
 const EVENTS_ROOM: usize = 16;
+/// Room of the lists for commands that cause more, and how many of them are kept.
+const MANY_EVENTS_ROOM: usize = 1_024;
+const MANY_KEPT: usize = 64;
 
 /// Who is told of a command.
 pub(crate) enum Owed {
@@ -42,14 +43,16 @@ impl Flight {
 
 pub(crate) struct Flights {
     places: Box<[Flight]>,
+    lists: Lists,
     /// Place of the first.
     head: usize,
     count: usize,
 }
 
 impl Flights {
-    /// Room for `count` commands under way, a power of two. `nothing` fills what has not been used.
-    pub fn new(count: usize, nothing: Envelope) -> Self {
+    /// Room for `count` commands under way, a power of two. `nothing` fills what has not been used. One command at a time may cause `events_max` events
+    /// without memory being asked for.
+    pub fn new(count: usize, nothing: Envelope, events_max: usize) -> Self {
         assert!(count.is_power_of_two());
         let place = |_| Flight {
             command: nothing,
@@ -61,6 +64,7 @@ impl Flights {
         };
         Self {
             places: (0..count).map(place).collect(),
+            lists: Lists::new(events_max),
             head: 0,
             count: 0,
         }
@@ -113,13 +117,19 @@ impl Flights {
 
     #[inline]
     pub fn event(&mut self, event: &EventEnvelope) {
-        self.at(event.sequence).events.push(*event);
+        let place = self.place_of(event.sequence);
+        let events = &mut self.places[place].events;
+        if events.len() == events.capacity() {
+            self.lists.widen(events);
+        }
+        events.push(*event);
     }
 
     /// One engine has finished with a command.
     #[inline]
     pub fn done(&mut self, sequence: Sequence) {
-        let flight = self.at(sequence);
+        let place = self.place_of(sequence);
+        let flight = &mut self.places[place];
         flight.waiting -= 1;
         if flight.waiting == 0 && flight.is_mixed {
             flight
@@ -139,26 +149,152 @@ impl Flights {
     #[inline]
     pub fn leave(&mut self) {
         let events = &mut self.places[self.head].events;
-        if events.capacity() > EVENTS_KEPT_MAX {
-            *events = Vec::with_capacity(EVENTS_ROOM);
-        }
         events.clear();
+        if events.capacity() > EVENTS_ROOM {
+            self.lists.narrow(events);
+        }
         self.count -= 1;
         self.head = if self.count == 0 { 0 } else { self.place(1) };
     }
 
     #[inline]
-    fn at(&mut self, sequence: Sequence) -> &mut Flight {
+    fn place_of(&self, sequence: Sequence) -> usize {
         let first = self.places[self.head].command.sequence.get();
         let behind =
             usize::try_from(sequence.get() - first).expect("commands under way fit memory");
         assert!(behind < self.count, "only commands under way are reported");
-        let place = self.place(behind);
-        &mut self.places[place]
+        self.place(behind)
     }
 
     #[inline]
     fn place(&self, behind: usize) -> usize {
         (self.head + behind) & (self.places.len() - 1)
+    }
+}
+
+/// Lists of events with more room, made at the start, so that a sweep or a mass cancel asks for no memory: some for a thousand events, one for whatever
+/// one command can cause. What is not touched costs address space alone.
+struct Lists {
+    /// Those whose places have a longer one meanwhile.
+    short: Vec<Vec<EventEnvelope>>,
+    many: Vec<Vec<EventEnvelope>>,
+    /// `None` while a command has it.
+    longest: Option<Vec<EventEnvelope>>,
+}
+
+impl Lists {
+    fn new(events_max: usize) -> Self {
+        let many = || Vec::with_capacity(MANY_EVENTS_ROOM);
+        Self {
+            short: Vec::with_capacity(2 * MANY_KEPT),
+            many: std::iter::repeat_with(many).take(MANY_KEPT).collect(),
+            longest: Some(Vec::with_capacity(events_max)),
+        }
+    }
+
+    /// Moves a full list into a longer one.
+    #[cold]
+    #[inline(never)]
+    fn widen(&mut self, events: &mut Vec<EventEnvelope>) {
+        let room = events.capacity();
+        let longer = if room < MANY_EVENTS_ROOM {
+            self.many.pop()
+        } else {
+            self.longest.take_if(|longest| longest.capacity() > room)
+        };
+        // Made anew only when more such commands are under way at once than lists are kept.
+        let mut longer =
+            longer.unwrap_or_else(|| Vec::with_capacity(MANY_EVENTS_ROOM.max(2 * room)));
+        longer.append(events);
+        self.keep(std::mem::replace(events, longer));
+    }
+
+    /// Puts an empty list aside, and a short one in its place.
+    #[cold]
+    #[inline(never)]
+    fn narrow(&mut self, events: &mut Vec<EventEnvelope>) {
+        let short = self.short.pop();
+        let short = short.unwrap_or_else(|| Vec::with_capacity(EVENTS_ROOM));
+        self.keep(std::mem::replace(events, short));
+    }
+
+    fn keep(&mut self, events: Vec<EventEnvelope>) {
+        match events.capacity() {
+            ..=EVENTS_ROOM if self.short.len() < self.short.capacity() => self.short.push(events),
+            MANY_EVENTS_ROOM if self.many.len() < MANY_KEPT => self.many.push(events),
+            MANY_EVENTS_ROOM.. if self.longest.is_none() => self.longest = Some(events),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use types::command::ExpireOrders;
+    use types::event::{Event, MassCancelled};
+    use types::{Command, InstrumentIx};
+
+    fn nothing() -> Envelope {
+        Envelope {
+            sequence: Sequence::ZERO,
+            time_ns: 0,
+            command: Command::ExpireOrders(ExpireOrders {
+                instrument: InstrumentIx::NONE,
+            }),
+        }
+    }
+
+    fn play(flights: &mut Flights, sequence: u64, events: u32) {
+        flights.vacant().sequence = Sequence(sequence);
+        flights.start(1, Owed::Reply(Reply::None));
+        for index in 0..events {
+            flights.event(&EventEnvelope {
+                sequence: Sequence(sequence),
+                time_ns: 0,
+                number: 0,
+                instrument: InstrumentIx(0),
+                index,
+                event: Event::MassCancelled(MassCancelled { count: index }),
+            });
+        }
+        flights.done(Sequence(sequence));
+    }
+
+    #[test]
+    fn lists_are_as_long_as_they_must_be_and_come_back() {
+        let mut flights = Flights::new(4, nothing(), 5_000);
+        for round in 0..300u64 {
+            let first = 1 + round * 3;
+            for (at, events) in [(0, 5), (1, 700), (2, 4_000)] {
+                play(&mut flights, first + at, events);
+            }
+            for events in [5, 700, 4_000] {
+                let flight = flights.complete().expect("complete");
+                assert_eq!(flight.events.len(), events);
+                assert!(
+                    flight
+                        .events
+                        .iter()
+                        .enumerate()
+                        .all(|(at, e)| e.index as usize == at)
+                );
+                flights.leave();
+            }
+        }
+        let lists = &flights.lists;
+        assert_eq!(lists.many.len(), MANY_KEPT);
+        assert!(
+            lists
+                .longest
+                .as_ref()
+                .is_some_and(|l| l.capacity() == 5_000)
+        );
+        assert!(
+            flights
+                .places
+                .iter()
+                .all(|p| p.events.capacity() <= EVENTS_ROOM)
+        );
     }
 }

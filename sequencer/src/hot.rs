@@ -30,12 +30,15 @@ mod time;
 
 /// Requests between two hand-overs to the journal.
 const TURN_REQUESTS: usize = 256;
+/// Events of a command beside one for each order it meets.
+const FEW_EVENTS: usize = 64;
 /// Commands under way at once; with more, requests wait in the queue.
 const FLIGHTS_MAX: usize = 8_192;
 /// Looks for requests between two turns of an idle thread that spins.
 const LOOKS: usize = 16;
 /// How long a full ring is tried, with reports drained meanwhile, before the request is `BUSY`: longer than a scheduler's slice, so that an engine
-/// whose core was taken away for a moment costs no order.
+/// whose core was taken away for a moment costs no order. Once, until that engine reports again: those behind are `BUSY` at once, and other engines'
+/// requests wait for none of them.
 const ROOM_WAIT: Duration = Duration::from_millis(10);
 /// Longest sleep of an idle thread.
 const PARK: Duration = Duration::from_millis(500);
@@ -75,6 +78,7 @@ impl Hot {
         backlog: Arc<Backlog>,
         stats: Arc<Stats>,
     ) -> Self {
+        let events_max = events_max(&core);
         Self {
             crew: Crew::new(&config),
             config,
@@ -87,7 +91,7 @@ impl Hot {
             busy: Vec::new(),
             next_expiry_ns: None,
             expiring: Sequence::ZERO,
-            flights: Flights::new(FLIGHTS_MAX, nothing()),
+            flights: Flights::new(FLIGHTS_MAX, nothing(), events_max),
             is_last_owed: false,
             rings: Vec::new(),
             stats,
@@ -319,11 +323,12 @@ impl Hot {
             // Asked again after the wait: what the engines report meanwhile may change the answer.
             let since = *waiting_since.get_or_insert_with(Instant::now);
             while !self.has_room(route) {
-                if since.elapsed() > ROOM_WAIT {
-                    return Err(NotTaken::Busy);
-                }
                 if !self.pump() {
                     std::thread::yield_now();
+                }
+                if self.is_given_up(route) || since.elapsed() > ROOM_WAIT {
+                    self.give_up(route);
+                    return Err(NotTaken::Busy);
                 }
             }
             now_ns = (self.config.clock)();
@@ -335,6 +340,27 @@ impl Hot {
             Route::Admission => true,
             Route::Instrument(ix) => self.lanes.get(ix.index()).is_none_or(Lane::has_room),
             Route::AllInstruments => self.lanes.iter().all(Lane::has_room),
+        }
+    }
+
+    /// True while an engine without room was waited for in vain.
+    fn is_given_up(&self, route: Route) -> bool {
+        let is_given_up = |lane: &Lane| lane.is_given_up && !lane.has_room();
+        match route {
+            Route::Admission => false,
+            Route::Instrument(ix) => self.lanes.get(ix.index()).is_some_and(is_given_up),
+            Route::AllInstruments => self.lanes.iter().any(is_given_up),
+        }
+    }
+
+    fn give_up(&mut self, route: Route) {
+        let is_named = |at: usize| match route {
+            Route::Admission => false,
+            Route::Instrument(ix) => at == ix.index(),
+            Route::AllInstruments => true,
+        };
+        for (at, lane) in self.lanes.iter_mut().enumerate() {
+            lane.is_given_up |= is_named(at) && !lane.has_room();
         }
     }
 
@@ -384,7 +410,8 @@ impl Hot {
     }
 
     fn open_lane(&mut self, book: Box<engine::Book>) {
-        let (lane, engine) = connect(book, self.config.ring_capacity);
+        let spill = self.config.ring_capacity.max(events_max(&self.core));
+        let (lane, engine) = connect(book, self.config.ring_capacity, spill);
         self.lanes.push(lane);
         self.crew.add(engine);
     }
@@ -392,6 +419,11 @@ impl Hot {
     fn check_crew(&self) {
         assert!(!self.crew.is_broken(), "an engine thread has ended");
     }
+}
+
+/// Most events of one command, about: each open order ends, and some words are said around that.
+fn events_max(core: &Core) -> usize {
+    core.admission().orders_max() as usize + FEW_EVENTS
 }
 
 /// Where a request lies.

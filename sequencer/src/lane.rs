@@ -89,6 +89,8 @@ pub(crate) struct Lane {
     /// Commands pushed whose `Done` has not come back.
     in_flight: usize,
     capacity: usize,
+    /// Its engine was waited for in vain, and has reported nothing since: nobody waits for it again.
+    pub is_given_up: bool,
     /// Earliest good-till-date in the book, as of the last `Done`; `u64::MAX` without.
     pub next_expiry_ns: u64,
 }
@@ -103,8 +105,8 @@ pub(crate) struct Engine {
     loan: SharedLoan,
 }
 
-/// Makes the rings around a book. `capacity` is a power of two.
-pub(crate) fn connect(book: Box<Book>, capacity: usize) -> (Lane, Engine) {
+/// Makes the rings around a book. `capacity` is a power of two; `spill` reports may wait for room without memory being asked for.
+pub(crate) fn connect(book: Box<Book>, capacity: usize, spill: usize) -> (Lane, Engine) {
     let (orders_poller, builder) =
         build_single_producer(capacity, || NOTHING, BusySpin).new_event_poller();
     let (orders, orders_poller): In = (builder.build(), orders_poller);
@@ -118,13 +120,14 @@ pub(crate) fn connect(book: Box<Book>, capacity: usize) -> (Lane, Engine) {
         loan: loan.clone(),
         in_flight: 0,
         capacity,
+        is_given_up: false,
         next_expiry_ns: book.next_expiry_ns().unwrap_or(u64::MAX),
     };
     let engine = Engine {
         orders: orders_poller,
         reports,
         book: Some(book),
-        spill: VecDeque::with_capacity(capacity),
+        spill: VecDeque::with_capacity(spill),
         loan,
     };
     (lane, engine)
@@ -161,6 +164,7 @@ impl Lane {
     pub fn drain(&mut self, mut each: impl FnMut(&Report)) -> bool {
         match self.reports.poll() {
             Ok(mut reports) => {
+                self.is_given_up = false;
                 for report in &mut reports {
                     if let Report::Done { next_expiry_ns, .. } = report {
                         self.in_flight -= 1;
@@ -320,5 +324,58 @@ impl EventSink for Outlet<'_> {
 
     fn quote(&mut self, instrument: InstrumentIx, quote: Quote) {
         self.put(|| Report::Quote(instrument, quote));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engine::BookConfig;
+    use types::command::ExpireOrders;
+    use types::{
+        Command, FeeRate, InstrumentId, InstrumentParams, InstrumentSpec, Phase, Ticks,
+        VelocityRule,
+    };
+
+    #[test]
+    fn a_lane_that_was_given_up_is_one_again_when_its_engine_reports() {
+        let spec = InstrumentSpec::new(&InstrumentParams {
+            ix: InstrumentIx(0),
+            id: InstrumentId::new("TEST-1").expect("an id"),
+            decimals: 0,
+            tick_size: "1".parse().expect("a number"),
+            lot_size: "1".parse().expect("a number"),
+            fee_rate: FeeRate::TRADING,
+            band_low: Ticks(1),
+            band_high: Ticks(100),
+            collar_ppm: 50_000,
+            velocity: VelocityRule::OFF,
+            phase: Phase::Open,
+        })
+        .expect("consistent");
+        let book = Box::new(Book::new(
+            spec,
+            BookConfig {
+                orders: 16,
+                levels: 128,
+            },
+        ));
+        let (mut lane, mut engine) = connect(book, 4, 4);
+        for sequence in 1..=4 {
+            assert!(lane.has_room());
+            assert!(lane.push(&Envelope {
+                sequence: Sequence(sequence),
+                time_ns: 0,
+                command: Command::ExpireOrders(ExpireOrders {
+                    instrument: InstrumentIx::NONE,
+                }),
+            }));
+        }
+        assert!(!lane.has_room());
+        lane.is_given_up = true;
+        assert!(!lane.drain(|_| {}), "the engine has not come");
+        assert!(lane.is_given_up && !lane.has_room());
+        assert!(engine.step() && lane.drain(|_| {}));
+        assert!(!lane.is_given_up && lane.has_room());
     }
 }

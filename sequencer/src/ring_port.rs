@@ -24,7 +24,7 @@ use crate::port::{Gate, NotTaken};
 /// Requests taken out of a ring at once.
 const INBOX: usize = 64;
 /// Reports put aside without a further allocation.
-const SPILL_ROOM: usize = 4_096;
+const SPILL_ROOM: usize = 65_536;
 
 /// What has become of the order that a request made or named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use sequencer::{
     Backlog, Config, Layout, NotTaken, Port, Report, RingPort, SequencerHandle, Volatile,
 };
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
-use types::{CancelReason, Id128, SessionIx, Side, Ticks, TimeInForce};
+use types::{CancelReason, Id128, SessionIx, Side, StpMode, Ticks, TimeInForce};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -22,7 +22,11 @@ const SEGMENT_BYTES: u64 = 256 << 20;
 /// Orders open at once, about.
 const OPEN: u64 = 1_000;
 
-/// Of each twenty requests seven are new orders, four cross, one amends and eight cancel what is still there of those a thousand requests before.
+/// Lots of an order that sweeps every price of its side: some hundred makers, more events than most commands have.
+const SWEEP: u64 = 100_000;
+
+/// Of each twenty requests seven are new orders, four cross, one amends and eight cancel what is still there of those a thousand requests before. One in a
+/// thousand sweeps.
 fn request(desk: &Desk, sessions: [SessionIx; 2], number: u64) -> Request {
     // Whom the request is about: a new order's number, or the number of an older one.
     let number_of = match number % 20 {
@@ -43,6 +47,16 @@ fn request(desk: &Desk, sessions: [SessionIx; 2], number: u64) -> Request {
     };
     let instrument = desk.instruments[usize::try_from(number % 3).expect("small")];
     let (session, client_seq) = (sessions[user], number);
+    if number.is_multiple_of(1_000) {
+        return Request::New(NewRequest {
+            instrument,
+            session,
+            client_seq,
+            time_in_force: TimeInForce::Ioc,
+            stp: StpMode::CancelOldest,
+            ..desk.order(user, Side::Buy, 10_050, SWEEP)
+        });
+    }
     match number % 20 {
         0 | 1 | 11 | 12 => Request::New(NewRequest {
             instrument,
