@@ -1,5 +1,7 @@
 //! The book of one instrument: state, dispatch of commands, linking and unlinking of resting orders.
 
+use alloc::vec::Vec;
+
 use types::command::{Cancel, Command, SetInstrument};
 use types::event::{CancelRejected, Cancelled, Event, PhaseChanged};
 use types::{
@@ -73,6 +75,8 @@ pub struct Book {
     /// When the first of them ends; `NEVER` when none has a date.
     pub(crate) next_expiry_ns: u64,
     pub(crate) velocity: Velocity,
+    /// Room for the walk over all resting orders; empty in between.
+    pub(crate) links: Vec<u32>,
 }
 
 impl Book {
@@ -88,6 +92,7 @@ impl Book {
             dates: Dates::new(config.orders),
             next_expiry_ns: NEVER,
             velocity: Velocity::new(spec.velocity),
+            links: Vec::with_capacity(config.orders as usize),
         }
     }
 

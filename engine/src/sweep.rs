@@ -1,13 +1,18 @@
-//! Commands that end many orders, always in one order, so that a replay ends them alike: mass cancel, kill switch and phases walk the slab in slot
-//! order; expiry goes by date, then slot, and touches the orders that are due alone.
+//! Commands that end many orders, always in one order, so that a replay ends them alike: mass cancel, kill switch and phases go by slot; expiry goes by
+//! date, then slot, and touches the orders that are due alone.
+
+use alloc::vec::Vec;
 
 use types::command::{MassCancel, MassScope, SetKillSwitch};
 use types::event::{Event, MassCancelled, PhaseChanged};
-use types::{CancelReason, Phase, PhaseCause};
+use types::{CancelReason, Phase, PhaseCause, Side};
 
 use crate::book::{Book, PlainPrices};
 use crate::sink::{Emitter, EventSink};
-use crate::slab::Order;
+use crate::slab::{NIL, Order};
+
+/// Slots for each order that rests from which a walk goes by prices: a slot costs a cache line either way, and orders found by price want sorting.
+const SPARSE: usize = 8;
 
 impl Book {
     pub(crate) fn mass_cancel<S: EventSink>(&mut self, c: &MassCancel, out: &mut Emitter<S>) {
@@ -93,14 +98,40 @@ impl Book {
         chosen: impl Fn(&Order) -> bool,
     ) -> u32 {
         let mut count = 0;
-        for link in self.slab.links() {
-            let order = self.slab.at(link);
-            if order.live && chosen(order) {
+        let links = self.take_resting_links();
+        for link in links.iter().copied() {
+            if chosen(self.slab.at(link)) {
                 let handle = self.slab.handle(link);
                 self.cancel_resting(link, handle, reason, out);
                 count += 1;
             }
         }
+        self.links = links;
         count
+    }
+
+    /// The links of all resting orders in slot order, in the room that is kept for them. Slots are the whole node's: where few of them rest here their
+    /// prices are walked instead.
+    fn take_resting_links(&mut self) -> Vec<u32> {
+        let mut links = core::mem::take(&mut self.links);
+        links.clear();
+        let (live, slots) = (self.slab.live() as usize, self.slab.links().len());
+        if live < slots / SPARSE {
+            for side in [Side::Buy, Side::Sell] {
+                for price in self.ladder.prices(side) {
+                    let mut link = self.ladder.level(side, price).head;
+                    while link != NIL {
+                        links.push(link);
+                        link = self.slab.at(link).next;
+                    }
+                }
+            }
+            links.sort_unstable();
+        } else {
+            let resting = self.slab.links().filter(|link| self.slab.at(*link).live);
+            links.extend(resting.take(live));
+        }
+        assert_eq!(links.len(), live, "every live slot rests at a price");
+        links
     }
 }
