@@ -8,16 +8,26 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use admission::{AmendRequest, CancelRequest, MassCancelRequest, OrderRef, Request};
+use admission::{
+    AmendRequest, CancelRequest, FundRequest, MassCancelRequest, NewRequest, OrderRef, Request,
+    moscow_day,
+};
 use check_commands::check;
-use desk::{Time, config, done, open_desk, start};
+use desk::{Desk, Time, config, done, open_desk, start};
 use journal::fault::MemoryStorage;
-use journal::{FrameKind, walk};
-use types::command::MassScope;
-use types::{CancelReason, Id128, InstrumentIx, Lots, SessionIx, Side, TimeInForce, UserIx};
+use journal::{Frame, FrameKind, Journal, walk};
+use types::command::{Cancel, MassScope};
+use types::event::CancelRejected;
+use types::{
+    AssetIx, CancelReason, Command, Envelope, Event, EventEnvelope, Handle, HoldIx, Id128,
+    InstrumentIx, Lots, Minor, Phase, PoolKind, RejectReason, Sequence, SessionIx, Side, StpMode,
+    Ticks, TimeInForce, UserIx,
+};
 
 /// Mutations of each seed.
 const MUTATIONS: u64 = 2_000;
+/// Kinds of commands and of events.
+const KINDS: usize = 18 + 11;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../journal/fuzz/seeds/commands")
@@ -45,7 +55,7 @@ async fn write_seeds() {
     let mut order = desk.order(0, Side::Buy, 10_000, 5);
     (order.session, order.client_seq) = (session, 1);
     let placed = done(&desk.port, Request::New(order)).await;
-    let types::Command::New(new) = placed.command.command else {
+    let Command::New(new) = placed.command.command else {
         panic!("{placed:?}");
     };
     let order_of = OrderRef::Handle(new.handle);
@@ -93,9 +103,11 @@ async fn write_seeds() {
     };
     done(&desk.port, Request::MassCancel(all)).await;
     done(&desk.port, Request::CloseSession(session)).await;
+    rest_of_the_commands(&desk, &time).await;
+    rest_of_the_events(&desk).await;
     handle.stop();
     let mut found = BTreeMap::new();
-    walk(&storage, |frame| {
+    let mut keep = |frame: &Frame| {
         let name = match frame.kind {
             FrameKind::Command => {
                 let command = sequencer::record::decode_command(frame)?.command;
@@ -109,11 +121,153 @@ async fn write_seeds() {
         let name = name.split('(').next().unwrap_or_default();
         found.insert(name.to_lowercase().replace(' ', "-"), frame.payload.clone());
         Ok(())
-    })
-    .expect("whole");
+    };
+    walk(&storage, &mut keep).expect("whole");
+    walk(&late_cancel(), &mut keep).expect("whole");
     for (name, payload) in found {
         std::fs::write(folder().join(name), payload).expect("written");
     }
+}
+
+async fn rest_of_the_commands(desk: &Desk, time: &Time) {
+    let (user, hold, key_hash) = (desk.users[0], HoldIx(0), Id128::NONE);
+    for request in [
+        Request::BlockUser(user),
+        Request::UnblockUser(user),
+        Request::SetBudget {
+            user,
+            day: moscow_day(desk::START_NS),
+            amount_minor: Minor(5_000_000),
+            raised_minor: Minor(5_000_000),
+        },
+        Request::SetPhase {
+            instrument: desk.instruments[0],
+            phase: Phase::Halt,
+            cancel_orders: false,
+            key_hash,
+        },
+        Request::SetPhase {
+            instrument: desk.instruments[0],
+            phase: Phase::Open,
+            cancel_orders: false,
+            key_hash,
+        },
+        Request::SetKillSwitch {
+            user,
+            is_engaged: true,
+            key_hash,
+        },
+        Request::SetKillSwitch {
+            user,
+            is_engaged: false,
+            key_hash,
+        },
+        Request::Defund {
+            hold,
+            amount_minor: Minor(1),
+            funding_seq: 2,
+            key_hash,
+        },
+        Request::ExpireOrders(InstrumentIx::NONE),
+    ] {
+        done(&desk.port, request).await;
+    }
+    let other = Request::Fund(FundRequest {
+        hold_id: Id128::from_u128(77),
+        kind: PoolKind::Order,
+        user,
+        asset: AssetIx::MONEY,
+        amount_minor: Minor(1),
+        funding_seq: 1,
+        key_hash,
+    });
+    let Command::Fund(fund) = done(&desk.port, other).await.command.command else {
+        panic!("another command");
+    };
+    let close = Request::CloseHold {
+        hold: fund.hold,
+        funding_seq: 2,
+        key_hash,
+    };
+    done(&desk.port, close).await;
+    time.advance_ms(1);
+}
+
+async fn rest_of_the_events(desk: &Desk) {
+    let ask = desk.order(1, Side::Sell, 10_000, 2);
+    done(&desk.port, Request::New(ask)).await;
+    // Takes it and rests with what is left; then two of one owner, of which the resting one shrinks.
+    let bid = desk.order(0, Side::Buy, 10_000, 5);
+    done(&desk.port, Request::New(bid)).await;
+    let own = NewRequest {
+        stp: StpMode::Decrement,
+        ..desk.order(0, Side::Sell, 10_000, 1)
+    };
+    done(&desk.port, Request::New(own)).await;
+    let post_only = NewRequest {
+        post_only: true,
+        ..ask
+    };
+    done(&desk.port, Request::New(post_only)).await;
+    let away = NewRequest {
+        price: Some(Ticks(10_100)),
+        ..post_only
+    };
+    let placed = done(&desk.port, Request::New(away)).await;
+    let Command::New(new) = placed.command.command else {
+        panic!("{placed:?}");
+    };
+    let amend = AmendRequest {
+        order: OrderRef::Handle(new.handle),
+        user: desk.users[1],
+        session: SessionIx::NONE,
+        client_seq: 0,
+        price: ask.price,
+        quantity: None,
+        limit_checked: true,
+        key_hash: Id128::NONE,
+    };
+    done(&desk.port, Request::Amend(amend)).await;
+}
+
+/// A cancel that meets an order which has just gone: a race, so written by hand.
+fn late_cancel() -> Arc<MemoryStorage> {
+    let storage = Arc::new(MemoryStorage::default());
+    let config = journal::Config::default();
+    let journal = Journal::open(Arc::new(storage.clone()), config, |_| Ok(())).expect("opens");
+    let handle = Handle {
+        slot: 3,
+        generation: 2,
+    };
+    let command = Envelope {
+        sequence: Sequence(1),
+        time_ns: desk::START_NS,
+        command: Command::Cancel(Cancel {
+            handle,
+            instrument: InstrumentIx(0),
+            user: UserIx(0),
+            session: SessionIx::NONE,
+            reason: CancelReason::UserRequest,
+            client_seq: 0,
+            key_hash: Id128::NONE,
+        }),
+    };
+    let rejected = EventEnvelope {
+        sequence: Sequence(1),
+        time_ns: desk::START_NS,
+        number: 1,
+        instrument: InstrumentIx(0),
+        index: 0,
+        event: Event::CancelRejected(CancelRejected {
+            handle,
+            reason: RejectReason::OrderNotOpen,
+        }),
+    };
+    let mut appender = journal.appender();
+    sequencer::record::append(&mut appender, &command, &[rejected]);
+    appender.flush();
+    journal.close();
+    storage
 }
 
 // rows: R174
@@ -127,7 +281,7 @@ async fn r174_no_bytes_confuse_the_decoding_of_commands_and_events() {
         .map(|entry| entry.expect("entry").path())
         .collect();
     seeds.sort();
-    assert!(seeds.len() >= 12, "{seeds:?}");
+    assert_eq!(seeds.len(), KINDS, "{seeds:?}");
     for (number, seed) in seeds.iter().enumerate() {
         let bytes = std::fs::read(seed).expect("read");
         let name = seed.file_name().unwrap_or_default().to_string_lossy();
