@@ -1,9 +1,10 @@
-//! Floors of the pipeline on this machine at this moment: a cache line between two cores and back, and a message over two rings and back.
+//! Floors of the pipeline on this machine at this moment: a cache line between two cores and back, a message over two rings and back, and how late a thread
+//! is that does nothing but look at the clock.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use disruptor::{BusySpin, Producer, build_single_producer};
 use hdrhistogram::Histogram;
@@ -132,6 +133,35 @@ pub fn ring_hop(core: usize, rounds: u64) -> Spread {
     }
     drop(other.join().expect("the echo does not panic"));
     Spread::of(&times)
+}
+
+/// How late two threads that do nothing but look at the clock notice moments which come `rate` times a second: the caller and one on `core`, at once. What
+/// the system, or whoever else runs there, takes of a core shows here first: no path over these cores has a smaller tail.
+pub fn watch(core: usize, rate: u64, time: Duration) -> (Spread, Spread) {
+    let other = std::thread::spawn(move || {
+        pin(core);
+        watch_here(rate, time)
+    });
+    let here = watch_here(rate, time);
+    (here, other.join().expect("the watcher does not panic"))
+}
+
+fn watch_here(rate: u64, time: Duration) -> Spread {
+    let mut late = histogram();
+    let count = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX) / 1_000 * rate / 1_000_000;
+    let start = Instant::now();
+    let mut seen = 0;
+    while seen < count {
+        let now_ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        while seen < count
+            && let Some(late_ns) = now_ns.checked_sub(seen * 1_000_000_000 / rate)
+        {
+            late.saturating_record(late_ns.max(1));
+            seen += 1;
+        }
+        spin_loop();
+    }
+    Spread::of(&late)
 }
 
 fn record(times: &mut Histogram<u64>, since: Instant) {

@@ -89,7 +89,7 @@ impl Config {
             engine_threads_max: cores.saturating_sub(2).max(1),
             // With cores to spare the hot thread waits for traffic awake; on a small machine they belong to everybody.
             spin_us: if cores < PINNED_CORES { 50 } else { 2_000 },
-            gather_us: if cores < 3 { 400 } else { 0 },
+            gather_us: if cores < 3 { 1_000 } else { 0 },
             grace_ms: 10_000,
             sync: true,
             segment_bytes: 16 << 20,

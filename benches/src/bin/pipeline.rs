@@ -32,6 +32,8 @@ const RING: usize = 4_096;
 const ROUNDS: u64 = 200_000;
 /// Seconds of the bare load at most.
 const FLOOR_SECONDS: u64 = 5;
+/// Time for which threads look at the clock alone.
+const WATCH_TIME: Duration = Duration::from_secs(3);
 const MIX: &str = "47 % new, 38 % cancel, 8 % amend, 7 % crossing IOC";
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -403,6 +405,7 @@ fn main() -> anyhow::Result<()> {
     std::thread::sleep(Duration::from_millis(20));
     let after = ping_pong(args.hot_core, ROUNDS);
     let hop_after = ring_hop(args.hot_core, ROUNDS);
+    let (client_watch, hot_watch) = hop::watch(args.hot_core, args.rate, WATCH_TIME);
     let writes = node.writes(args.warm_up + args.seconds);
     let floor = bare::run(
         bare::Load {
@@ -455,6 +458,7 @@ fn main() -> anyhow::Result<()> {
                 "floor_writes": writes.map(|writes| writes.json()),
                 "ring_hop": hop_before.json(),
                 "ring_hop_after": hop_after.json(),
+                "clock_watch": { "client_core": client_watch.json(), "hot_core": hot_watch.json() },
                 "refused": measured.refused,
                 "not_taken": measured.not_taken,
                 "ring_full": measured.ring_full,
@@ -467,6 +471,8 @@ fn main() -> anyhow::Result<()> {
     }
     println!("cache line there and back: before {before}; after {after}");
     println!("ring there and back: before {hop_before}; after {hop_after}");
+    println!("a thread that only looks at the clock is late by: client's core {client_watch}");
+    println!("                                                  hot thread's  {hot_watch}");
     println!(
         "{} requests, {} of them refused, {} not taken, ring full {} times, {} events, {} trades",
         measured.requests,
@@ -531,7 +537,7 @@ fn by_hand(args: &Args, dir: &std::path::Path, commands: usize) -> anyhow::Resul
 fn allows(cores: usize, no_journal: bool) -> &'static str {
     match (cores, no_journal) {
         (..=2, true) => {
-            "two cores: client and hot thread have one each; whatever else runs takes time from one of them and shows in the tail."
+            "two cores: client and hot thread have one each; whatever else runs takes time from one of them and shows in the tail, and in that of a thread that only looks at the clock."
         }
         (..=2, false) => {
             "two cores: client and hot thread spin on one each, and the journal's thread takes its time from one of them: its work a write is the floor of the tail. A third core removes that."
