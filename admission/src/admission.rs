@@ -23,9 +23,9 @@ pub const KEY_LIFETIME_NS: u64 = 24 * 3_600 * 1_000_000_000;
 pub struct AdmissionConfig {
     /// Open orders of the node, all instruments together.
     pub orders_max: u32,
-    /// Unsettled trades past which new orders are refused.
+    /// Unsettled trades past which new orders, and amends that better a price or grow, are refused.
     pub backlog_trades_max: u64,
-    /// Unsettled journal bytes past which new orders are refused.
+    /// Unsettled journal bytes past which the same are refused.
     pub backlog_bytes_max: u64,
     /// Where open orders stand in the table of client order ids, which clients choose: a secret of the process, so that nobody can choose ids that
     /// stand in one place. Never visible in any answer or state.
@@ -185,7 +185,7 @@ impl Admission {
             .unwrap_or_default()
     }
 
-    /// Tells how far settlement is behind; past a bound new orders are refused, cancels still pass.
+    /// Tells how far settlement is behind; past a bound new orders, and amends that better a price or grow, are refused; cancels still pass.
     pub fn set_backlog(&mut self, trades: u64, bytes: u64) {
         self.backlogged =
             trades > self.config.backlog_trades_max || bytes > self.config.backlog_bytes_max;

@@ -228,10 +228,17 @@ impl Admission {
             .expect("an open order's instrument is known");
         // Several amends may be on their way: cover the worst of their outcomes, give back when the last has come to pass.
         let (price, quantity) = worst(order, r.price, r.quantity);
-        let keeps_price = |price| price == order.price && order.amends_pending == 0;
-        let only_shrinks = r.price.is_none_or(keeps_price) && quantity == order.quantity_worst;
-        if self.is_backlogged() && !only_shrinks {
-            // It may trade at its new price, and what it grows by is a new order's quantity.
+        let is_no_better = |price: Ticks| {
+            order.amends_pending == 0
+                && match order.side {
+                    Side::Buy => price <= order.price,
+                    Side::Sell => price >= order.price,
+                }
+        };
+        let is_harmless = r.price.is_none_or(is_no_better)
+            && r.quantity.is_none_or(|quantity| quantity <= order.quantity);
+        if self.is_backlogged() && !is_harmless {
+            // It may trade at a better price, and what it grows by is a new order's quantity.
             return Err(RejectReason::SettlementBacklog.into());
         }
         let open = quantity - order.filled();

@@ -441,15 +441,27 @@ fn past_the_backlog_bound_new_orders_wait_and_cancels_pass() {
     market.room.set_backlog(bound + 1, 0);
     let reject = market.refuse(Request::New(limit(ALICE, Side::Buy, 10_000, 1)));
     assert_eq!(reject.reason, RejectReason::SettlementBacklog);
-    // An amend that only shrinks brings no trade, any other may.
-    for (price, quantity) in [(Some(10_100), None), (None, Some(3))] {
+    // An amend brings no trade when it neither betters the price nor grows.
+    for (price, quantity) in [
+        (Some(10_100), None),
+        (None, Some(3)),
+        (Some(9_900), Some(3)),
+    ] {
         let reject = market.refuse(amend(ALICE, order, price, quantity));
         assert_eq!(reject.reason, RejectReason::SettlementBacklog);
     }
-    market
-        .go(amend(ALICE, order, Some(10_000), Some(1)))
-        .unwrap();
-    market.go(amend(ALICE, order, None, Some(1))).unwrap();
+    for (price, quantity) in [
+        (Some(10_000), Some(1)),
+        (None, Some(1)),
+        (Some(9_900), None),
+    ] {
+        market.go(amend(ALICE, order, price, quantity)).unwrap();
+    }
+    // While another amend is under way nobody knows from where the next one starts.
+    market.ask(amend(ALICE, order, Some(9_800), None)).unwrap();
+    let reject = market.ask(amend(ALICE, order, Some(9_900), None));
+    assert_eq!(reject.unwrap_err().reason, RejectReason::SettlementBacklog);
+    market.drain();
     market.go(cancel(ALICE, OrderRef::Handle(order))).unwrap();
 }
 

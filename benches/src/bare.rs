@@ -18,7 +18,7 @@ use thread_priority::{
     set_thread_priority_and_policy, thread_native_id,
 };
 
-use crate::hop::{self, Spread, histogram};
+use crate::hop::{self, Spread, Timer, histogram};
 
 /// Messages that each ring holds.
 const RING: usize = 4_096;
@@ -111,12 +111,11 @@ fn echo(load: Load) -> Spread {
     let due_ns = |number: u64| number * 1_000_000_000 / load.rate;
     let mut under_way = VecDeque::with_capacity(RING);
     let (mut sent, mut answered, mut next_due_ns) = (0, 0, 0);
-    let start = Instant::now();
-    let now_ns = || u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let timer = Timer::start();
     while answered < total {
         if sent < total
             && under_way.len() < RING
-            && now_ns() >= next_due_ns
+            && timer.ns() >= next_due_ns
             && send.try_publish(|slot| *slot = [sent; 16]).is_ok()
         {
             under_way.push_back(next_due_ns);
@@ -132,7 +131,7 @@ fn echo(load: Load) -> Spread {
                 continue;
             };
             if due_ns >= from_ns {
-                times.saturating_record(now_ns().saturating_sub(due_ns).max(1));
+                times.saturating_record(timer.ns().saturating_sub(due_ns).max(1));
             }
         }
     }

@@ -141,7 +141,7 @@ impl Book {
             }
             OrderType::Market => assert!(
                 is_protected(&self.spec, c),
-                "admission keeps a market order's protection price inside the band"
+                "admission caps a market order's protection price by the band's far limit"
             ),
             OrderType::Limit => {}
         }

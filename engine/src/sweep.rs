@@ -11,7 +11,7 @@ use crate::book::{Book, PlainPrices};
 use crate::sink::{Emitter, EventSink};
 use crate::slab::{NIL, Order};
 
-/// Slots for each order that rests from which a walk goes by prices: a slot costs a cache line either way, and orders found by price want sorting.
+/// Prices are walked instead of slots when fewer than one slot in so many rests: orders found by price have to be sorted.
 const SPARSE: usize = 8;
 
 impl Book {
@@ -107,6 +107,7 @@ impl Book {
             }
         }
         self.links = links;
+        self.links.clear();
         count
     }
 
@@ -114,7 +115,6 @@ impl Book {
     /// prices are walked instead.
     fn take_resting_links(&mut self) -> Vec<u32> {
         let mut links = core::mem::take(&mut self.links);
-        links.clear();
         let (live, slots) = (self.slab.live() as usize, self.slab.links().len());
         if live < slots / SPARSE {
             for side in [Side::Buy, Side::Sell] {

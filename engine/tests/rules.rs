@@ -251,10 +251,10 @@ fn r173_t19_a_protection_short_of_the_band_holds() {
     ");
 }
 
-/// A market order comes with a price inside the band, or with one that meets nobody: admission's doing.
+/// A market order never comes with a price beyond the band's far limit: admission's doing.
 #[test]
-#[should_panic(expected = "protection price inside the band")]
-fn t19_a_protection_price_outside_the_band_is_our_bug() {
+#[should_panic(expected = "protection price by the band's far limit")]
+fn t19_a_protection_price_beyond_the_band_is_our_bug() {
     run("
         band 90 110
         new 1 buy market x1 at:111

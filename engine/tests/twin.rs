@@ -654,7 +654,10 @@ impl Flow {
             order.price = if self.random.chance(5) {
                 [Ticks::ZERO, Ticks::MAX][side.index()]
             } else {
-                Ticks(order.price.0.clamp(self.band.0, self.band.1))
+                Ticks(match side {
+                    Side::Buy => order.price.0.min(self.band.1),
+                    Side::Sell => order.price.0.max(self.band.0),
+                })
             };
         }
         order

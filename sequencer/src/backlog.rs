@@ -1,4 +1,5 @@
-//! How far settlement is behind, and how far it may be: past the bounds new orders are refused with `SETTLEMENT_BACKLOG`, cancels still pass.
+//! How far settlement is behind, and how far it may be: past the bounds new orders, and amends that better a price or grow, are refused with
+//! `SETTLEMENT_BACKLOG`; cancels still pass.
 
 use std::sync::atomic::AtomicU64;
 

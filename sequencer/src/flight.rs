@@ -10,7 +10,7 @@ use crate::port::Reply;
 
 /// Room of a list of events: most commands cause fewer.
 const EVENTS_ROOM: usize = 16;
-/// Room of the lists for commands that cause more, and how many of them are kept.
+/// Room of the lists for commands that cause more, and how many such lists are kept.
 const MANY_EVENTS_ROOM: usize = 1_024;
 const MANY_KEPT: usize = 64;
 
@@ -35,8 +35,11 @@ pub(crate) struct Flight {
 }
 
 impl Flight {
-    /// The events, to be kept elsewhere.
+    /// The events, to be kept elsewhere. A list with more room than most stays.
     pub fn take_events(&mut self) -> Vec<EventEnvelope> {
+        if self.events.capacity() > EVENTS_ROOM {
+            return self.events.drain(..).collect();
+        }
         std::mem::replace(&mut self.events, Vec::with_capacity(EVENTS_ROOM))
     }
 }
@@ -178,8 +181,9 @@ struct Lists {
     /// Those whose places have a longer one meanwhile.
     short: Vec<Vec<EventEnvelope>>,
     many: Vec<Vec<EventEnvelope>>,
-    /// `None` while a command has it.
+    /// Room for `events_max`; `None` while a command has it.
     longest: Option<Vec<EventEnvelope>>,
+    events_max: usize,
 }
 
 impl Lists {
@@ -189,6 +193,7 @@ impl Lists {
             short: Vec::with_capacity(2 * MANY_KEPT),
             many: std::iter::repeat_with(many).take(MANY_KEPT).collect(),
             longest: Some(Vec::with_capacity(events_max)),
+            events_max,
         }
     }
 
@@ -219,11 +224,15 @@ impl Lists {
     }
 
     fn keep(&mut self, events: Vec<EventEnvelope>) {
-        match events.capacity() {
-            ..=EVENTS_ROOM if self.short.len() < self.short.capacity() => self.short.push(events),
-            MANY_EVENTS_ROOM if self.many.len() < MANY_KEPT => self.many.push(events),
-            MANY_EVENTS_ROOM.. if self.longest.is_none() => self.longest = Some(events),
-            _ => {}
+        let room = events.capacity();
+        if room < MANY_EVENTS_ROOM {
+            if self.short.len() < self.short.capacity() {
+                self.short.push(events);
+            }
+        } else if room >= self.events_max.max(2 * MANY_EVENTS_ROOM) {
+            self.longest.get_or_insert(events);
+        } else if self.many.len() < MANY_KEPT {
+            self.many.push(events);
         }
     }
 }
@@ -265,36 +274,28 @@ mod tests {
     fn lists_are_as_long_as_they_must_be_and_come_back() {
         let mut flights = Flights::new(4, nothing(), 5_000);
         for round in 0..300u64 {
-            let first = 1 + round * 3;
-            for (at, events) in [(0, 5), (1, 700), (2, 4_000)] {
+            let first = 1 + round * 4;
+            // Two at once that outgrow all but the longest list, of which there is one.
+            let sizes = [3_000, 5, 700, 4_000];
+            for (at, events) in (0..).zip(sizes) {
                 play(&mut flights, first + at, events);
             }
-            for events in [5, 700, 4_000] {
+            for events in sizes {
                 let flight = flights.complete().expect("complete");
-                assert_eq!(flight.events.len(), events);
-                assert!(
-                    flight
-                        .events
-                        .iter()
-                        .enumerate()
-                        .all(|(at, e)| e.index as usize == at)
-                );
+                let taken = flight.take_events();
+                assert_eq!(taken.len(), events as usize);
+                assert!(taken.iter().zip(0..).all(|(event, at)| event.index == at));
                 flights.leave();
             }
+            let lists = &flights.lists;
+            assert_eq!(lists.many.len(), MANY_KEPT, "round {round}");
+            let longest = lists.longest.as_ref().map(Vec::capacity);
+            assert!(
+                longest.is_some_and(|room| room >= 5_000),
+                "round {round}: {longest:?}"
+            );
         }
-        let lists = &flights.lists;
-        assert_eq!(lists.many.len(), MANY_KEPT);
-        assert!(
-            lists
-                .longest
-                .as_ref()
-                .is_some_and(|l| l.capacity() == 5_000)
-        );
-        assert!(
-            flights
-                .places
-                .iter()
-                .all(|p| p.events.capacity() <= EVENTS_ROOM)
-        );
+        let mut rooms = flights.places.iter().map(|place| place.events.capacity());
+        assert!(rooms.all(|room| room <= EVENTS_ROOM));
     }
 }

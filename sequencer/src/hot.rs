@@ -30,8 +30,8 @@ mod time;
 
 /// Requests between two hand-overs to the journal.
 const TURN_REQUESTS: usize = 256;
-/// Events of a command beside one for each order it meets.
-const FEW_EVENTS: usize = 64;
+/// Events of a command beside those of the orders it meets.
+const FEW_EVENTS: usize = 1_024;
 /// Commands under way at once; with more, requests wait in the queue.
 const FLIGHTS_MAX: usize = 8_192;
 /// Looks for requests between two turns of an idle thread that spins.
@@ -78,7 +78,8 @@ impl Hot {
         backlog: Arc<Backlog>,
         stats: Arc<Stats>,
     ) -> Self {
-        let events_max = events_max(&core);
+        // Of a self-trade that shrinks both, each maker has two.
+        let events_max = 2 * core.admission().orders_max() as usize + FEW_EVENTS;
         Self {
             crew: Crew::new(&config),
             config,
@@ -326,8 +327,11 @@ impl Hot {
                 if !self.pump() {
                     std::thread::yield_now();
                 }
-                if self.is_given_up(route) || since.elapsed() > ROOM_WAIT {
-                    self.give_up(route);
+                let is_over = since.elapsed() > ROOM_WAIT;
+                if (is_over || self.is_given_up(route)) && !self.has_room(route) {
+                    if is_over {
+                        self.give_up(route);
+                    }
                     return Err(NotTaken::Busy);
                 }
             }
@@ -410,8 +414,7 @@ impl Hot {
     }
 
     fn open_lane(&mut self, book: Box<engine::Book>) {
-        let spill = self.config.ring_capacity.max(events_max(&self.core));
-        let (lane, engine) = connect(book, self.config.ring_capacity, spill);
+        let (lane, engine) = connect(book, self.config.ring_capacity);
         self.lanes.push(lane);
         self.crew.add(engine);
     }
@@ -419,11 +422,6 @@ impl Hot {
     fn check_crew(&self) {
         assert!(!self.crew.is_broken(), "an engine thread has ended");
     }
-}
-
-/// Most events of one command, about: each open order ends, and some words are said around that.
-fn events_max(core: &Core) -> usize {
-    core.admission().orders_max() as usize + FEW_EVENTS
 }
 
 /// Where a request lies.

@@ -23,7 +23,7 @@ use crate::port::{Gate, NotTaken};
 
 /// Requests taken out of a ring at once.
 const INBOX: usize = 64;
-/// Reports put aside without a further allocation.
+/// Reports put aside without a further allocation. What is not touched costs address space alone.
 const SPILL_ROOM: usize = 65_536;
 
 /// What has become of the order that a request made or named.
@@ -374,6 +374,10 @@ impl RingEnd {
                 return false;
             }
             self.spill.pop_front();
+            if self.spill.is_empty() {
+                // Begin where the memory is that was used already.
+                self.spill.clear();
+            }
         }
         true
     }

@@ -6,13 +6,14 @@ use std::alloc::System;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use admission::{AmendRequest, CancelRequest, NewRequest, OrderRef, Request};
+use admission::{AmendRequest, CancelRequest, MassCancelRequest, NewRequest, OrderRef, Request};
 use desk::{Desk, HANG, Time, config, open_desk};
 use sequencer::{
     Backlog, Config, Layout, NotTaken, Port, Report, RingPort, SequencerHandle, Volatile,
 };
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
-use types::{CancelReason, Id128, SessionIx, Side, StpMode, Ticks, TimeInForce};
+use types::command::MassScope;
+use types::{CancelReason, Id128, InstrumentIx, SessionIx, Side, StpMode, Ticks, TimeInForce};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -22,7 +23,7 @@ const SEGMENT_BYTES: u64 = 256 << 20;
 /// Orders open at once, about.
 const OPEN: u64 = 1_000;
 
-/// Lots of an order that sweeps every price of its side: some hundred makers, more events than most commands have.
+/// Lots of an order that sweeps every price of its side: a few hundred makers, more events than most commands have.
 const SWEEP: u64 = 100_000;
 
 /// Of each twenty requests seven are new orders, four cross, one amends and eight cancel what is still there of those a thousand requests before. One in a
@@ -55,6 +56,19 @@ fn request(desk: &Desk, sessions: [SessionIx; 2], number: u64) -> Request {
             time_in_force: TimeInForce::Ioc,
             stp: StpMode::CancelOldest,
             ..desk.order(user, Side::Buy, 10_050, SWEEP)
+        });
+    }
+    if number % 5_000 == 2_500 {
+        // More events than the lists for sweeps hold.
+        return Request::MassCancel(MassCancelRequest {
+            scope: MassScope::User(desk.users[user]),
+            instrument: InstrumentIx::NONE,
+            side: None,
+            reason: CancelReason::MassCancel,
+            user: desk.users[user],
+            session,
+            client_seq,
+            key_hash: Id128::NONE,
         });
     }
     match number % 20 {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use admission::Request;
 use anyhow::Context;
 use benches::bare::{self, Writes};
-use benches::hop::{self, Spread, histogram, ping_pong, ring_hop};
+use benches::hop::{self, Spread, Timer, histogram, ping_pong, ring_hop};
 use benches::load::Load;
 use benches::plot::{self, Line};
 use clap::{Parser, ValueEnum};
@@ -177,10 +177,6 @@ struct Measured {
     events: u64,
 }
 
-fn since_ns(start: Instant) -> u64 {
-    u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
-}
-
 /// The one thread that sends and reads.
 struct Client {
     ring: RingPort,
@@ -192,18 +188,18 @@ struct Client {
     measured: Measured,
     /// Requests due before this are not counted.
     from_ns: u64,
-    start: Instant,
+    timer: Timer,
 }
 
 impl Client {
     fn now_ns(&self) -> u64 {
-        since_ns(self.start)
+        self.timer.ns()
     }
 
     fn run(&mut self, args: &Args) -> anyhow::Result<()> {
         let total = args.rate * (args.warm_up + args.seconds);
         let due_ns = |number: u64| number * 1_000_000_000 / args.rate;
-        self.start = Instant::now();
+        self.timer = Timer::start();
         self.from_ns = args.warm_up * 1_000_000_000;
         let (mut sent, mut answered) = (0, 0);
         let mut ready: Option<Request> = None;
@@ -244,10 +240,9 @@ impl Client {
 
     /// Reads the reports that are there; gives the number of answers among them.
     fn read(&mut self) -> anyhow::Result<u64> {
-        let start = self.start;
         let mut answered = 0;
         let (load, sent, measured) = (&mut self.load, &self.sent, &mut self.measured);
-        let (pending, from_ns) = (&mut self.pending, self.from_ns);
+        let (pending, from_ns, timer) = (&mut self.pending, self.from_ns, &self.timer);
         let is_kept = self.commit.is_some();
         self.ring.poll(|report| match report {
             Report::Taken(taken) => {
@@ -264,7 +259,7 @@ impl Client {
                 }
                 if request.due_ns >= from_ns {
                     // When this report is read, not when the batch was begun.
-                    let ns = since_ns(start).saturating_sub(request.due_ns).max(1);
+                    let ns = timer.ns().saturating_sub(request.due_ns).max(1);
                     measured.accepted.saturating_record(ns);
                     measured.requests += 1;
                     measured.refused += u64::from(matches!(taken.outcome, Outcome::Refused(_)));
@@ -396,7 +391,7 @@ fn main() -> anyhow::Result<()> {
             events: 0,
         },
         from_ns: 0,
-        start: Instant::now(),
+        timer: Timer::start(),
     };
     if !args.json {
         println!("under way");
