@@ -306,12 +306,7 @@ pub(super) fn grow(book: &mut Book, mut hold: Hold, amount: Minor) -> Result<Hol
             take(book, subaccount, amount)?;
         }
     }
-    hold.amount = hold
-        .amount
-        .checked_add(amount)
-        .ok_or_else(|| Refusal::invalid("amount", "is out of range"))?;
-    hold.added += amount;
-    hold.remaining += amount;
+    hold.add(amount)?;
     hold.status = HoldStatus::Active;
     put(book, hold.clone());
     Ok(hold)
@@ -372,8 +367,7 @@ fn give_back(book: &mut Book, hold: &Hold, amount: Minor) {
     match parent.filter(|parent| parent.is_active() && !parent.is_due(book.now_us)) {
         Some(parent) => {
             let mut parent = parent.clone();
-            parent.remaining += amount;
-            parent.returned += amount;
+            parent.take_back(amount);
             put(book, parent);
         }
         None => {
