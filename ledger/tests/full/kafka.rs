@@ -11,7 +11,7 @@ use proto::{common::v1::OperationType, identity::v1::UserCreatedEvent, ledger::v
 use crate::{
     harness::*,
     refusals::{HOLDS, OPERATIONS, block, code_of, pay},
-    requests::Reply,
+    requests::{Reply, of_many_postings, unsent},
 };
 
 /// Asks over topics, with one reader of all replies.
@@ -99,7 +99,9 @@ impl Asker {
 }
 
 async fn kafka() -> Arc<dyn Log> {
-    let kafka = Kafka::connect(&crate::brokers(), &HashMap::new()).unwrap();
+    // Small, so that a reply can be too large.
+    let options = HashMap::from([("message.max.bytes".to_owned(), "8000".to_owned())]);
+    let kafka = Kafka::connect(&crate::brokers(), &options).unwrap();
     kafka.ensure_topics().await.unwrap();
     let requests = ledger::request_and_reply_topics();
     kafka.create_topics(&requests).await.unwrap();
@@ -150,6 +152,13 @@ async fn r201_requests_events_and_refusals_on_a_real_broker() {
         .collect();
     assert_eq!(ids[0], ids[1]);
     assert_eq!(world.balance(&own).await[0], "100.00");
+
+    // A reply that the broker never takes is answered by what was committed, and the topic goes on.
+    let large = of_many_postings(&format!("many-{user}"), 60);
+    let correlation = asker.send(topic, large.encode_to_vec(), 1).await;
+    let reply = asker.replies(&correlation, 1).await.remove(0);
+    let id = unsent(&reply);
+    assert_eq!(world.get_operation(&id).await.postings.len(), 60);
 
     // A hold over topics: opened, a part consumed, the rest given back.
     let hold = CreateHoldRequest {
