@@ -74,7 +74,7 @@ impl Api {
             .committer
             .submit(command, writer.context)
             .await
-            .map_err(|error| unavailable(&error))?;
+            .map_err(|error| failed(&error))?;
         metrics::histogram!("ledger_operation_duration_seconds")
             .record(started.elapsed().as_secs_f64());
         if let Ok(Answered {
@@ -94,14 +94,13 @@ fn note_difference() {
     metrics::counter!("ledger_idempotency_mismatches_total").increment(1);
 }
 
-/// What the caller may know of a failing store.
-pub(crate) fn unavailable(error: &Error) -> Status {
-    match error {
-        Error::Closed | Error::Commit { .. } => {
-            tracing::warn!(%error, "ledger write not done");
-            rpc::status::unavailable("Ledger", 1_000)
-        }
-        other => rpc::status::internal(other),
+/// What the caller may know of a failing store, reading or writing (D23): one that is away may be asked again, what it can never do may not.
+pub(crate) fn failed(error: &Error) -> Status {
+    if error.is_away() {
+        tracing::warn!(%error, "ledger store is away");
+        rpc::status::unavailable("Ledger", 1_000)
+    } else {
+        rpc::status::internal(error)
     }
 }
 

@@ -10,7 +10,7 @@ use rpc::{
 use tonic::{Response, Status};
 use types::Decimal;
 
-use super::{Api, convert, refused, unavailable};
+use super::{Api, convert, refused};
 use crate::{
     Error,
     model::{HoldStatus, Operation, OperationStatus, OperationType, Posting, SubAccount},
@@ -31,7 +31,7 @@ pub(super) fn before(page: &Page) -> Before<'_> {
 }
 
 pub(super) fn failed(error: Error) -> Status {
-    unavailable(&error)
+    super::failed(&error)
 }
 
 /// Whom a list is about: staff may leave the user out, a user gets his own.

@@ -176,7 +176,7 @@ impl Api {
             .store
             .operation(&id)
             .await
-            .map_err(|error| super::unavailable(&error))?
+            .map_err(|error| super::failed(&error))?
             .ok_or_else(wrong)?;
         let message = wire::FinalizeOperationResponse {
             operation: Some(convert::to_operation(&operation)),
