@@ -87,6 +87,11 @@ fn bad(field: &str) -> impl FnOnce(ConvertError) -> Refusal {
 }
 
 fn checked(field: &str, text: String, bytes_max: usize) -> Result<String, Refusal> {
+    check(field, &text, bytes_max)?;
+    Ok(text)
+}
+
+fn check(field: &str, text: &str, bytes_max: usize) -> Result<(), Refusal> {
     if text.len() > bytes_max {
         return Err(Refusal::invalid(
             field,
@@ -98,15 +103,21 @@ fn checked(field: &str, text: String, bytes_max: usize) -> Result<String, Refusa
     if !is_plain && text.chars().any(char::is_control) {
         return Err(Refusal::invalid(field, "must have no control characters"));
     }
-    Ok(text)
+    Ok(())
 }
 
 /// A required id.
 pub fn id(field: &str, text: String) -> Result<Id, Refusal> {
+    named(field, &text)?;
+    Ok(text.into())
+}
+
+/// The required id of what is asked for.
+pub fn named(field: &str, text: &str) -> Result<(), Refusal> {
     if text.is_empty() {
         return Err(Refusal::invalid(field, "must not be empty"));
     }
-    Ok(checked(field, text, ID_BYTES_MAX)?.into())
+    check(field, text, ID_BYTES_MAX)
 }
 
 /// An id that may be left out.
@@ -115,6 +126,16 @@ pub fn optional_id(field: &str, text: Option<String>) -> Result<Option<Id>, Refu
         Some(text) if !text.is_empty() => id(field, text).map(Some),
         _ => Ok(None),
     }
+}
+
+/// An id that a list is filtered by; empty for none.
+pub fn filter(field: &str, text: &str) -> Result<(), Refusal> {
+    check(field, text, ID_BYTES_MAX)
+}
+
+/// Free text that a list is filtered by; empty for none.
+pub fn text_filter(field: &str, text: &str) -> Result<(), Refusal> {
+    check(field, text, TEXT_BYTES_MAX)
 }
 
 /// Free text that may be empty.

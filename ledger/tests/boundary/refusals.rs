@@ -557,3 +557,142 @@ async fn d23_reads_of_what_is_not_there_say_so_on_both_ways() {
         []
     );
 }
+
+/// No id, one that is too long, and bytes that no database takes for text.
+fn no_ids(field: &str) -> [(String, String); 3] {
+    let said = |problem: &str| format!("{field}: {problem}");
+    [
+        (String::new(), said("must not be empty")),
+        (long(), said("must have at most 256 bytes")),
+        ("u1\0".to_owned(), said("must have no control characters")),
+    ]
+}
+
+// rows: R201 R203 R339
+#[tokio::test]
+async fn d23_ids_and_filters_of_reads_are_refused_like_those_of_writes() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "1").await;
+    // Required ids, in the call and where it has a topic; then filters, which may be empty.
+    macro_rules! read {
+        ($method:ident, $request:ident, $field:ident, $topic:expr, $skip:literal) => {
+            for (id, text) in no_ids(stringify!($field)).into_iter().skip($skip) {
+                let request = $request {
+                    $field: id,
+                    ..Default::default()
+                };
+                let topic: Option<&str> = $topic;
+                if let Some(topic) = topic {
+                    let reply = ask(&world, topic, &request).await;
+                    let expected = ("INVALID_ARGUMENT", "INVALID_ARGUMENT", text.as_str());
+                    assert_eq!(code_of(&reply), expected, "{topic}");
+                }
+                let status = world.client.clone().$method(request).await.unwrap_err();
+                bad_field(&status, &text);
+            }
+        };
+    }
+    read!(
+        get_account,
+        GetAccountRequest,
+        account_id,
+        Some("ledger.getAccount"),
+        0
+    );
+    read!(
+        get_sub_account,
+        GetSubAccountRequest,
+        subaccount_id,
+        Some("ledger.getSubAccount"),
+        0
+    );
+    read!(
+        get_balance,
+        GetBalanceRequest,
+        subaccount_id,
+        Some("ledger.getBalance"),
+        0
+    );
+    read!(
+        get_operation,
+        GetOperationRequest,
+        operation_id,
+        Some("ledger.getOperation"),
+        0
+    );
+    read!(get_hold, GetHoldRequest, hold_id, None, 0);
+    read!(get_statement, GetStatementRequest, subaccount_id, None, 0);
+    read!(
+        get_source_position,
+        GetSourcePositionRequest,
+        source,
+        None,
+        0
+    );
+    read!(
+        list_accounts,
+        ListAccountsRequest,
+        user_id,
+        Some("ledger.listAccounts"),
+        1
+    );
+    read!(
+        list_operations,
+        ListOperationsRequest,
+        user_id,
+        Some("ledger.listOperations"),
+        1
+    );
+    read!(
+        list_operations,
+        ListOperationsRequest,
+        idempotency_key,
+        Some("ledger.listOperations"),
+        1
+    );
+    read!(list_sub_accounts, ListSubAccountsRequest, user_id, None, 1);
+    read!(
+        list_sub_accounts,
+        ListSubAccountsRequest,
+        instrument_id,
+        None,
+        1
+    );
+    read!(list_holds, ListHoldsRequest, subaccount_id, None, 1);
+    read!(list_holds, ListHoldsRequest, parent_hold_id, None, 1);
+    read!(
+        get_trial_balance,
+        GetTrialBalanceRequest,
+        instrument_id,
+        None,
+        1
+    );
+    read!(
+        list_velocity_limits,
+        ListVelocityLimitsRequest,
+        user_id,
+        None,
+        1
+    );
+    read!(
+        list_velocity_limits,
+        ListVelocityLimitsRequest,
+        instrument_id,
+        None,
+        1
+    );
+    let owners = [
+        ("x".repeat(1_025), "owner: must have at most 1024 bytes"),
+        ("a\0".to_owned(), "owner: must have no control characters"),
+    ];
+    for (owner, text) in owners {
+        let request = ListHoldsRequest {
+            owner,
+            ..Default::default()
+        };
+        bad_field(
+            &world.client.clone().list_holds(request).await.unwrap_err(),
+            text,
+        );
+    }
+}
