@@ -32,6 +32,18 @@ fn scales(scales: Vec<wire::InstrumentScale>) -> Result<Vec<(crate::model::Id, u
         .collect()
 }
 
+/// Whether each operation stands alone; unset: all or nothing.
+fn is_independent(mode: i32) -> Result<bool, Status> {
+    match wire::BatchMode::try_from(mode) {
+        Ok(wire::BatchMode::Unspecified | wire::BatchMode::AllOrNothing) => Ok(false),
+        Ok(wire::BatchMode::Independent) => Ok(true),
+        Err(_) => Err(rpc::status::invalid_argument(
+            "mode",
+            "must be ALL_OR_NOTHING or INDEPENDENT",
+        )),
+    }
+}
+
 /// An answer of another kind than the command's is our own bug.
 pub(super) fn wrong() -> Status {
     rpc::status::internal(&crate::Error::Broken(
@@ -104,9 +116,16 @@ impl Api {
             ));
         }
         let source = convert::optional_id("source", Some(message.source)).map_err(refused)?;
+        let has_sequences = message.first_sequence != 0 || message.through_sequence != 0;
+        if source.is_none() && has_sequences {
+            return Err(rpc::status::invalid_argument(
+                "source",
+                "must be given with first_sequence and through_sequence",
+            ));
+        }
         let batch = Batch {
             single: false,
-            independent: message.mode == wire::BatchMode::Independent as i32,
+            independent: is_independent(message.mode)?,
             operations: message
                 .operations
                 .into_iter()

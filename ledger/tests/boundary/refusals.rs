@@ -696,3 +696,35 @@ async fn d23_ids_and_filters_of_reads_are_refused_like_those_of_writes() {
         );
     }
 }
+
+// rows: R329 R339
+#[tokio::test]
+async fn d23_an_unknown_mode_and_sequences_of_no_source_are_refused() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "10").await;
+    let spoilt: &[Case<CreateOperationsRequest>] = &[
+        (
+            |r| r.mode = 3,
+            "mode: must be ALL_OR_NOTHING or INDEPENDENT",
+        ),
+        (
+            |r| r.mode = -1,
+            "mode: must be ALL_OR_NOTHING or INDEPENDENT",
+        ),
+        (
+            |r| r.first_sequence = 1,
+            "source: must be given with first_sequence and through_sequence",
+        ),
+        (
+            |r| r.through_sequence = 1,
+            "source: must be given with first_sequence and through_sequence",
+        ),
+    ];
+    let mut client = world.client.clone();
+    for (spoil, text) in spoilt {
+        let mut request = batch(pay(""));
+        spoil(&mut request);
+        bad_field(&client.create_operations(request).await.unwrap_err(), text);
+    }
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "10.00");
+}
