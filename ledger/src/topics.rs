@@ -240,6 +240,9 @@ fn reply(delivery: &Delivery, topic: &str, response: &str, answer: Answer) -> Re
             given.payload
         }
         Err(status) => {
+            if status.metadata().contains_key(REPLAYED) {
+                headers.push((REPLAYED.to_owned(), "true".to_owned()));
+            }
             headers.push(("error-code".to_owned(), code_name(status.code()).to_owned()));
             headers.extend(
                 rpc::status::reason(&status).map(|reason| ("error-reason".to_owned(), reason)),

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use tonic::{Code, Status};
 
 use crate::{
-    fold::{NewHold, NewOperation, NewPosting, Step, StepKind},
+    fold::{NewHold, NewOperation, NewPosting, Replay, Step, StepKind},
     model::{
         Account, Amount, Hold, Id, Operation, OperationType, Posting, SubAccount, SubAccountStatus,
         Units,
@@ -37,6 +37,14 @@ pub fn digest(message: &impl Message) -> i64 {
 
 /// A refusal as D23 says it. `in_batch` names the place of a bad field by its index.
 pub fn status(refused: &Refused, in_batch: bool) -> Status {
+    let mut status = bare_status(refused, in_batch);
+    if refused.replay != Replay::No {
+        super::mark_replayed(status.metadata_mut());
+    }
+    status
+}
+
+fn bare_status(refused: &Refused, in_batch: bool) -> Status {
     let refusal = &refused.refusal;
     if let Refusal::Invalid { field, problem } = refusal {
         let field = match refused.at.filter(|_| in_batch) {

@@ -63,7 +63,7 @@ fn single(answered: Answered) -> Result<Posted, Status> {
         .into_iter()
         .next()
         .ok_or_else(wrong)?
-        .map_err(refused)
+        .map_err(|no| convert::status(&no, false))
 }
 
 impl Api {
@@ -159,10 +159,11 @@ impl Api {
                     replayed: posted.replay != Replay::No,
                     ..Default::default()
                 },
-                Err(refusal) => wire::OperationOutcome {
+                Err(refused) => wire::OperationOutcome {
                     index,
-                    error_reason: refusal.reason().to_owned(),
-                    error_message: refusal.to_string(),
+                    error_reason: refused.refusal.reason().to_owned(),
+                    error_message: refused.refusal.to_string(),
+                    replayed: refused.replay != Replay::No,
                     ..Default::default()
                 },
             }
