@@ -85,9 +85,14 @@ pub struct Excess {
 impl Refusal {
     /// A bad field of the posting with this index.
     pub fn of_posting(self, index: usize) -> Self {
+        self.under(&format!("postings[{index}]"))
+    }
+
+    /// A bad field of what stands in the field `outer`.
+    pub fn under(self, outer: &str) -> Self {
         match self {
             Self::Invalid { field, problem } => Self::Invalid {
-                field: format!("postings[{index}].{field}"),
+                field: format!("{outer}.{field}"),
                 problem,
             },
             other => other,

@@ -282,7 +282,9 @@ pub fn step(step: wire::HoldStep) -> Result<Step, Refusal> {
         .step
         .ok_or_else(|| Refusal::invalid("step", "is required"))?
     {
-        Wire::Open(open) => StepKind::Open(new_hold(open.hold)?),
+        Wire::Open(open) => {
+            StepKind::Open(new_hold(open.hold).map_err(|refusal| refusal.under("open"))?)
+        }
         Wire::Split(split) => StepKind::Split {
             parent_hold_id: id("split.parent_hold_id", split.parent_hold_id)?,
             hold_id: id("split.hold_id", split.hold_id)?,

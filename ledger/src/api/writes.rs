@@ -226,7 +226,7 @@ impl Api {
         let answered = self
             .commit(writer, act)
             .await?
-            .map_err(|no| convert::status(&no, false))?;
+            .map_err(|no| convert::status(&no, true))?;
         let Answer::Finalized { moved } = answered.answer else {
             return Err(wrong());
         };

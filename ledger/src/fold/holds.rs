@@ -271,7 +271,7 @@ pub fn adjust(book: &mut Book, command: &Command, hold_id: &Id, remaining: &Amou
     }
     let hold = if target > hold.remaining {
         let growth = target - hold.remaining;
-        grow(book, hold, growth)?
+        grow(book, hold, growth).map_err(|refusal| refusal.under("remaining_amount"))?
     } else {
         let surplus = hold.remaining - target;
         let_go(book, hold, surplus, None)

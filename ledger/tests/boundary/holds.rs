@@ -529,7 +529,7 @@ async fn r228_a_hold_outlives_turns_that_sum_to_more_than_64_bits() {
         adjust("8").await,
         Code::InvalidArgument,
         "INVALID_ARGUMENT",
-        "amount: is out of range",
+        "remaining_amount.amount: is out of range",
     );
     world.release(&fresh(), &parent).await.unwrap();
     let balance = world.balance("u1:FINE-18").await;

@@ -10,7 +10,7 @@ use proto::{common::v1::OperationType, identity::v1::UserCreatedEvent, ledger::v
 
 use crate::{
     harness::*,
-    refusals::{HOLDS, OPERATIONS, block, code_of, pay},
+    refusals::{CONSUMPTIONS, FINALITIES, HOLDS, OPERATIONS, RELEASES, block, code_of, pay},
     requests::{Reply, of_many_postings, unsent},
 };
 
@@ -200,6 +200,39 @@ async fn r201_requests_events_and_refusals_on_a_real_broker() {
         (request.encode_to_vec(), *text)
     });
     asker.refused("ledger.createHold", spoilt.collect()).await;
+    let hold_id = world.hold("u1", RUB, "10").await.hold_id;
+    let spoilt = RELEASES.iter().map(|(spoil, text)| {
+        let mut request = ReleaseHoldRequest {
+            context: write(&fresh()),
+            hold_id: hold_id.clone(),
+            reason: String::new(),
+        };
+        spoil(&mut request);
+        (request.encode_to_vec(), *text)
+    });
+    asker.refused("ledger.releaseHold", spoilt.collect()).await;
+    let spoilt = CONSUMPTIONS.iter().map(|(spoil, text)| {
+        let mut request = ConsumeHoldRequest {
+            context: write(&fresh()),
+            hold_id: hold_id.clone(),
+            ..Default::default()
+        };
+        spoil(&mut request);
+        (request.encode_to_vec(), *text)
+    });
+    asker.refused("ledger.consumeHold", spoilt.collect()).await;
+    let spoilt = FINALITIES.iter().map(|(spoil, text)| {
+        let mut request = FinalizeOperationRequest {
+            context: write(&fresh()),
+            operation_id: ids[0].clone(),
+            onchain_tx_hash: String::new(),
+        };
+        spoil(&mut request);
+        (request.encode_to_vec(), *text)
+    });
+    asker
+        .refused("ledger.finalizeOperation", spoilt.collect())
+        .await;
     let correlation = asker.send(topic, vec![0xFF; 9], 1).await;
     let reply = asker.replies(&correlation, 1).await.remove(0);
     assert!(reply.headers["error-message"].starts_with("value: is no request"));
