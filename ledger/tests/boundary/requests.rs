@@ -12,7 +12,11 @@ use axum::body::Body;
 use events::{Delivery, Event, Log, Position, Record, Subscription, Waiting};
 use ledger::{CORRELATION_HEADER, REQUEST_TOPICS};
 use prost::Message;
-use proto::{common::v1::OperationType, ledger::v1::*};
+use proto::{
+    common::v1::{Decimal, OperationType},
+    convert::to_timestamp_us,
+    ledger::v1::*,
+};
 use tower::ServiceExt;
 
 use crate::harness::*;
@@ -243,6 +247,60 @@ async fn r201_each_call_answers_on_its_topic_like_grpc() {
     )
     .await;
     assert_eq!(garbage.headers["error-code"], "INVALID_ARGUMENT");
+}
+
+// rows: R331
+#[tokio::test]
+async fn r331_a_balance_is_looked_up_in_the_call_and_over_its_topic() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    world.hold("u1", RUB, "30").await;
+    let mut unsettled = operation(
+        OperationType::TradeSell,
+        "u1",
+        "k1",
+        &[("system:reserve:CFA-RUB", "u1:CFA-RUB", "7", RUB)],
+    );
+    unsettled.postings[0].unsettled = true;
+    world.clock.advance_us(1_000_000);
+    { world.client.clone() }
+        .create_operation(unsettled)
+        .await
+        .unwrap();
+    let value = |value: &str| {
+        Some(Decimal {
+            value: value.to_owned(),
+        })
+    };
+    let now = GetBalanceResponse {
+        subaccount_id: "u1:CFA-RUB".to_owned(),
+        instrument_id: RUB.to_owned(),
+        balance: value("107.00"),
+        held: value("30.00"),
+        unsettled: value("7.00"),
+        available: value("70.00"),
+        version: 2,
+    };
+    let before = GetBalanceResponse {
+        balance: value("100.00"),
+        held: None,
+        unsettled: None,
+        available: None,
+        version: 1,
+        ..now.clone()
+    };
+    for (as_of, expected) in [(None, now), (Some(to_timestamp_us(START_US)), before)] {
+        let request = GetBalanceRequest {
+            context: None,
+            subaccount_id: "u1:CFA-RUB".to_owned(),
+            as_of,
+        };
+        let reply = ask(&world, "ledger.getBalance", &request).await;
+        let told = GetBalanceResponse::decode(reply.payload.as_slice()).unwrap();
+        assert_eq!(told, expected);
+        let called = world.client.clone().get_balance(request).await.unwrap();
+        assert_eq!(called.into_inner(), expected);
+    }
 }
 
 /// A log that takes no reply above a size, and fails for a while when it is told to.
