@@ -52,6 +52,13 @@ pub enum Error {
     Kafka(#[from] rdkafka::error::KafkaError),
     #[error("record at {position} is not an event: {reason}")]
     Malformed { position: String, reason: String },
+    /// Nothing that waiting could mend: the same record is refused again.
+    #[error("a record of {bytes} bytes for {topic} is refused: {reason}")]
+    Refused {
+        topic: String,
+        bytes: usize,
+        reason: String,
+    },
     #[error("event log is closed")]
     Closed,
 }
@@ -63,7 +70,7 @@ impl Error {
             Error::Store(error) => is_away(error),
             Error::Sqlite(error) => sqlite::direct::is_away(error),
             Error::Files(_) | Error::Kafka(_) | Error::Closed => true,
-            Error::Migrate(_) | Error::Malformed { .. } => false,
+            Error::Migrate(_) | Error::Malformed { .. } | Error::Refused { .. } => false,
         }
     }
 }

@@ -1,12 +1,14 @@
 //! The rows of the ledger as the fold sees them: immutable terms behind a shared pointer, small mutable state beside it.
 //!
 //! Invariants: `balance - held - unsettled >= 0` and `balance >= 0` unless the sub-account may be negative; `held` is the sum of what is left
-//! of its active holds; for every hold, always, `amount + returned = remaining + split_off + consumed + released` (`design.md` 4). The
-//! database checks the same.
+//! of its active holds; for every hold, always, `amount + returned = remaining + split_off + consumed + released` (`design.md` 4), and each side of
+//! that fits into 64 bits. The database checks the same.
 
 use std::{borrow::Borrow, fmt, ops::Deref, sync::Arc};
 
 use types::{Decimal, Minor};
+
+use crate::refusal::Refusal;
 
 /// A text id, cheap to copy.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -246,9 +248,11 @@ pub struct Hold {
     pub amount: Minor,
     pub remaining: Minor,
     pub added: Minor,
+    /// What went to children, without what is netted against `returned` ([`Self::take_back`]).
     pub split_off: Minor,
     pub consumed: Minor,
     pub released: Minor,
+    /// What came back from children, without what is netted.
     pub returned: Minor,
     pub status: HoldStatus,
     /// An expiry found by the sweeper is told once, to the first caller who touches the hold, as if he had found it himself (3.3).
@@ -273,15 +277,56 @@ impl Hold {
         }
     }
 
+    /// What a child gives back. `returned` only grows, and a hold that lives long enough outgrows 64 bits in it, with each side of its property:
+    /// from there on what comes back is taken off `split_off` instead, as if it had never been split off. That much is in there always, since
+    /// `split_off - returned` is what the children have, or have used.
+    pub fn take_back(&mut self, amount: Minor) {
+        if self.has_room_for(amount) {
+            self.returned += amount;
+        } else {
+            self.split_off -= amount;
+        }
+        self.remaining += amount;
+    }
+
+    /// Adds to the hold itself; what was returned is netted against what was split off where that makes room for it.
+    ///
+    /// # Errors
+    /// [`Refusal::Invalid`]: `amount` would outgrow 64 bits.
+    pub fn add(&mut self, amount: Minor) -> Result<(), Refusal> {
+        if !self.has_room_for(amount) {
+            self.split_off -= self.returned;
+            self.returned = Minor::ZERO;
+        }
+        if !self.has_room_for(amount) {
+            return Err(Refusal::invalid("amount", "is out of range"));
+        }
+        self.amount += amount;
+        self.added += amount;
+        self.remaining += amount;
+        Ok(())
+    }
+
+    /// Whether both sides of the property still fit into 64 bits, in which the database adds them, when this much is put on them.
+    fn has_room_for(&self, more: Minor) -> bool {
+        let sides = self.amount.checked_add(self.returned);
+        sides.and_then(|sum| sum.checked_add(more)).is_some()
+    }
+
     /// The property of every hold.
     ///
     /// # Panics
     /// Our own bug: money appeared in or vanished from a hold.
     pub fn assert_whole(&self) {
         let parts = [self.remaining, self.split_off, self.consumed, self.released];
+        let wide = |minor: &Minor| i128::from(minor.0);
+        let had = wide(&self.amount) + wide(&self.returned);
+        let went: i128 = parts.iter().map(wide).sum();
         assert!(
-            self.amount + self.returned == parts.into_iter().sum()
+            had == went
+                && had <= i128::from(i64::MAX)
                 && parts.iter().all(|part| !part.is_negative())
+                && !self.returned.is_negative()
                 && self.added <= self.amount
                 && (self.is_active() || self.remaining.is_zero()),
             "hold equation broken: {self:?}"

@@ -4,6 +4,8 @@ use std::fmt;
 
 use types::Decimal;
 
+use crate::fold::Replay;
+
 /// Which family of status a refusal belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
@@ -83,9 +85,14 @@ pub struct Excess {
 impl Refusal {
     /// A bad field of the posting with this index.
     pub fn of_posting(self, index: usize) -> Self {
+        self.under(&format!("postings[{index}]"))
+    }
+
+    /// A bad field of what stands in the field `outer`.
+    pub fn under(self, outer: &str) -> Self {
         match self {
             Self::Invalid { field, problem } => Self::Invalid {
-                field: format!("postings[{index}].{field}"),
+                field: format!("{outer}.{field}"),
                 problem,
             },
             other => other,
@@ -169,6 +176,25 @@ impl Refusal {
             && !matches!(self, Self::SourceGap { .. } | Self::SourceConflict)
     }
 
+    /// The refusal that was stored with its [`Self::bound_reason`] and its text; figures are not kept. `None` for one that no item of a batch has.
+    pub fn from_stored(reason: &str, text: &str) -> Option<Self> {
+        Some(match reason {
+            "ACCOUNT_NOT_FOUND" => Self::AccountNotFound,
+            "SUB_ACCOUNT_NOT_FOUND" => Self::SubAccountNotFound,
+            "OPERATION_NOT_FOUND" => Self::OperationNotFound,
+            "HOLD_NOT_FOUND" => Self::HoldNotFound,
+            "INSTRUMENT_NOT_FOUND" => Self::InstrumentNotFound,
+            "LIMIT_NOT_FOUND" => Self::LimitNotFound,
+            "HOLD_EXISTS" => Self::HoldExists,
+            "OPERATION_EXISTS" => Self::OperationExists,
+            "INVALID_ARGUMENT" => {
+                let (field, problem) = text.split_once(": ")?;
+                Self::invalid(field, problem)
+            }
+            bound => return Self::from_bound_reason(bound),
+        })
+    }
+
     /// The bound refusal that `reason` names; figures are not kept. `None` for a reason that never stays bound.
     pub fn from_bound_reason(reason: &str) -> Option<Self> {
         Some(match reason {
@@ -238,19 +264,35 @@ pub enum Position {
 pub struct Refused {
     pub refusal: Refusal,
     pub at: Option<Position>,
+    /// Whether the key was refused before, which is why it is refused now.
+    pub replay: Replay,
 }
 
 impl From<Refusal> for Refused {
     fn from(refusal: Refusal) -> Self {
-        Refused { refusal, at: None }
+        Refused {
+            refusal,
+            at: None,
+            replay: Replay::No,
+        }
     }
 }
 
 impl Refused {
-    pub fn at(refusal: Refusal, position: Position) -> Self {
+    /// Refused for what stands at this place of its batch.
+    pub fn at(self, position: Position) -> Self {
+        Refused {
+            at: Some(position),
+            ..self
+        }
+    }
+
+    /// The refusal that a key met before.
+    pub fn again(refusal: Refusal, at: Option<Position>, replay: Replay) -> Self {
         Refused {
             refusal,
-            at: Some(position),
+            at,
+            replay,
         }
     }
 }

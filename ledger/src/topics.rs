@@ -2,9 +2,10 @@
 //!
 //! A request is the encoded message of the call. Its reply carries the request's `kafka_correlationId` (or request id); an error travels as
 //! the headers `error-code`, `error-reason` and `error-message` with an empty value (D26). A request may be handled twice after a crash;
-//! writes recognise it by their key. Whoever may write to these topics is trusted like a service; the broker guards them.
+//! writes recognise it by their key. A reply that the log never takes, for its size, is replaced by an error that says so and names what was
+//! committed. Whoever may write to these topics is trusted like a service; the broker guards them.
 
-use std::{future::Future, sync::Arc};
+use std::{collections::HashMap, future::Future, sync::Arc};
 
 use events::{Delivery, Event, Log, Record, RetryPolicy};
 use prost::Message;
@@ -98,41 +99,127 @@ async fn serve(
             },
         };
         let answer = dispatch(api, topic, &delivery.record.event.payload).await;
-        log.append(&[reply(&delivery, topic, response, answer)])
-            .await?;
+        send(log, &delivery, topic, response, answer).await?;
         subscription.commit(&delivery.position).await?;
     }
 }
 
-/// What came of a request: its own request id, and bytes of the response or an error.
+/// Sends a reply. One that the log never takes is replaced by the news of it, and where even that is never taken, nobody can be told.
+async fn send(
+    log: &dyn Log,
+    delivery: &Delivery,
+    topic: &str,
+    response: &str,
+    answer: Answer,
+) -> Result<(), events::Error> {
+    let unsent = answer.unsent();
+    let refused = match log
+        .append(&[reply(delivery, topic, response, answer)])
+        .await
+    {
+        Err(error @ events::Error::Refused { .. }) => error,
+        sent => return sent,
+    };
+    tracing::error!(error = %refused, topic, position = %delivery.position, "reply replaced by an error");
+    match log
+        .append(&[reply(delivery, topic, response, unsent)])
+        .await
+    {
+        Err(error @ events::Error::Refused { .. }) => {
+            tracing::error!(%error, topic, position = %delivery.position, "request is left without reply");
+            Ok(())
+        }
+        sent => sent,
+    }
+}
+
+/// What came of a request: its own request id, and the response or an error.
 struct Answer {
     request_id: String,
-    result: Result<(Vec<u8>, bool), Status>,
+    result: Result<Given, Status>,
+}
+
+/// A response, and what its caller must know even where he does not get it.
+struct Given {
+    payload: Vec<u8>,
+    is_replay: bool,
+    /// The ids of what stands now; `None` for a read.
+    committed: Option<String>,
+}
+
+impl Answer {
+    /// What is said instead of an answer that cannot be sent.
+    fn unsent(&self) -> Answer {
+        let status = match &self.result {
+            Ok(given) => {
+                let bytes = given.payload.len();
+                let text = match &given.committed {
+                    Some(ids) => format!(
+                        "Reply of {bytes} bytes is too large, the operation is committed: {ids}"
+                    ),
+                    None => format!("Reply of {bytes} bytes is too large"),
+                };
+                rpc::status::with_metadata(
+                    Code::ResourceExhausted,
+                    "REPLY_TOO_LARGE",
+                    text,
+                    HashMap::new(),
+                )
+            }
+            Err(status) => rpc::status::with_metadata(
+                status.code(),
+                &rpc::status::reason(status).unwrap_or_default(),
+                "Reply is too large",
+                HashMap::new(),
+            ),
+        };
+        Answer {
+            request_id: self.request_id.clone(),
+            result: Err(status),
+        }
+    }
+}
+
+/// A read commits nothing.
+fn nothing<T>(_: &T) -> Option<String> {
+    None
+}
+
+fn operation_id(operation: Option<&wire::Operation>) -> Option<String> {
+    operation.map(|operation| format!("operation_id {}", operation.operation_id))
+}
+
+fn hold_id(hold: Option<&wire::Hold>) -> Option<String> {
+    hold.map(|hold| format!("hold_id {}", hold.hold_id))
 }
 
 async fn dispatch(api: &Api, topic: &str, payload: &[u8]) -> Answer {
     macro_rules! calls {
-        ($($topic:literal $method:ident $request:ident;)+) => {
+        ($($topic:literal $method:ident $request:ident $committed:expr;)+) => {
             match topic {
                 $($topic => {
-                    call(payload, |message: &wire::$request| message.context.clone(), |request| LedgerService::$method(api, request)).await
+                    let context = |message: &wire::$request| message.context.clone();
+                    call(payload, context, |request| LedgerService::$method(api, request), $committed).await
                 })+
                 other => unreachable!("{other} is not among the topics subscribed to"),
             }
         };
     }
     calls! {
-        "ledger.getAccount" get_account GetAccountRequest;
-        "ledger.listAccounts" list_accounts ListAccountsRequest;
-        "ledger.getSubAccount" get_sub_account GetSubAccountRequest;
-        "ledger.createOperation" create_operation CreateOperationRequest;
-        "ledger.getOperation" get_operation GetOperationRequest;
-        "ledger.listOperations" list_operations ListOperationsRequest;
-        "ledger.createHold" create_hold CreateHoldRequest;
-        "ledger.releaseHold" release_hold ReleaseHoldRequest;
-        "ledger.consumeHold" consume_hold ConsumeHoldRequest;
-        "ledger.finalizeOperation" finalize_operation FinalizeOperationRequest;
-        "ledger.getBalance" get_balance GetBalanceRequest;
+        "ledger.getAccount" get_account GetAccountRequest nothing;
+        "ledger.listAccounts" list_accounts ListAccountsRequest nothing;
+        "ledger.getSubAccount" get_sub_account GetSubAccountRequest nothing;
+        "ledger.createOperation" create_operation CreateOperationRequest |r| operation_id(r.operation.as_ref());
+        "ledger.getOperation" get_operation GetOperationRequest nothing;
+        "ledger.listOperations" list_operations ListOperationsRequest nothing;
+        "ledger.createHold" create_hold CreateHoldRequest |r| hold_id(r.hold.as_ref());
+        "ledger.releaseHold" release_hold ReleaseHoldRequest |r| hold_id(r.hold.as_ref());
+        "ledger.consumeHold" consume_hold ConsumeHoldRequest |r| {
+            let ids = [hold_id(r.hold.as_ref()), operation_id(r.operation.as_ref())];
+            Some(ids.into_iter().flatten().collect::<Vec<_>>().join(", "))
+        };
+        "ledger.finalizeOperation" finalize_operation FinalizeOperationRequest |r| operation_id(r.operation.as_ref());
+        "ledger.getBalance" get_balance GetBalanceRequest nothing;
     }
 }
 
@@ -146,13 +233,16 @@ fn reply(delivery: &Delivery, topic: &str, response: &str, answer: Answer) -> Re
         .unwrap_or(answer.request_id);
     let mut headers = vec![(CORRELATION.to_owned(), correlation)];
     let payload = match answer.result {
-        Ok((payload, replayed)) => {
-            if replayed {
+        Ok(given) => {
+            if given.is_replay {
                 headers.push((REPLAYED.to_owned(), "true".to_owned()));
             }
-            payload
+            given.payload
         }
         Err(status) => {
+            if status.metadata().contains_key(REPLAYED) {
+                headers.push((REPLAYED.to_owned(), "true".to_owned()));
+            }
             headers.push(("error-code".to_owned(), code_name(status.code()).to_owned()));
             headers.extend(
                 rpc::status::reason(&status).map(|reason| ("error-reason".to_owned(), reason)),
@@ -180,6 +270,7 @@ async fn call<M, R, F>(
     payload: &[u8],
     context: impl Fn(&M) -> Option<RequestContext>,
     method: impl FnOnce(Request<M>) -> F,
+    committed: impl Fn(&R) -> Option<String>,
 ) -> Answer
 where
     M: Message + Default,
@@ -206,8 +297,13 @@ where
         roles: Roles::of(&[Role::Service]),
     });
     let result = method(request).await.map(|response| {
-        let replayed = response.metadata().contains_key(REPLAYED);
-        (response.into_inner().encode_to_vec(), replayed)
+        let is_replay = response.metadata().contains_key(REPLAYED);
+        let message = response.into_inner();
+        Given {
+            payload: message.encode_to_vec(),
+            is_replay,
+            committed: committed(&message),
+        }
     });
     Answer { request_id, result }
 }

@@ -122,11 +122,14 @@ fn decode(token: &str) -> Option<(u64, Key)> {
     let (hash, rest) = rest.split_first_chunk::<8>()?;
     let (created, id) = rest.split_first_chunk::<8>()?;
     (version == TOKEN_VERSION).then_some(())?;
+    let id = std::str::from_utf8(id).ok()?;
+    // No row has such an id, and not every store can be asked for one.
+    (!id.chars().any(char::is_control)).then_some(())?;
     Some((
         u64::from_be_bytes(*hash),
         Key {
             created_us: i64::from_be_bytes(*created),
-            id: std::str::from_utf8(id).ok()?.to_owned(),
+            id: id.to_owned(),
         },
     ))
 }

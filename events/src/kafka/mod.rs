@@ -25,7 +25,9 @@ use rdkafka::{
 };
 use tokio::sync::watch;
 
-use crate::{Delivery, Error, Log, Position, Record, Subscription, Waiting, log::Source, topics};
+use crate::{
+    Delivery, Error, Event, Log, Position, Record, Subscription, Waiting, log::Source, topics,
+};
 
 /// How long to wait before offering a message again to a producer whose queue is full.
 const QUEUE_FULL_PAUSE_MS: u64 = 20;
@@ -135,16 +137,16 @@ impl Log for Kafka {
                         message = back;
                         tokio::time::sleep(Duration::from_millis(QUEUE_FULL_PAUSE_MS)).await;
                     }
-                    Err((error, _)) => return Err(error.into()),
+                    Err((error, _)) => return Err(not_taken(error, event)),
                 }
             };
-            deliveries.push(delivery);
+            deliveries.push((delivery, event));
         }
-        for delivery in deliveries {
+        for (delivery, event) in deliveries {
             delivery
                 .await
                 .map_err(|_| Error::Closed)?
-                .map_err(|(error, _)| error)?;
+                .map_err(|(error, _)| not_taken(error, event))?;
         }
         self.0.context.works();
         Ok(())
@@ -222,6 +224,22 @@ impl Kafka {
             .set("isolation.level", "read_committed")
             .create_with_context(self.0.context.clone())?;
         Ok(consumer)
+    }
+}
+
+/// Tells a record that is never taken, by the producer (`message.max.bytes`) or by the broker, from a broker that is away.
+fn not_taken(error: KafkaError, event: &Event) -> Error {
+    match error.rdkafka_error_code() {
+        Some(
+            code @ (RDKafkaErrorCode::MessageSizeTooLarge
+            | RDKafkaErrorCode::InvalidMessageSize
+            | RDKafkaErrorCode::InvalidRecord),
+        ) => Error::Refused {
+            topic: event.topic.clone(),
+            bytes: event.payload.len(),
+            reason: code.to_string(),
+        },
+        _ => error.into(),
     }
 }
 

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use tonic::{Code, Status};
 
 use crate::{
-    fold::{NewHold, NewOperation, NewPosting, Step, StepKind},
+    fold::{NewHold, NewOperation, NewPosting, Replay, Step, StepKind},
     model::{
         Account, Amount, Hold, Id, Operation, OperationType, Posting, SubAccount, SubAccountStatus,
         Units,
@@ -37,6 +37,14 @@ pub fn digest(message: &impl Message) -> i64 {
 
 /// A refusal as D23 says it. `in_batch` names the place of a bad field by its index.
 pub fn status(refused: &Refused, in_batch: bool) -> Status {
+    let mut status = bare_status(refused, in_batch);
+    if refused.replay != Replay::No {
+        super::mark_replayed(status.metadata_mut());
+    }
+    status
+}
+
+fn bare_status(refused: &Refused, in_batch: bool) -> Status {
     let refusal = &refused.refusal;
     if let Refusal::Invalid { field, problem } = refusal {
         let field = match refused.at.filter(|_| in_batch) {
@@ -87,6 +95,11 @@ fn bad(field: &str) -> impl FnOnce(ConvertError) -> Refusal {
 }
 
 fn checked(field: &str, text: String, bytes_max: usize) -> Result<String, Refusal> {
+    check(field, &text, bytes_max)?;
+    Ok(text)
+}
+
+fn check(field: &str, text: &str, bytes_max: usize) -> Result<(), Refusal> {
     if text.len() > bytes_max {
         return Err(Refusal::invalid(
             field,
@@ -98,15 +111,21 @@ fn checked(field: &str, text: String, bytes_max: usize) -> Result<String, Refusa
     if !is_plain && text.chars().any(char::is_control) {
         return Err(Refusal::invalid(field, "must have no control characters"));
     }
-    Ok(text)
+    Ok(())
 }
 
 /// A required id.
 pub fn id(field: &str, text: String) -> Result<Id, Refusal> {
+    named(field, &text)?;
+    Ok(text.into())
+}
+
+/// The required id of what is asked for.
+pub fn named(field: &str, text: &str) -> Result<(), Refusal> {
     if text.is_empty() {
         return Err(Refusal::invalid(field, "must not be empty"));
     }
-    Ok(checked(field, text, ID_BYTES_MAX)?.into())
+    check(field, text, ID_BYTES_MAX)
 }
 
 /// An id that may be left out.
@@ -115,6 +134,16 @@ pub fn optional_id(field: &str, text: Option<String>) -> Result<Option<Id>, Refu
         Some(text) if !text.is_empty() => id(field, text).map(Some),
         _ => Ok(None),
     }
+}
+
+/// An id that a list is filtered by; empty for none.
+pub fn filter(field: &str, text: &str) -> Result<(), Refusal> {
+    check(field, text, ID_BYTES_MAX)
+}
+
+/// Free text that a list is filtered by; empty for none.
+pub fn text_filter(field: &str, text: &str) -> Result<(), Refusal> {
+    check(field, text, TEXT_BYTES_MAX)
 }
 
 /// Free text that may be empty.
@@ -253,7 +282,9 @@ pub fn step(step: wire::HoldStep) -> Result<Step, Refusal> {
         .step
         .ok_or_else(|| Refusal::invalid("step", "is required"))?
     {
-        Wire::Open(open) => StepKind::Open(new_hold(open.hold)?),
+        Wire::Open(open) => {
+            StepKind::Open(new_hold(open.hold).map_err(|refusal| refusal.under("open"))?)
+        }
         Wire::Split(split) => StepKind::Split {
             parent_hold_id: id("split.parent_hold_id", split.parent_hold_id)?,
             hold_id: id("split.hold_id", split.hold_id)?,

@@ -80,6 +80,8 @@ impl Api {
         message: wire::ListVelocityLimitsRequest,
     ) -> Answer<wire::ListVelocityLimitsResponse> {
         rpc::context::read(message.context);
+        reads::filter("user_id", &message.user_id)?;
+        reads::filter("instrument_id", &message.instrument_id)?;
         let hash = page::filter_hash(&[&message.user_id, &message.instrument_id]);
         let page = page::parse(message.pagination, hash)?;
         let mut rows = self

@@ -13,13 +13,16 @@ use std::time::Instant;
 
 use proto::ledger::v1::{self as wire, ledger_service_server::LedgerService};
 use rpc::Context;
-use tonic::{Request, Response, Status};
+use tonic::{
+    Request, Response, Status,
+    metadata::{MetadataMap, MetadataValue},
+};
 
 use crate::{
     Error,
     clock::Clock,
     committer::Committer,
-    fold::{Act, Answered, CallKey, Command, Replay},
+    fold::{Act, Answer, Answered, CallKey, Command, Outcome, Replay},
     refusal::{Refusal, Refused},
     repo::Store,
 };
@@ -63,7 +66,7 @@ impl Writer {
 
 impl Api {
     /// Has a command committed. The outer error is operational, already a status; the inner one is the refusal.
-    async fn commit(&self, writer: Writer, act: Act) -> Result<Result<Answered, Refused>, Status> {
+    async fn commit(&self, writer: Writer, act: Act) -> Result<Outcome, Status> {
         let started = Instant::now();
         let command = Command {
             act,
@@ -74,34 +77,53 @@ impl Api {
             .committer
             .submit(command, writer.context)
             .await
-            .map_err(|error| unavailable(&error))?;
+            .map_err(|error| failed(&error))?;
         metrics::histogram!("ledger_operation_duration_seconds")
             .record(started.elapsed().as_secs_f64());
-        if let Ok(Answered {
-            replay: Replay::Different,
-            ..
-        }) = &outcome
-        {
-            note_difference();
-        }
+        note_differences(&outcome);
         Ok(outcome)
     }
 }
 
-/// A key came back with another content.
-fn note_difference() {
-    tracing::warn!("idempotency key repeated with another content, stored answer returned");
-    metrics::counter!("ledger_idempotency_mismatches_total").increment(1);
+/// Keys that came back with another content, of the call and of the operations in it.
+fn note_differences(outcome: &Outcome) {
+    let count = match outcome {
+        Ok(Answered {
+            replay: Replay::Different,
+            ..
+        })
+        | Err(Refused {
+            replay: Replay::Different,
+            ..
+        }) => 1,
+        Ok(Answered {
+            answer: Answer::Batch { outcomes },
+            ..
+        }) => outcomes
+            .iter()
+            .filter(|item| match item {
+                Ok(posted) => posted.replay == Replay::Different,
+                Err(refused) => refused.replay == Replay::Different,
+            })
+            .count(),
+        _ => 0,
+    };
+    if count > 0 {
+        tracing::warn!(
+            count,
+            "idempotency key repeated with another content, stored answer returned"
+        );
+        metrics::counter!("ledger_idempotency_mismatches_total").increment(count as u64);
+    }
 }
 
-/// What the caller may know of a failing store.
-pub(crate) fn unavailable(error: &Error) -> Status {
-    match error {
-        Error::Closed | Error::Commit { .. } => {
-            tracing::warn!(%error, "ledger write not done");
-            rpc::status::unavailable("Ledger", 1_000)
-        }
-        other => rpc::status::internal(other),
+/// What the caller may know of a failing store, reading or writing (D23): one that is away may be asked again, what it can never do may not.
+pub(crate) fn failed(error: &Error) -> Status {
+    if error.is_away() {
+        tracing::warn!(%error, "ledger store is away");
+        rpc::status::unavailable("Ledger", 1_000)
+    } else {
+        rpc::status::internal(error)
     }
 }
 
@@ -112,13 +134,14 @@ fn refused(refusal: Refusal) -> Status {
 fn respond<T>(message: T, replay: Replay) -> Response<T> {
     let mut response = Response::new(message);
     if replay != Replay::No {
-        let metadata = response.metadata_mut();
-        metadata.insert(
-            REPLAYED,
-            tonic::metadata::MetadataValue::from_static("true"),
-        );
+        mark_replayed(response.metadata_mut());
     }
     response
+}
+
+/// An answer that was given before, a refusal too.
+fn mark_replayed(metadata: &mut MetadataMap) {
+    metadata.insert(REPLAYED, MetadataValue::from_static("true"));
 }
 
 macro_rules! delegate {

@@ -1,6 +1,6 @@
 //! The reading half of LedgerService. A user sees what is his, staff and services see everything (D32).
 //!
-//! Lists are newest first and never answer NOT_FOUND for an unknown filter (D45).
+//! Lists are newest first and never answer NOT_FOUND for an unknown filter (D45). An id or a filter that no write would take is refused as there.
 
 use proto::{convert::to_decimal, ledger::v1 as wire};
 use rpc::{
@@ -10,7 +10,7 @@ use rpc::{
 use tonic::{Response, Status};
 use types::Decimal;
 
-use super::{Api, convert, refused, unavailable};
+use super::{Api, convert, refused};
 use crate::{
     Error,
     model::{HoldStatus, Operation, OperationStatus, OperationType, Posting, SubAccount},
@@ -31,11 +31,22 @@ pub(super) fn before(page: &Page) -> Before<'_> {
 }
 
 pub(super) fn failed(error: Error) -> Status {
-    unavailable(&error)
+    super::failed(&error)
+}
+
+/// The id of what is asked for.
+fn named(field: &str, text: &str) -> Result<(), Status> {
+    convert::named(field, text).map_err(refused)
+}
+
+/// An id that a list is filtered by.
+pub(super) fn filter(field: &str, text: &str) -> Result<(), Status> {
+    convert::filter(field, text).map_err(refused)
 }
 
 /// Whom a list is about: staff may leave the user out, a user gets his own.
 fn own_or_any(caller: &Caller, user_id: String) -> Result<String, Status> {
+    filter("user_id", &user_id)?;
     match &caller.user_id {
         Some(own) if user_id.is_empty() && !caller.acts_for_anyone() => Ok(own.clone()),
         _ => {
@@ -65,6 +76,7 @@ impl Api {
         message: wire::GetAccountRequest,
     ) -> Answer<wire::GetAccountResponse> {
         rpc::context::read(message.context);
+        named("account_id", &message.account_id)?;
         let account = self
             .store
             .account(&message.account_id)
@@ -106,6 +118,7 @@ impl Api {
         caller: &Caller,
         subaccount_id: &str,
     ) -> Result<SubAccount, Status> {
+        named("subaccount_id", subaccount_id)?;
         if let Some(name) = SubAccountName::parse(subaccount_id) {
             caller.require_user(name.user_id)?;
         }
@@ -134,6 +147,7 @@ impl Api {
         message: wire::ListSubAccountsRequest,
     ) -> Answer<wire::ListSubAccountsResponse> {
         rpc::context::read(message.context);
+        filter("instrument_id", &message.instrument_id)?;
         let user_id = own_or_any(caller, message.user_id)?;
         let hash = page::filter_hash(&[&user_id, &message.instrument_id]);
         let page = page::parse(message.pagination, hash)?;
@@ -183,6 +197,7 @@ impl Api {
         message: wire::GetOperationRequest,
     ) -> Answer<wire::GetOperationResponse> {
         rpc::context::read(message.context);
+        named("operation_id", &message.operation_id)?;
         let (operation, postings) = self.operation(caller, &message.operation_id).await?;
         Ok(Response::new(wire::GetOperationResponse {
             operation: Some(convert::to_operation(&operation)),
@@ -196,6 +211,7 @@ impl Api {
         message: wire::ListOperationsRequest,
     ) -> Answer<wire::ListOperationsResponse> {
         rpc::context::read(message.context);
+        filter("idempotency_key", &message.idempotency_key)?;
         let user_id = own_or_any(caller, message.user_id)?;
         let hash = page::filter_hash(&[
             &user_id,
@@ -231,6 +247,7 @@ impl Api {
         message: wire::GetHoldRequest,
     ) -> Answer<wire::GetHoldResponse> {
         rpc::context::read(message.context);
+        named("hold_id", &message.hold_id)?;
         let hold = self.store.hold(&message.hold_id).await.map_err(failed)?;
         let hold = hold
             .filter(|hold| caller.require_user(&hold.terms.user_id).is_ok())
@@ -246,6 +263,9 @@ impl Api {
         message: wire::ListHoldsRequest,
     ) -> Answer<wire::ListHoldsResponse> {
         rpc::context::read(message.context);
+        filter("subaccount_id", &message.subaccount_id)?;
+        convert::text_filter("owner", &message.owner).map_err(refused)?;
+        filter("parent_hold_id", &message.parent_hold_id)?;
         let user_id = own_or_any(caller, String::new())?;
         let hash = page::filter_hash(&[
             &message.subaccount_id,
@@ -283,6 +303,7 @@ impl Api {
         message: wire::GetSourcePositionRequest,
     ) -> Answer<wire::GetSourcePositionResponse> {
         rpc::context::read(message.context);
+        named("source", &message.source)?;
         let through_sequence = self
             .store
             .source_position(&message.source)
@@ -300,6 +321,7 @@ impl Api {
         message: wire::GetTrialBalanceRequest,
     ) -> Answer<wire::GetTrialBalanceResponse> {
         rpc::context::read(message.context);
+        filter("instrument_id", &message.instrument_id)?;
         let found = self
             .store
             .trial_balance(&message.instrument_id)

@@ -32,6 +32,18 @@ fn scales(scales: Vec<wire::InstrumentScale>) -> Result<Vec<(crate::model::Id, u
         .collect()
 }
 
+/// Whether each operation stands alone; unset: all or nothing.
+fn is_independent(mode: i32) -> Result<bool, Status> {
+    match wire::BatchMode::try_from(mode) {
+        Ok(wire::BatchMode::Unspecified | wire::BatchMode::AllOrNothing) => Ok(false),
+        Ok(wire::BatchMode::Independent) => Ok(true),
+        Err(_) => Err(rpc::status::invalid_argument(
+            "mode",
+            "must be ALL_OR_NOTHING or INDEPENDENT",
+        )),
+    }
+}
+
 /// An answer of another kind than the command's is our own bug.
 pub(super) fn wrong() -> Status {
     rpc::status::internal(&crate::Error::Broken(
@@ -51,7 +63,7 @@ fn single(answered: Answered) -> Result<Posted, Status> {
         .into_iter()
         .next()
         .ok_or_else(wrong)?
-        .map_err(refused)
+        .map_err(|no| convert::status(&no, false))
 }
 
 impl Api {
@@ -104,9 +116,16 @@ impl Api {
             ));
         }
         let source = convert::optional_id("source", Some(message.source)).map_err(refused)?;
+        let has_sequences = message.first_sequence != 0 || message.through_sequence != 0;
+        if source.is_none() && has_sequences {
+            return Err(rpc::status::invalid_argument(
+                "source",
+                "must be given with first_sequence and through_sequence",
+            ));
+        }
         let batch = Batch {
             single: false,
-            independent: message.mode == wire::BatchMode::Independent as i32,
+            independent: is_independent(message.mode)?,
             operations: message
                 .operations
                 .into_iter()
@@ -140,10 +159,11 @@ impl Api {
                     replayed: posted.replay != Replay::No,
                     ..Default::default()
                 },
-                Err(refusal) => wire::OperationOutcome {
+                Err(refused) => wire::OperationOutcome {
                     index,
-                    error_reason: refusal.reason().to_owned(),
-                    error_message: refusal.to_string(),
+                    error_reason: refused.refusal.reason().to_owned(),
+                    error_message: refused.refusal.to_string(),
+                    replayed: refused.replay != Replay::No,
                     ..Default::default()
                 },
             }
@@ -176,7 +196,7 @@ impl Api {
             .store
             .operation(&id)
             .await
-            .map_err(|error| super::unavailable(&error))?
+            .map_err(|error| super::failed(&error))?
             .ok_or_else(wrong)?;
         let message = wire::FinalizeOperationResponse {
             operation: Some(convert::to_operation(&operation)),
@@ -206,7 +226,7 @@ impl Api {
         let answered = self
             .commit(writer, act)
             .await?
-            .map_err(|no| convert::status(&no, false))?;
+            .map_err(|no| convert::status(&no, true))?;
         let Answer::Finalized { moved } = answered.answer else {
             return Err(wrong());
         };

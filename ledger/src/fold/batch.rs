@@ -58,7 +58,7 @@ fn run(
     command: &Command,
     batch: &Batch,
     ids: Ids,
-) -> Result<Vec<Result<Posted, Refusal>>, Refused> {
+) -> Result<Vec<Result<Posted, Refused>>, Refused> {
     // Stable, so that steps of the same place keep their listed order.
     let mut steps: Vec<usize> = (0..batch.steps.len()).collect();
     let place = |index: &usize| {
@@ -76,14 +76,14 @@ fn run(
         let mark = book.mark();
         let outcome = match operation {
             Ok(new) => create(book, command, batch.scope(), new, ids),
-            Err(malformed) => Err(malformed.clone()),
+            Err(malformed) => Err(malformed.clone().into()),
         };
-        if let Err(refusal) = &outcome {
+        if let Err(refused) = &outcome {
             if !batch.independent {
-                return Err(Refused::at(refusal.clone(), Position::Operation(index)));
+                return Err(refused.clone().at(Position::Operation(index)));
             }
             book.rollback(mark);
-            bind_refusal(book, operation, refusal);
+            bind_refusal(book, operation, &refused.refusal);
         }
         outcomes.push(outcome);
     }
@@ -102,7 +102,7 @@ fn run_step(
 ) -> Result<(), Refused> {
     let step = batch.steps[index].clone();
     step.and_then(|step| steps::step(book, command, &step.kind, ids))
-        .map_err(|refusal| Refused::at(refusal, Position::HoldStep(index)))
+        .map_err(|refusal| Refused::from(refusal).at(Position::HoldStep(index)))
 }
 
 impl Batch {
@@ -129,7 +129,7 @@ fn bind_refusal(book: &mut Book, operation: &Result<NewOperation, Refusal>, refu
             return;
         }
         let outcome = StoredOutcome::Refused {
-            reason: refusal.reason().to_owned(),
+            reason: refusal.bound_reason().to_owned(),
             at: None,
         };
         book.answers.put(
@@ -185,14 +185,18 @@ fn advance(book: &mut Book, source: &Source, digest: i64) -> Result<Advance, Ref
 }
 
 /// The operations a repeated batch made, found by their keys.
-fn stored_operations(book: &Book, batch: &Batch) -> Vec<Result<Posted, Refusal>> {
+fn stored_operations(book: &Book, batch: &Batch) -> Vec<Result<Posted, Refused>> {
     let find = |new: &NewOperation| {
         let operation = book.operation_by_key(Scope::Create, &new.user_id, &new.idempotency_key)?;
-        posted(book, &operation.terms.operation_id, Replay::Same)
+        let replay = Replay::of(operation.terms.digest == new.digest);
+        posted(book, &operation.terms.operation_id, replay)
     };
     batch
         .operations
         .iter()
-        .map(|new| find(new.as_ref().map_err(Clone::clone)?).ok_or(Refusal::OperationNotFound))
+        .map(|new| {
+            let new = new.as_ref().map_err(|malformed| malformed.clone())?;
+            Ok(find(new).ok_or(Refusal::OperationNotFound)?)
+        })
         .collect()
 }

@@ -256,7 +256,7 @@ pub struct Posted {
 pub enum Answer {
     /// One outcome per operation, in order.
     Batch {
-        outcomes: Vec<Result<Posted, Refusal>>,
+        outcomes: Vec<Result<Posted, Refused>>,
     },
     Hold {
         hold: Hold,
@@ -303,11 +303,27 @@ pub enum StoredOutcome {
         hold: Hold,
         operation_id: Option<Id>,
     },
-    /// Operation id or reason of refusal, per index.
-    Batch(Vec<Result<Id, String>>),
+    /// Operation id or refusal, per index.
+    Batch(Vec<Result<Id, StoredRefusal>>),
     SubAccount(Id),
     /// The limit as it was answered.
     Limit(VelocityLimit),
+}
+
+/// Why one of a batch was refused, as it was said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredRefusal {
+    pub reason: String,
+    pub text: String,
+}
+
+impl StoredRefusal {
+    /// The same refusal again. An answer that an older release kept has no text, and says of a bad field only that there was one.
+    pub fn refusal(&self) -> Refusal {
+        Refusal::from_stored(&self.reason, &self.text).unwrap_or_else(|| {
+            Refusal::invalid("operation", "was refused when the batch was first sent")
+        })
+    }
 }
 
 impl StoredAnswer {
@@ -337,7 +353,10 @@ impl Command {
                     .iter()
                     .map(|outcome| match outcome {
                         Ok(posted) => Ok(posted.operation.terms.operation_id.clone()),
-                        Err(refusal) => Err(refusal.reason().to_owned()),
+                        Err(Refused { refusal, .. }) => Err(StoredRefusal {
+                            reason: refusal.bound_reason().to_owned(),
+                            text: refusal.to_string(),
+                        }),
                     })
                     .collect(),
             ),

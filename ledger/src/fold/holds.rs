@@ -271,7 +271,7 @@ pub fn adjust(book: &mut Book, command: &Command, hold_id: &Id, remaining: &Amou
     }
     let hold = if target > hold.remaining {
         let growth = target - hold.remaining;
-        grow(book, hold, growth)?
+        grow(book, hold, growth).map_err(|refusal| refusal.under("remaining_amount"))?
     } else {
         let surplus = hold.remaining - target;
         let_go(book, hold, surplus, None)
@@ -306,12 +306,7 @@ pub(super) fn grow(book: &mut Book, mut hold: Hold, amount: Minor) -> Result<Hol
             take(book, subaccount, amount)?;
         }
     }
-    hold.amount = hold
-        .amount
-        .checked_add(amount)
-        .ok_or_else(|| Refusal::invalid("amount", "is out of range"))?;
-    hold.added += amount;
-    hold.remaining += amount;
+    hold.add(amount)?;
     hold.status = HoldStatus::Active;
     put(book, hold.clone());
     Ok(hold)
@@ -372,8 +367,7 @@ fn give_back(book: &mut Book, hold: &Hold, amount: Minor) {
     match parent.filter(|parent| parent.is_active() && !parent.is_due(book.now_us)) {
         Some(parent) => {
             let mut parent = parent.clone();
-            parent.remaining += amount;
-            parent.returned += amount;
+            parent.take_back(amount);
             put(book, parent);
         }
         None => {

@@ -14,7 +14,7 @@ use crate::{
     book::Book,
     facts::Fact,
     model::{Id, Operation, OperationStatus, OperationTerms, Parked, Scope},
-    refusal::Refusal,
+    refusal::{Position, Refusal, Refused},
 };
 
 /// Number of `REJECTION_REASON_CODE_INTEGRATION_ERROR`.
@@ -30,30 +30,43 @@ pub fn finalize(
     tx_hash: Option<&Id>,
 ) -> Outcome {
     let mut moved = 0;
-    for target in targets {
-        let id = find(book, target).ok_or(Refusal::OperationNotFound)?;
-        let operation = book.operations.get(&id).ok_or(Refusal::OperationNotFound)?;
-        match operation.status {
-            OperationStatus::Finalized => {
-                let other_hash = tx_hash.is_some()
-                    && operation.tx_hash.is_some()
-                    && operation.tx_hash.as_ref() != tx_hash;
-                if other_hash {
-                    return Err(Refusal::OperationStatus.into());
-                }
-            }
-            status if status.is_open() => {
-                own_flight(operation, command)?;
-                finalize_one(book, &id, tx_hash);
-                moved += 1;
-            }
-            _ => return Err(Refusal::OperationStatus.into()),
-        }
+    for (index, target) in targets.iter().enumerate() {
+        moved += u32::from(
+            finalize_target(book, command, target, tx_hash)
+                .map_err(|refusal| Refused::from(refusal).at(Position::Operation(index)))?,
+        );
     }
     Ok(Answered {
         answer: Answer::Finalized { moved },
         replay: if moved == 0 { Replay::Same } else { Replay::No },
     })
+}
+
+/// Makes one final; false when it was that before.
+fn finalize_target(
+    book: &mut Book,
+    command: &Command,
+    target: &Target,
+    tx_hash: Option<&Id>,
+) -> Result<bool, Refusal> {
+    let id = find(book, target).ok_or(Refusal::OperationNotFound)?;
+    let operation = book.operations.get(&id).ok_or(Refusal::OperationNotFound)?;
+    match operation.status {
+        OperationStatus::Finalized => {
+            let other_hash = tx_hash.is_some()
+                && operation.tx_hash.is_some()
+                && operation.tx_hash.as_ref() != tx_hash;
+            if other_hash {
+                return Err(Refusal::OperationStatus);
+            }
+            Ok(false)
+        }
+        status if status.is_open() => {
+            own_flight(operation, command)?;
+            Ok(finalize_one(book, &id, tx_hash))
+        }
+        _ => Err(Refusal::OperationStatus),
+    }
 }
 
 /// An event says that these are final. One that is not here yet is remembered; one that ended otherwise is left alone.

@@ -16,7 +16,7 @@ mod wanted;
 
 pub use command::{
     Act, Answer, Answered, Batch, CallKey, Command, LimitTerms, NewHold, NewOperation, NewPosting,
-    Posted, Replay, Source, Step, StepKind, StoredAnswer, StoredOutcome, Target,
+    Posted, Replay, Source, Step, StepKind, StoredAnswer, StoredOutcome, StoredRefusal, Target,
 };
 pub use wanted::Wanted;
 
@@ -149,7 +149,7 @@ fn replay(book: &Book, command: &Command, stored: StoredAnswer) -> Outcome {
         StoredOutcome::Refused { reason, at } => {
             let refusal = Refusal::from_bound_reason(&reason)
                 .unwrap_or_else(|| panic!("stored answer has the unknown reason {reason}"));
-            return Err(Refused { refusal, at });
+            return Err(Refused::again(refusal, at, replay));
         }
         StoredOutcome::Hold { hold, operation_id } => Answer::Hold {
             hold,
@@ -160,10 +160,8 @@ fn replay(book: &Book, command: &Command, stored: StoredAnswer) -> Outcome {
                 .into_iter()
                 .map(|outcome| match outcome {
                     Ok(id) => operations::posted(book, &id, Replay::Same)
-                        .ok_or(Refusal::OperationNotFound),
-                    Err(reason) => Err(Refusal::from_bound_reason(&reason).unwrap_or_else(|| {
-                        Refusal::invalid("operation", "was refused when the batch was first sent")
-                    })),
+                        .ok_or(Refusal::OperationNotFound.into()),
+                    Err(stored) => Err(Refused::again(stored.refusal(), None, Replay::Same)),
                 })
                 .collect(),
         },

@@ -16,7 +16,7 @@ use crate::{
         SubAccount, SubAccountStatus, Units,
     },
     names,
-    refusal::Refusal,
+    refusal::{Refusal, Refused},
 };
 
 /// An operation with its postings, as it stands.
@@ -35,7 +35,7 @@ pub fn create(
     scope: Scope,
     new: &NewOperation,
     ids: Ids,
-) -> Result<Posted, Refusal> {
+) -> Result<Posted, Refused> {
     if let Some(stored) = book.operation_by_key(scope, &new.user_id, &new.idempotency_key) {
         let replay = Replay::of(stored.terms.digest == new.digest);
         let id = stored.terms.operation_id.clone();
@@ -49,10 +49,15 @@ pub fn create(
         );
         if let Some(StoredAnswer {
             outcome: StoredOutcome::Refused { reason, .. },
-            ..
+            digest,
         }) = book.answers.get(&key)
         {
-            return Err(Refusal::from_bound_reason(reason).unwrap_or(Refusal::OperationStatus));
+            let refusal = Refusal::from_bound_reason(reason).unwrap_or(Refusal::OperationStatus);
+            return Err(Refused::again(
+                refusal,
+                None,
+                Replay::of(*digest == new.digest),
+            ));
         }
     }
     let is_user = UserId::new(&new.user_id).is_ok();
@@ -62,10 +67,10 @@ pub fn create(
         } else {
             "operation.user_id"
         };
-        return Err(Refusal::invalid(field, "must be given and well formed"));
+        return Err(Refusal::invalid(field, "must be given and well formed").into());
     }
     if new.postings.is_empty() {
-        return Err(Refusal::invalid("postings", "must not be empty"));
+        return Err(Refusal::invalid("postings", "must not be empty").into());
     }
     let reference = new
         .external_ref
@@ -83,7 +88,7 @@ pub fn create(
     }
     let operation_id = new.operation_id.clone().unwrap_or_else(&mut *ids);
     if by_reference.is_some() || book.operations.get(&operation_id).is_some() {
-        return Err(Refusal::OperationExists);
+        return Err(Refusal::OperationExists.into());
     }
     let moves = new
         .postings

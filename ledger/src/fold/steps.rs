@@ -19,7 +19,7 @@ use crate::{
 pub fn step(book: &mut Book, command: &Command, step: &StepKind, ids: Ids) -> Result<(), Refusal> {
     match step {
         StepKind::Open(new) => {
-            open(book, command, new, ids)?;
+            open(book, command, new, ids).map_err(|refusal| refusal.under("open"))?;
         }
         StepKind::Split {
             parent_hold_id,
@@ -41,7 +41,7 @@ pub fn step(book: &mut Book, command: &Command, step: &StepKind, ids: Ids) -> Re
                 usable(book, command, hold_id)?
             };
             let amount = minor_of_hold(&hold, amount, "grow.amount")?;
-            grow(book, hold, amount)?;
+            grow(book, hold, amount).map_err(|refusal| refusal.under("grow"))?;
         }
         StepKind::Return {
             hold_id,

@@ -8,7 +8,7 @@ use types::Minor;
 use super::limits::LimitRow;
 use crate::{
     Error,
-    fold::{StoredAnswer, StoredOutcome},
+    fold::{StoredAnswer, StoredOutcome, StoredRefusal},
     model::{
         Account, AccountType, Hold, HoldStatus, HoldTerms, Id, Operation, OperationStatus,
         OperationTerms, OperationType, Parked, Posting, Scope, SubAccount, SubAccountTerms, Units,
@@ -337,10 +337,19 @@ enum Outcome {
         hold: Box<HoldRow>,
         operation_id: Option<String>,
     },
-    /// (operation id, reason of refusal): one of the two per operation.
+    /// (operation id, reason of refusal): one of the two per operation. Answers of before the texts were kept; read only.
     Batch(Vec<(Option<String>, Option<String>)>),
+    Outcomes(Vec<Item>),
     SubAccount(String),
     Limit(LimitRow),
+}
+
+/// What came of one operation of a batch: its id, or reason and text of its refusal.
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(untagged)]
+enum Item {
+    Made(String),
+    Refused(String, String),
 }
 
 pub fn outcome_text(outcome: &StoredOutcome) -> String {
@@ -366,12 +375,12 @@ pub fn outcome_text(outcome: &StoredOutcome) -> String {
             hold: Box::new(hold.into()),
             operation_id: operation_id.as_ref().map(ToString::to_string),
         },
-        StoredOutcome::Batch(outcomes) => Outcome::Batch(
+        StoredOutcome::Batch(outcomes) => Outcome::Outcomes(
             outcomes
                 .iter()
                 .map(|outcome| match outcome {
-                    Ok(id) => (Some(id.to_string()), None),
-                    Err(reason) => (None, Some(reason.clone())),
+                    Ok(id) => Item::Made(id.to_string()),
+                    Err(refused) => Item::Refused(refused.reason.clone(), refused.text.clone()),
                 })
                 .collect(),
         ),
@@ -404,10 +413,22 @@ impl AnswerRow {
                     .into_iter()
                     .map(|outcome| match outcome {
                         (Some(id), _) => Ok(Ok(id.into())),
-                        (None, Some(reason)) => Ok(Err(reason)),
+                        (None, Some(reason)) => Ok(Err(StoredRefusal {
+                            reason,
+                            text: String::new(),
+                        })),
                         (None, None) => Err(broken()),
                     })
                     .collect::<Result<_, _>>()?,
+            ),
+            Outcome::Outcomes(outcomes) => StoredOutcome::Batch(
+                outcomes
+                    .into_iter()
+                    .map(|item| match item {
+                        Item::Made(id) => Ok(id.into()),
+                        Item::Refused(reason, text) => Err(StoredRefusal { reason, text }),
+                    })
+                    .collect(),
             ),
             Outcome::SubAccount(id) => StoredOutcome::SubAccount(id.into()),
             Outcome::Limit(limit) => StoredOutcome::Limit(limit.try_into()?),

@@ -541,6 +541,189 @@ async fn d19_independent_operations_stand_alone_and_repeats_meet_their_answers()
     assert_eq!(world.balance("u2:CFA-RUB").await[0], "10.01");
 }
 
+// rows: R214 R329
+#[tokio::test]
+async fn t12_a_repeated_batch_says_of_each_operation_what_it_said_first() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "10").await;
+    let pay = |key: &str, from: &str, value: &str| {
+        let legs = [(from, "u2:CFA-RUB", value, RUB)];
+        item(OperationType::Payment, "u1", key, &legs)
+    };
+    let mut known = pay("known", "u1:CFA-RUB", "1");
+    known.operation.as_mut().unwrap().external_ref = Some("pay-1".to_owned());
+    let mut taken = known.clone();
+    taken.operation.as_mut().unwrap().idempotency_key = "taken".to_owned();
+    let mut unknown = pay("unknown", "u1:CFA-RUB", "1");
+    unknown.postings = postings(&[("system:reserve:NEW-1", "u1:NEW-1", "1", "NEW-1")]);
+    let request = CreateOperationsRequest {
+        context: write("batch"),
+        operations: vec![
+            known,
+            pay("poor", "u1:CFA-RUB", "100"),
+            pay("bad", "u1:CFA-RUB", "x"),
+            pay("nobody", "u9:CFA-RUB", "1"),
+            taken,
+            unknown,
+        ],
+        mode: BatchMode::Independent as i32,
+        ..Default::default()
+    };
+    let said = |answer: &CreateOperationsResponse| -> Vec<(String, String)> {
+        let said = |outcome: &OperationOutcome| {
+            (outcome.error_reason.clone(), outcome.error_message.clone())
+        };
+        answer.outcomes.iter().map(said).collect()
+    };
+    let first = { world.client.clone() }
+        .create_operations(request.clone())
+        .await;
+    let first = first.unwrap().into_inner();
+    let reasons: Vec<String> = said(&first).into_iter().map(|(reason, _)| reason).collect();
+    assert_eq!(
+        reasons,
+        [
+            "",
+            "INSUFFICIENT_BALANCE",
+            "INVALID_ARGUMENT",
+            "SUB_ACCOUNT_NOT_FOUND",
+            "OPERATION_EXISTS",
+            "INSTRUMENT_NOT_FOUND",
+        ]
+    );
+    assert!(first.outcomes.iter().all(|outcome| !outcome.replayed));
+
+    // Now each of them could be made; what was said stays, also after a restart.
+    world.fund("u1", RUB, "1000").await;
+    world.fund("u9", RUB, "10").await;
+    let world = world.restart().await;
+    let again = { world.client.clone() }
+        .create_operations(request.clone())
+        .await;
+    let again = again.unwrap();
+    assert!(is_replay(&again));
+    let again = again.into_inner();
+    assert_eq!(said(&again), said(&first));
+    assert!(again.outcomes.iter().all(|outcome| outcome.replayed));
+    assert_eq!(again.outcomes[0].operation, first.outcomes[0].operation);
+
+    // An answer that an older release kept, without texts.
+    let rows = world.rows().await;
+    let old = r#"{"batch":[[null,"INVALID_ARGUMENT"],[null,"SUB_ACCOUNT_NOT_FOUND"],[null,"INSUFFICIENT_BALANCE"]]}"#;
+    let sql = format!("UPDATE answers SET outcome = '{old}' WHERE idempotency_key = 'batch'");
+    assert_eq!(rows.tamper(&sql).await.unwrap(), 1);
+    rows.close().await;
+    let world = world.restart().await;
+    let again = { world.client.clone() }.create_operations(request).await;
+    let texts: Vec<String> = said(&again.unwrap().into_inner())
+        .into_iter()
+        .map(|(_, text)| text)
+        .collect();
+    assert_eq!(
+        texts,
+        [
+            "operation: was refused when the batch was first sent",
+            "Sub-account not found",
+            "Insufficient balance",
+        ]
+    );
+}
+
+// rows: R214 R329
+#[tokio::test]
+async fn t12_a_refusal_that_is_repeated_says_so_and_other_contents_are_counted() {
+    // Other tests of this process count too, so what is seen is growth by so much at least.
+    let metrics = rpc::metrics_init();
+    let mismatches = || -> u64 {
+        let text = metrics.render();
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("ledger_idempotency_mismatches_total "));
+        line.map_or(0, |count| count.parse().unwrap())
+    };
+    let world = World::new().await;
+    world.fund("u1", RUB, "10").await;
+    let legs = |value| [("u1:CFA-RUB", "u2:CFA-RUB", value, RUB)];
+    let alone = |value| operation(OperationType::Payment, "u1", "poor", &legs(value));
+    let first = { world.client.clone() }.create_operation(alone("50")).await;
+    let first = first.unwrap_err();
+    assert!(first.metadata().get("idempotent-replayed").is_none());
+    let is_again = |status: &tonic::Status| {
+        assert_eq!(status.message(), "Insufficient balance");
+        status
+            .metadata()
+            .get("idempotent-replayed")
+            .is_some_and(|value| value == "true")
+    };
+    let again = { world.client.clone() }.create_operation(alone("50")).await;
+    assert!(is_again(&again.unwrap_err()));
+    let reply = crate::requests::ask(&world, "ledger.createOperation", &alone("50")).await;
+    assert_eq!(reply.headers["error-reason"], "INSUFFICIENT_BALANCE");
+    assert_eq!(reply.headers["idempotent-replayed"], "true");
+    let before = mismatches();
+    let other = { world.client.clone() }.create_operation(alone("1")).await;
+    assert!(is_again(&other.unwrap_err()));
+    assert!(mismatches() > before, "of the call");
+
+    // The keys of operations in a batch alike: one that was refused, one that was made.
+    let pay = |key: &str, value| item(OperationType::Payment, "u1", key, &legs(value));
+    { world.client.clone() }
+        .create_operations(CreateOperationsRequest {
+            context: write("batch-1"),
+            operations: vec![pay("made", "1")],
+            ..Default::default()
+        })
+        .await
+        .unwrap();
+    let before = mismatches();
+    let request = CreateOperationsRequest {
+        context: write("batch-2"),
+        operations: vec![pay("poor", "2"), pay("made", "2"), pay("new", "2")],
+        mode: BatchMode::Independent as i32,
+        ..Default::default()
+    };
+    let answer = { world.client.clone() }
+        .create_operations(request)
+        .await
+        .unwrap();
+    assert!(!is_replay(&answer), "the call is new");
+    let outcomes = answer.into_inner().outcomes;
+    let replayed: Vec<bool> = outcomes.iter().map(|outcome| outcome.replayed).collect();
+    assert_eq!(replayed, [true, true, false]);
+    assert_eq!(outcomes[0].error_reason, "INSUFFICIENT_BALANCE");
+    assert!(mismatches() >= before + 2, "of both operations");
+    // All or nothing: refused for what the key was refused for.
+    let before = mismatches();
+    let request = CreateOperationsRequest {
+        context: write("batch-3"),
+        operations: vec![pay("poor", "3")],
+        ..Default::default()
+    };
+    let refused = { world.client.clone() }.create_operations(request).await;
+    assert!(is_again(&refused.unwrap_err()));
+    assert!(mismatches() > before, "of the refused one");
+    // A batch of a log that comes again answers by the keys of its operations.
+    let of_log = |value| CreateOperationsRequest {
+        context: write("batch-4"),
+        operations: vec![pay("of-log", value)],
+        source: "log".to_owned(),
+        first_sequence: 1,
+        through_sequence: 2,
+        ..Default::default()
+    };
+    { world.client.clone() }
+        .create_operations(of_log("1"))
+        .await
+        .unwrap();
+    let again = { world.client.clone() }
+        .create_operations(of_log("1"))
+        .await
+        .unwrap();
+    assert!(is_replay(&again) && again.into_inner().outcomes[0].replayed);
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "6.00");
+    world.assert_books_balance().await;
+}
+
 #[tokio::test]
 async fn child_emptied_by_consumption_may_grow_again_and_ended_holds_give_nothing() {
     let world = World::new().await;

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use prost::Message;
 use proto::{
     common::v1::{OperationStatus, OperationType},
+    convert::to_timestamp_us,
     ledger::v1::*,
 };
 
@@ -109,6 +110,59 @@ async fn r222_operation_tells_of_itself_its_postings_and_both_balances() {
         (OperationStatus::Settled, OperationStatus::Finalized)
     );
     assert!(moved.changed_at.is_some());
+}
+
+// rows: R335 R233
+#[tokio::test]
+async fn r335_payloads_of_a_posting_and_of_a_change_of_status_say_all_of_it() {
+    let world = World::new().await;
+    let mut watch = world.watch().await;
+    let mut request = operation(
+        OperationType::Deposit,
+        "u1",
+        "k1",
+        &[("system:reserve:CFA-RUB", "u1:CFA-RUB", "5", RUB)],
+    );
+    request.operation.as_mut().unwrap().awaits_chain = true;
+    let made = world.client.clone().create_operation(request).await;
+    let made = made.unwrap().into_inner();
+    let operation_id = made.operation.unwrap().operation_id;
+    let (event, posted): (_, PostingCreatedEvent) = watch.next_of("PostingCreatedEvent").await;
+    assert_eq!(posted.context.as_ref().unwrap().correlation_id, "corr-k1");
+    assert_eq!(event.key, operation_id);
+    let expected = PostingCreatedEvent {
+        context: posted.context.clone(),
+        posting_id: made.postings[0].posting_id.clone(),
+        operation_id: operation_id.clone(),
+        debit_subaccount_id: "system:reserve:CFA-RUB".to_owned(),
+        credit_subaccount_id: "u1:CFA-RUB".to_owned(),
+        amount: amount(RUB, "5.00"),
+        created_at: Some(to_timestamp_us(START_US)),
+    };
+    assert_eq!(posted, expected);
+
+    world.clock.advance_us(3_000_000);
+    let reverse = ReverseOperationRequest {
+        context: write("r1"),
+        operation_id: operation_id.clone(),
+        reason: "typed wrong".to_owned(),
+    };
+    let reversal = world.client.clone().reverse_operation(reverse).await;
+    let reversal = reversal.unwrap().into_inner();
+    let name = "OperationStatusChangedEvent";
+    let (event, moved): (_, OperationStatusChangedEvent) = watch.next_of(name).await;
+    assert_eq!(moved.context.as_ref().unwrap().correlation_id, "corr-r1");
+    assert_eq!(event.key, operation_id);
+    let expected = OperationStatusChangedEvent {
+        context: moved.context.clone(),
+        operation_id,
+        old_status: OperationStatus::Processing as i32,
+        new_status: OperationStatus::Failed as i32,
+        reason: "typed wrong".to_owned(),
+        changed_at: Some(to_timestamp_us(START_US + 3_000_000)),
+    };
+    assert_eq!(moved, expected);
+    assert_eq!(reversal.postings[0].debit_subaccount_id, "u1:CFA-RUB");
 }
 
 // rows: R231

@@ -1,8 +1,11 @@
-use proto::convert::to_timestamp_us;
-use proto::ledger::v1::*;
+use proto::{
+    common::v1::OperationType,
+    convert::to_timestamp_us,
+    ledger::v1::{hold_step::Step, *},
+};
 use tonic::Code;
 
-use crate::harness::*;
+use crate::{harness::*, rows::audit};
 
 const SECOND_US: i64 = 1_000_000;
 
@@ -115,7 +118,7 @@ async fn r223_hold_above_available_is_refused_and_equal_passes() {
         assert_eq!(status.code(), Code::InvalidArgument, "{bad}");
     }
     let spend = operation(
-        proto::common::v1::OperationType::Payment,
+        OperationType::Payment,
         "u1",
         "p1",
         &[("u1:CFA-RUB", "u2:CFA-RUB", "0.01", RUB)],
@@ -388,7 +391,7 @@ async fn t31_expiry_stays_although_the_batch_that_found_it_is_refused() {
         .unwrap();
     world.clock.advance_us(2 * SECOND_US);
     let mut paid = item(
-        proto::common::v1::OperationType::Payment,
+        OperationType::Payment,
         "u1",
         "p1",
         &[("u1:CFA-RUB", "u2:CFA-RUB", "1", RUB)],
@@ -434,6 +437,111 @@ async fn r229_hold_without_expiry_never_expires() {
     assert_eq!(consumed.status(), HoldStatus::Consumed);
 }
 
+/// 18 decimals: two turns of five units are more than 64 bits hold.
+// rows: R228
+#[tokio::test]
+async fn r228_a_hold_outlives_turns_that_sum_to_more_than_64_bits() {
+    const FINE: &str = "FINE-18";
+    let world = World::new().await;
+    let mut deposit = operation(
+        OperationType::Deposit,
+        "u1",
+        "k1",
+        &[("system:reserve:FINE-18", "u1:FINE-18", "9", FINE)],
+    );
+    deposit.instrument_scales = vec![InstrumentScale {
+        instrument_id: FINE.to_owned(),
+        decimals: 18,
+    }];
+    let mut client = world.client.clone();
+    client.create_operation(deposit).await.unwrap();
+    let parent = world.hold("u1", FINE, "6").await.hold_id;
+    let steps = async |steps: Vec<Step>| {
+        let request = CreateOperationsRequest {
+            context: write(&fresh()),
+            hold_steps: steps
+                .into_iter()
+                .map(|step| HoldStep {
+                    step: Some(step),
+                    before_operation: 0,
+                })
+                .collect(),
+            ..Default::default()
+        };
+        world.client.clone().create_operations(request).await
+    };
+    let split = |hold_id: &str| {
+        Step::Split(SplitHold {
+            parent_hold_id: parent.clone(),
+            hold_id: hold_id.to_owned(),
+            amount: amount(FINE, "5"),
+            reason: "order".to_owned(),
+        })
+    };
+    // Each way back to the parent in turn.
+    for turn in 0..6 {
+        let child = format!("child-{turn}");
+        let back = Step::ReturnToParent(ReturnHold {
+            hold_id: child.clone(),
+            ..Default::default()
+        });
+        match turn % 3 {
+            0 => drop(steps(vec![split(&child), back]).await.unwrap()),
+            1 => {
+                steps(vec![split(&child)]).await.unwrap();
+                world.release(&fresh(), &child).await.unwrap();
+            }
+            _ => {
+                steps(vec![split(&child)]).await.unwrap();
+                let part = amount(FINE, "0.25");
+                world.consume(&fresh(), &child, part).await.unwrap();
+                steps(vec![back]).await.unwrap();
+            }
+        }
+        let hold = world.get_hold(&parent).await;
+        let used = ["6", "6", "5.75", "5.75", "5.75", "5.5"][turn];
+        let left = |value: &str| value.parse::<types::Decimal>().unwrap();
+        let remaining = hold.remaining_amount.unwrap().amount.unwrap().value;
+        assert_eq!(left(&remaining), left(used), "turn {turn}");
+        let of_children =
+            [hold.split_off, hold.returned_by_children].map(|value| left(&value.unwrap().value));
+        let had = left("6").checked_add(of_children[1]).unwrap();
+        let went = left(used).checked_add(of_children[0]).unwrap();
+        assert_eq!(had, went, "turn {turn}");
+    }
+    let rows = world.rows().await;
+    audit(&rows, "after all turns").await;
+    rows.close().await;
+
+    // Added money makes itself room, until it cannot.
+    let adjust = async |value: &str| {
+        let request = AdjustHoldRequest {
+            context: write(&fresh()),
+            hold_id: parent.clone(),
+            remaining_amount: amount(FINE, value),
+        };
+        world.client.clone().adjust_hold(request).await
+    };
+    let hold = adjust("8").await.unwrap().into_inner().hold.unwrap();
+    assert_eq!(hold.added.unwrap().value.trim_end_matches('0'), "2.5");
+    adjust("1").await.unwrap();
+    refused(
+        adjust("8").await,
+        Code::InvalidArgument,
+        "INVALID_ARGUMENT",
+        "remaining_amount.amount: is out of range",
+    );
+    world.release(&fresh(), &parent).await.unwrap();
+    let balance = world.balance("u1:FINE-18").await;
+    assert!(balance[1].trim_end_matches('0') == "0.", "{balance:?}");
+    world.assert_books_balance().await;
+    assert_eq!(
+        ledger::verify(&world.config()).await.unwrap().fault,
+        None,
+        "the check agrees"
+    );
+}
+
 // rows: R228
 #[tokio::test]
 async fn t10_consumption_with_a_destination_posts_in_the_same_step() {
@@ -466,10 +574,7 @@ async fn t10_consumption_with_a_destination_posts_in_the_same_step() {
         .unwrap()
         .into_inner();
     let operation = answer.operation.clone().unwrap();
-    assert_eq!(
-        operation.r#type(),
-        proto::common::v1::OperationType::Redemption
-    );
+    assert_eq!(operation.r#type(), OperationType::Redemption);
     assert_eq!(operation.external_ref.as_deref(), Some("cfa-op-1"));
     let posted = world.get_operation(&operation.operation_id).await.postings;
     assert_eq!(posted[0].credit_subaccount_id, "system:reserve:CFA-RUB");

@@ -2,7 +2,7 @@ use proto::common::v1::{OperationStatus, OperationType};
 use proto::ledger::v1::*;
 use tonic::Code;
 
-use crate::harness::*;
+use crate::{harness::*, rows::Rows};
 
 // rows: R195 R196 R197 R206 R207
 #[tokio::test]
@@ -461,6 +461,223 @@ async fn r215_database_refuses_to_change_postings() {
     }
     rows.close().await;
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "10.00");
+}
+
+/// A row that meets a kept one is no way to change it: through each unique index, and on SQLite through the number of the row.
+///
+/// `REPLACE` deletes what it meets and fires no trigger of a deletion; where there is none, an insertion can ask for an update.
+// rows: R215
+#[tokio::test]
+async fn r215_database_refuses_to_put_rows_in_the_place_of_kept_ones() {
+    const OPERATION: &str = "operation_id, scope, kind, status, user_id, idempotency_key, external_ref, awaits_chain, reverses, digest, \
+         created_at_us, block, place";
+    const POSTING: &str = "operation_id, ordinal, posting_id, debit_subaccount_id, credit_subaccount_id, instrument_id, amount, hold_id, \
+         unsettled, debit_balance_after, debit_version, credit_balance_after, credit_version, created_at_us";
+    let world = World::new().await;
+    let mut deposit = operation(
+        OperationType::Deposit,
+        "u1",
+        "k1",
+        &[("system:reserve:CFA-RUB", "u1:CFA-RUB", "10", RUB)],
+    );
+    deposit.operation.as_mut().unwrap().external_ref = Some("pay-1".to_owned());
+    let made = world.client.clone().create_operation(deposit).await;
+    let made = made.unwrap().into_inner().operation.unwrap();
+    let reversing = reversal("r1", &made.operation_id);
+    (world.client.clone())
+        .reverse_operation(reversing)
+        .await
+        .unwrap();
+    world.fund("u1", RUB, "10").await;
+    world.hold("u1", RUB, "4").await;
+    // As a data directory that an older release wrote.
+    let rows = world.rows().await;
+    let is_sqlite = matches!(rows, Rows::Sqlite(_));
+    if is_sqlite {
+        let names = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND (name LIKE '%\\_replace\\_nothing' ESCAPE '\\' \
+             OR name IN ('operations_keep_their_number', 'operations_take_a_free_place', 'holds_keep_their_names', \
+             'sources_are_not_turned_back'))";
+        let guards = rows.texts(names).await;
+        assert_eq!(guards.len(), 8, "{guards:?}");
+        for guard in guards {
+            rows.tamper(&format!("DROP TRIGGER {guard}")).await.unwrap();
+        }
+        let sql = "DELETE FROM _sqlx_migrations WHERE version = 3";
+        assert_eq!(rows.tamper(sql).await.unwrap(), 1);
+    }
+    rows.close().await;
+    let world = world.restart().await;
+    let rows = world.rows().await;
+    let all = "SELECT 'operation ' || operation_id || user_id || status || idempotency_key || block || place FROM operations \
+         UNION ALL SELECT 'posting ' || operation_id || ordinal || amount || debit_version || credit_version FROM postings \
+         UNION ALL SELECT 'hold ' || hold_id || amount || remaining FROM holds \
+         UNION ALL SELECT 'block ' || block || operations FROM audit_blocks \
+         UNION ALL SELECT 'instrument ' || instrument_id || decimals FROM instruments ORDER BY 1";
+    let before = rows.texts(all).await;
+
+    // What changes of a copied row, so that it meets the kept one in one index alone.
+    let operation = |free: &[(&str, &str)]| copy("operations", OPERATION, free);
+    let posting = |free: &[(&str, &str)]| copy("postings", POSTING, free);
+    let id = ("operation_id", "'x' || operation_id");
+    let key = ("idempotency_key", "'x' || idempotency_key");
+    let reference = ("external_ref", "NULL");
+    let reverses = ("reverses", "NULL");
+    let place = ("place", "place + 1000");
+    let ordinal = ("ordinal", "ordinal + 1000");
+    let debit = ("debit_version", "debit_version + 1000");
+    let credit = ("credit_version", "credit_version + 1000");
+    let (no_operation, no_posting) = (
+        "operations are never replaced",
+        "postings are never replaced",
+    );
+    let meeting = [
+        (operation(&[key, reference, reverses, place]), no_operation),
+        (operation(&[id, reference, reverses, place]), no_operation),
+        (
+            operation(&[id, key, reverses, place]) + " WHERE external_ref IS NOT NULL",
+            no_operation,
+        ),
+        (
+            operation(&[id, key, reference, place]) + " WHERE reverses IS NOT NULL",
+            no_operation,
+        ),
+        (operation(&[id, key, reference, reverses]), no_operation),
+        (posting(&[debit, credit]), no_posting),
+        (posting(&[ordinal, credit]), no_posting),
+        (posting(&[ordinal, debit]), no_posting),
+        (
+            "INTO holds SELECT * FROM holds".to_owned(),
+            "holds are never replaced",
+        ),
+        (
+            "INTO audit_blocks SELECT * FROM audit_blocks".to_owned(),
+            "a sealed block follows the last one",
+        ),
+    ];
+    let mut refusals: Vec<(String, &str)> = Vec::new();
+    if is_sqlite {
+        for (row, text) in meeting {
+            refusals.push((format!("INSERT OR REPLACE {row}"), text));
+            refusals.push((format!("REPLACE {row}"), text));
+            refusals.push((format!("INSERT {row}"), text));
+        }
+        // The number of the row, which is a key of its own.
+        let numbered = |row: String| {
+            row.replacen(" (", " (rowid, ", 1)
+                .replacen("SELECT ", "SELECT rowid, ", 1)
+        };
+        let free = operation(&[id, key, reference, reverses, place]);
+        refusals.push((
+            format!("INSERT OR REPLACE {}", numbered(free)),
+            no_operation,
+        ));
+        let free = posting(&[ordinal, debit, credit]);
+        refusals.push((format!("INSERT OR REPLACE {}", numbered(free)), no_posting));
+        for (sql, text) in [
+            (
+                "UPDATE OR REPLACE operations SET rowid = 1 WHERE rowid = 2",
+                no_operation,
+            ),
+            (
+                "UPDATE OR REPLACE operations SET oid = 1 WHERE rowid = 2",
+                no_operation,
+            ),
+            (
+                "UPDATE OR REPLACE postings SET _rowid_ = 1 WHERE rowid = 2",
+                "postings never change",
+            ),
+            (
+                "UPDATE OR REPLACE holds SET hold_id = 'x'",
+                "holds are never replaced",
+            ),
+            (
+                "UPDATE OR REPLACE holds SET rowid = 9",
+                "holds are never replaced",
+            ),
+            (
+                "INSERT OR REPLACE INTO instruments VALUES ('CFA-RUB', 3)",
+                "decimals of an instrument never change",
+            ),
+        ] {
+            refusals.push((sql.to_owned(), text));
+        }
+    } else {
+        for (table, key, change, text) in [
+            (
+                "postings",
+                "operation_id, ordinal",
+                "amount = 1",
+                "postings never change",
+            ),
+            (
+                "postings",
+                "debit_subaccount_id, debit_version",
+                "amount = 1",
+                "postings never change",
+            ),
+            (
+                "postings",
+                "credit_subaccount_id, credit_version",
+                "amount = 1",
+                "postings never change",
+            ),
+            (
+                "operations",
+                "operation_id",
+                "user_id = 'x'",
+                "terms of an operation never change",
+            ),
+            (
+                "operations",
+                "idempotency_key, user_id, scope",
+                "digest = 1",
+                "terms of an operation never change",
+            ),
+            (
+                "operations",
+                "block, place",
+                "place = 77",
+                "a sealed operation stays in its block",
+            ),
+            (
+                "audit_blocks",
+                "block",
+                "operations = 1",
+                "a sealed block follows the last one",
+            ),
+            (
+                "instruments",
+                "instrument_id",
+                "decimals = 9",
+                "decimals of an instrument never change",
+            ),
+        ] {
+            let sql = format!(
+                "INSERT INTO {table} SELECT * FROM {table} ON CONFLICT ({key}) DO UPDATE SET {change}"
+            );
+            refusals.push((sql, text));
+        }
+    }
+    for (sql, text) in refusals {
+        let error = rows.tamper(&sql).await.expect_err(&sql).to_string();
+        assert!(error.contains(text), "{sql}: {error}");
+    }
+    assert_eq!(rows.texts(all).await, before);
+    rows.close().await;
+    // What follows is written as ever.
+    world.fund("u1", RUB, "5").await;
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "15.00");
+    world.assert_books_balance().await;
+}
+
+/// An insertion of every row once more, but for the columns that are given anew.
+fn copy(table: &str, columns: &str, anew: &[(&str, &str)]) -> String {
+    let values = columns.split(',').map(str::trim).map(|column| {
+        let value = anew.iter().find(|(name, _)| *name == column);
+        value.map_or(column, |(_, value)| value)
+    });
+    let values = values.collect::<Vec<_>>().join(", ");
+    format!("INTO {table} ({columns}) SELECT {values} FROM {table}")
 }
 
 fn reversal(key: &str, operation_id: &str) -> ReverseOperationRequest {

@@ -1,12 +1,22 @@
 //! The same calls over topics and as HTTP reads.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use axum::body::Body;
-use events::{Event, Record};
+use events::{Delivery, Event, Log, Position, Record, Subscription, Waiting};
 use ledger::{CORRELATION_HEADER, REQUEST_TOPICS};
 use prost::Message;
-use proto::{common::v1::OperationType, ledger::v1::*};
+use proto::{
+    common::v1::{Decimal, OperationType},
+    convert::to_timestamp_us,
+    ledger::v1::*,
+};
 use tower::ServiceExt;
 
 use crate::harness::*;
@@ -237,6 +247,180 @@ async fn r201_each_call_answers_on_its_topic_like_grpc() {
     )
     .await;
     assert_eq!(garbage.headers["error-code"], "INVALID_ARGUMENT");
+}
+
+// rows: R331
+#[tokio::test]
+async fn r331_a_balance_is_looked_up_in_the_call_and_over_its_topic() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    world.hold("u1", RUB, "30").await;
+    let mut unsettled = operation(
+        OperationType::TradeSell,
+        "u1",
+        "k1",
+        &[("system:reserve:CFA-RUB", "u1:CFA-RUB", "7", RUB)],
+    );
+    unsettled.postings[0].unsettled = true;
+    world.clock.advance_us(1_000_000);
+    { world.client.clone() }
+        .create_operation(unsettled)
+        .await
+        .unwrap();
+    let value = |value: &str| {
+        Some(Decimal {
+            value: value.to_owned(),
+        })
+    };
+    let now = GetBalanceResponse {
+        subaccount_id: "u1:CFA-RUB".to_owned(),
+        instrument_id: RUB.to_owned(),
+        balance: value("107.00"),
+        held: value("30.00"),
+        unsettled: value("7.00"),
+        available: value("70.00"),
+        version: 2,
+    };
+    let before = GetBalanceResponse {
+        balance: value("100.00"),
+        held: None,
+        unsettled: None,
+        available: None,
+        version: 1,
+        ..now.clone()
+    };
+    for (as_of, expected) in [(None, now), (Some(to_timestamp_us(START_US)), before)] {
+        let request = GetBalanceRequest {
+            context: None,
+            subaccount_id: "u1:CFA-RUB".to_owned(),
+            as_of,
+        };
+        let reply = ask(&world, "ledger.getBalance", &request).await;
+        let told = GetBalanceResponse::decode(reply.payload.as_slice()).unwrap();
+        assert_eq!(told, expected);
+        let called = world.client.clone().get_balance(request).await.unwrap();
+        assert_eq!(called.into_inner(), expected);
+    }
+}
+
+/// A log that takes no reply above a size, and fails for a while when it is told to.
+struct Bounded {
+    log: events::Embedded,
+    failures: AtomicUsize,
+}
+
+const REPLY_BYTES_MAX: usize = 3_000;
+
+#[async_trait::async_trait]
+impl Log for Bounded {
+    async fn append(&self, records: &[Record]) -> Result<(), events::Error> {
+        for Record { event, .. } in records {
+            if !event.topic.ends_with(".reply") {
+                continue;
+            }
+            if event.payload.len() > REPLY_BYTES_MAX {
+                return Err(events::Error::Refused {
+                    topic: event.topic.clone(),
+                    bytes: event.payload.len(),
+                    reason: "too large".to_owned(),
+                });
+            }
+            let fails = |left: usize| left.checked_sub(1);
+            if self
+                .failures
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails)
+                .is_ok()
+            {
+                return Err(std::io::Error::other("disk is away").into());
+            }
+        }
+        self.log.append(records).await
+    }
+
+    async fn subscribe(&self, group: &str, topics: &[&str]) -> Result<Subscription, events::Error> {
+        self.log.subscribe(group, topics).await
+    }
+
+    async fn backlog(&self, group: &str, topics: &[&str]) -> Result<Vec<Delivery>, events::Error> {
+        self.log.backlog(group, topics).await
+    }
+
+    async fn commit(&self, group: &str, position: &Position) -> Result<(), events::Error> {
+        self.log.commit(group, position).await
+    }
+
+    fn failing(&self) -> tokio::sync::watch::Receiver<Option<String>> {
+        self.log.failing()
+    }
+
+    fn waiting(&self) -> &Waiting {
+        self.log.waiting()
+    }
+}
+
+/// An operation of so many postings.
+pub fn of_many_postings(user: &str, count: usize) -> CreateOperationRequest {
+    let own = format!("{user}:{RUB}");
+    let leg = ("system:reserve:CFA-RUB", own.as_str(), "1", RUB);
+    operation(OperationType::Deposit, user, &fresh(), &vec![leg; count])
+}
+
+/// Says that the reply is too large; gives the id of the operation that is committed all the same.
+pub fn unsent(reply: &Reply) -> String {
+    assert!(reply.payload.is_empty());
+    let header = |name: &str| reply.headers[name].as_str();
+    let code = (header("error-code"), header("error-reason"));
+    assert_eq!(code, ("RESOURCE_EXHAUSTED", "REPLY_TOO_LARGE"));
+    let (text, id) = header("error-message")
+        .split_once(" bytes is too large, the operation is committed: operation_id ")
+        .expect("names what is committed");
+    assert!(text.starts_with("Reply of "));
+    id.to_owned()
+}
+
+// rows: R202 R253
+#[tokio::test]
+async fn r202_a_reply_that_the_log_never_takes_is_answered_by_what_was_committed() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let log = Arc::new(Bounded {
+        log: events::Embedded::open(folder.path()).await.unwrap(),
+        failures: AtomicUsize::new(0),
+    });
+    let world = World::over(log.clone()).await;
+    let topic = "ledger.createOperation";
+    let id = unsent(&ask(&world, topic, &of_many_postings("u1", 40)).await);
+    assert_eq!(world.get_operation(&id).await.postings.len(), 40);
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "40.00");
+    // A read has committed nothing.
+    let request = GetOperationRequest {
+        context: None,
+        operation_id: id,
+    };
+    let reply = ask(&world, "ledger.getOperation", &request).await;
+    assert_eq!(reply.headers["error-code"], "RESOURCE_EXHAUSTED");
+    let text = &reply.headers["error-message"];
+    assert!(
+        text.starts_with("Reply of ") && text.ends_with(" bytes is too large"),
+        "{text}"
+    );
+    // Both topics go on.
+    let small = of_many_postings("u1", 1);
+    let answer = ask(&world, topic, &small).await;
+    let answer = CreateOperationResponse::decode(answer.payload.as_slice()).unwrap();
+    let request = GetOperationRequest {
+        context: None,
+        operation_id: answer.operation.unwrap().operation_id,
+    };
+    let reply = ask(&world, "ledger.getOperation", &request).await;
+    assert_eq!(reply.headers.get("error-code"), None);
+
+    // A log that is away is asked again, and the request acts once.
+    log.failures.store(1, Ordering::SeqCst);
+    let reply = ask(&world, topic, &of_many_postings("u1", 2)).await;
+    assert_eq!(reply.headers.get("error-code"), None);
+    assert_eq!(reply.headers["idempotent-replayed"], "true");
+    assert_eq!(log.failures.load(Ordering::SeqCst), 0);
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "43.00");
 }
 
 // rows: R202

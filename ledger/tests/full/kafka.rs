@@ -10,8 +10,8 @@ use proto::{common::v1::OperationType, identity::v1::UserCreatedEvent, ledger::v
 
 use crate::{
     harness::*,
-    refusals::{HOLDS, OPERATIONS, block, code_of, pay},
-    requests::Reply,
+    refusals::{CONSUMPTIONS, FINALITIES, HOLDS, OPERATIONS, RELEASES, block, code_of, pay},
+    requests::{Reply, of_many_postings, unsent},
 };
 
 /// Asks over topics, with one reader of all replies.
@@ -99,7 +99,9 @@ impl Asker {
 }
 
 async fn kafka() -> Arc<dyn Log> {
-    let kafka = Kafka::connect(&crate::brokers(), &HashMap::new()).unwrap();
+    // Small, so that a reply can be too large.
+    let options = HashMap::from([("message.max.bytes".to_owned(), "8000".to_owned())]);
+    let kafka = Kafka::connect(&crate::brokers(), &options).unwrap();
     kafka.ensure_topics().await.unwrap();
     let requests = ledger::request_and_reply_topics();
     kafka.create_topics(&requests).await.unwrap();
@@ -151,6 +153,13 @@ async fn r201_requests_events_and_refusals_on_a_real_broker() {
     assert_eq!(ids[0], ids[1]);
     assert_eq!(world.balance(&own).await[0], "100.00");
 
+    // A reply that the broker never takes is answered by what was committed, and the topic goes on.
+    let large = of_many_postings(&format!("many-{user}"), 60);
+    let correlation = asker.send(topic, large.encode_to_vec(), 1).await;
+    let reply = asker.replies(&correlation, 1).await.remove(0);
+    let id = unsent(&reply);
+    assert_eq!(world.get_operation(&id).await.postings.len(), 60);
+
     // A hold over topics: opened, a part consumed, the rest given back.
     let hold = CreateHoldRequest {
         context: write(&fresh()),
@@ -191,6 +200,39 @@ async fn r201_requests_events_and_refusals_on_a_real_broker() {
         (request.encode_to_vec(), *text)
     });
     asker.refused("ledger.createHold", spoilt.collect()).await;
+    let hold_id = world.hold("u1", RUB, "10").await.hold_id;
+    let spoilt = RELEASES.iter().map(|(spoil, text)| {
+        let mut request = ReleaseHoldRequest {
+            context: write(&fresh()),
+            hold_id: hold_id.clone(),
+            reason: String::new(),
+        };
+        spoil(&mut request);
+        (request.encode_to_vec(), *text)
+    });
+    asker.refused("ledger.releaseHold", spoilt.collect()).await;
+    let spoilt = CONSUMPTIONS.iter().map(|(spoil, text)| {
+        let mut request = ConsumeHoldRequest {
+            context: write(&fresh()),
+            hold_id: hold_id.clone(),
+            ..Default::default()
+        };
+        spoil(&mut request);
+        (request.encode_to_vec(), *text)
+    });
+    asker.refused("ledger.consumeHold", spoilt.collect()).await;
+    let spoilt = FINALITIES.iter().map(|(spoil, text)| {
+        let mut request = FinalizeOperationRequest {
+            context: write(&fresh()),
+            operation_id: ids[0].clone(),
+            onchain_tx_hash: String::new(),
+        };
+        spoil(&mut request);
+        (request.encode_to_vec(), *text)
+    });
+    asker
+        .refused("ledger.finalizeOperation", spoilt.collect())
+        .await;
     let correlation = asker.send(topic, vec![0xFF; 9], 1).await;
     let reply = asker.replies(&correlation, 1).await.remove(0);
     assert!(reply.headers["error-message"].starts_with("value: is no request"));

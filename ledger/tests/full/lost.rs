@@ -11,6 +11,7 @@ use proto::{
     ledger::v1::{hold_step::Step, *},
 };
 use tonic::Code;
+use tonic_types::StatusExt;
 
 use crate::{
     harness::*,
@@ -295,6 +296,17 @@ async fn r336_a_server_that_is_away_is_told_and_comes_back_by_itself() {
         .unwrap_err();
     assert_eq!(away.code(), Code::Unavailable, "{away}");
     assert!(health.failing().contains_key("store"));
+    // Who reads is told the same, and to come back.
+    let request = GetBalanceRequest {
+        subaccount_id: "u1:CFA-RUB".to_owned(),
+        ..Default::default()
+    };
+    let unread = world.client.clone().get_balance(request).await;
+    for status in [away, unread.unwrap_err()] {
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+        assert_eq!(status.message(), "Ledger is unavailable");
+        assert!(status.get_details_retry_info().is_some());
+    }
     proxy.mend();
     let hold = world.open_hold("k1", new_hold("u1", RUB, "4"));
     eventually_ok(hold, &world).await;
@@ -303,6 +315,28 @@ async fn r336_a_server_that_is_away_is_told_and_comes_back_by_itself() {
         world.balance("u1:CFA-RUB").await,
         ["10.00", "4.00", "0.00", "6.00"]
     );
+}
+
+// rows: R339
+#[tokio::test]
+async fn d23_a_write_that_the_store_never_takes_is_not_asked_for_again() {
+    let world = World::new().await;
+    let rows = world.rows().await;
+    let sql = "ALTER TABLE postings ADD CONSTRAINT never CHECK (amount <> 4242)";
+    rows.execute(sql).await.unwrap();
+    rows.close().await;
+    let deposit = |value| {
+        let legs = [("system:reserve:CFA-RUB", "u1:CFA-RUB", value, RUB)];
+        operation(OperationType::Deposit, "u1", &fresh(), &legs)
+    };
+    let mut client = world.client.clone();
+    let never = client.create_operation(deposit("42.42")).await.unwrap_err();
+    assert_eq!(
+        (never.code(), never.message()),
+        (Code::Internal, "Internal error")
+    );
+    assert!(never.get_details_retry_info().is_none());
+    client.create_operation(deposit("1")).await.unwrap();
 }
 
 /// The first call after the way back may meet the pause of the pool; the same key makes the next one the same call.
