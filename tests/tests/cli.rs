@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use tests::call::text;
-use tests::process::run as command;
+use tests::process::{Platform, run as command};
 use tests::shared::{platform, run};
 use tests::wire::{methods, pool};
 
@@ -274,5 +274,50 @@ fn r350_config_prints_what_is_in_force() {
         let refused = command(folder.path(), &["config"]).await;
         assert_eq!(refused.status.code(), Some(1));
         assert!(refused.stderr.contains("no_such_setting"), "{refused:?}");
+    });
+}
+
+// rows: R217
+#[test]
+fn r217_rebuild_agrees_with_a_sound_ledger_and_names_a_balance_that_was_changed() {
+    run(async {
+        let mut platform = Platform::start().await;
+        let user = platform.rich("100").await;
+        let rebuild = ["--json", "ledger", "rebuild"];
+        let agreed = platform.cli(&rebuild).await.success().json();
+        assert_eq!(agreed["ok"], json!(true), "{agreed}");
+        assert_eq!(agreed["differences"], json!([]));
+        assert!(agreed["transfers"].as_u64() >= Some(1), "{agreed}");
+        assert!(agreed["subaccounts"].as_u64() >= Some(2), "{agreed}");
+        let text = platform.cli(&rebuild[1..]).await.success().stdout;
+        assert!(text.contains("no difference"), "{text}");
+
+        // Somebody with the right to write to the file gives the user a rouble.
+        platform.stop().await;
+        let file = platform.data_dir().join("ledger").join("ledger.sqlite");
+        let rows = rusqlite::Connection::open(file).expect("the ledger's file");
+        let sql = "UPDATE sub_accounts SET balance = balance + 100 WHERE subaccount_id = ?1";
+        assert_eq!(rows.execute(sql, [user.cash()]), Ok(1));
+        drop(rows);
+        platform.restart().await;
+        let differs = platform.cli(&rebuild).await;
+        assert_eq!(differs.status.code(), Some(1), "{differs:?}");
+        let text = "the ledger differs from what the chain's log gives";
+        assert!(differs.stderr.contains(text), "{differs:?}");
+        let found = differs.json();
+        assert_eq!(found["ok"], json!(false));
+        let differences = found["differences"].as_array().expect("a list");
+        assert_eq!(differences.len(), 1, "{found}");
+        assert_eq!(differences[0]["subaccountId"], json!(user.cash()));
+        let figure = |name: &str| {
+            let text = differences[0][name].as_str().expect("a figure");
+            text.parse::<types::Decimal>()
+                .expect("a number")
+                .to_minor(2)
+        };
+        assert_eq!(
+            ["chain", "ledger", "difference"].map(figure),
+            [Ok(10_000), Ok(10_100), Ok(-100)]
+        );
     });
 }

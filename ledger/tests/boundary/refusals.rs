@@ -1034,7 +1034,7 @@ async fn d23_every_bad_field_of_what_ends_a_hold_or_an_operation_is_named_in_cal
     assert_eq!(operation.finalized_at, None);
 }
 
-/// A good step behind which the spoilt one stands.
+/// A step before every operation.
 fn step(step: Step) -> HoldStep {
     HoldStep {
         step: Some(step),
@@ -1052,7 +1052,6 @@ fn spoilt_steps(hold_id: &str) -> Vec<(Step, String)> {
         let text = format!("open.{text}");
         add(Step::Open(OpenHold { hold: request.hold }), &text);
     }
-    let ids = |field: &str| no_ids(field);
     let amounts = |field: &str, may_lack: bool| {
         let said = |problem: &str| format!("{field}{problem}");
         let mut all = vec![
@@ -1087,7 +1086,7 @@ fn spoilt_steps(hold_id: &str) -> Vec<(Step, String)> {
         amount: number("1"),
         reason: String::new(),
     };
-    for (id, text) in ids("split.parent_hold_id") {
+    for (id, text) in no_ids("split.parent_hold_id") {
         add(
             Step::Split(SplitHold {
                 parent_hold_id: id,
@@ -1096,7 +1095,7 @@ fn spoilt_steps(hold_id: &str) -> Vec<(Step, String)> {
             &text,
         );
     }
-    for (id, text) in ids("split.hold_id") {
+    for (id, text) in no_ids("split.hold_id") {
         add(
             Step::Split(SplitHold {
                 hold_id: id,
@@ -1115,7 +1114,7 @@ fn spoilt_steps(hold_id: &str) -> Vec<(Step, String)> {
         hold_id: hold_id.to_owned(),
         amount: number("1"),
     };
-    for (id, text) in ids("grow.hold_id") {
+    for (id, text) in no_ids("grow.hold_id") {
         add(
             Step::Grow(GrowHold {
                 hold_id: id,
@@ -1131,7 +1130,7 @@ fn spoilt_steps(hold_id: &str) -> Vec<(Step, String)> {
         hold_id: hold_id.to_owned(),
         ..Default::default()
     };
-    for (id, text) in ids("return_to_parent.hold_id") {
+    for (id, text) in no_ids("return_to_parent.hold_id") {
         add(
             Step::ReturnToParent(ReturnHold {
                 hold_id: id,
@@ -1154,7 +1153,7 @@ fn spoilt_steps(hold_id: &str) -> Vec<(Step, String)> {
         hold_id: hold_id.to_owned(),
         ..Default::default()
     };
-    for (id, text) in ids("shrink.hold_id") {
+    for (id, text) in no_ids("shrink.hold_id") {
         add(
             Step::Shrink(ShrinkHold {
                 hold_id: id,
