@@ -38,7 +38,7 @@ pub struct Delivery {
 #[async_trait]
 pub trait Log: Send + Sync + 'static {
     /// Appends in order; when it returns, all of them are durable. After an error any prefix, also of each key, may be in the log:
-    /// publish the same events again, with the same ids. [`Error::Refused`]: one of them is taken never, for instance for its size.
+    /// publish the same events again, with the same ids. [`Error::Refused`]: one of them is never taken, for instance for its size.
     async fn publish(&self, events: &[Event]) -> Result<(), Error> {
         let records: Vec<Record> = events.iter().cloned().map(Record::from).collect();
         self.append(&records).await

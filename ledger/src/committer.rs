@@ -250,7 +250,9 @@ impl Worker {
     fn fail(&self, group: Vec<Job>, error: Error) {
         tracing::error!(%error, "ledger store refused a write");
         self.health.set_failing("store", "the last write failed");
-        let (text, is_away) = (error.to_string(), error.is_away());
+        // Who had to give way to others for too long may come again as well.
+        let is_away = error.is_away() || self.store.again(&error) != Again::No;
+        let text = error.to_string();
         for job in group {
             let text = text.clone();
             job.answer(Err(Error::Commit { text, is_away }));

@@ -277,7 +277,7 @@ impl Hold {
         }
     }
 
-    /// What a child gives back. `returned` only grows, and a hold that lives long enough outgrows 64 bits in it, with each side of its property:
+    /// What a child gives back. `returned` grows with each, and a hold that lives long enough would outgrow 64 bits in it, with each side of its property:
     /// from there on what comes back is taken off `split_off` instead, as if it had never been split off. That much is in there always, since
     /// `split_off - returned` is what the children have, or have used.
     pub fn take_back(&mut self, amount: Minor) {

@@ -227,13 +227,13 @@ impl Kafka {
     }
 }
 
-/// Tells a record that is never taken, by the producer (`message.max.bytes`) or by the broker, from a broker that is away.
+/// Tells a record that is never taken for its size, by the producer (`message.max.bytes`) or by the broker, from a broker that is away.
 fn not_taken(error: KafkaError, event: &Event) -> Error {
     match error.rdkafka_error_code() {
         Some(
             code @ (RDKafkaErrorCode::MessageSizeTooLarge
-            | RDKafkaErrorCode::InvalidMessageSize
-            | RDKafkaErrorCode::InvalidRecord),
+            | RDKafkaErrorCode::MessageBatchTooLarge
+            | RDKafkaErrorCode::InvalidMessageSize),
         ) => Error::Refused {
             topic: event.topic.clone(),
             bytes: event.payload.len(),

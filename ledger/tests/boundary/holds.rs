@@ -470,14 +470,28 @@ async fn r228_a_hold_outlives_turns_that_sum_to_more_than_64_bits() {
         };
         world.client.clone().create_operations(request).await
     };
-    let split = |hold_id: &str| {
+    let split_of = |hold_id: &str, value: &str| {
         Step::Split(SplitHold {
             parent_hold_id: parent.clone(),
             hold_id: hold_id.to_owned(),
-            amount: amount(FINE, "5"),
+            amount: amount(FINE, value),
             reason: "order".to_owned(),
         })
     };
+    let split = |hold_id: &str| split_of(hold_id, "5");
+    // Two that are added up, so that there is something to net when money is added.
+    for small in ["small-0", "small-1"] {
+        let back = Step::ReturnToParent(ReturnHold {
+            hold_id: small.to_owned(),
+            ..Default::default()
+        });
+        steps(vec![split_of(small, "1"), back]).await.unwrap();
+    }
+    let returned = world.get_hold(&parent).await.returned_by_children;
+    assert_eq!(
+        returned.unwrap().value.parse::<types::Decimal>().unwrap(),
+        "2".parse().unwrap()
+    );
     // Each way back to the parent in turn.
     for turn in 0..6 {
         let child = format!("child-{turn}");

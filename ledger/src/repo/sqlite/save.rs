@@ -1,7 +1,7 @@
 //! Writing what the fold made of a group: one statement a row, prepared once.
 //!
-//! Why not many rows a statement: on the writer's own connection a statement is a call, and one that writes a single row needs no way back of
-//! its own, which for many rows is a copy of each page that they touch.
+//! Why not many rows a statement: on the writer's own connection a statement is a call, and one that writes a single row into a table without
+//! triggers needs no way back of its own, which for many rows is a copy of each page that they touch.
 
 use rusqlite::{CachedStatement, Connection, params};
 
