@@ -58,6 +58,7 @@ transaction.state.log.min.isr=1
 share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=0
+log.retention.ms=-1
 PROPERTIES
     if [ ! -f "$home/data/meta.properties" ]; then
         java_class kafka.tools.StorageTool format \
