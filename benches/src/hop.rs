@@ -158,7 +158,7 @@ pub fn ring_hop(core: usize, rounds: u64) -> Spread {
 }
 
 /// How late two threads that do nothing but look at the clock notice moments which come `rate` times a second: the caller and one on `core`, at once. What
-/// the system, or whoever else runs there, takes of a core shows here first: no path over these cores has a smaller tail.
+/// the system, or whoever else runs there, takes of a core shows here without anything of ours on it. Two [`Spread`]s of nanoseconds: the caller's and the other's.
 pub fn watch(core: usize, rate: u64, time: Duration) -> (Spread, Spread) {
     let other = std::thread::spawn(move || {
         pin(core);
