@@ -189,6 +189,8 @@ pub struct SubAccount {
     pub freeze: u8,
     pub closed: bool,
     pub updated_at_us: i64,
+    /// Number of the posting that made `version`, where the store numbers them; the fold leaves it as it is.
+    pub last_posting: i64,
 }
 
 impl SubAccount {

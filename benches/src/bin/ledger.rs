@@ -44,8 +44,8 @@ struct Args {
     /// A few rows, within half a minute.
     #[arg(long)]
     quick: bool,
-    /// Postings of an operation; one is what other ledgers call a transfer.
-    #[arg(long, default_value_t = 2)]
+    /// Postings of an operation, each with a debit and a credit; one is what other ledgers call a transfer.
+    #[arg(long, default_value_t = 1)]
     postings: usize,
     /// Only rows whose name (`batch/clients/accounts/kind`) contains this.
     #[arg(long)]

@@ -75,6 +75,7 @@ fn make(book: &mut Book, subaccount_id: &Id, name: SubAccountName, decimals: u8)
         freeze: if user.blocked { FREEZE_USER_BLOCK } else { 0 },
         closed: false,
         updated_at_us: now_us,
+        last_posting: 0,
     };
     book.subaccounts
         .put(subaccount_id.clone(), subaccount.clone());

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Database, Encode, Executor, FromRow, IntoArguments, Pool, Type};
 use types::Minor;
 
-use super::{read::Before, rows, statement};
+use super::{dialect::Dialect, read::Before, rows, statement};
 use crate::{
     Error,
     book::Book,
@@ -181,7 +181,7 @@ pub async fn places<DB>(
     book: &Book,
 ) -> Result<Vec<(Id, i64)>, Error>
 where
-    DB: Database,
+    DB: Dialect,
     DB::Arguments: IntoArguments<DB>,
     for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
     for<'q> &'q str: Encode<'q, DB> + Type<DB>,

@@ -1,10 +1,11 @@
 //! The store of the ledger: the only place with SQL.
 //!
 //! The storage contract, kept by every back-end: a [`Group`] is one write transaction. [`Group::load`] gives the working set of its
-//! commands, [`Group::save`] writes what the fold made of it: on PostgreSQL in a few statements, whatever the size of the group, on SQLite in one a
-//! row, called where they are; velocity limits cost more (see `limits`). After [`Group::commit`] it is durable. [`Reads`] see committed rows only. An [`Evidence`] is one moment of all rows.
+//! commands, [`Group::save`] writes what the fold made of it: on PostgreSQL in a few statements, whatever the size of the group, on SQLite in more,
+//! called where they are; velocity limits cost more (see `limits`). After [`Group::commit`] it is durable. [`Reads`] see committed rows only. An [`Evidence`] is one moment of all rows.
 
 mod audit;
+mod dialect;
 mod keep;
 mod limits;
 mod postgres;

@@ -6,6 +6,7 @@ use sqlx::{
 };
 
 use super::{
+    dialect::Dialect,
     limits::Limits,
     rows::{self, AccountRow, HoldRow, OperationRow, PostingRow, SubAccountRow},
     statement::History,
@@ -95,7 +96,7 @@ type TrialRow = (String, i32, i64, i64, i64, i64, i64, i64, i64, i64);
 #[async_trait]
 impl<DB> Reads for Pool<DB>
 where
-    DB: Database,
+    DB: Dialect,
     DB::Arguments: IntoArguments<DB>,
     for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
     for<'q> &'q str: Encode<'q, DB> + Type<DB>,
@@ -184,18 +185,34 @@ where
         wanted: &OperationFilter<'_>,
         before: Before<'_>,
     ) -> Result<Vec<Operation>, Error> {
-        let mut query =
-            QueryBuilder::new("SELECT * FROM operations WHERE (created_at_us, operation_id) < (");
-        push_before(&mut query, &before);
-        filter(&mut query, "user_id", wanted.user_id);
-        filter(&mut query, "idempotency_key", wanted.idempotency_key);
-        filter_code(&mut query, "kind", wanted.kind.map(OperationType::code));
-        filter_code(
-            &mut query,
-            "status",
-            wanted.status.map(OperationStatus::code),
-        );
-        push_order(&mut query, "operation_id", &before);
+        let mut query = QueryBuilder::new("");
+        let narrow = |query: &mut QueryBuilder<DB>, of: &str| {
+            query.push(format!("({of}.created_at_us, {of}.operation_id) < ("));
+            push_before(query, &before);
+            filter(query, "o.idempotency_key", wanted.idempotency_key);
+            filter_code(query, "o.kind", wanted.kind.map(OperationType::code));
+            filter_code(query, "o.status", wanted.status.map(OperationStatus::code));
+            query.push(format!(
+                " ORDER BY {of}.created_at_us DESC, {of}.operation_id DESC LIMIT "
+            ));
+            query.push_bind(before.limit);
+        };
+        if wanted.user_id.is_empty() {
+            query.push("SELECT o.* FROM operations o WHERE ");
+            narrow(&mut query, "o");
+        } else {
+            let mut between = "SELECT * FROM (";
+            for (find, of) in DB::OPERATIONS_OF_USER {
+                query.push(between);
+                query.push(find);
+                query.push_bind(wanted.user_id.to_owned());
+                query.push(" AND ");
+                narrow(&mut query, of);
+                query.push(") f");
+                between = " UNION ALL SELECT * FROM (";
+            }
+            push_order(&mut query, "operation_id", &before);
+        }
         let found: Vec<OperationRow> = query.build_query_as().fetch_all(self).await?;
         found.into_iter().map(Operation::try_from).collect()
     }

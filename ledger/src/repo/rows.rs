@@ -102,6 +102,7 @@ impl From<SubAccountRow> for SubAccount {
             freeze: row.freeze,
             closed: row.closed,
             updated_at_us: row.updated_at_us,
+            last_posting: 0,
         }
     }
 }

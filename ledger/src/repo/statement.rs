@@ -1,13 +1,13 @@
 //! What a sub-account was: its versions by time, and its postings as a statement shows them.
 //!
 //! Versions of a sub-account are gapless and its postings' times never fall (the ledger's time stands still rather than go back), so a moment
-//! is found by halving: some twenty look-ups by index in a million postings, and no index on time to keep.
+//! is found by halving: some twenty look-ups in a million postings, and no index on time to keep.
 
 use async_trait::async_trait;
-use sqlx::{Database, Encode, Executor, FromRow, IntoArguments, Pool, Type};
+use sqlx::{AssertSqlSafe, Encode, Executor, FromRow, IntoArguments, Pool, Type};
 use types::Minor;
 
-use super::rows;
+use super::{dialect::Dialect, rows};
 use crate::{
     Error,
     model::{Id, OperationType, SubAccount},
@@ -61,7 +61,7 @@ pub trait History {
 #[async_trait]
 impl<DB> History for Pool<DB>
 where
-    DB: Database,
+    DB: Dialect,
     DB::Arguments: IntoArguments<DB>,
     for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
     for<'q> &'q str: Encode<'q, DB> + Type<DB>,
@@ -79,27 +79,30 @@ where
         if version == 0 {
             return Ok(Minor::ZERO);
         }
-        let found: Option<i64> = sqlx::query_scalar(
-            "SELECT debit_balance_after FROM postings WHERE debit_subaccount_id = $1 AND debit_version = $2 \
-             UNION ALL SELECT credit_balance_after FROM postings WHERE credit_subaccount_id = $1 AND credit_version = $2",
-        )
-        .bind(&*of.terms.subaccount_id)
-        .bind(version as i64)
-        .fetch_optional(self)
-        .await?;
+        let sql = format!(
+            "{} SELECT CASE WHEN is_debit THEN debit_balance_after ELSE credit_balance_after END FROM entries",
+            DB::ENTRIES
+        );
+        let found: Option<i64> = sqlx::query_scalar(AssertSqlSafe(sql))
+            .bind(&*of.terms.subaccount_id)
+            .bind(version.cast_signed() - 1)
+            .bind(version.cast_signed())
+            .fetch_optional(self)
+            .await?;
         found.map(Minor).ok_or_else(|| missing(of, version))
     }
 
     async fn credited(&self, of: &SubAccount, from: u64, to: u64) -> Result<i128, Error> {
-        let (high, low): (Option<i64>, Option<i64>) = sqlx::query_as(
-            "SELECT CAST(SUM(amount >> 32) AS BIGINT), CAST(SUM(amount & 4294967295) AS BIGINT) FROM postings \
-             WHERE credit_subaccount_id = $1 AND credit_version > $2 AND credit_version <= $3",
-        )
-        .bind(&*of.terms.subaccount_id)
-        .bind(from as i64)
-        .bind(to as i64)
-        .fetch_one(self)
-        .await?;
+        let sql = format!(
+            "{} SELECT CAST(SUM(amount >> 32) AS BIGINT), CAST(SUM(amount & 4294967295) AS BIGINT) FROM entries WHERE NOT is_debit",
+            DB::ENTRIES
+        );
+        let (high, low): (Option<i64>, Option<i64>) = sqlx::query_as(AssertSqlSafe(sql))
+            .bind(&*of.terms.subaccount_id)
+            .bind(from.cast_signed())
+            .bind(to.cast_signed())
+            .fetch_one(self)
+            .await?;
         Ok(rows::wide(high.unwrap_or(0), low.unwrap_or(0)))
     }
 
@@ -110,25 +113,22 @@ where
         to: u64,
         limit: i64,
     ) -> Result<Vec<Line>, Error> {
-        // No more versions than lines: neither half reads further than the answer goes.
+        // No more versions than lines.
         let to = to.min(from.saturating_add(limit.unsigned_abs()));
-        let found: Vec<LineRow> = sqlx::query_as(
-            "SELECT p.debit_version AS version, p.posting_id, p.operation_id, o.kind, p.credit_subaccount_id AS counterparty, \
-             -p.amount AS amount, p.debit_balance_after AS balance, p.created_at_us \
-             FROM postings p JOIN operations o ON o.operation_id = p.operation_id \
-             WHERE p.debit_subaccount_id = $1 AND p.debit_version > $2 AND p.debit_version <= $3 \
-             UNION ALL \
-             SELECT p.credit_version, p.posting_id, p.operation_id, o.kind, p.debit_subaccount_id, \
-             p.amount, p.credit_balance_after, p.created_at_us \
-             FROM postings p JOIN operations o ON o.operation_id = p.operation_id \
-             WHERE p.credit_subaccount_id = $1 AND p.credit_version > $2 AND p.credit_version <= $3 \
-             ORDER BY 1",
-        )
-        .bind(&*of.terms.subaccount_id)
-        .bind(from as i64)
-        .bind(to as i64)
-        .fetch_all(self)
-        .await?;
+        let sql = format!(
+            "{} SELECT e.version, e.posting_id, e.operation_id, o.kind, \
+             CASE WHEN e.is_debit THEN e.credit_subaccount_id ELSE e.debit_subaccount_id END AS counterparty, \
+             CASE WHEN e.is_debit THEN -e.amount ELSE e.amount END AS amount, \
+             CASE WHEN e.is_debit THEN e.debit_balance_after ELSE e.credit_balance_after END AS balance, e.created_at_us \
+             FROM entries e JOIN operations o ON o.operation_id = e.operation_id ORDER BY e.version",
+            DB::ENTRIES
+        );
+        let found: Vec<LineRow> = sqlx::query_as(AssertSqlSafe(sql))
+            .bind(&*of.terms.subaccount_id)
+            .bind(from.cast_signed())
+            .bind(to.cast_signed())
+            .fetch_all(self)
+            .await?;
         found.into_iter().map(Line::try_from).collect()
     }
 }
@@ -158,7 +158,7 @@ pub async fn version_through<DB>(
     at_us: i64,
 ) -> Result<u64, Error>
 where
-    DB: Database,
+    DB: Dialect,
     DB::Arguments: IntoArguments<DB>,
     for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
     for<'q> &'q str: Encode<'q, DB> + Type<DB>,
@@ -198,9 +198,15 @@ impl Halving {
         let left = self.high - self.low;
         match left {
             0 => None,
-            _ if left > self.step => Some(self.high - self.step),
-            _ => Some(self.low + left.div_ceil(2)),
+            _ if left > self.step => Some(self.at_hand(self.high - self.step)),
+            _ => Some(self.at_hand(self.low + left.div_ceil(2))),
         }
+    }
+
+    /// A version near by that needs no walk, where there is one ([`Dialect::ENTRIES`] on SQLite).
+    fn at_hand(&self, version: u64) -> u64 {
+        let near = version & !31;
+        if near > self.low { near } else { version }
     }
 
     pub fn hears(&mut self, version: u64, is_through: bool) {
@@ -218,9 +224,10 @@ impl Halving {
     }
 }
 
-/// Time of the posting that made a version, in microseconds. `$1`: sub-account, `$2`: version.
-pub const TIME_OF: &str = "SELECT created_at_us FROM postings WHERE debit_subaccount_id = $1 AND debit_version = $2 \
-     UNION ALL SELECT created_at_us FROM postings WHERE credit_subaccount_id = $1 AND credit_version = $2";
+/// Time of the posting that made a version, in microseconds. `$1`: sub-account, `$2`: the version before, `$3`: the version.
+pub fn time_sql<DB: Dialect>() -> String {
+    format!("{} SELECT created_at_us FROM entries", DB::ENTRIES)
+}
 
 async fn time_of<DB>(
     reader: &mut DB::Connection,
@@ -228,16 +235,17 @@ async fn time_of<DB>(
     version: u64,
 ) -> Result<i64, Error>
 where
-    DB: Database,
+    DB: Dialect,
     DB::Arguments: IntoArguments<DB>,
     for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
     for<'q> &'q str: Encode<'q, DB> + Type<DB>,
     for<'q> i64: Encode<'q, DB> + Type<DB>,
     for<'r> (i64,): FromRow<'r, DB::Row>,
 {
-    sqlx::query_scalar::<DB, i64>(TIME_OF)
+    sqlx::query_scalar::<DB, i64>(AssertSqlSafe(time_sql::<DB>()))
         .bind(&*of.terms.subaccount_id)
-        .bind(version as i64)
+        .bind(version.cast_signed() - 1)
+        .bind(version.cast_signed())
         .fetch_optional(reader)
         .await?
         .ok_or_else(|| missing(of, version))

@@ -8,6 +8,7 @@ use sqlx::{AssertSqlSafe, Connection, Database, Encode, Executor, FromRow, IntoA
 
 use super::{
     audit::{SealedOperation, SealedPosting},
+    dialect::Dialect,
     rows,
 };
 use crate::Error;
@@ -42,10 +43,8 @@ pub struct SubAccountState {
     pub held: i64,
     pub unsettled: i64,
     pub version: i64,
-    debit_version: Option<i64>,
-    debit_balance: Option<i64>,
-    credit_version: Option<i64>,
-    credit_balance: Option<i64>,
+    last_version: i64,
+    last_balance: i64,
     held_high: i64,
     held_low: i64,
     pending_high: i64,
@@ -55,9 +54,7 @@ pub struct SubAccountState {
 impl SubAccountState {
     /// Version and balance of the last posting.
     pub fn last_posting(&self) -> (i64, i64) {
-        let debit = self.debit_version.zip(self.debit_balance);
-        let credit = self.credit_version.zip(self.credit_balance);
-        debit.max(credit).unwrap_or((0, 0))
+        (self.last_version, self.last_balance)
     }
 
     pub fn active_holds(&self) -> i128 {
@@ -92,6 +89,9 @@ impl HoldState {
     }
 }
 
+/// (operation, posting, sub-account); a sub-account itself may name a posting that is not there.
+pub type LooseLink = (Option<String>, Option<String>, String);
+
 /// One moment of all rows of a ledger.
 #[async_trait]
 pub trait Evidence: Send {
@@ -115,8 +115,12 @@ pub trait Evidence: Send {
     async fn loose_posting(&mut self) -> Result<Option<(String, String, String)>, Error>;
     /// Sub-accounts after this one.
     async fn subaccounts(&mut self, after: &str) -> Result<Vec<SubAccountState>, Error>;
-    /// Sums the postings per hold and the credits that are not settled yet per sub-account, once, aside: [`Self::subaccounts`] and [`Self::holds`]
-    /// read it.
+    /// The first posting or sub-account that names another posting than the one before it: (operation, posting, sub-account).
+    async fn loose_link(&mut self) -> Result<Option<LooseLink>, Error>;
+    /// The first operation that a list of its user's operations would leave out: (operation, user).
+    async fn unlisted_operation(&mut self) -> Result<Option<(String, String)>, Error>;
+    /// Sums the postings per hold and the credits that are not settled yet per sub-account, and finds the last posting of each, once, aside:
+    /// [`Self::subaccounts`] and [`Self::holds`] read it.
     async fn sum_aside(&mut self) -> Result<(), Error>;
     /// Holds after this one.
     async fn holds(&mut self, after: &str) -> Result<Vec<HoldState>, Error>;
@@ -130,7 +134,8 @@ pub trait Evidence: Send {
 pub struct Reader<DB: Database>(pub DB::Connection);
 
 /// Made before the transaction begins, which may be one that makes no tables.
-pub const ASIDE: [&str; 2] = [
+pub const ASIDE: [&str; 3] = [
+    "CREATE TEMPORARY TABLE newest (subaccount_id TEXT PRIMARY KEY, version BIGINT NOT NULL, balance BIGINT NOT NULL)",
     "CREATE TEMPORARY TABLE paid (hold_id TEXT PRIMARY KEY, high BIGINT NOT NULL, low BIGINT NOT NULL)",
     "CREATE TEMPORARY TABLE pending (subaccount_id TEXT PRIMARY KEY, high BIGINT NOT NULL, low BIGINT NOT NULL)",
 ];
@@ -179,7 +184,7 @@ where
 #[async_trait]
 impl<DB> Evidence for Reader<DB>
 where
-    DB: Database,
+    DB: Dialect,
     DB::Arguments: IntoArguments<DB>,
     for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
     for<'q> &'q str: Encode<'q, DB> + Type<DB>,
@@ -190,6 +195,8 @@ where
     for<'r> Predecessor: FromRow<'r, DB::Row>,
     for<'r> (String, Option<i64>): FromRow<'r, DB::Row>,
     for<'r> (String, String, String): FromRow<'r, DB::Row>,
+    for<'r> LooseLink: FromRow<'r, DB::Row>,
+    for<'r> (String, String): FromRow<'r, DB::Row>,
     for<'r> SubAccountState: FromRow<'r, DB::Row>,
     for<'r> HoldState: FromRow<'r, DB::Row>,
     for<'r> (String, i64, i64): FromRow<'r, DB::Row>,
@@ -236,18 +243,17 @@ where
         subaccount_id: &str,
         version: i64,
     ) -> Result<Option<Predecessor>, Error> {
-        Ok(sqlx::query_as(
-            "SELECT p.debit_balance_after AS balance, o.block, o.place, p.ordinal \
-             FROM postings p LEFT JOIN operations o ON o.operation_id = p.operation_id \
-             WHERE p.debit_subaccount_id = $1 AND p.debit_version = $2 \
-             UNION ALL SELECT p.credit_balance_after, o.block, o.place, p.ordinal \
-             FROM postings p LEFT JOIN operations o ON o.operation_id = p.operation_id \
-             WHERE p.credit_subaccount_id = $1 AND p.credit_version = $2",
-        )
-        .bind(subaccount_id)
-        .bind(version)
-        .fetch_optional(&mut self.0)
-        .await?)
+        let sql = format!(
+            "{} SELECT CASE WHEN e.is_debit THEN e.debit_balance_after ELSE e.credit_balance_after END AS balance, o.block, o.place, e.ordinal \
+             FROM entries e LEFT JOIN operations o ON o.operation_id = e.operation_id",
+            DB::ENTRIES
+        );
+        Ok(sqlx::query_as(AssertSqlSafe(sql))
+            .bind(subaccount_id)
+            .bind(version - 1)
+            .bind(version)
+            .fetch_optional(&mut self.0)
+            .await?)
     }
 
     async fn loose_operation(&mut self) -> Result<Option<(String, Option<i64>)>, Error> {
@@ -277,21 +283,29 @@ where
         .await?)
     }
 
+    async fn loose_link(&mut self) -> Result<Option<LooseLink>, Error> {
+        match DB::LOOSE_LINK {
+            Some(sql) => Ok(sqlx::query_as(sql).fetch_optional(&mut self.0).await?),
+            None => Ok(None),
+        }
+    }
+
+    async fn unlisted_operation(&mut self) -> Result<Option<(String, String)>, Error> {
+        match DB::UNLISTED {
+            Some(sql) => Ok(sqlx::query_as(sql).fetch_optional(&mut self.0).await?),
+            None => Ok(None),
+        }
+    }
+
     async fn subaccounts(&mut self, after: &str) -> Result<Vec<SubAccountState>, Error> {
         Ok(sqlx::query_as(
             "SELECT s.subaccount_id, s.balance, s.held, s.unsettled, s.version, \
-             (SELECT p.debit_version FROM postings p WHERE p.debit_subaccount_id = s.subaccount_id \
-              ORDER BY p.debit_version DESC LIMIT 1) AS debit_version, \
-             (SELECT p.debit_balance_after FROM postings p WHERE p.debit_subaccount_id = s.subaccount_id \
-              ORDER BY p.debit_version DESC LIMIT 1) AS debit_balance, \
-             (SELECT p.credit_version FROM postings p WHERE p.credit_subaccount_id = s.subaccount_id \
-              ORDER BY p.credit_version DESC LIMIT 1) AS credit_version, \
-             (SELECT p.credit_balance_after FROM postings p WHERE p.credit_subaccount_id = s.subaccount_id \
-              ORDER BY p.credit_version DESC LIMIT 1) AS credit_balance, \
+             COALESCE(n.version, 0) AS last_version, COALESCE(n.balance, 0) AS last_balance, \
              COALESCE((SELECT CAST(SUM(h.remaining >> 32) AS BIGINT) FROM holds h WHERE h.subaccount_id = s.subaccount_id AND h.status = 1), 0) AS held_high, \
              COALESCE((SELECT CAST(SUM(h.remaining & 4294967295) AS BIGINT) FROM holds h WHERE h.subaccount_id = s.subaccount_id AND h.status = 1), 0) AS held_low, \
              COALESCE(u.high, 0) AS pending_high, COALESCE(u.low, 0) AS pending_low \
-             FROM sub_accounts s LEFT JOIN pending u ON u.subaccount_id = s.subaccount_id WHERE s.subaccount_id > $1 ORDER BY s.subaccount_id LIMIT $2",
+             FROM sub_accounts s LEFT JOIN pending u ON u.subaccount_id = s.subaccount_id \
+             LEFT JOIN newest n ON n.subaccount_id = s.subaccount_id WHERE s.subaccount_id > $1 ORDER BY s.subaccount_id LIMIT $2",
         )
         .bind(after)
         .bind(PAGE)
@@ -300,6 +314,7 @@ where
     }
 
     async fn sum_aside(&mut self) -> Result<(), Error> {
+        sqlx::query(DB::NEWEST).execute(&mut self.0).await?;
         sqlx::query(
             "INSERT INTO paid SELECT hold_id, CAST(SUM(amount >> 32) AS BIGINT), CAST(SUM(amount & 4294967295) AS BIGINT) FROM postings \
              WHERE hold_id IS NOT NULL GROUP BY hold_id",

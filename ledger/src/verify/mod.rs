@@ -73,6 +73,7 @@ impl Check {
         stop!(self.chain().await?);
         stop!(self.outside().await?);
         stop!(self.subaccounts().await?);
+        stop!(self.links().await?);
         stop!(self.holds().await?);
         for (instrument_id, sum) in self.evidence.sums().await? {
             self.done.instruments += 1;
@@ -275,11 +276,37 @@ impl Check {
             }));
         }
         let loose = self.evidence.loose_posting().await?;
-        Ok(loose.map(|(operation_id, posting_id, missing)| Fault {
-            operation_id: Some(operation_id),
-            posting_id: Some(posting_id),
-            ..Fault::new("what it names", missing, "none")
-        }))
+        if let Some((operation_id, posting_id, missing)) = loose {
+            return Ok(Some(Fault {
+                operation_id: Some(operation_id),
+                posting_id: Some(posting_id),
+                ..Fault::new("what it names", missing, "none")
+            }));
+        }
+        Ok(None)
+    }
+
+    /// What a statement walks along leads from each posting to the one before it, and lists leave out no operation.
+    async fn links(&mut self) -> Found {
+        if let Some((operation_id, user_id)) = self.evidence.unlisted_operation().await? {
+            return Ok(Some(Fault {
+                operation_id: Some(operation_id),
+                ..Fault::new(
+                    "list of operations",
+                    format!("among those of {user_id}"),
+                    "none",
+                )
+            }));
+        }
+        let loose = self.evidence.loose_link().await?;
+        Ok(
+            loose.map(|(operation_id, posting_id, subaccount_id)| Fault {
+                operation_id,
+                posting_id,
+                subaccount_id: Some(subaccount_id),
+                ..Fault::new("posting that it follows", "the one before it", "another")
+            }),
+        )
     }
 
     async fn subaccounts(&mut self) -> Found {

@@ -328,6 +328,45 @@ async fn r215_changed_balances_and_holds_are_named() {
     );
 }
 
+/// On SQLite statements walk from posting to posting, and operations of users are in lists of their own.
+// rows: R215 R194
+#[tokio::test]
+async fn r215_a_link_that_leads_elsewhere_and_a_list_that_leaves_out_are_named() {
+    let story = story().await;
+    if !story.world.database.url.is_empty() {
+        return;
+    }
+    let of = async |sql: &str| tampered(&story.world, &[sql]).await;
+    let second = &story.twins[1].postings[0];
+    for side in ["debit", "credit"] {
+        for link in ["0", "1", "posting_no"] {
+            let fault = of(&format!(
+                "UPDATE postings SET {side}_previous = {link} WHERE posting_id = '{}'",
+                second.posting_id
+            ))
+            .await;
+            assert_eq!(fault.differs, "posting that it follows", "{fault}");
+            assert_eq!(fault.posting_id.as_ref(), Some(&second.posting_id));
+            let subaccount_id = match side {
+                "debit" => &second.debit_subaccount_id,
+                _ => &second.credit_subaccount_id,
+            };
+            assert_eq!(fault.subaccount_id.as_ref(), Some(subaccount_id));
+        }
+    }
+    for last in ["0", "1", "99"] {
+        let fault = of(&format!(
+            "UPDATE sub_accounts SET last_posting = {last} WHERE subaccount_id = 'u2:CFA-RUB'"
+        ))
+        .await;
+        assert_eq!(fault.differs, "posting that it follows", "{fault}");
+        assert_eq!(fault.subaccount_id.as_deref(), Some("u2:CFA-RUB"));
+    }
+    let fault = of("UPDATE operations_listed SET through_block = 3").await;
+    assert_eq!(fault.differs, "list of operations", "{fault}");
+    assert!(fault.operation_id.is_some(), "{fault}");
+}
+
 // rows: R215
 #[tokio::test]
 async fn r215_the_database_refuses_to_change_the_chain() {

@@ -471,8 +471,8 @@ async fn r215_database_refuses_to_change_postings() {
 async fn r215_database_refuses_to_put_rows_in_the_place_of_kept_ones() {
     const OPERATION: &str = "operation_id, scope, kind, status, user_id, idempotency_key, external_ref, awaits_chain, reverses, digest, \
          created_at_us, block, place";
-    const POSTING: &str = "operation_id, ordinal, posting_id, debit_subaccount_id, credit_subaccount_id, instrument_id, amount, hold_id, \
-         unsettled, debit_balance_after, debit_version, credit_balance_after, credit_version, created_at_us";
+    const POSTING: &str = "posting_no, operation_id, ordinal, posting_id, debit_subaccount_id, credit_subaccount_id, instrument_id, amount, hold_id, \
+         unsettled, debit_balance_after, debit_version, credit_balance_after, credit_version, created_at_us, debit_previous, credit_previous";
     let world = World::new().await;
     let mut deposit = operation(
         OperationType::Deposit,
@@ -490,23 +490,14 @@ async fn r215_database_refuses_to_put_rows_in_the_place_of_kept_ones() {
         .unwrap();
     world.fund("u1", RUB, "10").await;
     world.hold("u1", RUB, "4").await;
-    // As a data directory that an older release wrote.
     let rows = world.rows().await;
     let is_sqlite = matches!(rows, Rows::Sqlite(_));
     if is_sqlite {
-        let names = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND (name LIKE '%\\_replace\\_nothing' ESCAPE '\\' \
-             OR name IN ('operations_keep_their_number', 'operations_take_a_free_place', 'holds_keep_their_names', \
-             'sources_are_not_turned_back'))";
-        let guards = rows.texts(names).await;
-        assert_eq!(guards.len(), 8, "{guards:?}");
-        for guard in guards {
-            rows.tamper(&format!("DROP TRIGGER {guard}")).await.unwrap();
-        }
-        let sql = "DELETE FROM _sqlx_migrations WHERE version = 3";
-        assert_eq!(rows.tamper(sql).await.unwrap(), 1);
+        as_of_an_older_release(&rows).await;
     }
     rows.close().await;
     let world = world.restart().await;
+    assert_eq!(ledger::verify(&world.config()).await.unwrap().fault, None);
     let rows = world.rows().await;
     let all = "SELECT 'operation ' || operation_id || user_id || status || idempotency_key || block || place FROM operations \
          UNION ALL SELECT 'posting ' || operation_id || ordinal || amount || debit_version || credit_version FROM postings \
@@ -524,8 +515,7 @@ async fn r215_database_refuses_to_put_rows_in_the_place_of_kept_ones() {
     let reverses = ("reverses", "NULL");
     let place = ("place", "place + 1000");
     let ordinal = ("ordinal", "ordinal + 1000");
-    let debit = ("debit_version", "debit_version + 1000");
-    let credit = ("credit_version", "credit_version + 1000");
+    let number = ("posting_no", "posting_no + 1000");
     let (no_operation, no_posting) = (
         "operations are never replaced",
         "postings are never replaced",
@@ -542,9 +532,8 @@ async fn r215_database_refuses_to_put_rows_in_the_place_of_kept_ones() {
             no_operation,
         ),
         (operation(&[id, key, reference, reverses]), no_operation),
-        (posting(&[debit, credit]), no_posting),
-        (posting(&[ordinal, credit]), no_posting),
-        (posting(&[ordinal, debit]), no_posting),
+        (posting(&[number]), no_posting),
+        (posting(&[ordinal]), no_posting),
         (
             "INTO holds SELECT * FROM holds".to_owned(),
             "holds are never replaced",
@@ -571,8 +560,6 @@ async fn r215_database_refuses_to_put_rows_in_the_place_of_kept_ones() {
             format!("INSERT OR REPLACE {}", numbered(free)),
             no_operation,
         ));
-        let free = posting(&[ordinal, debit, credit]);
-        refusals.push((format!("INSERT OR REPLACE {}", numbered(free)), no_posting));
         for (sql, text) in [
             (
                 "UPDATE OR REPLACE operations SET rowid = 1 WHERE rowid = 2",
@@ -668,6 +655,110 @@ async fn r215_database_refuses_to_put_rows_in_the_place_of_kept_ones() {
     world.fund("u1", RUB, "5").await;
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "15.00");
     world.assert_books_balance().await;
+}
+
+/// Makes the file of a ledger one that a release wrote before kept rows were guarded against replacement and postings were chained.
+async fn as_of_an_older_release(rows: &Rows) {
+    let names = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND (name LIKE '%\\_replace\\_nothing' ESCAPE '\\' \
+         OR name IN ('operations_keep_their_number', 'operations_take_a_free_place', 'holds_keep_their_names', \
+         'sources_are_not_turned_back'))";
+    let guards = rows.texts(names).await;
+    assert_eq!(guards.len(), 8, "{guards:?}");
+    for guard in guards {
+        rows.tamper(&format!("DROP TRIGGER {guard}")).await.unwrap();
+    }
+    // Through one connection: another would not know yet that a table is gone.
+    let statements = [
+        "CREATE TABLE old (operation_id TEXT NOT NULL REFERENCES operations (operation_id), ordinal INTEGER NOT NULL, posting_id TEXT NOT NULL, \
+         debit_subaccount_id TEXT NOT NULL REFERENCES sub_accounts (subaccount_id), \
+         credit_subaccount_id TEXT NOT NULL REFERENCES sub_accounts (subaccount_id), instrument_id TEXT NOT NULL, amount BIGINT NOT NULL, \
+         hold_id TEXT, unsettled INTEGER NOT NULL, debit_balance_after BIGINT NOT NULL, debit_version BIGINT NOT NULL, \
+         credit_balance_after BIGINT NOT NULL, credit_version BIGINT NOT NULL, created_at_us BIGINT NOT NULL, PRIMARY KEY (operation_id, ordinal))",
+        "INSERT INTO old SELECT operation_id, ordinal, posting_id, debit_subaccount_id, credit_subaccount_id, instrument_id, amount, hold_id, \
+         unsettled, debit_balance_after, debit_version, credit_balance_after, credit_version, created_at_us FROM postings ORDER BY posting_no",
+        "DROP TABLE postings",
+        "ALTER TABLE old RENAME TO postings",
+        "CREATE UNIQUE INDEX postings_by_debit ON postings (debit_subaccount_id, debit_version)",
+        "CREATE UNIQUE INDEX postings_by_credit ON postings (credit_subaccount_id, credit_version)",
+        "CREATE TRIGGER postings_never_change BEFORE UPDATE ON postings BEGIN SELECT RAISE(ABORT, 'postings never change'); END",
+        "ALTER TABLE sub_accounts DROP COLUMN last_posting",
+        "DROP TABLE operations_of_users",
+        "DROP TABLE operations_listed",
+        "CREATE INDEX operations_by_user ON operations (user_id, created_at_us)",
+    ];
+    rows.tamper(&statements.join(";")).await.unwrap();
+    let sql = "DELETE FROM _sqlx_migrations WHERE version >= 3";
+    assert_eq!(rows.tamper(sql).await.unwrap(), 2);
+}
+
+// rows: R197 R237
+#[tokio::test]
+async fn r197_the_operations_of_a_user_are_all_there_listed_or_not_yet() {
+    let world = World::new().await;
+    for user in ["u1", "u2"] {
+        world.fund(user, RUB, "1000").await;
+    }
+    // What SQLite lists at once, and some behind it.
+    let batch = async |round: usize, count: usize| {
+        let operations = (0..count).map(|index| {
+            let (user, from, to) = match index % 3 {
+                0 => ("u2", "u2:CFA-RUB", "u1:CFA-RUB"),
+                _ => ("u1", "u1:CFA-RUB", "u2:CFA-RUB"),
+            };
+            let key = format!("{round}-{index}");
+            item(
+                OperationType::Payment,
+                user,
+                &key,
+                &[(from, to, "0.01", RUB)],
+            )
+        });
+        let request = CreateOperationsRequest {
+            context: write(&fresh()),
+            operations: operations.collect(),
+            ..Default::default()
+        };
+        let answer = world.client.clone().create_operations(request).await;
+        let outcomes = answer.unwrap().into_inner().outcomes.into_iter();
+        let made = outcomes.map(|outcome| outcome.operation.unwrap());
+        let own = made.filter(|operation| operation.user_id == "u2");
+        own.map(|operation| operation.operation_id)
+            .collect::<Vec<_>>()
+    };
+    let mut made = Vec::new();
+    for (round, count) in [9_000, 9_000, 300, 30].into_iter().enumerate() {
+        world.clock.advance_us(1);
+        made.extend(batch(round, count).await);
+    }
+    let world = &world;
+    let list = async |r#type: OperationType| {
+        let (mut found, mut token) = (Vec::new(), String::new());
+        loop {
+            let request = ListOperationsRequest {
+                user_id: "u2".to_owned(),
+                r#type: r#type as i32,
+                pagination: Some(proto::common::v1::PaginationRequest {
+                    page_size: 1_000,
+                    page_token: token,
+                }),
+                ..Default::default()
+            };
+            let answer = world.client.clone().list_operations(request).await;
+            let answer = answer.unwrap().into_inner();
+            let ids = answer.operations.into_iter();
+            found.extend(ids.map(|operation| operation.operation_id));
+            token = answer.pagination.unwrap().next_page_token;
+            if token.is_empty() {
+                return found;
+            }
+        }
+    };
+    // Newest first, each once.
+    made.reverse();
+    assert_eq!(list(OperationType::Payment).await, made);
+    assert_eq!(list(OperationType::Deposit).await.len(), 1);
+    assert_eq!(list(OperationType::Unspecified).await.len(), made.len() + 1);
+    assert_eq!(ledger::verify(&world.config()).await.unwrap().fault, None);
 }
 
 /// An insertion of every row once more, but for the columns that are given anew.

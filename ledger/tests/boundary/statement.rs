@@ -234,6 +234,24 @@ async fn r194_every_moment_of_a_long_life_is_found() {
         let expected = times.iter().filter(|time| **time < at_us).count();
         assert_eq!(statement.closing_version as usize, expected, "{at_us}");
     }
+    // The other side, page by page from wherever a page begins.
+    let (mut lines, mut token) = (Vec::new(), String::new());
+    let head = loop {
+        let mut page = request(None, None);
+        page.subaccount_id = "u2:CFA-RUB".to_owned();
+        page.pagination = Some(PaginationRequest {
+            page_size: 37,
+            page_token: token,
+        });
+        let mut page = ask(&world.client, page).await;
+        lines.append(&mut page.lines);
+        token = page.pagination.take().unwrap().next_page_token;
+        if token.is_empty() {
+            break page;
+        }
+    };
+    assert_eq!(lines.len(), 300);
+    assert_holds_together(&head, &lines);
 }
 
 // rows: R215

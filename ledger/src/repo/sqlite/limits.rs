@@ -1,17 +1,19 @@
 //! Velocity limits in SQLite.
 
 use rusqlite::{Connection, OptionalExtension, named_params, params};
+use sqlx::Sqlite;
 
 use super::rows::{self, find};
 use crate::{
     Error,
     book::Book,
     fold::Command,
-    limit::VelocityLimit,
+    limit::{Side, VelocityLimit},
     model::{Id, SubAccount},
     repo::{
-        limits::{About, LIMIT, LimitRow, about, is_small, keep, used_sql},
-        statement::{Halving, TIME_OF, missing},
+        dialect::Dialect,
+        limits::{About, LIMIT, LimitRow, about, is_small, keep},
+        statement::{Halving, missing, time_sql},
     },
 };
 
@@ -53,21 +55,26 @@ fn used(
     book: &Book,
 ) -> Result<Vec<(String, i64, i64)>, Error> {
     let since_us = limit.since_us(book.now_us);
-    let places = about(limit, book)
-        .map(|row| Ok((&*row.terms.subaccount_id, begins(db, row, since_us)?)))
-        .collect::<Result<Vec<(&str, i64)>, Error>>()?;
-    if places.is_empty() {
-        return Ok(Vec::new());
-    }
-    let sql = used_sql(
-        limit.side,
-        "json_each($3) j CROSS JOIN postings p ON p.SIDE_subaccount_id = j.value->>0 AND p.SIDE_version > j.value->>1",
+    let sql = format!(
+        "{} SELECT CAST(SUM(e.amount >> 32) AS BIGINT), CAST(SUM(e.amount & 4294967295) AS BIGINT) \
+         FROM entries e JOIN operations o ON o.operation_id = e.operation_id \
+         WHERE e.is_debit = $4 AND e.created_at_us > $5 AND o.reverses IS NULL AND o.reversed_by IS NULL \
+         AND ($6 = 0 OR (($6 >> o.kind) & 1) = 1)",
+        Sqlite::ENTRIES
     );
     let mut statement = db.prepare_cached(&sql)?;
-    let places = json(&places);
-    let values = named_params! { "$1": since_us, "$2": limit.kinds.0, "$3": places };
-    let used = statement.query_map(values, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-    Ok(used.collect::<Result<_, _>>()?)
+    let mut used = Vec::new();
+    for row in about(limit, book) {
+        let values = named_params! {
+            "$1": row.terms.subaccount_id, "$2": begins(db, row, since_us)?, "$3": row.version.cast_signed(),
+            "$4": limit.side == Side::Debit, "$5": since_us, "$6": limit.kinds.0,
+        };
+        let sums = statement.query_row(values, |row| Ok((row.get(0)?, row.get(1)?)))?;
+        if let (Some(high), Some(low)) = sums {
+            used.push((row.terms.subaccount_id.to_string(), high, low));
+        }
+    }
+    Ok(used)
 }
 
 /// A version at or before the beginning of the window.
@@ -75,10 +82,11 @@ fn begins(db: &Connection, of: &SubAccount, since_us: i64) -> Result<i64, Error>
     if is_small(of) {
         return Ok(0);
     }
-    let mut time_of = db.prepare_cached(TIME_OF)?;
+    let mut time_of = db.prepare_cached(&time_sql::<Sqlite>())?;
     let mut halving = Halving::to(of.version);
     while let Some(version) = halving.asks() {
-        let values = named_params! { "$1": of.terms.subaccount_id, "$2": version.cast_signed() };
+        let at = version.cast_signed();
+        let values = named_params! { "$1": of.terms.subaccount_id, "$2": at - 1, "$3": at };
         let at_us: Option<i64> = time_of.query_row(values, |row| row.get(0)).optional()?;
         let at_us = at_us.ok_or_else(|| missing(of, version))?;
         halving.hears(version, at_us <= since_us);

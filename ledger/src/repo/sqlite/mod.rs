@@ -2,6 +2,7 @@
 
 mod known;
 mod limits;
+mod lists;
 mod load;
 mod rows;
 mod save;
@@ -9,7 +10,10 @@ mod save;
 use std::{
     panic::resume_unwind,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use async_trait::async_trait;
@@ -30,6 +34,7 @@ use crate::{
     model::SubAccount,
 };
 use known::Known;
+use save::Chains;
 
 /// The ledger's file in its folder.
 const FILE: &str = "ledger.sqlite";
@@ -39,8 +44,12 @@ static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/sqlite");
 /// Opens `ledger.sqlite` in the folder and brings its schema up to date; gives both halves of the contract.
 pub async fn open(data_dir: &Path) -> Result<(sqlx::SqlitePool, impl Writes + use<>), Error> {
     let db = Direct::open(data_dir.join(FILE), &MIGRATOR).await?;
+    let tx = db.write().await?;
+    let unlisted = lists::unlisted(&tx)?;
+    drop(tx);
     let writer = Writer {
         known: Arc::default(),
+        unlisted: Arc::new(AtomicU64::new(unlisted)),
         db,
     };
     Ok((writer.db.read().clone(), writer))
@@ -63,15 +72,33 @@ pub async fn evidence(data_dir: &Path) -> Result<Reader<sqlx::Sqlite>, Error> {
 struct Writer {
     db: Direct,
     known: Arc<Mutex<Known>>,
+    /// Operations that are not listed by user yet.
+    unlisted: Arc<AtomicU64>,
+}
+
+impl Writer {
+    /// Lists what waits for it, between two groups.
+    async fn list(&self) -> Result<(), Error> {
+        let tx = self.db.write().await?;
+        lists::list(&tx)?;
+        tx.commit()?;
+        self.unlisted.store(0, Ordering::Relaxed);
+        Ok(())
+    }
 }
 
 #[async_trait]
 impl Writes for Writer {
     async fn begin(&self) -> Result<Box<dyn super::Group>, Error> {
+        if self.unlisted.load(Ordering::Relaxed) >= lists::UNLISTED_MAX {
+            self.list().await?;
+        }
         Ok(Box::new(Group {
             tx: self.db.write().await?,
             known: self.known.clone(),
+            unlisted: self.unlisted.clone(),
             head: None,
+            sealed: 0,
             changed: Vec::new(),
         }))
     }
@@ -97,8 +124,11 @@ impl Writes for Writer {
 struct Group {
     tx: DirectTx,
     known: Arc<Mutex<Known>>,
+    unlisted: Arc<AtomicU64>,
     /// Read with the working set.
     head: Option<Head>,
+    /// Operations that this group makes.
+    sealed: u64,
     /// Sub-accounts as this group leaves them.
     changed: Vec<SubAccount>,
 }
@@ -115,15 +145,20 @@ impl Group {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn save_rows(&self, book: &Book, made: impl Fn() -> Made + Sync) -> Result<Made, Error> {
+    fn save_rows(
+        &self,
+        book: &Book,
+        chains: &Chains,
+        made: impl Fn() -> Made + Sync,
+    ) -> Result<Made, Error> {
         let head = self.head.as_ref().expect("a group is loaded first");
         if book.facts.len() < FACTS_ASIDE_MIN {
-            save::save(&self.tx, book, head.block + 1)?;
+            save::save(&self.tx, book, chains, head.block + 1)?;
             return Ok(made());
         }
         std::thread::scope(|scope| {
             let aside = std::thread::Builder::new().spawn_scoped(scope, &made);
-            let saved = save::save(&self.tx, book, head.block + 1);
+            let saved = save::save(&self.tx, book, chains, head.block + 1);
             let made = match aside {
                 Ok(aside) => aside.join().unwrap_or_else(|panic| resume_unwind(panic)),
                 Err(error) => {
@@ -156,12 +191,17 @@ impl super::Group for Group {
         book: &Book,
         events: &(dyn Fn() -> Vec<Event> + Sync),
     ) -> Result<(), Error> {
-        let changed = self.known().take_changed(book);
+        let chains = Chains::of(&self.tx, book)?;
+        let mut changed = self.known().take_changed(book);
+        for row in &mut changed {
+            row.last_posting = chains.last_of(&row.terms.subaccount_id);
+        }
         self.changed = changed;
         let head = self.head.clone().expect("a group is loaded first");
         let made = || (audit::seal(&head, book), Packed::of(&events()));
-        let (block, events) = self.save_rows(book, made)?;
+        let (block, events) = self.save_rows(book, &chains, made)?;
         save::save_block(&self.tx, block.as_ref())?;
+        self.sealed = block.map_or(0, |block| block.operations);
         Ok(self.tx.append(&events)?)
     }
 
@@ -171,11 +211,17 @@ impl super::Group for Group {
 
     async fn commit(self: Box<Self>) -> Result<(), Error> {
         let Group {
-            tx, known, changed, ..
+            tx,
+            known,
+            unlisted,
+            sealed,
+            changed,
+            ..
         } = *self;
         // Before the next group begins, and only if this one stands.
         let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
         tx.commit()?;
+        unlisted.fetch_add(sealed, Ordering::Relaxed);
         changed.into_iter().for_each(|row| known.keep(row));
         Ok(())
     }

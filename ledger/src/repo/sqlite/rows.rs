@@ -56,7 +56,7 @@ macro_rules! named {
 
 pub const SUB_ACCOUNT: &str = "SELECT s.subaccount_id, s.account_id, s.user_id, s.instrument_id, \
      COALESCE((SELECT i.decimals FROM instruments i WHERE i.instrument_id = s.instrument_id), 0), s.may_be_negative, s.created_at_us, \
-     s.balance, s.held, s.unsettled, s.version, s.freeze, s.closed, s.updated_at_us FROM sub_accounts s";
+     s.balance, s.held, s.unsettled, s.version, s.freeze, s.closed, s.updated_at_us, s.last_posting FROM sub_accounts s";
 
 /// A row of [`SUB_ACCOUNT`]. By place: it is what groups read most.
 pub fn subaccount(row: &Row) -> rusqlite::Result<SubAccount> {
@@ -77,6 +77,7 @@ pub fn subaccount(row: &Row) -> rusqlite::Result<SubAccount> {
         freeze: row.get(11)?,
         closed: row.get(12)?,
         updated_at_us: row.get(13)?,
+        last_posting: row.get(14)?,
     })
 }
 

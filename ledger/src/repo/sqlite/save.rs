@@ -1,9 +1,11 @@
-//! Writing what the fold made of a group: one statement a row, prepared once.
+//! Writing what the fold made of a group: many rows a statement, each statement prepared once.
 //!
-//! Why not many rows a statement: on the writer's own connection a statement is a call, and one that writes a single row into a table without
-//! triggers needs no way back of its own, which for many rows is a copy of each page that they touch.
+//! Why many: a statement that meets a trigger needs a way back of its own, a copy of each page that it touches, once for all of its rows.
 
-use rusqlite::{CachedStatement, Connection, params};
+use std::{collections::HashMap, sync::OnceLock};
+
+use foldhash::fast::RandomState;
+use rusqlite::{CachedStatement, Connection, ToSql, params};
 
 use super::limits;
 use crate::{
@@ -11,35 +13,167 @@ use crate::{
     audit::Block,
     book::{Book, Change},
     fold::{Act, Command},
-    model::{Account, Hold, Operation, Posting, SubAccount},
+    model::{Account, Hold, Id, Operation, Posting, SubAccount},
     repo::rows::outcome_text,
 };
 
-const SUB_ACCOUNT: &str = "INSERT INTO sub_accounts (subaccount_id, account_id, user_id, instrument_id, balance, held, unsettled, \
-     version, freeze, closed, may_be_negative, created_at_us, updated_at_us) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+static SUB_ACCOUNT: Insert = Insert::new(
+    "sub_accounts (subaccount_id, account_id, user_id, instrument_id, balance, held, unsettled, version, freeze, closed, may_be_negative, \
+     created_at_us, updated_at_us, last_posting)",
+    14,
+);
 const SUB_ACCOUNT_STATE: &str = "UPDATE sub_accounts SET balance = ?2, held = ?3, unsettled = ?4, version = ?5, freeze = ?6, \
-     closed = ?7, updated_at_us = ?8 WHERE subaccount_id = ?1 AND version = ?9";
-const HOLD: &str = "INSERT INTO holds (hold_id, subaccount_id, user_id, instrument_id, amount, remaining, added, split_off, consumed, \
-     released, returned_by_children, status, expiry_told, reason, owner, parent_hold_id, destination_subaccount_id, expires_at_us, \
-     created_at_us, updated_at_us) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+     closed = ?7, updated_at_us = ?8, last_posting = ?9 WHERE subaccount_id = ?1 AND version = ?10";
+static HOLD: Insert = Insert::new(
+    "holds (hold_id, subaccount_id, user_id, instrument_id, amount, remaining, added, split_off, consumed, released, returned_by_children, \
+     status, expiry_told, reason, owner, parent_hold_id, destination_subaccount_id, expires_at_us, created_at_us, updated_at_us)",
+    20,
+);
 const HOLD_STATE: &str = "UPDATE holds SET amount = ?2, remaining = ?3, added = ?4, split_off = ?5, consumed = ?6, released = ?7, \
      returned_by_children = ?8, status = ?9, expiry_told = ?10, updated_at_us = ?11 WHERE hold_id = ?1";
-const OPERATION: &str = "INSERT INTO operations (operation_id, scope, kind, status, user_id, idempotency_key, external_ref, tx_hash, \
-     rejection_code, rejection_message, awaits_chain, reverses, reversed_by, digest, created_at_us, finalized_at_us, block, place) \
-     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+static OPERATION: Insert = Insert::new(
+    "operations (operation_id, scope, kind, status, user_id, idempotency_key, external_ref, tx_hash, rejection_code, rejection_message, \
+     awaits_chain, reverses, reversed_by, digest, created_at_us, finalized_at_us, block, place)",
+    18,
+);
 /// Only what may change.
 const OPERATION_STATE: &str = "UPDATE operations SET status = ?2, tx_hash = ?3, rejection_code = ?4, rejection_message = ?5, \
      reversed_by = ?6, finalized_at_us = ?7 WHERE operation_id = ?1";
-const POSTING: &str = "INSERT INTO postings (operation_id, ordinal, posting_id, debit_subaccount_id, credit_subaccount_id, \
-     instrument_id, amount, hold_id, unsettled, debit_balance_after, debit_version, credit_balance_after, credit_version, created_at_us) \
-     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+static POSTING: Insert = Insert::new(
+    "postings (posting_no, operation_id, ordinal, posting_id, debit_subaccount_id, credit_subaccount_id, instrument_id, amount, hold_id, \
+     unsettled, debit_balance_after, debit_version, credit_balance_after, credit_version, created_at_us, debit_previous, credit_previous)",
+    17,
+);
+
+/// Rows of one INSERT, largest first: what is left over goes into the next smaller ones.
+const SIZES: [usize; 4] = [64, 16, 4, 1];
+
+/// INSERT into a table of so many columns, one statement for each of [`SIZES`].
+struct Insert {
+    into: &'static str,
+    columns: usize,
+    sql: OnceLock<[String; SIZES.len()]>,
+}
+
+impl Insert {
+    const fn new(into: &'static str, columns: usize) -> Self {
+        Insert {
+            into,
+            columns,
+            sql: OnceLock::new(),
+        }
+    }
+
+    fn sql(&self) -> &[String; SIZES.len()] {
+        self.sql.get_or_init(|| {
+            let row = format!("({})", vec!["?"; self.columns].join(","));
+            SIZES.map(|size| {
+                let rows = vec![row.as_str(); size].join(",");
+                format!("INSERT INTO {} VALUES {rows}", self.into)
+            })
+        })
+    }
+
+    /// Writes the rows in their order; `put` gives the values of each.
+    fn write<T>(
+        &self,
+        db: &Connection,
+        rows: &[T],
+        put: impl Fn(&mut Values, &T) -> rusqlite::Result<()>,
+    ) -> Result<(), Error> {
+        let mut left = rows;
+        for (sql, size) in self.sql().iter().zip(SIZES) {
+            let chunks = left.chunks_exact(size);
+            left = chunks.remainder();
+            if chunks.len() == 0 {
+                continue;
+            }
+            let mut statement = db.prepare_cached(sql)?;
+            for chunk in chunks {
+                let mut values = Values {
+                    statement: &mut statement,
+                    count: 0,
+                };
+                for row in chunk {
+                    put(&mut values, row)?;
+                }
+                debug_assert_eq!(values.count, size * self.columns, "{}", self.into);
+                statement.raw_execute()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Values of a statement, in order.
+struct Values<'a, 'db> {
+    statement: &'a mut CachedStatement<'db>,
+    count: usize,
+}
+
+/// Binds the values of one row.
+macro_rules! put {
+    ($to:ident, $($value:expr),+ $(,)?) => {{
+        $(
+            $to.count += 1;
+            $to.statement.raw_bind_parameter($to.count, &$value as &dyn ToSql)?;
+        )+
+        Ok(())
+    }};
+}
+
+/// Where the postings of a group go, and what they follow.
+pub struct Chains<'a> {
+    /// Number of the first one.
+    first: i64,
+    /// Numbers of the postings before each, on its debit side and on its credit side, in the order in which they are written.
+    previous: Vec<(i64, i64)>,
+    /// Number of the last posting of each sub-account.
+    last: HashMap<&'a Id, i64, RandomState>,
+}
+
+impl<'a> Chains<'a> {
+    /// # Errors
+    /// [`Error::Sqlite`].
+    pub fn of(db: &Connection, book: &'a Book) -> Result<Self, Error> {
+        let changes = book.subaccounts.changes();
+        let last = changes.iter().map(|change| {
+            let last = change.before.map_or(0, |before| before.last_posting);
+            (change.key, last)
+        });
+        let mut chains = Chains {
+            first: db
+                .prepare_cached("SELECT COALESCE(MAX(posting_no), 0) + 1 FROM postings")?
+                .query_row([], |row| row.get(0))?,
+            previous: Vec::new(),
+            last: last.collect(),
+        };
+        for (posting, number) in new_postings(book).zip(chains.first..) {
+            let mut follow = |id| chains.last.insert(id, number).unwrap_or(0);
+            let debit = follow(&posting.debit_subaccount_id);
+            let credit = follow(&posting.credit_subaccount_id);
+            chains.previous.push((debit, credit));
+        }
+        Ok(chains)
+    }
+
+    /// Number of the last posting of a sub-account that the group changed.
+    pub fn last_of(&self, subaccount_id: &Id) -> i64 {
+        self.last.get(subaccount_id).copied().unwrap_or(0)
+    }
+}
+
+fn new_postings(book: &Book) -> impl Iterator<Item = &Posting> {
+    let changes = book.postings.changes().into_iter();
+    changes.filter_map(|change| change.after).flatten()
+}
 
 /// Writes every changed row; new operations are of this block. The order follows the references between the tables.
-pub fn save(db: &Connection, book: &Book, block: u64) -> Result<(), Error> {
+pub fn save(db: &Connection, book: &Book, chains: &Chains, block: u64) -> Result<(), Error> {
     limits::save(db, book)?;
-    save_owners(db, book)?;
+    save_owners(db, book, chains)?;
     save_holds(db, book)?;
-    save_operations(db, book, block)?;
+    save_operations(db, book, chains, block)?;
     save_memory(db, book)
 }
 
@@ -101,7 +235,7 @@ fn each_known<T>(
     Ok(())
 }
 
-fn save_owners(db: &Connection, book: &Book) -> Result<(), Error> {
+fn save_owners(db: &Connection, book: &Book, chains: &Chains) -> Result<(), Error> {
     let sql = "INSERT INTO instruments (instrument_id, decimals) VALUES (?1, ?2)";
     let scales = book.scales.changes();
     let scales = scales
@@ -119,17 +253,24 @@ fn save_owners(db: &Connection, book: &Book) -> Result<(), Error> {
     let accounts = accounts.iter().filter_map(|change| change.after);
     each(db, sql, accounts, put_account)?;
     let changes = book.subaccounts.changes();
-    let new = (changes.iter())
+    let new: Vec<&SubAccount> = (changes.iter())
         .filter(|change| change.before.is_none())
-        .filter_map(|change| change.after);
-    each(db, SUB_ACCOUNT, new, put_subaccount)?;
-    let moved = (changes.iter()).filter_map(|change| Some((change.before?, change.after?)));
-    each_known(db, SUB_ACCOUNT_STATE, moved, put_subaccount_state)
+        .filter_map(|change| change.after)
+        .collect();
+    SUB_ACCOUNT.write(db, &new, |to, row| put_subaccount(to, row, chains))?;
+    let mut moved: Vec<(&SubAccount, &SubAccount)> = (changes.iter())
+        .filter_map(|change| Some((change.before?, change.after?)))
+        .collect();
+    // In the order of their tree: neighbours are changed while their page is at hand.
+    moved.sort_unstable_by(|a, b| a.1.terms.subaccount_id.cmp(&b.1.terms.subaccount_id));
+    each_known(db, SUB_ACCOUNT_STATE, moved, |to, (before, row)| {
+        put_subaccount_state(to, before, row, chains)
+    })
 }
 
 fn save_holds(db: &Connection, book: &Book) -> Result<(), Error> {
     let (new, moved) = new_and_moved(book.holds.changes());
-    each(db, HOLD, new, put_hold)?;
+    HOLD.write(db, &new, |to, row| put_hold(to, row))?;
     each_known(db, HOLD_STATE, moved, put_hold_state)
 }
 
@@ -149,18 +290,18 @@ pub fn save_block(db: &Connection, block: Option<&Block>) -> Result<(), Error> {
     })
 }
 
-fn save_operations(db: &Connection, book: &Book, block: u64) -> Result<(), Error> {
+fn save_operations(db: &Connection, book: &Book, chains: &Chains, block: u64) -> Result<(), Error> {
     let (new, moved) = new_and_moved(book.operations.changes());
-    each(
-        db,
-        OPERATION,
-        new.into_iter().enumerate(),
-        |to, (place, row)| put_operation(to, row, block, place),
-    )?;
+    let new: Vec<(usize, &Operation)> = new.into_iter().enumerate().collect();
+    OPERATION.write(db, &new, |to, (place, row)| {
+        put_operation(to, row, block, *place)
+    })?;
     each_known(db, OPERATION_STATE, moved, put_operation_state)?;
-    let postings = book.postings.changes();
-    let postings = postings.iter().filter_map(|change| change.after).flatten();
-    each(db, POSTING, postings, put_posting)
+    let places = (chains.first..).zip(&chains.previous);
+    let postings: Vec<(&Posting, (i64, &(i64, i64)))> = new_postings(book).zip(places).collect();
+    POSTING.write(db, &postings, |to, (row, (number, previous))| {
+        put_posting(to, row, *number, **previous)
+    })
 }
 
 fn save_memory(db: &Connection, book: &Book) -> Result<(), Error> {
@@ -217,9 +358,14 @@ fn put_account(to: &mut CachedStatement, account: &Account) -> rusqlite::Result<
     ))
 }
 
-fn put_subaccount(to: &mut CachedStatement, subaccount: &SubAccount) -> rusqlite::Result<usize> {
+fn put_subaccount(
+    to: &mut Values,
+    subaccount: &SubAccount,
+    chains: &Chains,
+) -> rusqlite::Result<()> {
     let terms = &subaccount.terms;
-    to.execute(params![
+    put!(
+        to,
         terms.subaccount_id,
         terms.account_id,
         terms.user_id,
@@ -233,12 +379,15 @@ fn put_subaccount(to: &mut CachedStatement, subaccount: &SubAccount) -> rusqlite
         terms.may_be_negative,
         terms.created_at_us,
         subaccount.updated_at_us,
-    ])
+        chains.last_of(&terms.subaccount_id),
+    )
 }
 
 fn put_subaccount_state(
     to: &mut CachedStatement,
-    (before, subaccount): (&SubAccount, &SubAccount),
+    before: &SubAccount,
+    subaccount: &SubAccount,
+    chains: &Chains,
 ) -> rusqlite::Result<usize> {
     to.execute(params![
         subaccount.terms.subaccount_id,
@@ -249,13 +398,15 @@ fn put_subaccount_state(
         subaccount.freeze,
         subaccount.closed,
         subaccount.updated_at_us,
+        chains.last_of(&subaccount.terms.subaccount_id),
         before.version.cast_signed(),
     ])
 }
 
-fn put_hold(to: &mut CachedStatement, hold: &Hold) -> rusqlite::Result<usize> {
+fn put_hold(to: &mut Values, hold: &Hold) -> rusqlite::Result<()> {
     let terms = &hold.terms;
-    to.execute(params![
+    put!(
+        to,
         terms.hold_id,
         terms.subaccount_id,
         terms.user_id,
@@ -276,7 +427,7 @@ fn put_hold(to: &mut CachedStatement, hold: &Hold) -> rusqlite::Result<usize> {
         terms.expires_at_us,
         terms.created_at_us,
         hold.updated_at_us,
-    ])
+    )
 }
 
 fn put_hold_state(to: &mut CachedStatement, hold: &Hold) -> rusqlite::Result<usize> {
@@ -297,13 +448,14 @@ fn put_hold_state(to: &mut CachedStatement, hold: &Hold) -> rusqlite::Result<usi
 
 /// `block` and `place`: where the audit chain has it.
 fn put_operation(
-    to: &mut CachedStatement,
+    to: &mut Values,
     operation: &Operation,
     block: u64,
     place: usize,
-) -> rusqlite::Result<usize> {
+) -> rusqlite::Result<()> {
     let terms = &operation.terms;
-    to.execute(params![
+    put!(
+        to,
         terms.operation_id,
         terms.scope.code(),
         terms.kind.code(),
@@ -322,7 +474,7 @@ fn put_operation(
         operation.finalized_at_us,
         block.cast_signed(),
         place as i64,
-    ])
+    )
 }
 
 fn put_operation_state(to: &mut CachedStatement, operation: &Operation) -> rusqlite::Result<usize> {
@@ -337,8 +489,16 @@ fn put_operation_state(to: &mut CachedStatement, operation: &Operation) -> rusql
     ])
 }
 
-fn put_posting(to: &mut CachedStatement, posting: &Posting) -> rusqlite::Result<usize> {
-    to.execute(params![
+/// `previous`: numbers of the postings before it, on its debit side and on its credit side.
+fn put_posting(
+    to: &mut Values,
+    posting: &Posting,
+    number: i64,
+    previous: (i64, i64),
+) -> rusqlite::Result<()> {
+    put!(
+        to,
+        number,
         posting.operation_id,
         posting.ordinal,
         posting.posting_id,
@@ -353,5 +513,7 @@ fn put_posting(to: &mut CachedStatement, posting: &Posting) -> rusqlite::Result<
         posting.credit_balance_after.0,
         posting.credit_version.cast_signed(),
         posting.created_at_us,
-    ])
+        previous.0,
+        previous.1,
+    )
 }
