@@ -101,9 +101,15 @@ impl<K: Hash + Eq + Clone, V: Clone> Table<K, V> {
         }
     }
 
+    /// Makes room for so many new rows.
+    fn reserve(&mut self, rows: usize) {
+        self.rows.reserve(rows);
+        self.undo.reserve(rows);
+    }
+
     /// Every row that changed, once, in the order of first change.
     pub fn changes(&self) -> Vec<Change<'_, K, V>> {
-        let mut seen = HashSet::default();
+        let mut seen = HashSet::with_capacity_and_hasher(self.undo.len(), RandomState::default());
         self.undo
             .iter()
             .filter(|(key, _)| seen.insert(key))
@@ -196,6 +202,15 @@ impl Book {
         each_table!(self, back);
         self.facts
             .truncate(marks.next().expect("a mark for the facts"));
+    }
+
+    /// Makes room for what so many operations write.
+    pub fn reserve(&mut self, operations: usize) {
+        self.operations.reserve(operations);
+        self.by_key.reserve(operations);
+        self.postings.reserve(operations);
+        self.subaccounts.undo.reserve(2 * operations);
+        self.facts.reserve(4 * operations);
     }
 
     /// True when there is nothing to write.

@@ -5,15 +5,26 @@
 //! store refuses is tried again command by command, so that one bad apple spoils nobody's write. A group that lost to another ledger or lost
 //! its connection is folded again from the start, whoever asks sees nothing of it: what was written after all is found by the keys of its
 //! commands, by the inbox of its event, or leaves nothing to do. It is tried for [`PATIENCE`], while the store is known to be away once.
+//! Where the writer keeps its thread until the disk has answered (SQLite), a small command that finds nobody writing is written by the thread that brings
+//! it: two wakings of a sleeping thread are a fifth of what a lone command takes.
 //! Bounds: [`QUEUE_COMMANDS_MAX`] waiting (callers wait beyond), [`GROUP_COMMANDS_MAX`] and [`GROUP_WEIGHT_MAX`] in one transaction.
 
 use std::{
     collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use rand::Rng;
-use tokio::sync::{mpsc, oneshot};
+use tokio::{
+    runtime::{Handle, RuntimeFlavor},
+    sync::{Mutex, mpsc, oneshot},
+    task::block_in_place,
+};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 use uuid::Uuid;
@@ -52,11 +63,38 @@ pub struct Asked {
     pub context: rpc::Context,
 }
 
+/// The outcome of a command, each time that it is folded, and then whether the last one is durable. Until it is, nobody may be told of it.
+pub struct Early {
+    pub folded: mpsc::UnboundedReceiver<Outcome>,
+    pub durable: oneshot::Receiver<Result<(), Error>>,
+}
+
+/// Where the outcome of one command goes.
+enum Reply {
+    /// Once it is durable.
+    Whole(oneshot::Sender<Result<Outcome, Error>>),
+    /// To whoever makes an answer of it meanwhile.
+    Early {
+        folded: mpsc::UnboundedSender<Outcome>,
+        durable: oneshot::Sender<Result<(), Error>>,
+    },
+}
+
+impl Reply {
+    /// Tells what the fold made, where somebody wants to know already.
+    fn tell(&self, outcome: &mut Outcome) {
+        if let Reply::Early { folded, .. } = self {
+            let told = std::mem::replace(outcome, Ok(Answered::new(Answer::Done)));
+            let _ = folded.send(told);
+        }
+    }
+}
+
 enum Job {
     One {
         command: Command,
         context: rpc::Context,
-        reply: oneshot::Sender<Result<Outcome, Error>>,
+        reply: Reply,
     },
     Events {
         consumer: &'static str,
@@ -90,7 +128,11 @@ impl Job {
             Job::Events { reply, .. } => drop(reply.send(outcomes)),
             Job::One { reply, .. } => {
                 let outcome = outcomes.as_mut().map(|outcomes| outcomes.remove(0));
-                drop(reply.send(outcome.map_err(|error| std::mem::replace(error, Error::Closed))));
+                let outcome = outcome.map_err(|error| std::mem::replace(error, Error::Closed));
+                match reply {
+                    Reply::Whole(reply) => drop(reply.send(outcome)),
+                    Reply::Early { durable, .. } => drop(durable.send(outcome.map(drop))),
+                }
             }
         }
     }
@@ -100,6 +142,8 @@ impl Job {
 #[derive(Clone)]
 pub struct Committer {
     queue: mpsc::Sender<Job>,
+    /// `None`: callers never write themselves.
+    worker: Option<Arc<Mutex<Worker>>>,
 }
 
 impl Committer {
@@ -115,22 +159,28 @@ impl Committer {
         shutdown: CancellationToken,
     ) -> Result<(Self, oneshot::Receiver<()>), Error> {
         let (queue, receiver) = mpsc::channel(QUEUE_COMMANDS_MAX);
-        let worker = Worker {
+        let has_thread = store.keeps_its_thread();
+        let worker = Arc::new(Mutex::new(Worker {
             store,
             clock,
-            health,
             is_away: false,
+            is_broken: Arc::default(),
+            health,
+        }));
+        let committer = Committer {
+            queue,
+            worker: has_thread.then(|| worker.clone()),
         };
         let span = tracing::info_span!("worker", service_name = "ledger", worker = "committer");
         let (ended, end) = oneshot::channel();
-        let has_thread = worker.store.keeps_its_thread();
         let work = async move {
-            worker.run(receiver, shutdown).await;
-            let _ = ended.send(());
+            if run(&worker, receiver, shutdown).await {
+                let _ = ended.send(());
+            }
         };
         let work = work.instrument(span);
         if has_thread {
-            let runtime = tokio::runtime::Handle::current();
+            let runtime = Handle::current();
             std::thread::Builder::new()
                 .name("ledger-writer".to_owned())
                 .spawn(move || runtime.block_on(work))
@@ -138,7 +188,7 @@ impl Committer {
         } else {
             tokio::spawn(work);
         }
-        Ok((Committer { queue }, end))
+        Ok((committer, end))
     }
 
     /// Folds and commits one command.
@@ -147,13 +197,60 @@ impl Committer {
     /// [`Error::Closed`] at shutdown, otherwise what the store answered. A refusal is an [`Outcome`], not an error.
     pub async fn submit(&self, command: Command, context: rpc::Context) -> Result<Outcome, Error> {
         let (reply, answer) = oneshot::channel();
+        let job = Job::One {
+            command,
+            context,
+            reply: Reply::Whole(reply),
+        };
+        if let Some(job) = self.write_here(job) {
+            self.send(job).await?;
+        }
+        answer.await.map_err(|_| Error::Closed)?
+    }
+
+    /// Writes it on this thread, unless somebody is writing or waits to: then it comes back.
+    fn write_here(&self, job: Job) -> Option<Job> {
+        let is_quiet = self.queue.capacity() == QUEUE_COMMANDS_MAX && !self.queue.is_closed();
+        let runtime = Handle::current();
+        let Some(worker) = (self.worker.as_ref())
+            .filter(|_| is_quiet && runtime.runtime_flavor() == RuntimeFlavor::MultiThread)
+        else {
+            return Some(job);
+        };
+        let Ok(mut worker) = worker.try_lock() else {
+            return Some(job);
+        };
+        if worker.is_broken() {
+            return Some(job);
+        }
+        // A failed assertion ends the writer, not whoever asked.
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            block_in_place(|| runtime.block_on(worker.commit(vec![job])));
+        }));
+        None
+    }
+
+    /// As [`Self::submit`], for a large command: the caller makes the answer while it is being written.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] at shutdown.
+    pub async fn submit_early(
+        &self,
+        command: Command,
+        context: rpc::Context,
+    ) -> Result<Early, Error> {
+        let (folded, outcomes) = mpsc::unbounded_channel();
+        let (durable, end) = oneshot::channel();
         self.send(Job::One {
             command,
             context,
-            reply,
+            reply: Reply::Early { folded, durable },
         })
         .await?;
-        answer.await.map_err(|_| Error::Closed)?
+        Ok(Early {
+            folded: outcomes,
+            durable: end,
+        })
     }
 
     /// Folds what events ask for in their order and commits it together, each once per consumer: what was taken before changes nothing. The first
@@ -187,42 +284,55 @@ struct Worker {
     health: rpc::Health,
     /// The last group found no store.
     is_away: bool,
+    /// An assertion failed: nothing is written any more.
+    is_broken: Arc<AtomicBool>,
+}
+
+/// Writes what is queued, until `shutdown` and the end of the queue; `false`: an assertion failed.
+async fn run(
+    worker: &Mutex<Worker>,
+    mut queue: mpsc::Receiver<Job>,
+    shutdown: CancellationToken,
+) -> bool {
+    loop {
+        let first = tokio::select! {
+            biased;
+            job = queue.recv() => job,
+            () = shutdown.cancelled(), if !queue.is_closed() => {
+                queue.close();
+                continue;
+            }
+        };
+        // Whoever writes by himself ends first.
+        let mut worker = worker.lock().await;
+        if worker.is_broken() {
+            return false;
+        }
+        let Some(first) = first else { return true };
+        let mut weight = first.weight();
+        let mut group = vec![first];
+        while !group[0].is_alone() && group.len() < GROUP_COMMANDS_MAX && weight < GROUP_WEIGHT_MAX
+        {
+            let Ok(job) = queue.try_recv() else { break };
+            if job.is_alone() {
+                worker.commit(std::mem::take(&mut group)).await;
+                group.push(job);
+                break;
+            }
+            weight += job.weight();
+            group.push(job);
+        }
+        worker.commit(group).await;
+    }
 }
 
 impl Worker {
-    async fn run(mut self, mut queue: mpsc::Receiver<Job>, shutdown: CancellationToken) {
-        let guard = StopGuard(self.health.clone());
-        loop {
-            let first = tokio::select! {
-                biased;
-                job = queue.recv() => job,
-                () = shutdown.cancelled(), if !queue.is_closed() => {
-                    queue.close();
-                    continue;
-                }
-            };
-            let Some(first) = first else { break };
-            let mut weight = first.weight();
-            let mut group = vec![first];
-            while !group[0].is_alone()
-                && group.len() < GROUP_COMMANDS_MAX
-                && weight < GROUP_WEIGHT_MAX
-            {
-                let Ok(job) = queue.try_recv() else { break };
-                if job.is_alone() {
-                    self.commit(std::mem::take(&mut group)).await;
-                    group.push(job);
-                    break;
-                }
-                weight += job.weight();
-                group.push(job);
-            }
-            self.commit(group).await;
-        }
-        drop(guard);
+    fn is_broken(&self) -> bool {
+        self.is_broken.load(Ordering::Relaxed)
     }
 
     async fn commit(&mut self, group: Vec<Job>) {
+        let _guard = StopGuard(self.health.clone(), self.is_broken.clone());
         match self.attempt(&group).await {
             Ok((outcomes, book)) => {
                 self.health.set_ok("store");
@@ -328,7 +438,12 @@ impl Worker {
             })
             .collect();
         let mut tx = self.store.begin().await?;
-        let (book, outcomes) = self.fold(&mut *tx, &commands, false).await?;
+        let (book, mut outcomes) = self.fold(&mut *tx, &commands, false).await?;
+        for (job, outcome) in group.iter().zip(&mut outcomes) {
+            if let Job::One { reply, .. } = job {
+                reply.tell(outcome);
+            }
+        }
         let has_chores = commands
             .iter()
             .any(|(command, _)| matches!(command.act, Act::ForgetParked { .. }));
@@ -409,6 +524,7 @@ impl Worker {
         let clock_us = self.clock.now_us();
         let mut book = tx.load(&bare, clock_us).await?;
         self.tell_clock(clock_us, book.now_us);
+        book.reserve(bare.iter().map(|command| command.weight()).sum());
         let mut fresh = Fresh::at(book.now_us);
         let mut ids = || fresh.id();
         let mut outcomes = Vec::with_capacity(bare.len());
@@ -500,7 +616,8 @@ impl Act {
 }
 
 impl Command {
-    fn weight(&self) -> usize {
+    /// Operations and hold steps in it.
+    pub fn weight(&self) -> usize {
         match &self.act {
             Act::Post(batch) => batch.operations.len() + batch.steps.len(),
             Act::Finalize { targets, .. } | Act::Confirm { targets, .. } => targets.len(),
@@ -510,11 +627,12 @@ impl Command {
 }
 
 /// A committer that stops outside a shutdown is an assertion that failed: nothing is written any more, and health says so.
-struct StopGuard(rpc::Health);
+struct StopGuard(rpc::Health, Arc<AtomicBool>);
 
 impl Drop for StopGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
+            self.1.store(true, Ordering::Relaxed);
             self.0
                 .set_failing("committer", "stopped by a failed assertion");
         }

@@ -62,32 +62,69 @@ impl Writer {
             context,
         }
     }
+
+    fn command(self, act: Act) -> (Command, Context) {
+        let command = Command {
+            act,
+            key: Some(self.key),
+            is_service: self.is_service,
+        };
+        (command, self.context)
+    }
 }
 
 impl Api {
     /// Has a command committed. The outer error is operational, already a status; the inner one is the refusal.
     async fn commit(&self, writer: Writer, act: Act) -> Result<Outcome, Status> {
+        self.submit(writer.command(act)).await
+    }
+
+    async fn submit(&self, (command, context): (Command, Context)) -> Result<Outcome, Status> {
         let started = Instant::now();
-        let command = Command {
-            act,
-            key: Some(writer.key),
-            is_service: writer.is_service,
-        };
-        let outcome = self
-            .committer
-            .submit(command, writer.context)
-            .await
-            .map_err(|error| failed(&error))?;
-        metrics::histogram!("ledger_operation_duration_seconds")
-            .record(started.elapsed().as_secs_f64());
-        note_differences(&outcome);
+        let outcome = self.committer.submit(command, context).await;
+        let outcome = outcome.map_err(|error| failed(&error))?;
+        record(started);
+        note_differences(differences(&outcome));
         Ok(outcome)
     }
 }
 
+/// Operations and hold steps from which on an answer is made while they are written: below, waking who makes it costs more.
+const EARLY_WEIGHT_MIN: usize = 64;
+
+impl Api {
+    /// As [`Self::commit`], with what `prepare` makes of the outcome, of a large one while it is being made durable.
+    async fn commit_prepared<T>(
+        &self,
+        writer: Writer,
+        act: Act,
+        prepare: impl Fn(Outcome) -> T,
+    ) -> Result<T, Status> {
+        let command = writer.command(act);
+        if command.0.weight() < EARLY_WEIGHT_MIN {
+            return Ok(prepare(self.submit(command).await?));
+        }
+        let started = Instant::now();
+        let (command, context) = command;
+        let early = self.committer.submit_early(command, context).await;
+        let mut early = early.map_err(|error| failed(&error))?;
+        let mut prepared = None;
+        // Folded again it may come to something else.
+        while let Some(outcome) = early.folded.recv().await {
+            prepared = Some((differences(&outcome), prepare(outcome)));
+        }
+        let durable = early.durable.await.unwrap_or(Err(Error::Closed));
+        durable.map_err(|error| failed(&error))?;
+        record(started);
+        let (differences, answer) = prepared.ok_or_else(|| failed(&Error::Closed))?;
+        note_differences(differences);
+        Ok(answer)
+    }
+}
+
 /// Keys that came back with another content, of the call and of the operations in it.
-fn note_differences(outcome: &Outcome) {
-    let count = match outcome {
+fn differences(outcome: &Outcome) -> usize {
+    match outcome {
         Ok(Answered {
             replay: Replay::Different,
             ..
@@ -107,7 +144,10 @@ fn note_differences(outcome: &Outcome) {
             })
             .count(),
         _ => 0,
-    };
+    }
+}
+
+fn note_differences(count: usize) {
     if count > 0 {
         tracing::warn!(
             count,
@@ -115,6 +155,12 @@ fn note_differences(outcome: &Outcome) {
         );
         metrics::counter!("ledger_idempotency_mismatches_total").increment(count as u64);
     }
+}
+
+/// A write that began then is durable.
+fn record(started: Instant) {
+    metrics::histogram!("ledger_operation_duration_seconds")
+        .record(started.elapsed().as_secs_f64());
 }
 
 /// What the caller may know of a failing store, reading or writing (D23): one that is away may be asked again, what it can never do may not.

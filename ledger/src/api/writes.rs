@@ -6,7 +6,7 @@ use tonic::{Response, Status};
 
 use super::{Api, Writer, convert, refused, respond};
 use crate::{
-    fold::{Act, Answer, Answered, Batch, Posted, Replay, Source, Target},
+    fold::{Act, Answer, Answered, Batch, Outcome, Posted, Replay, Source, Target},
     model::OperationType,
     refusal::Refusal,
 };
@@ -64,6 +64,38 @@ fn single(answered: Answered) -> Result<Posted, Status> {
         .next()
         .ok_or_else(wrong)?
         .map_err(|no| convert::status(&no, false))
+}
+
+/// The answer to a batch.
+fn to_outcomes(outcome: Outcome) -> Answer_<wire::CreateOperationsResponse> {
+    let Answered { answer, replay } = outcome.map_err(|no| convert::status(&no, true))?;
+    let Answer::Batch { outcomes } = answer else {
+        return Err(wrong());
+    };
+    let outcomes = outcomes
+        .into_iter()
+        .zip(0..)
+        .map(|(outcome, index)| match outcome {
+            Ok(posted) => wire::OperationOutcome {
+                index,
+                operation: Some(convert::to_operation(&posted.operation)),
+                postings: to_postings(&posted),
+                replayed: posted.replay != Replay::No,
+                ..Default::default()
+            },
+            Err(refused) => wire::OperationOutcome {
+                index,
+                error_reason: refused.refusal.reason().to_owned(),
+                error_message: refused.refusal.to_string(),
+                replayed: refused.replay != Replay::No,
+                ..Default::default()
+            },
+        });
+    let message = wire::CreateOperationsResponse {
+        outcomes: outcomes.collect(),
+        replayed: replay != Replay::No,
+    };
+    Ok(respond(message, replay))
 }
 
 impl Api {
@@ -142,37 +174,8 @@ impl Api {
             scales: scales(message.instrument_scales)?,
             from_event: false,
         };
-        let Answered { answer, replay } = self
-            .commit(writer, Act::Post(batch))
+        self.commit_prepared(writer, Act::Post(batch), to_outcomes)
             .await?
-            .map_err(|no| convert::status(&no, true))?;
-        let Answer::Batch { outcomes } = answer else {
-            return Err(wrong());
-        };
-        let outcomes = outcomes.into_iter().enumerate().map(|(index, outcome)| {
-            let index = index as u32;
-            match outcome {
-                Ok(posted) => wire::OperationOutcome {
-                    index,
-                    operation: Some(convert::to_operation(&posted.operation)),
-                    postings: to_postings(&posted),
-                    replayed: posted.replay != Replay::No,
-                    ..Default::default()
-                },
-                Err(refused) => wire::OperationOutcome {
-                    index,
-                    error_reason: refused.refusal.reason().to_owned(),
-                    error_message: refused.refusal.to_string(),
-                    replayed: refused.replay != Replay::No,
-                    ..Default::default()
-                },
-            }
-        });
-        let message = wire::CreateOperationsResponse {
-            outcomes: outcomes.collect(),
-            replayed: replay != Replay::No,
-        };
-        Ok(respond(message, replay))
     }
 
     pub(super) async fn finalize_operation(

@@ -131,3 +131,26 @@ async fn r237_one_that_the_store_refuses_spoils_nobody_who_came_with_it() {
     let found = ledger::verify(&world.config()).await.unwrap();
     assert_eq!(found.fault, None);
 }
+
+/// A lone caller writes on its own thread where there are several; what fails there is the ledger's failure, not his.
+// rows: R237
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn r237_a_failed_assertion_ends_the_writer_and_not_whoever_asked() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "1").await;
+    let short = pay(&world, "short", "60").await.unwrap_err();
+    assert_eq!(short.code(), Code::FailedPrecondition, "{short}");
+    let rows = world.rows().await;
+    // A stored refusal that no ledger wrote.
+    let changed = rows
+        .execute("UPDATE answers SET outcome = '{\"refused\":{\"reason\":\"NOBODY_KNOWS\",\"operation\":null,\"hold_step\":null}}'")
+        .await;
+    assert_eq!(changed.unwrap(), 1);
+    for (key, what) in [("short", "the repeat"), ("next", "what comes behind it")] {
+        let status = pay(&world, key, "1").await.expect_err(what);
+        assert_eq!(status.code(), Code::Unavailable, "{what}: {status}");
+    }
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "1.00");
+    audit(&rows, "after a failed assertion").await;
+    rows.close().await;
+}

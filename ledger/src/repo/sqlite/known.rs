@@ -11,7 +11,7 @@ use rusqlite::Connection;
 
 use crate::{
     Error,
-    book::Book,
+    book::{Book, Change},
     model::{Id, SubAccount},
 };
 
@@ -49,17 +49,20 @@ impl Known {
     }
 
     /// Forgets what is about to be written and gives it as it will be, to be kept once it is committed.
-    pub fn take_changed(&mut self, book: &Book) -> Vec<SubAccount> {
+    pub fn take_changed(
+        &mut self,
+        book: &Book,
+        changes: &[Change<Id, SubAccount>],
+    ) -> Vec<SubAccount> {
         // Rows carry the decimals of their instrument.
         if !book.scales.changes().is_empty() {
             self.rows.clear();
             return Vec::new();
         }
-        let changes = book.subaccounts.changes();
-        for change in &changes {
+        for change in changes {
             self.rows.remove(change.key);
         }
-        let after = changes.into_iter().filter_map(|change| change.after);
+        let after = changes.iter().filter_map(|change| change.after);
         after.cloned().collect()
     }
 }

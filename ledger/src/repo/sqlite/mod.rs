@@ -192,7 +192,7 @@ impl super::Group for Group {
         events: &(dyn Fn() -> Vec<Event> + Sync),
     ) -> Result<(), Error> {
         let chains = Chains::of(&self.tx, book)?;
-        let mut changed = self.known().take_changed(book);
+        let mut changed = self.known().take_changed(book, &chains.subaccounts);
         for row in &mut changed {
             row.last_posting = chains.last_of(&row.terms.subaccount_id);
         }

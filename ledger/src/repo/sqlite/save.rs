@@ -124,6 +124,10 @@ macro_rules! put {
 
 /// Where the postings of a group go, and what they follow.
 pub struct Chains<'a> {
+    /// Sub-accounts that the group changed.
+    pub subaccounts: Vec<Change<'a, Id, SubAccount>>,
+    /// Postings that it made, in their order.
+    postings: Vec<&'a Posting>,
     /// Number of the first one.
     first: i64,
     /// Numbers of the postings before each, on its debit side and on its credit side, in the order in which they are written.
@@ -136,8 +140,13 @@ impl<'a> Chains<'a> {
     /// # Errors
     /// [`Error::Sqlite`].
     pub fn of(db: &Connection, book: &'a Book) -> Result<Self, Error> {
-        let changes = book.subaccounts.changes();
-        let last = changes.iter().map(|change| {
+        let subaccounts = book.subaccounts.changes();
+        let postings = book.postings.changes().into_iter();
+        let postings: Vec<&Posting> = postings
+            .filter_map(|change| change.after)
+            .flatten()
+            .collect();
+        let last = subaccounts.iter().map(|change| {
             let last = change.before.map_or(0, |before| before.last_posting);
             (change.key, last)
         });
@@ -145,10 +154,12 @@ impl<'a> Chains<'a> {
             first: db
                 .prepare_cached("SELECT COALESCE(MAX(posting_no), 0) + 1 FROM postings")?
                 .query_row([], |row| row.get(0))?,
-            previous: Vec::new(),
+            previous: Vec::with_capacity(postings.len()),
             last: last.collect(),
+            subaccounts,
+            postings,
         };
-        for (posting, number) in new_postings(book).zip(chains.first..) {
+        for (posting, number) in chains.postings.iter().zip(chains.first..) {
             let mut follow = |id| chains.last.insert(id, number).unwrap_or(0);
             let debit = follow(&posting.debit_subaccount_id);
             let credit = follow(&posting.credit_subaccount_id);
@@ -161,11 +172,6 @@ impl<'a> Chains<'a> {
     pub fn last_of(&self, subaccount_id: &Id) -> i64 {
         self.last.get(subaccount_id).copied().unwrap_or(0)
     }
-}
-
-fn new_postings(book: &Book) -> impl Iterator<Item = &Posting> {
-    let changes = book.postings.changes().into_iter();
-    changes.filter_map(|change| change.after).flatten()
 }
 
 /// Writes every changed row; new operations are of this block. The order follows the references between the tables.
@@ -252,7 +258,7 @@ fn save_owners(db: &Connection, book: &Book, chains: &Chains) -> Result<(), Erro
     let accounts = book.accounts.changes();
     let accounts = accounts.iter().filter_map(|change| change.after);
     each(db, sql, accounts, put_account)?;
-    let changes = book.subaccounts.changes();
+    let changes = &chains.subaccounts;
     let new: Vec<&SubAccount> = (changes.iter())
         .filter(|change| change.before.is_none())
         .filter_map(|change| change.after)
@@ -298,7 +304,8 @@ fn save_operations(db: &Connection, book: &Book, chains: &Chains, block: u64) ->
     })?;
     each_known(db, OPERATION_STATE, moved, put_operation_state)?;
     let places = (chains.first..).zip(&chains.previous);
-    let postings: Vec<(&Posting, (i64, &(i64, i64)))> = new_postings(book).zip(places).collect();
+    let postings: Vec<(&Posting, (i64, &(i64, i64)))> =
+        chains.postings.iter().copied().zip(places).collect();
     POSTING.write(db, &postings, |to, (row, (number, previous))| {
         put_posting(to, row, *number, **previous)
     })
