@@ -204,7 +204,7 @@ impl Book {
             .truncate(marks.next().expect("a mark for the facts"));
     }
 
-    /// Makes room for what so many operations write.
+    /// Makes room for what so many operations may write.
     pub fn reserve(&mut self, operations: usize) {
         self.operations.reserve(operations);
         self.by_key.reserve(operations);

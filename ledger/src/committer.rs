@@ -6,7 +6,7 @@
 //! its connection is folded again from the start, whoever asks sees nothing of it: what was written after all is found by the keys of its
 //! commands, by the inbox of its event, or leaves nothing to do. It is tried for [`PATIENCE`], while the store is known to be away once.
 //! Where the writer keeps its thread until the disk has answered (SQLite), a small command that finds nobody writing is written by the thread that brings
-//! it: two wakings of a sleeping thread are a fifth of what a lone command takes.
+//! it: two wakings of a sleeping thread are a sixth of what a lone command takes. What it says of deadlines is said before it begins.
 //! Bounds: [`QUEUE_COMMANDS_MAX`] waiting (callers wait beyond), [`GROUP_COMMANDS_MAX`] and [`GROUP_WEIGHT_MAX`] in one transaction.
 
 use std::{
@@ -44,6 +44,9 @@ pub const QUEUE_COMMANDS_MAX: usize = 4_096;
 pub const GROUP_COMMANDS_MAX: usize = 512;
 /// Operations and hold steps of one transaction, unless a single command has more.
 pub const GROUP_WEIGHT_MAX: usize = 8_192;
+
+/// Operations and hold steps from which on a command is large: below, waking another thread for it costs more than it gives.
+pub const LARGE_WEIGHT_MIN: usize = 64;
 
 /// How far the clock may stand behind the last write before it is told.
 const CLOCK_BEHIND_US_MAX: i64 = 5_000_000;
@@ -144,6 +147,7 @@ pub struct Committer {
     queue: mpsc::Sender<Job>,
     /// `None`: callers never write themselves.
     worker: Option<Arc<Mutex<Worker>>>,
+    span: tracing::Span,
 }
 
 impl Committer {
@@ -167,11 +171,12 @@ impl Committer {
             is_broken: Arc::default(),
             health,
         }));
+        let span = tracing::info_span!("worker", service_name = "ledger", worker = "committer");
         let committer = Committer {
             queue,
             worker: has_thread.then(|| worker.clone()),
+            span: span.clone(),
         };
-        let span = tracing::info_span!("worker", service_name = "ledger", worker = "committer");
         let (ended, end) = oneshot::channel();
         let work = async move {
             if run(&worker, receiver, shutdown).await {
@@ -208,9 +213,11 @@ impl Committer {
         answer.await.map_err(|_| Error::Closed)?
     }
 
-    /// Writes it on this thread, unless somebody is writing or waits to: then it comes back.
+    /// Writes it on this thread, unless it is large, or somebody is writing or waits to: then it comes back.
     fn write_here(&self, job: Job) -> Option<Job> {
-        let is_quiet = self.queue.capacity() == QUEUE_COMMANDS_MAX && !self.queue.is_closed();
+        let is_quiet = self.queue.capacity() == QUEUE_COMMANDS_MAX
+            && job.weight() < LARGE_WEIGHT_MIN
+            && !job.is_alone();
         let runtime = Handle::current();
         let Some(worker) = (self.worker.as_ref())
             .filter(|_| is_quiet && runtime.runtime_flavor() == RuntimeFlavor::MultiThread)
@@ -220,13 +227,15 @@ impl Committer {
         let Ok(mut worker) = worker.try_lock() else {
             return Some(job);
         };
-        if worker.is_broken() {
+        // Behind the lock: the writer's thread closes the queue before it takes the lock for the last time.
+        if worker.is_broken() || self.queue.is_closed() {
             return Some(job);
         }
-        // A failed assertion ends the writer, not whoever asked.
-        let _ = catch_unwind(AssertUnwindSafe(|| {
-            block_in_place(|| runtime.block_on(worker.commit(vec![job])));
-        }));
+        block_in_place(|| {
+            let write = worker.commit(vec![job]).instrument(self.span.clone());
+            // A failed assertion ends the writer, not whoever asked.
+            let _ = catch_unwind(AssertUnwindSafe(|| runtime.block_on(write)));
+        });
         None
     }
 
@@ -306,6 +315,10 @@ async fn run(
         // Whoever writes by himself ends first.
         let mut worker = worker.lock().await;
         if worker.is_broken() {
+            drop((first, worker));
+            queue.close();
+            // Whoever is on the way into it hears of the end too.
+            while queue.recv().await.is_some() {}
             return false;
         }
         let Some(first) = first else { return true };
@@ -621,6 +634,7 @@ impl Command {
         match &self.act {
             Act::Post(batch) => batch.operations.len() + batch.steps.len(),
             Act::Finalize { targets, .. } | Act::Confirm { targets, .. } => targets.len(),
+            Act::ExpireHolds(due) => due.len(),
             _ => 1,
         }
     }

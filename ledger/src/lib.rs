@@ -120,6 +120,8 @@ pub enum Error {
     Closed,
     #[error("there is no ledger in {}", .0.display())]
     NoLedger(PathBuf),
+    #[error("the ledger in {} was written by an older release: start this one on it first", .0.display())]
+    Older(PathBuf),
 }
 
 impl Error {
@@ -129,7 +131,7 @@ impl Error {
             Error::Store(error) => events::is_away(error),
             Error::Sqlite(error) => events::sqlite::direct::is_away(error),
             Error::Events(error) => error.is_away(),
-            Error::Broken(_) | Error::Url(_) | Error::NoLedger(_) => false,
+            Error::Broken(_) | Error::Url(_) | Error::NoLedger(_) | Error::Older(_) => false,
             Error::Raced => true,
             Error::Commit { is_away, .. } => *is_away,
             Error::Closed => true,

@@ -2,7 +2,7 @@
 //!
 //! Why: [`Sqlite::write`] sends each statement to the connection's thread and waits for its answer, some fifty microseconds for the two of
 //! them, and carries each value and each row over; here a statement is a call. Cost: it keeps the calling thread until the disk has
-//! answered, so a task that others share a thread with must not use it. Invariants are those of [`Sqlite`]: this is its one writer.
+//! answered, so a task that others share a thread with must not use it but where it may block (tokio's `block_in_place`). Invariants are those of [`Sqlite`]: this is its one writer.
 
 use std::{ops::Deref, path::Path, sync::Arc, time::Duration};
 

@@ -21,7 +21,7 @@ use tonic::{
 use crate::{
     Error,
     clock::Clock,
-    committer::Committer,
+    committer::{Committer, LARGE_WEIGHT_MIN},
     fold::{Act, Answer, Answered, CallKey, Command, Outcome, Replay},
     refusal::{Refusal, Refused},
     repo::Store,
@@ -89,9 +89,6 @@ impl Api {
     }
 }
 
-/// Operations and hold steps from which on an answer is made while they are written: below, waking who makes it costs more.
-const EARLY_WEIGHT_MIN: usize = 64;
-
 impl Api {
     /// As [`Self::commit`], with what `prepare` makes of the outcome, of a large one while it is being made durable.
     async fn commit_prepared<T>(
@@ -101,7 +98,7 @@ impl Api {
         prepare: impl Fn(Outcome) -> T,
     ) -> Result<T, Status> {
         let command = writer.command(act);
-        if command.0.weight() < EARLY_WEIGHT_MIN {
+        if command.0.weight() < LARGE_WEIGHT_MIN {
             return Ok(prepare(self.submit(command).await?));
         }
         let started = Instant::now();
@@ -110,7 +107,10 @@ impl Api {
         let mut early = early.map_err(|error| failed(&error))?;
         let mut prepared = None;
         // Folded again it may come to something else.
-        while let Some(outcome) = early.folded.recv().await {
+        while let Some(mut outcome) = early.folded.recv().await {
+            while let Ok(newer) = early.folded.try_recv() {
+                outcome = newer;
+            }
             prepared = Some((differences(&outcome), prepare(outcome)));
         }
         let durable = early.durable.await.unwrap_or(Err(Error::Closed));

@@ -17,12 +17,13 @@ pub trait Dialect: Database {
     const NEWEST: &str;
     /// Finds the first posting or sub-account whose chain is not whole: (operation, posting, sub-account).
     const LOOSE_LINK: Option<&str>;
-    /// Finds the first operation that is not among those of its user: (operation, user).
+    /// Finds the first operation that the list of its user leaves out or would have twice, or that stands in the list of another: (operation, user).
     const UNLISTED: Option<&str>;
 }
 
 impl Dialect for Sqlite {
-    /// From the nearest version in the tree, or from the last one, back along the chain. A link that leads elsewhere ends it.
+    /// From the nearest version in the tree, or from the last one, back along the chain. Behind a link that leads elsewhere entries are missing: whoever asks
+    /// for all of them counts them.
     const ENTRIES: &str = "WITH RECURSIVE near (posting_no, version) AS (\
          SELECT * FROM (SELECT posting_no, debit_version FROM postings \
          WHERE debit_subaccount_id = $1 AND debit_version % 32 = 0 AND debit_version >= $3 ORDER BY debit_version LIMIT 1) \
@@ -58,17 +59,20 @@ impl Dialect for Sqlite {
         "SELECT p.operation_id, p.posting_id, l.id FROM (\
          SELECT posting_no AS of, debit_subaccount_id AS id, debit_version - 1 AS version, debit_previous AS link FROM postings \
          UNION ALL SELECT posting_no, credit_subaccount_id, credit_version - 1, credit_previous FROM postings \
-         UNION ALL SELECT last_posting, subaccount_id, version, last_posting FROM sub_accounts) l \
+         UNION ALL SELECT NULL, subaccount_id, version, last_posting FROM sub_accounts) l \
          LEFT JOIN postings q ON q.posting_no = l.link LEFT JOIN postings p ON p.posting_no = l.of \
          WHERE (l.version = 0 AND l.link <> 0) OR (l.version <> 0 AND (q.posting_no IS NULL OR l.version IS NOT \
          CASE l.id WHEN q.debit_subaccount_id THEN q.debit_version WHEN q.credit_subaccount_id THEN q.credit_version END)) \
-         ORDER BY l.of LIMIT 1",
+         ORDER BY l.of IS NULL, l.of LIMIT 1",
     );
 
     const UNLISTED: Option<&str> = Some(
-        "SELECT o.operation_id, o.user_id FROM operations o LEFT JOIN operations_of_users u \
-         ON u.user_id = o.user_id AND u.created_at_us = o.created_at_us AND u.operation_id = o.operation_id \
-         WHERE u.operation_id IS NULL AND o.block <= (SELECT through_block FROM operations_listed) LIMIT 1",
+        "SELECT operation_id, user_id FROM (SELECT o.operation_id, o.user_id FROM operations o LEFT JOIN operations_of_users u \
+         ON u.user_id = o.user_id AND u.created_at_us = o.created_at_us AND u.operation_id = o.operation_id WHERE u.operation_id IS NULL \
+         AND o.block <= COALESCE((SELECT through_block FROM operations_listed), (SELECT MAX(block) FROM audit_blocks)) \
+         UNION ALL SELECT u.operation_id, u.user_id FROM operations_of_users u LEFT JOIN operations o \
+         ON o.operation_id = u.operation_id AND o.user_id = u.user_id AND o.created_at_us = u.created_at_us \
+         WHERE o.operation_id IS NULL OR o.block > COALESCE((SELECT through_block FROM operations_listed), -1)) LIMIT 1",
     );
 }
 
@@ -82,9 +86,12 @@ impl Dialect for Postgres {
     const OPERATIONS_OF_USER: &[(&str, &str)] =
         &[("SELECT o.* FROM operations o WHERE o.user_id = ", "o")];
 
-    const NEWEST: &str = "INSERT INTO newest SELECT DISTINCT ON (id) id, version, balance FROM (\
-         SELECT debit_subaccount_id AS id, debit_version AS version, debit_balance_after AS balance FROM postings \
-         UNION ALL SELECT credit_subaccount_id, credit_version, credit_balance_after FROM postings) sides ORDER BY id, version DESC";
+    const NEWEST: &str = "INSERT INTO newest SELECT s.subaccount_id, last.version, last.balance FROM sub_accounts s \
+         CROSS JOIN LATERAL (SELECT version, balance FROM (\
+         (SELECT p.debit_version AS version, p.debit_balance_after AS balance FROM postings p \
+         WHERE p.debit_subaccount_id = s.subaccount_id ORDER BY p.debit_version DESC LIMIT 1) \
+         UNION ALL (SELECT p.credit_version, p.credit_balance_after FROM postings p \
+         WHERE p.credit_subaccount_id = s.subaccount_id ORDER BY p.credit_version DESC LIMIT 1)) sides ORDER BY version DESC LIMIT 1) last";
 
     const LOOSE_LINK: Option<&str> = None;
     const UNLISTED: Option<&str> = None;

@@ -126,7 +126,8 @@ pub enum Again {
 /// The writing half of the storage contract.
 #[async_trait]
 pub trait Writes: Send + Sync {
-    /// Whether a group keeps the thread that writes it until the disk has answered, so that it wants one of its own.
+    /// Whether a group keeps the thread that writes it until the disk has answered, so that it wants one of its own, or that of a caller who would wait for
+    /// it anyway.
     fn keeps_its_thread(&self) -> bool {
         false
     }

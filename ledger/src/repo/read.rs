@@ -1,4 +1,4 @@
-//! Reads: committed rows, newest first, by keyset. The same statements on either database.
+//! Reads: committed rows, newest first, by keyset. The same statements on either database, but for what [`Dialect`] tells.
 
 use async_trait::async_trait;
 use sqlx::{
@@ -189,6 +189,7 @@ where
         let narrow = |query: &mut QueryBuilder<DB>, of: &str| {
             query.push(format!("({of}.created_at_us, {of}.operation_id) < ("));
             push_before(query, &before);
+            filter(query, "o.user_id", wanted.user_id);
             filter(query, "o.idempotency_key", wanted.idempotency_key);
             filter_code(query, "o.kind", wanted.kind.map(OperationType::code));
             filter_code(query, "o.status", wanted.status.map(OperationStatus::code));
@@ -197,7 +198,8 @@ where
             ));
             query.push_bind(before.limit);
         };
-        if wanted.user_id.is_empty() {
+        // A key leads there by itself.
+        if wanted.user_id.is_empty() || !wanted.idempotency_key.is_empty() {
             query.push("SELECT o.* FROM operations o WHERE ");
             narrow(&mut query, "o");
         } else {

@@ -67,7 +67,7 @@ where
     for<'q> &'q str: Encode<'q, DB> + Type<DB>,
     for<'q> i64: Encode<'q, DB> + Type<DB>,
     for<'r> (i64,): FromRow<'r, DB::Row>,
-    for<'r> (Option<i64>, Option<i64>): FromRow<'r, DB::Row>,
+    for<'r> (Option<i64>, Option<i64>, i64): FromRow<'r, DB::Row>,
     for<'r> LineRow: FromRow<'r, DB::Row>,
 {
     async fn version_through(&self, of: &SubAccount, at_us: i64) -> Result<u64, Error> {
@@ -94,15 +94,18 @@ where
 
     async fn credited(&self, of: &SubAccount, from: u64, to: u64) -> Result<i128, Error> {
         let sql = format!(
-            "{} SELECT CAST(SUM(amount >> 32) AS BIGINT), CAST(SUM(amount & 4294967295) AS BIGINT) FROM entries WHERE NOT is_debit",
+            "{} SELECT CAST(SUM(CASE WHEN NOT is_debit THEN amount >> 32 END) AS BIGINT), \
+             CAST(SUM(CASE WHEN NOT is_debit THEN amount & 4294967295 END) AS BIGINT), COUNT(*) FROM entries",
             DB::ENTRIES
         );
-        let (high, low): (Option<i64>, Option<i64>) = sqlx::query_as(AssertSqlSafe(sql))
-            .bind(&*of.terms.subaccount_id)
-            .bind(from.cast_signed())
-            .bind(to.cast_signed())
-            .fetch_one(self)
-            .await?;
+        let (high, low, count): (Option<i64>, Option<i64>, i64) =
+            sqlx::query_as(AssertSqlSafe(sql))
+                .bind(&*of.terms.subaccount_id)
+                .bind(from.cast_signed())
+                .bind(to.cast_signed())
+                .fetch_one(self)
+                .await?;
+        check_whole(of, from, to, count)?;
         Ok(rows::wide(high.unwrap_or(0), low.unwrap_or(0)))
     }
 
@@ -129,6 +132,7 @@ where
             .bind(to.cast_signed())
             .fetch_all(self)
             .await?;
+        check_whole(of, from, to, found.len() as i64)?;
         found.into_iter().map(Line::try_from).collect()
     }
 }
@@ -249,6 +253,15 @@ where
         .fetch_optional(reader)
         .await?
         .ok_or_else(|| missing(of, version))
+}
+
+/// Versions are gapless: fewer postings than versions are a broken row, and never a shorter answer.
+fn check_whole(of: &SubAccount, from: u64, to: u64, found: i64) -> Result<(), Error> {
+    if found.unsigned_abs() == to.saturating_sub(from) {
+        Ok(())
+    } else {
+        Err(missing(of, to.saturating_sub(found.unsigned_abs())))
+    }
 }
 
 /// A version without its posting.

@@ -1,5 +1,5 @@
 //! What the check of the ledger reads: the rows as they lie, through one connection and in one read-only transaction, so that it is one moment of
-//! them also beside a running node. Every answer is a page of bounded size. The same statements on either database.
+//! them also beside a running node. Every answer is a page of bounded size. The same statements on either database, but for what [`Dialect`] tells.
 
 use std::collections::HashMap;
 

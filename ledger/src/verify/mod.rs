@@ -2,7 +2,8 @@
 //!
 //! In this order, ending at the first thing that is wrong: blocks follow one another; what each seals is there, in its place, and gives its
 //! hash; each posting follows the one before it on both of its sub-accounts; no operation or posting is outside the chain; balance, version,
-//! held and unsettled of every sub-account are what its postings and holds say; every hold adds up, and what it consumed was paid by postings that name
+//! held and unsettled of every sub-account are what its postings and holds say; the list of each user's operations has them all, and what statements
+//! walk along leads from each posting to the one before it; every hold adds up, and what it consumed was paid by postings that name
 //! it; every instrument sums to zero. A hash tells that a block differs and not where, so a posting that does not follow its neighbours is
 //! named first.
 //! Memory: a page of rows and the last balance of [`BALANCES_MAX`] sub-accounts; a balance that is not at hand is looked up.
@@ -20,13 +21,15 @@ use crate::{
     repo::{self, BlockRow, Evidence, SealedOperation, SealedPosting},
 };
 
+const NO_POSTING_BEFORE: &str = "posting of the version before";
+
 /// Last balances kept at hand.
 const BALANCES_MAX: usize = 100_000;
 
 /// Checks the ledger that the settings name, which a node may be running on.
 ///
 /// # Errors
-/// [`Error::NoLedger`], [`Error::Url`], [`Error::Store`]: there is nothing to check or it cannot be read. What is wrong with it is
+/// [`Error::NoLedger`], [`Error::Older`], [`Error::Url`], [`Error::Store`]: there is nothing to check or it cannot be read. What is wrong with it is
 /// [`Verified::fault`].
 pub async fn verify(config: &LedgerConfig) -> Result<Verified, Error> {
     let mut check = Check {
@@ -70,7 +73,13 @@ macro_rules! stop {
 
 impl Check {
     async fn run(&mut self) -> Found {
-        stop!(self.chain().await?);
+        if let Some(fault) = self.chain().await? {
+            // What was looked up was looked up along the links.
+            if fault.differs == NO_POSTING_BEFORE {
+                stop!(self.links().await?);
+            }
+            return Ok(Some(fault));
+        }
         stop!(self.outside().await?);
         stop!(self.subaccounts().await?);
         stop!(self.links().await?);
@@ -225,7 +234,7 @@ impl Check {
         };
         let Some((last, balance)) = known else {
             return Ok(Some(Fault::new(
-                "posting of the version before",
+                NO_POSTING_BEFORE,
                 version - 1,
                 "none before it",
             )));

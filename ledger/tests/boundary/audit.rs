@@ -362,9 +362,46 @@ async fn r215_a_link_that_leads_elsewhere_and_a_list_that_leaves_out_are_named()
         assert_eq!(fault.differs, "posting that it follows", "{fault}");
         assert_eq!(fault.subaccount_id.as_deref(), Some("u2:CFA-RUB"));
     }
-    let fault = of("UPDATE operations_listed SET through_block = 3").await;
-    assert_eq!(fault.differs, "list of operations", "{fault}");
-    assert!(fault.operation_id.is_some(), "{fault}");
+    let own = operation_of(&story.twins[0]);
+    let listed = format!(
+        "INSERT INTO operations_of_users SELECT user_id, created_at_us, operation_id FROM operations WHERE operation_id = '{own}'"
+    );
+    let strange = format!(
+        "INSERT INTO operations_of_users SELECT 'u2', created_at_us, operation_id FROM operations WHERE operation_id = '{own}'"
+    );
+    for sql in [
+        "UPDATE operations_listed SET through_block = 3",
+        "DELETE FROM operations_listed",
+        &listed,
+        &strange,
+    ] {
+        let fault = of(sql).await;
+        assert_eq!(fault.differs, "list of operations", "{fault}");
+        assert!(fault.operation_id.is_some(), "{fault}");
+    }
+    // A stranger's operation is in nobody's list, a broken link is no shorter statement.
+    let copy = copy(
+        &story.world,
+        &[
+            &strange,
+            "UPDATE postings SET debit_previous = 0 WHERE debit_previous <> 0",
+        ],
+    )
+    .await;
+    let world = World::at(copy.folder).await;
+    let of_u2 = ListOperationsRequest {
+        user_id: "u2".to_owned(),
+        ..Default::default()
+    };
+    let answer = world.client.clone().list_operations(of_u2).await.unwrap();
+    let found = answer.into_inner().operations;
+    assert!(found.iter().all(|operation| operation.user_id == "u2"));
+    let statement = GetStatementRequest {
+        subaccount_id: "u1:CFA-RUB".to_owned(),
+        ..Default::default()
+    };
+    let answer = world.client.clone().get_statement(statement).await;
+    assert_eq!(answer.unwrap_err().code(), tonic::Code::Internal);
 }
 
 // rows: R215

@@ -58,6 +58,18 @@ impl World {
         Self::open(Arc::new(database), url, Arc::new(folder), log, clock).await
     }
 
+    /// The ledger of a folder, on SQLite.
+    #[allow(dead_code, reason = "the full tests have their rows elsewhere")]
+    pub async fn at(folder: TempDir) -> Self {
+        let database = Database {
+            url: String::new(),
+            schema: String::new(),
+        };
+        let log = open_log(&folder).await;
+        let clock = Clock::manual(START_US);
+        Self::open(Arc::new(database), None, Arc::new(folder), log, clock).await
+    }
+
     async fn open(
         database: Arc<Database>,
         url: Option<String>,

@@ -132,6 +132,48 @@ async fn r237_one_that_the_store_refuses_spoils_nobody_who_came_with_it() {
     assert_eq!(found.fault, None);
 }
 
+/// A large batch, whose answer is made before it is durable.
+// rows: R237
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn r237_a_large_batch_is_told_of_only_what_the_store_took() {
+    let (world, rows) = sabotaged().await;
+    let batch = async |last: &str| {
+        let keys = (0..79).map(|number| format!("{last} {number}"));
+        let legs: [Leg; 1] = [("u1:CFA-RUB", "u2:CFA-RUB", "0.01", RUB)];
+        let operations = keys.map(|key| {
+            item(
+                OperationType::Payment,
+                "u1",
+                &key.replace("torn ", "t"),
+                &legs,
+            )
+        });
+        let bad = item(OperationType::Payment, "u1", last, &legs);
+        let request = CreateOperationsRequest {
+            context: write(&fresh()),
+            operations: operations.chain([bad]).collect(),
+            ..Default::default()
+        };
+        world.client.clone().create_operations(request).await
+    };
+    for bad in ["torn", "late"] {
+        // Alone, and in a group that is tried again one by one.
+        let status = batch(bad).await.unwrap_err();
+        assert_eq!(status.code(), Code::Internal, "{status}");
+        let key = fresh();
+        let (first, second, beside) = tokio::join!(batch(bad), batch(bad), pay(&world, &key, "1"));
+        assert_eq!(first.unwrap_err().code(), Code::Internal);
+        assert_eq!(second.unwrap_err().code(), Code::Internal);
+        beside.unwrap();
+    }
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "97.00");
+    let good = batch("good").await.unwrap().into_inner();
+    assert_eq!(good.outcomes.len(), 80);
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "96.20");
+    audit(&rows, "after large batches that were refused").await;
+    rows.close().await;
+}
+
 /// A lone caller writes on its own thread where there are several; what fails there is the ledger's failure, not his.
 // rows: R237
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -150,6 +192,8 @@ async fn r237_a_failed_assertion_ends_the_writer_and_not_whoever_asked() {
         let status = pay(&world, key, "1").await.expect_err(what);
         assert_eq!(status.code(), Code::Unavailable, "{what}: {status}");
     }
+    let failing = world.handle.service().health.failing();
+    assert!(format!("{failing:?}").contains("committer"), "{failing:?}");
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "1.00");
     audit(&rows, "after a failed assertion").await;
     rows.close().await;

@@ -207,7 +207,11 @@ async fn r194_every_moment_of_a_long_life_is_found() {
         world.clock.advance_us(rng.random_range(0..3));
         let operations = (0..10)
             .map(|index| {
-                let legs = [("u1:CFA-RUB", "u2:CFA-RUB", "0.01", RUB)];
+                // Either side has versions of either kind.
+                let legs = match (round + index) % 3 {
+                    2 => [("u2:CFA-RUB", "u1:CFA-RUB", "0.01", RUB)],
+                    _ => [("u1:CFA-RUB", "u2:CFA-RUB", "0.01", RUB)],
+                };
                 item(
                     OperationType::Payment,
                     "u1",

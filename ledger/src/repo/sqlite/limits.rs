@@ -1,7 +1,6 @@
 //! Velocity limits in SQLite.
 
-use rusqlite::{Connection, OptionalExtension, named_params, params};
-use sqlx::Sqlite;
+use rusqlite::{Connection, named_params, params};
 
 use super::rows::{self, find};
 use crate::{
@@ -9,11 +8,10 @@ use crate::{
     book::Book,
     fold::Command,
     limit::{Side, VelocityLimit},
-    model::{Id, SubAccount},
+    model::Id,
     repo::{
-        dialect::Dialect,
-        limits::{About, LIMIT, LimitRow, about, is_small, keep},
-        statement::{Halving, missing, time_sql},
+        limits::{About, LIMIT, LimitRow, about, keep},
+        rows::broken,
     },
 };
 
@@ -48,6 +46,19 @@ pub fn load(db: &Connection, commands: &[&Command], book: &mut Book) -> Result<(
     Ok(())
 }
 
+/// What a window holds of a sub-account (`$1`), walked back from its last posting to the first one that is not within (`$2`: the beginning); the side (`$3`:
+/// debit), types of operations (`$4`). Sums in two halves, and whether the chain was whole.
+const USED: &str = "WITH RECURSIVE walk (posting_no, version) AS (\
+     SELECT last_posting, version FROM sub_accounts WHERE subaccount_id = $1 AND version > 0 \
+     UNION ALL SELECT CASE p.debit_subaccount_id WHEN $1 THEN p.debit_previous ELSE p.credit_previous END, w.version - 1 \
+     FROM walk w CROSS JOIN postings p ON p.posting_no = w.posting_no WHERE p.created_at_us > $2 AND w.version > 1), \
+     entries AS (SELECT p.posting_no IS NOT NULL AND w.version = CASE $1 WHEN p.debit_subaccount_id THEN p.debit_version \
+     WHEN p.credit_subaccount_id THEN p.credit_version END AS is_whole, p.amount, p.created_at_us > $2 AND o.reverses IS NULL AND o.reversed_by IS NULL \
+     AND (p.debit_subaccount_id = $1) = $3 AND ($4 = 0 OR (($4 >> o.kind) & 1) = 1) AS counts \
+     FROM walk w LEFT JOIN postings p ON p.posting_no = w.posting_no LEFT JOIN operations o ON o.operation_id = p.operation_id) \
+     SELECT COALESCE(SUM(CASE WHEN counts THEN amount >> 32 END), 0), COALESCE(SUM(CASE WHEN counts THEN amount & 4294967295 END), 0), \
+     COALESCE(MIN(COALESCE(is_whole, 0)), 1) FROM entries";
+
 /// (sub-account, used in two halves)
 fn used(
     db: &Connection,
@@ -55,43 +66,20 @@ fn used(
     book: &Book,
 ) -> Result<Vec<(String, i64, i64)>, Error> {
     let since_us = limit.since_us(book.now_us);
-    let sql = format!(
-        "{} SELECT CAST(SUM(e.amount >> 32) AS BIGINT), CAST(SUM(e.amount & 4294967295) AS BIGINT) \
-         FROM entries e JOIN operations o ON o.operation_id = e.operation_id \
-         WHERE e.is_debit = $4 AND e.created_at_us > $5 AND o.reverses IS NULL AND o.reversed_by IS NULL \
-         AND ($6 = 0 OR (($6 >> o.kind) & 1) = 1)",
-        Sqlite::ENTRIES
-    );
-    let mut statement = db.prepare_cached(&sql)?;
+    let mut statement = db.prepare_cached(USED)?;
     let mut used = Vec::new();
     for row in about(limit, book) {
         let values = named_params! {
-            "$1": row.terms.subaccount_id, "$2": begins(db, row, since_us)?, "$3": row.version.cast_signed(),
-            "$4": limit.side == Side::Debit, "$5": since_us, "$6": limit.kinds.0,
+            "$1": row.terms.subaccount_id, "$2": since_us, "$3": limit.side == Side::Debit, "$4": limit.kinds.0,
         };
-        let sums = statement.query_row(values, |row| Ok((row.get(0)?, row.get(1)?)))?;
-        if let (Some(high), Some(low)) = sums {
-            used.push((row.terms.subaccount_id.to_string(), high, low));
+        let (high, low, is_whole): (i64, i64, bool) =
+            statement.query_row(values, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+        if !is_whole {
+            return Err(broken("chain of postings of", &row.terms.subaccount_id));
         }
+        used.push((row.terms.subaccount_id.to_string(), high, low));
     }
     Ok(used)
-}
-
-/// A version at or before the beginning of the window.
-fn begins(db: &Connection, of: &SubAccount, since_us: i64) -> Result<i64, Error> {
-    if is_small(of) {
-        return Ok(0);
-    }
-    let mut time_of = db.prepare_cached(&time_sql::<Sqlite>())?;
-    let mut halving = Halving::to(of.version);
-    while let Some(version) = halving.asks() {
-        let at = version.cast_signed();
-        let values = named_params! { "$1": of.terms.subaccount_id, "$2": at - 1, "$3": at };
-        let at_us: Option<i64> = time_of.query_row(values, |row| row.get(0)).optional()?;
-        let at_us = at_us.ok_or_else(|| missing(of, version))?;
-        halving.hears(version, at_us <= since_us);
-    }
-    Ok(halving.found().cast_signed())
 }
 
 /// Writes the limits that changed.

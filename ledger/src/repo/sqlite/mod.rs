@@ -63,6 +63,11 @@ pub async fn evidence(data_dir: &Path) -> Result<Reader<sqlx::Sqlite>, Error> {
     }
     let options = SqliteConnectOptions::new().filename(path).read_only(true);
     let mut db = SqliteConnection::connect_with(&options).await?;
+    let is_older =
+        "SELECT NOT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'operations_listed')";
+    if sqlx::query_scalar(is_older).fetch_one(&mut db).await? {
+        return Err(Error::Older(data_dir.to_owned()));
+    }
     for sql in ASIDE.into_iter().chain(["BEGIN"]) {
         sqlx::query(sql).execute(&mut db).await?;
     }
@@ -80,9 +85,9 @@ impl Writer {
     /// Lists what waits for it, between two groups.
     async fn list(&self) -> Result<(), Error> {
         let tx = self.db.write().await?;
-        lists::list(&tx)?;
+        let listed = lists::list(&tx)?;
         tx.commit()?;
-        self.unlisted.store(0, Ordering::Relaxed);
+        self.unlisted.fetch_sub(listed, Ordering::Relaxed);
         Ok(())
     }
 }
