@@ -6,7 +6,7 @@
 //! its connection is folded again from the start, whoever asks sees nothing of it: what was written after all is found by the keys of its
 //! commands, by the inbox of its event, or leaves nothing to do. It is tried for [`PATIENCE`], while the store is known to be away once.
 //! Where the writer keeps its thread until the disk has answered (SQLite), a small command that finds nobody writing is written by the thread that brings
-//! it: two wakings of a sleeping thread are a sixth of what a lone command takes. What it says of deadlines is said before it begins.
+//! it: two wakings of a sleeping thread are a sixth of what a lone command takes. A deadline of its caller is not kept meanwhile.
 //! Bounds: [`QUEUE_COMMANDS_MAX`] waiting (callers wait beyond), [`GROUP_COMMANDS_MAX`] and [`GROUP_WEIGHT_MAX`] in one transaction.
 
 use std::{

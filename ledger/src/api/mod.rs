@@ -87,9 +87,7 @@ impl Api {
         note_differences(differences(&outcome));
         Ok(outcome)
     }
-}
 
-impl Api {
     /// As [`Self::commit`], with what `prepare` makes of the outcome, of a large one while it is being made durable.
     async fn commit_prepared<T>(
         &self,

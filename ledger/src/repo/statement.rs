@@ -178,7 +178,7 @@ where
 }
 
 /// The last version at or before a moment, found by asking for the times of some.
-pub struct Halving {
+struct Halving {
     /// Versions up to this one are not later than the moment.
     low: u64,
     /// Versions past this one are.
@@ -189,7 +189,7 @@ pub struct Halving {
 
 impl Halving {
     /// Among the versions up to this one.
-    pub fn to(version: u64) -> Self {
+    fn to(version: u64) -> Self {
         Halving {
             low: 0,
             high: version,
@@ -198,7 +198,7 @@ impl Halving {
     }
 
     /// The version whose time is to be told; `None`: it is found.
-    pub fn asks(&self) -> Option<u64> {
+    fn asks(&self) -> Option<u64> {
         let left = self.high - self.low;
         match left {
             0 => None,
@@ -213,7 +213,7 @@ impl Halving {
         if near > self.low { near } else { version }
     }
 
-    pub fn hears(&mut self, version: u64, is_through: bool) {
+    fn hears(&mut self, version: u64, is_through: bool) {
         if is_through {
             self.low = version;
             self.step = u64::MAX;
@@ -223,13 +223,13 @@ impl Halving {
         }
     }
 
-    pub fn found(&self) -> u64 {
+    fn found(&self) -> u64 {
         self.low
     }
 }
 
 /// Time of the posting that made a version, in microseconds. `$1`: sub-account, `$2`: the version before, `$3`: the version.
-pub fn time_sql<DB: Dialect>() -> String {
+fn time_sql<DB: Dialect>() -> String {
     format!("{} SELECT created_at_us FROM entries", DB::ENTRIES)
 }
 
@@ -265,7 +265,7 @@ fn check_whole(of: &SubAccount, from: u64, to: u64, found: i64) -> Result<(), Er
 }
 
 /// A version without its posting.
-pub fn missing(of: &SubAccount, version: u64) -> Error {
+fn missing(of: &SubAccount, version: u64) -> Error {
     let what = format!("posting of version {version} of sub-account");
     rows::broken(&what, &of.terms.subaccount_id)
 }

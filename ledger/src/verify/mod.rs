@@ -285,14 +285,11 @@ impl Check {
             }));
         }
         let loose = self.evidence.loose_posting().await?;
-        if let Some((operation_id, posting_id, missing)) = loose {
-            return Ok(Some(Fault {
-                operation_id: Some(operation_id),
-                posting_id: Some(posting_id),
-                ..Fault::new("what it names", missing, "none")
-            }));
-        }
-        Ok(None)
+        Ok(loose.map(|(operation_id, posting_id, missing)| Fault {
+            operation_id: Some(operation_id),
+            posting_id: Some(posting_id),
+            ..Fault::new("what it names", missing, "none")
+        }))
     }
 
     /// What a statement walks along leads from each posting to the one before it, and lists leave out no operation.
