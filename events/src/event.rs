@@ -26,6 +26,52 @@ pub struct Event {
     pub payload: Vec<u8>,
 }
 
+/// An [`Event`] whose texts lie elsewhere, for whoever writes many.
+#[derive(Clone, Copy, Debug)]
+pub struct EventRef<'a> {
+    pub id: Uuid,
+    pub topic: &'a str,
+    pub key: &'a str,
+    pub type_name: &'a str,
+    pub subject: &'a str,
+    pub source: &'a str,
+    pub correlation_id: &'a str,
+    pub occurred_at_us: i64,
+    pub payload: &'a [u8],
+}
+
+impl EventRef<'_> {
+    pub fn to_event(self) -> Event {
+        Event {
+            id: self.id,
+            topic: self.topic.to_owned(),
+            key: self.key.to_owned(),
+            type_name: self.type_name.to_owned(),
+            subject: self.subject.to_owned(),
+            source: self.source.to_owned(),
+            correlation_id: self.correlation_id.to_owned(),
+            occurred_at_us: self.occurred_at_us,
+            payload: self.payload.to_owned(),
+        }
+    }
+}
+
+impl<'a> From<&'a Event> for EventRef<'a> {
+    fn from(event: &'a Event) -> Self {
+        EventRef {
+            id: event.id,
+            topic: &event.topic,
+            key: &event.key,
+            type_name: &event.type_name,
+            subject: &event.subject,
+            source: &event.source,
+            correlation_id: &event.correlation_id,
+            occurred_at_us: event.occurred_at_us,
+            payload: &event.payload,
+        }
+    }
+}
+
 impl Event {
     /// `HoldCreated` of `platform.ledger.v1.HoldCreated`.
     pub fn short_type(&self) -> &str {

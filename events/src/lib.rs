@@ -28,9 +28,10 @@ pub use consumer::{
     consume_batches, consume_with,
 };
 pub use embedded::Embedded;
-pub use event::{Event, Record};
+pub use event::{Event, EventRef, Record};
 pub use kafka::Kafka;
 pub use log::{Delivery, Log, Position, Subscription, Waiting, report_health};
+pub use pack::OutboxRow;
 pub use postgres::Postgres;
 pub use sqlite::{
     Sqlite, Tx,

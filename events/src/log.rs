@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Error, Event, Record};
+use crate::{Error, Event, OutboxRow, Record};
 
 /// Where a record stands in its topic. Offsets grow within a partition; they need not be gapless.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -42,6 +42,15 @@ pub trait Log: Send + Sync + 'static {
     async fn publish(&self, events: &[Event]) -> Result<(), Error> {
         let records: Vec<Record> = events.iter().cloned().map(Record::from).collect();
         self.append(&records).await
+    }
+
+    /// As [`Log::publish`], of rows of an outbox on SQLite in their order.
+    async fn publish_rows(&self, rows: Vec<OutboxRow>) -> Result<(), Error> {
+        let mut events = Vec::new();
+        for row in &rows {
+            events.extend(row.events()?);
+        }
+        self.publish(&events).await
     }
 
     /// As [`Log::publish`], with further headers.

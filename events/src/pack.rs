@@ -13,49 +13,185 @@
 
 use uuid::Uuid;
 
-use crate::{Event, Record};
+use crate::{Error, Event, EventRef, Record};
 
 const VERSION: u8 = 1;
 /// Records of one row at most: what a reader of a single record has to take apart.
 pub const RECORDS_MAX: usize = 128;
 
-/// One value of these records.
-pub fn pack<'a>(records: impl IntoIterator<Item = (&'a Event, &'a [(String, String)])>) -> Vec<u8> {
-    let mut to = vec![VERSION];
-    let mut last: Option<&Event> = None;
-    for (event, headers) in records {
-        to.extend_from_slice(event.id.as_bytes());
-        for field in REPEATED {
-            put_text(field(event), last.map(field), &mut to);
-        }
-        put_text(&event.subject, Some(&event.key), &mut to);
-        let last_us = last.map_or(0, |last| last.occurred_at_us);
-        let after_us = event.occurred_at_us.wrapping_sub(last_us);
-        put_number(
-            ((after_us << 1) ^ (after_us >> 63)).cast_unsigned(),
-            &mut to,
-        );
-        let before = last.map_or(&[][..], |last| &last.payload);
-        let shared = shared(before, &event.payload);
-        put_number(shared as u64, &mut to);
-        put_bytes(&event.payload[shared..], &mut to);
-        put_number(headers.len() as u64, &mut to);
-        for (name, value) in headers {
-            put_bytes(name.as_bytes(), &mut to);
-            put_bytes(value.as_bytes(), &mut to);
-        }
-        last = Some(event);
-    }
-    let check = crc32c::crc32c(&to);
-    to.extend_from_slice(&check.to_le_bytes());
-    to
+/// Puts records into a value, one after the other.
+#[derive(Default)]
+pub struct Packer {
+    value: Vec<u8>,
+    count: i64,
+    /// The record before: [`REPEATED`] texts, time, payload.
+    texts: [String; REPEATED.len()],
+    occurred_at_us: i64,
+    payload: Vec<u8>,
 }
 
-/// The records of a value, `count` of them.
+impl Packer {
+    pub fn is_full(&self) -> bool {
+        self.count == RECORDS_MAX as i64
+    }
+
+    pub fn push(&mut self, event: EventRef<'_>, headers: &[(String, String)]) {
+        let to = &mut self.value;
+        let is_first = self.count == 0;
+        if is_first {
+            to.clear();
+            to.push(VERSION);
+            self.payload.clear();
+            self.occurred_at_us = 0;
+        }
+        to.extend_from_slice(event.id.as_bytes());
+        for (field, last) in REPEATED.iter().zip(&mut self.texts) {
+            let text = field(&event);
+            if !is_first && last == text {
+                to.push(0);
+            } else {
+                put_text(text, to);
+                last.clear();
+                last.push_str(text);
+            }
+        }
+        if event.subject == event.key {
+            to.push(0);
+        } else {
+            put_text(event.subject, to);
+        }
+        let after_us = event.occurred_at_us.wrapping_sub(self.occurred_at_us);
+        self.occurred_at_us = event.occurred_at_us;
+        put_number(((after_us << 1) ^ (after_us >> 63)).cast_unsigned(), to);
+        let shared = shared(&self.payload, event.payload);
+        let rest = &event.payload[shared..];
+        put_number(shared as u64, to);
+        put_bytes(rest, to);
+        self.payload.truncate(shared);
+        self.payload.extend_from_slice(rest);
+        put_number(headers.len() as u64, to);
+        for (name, value) in headers {
+            put_bytes(name.as_bytes(), to);
+            put_bytes(value.as_bytes(), to);
+        }
+        self.count += 1;
+    }
+
+    /// The value and how many records it has; the next record begins another one.
+    pub fn take(&mut self) -> (i64, Vec<u8>) {
+        self.seal();
+        (std::mem::take(&mut self.count), self.value.clone())
+    }
+
+    fn seal(&mut self) {
+        if self.count == 0 {
+            self.value.clear();
+            self.value.push(VERSION);
+        }
+        let check = crc32c::crc32c(&self.value);
+        self.value.extend_from_slice(&check.to_le_bytes());
+    }
+}
+
+/// One value of these records.
+pub fn pack<'a>(records: impl IntoIterator<Item = (&'a Event, &'a [(String, String)])>) -> Vec<u8> {
+    let mut packer = Packer::default();
+    for (event, headers) in records {
+        packer.push(event.into(), headers);
+    }
+    packer.seal();
+    packer.value
+}
+
+/// A row of an outbox on SQLite as it lies there: packed events of one transaction.
+pub struct OutboxRow {
+    pub(crate) position: i64,
+    pub(crate) count: i64,
+    pub(crate) value: Vec<u8>,
+}
+
+impl OutboxRow {
+    /// # Errors
+    /// [`Error::Malformed`].
+    pub fn events(&self) -> Result<impl Iterator<Item = Event> + use<>, Error> {
+        let records = unpack(&self.value, self.count).map_err(|reason| self.malformed(reason))?;
+        Ok(records.into_iter().map(|record| record.event))
+    }
+
+    /// # Errors
+    /// [`Error::Malformed`].
+    pub(crate) fn survey(&self) -> Result<Survey, Error> {
+        survey(&self.value, self.count).map_err(|reason| self.malformed(reason))
+    }
+
+    fn malformed(&self, reason: String) -> Error {
+        Error::Malformed {
+            position: format!("outbox {}", self.position),
+            reason,
+        }
+    }
+}
+
+/// What a log wants to know of a value that it may keep as it is.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Survey {
+    /// Of its records, each once where they follow each other.
+    pub topics: Vec<String>,
+    pub has_headers: bool,
+    pub ids: Vec<Uuid>,
+}
+
+/// What a value has, without its records. It is given for values that [`unpack`] takes, and for no others.
 ///
 /// # Errors
-/// What is wrong with the value.
-pub fn unpack(value: &[u8], count: i64) -> Result<Vec<Record>, String> {
+/// As [`unpack`].
+pub fn survey(value: &[u8], count: i64) -> Result<Survey, String> {
+    let mut from = Reader(body(value)?);
+    let mut ids = Vec::with_capacity(RECORDS_MAX);
+    let mut has_headers = false;
+    let mut topics: Vec<&str> = Vec::new();
+    let mut payload_len = 0;
+    let mut next = || {
+        ids.push(from.id()?);
+        for place in 0..REPEATED.len() {
+            match from.own_text()? {
+                None if ids.len() == 1 => return None,
+                Some(own) if place == TOPIC => topics.push(own),
+                _ => {}
+            }
+        }
+        // Subject and time.
+        from.own_text()?;
+        from.number()?;
+        let shared = from.length().filter(|shared| *shared <= payload_len)?;
+        payload_len = shared + from.bytes()?.len();
+        for _ in 0..from.number()? {
+            has_headers = true;
+            Reader::string(from.bytes()?)?;
+            Reader::string(from.bytes()?)?;
+        }
+        Some(from.0.is_empty())
+    };
+    if !body(value)?.is_empty() {
+        while !next().ok_or("ends within a record")? {}
+    }
+    check_count(count, ids.len())?;
+    Ok(Survey {
+        topics: topics.into_iter().map(str::to_owned).collect(),
+        has_headers,
+        ids,
+    })
+}
+
+fn check_count(count: i64, found: usize) -> Result<(), String> {
+    if usize::try_from(count) != Ok(found) {
+        return Err(format!("has {found} records instead of {count}"));
+    }
+    Ok(())
+}
+
+/// The records of a value, still packed, after its frame was checked.
+fn body(value: &[u8]) -> Result<&[u8], String> {
     let (body, check) = value.split_last_chunk::<4>().ok_or("is too short")?;
     if crc32c::crc32c(body) != u32::from_le_bytes(*check) {
         return Err("is damaged: its checksum differs".to_owned());
@@ -64,7 +200,15 @@ pub fn unpack(value: &[u8], count: i64) -> Result<Vec<Record>, String> {
     if *version != VERSION {
         return Err(format!("has version {version}, known is {VERSION}"));
     }
-    let mut from = Reader(body);
+    Ok(body)
+}
+
+/// The records of a value, `count` of them.
+///
+/// # Errors
+/// What is wrong with the value.
+pub fn unpack(value: &[u8], count: i64) -> Result<Vec<Record>, String> {
+    let mut from = Reader(body(value)?);
     let mut records: Vec<Record> = Vec::new();
     while !from.0.is_empty() {
         let record = from
@@ -72,20 +216,20 @@ pub fn unpack(value: &[u8], count: i64) -> Result<Vec<Record>, String> {
             .ok_or("ends within a record")?;
         records.push(record);
     }
-    if usize::try_from(count) != Ok(records.len()) {
-        return Err(format!("has {} records instead of {count}", records.len()));
-    }
+    check_count(count, records.len())?;
     Ok(records)
 }
 
 /// Texts that are compared with those of the record before, in their order.
-const REPEATED: [fn(&Event) -> &str; 5] = [
-    |event| &event.topic,
-    |event| &event.key,
-    |event| &event.type_name,
-    |event| &event.source,
-    |event| &event.correlation_id,
+const REPEATED: [for<'a> fn(&EventRef<'a>) -> &'a str; 5] = [
+    |event| event.topic,
+    |event| event.key,
+    |event| event.type_name,
+    |event| event.source,
+    |event| event.correlation_id,
 ];
+/// Place of the topic in it.
+const TOPIC: usize = 0;
 
 fn put_number(mut number: u64, to: &mut Vec<u8>) {
     while number >= 0x80 {
@@ -100,13 +244,9 @@ fn put_bytes(bytes: &[u8], to: &mut Vec<u8>) {
     to.extend_from_slice(bytes);
 }
 
-fn put_text(text: &str, same_as: Option<&str>, to: &mut Vec<u8>) {
-    if same_as == Some(text) {
-        to.push(0);
-    } else {
-        put_number(text.len() as u64 + 1, to);
-        to.extend_from_slice(text.as_bytes());
-    }
+fn put_text(text: &str, to: &mut Vec<u8>) {
+    put_number(text.len() as u64 + 1, to);
+    to.extend_from_slice(text.as_bytes());
 }
 
 /// Bytes that two values begin with alike. Words first: events of one request share their context of some hundred bytes.
@@ -140,31 +280,45 @@ impl<'a> Reader<'a> {
         None
     }
 
+    fn id(&mut self) -> Option<Uuid> {
+        Uuid::from_slice(self.take(16)?).ok()
+    }
+
+    fn length(&mut self) -> Option<usize> {
+        usize::try_from(self.number()?).ok()
+    }
+
     fn bytes(&mut self) -> Option<&'a [u8]> {
-        let length = usize::try_from(self.number()?).ok()?;
+        let length = self.length()?;
         self.take(length)
     }
 
-    fn string(bytes: &[u8]) -> Option<String> {
-        Some(str::from_utf8(bytes).ok()?.to_owned())
-    }
-
-    fn text(&mut self, same: Option<&str>) -> Option<String> {
-        match usize::try_from(self.number()?).ok()? {
-            0 => same.map(str::to_owned),
-            length => Self::string(self.take(length - 1)?),
+    /// `None` within: as in the record before.
+    fn own_text(&mut self) -> Option<Option<&'a str>> {
+        match self.length()? {
+            0 => Some(None),
+            length => Self::string(self.take(length - 1)?).map(Some),
         }
     }
 
+    fn string(bytes: &[u8]) -> Option<&str> {
+        str::from_utf8(bytes).ok()
+    }
+
+    fn text(&mut self, same: Option<&str>) -> Option<String> {
+        self.own_text()?.or(same).map(str::to_owned)
+    }
+
     fn record(&mut self, last: Option<&Event>) -> Option<Record> {
-        let id = Uuid::from_slice(self.take(16)?).ok()?;
+        let id = self.id()?;
+        let last_ref = last.map(EventRef::from);
         let [topic, key, type_name, source, correlation_id] =
-            REPEATED.map(|field| self.text(last.map(field)));
+            REPEATED.map(|field| self.text(last_ref.as_ref().map(field)));
         let key = key?;
         let subject = self.text(Some(&key))?;
         let after = self.number()?;
         let after_us = (after >> 1).cast_signed() ^ -((after & 1).cast_signed());
-        let shared = usize::try_from(self.number()?).ok()?;
+        let shared = self.length()?;
         let rest = self.bytes()?;
         let mut payload = last
             .map_or(&[][..], |last| &last.payload)
@@ -173,7 +327,8 @@ impl<'a> Reader<'a> {
         payload.extend_from_slice(rest);
         let mut headers = Vec::new();
         for _ in 0..self.number()? {
-            headers.push((Self::string(self.bytes()?)?, Self::string(self.bytes()?)?));
+            let name = Self::string(self.bytes()?)?.to_owned();
+            headers.push((name, Self::string(self.bytes()?)?.to_owned()));
         }
         let event = Event {
             id,
@@ -242,6 +397,12 @@ mod tests {
         #[test]
         fn records_come_back_as_they_were(records in proptest::collection::vec(record(), 0..20)) {
             let value = packed(&records);
+            let found = survey(&value, records.len() as i64).unwrap();
+            prop_assert!(found.ids.iter().eq(records.iter().map(|record| &record.event.id)));
+            prop_assert_eq!(found.has_headers, records.iter().any(|record| !record.headers.is_empty()));
+            let mut topics: Vec<&str> = records.iter().map(|record| &*record.event.topic).collect();
+            topics.dedup();
+            prop_assert_eq!(found.topics, topics);
             prop_assert_eq!(unpack(&value, records.len() as i64), Ok(records));
         }
 
@@ -252,6 +413,7 @@ mod tests {
             let mut value = packed(&records);
             let place = place.index(value.len());
             prop_assert!(unpack(&value[..place], records.len() as i64).is_err());
+            prop_assert!(survey(&value[..place], records.len() as i64).is_err());
             value[place] ^= 1 << bit;
             prop_assert!(unpack(&value, records.len() as i64).is_err());
         }
@@ -262,7 +424,7 @@ mod tests {
             value.extend_from_slice(&body);
             let check = crc32c::crc32c(&value);
             value.extend_from_slice(&check.to_le_bytes());
-            let _ = unpack(&value, 1);
+            prop_assert_eq!(survey(&value, 1).map(drop), unpack(&value, 1).map(drop));
         }
     }
 

@@ -7,7 +7,10 @@ use std::{
     io::{BufRead, BufReader},
     path::Path,
     process::{Command, Stdio},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use async_trait::async_trait;
@@ -15,11 +18,15 @@ use common::{
     event, in_time,
     outbox::{End, Service, TABLES, published},
 };
-use events::{Direct, Embedded, Log, Packed, Sqlite, inbox, outbox, outbox::Relay};
+use events::{
+    Delivery, Direct, Embedded, Error, Log, OutboxRow, Packed, Position, Record, Sqlite,
+    Subscription, Waiting, inbox, outbox, outbox::Relay,
+};
 use sqlx::{
     SqlitePool,
     migrate::{Migration, MigrationType, Migrator},
 };
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -114,7 +121,7 @@ impl Service for Direct {
         let tx = self.write().await.unwrap();
         let sql = "INSERT INTO changes (number) VALUES (?1)";
         tx.execute(sql, [number as i64]).unwrap();
-        tx.append(&Packed::of(&[event("t", "k", number)])).unwrap();
+        tx.append(Packed::of(&[event("t", "k", number)])).unwrap();
         end_direct(tx, how);
     }
 
@@ -248,6 +255,107 @@ async fn r248_relayed_rows_go_with_the_next_commit_and_take_no_later_event_along
     change(&db, 3).await.commit().await.unwrap();
     assert_eq!(Relay::step(&db, &log).await.unwrap(), 1);
     assert_eq!(published(&log, 3).await, [0, 2, 3]);
+}
+
+/// A log that has what it was given and says that it failed, as often as it is told to.
+struct Forgetful {
+    log: Embedded,
+    failures: AtomicUsize,
+}
+
+#[async_trait]
+impl Log for Forgetful {
+    async fn publish_rows(&self, rows: Vec<OutboxRow>) -> Result<(), Error> {
+        self.log.publish_rows(rows).await?;
+        let left = |failures: usize| failures.checked_sub(1);
+        let fails = self
+            .failures
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, left);
+        fails.map_or(Ok(()), |_| Err(Error::Closed))
+    }
+
+    async fn append(&self, records: &[Record]) -> Result<(), Error> {
+        self.log.append(records).await
+    }
+
+    async fn subscribe(&self, group: &str, topics: &[&str]) -> Result<Subscription, Error> {
+        self.log.subscribe(group, topics).await
+    }
+
+    async fn backlog(&self, group: &str, topics: &[&str]) -> Result<Vec<Delivery>, Error> {
+        self.log.backlog(group, topics).await
+    }
+
+    async fn commit(&self, group: &str, position: &Position) -> Result<(), Error> {
+        Log::commit(&self.log, group, position).await
+    }
+
+    fn failing(&self) -> watch::Receiver<Option<String>> {
+        self.log.failing()
+    }
+
+    fn waiting(&self) -> &Waiting {
+        self.log.waiting()
+    }
+}
+
+// rows: R248
+/// Transactions of one event up to several rows, of one topic and of two; rows that the log keeps as they are, puts together or takes apart.
+#[tokio::test]
+async fn r248_rows_of_any_size_are_published_once_and_in_their_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = || async { Embedded::open(folder.path().join("log")).await.unwrap() };
+    let mut db = direct(folder.path()).await;
+    let mut forgetful = Forgetful {
+        log: log().await,
+        failures: AtomicUsize::new(0),
+    };
+    let mut next = 0;
+    let mut expected = Vec::new();
+    let sizes = [1, 1, 31, 32, 1, 127, 128, 129, 257, 40, 1, 64, 1];
+    for (round, failures) in [0, 1, 2, 0, 1].into_iter().enumerate() {
+        for (place, size) in sizes.into_iter().enumerate() {
+            let events: Vec<events::Event> = (next..next + size)
+                .map(|number| {
+                    // The tenth is of two topics.
+                    let topic = if place == 9 && number % 3 == 0 {
+                        "u"
+                    } else {
+                        "t"
+                    };
+                    event(topic, "k", number)
+                })
+                .collect();
+            next += size;
+            expected.extend(events.iter().map(|event| (event.topic.clone(), event.id)));
+            let tx = db.write().await.unwrap();
+            tx.append(Packed::of(&events)).unwrap();
+            tx.commit().unwrap();
+        }
+        forgetful.failures.store(failures, Ordering::SeqCst);
+        for _ in 0..failures {
+            assert!(Relay::step(&db, &forgetful).await.is_err());
+        }
+        // Half of the rounds in another life, which has forgotten what was relayed and not deleted.
+        if round % 2 == 1 {
+            assert_eq!(
+                Relay::step(&db, &forgetful).await.unwrap(),
+                expected.len() / (round + 1)
+            );
+            db.close().await;
+            forgetful.log.close().await;
+            db = direct(folder.path()).await;
+            forgetful.log = log().await;
+        }
+        while Relay::step(&db, &forgetful).await.unwrap() > 0 {}
+        assert_eq!(outbox::backlog(&db).await.unwrap(), 0);
+    }
+    let group = format!("reader {}", Uuid::new_v4());
+    let found = forgetful.log.backlog(&group, &["t", "u"]).await.unwrap();
+    let found = found.into_iter().map(|delivery| delivery.record.event);
+    let found: Vec<(String, Uuid)> = found.map(|event| (event.topic, event.id)).collect();
+    assert_eq!(found.len(), expected.len());
+    assert_eq!(found, expected);
 }
 
 #[tokio::test]
@@ -388,7 +496,7 @@ fn change_group(tx: &events::DirectTx) -> usize {
         .iter()
         .map(|number| event("t", "k", *number))
         .collect();
-    tx.append(&Packed::of(&events)).unwrap();
+    tx.append(Packed::of(&events)).unwrap();
     numbers[GROUP - 1]
 }
 

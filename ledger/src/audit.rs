@@ -160,7 +160,7 @@ impl Sealer {
 
 /// Whether a group made anything that is sealed.
 pub fn seals(book: &Book) -> bool {
-    let mut changes = book.operations.changes().into_iter();
+    let mut changes = book.operations.changes();
     changes.any(|change| change.before.is_none() && change.after.is_some())
 }
 

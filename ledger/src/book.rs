@@ -1,11 +1,12 @@
 //! The working set of one group of commands: the rows loaded for it, what the fold made of them, and a way back.
 //!
 //! Each command of a group is all or nothing on its own: [`Book::mark`] before it, [`Book::rollback`] when it is refused. What is left at the
-//! end is written in one transaction. Cost: one clone of the small state of a row per change, for the way back.
+//! end is written in one transaction. Cost: the small state of a row as it was, for each change.
 
 use std::{borrow::Borrow, hash::Hash};
 
 use foldhash::fast::RandomState;
+use indexmap::IndexMap;
 
 use crate::{
     facts::Fact,
@@ -19,19 +20,37 @@ use crate::{
 
 /// Keys come from callers: seeded anew in every process, cheaper than the standard one on short texts.
 type HashMap<K, V> = std::collections::HashMap<K, V, RandomState>;
-type HashSet<K> = std::collections::HashSet<K, RandomState>;
 
-/// Rows by key, with an undo log.
+/// Rows by key, with an undo log. A key keeps its place for as long as the table lives, so that the way back and the list of changes look nothing up.
 #[derive(Debug)]
 pub struct Table<K, V> {
-    rows: HashMap<K, V>,
-    undo: Vec<(K, Option<V>)>,
+    rows: IndexMap<K, Slot<V>, RandomState>,
+    /// Rows that are there.
+    there: usize,
+    undo: Vec<Undo<V>>,
+}
+
+#[derive(Debug)]
+struct Slot<V> {
+    /// `None`: there is no such row (any more).
+    row: Option<V>,
+    /// It differs from what was loaded, or did once.
+    is_changed: bool,
+}
+
+#[derive(Debug)]
+struct Undo<V> {
+    place: usize,
+    before: Option<V>,
+    /// The first change of this row since it was loaded.
+    is_first: bool,
 }
 
 impl<K, V> Default for Table<K, V> {
     fn default() -> Self {
         Table {
-            rows: HashMap::default(),
+            rows: IndexMap::default(),
+            there: 0,
             undo: Vec::new(),
         }
     }
@@ -47,44 +66,71 @@ pub struct Change<'a, K, V> {
     pub after: Option<&'a V>,
 }
 
-impl<K: Hash + Eq + Clone, V: Clone> Table<K, V> {
+impl<K: Hash + Eq, V> Table<K, V> {
     /// A row as it stands in the database.
     pub fn load(&mut self, key: K, row: V) {
-        debug_assert!(
+        assert!(
             self.undo.is_empty(),
             "rows are loaded before anything changes"
         );
-        self.rows.insert(key, row);
+        let loaded = Slot {
+            row: Some(row),
+            is_changed: false,
+        };
+        let before = self.rows.insert(key, loaded);
+        self.there += usize::from(before.is_none());
     }
 
     pub fn get<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
     {
-        self.rows.get(key)
+        self.rows.get(key)?.row.as_ref()
     }
 
     pub fn put(&mut self, key: K, row: V) {
-        let before = self.rows.insert(key.clone(), row);
-        self.undo.push((key, before));
+        let entry = self.rows.entry(key);
+        let place = entry.index();
+        let slot = entry.or_insert(Slot {
+            row: None,
+            is_changed: false,
+        });
+        let before = slot.row.replace(row);
+        self.there += usize::from(before.is_none());
+        self.undo.push(Undo {
+            place,
+            before,
+            is_first: !slot.is_changed,
+        });
+        slot.is_changed = true;
     }
 
     pub fn remove(&mut self, key: &K) {
-        if let Some(before) = self.rows.remove(key) {
-            self.undo.push((key.clone(), Some(before)));
+        if let Some((place, _, slot)) = self.rows.get_full_mut(key)
+            && let Some(before) = slot.row.take()
+        {
+            self.there -= 1;
+            self.undo.push(Undo {
+                place,
+                before: Some(before),
+                is_first: !slot.is_changed,
+            });
+            slot.is_changed = true;
         }
     }
 
     pub fn values(&self) -> impl Iterator<Item = &V> {
-        self.rows.values()
+        self.rows.values().filter_map(|slot| slot.row.as_ref())
     }
 
+    /// Keys of the rows that are there.
     pub fn keys(&self) -> impl Iterator<Item = &K> {
-        self.rows.keys()
+        let there = self.rows.iter().filter(|(_, slot)| slot.row.is_some());
+        there.map(|(key, _)| key)
     }
 
     pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
+        self.there == 0
     }
 
     fn mark(&self) -> usize {
@@ -92,33 +138,35 @@ impl<K: Hash + Eq + Clone, V: Clone> Table<K, V> {
     }
 
     fn rollback(&mut self, mark: usize) {
-        while self.undo.len() > mark {
-            match self.undo.pop() {
-                Some((key, Some(before))) => self.rows.insert(key, before),
-                Some((key, None)) => self.rows.remove(&key),
-                None => break,
-            };
+        for undo in self.undo.drain(mark..).rev() {
+            let slot = &mut self.rows[undo.place];
+            self.there -= usize::from(slot.row.is_some());
+            self.there += usize::from(undo.before.is_some());
+            slot.row = undo.before;
+            slot.is_changed = !undo.is_first;
         }
     }
 
-    /// Makes room for so many new rows.
-    fn reserve(&mut self, rows: usize) {
+    /// Makes room for so many rows to be loaded or made.
+    pub fn reserve(&mut self, rows: usize) {
         self.rows.reserve(rows);
-        self.undo.reserve(rows);
+    }
+
+    fn reserve_changes(&mut self, changes: usize) {
+        self.undo.reserve(changes);
     }
 
     /// Every row that changed, once, in the order of first change.
-    pub fn changes(&self) -> Vec<Change<'_, K, V>> {
-        let mut seen = HashSet::with_capacity_and_hasher(self.undo.len(), RandomState::default());
-        self.undo
-            .iter()
-            .filter(|(key, _)| seen.insert(key))
-            .map(|(key, before)| Change {
+    pub fn changes(&self) -> impl Iterator<Item = Change<'_, K, V>> {
+        let firsts = self.undo.iter().filter(|undo| undo.is_first);
+        firsts.filter_map(|undo| {
+            let (key, slot) = self.rows.get_index(undo.place)?;
+            Some(Change {
                 key,
-                before: before.as_ref(),
-                after: self.rows.get(key),
+                before: undo.before.as_ref(),
+                after: slot.row.as_ref(),
             })
-            .collect()
+        })
     }
 }
 
@@ -206,10 +254,14 @@ impl Book {
 
     /// Makes room for what so many operations may write.
     pub fn reserve(&mut self, operations: usize) {
-        self.operations.reserve(operations);
-        self.by_key.reserve(operations);
-        self.postings.reserve(operations);
-        self.subaccounts.undo.reserve(2 * operations);
+        macro_rules! room {
+            ($($table:ident),+) => { $(
+                self.$table.reserve(operations);
+                self.$table.reserve_changes(operations);
+            )+ };
+        }
+        room!(operations, by_key, postings);
+        self.subaccounts.reserve_changes(2 * operations);
         self.facts.reserve(4 * operations);
     }
 
@@ -236,5 +288,88 @@ impl Book {
 
     pub fn postings_of(&self, operation_id: &str) -> &[Posting] {
         self.postings.get(operation_id).map_or(&[], Vec::as_slice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use rand::{Rng, SeedableRng, rngs::StdRng};
+
+    use super::*;
+
+    /// Rows, what they were at the mark, and the keys that changed since they were loaded in the order of first change.
+    #[derive(Clone, Default)]
+    struct Twin {
+        rows: BTreeMap<u8, u32>,
+        loaded: BTreeMap<u8, u32>,
+        changed: Vec<u8>,
+    }
+
+    impl Twin {
+        fn set(&mut self, key: u8, row: Option<u32>) {
+            if !self.changed.contains(&key) {
+                self.changed.push(key);
+            }
+            match row {
+                Some(row) => self.rows.insert(key, row),
+                None => self.rows.remove(&key),
+            };
+        }
+    }
+
+    fn same(table: &Table<u8, u32>, twin: &Twin) {
+        for key in 0..=u8::MAX {
+            assert_eq!(table.get(&key), twin.rows.get(&key));
+        }
+        assert_eq!(table.is_empty(), twin.rows.is_empty());
+        assert_eq!(table.values().count(), twin.rows.len());
+        assert!(table.keys().all(|key| twin.rows.contains_key(key)));
+        let changes = table.changes();
+        let changes =
+            changes.map(|change| (*change.key, change.before.copied(), change.after.copied()));
+        let expected = twin.changed.iter().map(|key| {
+            let (before, after) = (twin.loaded.get(key), twin.rows.get(key));
+            (*key, before.copied(), after.copied())
+        });
+        assert!(changes.eq(expected));
+    }
+
+    #[test]
+    fn a_table_is_its_rows_its_changes_and_its_way_back() {
+        for seed in 0..300 {
+            let mut random = StdRng::seed_from_u64(seed);
+            let (mut table, mut twin) = (Table::default(), Twin::default());
+            for key in 0..random.random_range(0..6) {
+                table.load(key, 0);
+                twin.rows.insert(key, 0);
+            }
+            twin.loaded = twin.rows.clone();
+            let mut marks = vec![(table.mark(), twin.clone())];
+            for row in 1..60 {
+                let key = random.random_range(0..8);
+                match random.random_range(0..8) {
+                    0 => marks.push((table.mark(), twin.clone())),
+                    1 => {
+                        let (mark, then) = marks[random.random_range(0..marks.len())].clone();
+                        marks.retain(|(earlier, _)| *earlier <= mark);
+                        table.rollback(mark);
+                        twin = then;
+                    }
+                    2 | 3 => {
+                        table.remove(&key);
+                        if twin.rows.contains_key(&key) {
+                            twin.set(key, None);
+                        }
+                    }
+                    _ => {
+                        table.put(key, row);
+                        twin.set(key, Some(row));
+                    }
+                }
+                same(&table, &twin);
+            }
+        }
     }
 }

@@ -19,6 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use events::EventRef;
 use rand::Rng;
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
@@ -336,12 +337,21 @@ async fn run(
             group.push(job);
         }
         worker.commit(group).await;
+        worker.catch_up().await;
     }
 }
 
 impl Worker {
     fn is_broken(&self) -> bool {
         self.is_broken.load(Ordering::Relaxed)
+    }
+
+    /// Behind the answers of a group.
+    async fn catch_up(&self) {
+        let _guard = StopGuard(self.health.clone(), self.is_broken.clone());
+        if let Err(error) = self.store.catch_up().await {
+            tracing::warn!(%error, "what the store has put off is left to the next group");
+        }
     }
 
     async fn commit(&mut self, group: Vec<Job>) {
@@ -569,7 +579,9 @@ async fn write(
     for (command, _) in commands {
         tx.tidy(command).await?;
     }
-    let events = || outbox::events(&book.facts, &contexts, book.now_us);
+    let events = |tell: &mut dyn FnMut(EventRef<'_>)| {
+        outbox::tell(&book.facts, &contexts, book.now_us, tell)
+    };
     tx.save(book, &events).await?;
     tx.commit().await?;
     count(book);

@@ -3,7 +3,7 @@
 //! A velocity limit that changes is an audit record on `platform.audit.events.v1` (D34). Key (D25): the sub-account for balances and holds, the limit for
 //! audit records, the operation for everything else. `type_name` is the full name of the message.
 
-use events::{Event, topics};
+use events::{EventRef, topics};
 use prost::{Message, encoding::message};
 use proto::{
     audit::v1 as audit,
@@ -21,39 +21,40 @@ use crate::{
 
 /// Number of the field `context` in every event.
 const CONTEXT_TAG: u32 = 1;
-/// What an event has besides its context, about, in bytes.
-const HEAD_ROOM: usize = 224;
 
-/// Events for these facts, in their order. Each fact names its command by index into `contexts`.
-pub fn events(facts: &[(usize, Fact)], contexts: &[&rpc::Context], now_us: i64) -> Vec<Event> {
+/// Tells the events of these facts, in their order. Each fact names its command by index into `contexts`.
+pub fn tell(
+    facts: &[(usize, Fact)],
+    contexts: &[&rpc::Context],
+    now_us: i64,
+    to: &mut dyn FnMut(EventRef<'_>),
+) {
     let heads: Vec<Vec<u8>> = contexts
         .iter()
         .map(|context| head(context, now_us))
         .collect();
     let mut ids = Fresh::at(now_us);
-    facts
-        .iter()
-        .map(|(command, fact)| {
-            let id = ids.uuid();
-            let topic = match fact {
+    let mut payload = Vec::new();
+    for (command, fact) in facts {
+        let id = ids.uuid();
+        payload.clear();
+        payload.extend_from_slice(&heads[*command]);
+        let (type_name, key, subject) = encode(fact, id, now_us, &mut payload);
+        to(EventRef {
+            id,
+            topic: match fact {
                 Fact::LimitChanged { .. } => topics::AUDIT,
                 _ => topics::LEDGER,
-            };
-            let mut payload = heads[*command].clone();
-            let (type_name, key, subject) = encode(fact, id, now_us, &mut payload);
-            Event {
-                id,
-                topic: topic.to_owned(),
-                key: key.to_string(),
-                type_name: type_name.to_owned(),
-                subject: subject.to_string(),
-                source: "ledger".to_owned(),
-                correlation_id: contexts[*command].correlation_id.clone(),
-                occurred_at_us: now_us,
-                payload,
-            }
-        })
-        .collect()
+            },
+            key,
+            type_name,
+            subject,
+            source: "ledger",
+            correlation_id: &contexts[*command].correlation_id,
+            occurred_at_us: now_us,
+            payload: &payload,
+        });
+    }
 }
 
 /// The first field of every event, its context, encoded once for all events of a command.
@@ -63,7 +64,7 @@ fn head(context: &rpc::Context, now_us: i64) -> Vec<u8> {
         source: "ledger".to_owned(),
         ..context.to_proto()
     };
-    let mut head = Vec::with_capacity(context.encoded_len() + HEAD_ROOM);
+    let mut head = Vec::new();
     message::encode(CONTEXT_TAG, &context, &mut head);
     head
 }
@@ -283,7 +284,11 @@ mod tests {
             correlation_id: "c1".to_owned(),
             ..rpc::Context::new("test")
         };
-        let event = events(&facts, &[&context], 1_780_000_000_000_001).remove(0);
+        let mut told = Vec::new();
+        tell(&facts, &[&context], 1_780_000_000_000_001, &mut |event| {
+            told.push(event.to_event())
+        });
+        let event = told.remove(0);
         let message = wire::OperationCreatedEvent::decode(&*event.payload).unwrap();
         assert_eq!(message.encode_to_vec(), event.payload);
         assert_eq!(message.operation_id, "o1");

@@ -12,7 +12,7 @@ mod source;
 mod wakes;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     path::Path,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -24,8 +24,9 @@ use tokio::sync::watch;
 use crate::{
     Delivery, Error, Event, Log, Position, Record, Sqlite, Subscription, Waiting,
     many::{Many, Script},
-    pack,
+    pack::{self, OutboxRow, Survey},
 };
+use recent::Recent;
 
 const OFFSETS_SCHEMA: &str = "CREATE TABLE IF NOT EXISTS offsets (\
      consumer_group TEXT NOT NULL, topic TEXT NOT NULL, position BIGINT NOT NULL, \
@@ -40,6 +41,64 @@ static APPEND: Many = Many::new(
 /// A record where it lies: the event and its further headers.
 type Borrowed<'a> = (&'a Event, &'a [(String, String)]);
 
+/// A row of the log.
+struct Run {
+    topic: Arc<str>,
+    count: i64,
+    /// Packed records ([`pack`]).
+    value: Vec<u8>,
+}
+
+/// Rows of records in their order, those of one topic together.
+fn runs(records: &[Borrowed<'_>]) -> Vec<Run> {
+    let runs = records.chunk_by(|a, b| a.0.topic == b.0.topic);
+    let runs = runs.flat_map(|run| run.chunks(pack::RECORDS_MAX));
+    let run = |run: &[Borrowed<'_>]| Run {
+        topic: run[0].0.topic.as_str().into(),
+        count: run.len() as i64,
+        value: pack::pack(run.iter().copied()),
+    };
+    runs.map(run).collect()
+}
+
+/// Events of a row of an outbox from which on the row is worth more than what its neighbours would save: those of fewer are put together.
+const KEPT_MIN: i64 = 32;
+
+/// What of the rows of an outbox is new, rows of the log in its place: kept as they are where all of it is of one topic.
+fn kept(rows: Vec<(OutboxRow, Survey)>, recent: &mut Recent) -> Result<Vec<Run>, Error> {
+    let mut made = Vec::with_capacity(rows.len());
+    let mut loose: Vec<Event> = Vec::new();
+    let put_together = |loose: &mut Vec<Event>| {
+        let records: Vec<Borrowed> = loose.iter().map(|event| (event, &[][..])).collect();
+        let runs = runs(&records);
+        loose.clear();
+        runs
+    };
+    for (row, found) in rows {
+        let topic = match found.topics.as_slice() {
+            [topic] if row.count >= KEPT_MIN && !found.has_headers => topic.as_str(),
+            _ => {
+                loose.extend(row.events()?.filter(|event| recent.add(event, &[])));
+                continue;
+            }
+        };
+        let are_new: Vec<bool> = recent.add_all(topic, &found.ids).collect();
+        if are_new.iter().all(|is_new| *is_new) {
+            made.extend(put_together(&mut loose));
+            made.push(Run {
+                topic: topic.into(),
+                count: row.count,
+                value: row.value,
+            });
+        } else {
+            let mut are_new = are_new.into_iter();
+            loose.extend(row.events()?.filter(|_| are_new.next() == Some(true)));
+        }
+    }
+    made.extend(put_together(&mut loose));
+    Ok(made)
+}
+
 /// Handle to an embedded log; clones share it.
 #[derive(Clone)]
 pub struct Embedded(Arc<Inner>);
@@ -48,7 +107,7 @@ struct Inner {
     log: Sqlite,
     offsets: Sqlite,
     /// What the writer knows of the end of the log.
-    recent: tokio::sync::Mutex<recent::Recent>,
+    recent: tokio::sync::Mutex<Recent>,
     /// Members that wait for records of this process.
     wakes: wakes::Wakes,
     failing: watch::Sender<Option<String>>,
@@ -92,12 +151,31 @@ impl Embedded {
         self.0.offsets.close().await;
     }
 
-    /// Writes the records and wakes who waits for them.
+    /// Writes the records but for those that are there, and wakes who waits for them.
     async fn add(&self, records: &[Borrowed<'_>]) -> Result<(), Error> {
         if records.is_empty() {
             return Ok(());
         }
-        let written = self.0.write(records).await;
+        let runs = |recent: &mut Recent| {
+            let mut new = Vec::with_capacity(records.len());
+            for (event, headers) in records {
+                if recent.add(event, headers) {
+                    new.push((*event, *headers));
+                }
+            }
+            Ok(runs(&new))
+        };
+        let topics = records.iter().map(|(event, _)| event.topic.as_str());
+        self.write(topics, runs).await
+    }
+
+    /// Writes what is made; wakes who waits for the topics, also where everything was there: perhaps nobody was woken for it.
+    async fn write<'a>(
+        &self,
+        topics: impl Iterator<Item = &'a str>,
+        make: impl FnOnce(&mut Recent) -> Result<Vec<Run>, Error>,
+    ) -> Result<(), Error> {
+        let written = self.0.write(make).await;
         self.0.failing.send_if_modified(|failing| {
             let now = written.as_ref().err().map(ToString::to_string);
             let changed = *failing != now;
@@ -105,7 +183,6 @@ impl Embedded {
             changed
         });
         written?;
-        let topics = records.iter().map(|(event, _)| event.topic.as_str());
         self.0.wakes.wake(topics);
         Ok(())
     }
@@ -129,6 +206,25 @@ impl Log for Embedded {
     async fn publish(&self, events: &[Event]) -> Result<(), Error> {
         let records: Vec<Borrowed> = events.iter().map(|event| (event, &[][..])).collect();
         self.add(&records).await
+    }
+
+    /// A row of many events of one topic is kept as it is, and not taken apart.
+    async fn publish_rows(&self, rows: Vec<OutboxRow>) -> Result<(), Error> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        // Before anybody waits for the log: a row that cannot be read is no failure of it.
+        let found: Vec<Survey> = (rows.iter().map(OutboxRow::survey)).collect::<Result<_, _>>()?;
+        let topics: BTreeSet<String> = found
+            .iter()
+            .flat_map(|found| &found.topics)
+            .cloned()
+            .collect();
+        let rows = rows.into_iter().zip(found).collect();
+        self.write(topics.iter().map(String::as_str), |recent| {
+            kept(rows, recent)
+        })
+        .await
     }
 
     async fn append(&self, records: &[Record]) -> Result<(), Error> {
@@ -200,29 +296,23 @@ impl Inner {
         tx.commit().await
     }
 
-    /// Writes the records in one transaction, but for those that are there.
-    async fn write(&self, records: &[Borrowed<'_>]) -> Result<(), Error> {
+    /// Writes what is made, in one transaction.
+    async fn write(
+        &self,
+        make: impl FnOnce(&mut Recent) -> Result<Vec<Run>, Error>,
+    ) -> Result<(), Error> {
         let mut recent = self.recent.lock().await;
         let mut tx = self.log.write().await?;
         let mut next = recent.begin(&mut tx).await?;
-        let mut new: Vec<Borrowed> = Vec::with_capacity(records.len());
-        for (event, headers) in records {
-            if recent.add(event, headers) {
-                new.push((event, headers));
-            }
-        }
-        let runs: Vec<&[Borrowed]> = new
-            .chunk_by(|a, b| a.0.topic == b.0.topic)
-            .flat_map(|run| run.chunks(pack::RECORDS_MAX))
-            .collect();
+        let runs = make(&mut recent)?;
         let mut script = Script::default();
         script
             .add(&mut tx, &APPEND, &runs, |run, row| {
                 row.put(next);
-                row.put(Arc::<str>::from(run[0].0.topic.as_str()));
-                row.put(run.len() as i64);
-                row.put(pack::pack(run.iter().copied()));
-                next += run.len() as i64;
+                row.put(run.topic.clone());
+                row.put(run.count);
+                row.put(run.value.clone());
+                next += run.count;
             })
             .await?;
         script.run(&mut tx).await?;

@@ -7,6 +7,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
+use foldhash::fast::RandomState;
 use sqlx::SqliteConnection;
 use uuid::Uuid;
 
@@ -21,7 +22,7 @@ pub(super) struct Recent {
     /// Next position of the log as it is known here; `None`: to be read.
     next: Option<i64>,
     topics: Vec<String>,
-    ids: HashSet<(u16, Uuid)>,
+    ids: HashSet<(u16, Uuid), RandomState>,
     order: VecDeque<(u16, Uuid)>,
 }
 
@@ -47,7 +48,22 @@ impl Recent {
         if !headers.is_empty() {
             return true;
         }
-        let id = (self.topic(&event.topic), event.id);
+        let topic = self.topic(&event.topic);
+        self.add_id(topic, event.id)
+    }
+
+    /// As [`Self::add`], for events of one topic.
+    pub fn add_all<'a>(
+        &'a mut self,
+        topic: &str,
+        ids: &'a [Uuid],
+    ) -> impl Iterator<Item = bool> + use<'a> {
+        let topic = self.topic(topic);
+        ids.iter().map(move |id| self.add_id(topic, *id))
+    }
+
+    fn add_id(&mut self, topic: u16, id: Uuid) -> bool {
+        let id = (topic, id);
         let is_new = self.ids.insert(id);
         if is_new {
             self.order.push_back(id);

@@ -17,7 +17,7 @@ use super::{
     WRITER_STATEMENTS, outbox,
 };
 use crate::{
-    Error, Event, Log,
+    Error, Event, EventRef, Log,
     event::now_us,
     inbox,
     outbox::{Moved, Queue},
@@ -103,15 +103,31 @@ fn connect(path: &Path) -> Result<Connection, Error> {
 }
 
 /// Events as the outbox keeps them: rows of their number and their bytes.
-pub struct Packed(Vec<(i64, Vec<u8>)>);
+#[derive(Default)]
+pub struct Packed {
+    rows: Vec<(i64, Vec<u8>)>,
+    last: pack::Packer,
+}
 
 impl Packed {
     pub fn of(events: &[Event]) -> Self {
-        let rows = events.chunks(pack::RECORDS_MAX).map(|events| {
-            let packed = pack::pack(events.iter().map(|event| (event, &[][..])));
-            (events.len() as i64, packed)
-        });
-        Packed(rows.collect())
+        let mut packed = Packed::default();
+        events.iter().for_each(|event| packed.push(event.into()));
+        packed
+    }
+
+    /// Puts it behind those that are there.
+    pub fn push(&mut self, event: EventRef<'_>) {
+        self.last.push(event, &[]);
+        if self.last.is_full() {
+            self.rows.push(self.last.take());
+        }
+    }
+
+    fn into_rows(mut self) -> Vec<(i64, Vec<u8>)> {
+        let last = self.last.take();
+        self.rows.extend((last.0 > 0).then_some(last));
+        self.rows
     }
 }
 
@@ -149,13 +165,14 @@ impl DirectTx {
     ///
     /// # Errors
     /// [`Error::Sqlite`].
-    pub fn append(&self, events: &Packed) -> Result<(), Error> {
-        if events.0.is_empty() {
+    pub fn append(&self, events: Packed) -> Result<(), Error> {
+        let rows = events.into_rows();
+        if rows.is_empty() {
             return Ok(());
         }
         let mut insert =
             self.prepare_cached("INSERT INTO outbox (count, events) VALUES (?1, ?2)")?;
-        for (count, events) in &events.0 {
+        for (count, events) in rows {
             insert.execute((count, events))?;
         }
         Ok(())

@@ -12,7 +12,7 @@ use crate::{
     Error, Event, Log,
     many::{Many, Script},
     outbox::{Moved, Queue},
-    pack,
+    pack::{self, OutboxRow},
 };
 
 /// Rows handed to the log at once, each with up to [`pack::RECORDS_MAX`] events.
@@ -41,13 +41,7 @@ pub async fn append_in_tx(tx: &mut SqliteConnection, events: &[Event]) -> Result
 }
 
 /// The oldest rows that were not relayed.
-struct Oldest {
-    events: Vec<Event>,
-    rows: usize,
-    last_position: i64,
-}
-
-async fn oldest(db: &Sqlite) -> Result<Oldest, Error> {
+async fn oldest(db: &Sqlite) -> Result<Vec<OutboxRow>, Error> {
     // `+`: see [`Many`].
     let rows: Vec<(i64, i64, Vec<u8>)> = sqlx::query_as(
         "SELECT position, count, events FROM outbox WHERE position > $1 ORDER BY position LIMIT +$2",
@@ -56,34 +50,31 @@ async fn oldest(db: &Sqlite) -> Result<Oldest, Error> {
     .bind(BATCH)
     .fetch_all(db.read())
     .await?;
-    let mut events = Vec::new();
-    for (position, count, value) in &rows {
-        let records = pack::unpack(value, *count).map_err(|reason| Error::Malformed {
-            position: format!("outbox {position}"),
-            reason,
-        })?;
-        events.extend(records.into_iter().map(|record| record.event));
-    }
-    Ok(Oldest {
-        events,
-        rows: rows.len(),
-        last_position: rows.last().map_or(0, |(position, ..)| *position),
-    })
+    let row = |(position, count, value)| OutboxRow {
+        position,
+        count,
+        value,
+    };
+    Ok(rows.into_iter().map(row).collect())
 }
 
 /// Hands the oldest rows to the log and notes them as relayed; none: there are none.
 pub(super) async fn publish_oldest(db: &Sqlite, log: &dyn Log) -> Result<Moved, Error> {
-    let oldest = oldest(db).await?;
-    if oldest.rows > 0 {
-        log.publish(&oldest.events).await?;
-        db.set_relayed(oldest.last_position);
-    }
-    Ok(Moved {
-        events: oldest.events.len(),
-        more_soon: oldest.rows == BATCH as usize,
+    let rows = oldest(db).await?;
+    let moved = Moved {
+        events: rows
+            .iter()
+            .map(|row| row.count.unsigned_abs() as usize)
+            .sum(),
+        more_soon: rows.len() == BATCH as usize,
         // A commit of few events is one row.
-        is_stream: oldest.rows > 1,
-    })
+        is_stream: rows.len() > 1,
+    };
+    if let Some(last) = rows.last().map(|row| row.position) {
+        log.publish_rows(rows).await?;
+        db.set_relayed(last);
+    }
+    Ok(moved)
 }
 
 #[async_trait]

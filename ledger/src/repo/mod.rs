@@ -18,7 +18,7 @@ mod verify;
 use std::{ops::Deref, sync::Arc};
 
 use async_trait::async_trait;
-use events::Event;
+use events::EventRef;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -77,6 +77,14 @@ impl Store {
         self.writes.begin().await
     }
 
+    /// As [`Writes::catch_up`].
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub async fn catch_up(&self) -> Result<(), Error> {
+        self.writes.catch_up().await
+    }
+
     /// Moves events of committed groups to the log until `shutdown`.
     pub async fn relay(&self, log: Arc<dyn events::Log>, shutdown: CancellationToken) {
         self.writes.relay(log, shutdown).await;
@@ -132,11 +140,16 @@ pub trait Writes: Send + Sync {
         false
     }
     async fn begin(&self) -> Result<Box<dyn Group>, Error>;
+    /// Does what the store has put off, at a moment when nobody waits for an answer. What is left over a group does before it begins.
+    async fn catch_up(&self) -> Result<(), Error>;
     async fn relay(&self, log: Arc<dyn events::Log>, shutdown: CancellationToken);
     fn again(&self, error: &Error) -> Again;
     /// Waits for all connections to be returned and closes them, those of [`Reads`] too.
     async fn close(&self);
 }
+
+/// Tells the events of a group, in their order.
+pub type Events<'a> = dyn Fn(&mut dyn FnMut(EventRef<'_>)) + Sync + 'a;
 
 /// One write transaction; dropped without [`Group::commit`] it leaves nothing.
 #[async_trait]
@@ -150,11 +163,7 @@ pub trait Group: Send {
 
     /// Writes every changed row, the block that seals what was made ([`crate::audit::seal`]) and the events beside them. `events` may be asked
     /// from another thread, while the rows are written.
-    async fn save(
-        &mut self,
-        book: &Book,
-        events: &(dyn Fn() -> Vec<Event> + Sync),
-    ) -> Result<(), Error>;
+    async fn save(&mut self, book: &Book, events: &Events<'_>) -> Result<(), Error>;
 
     /// What a command asks of the store alone.
     async fn tidy(&mut self, command: &Command) -> Result<(), Error>;

@@ -541,6 +541,65 @@ async fn d19_independent_operations_stand_alone_and_repeats_meet_their_answers()
     assert_eq!(world.balance("u2:CFA-RUB").await[0], "10.01");
 }
 
+// rows: R214
+/// Of many keys those behind all that are there need no look; these lie before, between, on and behind them.
+#[tokio::test]
+async fn t12_keys_are_found_wherever_they_lie_among_those_that_are_there() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    world.fund("u2", RUB, "100").await;
+    let pay = |user: &str, key: &str, value: &str| {
+        let from = format!("{user}:CFA-RUB");
+        item(
+            OperationType::Payment,
+            user,
+            key,
+            &[(&from, "u3:CFA-RUB", value, RUB)],
+        )
+    };
+    let send = async |call: &str, operations: Vec<NewOperation>| {
+        let request = CreateOperationsRequest {
+            context: write(call),
+            operations,
+            mode: BatchMode::Independent as i32,
+            ..Default::default()
+        };
+        let answer = world.client.clone().create_operations(request).await;
+        let said = |outcome: OperationOutcome| (outcome.replayed, outcome.error_reason);
+        let outcomes = answer.unwrap().into_inner().outcomes.into_iter();
+        outcomes.map(said).collect::<Vec<_>>()
+    };
+    let none = || (false, String::new());
+    let poor = |replayed| (replayed, "INSUFFICIENT_BALANCE".to_owned());
+    // Fewer than are many; the last key of all is another user's, the last refused one among them.
+    let first = ["b", "d", "Я"].map(|key| pay("u1", key, "1"));
+    let first = [&first[..], &[pay("u1", "m", "1000"), pay("u2", "я", "1")]].concat();
+    assert_eq!(
+        send("first", first).await,
+        [none(), none(), none(), poor(false), none()]
+    );
+    let mut then: Vec<NewOperation> = ["a", "b", "c", "d", "e", "m", "n", "Я", "я", "\u{10FFFF}"]
+        .map(|key| pay("u1", key, "1"))
+        .to_vec();
+    then.push(pay("u2", "я", "1"));
+    let there = [
+        false, true, false, true, false, true, false, true, false, false, true,
+    ];
+    let expected = there.iter().enumerate().map(|(place, there)| match place {
+        5 => poor(true),
+        _ => (*there, String::new()),
+    });
+    assert_eq!(
+        send("then", then.clone()).await,
+        expected.collect::<Vec<_>>()
+    );
+    // Behind the last one now too.
+    let again = send("again", then).await;
+    assert!(again.iter().all(|(replayed, _)| *replayed));
+    assert_eq!(world.balance("u3:CFA-RUB").await[0], "10.00");
+    world.assert_books_balance().await;
+}
+
 // rows: R214 R329
 #[tokio::test]
 async fn t12_a_repeated_batch_says_of_each_operation_what_it_said_first() {

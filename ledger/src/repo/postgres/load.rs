@@ -68,7 +68,12 @@ pub async fn load(
     for _ in 0..LOCK_ROUNDS {
         let start: Start = sqlx::query_as(Start::SQL).fetch_one(&mut *tx).await?;
         let now_us = clock_us.max(start.head()?.sealed_at_us);
-        let (mut wanted, mut book) = read(tx, commands, now_us).await?;
+        // News of what is made here would have to pass the lock that it shares.
+        let wanted = Wanted {
+            no_news: !start.has_news,
+            ..Wanted::default()
+        };
+        let (mut wanted, mut book) = read(tx, wanted, commands, now_us).await?;
         keep::subaccounts(&mut book, locked.rows.values().cloned().collect());
         let missing = missing(tx, &wanted, &book, &locked).await?;
         if missing.is_empty() {
@@ -258,10 +263,10 @@ async fn lock_news(tx: &mut PgConnection, commands: &[&Command]) -> Result<(), E
 /// What the fold decides on, except sub-accounts and their owners.
 async fn read(
     tx: &mut PgConnection,
+    mut wanted: Wanted,
     commands: &[&Command],
     now_us: i64,
 ) -> Result<(Wanted, Book), Error> {
-    let mut wanted = Wanted::default();
     let mut book = Book {
         now_us,
         ..Book::default()

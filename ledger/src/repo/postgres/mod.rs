@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{
-    Again, Writes,
+    Again, Events, Writes,
     audit::Start,
     verify::{ASIDE, Reader},
 };
@@ -71,6 +71,11 @@ impl Writes for Writer {
         Ok(Box::new(Group { tx }))
     }
 
+    /// Nothing is put off.
+    async fn catch_up(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     async fn relay(&self, log: Arc<dyn events::Log>, shutdown: CancellationToken) {
         events::outbox::Relay::run(self.db.clone(), log, shutdown).await;
     }
@@ -114,12 +119,9 @@ impl super::Group for Group {
         answered(load::load(&mut self.tx, commands, clock_us)).await
     }
 
-    async fn save(
-        &mut self,
-        book: &Book,
-        events: &(dyn Fn() -> Vec<Event> + Sync),
-    ) -> Result<(), Error> {
-        let events = events();
+    async fn save(&mut self, book: &Book, events: &Events<'_>) -> Result<(), Error> {
+        let mut told: Vec<Event> = Vec::with_capacity(book.facts.len());
+        events(&mut |event| told.push(event.to_event()));
         answered(async {
             // The chain's end is asked for last, since other ledgers wait for it until the commit.
             let block = if audit::seals(book) {
@@ -128,7 +130,7 @@ impl super::Group for Group {
                 None
             };
             save::save(&mut self.tx, book, block.as_ref()).await?;
-            Ok(postgres::outbox::append_in_tx(&mut self.tx, &events).await?)
+            Ok(postgres::outbox::append_in_tx(&mut self.tx, &told).await?)
         })
         .await
     }
@@ -142,11 +144,10 @@ impl super::Group for Group {
     }
 }
 
-/// Locks the chain, then reads its end: a statement sees what was committed before it began, so the lock needs one of its own.
+/// Locks the chain, then reads its end.
 async fn head(tx: &mut PgConnection) -> Result<Head, Error> {
-    sqlx::query("SELECT pg_advisory_xact_lock('audit_blocks'::regclass::oid::bigint << 8)")
-        .execute(&mut *tx)
+    let end: Start = sqlx::query_as("SELECT * FROM locked_end_of_chain()")
+        .fetch_one(tx)
         .await?;
-    let start: Start = sqlx::query_as(Start::SQL).fetch_one(tx).await?;
-    start.head()
+    end.head()
 }

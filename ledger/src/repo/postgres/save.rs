@@ -24,7 +24,9 @@ fn signed(number: u64) -> i64 {
 }
 
 /// Rows that are new, and rows that were there.
-fn split<'a, K, V>(changes: &[Change<'a, K, V>]) -> (Vec<(&'a K, &'a V)>, Vec<(&'a K, &'a V)>) {
+fn split<'a, K, V>(
+    changes: impl Iterator<Item = Change<'a, K, V>>,
+) -> (Vec<(&'a K, &'a V)>, Vec<(&'a K, &'a V)>) {
     let (mut new, mut moved) = (Vec::new(), Vec::new());
     for change in changes {
         let Some(after) = change.after else { continue };
@@ -69,14 +71,14 @@ pub async fn save(tx: &mut PgConnection, book: &Book, block: Option<&Block>) -> 
 }
 
 async fn owners(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
-    let (new, _) = split(&book.scales.changes());
+    let (new, _) = split(book.scales.changes());
     let query = sqlx::query(
         "INSERT INTO instruments (instrument_id, decimals) SELECT * FROM UNNEST($1::text[], $2::int[])",
     )
     .bind(column(&new, |(id, _)| &***id))
     .bind(column(&new, |(_, decimals)| i32::from(**decimals)));
     put(tx, "instruments", new.len(), query).await?;
-    let (new, moved) = split(&book.users.changes());
+    let (new, moved) = split(book.users.changes());
     let query = sqlx::query(
         "INSERT INTO users (user_id, blocked) SELECT * FROM UNNEST($1::text[], $2::boolean[])",
     )
@@ -90,7 +92,7 @@ async fn owners(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     .bind(column(&moved, |(id, _)| &***id))
     .bind(column(&moved, |(_, user)| user.blocked));
     put(tx, "users", moved.len(), query).await?;
-    let (new, _) = split(&book.accounts.changes());
+    let (new, _) = split(book.accounts.changes());
     let query = sqlx::query(
         "INSERT INTO accounts (account_id, user_id, kind, created_at_us, updated_at_us) \
          SELECT * FROM UNNEST($1::text[], $2::text[], $3::int[], $4::bigint[], $5::bigint[])",
@@ -104,7 +106,7 @@ async fn owners(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
 }
 
 async fn subaccounts(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
-    let (new, moved) = split(&book.subaccounts.changes());
+    let (new, moved) = split(book.subaccounts.changes());
     let state = |query: Query<'static, Postgres, PgArguments>, rows: &[(&Id, &SubAccount)]| {
         query
             .bind(column(rows, |(_, row)| &*row.terms.subaccount_id))
@@ -140,7 +142,7 @@ async fn subaccounts(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
 }
 
 async fn holds(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
-    let (new, moved) = split(&book.holds.changes());
+    let (new, moved) = split(book.holds.changes());
     let state = |query: Query<'static, Postgres, PgArguments>, rows: &[(&Id, &Hold)]| {
         query
             .bind(column(rows, |(_, row)| &*row.terms.hold_id))
@@ -203,7 +205,7 @@ async fn sealed(tx: &mut PgConnection, block: Option<&Block>) -> Result<(), Erro
 }
 
 async fn operations(tx: &mut PgConnection, book: &Book, block: u64) -> Result<(), Error> {
-    let (new, moved) = split(&book.operations.changes());
+    let (new, moved) = split(book.operations.changes());
     let query = sqlx::query(
         "INSERT INTO operations (operation_id, scope, kind, status, user_id, idempotency_key, external_ref, tx_hash, rejection_code, \
          rejection_message, awaits_chain, reverses, reversed_by, digest, created_at_us, finalized_at_us, place, block) \
@@ -250,7 +252,6 @@ async fn operations(tx: &mut PgConnection, book: &Book, block: u64) -> Result<()
 async fn postings(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     let changes = book.postings.changes();
     let rows: Vec<&Posting> = changes
-        .iter()
         .filter_map(|change| change.after)
         .flatten()
         .collect();
@@ -280,7 +281,7 @@ async fn postings(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
 }
 
 async fn answers(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
-    let (new, _) = split(&book.answers.changes());
+    let (new, _) = split(book.answers.changes());
     let query = sqlx::query(
         "INSERT INTO answers (call, user_id, idempotency_key, digest, outcome, created_at_us) \
          SELECT j.*, $6 FROM UNNEST($1::int[], $2::text[], $3::text[], $4::bigint[], $5::text[]) AS j",
@@ -295,7 +296,7 @@ async fn answers(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
 }
 
 async fn sources(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
-    let (new, moved) = split(&book.sources.changes());
+    let (new, moved) = split(book.sources.changes());
     for (rows, sql) in [
         (
             new,
@@ -320,8 +321,7 @@ async fn sources(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
 }
 
 async fn parked(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
-    let changes = book.parked.changes();
-    let (new, _) = split(&changes);
+    let (new, _) = split(book.parked.changes());
     let query = sqlx::query(
         "INSERT INTO parked (match_key, tx_hash, reverted, at_us) \
          SELECT * FROM UNNEST($1::text[], $2::text[], $3::boolean[], $4::bigint[])",
@@ -331,8 +331,7 @@ async fn parked(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     .bind(column(&new, |(_, news)| news.reverted))
     .bind(column(&new, |(_, news)| news.at_us));
     put(tx, "parked news", new.len(), query).await?;
-    let gone: Vec<&str> = changes
-        .iter()
+    let gone: Vec<&str> = (book.parked.changes())
         .filter(|change| change.before.is_some() && change.after.is_none())
         .map(|change| &**change.key)
         .collect();

@@ -55,7 +55,7 @@ impl Known {
         changes: &[Change<Id, SubAccount>],
     ) -> Vec<SubAccount> {
         // Rows carry the decimals of their instrument.
-        if !book.scales.changes().is_empty() {
+        if book.scales.changes().next().is_some() {
             self.rows.clear();
             return Vec::new();
         }

@@ -25,6 +25,9 @@ use crate::{
 /// A child knows its parent, a parent may be a child; no deeper chain is ever made.
 const PARENT_ROUNDS: usize = 3;
 
+/// Keys from which on one more look is well spent to save theirs.
+const KEYS_MANY: usize = 8;
+
 /// One text to look for.
 fn key(id: &Id) -> [&str; 1] {
     [&**id]
@@ -104,8 +107,9 @@ fn operations_by_id(db: &Connection, ids: &BTreeSet<Id>, book: &mut Book) -> Res
 }
 
 fn operations_by_other(db: &Connection, wanted: &Wanted, book: &mut Book) -> Result<(), Error> {
+    let newest = "SELECT MAX(idempotency_key) FROM operations";
+    let keys = perhaps_there(db, newest, &wanted.operation_keys)?;
     let sql = "SELECT * FROM operations WHERE idempotency_key = ?1 AND user_id = ?2 AND scope = ?3";
-    let keys = wanted.operation_keys.iter();
     let keys = keys.map(|(user, key, scope)| (&**key, &**user, *scope));
     keep::operations(book, find(db, sql, keys, rows::operation)?)?;
     let sql = "SELECT * FROM operations WHERE external_ref = ?1 AND kind = ?2";
@@ -139,6 +143,7 @@ fn subaccounts(
     book: &mut Book,
 ) -> Result<(), Error> {
     let mut unknown = Vec::new();
+    book.subaccounts.reserve(wanted.subaccount_ids.len());
     for id in &wanted.subaccount_ids {
         match known.get(id) {
             Some(row) => book.subaccounts.load(id.clone(), row.clone()),
@@ -194,11 +199,31 @@ fn scales(
     Ok(())
 }
 
+/// Of (user, key, number) those that are worth a look: a key behind all keys of the table is not in it. New keys that clients make by time are such, as long
+/// as nobody's key is behind all time.
+fn perhaps_there<'a>(
+    db: &Connection,
+    newest_sql: &str,
+    keys: &'a [(Id, Id, i32)],
+) -> Result<impl Iterator<Item = &'a (Id, Id, i32)> + use<'a>, Error> {
+    let newest: Option<Id> = if keys.len() >= KEYS_MANY {
+        let mut statement = db.prepare_cached(newest_sql)?;
+        // Of an empty table every key is behind the last one.
+        let newest: Option<Id> = statement.query_row([], |row| row.get(0))?;
+        Some(newest.unwrap_or_else(|| "".into()))
+    } else {
+        None
+    };
+    let is_behind = move |key: &Id| newest.as_ref().is_some_and(|newest| key > newest);
+    Ok(keys.iter().filter(move |(_, key, _)| !is_behind(key)))
+}
+
 /// Stored answers; returns the operations they speak of.
 fn answers(db: &Connection, wanted: &Wanted, book: &mut Book) -> Result<BTreeSet<Id>, Error> {
+    let newest = "SELECT MAX(idempotency_key) FROM answers";
+    let keys = perhaps_there(db, newest, &wanted.answer_keys)?;
     let sql = "SELECT call, user_id, idempotency_key, digest, outcome FROM answers \
                WHERE idempotency_key = ?1 AND user_id = ?2 AND call = ?3";
-    let keys = wanted.answer_keys.iter();
     let keys = keys.map(|(user, key, call)| (&**key, &**user, *call));
     keep::answers(book, find(db, sql, keys, rows::answer)?)
 }

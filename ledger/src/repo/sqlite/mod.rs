@@ -17,13 +17,13 @@ use std::{
 };
 
 use async_trait::async_trait;
-use events::{Direct, DirectTx, Event, Packed};
+use events::{Direct, DirectTx, Packed};
 use sqlx::{Connection, SqliteConnection, sqlite::SqliteConnectOptions};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{
-    Again, Writes,
+    Again, Events, Writes,
     verify::{ASIDE, Reader},
 };
 use crate::{
@@ -95,9 +95,7 @@ impl Writer {
 #[async_trait]
 impl Writes for Writer {
     async fn begin(&self) -> Result<Box<dyn super::Group>, Error> {
-        if self.unlisted.load(Ordering::Relaxed) >= lists::UNLISTED_MAX {
-            self.list().await?;
-        }
+        self.catch_up().await?;
         Ok(Box::new(Group {
             tx: self.db.write().await?,
             known: self.known.clone(),
@@ -106,6 +104,13 @@ impl Writes for Writer {
             sealed: 0,
             changed: Vec::new(),
         }))
+    }
+
+    async fn catch_up(&self) -> Result<(), Error> {
+        if self.unlisted.load(Ordering::Relaxed) >= lists::UNLISTED_MAX {
+            self.list().await?;
+        }
+        Ok(())
     }
 
     async fn relay(&self, log: Arc<dyn events::Log>, shutdown: CancellationToken) {
@@ -191,11 +196,7 @@ impl super::Group for Group {
         Ok(book)
     }
 
-    async fn save(
-        &mut self,
-        book: &Book,
-        events: &(dyn Fn() -> Vec<Event> + Sync),
-    ) -> Result<(), Error> {
+    async fn save(&mut self, book: &Book, events: &Events<'_>) -> Result<(), Error> {
         let chains = Chains::of(&self.tx, book)?;
         let mut changed = self.known().take_changed(book, &chains.subaccounts);
         for row in &mut changed {
@@ -203,11 +204,15 @@ impl super::Group for Group {
         }
         self.changed = changed;
         let head = self.head.clone().expect("a group is loaded first");
-        let made = || (audit::seal(&head, book), Packed::of(&events()));
+        let made = || {
+            let mut packed = Packed::default();
+            events(&mut |event| packed.push(event));
+            (audit::seal(&head, book), packed)
+        };
         let (block, events) = self.save_rows(book, &chains, made)?;
         save::save_block(&self.tx, block.as_ref())?;
         self.sealed = block.map_or(0, |block| block.operations);
-        Ok(self.tx.append(&events)?)
+        Ok(self.tx.append(events)?)
     }
 
     async fn tidy(&mut self, command: &Command) -> Result<(), Error> {

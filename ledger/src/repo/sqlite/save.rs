@@ -140,8 +140,8 @@ impl<'a> Chains<'a> {
     /// # Errors
     /// [`Error::Sqlite`].
     pub fn of(db: &Connection, book: &'a Book) -> Result<Self, Error> {
-        let subaccounts = book.subaccounts.changes();
-        let postings = book.postings.changes().into_iter();
+        let subaccounts: Vec<_> = book.subaccounts.changes().collect();
+        let postings = book.postings.changes();
         let postings: Vec<&Posting> = postings
             .filter_map(|change| change.after)
             .flatten()
@@ -192,15 +192,17 @@ pub fn tidy(db: &Connection, command: &Command) -> Result<(), Error> {
 }
 
 /// Rows as they are now, apart by whether they are new.
-fn new_and_moved<'a, K, V>(changes: Vec<Change<'a, K, V>>) -> (Vec<&'a V>, Vec<&'a V>) {
-    let (new, moved): (Vec<_>, Vec<_>) = (changes.into_iter())
-        .filter(|change| change.after.is_some())
-        .partition(|change| change.before.is_none());
-    let after = |changes: Vec<Change<'a, K, V>>| {
-        let rows = changes.into_iter().filter_map(|change| change.after);
-        rows.collect()
-    };
-    (after(new), after(moved))
+fn new_and_moved<'a, K: 'a, V>(
+    changes: impl Iterator<Item = Change<'a, K, V>>,
+) -> (Vec<&'a V>, Vec<&'a V>) {
+    let (mut new, mut moved) = (Vec::new(), Vec::new());
+    for change in changes {
+        match change.before {
+            None => new.extend(change.after),
+            Some(_) => moved.extend(change.after),
+        }
+    }
+    (new, moved)
 }
 
 /// A statement for each row of a kind, where there is any.
@@ -243,20 +245,15 @@ fn each_known<T>(
 
 fn save_owners(db: &Connection, book: &Book, chains: &Chains) -> Result<(), Error> {
     let sql = "INSERT INTO instruments (instrument_id, decimals) VALUES (?1, ?2)";
-    let scales = book.scales.changes();
-    let scales = scales
-        .iter()
-        .filter_map(|change| Some((change.key, change.after?)));
+    let scales = (book.scales.changes()).filter_map(|change| Some((change.key, change.after?)));
     each(db, sql, scales, |to, row| to.execute(row))?;
     let sql = "INSERT INTO users (user_id, blocked) VALUES (?1, ?2) ON CONFLICT (user_id) DO UPDATE SET blocked = excluded.blocked";
-    let users = book.users.changes();
-    let users = users.iter().filter_map(|change| change.after);
+    let users = (book.users.changes()).filter_map(|change| change.after);
     each(db, sql, users, |to, user| {
         to.execute((&user.user_id, user.blocked))
     })?;
     let sql = "INSERT INTO accounts (account_id, user_id, kind, created_at_us, updated_at_us) VALUES (?1, ?2, ?3, ?4, ?5)";
-    let accounts = book.accounts.changes();
-    let accounts = accounts.iter().filter_map(|change| change.after);
+    let accounts = (book.accounts.changes()).filter_map(|change| change.after);
     each(db, sql, accounts, put_account)?;
     let changes = &chains.subaccounts;
     let new: Vec<&SubAccount> = (changes.iter())
@@ -313,10 +310,7 @@ fn save_operations(db: &Connection, book: &Book, chains: &Chains, block: u64) ->
 
 fn save_memory(db: &Connection, book: &Book) -> Result<(), Error> {
     let sql = "INSERT INTO answers (call, user_id, idempotency_key, digest, outcome, created_at_us) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
-    let answers = book.answers.changes();
-    let answers = answers
-        .iter()
-        .filter_map(|change| Some((change.key, change.after?)));
+    let answers = (book.answers.changes()).filter_map(|change| Some((change.key, change.after?)));
     each(db, sql, answers, |to, ((call, user_id, key), answer)| {
         let outcome = outcome_text(&answer.outcome);
         to.execute(params![
@@ -331,10 +325,7 @@ fn save_memory(db: &Connection, book: &Book) -> Result<(), Error> {
     let sql = "INSERT INTO sources (source, first_sequence, through_sequence, digest) VALUES (?1, ?2, ?3, ?4) \
                ON CONFLICT (source) DO UPDATE SET first_sequence = excluded.first_sequence, \
                through_sequence = excluded.through_sequence, digest = excluded.digest";
-    let sources = book.sources.changes();
-    let sources = sources
-        .iter()
-        .filter_map(|change| Some((change.key, change.after?)));
+    let sources = (book.sources.changes()).filter_map(|change| Some((change.key, change.after?)));
     each(db, sql, sources, |to, (source, at)| {
         let (first, through) = (
             at.first_sequence.cast_signed(),
@@ -342,15 +333,13 @@ fn save_memory(db: &Connection, book: &Book) -> Result<(), Error> {
         );
         to.execute((source, first, through, at.digest))
     })?;
-    let parked = book.parked.changes();
-    let news = parked
-        .iter()
-        .filter_map(|change| Some((change.key, change.after?)));
+    let news = (book.parked.changes()).filter_map(|change| Some((change.key, change.after?)));
     let sql = "INSERT INTO parked (match_key, tx_hash, reverted, at_us) VALUES (?1, ?2, ?3, ?4)";
     each(db, sql, news, |to, (key, news)| {
         to.execute((key, &news.tx_hash, news.reverted, news.at_us))
     })?;
-    let gone = (parked.iter()).filter(|change| change.before.is_some() && change.after.is_none());
+    let gone =
+        (book.parked.changes()).filter(|change| change.before.is_some() && change.after.is_none());
     let sql = "DELETE FROM parked WHERE match_key = ?1";
     each(db, sql, gone, |to, change| to.execute([change.key]))
 }
