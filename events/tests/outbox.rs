@@ -188,7 +188,7 @@ async fn a_closed_writer_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let db = direct(folder.path()).await;
     db.clone().close().await;
-    assert!(matches!(db.write().await, Err(events::Error::Closed)));
+    assert!(matches!(db.write().await, Err(Error::Closed)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -413,7 +413,7 @@ async fn a_writer_without_a_thread_of_its_own_tells_the_same_apart() {
     let locked = impatient.execute("INSERT INTO changes (number) VALUES (2)", []);
     let locked = locked.unwrap_err();
     assert!(events::sqlite::direct::is_away(&locked), "{locked}");
-    let away = events::Error::from(locked);
+    let away = Error::from(locked);
     assert!(away.is_away(), "{away}");
     drop(tx);
     // What failed has left no transaction behind.

@@ -46,7 +46,7 @@ static POSTING: Insert = Insert::new(
 );
 
 /// Rows of one INSERT, largest first: what is left over goes into the next smaller ones.
-const SIZES: [usize; 4] = [64, 16, 4, 1];
+const SIZES: [usize; 5] = [256, 64, 16, 4, 1];
 
 /// INSERT into a table of so many columns, one statement for each of [`SIZES`].
 struct Insert {
