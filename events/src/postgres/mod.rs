@@ -121,13 +121,11 @@ impl Postgres {
                 .max_connections(max)
                 .acquire_timeout(Duration::from_millis(ACQUIRE_TIMEOUT_MS))
         };
-        // Every statement of a writer goes by key. Its plan must not depend on statistics, which say "empty" long after a table has grown, nor on how many
-        // keys it is given: then it need not be planned anew each time, which takes longer than many of them do.
+        // Every statement of a writer goes by key. Its plan must not depend on statistics, which say "empty" long after a table has grown.
         let by_key = options.clone().options([
             ("enable_seqscan", "off"),
             ("enable_hashjoin", "off"),
             ("enable_mergejoin", "off"),
-            ("plan_cache_mode", "force_generic_plan"),
         ]);
         let writers = pool(WRITERS)
             // A lost connection is found by the statement that meets it, which its caller repeats.

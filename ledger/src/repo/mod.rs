@@ -140,7 +140,7 @@ pub trait Writes: Send + Sync {
         false
     }
     async fn begin(&self) -> Result<Box<dyn Group>, Error>;
-    /// Does what the store has put off, at a moment when nobody waits for an answer. What is left over a group does before it begins.
+    /// Does what the store has put off, behind the answers of a group. What is left over the next group does before it begins.
     async fn catch_up(&self) -> Result<(), Error>;
     async fn relay(&self, log: Arc<dyn events::Log>, shutdown: CancellationToken);
     fn again(&self, error: &Error) -> Again;

@@ -542,7 +542,7 @@ async fn d19_independent_operations_stand_alone_and_repeats_meet_their_answers()
 }
 
 // rows: R214
-/// Of many keys those behind all that are there need no look; these lie before, between, on and behind them.
+/// Many keys are not looked for where nothing lies between their first and their last; these lie before, between, on and behind what is there.
 #[tokio::test]
 async fn t12_keys_are_found_wherever_they_lie_among_those_that_are_there() {
     let world = World::new().await;
@@ -593,10 +593,33 @@ async fn t12_keys_are_found_wherever_they_lie_among_those_that_are_there() {
         send("then", then.clone()).await,
         expected.collect::<Vec<_>>()
     );
-    // Behind the last one now too.
     let again = send("again", then).await;
     assert!(again.iter().all(|(replayed, _)| *replayed));
-    assert_eq!(world.balance("u3:CFA-RUB").await[0], "10.00");
+    // Nothing between them; then only the outermost are there.
+    let side_by_side: Vec<NewOperation> = (10..20)
+        .map(|number| pay("u1", &format!("k{number}"), "1"))
+        .collect();
+    let ends = vec![side_by_side[0].clone(), side_by_side[9].clone()];
+    assert_eq!(send("ends", ends).await, [none(), none()]);
+    let made = send("side by side", side_by_side.clone()).await;
+    let replayed: Vec<bool> = made.iter().map(|(replayed, _)| *replayed).collect();
+    assert_eq!(replayed, [&[true][..], &[false; 8], &[true]].concat());
+    let inner: Vec<NewOperation> = (0..9)
+        .map(|number| pay("u1", &format!("k11{number}"), "1"))
+        .collect();
+    assert!(
+        send("inner", inner.clone())
+            .await
+            .iter()
+            .all(|(replayed, _)| !replayed)
+    );
+    assert!(
+        send("inner again", inner)
+            .await
+            .iter()
+            .all(|(replayed, _)| *replayed)
+    );
+    assert_eq!(world.balance("u3:CFA-RUB").await[0], "29.00");
     world.assert_books_balance().await;
 }
 

@@ -1,6 +1,6 @@
 //! Locking and reading the working set of a group.
 //!
-//! Order of locks, the same for every group: positions of sources, sub-accounts (one statement, sorted), users, news of finality, limits that are named. Each
+//! Order of locks, the same for every group: positions of sources, sub-accounts (one statement, sorted), users, limits that are named, news of finality. Each
 //! statement at READ COMMITTED sees what was committed before it began, so whatever is read behind the locks is current and stays so.
 //! - A hold and an operation change only under the lock of their sub-accounts: which ones those are is found out before, from columns that
 //!   never change, and looked at again behind the locks.
@@ -23,7 +23,7 @@ use crate::{
         keep,
         rows::{
             AccountRow, AnswerRow, HOLD, HoldRow, OperationRow, POSTING, ParkedRow, PostingRow,
-            SUB_ACCOUNT, SubAccountRow,
+            SubAccountRow,
         },
     },
 };
@@ -62,11 +62,10 @@ pub async fn load(
     named.subaccount_ids.extend(to_lock);
     named.add_owners(|id| locked.has(id));
     lock_users(tx, &named, &locked).await?;
-    lock_news(tx, commands).await?;
     limits::lock(tx, commands).await?;
     // Behind the locks, so that whatever was written to these sub-accounts is no later than what is written now.
+    let mut start = lock_news(tx, commands).await?;
     for _ in 0..LOCK_ROUNDS {
-        let start: Start = sqlx::query_as(Start::SQL).fetch_one(&mut *tx).await?;
         let now_us = clock_us.max(start.head()?.sealed_at_us);
         // News of what is made here would have to pass the lock that it shares.
         let wanted = Wanted {
@@ -86,6 +85,7 @@ pub async fn load(
             return Ok(book);
         }
         locked.add(tx, &missing, &BTreeSet::new()).await?;
+        start = sqlx::query_as(Start::SQL).fetch_one(&mut *tx).await?;
     }
     Err(Error::Raced)
 }
@@ -104,29 +104,11 @@ impl Locked {
         ids: &BTreeSet<Id>,
         whole_users: &BTreeSet<Id>,
     ) -> Result<(), Error> {
-        let of_users = if whole_users.is_empty() {
-            ""
-        } else {
-            " OR s.user_id = ANY($2)"
-        };
-        let sql = format!(
-            "SELECT s.subaccount_id FROM sub_accounts s WHERE s.subaccount_id = ANY($1){of_users} ORDER BY s.subaccount_id FOR UPDATE"
-        );
-        let mut query = sqlx::query_scalar(AssertSqlSafe(sql)).bind(texts(ids));
-        if !whole_users.is_empty() {
-            query = query.bind(texts(whole_users));
-        }
-        let mut locked: Vec<String> = query.fetch_all(&mut *tx).await?;
         self.asked.extend(ids.iter().cloned());
-        // A row that was asked for in vain before may be there now.
-        locked.retain(|id| !self.rows.contains_key(id.as_str()));
-        if locked.is_empty() {
-            return Ok(());
-        }
-        // In a statement of its own: one that waited for a lock sees what it joins (the decimals) as it was before.
-        let sql = format!("{SUB_ACCOUNT} WHERE s.subaccount_id = ANY($1)");
-        let found: Vec<SubAccountRow> = sqlx::query_as(AssertSqlSafe(sql))
-            .bind(locked)
+        let sql = "SELECT (found.sub_account).*, found.decimals FROM locked_sub_accounts($1, $2) AS found";
+        let found: Vec<SubAccountRow> = sqlx::query_as(sql)
+            .bind(texts(ids))
+            .bind(texts(whole_users))
             .fetch_all(tx)
             .await?;
         let found = found.into_iter().map(|row| (Id::from(row.id()), row));
@@ -235,8 +217,9 @@ async fn lock_users(tx: &mut PgConnection, wanted: &Wanted, locked: &Locked) -> 
     Ok(())
 }
 
-/// Slots of parked news, the stronger lock of each slot at once and in the order of the slots: news exclude makers, makers share.
-async fn lock_news(tx: &mut PgConnection, commands: &[&Command]) -> Result<(), Error> {
+/// Locks what news of these commands' operations would have to pass, or what makers of the operations would, whom these news are for; where a group begins,
+/// behind it.
+async fn lock_news(tx: &mut PgConnection, commands: &[&Command]) -> Result<Start, Error> {
     let (mut makers, mut news) = (Wanted::default(), Wanted::default());
     for command in commands {
         match &command.act {
@@ -244,20 +227,11 @@ async fn lock_news(tx: &mut PgConnection, commands: &[&Command]) -> Result<(), E
             _ => makers.add(command),
         }
     }
-    if makers.parked.is_empty() && news.parked.is_empty() {
-        return Ok(());
-    }
-    sqlx::query(
-        "SELECT CASE WHEN news THEN pg_advisory_xact_lock(slot) ELSE pg_advisory_xact_lock_shared(slot) END \
-         FROM (SELECT ('parked'::regclass::oid::bigint << 8) | (hashtext(key) & 63) AS slot, BOOL_OR(news) AS news \
-         FROM (SELECT UNNEST($1::text[]) AS key, FALSE AS news UNION ALL SELECT UNNEST($2::text[]), TRUE) keys \
-         GROUP BY 1 ORDER BY 1) slots",
-    )
-    .bind(texts(&makers.parked))
-    .bind(texts(&news.parked))
-    .execute(&mut *tx)
-    .await?;
-    Ok(())
+    Ok(sqlx::query_as("SELECT * FROM start_behind_news($1, $2)")
+        .bind(texts(&makers.parked))
+        .bind(texts(&news.parked))
+        .fetch_one(tx)
+        .await?)
 }
 
 /// What the fold decides on, except sub-accounts and their owners.

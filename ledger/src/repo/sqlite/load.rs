@@ -107,8 +107,9 @@ fn operations_by_id(db: &Connection, ids: &BTreeSet<Id>, book: &mut Book) -> Res
 }
 
 fn operations_by_other(db: &Connection, wanted: &Wanted, book: &mut Book) -> Result<(), Error> {
-    let newest = "SELECT MAX(idempotency_key) FROM operations";
-    let keys = perhaps_there(db, newest, &wanted.operation_keys)?;
+    let between =
+        "SELECT EXISTS (SELECT 1 FROM operations WHERE idempotency_key BETWEEN ?1 AND ?2)";
+    let keys = perhaps_there(db, between, &wanted.operation_keys)?.iter();
     let sql = "SELECT * FROM operations WHERE idempotency_key = ?1 AND user_id = ?2 AND scope = ?3";
     let keys = keys.map(|(user, key, scope)| (&**key, &**user, *scope));
     keep::operations(book, find(db, sql, keys, rows::operation)?)?;
@@ -199,29 +200,29 @@ fn scales(
     Ok(())
 }
 
-/// Of (user, key, number) those that are worth a look: a key behind all keys of the table is not in it. New keys that clients make by time are such, as long
-/// as nobody's key is behind all time.
+/// Of (user, key, number) those that are worth a look: all, or none where the table has nothing between the first of the keys and the last. New keys that
+/// a client makes by time are such.
 fn perhaps_there<'a>(
     db: &Connection,
-    newest_sql: &str,
+    between_sql: &str,
     keys: &'a [(Id, Id, i32)],
-) -> Result<impl Iterator<Item = &'a (Id, Id, i32)> + use<'a>, Error> {
-    let newest: Option<Id> = if keys.len() >= KEYS_MANY {
-        let mut statement = db.prepare_cached(newest_sql)?;
-        // Of an empty table every key is behind the last one.
-        let newest: Option<Id> = statement.query_row([], |row| row.get(0))?;
-        Some(newest.unwrap_or_else(|| "".into()))
-    } else {
-        None
-    };
-    let is_behind = move |key: &Id| newest.as_ref().is_some_and(|newest| key > newest);
-    Ok(keys.iter().filter(move |(_, key, _)| !is_behind(key)))
+) -> Result<&'a [(Id, Id, i32)], Error> {
+    let all = || keys.iter().map(|(_, key, _)| key);
+    if keys.len() >= KEYS_MANY
+        && let (Some(first), Some(last)) = (all().min(), all().max())
+    {
+        let mut statement = db.prepare_cached(between_sql)?;
+        if !statement.query_row([first, last], |row| row.get(0))? {
+            return Ok(&[]);
+        }
+    }
+    Ok(keys)
 }
 
 /// Stored answers; returns the operations they speak of.
 fn answers(db: &Connection, wanted: &Wanted, book: &mut Book) -> Result<BTreeSet<Id>, Error> {
-    let newest = "SELECT MAX(idempotency_key) FROM answers";
-    let keys = perhaps_there(db, newest, &wanted.answer_keys)?;
+    let between = "SELECT EXISTS (SELECT 1 FROM answers WHERE idempotency_key BETWEEN ?1 AND ?2)";
+    let keys = perhaps_there(db, between, &wanted.answer_keys)?.iter();
     let sql = "SELECT call, user_id, idempotency_key, digest, outcome FROM answers \
                WHERE idempotency_key = ?1 AND user_id = ?2 AND call = ?3";
     let keys = keys.map(|(user, key, call)| (&**key, &**user, *call));
