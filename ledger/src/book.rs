@@ -3,7 +3,7 @@
 //! Each command of a group is all or nothing on its own: [`Book::mark`] before it, [`Book::rollback`] when it is refused. What is left at the
 //! end is written in one transaction. Cost: the small state of a row as it was, for each change.
 
-use std::{borrow::Borrow, hash::Hash};
+use std::{borrow::Borrow, collections::BTreeSet, hash::Hash};
 
 use foldhash::fast::RandomState;
 use indexmap::IndexMap;
@@ -156,6 +156,32 @@ impl<K: Hash + Eq, V> Table<K, V> {
         self.undo.reserve(changes);
     }
 
+    /// Rows that were made behind a mark, in that order, as they are.
+    fn made_since(&self, mark: usize) -> impl Iterator<Item = (&K, &V)> {
+        let made = self.undo[mark..].iter();
+        let made = made.filter(|undo| undo.is_first && undo.before.is_none());
+        made.filter_map(|undo| {
+            let (key, slot) = self.rows.get_index(undo.place)?;
+            Some((key, slot.row.as_ref()?))
+        })
+    }
+
+    /// Rows that were made before a mark and changed behind it, as they are.
+    fn made_then_changed(&self, mark: usize) -> Vec<&V> {
+        let (earlier, later) = self.undo.split_at(mark);
+        let again = later.iter().filter(|undo| !undo.is_first);
+        let again: BTreeSet<usize> = again.map(|undo| undo.place).collect();
+        if again.is_empty() {
+            return Vec::new();
+        }
+        let made = earlier
+            .iter()
+            .filter(|undo| undo.is_first && undo.before.is_none());
+        made.filter(|undo| again.contains(&undo.place))
+            .filter_map(|undo| self.rows[undo.place].row.as_ref())
+            .collect()
+    }
+
     /// Every row that changed, once, in the order of first change.
     pub fn changes(&self) -> impl Iterator<Item = Change<'_, K, V>> {
         let firsts = self.undo.iter().filter(|undo| undo.is_first);
@@ -181,6 +207,8 @@ pub type ReferenceKey = (OperationType, Id);
 #[derive(Debug, Default)]
 pub struct Book {
     pub now_us: i64,
+    /// Number of the next posting, where the store numbers them.
+    pub next_posting: i64,
     /// Decimals of each instrument.
     pub scales: Table<Id, u8>,
     pub users: Table<Id, User>,
@@ -205,11 +233,35 @@ pub struct Book {
     pub command: usize,
     /// Holds whose expiry the present command found: it answers `Hold has expired`, later ones `Hold is not active`.
     pub expired_now: Vec<Id>,
+    given: Given,
+}
+
+/// New operations with their postings, to be written while the fold goes on.
+#[derive(Debug)]
+pub struct Made {
+    pub operations: Vec<Operation>,
+    pub postings: Vec<Posting>,
+}
+
+/// What was given away.
+#[derive(Debug, Default)]
+struct Given {
+    /// Operations.
+    count: usize,
+    /// How far back it reaches in the changes of operations and of postings.
+    operations: usize,
+    postings: usize,
+    /// Some of it was taken back since.
+    is_spoilt: bool,
 }
 
 /// A point to go back to.
 #[derive(Clone, Copy, Debug)]
-pub struct Mark([usize; 15]);
+pub struct Mark {
+    /// Of each table, then of the facts.
+    lengths: [usize; 15],
+    next_posting: i64,
+}
 
 macro_rules! each_table {
     ($book:ident, $do:ident) => {
@@ -234,22 +286,41 @@ macro_rules! each_table {
 }
 
 impl Book {
+    /// A working set without rows.
+    pub fn at(now_us: i64) -> Self {
+        Book {
+            now_us,
+            ..Book::default()
+        }
+    }
+
     pub fn mark(&self) -> Mark {
         macro_rules! marks {
             ($book:ident, $($table:ident),+) => { [$($book.$table.mark(),)+ $book.facts.len()] };
         }
-        Mark(each_table!(self, marks))
+        Mark {
+            lengths: each_table!(self, marks),
+            next_posting: self.next_posting,
+        }
     }
 
     /// Undoes everything since the mark.
     pub fn rollback(&mut self, mark: Mark) {
-        let mut marks = mark.0.into_iter();
+        let given = (self.given.operations, self.given.postings);
+        let mut marks = mark.lengths.into_iter();
         macro_rules! back {
             ($book:ident, $($table:ident),+) => { $($book.$table.rollback(marks.next().expect("a mark per table"));)+ };
         }
         each_table!(self, back);
         self.facts
             .truncate(marks.next().expect("a mark for the facts"));
+        self.next_posting = mark.next_posting;
+        if self.operations.mark() < given.0 || self.postings.mark() < given.1 {
+            self.given = Given {
+                is_spoilt: true,
+                ..Given::default()
+            };
+        }
     }
 
     /// Makes room for what so many operations may write.
@@ -265,9 +336,53 @@ impl Book {
         self.facts.reserve(4 * operations);
     }
 
+    /// Gives away the operations that were made since the last time, if there were so many changes of operations.
+    pub fn give(&mut self, changes: usize) -> Option<Made> {
+        if self.given.is_spoilt || self.operations.mark() < self.given.operations + changes {
+            return None;
+        }
+        let (operations, postings) = self.not_given();
+        let made = Made {
+            operations: operations.into_iter().cloned().collect(),
+            postings: postings.into_iter().cloned().collect(),
+        };
+        self.given = Given {
+            count: self.given.count + made.operations.len(),
+            operations: self.operations.mark(),
+            postings: self.postings.mark(),
+            is_spoilt: false,
+        };
+        Some(made)
+    }
+
+    /// How many operations were given away.
+    pub fn given(&self) -> usize {
+        self.given.count
+    }
+
+    /// Whether what was given away is not what there is, so that it is to be forgotten; nothing is given away any more, and nothing counts as given.
+    pub fn has_taken_back(&self) -> bool {
+        self.given.is_spoilt
+    }
+
+    /// New operations and postings that were not given away.
+    pub fn not_given(&self) -> (Vec<&Operation>, Vec<&Posting>) {
+        let operations = self.operations.made_since(self.given.operations);
+        let postings = self.postings.made_since(self.given.postings);
+        (
+            operations.map(|(_, row)| row).collect(),
+            postings.flat_map(|(_, rows)| rows).collect(),
+        )
+    }
+
+    /// Operations that changed after they were given away.
+    pub fn given_and_changed(&self) -> Vec<&Operation> {
+        self.operations.made_then_changed(self.given.operations)
+    }
+
     /// True when there is nothing to write.
     pub fn is_clean(&self) -> bool {
-        self.mark().0.iter().all(|len| *len == 0)
+        self.mark().lengths.iter().all(|len| *len == 0)
     }
 
     pub fn tell(&mut self, fact: Fact) {
@@ -293,11 +408,12 @@ impl Book {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::{collections::BTreeMap, sync::Arc};
 
     use rand::{Rng, SeedableRng, rngs::StdRng};
 
     use super::*;
+    use crate::model::{OperationStatus, OperationTerms};
 
     /// Rows, what they were at the mark, and the keys that changed since they were loaded in the order of first change.
     #[derive(Clone, Default)]
@@ -334,6 +450,72 @@ mod tests {
             (*key, before.copied(), after.copied())
         });
         assert!(changes.eq(expected));
+    }
+
+    #[test]
+    fn what_was_given_away_is_written_once_and_its_changes_after_it() {
+        let operation = |id: &str, status| Operation {
+            terms: Arc::new(OperationTerms {
+                operation_id: id.into(),
+                scope: Scope::Create,
+                kind: OperationType::Payment,
+                user_id: "u1".into(),
+                idempotency_key: id.into(),
+                external_ref: None,
+                awaits_chain: false,
+                reverses: None,
+                digest: 0,
+                created_at_us: 0,
+            }),
+            status,
+            tx_hash: None,
+            rejection_code: None,
+            rejection_message: None,
+            finalized_at_us: None,
+            reversed_by: None,
+        };
+        let put = |book: &mut Book, id: &str, status| {
+            book.operations.put(id.into(), operation(id, status));
+        };
+        let ids = |operations: &[&Operation]| -> Vec<String> {
+            let ids = operations
+                .iter()
+                .map(|row| row.terms.operation_id.to_string());
+            ids.collect()
+        };
+        let mut book = Book::at(0);
+        book.operations
+            .load("old".into(), operation("old", OperationStatus::Settled));
+        let empty = book.mark();
+        put(&mut book, "a", OperationStatus::Settled);
+        put(&mut book, "old", OperationStatus::Finalized);
+        assert!(book.give(3).is_none());
+        put(&mut book, "b", OperationStatus::Settled);
+        let made = book.give(3).unwrap();
+        assert_eq!(ids(&made.operations.iter().collect::<Vec<_>>()), ["a", "b"]);
+        assert!(book.give(1).is_none());
+
+        put(&mut book, "c", OperationStatus::Settled);
+        let mark = book.mark();
+        put(&mut book, "b", OperationStatus::Finalized);
+        put(&mut book, "b", OperationStatus::Failed);
+        put(&mut book, "c", OperationStatus::Finalized);
+        put(&mut book, "old", OperationStatus::Failed);
+        assert_eq!(book.given(), 2);
+        assert_eq!(ids(&book.not_given().0), ["c"]);
+        assert_eq!(ids(&book.given_and_changed()), ["b"]);
+        assert_eq!(book.given_and_changed()[0].status, OperationStatus::Failed);
+        book.rollback(mark);
+        assert!(book.given_and_changed().is_empty() && !book.has_taken_back());
+
+        book.rollback(empty);
+        assert!(book.has_taken_back());
+        put(&mut book, "d", OperationStatus::Settled);
+        assert!(book.give(1).is_none());
+        assert_eq!(
+            (book.given(), ids(&book.not_given().0)),
+            (0, vec!["d".to_owned()])
+        );
     }
 
     #[test]

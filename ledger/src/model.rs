@@ -189,7 +189,7 @@ pub struct SubAccount {
     pub freeze: u8,
     pub closed: bool,
     pub updated_at_us: i64,
-    /// Number of the posting that made `version`, where the store numbers them; the fold leaves it as it is.
+    /// Number of the posting that made `version`, where the store keeps it; 0: none did.
     pub last_posting: i64,
 }
 
@@ -379,6 +379,17 @@ pub struct Posting {
     pub credit_balance_after: Minor,
     pub credit_version: u64,
     pub created_at_us: i64,
+    /// As written; of one that was read not known.
+    pub link: Link,
+}
+
+/// Place of a posting in the chains of its two sub-accounts, where the store keeps them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Link {
+    pub number: i64,
+    /// Number of the posting that made the version before; 0: there is none.
+    pub debit_previous: i64,
+    pub credit_previous: i64,
 }
 
 /// How far a log has been applied.

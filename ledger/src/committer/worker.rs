@@ -19,7 +19,7 @@ use crate::{
     book::Book,
     clock::Clock,
     facts::Fact,
-    fold::{self, Act, Answer, Answered, Command, Outcome},
+    fold::{self, Act, Along, Answer, Answered, Command, Outcome},
     ids::Fresh,
     outbox,
     repo::{Again, Group, Store},
@@ -175,17 +175,26 @@ impl Worker {
             })
             .collect();
         let mut tx = self.store.begin().await?;
-        let (book, mut outcomes) = self.fold(&mut *tx, &commands, false).await?;
-        for (job, outcome) in group.iter().zip(&mut outcomes) {
-            if let Job::One { reply, .. } = job {
-                reply.tell(outcome);
+        let book = self.load(&mut *tx, &commands).await?;
+        let mut outcomes = Vec::new();
+        let mut fold = |book: &mut Book, along: Along<'_>| {
+            outcomes = fold_all(book, &commands, false, along);
+            for (job, outcome) in group.iter().zip(&mut outcomes) {
+                if let Job::One { reply, .. } = job {
+                    reply.tell(outcome);
+                }
             }
-        }
+        };
+        let contexts: Vec<&rpc::Context> = commands.iter().map(|(_, context)| *context).collect();
+        let events = |book: &Book, tell: &mut dyn FnMut(EventRef<'_>)| {
+            outbox::tell(&book.facts, &contexts, book.now_us, tell)
+        };
+        let book = tx.fold_and_save(book, &mut fold, &events).await?;
         let has_chores = commands
             .iter()
             .any(|(command, _)| matches!(command.act, Act::ForgetParked { .. }));
         if !book.is_clean() || has_chores {
-            write(tx, &book, &commands).await?;
+            finish(tx, &book, &commands).await?;
         }
         Ok((outcomes, book))
     }
@@ -229,14 +238,21 @@ impl Worker {
             .filter(|(_, is_new)| **is_new)
             .map(|(asked, _)| (&asked.command, &asked.context))
             .collect();
-        let (book, folded) = self.fold(&mut *tx, &commands, true).await?;
+        let mut book = self.load(&mut *tx, &commands).await?;
+        let folded = fold_all(&mut book, &commands, true, &mut |_| {});
         let is_refused = folded.last().is_some_and(Result::is_err);
         let changes_nothing = book.is_clean()
             && commands
                 .iter()
                 .all(|(command, _)| command.act.is_settled_by_itself());
         if !is_refused && !changes_nothing {
-            write(tx, &book, &commands).await?;
+            let contexts: Vec<&rpc::Context> =
+                commands.iter().map(|(_, context)| *context).collect();
+            let events = |book: &Book, tell: &mut dyn FnMut(EventRef<'_>)| {
+                outbox::tell(&book.facts, &contexts, book.now_us, tell)
+            };
+            tx.save(&book, &events).await?;
+            finish(tx, &book, &commands).await?;
         }
         let mut folded = folded.into_iter();
         let outcomes = are_new.iter().map_while(|is_new| match is_new {
@@ -250,31 +266,41 @@ impl Worker {
         Ok((outcomes, book))
     }
 
-    /// Folds commands into what the store has of them; up to the first refused one, where that ends it.
-    async fn fold(
+    /// What the store has of the rows that these commands touch.
+    async fn load(
         &self,
         tx: &mut dyn Group,
         commands: &[(&Command, &rpc::Context)],
-        ends_at_refusal: bool,
-    ) -> Result<(Book, Vec<Outcome>), Error> {
+    ) -> Result<Book, Error> {
         let bare: Vec<&Command> = commands.iter().map(|(command, _)| *command).collect();
         let clock_us = self.clock.now_us();
         let mut book = tx.load(&bare, clock_us).await?;
         self.tell_clock(clock_us, book.now_us);
         book.reserve(bare.iter().map(|command| command.weight()).sum());
-        let mut fresh = Fresh::at(book.now_us);
-        let mut ids = || fresh.id();
-        let mut outcomes = Vec::with_capacity(bare.len());
-        for (index, command) in bare.into_iter().enumerate() {
-            let outcome = fold::fold(&mut book, index, command, &mut ids);
-            let is_over = ends_at_refusal && outcome.is_err();
-            outcomes.push(outcome);
-            if is_over {
-                break;
-            }
-        }
-        Ok((book, outcomes))
+        Ok(book)
     }
+}
+
+/// Folds commands into the working set; up to the first refused one, where that ends it.
+fn fold_all(
+    book: &mut Book,
+    commands: &[(&Command, &rpc::Context)],
+    ends_at_refusal: bool,
+    along: Along<'_>,
+) -> Vec<Outcome> {
+    let mut fresh = Fresh::at(book.now_us);
+    let mut ids = || fresh.id();
+    let mut outcomes = Vec::with_capacity(commands.len());
+    for (index, (command, _)) in commands.iter().enumerate() {
+        let outcome = fold::fold(book, index, command, &mut ids, along);
+        let is_over = ends_at_refusal && outcome.is_err();
+        outcomes.push(outcome);
+        if is_over {
+            break;
+        }
+        along(book);
+    }
+    outcomes
 }
 
 /// Doubles up to the bound; half of it is chance.
@@ -283,20 +309,15 @@ fn pause(tries: u32) -> Duration {
     Duration::from_millis(full / 2 + rand::rng().random_range(0..=full / 2))
 }
 
-/// Writes what the fold made of the commands, and makes it durable.
-async fn write(
+/// Makes what was written durable, with what the commands ask of the store alone.
+async fn finish(
     mut tx: Box<dyn Group>,
     book: &Book,
     commands: &[(&Command, &rpc::Context)],
 ) -> Result<(), Error> {
-    let contexts: Vec<&rpc::Context> = commands.iter().map(|(_, context)| *context).collect();
     for (command, _) in commands {
         tx.tidy(command).await?;
     }
-    let events = |tell: &mut dyn FnMut(EventRef<'_>)| {
-        outbox::tell(&book.facts, &contexts, book.now_us, tell)
-    };
-    tx.save(book, &events).await?;
     tx.commit().await?;
     count(book);
     Ok(())

@@ -3,7 +3,7 @@
 //! All or nothing unless independent. A batch with a source is applied once, and in the order of that source (`design.md` 4).
 
 use super::{
-    Answer, Answered, Batch, Command, Ids, NewOperation, Outcome, Posted, Replay, Source,
+    Along, Answer, Answered, Batch, Command, Ids, NewOperation, Outcome, Posted, Replay, Source,
     StoredAnswer, StoredOutcome, accounts,
     operations::{create, posted},
     steps,
@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// CreateOperation and CreateOperations.
-pub fn post(book: &mut Book, command: &Command, batch: &Batch, ids: Ids) -> Outcome {
+pub fn post(book: &mut Book, command: &Command, batch: &Batch, ids: Ids, along: Along) -> Outcome {
     if batch.operations.is_empty() && batch.steps.is_empty() && batch.source.is_none() {
         return Err(Refusal::invalid("operations", "must not be empty").into());
     }
@@ -42,7 +42,7 @@ pub fn post(book: &mut Book, command: &Command, batch: &Batch, ids: Ids) -> Outc
             other => other,
         })?;
     }
-    let outcomes = run(book, command, batch, ids)?;
+    let outcomes = run(book, command, batch, ids, along)?;
     let replay = match outcomes.as_slice() {
         [Ok(posted)] if batch.single => posted.replay,
         _ => Replay::No,
@@ -58,6 +58,7 @@ fn run(
     command: &Command,
     batch: &Batch,
     ids: Ids,
+    along: Along,
 ) -> Result<Vec<Result<Posted, Refused>>, Refused> {
     // Stable, so that steps of the same place keep their listed order.
     let mut steps: Vec<usize> = (0..batch.steps.len()).collect();
@@ -86,6 +87,7 @@ fn run(
             bind_refusal(book, operation, &refused.refusal);
         }
         outcomes.push(outcome);
+        along(book);
     }
     for step in steps {
         run_step(book, command, batch, step, ids)?;

@@ -32,8 +32,11 @@ pub type Ids<'a> = &'a mut dyn FnMut() -> Id;
 /// What a command came to.
 pub type Outcome = Result<Answered, Refused>;
 
+/// Called between two operations of a batch: those before it stay, unless the batch is refused.
+pub type Along<'a> = &'a mut dyn FnMut(&mut Book);
+
 /// Folds one command into the working set. `index` marks its facts.
-pub fn fold(book: &mut Book, index: usize, command: &Command, ids: Ids) -> Outcome {
+pub fn fold(book: &mut Book, index: usize, command: &Command, ids: Ids, along: Along) -> Outcome {
     book.command = index;
     holds::expire_touched(book, command);
     let answer_key = answer_key(book, command);
@@ -45,7 +48,7 @@ pub fn fold(book: &mut Book, index: usize, command: &Command, ids: Ids) -> Outco
         return replay(book, command, stored);
     }
     let mark = book.mark();
-    let outcome = act(book, command, ids);
+    let outcome = act(book, command, ids, along);
     match &outcome {
         Ok(answered) => {
             if let (Some(key), Some(stored)) = (answer_key, command.to_store(answered)) {
@@ -63,9 +66,9 @@ pub fn fold(book: &mut Book, index: usize, command: &Command, ids: Ids) -> Outco
     outcome
 }
 
-fn act(book: &mut Book, command: &Command, ids: Ids) -> Outcome {
+fn act(book: &mut Book, command: &Command, ids: Ids, along: Along) -> Outcome {
     match &command.act {
-        Act::Post(batch) => batch::post(book, command, batch, ids),
+        Act::Post(batch) => batch::post(book, command, batch, ids, along),
         Act::CreateHold(hold) => holds::create(book, command, hold, ids),
         Act::ReleaseHold { hold_id, reason } => holds::release(book, command, hold_id, reason),
         Act::ConsumeHold { .. } => holds::consume(book, command, ids),

@@ -12,7 +12,7 @@ use crate::{
     book::Book,
     facts::Fact,
     model::{
-        Call, Id, Operation, OperationStatus, OperationTerms, OperationType, Posting, Scope,
+        Call, Id, Link, Operation, OperationStatus, OperationTerms, OperationType, Posting, Scope,
         SubAccount, SubAccountStatus, Units,
     },
     names,
@@ -294,6 +294,9 @@ fn apply(book: &mut Book, operation_id: &Id, movement: Move, ids: Ids) -> Result
     let debit_before = debit.balance;
     debit.balance = debit.balance.checked_sub(minor).ok_or_else(out_of_range)?;
     debit.version += 1;
+    let number = book.next_posting;
+    book.next_posting += 1;
+    let debit_previous = std::mem::replace(&mut debit.last_posting, number);
     if movement.debits_unsettled {
         debit.unsettled -= minor;
     }
@@ -319,6 +322,7 @@ fn apply(book: &mut Book, operation_id: &Id, movement: Move, ids: Ids) -> Result
     let credit_before = credit.balance;
     credit.balance = credit.balance.checked_add(minor).ok_or_else(out_of_range)?;
     credit.version += 1;
+    let credit_previous = std::mem::replace(&mut credit.last_posting, number);
     if movement.unsettled {
         credit.unsettled = credit
             .unsettled
@@ -342,6 +346,11 @@ fn apply(book: &mut Book, operation_id: &Id, movement: Move, ids: Ids) -> Result
         credit_balance_after: credit_after,
         credit_version,
         created_at_us: book.now_us,
+        link: Link {
+            number,
+            debit_previous,
+            credit_previous,
+        },
     };
     tell(book, &posting, debit_before, credit_before);
     Ok(posting)

@@ -16,11 +16,14 @@ use crate::{
 /// Holds, with what they point at added to what is wanted.
 pub fn holds(wanted: &mut Wanted, book: &mut Book, found: Vec<HoldRow>) -> Result<(), Error> {
     for row in found {
-        let hold = Hold::try_from(row)?;
-        wanted.add_hold(&hold);
-        book.holds.load(hold.terms.hold_id.clone(), hold);
+        hold(wanted, book, Hold::try_from(row)?);
     }
     Ok(())
+}
+
+pub fn hold(wanted: &mut Wanted, book: &mut Book, hold: Hold) {
+    wanted.add_hold(&hold);
+    book.holds.load(hold.terms.hold_id.clone(), hold);
 }
 
 /// Operations, to be found by id, key, reference and hash.

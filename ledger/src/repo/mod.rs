@@ -148,8 +148,12 @@ pub trait Writes: Send + Sync {
     async fn close(&self);
 }
 
-/// Tells the events of a group, in their order.
-pub type Events<'a> = dyn Fn(&mut dyn FnMut(EventRef<'_>)) + Sync + 'a;
+/// Tells the events of what a group made, in their order.
+pub type Events<'a> = dyn Fn(&Book, &mut dyn FnMut(EventRef<'_>)) + Sync + 'a;
+
+/// Folds the commands of a group into its working set. Between two operations it calls what it is given, which may give away what was made so far
+/// ([`Book::give`]).
+pub type Fold<'a> = dyn FnMut(&mut Book, &mut dyn FnMut(&mut Book)) + Send + 'a;
 
 /// One write transaction; dropped without [`Group::commit`] it leaves nothing.
 #[async_trait]
@@ -164,6 +168,20 @@ pub trait Group: Send {
     /// Writes every changed row, the block that seals what was made ([`crate::audit::seal`]) and the events beside them. `events` may be asked
     /// from another thread, while the rows are written.
     async fn save(&mut self, book: &Book, events: &Events<'_>) -> Result<(), Error>;
+
+    /// Folds, and saves what came of it if there is anything; rows may be written while the fold goes on.
+    async fn fold_and_save(
+        &mut self,
+        mut book: Book,
+        fold: &mut Fold<'_>,
+        events: &Events<'_>,
+    ) -> Result<Book, Error> {
+        fold(&mut book, &mut |_| {});
+        if !book.is_clean() {
+            self.save(&book, events).await?;
+        }
+        Ok(book)
+    }
 
     /// What a command asks of the store alone.
     async fn tidy(&mut self, command: &Command) -> Result<(), Error>;

@@ -10,7 +10,7 @@ use crate::{
     Error,
     fold::{StoredAnswer, StoredOutcome, StoredRefusal},
     model::{
-        Account, AccountType, Hold, HoldStatus, HoldTerms, Id, Operation, OperationStatus,
+        Account, AccountType, Hold, HoldStatus, HoldTerms, Id, Link, Operation, OperationStatus,
         OperationTerms, OperationType, Parked, Posting, Scope, SubAccount, SubAccountTerms, Units,
     },
     refusal::Position,
@@ -199,6 +199,7 @@ impl From<PostingRow> for Posting {
             credit_balance_after: Minor(row.credit_balance_after),
             credit_version: row.credit_version.unsigned_abs(),
             created_at_us: row.created_at_us,
+            link: Link::default(),
         }
     }
 }

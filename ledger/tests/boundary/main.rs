@@ -11,6 +11,7 @@ mod crash;
 mod emitted;
 mod harness;
 mod holds;
+mod large;
 mod limits;
 mod operations;
 mod reads;

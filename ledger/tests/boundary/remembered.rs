@@ -137,8 +137,8 @@ async fn r237_one_that_the_store_refuses_spoils_nobody_who_came_with_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn r237_a_large_batch_is_told_of_only_what_the_store_took() {
     let (world, rows) = sabotaged().await;
-    let batch = async |last: &str| {
-        let keys = (0..79).map(|number| format!("{last} {number}"));
+    let batch = async |last: &str, others: usize| {
+        let keys = (0..others).map(|number| format!("{last} {number}"));
         let legs: [Leg; 1] = [("u1:CFA-RUB", "u2:CFA-RUB", "0.01", RUB)];
         let operations = keys.map(|key| {
             item(
@@ -156,21 +156,68 @@ async fn r237_a_large_batch_is_told_of_only_what_the_store_took() {
         };
         world.client.clone().create_operations(request).await
     };
-    for bad in ["torn", "late"] {
+    for (bad, others) in [("torn", 79), ("late", 79), ("torn", 599), ("late", 599)] {
         // Alone, and in a group that is tried again one by one.
-        let status = batch(bad).await.unwrap_err();
+        let status = batch(bad, others).await.unwrap_err();
         assert_eq!(status.code(), Code::Internal, "{status}");
         let key = fresh();
-        let (first, second, beside) = tokio::join!(batch(bad), batch(bad), pay(&world, &key, "1"));
+        let (first, second, beside) = tokio::join!(
+            batch(bad, others),
+            batch(bad, others),
+            pay(&world, &key, "1")
+        );
         assert_eq!(first.unwrap_err().code(), Code::Internal);
         assert_eq!(second.unwrap_err().code(), Code::Internal);
         beside.unwrap();
     }
-    assert_eq!(world.balance("u1:CFA-RUB").await[0], "97.00");
-    let good = batch("good").await.unwrap().into_inner();
-    assert_eq!(good.outcomes.len(), 80);
-    assert_eq!(world.balance("u1:CFA-RUB").await[0], "96.20");
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "95.00");
+    let good = batch("good", 599).await.unwrap().into_inner();
+    assert_eq!(good.outcomes.len(), 600);
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "89.00");
     audit(&rows, "after large batches that were refused").await;
+    rows.close().await;
+}
+
+/// What is remembered of holds is what was committed.
+// rows: R237
+#[tokio::test]
+async fn r237_a_hold_whose_use_the_store_refused_is_whole() {
+    let (world, rows) = sabotaged().await;
+    let hold_id = world.hold("u1", RUB, "60").await.hold_id;
+    let consume = async |key: &str| {
+        let legs: [Leg; 1] = [("u1:CFA-RUB", "u2:CFA-RUB", "50", RUB)];
+        let mut request = operation(OperationType::Payment, "u1", key, &legs);
+        request.postings[0].hold_id = Some(hold_id.clone());
+        world.client.clone().create_operation(request).await
+    };
+    not_written(consume("torn").await);
+    not_written(consume("late").await);
+    let hold = world.get_hold(&hold_id).await;
+    assert_eq!(
+        hold.remaining_amount.unwrap().amount.unwrap().value,
+        "60.00"
+    );
+    consume("good").await.unwrap();
+    refused(
+        consume("over").await,
+        Code::FailedPrecondition,
+        "HOLD_AMOUNT_EXCEEDED",
+        "Amount exceeds what remains of the hold",
+    );
+    // Somebody else's change is seen.
+    rows.execute("UPDATE holds SET remaining = 0, released = 1000, status = 2")
+        .await
+        .unwrap();
+    rows.execute("UPDATE sub_accounts SET held = 0")
+        .await
+        .unwrap();
+    refused(
+        consume("ended").await,
+        Code::FailedPrecondition,
+        "HOLD_NOT_ACTIVE",
+        "Hold is not active",
+    );
+    audit(&rows, "after uses of a hold that were refused").await;
     rows.close().await;
 }
 
@@ -178,9 +225,29 @@ async fn r237_a_large_batch_is_told_of_only_what_the_store_took() {
 // rows: R237
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn r237_a_failed_assertion_ends_the_writer_and_not_whoever_asked() {
+    // So many that another thread folds them.
+    for others in [0, 300] {
+        failed_assertion(others).await;
+    }
+}
+
+async fn failed_assertion(others: usize) {
     let world = World::new().await;
     world.fund("u1", RUB, "1").await;
-    let short = pay(&world, "short", "60").await.unwrap_err();
+    let call = async |key: &str, amount: &str| {
+        let legs: [Leg; 1] = [("u1:CFA-RUB", "u2:CFA-RUB", amount, RUB)];
+        let operations = (0..=others).map(|number| {
+            let key = format!("{key} {number}");
+            item(OperationType::Payment, "u1", &key, &legs)
+        });
+        let request = CreateOperationsRequest {
+            context: write(key),
+            operations: operations.collect(),
+            ..Default::default()
+        };
+        world.client.clone().create_operations(request).await
+    };
+    let short = call("short", "60").await.unwrap_err();
     assert_eq!(short.code(), Code::FailedPrecondition, "{short}");
     let rows = world.rows().await;
     // A stored refusal that no ledger wrote.
@@ -189,7 +256,7 @@ async fn r237_a_failed_assertion_ends_the_writer_and_not_whoever_asked() {
         .await;
     assert_eq!(changed.unwrap(), 1);
     for (key, what) in [("short", "the repeat"), ("next", "what comes behind it")] {
-        let status = pay(&world, key, "1").await.expect_err(what);
+        let status = call(key, "1").await.expect_err(what);
         assert_eq!(status.code(), Code::Unavailable, "{what}: {status}");
     }
     let failing = world.handle.service().health.failing();

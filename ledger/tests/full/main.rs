@@ -19,6 +19,8 @@ mod harness;
 #[path = "../boundary/holds.rs"]
 mod holds;
 mod kafka;
+#[path = "../boundary/large.rs"]
+mod large;
 #[path = "../boundary/limits.rs"]
 mod limits;
 mod lost;

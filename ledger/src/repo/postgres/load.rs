@@ -241,10 +241,7 @@ async fn read(
     commands: &[&Command],
     now_us: i64,
 ) -> Result<(Wanted, Book), Error> {
-    let mut book = Book {
-        now_us,
-        ..Book::default()
-    };
+    let mut book = Book::at(now_us);
     for command in commands {
         wanted.add(command);
     }

@@ -121,7 +121,7 @@ impl super::Group for Group {
 
     async fn save(&mut self, book: &Book, events: &Events<'_>) -> Result<(), Error> {
         let mut told: Vec<Event> = Vec::with_capacity(book.facts.len());
-        events(&mut |event| told.push(event.to_event()));
+        events(book, &mut |event| told.push(event.to_event()));
         answered(async {
             // The chain's end is asked for last, since other ledgers wait for it until the commit.
             let block = if audit::seals(book) {

@@ -51,10 +51,10 @@ pub fn load(
         })
     })?;
     let head = start.head()?;
-    let mut book = Book {
-        now_us: clock_us.max(head.sealed_at_us),
-        ..Book::default()
-    };
+    let mut book = Book::at(clock_us.max(head.sealed_at_us));
+    book.next_posting = db
+        .prepare_cached("SELECT COALESCE(MAX(posting_no), 0) + 1 FROM postings")?
+        .query_row([], |row| row.get(0))?;
     let mut wanted = Wanted {
         no_news: !start.has_news,
         ..Wanted::default()
@@ -62,7 +62,7 @@ pub fn load(
     for command in commands {
         wanted.add(command);
     }
-    holds(db, &mut wanted, &mut book)?;
+    holds(db, known, &mut wanted, &mut book)?;
     operations_by_id(db, &wanted.operation_ids, &mut book)?;
     for command in commands {
         wanted.add_late(
@@ -85,15 +85,27 @@ pub fn load(
     Ok((book, head))
 }
 
-fn holds(db: &Connection, wanted: &mut Wanted, book: &mut Book) -> Result<(), Error> {
+fn holds(
+    db: &Connection,
+    known: &Known,
+    wanted: &mut Wanted,
+    book: &mut Book,
+) -> Result<(), Error> {
     let mut asked = BTreeSet::new();
     for _ in 0..PARENT_ROUNDS {
         let missing: Vec<Id> = wanted.hold_ids.difference(&asked).cloned().collect();
         if missing.is_empty() {
             break;
         }
+        let mut unknown = Vec::new();
+        for id in &missing {
+            match known.hold(id) {
+                Some(hold) => keep::hold(wanted, book, hold.clone()),
+                None => unknown.push(id),
+            }
+        }
         let sql = format!("{HOLD} WHERE h.hold_id = ?1");
-        let found = find(db, &sql, missing.iter().map(key), rows::hold)?;
+        let found = find(db, &sql, unknown.into_iter().map(key), rows::hold)?;
         keep::holds(wanted, book, found)?;
         asked.extend(missing);
     }
@@ -146,7 +158,7 @@ fn subaccounts(
     let mut unknown = Vec::new();
     book.subaccounts.reserve(wanted.subaccount_ids.len());
     for id in &wanted.subaccount_ids {
-        match known.get(id) {
+        match known.subaccount(id) {
             Some(row) => book.subaccounts.load(id.clone(), row.clone()),
             None => unknown.push(id),
         }
@@ -161,7 +173,7 @@ fn subaccounts(
         }
         let sql = format!("{} WHERE {column} = ?1", rows::SUB_ACCOUNT);
         for row in find(db, &sql, keys.into_iter().map(key), rows::subaccount)? {
-            known.keep(row.clone());
+            known.keep_subaccount(row.clone());
             book.subaccounts.load(row.terms.subaccount_id.clone(), row);
         }
     }

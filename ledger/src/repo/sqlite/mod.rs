@@ -13,6 +13,7 @@ use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
+        mpsc,
     },
 };
 
@@ -23,18 +24,16 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{
-    Again, Events, Writes,
+    Again, Events, Fold, Writes,
     verify::{ASIDE, Reader},
 };
 use crate::{
     Error,
     audit::{self, Block, Head},
-    book::Book,
+    book::{Book, Made},
     fold::Command,
-    model::SubAccount,
 };
-use known::Known;
-use save::Chains;
+use known::{Changed, Known};
 
 /// The ledger's file in its folder.
 const FILE: &str = "ledger.sqlite";
@@ -101,8 +100,9 @@ impl Writes for Writer {
             known: self.known.clone(),
             unlisted: self.unlisted.clone(),
             head: None,
+            weight: 0,
             sealed: 0,
-            changed: Vec::new(),
+            changed: Changed::default(),
         }))
     }
 
@@ -137,17 +137,32 @@ struct Group {
     unlisted: Arc<AtomicU64>,
     /// Read with the working set.
     head: Option<Head>,
+    /// Of its commands.
+    weight: usize,
     /// Operations that this group makes.
     sealed: u64,
-    /// Sub-accounts as this group leaves them.
-    changed: Vec<SubAccount>,
+    /// Rows as this group leaves them.
+    changed: Changed,
 }
 
 /// The block and the events of a group.
-type Made = (Option<Block>, Packed);
+type Sealed = (Option<Block>, Packed);
 
 /// Facts of a group from which on its block and its events are made by another thread while its rows are written.
 const FACTS_ASIDE_MIN: usize = 256;
+
+/// Weight of a group from which on it is folded by another thread while its first rows are written.
+const WEIGHT_ALONG_MIN: usize = 256;
+
+/// Changes of operations after which the rows that were made are given to the writer: those of its largest statement.
+const GIVEN_CHANGES: usize = 256;
+
+/// What the thread that folds a group gives to the one that writes it.
+enum Part {
+    Made(Made),
+    /// Everything, once it is folded.
+    Book(Arc<Book>),
+}
 
 impl Group {
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -155,30 +170,114 @@ impl Group {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn save_rows(
-        &self,
-        book: &Book,
-        chains: &Chains,
-        made: impl Fn() -> Made + Sync,
-    ) -> Result<Made, Error> {
-        let head = self.head.as_ref().expect("a group is loaded first");
+    fn head(&self) -> &Head {
+        self.head.as_ref().expect("a group is loaded first")
+    }
+
+    fn save_rows(&self, book: &Book, seal: impl Fn() -> Sealed + Sync) -> Result<Sealed, Error> {
+        let block = self.head().block + 1;
         if book.facts.len() < FACTS_ASIDE_MIN {
-            save::save(&self.tx, book, chains, head.block + 1)?;
-            return Ok(made());
+            save::save(&self.tx, book, block)?;
+            return Ok(seal());
         }
         std::thread::scope(|scope| {
-            let aside = std::thread::Builder::new().spawn_scoped(scope, &made);
-            let saved = save::save(&self.tx, book, chains, head.block + 1);
-            let made = match aside {
+            let aside = std::thread::Builder::new().spawn_scoped(scope, &seal);
+            let saved = save::save(&self.tx, book, block);
+            let sealed = match aside {
                 Ok(aside) => aside.join().unwrap_or_else(|panic| resume_unwind(panic)),
                 Err(error) => {
                     tracing::debug!(%error, "no thread to be had");
-                    made()
+                    seal()
                 }
             };
-            saved.map(|()| made)
+            saved.map(|()| sealed)
         })
     }
+
+    /// Writes what another thread folds, while it folds, and then the rest, while the other one makes the block and the events. `None`: there is no
+    /// other thread.
+    fn fold_along(
+        &mut self,
+        book: &mut Option<Book>,
+        fold: &mut Fold<'_>,
+        events: &Events<'_>,
+    ) -> Result<Option<Book>, Error> {
+        let head = self.head().clone();
+        let (giver, given) = mpsc::channel();
+        let done: Result<_, Error> = std::thread::scope(|scope| {
+            let along = move || {
+                let mut book = book.take()?;
+                // A writer that has failed takes nothing any more.
+                fold(&mut book, &mut |book| {
+                    if let Some(made) = book.give(GIVEN_CHANGES) {
+                        let _ = giver.send(Part::Made(made));
+                    }
+                });
+                let book = Arc::new(book);
+                let _ = giver.send(Part::Book(book.clone()));
+                drop(giver);
+                Some(seal(&head, &book, events))
+            };
+            let Ok(along) = std::thread::Builder::new().spawn_scoped(scope, along) else {
+                return Ok(None);
+            };
+            let saved = self.save_given(given);
+            let sealed = along.join().unwrap_or_else(|panic| resume_unwind(panic));
+            Ok(saved?.zip(sealed))
+        });
+        let Some((book, sealed)) = done? else {
+            return Ok(None);
+        };
+        if !book.is_clean() {
+            self.finish(sealed)?;
+        }
+        Ok(Arc::into_inner(book))
+    }
+
+    /// Writes rows as they come; gives the working set with all its rows written.
+    fn save_given(&mut self, given: mpsc::Receiver<Part>) -> Result<Option<Arc<Book>>, Error> {
+        let block = self.head().block + 1;
+        let mut place = 0;
+        for part in given {
+            match part {
+                Part::Made(made) => {
+                    if place == 0 {
+                        self.tx.prepare_cached("SAVEPOINT given")?.execute([])?;
+                    }
+                    save::save_made(&self.tx, &made, block, place)?;
+                    place += made.operations.len();
+                }
+                Part::Book(book) => {
+                    if place > 0 && book.has_taken_back() {
+                        self.tx.execute_batch("ROLLBACK TO given")?;
+                    }
+                    if place > 0 {
+                        self.tx.prepare_cached("RELEASE given")?.execute([])?;
+                    }
+                    if !book.is_clean() {
+                        let changed = self.known().take_changed(&book);
+                        self.changed = changed;
+                        save::save(&self.tx, &book, block)?;
+                    }
+                    return Ok(Some(book));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Writes what seals the rows of a group, and what tells of them.
+    fn finish(&mut self, (block, events): Sealed) -> Result<(), Error> {
+        save::save_block(&self.tx, block.as_ref())?;
+        self.sealed = block.map_or(0, |block| block.operations);
+        Ok(self.tx.append(events)?)
+    }
+}
+
+fn seal(head: &Head, book: &Book, events: &Events<'_>) -> Sealed {
+    let mut packed = Packed::default();
+    events(book, &mut |event| packed.push(event));
+    (audit::seal(head, book), packed)
 }
 
 #[async_trait]
@@ -193,26 +292,36 @@ impl super::Group for Group {
     async fn load(&mut self, commands: &[&Command], clock_us: i64) -> Result<Book, Error> {
         let (book, head) = load::load(&self.tx, &mut self.known(), commands, clock_us)?;
         self.head = Some(head);
+        self.weight = commands.iter().map(|command| command.weight()).sum();
         Ok(book)
     }
 
     async fn save(&mut self, book: &Book, events: &Events<'_>) -> Result<(), Error> {
-        let chains = Chains::of(&self.tx, book)?;
-        let mut changed = self.known().take_changed(book, &chains.subaccounts);
-        for row in &mut changed {
-            row.last_posting = chains.last_of(&row.terms.subaccount_id);
-        }
+        let changed = self.known().take_changed(book);
         self.changed = changed;
-        let head = self.head.clone().expect("a group is loaded first");
-        let made = || {
-            let mut packed = Packed::default();
-            events(&mut |event| packed.push(event));
-            (audit::seal(&head, book), packed)
-        };
-        let (block, events) = self.save_rows(book, &chains, made)?;
-        save::save_block(&self.tx, block.as_ref())?;
-        self.sealed = block.map_or(0, |block| block.operations);
-        Ok(self.tx.append(events)?)
+        let head = self.head().clone();
+        let sealed = self.save_rows(book, || seal(&head, book, events))?;
+        self.finish(sealed)
+    }
+
+    async fn fold_and_save(
+        &mut self,
+        mut book: Book,
+        fold: &mut Fold<'_>,
+        events: &Events<'_>,
+    ) -> Result<Book, Error> {
+        if self.weight >= WEIGHT_ALONG_MIN {
+            let mut slot = Some(book);
+            if let Some(book) = self.fold_along(&mut slot, fold, events)? {
+                return Ok(book);
+            }
+            book = slot.expect("nobody else has taken it");
+        }
+        fold(&mut book, &mut |_| {});
+        if !book.is_clean() {
+            self.save(&book, events).await?;
+        }
+        Ok(book)
     }
 
     async fn tidy(&mut self, command: &Command) -> Result<(), Error> {
@@ -232,7 +341,7 @@ impl super::Group for Group {
         let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
         tx.commit()?;
         unlisted.fetch_add(sealed, Ordering::Relaxed);
-        changed.into_iter().for_each(|row| known.keep(row));
+        known.keep(changed);
         Ok(())
     }
 }

@@ -2,18 +2,17 @@
 //!
 //! Why many: a statement that meets a trigger needs a way back of its own, a copy of each page that it touches, once for all of its rows.
 
-use std::{collections::HashMap, sync::OnceLock};
+use std::sync::OnceLock;
 
-use foldhash::fast::RandomState;
 use rusqlite::{CachedStatement, Connection, ToSql, params};
 
 use super::limits;
 use crate::{
     Error,
     audit::Block,
-    book::{Book, Change},
+    book::{Book, Change, Made},
     fold::{Act, Command},
-    model::{Account, Hold, Id, Operation, Posting, SubAccount},
+    model::{Account, Hold, Operation, Posting, SubAccount},
     repo::rows::outcome_text,
 };
 
@@ -122,65 +121,21 @@ macro_rules! put {
     }};
 }
 
-/// Where the postings of a group go, and what they follow.
-pub struct Chains<'a> {
-    /// Sub-accounts that the group changed.
-    pub subaccounts: Vec<Change<'a, Id, SubAccount>>,
-    /// Postings that it made, in their order.
-    postings: Vec<&'a Posting>,
-    /// Number of the first one.
-    first: i64,
-    /// Numbers of the postings before each, on its debit side and on its credit side, in the order in which they are written.
-    previous: Vec<(i64, i64)>,
-    /// Number of the last posting of each sub-account.
-    last: HashMap<&'a Id, i64, RandomState>,
-}
-
-impl<'a> Chains<'a> {
-    /// # Errors
-    /// [`Error::Sqlite`].
-    pub fn of(db: &Connection, book: &'a Book) -> Result<Self, Error> {
-        let subaccounts: Vec<_> = book.subaccounts.changes().collect();
-        let postings = book.postings.changes();
-        let postings: Vec<&Posting> = postings
-            .filter_map(|change| change.after)
-            .flatten()
-            .collect();
-        let last = subaccounts.iter().map(|change| {
-            let last = change.before.map_or(0, |before| before.last_posting);
-            (change.key, last)
-        });
-        let mut chains = Chains {
-            first: db
-                .prepare_cached("SELECT COALESCE(MAX(posting_no), 0) + 1 FROM postings")?
-                .query_row([], |row| row.get(0))?,
-            previous: Vec::with_capacity(postings.len()),
-            last: last.collect(),
-            subaccounts,
-            postings,
-        };
-        for (posting, number) in chains.postings.iter().zip(chains.first..) {
-            let mut follow = |id| chains.last.insert(id, number).unwrap_or(0);
-            let debit = follow(&posting.debit_subaccount_id);
-            let credit = follow(&posting.credit_subaccount_id);
-            chains.previous.push((debit, credit));
-        }
-        Ok(chains)
-    }
-
-    /// Number of the last posting of a sub-account that the group changed.
-    pub fn last_of(&self, subaccount_id: &Id) -> i64 {
-        self.last.get(subaccount_id).copied().unwrap_or(0)
-    }
-}
-
-/// Writes every changed row; new operations are of this block. The order follows the references between the tables.
-pub fn save(db: &Connection, book: &Book, chains: &Chains, block: u64) -> Result<(), Error> {
+/// Writes every changed row but what was given away ([`Book::give`]) as it still is; new operations are of this block. The order follows the
+/// references between the tables.
+pub fn save(db: &Connection, book: &Book, block: u64) -> Result<(), Error> {
     limits::save(db, book)?;
-    save_owners(db, book, chains)?;
+    save_owners(db, book)?;
     save_holds(db, book)?;
-    save_operations(db, book, chains, block)?;
+    save_operations(db, book, block)?;
     save_memory(db, book)
+}
+
+/// Writes new operations of a block, the first of them in this place, and their postings.
+pub fn save_made(db: &Connection, made: &Made, block: u64, place: usize) -> Result<(), Error> {
+    let operations: Vec<&Operation> = made.operations.iter().collect();
+    let postings: Vec<&Posting> = made.postings.iter().collect();
+    save_new_operations(db, &operations, &postings, block, place)
 }
 
 /// What a command asks of the store alone.
@@ -243,7 +198,7 @@ fn each_known<T>(
     Ok(())
 }
 
-fn save_owners(db: &Connection, book: &Book, chains: &Chains) -> Result<(), Error> {
+fn save_owners(db: &Connection, book: &Book) -> Result<(), Error> {
     let sql = "INSERT INTO instruments (instrument_id, decimals) VALUES (?1, ?2)";
     let scales = (book.scales.changes()).filter_map(|change| Some((change.key, change.after?)));
     each(db, sql, scales, |to, row| to.execute(row))?;
@@ -255,19 +210,18 @@ fn save_owners(db: &Connection, book: &Book, chains: &Chains) -> Result<(), Erro
     let sql = "INSERT INTO accounts (account_id, user_id, kind, created_at_us, updated_at_us) VALUES (?1, ?2, ?3, ?4, ?5)";
     let accounts = (book.accounts.changes()).filter_map(|change| change.after);
     each(db, sql, accounts, put_account)?;
-    let changes = &chains.subaccounts;
-    let new: Vec<&SubAccount> = (changes.iter())
+    let new: Vec<&SubAccount> = (book.subaccounts.changes())
         .filter(|change| change.before.is_none())
         .filter_map(|change| change.after)
         .collect();
-    SUB_ACCOUNT.write(db, &new, |to, row| put_subaccount(to, row, chains))?;
-    let mut moved: Vec<(&SubAccount, &SubAccount)> = (changes.iter())
+    SUB_ACCOUNT.write(db, &new, |to, row| put_subaccount(to, row))?;
+    let mut moved: Vec<(&SubAccount, &SubAccount)> = (book.subaccounts.changes())
         .filter_map(|change| Some((change.before?, change.after?)))
         .collect();
     // In the order of their tree: neighbours are changed while their page is at hand.
     moved.sort_unstable_by(|a, b| a.1.terms.subaccount_id.cmp(&b.1.terms.subaccount_id));
     each_known(db, SUB_ACCOUNT_STATE, moved, |to, (before, row)| {
-        put_subaccount_state(to, before, row, chains)
+        put_subaccount_state(to, before, row)
     })
 }
 
@@ -293,19 +247,33 @@ pub fn save_block(db: &Connection, block: Option<&Block>) -> Result<(), Error> {
     })
 }
 
-fn save_operations(db: &Connection, book: &Book, chains: &Chains, block: u64) -> Result<(), Error> {
-    let (new, moved) = new_and_moved(book.operations.changes());
-    let new: Vec<(usize, &Operation)> = new.into_iter().enumerate().collect();
-    OPERATION.write(db, &new, |to, (place, row)| {
+fn save_operations(db: &Connection, book: &Book, block: u64) -> Result<(), Error> {
+    let (operations, postings) = book.not_given();
+    save_new_operations(db, &operations, &postings, block, book.given())?;
+    let moved = (book.operations.changes())
+        .filter(|change| change.before.is_some())
+        .filter_map(|change| change.after);
+    each_known(db, OPERATION_STATE, moved, put_operation_state)?;
+    each_known(
+        db,
+        OPERATION_STATE,
+        book.given_and_changed(),
+        put_operation_state,
+    )
+}
+
+fn save_new_operations(
+    db: &Connection,
+    operations: &[&Operation],
+    postings: &[&Posting],
+    block: u64,
+    place: usize,
+) -> Result<(), Error> {
+    let placed: Vec<(usize, &Operation)> = (place..).zip(operations.iter().copied()).collect();
+    OPERATION.write(db, &placed, |to, (place, row)| {
         put_operation(to, row, block, *place)
     })?;
-    each_known(db, OPERATION_STATE, moved, put_operation_state)?;
-    let places = (chains.first..).zip(&chains.previous);
-    let postings: Vec<(&Posting, (i64, &(i64, i64)))> =
-        chains.postings.iter().copied().zip(places).collect();
-    POSTING.write(db, &postings, |to, (row, (number, previous))| {
-        put_posting(to, row, *number, **previous)
-    })
+    POSTING.write(db, postings, |to, row| put_posting(to, row))
 }
 
 fn save_memory(db: &Connection, book: &Book) -> Result<(), Error> {
@@ -354,11 +322,7 @@ fn put_account(to: &mut CachedStatement, account: &Account) -> rusqlite::Result<
     ))
 }
 
-fn put_subaccount(
-    to: &mut Values,
-    subaccount: &SubAccount,
-    chains: &Chains,
-) -> rusqlite::Result<()> {
+fn put_subaccount(to: &mut Values, subaccount: &SubAccount) -> rusqlite::Result<()> {
     let terms = &subaccount.terms;
     put!(
         to,
@@ -375,7 +339,7 @@ fn put_subaccount(
         terms.may_be_negative,
         terms.created_at_us,
         subaccount.updated_at_us,
-        chains.last_of(&terms.subaccount_id),
+        subaccount.last_posting,
     )
 }
 
@@ -383,7 +347,6 @@ fn put_subaccount_state(
     to: &mut CachedStatement,
     before: &SubAccount,
     subaccount: &SubAccount,
-    chains: &Chains,
 ) -> rusqlite::Result<usize> {
     to.execute(params![
         subaccount.terms.subaccount_id,
@@ -394,7 +357,7 @@ fn put_subaccount_state(
         subaccount.freeze,
         subaccount.closed,
         subaccount.updated_at_us,
-        chains.last_of(&subaccount.terms.subaccount_id),
+        subaccount.last_posting,
         before.version.cast_signed(),
     ])
 }
@@ -485,16 +448,10 @@ fn put_operation_state(to: &mut CachedStatement, operation: &Operation) -> rusql
     ])
 }
 
-/// `previous`: numbers of the postings before it, on its debit side and on its credit side.
-fn put_posting(
-    to: &mut Values,
-    posting: &Posting,
-    number: i64,
-    previous: (i64, i64),
-) -> rusqlite::Result<()> {
+fn put_posting(to: &mut Values, posting: &Posting) -> rusqlite::Result<()> {
     put!(
         to,
-        number,
+        posting.link.number,
         posting.operation_id,
         posting.ordinal,
         posting.posting_id,
@@ -509,7 +466,7 @@ fn put_posting(
         posting.credit_balance_after.0,
         posting.credit_version.cast_signed(),
         posting.created_at_us,
-        previous.0,
-        previous.1,
+        posting.link.debit_previous,
+        posting.link.credit_previous,
     )
 }

@@ -1,0 +1,242 @@
+//! Batches of so many operations that the first of them may be written while the rest is folded: what is refused in the end leaves nothing, what is
+//! made has its place in the chains of its sub-accounts and in its block.
+
+use proto::{
+    common::v1::OperationType,
+    ledger::v1::{hold_step::Step, *},
+};
+use tokio::task::JoinSet;
+use tonic::Code;
+use tonic_types::StatusExt;
+
+use crate::harness::*;
+
+fn pay(user: &str, key: &str, to: &str, value: &str) -> NewOperation {
+    let from = format!("{user}:CFA-RUB");
+    item(
+        OperationType::Payment,
+        user,
+        key,
+        &[(&from, to, value, RUB)],
+    )
+}
+
+fn many(user: &str, name: &str, count: usize) -> Vec<NewOperation> {
+    (0..count)
+        .map(|number| pay(user, &format!("{name}-{number}"), "hub:CFA-RUB", "1"))
+        .collect()
+}
+
+async fn send(
+    world: &World,
+    call: &str,
+    mode: BatchMode,
+    operations: Vec<NewOperation>,
+) -> Answer<CreateOperationsResponse> {
+    let request = CreateOperationsRequest {
+        context: write(call),
+        operations,
+        mode: mode as i32,
+        ..Default::default()
+    };
+    world.client.clone().create_operations(request).await
+}
+
+async fn whole(world: &World, operations: u64) {
+    world.assert_books_balance().await;
+    let found = ledger::verify(&world.config()).await.unwrap();
+    assert_eq!((found.fault, found.operations), (None, operations));
+}
+
+/// Amounts of a sub-account's entries, in pages.
+async fn entries(world: &World, subaccount: &str) -> usize {
+    let mut seen = 0;
+    let mut page_token = String::new();
+    loop {
+        let request = GetStatementRequest {
+            subaccount_id: subaccount.to_owned(),
+            pagination: Some(proto::common::v1::PaginationRequest {
+                page_size: 300,
+                page_token,
+            }),
+            ..Default::default()
+        };
+        let page = world.client.clone().get_statement(request).await.unwrap();
+        let page = page.into_inner();
+        seen += page.lines.len();
+        page_token = page.pagination.unwrap_or_default().next_page_token;
+        if page_token.is_empty() {
+            return seen;
+        }
+    }
+}
+
+// rows: R237
+#[tokio::test]
+async fn d19_what_is_refused_behind_hundreds_of_operations_takes_all_of_them_back() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "700").await;
+    let mut operations = many("u1", "p", 701);
+    let refusal = send(&world, "all", BatchMode::AllOrNothing, operations.clone()).await;
+    let status = refusal.expect_err("the last one has no cover");
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    let facts = status.get_details_error_info().unwrap().metadata;
+    assert_eq!(facts["operation_index"], "700");
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["700.00", "0.00", "0.00", "700.00"]
+    );
+    whole(&world, 1).await;
+
+    operations.pop();
+    let made = send(
+        &world,
+        "mended",
+        BatchMode::AllOrNothing,
+        operations.clone(),
+    )
+    .await;
+    let made = made.unwrap().into_inner();
+    assert_eq!(world.balance("hub:CFA-RUB").await[0], "700.00");
+    assert_eq!(entries(&world, "hub:CFA-RUB").await, 700);
+    whole(&world, 701).await;
+    let again = send(&world, "mended", BatchMode::AllOrNothing, operations).await;
+    let again = again.unwrap();
+    assert!(is_replay(&again));
+    let ids = |answer: &CreateOperationsResponse| -> Vec<String> {
+        let operations = answer.outcomes.iter().map(|outcome| &outcome.operation);
+        operations
+            .map(|operation| operation.as_ref().unwrap().operation_id.clone())
+            .collect()
+    };
+    assert_eq!(ids(&again.into_inner()), ids(&made));
+    whole(&world, 701).await;
+}
+
+// rows: R237
+#[tokio::test]
+async fn d19_hundreds_of_independent_operations_stand_each_alone() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "1000").await;
+    let mut operations = many("u1", "p", 700);
+    for place in [0, 255, 256, 257, 511, 699] {
+        operations[place] = pay("u1", &format!("poor-{place}"), "hub:CFA-RUB", "100000");
+    }
+    // One key twice, far from each other: the second time it is a repeat.
+    operations[600] = operations[10].clone();
+    let answer = send(&world, "each", BatchMode::Independent, operations).await;
+    let outcomes = answer.unwrap().into_inner().outcomes;
+    let refused = outcomes.iter().enumerate();
+    let refused: Vec<usize> = refused
+        .filter(|(_, outcome)| outcome.error_reason == "INSUFFICIENT_BALANCE")
+        .map(|(place, _)| place)
+        .collect();
+    assert_eq!(refused, [0, 255, 256, 257, 511, 699]);
+    assert!(outcomes[600].replayed);
+    assert_eq!(outcomes[600].operation, outcomes[10].operation);
+    assert_eq!(world.balance("hub:CFA-RUB").await[0], "693.00");
+    assert_eq!(entries(&world, "hub:CFA-RUB").await, 693);
+    whole(&world, 694).await;
+}
+
+// rows: R237
+#[tokio::test]
+async fn large_batches_that_come_together_spoil_nothing_of_each_other() {
+    let world = World::new().await;
+    let mut calls = JoinSet::new();
+    for user in 0..8 {
+        world.fund(&format!("u{user}"), RUB, "300").await;
+    }
+    for user in 0..8 {
+        let name = format!("u{user}");
+        // Every other one is refused by its last operation.
+        let operations = many(&name, &name, 300 + user % 2);
+        let request = CreateOperationsRequest {
+            context: write(&name),
+            operations,
+            ..Default::default()
+        };
+        let mut client = world.client.clone();
+        calls.spawn(async move { (user, client.create_operations(request).await) });
+    }
+    while let Some(called) = calls.join_next().await {
+        let (user, answer) = called.unwrap();
+        assert_eq!(answer.is_ok(), user % 2 == 0, "{user}: {answer:?}");
+    }
+    assert_eq!(world.balance("hub:CFA-RUB").await[0], "1200.00");
+    assert_eq!(entries(&world, "hub:CFA-RUB").await, 1_200);
+    whole(&world, 8 + 1_200).await;
+}
+
+// rows: R190 R191
+#[tokio::test]
+async fn holds_opened_by_one_large_batch_are_used_by_the_next_ones() {
+    let mut world = World::new().await;
+    world.fund("u1", RUB, "800").await;
+    let id = |number: usize| format!("hold-{number}");
+    let open = |number: usize| HoldStep {
+        step: Some(Step::Open(OpenHold {
+            hold: Some(Hold {
+                hold_id: id(number),
+                ..new_hold("u1", RUB, "2")
+            }),
+        })),
+        before_operation: 0,
+    };
+    let consume = |round: &str, value: &str| -> Vec<NewOperation> {
+        let one = |number: usize| {
+            let key = format!("{round}-{number}");
+            let mut new = pay("u1", &key, "hub:CFA-RUB", value);
+            new.postings[0].hold_id = Some(id(number));
+            new
+        };
+        (0..400).map(one).collect()
+    };
+    // Opened, a first part of each used at once.
+    let request = CreateOperationsRequest {
+        context: write("open"),
+        operations: consume("first", "0.5"),
+        hold_steps: (0..400).map(open).collect(),
+        ..Default::default()
+    };
+    { world.client.clone() }
+        .create_operations(request)
+        .await
+        .unwrap();
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["600.00", "600.00", "0.00", "0.00"]
+    );
+    send(
+        &world,
+        "second",
+        BatchMode::AllOrNothing,
+        consume("second", "1"),
+    )
+    .await
+    .unwrap();
+    world = world.restart().await;
+    let over = consume("over", "0.51");
+    let status = send(&world, "over", BatchMode::AllOrNothing, over).await;
+    refused(
+        status,
+        Code::FailedPrecondition,
+        "HOLD_AMOUNT_EXCEEDED",
+        "Amount exceeds what remains of the hold",
+    );
+    send(
+        &world,
+        "third",
+        BatchMode::AllOrNothing,
+        consume("third", "0.5"),
+    )
+    .await
+    .unwrap();
+    assert_eq!(
+        world.balance("u1:CFA-RUB").await,
+        ["0.00", "0.00", "0.00", "0.00"]
+    );
+    let hold = world.get_hold("hold-399").await;
+    assert_eq!(hold.status(), HoldStatus::Consumed);
+    whole(&world, 1 + 1_200).await;
+}
