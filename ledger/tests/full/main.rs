@@ -26,6 +26,7 @@ mod limits;
 mod lost;
 #[path = "../boundary/operations.rs"]
 mod operations;
+mod plans;
 mod proxy;
 #[path = "../boundary/reads.rs"]
 mod reads;

@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sqlx::{AssertSqlSafe, PgConnection};
+use sqlx::{AssertSqlSafe, FromRow, PgConnection};
 
 use super::limits;
 use crate::{
@@ -64,30 +64,39 @@ pub async fn load(
     lock_users(tx, &named, &locked).await?;
     limits::lock(tx, commands).await?;
     // Behind the locks, so that whatever was written to these sub-accounts is no later than what is written now.
-    let mut start = lock_news(tx, commands).await?;
+    let mut begun = lock_news(tx, commands, &named).await?;
     for _ in 0..LOCK_ROUNDS {
-        let now_us = clock_us.max(start.head()?.sealed_at_us);
-        // News of what is made here would have to pass the lock that it shares.
-        let wanted = Wanted {
-            no_news: !start.has_news,
-            ..Wanted::default()
-        };
-        let (mut wanted, mut book) = read(tx, wanted, commands, now_us).await?;
+        let now_us = clock_us.max(begun.start.head()?.sealed_at_us);
+        let (mut wanted, mut book) = read(tx, &begun, commands, now_us).await?;
         keep::subaccounts(&mut book, locked.rows.values().cloned().collect());
         let missing = missing(tx, &wanted, &book, &locked).await?;
         if missing.is_empty() {
             wanted.add_owners(|id| book.subaccounts.get(id).is_some());
             owners(tx, &wanted, &mut book).await?;
             scales(tx, &wanted, commands, &mut book).await?;
-            if start.has_limits {
+            if begun.start.has_limits {
                 limits::load(tx, commands, &mut book).await?;
             }
             return Ok(book);
         }
         locked.add(tx, &missing, &BTreeSet::new()).await?;
-        start = sqlx::query_as(Start::SQL).fetch_one(&mut *tx).await?;
+        begun = Begun {
+            start: sqlx::query_as(Start::SQL).fetch_one(&mut *tx).await?,
+            has_operations: true,
+            has_answers: true,
+        };
     }
     Err(Error::Raced)
+}
+
+/// What a group finds behind its locks.
+#[derive(FromRow)]
+struct Begun {
+    #[sqlx(flatten)]
+    start: Start,
+    /// Whether there is any operation, or any stored answer, of the keys that the commands name themselves.
+    has_operations: bool,
+    has_answers: bool,
 }
 
 /// Sub-accounts under lock.
@@ -172,7 +181,7 @@ async fn subaccounts_behind_operations(
     wanted: &Wanted,
     to_lock: &mut BTreeSet<Id>,
 ) -> Result<(), Error> {
-    let (users, keys, scopes) = operation_keys(wanted);
+    let (users, keys, scopes) = columns(&wanted.operation_keys);
     let (references, kinds) = references(wanted);
     let found: Vec<(String, String)> = sqlx::query_as(
         "SELECT DISTINCT p.debit_subaccount_id, p.credit_subaccount_id FROM ( \
@@ -219,7 +228,11 @@ async fn lock_users(tx: &mut PgConnection, wanted: &Wanted, locked: &Locked) -> 
 
 /// Locks what news of these commands' operations would have to pass, or what makers of the operations would, whom these news are for; where a group begins,
 /// behind it.
-async fn lock_news(tx: &mut PgConnection, commands: &[&Command]) -> Result<Start, Error> {
+async fn lock_news(
+    tx: &mut PgConnection,
+    commands: &[&Command],
+    named: &Wanted,
+) -> Result<Begun, Error> {
     let (mut makers, mut news) = (Wanted::default(), Wanted::default());
     for command in commands {
         match &command.act {
@@ -227,9 +240,18 @@ async fn lock_news(tx: &mut PgConnection, commands: &[&Command]) -> Result<Start
             _ => makers.add(command),
         }
     }
-    Ok(sqlx::query_as("SELECT * FROM start_behind_news($1, $2)")
+    let (operation_users, operation_keys, scopes) = columns(&named.operation_keys);
+    let (answer_users, answer_keys, calls) = columns(&named.answer_keys);
+    let sql = "SELECT * FROM start_behind_news($1, $2, $3, $4, $5, $6, $7, $8)";
+    Ok(sqlx::query_as(sql)
         .bind(texts(&makers.parked))
         .bind(texts(&news.parked))
+        .bind(operation_users)
+        .bind(operation_keys)
+        .bind(scopes)
+        .bind(answer_users)
+        .bind(answer_keys)
+        .bind(calls)
         .fetch_one(tx)
         .await?)
 }
@@ -237,14 +259,23 @@ async fn lock_news(tx: &mut PgConnection, commands: &[&Command]) -> Result<Start
 /// What the fold decides on, except sub-accounts and their owners.
 async fn read(
     tx: &mut PgConnection,
-    mut wanted: Wanted,
+    begun: &Begun,
     commands: &[&Command],
     now_us: i64,
 ) -> Result<(Wanted, Book), Error> {
     let mut book = Book::at(now_us);
+    let mut wanted = Wanted {
+        // News of what is made here would have to pass the lock that it shares.
+        no_news: !begun.start.has_news,
+        ..Wanted::default()
+    };
     for command in commands {
         wanted.add(command);
     }
+    // These were looked for already.
+    let absent = |keys: &[Key], has: bool| if has { 0 } else { keys.len() };
+    let absent_operations = absent(&wanted.operation_keys, begun.has_operations);
+    let absent_answers = absent(&wanted.answer_keys, begun.has_answers);
     holds(tx, &mut wanted, &mut book).await?;
     operations_by_id(tx, &wanted.operation_ids, &mut book).await?;
     for command in commands {
@@ -254,8 +285,9 @@ async fn read(
             |id| book.operations.get(id).cloned(),
         );
     }
-    let answered = answers(tx, &wanted, &mut book).await?;
+    let answered = answers(tx, &wanted.answer_keys[absent_answers..], &mut book).await?;
     operations_by_id(tx, &answered, &mut book).await?;
+    operations_by_key(tx, &wanted.operation_keys[absent_operations..], &mut book).await?;
     operations_by_other(tx, &wanted, &mut book).await?;
     postings(tx, &mut wanted, &mut book).await?;
     memory(tx, &wanted, &mut book).await?;
@@ -333,13 +365,15 @@ async fn operations_by_id(
     keep::operations(book, found)
 }
 
-fn operation_keys(wanted: &Wanted) -> (Vec<&str>, Vec<&str>, Vec<i32>) {
-    let keys = wanted.operation_keys.iter();
-    let (users, rest): (Vec<&str>, Vec<(&str, i32)>) = keys
-        .map(|(user, key, scope)| (&**user, (&**key, *scope)))
+/// (user, key, scope or call)
+type Key = (Id, Id, i32);
+
+fn columns(keys: &[Key]) -> (Vec<&str>, Vec<&str>, Vec<i32>) {
+    let (users, rest): (Vec<&str>, Vec<(&str, i32)>) = (keys.iter())
+        .map(|(user, key, number)| (&**user, (&**key, *number)))
         .unzip();
-    let (keys, scopes) = rest.into_iter().unzip();
-    (users, keys, scopes)
+    let (keys, numbers) = rest.into_iter().unzip();
+    (users, keys, numbers)
 }
 
 fn references(wanted: &Wanted) -> (Vec<&str>, Vec<i32>) {
@@ -347,24 +381,32 @@ fn references(wanted: &Wanted) -> (Vec<&str>, Vec<i32>) {
     keys.map(|(reference, kind)| (&**reference, *kind)).unzip()
 }
 
+async fn operations_by_key(
+    tx: &mut PgConnection,
+    keys: &[Key],
+    book: &mut Book,
+) -> Result<(), Error> {
+    if keys.is_empty() {
+        return Ok(());
+    }
+    let (users, keys, scopes) = columns(keys);
+    let found: Vec<OperationRow> = sqlx::query_as(
+        "SELECT o.* FROM UNNEST($1::text[], $2::text[], $3::int[]) AS j (user_id, key, scope) JOIN operations o \
+         ON o.user_id = j.user_id AND o.idempotency_key = j.key AND o.scope = j.scope",
+    )
+    .bind(users)
+    .bind(keys)
+    .bind(scopes)
+    .fetch_all(tx)
+    .await?;
+    keep::operations(book, found)
+}
+
 async fn operations_by_other(
     tx: &mut PgConnection,
     wanted: &Wanted,
     book: &mut Book,
 ) -> Result<(), Error> {
-    if !wanted.operation_keys.is_empty() {
-        let (users, keys, scopes) = operation_keys(wanted);
-        let found: Vec<OperationRow> = sqlx::query_as(
-            "SELECT o.* FROM UNNEST($1::text[], $2::text[], $3::int[]) AS j (user_id, key, scope) JOIN operations o \
-             ON o.user_id = j.user_id AND o.idempotency_key = j.key AND o.scope = j.scope",
-        )
-        .bind(users)
-        .bind(keys)
-        .bind(scopes)
-        .fetch_all(&mut *tx)
-        .await?;
-        keep::operations(book, found)?;
-    }
     if !wanted.references.is_empty() {
         let (references, kinds) = references(wanted);
         let found: Vec<OperationRow> = sqlx::query_as(
@@ -460,18 +502,13 @@ async fn scales(
 /// Stored answers; returns the operations they speak of.
 async fn answers(
     tx: &mut PgConnection,
-    wanted: &Wanted,
+    keys: &[Key],
     book: &mut Book,
 ) -> Result<BTreeSet<Id>, Error> {
-    if wanted.answer_keys.is_empty() {
+    if keys.is_empty() {
         return Ok(BTreeSet::new());
     }
-    let (mut users, mut keys, mut calls) = (Vec::new(), Vec::new(), Vec::new());
-    for (user, key, call) in &wanted.answer_keys {
-        users.push(&**user);
-        keys.push(&**key);
-        calls.push(*call);
-    }
+    let (users, keys, calls) = columns(keys);
     let found: Vec<AnswerRow> = sqlx::query_as(
         "SELECT a.call, a.user_id, a.idempotency_key, a.digest, a.outcome \
          FROM UNNEST($1::text[], $2::text[], $3::int[]) AS j (user_id, key, call) JOIN answers a \

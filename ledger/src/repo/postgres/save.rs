@@ -62,10 +62,11 @@ pub async fn save(tx: &mut PgConnection, book: &Book, block: Option<&Block>) -> 
     limits::save(tx, book).await?;
     subaccounts(tx, book).await?;
     holds(tx, book).await?;
-    sealed(tx, block).await?;
-    operations(tx, book, block.map_or(0, |block| block.block)).await?;
-    postings(tx, book).await?;
-    answers(tx, book).await?;
+    match block {
+        Some(block) => made(tx, book, block).await?,
+        None => answers(tx, book).await?,
+    }
+    operations(tx, book).await?;
     sources(tx, book).await?;
     parked(tx, book).await
 }
@@ -187,11 +188,28 @@ async fn holds(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     put(tx, "holds", moved.len(), state(query, &moved)).await
 }
 
-/// The block of a group, if it has one.
-async fn sealed(tx: &mut PgConnection, block: Option<&Block>) -> Result<(), Error> {
-    let Some(block) = block else { return Ok(()) };
+/// The block of a group with the operations that it seals and their postings, and what is answered to repeats, in one trip.
+async fn made(tx: &mut PgConnection, book: &Book, block: &Block) -> Result<(), Error> {
+    let (new, _) = split(book.operations.changes());
+    let changes = book.postings.changes();
+    let postings: Vec<&Posting> = changes
+        .filter_map(|change| change.after)
+        .flatten()
+        .collect();
+    let (stored, _) = split(book.answers.changes());
     sqlx::query(
-        "INSERT INTO audit_blocks (block, previous_hash, hash, operations, postings, sealed_at_us) VALUES ($1, $2, $3, $4, $5, $6)",
+        "WITH sealed AS (INSERT INTO audit_blocks (block, previous_hash, hash, operations, postings, sealed_at_us) \
+         VALUES ($1, $2, $3, $4, $5, $6)), \
+         made AS (INSERT INTO operations (operation_id, scope, kind, status, user_id, idempotency_key, external_ref, tx_hash, rejection_code, \
+         rejection_message, awaits_chain, reverses, reversed_by, digest, created_at_us, finalized_at_us, place, block) \
+         SELECT j.*, $1 FROM UNNEST($7::text[], $8::int[], $9::int[], $10::int[], $11::text[], $12::text[], $13::text[], $14::text[], $15::int[], \
+         $16::text[], $17::boolean[], $18::text[], $19::text[], $20::bigint[], $21::bigint[], $22::bigint[], $23::bigint[]) AS j), \
+         posted AS (INSERT INTO postings (operation_id, ordinal, posting_id, debit_subaccount_id, credit_subaccount_id, instrument_id, amount, hold_id, \
+         unsettled, debit_balance_after, debit_version, credit_balance_after, credit_version, created_at_us) \
+         SELECT * FROM UNNEST($24::text[], $25::int[], $26::text[], $27::text[], $28::text[], $29::text[], $30::bigint[], $31::text[], $32::boolean[], \
+         $33::bigint[], $34::bigint[], $35::bigint[], $36::bigint[], $37::bigint[])) \
+         INSERT INTO answers (call, user_id, idempotency_key, digest, outcome, created_at_us) \
+         SELECT j.*, $43 FROM UNNEST($38::int[], $39::text[], $40::text[], $41::bigint[], $42::text[]) AS j",
     )
     .bind(signed(block.block))
     .bind(&block.previous_hash[..])
@@ -199,19 +217,6 @@ async fn sealed(tx: &mut PgConnection, block: Option<&Block>) -> Result<(), Erro
     .bind(signed(block.operations))
     .bind(signed(block.postings))
     .bind(block.sealed_at_us)
-    .execute(tx)
-    .await?;
-    Ok(())
-}
-
-async fn operations(tx: &mut PgConnection, book: &Book, block: u64) -> Result<(), Error> {
-    let (new, moved) = split(book.operations.changes());
-    let query = sqlx::query(
-        "INSERT INTO operations (operation_id, scope, kind, status, user_id, idempotency_key, external_ref, tx_hash, rejection_code, \
-         rejection_message, awaits_chain, reverses, reversed_by, digest, created_at_us, finalized_at_us, place, block) \
-         SELECT j.*, $18 FROM UNNEST($1::text[], $2::int[], $3::int[], $4::int[], $5::text[], $6::text[], $7::text[], $8::text[], $9::int[], \
-         $10::text[], $11::boolean[], $12::text[], $13::text[], $14::bigint[], $15::bigint[], $16::bigint[], $17::bigint[]) AS j",
-    )
     .bind(column(&new, |(id, _)| &***id))
     .bind(column(&new, |(_, row)| row.terms.scope.code()))
     .bind(column(&new, |(_, row)| row.terms.kind.code()))
@@ -230,8 +235,36 @@ async fn operations(tx: &mut PgConnection, book: &Book, block: u64) -> Result<()
     .bind(column(&new, |(_, row)| row.finalized_at_us))
     // Where the audit chain has it.
     .bind((0..new.len() as i64).collect::<Vec<_>>())
-    .bind(signed(block));
-    put(tx, "new operations", new.len(), query).await?;
+    .bind(column(&postings, |row| &*row.operation_id))
+    .bind(column(&postings, |row| {
+        i32::try_from(row.ordinal).expect("an operation has fewer postings")
+    }))
+    .bind(column(&postings, |row| &*row.posting_id))
+    .bind(column(&postings, |row| &*row.debit_subaccount_id))
+    .bind(column(&postings, |row| &*row.credit_subaccount_id))
+    .bind(column(&postings, |row| &*row.amount.instrument_id))
+    .bind(column(&postings, |row| row.amount.minor.0))
+    .bind(column(&postings, |row| row.hold_id.as_deref()))
+    .bind(column(&postings, |row| row.unsettled))
+    .bind(column(&postings, |row| row.debit_balance_after.0))
+    .bind(column(&postings, |row| signed(row.debit_version)))
+    .bind(column(&postings, |row| row.credit_balance_after.0))
+    .bind(column(&postings, |row| signed(row.credit_version)))
+    .bind(column(&postings, |row| row.created_at_us))
+    .bind(column(&stored, |((call, _, _), _)| call.code()))
+    .bind(column(&stored, |((_, user_id, _), _)| &**user_id))
+    .bind(column(&stored, |((_, _, key), _)| &**key))
+    .bind(column(&stored, |(_, answer)| answer.digest))
+    .bind(column(&stored, |(_, answer)| outcome_text(&answer.outcome)))
+    .bind(book.now_us)
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+/// Those that stood already.
+async fn operations(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
+    let (_, moved) = split(book.operations.changes());
     let query = sqlx::query(
         "UPDATE operations o SET status = j.status, tx_hash = j.tx_hash, rejection_code = j.rejection_code, \
          rejection_message = j.rejection_message, reversed_by = j.reversed_by, finalized_at_us = j.finalized_at_us \
@@ -247,37 +280,6 @@ async fn operations(tx: &mut PgConnection, book: &Book, block: u64) -> Result<()
     .bind(column(&moved, |(_, row)| row.reversed_by.as_deref()))
     .bind(column(&moved, |(_, row)| row.finalized_at_us));
     put(tx, "operations", moved.len(), query).await
-}
-
-async fn postings(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
-    let changes = book.postings.changes();
-    let rows: Vec<&Posting> = changes
-        .filter_map(|change| change.after)
-        .flatten()
-        .collect();
-    let query = sqlx::query(
-        "INSERT INTO postings (operation_id, ordinal, posting_id, debit_subaccount_id, credit_subaccount_id, instrument_id, amount, hold_id, \
-         unsettled, debit_balance_after, debit_version, credit_balance_after, credit_version, created_at_us) \
-         SELECT * FROM UNNEST($1::text[], $2::int[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::text[], $9::boolean[], \
-         $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[])",
-    )
-    .bind(column(&rows, |row| &*row.operation_id))
-    .bind(column(&rows, |row| {
-        i32::try_from(row.ordinal).expect("an operation has fewer postings")
-    }))
-    .bind(column(&rows, |row| &*row.posting_id))
-    .bind(column(&rows, |row| &*row.debit_subaccount_id))
-    .bind(column(&rows, |row| &*row.credit_subaccount_id))
-    .bind(column(&rows, |row| &*row.amount.instrument_id))
-    .bind(column(&rows, |row| row.amount.minor.0))
-    .bind(column(&rows, |row| row.hold_id.as_deref()))
-    .bind(column(&rows, |row| row.unsettled))
-    .bind(column(&rows, |row| row.debit_balance_after.0))
-    .bind(column(&rows, |row| signed(row.debit_version)))
-    .bind(column(&rows, |row| row.credit_balance_after.0))
-    .bind(column(&rows, |row| signed(row.credit_version)))
-    .bind(column(&rows, |row| row.created_at_us));
-    put(tx, "postings", rows.len(), query).await
 }
 
 async fn answers(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
