@@ -115,7 +115,8 @@ impl Relay {
         let _ = tokio::time::timeout(Duration::from_millis(POLL_MS), flush).await;
     }
 
-    /// Publishes the oldest batch, or deletes what was published when there is none; returns how many events it moved.
+    /// Publishes the oldest batch, or deletes what was published when there is none; returns how many events it moved. On PostgreSQL another relay is let in by a
+    /// step that moves none.
     ///
     /// # Errors
     /// [`Error`] of the store or of the log; the batch then stays.

@@ -166,20 +166,21 @@ impl<K: Hash + Eq, V> Table<K, V> {
         })
     }
 
-    /// Rows that were made before a mark and changed behind it, as they are.
-    fn made_then_changed(&self, mark: usize) -> Vec<&V> {
+    /// Places of the rows that were made before a mark and changed behind it.
+    fn made_then_changed(&self, mark: usize) -> BTreeSet<usize> {
         let (earlier, later) = self.undo.split_at(mark);
         let again = later.iter().filter(|undo| !undo.is_first);
-        let again: BTreeSet<usize> = again.map(|undo| undo.place).collect();
-        if again.is_empty() {
-            return Vec::new();
+        let mut again: BTreeSet<usize> = again.map(|undo| undo.place).collect();
+        for undo in later.iter().filter(|undo| undo.is_first) {
+            again.remove(&undo.place);
         }
-        let made = earlier
-            .iter()
-            .filter(|undo| undo.is_first && undo.before.is_none());
-        made.filter(|undo| again.contains(&undo.place))
-            .filter_map(|undo| self.rows[undo.place].row.as_ref())
-            .collect()
+        if !again.is_empty() {
+            let loaded = earlier.iter().filter(|undo| undo.before.is_some());
+            for undo in loaded.filter(|undo| undo.is_first) {
+                again.remove(&undo.place);
+            }
+        }
+        again
     }
 
     /// Every row that changed, once, in the order of first change.
@@ -251,6 +252,8 @@ struct Given {
     /// How far back it reaches in the changes of operations and of postings.
     operations: usize,
     postings: usize,
+    /// Places of operations that changed between the time they were given away and the last time that others were.
+    changed: BTreeSet<usize>,
     /// Some of it was taken back since.
     is_spoilt: bool,
 }
@@ -346,13 +349,12 @@ impl Book {
             operations: operations.into_iter().cloned().collect(),
             postings: postings.into_iter().cloned().collect(),
         };
-        self.given = Given {
-            count: self.given.count + made.operations.len(),
-            operations: self.operations.mark(),
-            postings: self.postings.mark(),
-            is_spoilt: false,
-        };
-        Some(made)
+        let changed = self.operations.made_then_changed(self.given.operations);
+        self.given.changed.extend(changed);
+        self.given.count += made.operations.len();
+        self.given.operations = self.operations.mark();
+        self.given.postings = self.postings.mark();
+        (!made.operations.is_empty()).then_some(made)
     }
 
     /// How many operations were given away.
@@ -377,7 +379,11 @@ impl Book {
 
     /// Operations that changed after they were given away.
     pub fn given_and_changed(&self) -> Vec<&Operation> {
-        self.operations.made_then_changed(self.given.operations)
+        let mut changed = self.operations.made_then_changed(self.given.operations);
+        changed.extend(&self.given.changed);
+        let rows = changed.into_iter();
+        rows.filter_map(|place| self.operations.rows[place].row.as_ref())
+            .collect()
     }
 
     /// True when there is nothing to write.
@@ -508,8 +514,19 @@ mod tests {
         book.rollback(mark);
         assert!(book.given_and_changed().is_empty() && !book.has_taken_back());
 
+        // Others are given away behind the change, then nothing but changes.
+        put(&mut book, "a", OperationStatus::Finalized);
+        let made = book.give(2).unwrap();
+        assert_eq!(ids(&made.operations.iter().collect::<Vec<_>>()), ["c"]);
+        assert_eq!(ids(&book.given_and_changed()), ["a"]);
+        put(&mut book, "c", OperationStatus::Failed);
+        put(&mut book, "old", OperationStatus::Failed);
+        assert!(book.give(2).is_none());
+        assert_eq!(ids(&book.given_and_changed()), ["a", "c"]);
+        assert_eq!((book.given(), book.not_given().0.len()), (3, 0));
+
         book.rollback(empty);
-        assert!(book.has_taken_back());
+        assert!(book.has_taken_back() && book.given_and_changed().is_empty());
         put(&mut book, "d", OperationStatus::Settled);
         assert!(book.give(1).is_none());
         assert_eq!(

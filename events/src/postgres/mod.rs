@@ -92,7 +92,7 @@ pub struct Postgres {
     writers: PgPool,
     committed: Arc<Notify>,
     /// Outside the pools, so that its lock goes with it.
-    relay: Arc<Mutex<Option<PgConnection>>>,
+    relay: Arc<Mutex<Option<outbox::Session>>>,
 }
 
 impl Postgres {

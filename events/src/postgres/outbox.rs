@@ -6,8 +6,8 @@
 //! after the log made them durable, so a row that appears later at a lower position is never skipped.
 //! The order of a key is that of the commits when its writers hold a lock from before the append until the commit, as the ledger does with its
 //! sub-accounts. Writers of one key that share no lock have no order to keep; their events go out in the order of position.
-//! One relay publishes at a time: an advisory lock of the relay's session, bound to the outbox table, taken for each batch.
-//! Known limitation: any transaction that stays open on the server with changes in it, whoever's it is, holds the relay back.
+//! One relay publishes at a time: an advisory lock of the relay's session, bound to the outbox table, kept until there is nothing to publish.
+//! Known limitations: one that is frozen with its connection open keeps the others waiting; any transaction that stays open on the server with changes in it, whoever's it is, holds the relay back.
 
 use async_trait::async_trait;
 use sqlx::{Connection, FromRow, PgConnection, postgres::PgRow};
@@ -140,13 +140,16 @@ impl Queue for Postgres {
 
     async fn move_batch(&self, log: &dyn Log) -> Result<Moved, Error> {
         let mut slot = self.relay.lock().await;
-        // A connection that fails, or is dropped in the middle, is not put back: its lock ends with it.
-        let mut connection = match slot.take() {
-            Some(connection) => connection,
-            None => PgConnection::connect_with(&self.options).await?,
+        // A session that fails, or is dropped in the middle, is not put back: its lock ends with it.
+        let mut session = match slot.take() {
+            Some(session) => session,
+            None => Session {
+                connection: PgConnection::connect_with(&self.options).await?,
+                has_lock: false,
+            },
         };
-        let moved = move_batch(&mut connection, log).await?;
-        *slot = Some(connection);
+        let moved = session.move_batch(log).await?;
+        *slot = Some(session);
         Ok(moved)
     }
 
@@ -159,23 +162,40 @@ impl Queue for Postgres {
     }
 }
 
-async fn move_batch(connection: &mut PgConnection, log: &dyn Log) -> Result<Moved, Error> {
-    let is_ours: bool =
-        sqlx::query_scalar("SELECT pg_try_advisory_lock('outbox'::regclass::oid::bigint << 8)")
-            .fetch_one(&mut *connection)
-            .await?;
-    if !is_ours {
-        return Ok(Moved {
-            events: 0,
-            more_soon: true,
-            is_stream: false,
-        });
+/// The relay's own.
+pub(crate) struct Session {
+    connection: PgConnection,
+    /// It is the one that publishes.
+    has_lock: bool,
+}
+
+impl Session {
+    pub async fn close(self) -> Result<(), sqlx::Error> {
+        self.connection.close().await
     }
-    let moved = publish(connection, log).await?;
-    sqlx::query("SELECT pg_advisory_unlock('outbox'::regclass::oid::bigint << 8)")
-        .execute(connection)
-        .await?;
-    Ok(moved)
+
+    async fn move_batch(&mut self, log: &dyn Log) -> Result<Moved, Error> {
+        if !self.has_lock {
+            let sql = "SELECT pg_try_advisory_lock('outbox'::regclass::oid::bigint << 8)";
+            let lock = sqlx::query_scalar(sql).fetch_one(&mut self.connection);
+            self.has_lock = lock.await?;
+        }
+        if !self.has_lock {
+            return Ok(Moved {
+                events: 0,
+                more_soon: true,
+                is_stream: false,
+            });
+        }
+        let moved = publish(&mut self.connection, log).await?;
+        if moved.events == 0 {
+            sqlx::query("SELECT pg_advisory_unlock('outbox'::regclass::oid::bigint << 8)")
+                .execute(&mut self.connection)
+                .await?;
+            self.has_lock = false;
+        }
+        Ok(moved)
+    }
 }
 
 async fn publish(connection: &mut PgConnection, log: &dyn Log) -> Result<Moved, Error> {

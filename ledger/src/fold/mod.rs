@@ -32,7 +32,7 @@ pub type Ids<'a> = &'a mut dyn FnMut() -> Id;
 /// What a command came to.
 pub type Outcome = Result<Answered, Refused>;
 
-/// Called between two operations of a batch: those before it stay, unless the batch is refused.
+/// Called between two operations of a batch, and between two commands: what came before stays, unless the batch is refused.
 pub type Along<'a> = &'a mut dyn FnMut(&mut Book);
 
 /// Folds one command into the working set. `index` marks its facts.

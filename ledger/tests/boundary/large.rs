@@ -2,7 +2,7 @@
 //! made has its place in the chains of its sub-accounts and in its block.
 
 use proto::{
-    common::v1::OperationType,
+    common::v1::{OperationStatus, OperationType},
     ledger::v1::{hold_step::Step, *},
 };
 use tokio::task::JoinSet;
@@ -48,7 +48,7 @@ async fn whole(world: &World, operations: u64) {
     assert_eq!((found.fault, found.operations), (None, operations));
 }
 
-/// Amounts of a sub-account's entries, in pages.
+/// How many entries a sub-account has, counted in pages.
 async fn entries(world: &World, subaccount: &str) -> usize {
     let mut seen = 0;
     let mut page_token = String::new();
@@ -239,4 +239,66 @@ async fn holds_opened_by_one_large_batch_are_used_by_the_next_ones() {
     let hold = world.get_hold("hold-399").await;
     assert_eq!(hold.status(), HoldStatus::Consumed);
     whole(&world, 1 + 1_200).await;
+}
+
+/// What one large batch made is changed before the next one comes, all of them behind one that keeps the writer busy: mostly they are one group.
+// rows: R217 R237
+#[tokio::test]
+async fn what_was_made_by_one_large_batch_is_changed_before_the_next_one() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "3000").await;
+    let named = |name: &str| {
+        let mut operations = many("u1", name, 300);
+        for (number, new) in operations.iter_mut().enumerate() {
+            let operation = new.operation.as_mut().unwrap();
+            operation.operation_id = format!("{name}-id-{number}");
+        }
+        operations
+    };
+    let batch = |name: &str, operations| CreateOperationsRequest {
+        context: write(name),
+        operations,
+        ..Default::default()
+    };
+    let client = || world.client.clone();
+    let (mut busy, mut first, mut second) = (client(), client(), client());
+    let (mut ends, mut undoes) = (client(), client());
+    let end = FinalizeOperationRequest {
+        context: write("end"),
+        operation_id: "first-id-5".to_owned(),
+        ..Default::default()
+    };
+    let undo = ReverseOperationRequest {
+        context: write("undo"),
+        operation_id: "first-id-7".to_owned(),
+        reason: "test".to_owned(),
+    };
+    // Asked in this order.
+    let (busy, first, ended, undone, second) = tokio::join!(
+        busy.create_operations(batch("busy", many("u1", "busy", 2_000))),
+        first.create_operations(batch("first", named("first"))),
+        ends.finalize_operation(end),
+        undoes.reverse_operation(undo.clone()),
+        second.create_operations(batch("second", named("second"))),
+    );
+    busy.unwrap();
+    first.unwrap();
+    second.unwrap();
+    let ended = ended.unwrap().into_inner().operation.unwrap();
+    let mirror = undone.unwrap().into_inner().operation.unwrap();
+    let world = world.restart().await;
+    let found = world.get_operation("first-id-5").await.operation.unwrap();
+    assert_eq!(found.status, ended.status);
+    assert_eq!(found.status(), OperationStatus::Finalized);
+    let found = world.get_operation("first-id-7").await.operation.unwrap();
+    assert_eq!(found.status(), OperationStatus::Failed);
+    assert_eq!(mirror.reverses_operation_id.as_deref(), Some("first-id-7"));
+    let again = ReverseOperationRequest {
+        context: write("undo again"),
+        ..undo
+    };
+    let again = world.client.clone().reverse_operation(again).await;
+    assert_eq!(again.unwrap_err().code(), Code::FailedPrecondition);
+    assert_eq!(world.balance("hub:CFA-RUB").await[0], "2599.00");
+    whole(&world, 1 + 2_000 + 600 + 1).await;
 }

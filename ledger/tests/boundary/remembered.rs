@@ -1,4 +1,4 @@
-//! What the writer of the SQLite file remembers of sub-accounts from one group to the next: a group that did not come about is not among it.
+//! What the writer of the SQLite file remembers of sub-accounts and holds from one group to the next: a group that did not come about is not among it.
 
 use proto::{common::v1::OperationType, ledger::v1::*};
 use tokio::task::JoinSet;

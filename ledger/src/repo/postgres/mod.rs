@@ -3,7 +3,7 @@
 //! Groups of different ledgers overlap at READ COMMITTED. What makes them safe is the order of [`load`]: first every row lock that the group
 //! needs, then what the fold decides on. What a lock cannot cover, a row that is not there yet, is covered by its key: new rows are only ever
 //! inserted, never upserted, so that the second of two ledgers fails and folds again on what the first one made. The end of the audit chain is locked last,
-//! when everything but the writing is done: from there to the commit groups that make operations wait for one another.
+//! before anything is written that other ledgers may write too: from there to the commit groups that make operations wait for one another.
 
 mod limits;
 mod load;
@@ -19,15 +19,9 @@ use uuid::Uuid;
 
 use super::{
     Again, Events, Writes,
-    audit::Start,
     verify::{ASIDE, Reader},
 };
-use crate::{
-    Error,
-    audit::{self, Head},
-    book::Book,
-    fold::Command,
-};
+use crate::{Error, book::Book, fold::Command};
 
 static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/postgres");
 
@@ -123,13 +117,7 @@ impl super::Group for Group {
         let mut told: Vec<Event> = Vec::with_capacity(book.facts.len());
         events(book, &mut |event| told.push(event.to_event()));
         answered(async {
-            // The chain's end is asked for last, since other ledgers wait for it until the commit.
-            let block = if audit::seals(book) {
-                audit::seal(&head(&mut self.tx).await?, book)
-            } else {
-                None
-            };
-            save::save(&mut self.tx, book, block.as_ref()).await?;
+            save::save(&mut self.tx, book).await?;
             Ok(postgres::outbox::append_in_tx(&mut self.tx, &told).await?)
         })
         .await
@@ -142,12 +130,4 @@ impl super::Group for Group {
     async fn commit(self: Box<Self>) -> Result<(), Error> {
         answered(async { Ok(self.tx.commit().await?) }).await
     }
-}
-
-/// Locks the chain, then reads its end.
-async fn head(tx: &mut PgConnection) -> Result<Head, Error> {
-    let end: Start = sqlx::query_as("SELECT * FROM locked_end_of_chain()")
-        .fetch_one(tx)
-        .await?;
-    end.head()
 }

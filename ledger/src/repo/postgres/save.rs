@@ -2,16 +2,16 @@
 //!
 //! New rows are inserted and nothing else: that one is there already means that another ledger was faster, and the group is folded again.
 
-use sqlx::{PgConnection, Postgres, postgres::PgArguments, query::Query};
+use sqlx::{Arguments, FromRow, PgConnection, Postgres, postgres::PgArguments, query::Query};
 
 use super::limits;
 use crate::{
     Error,
-    audit::Block,
+    audit::{self, Block, Head},
     book::{Book, Change},
     fold::{Act, Command},
     model::{Hold, Id, Posting, SubAccount},
-    repo::rows::outcome_text,
+    repo::{audit::Start, rows::outcome_text},
 };
 
 /// One column of many rows.
@@ -50,20 +50,32 @@ async fn put(
         return Ok(());
     }
     let met = query.execute(tx).await?.rows_affected();
+    check(what, rows, met)
+}
+
+fn check(what: &str, rows: usize, met: u64) -> Result<(), Error> {
     if met != rows as u64 {
         return Err(Error::Broken(format!("{what}: {met} of {rows} written")));
     }
     Ok(())
 }
 
-/// Writes every changed row. The order follows the references between the tables.
-pub async fn save(tx: &mut PgConnection, book: &Book, block: Option<&Block>) -> Result<(), Error> {
+/// Writes every changed row, and the block that seals what was made. The order follows the references between the tables, behind the end of the chain: rows that
+/// are new, for which other ledgers may wait too, are written under its lock.
+pub async fn save(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
+    let block = if audit::seals(book) {
+        let head = moved_subaccounts_and_head(tx, book).await?;
+        Some(audit::seal(&head, book).expect("it seals something"))
+    } else {
+        moved_subaccounts(tx, book).await?;
+        None
+    };
     owners(tx, book).await?;
     limits::save(tx, book).await?;
-    subaccounts(tx, book).await?;
+    new_subaccounts(tx, book).await?;
     holds(tx, book).await?;
     match block {
-        Some(block) => made(tx, book, block).await?,
+        Some(block) => made(tx, book, &block).await?,
         None => answers(tx, book).await?,
     }
     operations(tx, book).await?;
@@ -106,40 +118,75 @@ async fn owners(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     put(tx, "accounts", new.len(), query).await
 }
 
-async fn subaccounts(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
-    let (new, moved) = split(book.subaccounts.changes());
-    let state = |query: Query<'static, Postgres, PgArguments>, rows: &[(&Id, &SubAccount)]| {
-        query
-            .bind(column(rows, |(_, row)| &*row.terms.subaccount_id))
-            .bind(column(rows, |(_, row)| row.balance.0))
-            .bind(column(rows, |(_, row)| row.held.0))
-            .bind(column(rows, |(_, row)| row.unsettled.0))
-            .bind(column(rows, |(_, row)| signed(row.version)))
-            .bind(column(rows, |(_, row)| i32::from(row.freeze)))
-            .bind(column(rows, |(_, row)| row.closed))
-            .bind(column(rows, |(_, row)| row.updated_at_us))
-    };
-    let query = sqlx::query(
+/// What may change of sub-accounts, a column each.
+fn states(rows: &[(&Id, &SubAccount)]) -> Result<PgArguments, Error> {
+    let mut to = PgArguments::default();
+    (|| {
+        to.add(column(rows, |(_, row)| &*row.terms.subaccount_id))?;
+        to.add(column(rows, |(_, row)| row.balance.0))?;
+        to.add(column(rows, |(_, row)| row.held.0))?;
+        to.add(column(rows, |(_, row)| row.unsettled.0))?;
+        to.add(column(rows, |(_, row)| signed(row.version)))?;
+        to.add(column(rows, |(_, row)| i32::from(row.freeze)))?;
+        to.add(column(rows, |(_, row)| row.closed))?;
+        to.add(column(rows, |(_, row)| row.updated_at_us))
+    })()
+    .map_err(sqlx::Error::Encode)?;
+    Ok(to)
+}
+
+async fn new_subaccounts(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
+    let (new, _) = split(book.subaccounts.changes());
+    let query = sqlx::query_with(
         "INSERT INTO sub_accounts (subaccount_id, balance, held, unsettled, version, \"freeze\", closed, updated_at_us, \
          account_id, user_id, instrument_id, may_be_negative, created_at_us) \
          SELECT * FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::int[], $7::boolean[], $8::bigint[], \
          $9::text[], $10::text[], $11::text[], $12::boolean[], $13::bigint[])",
-    );
-    let query = state(query, &new)
-        .bind(column(&new, |(_, row)| &*row.terms.account_id))
-        .bind(column(&new, |(_, row)| &*row.terms.user_id))
-        .bind(column(&new, |(_, row)| &*row.terms.instrument_id))
-        .bind(column(&new, |(_, row)| row.terms.may_be_negative))
-        .bind(column(&new, |(_, row)| row.terms.created_at_us));
-    put(tx, "new sub-accounts", new.len(), query).await?;
-    let query = sqlx::query(
+        states(&new)?,
+    )
+    .bind(column(&new, |(_, row)| &*row.terms.account_id))
+    .bind(column(&new, |(_, row)| &*row.terms.user_id))
+    .bind(column(&new, |(_, row)| &*row.terms.instrument_id))
+    .bind(column(&new, |(_, row)| row.terms.may_be_negative))
+    .bind(column(&new, |(_, row)| row.terms.created_at_us));
+    put(tx, "new sub-accounts", new.len(), query).await
+}
+
+macro_rules! moved_subaccounts {
+    () => {
         "UPDATE sub_accounts s SET balance = j.balance, held = j.held, unsettled = j.unsettled, version = j.version, \
          \"freeze\" = j.\"freeze\", closed = j.closed, updated_at_us = j.updated_at_us \
          FROM UNNEST($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::int[], $7::boolean[], $8::bigint[]) \
          AS j (subaccount_id, balance, held, unsettled, version, \"freeze\", closed, updated_at_us) \
-         WHERE s.subaccount_id = j.subaccount_id",
+         WHERE s.subaccount_id = j.subaccount_id"
+    };
+}
+
+async fn moved_subaccounts(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
+    let (_, moved) = split(book.subaccounts.changes());
+    let query = sqlx::query_with(moved_subaccounts!(), states(&moved)?);
+    put(tx, "sub-accounts", moved.len(), query).await
+}
+
+/// As [`moved_subaccounts`], and in the same trip locks the chain of blocks and reads its end, for which other ledgers wait until the commit.
+async fn moved_subaccounts_and_head(tx: &mut PgConnection, book: &Book) -> Result<Head, Error> {
+    #[derive(FromRow)]
+    struct Locked {
+        #[sqlx(flatten)]
+        end: Start,
+        moved: i64,
+    }
+    let (_, moved) = split(book.subaccounts.changes());
+    let sql = concat!(
+        "WITH moved AS (",
+        moved_subaccounts!(),
+        " RETURNING 1) SELECT e.*, (SELECT COUNT(*) FROM moved) AS moved FROM locked_end_of_chain() AS e"
     );
-    put(tx, "sub-accounts", moved.len(), state(query, &moved)).await
+    let locked: Locked = sqlx::query_as_with(sql, states(&moved)?)
+        .fetch_one(tx)
+        .await?;
+    check("sub-accounts", moved.len(), locked.moved.unsigned_abs())?;
+    locked.end.head()
 }
 
 async fn holds(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
