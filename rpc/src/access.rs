@@ -3,6 +3,8 @@
 //! The bearer credential is read first, then the path decides: open paths pass, RPC paths need a role of their row in [`roles`], every
 //! other path is a staff read. Denied by default: a path of the contract without a row is refused, a path outside it does not exist.
 //! Refusals are spoken in the protocol of the request.
+//!
+//! Invariant: a handler sees only those roles of its caller that admit the called method.
 
 use axum::{
     extract::{Request, State},
@@ -66,18 +68,28 @@ impl Authenticator {
         let rule = roles::rule(path);
         if rule == Rule::Open || *method == Method::OPTIONS {
             // A credential on an open path is still worth knowing, a bad one is no reason to refuse.
-            return Ok(self.caller_of(headers).ok());
+            let caller = self.caller_of(headers).ok();
+            return Ok(caller.map(|caller| admitted(caller, Roles::NONE)));
         }
         let caller = self.caller_of(headers)?;
         match rule {
-            Rule::Open => Ok(Some(caller)),
-            Rule::AnyOf(allowed) if allowed.intersects(caller.roles) => Ok(Some(caller)),
-            Rule::AnyOf(_) | Rule::Denied => Err(status::permission_denied(
+            Rule::AnyOf(allowed) if allowed.intersects(caller.roles) => {
+                Ok(Some(admitted(caller, allowed)))
+            }
+            Rule::Open | Rule::AnyOf(_) | Rule::Denied => Err(status::permission_denied(
                 "ROLE_REQUIRED",
                 "Caller lacks the role for this operation",
             )),
             Rule::Unknown => Err(status::unimplemented("Unknown method")),
         }
+    }
+}
+
+/// The caller with only those roles that admit the method.
+fn admitted(caller: Caller, allowed: Roles) -> Caller {
+    Caller {
+        roles: caller.roles.intersection(allowed),
+        ..caller
     }
 }
 
@@ -182,6 +194,32 @@ mod tests {
             let refused = auth.authenticate(bad).unwrap_err();
             assert_eq!(refused.code(), tonic::Code::Unauthenticated, "{bad}");
         }
+    }
+
+    // rows: R333
+    #[test]
+    fn r333_a_role_counts_only_where_it_admits_the_method() {
+        let auth = Authenticator::Sandbox;
+        let decide = |path: &str, token: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(AUTHORIZATION, format!("Bearer {token}").parse().unwrap());
+            let caller = auth.decide(&Method::POST, path, &headers).unwrap();
+            caller.expect("a caller")
+        };
+        let place = "/platform.market.v1.MarketService/PlaceOrder";
+        let read = "/platform.market.v1.MarketService/GetOrder";
+        for token in ["sandbox.investor+auditor.u1", "sandbox.auditor+investor.u1"] {
+            let writes = decide(place, token);
+            assert_eq!(writes.roles, Roles::of(&[Role::Investor]), "{token}");
+            assert!(!writes.acts_for_anyone());
+            assert!(writes.require_user("u1").is_ok());
+            assert!(writes.require_user("u2").is_err());
+            let reads = decide(read, token);
+            assert!(reads.acts_for_anyone() && reads.require_user("u2").is_ok());
+        }
+        assert!(decide(place, "sandbox.investor+operator.u1").acts_for_anyone());
+        assert!(decide("/holds", "sandbox.investor+auditor.u1").acts_for_anyone());
+        assert_eq!(decide("/health", "sandbox.operator").roles, Roles::NONE);
     }
 
     // rows: R332 R333

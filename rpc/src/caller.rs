@@ -81,6 +81,10 @@ impl Roles {
         Roles(self.0 | other.0)
     }
 
+    pub const fn intersection(self, other: Roles) -> Roles {
+        Roles(self.0 & other.0)
+    }
+
     pub const fn contains(self, role: Role) -> bool {
         self.0 & (1 << role as u16) != 0
     }
@@ -115,11 +119,13 @@ pub struct Caller {
     pub subject: String,
     /// The only user an investor, trader or issuer may act for. `None` for staff and services.
     pub user_id: Option<String>,
+    /// In a handler: the roles of the credential that admit the called method, and no others. A role
+    /// that may only read never widens a write.
     pub roles: Roles,
 }
 
 impl Caller {
-    /// True when one of the caller's roles acts on any user: staff or a service.
+    /// True when one of [`Caller::roles`] acts on any user: staff or a service.
     pub fn acts_for_anyone(&self) -> bool {
         let own = Roles::of(&Role::OWN);
         self.roles.iter().any(|role| !own.contains(role))

@@ -7,5 +7,6 @@ mod issues;
 mod missed;
 mod recovery;
 mod redeem;
+mod roles;
 mod trades;
 mod world;

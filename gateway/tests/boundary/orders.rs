@@ -392,6 +392,59 @@ async fn d35_bad_fields_are_named_and_change_nothing() {
     world.stop().await;
 }
 
+// rows: R333
+#[tokio::test]
+async fn r333_a_reading_role_does_not_widen_a_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    let placed = world.place(buy("ann", "10", "1")).await.unwrap();
+    let mut mixed = world.as_caller("sandbox.investor+auditor.mallory");
+    let foreign = mixed
+        .place_order(PlaceOrderRequest {
+            context: context(&unique()),
+            order: Some(buy("ann", "10", "1")),
+        })
+        .await
+        .unwrap_err();
+    assert_eq!(foreign.code(), Code::PermissionDenied);
+    let foreign = mixed
+        .cancel_order(CancelOrderRequest {
+            context: context(&unique()),
+            order_id: placed.order_id.clone(),
+        })
+        .await
+        .unwrap_err();
+    assert_eq!(foreign.code(), Code::PermissionDenied);
+    let foreign = mixed
+        .mass_cancel(MassCancelRequest {
+            context: context(&unique()),
+            user_id: "ann".into(),
+            ..Default::default()
+        })
+        .await
+        .unwrap_err();
+    assert_eq!(foreign.code(), Code::PermissionDenied);
+    // The auditor's role admits the read.
+    let request = GetOrderRequest {
+        context: None,
+        order_id: placed.order_id.clone(),
+    };
+    let read = mixed.get_order(request).await.unwrap().into_inner();
+    assert_eq!(read.order.unwrap().status(), OrderStatus::Open);
+    let mut own = world.as_caller("sandbox.auditor+investor.ann");
+    let cancelled = own
+        .cancel_order(CancelOrderRequest {
+            context: context(&unique()),
+            order_id: placed.order_id,
+        })
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(cancelled.order.unwrap().status(), OrderStatus::Cancelled);
+    world.stop().await;
+}
+
 // rows: R173
 #[tokio::test]
 async fn t19_market_orders_never_rest_and_say_why_they_end() {

@@ -1,0 +1,65 @@
+//! A caller with several roles: each call is judged by the roles that admit it.
+
+use proto::cfa::v1 as pb;
+
+use crate::world::*;
+
+fn redemption(payout_id: &str) -> pb::RedeemCfaRubRequest {
+    pb::RedeemCfaRubRequest {
+        context: context(&key()),
+        user_id: "alice".into(),
+        amount: roubles("1"),
+        payout_id: payout_id.into(),
+    }
+}
+
+fn renaming(name: &str) -> pb::UpdateInstrumentRequest {
+    pb::UpdateInstrumentRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        name: Some(name.into()),
+        ..Default::default()
+    }
+}
+
+// rows: R333
+#[tokio::test(flavor = "multi_thread")]
+async fn r333_a_reading_role_does_not_widen_a_write() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.deposit("alice", "100").await;
+    world.register(|_| {}).await.expect("registered");
+
+    let redeemed = world
+        .as_caller("sandbox.investor+auditor.mallory")
+        .redeem_cfa_rub(redemption("payout-1"))
+        .await
+        .expect_err("another user's money");
+    assert_eq!(redeemed.code(), tonic::Code::PermissionDenied);
+    let renamed = world
+        .as_caller("sandbox.issuer+auditor.other")
+        .update_instrument(renaming("Taken"))
+        .await
+        .expect_err("another issuer's bond");
+    assert_eq!(renamed.code(), tonic::Code::PermissionDenied);
+    assert_eq!(world.instrument("BOND-1").await.name, "A bond");
+    assert_eq!(world.supply("CFA-RUB").await, "100.00");
+
+    // What is his own, and what the reading role admits, works as before.
+    world
+        .as_caller("sandbox.issuer+auditor.issuer")
+        .update_instrument(renaming("Renamed"))
+        .await
+        .expect("his own bond");
+    let listed = world
+        .as_caller("sandbox.auditor+investor.mallory")
+        .list_operations(pb::ListOperationsRequest {
+            user_id: "alice".into(),
+            ..Default::default()
+        })
+        .await
+        .expect("the auditor reads everything")
+        .into_inner();
+    assert_eq!(listed.operations.len(), 1);
+    world.stop().await;
+}
