@@ -12,6 +12,7 @@ pub mod consumer;
 pub mod dlq;
 pub mod embedded;
 pub mod event;
+pub mod files;
 pub mod inbox;
 pub mod kafka;
 pub mod log;

@@ -76,12 +76,26 @@ pub struct Events {
 }
 
 /// The log of the trading path.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Journal {
+    /// Bytes of a segment file, made in full before it is used; at least 64 KiB. Each segment keeps the size it was made with.
+    pub segment_bytes: u64,
     /// Bytes of it that are kept at least. Whole segments before them are removed while the platform runs, once nothing needs them: not the snapshots, not
     /// settlement, not sessions and history. Unset: all of it is kept. Needs snapshots.
     pub retain_bytes: Option<u64>,
+}
+
+/// Smallest `segment_bytes`: each roll makes a file and waits for the disk.
+const SEGMENT_BYTES_MIN: u64 = 64 << 10;
+
+impl Default for Journal {
+    fn default() -> Self {
+        Self {
+            segment_bytes: 16 << 20,
+            retain_bytes: None,
+        }
+    }
 }
 
 /// Snapshots of the trading path, made while it runs, and checkpoints of those who read its journal, as often; a restart replays the journal behind the
@@ -255,7 +269,17 @@ impl Config {
             config.journal.retain_bytes.is_none() || config.snapshots.enabled,
             "configuration: journal.retain_bytes needs snapshots.enabled: without snapshots a start needs the whole journal"
         );
+        anyhow::ensure!(
+            config.journal.segment_bytes >= SEGMENT_BYTES_MIN,
+            "configuration: journal.segment_bytes is {}, at least {SEGMENT_BYTES_MIN} is expected",
+            config.journal.segment_bytes
+        );
         Ok(config.settled())
+    }
+
+    /// Folder of the journal.
+    pub fn journal_dir(&self) -> PathBuf {
+        self.data_dir.join("journal")
     }
 
     /// Everybody who reads the journal: settlement and the market.

@@ -3,6 +3,7 @@
 pub mod cli;
 pub mod config;
 pub mod demo;
+mod manifest;
 pub mod platform;
 pub mod proof;
 mod rebuild;

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use types::Sequence;
 
 use crate::config::{Config, Listen};
+use crate::manifest::Manifest;
 
 /// Credential of the platform's own services.
 const SERVICE: &str = "sandbox.service";
@@ -194,8 +195,16 @@ impl Platform {
         let stages = Stages::default();
         let doors = Doors::default();
 
-        // 1. The data folder belongs to one platform at a time; ports are taken before anything runs.
+        // Before the first port: what ports take follows from the limit in force.
+        match rpc::connections::raise_descriptor_limit() {
+            Ok(limit) => tracing::info!(limit, "limit of open files"),
+            Err(error) => tracing::warn!(%error, "the soft limit of open files stays"),
+        }
+
+        // 1. The data folder belongs to one platform at a time and is whole; ports are taken before
+        // anything runs.
         let lock = lock_folder(&config.data_dir)?;
+        let manifest = Manifest::check(&config)?;
         let sockets = Sockets::bind(&config.listen).await?;
 
         // 2. The event log.
@@ -318,6 +327,9 @@ impl Platform {
             gateway.service().health,
             stages.edge.clone(),
         ));
+
+        // Every store is there: from now on a missing one was lost.
+        manifest.complete()?;
 
         // 8. The doors to the outside: a port for each service, and one for all.
         let addresses = Addresses {
@@ -445,7 +457,7 @@ async fn show(from: rpc::Health, into: rpc::Health, until: CancellationToken) {
 
 /// # Errors
 /// The folder cannot be made or another platform runs in it.
-fn lock_folder(dir: &std::path::Path) -> anyhow::Result<std::fs::File> {
+pub(crate) fn lock_folder(dir: &std::path::Path) -> anyhow::Result<std::fs::File> {
     let place = || format!("data folder {}", dir.display());
     std::fs::create_dir_all(dir).with_context(place)?;
     let file = std::fs::File::create(dir.join("platform.lock")).with_context(place)?;
@@ -492,7 +504,8 @@ async fn start_sequencer(
     reach: Sequence,
     backlog: Arc<Backlog>,
 ) -> anyhow::Result<SequencerHandle> {
-    let mut settings = config.trading.settings(&config.data_dir.join("journal"));
+    let mut settings = config.trading.settings(&config.journal_dir());
+    settings.segment_bytes = config.journal.segment_bytes;
     settings.reach = reach;
     settings.checkpoint_dirs = readers.iter().map(|reader| reader.dir.clone()).collect();
     tracing::info!(

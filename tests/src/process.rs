@@ -38,6 +38,7 @@ pub struct Platform {
     child: Child,
     watchdog: Child,
     folder: PathBuf,
+    descriptors: Option<u64>,
     addresses: BTreeMap<String, SocketAddr>,
     pub(crate) http: reqwest::Client,
 }
@@ -95,7 +96,21 @@ pub fn binary() -> PathBuf {
 
 /// A command of the binary with nothing of our own settings in its environment.
 pub fn command(folder: &Path) -> Command {
-    let mut command = Command::new(binary());
+    limited(folder, None)
+}
+
+/// The same in a process with this soft and hard limit of open descriptors.
+fn limited(folder: &Path, descriptors: Option<u64>) -> Command {
+    let mut command = match descriptors {
+        None => Command::new(binary()),
+        Some(limit) => {
+            // The shell lowers both limits, then becomes the binary.
+            let mut shell = Command::new("sh");
+            shell.args(["-c", &format!(r#"ulimit -n {limit}; exec "$0" "$@""#)]);
+            shell.arg(binary());
+            shell
+        }
+    };
     for (name, _) in std::env::vars_os() {
         let ours = name.to_string_lossy();
         if ours.starts_with("PLATFORM_")
@@ -137,13 +152,28 @@ impl Platform {
         Self::start_in(new_folder(), env).await
     }
 
-    async fn start_in(folder: PathBuf, env: &[(&str, &str)]) -> Self {
-        let (child, addresses) = launch(&folder, &anywhere(), env).await;
+    /// A platform in a working folder that the caller has made; removed at the end as any other.
+    pub async fn start_in(folder: PathBuf, env: &[(&str, &str)]) -> Self {
+        Self::start_limited(folder, None, env).await
+    }
+
+    /// A platform whose process may have this many open descriptors: both its soft and its hard limit.
+    pub async fn start_with_descriptors(descriptors: u64) -> Self {
+        Self::start_limited(new_folder(), Some(descriptors), &[]).await
+    }
+
+    async fn start_limited(
+        folder: PathBuf,
+        descriptors: Option<u64>,
+        env: &[(&str, &str)],
+    ) -> Self {
+        let (child, addresses) = launch(&folder, &anywhere(), descriptors, env).await;
         let watchdog = watch(&child, &folder);
         Self {
             child,
             watchdog,
             folder,
+            descriptors,
             addresses,
             http: client(),
         }
@@ -153,7 +183,7 @@ impl Platform {
     pub async fn start_after_kills(moments: &[Duration]) -> Self {
         let folder = new_folder();
         for moment in moments {
-            let mut child = run_command(&folder, &anywhere(), &[])
+            let mut child = run_command(&folder, &anywhere(), None, &[])
                 .spawn()
                 .expect("the binary starts");
             tokio::time::sleep(*moment).await;
@@ -171,13 +201,32 @@ impl Platform {
     pub async fn restart_with(&mut self, env: &[(&str, &str)]) {
         let running = self.child.try_wait().expect("the child can be asked");
         assert!(running.is_some(), "the platform still runs");
-        let (child, addresses) = launch(&self.folder, &self.addresses, env).await;
+        let (child, addresses) = launch(&self.folder, &self.addresses, self.descriptors, env).await;
         assert_eq!(addresses, self.addresses, "a restart keeps its ports");
         self.child = child;
         // Pooled connections lead to the process that is gone.
         self.http = client();
         let mut old = std::mem::replace(&mut self.watchdog, watch(&self.child, &self.folder));
         old.start_kill().expect("the old watchdog can be killed");
+    }
+
+    /// Starts again where the start is refused; gives the refusal.
+    pub async fn start_refused(&mut self) -> String {
+        self.start_refused_with(&[]).await
+    }
+
+    /// The same with further environment.
+    pub async fn start_refused_with(&mut self, env: &[(&str, &str)]) -> String {
+        assert!(!self.is_running(), "the platform still runs");
+        let before = self.log().len();
+        let mut child = run_command(&self.folder, &self.addresses, self.descriptors, env)
+            .spawn()
+            .expect("the binary starts");
+        let status = tokio::time::timeout(PATIENCE, child.wait()).await;
+        let status = status.expect("a start that is refused ends");
+        let said = self.log().split_off(before);
+        assert!(!status.expect("the child ends").success(), "{said}");
+        said
     }
 
     /// `kill -9`.
@@ -308,13 +357,14 @@ fn anywhere() -> BTreeMap<String, SocketAddr> {
 fn run_command(
     folder: &Path,
     listen: &BTreeMap<String, SocketAddr>,
+    descriptors: Option<u64>,
     env: &[(&str, &str)],
 ) -> Command {
     let log = std::fs::OpenOptions::new()
         .create(true)
         .append(true)
         .open(folder.join("platform.log"));
-    let mut command = command(folder);
+    let mut command = limited(folder, descriptors);
     command
         .args(["--json", "run", "--data-dir"])
         .arg(folder.join("data"))
@@ -380,10 +430,11 @@ fn watch(child: &Child, folder: &Path) -> Child {
 async fn launch(
     folder: &Path,
     listen: &BTreeMap<String, SocketAddr>,
+    descriptors: Option<u64>,
     env: &[(&str, &str)],
 ) -> (Child, BTreeMap<String, SocketAddr>) {
     for _ in 0..5 {
-        match try_launch(folder, listen, env).await {
+        match try_launch(folder, listen, descriptors, env).await {
             Ok(launched) => return launched,
             Err(log) if log.contains("Address already in use") => {}
             Err(log) => panic!("the platform did not become ready\n{log}"),
@@ -396,9 +447,10 @@ async fn launch(
 async fn try_launch(
     folder: &Path,
     listen: &BTreeMap<String, SocketAddr>,
+    descriptors: Option<u64>,
     env: &[(&str, &str)],
 ) -> Result<(Child, BTreeMap<String, SocketAddr>), String> {
-    let mut child = run_command(folder, listen, env)
+    let mut child = run_command(folder, listen, descriptors, env)
         .spawn()
         .expect("the binary starts");
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();

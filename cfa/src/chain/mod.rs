@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use alloy::rpc::client::RpcClient;
 use alloy::signers::local::PrivateKeySigner;
+use events::files;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -201,23 +202,11 @@ fn remote(url: &str, timeout: Duration) -> Result<RpcClient, StartError> {
 }
 
 fn load_or_make_key(path: &Path) -> Result<PrivateKeySigner, StartError> {
-    if path.exists() {
-        let text = std::fs::read_to_string(path)?;
-        return text
-            .trim()
-            .parse()
-            .map_err(|_| StartError::Key(path.to_owned()));
-    }
-    let signer = PrivateKeySigner::random();
-    let mut options = std::fs::OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let mut file = options.open(path)?;
-    std::io::Write::write_all(
-        &mut file,
-        format!("0x{}\n", hex::encode(signer.to_bytes())).as_bytes(),
-    )?;
-    file.sync_all()?;
-    Ok(signer)
+    let bytes = files::read_or_make(path, files::PRIVATE, || {
+        let key = PrivateKeySigner::random().to_bytes();
+        Ok::<_, StartError>(format!("0x{}\n", hex::encode(key)).into_bytes())
+    })?;
+    let text = String::from_utf8_lossy(&bytes);
+    let key = text.trim().parse();
+    key.map_err(|_| StartError::Key(path.to_owned()))
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use events::files;
 use quinn::crypto::rustls::QuicServerConfig;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use sha2::{Digest, Sha256};
@@ -17,21 +18,26 @@ pub struct Identity {
     pub fingerprint: String,
 }
 
-/// Reads `cert.der` and `key.der` of the folder, or makes them. The fingerprint stands beside them in text.
+/// Reads `cert.der` and `key.der` of the folder, or makes them. The fingerprint stands beside them
+/// in text.
 pub fn load_or_make(folder: &Path) -> Result<Identity, Error> {
     std::fs::create_dir_all(folder)?;
     let (certificate_path, key_path) = (folder.join("cert.der"), folder.join("key.der"));
-    if !certificate_path.exists() || !key_path.exists() {
+    if !is_there(&certificate_path) || !is_there(&key_path) {
         let names = vec!["cfa-trade".to_owned(), "localhost".to_owned()];
         let made =
             rcgen::generate_simple_self_signed(names).map_err(|e| Error::Tls(e.to_string()))?;
-        write_private(&key_path, &made.signing_key.serialize_der())?;
-        std::fs::write(&certificate_path, made.cert.der())?;
+        // The certificate last: where it is, its key is.
+        files::replace(&key_path, &made.signing_key.serialize_der(), files::PRIVATE)?;
+        files::replace(&certificate_path, made.cert.der(), files::PUBLIC)?;
     }
     let certificate = CertificateDer::from(std::fs::read(&certificate_path)?);
     let key = PrivatePkcs8KeyDer::from(std::fs::read(&key_path)?);
     let fingerprint = hex::encode(Sha256::digest(&certificate));
-    std::fs::write(folder.join("fingerprint"), format!("{fingerprint}\n"))?;
+    let (shown, text) = (folder.join("fingerprint"), format!("{fingerprint}\n"));
+    if std::fs::read(&shown).ok().as_deref() != Some(text.as_bytes()) {
+        files::replace(&shown, text.as_bytes(), files::PUBLIC)?;
+    }
     Ok(Identity {
         certificate,
         key: PrivateKeyDer::from(key),
@@ -39,18 +45,9 @@ pub fn load_or_make(folder: &Path) -> Result<Identity, Error> {
     })
 }
 
-#[cfg(unix)]
-fn write_private(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    use std::io::Write;
-    use std::os::unix::fs::OpenOptionsExt;
-    let mut options = std::fs::OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    options.open(path)?.write_all(bytes)
-}
-
-#[cfg(not(unix))]
-fn write_private(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    std::fs::write(path, bytes)
+/// An empty file is what an interrupted start of an older version has left.
+fn is_there(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|file| file.len() > 0)
 }
 
 /// TLS 1.3 with the protocol's ALPN, as quinn takes it.

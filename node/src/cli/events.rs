@@ -87,7 +87,11 @@ pub async fn run(matches: &ArgMatches, config: &Config, json: bool) -> anyhow::R
         }
         None => {
             let folder = config.data_dir.join("events");
-            if !folder.join("log.db").is_file() {
+            // Opening would make what is missing.
+            if !["log.db", "offsets.db"]
+                .iter()
+                .all(|name| folder.join(name).is_file())
+            {
                 bail!("there is no event log in {}", folder.display());
             }
             let embedded = Embedded::open(folder).await.context("event log")?;

@@ -1,6 +1,7 @@
-//! The command line: `platform run | demo | replay | proof | journal | config`, and a noun for everything the platform can be asked.
+//! The command line: `platform run | demo | replay | proof | data | journal | config`, and a noun for everything the platform can be asked.
 
 pub mod call;
+pub mod data;
 pub mod events;
 pub mod journal;
 pub mod ledger;
@@ -137,6 +138,7 @@ pub fn command() -> Command {
                 .args(connect()),
         )
         .subcommand(Command::new("proof").about("Prove the balances of a running platform: chain = ledger = bank"))
+        .subcommand(data::command())
         .subcommand(events::command())
         .subcommand(journal::command())
         .subcommands(call::commands())
@@ -223,10 +225,11 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
             .await
         }
         Some(("journal", matches)) => {
-            let dir = config()?.data_dir.join("journal");
+            let dir = config()?.journal_dir();
             tokio::task::block_in_place(|| journal::run(matches, &dir, json))
         }
         Some(("proof", _)) => proof::run(&target()?, json).await,
+        Some(("data", matches)) => data::run(matches, &config()?, json),
         Some(("events", matches)) => events::run(matches, &config()?, json).await,
         Some(("ledger", matches)) => {
             let target = target()?;

@@ -8,12 +8,9 @@
 //!
 //! The folder is shared by the gateway and the sandbox bank of one machine; with a bank elsewhere the last two files are exchanged by hand.
 
-use std::{
-    fs::{self, OpenOptions},
-    io::{self, Write},
-    path::Path,
-};
+use std::{fs, io, path::Path};
 
+use events::files::{self, read_or_make};
 use rand::RngCore;
 
 use super::{
@@ -51,12 +48,14 @@ impl Keys {
     pub fn load_or_create(folder: &Path) -> Result<Keys, KeysError> {
         let bad = |file| move |source| KeysError::Key { file, source };
         fs::create_dir_all(folder)?;
-        let pkcs8 = read_or_create(&folder.join(PRIVATE), || {
+        let pkcs8 = read_or_make(&folder.join(PRIVATE), files::PRIVATE, || {
             Signer::generate().map_err(bad(PRIVATE))
         })?;
         let signer = Signer::from_pkcs8(&pkcs8).map_err(bad(PRIVATE))?;
         let public = hex::encode(signer.public_key());
-        read_or_create(&folder.join(PUBLIC), || Ok(public.into_bytes()))?;
+        read_or_make(&folder.join(PUBLIC), files::PRIVATE, || {
+            Ok::<_, KeysError>(public.into_bytes())
+        })?;
         Ok(Keys {
             signer,
             webhook_secrets: webhook_secrets(folder)?,
@@ -70,7 +69,8 @@ impl Keys {
 /// # Errors
 /// [`KeysError`].
 pub fn bank_side(folder: &Path) -> Result<(Vec<u8>, Vec<Secret>), KeysError> {
-    if !folder.join(PUBLIC).exists() {
+    // An empty one is what an interrupted start of an older version has left.
+    if !fs::metadata(folder.join(PUBLIC)).is_ok_and(|file| file.len() > 0) {
         Keys::load_or_create(folder)?;
     }
     let text = fs::read_to_string(folder.join(PUBLIC))?;
@@ -82,10 +82,10 @@ pub fn bank_side(folder: &Path) -> Result<(Vec<u8>, Vec<Secret>), KeysError> {
 }
 
 fn webhook_secrets(folder: &Path) -> Result<Vec<Secret>, KeysError> {
-    let bytes = read_or_create(&folder.join(WEBHOOK), || {
+    let bytes = read_or_make(&folder.join(WEBHOOK), files::PRIVATE, || {
         let mut secret = vec![0; 32];
         rand::rng().fill_bytes(&mut secret);
-        Ok(Secret::new(secret).to_text().into_bytes())
+        Ok::<_, KeysError>(Secret::new(secret).to_text().into_bytes())
     })?;
     let text = String::from_utf8_lossy(&bytes);
     let secrets: Vec<_> = text.lines().filter_map(Secret::parse).collect();
@@ -93,31 +93,6 @@ fn webhook_secrets(folder: &Path) -> Result<Vec<Secret>, KeysError> {
         return Err(KeysError::Secret);
     }
     Ok(secrets)
-}
-
-/// The file's bytes. Made whole or not at all, and never over a file of somebody faster.
-fn read_or_create(
-    path: &Path,
-    make: impl FnOnce() -> Result<Vec<u8>, KeysError>,
-) -> Result<Vec<u8>, KeysError> {
-    match fs::read(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        read => return Ok(read?),
-    }
-    let draft = path.with_extension(format!("draft-{}", std::process::id()));
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let mut file = options.open(&draft)?;
-    file.write_all(&make()?)?;
-    file.sync_all()?;
-    let linked = fs::hard_link(&draft, path);
-    fs::remove_file(&draft)?;
-    match linked {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error.into()),
-        _ => Ok(fs::read(path)?),
-    }
 }
 
 #[cfg(test)]

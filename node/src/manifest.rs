@@ -1,0 +1,388 @@
+//! What belongs to a data folder: its stores and keys, written down in `manifest.toml`.
+//!
+//! A start opens every store with "create if missing", so a file that was lost would be made anew
+//! in silence: an empty ledger, another key. The manifest says what was there. At a start each part
+//! of the list is there as it was, or is *pending* and may be made, or the start is refused.
+//!
+//! The first start writes a manifest in which every part is pending before it makes anything, and
+//! takes the marks off when every part is there, before a port answers: a start that was killed in
+//! between is repeated. `platform data accept` writes the manifest of a folder that has none, and
+//! after keys or the stores of the configuration were changed on purpose.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use events::files;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::config::Config;
+
+/// Name of the file in the data folder.
+pub const FILE: &str = "manifest.toml";
+/// Version of the layout of the folder and of the manifest.
+const FORMAT: u32 = 1;
+const HEADER: &str = "\
+# What belongs to this data folder, checked at each start. Written by the platform at its first
+# start and by `platform data accept`; not to be edited.
+";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A file whose content changes.
+    Store,
+    /// The journal: a folder with segments.
+    Journal,
+    /// A file that never changes by itself.
+    Key,
+}
+
+/// A store or a key.
+#[derive(Clone, Debug)]
+struct Part {
+    /// Below the data folder, or where the configuration says.
+    path: PathBuf,
+    /// Its name in the manifest.
+    name: String,
+    kind: Kind,
+}
+
+/// The one list of what a start opens and would make. Left out is what can be made again from the
+/// rest: snapshots, checkpoints, the text of the certificate's fingerprint.
+fn parts(config: &Config) -> Vec<Part> {
+    use Kind::{Journal, Key, Store};
+    let mut parts = Vec::new();
+    let mut add = |is_used: bool, kind, path: PathBuf| {
+        let below = path.strip_prefix(&config.data_dir).unwrap_or(&path);
+        let name = below.display().to_string();
+        parts.extend(is_used.then_some(Part { path, name, kind }));
+    };
+    let is_embedded = config.events.kafka_brokers.is_none();
+    add(is_embedded, Store, config.data_dir.join("events/log.db"));
+    add(
+        is_embedded,
+        Store,
+        config.data_dir.join("events/offsets.db"),
+    );
+    let chain = &config.chain.data_dir;
+    let is_own_chain = config.chain.rpc_url.is_none();
+    add(is_own_chain, Store, chain.join("chain.sqlite"));
+    add(true, Store, chain.join("connector.sqlite"));
+    let is_own_ledger = config.ledger.url.is_empty();
+    add(
+        is_own_ledger,
+        Store,
+        config.ledger.data_dir.join("ledger.sqlite"),
+    );
+    add(true, Store, config.identity.data_dir.join("identity.db"));
+    add(true, Store, config.bank.data_dir.join("bank.db"));
+    add(true, Store, config.cfa.data_dir.join("cfa.sqlite"));
+    add(true, Store, config.payments.data_dir.join("payments.db"));
+    add(true, Store, config.market.data_dir.join("market.db"));
+    add(
+        true,
+        Store,
+        config.settlement.data_dir.join("settlement.db"),
+    );
+    add(true, Journal, config.journal_dir());
+    let operator_key = config.chain.operator_key_file.clone();
+    add(
+        true,
+        Key,
+        operator_key.unwrap_or_else(|| chain.join("operator.key")),
+    );
+    for name in [
+        "gateway_ed25519.pk8",
+        "gateway_ed25519.pub",
+        "webhook_secret",
+    ] {
+        add(true, Key, config.payments.keys_dir.join(name));
+    }
+    for name in ["cert.der", "key.der"] {
+        add(true, Key, config.market.data_dir.join("tls").join(name));
+    }
+    parts
+}
+
+impl Part {
+    /// Whether it is there with something in it: SQLite takes an empty file for a new store.
+    fn is_there(&self) -> bool {
+        match self.kind {
+            Kind::Store | Kind::Key => {
+                std::fs::metadata(&self.path).is_ok_and(|file| file.is_file() && file.len() > 0)
+            }
+            Kind::Journal => std::fs::read_dir(&self.path).is_ok_and(|mut entries| {
+                let is_segment = |path: PathBuf| path.extension().is_some_and(|end| end == "log");
+                entries.any(|entry| entry.is_ok_and(|entry| is_segment(entry.path())))
+            }),
+        }
+    }
+
+    fn fingerprint(&self) -> anyhow::Result<String> {
+        let bytes = std::fs::read(&self.path).with_context(|| self.path.display().to_string())?;
+        Ok(format!("sha256:{}", hex::encode(Sha256::digest(bytes))))
+    }
+}
+
+/// The file's content.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    format: u32,
+    /// Parts that were not there yet when this was written: the next start makes them.
+    #[serde(default)]
+    pending: BTreeSet<String>,
+    stores: BTreeSet<String>,
+    /// Name to fingerprint; empty while the key is pending.
+    keys: BTreeMap<String, String>,
+}
+
+impl Content {
+    /// `None` without a manifest.
+    fn read(dir: &Path) -> anyhow::Result<Option<Self>> {
+        let path = dir.join(FILE);
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error).with_context(|| path.display().to_string()),
+        };
+        let damaged = || {
+            format!(
+                "{} cannot be read: restore it from a backup, or remove it and run `platform data accept`",
+                path.display()
+            )
+        };
+        let table: toml::Table = text.parse().with_context(damaged)?;
+        let format = table.get("format").and_then(toml::Value::as_integer);
+        if let Some(other) = format.filter(|format| *format != i64::from(FORMAT)) {
+            bail!(
+                "{}: format {other} of the data folder, this version of the platform reads format {FORMAT}: \
+                 start the version that wrote it",
+                path.display()
+            );
+        }
+        Ok(Some(table.try_into().with_context(damaged)?))
+    }
+
+    fn write(&self, dir: &Path) -> anyhow::Result<()> {
+        let path = dir.join(FILE);
+        let text = format!("{HEADER}{}", toml::to_string_pretty(self).context(FILE)?);
+        files::replace(&path, text.as_bytes(), files::PRIVATE)
+            .with_context(|| path.display().to_string())
+    }
+
+    /// With every part as it is on disk; what is not there is pending.
+    fn of(parts: &[Part]) -> anyhow::Result<Self> {
+        let mut content = Content {
+            format: FORMAT,
+            ..Content::default()
+        };
+        for part in parts {
+            let is_there = part.is_there();
+            if !is_there {
+                content.pending.insert(part.name.clone());
+            }
+            if part.kind != Kind::Key {
+                content.stores.insert(part.name.clone());
+                continue;
+            }
+            let fingerprint = match is_there {
+                true => part.fingerprint()?,
+                false => String::new(),
+            };
+            content.keys.insert(part.name.clone(), fingerprint);
+        }
+        Ok(content)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.stores.contains(name) || self.keys.contains_key(name)
+    }
+
+    fn names(&self) -> impl Iterator<Item = &String> {
+        self.stores.iter().chain(self.keys.keys())
+    }
+}
+
+/// A data folder that was checked: a start may open its stores.
+#[derive(Debug)]
+pub struct Manifest {
+    dir: PathBuf,
+    parts: Vec<Part>,
+    content: Content,
+}
+
+impl Manifest {
+    /// Checks the folder before anything in it is opened. A new folder gets a manifest in which
+    /// every part is pending. The caller holds the folder's lock.
+    ///
+    /// # Errors
+    /// Each part that is missing or another one by its path, with what to do.
+    pub fn check(config: &Config) -> anyhow::Result<Self> {
+        let dir = config.data_dir.clone();
+        let parts = parts(config);
+        let Some(content) = Content::read(&dir)? else {
+            let has_data = parts
+                .iter()
+                .find(|part| part.kind != Kind::Key && part.is_there());
+            if let Some(part) = has_data {
+                bail!(
+                    "data folder {}: {} is there, but no {FILE}: if it was made by an older version, \
+                     run `platform data accept` once; if the file was lost, restore it from a backup",
+                    dir.display(),
+                    part.path.display()
+                );
+            }
+            // Keys may have been put there by hand: they are taken as they are when all is there.
+            let mut content = Content::of(&parts)?;
+            content.pending = content.names().cloned().collect();
+            content.write(&dir)?;
+            return Ok(Self {
+                dir,
+                parts,
+                content,
+            });
+        };
+        let mut faults = Vec::new();
+        for part in &parts {
+            let path = part.path.display();
+            if !content.has(&part.name) {
+                faults.push(format!(
+                    "{path} is used by the configuration, but does not belong to this folder: \
+                     change the configuration back, or run `platform data accept` to add it"
+                ));
+                continue;
+            }
+            if content.pending.contains(&part.name) {
+                continue;
+            }
+            if !part.is_there() {
+                faults.push(missing(part));
+            } else if part.kind == Kind::Key
+                && content.keys.get(&part.name) != Some(&part.fingerprint()?)
+            {
+                faults.push(format!(
+                    "{path} is another key than before: put the former one back, or run \
+                     `platform data accept` if it was changed on purpose"
+                ));
+            }
+        }
+        for name in content.names().filter(|name| !is_named(&parts, name)) {
+            faults.push(format!(
+                "{} belongs to this folder, but the configuration does not use it: change the \
+                 configuration back, or run `platform data accept` to leave it out",
+                dir.join(name).display()
+            ));
+        }
+        refuse(&dir, &faults)?;
+        Ok(Self {
+            dir,
+            parts,
+            content,
+        })
+    }
+
+    /// Takes the marks off once every store is open: what is missing from now on was lost.
+    ///
+    /// # Errors
+    /// A part was not made, or the manifest cannot be written.
+    pub fn complete(self) -> anyhow::Result<()> {
+        if self.content.pending.is_empty() {
+            return Ok(());
+        }
+        for part in &self.parts {
+            ensure!(part.is_there(), "{} was not made", part.path.display());
+            // The names of what was made have to survive a power loss before this says so.
+            let folders = part.path.ancestors().skip(1);
+            for folder in folders.take_while(|folder| folder.starts_with(&self.dir)) {
+                File::open(folder)
+                    .and_then(|folder| folder.sync_all())
+                    .with_context(|| folder.display().to_string())?;
+            }
+        }
+        Content::of(&self.parts)?.write(&self.dir)
+    }
+}
+
+/// What [`accept`] has written down.
+#[derive(Debug, Serialize)]
+pub struct Accepted {
+    pub manifest: PathBuf,
+    /// Parts that were taken as they are.
+    pub parts: BTreeSet<String>,
+    /// Parts that the next start makes.
+    pub pending: BTreeSet<String>,
+    /// Keys with another fingerprint than before.
+    pub changed_keys: BTreeSet<String>,
+    /// Parts that belonged to the folder and are not used any more; their files stay.
+    pub left_out: BTreeSet<String>,
+}
+
+/// Writes the manifest from what is in the folder. Missing stores are not accepted, but those that
+/// the configuration uses from now on. The caller holds the folder's lock.
+///
+/// # Errors
+/// There is nothing to accept, or a part is missing: each by its path.
+pub fn accept(config: &Config) -> anyhow::Result<Accepted> {
+    let dir = &config.data_dir;
+    let parts = parts(config);
+    let before = Content::read(dir)?;
+    let content = Content::of(&parts)?;
+    if before.is_none() && !parts.iter().any(Part::is_there) {
+        bail!("data folder {}: there is nothing to accept", dir.display());
+    }
+    let may_be_made = |name: &str| match &before {
+        // In a folder of an older version everything is there, or was lost.
+        None => false,
+        Some(before) => before.pending.contains(name) || !before.has(name),
+    };
+    let mut faults: Vec<String> = parts
+        .iter()
+        .filter(|part| content.pending.contains(&part.name) && !may_be_made(&part.name))
+        .map(missing)
+        .collect();
+    if before.is_none() && !faults.is_empty() {
+        faults.push(
+            "if a first start was interrupted here, remove the folder and start again".to_owned(),
+        );
+    }
+    refuse(dir, &faults)?;
+    content.write(dir)?;
+    let before = before.unwrap_or_default();
+    let is_changed = |name: &&String| {
+        let former = before.keys.get(*name).filter(|former| !former.is_empty());
+        former.is_some_and(|former| *former != content.keys[*name])
+    };
+    let is_there = |name: &&String| !content.pending.contains(*name);
+    Ok(Accepted {
+        manifest: dir.join(FILE),
+        parts: content.names().filter(is_there).cloned().collect(),
+        changed_keys: content.keys.keys().filter(is_changed).cloned().collect(),
+        left_out: (before.names())
+            .filter(|name| !is_named(&parts, name))
+            .cloned()
+            .collect(),
+        pending: content.pending,
+    })
+}
+
+fn missing(part: &Part) -> String {
+    let path = part.path.display();
+    format!("{path} is missing or empty: restore the data folder from a backup")
+}
+
+fn is_named(parts: &[Part], name: &str) -> bool {
+    parts.iter().any(|part| part.name == name)
+}
+
+fn refuse(dir: &Path, faults: &[String]) -> anyhow::Result<()> {
+    ensure!(
+        faults.is_empty(),
+        "data folder {}: nothing was changed\n  {}",
+        dir.display(),
+        faults.join("\n  ")
+    );
+    Ok(())
+}

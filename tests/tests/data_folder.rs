@@ -1,0 +1,328 @@
+//! The manifest of the data folder: a store or a key that is missing or another one is refused by
+//! its path, never made anew in silence; an interrupted first start is repeated.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use tests::flow::Random;
+use tests::process::{Finished, Platform};
+use tests::shared::run;
+
+const STORES: [&str; 12] = [
+    "events/log.db",
+    "events/offsets.db",
+    "chain/chain.sqlite",
+    "chain/connector.sqlite",
+    "ledger/ledger.sqlite",
+    "identity/identity.db",
+    "bank/bank.db",
+    "cfa/cfa.sqlite",
+    "payments/payments.db",
+    "market/market.db",
+    "settlement/settlement.db",
+    "journal",
+];
+const KEYS: [&str; 6] = [
+    "chain/operator.key",
+    "keys/gateway_ed25519.pk8",
+    "keys/gateway_ed25519.pub",
+    "keys/webhook_secret",
+    "market/tls/cert.der",
+    "market/tls/key.der",
+];
+const MANIFEST: &str = "manifest.toml";
+/// First starts that are killed. One takes less than a second, so the moments fall anywhere in it.
+const KILLS: u64 = 25;
+
+/// Every file below the folder with its size and its last change, but for the lock.
+fn files(folder: &Path) -> BTreeMap<PathBuf, (u64, SystemTime)> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            let about = std::fs::metadata(&path).expect("it is there");
+            if about.is_dir() {
+                folders.push(path);
+            } else if !path.ends_with("platform.lock") {
+                found.insert(path, (about.len(), about.modified().expect("a time")));
+            }
+        }
+    }
+    found
+}
+
+/// Moves a part away while `work` runs, and back afterwards, over whatever was made in its place.
+async fn without(data: &Path, name: &str, work: impl AsyncFnOnce()) {
+    let (path, aside) = (data.join(name), data.with_extension("aside"));
+    std::fs::rename(&path, &aside).expect("it is there");
+    work().await;
+    assert!(!path.exists(), "{name} was made again");
+    std::fs::rename(&aside, &path).expect("moved back");
+}
+
+async fn accept(platform: &Platform) -> Finished {
+    let data = platform.data_dir().display().to_string();
+    let args = ["--json", "--data-dir", &data, "data", "accept"];
+    platform.cli(&args).await
+}
+
+#[test]
+fn a_missing_store_or_key_is_refused_by_its_path_and_nothing_is_made() {
+    run(async {
+        let mut platform = Platform::start().await;
+        platform.stop().await;
+        let data = platform.data_dir();
+        for name in STORES.into_iter().chain(KEYS) {
+            let path = data.join(name).display().to_string();
+            without(&data, name, async || {
+                let before = files(&data);
+                let said = platform.start_refused().await;
+                let refusal = format!("{path} is missing or empty: restore");
+                assert!(said.contains(&refusal), "{name}: {said}");
+                assert_eq!(files(&data), before, "{name}");
+                // Nor can it be accepted away.
+                let accepted = accept(&platform).await;
+                assert!(accepted.stderr.contains(&refusal), "{accepted:?}");
+                assert_eq!(files(&data), before, "{name}");
+            })
+            .await;
+        }
+        // An empty file is a new store to SQLite.
+        let ledger = data.join("ledger/ledger.sqlite");
+        let bytes = std::fs::read(&ledger).expect("read");
+        std::fs::write(&ledger, "").expect("written");
+        let said = platform.start_refused().await;
+        assert!(
+            said.contains("ledger/ledger.sqlite is missing or empty"),
+            "{said}"
+        );
+        std::fs::write(&ledger, bytes).expect("written");
+        platform.restart().await;
+        platform.stop().await;
+    });
+}
+
+#[test]
+fn every_store_and_key_that_a_start_makes_is_in_the_manifest() {
+    run(async {
+        let mut platform = Platform::start().await;
+        platform.stop().await;
+        let data = platform.data_dir();
+        let text = std::fs::read_to_string(data.join(MANIFEST)).expect("a manifest");
+        assert!(
+            text.contains("format = 1") && text.contains("pending = []"),
+            "{text}"
+        );
+        for name in STORES.into_iter().chain(KEYS) {
+            assert!(text.contains(&format!("\"{name}\"")), "{name}: {text}");
+        }
+        // Made again from the rest, or locks.
+        let is_derived = |name: &str| {
+            ["-wal", "-shm", ".snap", "lock", "fingerprint", MANIFEST]
+                .iter()
+                .any(|end| name.ends_with(end))
+                || name.contains("checkpoints/")
+                || name.contains("snapshots/")
+                || name.starts_with("journal/")
+        };
+        for path in files(&data).into_keys() {
+            let name = path
+                .strip_prefix(&data)
+                .expect("below")
+                .display()
+                .to_string();
+            let is_listed = STORES.iter().chain(&KEYS).any(|listed| *listed == name);
+            assert!(is_listed || is_derived(&name), "{name} is in no list");
+        }
+    });
+}
+
+#[test]
+fn another_key_is_refused_until_it_is_accepted() {
+    run(async {
+        let mut platform = Platform::start().await;
+        platform.stop().await;
+        let data = platform.data_dir();
+        for name in KEYS {
+            let path = data.join(name);
+            let former = std::fs::read(&path).expect("a key");
+            let mut other = former.clone();
+            other.push(b'\n');
+            std::fs::write(&path, other).expect("written");
+            let before = files(&data);
+            let said = platform.start_refused().await;
+            let refusal = format!("{} is another key than before", path.display());
+            assert!(said.contains(&refusal), "{name}: {said}");
+            assert!(said.contains("platform data accept"), "{said}");
+            assert_eq!(files(&data), before, "{name}");
+            std::fs::write(&path, former).expect("written");
+        }
+        // The secret of the bank's notices is rotated on purpose: a further line.
+        let path = data.join("keys/webhook_secret");
+        let mut secrets = std::fs::read_to_string(&path).expect("a secret");
+        secrets = format!("whsec_{}\n{secrets}", "QUJD".repeat(10));
+        std::fs::write(&path, secrets).expect("written");
+        platform.start_refused().await;
+        let accepted = accept(&platform).await.success();
+        let changed = accepted.json()["changed_keys"].clone();
+        assert_eq!(changed, serde_json::json!(["keys/webhook_secret"]));
+        platform.restart().await;
+        platform.stop().await;
+    });
+}
+
+#[test]
+fn a_folder_without_a_manifest_is_adopted_once_and_another_format_is_refused_by_name() {
+    run(async {
+        let mut platform = Platform::start().await;
+        let user = platform.trader().await;
+        platform.deposit(&user, "10.00").await;
+        platform.stop().await;
+        let (data, manifest) = (platform.data_dir(), platform.data_dir().join(MANIFEST));
+        let written = std::fs::read_to_string(&manifest).expect("a manifest");
+
+        let other = written.replace("format = 1", "format = 7\nnew = true");
+        std::fs::write(&manifest, other).expect("written");
+        let before = files(&data);
+        for said in [platform.start_refused().await, accept(&platform).await.stderr] {
+            assert!(said.contains("format 7"), "{said}");
+            assert!(said.contains("manifest.toml"), "{said}");
+        }
+        std::fs::write(&manifest, "nonsense").expect("written");
+        let said = platform.start_refused().await;
+        assert!(said.contains("manifest.toml cannot be read"), "{said}");
+
+        std::fs::remove_file(&manifest).expect("removed");
+        let said = platform.start_refused().await;
+        assert!(said.contains("platform data accept"), "{said}");
+        assert!(!manifest.exists());
+        assert!(before.keys().all(|path| *path == manifest || path.exists()));
+        // What is missing is not adopted.
+        without(&data, "cfa/cfa.sqlite", async || {
+            let refused = accept(&platform).await;
+            assert!(!refused.status.success(), "{refused:?}");
+            assert!(
+                refused.stderr.contains("cfa/cfa.sqlite is missing"),
+                "{refused:?}"
+            );
+        })
+        .await;
+        accept(&platform).await.success();
+        assert_eq!(
+            std::fs::read_to_string(&manifest).expect("adopted"),
+            written
+        );
+        platform.restart().await;
+        assert_eq!(platform.balance(&user.cash()).await.to_string(), "10.00");
+        // Not while a platform runs on it.
+        let refused = accept(&platform).await;
+        assert!(refused.stderr.contains("in use"), "{refused:?}");
+        platform.stop().await;
+    });
+}
+
+#[test]
+fn a_store_that_the_configuration_turns_on_or_off_is_accepted_first() {
+    run(async {
+        let mut platform = Platform::start().await;
+        platform.stop().await;
+        let key = platform.folder().join("operator.key");
+        std::fs::copy(platform.data_dir().join("chain/operator.key"), &key).expect("copied");
+        let elsewhere = key.display().to_string();
+        let env = [("PLATFORM_CHAIN__OPERATOR_KEY_FILE", elsewhere.as_str())];
+        let said = platform.start_refused_with(&env).await;
+        assert!(
+            said.contains(&format!("{elsewhere} is used by the configuration")),
+            "{said}"
+        );
+        let unused = "chain/operator.key belongs to this folder, but";
+        assert!(said.contains(unused), "{said}");
+
+        // A store that is new to the folder: its place in the manifest is taken away with it.
+        let (data, manifest) = (platform.data_dir(), platform.data_dir().join(MANIFEST));
+        std::fs::remove_dir_all(data.join("events")).expect("removed");
+        let written = std::fs::read_to_string(&manifest).expect("a manifest");
+        let without_events: String = written
+            .lines()
+            .filter(|line| !line.contains("\"events/"))
+            .map(|line| format!("{line}\n"))
+            .collect();
+        assert_ne!(written, without_events);
+        std::fs::write(&manifest, without_events).expect("written");
+        let said = platform.start_refused().await;
+        assert!(
+            said.contains("events/log.db is used by the configuration"),
+            "{said}"
+        );
+        let accepted = accept(&platform).await.success();
+        let pending = accepted.json()["pending"].clone();
+        assert_eq!(
+            pending,
+            serde_json::json!(["events/log.db", "events/offsets.db"])
+        );
+        platform.restart().await;
+        platform.stop().await;
+        assert_eq!(
+            std::fs::read_to_string(&manifest).expect("a manifest"),
+            written
+        );
+    });
+}
+
+#[test]
+fn a_first_start_that_was_killed_anywhere_is_repeated() {
+    run(async {
+        let mut random = Random::new(20_260_112);
+        let moments: Vec<Duration> = (0..KILLS)
+            .map(|_| Duration::from_micros(random.below(1_200_000)))
+            .collect();
+        for moments in moments.chunks(5) {
+            let mut platform = Platform::start_after_kills(moments).await;
+            let user = platform.trader().await;
+            platform.deposit(&user, "10.00").await;
+            platform.stop().await;
+            let left = files(&platform.data_dir()).into_keys();
+            let drafts: Vec<_> = left
+                .filter(|path| path.to_string_lossy().contains("draft"))
+                .collect();
+            assert!(drafts.is_empty(), "{moments:?}: {drafts:?}");
+        }
+    });
+}
+
+/// What an interrupted write of a key leaves: a draft, and in older versions an empty file.
+#[test]
+fn half_made_keys_of_an_interrupted_first_start_are_made_again() {
+    run(async {
+        let mut platform = Platform::start().await;
+        platform.stop().await;
+        let data = platform.data_dir();
+        let written = std::fs::read_to_string(data.join(MANIFEST)).expect("a manifest");
+        std::fs::remove_dir_all(&data).expect("removed");
+        let names = STORES
+            .into_iter()
+            .chain(KEYS)
+            .map(|name| format!("\"{name}\""));
+        let all = format!("pending = [{}]", names.collect::<Vec<_>>().join(", "));
+        for with_manifest in [true, false] {
+            for name in KEYS {
+                let path = data.join(name);
+                std::fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+                std::fs::write(&path, "").expect("written");
+                std::fs::write(format!("{}.draft", path.display()), "half").expect("written");
+            }
+            if with_manifest {
+                let pending = written.replace("pending = []", &all);
+                std::fs::write(data.join(MANIFEST), pending).expect("written");
+            }
+            platform.restart().await;
+            platform.stop().await;
+            for name in KEYS {
+                assert!(!data.join(format!("{name}.draft")).exists(), "{name}");
+            }
+            std::fs::remove_dir_all(&data).expect("removed");
+        }
+    });
+}
