@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpc::Health;
-use sequencer::{ReadError, Reader};
+use sequencer::ReadError;
 use tokio_util::sync::CancellationToken;
 use types::Side;
 
+use crate::follower::Follower;
 use crate::market::Market;
 
 /// Records told under one lock.
@@ -18,7 +19,7 @@ const PATH_INTERVAL: Duration = Duration::from_millis(250);
 /// Runs until shutdown or until the journal cannot be read.
 pub async fn run(
     market: Arc<Market>,
-    mut reader: Reader,
+    mut reader: Follower,
     shutdown: CancellationToken,
 ) -> Result<(), ReadError> {
     let mut records = Vec::with_capacity(BATCH_RECORDS_MAX);
@@ -49,7 +50,8 @@ pub async fn watch_path(market: Arc<Market>, health: Health, shutdown: Cancellat
     loop {
         let failure = market.commit.failure().map(|failure| failure.to_string());
         let closed = (!market.port.is_open()).then(|| "no more requests are taken".to_owned());
-        match failure.or(closed) {
+        let stalled = market.commit.stalled().map(|reason| reason.to_string());
+        match failure.or(closed).or(stalled) {
             Some(reason) => health.set_failing(PART, reason),
             None => health.set_ok(PART),
         }

@@ -115,6 +115,11 @@ impl Appender {
         pending + self.local.len() > self.pending_bytes_max
     }
 
+    /// There is no room for the next segment; the writer waits for it, and what is appended waits in memory.
+    pub fn is_stalled(&self) -> bool {
+        self.shared.is_stalled.load(Ordering::Relaxed)
+    }
+
     /// The log has failed.
     pub fn is_failed(&self) -> bool {
         self.shared.is_failed.load(Ordering::Acquire)

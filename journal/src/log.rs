@@ -1,8 +1,8 @@
 //! The log itself: opening, handing over, the commit position.
 //!
 //! Group commit is natural: whatever was handed over while the previous write ran goes out in the next one. A batch consists of whole units, so
-//! the commit position always stands between two commands. After an I/O error the log is failed for good: nothing more is accepted, and nothing
-//! that was reported durable is touched.
+//! the commit position always stands between two commands. After an error of a write or a sync the log is failed for good: nothing more is accepted,
+//! and nothing that was reported durable is touched. A segment that cannot be made for want of room is tried again: nothing was written to it.
 //!
 //! The appender makes the finished frames, chain and checksum included, so that the writer's thread touches no byte of them: it swaps buffers and
 //! waits for the disk.
@@ -116,6 +116,8 @@ pub(crate) struct State {
     /// Size of a segment, never changes.
     pub segment_bytes: u64,
     pub failed: Option<Arc<str>>,
+    /// Why the writer waits, while it does.
+    pub stalled: Option<Arc<str>>,
 }
 
 /// The commit position, to read and to wait for.
@@ -134,6 +136,11 @@ impl Commit {
     /// Why the log no longer accepts anything, if so.
     pub fn failure(&self) -> Option<JournalFailed> {
         self.state.borrow().failed.clone().map(JournalFailed)
+    }
+
+    /// Why nothing becomes durable at the moment, if so: the next segment cannot be made. The writer tries again by itself.
+    pub fn stalled(&self) -> Option<Arc<str>> {
+        self.state.borrow().stalled.clone()
     }
 
     /// Waits until `sequence` is durable.
@@ -212,6 +219,8 @@ pub(crate) struct Shared {
     pub durable: Arc<AtomicU64>,
     pub pending_bytes: AtomicUsize,
     pub is_failed: AtomicBool,
+    /// There is no room for the next segment.
+    pub is_stalled: AtomicBool,
     pub counters: Counters,
     /// Nanoseconds from the beginning of a large write to that of the next; 0 = the disk alone decides.
     pub gather_ns: AtomicU64,
@@ -222,6 +231,17 @@ pub(crate) struct Shared {
 impl Shared {
     pub fn pending(&self) -> MutexGuard<'_, Pending> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The writer waits for room, or goes on.
+    pub fn stall(&self, reason: Option<String>) {
+        if reason.is_none() && !self.is_stalled.load(Ordering::Relaxed) {
+            return;
+        }
+        self.is_stalled.store(reason.is_some(), Ordering::Release);
+        self.state.send_modify(|state| {
+            state.stalled = reason.map(Into::into);
+        });
     }
 
     pub fn fail(&self, reason: &str) {
@@ -281,12 +301,14 @@ impl Journal {
         visit: impl FnMut(&Frame) -> Result<(), String>,
     ) -> Result<Self, JournalError> {
         let end = survey::mend(&*storage, config, after, reach, visit)?;
+        storage.begin(end.segment)?;
         let (state, _) = watch::channel(State {
             sequence: end.sequence,
             segment: end.segment,
             offset: end.offset,
             segment_bytes: config.segment_bytes,
             failed: None,
+            stalled: None,
         });
         let shared = Arc::new(Shared {
             pending: Mutex::new(Pending {
@@ -298,6 +320,7 @@ impl Journal {
             durable: Arc::new(AtomicU64::new(end.sequence)),
             pending_bytes: AtomicUsize::new(0),
             is_failed: AtomicBool::new(false),
+            is_stalled: AtomicBool::new(false),
             counters: Counters::default(),
             gather_ns: AtomicU64::new(0),
             writer: OnceLock::new(),

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use tokio::sync::watch;
 
 use crate::frame::{self, Found, Frame, MARK_BYTES};
@@ -42,6 +43,18 @@ pub enum ReadError {
     Failed(#[from] JournalFailed),
     #[error("the journal was closed")]
     Closed,
+}
+
+impl ReadError {
+    /// The process or the system is out of file descriptors. The reader has lost nothing: the same call may be made again.
+    pub fn is_transient(&self) -> bool {
+        let Self::Log(JournalError::Io(error)) = self else {
+            return false;
+        };
+        [Errno::MFILE, Errno::NFILE]
+            .iter()
+            .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+    }
 }
 
 impl Reader {

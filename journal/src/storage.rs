@@ -43,6 +43,11 @@ pub trait Storage: Send + Sync + 'static {
     fn segments(&self) -> io::Result<Vec<u64>>;
     /// Makes a segment of zeros, in place of the one of that number if there is one; durable when it returns.
     fn create(&self, segment: u64, bytes: u64) -> io::Result<()>;
+    /// Makes a segment that exists ready to be written, so that a write needs nothing but the disk.
+    fn begin(&self, segment: u64) -> io::Result<()> {
+        let _ = segment;
+        Ok(())
+    }
     /// Takes a segment away; when it returns it is gone for good.
     fn remove(&self, segment: u64) -> io::Result<()>;
     /// Size of a segment.
@@ -296,6 +301,11 @@ impl Storage for FileStorage {
         self.forget(segment);
         std::fs::rename(&half, self.path(segment))?;
         self.sync_dir()
+    }
+
+    fn begin(&self, segment: u64) -> io::Result<()> {
+        self.may_write()?;
+        self.file(segment).map(drop)
     }
 
     fn remove(&self, segment: u64) -> io::Result<()> {

@@ -5,11 +5,17 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
+
 use crate::aligned::Buffer;
 use crate::frame::{self, MARK_BYTES, Mark};
 use crate::log::{Config, Shared, Tail, WriterThread};
 use crate::storage::Storage;
 use crate::survey::End;
+
+/// Pauses between two tries to make a segment for which there is no room.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(1);
 
 /// A batch of more bytes than this carried the commands of many: the next one may collect.
 const GATHER_FROM_BYTES: usize = 4_096;
@@ -193,13 +199,54 @@ impl Writer {
         Ok(())
     }
 
+    /// Repeats a step of making a segment for as long as the machine has no room for it. Nothing of the log is in the segment yet, so a failure loses
+    /// nothing; meanwhile appended units wait in memory.
+    ///
+    /// # Errors
+    /// What waiting cannot mend; the last error when the log is closed meanwhile.
+    fn until_there_is_room(
+        &self,
+        segment: u64,
+        step: impl Fn() -> io::Result<()>,
+    ) -> io::Result<()> {
+        let shared = &self.shared;
+        let mut pause = RETRY_FIRST;
+        loop {
+            let error = match step() {
+                Err(error) if is_shortage(&error) => error,
+                ended => {
+                    shared.stall(None);
+                    return ended;
+                }
+            };
+            let name = self.storage.name(segment);
+            if !shared.is_stalled.load(Ordering::Relaxed) {
+                tracing::error!(%error, segment = name, "no room for the journal's next segment; new orders wait");
+            }
+            shared.stall(Some(format!(
+                "journal: no room for the next segment {name}: {error}"
+            )));
+            let pending = shared.pending();
+            let (pending, _) = shared
+                .wake
+                .wait_timeout_while(pending, pause, |pending| !pending.is_stopping)
+                .unwrap_or_else(PoisonError::into_inner);
+            if pending.is_stopping {
+                drop(pending);
+                return step();
+            }
+            pause = (pause * 2).min(RETRY_MAX);
+        }
+    }
+
     /// Goes on in the next segment.
     fn roll(&mut self, bytes: u64) -> io::Result<()> {
         let next = self.end.segment + 1;
         let (is_made, was_ready) = self.ahead.take(next, bytes);
         if !is_made {
-            self.storage.create(next, bytes)?;
+            self.until_there_is_room(next, || self.storage.create(next, bytes))?;
         }
+        self.until_there_is_room(next, || self.storage.begin(next))?;
         self.end.segment = next;
         self.end.bytes = bytes;
         self.end.offset = 0;
@@ -210,6 +257,20 @@ impl Writer {
             .fetch_add(u64::from(!was_ready), Ordering::Relaxed);
         Ok(())
     }
+}
+
+/// True for want of space, memory or descriptors, which may be there in a moment.
+fn is_shortage(error: &io::Error) -> bool {
+    let codes = [
+        Errno::NOSPC,
+        Errno::DQUOT,
+        Errno::MFILE,
+        Errno::NFILE,
+        Errno::NOMEM,
+    ];
+    let code = error.raw_os_error();
+    error.kind() == io::ErrorKind::StorageFull
+        || codes.iter().any(|errno| code == Some(errno.raw_os_error()))
 }
 
 /// The segment that is made while the one before it fills.

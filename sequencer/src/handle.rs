@@ -44,6 +44,11 @@ impl Commit {
     pub fn failure(&self) -> Option<JournalFailed> {
         self.0.failure()
     }
+
+    /// Why nothing becomes durable at the moment, if so; the journal goes on by itself.
+    pub fn stalled(&self) -> Option<Arc<str>> {
+        self.0.stalled()
+    }
 }
 
 /// Owns the hot thread and the journal.

@@ -173,15 +173,24 @@ impl Hot {
         self.publish();
     }
 
-    /// May anything be taken?
-    fn journal(&self) -> Result<(), NotTaken> {
+    /// May it be taken? While the journal's disk has no room its buffer belongs to what reduces risk.
+    fn journal(&self, source: Source) -> Result<(), NotTaken> {
         if self.keep.is_failed() {
             return Err(NotTaken::JournalFailed);
         }
-        if self.keep.is_full() || self.flights.room() == 0 {
+        let is_order = || matches!(self.request(source), Request::New(_) | Request::Amend(_));
+        if self.keep.is_full() || self.flights.room() == 0 || (self.keep.is_stalled() && is_order())
+        {
             return Err(NotTaken::Busy);
         }
         Ok(())
+    }
+
+    fn request<'a>(&'a self, source: Source<'a>) -> &'a Request {
+        match source {
+            Source::Given(request) => request,
+            Source::Ring { port, at } => self.rings[port].request(at),
+        }
     }
 
     /// Ports turn requests away by themselves once the journal has failed.
@@ -294,7 +303,7 @@ impl Hot {
     /// Turns a request into the next command, where its flight will be, or says why not. Changes nothing but what engines report meanwhile. Journalled
     /// time never goes back, also when the clock does.
     fn admit(&mut self, source: Source, mut now_ns: u64) -> Result<(), NotTaken> {
-        self.journal()?;
+        self.journal(source)?;
         self.begin_last();
         self.core.set_backlog(
             self.backlog.pending_trades.load(Ordering::Relaxed),

@@ -49,6 +49,11 @@ impl Keep {
         matches!(self, Self::Journal(appender) if appender.is_full())
     }
 
+    /// The disk has no room at the moment: what is appended waits in memory.
+    pub fn is_stalled(&self) -> bool {
+        matches!(self, Self::Journal(appender) if appender.is_stalled())
+    }
+
     /// Nothing more can be kept.
     pub fn is_failed(&self) -> bool {
         matches!(self, Self::Journal(appender) if appender.is_failed())

@@ -5,11 +5,11 @@ mod desk;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use admission::Request;
+use admission::{CancelRequest, OrderRef, Request};
 use desk::{HANG, Time, config, done, open_desk, start};
 use journal::fault::MemoryStorage;
 use sequencer::{Layout, NotTaken, Reply, SequencerHandle};
-use types::{CancelReason, Event, Lots, Sequence, Side, TimeInForce};
+use types::{CancelReason, Event, Id128, Lots, Sequence, SessionIx, Side, TimeInForce};
 
 /// Waits for the record that cancels with `reason`.
 async fn cancelled(handle: &SequencerHandle, after: Sequence, reason: CancelReason) {
@@ -279,6 +279,61 @@ async fn a_request_more_than_the_queue_holds_is_busy() {
             .expect("open");
         assert_eq!((got, outcome.is_ok()), (tag, true));
     }
+}
+
+#[tokio::test]
+async fn a_journal_without_room_refuses_orders_takes_cancels_and_goes_on_by_itself() {
+    let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
+    let mut config = config(&time);
+    config.segment_bytes = 16 << 10;
+    let handle = start(config, &storage);
+    let (desk, commit) = (open_desk(handle.port(), 1).await, handle.commit());
+    storage.has_no_room.store(true, Ordering::SeqCst);
+    // The segment that is there is filled; what does not fit waits in memory.
+    let filled = async {
+        for number in 1.. {
+            let mut order = desk.order(0, Side::Buy, 9_000, 5);
+            order.client_order_id = number;
+            let placed = desk.port.call(Request::New(order)).await;
+            if commit.stalled().is_some() {
+                return;
+            }
+            placed.expect("there is room");
+        }
+    };
+    tokio::time::timeout(HANG, filled).await.expect("stalled");
+    let reason = commit.stalled().expect("stalled").to_string();
+    assert!(reason.contains("no room for the next segment"), "{reason}");
+    assert!(commit.failure().is_none());
+    let order = desk.order(0, Side::Buy, 9_000, 5);
+    assert_eq!(
+        desk.port.call(Request::New(order)).await,
+        Err(NotTaken::Busy)
+    );
+    // What reduces risk still passes, as far as the buffer allows.
+    let cancel = CancelRequest {
+        order: OrderRef::Client(1),
+        user: desk.users[0],
+        session: SessionIx::NONE,
+        client_seq: 0,
+        reason: CancelReason::UserRequest,
+        key_hash: Id128::NONE,
+    };
+    let cancelled = done(&desk.port, Request::Cancel(cancel)).await;
+    assert!(cancelled.command.sequence > commit.position());
+    storage.has_no_room.store(false, Ordering::SeqCst);
+    let durable = commit.wait(cancelled.command.sequence);
+    tokio::time::timeout(HANG, durable)
+        .await
+        .expect("goes on")
+        .expect("durable");
+    assert_eq!(commit.stalled(), None);
+    let order = done(&desk.port, Request::New(desk.order(0, Side::Buy, 9_000, 5))).await;
+    commit.wait(order.command.sequence).await.expect("durable");
+    drop(handle);
+    storage.crash(3);
+    let handle = start(desk::config(&time), &storage);
+    assert_eq!(handle.recovered(), order.command.sequence);
 }
 
 #[tokio::test]

@@ -186,7 +186,10 @@ fn a_folder_without_a_manifest_is_adopted_once_and_another_format_is_refused_by_
         let other = written.replace("format = 1", "format = 7\nnew = true");
         std::fs::write(&manifest, other).expect("written");
         let before = files(&data);
-        for said in [platform.start_refused().await, accept(&platform).await.stderr] {
+        for said in [
+            platform.start_refused().await,
+            accept(&platform).await.stderr,
+        ] {
             assert!(said.contains("format 7"), "{said}");
             assert!(said.contains("manifest.toml"), "{said}");
         }

@@ -1,0 +1,120 @@
+//! No room for the next segment: the log waits and goes on by itself, since nothing was written.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use journal::fault::MemoryStorage;
+use journal::{Appender, Commit, Config, FrameKind, Journal};
+
+const CONFIG: Config = Config {
+    segment_bytes: 16 << 10,
+    pending_bytes_max: 64 << 10,
+};
+/// Far longer than any wait here: its end means that somebody hangs.
+const HANG: Duration = Duration::from_secs(20);
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .expect("runtime")
+}
+
+fn open(storage: &Arc<MemoryStorage>) -> (Journal, u64) {
+    let mut last = 0;
+    let journal = Journal::open(Arc::new(storage.clone()), CONFIG, |frame| {
+        assert_eq!(frame.sequence, last + 1, "gapless");
+        last = frame.sequence;
+        Ok(())
+    });
+    (journal.expect("opens"), last)
+}
+
+fn append(appender: &mut Appender, sequence: u64) {
+    appender.append(FrameKind::Command, true, sequence, 1, &[7; 400]);
+    appender.flush();
+}
+
+fn wait(commit: &Commit, sequence: u64) -> Result<(), journal::JournalFailed> {
+    let waited =
+        runtime().block_on(async { tokio::time::timeout(HANG, commit.wait(sequence)).await });
+    waited.expect("nobody hangs")
+}
+
+/// Appends until the writer waits for room; the last sequence.
+fn fill(appender: &mut Appender, commit: &Commit) -> u64 {
+    let (mut sequence, begun) = (commit.position(), Instant::now());
+    while commit.stalled().is_none() {
+        assert!(begun.elapsed() < HANG, "never stalled");
+        if appender.is_full() {
+            std::thread::yield_now();
+        } else {
+            sequence += 1;
+            append(appender, sequence);
+        }
+    }
+    sequence
+}
+
+#[test]
+fn a_log_without_room_for_its_next_segment_waits_and_goes_on_when_there_is_some() {
+    let storage = Arc::new(MemoryStorage::default());
+    let (journal, _) = open(&storage);
+    let (mut appender, commit) = (journal.appender(), journal.commit());
+    for _ in 0..3 {
+        storage.has_no_room.store(true, Ordering::SeqCst);
+        let last = fill(&mut appender, &commit);
+        let reason = commit.stalled().expect("it waits").to_string();
+        assert!(reason.contains("no room for the next segment"), "{reason}");
+        assert!(appender.is_stalled() && !appender.is_failed());
+        assert!(commit.failure().is_none() && commit.position() < last);
+        storage.has_no_room.store(false, Ordering::SeqCst);
+        wait(&commit, last).expect("durable once there is room");
+        assert!(commit.stalled().is_none() && !appender.is_stalled());
+    }
+    let last = commit.position();
+    drop(appender);
+    journal.close();
+    storage.crash(1);
+    assert_eq!(open(&storage).1, last);
+}
+
+#[test]
+fn a_log_that_waits_for_room_has_a_bound_and_closes_at_once() {
+    let storage = Arc::new(MemoryStorage::default());
+    let (journal, _) = open(&storage);
+    let (mut appender, commit) = (journal.appender(), journal.commit());
+    storage.has_no_room.store(true, Ordering::SeqCst);
+    let mut last = fill(&mut appender, &commit);
+    while !appender.is_full() {
+        last += 1;
+        append(&mut appender, last);
+    }
+    let reported = commit.position();
+    drop(appender);
+    journal.close();
+    let failed = wait(&commit, last).expect_err("never durable");
+    assert!(!failed.to_string().is_empty());
+    storage.has_no_room.store(false, Ordering::SeqCst);
+    // What was reported durable is there, and nothing behind what was written.
+    assert_eq!(open(&storage).1, reported);
+}
+
+/// What waiting does not mend: the disk itself refuses.
+#[test]
+fn any_other_failure_to_make_a_segment_is_final() {
+    let storage = Arc::new(MemoryStorage::default());
+    let (journal, _) = open(&storage);
+    let (mut appender, commit) = (journal.appender(), journal.commit());
+    storage.has_no_room.store(true, Ordering::SeqCst);
+    appender.append(FrameKind::Command, true, 1, 1, &[7; 15_000]);
+    appender.flush();
+    wait(&commit, 1).expect("durable");
+    storage.power_off_after(0);
+    storage.has_no_room.store(false, Ordering::SeqCst);
+    appender.append(FrameKind::Command, true, 2, 1, &[7; 2_000]);
+    appender.flush();
+    wait(&commit, 2).expect_err("the power is off");
+    assert!(commit.failure().is_some() && commit.stalled().is_none());
+}
