@@ -28,9 +28,8 @@ use crate::api::publish;
 use crate::chain::{Action, Address, Payout, Receipt, ReceiptStatus};
 use crate::error::{Error, Refusal};
 use crate::model::{
-    CFA_RUB, CFA_RUB_DECIMALS, Flow, Instrument, InstrumentStatus, IssueRedemption, Kind,
-    Operation, REDEMPTION_ACCOUNT, REVERTED_MESSAGE, RedemptionReason, RedemptionStatus, Rejection,
-    Status,
+    CFA_RUB, CFA_RUB_DECIMALS, Flow, Instrument, InstrumentStatus, IssueRedemption, Operation,
+    REDEMPTION_ACCOUNT, REVERTED_MESSAGE, RedemptionReason, RedemptionStatus, Rejection, Status,
 };
 use crate::plan;
 use crate::repo::Inserted;
@@ -396,6 +395,8 @@ impl Service {
                 .or_insert((holder.user_id, 0, 0))
                 .1 = holder.units_minor;
         }
+        // one whose part was reverted is served anew when the redemption is started again
+        let served = self.repo.served_holders(&redemption.redemption_id).await?;
         let now_us = self.now_us();
         let mut rows = Vec::new();
         let mut tx = self.repo.begin().await?;
@@ -403,13 +404,10 @@ impl Service {
             let reference = format!("{}:{address}", redemption.redemption_id);
             let tried = tried(reference.clone(), redemption);
             let operation_id = Uuid::new_v5(&Uuid::NAMESPACE_OID, tried.as_bytes()).to_string();
-            // one whose part was reverted is served anew when the redemption is started again
-            let served = self
-                .repo
-                .operation_by_reference(Kind::Redemption, &reference)
-                .await?
-                .is_some_and(|operation| operation.correlation_id == redemption.redemption_id);
-            if served || refused.contains(&reference) || (burn_minor == 0 && payment_minor == 0) {
+            if served.contains(&reference)
+                || refused.contains(&reference)
+                || (burn_minor == 0 && payment_minor == 0)
+            {
                 continue;
             }
             // a holder that no user id leads to is served on chain only

@@ -21,7 +21,7 @@ use proto::payments::v1 as payments;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use crate::missed::Losing;
+use crate::losing::Losing;
 
 pub const WAIT: Duration = Duration::from_secs(30);
 
