@@ -36,6 +36,8 @@ pub enum Refusal {
     OperationState,
     #[error("Deposit is resolved already")]
     DepositResolved,
+    #[error("Payment not found or not paid")]
+    PaymentUnpaid,
     #[error("Redemption was started already")]
     RedemptionExists,
     #[error("Instrument has no nominal")]

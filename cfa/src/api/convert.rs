@@ -54,6 +54,7 @@ fn refusal_status(refusal: &Refusal) -> Status {
         Refusal::InstrumentNotActive => status::failed_precondition("INSTRUMENT_NOT_ACTIVE", text),
         Refusal::OperationState => status::failed_precondition("OPERATION_STATE", text),
         Refusal::DepositResolved => status::failed_precondition("DEPOSIT_RESOLVED", text),
+        Refusal::PaymentUnpaid => status::failed_precondition("PAYMENT_NOT_PAID", text),
         Refusal::RedemptionExists => status::already_exists("REDEMPTION_EXISTS", text),
         Refusal::NominalMissing => status::failed_precondition("NOMINAL_MISSING", text),
         Refusal::NothingToPay => status::failed_precondition("NOTHING_TO_PAY", text),
