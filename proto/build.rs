@@ -18,9 +18,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         out.join("descriptors.bin"),
         compiler.encode_file_descriptor_set(),
     )?;
+    let mut config = tonic_prost_build::Config::new();
+    // The codec finds what to check by the message's name.
+    config.enable_type_names();
     tonic_prost_build::configure()
         .bytes(".")
-        .compile_fds(compiler.file_descriptor_set())?;
+        .codec_path("crate::times::Codec")
+        .compile_fds_with_config(compiler.file_descriptor_set(), config)?;
     Ok(())
 }
 

@@ -8,7 +8,7 @@
 use std::{collections::HashMap, future::Future, sync::Arc};
 
 use events::{Delivery, Event, Log, Record, RetryPolicy};
-use prost::Message;
+use prost::{Message, Name};
 use proto::{
     common::v1::RequestContext, ledger::v1 as wire,
     ledger::v1::ledger_service_server::LedgerService,
@@ -273,7 +273,7 @@ async fn call<M, R, F>(
     committed: impl Fn(&R) -> Option<String>,
 ) -> Answer
 where
-    M: Message + Default,
+    M: Message + Name + Default,
     R: Message,
     F: Future<Output = Result<Response<R>, Status>>,
 {
@@ -290,6 +290,13 @@ where
         }
     };
     let request_id = context(&message).map_or_else(String::new, |context| context.request_id);
+    // A call is checked where it is decoded.
+    if let Err(refused) = proto::times::check::<M>(payload) {
+        return Answer {
+            request_id,
+            result: Err(refused),
+        };
+    }
     let mut request = Request::new(message);
     request.extensions_mut().insert(Caller {
         subject: "broker".to_owned(),

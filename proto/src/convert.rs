@@ -127,12 +127,13 @@ pub fn currency(got: &str, expected: &str) -> Result<(), ConvertError> {
     })
 }
 
-/// Microseconds since 1970 as a wire time.
+/// Microseconds since 1970 as a wire time. One without a JSON form is shown as the nearest that has one, so
+/// that a stored row never makes a list unreadable.
 pub fn to_timestamp_us(time_us: i64) -> Timestamp {
-    Timestamp {
+    crate::times::clamped(Timestamp {
         seconds: time_us.div_euclid(1_000_000),
         nanos: i32::try_from(time_us.rem_euclid(1_000_000) * 1_000).expect("below one second"),
-    }
+    })
 }
 
 /// A journalled time as a wire time.
@@ -234,5 +235,15 @@ mod tests {
             timestamp_us(&to_timestamp_us(1_700_000_000_123_456)),
             1_700_000_000_123_456
         );
+    }
+
+    #[test]
+    fn stored_times_out_of_range_are_shown_clamped() {
+        assert_eq!(
+            to_timestamp_us(i64::MIN).to_string(),
+            "0001-01-01T00:00:00Z"
+        );
+        let last = to_timestamp_us(i64::MAX).to_string();
+        assert_eq!(last, "9999-12-31T23:59:59.999999999Z");
     }
 }

@@ -1,5 +1,6 @@
 //! The contracts of the platform as Rust: generated messages, service traits and clients, and the descriptor set. Nothing here decides
-//! anything; conversion between wire shapes and `types` lives beside it in [`convert`], so that no other room parses a wire number itself.
+//! anything but the form of a request's times ([`times`]); conversion between wire shapes and `types` is in [`convert`], so that no other
+//! room parses a wire number itself.
 //!
 //! The schemas are under `proto/platform/<service>/v1`. Inside `v1` only additions are allowed (D01); `cargo xtask proto` lints them and compares
 //! them with the committed image `proto/baseline.binpb`.
@@ -34,3 +35,4 @@ package!(audit);
 package!(sandbox);
 
 pub mod convert;
+pub mod times;

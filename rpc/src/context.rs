@@ -60,10 +60,9 @@ impl Context {
             idempotency_key: self.idempotency_key.clone(),
             user_id: self.user_id.clone(),
             trace_id: self.trace_id.clone(),
-            occurred_at: (self.occurred_at_us != 0).then(|| prost_types::Timestamp {
-                seconds: self.occurred_at_us.div_euclid(1_000_000),
-                nanos: (self.occurred_at_us.rem_euclid(1_000_000) * 1_000) as i32,
-            }),
+            // A stored context may hold a time that no request is let in with.
+            occurred_at: Some(proto::convert::to_timestamp_us(self.occurred_at_us))
+                .filter(|at| proto::times::SECONDS.contains(&at.seconds)),
             source: self.source.clone(),
         }
     }
@@ -88,11 +87,10 @@ pub fn read(context: Option<RequestContext>) -> Context {
         correlation_id,
         idempotency_key: given.idempotency_key,
         user_id: given.user_id,
-        occurred_at_us: given.occurred_at.map_or(0, |at| {
-            at.seconds
-                .saturating_mul(1_000_000)
-                .saturating_add(i64::from(at.nanos / 1_000))
-        }),
+        occurred_at_us: given
+            .occurred_at
+            .as_ref()
+            .map_or(0, proto::convert::timestamp_us),
         source: given.source,
     };
     observe::record_context(&context);

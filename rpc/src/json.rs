@@ -10,7 +10,9 @@ use http::{
     header::{ALLOW, CONTENT_TYPE},
 };
 use prost::Message;
-use prost_reflect::{DynamicMessage, EnumDescriptor, Kind, MessageDescriptor};
+use prost_reflect::{
+    DynamicMessage, EnumDescriptor, Kind, MessageDescriptor, ReflectMessage, Value as Reflected,
+};
 use serde_json::{Value, json};
 use tonic::Status;
 
@@ -106,10 +108,46 @@ fn descriptor(type_name: &str) -> MessageDescriptor {
 fn bare(message: &impl Message, descriptor: &MessageDescriptor) -> Value {
     let message = DynamicMessage::decode(descriptor.clone(), message.encode_to_vec().as_slice())
         .unwrap_or_else(|error| panic!("not a {}: {error}", descriptor.full_name()));
-    let mut value =
-        serde_json::to_value(&message).expect("a decoded message of the contract has a JSON form");
+    let mut value = written(message, |message| serde_json::to_value(message))
+        .expect("a decoded message of the contract has a JSON form");
     strip_message(descriptor, &mut value);
     value
+}
+
+/// Writes a message as JSON. Times without a JSON form are shown as the nearest that has one: a stored row never makes an answer fail.
+pub(crate) fn written<T, E>(
+    mut message: DynamicMessage,
+    write: impl Fn(&DynamicMessage) -> Result<T, E>,
+) -> Result<T, E> {
+    write(&message).or_else(|_| {
+        clamp_times(&mut message);
+        write(&message)
+    })
+}
+
+fn clamp_times(message: &mut DynamicMessage) {
+    if message.descriptor().full_name() == "google.protobuf.Timestamp" {
+        if let Ok(time) = message.transcode_to::<prost_types::Timestamp>() {
+            message.clear();
+            // Both are the same message.
+            let _ = message.transcode_from(&proto::times::clamped(time));
+        }
+        return;
+    }
+    for (_, value) in message.fields_mut() {
+        match value {
+            Reflected::Message(message) => clamp_times(message),
+            Reflected::List(items) => items
+                .iter_mut()
+                .filter_map(Reflected::as_message_mut)
+                .for_each(clamp_times),
+            Reflected::Map(entries) => entries
+                .values_mut()
+                .filter_map(Reflected::as_message_mut)
+                .for_each(clamp_times),
+            _ => {}
+        }
+    }
 }
 
 fn strip_message(descriptor: &MessageDescriptor, value: &mut Value) {
@@ -165,6 +203,30 @@ mod tests {
     use proto::common::v1::OperationStatus;
 
     use super::*;
+
+    #[test]
+    fn a_stored_time_out_of_range_is_shown_clamped() {
+        let hold = |expires_at| proto::ledger::v1::Hold {
+            hold_id: "hold-1".into(),
+            expires_at: Some(expires_at),
+            ..Default::default()
+        };
+        let at = |seconds, nanos| prost_types::Timestamp { seconds, nanos };
+        let holds = [
+            hold(at(i64::MAX, 0)),
+            hold(at(i64::MIN, 5)),
+            hold(at(1_700_000_000, -1)),
+        ];
+        let axum::Json(body) = list(&holds, "platform.ledger.v1.Hold", "");
+        let shown = [
+            "9999-12-31T23:59:59.999999999Z",
+            "0001-01-01T00:00:00Z",
+            "2023-11-14T22:13:19.999999999Z",
+        ];
+        for (item, expected) in shown.into_iter().enumerate() {
+            assert_eq!(body["items"][item]["expiresAt"], expected);
+        }
+    }
 
     #[test]
     fn d43_resources_have_bare_enum_names_and_lists_their_token() {

@@ -1,7 +1,6 @@
 //! Between wire shapes and the ledger's own types. Field names in refusals are those of the schema.
 
 use prost::Message;
-use prost_types::Timestamp;
 use proto::{
     common::v1 as common,
     convert::{
@@ -245,19 +244,6 @@ fn new_posting(index: usize, posting: wire::Posting) -> Result<NewPosting, Refus
     read().map_err(|refusal: Refusal| refusal.of_posting(index))
 }
 
-/// A time of the years 1 to 9999, in microseconds since 1970.
-fn time(field: &str, time: Option<&Timestamp>) -> Result<Option<i64>, Refusal> {
-    const SECONDS: std::ops::RangeInclusive<i64> = -62_135_596_800..=253_402_300_799;
-    match time {
-        Some(time)
-            if !SECONDS.contains(&time.seconds) || !(0..1_000_000_000).contains(&time.nanos) =>
-        {
-            Err(Refusal::invalid(field, "is out of range"))
-        }
-        time => Ok(time.map(convert::timestamp_us)),
-    }
-}
-
 /// A hold to open.
 pub fn new_hold(hold: Option<wire::Hold>) -> Result<NewHold, Refusal> {
     let hold = hold.ok_or_else(|| Refusal::invalid("hold", "is required"))?;
@@ -271,7 +257,7 @@ pub fn new_hold(hold: Option<wire::Hold>) -> Result<NewHold, Refusal> {
             "hold.destination_subaccount_id",
             hold.destination_subaccount_id,
         )?,
-        expires_at_us: time("hold.expires_at", hold.expires_at.as_ref())?,
+        expires_at_us: hold.expires_at.as_ref().map(convert::timestamp_us),
     })
 }
 

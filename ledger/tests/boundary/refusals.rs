@@ -339,7 +339,16 @@ pub const HOLDS: &[Case<CreateHoldRequest>] = &[
                 nanos: 0,
             })
         },
-        "hold.expires_at: is out of range",
+        "hold.expires_at: must be a time of the years 2000 to 2100",
+    ),
+    (
+        |r| {
+            hold(r).expires_at = Some(Timestamp {
+                seconds: 0,
+                nanos: 0,
+            })
+        },
+        "hold.expires_at: must be a time of the years 2000 to 2100",
     ),
 ];
 
@@ -1354,7 +1363,7 @@ async fn d23_bad_pages_and_filters_are_refused_over_topics_as_in_the_call() {
     let request = GetBalanceRequest {
         subaccount_id: "u1:CFA-RUB".into(),
         as_of: Some(Timestamp {
-            seconds: i64::MAX,
+            seconds: 4_000_000_000,
             nanos: 0,
         }),
         ..Default::default()

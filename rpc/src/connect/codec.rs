@@ -7,6 +7,8 @@ use connectrpc::{CodecFormat, ConnectError};
 use prost::Message;
 use prost_reflect::{DynamicMessage, MessageDescriptor};
 
+use crate::json;
+
 /// Length of the prefix before each gRPC and Connect stream message.
 pub(super) const PREFIX_BYTES: usize = 5;
 
@@ -45,7 +47,7 @@ pub(super) fn from_proto(
     };
     let message =
         DynamicMessage::decode(descriptor.clone(), body).map_err(|error| failed(&error))?;
-    serde_json::to_vec(&message)
+    json::written(message, |message| serde_json::to_vec(message))
         .map(Bytes::from)
         .map_err(|error| failed(&error))
 }
