@@ -4,7 +4,7 @@
 //! call past [`COMMIT_EVERY`], and before a stop; a crash sets a group back by that much, which handlers bear. While a record is retried, the
 //! subscription waits behind it, so the order of its key holds. A handler is never cancelled in the middle: shutdown waits for it.
 //!
-//! Three kinds of failure: [`Poison`] is given up at once; [`Later`] waits for as long as the peer or the store is away, shown by
+//! Three kinds of failure: [`Poison`] is given up at once; [`Later`], and an error of a store that is away, waits for as long as that takes, shown by
 //! [`crate::log::Waiting`]; anything else is given up after [`RetryPolicy::attempts_max`] attempts.
 
 use std::{error::Error as StdError, fmt, future::Future, sync::Arc, time::Duration};
@@ -14,15 +14,15 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use crate::{Delivery, Error, Event, Log, Position, Subscription, dlq};
+use crate::{Delivery, Error, Event, Log, Position, Subscription, dlq, sqlite::direct};
 
 /// Records read at once.
 const READ_MAX: usize = 256;
 /// How often the position is committed while more of what was read is to be handled.
 const COMMIT_EVERY: Duration = Duration::from_millis(200);
 
-/// Longest pause while a peer or a store is away: once it is back, its events go on within this time.
-const LATER_MAX_MS: u64 = 30_000;
+/// Longest pause while a peer, a store or the log is away: once it is back, events go on within this time.
+pub(crate) const AWAY_MAX_MS: u64 = 5_000;
 /// How often the log tells of one record that waits.
 const LATER_TELL: Duration = Duration::from_secs(60);
 
@@ -67,6 +67,23 @@ impl fmt::Display for Later {
 
 impl StdError for Later {}
 
+/// The failure as a wait: [`Later`] itself, and any error that comes from a store that is away, a full
+/// disk for example, also where the handler's own error names it as its source.
+fn later(failure: &Failure) -> Option<Later> {
+    if let Some(later) = failure.downcast_ref::<Later>() {
+        return Some(later.clone());
+    }
+    let is_away = |error: &(dyn StdError + 'static)| {
+        error.downcast_ref().is_some_and(Error::is_away)
+            || error.downcast_ref().is_some_and(crate::is_away)
+            || error.downcast_ref().is_some_and(direct::is_away)
+    };
+    let first: &(dyn StdError + 'static) = &**failure;
+    std::iter::successors(Some(first), |&error| error.source())
+        .any(is_away)
+        .then(|| Later(failure.to_string()))
+}
+
 /// Backoff between attempts: doubling, with jitter of up to a quarter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
@@ -88,6 +105,14 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
+    /// For what nothing but waiting can mend, so that there is no last attempt: no long pauses.
+    pub(crate) fn while_away(self) -> Self {
+        RetryPolicy {
+            max_ms: self.max_ms.min(AWAY_MAX_MS),
+            ..self
+        }
+    }
+
     /// Pause after the given number of failures (1 = after the first).
     pub fn delay(&self, failures: u32) -> Duration {
         let doubled = self
@@ -226,7 +251,7 @@ where
                 Err(error) => {
                     failures += 1;
                     tracing::warn!(error = %error, group = self.group, "event log cannot be read");
-                    if pause(self.policy.delay(failures), &self.shutdown).await {
+                    if pause(self.policy.while_away().delay(failures), &self.shutdown).await {
                         return Ok(());
                     }
                 }
@@ -261,7 +286,7 @@ where
             }
             let Some(error) = error else { continue };
             let left = part.len() - handled;
-            if left > 1 && !error.is::<Poison>() && !error.is::<Later>() {
+            if left > 1 && !error.is::<Poison>() && later(&error).is_none() {
                 tracing::warn!(%error, group = self.group, records = left, "events not handled together, trying one by one");
                 alone = left;
                 continue;
@@ -333,9 +358,9 @@ where
             if self.shutdown.is_cancelled() {
                 return Err(Ending);
             }
-            if let Some(later) = error.downcast_ref::<Later>() {
+            if let Some(later) = later(&error) {
                 let wait = wait.get_or_insert_with(|| Wait::new(&*self.log, self.group, delivery));
-                span.in_scope(|| wait.tell(later));
+                span.in_scope(|| wait.tell(&later));
                 self.count("waited", 1);
                 self.pause(wait.delay(self.policy)).await?;
                 continue;
@@ -366,7 +391,7 @@ where
         while let Err(error) = self.log.append(std::slice::from_ref(&letter)).await {
             failures += 1;
             tracing::error!(error = %error, group, "dead letter cannot be written");
-            self.pause(self.policy.delay(failures)).await?;
+            self.pause(self.policy.while_away().delay(failures)).await?;
         }
         tracing::error!(group, reason, event_id = %letter.event.id, topic = %letter.event.topic, "event given up");
         Ok(())
@@ -379,7 +404,7 @@ where
             while let Err(error) = subscription.commit(&position).await {
                 failures += 1;
                 tracing::warn!(error = %error, position = %position, "position cannot be committed");
-                if pause(self.policy.delay(failures), &self.shutdown).await {
+                if pause(self.policy.while_away().delay(failures), &self.shutdown).await {
                     return;
                 }
             }
@@ -478,11 +503,7 @@ impl<'a> Wait<'a> {
     }
 
     fn delay(&self, policy: RetryPolicy) -> Duration {
-        RetryPolicy {
-            max_ms: policy.max_ms.min(LATER_MAX_MS),
-            ..policy
-        }
-        .delay(self.tries)
+        policy.while_away().delay(self.tries)
     }
 }
 

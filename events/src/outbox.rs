@@ -62,7 +62,7 @@ pub struct Relay;
 impl Relay {
     /// Runs until `shutdown`. Failures are logged and retried with backoff, nothing is skipped.
     pub async fn run(db: impl Queue, log: Arc<dyn Log>, shutdown: CancellationToken) {
-        let policy = consumer::RetryPolicy::default();
+        let policy = consumer::RetryPolicy::default().while_away();
         let mut failures = 0;
         loop {
             let moved = tokio::select! {

@@ -18,7 +18,7 @@ use std::{
 };
 
 use sqlx::{
-    SqliteConnection, SqlitePool, Transaction,
+    Connection, SqliteConnection, SqlitePool, Transaction,
     migrate::Migrator,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
@@ -58,6 +58,24 @@ pub fn is_away(error: &sqlx::Error) -> bool {
         | sqlx::Error::WorkerCrashed => true,
         _ => false,
     }
+}
+
+/// Settings of a pool of connections to a file: for every pool that writes.
+///
+/// A full disk or a failed write makes SQLite end the transaction by itself. sqlx's own `ROLLBACK`
+/// then fails ("no transaction is active"), its count of open transactions is never taken back, and
+/// it refuses every later `BEGIN` on the connection. Such a connection is closed instead of being
+/// handed out again; the pool opens another one.
+pub fn pool_options() -> SqlitePoolOptions {
+    SqlitePoolOptions::new().before_acquire(|connection, _| {
+        let is_broken = connection.is_in_transaction();
+        Box::pin(async move {
+            if is_broken {
+                tracing::warn!("a connection whose transaction could not be ended is replaced");
+            }
+            Ok(!is_broken)
+        })
+    })
 }
 
 /// Handle to one file; clones share the connections.
@@ -118,7 +136,7 @@ impl Sqlite {
             .foreign_keys(true)
             .busy_timeout(Duration::from_millis(BUSY_TIMEOUT_MS));
         let pool = || {
-            SqlitePoolOptions::new()
+            pool_options()
                 .idle_timeout(None)
                 .max_lifetime(None)
                 // A connection to a file of this process does not break; the question costs a trip to its thread each time.

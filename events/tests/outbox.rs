@@ -368,6 +368,50 @@ async fn readers_cannot_write() {
     assert!(written.is_err());
 }
 
+/// As on a full disk: SQLite ends the transaction by itself. Only this connection knows the limit.
+const FULL: &str = "PRAGMA max_page_count = 1";
+const TOO_MUCH: &str = "WITH RECURSIVE n (i) AS (SELECT 1000 UNION ALL SELECT i + 1 FROM n LIMIT 20000) \
+     INSERT INTO changes (number) SELECT i FROM n";
+
+#[tokio::test]
+async fn a_writer_whose_transaction_a_full_disk_has_ended_is_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = service(folder.path()).await;
+    for round in 0..3 {
+        let mut tx = db.write().await.unwrap();
+        sqlx::query(FULL).execute(&mut *tx).await.unwrap();
+        let full = sqlx::query(TOO_MUCH).execute(&mut *tx).await.unwrap_err();
+        assert!(
+            full.to_string().contains("database or disk is full"),
+            "{full}"
+        );
+        assert!(events::sqlite::is_away(&full), "{full}");
+        match round {
+            0 => drop(tx),
+            1 => assert!(tx.rollback().await.is_err(), "SQLite has rolled back"),
+            _ => drop(tx.commit().await),
+        }
+        in_time("the next transaction", db.change(round, End::Commit)).await;
+    }
+    assert_eq!(db.numbers("changes").await, [0, 1, 2]);
+}
+
+#[tokio::test]
+async fn a_writer_without_a_thread_of_its_own_goes_on_after_a_full_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = direct(folder.path()).await;
+    let tx = db.write().await.unwrap();
+    tx.execute_batch(FULL).unwrap();
+    let full = tx.execute(TOO_MUCH, []).unwrap_err();
+    assert!(events::sqlite::direct::is_away(&full), "{full}");
+    assert!(tx.commit().is_err(), "SQLite has rolled back");
+    let tx = db.write().await.unwrap();
+    tx.execute_batch("PRAGMA max_page_count = 1000000").unwrap();
+    drop(tx);
+    db.change(1, End::Commit).await;
+    assert_eq!(db.numbers("changes").await, [1]);
+}
+
 #[tokio::test]
 async fn a_locked_or_closed_store_is_away_and_a_broken_constraint_is_not() {
     let folder = tempfile::tempdir().unwrap();

@@ -141,11 +141,11 @@ pub struct DirectTx {
 }
 
 impl DirectTx {
-    fn begin(file: Sqlite, writer: OwnedMutexGuard<Option<Connection>>) -> Result<Self, Error> {
-        let db = writer.as_ref().ok_or(Error::Closed)?;
-        if !db.is_autocommit() {
-            // The end of the one before could not be written.
-            db.execute_batch("ROLLBACK").map_err(|_| Error::Closed)?;
+    fn begin(file: Sqlite, mut writer: OwnedMutexGuard<Option<Connection>>) -> Result<Self, Error> {
+        let db = writer.as_mut().ok_or(Error::Closed)?;
+        if !db.is_autocommit() && db.execute_batch("ROLLBACK").is_err() {
+            // The transaction before cannot be ended: it ends with its connection.
+            *db = connect(file.path())?;
         }
         db.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         let deletes = file.relayed.due();

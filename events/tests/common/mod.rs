@@ -34,6 +34,7 @@ pub async fn all(fixture: &dyn Fixture) {
     groups_remember_how_far_they_are_and_do_not_share(fixture).await;
     failed_records_are_retried_before_the_ones_behind_them(fixture).await;
     a_record_waits_for_a_peer_that_is_away_however_often_it_is_tried(fixture).await;
+    a_record_waits_for_a_store_that_is_away_however_often_it_is_tried(fixture).await;
     given_up_records_are_dead_letters_and_come_back_to_their_group_only(fixture).await;
     a_stopped_consumer_goes_on_where_it_stopped(fixture).await;
     records_that_are_there_are_handled_together_in_order(fixture).await;
@@ -267,6 +268,48 @@ async fn a_record_waits_for_a_peer_that_is_away_however_often_it_is_tried(fixtur
     stop(consumer).await;
     end.cancel();
     report.await.unwrap();
+}
+
+/// A handler passes the error of its store on as it is, or wrapped in its own.
+#[derive(Debug, thiserror::Error)]
+enum OwnError {
+    #[error("store: {0}")]
+    Store(#[from] events::Error),
+    #[error("database: {0}")]
+    Database(#[from] sqlx::Error),
+}
+
+async fn a_record_waits_for_a_store_that_is_away_however_often_it_is_tried(fixture: &dyn Fixture) {
+    let topic = fixture.topic("store").await;
+    let sent = [event(&topic, "one-key", 0), event(&topic, "one-key", 1)];
+    fixture.log().publish(&sent).await.unwrap();
+    let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
+    let tries = Arc::new(Mutex::new(0));
+    let consumer = run(fixture, "store", &topic, move |event| {
+        let (tx, tries) = (tx.clone(), tries.clone());
+        async move {
+            let mut tries = tries.lock().unwrap();
+            *tries += 1;
+            let full = || std::io::Error::from(std::io::ErrorKind::StorageFull);
+            if *tries < 10 * FAST.attempts_max {
+                return Err(match *tries % 4 {
+                    0 => sqlx::Error::PoolTimedOut.into(),
+                    1 => events::Error::Files(full()).into(),
+                    2 => OwnError::from(events::Error::Files(full())).into(),
+                    _ => OwnError::from(sqlx::Error::Io(full())).into(),
+                });
+            }
+            tx.send(event.subject).unwrap();
+            Ok(())
+        }
+    });
+    for number in 0..2 {
+        let handled = in_time("handled", rx.recv()).await.unwrap();
+        assert_eq!(handled, format!("hold-{number}"));
+    }
+    stop(consumer).await;
+    let letters = dlq::list(&*fixture.log(), &[&topic], Some("store")).await;
+    assert_eq!(letters.unwrap(), []);
 }
 
 async fn given_up_records_are_dead_letters_and_come_back_to_their_group_only(

@@ -38,6 +38,10 @@ use state::{Block, SPEC, State};
 /// Gas of one block. Far above what a batch of settlement needs, low enough to notice a runaway.
 const BLOCK_GAS_LIMIT: u64 = 500_000_000;
 
+/// Pauses between two tries to store a block, on a full disk for example.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(1);
+
 #[derive(Debug, Clone)]
 pub struct DevChainConfig {
     /// Folder of the chain's database.
@@ -61,7 +65,7 @@ struct Inner {
     pool: Mutex<Pool>,
     work: Notify,
     head: watch::Sender<u64>,
-    /// Set when a block could not be written: the memory is then ahead of the disk and must not be shown.
+    /// Set while a block cannot be written, for good where waiting cannot help: the memory is then ahead of the disk and must not be shown.
     halted: AtomicBool,
 }
 
@@ -110,7 +114,7 @@ impl DevChain {
         self.inner.head.subscribe()
     }
 
-    /// False once a block could not be stored.
+    /// False while a block cannot be stored.
     pub fn is_healthy(&self) -> bool {
         !self.inner.halted.load(Ordering::Acquire)
     }
@@ -122,7 +126,7 @@ impl DevChain {
                 () = self.inner.work.notified() => {}
             }
             let sealed_at = tokio::time::Instant::now();
-            if let Err(error) = self.seal().await {
+            if let Err(error) = self.seal(&shutdown).await {
                 self.inner.halted.store(true, Ordering::Release);
                 tracing::error!(%error, "development chain stopped: a block could not be stored");
                 break;
@@ -136,7 +140,7 @@ impl DevChain {
     }
 
     /// Seals one block of everything that is ready; no block when nothing is.
-    async fn seal(&self) -> Result<(), StoreError> {
+    async fn seal(&self, shutdown: &CancellationToken) -> Result<(), StoreError> {
         let mut state = self.inner.state.clone().write_owned().await;
         let ready = self.pool().take_ready(|sender| state.account(sender).nonce);
         if ready.is_empty() {
@@ -152,16 +156,30 @@ impl DevChain {
         for (tx_hash, reason) in &block.dropped {
             tracing::warn!(%tx_hash, reason, "transaction dropped");
         }
-        self.inner
-            .store
-            .append(
-                self.inner.chain_id,
-                &block.header,
-                block.hash,
-                &stored_transactions(&block),
-                &block.diff,
-            )
-            .await?;
+        let (transactions, diff) = (stored_transactions(&block), &block.diff);
+        let (header, hash) = (&block.header, block.hash);
+        let mut pause = RETRY_FIRST;
+        loop {
+            let chain_id = self.inner.chain_id;
+            let store = &self.inner.store;
+            let Err(error) = store
+                .append(chain_id, header, hash, &transactions, diff)
+                .await
+            else {
+                break;
+            };
+            if !error.is_away() {
+                return Err(error);
+            }
+            self.inner.halted.store(true, Ordering::Release);
+            tracing::error!(%error, block = header.number, "a block cannot be stored, tried again");
+            tokio::select! {
+                () = shutdown.cancelled() => return Err(error),
+                () = tokio::time::sleep(pause) => {}
+            }
+            pause = (pause * 2).min(RETRY_MAX);
+        }
+        self.inner.halted.store(false, Ordering::Release);
         drop(state);
         self.inner.head.send_replace(block.header.number);
         Ok(())

@@ -11,8 +11,7 @@ use revm::database::{CacheDB, EmptyDB};
 use revm::state::{AccountInfo, Bytecode};
 use sqlx::Row;
 use sqlx::sqlite::{
-    SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteRow,
-    SqliteSynchronous,
+    SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqliteRow, SqliteSynchronous,
 };
 
 use super::state::StateDiff;
@@ -31,6 +30,13 @@ pub enum StoreError {
         "the chain in the data directory has chain id {stored}, configuration says {configured}"
     )]
     OtherChain { stored: u64, configured: u64 },
+}
+
+impl StoreError {
+    /// True when the file cannot be written at the moment, so that the same may work later.
+    pub fn is_away(&self) -> bool {
+        matches!(self, StoreError::Sql(error) if events::is_away(error))
+    }
 }
 
 /// A transaction as it is stored: the signed bytes and its receipt.
@@ -54,7 +60,7 @@ impl Store {
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(true)
             .busy_timeout(std::time::Duration::from_secs(10));
-        let pool = SqlitePoolOptions::new()
+        let pool = events::sqlite::pool_options()
             .max_connections(4)
             .connect_with(options)
             .await?;

@@ -114,7 +114,7 @@ impl DevChain {
         if !self.is_healthy() {
             return Err(RpcFailure::new(
                 -32603,
-                "the chain has stopped: a block could not be stored",
+                "the chain waits: a block cannot be stored",
             ));
         }
         let mut params = match params {
