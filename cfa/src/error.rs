@@ -36,8 +36,16 @@ pub enum Refusal {
     OperationState,
     #[error("Deposit is resolved already")]
     DepositResolved,
+    #[error("Payment not found or not paid")]
+    PaymentUnpaid,
     #[error("Redemption was started already")]
     RedemptionExists,
+    #[error("Instrument has no nominal")]
+    NominalMissing,
+    #[error("Redemption would burn units without payment")]
+    NothingToPay,
+    #[error("Only an operator may redeem an issue before its maturity")]
+    NotMatured,
     #[error("Payout id belongs to another payout")]
     PayoutIdTaken,
     #[error("Reference belongs to another operation")]

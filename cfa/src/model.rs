@@ -148,6 +148,8 @@ coded! {
 pub const REVERTED_MESSAGE: &str = "Blockchain transaction reverted";
 pub const PAYOUT_FAILED_MESSAGE: &str = "Payout failed, tokens returned";
 pub const LIMIT_EXCEEDED_MESSAGE: &str = "Limit exceeded";
+/// What a blocked user's own call is refused with.
+pub const USER_BLOCKED_MESSAGE: &str = "User is blocked";
 
 /// The reason of a limit refusal (specification 3.2; case-sensitive, T35).
 pub fn limit_rejection(reason: Option<String>) -> (Rejection, String) {

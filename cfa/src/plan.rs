@@ -7,16 +7,14 @@ use crate::model::{CFA_RUB_DECIMALS, Coupon, Holder, RedemptionLine};
 /// Roubles a unit is worth at the record date: nominal plus every coupon due by then (specification 1.5). Coupons have no payment process
 /// of their own yet, so all that are due are paid here.
 pub fn worth_per_unit(
-    nominal: Option<Decimal>,
+    nominal: Decimal,
     coupons: &[Coupon],
     record_date_us: i64,
 ) -> Result<Decimal, DecimalError> {
     let mut due = coupons
         .iter()
         .filter(|coupon| coupon.pays_at_us <= record_date_us);
-    due.try_fold(nominal.unwrap_or(Decimal::ZERO), |sum, coupon| {
-        sum.checked_add(coupon.amount)
-    })
+    due.try_fold(nominal, |sum, coupon| sum.checked_add(coupon.amount))
 }
 
 /// Kopecks for a number of units, rounded half up per holder.
@@ -88,11 +86,18 @@ pub fn share_percent(units_minor: i64, supply_minor: i64) -> Decimal {
         .unwrap_or(Decimal::ZERO)
 }
 
+const DAY: i64 = 24 * 3_600 * 1_000_000;
+
 /// The end of the Moscow day (UTC+3, no summer time) that `time_us` falls in: its last microsecond.
 pub fn end_of_day_us(time_us: i64) -> i64 {
     const OFFSET: i64 = 3 * 3_600 * 1_000_000;
-    const DAY: i64 = 24 * 3_600 * 1_000_000;
     (time_us + OFFSET).div_euclid(DAY) * DAY + DAY - OFFSET - 1
+}
+
+/// Is `time_us`, which may be any number, in the Moscow day of `day_us`?
+pub fn is_same_day(time_us: i64, day_us: i64) -> bool {
+    let last_us = end_of_day_us(day_us);
+    (last_us - DAY + 1..=last_us).contains(&time_us)
 }
 
 #[cfg(test)]
@@ -131,7 +136,7 @@ mod tests {
                 amount: d("99"),
             },
         ];
-        let worth = worth_per_unit(Some(d("1000")), &coupons, 20).expect("worth");
+        let worth = worth_per_unit(d("1000"), &coupons, 20).expect("worth");
         assert_eq!(worth, d("1071.005"));
         let holders = [holder("a", 1), holder("b", 3), holder("c", 10)];
         let (lines, total) = redemption(&holders, 0, worth).expect("plan");
@@ -160,5 +165,7 @@ mod tests {
             end_of_day_us(at + 1_000_000),
             at + 999_999 + 24 * 3_600 * 1_000_000
         );
+        assert!(is_same_day(at + 999_999, at) && !is_same_day(at + 1_000_000, at));
+        assert!(!is_same_day(i64::MAX, at) && !is_same_day(i64::MIN, at));
     }
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use pb::cfa_registry_service_server::{CfaRegistryService, CfaRegistryServiceServer};
 use proto::cfa::v1 as pb;
 use proto::convert as wire;
+use rpc::Role;
 use rpc::page::{self, Key};
 use rpc::status;
 use tonic::metadata::MetadataValue;
@@ -20,7 +21,7 @@ use tonic::{Request, Response, Status};
 use crate::error::{Error, Refusal};
 use crate::model::{CFA_RUB, InstrumentType, Kind, RedemptionReason, Status as OperationStatus};
 use crate::repo::OperationFilter;
-use crate::service::{Asked, IssueInvestment, NewTransfer, Service, Started};
+use crate::service::{Asked, IssueInvestment, NewRedemption, NewTransfer, Service, Started};
 use convert::to_status;
 
 /// Longest wait of GetTradeBatch, in milliseconds.
@@ -458,10 +459,15 @@ impl CfaRegistryService for Api {
         let asked = asked(&caller, message.context)?;
         self.require_issuer(&caller, &message.instrument_id).await?;
         let reason = reason(message.reason, RedemptionReason::Maturity)?;
-        let record_date_us = message.record_date.as_ref().map(wire::timestamp_us);
+        let new = NewRedemption {
+            record_date_us: message.record_date.as_ref().map(wire::timestamp_us),
+            reason,
+            may_be_early: caller.require(&[Role::Operator, Role::Service]).is_ok(),
+            instrument_id: message.instrument_id,
+        };
         let redemption = self
             .service
-            .start_redemption(&asked, &message.instrument_id, record_date_us, reason)
+            .start_redemption(&asked, new)
             .await
             .map_err(to_status)?;
         Ok(Response::new(pb::StartRedemptionResponse {

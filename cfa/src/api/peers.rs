@@ -583,6 +583,31 @@ impl Peers {
 
     // ---- payments
 
+    /// True when payments holds the deposit as received (SUCCESS) from this user in this amount. A deposit that was paid back is not.
+    pub async fn is_paid(
+        &self,
+        correlation_id: &str,
+        payment_id: &str,
+        user_id: &str,
+        amount_minor: i64,
+    ) -> Result<bool, Error> {
+        let request = payments::GetPaymentIntentRequest {
+            context: context(correlation_id, ""),
+            payment_id: payment_id.to_owned(),
+        };
+        let intent = match self.payments.clone().get_payment_intent(request).await {
+            Ok(response) => response.into_inner().intent,
+            Err(status) if status.code() == Code::NotFound => None,
+            Err(status) => return Err(peer_error(PAYMENTS, &status)),
+        };
+        Ok(intent.is_some_and(|intent| {
+            intent.status() == common::PaymentStatus::Success
+                && intent.payment_id == payment_id
+                && intent.user_id == user_id
+                && convert::money_minor(intent.amount.as_ref()) == Ok(amount_minor)
+        }))
+    }
+
     /// Records a payout. The gateway answers with what it stored under the id before, if anything.
     ///
     /// # Errors

@@ -1,5 +1,7 @@
 //! Operations and suspended deposits.
 
+use std::collections::HashSet;
+
 use events::Tx;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{QueryBuilder, Row};
@@ -33,6 +35,10 @@ const COLUMNS: &str = "operation_id, flow, status, status_before_block, user_id,
      external_ref, tx_hash, rejection, rejection_message, finalized_at_us, instrument_id, from_user_id, to_user_id, trade_id, bookbuilding_id, \
      payment_minor, fee_minor, created_at_us, updated_at_us, block_number, attempts, correlation_id, fact_gated, fact_chain, fact_payout, \
      fact_settled, fact_minted_back, fact_undone, fact_blocked";
+
+/// Rows of `operation_reference` and of `operation_refused`. SQLite uses a partial index only for a statement that repeats its condition.
+const ACTED: &str = "external_ref <> '' AND status NOT IN (8, 12)";
+const REFUSED: &str = "external_ref <> '' AND status IN (8, 12)";
 
 fn select(condition: &str) -> QueryBuilder<sqlx::Sqlite> {
     QueryBuilder::new(format!("SELECT {COLUMNS} FROM operation WHERE {condition}"))
@@ -76,19 +82,25 @@ impl Repo {
             .push_bind(kind.code())
             .push(" AND external_ref = ")
             .push_bind(external_ref)
-            .push(" AND status NOT IN (8, 12)");
+            .push(format!(" AND {ACTED}"));
         let row = query.build().fetch_optional(self.db.read()).await?;
         row.as_ref().map(decode).transpose()
     }
 
     /// The operation of a trade, whatever its status; a batch uses the row of a rejected one again.
     pub async fn operation_of_trade(&self, trade_id: &str) -> Result<Option<Operation>, Error> {
+        let acted = self.operation_by_reference(Kind::Transfer, trade_id);
+        if let Some(acted) = acted.await? {
+            return Ok(Some(acted));
+        }
         let mut query = select("kind = ");
         query
             .push_bind(Kind::Transfer.code())
             .push(" AND external_ref = ")
             .push_bind(trade_id)
-            .push(" ORDER BY status IN (8, 12), created_at_us DESC LIMIT 1");
+            .push(format!(
+                " AND {REFUSED} ORDER BY created_at_us DESC LIMIT 1"
+            ));
         let row = query.build().fetch_optional(self.db.read()).await?;
         row.as_ref().map(decode).transpose()
     }
@@ -116,12 +128,32 @@ impl Repo {
         &self,
         redemption_id: &str,
     ) -> Result<Vec<Operation>, Error> {
-        let mut query = select("flow = 7 AND status IN (1, 5, 6) AND correlation_id = ");
+        let (first, end) = holders_of(redemption_id);
+        let mut query = select("kind = 6 AND external_ref >= ");
         query
-            .push_bind(redemption_id)
-            .push(" ORDER BY external_ref");
+            .push_bind(first)
+            .push(" AND external_ref < ")
+            .push_bind(end)
+            .push(format!(
+                " AND {ACTED} AND flow = 7 AND status IN (1, 5, 6) ORDER BY external_ref"
+            ));
         let rows = query.build().fetch_all(self.db.read()).await?;
         rows.iter().map(decode).collect()
+    }
+
+    /// References of a redemption's holders whose operations acted or are under way.
+    pub async fn served_holders(&self, redemption_id: &str) -> Result<HashSet<String>, Error> {
+        let (first, end) = holders_of(redemption_id);
+        let mut query = QueryBuilder::<sqlx::Sqlite>::new(
+            "SELECT external_ref FROM operation WHERE kind = 6 AND external_ref >= ",
+        );
+        query
+            .push_bind(first)
+            .push(" AND external_ref < ")
+            .push_bind(end)
+            .push(format!(" AND {ACTED} AND flow = 7"));
+        let served = query.build_query_scalar().fetch_all(self.db.read()).await?;
+        Ok(served.into_iter().collect())
     }
 
     /// Operations that go their way alone, are not at their end and were not touched since `before_us`: oldest first, strictly after the
@@ -179,9 +211,14 @@ impl Repo {
             query.push(" AND status = ").push_bind(status);
         }
         if !filter.external_ref.is_empty() {
-            query
-                .push(" AND external_ref = ")
-                .push_bind(filter.external_ref.clone());
+            for (opening, rows) in [(" AND ((", ACTED), (" OR (", REFUSED)] {
+                query
+                    .push(opening)
+                    .push("kind IN (3, 5, 6) AND external_ref = ")
+                    .push_bind(filter.external_ref.clone())
+                    .push(format!(" AND {rows})"));
+            }
+            query.push(")");
         }
         if !filter.tx_hashes.is_empty() {
             query.push(" AND tx_hash IN (");
@@ -221,8 +258,8 @@ impl Repo {
                 .push(" OR (kind = ")
                 .push_bind(operation.flow.kind().code())
                 .push(" AND external_ref = ")
-                .push_bind(&operation.external_ref);
-            taken.push(" AND status NOT IN (8, 12))");
+                .push_bind(&operation.external_ref)
+                .push(format!(" AND {ACTED})"));
         }
         if let Some(row) = taken.build().fetch_optional(&mut **tx).await? {
             return Ok(Inserted::Exists(Box::new(decode(&row)?)));
@@ -417,6 +454,12 @@ impl Repo {
         .await?;
         Ok(rows.iter().map(decode_deposit).collect())
     }
+}
+
+/// Bounds of the references `<redemption>:<address>`.
+fn holders_of(redemption_id: &str) -> (String, String) {
+    // `;` is the character after `:`
+    (format!("{redemption_id}:"), format!("{redemption_id};"))
 }
 
 fn decode_deposit(row: &SqliteRow) -> SuspendedDeposit {

@@ -9,7 +9,8 @@ use crate::api::peers::{CheckedOperation, LimitType, PayoutState};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
-    CFA_RUB, CFA_RUB_DECIMALS, Flow, Kind, Operation, Rejection, Status, limit_rejection,
+    CFA_RUB, CFA_RUB_DECIMALS, Flow, Kind, Operation, Rejection, Status, SuspendedDeposit,
+    limit_rejection,
 };
 use crate::repo::Inserted;
 
@@ -317,6 +318,9 @@ impl Service {
     }
 
     /// An operator decides about a deposit that was paid and refused: issue after all, or pay the money back.
+    ///
+    /// # Errors
+    /// `PaymentUnpaid` unless payments holds the deposit as received from the same user in the same amount.
     pub async fn resolve_deposit(
         &self,
         asked: &Asked,
@@ -332,6 +336,7 @@ impl Service {
             return Err(Refusal::DepositResolved.into());
         }
         if !refund {
+            self.require_paid(asked, &deposit).await?;
             let retry = Asked {
                 idempotency_key: format!("retry:{payment_id}:{}", asked.idempotency_key),
                 ..asked.clone()
@@ -353,26 +358,30 @@ impl Service {
             .operation(&deposit.operation_id)
             .await?
             .ok_or(Refusal::OperationNotFound)?;
-        let profile = self
-            .peers
-            .profile(&asked.correlation_id, &deposit.user_id)
-            .await?
-            .ok_or(Refusal::UserNotFound)?;
-        let (payout_id, _) = self
+        let (payout_id, state) = self
             .latest_refund(&asked.correlation_id, payment_id)
             .await?;
-        self.peers
-            .initiate_payout(
-                &asked.correlation_id,
-                &payout_id,
-                &deposit.user_id,
-                deposit.amount_minor,
-                &profile.bank_account,
-            )
-            .await?;
-        self.peers
-            .release_payout(&asked.correlation_id, &payout_id)
-            .await?;
+        // one that the bank has made already, after its answer was lost, is only recorded: its payment is REFUNDED
+        if state != Some(PayoutState::Succeeded) {
+            self.require_paid(asked, &deposit).await?;
+            let profile = self
+                .peers
+                .profile(&asked.correlation_id, &deposit.user_id)
+                .await?
+                .ok_or(Refusal::UserNotFound)?;
+            self.peers
+                .initiate_payout(
+                    &asked.correlation_id,
+                    &payout_id,
+                    &deposit.user_id,
+                    deposit.amount_minor,
+                    &profile.bank_account,
+                )
+                .await?;
+            self.peers
+                .release_payout(&asked.correlation_id, &payout_id)
+                .await?;
+        }
         let before = operation.status.name();
         let now_us = self.now_us();
         if operation.status == Status::Rejected {
@@ -394,6 +403,23 @@ impl Service {
         self.repo.publish_in_tx(&mut tx, &[record]).await?;
         tx.commit().await?;
         Ok(operation)
+    }
+
+    async fn require_paid(&self, asked: &Asked, deposit: &SuspendedDeposit) -> Result<(), Error> {
+        let is_paid = self
+            .peers
+            .is_paid(
+                &asked.correlation_id,
+                &deposit.payment_id,
+                &deposit.user_id,
+                deposit.amount_minor,
+            )
+            .await?;
+        if is_paid {
+            Ok(())
+        } else {
+            Err(Refusal::PaymentUnpaid.into())
+        }
     }
 
     /// The refund payout of a deposit that has not failed, and how it stands; `None`: it is not recorded yet. A payout that failed is final,

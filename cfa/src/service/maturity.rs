@@ -1,5 +1,7 @@
 //! Redemption of a whole issue at maturity or by call (specification 1.5).
 //!
+//! 0. Checked before anything changes: the issue has a nominal, the record date is the day of maturity (before maturity: today, and an
+//!    operator's call), and what is owed is not zero while there are units.
 //! 1. The issue stops trading (MATURED).
 //! 2. Holders are taken from the registry as of the record date and amounts computed per holder.
 //! 3. The issuer's CFA-RUB moves to the redemption account, in the ledger and on chain. Without enough money the redemption stays
@@ -28,9 +30,9 @@ use crate::api::publish;
 use crate::chain::{Action, Address, Payout, Receipt, ReceiptStatus};
 use crate::error::{Error, Refusal};
 use crate::model::{
-    CFA_RUB, CFA_RUB_DECIMALS, Flow, Instrument, InstrumentStatus, IssueRedemption, Kind,
-    Operation, REDEMPTION_ACCOUNT, REVERTED_MESSAGE, RedemptionReason, RedemptionStatus, Rejection,
-    Status,
+    CFA_RUB, CFA_RUB_DECIMALS, Flow, Instrument, InstrumentStatus, IssueRedemption, Operation,
+    REDEMPTION_ACCOUNT, REVERTED_MESSAGE, RedemptionLine, RedemptionReason, RedemptionStatus,
+    Rejection, Status,
 };
 use crate::plan;
 use crate::repo::Inserted;
@@ -40,15 +42,29 @@ use crate::saga::Chain;
 const PART: usize = 100;
 const RECEIPT_WAIT: Duration = Duration::from_secs(20);
 
+/// A request to redeem a whole issue.
+#[derive(Debug, Clone)]
+pub struct NewRedemption {
+    pub instrument_id: String,
+    /// Unset: the day of maturity, or the current one before it.
+    pub record_date_us: Option<i64>,
+    pub reason: RedemptionReason,
+    /// The caller may redeem before maturity.
+    pub may_be_early: bool,
+}
+
 impl Service {
     /// Starts the process, or returns the one that runs for the issue. A new key starts one that has failed again.
+    ///
+    /// # Errors
+    /// Before anything changes: `NominalMissing`, `NotMatured`, a refused `record_date`, `NothingToPay`. The last also when what is owed
+    /// fell to nothing while trading stopped.
     pub async fn start_redemption(
         &self,
         asked: &Asked,
-        instrument_id: &str,
-        record_date_us: Option<i64>,
-        reason: RedemptionReason,
+        request: NewRedemption,
     ) -> Result<IssueRedemption, Error> {
+        let instrument_id = request.instrument_id.as_str();
         if let Some(known) = self.repo.redemption_of(instrument_id).await? {
             if known.idempotency_key == asked.idempotency_key {
                 return Ok(known);
@@ -67,29 +83,20 @@ impl Service {
         {
             return Err(Refusal::InstrumentNotActive.into());
         }
-        self.stop_trading(asked, instrument).await?;
-        let instrument = self.known_instrument(instrument_id).await?;
-        let record_date_us = record_date_us
-            .or(instrument.matures_at_us)
-            .unwrap_or_else(|| self.clock.now_us());
+        let record_date_us = record_date(&instrument, &request, self.clock.now_us())?;
         // the snapshot is that of the end of the record day (R099)
         let cut_off_us = plan::end_of_day_us(record_date_us);
-        self.catch_up_registry().await?;
-        let holders = self
-            .all_holders(&instrument.contract_address, Some(cut_off_us))
-            .await?;
-        if let Some(stranger) = holders.iter().find(|holder| holder.user_id.is_empty()) {
+        self.owed(&instrument, cut_off_us).await?;
+        self.stop_trading(asked, instrument).await?;
+        let instrument = self.known_instrument(instrument_id).await?;
+        let (lines, total_minor) = self.owed(&instrument, cut_off_us).await?;
+        if let Some(stranger) = lines.iter().find(|line| line.user_id.is_empty()) {
             tracing::warn!(
                 address = stranger.address,
                 instrument_id,
                 "holder without a user id is paid on chain only"
             );
         }
-        let too_large = |_| Refusal::field("instrument_id", "amounts are too large");
-        let worth = plan::worth_per_unit(instrument.nominal, &instrument.coupons, cut_off_us)
-            .map_err(too_large)?;
-        let (lines, total_minor) =
-            plan::redemption(&holders, instrument.decimals, worth).map_err(too_large)?;
         let redemption = IssueRedemption {
             redemption_id: Uuid::new_v5(
                 &Uuid::NAMESPACE_OID,
@@ -97,7 +104,7 @@ impl Service {
             )
             .to_string(),
             instrument_id: instrument_id.to_owned(),
-            reason,
+            reason: request.reason,
             status: RedemptionStatus::Snapshot,
             record_date_us,
             total_minor,
@@ -123,13 +130,39 @@ impl Service {
             &asked.actor,
             "",
             redemption.status.name(),
-            reason.name(),
+            redemption.reason.name(),
             &asked.correlation_id,
             redemption.created_at_us,
         );
         self.repo.publish_in_tx(&mut tx, &[record]).await?;
         tx.commit().await?;
         self.drive_redemption_or_leave(redemption).await
+    }
+
+    /// What each holder at the instant is owed, and the sum.
+    async fn owed(
+        &self,
+        instrument: &Instrument,
+        at_us: i64,
+    ) -> Result<(Vec<RedemptionLine>, i64), Error> {
+        let nominal = instrument.nominal.ok_or(Refusal::NominalMissing)?;
+        self.catch_up_registry().await?;
+        let holders = self
+            .all_holders(&instrument.contract_address, Some(at_us))
+            .await?;
+        let too_large = |_| Refusal::field("instrument_id", "amounts are too large");
+        let worth = plan::worth_per_unit(nominal, &instrument.coupons, at_us).map_err(too_large)?;
+        let (lines, total_minor) =
+            plan::redemption(&holders, instrument.decimals, worth).map_err(too_large)?;
+        if total_minor == 0 && self.has_holders(instrument).await? {
+            return Err(Refusal::NothingToPay.into());
+        }
+        Ok((lines, total_minor))
+    }
+
+    async fn has_holders(&self, instrument: &Instrument) -> Result<bool, Error> {
+        let holders = self.all_holders(&instrument.contract_address, None).await?;
+        Ok(!holders.is_empty())
     }
 
     async fn restart_redemption(
@@ -223,6 +256,15 @@ impl Service {
             .await?
             .ok_or(Refusal::RedemptionNotFound)?;
         let instrument = self.known_instrument(&redemption.instrument_id).await?;
+        let is_open = !matches!(
+            redemption.status,
+            RedemptionStatus::Finalized | RedemptionStatus::Failed
+        );
+        // recorded before every total was checked
+        if is_open && redemption.total_minor == 0 && self.has_holders(&instrument).await? {
+            self.fail(&mut redemption, "units would be burned without payment")
+                .await?;
+        }
         let mut refused = BTreeSet::new();
         loop {
             match redemption.status {
@@ -396,6 +438,8 @@ impl Service {
                 .or_insert((holder.user_id, 0, 0))
                 .1 = holder.units_minor;
         }
+        // one whose part was reverted is served anew when the redemption is started again
+        let served = self.repo.served_holders(&redemption.redemption_id).await?;
         let now_us = self.now_us();
         let mut rows = Vec::new();
         let mut tx = self.repo.begin().await?;
@@ -403,13 +447,10 @@ impl Service {
             let reference = format!("{}:{address}", redemption.redemption_id);
             let tried = tried(reference.clone(), redemption);
             let operation_id = Uuid::new_v5(&Uuid::NAMESPACE_OID, tried.as_bytes()).to_string();
-            // one whose part was reverted is served anew when the redemption is started again
-            let served = self
-                .repo
-                .operation_by_reference(Kind::Redemption, &reference)
-                .await?
-                .is_some_and(|operation| operation.correlation_id == redemption.redemption_id);
-            if served || refused.contains(&reference) || (burn_minor == 0 && payment_minor == 0) {
+            if served.contains(&reference)
+                || refused.contains(&reference)
+                || (burn_minor == 0 && payment_minor == 0)
+            {
                 continue;
             }
             // a holder that no user id leads to is served on chain only
@@ -695,17 +736,40 @@ impl Service {
                 correlation_id: format!("maturity:{}", instrument.instrument_id),
                 actor: "cfa".into(),
             };
-            let started = self
-                .start_redemption(
-                    &asked,
-                    &instrument.instrument_id,
-                    instrument.matures_at_us,
-                    RedemptionReason::Maturity,
-                )
-                .await;
+            let request = NewRedemption {
+                instrument_id: instrument.instrument_id.clone(),
+                record_date_us: instrument.matures_at_us,
+                reason: RedemptionReason::Maturity,
+                may_be_early: false,
+            };
+            let started = self.start_redemption(&asked, request).await;
             leave("maturity", &instrument.instrument_id, started.map(|_| ()));
         }
         Ok(())
+    }
+}
+
+/// The record date is the day of maturity; before maturity it is the current day, until issues have terms for a call.
+fn record_date(
+    instrument: &Instrument,
+    request: &NewRedemption,
+    now_us: i64,
+) -> Result<i64, Refusal> {
+    let matured_us = instrument.matures_at_us.filter(|at_us| *at_us <= now_us);
+    if matured_us.is_none() && !request.may_be_early {
+        return Err(Refusal::NotMatured);
+    }
+    let due_us = matured_us.unwrap_or(now_us);
+    match request.record_date_us {
+        None => Ok(due_us),
+        Some(asked_us) if plan::is_same_day(asked_us, due_us) => Ok(asked_us),
+        Some(_) => Err(Refusal::field(
+            "record_date",
+            match matured_us {
+                Some(_) => "must be the day of maturity (Moscow time)",
+                None => "must be the current day (Moscow time) before maturity",
+            },
+        )),
     }
 }
 

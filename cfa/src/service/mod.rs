@@ -44,6 +44,7 @@ use crate::repo::Repo;
 pub use instruments::{InstrumentChange, NewInstrument};
 pub use integrity::HashAlgorithm;
 pub use issue::IssueInvestment;
+pub use maturity::NewRedemption;
 pub use registry::Replayed;
 pub use transfer::NewTransfer;
 

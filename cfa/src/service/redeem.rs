@@ -262,10 +262,14 @@ impl Service {
         } else {
             &[]
         };
-        let worth = plan::worth_per_unit(instrument.nominal, coupons, self.clock.now_us());
+        let nominal = instrument.nominal.ok_or(Refusal::NominalMissing)?;
+        let worth = plan::worth_per_unit(nominal, coupons, self.clock.now_us());
         let payment =
             worth.and_then(|worth| plan::payment_minor(units_minor, instrument.decimals, worth));
         let payment_minor = payment.map_err(|_| Refusal::field("amount.amount", "is too large"))?;
+        if payment_minor == 0 {
+            return Err(Refusal::NothingToPay.into());
+        }
         self.peers
             .profile(&asked.correlation_id, holder_id)
             .await?

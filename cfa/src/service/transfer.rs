@@ -8,7 +8,8 @@ use super::{Asked, Service, Started, units};
 use crate::api::peers::{CheckedOperation, LimitType};
 use crate::error::{Error, Refusal};
 use crate::model::{
-    CFA_RUB, Flow, InstrumentStatus, Operation, Rejection, Status, TradeLeg, limit_rejection,
+    CFA_RUB, Flow, InstrumentStatus, Operation, Rejection, Status, TradeLeg, USER_BLOCKED_MESSAGE,
+    limit_rejection,
 };
 use crate::repo::Inserted;
 
@@ -70,28 +71,36 @@ impl Service {
         operation.payment_minor = request.payment_minor;
         operation.fee_minor = request.fee_minor;
 
+        let mut is_blocked = false;
         for user_id in [&request.from_user_id, &request.to_user_id] {
-            self.peers
+            let profile = self
+                .peers
                 .profile(&asked.correlation_id, user_id)
                 .await?
                 .ok_or(Refusal::UserNotFound)?;
+            is_blocked |= profile.is_blocked;
         }
         let limit = if instrument.instrument_id == CFA_RUB {
             LimitType::Withdrawal
         } else {
             LimitType::Trading
         };
-        let limits = self
-            .peers
-            .check_limits(
-                &asked.correlation_id,
-                &request.from_user_id,
-                limit,
-                request.amount,
-                CheckedOperation::Transfer,
-            )
-            .await?;
-        let mut refusal = limits.map(limit_rejection);
+        // the answer to a blocked user's own call, whichever side of the transfer is blocked (D47)
+        let mut refusal =
+            is_blocked.then(|| limit_rejection(Some(USER_BLOCKED_MESSAGE.to_owned())));
+        if refusal.is_none() {
+            let limits = self
+                .peers
+                .check_limits(
+                    &asked.correlation_id,
+                    &request.from_user_id,
+                    limit,
+                    request.amount,
+                    CheckedOperation::Transfer,
+                )
+                .await?;
+            refusal = limits.map(limit_rejection);
+        }
         for user_id in [&request.from_user_id, &request.to_user_id] {
             if refusal.is_none() {
                 let hit = self

@@ -4,7 +4,7 @@ use events::Log;
 use prost::Message;
 use proto::audit::v1 as audit;
 use proto::cfa::v1 as pb;
-use proto::common::v1::{OperationStatus, OperationType, RejectionReasonCode};
+use proto::common::v1::{OperationStatus, OperationType, PaymentStatus, RejectionReasonCode};
 use proto::payments::v1 as payments;
 
 use crate::world::*;
@@ -197,6 +197,7 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
             .double
             .with(|outside| outside.limit_refusal = Some(text.into()));
         let payment = format!("pay {text}");
+        world.double.paid(&payment, "alice", "100.00");
         let operation = world
             .cfa
             .issue_cfa_rub(request("alice", "100.00", &payment, &key()))
@@ -303,10 +304,8 @@ async fn r041_refused_deposit_is_a_rejected_operation_and_in_suspense() {
     );
     // the bank does not take it: open again, and the next try is a payout of its own
     let first = "refund-pay KYC level too low";
-    world
-        .double
-        .payout_becomes(first, proto::common::v1::PaymentStatus::Failed);
-    let failed = proto::payments::v1::PayoutFailedEvent {
+    world.double.payout_becomes(first, PaymentStatus::Failed);
+    let failed = payments::PayoutFailedEvent {
         payout_id: first.into(),
         ..Default::default()
     };
@@ -555,7 +554,96 @@ async fn refused_deposit(world: &mut World) {
         .await
         .expect("a result");
     world.double.with(|outside| outside.limit_refusal = None);
+    world.double.paid("pay-1", "alice", "100.00");
     assert_eq!(suspended(world).await.len(), 1);
+}
+
+// rows: R133
+#[tokio::test(flavor = "multi_thread")]
+async fn t24_refused_deposit_is_decided_only_with_proof_of_its_payment() {
+    type Change = fn(&mut payments::PaymentIntent);
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    refused_deposit(&mut world).await;
+    let other_payments: [(&str, Option<Change>); 5] = [
+        ("unknown", None),
+        (
+            "not paid",
+            Some(|intent| intent.status = PaymentStatus::Pending.into()),
+        ),
+        (
+            "paid back",
+            Some(|intent| intent.status = PaymentStatus::Refunded.into()),
+        ),
+        (
+            "another user's",
+            Some(|intent| intent.user_id = "mallory".into()),
+        ),
+        (
+            "of another amount",
+            Some(|intent| intent.amount = roubles("99.99")),
+        ),
+    ];
+    for (case, change) in other_payments {
+        world.double.paid("pay-1", "alice", "100.00");
+        world.double.with(|outside| match change {
+            Some(change) => change(outside.intents.get_mut("pay-1").expect("intent")),
+            None => outside.intents.clear(),
+        });
+        for refund in [true, false] {
+            let refused = resolve(&world, refund).await.expect_err(case);
+            assert_eq!(
+                (refused.code(), refused.message(), reason(&refused).as_str()),
+                (
+                    tonic::Code::FailedPrecondition,
+                    "Payment not found or not paid",
+                    "PAYMENT_NOT_PAID"
+                ),
+                "{case}"
+            );
+        }
+    }
+    world.double.with(|outside| outside.payments_away = true);
+    for refund in [true, false] {
+        let away = resolve(&world, refund).await.expect_err("away");
+        assert_eq!(away.code(), tonic::Code::Unavailable);
+    }
+    world.double.with(|outside| outside.payments_away = false);
+    assert_eq!(suspended(&mut world).await.len(), 1, "nothing was decided");
+    assert!(world.double.with(|outside| outside.payouts.is_empty()));
+    assert_eq!(world.supply("CFA-RUB").await, "0.00");
+    world.double.paid("pay-1", "alice", "100.00");
+    let refunded = resolve(&world, true).await.expect("paid back");
+    assert_eq!(refunded.status(), OperationStatus::Refunded);
+    let again = resolve(&world, false).await.expect_err("paid back");
+    assert_eq!(reason(&again), "DEPOSIT_RESOLVED");
+    world.stop().await;
+}
+
+// rows: R133
+#[tokio::test(flavor = "multi_thread")]
+async fn t24_refund_that_the_bank_has_made_is_recorded_when_it_is_asked_for_again() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    refused_deposit(&mut world).await;
+    // the answer to the first call was lost before it was stored here
+    world.double.with(|outside| {
+        let refund = payments::Payout {
+            payout_id: "refund-pay-1".into(),
+            user_id: "alice".into(),
+            amount: roubles("100.00"),
+            status: PaymentStatus::Success.into(),
+            sent: true,
+            ..Default::default()
+        };
+        outside.payouts.insert("refund-pay-1".into(), refund);
+        let intent = outside.intents.get_mut("pay-1").expect("intent");
+        intent.status = PaymentStatus::Refunded.into();
+    });
+    let refunded = resolve(&world, true).await.expect("paid back");
+    assert_eq!(refunded.status(), OperationStatus::Refunded);
+    assert!(suspended(&mut world).await.is_empty());
+    world.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -699,6 +699,193 @@ async fn r098_buyback_of_the_whole_issue_by_call() {
     world.stop().await;
 }
 
+/// Starts the redemption of BOND-1 as the caller.
+async fn start(
+    world: &World,
+    credential: &str,
+    record_date_s: Option<i64>,
+) -> Result<pb::IssueRedemption, tonic::Status> {
+    let request = pb::StartRedemptionRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        record_date: record_date_s.map(|seconds| prost_types::Timestamp { seconds, nanos: 0 }),
+        reason: pb::RedemptionReason::Buyback.into(),
+    };
+    let mut client = world.as_caller(credential);
+    let answer = client.start_redemption(request).await?;
+    Ok(answer.into_inner().redemption.expect("redemption"))
+}
+
+/// The issue trades on and its holder has his units.
+async fn assert_untouched(world: &mut World, units: &str) {
+    assert_eq!(
+        world.instrument("BOND-1").await.status(),
+        pb::InstrumentStatus::Active
+    );
+    assert_eq!(world.supply("BOND-1").await, units);
+    assert_eq!(
+        world.balance("alice:BOND-1").await.available.to_string(),
+        units
+    );
+}
+
+async fn buy_back(world: &mut World, units: &str) -> Result<pb::CfaOperation, tonic::Status> {
+    let request = pb::RedeemInvestmentCfaRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        holder_id: "alice".into(),
+        amount: amount("BOND-1", units),
+        redemption_id: "buyback-1".into(),
+        reason: pb::RedemptionReason::Buyback.into(),
+    };
+    let answer = world.cfa.redeem_investment_cfa(request).await?;
+    Ok(answer.into_inner().operation.expect("operation"))
+}
+
+// rows: R098 R100
+#[tokio::test(flavor = "multi_thread")]
+async fn r098_units_without_a_nominal_are_not_redeemed() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    let matures_at = world.clock.now_us() / 1_000_000 + 3_600;
+    world
+        .register(|request| {
+            request.nominal = None;
+            request.matures_at = Some(prost_types::Timestamp {
+                seconds: matures_at,
+                nanos: 0,
+            });
+        })
+        .await
+        .expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    let refused = [
+        start(&world, "sandbox.operator", None)
+            .await
+            .expect_err("no nominal"),
+        buy_back(&mut world, "1").await.expect_err("no nominal"),
+    ];
+    for status in refused {
+        assert_eq!(
+            (status.code(), status.message(), reason(&status).as_str()),
+            (
+                tonic::Code::FailedPrecondition,
+                "Instrument has no nominal",
+                "NOMINAL_MISSING"
+            )
+        );
+    }
+    // nor at maturity
+    world.clock.advance_us(3_600_000_000);
+    world.sweep().await;
+    assert_untouched(&mut world, "2").await;
+    world.stop().await;
+}
+
+// rows: R098 R100
+#[tokio::test(flavor = "multi_thread")]
+async fn r098_units_are_not_redeemed_for_nothing() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world
+        .register(|request| request.decimals = 18)
+        .await
+        .expect("registered");
+    // 1000 roubles a unit: less than half a kopeck
+    let dust = "0.000000000000000001";
+    world.issue("BOND-1", "alice", dust).await;
+    let refused = [
+        start(&world, "sandbox.operator", None)
+            .await
+            .expect_err("nothing to pay"),
+        buy_back(&mut world, dust)
+            .await
+            .expect_err("nothing to pay"),
+    ];
+    for status in refused {
+        assert_eq!(
+            (status.code(), status.message(), reason(&status).as_str()),
+            (
+                tonic::Code::FailedPrecondition,
+                "Redemption would burn units without payment",
+                "NOTHING_TO_PAY"
+            )
+        );
+    }
+    assert_untouched(&mut world, dust).await;
+    world.stop().await;
+}
+
+// rows: R098 R099
+#[tokio::test(flavor = "multi_thread")]
+async fn r099_record_date_is_that_of_maturity_or_today() {
+    const DAY: i64 = 24 * 3_600;
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    let now = world.clock.now_us() / 1_000_000;
+    let matures_at = now + 10 * DAY;
+    world
+        .register(|request| {
+            request.matures_at = Some(prost_types::Timestamp {
+                seconds: matures_at,
+                nanos: 0,
+            });
+        })
+        .await
+        .expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    // 2000-01-01 is before the first holder
+    for date in [946_684_800, now - DAY, now + DAY, matures_at] {
+        let refused = start(&world, "sandbox.operator", Some(date))
+            .await
+            .expect_err("another day");
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{date}");
+        assert!(
+            refused.message().contains("must be the current day"),
+            "{refused}"
+        );
+        assert_untouched(&mut world, "2").await;
+    }
+    // before maturity it is an operator's call
+    for date in [None, Some(now)] {
+        let refused = start(&world, "sandbox.issuer.issuer", date)
+            .await
+            .expect_err("too early for an issuer");
+        assert_eq!(
+            (refused.code(), reason(&refused).as_str()),
+            (tonic::Code::PermissionDenied, "ROLE_REQUIRED")
+        );
+        assert_untouched(&mut world, "2").await;
+    }
+    world.clock.advance_us(12 * DAY * 1_000_000);
+    for date in [now, now + 12 * DAY] {
+        let refused = start(&world, "sandbox.operator", Some(date))
+            .await
+            .expect_err("another day");
+        assert!(
+            refused.message().contains("must be the day of maturity"),
+            "{refused}"
+        );
+        assert_untouched(&mut world, "2").await;
+    }
+    world.deposit("issuer", "2000.00").await;
+    let done = start(&world, "sandbox.issuer.issuer", Some(matures_at))
+        .await
+        .expect("started");
+    assert_eq!(
+        (done.status(), done.total),
+        (
+            pb::RedemptionStatus::Finalized,
+            amount("CFA-RUB", "2000.00")
+        )
+    );
+    assert_eq!(
+        world.balance("alice:CFA-RUB").await.available.to_string(),
+        "2000.00"
+    );
+    world.stop().await;
+}
+
 // rows: R330 R313 R314 R315 R288
 #[tokio::test(flavor = "multi_thread")]
 async fn r330_http_reads_show_what_the_calls_return() {

@@ -4,9 +4,9 @@
 
 mod issue;
 mod issues;
+mod losing;
 mod missed;
 mod recovery;
 mod redeem;
-mod roles;
 mod trades;
 mod world;

@@ -215,6 +215,7 @@ async fn t24_deposit_whose_mint_the_node_refused_may_be_issued_again() {
     let refused = world.operation(&refused.operation_id).await;
     assert_eq!(refused.status(), OperationStatus::Rejected);
     refusing.store(false, Ordering::SeqCst);
+    world.double.paid("payment of k-1", "alice", "100.00");
     let request = pb::ResolveSuspendedDepositRequest {
         context: context(&key()),
         payment_id: "payment of k-1".into(),

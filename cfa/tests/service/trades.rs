@@ -381,6 +381,73 @@ async fn t46_sanctioned_party_leaves_the_batch_before_the_chain() {
 
 // rows: R094 R095
 #[tokio::test(flavor = "multi_thread")]
+async fn t46_transfer_to_or_from_a_blocked_user_is_refused_as_his_own_call_is() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = market_world(folder.path()).await;
+    world.deposit("mallory", "5000.00").await;
+    world.issue("BOND-1", "mallory", "10").await;
+    let user = |outside: &mut Outside| outside.blocked.insert("mallory".into());
+    world.double.with(user);
+    let own_call = pb::RedeemCfaRubRequest {
+        context: context(&key()),
+        user_id: "mallory".into(),
+        amount: roubles("1.00"),
+        payout_id: "payout-1".into(),
+    };
+    let own_call = world.cfa.redeem_cfa_rub(own_call).await.expect("answered");
+    let refused = own_call.into_inner().operation.expect("operation");
+    assert_eq!(refused.rejection_message, "User is blocked");
+    for instrument_id in ["CFA-RUB", "BOND-1"] {
+        for (from, to) in [("bob", "mallory"), ("mallory", "bob")] {
+            let request = pb::TransferCfaRequest {
+                context: context(&key()),
+                instrument_id: instrument_id.into(),
+                from_user_id: from.into(),
+                to_user_id: to.into(),
+                amount: amount(instrument_id, "1"),
+                trade_id: String::new(),
+                payment: None,
+            };
+            if instrument_id == "CFA-RUB" && from == "bob" {
+                world.deposit("bob", "100.00").await;
+            }
+            let answer = world.cfa.transfer_cfa(request).await.expect("answered");
+            let transfer = answer.into_inner().operation.expect("operation");
+            assert_eq!(
+                (
+                    transfer.status(),
+                    transfer.rejection_reason(),
+                    transfer.rejection_message
+                ),
+                (
+                    refused.status(),
+                    refused.rejection_reason(),
+                    refused.rejection_message.clone()
+                ),
+                "{instrument_id} {from} -> {to}"
+            );
+        }
+    }
+    assert_eq!(
+        (
+            world.tokens("BOND-1", "mallory").await,
+            world.tokens("CFA-RUB", "mallory").await
+        ),
+        (10, 5_000_00)
+    );
+    // a trade was matched before the block: it is settled (D47)
+    let trades = vec![leg("t-1", 1, "mallory", "bob", "4", "4000.00", "4.00")];
+    settle(&mut world, "n1:1-1", trades)
+        .await
+        .expect("submitted");
+    let batch = wait_batch(&mut world, "n1:1-1").await;
+    assert_eq!(batch.failed_trade_ids, Vec::<String>::new());
+    assert_eq!(world.tokens("BOND-1", "mallory").await, 14);
+    world.stop().await;
+}
+
+// rows: R094 R095
+#[tokio::test(flavor = "multi_thread")]
 async fn r094_plain_transfer_moves_chain_and_ledger() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = market_world(folder.path()).await;

@@ -21,7 +21,7 @@ use proto::payments::v1 as payments;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use crate::missed::Losing;
+use crate::losing::Losing;
 
 pub const WAIT: Duration = Duration::from_secs(30);
 
@@ -32,8 +32,10 @@ pub struct Outside {
     pub unknown_users: HashSet<String>,
     pub low_kyc: HashSet<String>,
     pub sanctioned: HashSet<String>,
+    pub blocked: HashSet<String>,
     pub limit_refusal: Option<String>,
     pub payments_away: bool,
+    pub intents: HashMap<String, payments::PaymentIntent>,
     pub payouts: HashMap<String, payments::Payout>,
     /// The trading hold that the market tells of; its money comes back through `ledger`.
     pub trading_hold: Option<market::TradingHold>,
@@ -51,6 +53,18 @@ impl Double {
 
     pub fn trail(&self) -> Vec<String> {
         self.with(|outside| outside.trail.clone())
+    }
+
+    /// A deposit that the bank reported as paid.
+    pub fn paid(&self, payment_id: &str, user_id: &str, amount: &str) {
+        let intent = payments::PaymentIntent {
+            payment_id: payment_id.to_owned(),
+            user_id: user_id.to_owned(),
+            amount: roubles(amount),
+            status: common::PaymentStatus::Success.into(),
+            ..Default::default()
+        };
+        self.with(|outside| outside.intents.insert(payment_id.to_owned(), intent));
     }
 
     /// What the bank says about a payout.
@@ -89,6 +103,11 @@ impl identity::identity_service_server::IdentityService for Double {
             if outside.unknown_users.contains(&user_id) {
                 return Err(rpc::status::not_found("USER_NOT_FOUND", "User not found"));
             }
+            let status = if outside.blocked.contains(&user_id) {
+                identity::UserStatus::Blocked
+            } else {
+                identity::UserStatus::Active
+            };
             let kyc = if outside.low_kyc.contains(&user_id) {
                 common::KycStatus::Simplified
             } else {
@@ -98,7 +117,7 @@ impl identity::identity_service_server::IdentityService for Double {
                 profile: Some(identity::UserProfile {
                     bank_account: format!("account of {user_id}"),
                     kyc_status: kyc.into(),
-                    status: identity::UserStatus::Active.into(),
+                    status: status.into(),
                     user_id,
                     ..Default::default()
                 }),
@@ -131,7 +150,12 @@ impl identity::identity_service_server::IdentityService for Double {
                     .as_str_name()
                     .trim_start_matches("OPERATION_TYPE_"),
             ));
-            let reason = outside.limit_refusal.clone();
+            let is_blocked = outside.blocked.contains(&request.user_id);
+            let reason = if is_blocked {
+                Some("User is blocked".to_owned())
+            } else {
+                outside.limit_refusal.clone()
+            };
             Ok(Response::new(identity::CheckLimitsResponse {
                 allowed: reason.is_none(),
                 reason,
@@ -263,9 +287,26 @@ impl payments::payments_service_server::PaymentsService for Double {
         }))
     }
 
+    async fn get_payment_intent(
+        &self,
+        request: Request<payments::GetPaymentIntentRequest>,
+    ) -> Result<Response<payments::GetPaymentIntentResponse>, Status> {
+        let payment_id = request.into_inner().payment_id;
+        self.with(|outside| {
+            if outside.payments_away {
+                return Err(rpc::status::unavailable("Payments service", 100));
+            }
+            let intent = outside.intents.get(&payment_id).cloned();
+            let intent = intent
+                .ok_or_else(|| rpc::status::not_found("PAYMENT_NOT_FOUND", "Payment not found"))?;
+            Ok(Response::new(payments::GetPaymentIntentResponse {
+                intent: Some(intent),
+            }))
+        })
+    }
+
     unasked! {
         create_payment_intent(payments::CreatePaymentIntentRequest) -> payments::CreatePaymentIntentResponse;
-        get_payment_intent(payments::GetPaymentIntentRequest) -> payments::GetPaymentIntentResponse;
         list_payment_intents(payments::ListPaymentIntentsRequest) -> payments::ListPaymentIntentsResponse;
         handle_payment_webhook(payments::HandlePaymentWebhookRequest) -> payments::HandlePaymentWebhookResponse;
         list_payouts(payments::ListPayoutsRequest) -> payments::ListPayoutsResponse;

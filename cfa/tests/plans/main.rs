@@ -1,0 +1,315 @@
+//! No statement of the service costs more the more rows are stored: every statement that runs in the life of deposits, trades, redemptions and
+//! sweeps is explained on the databases that it ran on.
+//!
+//! A test program of its own: what the stores are asked is read from the process-wide log of statements.
+#![allow(clippy::inconsistent_digit_grouping)]
+
+#[path = "../service/losing.rs"]
+#[allow(dead_code)]
+mod losing;
+#[path = "../service/world.rs"]
+#[allow(dead_code)]
+mod world;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::Path;
+use std::sync::Mutex;
+
+use events::Log;
+use proto::cfa::v1 as pb;
+use proto::common::v1 as common;
+use proto::market::v1 as market;
+use sqlx::{AssertSqlSafe, Connection, Row, SqliteConnection};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Metadata, Subscriber, span};
+
+use crate::world::*;
+
+static STATEMENTS: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// Keeps the text of every statement that sqlx runs.
+struct Statements;
+
+#[derive(Default)]
+struct Statement {
+    summary: String,
+    full: String,
+}
+
+impl Visit for Statement {
+    fn record_debug(&mut self, _: &Field, _: &dyn fmt::Debug) {}
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "summary" => self.summary = value.to_owned(),
+            "db.statement" => self.full = value.to_owned(),
+            _ => {}
+        }
+    }
+}
+
+impl Subscriber for Statements {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "sqlx::query"
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut statement = Statement::default();
+        event.record(&mut statement);
+        // a short statement is its own summary
+        let text = if statement.full.is_empty() {
+            statement.summary
+        } else {
+            statement.full
+        };
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        STATEMENTS
+            .lock()
+            .expect("no panic with the lock")
+            .insert(text);
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// Lines of the plan that visit rows which the statement does not ask for.
+async fn wasteful(database: &mut SqliteConnection, statement: &str) -> Option<Vec<String>> {
+    let explain = format!("EXPLAIN QUERY PLAN {statement}");
+    let plan = sqlx::query(AssertSqlSafe(explain)).fetch_all(&mut *database);
+    let lines: Vec<String> = plan
+        .await
+        .ok()?
+        .iter()
+        .map(|row| row.get("detail"))
+        .collect();
+    let partial: Vec<String> = sqlx::query_scalar(
+        "SELECT name FROM sqlite_schema WHERE type = 'index' AND sql LIKE '% WHERE %'",
+    )
+    .fetch_all(database)
+    .await
+    .expect("schema");
+    let is_wasteful = |line: &String| {
+        // a walk over what is open, queued or refused ends where that does
+        let walks = line.starts_with("SCAN ")
+            && !partial
+                .iter()
+                .any(|index| line.ends_with(&format!(" INDEX {index}")))
+            && !line.contains("VIRTUAL TABLE")
+            && !line.ends_with(" VALUES CLAUSE")
+            && line != "SCAN CONSTANT ROW";
+        let by_code = ["(flow=?)", "(kind=?)", "(status=?)"];
+        walks || by_code.iter().any(|code| line.ends_with(code))
+    };
+    Some(lines.into_iter().filter(is_wasteful).collect())
+}
+
+async fn open(file: &Path) -> SqliteConnection {
+    SqliteConnection::connect(&format!("sqlite://{}?mode=ro", file.display()))
+        .await
+        .expect("opens")
+}
+
+async fn batch_is_final(world: &mut World, batch_id: &str) {
+    for _ in 0..10 {
+        let request = pb::GetTradeBatchRequest {
+            context: None,
+            batch_id: batch_id.into(),
+            wait_ms: 5_000,
+        };
+        let answer = world.cfa.get_trade_batch(request).await.expect("found");
+        let batch = answer.into_inner().batch.expect("batch");
+        if batch.status() == pb::TradeBatchStatus::Finalized {
+            return;
+        }
+    }
+    panic!("batch {batch_id} is not final");
+}
+
+async fn operations_of(world: &mut World, reference: &str) -> Vec<pb::CfaOperation> {
+    let request = pb::ListOperationsRequest {
+        external_ref: reference.into(),
+        ..Default::default()
+    };
+    let listed = world.cfa.list_operations(request).await.expect("listed");
+    listed.into_inner().operations
+}
+
+/// Trades told by events and by settlement, and one that waits for good.
+async fn trade(world: &mut World) {
+    let executed = |number: u64| market::TradeExecutedEvent {
+        context: context("trade"),
+        trade_id: format!("t-{number}"),
+        buyer_id: "alice".into(),
+        seller_id: "bob".into(),
+        instrument_id: "BOND-1".into(),
+        quantity: decimal("2"),
+        price: decimal("1000"),
+        trade_number: number,
+        ..Default::default()
+    };
+    let name = "platform.market.v1.TradeExecutedEvent";
+    let told =
+        [1, 9].map(|number| event(events::topics::MARKET, "BOND-1", name, &executed(number)));
+    world.log.publish(&told).await.expect("published");
+    for _ in 0..3_000 {
+        if !operations_of(world, "t-9").await.is_empty() {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    assert_eq!(operations_of(world, "t-9").await.len(), 1);
+    let trades = (1..=3).map(|number| pb::TradeLeg {
+        trade_id: format!("t-{number}"),
+        instrument_id: "BOND-1".into(),
+        trade_number: number,
+        buyer_id: "alice".into(),
+        seller_id: "bob".into(),
+        quantity: decimal("2"),
+        payment: decimal("2000.00"),
+        fee: decimal("2.00"),
+    });
+    let request = pb::SettleTradesRequest {
+        context: context(&key()),
+        batch_id: "n1:1-3".into(),
+        trades: trades.collect(),
+    };
+    world.cfa.settle_trades(request).await.expect("submitted");
+    batch_is_final(world, "n1:1-3").await;
+    let request = pb::TransferCfaRequest {
+        context: context("t-2"),
+        instrument_id: "BOND-1".into(),
+        from_user_id: "bob".into(),
+        to_user_id: "alice".into(),
+        amount: amount("BOND-1", "2"),
+        trade_id: "t-2".into(),
+        payment: None,
+    };
+    world.cfa.transfer_cfa(request).await.expect("the trade");
+    let request = pb::TransferCfaRequest {
+        context: context("t-8"),
+        instrument_id: "BOND-1".into(),
+        from_user_id: "bob".into(),
+        to_user_id: "alice".into(),
+        amount: amount("BOND-1", "2"),
+        trade_id: "t-8".into(),
+        payment: None,
+    };
+    world
+        .cfa
+        .transfer_cfa(request)
+        .await
+        .expect_err("no such trade");
+}
+
+async fn redeem(world: &mut World) {
+    let request = pb::RedeemCfaRubRequest {
+        context: context(&key()),
+        user_id: "alice".into(),
+        amount: roubles("10.00"),
+        payout_id: "payout-1".into(),
+    };
+    let answer = world.cfa.redeem_cfa_rub(request).await.expect("redeemed");
+    let burn = answer.into_inner().operation.expect("operation");
+    world.settle(&burn).await;
+    let request = pb::FinalizeRedemptionRequest {
+        context: context(&key()),
+        payout_id: "payout-1".into(),
+    };
+    world.cfa.finalize_redemption(request).await.expect("asked");
+    // the ledger has no part in the trades above, so these units are of another issue
+    world
+        .register(|request| request.symbol = "BOND-2".into())
+        .await
+        .expect("registered");
+    world.issue("BOND-2", "bob", "100").await;
+    let request = pb::StartRedemptionRequest {
+        context: context(&key()),
+        instrument_id: "BOND-2".into(),
+        record_date: None,
+        reason: pb::RedemptionReason::Buyback.into(),
+    };
+    let answer = world.cfa.start_redemption(request).await.expect("started");
+    let redemption = answer.into_inner().redemption.expect("redemption");
+    assert_eq!(redemption.status(), pb::RedemptionStatus::Finalized);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_statement_walks_over_what_is_stored() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    tracing::subscriber::set_global_default(Statements).expect("the only one");
+    world.register(|_| {}).await.expect("registered");
+    world.deposit("alice", "10000.00").await;
+    world.deposit("issuer", "200000.00").await;
+    world.issue("BOND-1", "bob", "100").await;
+    trade(&mut world).await;
+    redeem(&mut world).await;
+    world.sweep().await;
+    let burn = operations_of(&mut world, "payout-1").await.remove(0);
+    let request = pb::ListOperationsRequest {
+        onchain_tx_hashes: vec![burn.onchain_tx_hash],
+        without_trades: true,
+        ..Default::default()
+    };
+    world.cfa.list_operations(request).await.expect("listed");
+    world
+        .double
+        .with(|outside| outside.limit_refusal = Some("Daily limit".into()));
+    let request = pb::IssueCfaRubRequest {
+        context: context(&key()),
+        user_id: "alice".into(),
+        amount: roubles("1.00"),
+        payment_id: "refused".into(),
+    };
+    let refused = world.cfa.issue_cfa_rub(request).await.expect("answered");
+    let refused = refused.into_inner().operation.expect("operation");
+    assert_eq!(refused.status(), common::OperationStatus::Rejected);
+    assert_eq!(operations_of(&mut world, "refused").await, [refused]);
+    world.stop().await;
+
+    let mut databases = Vec::new();
+    for file in ["cfa/cfa.sqlite", "chain/connector.sqlite"] {
+        databases.push(open(&folder.path().join(file)).await);
+    }
+    let statements = STATEMENTS.lock().expect("no panic with the lock").clone();
+    let mut explained = Vec::new();
+    let mut found = Vec::new();
+    for statement in &statements {
+        for database in &mut databases {
+            if let Some(lines) = wasteful(database, statement).await {
+                explained.push(statement);
+                found.extend(lines.into_iter().map(|line| format!("{line}: {statement}")));
+                break;
+            }
+        }
+    }
+    assert!(found.is_empty(), "{found:#?}");
+    for seen in [
+        "FROM operation WHERE kind =",
+        "FROM operation WHERE (flow =",
+        "FROM operation WHERE tx_hash =",
+        "FROM operation WHERE batch_id =",
+        "FROM operation WHERE (created_at_us, operation_id) <",
+        "FROM operation WHERE status NOT IN (7, 8, 9, 12)",
+        "UPDATE operation SET status",
+        "FROM batch WHERE status = 1",
+        "FROM instrument WHERE status",
+        "FROM issue_redemption WHERE status",
+        "INSERT INTO inbox",
+        "FROM submission WHERE",
+    ] {
+        let is_seen = explained.iter().any(|statement| statement.contains(seen));
+        assert!(is_seen, "nothing like `{seen}` was explained");
+    }
+}
