@@ -2,7 +2,7 @@
 //!
 //! One port speaks gRPC, gRPC-Web, Connect and the HTTP diagnostic reads ([`serve()`]); one kind of client works in process and over the
 //! network ([`Channel`]); one layer answers "who is calling, and may he" for all of them ([`Authenticator`], [`roles`]).
-//! Errors have one vocabulary ([`status`], D23), requests one context ([`context`], D02), lists one paging ([`page`], D04).
+//! What a port takes is bounded ([`Limits`], [`connections`]). Errors have one vocabulary ([`status`], D23), requests one context ([`context`], D02), lists one paging ([`page`], D04).
 //!
 //! Architecture invariants: handlers are written once, against tonic; nothing here knows a business rule; the `connectrpc` crate is named
 //! only under `connect/`.
@@ -12,10 +12,13 @@ pub mod caller;
 pub mod channel;
 mod checked_body;
 pub mod connect;
+pub mod connections;
 pub mod context;
 pub mod contract;
 mod drain;
+mod guard;
 pub mod health;
+mod idle;
 pub mod json;
 pub mod logging;
 pub mod metrics;
@@ -28,11 +31,12 @@ pub mod status;
 pub use access::{Authenticator, with_auth};
 pub use caller::{Caller, Role, Roles, caller};
 pub use channel::{Channel, LocalSlot};
+pub use connections::Connections;
 pub use context::Context;
 pub use health::Health;
 pub use metrics::{MetricsHandle, metrics_init};
 pub use observe::Trailers;
-pub use serve::{Service, serve};
+pub use serve::{Limits, Service, serve};
 
 /// Largest message a service accepts, in bytes on the wire (D33).
 pub const MESSAGE_BYTES_MAX: usize = 1024 * 1024;

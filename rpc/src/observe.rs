@@ -25,7 +25,7 @@ use tracing::{Instrument, Span, field::Empty};
 
 use crate::{
     Caller, Context, DEADLINE_MS_DEFAULT, MESSAGE_BYTES_MAX_SERVICE, Role,
-    checked_body::CheckedBody, contract::Contract,
+    checked_body::CheckedBody, contract::Contract, guard,
 };
 
 /// Counter of finished RPCs, labels `method` and `code`.
@@ -111,8 +111,11 @@ pub(crate) async fn observe(
     let handler = SCOPE
         .scope(scope, next.run(request))
         .instrument(call.span.clone());
+    // Here too, beside the port's own guard: calls in process pass here alone, and the call is counted.
+    let handler = guard::caught(method, handler);
     let response = match tokio::time::timeout(first, handler).await {
-        Ok(response) => response,
+        Ok(Ok(response)) => response,
+        Ok(Err(panicked)) => panicked.into_http(),
         Err(_) => Status::deadline_exceeded("Deadline exceeded").into_http(),
     };
     watch(response, call, asked)
@@ -164,7 +167,7 @@ fn scope_of(service: &str, method: &str, request: &Request) -> Scope {
 }
 
 /// The path as a metrics label: paths outside the contract share one, so that nobody can grow the registry from outside.
-fn label(path: &str) -> &'static str {
+pub(crate) fn label(path: &str) -> &'static str {
     static LABELS: OnceLock<std::collections::HashSet<&'static str>> = OnceLock::new();
     let labels = LABELS.get_or_init(|| {
         Contract::platform()

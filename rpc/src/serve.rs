@@ -1,31 +1,37 @@
 //! One port: gRPC, gRPC-Web, Connect, HTTP reads, health, metrics, reflection; HTTP/1.1 and h2c.
 //!
 //! ```text
-//! connection -> CORS -> span -> access -+- /health /livez /readyz /metrics
-//!                                       +- HTTP reads of the services
-//!                                       +- /package.Service/Method -+- application/grpc*  -> gRPC-Web -> observe -> tonic
-//!                                                                   +- everything else    -> Connect  -> observe -> tonic
+//! connection -> CORS -> guard -> access -+- /health /livez /readyz /metrics
+//!                                        +- HTTP reads of the services
+//!                                        +- /package.Service/Method -+- application/grpc*  -> gRPC-Web -> observe -> tonic
+//!                                                                    +- everything else    -> Connect  -> observe -> tonic
 //! ```
 //!
 //! A port with one service has that service's HTTP reads at the root; a port with several has them under `/<service name>/`.
-//! Shutdown: no new connections, running calls get [`DRAIN_MS_MAX`], then they are cut.
+//! What a port takes and how long it waits: [`Limits`]. Shutdown: no new connections, running calls get
+//! [`DRAIN_MS_MAX`], then they are cut.
 
-use std::{sync::Arc, time::Duration};
+use std::{convert::Infallible, future::Future, pin::pin, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
+    body::Body,
     extract::{DefaultBodyLimit, Request},
     http::{HeaderName, StatusCode},
     middleware::{from_fn, from_fn_with_state, map_request, map_response},
     response::{IntoResponse, Response},
     routing::get,
 };
+use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
-    server::{conn::auto, graceful::GracefulShutdown},
-    service::TowerToHyperService,
+    server::conn::auto,
 };
-use tokio::{net::TcpListener, task::JoinSet};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic_health::{ServingStatus, server::HealthReporter};
@@ -34,9 +40,11 @@ use tower::ServiceExt;
 use tower_http::cors::{AllowHeaders, Any, CorsLayer};
 
 use crate::{
-    Authenticator, Error, Health, MESSAGE_BYTES_MAX, MetricsHandle, access, connect,
+    Authenticator, Connections, DEADLINE_MS_DEFAULT, Error, Health, MESSAGE_BYTES_MAX,
+    MetricsHandle, access, connect,
     contract::Contract,
-    drain,
+    drain, guard,
+    idle::{Activity, Answer},
     json::{self, HttpError},
     observe, roles, status,
 };
@@ -44,9 +52,38 @@ use crate::{
 /// How long running calls may go on after shutdown was asked for, in milliseconds.
 pub const DRAIN_MS_MAX: u64 = 3_000;
 
-/// How long a connection may wait for the next request head, in milliseconds. Longer than clients keep idle connections as a rule: one that
-/// is closed from here while a client reuses it costs that client a call.
-const HEADER_READ_TIMEOUT_MS: u64 = 120_000;
+/// What a connection may still do after it was told to end because it was idle.
+const GOODBYE: Duration = Duration::from_secs(1);
+/// Failed accepts are retried after this time; one line of log per [`ACCEPT_LOG_EVERY`].
+const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+const ACCEPT_LOG_EVERY: Duration = Duration::from_secs(1);
+
+/// What a port takes, and how long it waits for the other side.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// From the accept to the whole head of the first request, on HTTP/1.1 and HTTP/2.
+    pub first_request: Duration,
+    /// Between two requests. A request that is being answered is not idle, nor is a stream.
+    pub idle: Duration,
+    /// For the body of a request that is one message.
+    pub body: Duration,
+    /// For an HTTP read, its body included. RPCs have their own deadline.
+    pub http: Duration,
+    pub connections: Connections,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let deadline = Duration::from_millis(DEADLINE_MS_DEFAULT);
+        Limits {
+            first_request: deadline,
+            idle: Duration::from_secs(60),
+            body: deadline,
+            http: deadline,
+            connections: Connections::process(),
+        }
+    }
+}
 
 /// What a service room hands over to be served.
 pub struct Service {
@@ -68,6 +105,29 @@ pub async fn serve(
     services: Vec<Service>,
     auth: Authenticator,
     metrics: MetricsHandle,
+    shutdown: CancellationToken,
+) -> Result<(), Error> {
+    serve_within(
+        listener,
+        services,
+        auth,
+        metrics,
+        Limits::default(),
+        shutdown,
+    )
+    .await
+}
+
+/// The same within other limits.
+///
+/// # Errors
+/// As [`serve`].
+pub async fn serve_within(
+    listener: TcpListener,
+    services: Vec<Service>,
+    auth: Authenticator,
+    metrics: MetricsHandle,
+    limits: Limits,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     let healths: Vec<Health> = services
@@ -119,8 +179,9 @@ pub async fn serve(
             }
         })
         .layer(from_fn_with_state(auth, access::check))
+        .layer(from_fn_with_state(limits.clone(), guard::layer))
         .layer(cors());
-    listen(listener, app, shutdown).await
+    listen_within(listener, app, limits, shutdown).await
 }
 
 /// The protocol layer alone: RPC routes of `contract` as gRPC, gRPC-Web and Connect. Knows nothing of callers.
@@ -162,49 +223,71 @@ pub async fn listen(
     app: Router,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
+    listen_within(listener, app, Limits::default(), shutdown).await
+}
+
+/// The same within other limits; those of requests are the router's own.
+///
+/// # Errors
+/// As [`listen`].
+pub async fn listen_within(
+    listener: TcpListener,
+    app: Router,
+    limits: Limits,
+    shutdown: CancellationToken,
+) -> Result<(), Error> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder
-        .http1()
-        .timer(hyper_util::rt::TokioTimer::new())
-        .header_read_timeout(Duration::from_millis(HEADER_READ_TIMEOUT_MS));
+    // Heads that do not come are the concern of `Activity`.
+    builder.http1().header_read_timeout(None);
     builder
         .http2()
         .timer(hyper_util::rt::TokioTimer::new())
         .keep_alive_interval(Duration::from_secs(30))
         .max_concurrent_streams(1_000);
     let app = app.layer(map_request(drain::layer)).with_state(());
-    let graceful = GracefulShutdown::new();
+    let port = limits.connections.port();
     let mut connections = JoinSet::new();
+    let mut failure_logged: Option<Instant> = None;
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             Some(_) = connections.join_next() => continue,
             () = shutdown.cancelled() => break,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (stream, from) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // Out of descriptors, or the peer is gone already: neither is a reason to stop serving.
-                tracing::warn!(%error, "accept failed");
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                if failure_logged.is_none_or(|at| at.elapsed() >= ACCEPT_LOG_EVERY) {
+                    failure_logged = Some(Instant::now());
+                    tracing::warn!(%error, "accept failed");
+                }
+                tokio::time::sleep(ACCEPT_RETRY).await;
                 continue;
             }
         };
+        // Over a bound the newest connection is closed, here and at once.
+        let Some(permit) = port.admit(from.ip()) else {
+            continue;
+        };
         let _ = stream.set_nodelay(true);
-        let service = TowerToHyperService::new(app.clone());
-        let connection = builder
-            .serve_connection_with_upgrades(TokioIo::new(stream), service)
-            .into_owned();
-        let connection = graceful.watch(connection);
+        let connection = connection(
+            &builder,
+            stream,
+            app.clone(),
+            limits.clone(),
+            shutdown.clone(),
+        );
         connections.spawn(async move {
+            let _permit = permit;
             if let Err(error) = connection.await {
                 tracing::debug!(error = %error, "connection ended");
             }
         });
     }
     drop(listener);
-    let drain = Duration::from_millis(DRAIN_MS_MAX);
-    if tokio::time::timeout(drain, graceful.shutdown())
+    let drained = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(Duration::from_millis(DRAIN_MS_MAX), drained)
         .await
         .is_err()
     {
@@ -212,6 +295,56 @@ pub async fn listen(
     }
     connections.shutdown().await;
     Ok(())
+}
+
+type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Serves one connection until it ends, expires or is told to stop; in the last two cases what runs is finished.
+fn connection(
+    builder: &auto::Builder<TokioExecutor>,
+    stream: TcpStream,
+    app: Router,
+    limits: Limits,
+    shutdown: CancellationToken,
+) -> impl Future<Output = Result<(), ConnectionError>> + Send + 'static {
+    let activity = Activity::new();
+    let requests = activity.clone();
+    let service = service_fn(move |request: http::Request<Incoming>| {
+        let (app, running) = (app.clone(), requests.begin());
+        async move {
+            let response = match app.oneshot(request.map(Body::new)).await {
+                Ok(response) => response,
+                Err(never) => match never {},
+            };
+            Ok::<_, Infallible>(response.map(|body| Answer {
+                body,
+                _running: running,
+            }))
+        }
+    });
+    let connection = builder
+        .serve_connection_with_upgrades(TokioIo::new(stream), service)
+        .into_owned();
+    async move {
+        let mut connection = pin!(connection);
+        let is_expired = tokio::select! {
+            ended = connection.as_mut() => return ended,
+            () = activity.expired(&limits) => true,
+            () = shutdown.cancelled() => false,
+        };
+        connection.as_mut().graceful_shutdown();
+        if !is_expired {
+            return connection.await;
+        }
+        loop {
+            // A request that crossed the goodbye is still answered.
+            match tokio::time::timeout(GOODBYE, connection.as_mut()).await {
+                Ok(ended) => return ended,
+                Err(_) if activity.is_idle() => return Ok(()),
+                Err(_) => {}
+            }
+        }
+    }
 }
 
 /// A service's routes without their fallback, so that they can be merged.

@@ -23,7 +23,7 @@ use proto::{
         sandbox_bank_service_server::{SandboxBankService, SandboxBankServiceServer},
     },
 };
-use rpc::{Authenticator, Health, Service, json::HttpError, json::Json};
+use rpc::{Authenticator, Health, Limits, Service, json::HttpError, json::Json};
 use tokio::{net::TcpListener, sync::Notify, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, service::Routes};
@@ -41,6 +41,7 @@ pub async fn in_time<T>(future: impl Future<Output = T>) -> T {
 pub struct Bank {
     pub health: Health,
     hanging: Arc<AtomicBool>,
+    panicking: Arc<AtomicBool>,
     entered: Arc<Notify>,
     payments: Arc<AtomicUsize>,
 }
@@ -50,6 +51,7 @@ impl Default for Bank {
         Bank {
             health: Health::new("sandbox"),
             hanging: Arc::default(),
+            panicking: Arc::default(),
             entered: Arc::default(),
             payments: Arc::default(),
         }
@@ -60,6 +62,11 @@ impl Bank {
     /// From now on reads never answer.
     pub fn hang(&self) {
         self.hanging.store(true, Ordering::SeqCst);
+    }
+
+    /// From now on reads panic, or no more.
+    pub fn panics(&self, panicking: bool) {
+        self.panicking.store(panicking, Ordering::SeqCst);
     }
 
     /// A read has begun.
@@ -95,6 +102,11 @@ async fn transfer(
 ) -> Result<Json, HttpError> {
     assert!(!options.verbose);
     assert!(caller.acts_for_anyone());
+    match id.as_str() {
+        "hangs" => std::future::pending().await,
+        "panics" => panic!("on purpose"),
+        _ => {}
+    }
     if id != "t1" {
         return Err(rpc::status::not_found("TRANSFER_NOT_FOUND", "Transfer not found").into());
     }
@@ -139,6 +151,7 @@ impl SandboxBankService for Bank {
         _: Request<GetBankBalanceRequest>,
     ) -> Result<Response<GetBankBalanceResponse>, Status> {
         self.entered.notify_one();
+        assert!(!self.panicking.load(Ordering::SeqCst), "on purpose");
         if self.hanging.load(Ordering::SeqCst) {
             std::future::pending::<()>().await;
         }
@@ -156,7 +169,19 @@ impl SandboxBankService for Bank {
         &self,
         _: Request<ListTransfersRequest>,
     ) -> Result<Response<ListTransfersResponse>, Status> {
-        Ok(Response::new(ListTransfersResponse::default()))
+        // As a row looks that was stored before times were checked.
+        let transfer = BankTransfer {
+            transfer_id: "t1".into(),
+            created_at: Some(prost_types::Timestamp {
+                seconds: i64::MAX,
+                nanos: -1,
+            }),
+            ..Default::default()
+        };
+        Ok(Response::new(ListTransfersResponse {
+            transfers: vec![transfer],
+            ..Default::default()
+        }))
     }
 }
 
@@ -176,16 +201,27 @@ impl Port {
     }
 
     pub async fn serve(bank: Bank, services: Vec<Service>) -> Self {
+        Self::serve_within(bank, services, Limits::default()).await
+    }
+
+    pub async fn within(limits: Limits) -> Self {
+        let bank = Bank::default();
+        let services = vec![bank.service()];
+        Self::serve_within(bank, services, limits).await
+    }
+
+    async fn serve_within(bank: Bank, services: Vec<Service>, limits: Limits) -> Self {
         // reqwest is built without a TLS provider of its own and asks for the process's.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let shutdown = CancellationToken::new();
-        let served = tokio::spawn(rpc::serve(
+        let served = tokio::spawn(rpc::serve::serve_within(
             listener,
             services,
             Authenticator::Sandbox,
             rpc::metrics_init(),
+            limits,
             shutdown.clone(),
         ));
         Port {
@@ -195,6 +231,10 @@ impl Port {
             served,
             http: reqwest::Client::new(),
         }
+    }
+
+    pub fn address(&self) -> &str {
+        &self.address
     }
 
     pub fn url(&self, path: &str) -> String {
