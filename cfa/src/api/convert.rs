@@ -380,15 +380,12 @@ pub fn chain_transfers(replayed: Replayed) -> Result<pb::ReplayChainTransfersRes
         .transfers
         .into_iter()
         .map(|(transfer, instrument)| {
-            let decimals = instrument.as_ref().map_or(0, |known| known.decimals);
             let quantity = i128::try_from(transfer.units)
                 .ok()
-                .and_then(|units| Decimal::new(units, decimals).ok())
+                .and_then(|units| Decimal::new(units, instrument.decimals).ok())
                 .ok_or_else(|| Error::Damaged("a transfer beyond 38 digits".into()))?;
             Ok(pb::ChainTransfer {
-                instrument_id: instrument
-                    .map(|known| known.instrument_id)
-                    .unwrap_or_default(),
+                instrument_id: instrument.instrument_id,
                 token_address: transfer.token.to_string(),
                 from_address: address(transfer.from),
                 to_address: address(transfer.to),

@@ -1,5 +1,6 @@
 //! The holder registry as the chain's own events tell it: current units and their history by block.
 
+use events::Tx;
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 
@@ -27,9 +28,78 @@ impl Repo {
             .transpose()
     }
 
+    /// Token contracts of all instruments; with a block: its events from there on are not in the registry yet.
+    pub async fn tokens(&self) -> Result<Vec<(String, Option<u64>)>, Error> {
+        let rows: Vec<(String, Option<i64>)> = sqlx::query_as(
+            "SELECT contract_address, from_block FROM instrument LEFT JOIN registry_backlog ON token = contract_address
+             WHERE contract_address > '' ORDER BY contract_address",
+        )
+        .fetch_all(self.db.read())
+        .await?;
+        let block = |number: i64| number as u64;
+        let rows = rows.into_iter();
+        Ok(rows
+            .map(|(token, from_block)| (token, from_block.map(block)))
+            .collect())
+    }
+
+    /// Notes that a token is new, and that its first event may be in this block.
+    pub async fn note_token_in_tx(
+        &self,
+        tx: &mut Tx,
+        token: &str,
+        from_block: u64,
+    ) -> Result<(), Error> {
+        sqlx::query(
+            "INSERT INTO registry_backlog (token, from_block) VALUES ($1, $2) ON CONFLICT DO NOTHING",
+        )
+        .bind(token)
+        .bind(from_block as i64)
+        .execute(&mut **tx)
+        .await?;
+        Ok(())
+    }
+
+    /// Applies the moves of one new token, and notes that its events below `next_block` are in, or all of them.
+    pub async fn apply_backlog(
+        &self,
+        token: &str,
+        moves: &[HolderMove],
+        next_block: Option<u64>,
+    ) -> Result<(), Error> {
+        let mut tx = self.begin().await?;
+        self.apply_in_tx(&mut tx, moves).await?;
+        match next_block {
+            Some(block) => {
+                sqlx::query("UPDATE registry_backlog SET from_block = $2 WHERE token = $1")
+                    .bind(token)
+                    .bind(block as i64)
+                    .execute(&mut *tx)
+                    .await?
+            }
+            None => {
+                sqlx::query("DELETE FROM registry_backlog WHERE token = $1")
+                    .bind(token)
+                    .execute(&mut *tx)
+                    .await?
+            }
+        };
+        Ok(tx.commit().await?)
+    }
+
     /// Applies moves in the order given and notes that everything up to `through` is in.
     pub async fn apply_moves(&self, moves: &[HolderMove], through: u64) -> Result<(), Error> {
         let mut tx = self.begin().await?;
+        self.apply_in_tx(&mut tx, moves).await?;
+        sqlx::query("INSERT INTO setting (name, value) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value")
+            .bind(CURSOR)
+            .bind(through.to_string())
+            .execute(&mut *tx)
+            .await?;
+        Ok(tx.commit().await?)
+    }
+
+    async fn apply_in_tx(&self, tx: &mut Tx, moves: &[HolderMove]) -> Result<(), Error> {
         for change in moves {
             sqlx::query(
                 "INSERT INTO holding (token, address, units, since_us, block_number, updated_at_us) VALUES ($1, $2, $3, $4, $5, $4)
@@ -41,7 +111,7 @@ impl Repo {
             .bind(change.units)
             .bind(change.time_us)
             .bind(change.block_number as i64)
-            .execute(&mut *tx)
+            .execute(&mut **tx)
             .await?;
             sqlx::query(
                 "INSERT INTO holding_history (token, address, block_number, time_us, units)
@@ -52,15 +122,10 @@ impl Repo {
             .bind(&change.address)
             .bind(change.block_number as i64)
             .bind(change.time_us)
-            .execute(&mut *tx)
+            .execute(&mut **tx)
             .await?;
         }
-        sqlx::query("INSERT INTO setting (name, value) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = excluded.value")
-            .bind(CURSOR)
-            .bind(through.to_string())
-            .execute(&mut *tx)
-            .await?;
-        Ok(tx.commit().await?)
+        Ok(())
     }
 
     /// Sum of all holders' units: the supply as the registry knows it.

@@ -118,6 +118,8 @@ impl Service {
         let issuer = instrument.issuer_id.as_str();
         self.ensure_registered(&[issuer], &instrument.instrument_id)
             .await?;
+        // a contract that stood before may have moved units already
+        let mut from_block = 0;
         if instrument.contract_address.is_empty() {
             let action = Action::DeployToken {
                 name: instrument.name.clone(),
@@ -126,16 +128,21 @@ impl Service {
                 registry: self.contracts.registry,
                 agents: vec![self.contracts.settlement, self.contracts.redemption],
             };
-            let Some(contract) = self.deploy(&instrument.instrument_id, &action).await? else {
+            let deployed = self.deploy(&instrument.instrument_id, &action).await?;
+            let Some((contract, block)) = deployed else {
                 return Ok(instrument);
             };
             instrument.contract_address = contract.to_string();
+            from_block = block;
         }
         instrument.status = InstrumentStatus::Active;
         instrument.updated_at_us = self.now_us();
         let mut tx = self.repo.begin().await?;
         self.repo
             .save_instrument_in_tx(&mut tx, &instrument)
+            .await?;
+        self.repo
+            .note_token_in_tx(&mut tx, &instrument.contract_address, from_block)
             .await?;
         let events = [
             publish::instrument_registered(&instrument, &instrument.idempotency_key),
@@ -155,8 +162,12 @@ impl Service {
         Ok(instrument)
     }
 
-    /// Deploys the token; `None` while it is in no block. A deployment that reverted is tried again under a key of its own, not for ever.
-    async fn deploy(&self, instrument_id: &str, action: &Action) -> Result<Option<Address>, Error> {
+    /// Deploys the token and returns its address and block; `None` while it is in no block. A deployment that reverted is tried again under a key of its own, not for ever.
+    async fn deploy(
+        &self,
+        instrument_id: &str,
+        action: &Action,
+    ) -> Result<Option<(Address, u64)>, Error> {
         loop {
             let attempt = self.repo.deploy_attempts(instrument_id).await?;
             if attempt >= self.config.submit_attempts_max {
@@ -183,7 +194,7 @@ impl Service {
                 let contract = receipt.contract_address.ok_or_else(|| {
                     Error::Damaged(format!("deployment of {instrument_id} without an address"))
                 })?;
-                return Ok(Some(contract));
+                return Ok(Some((contract, receipt.block_number)));
             }
             tracing::error!(instrument_id, attempt, tx_hash = %receipt.tx_hash, "deployment reverted");
             self.repo

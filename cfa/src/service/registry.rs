@@ -1,12 +1,12 @@
 //! Who holds what: the registry of holders, folded from the tokens' own Transfer events block by block, so it is what the chain is
-//! (specification 1.1, R030). Reads catch up first.
+//! (specification 1.1, R030). Reads catch up first. Events of other contracts are not read: anyone may emit one, with any amount.
 
 use std::collections::HashMap;
 
 use types::Decimal;
 
 use super::Service;
-use crate::chain::TokenTransfer;
+use crate::chain::{Address, TokenTransfer};
 use crate::error::{Error, Refusal};
 use crate::model::{Holder, Instrument};
 use crate::repo::HolderMove;
@@ -20,8 +20,8 @@ const REPLAY_BLOCKS: u64 = 4_096;
 /// A part of the chain's log, straight from the chain.
 #[derive(Debug)]
 pub struct Replayed {
-    /// With the token's instrument, `None` for a token that is none of ours.
-    pub transfers: Vec<(TokenTransfer, Option<Instrument>)>,
+    /// With the token's instrument.
+    pub transfers: Vec<(TokenTransfer, Instrument)>,
     /// The last block of this part.
     pub through: u64,
     /// The last block that was read.
@@ -40,53 +40,106 @@ impl Service {
     /// Brings the registry up to the last block that was read.
     pub async fn catch_up_registry(&self) -> Result<(), Error> {
         let _turn = self.registry_turn.lock().await;
+        // the head first: a token is listed before its first transfer is sent, so none up to the head is missed
         let head = self.chain.last_read().await?;
         let mut next = self
             .repo
             .registry_block()
             .await?
             .map_or(0, |block| block + 1);
+        let mut tokens = Vec::new();
+        for (text, backlog) in self.repo.tokens().await? {
+            let token = parse_token(&text)?;
+            if let Some(from_block) = backlog {
+                self.read_backlog(&text, token, from_block, next).await?;
+            }
+            tokens.push(token);
+        }
         while next <= head {
             let through = head.min(next + BLOCKS - 1);
-            let transfers = self.chain.transfers(next, through).await?;
-            let mut moves = Vec::with_capacity(2 * transfers.len());
-            let mut time = (u64::MAX, 0);
-            for transfer in &transfers {
-                if time.0 != transfer.block_number {
-                    let block = self
-                        .chain
-                        .block(Some(transfer.block_number))
-                        .await?
-                        .ok_or(Refusal::BlockNotFound)?;
-                    time = (
-                        transfer.block_number,
-                        i64::try_from(block.time_s).unwrap_or(i64::MAX / 1_000_000) * 1_000_000,
-                    );
-                }
-                push_moves(&mut moves, transfer, time.1)?;
-            }
+            let moves = self.moves(&tokens, next, through).await?;
             self.repo.apply_moves(&moves, through).await?;
             next = through + 1;
         }
         Ok(())
     }
 
-    /// Reads the log of token transfers again from block `from` on: a part of bounded size. Nothing that is stored here is asked, but which
-    /// token is which instrument.
+    /// Reads the events of a new token from `from_block` up to where the registry stands; from there on it takes part.
+    async fn read_backlog(
+        &self,
+        text: &str,
+        token: Address,
+        from_block: u64,
+        end: u64,
+    ) -> Result<(), Error> {
+        let mut from = from_block;
+        loop {
+            let next = end.min(from.saturating_add(BLOCKS));
+            let moves = if from < next {
+                self.moves(&[token], from, next - 1).await?
+            } else {
+                Vec::new()
+            };
+            let is_last = next >= end;
+            self.repo
+                .apply_backlog(text, &moves, (!is_last).then_some(next))
+                .await?;
+            if is_last {
+                return Ok(());
+            }
+            from = next;
+        }
+    }
+
+    /// What the tokens' events of the blocks from..=through move.
+    async fn moves(
+        &self,
+        tokens: &[Address],
+        from: u64,
+        through: u64,
+    ) -> Result<Vec<HolderMove>, Error> {
+        let transfers = self.chain.transfers(tokens, from, through).await?;
+        let mut moves = Vec::with_capacity(2 * transfers.len());
+        let mut time = (u64::MAX, 0);
+        for transfer in &transfers {
+            if time.0 != transfer.block_number {
+                let block = self
+                    .chain
+                    .block(Some(transfer.block_number))
+                    .await?
+                    .ok_or(Refusal::BlockNotFound)?;
+                time = (
+                    transfer.block_number,
+                    i64::try_from(block.time_s).unwrap_or(i64::MAX / 1_000_000) * 1_000_000,
+                );
+            }
+            push_moves(&mut moves, transfer, time.1)?;
+        }
+        Ok(moves)
+    }
+
+    /// Reads the log of our tokens' transfers again from block `from` on: a part of bounded size. Nothing that is stored here is asked, but
+    /// which token is which instrument.
     pub async fn replay_transfers(&self, from: u64) -> Result<Replayed, Error> {
         let last = self.chain.last_read().await?;
         let mut transfers = Vec::new();
-        let mut instruments: HashMap<String, Option<Instrument>> = HashMap::new();
+        let tokens = self.repo.tokens().await?;
+        let tokens = tokens
+            .iter()
+            .map(|(token, _)| parse_token(token))
+            .collect::<Result<Vec<_>, Error>>()?;
+        let mut instruments: HashMap<Address, Instrument> = HashMap::new();
         let mut next = from;
         while next <= last && next - from < REPLAY_BLOCKS && transfers.len() < REPLAY_TRANSFERS {
             let through = last.min(next + BLOCKS - 1);
-            for transfer in self.chain.transfers(next, through).await? {
-                let token = transfer.token.to_string();
-                let instrument = match instruments.get(&token) {
+            for transfer in self.chain.transfers(&tokens, next, through).await? {
+                let instrument = match instruments.get(&transfer.token) {
                     Some(known) => known.clone(),
                     None => {
+                        let token = transfer.token.to_string();
                         let found = self.repo.instrument_by_token(&token).await?;
-                        instruments.insert(token, found.clone());
+                        let found = found.ok_or(Refusal::InstrumentNotFound)?;
+                        instruments.insert(transfer.token, found.clone());
                         found
                     }
                 };
@@ -169,6 +222,11 @@ impl Service {
             }
         }
     }
+}
+
+fn parse_token(text: &str) -> Result<Address, Error> {
+    let token = text.parse();
+    token.map_err(|_| Error::Damaged(format!("token address {text}")))
 }
 
 fn push_moves(

@@ -8,5 +8,7 @@ mod losing;
 mod missed;
 mod recovery;
 mod redeem;
+mod roles;
+mod strangers;
 mod trades;
 mod world;

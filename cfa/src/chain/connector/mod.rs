@@ -61,6 +61,9 @@ impl From<TransportError> for ChainError {
     }
 }
 
+/// Addresses in one question for events; nodes refuse long lists.
+const FILTER_ADDRESSES: usize = 200;
+
 /// Words with which nodes say that a transaction or call did not and will not happen. Any other error may hide a transaction that was
 /// taken, so its nonce must not be given away.
 const FINAL_WORDS: [&str; 12] = [
@@ -492,16 +495,28 @@ impl Connector {
         })
     }
 
-    /// Every token transfer of the blocks from..=to, in chain order.
-    pub async fn transfers(&self, from: u64, to: u64) -> Result<Vec<TokenTransfer>, ChainError> {
-        let filter = Filter::new()
-            .from_block(from)
-            .to_block(to)
-            .event_signature(CfaToken::Transfer::SIGNATURE_HASH);
-        let logs = self.inner.provider.get_logs(&filter).await?;
+    /// Every transfer of these tokens in the blocks from..=to, in chain order. Other contracts' events are not asked for: what they say
+    /// means nothing here.
+    pub async fn transfers(
+        &self,
+        tokens: &[Address],
+        from: u64,
+        to: u64,
+    ) -> Result<Vec<TokenTransfer>, ChainError> {
+        let mut logs = Vec::new();
+        for tokens in tokens.chunks(FILTER_ADDRESSES) {
+            let tokens: Vec<_> = tokens.iter().map(Address::raw).collect();
+            let filter = Filter::new()
+                .address(tokens)
+                .from_block(from)
+                .to_block(to)
+                .event_signature(CfaToken::Transfer::SIGNATURE_HASH);
+            logs.extend(self.inner.provider.get_logs(&filter).await?);
+        }
+        logs.sort_by_key(|log| (log.block_number, log.log_index));
         let mut transfers = Vec::with_capacity(logs.len());
         for log in logs {
-            // an event of another contract that only shares the name is none of ours
+            // an adopted contract may have another event of that name
             let Ok(event) = CfaToken::Transfer::decode_log(&log.inner) else {
                 continue;
             };

@@ -1,5 +1,7 @@
 //! SQLite under the connector: submissions and the reading position. Events of a block and the position are one transaction.
 
+use std::collections::HashSet;
+
 use events::sqlite::Sqlite;
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
@@ -38,6 +40,25 @@ impl Repo {
         .fetch_optional(self.db.read())
         .await?;
         row.as_ref().map(decode).transpose()
+    }
+
+    /// Those of the transactions that were submitted here, in the order given.
+    pub async fn submitted(&self, tx_hashes: &[TxHash]) -> Result<Vec<TxHash>, ChainError> {
+        let texts: Vec<String> = tx_hashes.iter().map(TxHash::to_string).collect();
+        let texts = serde_json::to_string(&texts)
+            .map_err(|error| ChainError::Malformed(error.to_string()))?;
+        let known: HashSet<String> = sqlx::query_scalar(
+            "SELECT tx_hash FROM submission WHERE tx_hash IN (SELECT value FROM json_each($1))",
+        )
+        .bind(texts)
+        .fetch_all(self.db.read())
+        .await?
+        .into_iter()
+        .collect();
+        let hashes = tx_hashes.iter().copied();
+        Ok(hashes
+            .filter(|tx_hash| known.contains(&tx_hash.to_string()))
+            .collect())
     }
 
     pub async fn waiting(&self) -> Result<Vec<Submission>, ChainError> {

@@ -1,5 +1,6 @@
 //! Reads the chain block by block, in order and without a gap, and publishes what it read: `TransactionReceiptReady` for every
-//! transaction, then `BlockRead`, on `platform.chain.events.v1`. Also sends again what waits too long.
+//! transaction that was submitted here, then `BlockRead` with their hashes, on `platform.chain.events.v1`. Transactions of others on the
+//! same chain are passed over. Also sends again what waits too long.
 //!
 //! A block counts as read when it is `confirmations` below the head; a permissioned chain with immediate finality needs none.
 
@@ -89,7 +90,8 @@ impl Watcher {
 
     async fn read(&self, block: &BlockInfo) -> Result<(), ChainError> {
         let inner = &self.connector.inner;
-        let receipts = if block.tx_hashes.is_empty() {
+        let ours = inner.repo.submitted(&block.tx_hashes).await?;
+        let receipts = if ours.is_empty() {
             Vec::new()
         } else {
             let receipts = inner
@@ -100,7 +102,16 @@ impl Watcher {
                 ChainError::Unavailable(format!("receipts of block {} are not there", block.number))
             })?
         };
-        let receipts: Vec<_> = receipts.iter().map(to_receipt).collect();
+        let mut receipts: Vec<_> = receipts.iter().map(to_receipt).collect();
+        receipts.retain(|receipt| ours.contains(&receipt.tx_hash));
+        if receipts.len() != ours.len() {
+            return Err(ChainError::Unavailable(format!(
+                "block {} has {} of our transactions and {} receipts of them",
+                block.number,
+                ours.len(),
+                receipts.len()
+            )));
+        }
         let mut published: Vec<events::Event> = Vec::with_capacity(receipts.len() + 1);
         for receipt in &receipts {
             let status = match receipt.status {
@@ -127,7 +138,7 @@ impl Watcher {
             number: block.number,
             hash: block.hash.to_string(),
             parent_hash: block.parent_hash.to_string(),
-            tx_hashes: block.tx_hashes.iter().map(TxHash::to_string).collect(),
+            tx_hashes: ours.iter().map(TxHash::to_string).collect(),
             at: Some(block_time(block)),
         };
         published.push(event_of(

@@ -1,0 +1,181 @@
+//! A chain that others use too: what their transactions and contracts do is none of this service's business.
+
+use alloy::consensus::{SignableTransaction, TxEip1559, TxEnvelope};
+use alloy::eips::Encodable2718;
+use alloy::primitives::{Bytes, TxKind, U256, keccak256};
+use alloy::signers::SignerSync;
+use alloy::signers::local::PrivateKeySigner;
+use cfa::chain::{Action, Address, ReceiptStatus};
+use prost::Message;
+use proto::cfa::v1 as pb;
+use proto::chain::v1 as chain;
+
+use crate::world::*;
+
+/// Code of a contract that tells of one transfer while it is deployed: `Transfer(from, to, units)`.
+fn telling_transfer(units: U256) -> Vec<u8> {
+    let mut code = vec![0x7f];
+    code.extend(units.to_be_bytes::<32>());
+    // MSTORE at 0
+    code.extend([0x60, 0x00, 0x52]);
+    for party in ["mallory", "alice"] {
+        code.push(0x73);
+        let address = Address::of_user(party).to_string();
+        code.extend(hex::decode(&address[2..]).expect("hex"));
+    }
+    code.push(0x7f);
+    code.extend(keccak256("Transfer(address,address,uint256)"));
+    // LOG3 of the 32 bytes at 0, STOP
+    code.extend([0x60, 0x20, 0x60, 0x00, 0xa3, 0x00]);
+    code
+}
+
+/// Sends transactions of a key of its own to the node's JSON-RPC; returns their hashes.
+async fn deploy_as_stranger(world: &World, codes: &[Vec<u8>]) -> Vec<String> {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("port");
+    let address = listener.local_addr().expect("address");
+    world.chain.serve_json_rpc(listener);
+    let signer = PrivateKeySigner::random();
+    let client = reqwest::Client::new();
+    let mut hashes = Vec::new();
+    for (nonce, code) in (0..).zip(codes) {
+        let tx = TxEip1559 {
+            chain_id: world.connector().chain_id(),
+            nonce,
+            gas_limit: 200_000,
+            to: TxKind::Create,
+            input: Bytes::from(code.clone()),
+            ..Default::default()
+        };
+        let signature = signer.sign_hash_sync(&tx.signature_hash()).expect("signed");
+        let raw = TxEnvelope::from(tx.into_signed(signature)).encoded_2718();
+        let request = serde_json::json!({
+            "jsonrpc": "2.0", "id": 1, "method": "eth_sendRawTransaction",
+            "params": [format!("0x{}", hex::encode(raw))],
+        });
+        let answer = client
+            .post(format!("http://{address}"))
+            .json(&request)
+            .send()
+            .await
+            .expect("sent");
+        let answer: serde_json::Value = answer.json().await.expect("JSON");
+        let hash = answer["result"]
+            .as_str()
+            .unwrap_or_else(|| panic!("{answer}"));
+        assert_eq!(world.receipt(hash).await.status, ReceiptStatus::Success);
+        hashes.push(hash.to_owned());
+    }
+    hashes
+}
+
+// rows: R030 R217
+#[tokio::test(flavor = "multi_thread")]
+async fn r030_transfer_events_of_a_stranger_do_not_stop_the_registry() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    // beyond 256 - 1, beyond 64 bits, and a plain one
+    let codes = [U256::MAX, U256::from(1u128 << 100), U256::from(7)].map(telling_transfer);
+    let strange = deploy_as_stranger(&world, &codes).await;
+    let issued = world.issue("BOND-1", "bob", "1").await;
+    assert_eq!(
+        world.holders("BOND-1").await,
+        [("alice".into(), "2".into()), ("bob".into(), "1".into())]
+    );
+    let request = pb::ReplayChainTransfersRequest {
+        context: None,
+        from_block: 0,
+    };
+    let replayed = world.cfa.replay_chain_transfers(request).await;
+    let transfers = replayed.expect("replayed").into_inner().transfers;
+    assert_eq!(transfers.len(), 2, "{transfers:?}");
+    assert!(
+        transfers
+            .iter()
+            .all(|transfer| transfer.instrument_id == "BOND-1")
+    );
+    // nobody is told of transactions that this platform did not send
+    let told = world.events_until(events::topics::CHAIN, |event| {
+        event.short_type() == "BlockReadEvent"
+            && chain::BlockReadEvent::decode(event.payload.as_slice())
+                .is_ok_and(|block| block.tx_hashes.contains(&issued.onchain_tx_hash))
+    });
+    for event in told.await {
+        let hashes = match event.short_type() {
+            "BlockReadEvent" => {
+                chain::BlockReadEvent::decode(event.payload.as_slice())
+                    .expect("decodes")
+                    .tx_hashes
+            }
+            _ => vec![event.key],
+        };
+        assert!(
+            hashes.iter().all(|hash| !strange.contains(hash)),
+            "{hashes:?}"
+        );
+    }
+    world.stop().await;
+}
+
+// rows: R030
+#[tokio::test(flavor = "multi_thread")]
+async fn r030_adopted_contract_brings_its_holders_of_before() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    let connector = world.connector();
+    let mut standing = Vec::new();
+    for name in ["registry", "settlement", "redemption"] {
+        let known = connector
+            .submit(&format!("bootstrap:{name}"), &Action::DeployRegistry.call())
+            .await
+            .expect("known");
+        standing.push(known.contract.expect("deployed"));
+    }
+    let deploy = Action::DeployToken {
+        name: "x".into(),
+        symbol: "BOND-2".into(),
+        decimals: 0,
+        registry: standing[0],
+        agents: standing[1..].to_vec(),
+    };
+    let own = connector
+        .submit("own", &deploy.call())
+        .await
+        .expect("submitted");
+    let token = own.contract.expect("contract");
+    world.issue("BOND-1", "alice", "1").await;
+    let mint = Action::Mint {
+        token,
+        to: Address::of_user("alice"),
+        units: 5,
+    };
+    let minted = connector
+        .submit("mint", &mint.call())
+        .await
+        .expect("submitted");
+    let receipt = world.receipt(&minted.tx_hash.to_string()).await;
+    assert_eq!(receipt.status, ReceiptStatus::Success);
+    // the registry is past the mint
+    assert_eq!(
+        world.holders("BOND-1").await,
+        [("alice".into(), "1".into())]
+    );
+    world
+        .register(|request| {
+            request.symbol = "BOND-2".into();
+            request.smart_contract_address = token.to_string();
+        })
+        .await
+        .expect("adopted");
+    world.issue("BOND-2", "bob", "3").await;
+    let holders = [("alice".into(), "5".into()), ("bob".into(), "3".into())];
+    assert_eq!(world.holders("BOND-2").await, holders);
+    assert_eq!(world.holders("BOND-2").await, holders, "told once");
+    world.stop().await;
+}
