@@ -5,6 +5,7 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use client::wire::ServerMessage;
 use sequencer::{CheckpointError, ReadError, Reader};
@@ -19,6 +20,10 @@ use crate::streams::Place;
 
 /// Scans that read at the same moment, of all connections together.
 pub const SCANS_MAX: usize = 2;
+
+/// Pause while there is no file descriptor to read with, and how long a scan waits for one.
+const RETRY: Duration = Duration::from_millis(250);
+const RETRY_MAX: Duration = Duration::from_secs(10);
 
 impl PastError {
     /// What is looked for has left the journal.
@@ -114,8 +119,16 @@ impl Past {
         mut emit: impl FnMut(SessionIx, u64, ServerMessage) -> ControlFlow<()>,
     ) -> Result<(), ReadError> {
         let mut flow = ControlFlow::Continue(());
+        let until = Instant::now() + RETRY_MAX;
         while self.fold.sequence() < through && flow.is_continue() {
-            let Some(record) = self.reader.try_next()? else {
+            let record = match self.reader.try_next() {
+                Err(error) if error.is_transient() && Instant::now() < until => {
+                    std::thread::sleep(RETRY);
+                    continue;
+                }
+                read => read?,
+            };
+            let Some(record) = record else {
                 return Ok(());
             };
             self.facts.clear();

@@ -22,6 +22,11 @@ impl ReadError {
             Self::Journal(Frames::Log(journal::JournalError::Removed { .. }))
         )
     }
+
+    /// There is no file descriptor at the moment: the same call may be made again, nothing was lost.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Journal(error) if error.is_transient())
+    }
 }
 
 /// Tails the journal record by record.

@@ -147,6 +147,13 @@ impl Service {
                     metrics::counter!("snapshot_failures_total").increment(1);
                     self.failed_at = Some(Instant::now());
                 }
+                Err(ShadowError::Read(error)) if error.is_transient() => {
+                    if self.failed_at.is_none() {
+                        tracing::warn!(%error, "the shadow cannot read the journal; tried again");
+                    }
+                    self.failed_at = Some(Instant::now());
+                    std::thread::park_timeout(IDLE);
+                }
                 Err(error) => {
                     tracing::error!(%error, "the shadow stops; no further snapshot is made");
                     metrics::counter!("snapshot_failures_total").increment(1);

@@ -12,8 +12,21 @@ pub struct Record {
 
 /// The journal cannot be read on.
 #[derive(Debug, thiserror::Error)]
-#[error("journal cannot be read: {0}")]
-pub struct SourceError(pub String);
+#[error("journal cannot be read: {reason}")]
+pub struct SourceError {
+    pub reason: String,
+    /// For want of a file descriptor: nothing was lost, the same call may be made again.
+    pub is_transient: bool,
+}
+
+impl From<sequencer::ReadError> for SourceError {
+    fn from(error: sequencer::ReadError) -> Self {
+        Self {
+            reason: error.to_string(),
+            is_transient: error.is_transient(),
+        }
+    }
+}
 
 /// Records in sequence, from the first one unless told otherwise, never past the commit position.
 #[async_trait]
@@ -44,8 +57,7 @@ impl Source for sequencer::Reader {
     }
 
     fn removed_through(&self) -> Result<Sequence, SourceError> {
-        self.removed_through()
-            .map_err(|error| SourceError(error.to_string()))
+        Ok(self.removed_through()?)
     }
 
     fn end(&self) -> Sequence {
@@ -53,16 +65,11 @@ impl Source for sequencer::Reader {
     }
 
     fn try_next(&mut self) -> Result<Option<Record>, SourceError> {
-        self.try_next()
-            .map(|record| record.map(Record::from))
-            .map_err(|error| SourceError(error.to_string()))
+        Ok(self.try_next()?.map(Record::from))
     }
 
     async fn next(&mut self) -> Result<Record, SourceError> {
-        self.next()
-            .await
-            .map(Record::from)
-            .map_err(|error| SourceError(error.to_string()))
+        Ok(self.next().await?.into())
     }
 
     fn bytes_behind(&self) -> u64 {

@@ -75,12 +75,19 @@ impl From<Stopped> for Halt {
     }
 }
 
+/// What is named in the health while the journal cannot be read.
+const READING: &str = "reading";
+/// Pause before a read that found no file descriptor is tried again.
+const READ_RETRY: Duration = Duration::from_millis(250);
+
 pub struct Poster {
     pub(super) shared: Arc<Shared>,
     pub(super) journal: Box<dyn Source>,
     posted: UnboundedSender<chain::Work>,
     /// Read from the journal, not folded yet.
     next: Option<Record>,
+    /// The last read found no file descriptor.
+    is_short: bool,
     pub(super) checks: Checks,
     batches: u64,
     /// Journal time of the last record folded, and whether more follow: then it is the time by which orders age.
@@ -106,6 +113,7 @@ impl Poster {
             journal,
             posted,
             next: None,
+            is_short: false,
             checks,
             batches: 0,
             folded_ns: 0,
@@ -182,7 +190,7 @@ impl Poster {
         for _ in 0..TURN {
             let record = match self.next.take() {
                 Some(record) => record,
-                None => match self.journal.try_next()? {
+                None => match self.take().await? {
                     Some(record) => record,
                     None => return Ok(Pulled::Tail),
                 },
@@ -222,12 +230,51 @@ impl Poster {
             .min()
             .unwrap_or(60_000);
         let sleep = tokio::time::sleep(Duration::from_millis(wait_ms));
-        tokio::select! {
+        let record = tokio::select! {
             () = self.shared.shutdown.cancelled() => return Err(Halt::Stopped),
-            () = sleep => {}
-            record = self.journal.next() => self.next = Some(record?),
-        }
+            () = sleep => return Ok(()),
+            record = self.journal.next() => record,
+        };
+        self.next = self.read(record.map(Some)).await?;
         Ok(())
+    }
+
+    /// The next record that is there. Waits while there is no file descriptor to read it with.
+    pub(super) async fn take(&mut self) -> Result<Option<Record>, Halt> {
+        loop {
+            let found = self.journal.try_next();
+            let is_read = found.is_ok();
+            let record = self.read(found).await?;
+            if is_read {
+                return Ok(record);
+            }
+        }
+    }
+
+    /// What was read; `None` after a pause if there was no file descriptor, which the health shows meanwhile.
+    async fn read(
+        &mut self,
+        found: Result<Option<Record>, SourceError>,
+    ) -> Result<Option<Record>, Halt> {
+        match found {
+            Ok(record) => {
+                if std::mem::take(&mut self.is_short) {
+                    self.shared.troubles.clear(trouble::JOURNAL, READING);
+                }
+                Ok(record)
+            }
+            Err(error) if error.is_transient => {
+                self.is_short = true;
+                let reason = error.to_string();
+                let troubles = &self.shared.troubles;
+                troubles.note(trouble::JOURNAL, READING, &reason, false);
+                tokio::select! {
+                    () = tokio::time::sleep(READ_RETRY) => Ok(None),
+                    () = self.shared.shutdown.cancelled() => Err(Halt::Stopped),
+                }
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Seals what is open, keeps it, posts it.

@@ -36,7 +36,7 @@ impl Poster {
         let mut fold = self.begin(position).await?;
         let mut changes = Vec::new();
         while fold.position() < position {
-            let Some(record) = self.journal.try_next()? else {
+            let Some(record) = self.take().await? else {
                 return Err(Halt::JournalLost {
                     journal: fold.position(),
                     ledger: position,
