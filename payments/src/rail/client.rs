@@ -16,7 +16,7 @@ use super::{
         Balance, CreateQr, ErrorBody, ExpectTransfer, PaymentReport, QrCreated, TransferExpected,
         TransferOrder, TransferReport,
     },
-    policy::{Breaker, ClientPolicy},
+    policy::{Admitted, Breaker, ClientPolicy},
     request_signature::{KEY_ID_HEADER, SIGNATURE_HEADER, Signer, TIMESTAMP_HEADER},
 };
 use crate::{clock, rub::Rub};
@@ -232,17 +232,20 @@ impl BankClient {
     }
 }
 
-/// One admitted call; tells the breaker its end, also when it is dropped half way.
+/// One admitted call: records its result in the breaker when it is dropped, also half way.
 struct Call<'a> {
     client: &'a BankClient,
+    admitted: Admitted,
     succeeded: bool,
 }
 
 impl<'a> Call<'a> {
+    /// `None`: the breaker is open. The guard must not exist then, since its drop counts as a failure.
     fn begin(client: &'a BankClient) -> Option<Call<'a>> {
-        let admitted = client.with_breaker(|breaker| breaker.admit(clock::now_us()));
-        admitted.then_some(Call {
+        let admitted = client.with_breaker(|breaker| breaker.admit(clock::now_us()))?;
+        Some(Call {
             client,
+            admitted,
             succeeded: false,
         })
     }
@@ -252,7 +255,8 @@ impl Drop for Call<'_> {
     fn drop(&mut self) {
         let client = self.client;
         client.with_breaker(|breaker| {
-            breaker.record(self.succeeded, clock::now_us(), &client.policy);
+            let now_us = clock::now_us();
+            breaker.record(self.admitted, self.succeeded, now_us, &client.policy);
         });
     }
 }

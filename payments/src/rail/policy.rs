@@ -56,27 +56,46 @@ impl Default for Breaker {
     }
 }
 
+/// A call that was let through. Only such a call has a result to record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admitted {
+    /// The breaker was closed.
+    Normal,
+    /// The one call of an open breaker.
+    Probe,
+}
+
 impl Breaker {
-    /// May a call go out now? If it may, its end must be told with [`Breaker::record`].
-    pub fn admit(&mut self, now_us: i64) -> bool {
+    /// `None`: no call may go out now. Otherwise its result must reach [`Breaker::record`].
+    pub fn admit(&mut self, now_us: i64) -> Option<Admitted> {
         match self {
-            Breaker::Closed { .. } => true,
+            Breaker::Closed { .. } => Some(Admitted::Normal),
             Breaker::Open { until_us, probing } => {
-                let admitted = !*probing && now_us >= *until_us;
-                *probing |= admitted;
-                admitted
+                if *probing || now_us < *until_us {
+                    return None;
+                }
+                *probing = true;
+                Some(Admitted::Probe)
             }
         }
     }
 
-    pub fn record(&mut self, succeeded: bool, now_us: i64, policy: &ClientPolicy) {
+    pub fn record(
+        &mut self,
+        admitted: Admitted,
+        succeeded: bool,
+        now_us: i64,
+        policy: &ClientPolicy,
+    ) {
         if succeeded {
             *self = Breaker::default();
             return;
         }
-        let failures = match self {
-            Breaker::Closed { failures } => failures.saturating_add(1),
-            Breaker::Open { .. } => policy.breaker_failures,
+        let failures = match (&*self, admitted) {
+            (Breaker::Closed { failures }, _) => failures.saturating_add(1),
+            (Breaker::Open { .. }, Admitted::Probe) => policy.breaker_failures,
+            // Sent before the breaker opened: a late failure must not extend the open period.
+            (Breaker::Open { .. }, Admitted::Normal) => return,
         };
         *self = if failures >= policy.breaker_failures {
             let open_us = i64::try_from(policy.breaker_open_ms * 1_000).unwrap_or(i64::MAX);
@@ -92,7 +111,10 @@ impl Breaker {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        Admitted::{Normal, Probe},
+        *,
+    };
 
     // rows: R127
     #[test]
@@ -104,18 +126,39 @@ mod tests {
         };
         let mut breaker = Breaker::default();
         for _ in 0..2 {
-            assert!(breaker.admit(0));
-            breaker.record(false, 0, &policy);
+            assert_eq!(breaker.admit(0), Some(Normal));
+            breaker.record(Normal, false, 0, &policy);
         }
-        assert!(breaker.admit(0), "two failures are one below the bound");
-        breaker.record(false, 0, &policy);
-        assert!(!breaker.admit(999));
-        assert!(breaker.admit(1_000));
-        assert!(!breaker.admit(1_000), "one probe at a time");
-        breaker.record(false, 1_000, &policy);
-        assert!(!breaker.admit(1_999));
-        assert!(breaker.admit(2_000));
-        breaker.record(true, 2_000, &policy);
+        assert_eq!(
+            breaker.admit(0),
+            Some(Normal),
+            "two failures are one below the bound"
+        );
+        breaker.record(Normal, false, 0, &policy);
+        assert_eq!(breaker.admit(999), None);
+        assert_eq!(breaker.admit(1_000), Some(Probe));
+        assert_eq!(breaker.admit(1_000), None, "one probe at a time");
+        breaker.record(Probe, false, 1_000, &policy);
+        assert_eq!(breaker.admit(1_999), None);
+        assert_eq!(breaker.admit(2_000), Some(Probe));
+        breaker.record(Probe, true, 2_000, &policy);
         assert_eq!(breaker, Breaker::default());
+    }
+    // rows: R127
+    #[test]
+    fn r127_a_failure_of_a_call_sent_before_the_breaker_opened_does_not_extend_the_pause() {
+        let policy = ClientPolicy {
+            breaker_failures: 1,
+            breaker_open_ms: 1,
+            ..ClientPolicy::default()
+        };
+        let mut breaker = Breaker::default();
+        let slow = breaker.admit(0).unwrap();
+        let failed = breaker.admit(0).unwrap();
+        breaker.record(failed, false, 0, &policy);
+        breaker.record(slow, false, 900, &policy);
+        assert_eq!(breaker.admit(1_000), Some(Probe));
+        breaker.record(slow, false, 1_000, &policy);
+        assert_eq!(breaker.admit(1_000), None, "the probe is still under way");
     }
 }

@@ -201,6 +201,39 @@ async fn r127_a_bank_that_is_away_delays_a_payout_and_doubles_nothing() {
     world.stop().await;
 }
 
+// rows: R127 R087
+#[tokio::test]
+async fn r127_the_bank_is_asked_again_after_its_failure_while_calls_keep_coming() {
+    let world = World::start_with(|setup| {
+        setup.payments.client.tries = 1;
+        // Longer than the pauses between the calls below and between the orders of the payout.
+        setup.payments.client.breaker_open_ms = 500;
+    })
+    .await;
+    world.fund("100.00").await;
+    let pays = async || {
+        let ask = intent_ask(ALICE, "1.00", PaymentMethod::SbpQr);
+        world.payments().create_payment_intent(ask).await.is_ok()
+    };
+    world.set_fault(BankFault::Unavailable, "").await;
+    world.initiate("po-1", "10.00", &valid_account()).await;
+    world.release("po-1").await;
+    until(async || (world.get("/health").await.0 == 503).then_some(())).await;
+    for _ in 0..10 {
+        assert!(!pays().await);
+    }
+    world.set_fault(BankFault::None, "").await;
+    until(async || pays().await.then_some(())).await;
+    world.until_payout("po-1", SUCCESS).await;
+    until(async || {
+        pays().await;
+        (world.get("/health").await.0 == 200).then_some(())
+    })
+    .await;
+    assert_eq!(world.transfers().await.len(), 1);
+    world.stop().await;
+}
+
 /// Hands requests on to the bank and loses the first answers to transfer orders.
 #[derive(Clone)]
 struct Lossy {
