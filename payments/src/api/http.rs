@@ -1,14 +1,14 @@
 //! HTTP reads (D43) and the bank's webhook (D29).
 //!
 //! The webhook answers 200 when taken or seen before, 401 for a bad signature, 404 for an unknown payment, 409 for another amount, 400 for
-//! signed nonsense; anything else is ours and 5xx, whereupon the bank repeats.
+//! signed nonsense, 413 for a body that is too long; anything else is ours and 5xx, whereupon the bank repeats.
 
 use std::sync::Arc;
 
 use axum::{
     Router,
     body::Bytes,
-    extract::{Path, State},
+    extract::{DefaultBodyLimit, Path, State},
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -22,7 +22,7 @@ use tonic::Status;
 
 use super::wire;
 use crate::{
-    rail::webhook::{ID_HEADER, SIGNATURE_HEADER, Signed, TIMESTAMP_HEADER},
+    rail::webhook::{BODY_BYTES_MAX, ID_HEADER, SIGNATURE_HEADER, Signed, TIMESTAMP_HEADER},
     repo::payouts,
     service::{Fault, Gateway},
 };
@@ -31,7 +31,10 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
     Router::new()
         .route("/payouts/{payout_id}", get(payout))
         .route("/reconciliation/latest", get(latest_report))
-        .route("/webhook", post(webhook))
+        .route(
+            "/webhook",
+            post(webhook).layer(DefaultBodyLimit::max(BODY_BYTES_MAX)),
+        )
         .with_state(gateway)
 }
 

@@ -13,7 +13,7 @@ use super::wire as convert;
 use crate::{
     clock,
     day::BusinessDay,
-    rail::webhook::{ID_HEADER, SIGNATURE_HEADER, Signed, TIMESTAMP_HEADER},
+    rail::webhook::{BODY_BYTES_MAX, ID_HEADER, SIGNATURE_HEADER, Signed, TIMESTAMP_HEADER},
     repo::{Before, Filter, intents, payouts},
     service::{Claim, Fault, Gateway, NewIntent, NewPayout, Taken},
 };
@@ -97,6 +97,10 @@ impl PaymentsService for Api {
         let (metadata, _, ask) = request.into_parts();
         rpc::context::read(ask.context);
         let webhook = ask.webhook.unwrap_or_default();
+        if webhook.provider_payload.len() > BODY_BYTES_MAX {
+            let problem = format!("is longer than {BODY_BYTES_MAX} bytes");
+            return Err(invalid_argument("webhook.provider_payload", problem));
+        }
         let signed = Signed {
             id: header(&metadata, ID_HEADER),
             timestamp: header(&metadata, TIMESTAMP_HEADER),

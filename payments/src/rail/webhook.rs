@@ -2,9 +2,11 @@
 //!
 //! The bank signs, the gateway verifies on the raw bytes before it reads anything of them. Compared in constant time; a time more than the
 //! tolerance away from ours is refused too. Several signatures (the bank rotates) and several secrets (we rotate) are tried in turn.
+//!
+//! Anybody may call: the work per request is one MAC per secret over at most [`BODY_BYTES_MAX`], whatever the headers contain.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use hmac::{Hmac, Mac};
+use hmac::{Hmac, Mac, digest::CtOutput};
 use sha2::Sha256;
 
 pub const ID_HEADER: &str = "webhook-id";
@@ -14,9 +16,15 @@ pub const SIGNATURE_HEADER: &str = "webhook-signature";
 /// How far the webhook's time may be from ours, in seconds.
 pub const TOLERANCE_S: i64 = 300;
 
+/// Longest body taken, in bytes: many times the longest notice of the bank.
+pub const BODY_BYTES_MAX: usize = 64 * 1024;
+
 const SECRET_PREFIX: &str = "whsec_";
 const SCHEME: &str = "v1,";
 const ID_BYTES_MAX: usize = 256;
+/// Signatures in one header, of any scheme: rotation needs two.
+const SIGNATURES_MAX: usize = 8;
+const MAC_BYTES: usize = 32;
 
 /// The webhook is not from the bank, or not from now. Says no more to whoever sent it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -43,18 +51,20 @@ impl Secret {
         format!("{SECRET_PREFIX}{}", STANDARD.encode(&self.0))
     }
 
-    fn mac(&self, id: &str, timestamp: &str, body: &[u8]) -> Hmac<Sha256> {
+    fn mac(&self, id: &str, timestamp: &str, body: &[u8]) -> CtOutput<Hmac<Sha256>> {
+        #[cfg(test)]
+        tests::MACS.set(tests::MACS.get() + 1);
         let mut mac =
             Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
         for part in [id.as_bytes(), b".", timestamp.as_bytes(), b".", body] {
             mac.update(part);
         }
-        mac
+        mac.finalize()
     }
 
     /// Value of the signature header.
     pub fn sign(&self, id: &str, timestamp_s: i64, body: &[u8]) -> String {
-        let mac = self.mac(id, &timestamp_s.to_string(), body).finalize();
+        let mac = self.mac(id, &timestamp_s.to_string(), body);
         format!("{SCHEME}{}", STANDARD.encode(mac.into_bytes()))
     }
 }
@@ -93,23 +103,40 @@ impl Verifier {
         if now_s.abs_diff(timestamp_s) > TOLERANCE_S.unsigned_abs() {
             return Err(InvalidSignature);
         }
-        let valid = signed
-            .signatures
-            .split(' ')
-            .filter_map(|signature| STANDARD.decode(signature.strip_prefix(SCHEME)?).ok())
-            .any(|signature| {
-                self.secrets.iter().any(|secret| {
-                    let mac = secret.mac(signed.id, signed.timestamp, body);
-                    mac.verify_slice(&signature).is_ok()
-                })
+        let signatures = candidates(signed.signatures)?;
+        let valid = !signatures.is_empty()
+            && self.secrets.iter().any(|secret| {
+                let mac = secret.mac(signed.id, signed.timestamp, body);
+                signatures.contains(&mac)
             });
         if valid { Ok(()) } else { Err(InvalidSignature) }
     }
 }
 
+/// The signatures of our scheme that can be a MAC at all. `CtOutput` compares in constant time.
+fn candidates(header: &str) -> Result<Vec<CtOutput<Hmac<Sha256>>>, InvalidSignature> {
+    let signatures = header.split_ascii_whitespace();
+    if signatures.clone().nth(SIGNATURES_MAX).is_some() {
+        return Err(InvalidSignature);
+    }
+    let macs = signatures.filter_map(|signature| {
+        let bytes = STANDARD.decode(signature.strip_prefix(SCHEME)?).ok()?;
+        let mac = <[u8; MAC_BYTES]>::try_from(bytes).ok()?;
+        Some(CtOutput::new(mac.into()))
+    });
+    Ok(macs.collect())
+}
+
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    thread_local! {
+        /// MACs computed by this test.
+        pub static MACS: Cell<usize> = const { Cell::new(0) };
+    }
 
     const ID: &str = "msg_p5jXN8AQM9LWM0D4loKWxJek";
     const AT_S: i64 = 1_614_265_330;
@@ -179,5 +206,30 @@ mod tests {
         assert_eq!(secret().to_text(), "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
         assert!(Secret::parse("whsec_AAAA").is_none());
         assert!(Secret::parse("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").is_none());
+    }
+    // rows: R114 R334
+    #[test]
+    fn r114_a_secret_costs_one_mac_and_a_header_that_cannot_be_valid_costs_none() {
+        let wrong = Secret::new(vec![9; 32]).sign(ID, AT_S, BODY);
+        let with_good =
+            |others: usize| format!("{}{SIGNATURE}", format!("{wrong} ").repeat(others));
+        for (signatures, valid, macs) in [
+            (String::new(), false, 0),
+            ("v1,".into(), false, 0),
+            ("v1,AAAA v1, v2,AAAA".into(), false, 0),
+            (SIGNATURE.to_owned(), true, 2),
+            (wrong.clone(), false, 2),
+            (with_good(7), true, 2),
+            (with_good(8), false, 0),
+            ("v1, ".repeat(90_000), false, 0),
+        ] {
+            MACS.set(0);
+            assert_eq!(
+                verify(&signatures, "1614265330", BODY, AT_S),
+                valid,
+                "{signatures:.80}"
+            );
+            assert_eq!(MACS.get(), macs, "{signatures:.80}");
+        }
     }
 }

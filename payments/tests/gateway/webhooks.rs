@@ -254,3 +254,72 @@ async fn r301_signed_nonsense_is_a_bad_request() {
     assert!(answer.contains("invalid_argument"), "{answer}");
     world.stop().await;
 }
+
+// rows: R114 R301
+#[tokio::test]
+async fn r114_a_body_over_64_kib_is_refused_unread() {
+    let world = World::start().await;
+    let intent = world.qr("10.00").await;
+    let notice = payment_notice(&intent.payment_id, "SUCCESS", "10.00");
+    let at_bound = format!("{notice}{}", " ".repeat(65_536 - notice.len()));
+    let over = format!("{at_bound} ");
+    let (status, answer) = world.post_webhook("w1", &over).await;
+    assert_eq!(status, 413, "{answer}");
+    let mut ask = rpc_form(&world, "w2", &intent.payment_id, "10.00");
+    ask.get_mut().webhook.as_mut().unwrap().provider_payload = over;
+    let refused = world
+        .payments()
+        .handle_payment_webhook(ask)
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (refused.code(), refused.message()),
+        (
+            Code::InvalidArgument,
+            "webhook.provider_payload: is longer than 65536 bytes"
+        )
+    );
+    assert_eq!(world.intent(&intent.payment_id).await, intent);
+    assert_eq!(world.post_webhook("w3", &at_bound).await.0, 200);
+    assert_eq!(
+        world.intent(&intent.payment_id).await.status,
+        SUCCESS as i32
+    );
+    world.stop().await;
+}
+
+// rows: R114 R334
+#[tokio::test]
+async fn r114_more_than_eight_signatures_are_refused_even_if_one_is_valid() {
+    let world = World::start().await;
+    let intent = world.qr("10.00").await;
+    let notice = payment_notice(&intent.payment_id, "SUCCESS", "10.00");
+    let now_s = payments::clock::now_us() / 1_000_000;
+    let signed = |webhook_id: &str, others: usize| {
+        let good = world.sign(webhook_id, now_s, &notice);
+        format!("{}{good}", "v1,AAAA ".repeat(others))
+    };
+    let (status, answer) = world
+        .post_signed("w1", now_s, &signed("w1", 8), &notice)
+        .await;
+    assert_eq!(status, 401);
+    assert!(answer.contains("\"Invalid signature\""), "{answer}");
+    let mut ask = rpc_form(&world, "w2", &intent.payment_id, "10.00");
+    let nine = signed("w2", 8).parse().unwrap();
+    ask.metadata_mut().insert("webhook-signature", nine);
+    let refused = world
+        .payments()
+        .handle_payment_webhook(ask)
+        .await
+        .unwrap_err();
+    assert_eq!(
+        (refused.code(), refused.message()),
+        (Code::Unauthenticated, "Invalid signature")
+    );
+    assert_eq!(world.intent(&intent.payment_id).await, intent);
+    let (status, _) = world
+        .post_signed("w3", now_s, &signed("w3", 7), &notice)
+        .await;
+    assert_eq!(status, 200);
+    world.stop().await;
+}
