@@ -49,6 +49,8 @@ pub struct Payout {
     pub failure_message: String,
     pub attempts: u32,
     pub next_attempt_at_us: i64,
+    /// Of the call that recorded it; `None` for payouts from before keys were kept.
+    pub idempotency_key: Option<String>,
     pub correlation_id: String,
     pub created_at_us: i64,
     pub updated_at_us: i64,
@@ -177,6 +179,7 @@ mod tests {
             failure_message: String::new(),
             attempts: 0,
             next_attempt_at_us: 0,
+            idempotency_key: None,
             correlation_id: "c1".into(),
             created_at_us: 1,
             updated_at_us: 1,

@@ -260,6 +260,7 @@ mod tests {
                 failure_message: String::new(),
                 attempts: 0,
                 next_attempt_at_us: 0,
+                idempotency_key: None,
                 correlation_id: String::new(),
                 created_at_us: 0,
                 updated_at_us: 0,

@@ -146,7 +146,7 @@ impl PaymentsService for Api {
                 user_id: text("payout.user_id", payout.user_id)?,
                 amount: convert::rub("payout.amount", payout.amount.as_ref())?,
                 bank_account,
-                correlation_id: context.correlation_id,
+                context,
             })
             .await?;
         let answer = wire::InitiatePayoutResponse {

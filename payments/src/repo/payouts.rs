@@ -21,6 +21,7 @@ fn read(row: &SqliteRow) -> sqlx::Result<Payout> {
         failure_message: row.try_get("failure_message")?,
         attempts: row.try_get("attempts")?,
         next_attempt_at_us: row.try_get("next_attempt_at_us")?,
+        idempotency_key: row.try_get("idempotency_key")?,
         correlation_id: row.try_get("correlation_id")?,
         created_at_us: row.try_get("created_at_us")?,
         updated_at_us: row.try_get("updated_at_us")?,
@@ -31,8 +32,8 @@ fn read(row: &SqliteRow) -> sqlx::Result<Payout> {
 pub async fn save_in_tx(tx: &mut SqliteConnection, payout: &Payout) -> sqlx::Result<()> {
     sqlx::query(
         "INSERT INTO payouts (payout_id, user_id, amount_minor, bank_account, status, released_at_us, ordered_at_us, stopped, \
-         bank_transfer_id, failure_code, failure_message, attempts, next_attempt_at_us, correlation_id, created_at_us, updated_at_us, refunds) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17) \
+         bank_transfer_id, failure_code, failure_message, attempts, next_attempt_at_us, correlation_id, created_at_us, updated_at_us, refunds, \
+         idempotency_key) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18) \
          ON CONFLICT (payout_id) DO UPDATE SET status = excluded.status, released_at_us = excluded.released_at_us, \
          ordered_at_us = excluded.ordered_at_us, stopped = excluded.stopped, bank_transfer_id = excluded.bank_transfer_id, \
          failure_code = excluded.failure_code, failure_message = excluded.failure_message, attempts = excluded.attempts, \
@@ -55,6 +56,7 @@ pub async fn save_in_tx(tx: &mut SqliteConnection, payout: &Payout) -> sqlx::Res
     .bind(payout.created_at_us)
     .bind(payout.updated_at_us)
     .bind(&payout.refunds)
+    .bind(&payout.idempotency_key)
     .execute(tx)
     .await?;
     Ok(())
@@ -68,6 +70,27 @@ pub async fn get(db: impl SqliteExecutor<'_>, payout_id: &str) -> sqlx::Result<O
         .as_ref()
         .map(read)
         .transpose()
+}
+
+/// The payout that answers a call with this key, or failing that with this payout id (T12).
+pub async fn recorded(
+    db: impl SqliteExecutor<'_>,
+    user_id: &str,
+    idempotency_key: &str,
+    payout_id: &str,
+) -> sqlx::Result<Option<Payout>> {
+    sqlx::query(
+        "SELECT * FROM payouts WHERE (user_id = $1 AND idempotency_key = $2) OR payout_id = $3 \
+         ORDER BY (user_id = $1 AND idempotency_key = $2) DESC LIMIT 1",
+    )
+    .bind(user_id)
+    .bind(idempotency_key)
+    .bind(payout_id)
+    .fetch_optional(db)
+    .await?
+    .as_ref()
+    .map(read)
+    .transpose()
 }
 
 pub async fn list(

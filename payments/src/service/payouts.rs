@@ -30,7 +30,7 @@ pub struct NewPayout {
     pub user_id: String,
     pub amount: Rub,
     pub bank_account: String,
-    pub correlation_id: String,
+    pub context: rpc::Context,
 }
 
 impl From<TransferReport> for BankWord {
@@ -85,25 +85,36 @@ fn tell_refused(payout: &Payout, error: &BankError) {
     }
 }
 
+fn warn_on_mismatch(stored: &Payout, ask: &NewPayout) {
+    let same = stored.payout_id == ask.payout_id
+        && stored.user_id == ask.user_id
+        && stored.amount == ask.amount
+        && stored.bank_account == ask.bank_account;
+    if !same {
+        metrics::counter!("idempotency_mismatch_total", "call" => "InitiatePayout").increment(1);
+        tracing::warn!(
+            payout_id = stored.payout_id,
+            user_id = stored.user_id,
+            asked = ask.payout_id,
+            "idempotency key or payout id was used for another payout"
+        );
+    }
+}
+
 impl Gateway {
-    /// Records a payout. Returns the stored one, and `true`, when the id is known.
+    /// Records a payout. Returns the stored one, and `true`, when the user's key or the payout id was used before (T12).
     pub async fn initiate_payout(&self, ask: NewPayout) -> Result<(Payout, bool), Fault> {
+        let key = &ask.context.idempotency_key;
+        let (user_id, payout_id) = (&ask.user_id, &ask.payout_id);
+        if let Some(stored) = payouts::recorded(self.db.read(), user_id, key, payout_id).await? {
+            warn_on_mismatch(&stored, &ask);
+            return Ok((stored, true));
+        }
         let refunds = self.refunded_deposit(&ask).await?;
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;
-        if let Some(stored) = payouts::get(&mut *tx, &ask.payout_id).await? {
-            let same = stored.user_id == ask.user_id
-                && stored.amount == ask.amount
-                && stored.bank_account == ask.bank_account;
-            if !same {
-                metrics::counter!("idempotency_mismatch_total", "call" => "InitiatePayout")
-                    .increment(1);
-                tracing::warn!(
-                    payout_id = stored.payout_id,
-                    user_id = stored.user_id,
-                    "payout id was used for another payout"
-                );
-            }
+        if let Some(stored) = payouts::recorded(&mut *tx, user_id, key, payout_id).await? {
+            warn_on_mismatch(&stored, &ask);
             return Ok((stored, true));
         }
         let payout = Payout {
@@ -121,7 +132,8 @@ impl Gateway {
             failure_message: String::new(),
             attempts: 0,
             next_attempt_at_us: 0,
-            correlation_id: ask.correlation_id,
+            idempotency_key: Some(ask.context.idempotency_key),
+            correlation_id: ask.context.correlation_id,
             created_at_us: now_us,
             updated_at_us: now_us,
         };
@@ -146,7 +158,10 @@ impl Gateway {
         if !fits {
             return Ok(None);
         }
-        let token = self.cfa.token_side(payment_id, &ask.correlation_id).await?;
+        let token = self
+            .cfa
+            .token_side(payment_id, &ask.context.correlation_id)
+            .await?;
         let refused = matches!(token.state, TokenState::Ended | TokenState::Refunded);
         Ok(refused.then(|| payment_id.to_owned()))
     }

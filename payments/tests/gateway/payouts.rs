@@ -17,7 +17,7 @@ use proto::{
 use tokio::net::TcpListener;
 use tonic::Code;
 
-use crate::world::{ALICE, World, amount_of, ctx, intent_ask, until};
+use crate::world::{ALICE, World, amount_of, ctx, ctx_with, intent_ask, rub, until};
 
 const PENDING: i32 = common::PaymentStatus::Pending as i32;
 const SUCCESS: common::PaymentStatus = common::PaymentStatus::Success;
@@ -98,6 +98,71 @@ async fn r123_the_same_payout_id_is_the_same_payout() {
         (refused.code(), refused.message()),
         (Code::NotFound, "Payout not found")
     );
+    world.stop().await;
+}
+
+// rows: R123 R318
+#[tokio::test]
+async fn r123_a_repeated_key_is_the_payout_that_it_made() {
+    let world = World::start().await;
+    world.create_user("bob").await;
+    let ask = |key: &str, user_id: &str, payout_id: &str| wire::InitiatePayoutRequest {
+        context: ctx_with(key),
+        payout: Some(wire::PayoutRequest {
+            payout_id: payout_id.into(),
+            user_id: user_id.into(),
+            amount: rub("10.00"),
+            bank_account: valid_account(),
+        }),
+    };
+    let initiate = async |ask: wire::InitiatePayoutRequest| {
+        let answer = world.services().initiate_payout(ask).await.unwrap();
+        let replayed = answer.metadata().get("idempotent-replayed").cloned();
+        let replayed = replayed.map(|mark| mark.to_str().unwrap().to_owned());
+        (answer.into_inner().payout.unwrap(), replayed)
+    };
+    let yes = Some("true".to_owned());
+    let (first, replayed) = initiate(ask("k1", ALICE, "po-1")).await;
+    assert_eq!(replayed, None);
+    // The key answers, whatever else the call says.
+    let again = initiate(ask("k1", ALICE, "po-2")).await;
+    assert_eq!(again, (first.clone(), yes.clone()));
+    // A payout id is one payout under every key.
+    assert_eq!(initiate(ask("k2", ALICE, "po-1")).await, (first, yes));
+    // Another user's key is another key.
+    let (other, replayed) = initiate(ask("k1", "bob", "po-3")).await;
+    assert_eq!((other.payout_id.as_str(), replayed), ("po-3", None));
+    let listed = world
+        .payments()
+        .list_payouts(wire::ListPayoutsRequest::default())
+        .await
+        .unwrap();
+    assert_eq!(listed.into_inner().payouts.len(), 2);
+    let metrics = world.get("/metrics").await.1;
+    let mismatches = r#"idempotency_mismatch_total{call="InitiatePayout"}"#;
+    assert!(metrics.as_str().unwrap().contains(mismatches));
+    world.stop().await;
+}
+
+// rows: R123
+#[tokio::test]
+async fn r123_concurrent_calls_with_one_key_record_one_payout() {
+    let world = World::start().await;
+    let calls = (0..10).map(|n| {
+        let ask = wire::InitiatePayoutRequest {
+            context: ctx_with("k1"),
+            payout: Some(wire::PayoutRequest {
+                payout_id: format!("po-{n}"),
+                user_id: ALICE.into(),
+                amount: rub("10.00"),
+                bank_account: valid_account(),
+            }),
+        };
+        let mut services = world.services();
+        async move { services.initiate_payout(ask).await.unwrap().into_inner() }
+    });
+    let answers = futures::future::join_all(calls).await;
+    assert!(answers.iter().all(|answer| answer == &answers[0]));
     world.stop().await;
 }
 
@@ -429,7 +494,7 @@ async fn t48_payouts_of_a_blocked_user_or_a_listed_name_wait() {
         payout: Some(wire::PayoutRequest {
             payout_id: "bobs".into(),
             user_id: "bob".into(),
-            amount: crate::world::rub("1.00"),
+            amount: rub("1.00"),
             bank_account: valid_account(),
         }),
     };

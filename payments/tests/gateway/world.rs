@@ -203,6 +203,11 @@ impl World {
         self.payments_as("sandbox.treasury")
     }
 
+    /// The platform's own services, which alone move payouts.
+    pub fn services(&self) -> PaymentsServiceClient<Channel> {
+        self.payments_as("sandbox.service")
+    }
+
     pub fn payments_as(&self, credential: &str) -> PaymentsServiceClient<Channel> {
         PaymentsServiceClient::new(Channel::local(&self.slots[0], credential))
     }
