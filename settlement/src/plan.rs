@@ -94,7 +94,7 @@ impl Kind {
 
     /// Id of the operation of this kind.
     pub fn operation_id(self, trade: Id128) -> Id128 {
-        crate::ids::derived(
+        types::child_uuid(
             trade,
             match self {
                 Self::TradeBuy => "TRADE_BUY",

@@ -69,7 +69,7 @@ async fn r181_a_trade_is_settled_in_ledger_and_on_chain() {
     let (buy, postings) = platform.operation(&trade).await.unwrap();
     assert_eq!(buy.r#type(), OperationType::TradeBuy);
     assert_eq!(buy.status(), OperationStatus::Finalized);
-    let hash = buy.onchain_tx_hash.unwrap();
+    let hash = buy.onchain_tx_hash.clone().unwrap();
     assert!(
         hash.starts_with("0xhash-1:") && hash.ends_with(&format!("-{sequence}")),
         "{hash}"
@@ -118,6 +118,13 @@ async fn r181_a_trade_is_settled_in_ledger_and_on_chain() {
         rows(&postings),
         vec![row("user-0:CFA-RUB", "system:fees:CFA-RUB", "1.00")]
     );
+    // Ids begin with the trade's or the order's milliseconds, so that a batch's rows are neighbours in
+    // every index (`design.md` 4).
+    let millis = |id: &str| id[..13].to_owned();
+    for operation in [&buy, &sell, &fee] {
+        assert_eq!(millis(&operation.operation_id), millis(&trade));
+        assert_eq!(&operation.operation_id[14..15], "8");
+    }
     // R182: seller to buyer, quantity, trade id; the money leg with it.
     let leg = platform.chain.state.lock().unwrap().legs[&trade].clone();
     assert_eq!(
@@ -140,6 +147,7 @@ async fn r181_a_trade_is_settled_in_ledger_and_on_chain() {
         let hold = platform.hold(order_hold(*order, Part::Main)).await;
         assert_eq!(hold.status(), wire::HoldStatus::Consumed);
         assert!(hold.reason.contains(&order.to_string()));
+        assert_eq!(millis(&hold.hold_id), millis(&order.to_string()));
     }
     let main = platform.hold(order_hold(orders[1], Part::Main)).await;
     assert_eq!(text(main.amount.unwrap().amount), "1050.00");

@@ -40,7 +40,7 @@ pub use event::{Event, EventEnvelope, Quote};
 pub use hash::StateHash;
 pub use ids::{
     AssetIx, Handle, HoldIx, Id128, InstrumentIx, NodeId, Sequence, SessionIx, StpGroup, UserIx,
-    order_uuid, trade_uuid,
+    child_uuid, order_uuid, trade_uuid,
 };
 pub use instrument::{InstrumentParams, InstrumentSpec, SpecError, Terms, VelocityRule};
 pub use money::{Done, MoneyError, Reserve, fee, reserve};

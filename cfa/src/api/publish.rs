@@ -14,9 +14,16 @@ use crate::model::{CFA_RUB, CFA_RUB_DECIMALS, Instrument, IssueRedemption, Opera
 
 const SOURCE: &str = "cfa";
 
-/// The same fact has the same id, so that a consumer knows it when it comes twice.
+/// Event id: the same fact has the same id, so that a consumer recognises a repeat. Facts of a
+/// time-ordered id (UUIDv7) are time-ordered too, so that consumers' inboxes grow at one end.
 fn derived(fact: &str, id: &str) -> Uuid {
-    Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("cfa:{fact}:{id}").as_bytes())
+    match id.parse::<Uuid>() {
+        Ok(parent) => {
+            let parent = types::Id128::from_u128(parent.as_u128());
+            Uuid::from_u128(types::child_uuid(parent, &format!("cfa:{fact}")).as_u128())
+        }
+        Err(_) => Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("cfa:{fact}:{id}").as_bytes()),
+    }
 }
 
 fn event(

@@ -6,15 +6,12 @@ use prost::Message;
 use proto::common::v1::{Fee, RequestContext};
 use proto::convert::{to_decimal, to_money, to_timestamp_us};
 use proto::market::v1::{OrderCancelledEvent, OrderPlacedEvent, TradeExecutedEvent};
-use types::{InstrumentSpec, NodeId, OrderType, Ticks, UserId};
+use types::{InstrumentSpec, NodeId, OrderType, Ticks, UserId, child_uuid, order_uuid};
 use uuid::Uuid;
 
 use super::micros;
 use crate::api::render;
 use crate::fold::{Cause, Fact, Fold, Order};
-
-/// Namespace of event ids.
-const NAMESPACE: Uuid = Uuid::from_u128(0x3f0c_1d5e_8a54_5d0b_9c61_4f2b_7e11_a001);
 
 /// Names one record's events in turn.
 pub struct Publisher<'a> {
@@ -111,7 +108,10 @@ impl<'a> Publisher<'a> {
         subject: &str,
         message: &impl Message,
     ) -> Event {
-        let id = Uuid::new_v5(&NAMESPACE, self.place().as_bytes());
+        // Time-ordered, so that consumers' inboxes grow at one end.
+        let (time_ns, sequence) = (self.cause.time_ns, self.cause.sequence);
+        let parent = order_uuid(time_ns, self.node, sequence);
+        let id = Uuid::from_u128(child_uuid(parent, &self.place()).as_u128());
         self.count += 1;
         Event {
             id,
