@@ -39,6 +39,8 @@ pub enum Refusal {
     SubAccountClosed,
     /// Only an empty sub-account can be closed (D15).
     SubAccountNotEmpty,
+    /// Every deposit and settlement posts to the system's sub-accounts, so none is frozen or closed (`design.md` 10).
+    SystemSubAccount,
     OperationExists,
     /// An illegal move of the state table (D10).
     OperationStatus,
@@ -125,6 +127,7 @@ impl Refusal {
             | Self::SubAccountFrozen
             | Self::SubAccountClosed
             | Self::SubAccountNotEmpty
+            | Self::SystemSubAccount
             | Self::OperationStatus
             | Self::OperationInFlight
             | Self::AlreadyReversed
@@ -152,6 +155,7 @@ impl Refusal {
             Self::SubAccountFrozen => "SUB_ACCOUNT_FROZEN",
             Self::SubAccountClosed => "SUB_ACCOUNT_CLOSED",
             Self::SubAccountNotEmpty => "SUB_ACCOUNT_NOT_EMPTY",
+            Self::SystemSubAccount => "SYSTEM_SUB_ACCOUNT",
             Self::OperationExists => "OPERATION_EXISTS",
             Self::OperationStatus | Self::OperationInFlight => "OPERATION_STATUS",
             Self::AlreadyReversed => "ALREADY_REVERSED",
@@ -207,6 +211,7 @@ impl Refusal {
             "SUB_ACCOUNT_FROZEN" => Self::SubAccountFrozen,
             "SUB_ACCOUNT_CLOSED" => Self::SubAccountClosed,
             "SUB_ACCOUNT_NOT_EMPTY" => Self::SubAccountNotEmpty,
+            "SYSTEM_SUB_ACCOUNT" => Self::SystemSubAccount,
             "OPERATION_STATUS" => Self::OperationStatus,
             "OPERATION_IN_FLIGHT" => Self::OperationInFlight,
             "ALREADY_REVERSED" => Self::AlreadyReversed,
@@ -234,6 +239,7 @@ impl fmt::Display for Refusal {
             Self::SubAccountFrozen => "Sub-account is frozen",
             Self::SubAccountClosed => "Sub-account is closed",
             Self::SubAccountNotEmpty => "Sub-account is not empty",
+            Self::SystemSubAccount => "System sub-account cannot be frozen or closed",
             Self::OperationExists => "Operation already exists",
             Self::OperationStatus => "Operation status does not allow this",
             Self::OperationInFlight => {

@@ -156,6 +156,10 @@ pub fn set_status(book: &mut Book, subaccount_id: &Id, status: SubAccountStatus)
         .get(subaccount_id)
         .cloned()
         .ok_or(Refusal::SubAccountNotFound)?;
+    let is_system = SubAccountName::parse(subaccount_id).is_some_and(|name| name.is_system());
+    if is_system && status != SubAccountStatus::Active {
+        return Err(Refusal::SystemSubAccount.into());
+    }
     if subaccount.closed && status != SubAccountStatus::Closed {
         return Err(Refusal::SubAccountClosed.into());
     }

@@ -178,6 +178,40 @@ async fn r235_users_are_created_frozen_and_thawed() {
     world.hold("u1", RUB, "1").await;
 }
 
+// rows: R218 R324
+#[tokio::test]
+async fn r324_system_sub_accounts_cannot_be_frozen_or_closed_and_deposits_go_on() {
+    let world = World::new().await;
+    issue(&world, "op1", "u1", "100").await;
+    for credential in ["sandbox.compliance", "sandbox.operator", "sandbox.service"] {
+        for subaccount_id in ["system:reserve:CFA-RUB", "system:reserve:CFA-EQ"] {
+            for status in [SubAccountStatus::Frozen, SubAccountStatus::Closed] {
+                let request = SetSubAccountStatusRequest {
+                    context: write(&fresh()),
+                    subaccount_id: subaccount_id.to_owned(),
+                    status: status as i32,
+                    reason: "court".to_owned(),
+                };
+                let mut client = world.as_caller(credential);
+                refused(
+                    client.set_sub_account_status(request).await,
+                    Code::FailedPrecondition,
+                    "SYSTEM_SUB_ACCOUNT",
+                    "System sub-account cannot be frozen or closed",
+                );
+            }
+        }
+    }
+    issue(&world, "op2", "u2", "50").await;
+    only(
+        &world,
+        "u2",
+        OperationType::Deposit,
+        OperationStatus::Finalized,
+    )
+    .await;
+}
+
 // rows: R218 R236
 #[tokio::test]
 async fn r218_issue_of_money_is_a_deposit_out_of_the_reserve_once() {

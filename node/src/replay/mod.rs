@@ -93,6 +93,7 @@ pub async fn run(replay: Replay) -> anyhow::Result<()> {
         "accepted_latency_us": micros(&tally.accepted),
         "orders_per_s": (tally.requests as f64 / tally.elapsed.as_secs_f64()).round(),
         "trades_settled": trades_settled,
+        "settled_per_s": settled_per_s(&tally, &settled_at),
         "settlement_lag_ms": { "p50": lag.value_at_quantile(0.5), "p99": lag.value_at_quantile(0.99), "max": lag.max() },
         "proof": if proof.ok { "ok" } else { "differences" },
         "differences": proof.differences,
@@ -130,6 +131,15 @@ pub async fn run(replay: Replay) -> anyhow::Result<()> {
         bail!("the proof of balances names differences");
     }
     Ok(())
+}
+
+/// Trades settled per second, from the first trade's execution until the last is seen settled, so
+/// that both a slow start and a slow end count.
+fn settled_per_s(tally: &drive::Tally, settled_at: &SettledAt) -> Option<f64> {
+    let first_ns = *tally.executed_ns.values().min()?;
+    let last_ns = *settled_at.0.values().next_back()?;
+    let seconds = last_ns.saturating_sub(first_ns) as f64 / 1e9;
+    (seconds > 0.0).then(|| (settled_at.count() as f64 / seconds * 10.0).round() / 10.0)
 }
 
 fn micros(histogram: &Histogram<u64>) -> Value {
