@@ -20,7 +20,7 @@
 //! | `funding`, `sweeper` | trading holds, and how every hold ends |
 //! | `quic` | trading sessions |
 //! | `budget`, `throttle` | what a session may send |
-//! | `fold`, `numbered`, `streams`, `past`, `dispatch` | from the journal to the sessions |
+//! | `fold`, `follower`, `numbered`, `streams`, `past`, `dispatch` | from the journal to the sessions |
 //! | `projection` | from the journal to history and events |
 //! | `checkpoint` | the state of these written down, so that a start reads the journal's end alone |
 //! | `instruments`, `consumers` | what other services' events change here |
@@ -39,6 +39,7 @@ mod depth;
 mod dispatch;
 mod failpoint;
 mod fold;
+mod follower;
 mod funding;
 mod guard;
 mod ids;
@@ -83,4 +84,15 @@ pub enum Error {
     Files(#[from] std::io::Error),
     #[error("certificate: {0}")]
     Tls(String),
+}
+
+impl Error {
+    /// True when the store is away, so that the same may work later.
+    fn is_away(&self) -> bool {
+        match self {
+            Error::Events(error) => error.is_away(),
+            Error::Store(error) => events::is_away(error),
+            _ => false,
+        }
+    }
 }

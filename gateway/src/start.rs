@@ -17,13 +17,16 @@ use types::{NodeId, Sequence};
 
 use crate::api::{self, Api};
 use crate::calls::{Cfa, Identity, Ledger};
+use crate::follower::Follower;
 use crate::market::{Market, Parts};
-use crate::projection::{Projection, repo};
+use crate::projection::{self, Projection, repo};
 use crate::quic::server::Server;
 use crate::{
     Error, GatewayConfig, breaks, checkpoint, consumers, dispatch, guard, instruments, sweeper,
 };
 
+/// Name of the sessions' messages in the health read.
+const SESSIONS: &str = "sessions";
 /// How long to wait before the registry is asked again.
 const REGISTRY_RETRY: Duration = Duration::from_secs(1);
 
@@ -107,19 +110,25 @@ pub async fn start(
 
     let (mut workers, mut tellers) = (Vec::new(), Vec::new());
     let telling = CancellationToken::new();
+    let from = market.read_journal(market.streams.position());
     let dispatching = dispatch::run(
         market.clone(),
-        market.read_journal(market.streams.position()),
+        Follower::new(from, health.clone(), SESSIONS),
         telling.clone(),
     );
-    tellers.push(guard::spawn(&health, "sessions", &telling, async {
+    tellers.push(guard::spawn(&health, SESSIONS, &telling, async {
         dispatching.await.map_err(Error::Journal)
     }));
     let behind = market.read_journal(saved.history.sequence());
     let projecting = projection
         .clone()
-        .run(saved.history, behind, telling.clone());
-    tellers.push(guard::spawn(&health, "history", &telling, projecting));
+        .run(saved.history, behind, health.clone(), telling.clone());
+    tellers.push(guard::spawn(
+        &health,
+        projection::PART,
+        &telling,
+        projecting,
+    ));
     market.streams.wait(market.commit.position()).await;
     if let Some(when) = deps.checkpoints {
         let keeping = checkpoint::run(market.clone(), when, deps.proven, telling.clone());

@@ -8,8 +8,10 @@ pub mod repo;
 pub mod rows;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use events::Sqlite;
+use rpc::Health;
 use sequencer::{Reader, Record};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -17,12 +19,18 @@ use types::{Id128, OrderStatus, PoolKind, Sequence};
 
 use crate::Error;
 use crate::fold::{Cause, Fact, Fold, Order, Trade};
+use crate::follower::Follower;
 use crate::market::now_us;
 use published::Publisher;
 use rows::{AnswerRow, OrderRow, TradeRow};
 
 /// Records in one transaction.
 const BATCH_RECORDS_MAX: usize = 512;
+/// Name in the health read.
+pub const PART: &str = "history";
+/// Pauses between two tries while the store is away.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(2);
 
 /// The history as its readers see it.
 #[derive(Clone)]
@@ -59,9 +67,11 @@ impl Projection {
     pub async fn run(
         self,
         mut fold: Fold,
-        mut reader: Reader,
+        reader: Reader,
+        health: Health,
         shutdown: CancellationToken,
     ) -> Result<(), Error> {
+        let mut reader = Follower::new(reader, health.clone(), PART);
         let written = self.position();
         let mut facts = Vec::new();
         while fold.sequence() < written {
@@ -84,13 +94,24 @@ impl Projection {
                     None => break,
                 }
             }
-            self.write(&mut fold, &records).await?;
+            let mut retry = Retry::new(&health, &shutdown);
+            let batch = self.gather(&mut fold, &records, &mut retry).await?;
+            // The fold has the records already: only the transaction is repeated.
+            while let Err(error) = self.write(&batch, fold.sequence()).await {
+                retry.wait(error).await?;
+            }
+            batch.count();
         }
     }
 
-    async fn write(&self, fold: &mut Fold, records: &[Record]) -> Result<(), Error> {
+    /// Folds the records into what their transaction writes.
+    async fn gather(
+        &self,
+        fold: &mut Fold,
+        records: &[Record],
+        retry: &mut Retry<'_>,
+    ) -> Result<Batch, Error> {
         let mut batch = Batch::default();
-        let mut tx = self.db.write().await?;
         for record in records {
             batch.facts.clear();
             let cause = fold.apply(&record.command, &record.events, &mut batch.facts);
@@ -99,23 +120,76 @@ impl Projection {
             }
             let known = match cause.key_hash {
                 Id128::NONE => None,
-                key_hash => repo::correlation_in_tx(&mut tx, key_hash).await?,
+                key_hash => loop {
+                    match repo::correlation(&self.db, key_hash).await {
+                        Ok(known) => break known,
+                        Err(error) => retry.wait(error).await?,
+                    }
+                },
             };
             let correlation_id =
                 known.unwrap_or_else(|| format!("{}:{}", fold.node().get(), cause.sequence));
             batch.take(fold, &cause, &correlation_id);
         }
+        Ok(batch)
+    }
+
+    async fn write(&self, batch: &Batch, through: Sequence) -> Result<(), Error> {
+        let mut tx = self.db.write().await?;
         repo::save_orders_in_tx(&mut tx, &batch.orders).await?;
         repo::save_trades_in_tx(&mut tx, &batch.trades).await?;
         for (key_hash, answer) in &batch.answers {
             repo::save_answer_in_tx(&mut tx, *key_hash, answer).await?;
         }
         events::outbox::append_in_tx(&mut tx, &batch.events).await?;
-        repo::set_position_in_tx(&mut tx, fold.sequence().0).await?;
+        repo::set_position_in_tx(&mut tx, through.0).await?;
         tx.commit().await?;
-        self.position.send_replace(fold.sequence());
-        batch.count();
+        self.position.send_replace(through);
         Ok(())
+    }
+}
+
+/// The pauses of one batch while the store is away, on a full disk for example. The health read says so meanwhile.
+struct Retry<'a> {
+    health: &'a Health,
+    shutdown: &'a CancellationToken,
+    /// The next pause.
+    pause: Duration,
+}
+
+impl<'a> Retry<'a> {
+    fn new(health: &'a Health, shutdown: &'a CancellationToken) -> Self {
+        Self {
+            health,
+            shutdown,
+            pause: RETRY_FIRST,
+        }
+    }
+
+    /// Pauses before the same is tried again.
+    ///
+    /// # Errors
+    /// The error itself, where waiting cannot help or shutdown is near.
+    async fn wait(&mut self, error: Error) -> Result<(), Error> {
+        if !error.is_away() {
+            return Err(error);
+        }
+        tracing::warn!(%error, "the history is not written, tried again");
+        self.health.set_failing(PART, error.to_string());
+        tokio::select! {
+            () = tokio::time::sleep(self.pause) => {}
+            () = self.shutdown.cancelled() => return Err(error),
+        }
+        self.pause = (self.pause * 2).min(RETRY_MAX);
+        Ok(())
+    }
+}
+
+impl Drop for Retry<'_> {
+    fn drop(&mut self) {
+        if self.pause > RETRY_FIRST {
+            self.health.set_ok(PART);
+        }
     }
 }
 

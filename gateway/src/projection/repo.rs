@@ -204,11 +204,11 @@ pub async fn note_request(
 }
 
 /// Correlation id of the call behind a journalled key.
-pub async fn correlation_in_tx(tx: &mut Tx, key_hash: Id128) -> Result<Option<String>, Error> {
+pub async fn correlation(db: &Sqlite, key_hash: Id128) -> Result<Option<String>, Error> {
     Ok(
         sqlx::query_scalar("SELECT correlation_id FROM requests WHERE key_hash = $1")
             .bind(key_hash.to_string())
-            .fetch_optional(&mut **tx)
+            .fetch_optional(db.read())
             .await?,
     )
 }
