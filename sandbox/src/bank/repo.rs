@@ -262,27 +262,29 @@ pub async fn queue_webhook_in_tx(
     Ok(())
 }
 
+/// By time, as the index of queued webhooks has them: those that were delivered stay in the table.
+const DUE_WEBHOOKS: &str = "SELECT * FROM webhooks WHERE state = 'QUEUED' AND next_attempt_at_us <= $1 \
+    ORDER BY next_attempt_at_us, position LIMIT $2";
+
 pub async fn due_webhooks(
     db: impl SqliteExecutor<'_>,
     now_us: i64,
     limit: i64,
 ) -> sqlx::Result<Vec<Queued>> {
-    sqlx::query(
-        "SELECT * FROM webhooks WHERE state = 'QUEUED' AND next_attempt_at_us <= $1 ORDER BY position LIMIT $2",
-    )
-    .bind(now_us)
-    .bind(limit)
-    .fetch_all(db)
-    .await?
-    .iter()
-    .map(|row| {
-        Ok(Queued {
-            webhook_id: row.try_get("webhook_id")?,
-            body: row.try_get("body")?,
-            attempts: row.try_get("attempts")?,
+    sqlx::query(DUE_WEBHOOKS)
+        .bind(now_us)
+        .bind(limit)
+        .fetch_all(db)
+        .await?
+        .iter()
+        .map(|row| {
+            Ok(Queued {
+                webhook_id: row.try_get("webhook_id")?,
+                body: row.try_get("body")?,
+                attempts: row.try_get("attempts")?,
+            })
         })
-    })
-    .collect()
+        .collect()
 }
 
 pub async fn end_attempt_in_tx(
@@ -341,4 +343,42 @@ pub async fn has_fault(
     .bind(account)
     .fetch_one(db)
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn due_webhooks_are_found_by_index_whatever_was_delivered() {
+        let folder = tempfile::tempdir().expect("folder");
+        let db = events::Sqlite::open(folder.path().join("bank.db"), &MIGRATOR)
+            .await
+            .expect("opens");
+        let mut tx = db.write().await.expect("begins");
+        for number in 0..100 {
+            let webhook_id = number.to_string();
+            queue_webhook_in_tx(&mut tx, &webhook_id, b"{}", number)
+                .await
+                .expect("queued");
+            let state = if number < 98 { "DELIVERED" } else { "QUEUED" };
+            end_attempt_in_tx(&mut tx, &webhook_id, state, number)
+                .await
+                .expect("ended");
+        }
+        tx.commit().await.expect("commits");
+        let due = due_webhooks(db.read(), 100, 10).await.expect("read");
+        let ids: Vec<_> = due.iter().map(|due| due.webhook_id.as_str()).collect();
+        assert_eq!(ids, ["98", "99"]);
+        let explain = format!("EXPLAIN QUERY PLAN {DUE_WEBHOOKS}");
+        let plan = sqlx::query(sqlx::AssertSqlSafe(explain))
+            .fetch_all(db.read())
+            .await
+            .expect("explained");
+        let plan: Vec<String> = plan.iter().map(|row| row.get("detail")).collect();
+        assert_eq!(
+            plan,
+            ["SEARCH webhooks USING INDEX webhooks_queued (next_attempt_at_us<?)"]
+        );
+    }
 }
