@@ -1,4 +1,4 @@
-//! The full suite: what needs services of its own. Each is installed and started by the project's own scripts, used, and stopped.
+//! The full suite: what needs services or file systems of its own. Each is installed and started by the project's own scripts, used, and stopped.
 
 use std::path::Path;
 
@@ -9,6 +9,7 @@ use crate::shell;
 /// Runs everything; the first failure stops it, the services are stopped all the same.
 pub fn run() -> anyhow::Result<()> {
     conformance()?;
+    disk_full()?;
     with_services()
 }
 
@@ -17,6 +18,23 @@ fn conformance() -> anyhow::Result<()> {
     println!("Connect conformance suite");
     let root = shell::root();
     shell::run(&root, &script(&root, "conformance/run.sh"), &[])
+}
+
+/// Full disks: mounts file systems of its own, so it needs root.
+fn disk_full() -> anyhow::Result<()> {
+    println!("full disks that get room again, on tmpfs and on ext4");
+    let root = shell::root();
+    shell::run(&root, "cargo", &["build", "--bin", "platform"])?;
+    let tests = [
+        "test",
+        "-p",
+        "tests",
+        "--test",
+        "disk_full",
+        "--",
+        "--test-threads=1",
+    ];
+    shell::run(&root, "cargo", &tests)
 }
 
 /// The full tests of every room: events on a real Kafka broker, ledger and outbox on a real PostgreSQL.

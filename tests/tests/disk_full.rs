@@ -1,0 +1,351 @@
+//! A full disk heals: once there is room again, orders and deposits work without a restart.
+//!
+//! Each test mounts a file system of its own for the data folder, which needs root: where mounting
+//! is refused the test says so and fails. `cargo xtask full` runs it.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use client::wire::ServerMessage;
+use serde_json::{Value, json};
+use tests::call::{AUDITOR, OPERATOR, text};
+use tests::member::Terminal;
+use tests::process::{PATIENCE, Platform};
+use tests::shared::run;
+use tests::world::{User, limit_order, rub};
+use types::Side;
+
+const VOLUME_BYTES: &str = "256M";
+/// After this a disk with room again may be felt no more.
+const RECOVERY: Duration = Duration::from_secs(10);
+/// A few hundred orders fill a segment.
+const SEGMENT_BYTES: &str = "1048576";
+
+/// A file system at `<folder>/data`. A watchdog shell unmounts it once this process has closed its
+/// pipe, however that ends.
+struct Volume {
+    folder: PathBuf,
+    watchdog: Child,
+}
+
+impl Volume {
+    fn tmpfs() -> Self {
+        let size = format!("size={VOLUME_BYTES}");
+        Self::mount(|_| {
+            vec![
+                "-t".into(),
+                "tmpfs".into(),
+                "-o".into(),
+                size,
+                "tmpfs".into(),
+            ]
+        })
+    }
+
+    fn ext4() -> Self {
+        Self::mount(|folder| {
+            let image = folder.join("volume.img").display().to_string();
+            done("truncate", &["-s", VOLUME_BYTES, &image]);
+            // Nothing is kept aside for root, so that full is full.
+            done("mkfs.ext4", &["-q", "-F", "-m", "0", &image]);
+            vec![
+                "-t".into(),
+                "ext4".into(),
+                "-o".into(),
+                "loop".into(),
+                image,
+            ]
+        })
+    }
+
+    fn mount(options: impl FnOnce(&Path) -> Vec<String>) -> Self {
+        let folder = tempfile::Builder::new().prefix("platform-disk-").tempdir();
+        let folder = folder.expect("a temporary folder").keep();
+        let data = folder.join("data");
+        std::fs::create_dir(&data).expect("made");
+        let options = options(&folder);
+        let watchdog = Command::new("sh")
+            .args(["-c", r#"cat >/dev/null; umount -l "$1""#, "watchdog"])
+            .arg(&data)
+            .stdin(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("a shell");
+        let mut args: Vec<&str> = options.iter().map(String::as_str).collect();
+        let place = data.display().to_string();
+        args.push(&place);
+        done("mount", &args);
+        Self { folder, watchdog }
+    }
+
+    /// Takes all room there is, down to the last block.
+    fn fill(&self) {
+        let file = File::options()
+            .create(true)
+            .append(true)
+            .open(self.filler());
+        let mut file = file.expect("a file");
+        for bytes in [1 << 20, 1 << 12] {
+            let zeros = vec![0; bytes];
+            while file
+                .write_all(&zeros)
+                .and_then(|()| file.sync_data())
+                .is_ok()
+            {}
+        }
+    }
+
+    fn free(&self) {
+        std::fs::remove_file(self.filler()).expect("removed");
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.folder.join("data/filler")
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        drop(self.watchdog.stdin.take());
+        let _ = self.watchdog.wait();
+    }
+}
+
+/// Runs a program to its end.
+fn done(program: &str, args: &[&str]) {
+    let output = Command::new(program).args(args).output();
+    let output = output.unwrap_or_else(|error| panic!("{program} cannot be started: {error}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "this test mounts file systems, and `{program} {}` was refused: {said}",
+        args.join(" ")
+    );
+}
+
+/// Two members who trade with each other, one of them also in a session.
+struct Market<'a> {
+    platform: &'a Platform,
+    bond: String,
+    buyer: User,
+    seller: User,
+    terminal: Terminal,
+    sent: u64,
+    acknowledged: u64,
+}
+
+impl<'a> Market<'a> {
+    async fn open(platform: &'a Platform) -> Self {
+        let bond = platform.bond().await;
+        let (buyer, seller) = (platform.trader().await, platform.trader().await);
+        for (user, limit) in [
+            (&buyer, "DEPOSIT"),
+            (&buyer, "TRADING"),
+            (&seller, "TRADING"),
+        ] {
+            platform.set_limit(user, limit, "1000000000.00").await;
+        }
+        platform.deposit(&buyer, "5000000.00").await;
+        platform.trading_hold(&buyer, "CFA-RUB", "4000000.00").await;
+        platform.issue(&bond, &seller, "5000").await;
+        platform.trading_hold(&seller, &bond, "5000").await;
+        let terminal = Terminal::open(platform, &buyer, &bond).await;
+        Self {
+            platform,
+            bond,
+            buyer,
+            seller,
+            terminal,
+            sent: 0,
+            acknowledged: 0,
+        }
+    }
+
+    /// An order of the session; true when it is durable, false when it is refused.
+    async fn order(&mut self, within: Duration) -> bool {
+        self.sent += 1;
+        let id = self.sent;
+        self.terminal.place(id, Side::Buy, 1_000, 1).await;
+        let answer = self
+            .terminal
+            .expect("an answer to an order", |message| match message {
+                ServerMessage::OrderAck(ack) if ack.client_order_id == id => Some(true),
+                ServerMessage::Rejected(no) if no.client_order_id == id => Some(false),
+                _ => None,
+            });
+        let answer = tokio::time::timeout(within, answer).await.unwrap_or(false);
+        self.acknowledged += u64::from(answer);
+        answer
+    }
+
+    /// Both sides of a trade; true when both orders were taken.
+    async fn trade(&mut self) -> bool {
+        for (user, side) in [(&self.seller, "SELL"), (&self.buyer, "BUY")] {
+            let order = json!({ "order": limit_order(user, &self.bond, side, "90.00", "1") });
+            let token = user.token();
+            let call = self.platform.call(&token, "market.PlaceOrder", order);
+            match tokio::time::timeout(Duration::from_secs(5), call).await {
+                Ok(Ok(_)) => {}
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// A deposit as far as a payer sees it: true when the intent was taken and paid.
+    async fn deposit(&self) -> Option<String> {
+        let intent = json!({ "userId": self.buyer.id, "method": "PAYMENT_METHOD_SBP_QR", "amount": rub("10.00") });
+        let token = self.buyer.token();
+        let made = self
+            .platform
+            .call(&token, "payments.CreatePaymentIntent", intent);
+        let made = made.await.ok()?;
+        let pay = json!({ "qrPayload": text(&made, "/intent/qrPayload") });
+        let paid = self.platform.call(OPERATOR, "sandbox.Pay", pay).await;
+        paid.ok().map(|_| text(&made, "/intent/paymentId"))
+    }
+
+    async fn is_issued(&self, payment: &str) -> bool {
+        let request = json!({ "userId": self.buyer.id, "externalRef": payment });
+        let listed = self
+            .platform
+            .call(AUDITOR, "cfa.ListOperations", request)
+            .await;
+        listed.is_ok_and(|listed| {
+            listed.pointer("/operations/0/status") == Some(&json!("OPERATION_STATUS_FINALIZED"))
+        })
+    }
+
+    /// Everything works within [`RECOVERY`] from now on.
+    async fn recovers(&mut self) {
+        let begun = Instant::now();
+        let late = |what: &str, said: &Value| {
+            let after = begun.elapsed();
+            assert!(
+                after < RECOVERY,
+                "{what} not {after:?} after there was room: {said}"
+            );
+        };
+        while !self.order(Duration::from_secs(1)).await {
+            let (_, said) = self.platform.get("all", "/health", "").await;
+            late("an order of the session is taken", &said);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let order = begun.elapsed();
+        while !self.trade().await {
+            late("orders by HTTP are taken", &Value::Null);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let traded = begun.elapsed();
+        let payment = loop {
+            if let Some(payment) = self.deposit().await {
+                break payment;
+            }
+            late("a payment is taken", &Value::Null);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        };
+        while !self.is_issued(&payment).await {
+            late("a deposit is issued", &Value::Null);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let issued = begun.elapsed();
+        loop {
+            let (status, said) = self.platform.get("all", "/health", "").await;
+            if status == 200 {
+                break;
+            }
+            late("health is ok", &said);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        println!(
+            "after there was room: order {order:?}, trade {traded:?}, deposit {issued:?}, health {:?}",
+            begun.elapsed()
+        );
+    }
+
+    /// Sends traffic until the health read fails with what `is_it` looks for; gives what it says.
+    async fn until_failing(&mut self, is_it: impl Fn(&str) -> bool) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            for _ in 0..20 {
+                self.order(Duration::from_millis(200)).await;
+            }
+            let _ = self.trade().await;
+            let _ = self.deposit().await;
+            let (status, said) = self.platform.get("all", "/health", "").await;
+            if status == 503 && is_it(&said.to_string()) {
+                return said.to_string();
+            }
+            assert!(Instant::now() < deadline, "health says {status} {said}");
+        }
+    }
+}
+
+/// A full volume while traffic goes on, then room again: once with most of a segment left, and once
+/// with no room for the next one.
+async fn scenario(volume: Volume) {
+    let env = [("PLATFORM_JOURNAL__SEGMENT_BYTES", SEGMENT_BYTES)];
+    let mut platform = Platform::start_in(volume.folder.clone(), &env).await;
+    let (bond, orders) = {
+        let mut market = Market::open(&platform).await;
+        assert!(market.order(PATIENCE).await && market.trade().await);
+
+        volume.fill();
+        let said = market.until_failing(|_| true).await;
+        println!("full: {said}");
+        volume.free();
+        market.recovers().await;
+
+        volume.fill();
+        let is_it = |said: &str| said.contains("no room for the next segment");
+        let said = market.until_failing(is_it).await;
+        println!("full at the roll: {said}");
+        assert!(
+            !market.order(Duration::from_secs(2)).await,
+            "no room, no order"
+        );
+        volume.free();
+        market.recovers().await;
+        (market.bond, market.acknowledged)
+    };
+    // What was acknowledged is there, and everything agrees, also after a restart.
+    for _ in 0..2 {
+        let request = json!({ "instrumentId": bond });
+        let listed = platform
+            .all(AUDITOR, "market.ListOrders", "orders", request.clone())
+            .await;
+        assert!(
+            listed.len() as u64 >= orders,
+            "{} of {orders}",
+            listed.len()
+        );
+        platform
+            .until(
+                "all trades to be settled",
+                "market.ListTrades",
+                request,
+                |answer| {
+                    let trades = answer["trades"].as_array().cloned().unwrap_or_default();
+                    trades.iter().all(tests::world::is_settled)
+                },
+            )
+            .await;
+        platform.proof().await;
+        platform.stop().await;
+        platform.restart_with(&env).await;
+    }
+    platform.stop().await;
+}
+
+#[test]
+fn a_full_tmpfs_that_has_room_again_takes_orders_and_deposits_within_10_s() {
+    run(scenario(Volume::tmpfs()));
+}
+
+#[test]
+fn a_full_ext4_that_has_room_again_takes_orders_and_deposits_within_10_s() {
+    run(scenario(Volume::ext4()));
+}
