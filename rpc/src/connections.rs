@@ -17,7 +17,8 @@ use std::{
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors kept for files, stores and own calls: a quarter of the limit, and this at least. A running platform has fewer than 150 open.
+/// Descriptors kept for files, stores and own calls: a quarter of the limit, and this at least.
+/// A running platform has 120 to 160 open.
 const RESERVE_MIN: u64 = 256;
 /// Connections that one address may have at least, where the limit allows as many.
 const ADDRESS_MIN: usize = 512;

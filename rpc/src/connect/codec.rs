@@ -47,7 +47,7 @@ pub(super) fn from_proto(
     };
     let message =
         DynamicMessage::decode(descriptor.clone(), body).map_err(|error| failed(&error))?;
-    json::written(message, |message| serde_json::to_vec(message))
+    json::written(message, serde_json::to_vec)
         .map(Bytes::from)
         .map_err(|error| failed(&error))
 }
