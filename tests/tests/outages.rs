@@ -1,0 +1,184 @@
+//! Faults from outside that pass: afterwards everything works again without a restart.
+//!
+//! Each scenario runs against the real binary: the bank is away under traffic, and silent connections
+//! take every descriptor they can get.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tests::call::{AUDITOR, OPERATOR, text};
+use tests::member::Terminal;
+use tests::process::{LISTENERS, Platform};
+use tests::shared::run;
+use tests::world::{User, rub};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use types::Side;
+
+/// After this a passed fault may be felt no more.
+const RECOVERY: Duration = Duration::from_secs(15);
+
+// rows: R087 R127
+#[test]
+fn r127_payments_work_again_within_15_s_of_an_outage_of_the_bank_under_traffic() {
+    run(async {
+        let platform = Platform::start().await;
+        let user = platform.trader().await;
+        platform.set_limit(&user, "DEPOSIT", "1000000.00").await;
+        let fault = |fault: &str| json!({ "fault": fault });
+        let intent = || json!({ "userId": user.id, "method": "PAYMENT_METHOD_SBP_QR", "amount": rub("10.00") });
+        let away = fault("BANK_FAULT_UNAVAILABLE");
+        platform.ok(OPERATOR, "sandbox.SetFault", away).await;
+        let away_until = Instant::now() + Duration::from_secs(6);
+        while Instant::now() < away_until {
+            let called = platform
+                .call(&user.token(), "payments.CreatePaymentIntent", intent())
+                .await;
+            assert!(called.is_err(), "the bank is away: {called:?}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let back = fault("BANK_FAULT_NONE");
+        platform.ok(OPERATOR, "sandbox.SetFault", back).await;
+        let deadline = Instant::now() + RECOVERY;
+        let made = loop {
+            match platform
+                .call(&user.token(), "payments.CreatePaymentIntent", intent())
+                .await
+            {
+                Ok(made) => break made,
+                Err(refusal) => assert!(Instant::now() < deadline, "still refused: {refusal:?}"),
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        };
+        assert!(!text(&made, "/intent/qrPayload").is_empty());
+        healthy_by(&platform, deadline).await;
+        platform.deposit(&user, "25.00").await;
+    });
+}
+
+// rows: R340
+#[test]
+fn r340_silent_connections_up_to_a_descriptor_limit_of_1024_stop_nothing() {
+    run(silent_connections(1_024, 1_100));
+}
+
+// rows: R340
+#[test]
+fn r340_silent_connections_up_to_a_descriptor_limit_of_4096_stop_nothing() {
+    run(silent_connections(4_096, 5_000));
+}
+
+/// Opens `count` connections that send nothing over 20 s, against a process of `descriptors`.
+async fn silent_connections(descriptors: u64, count: u32) {
+    const OPENING: Duration = Duration::from_secs(20);
+    let platform = Platform::start_with_descriptors(descriptors).await;
+    let bond = platform.bond().await;
+    let user = platform.rich("100000.00").await;
+    platform.set_limit(&user, "TRADING", "1000000000.00").await;
+    platform.trading_hold(&user, "CFA-RUB", "50000.00").await;
+    let mut terminal = Terminal::open(&platform, &user, &bond).await;
+    honest_connections(&platform, 500).await;
+
+    let ports: Vec<_> = LISTENERS
+        .into_iter()
+        .filter(|name| !matches!(*name, "bank" | "chain_rpc" | "trading"))
+        .map(|name| platform.address(name))
+        .collect();
+    let attack = tokio::spawn(async move {
+        let started = Instant::now();
+        let mut silent = Vec::new();
+        for number in 0..count {
+            let due = OPENING * number / count;
+            tokio::time::sleep(due.saturating_sub(started.elapsed())).await;
+            let port = ports[number as usize % ports.len()];
+            // One that is refused has not got a descriptor either.
+            if let Ok(Ok(stream)) =
+                tokio::time::timeout(Duration::from_secs(1), TcpStream::connect(port)).await
+            {
+                silent.push(stream);
+            }
+        }
+        silent
+    });
+    let mut placed = 0;
+    while !attack.is_finished() {
+        placed += 1;
+        terminal.acknowledged(placed, Side::Buy, 9_000, 1).await;
+        platform.place(&user, &bond, "BUY", "89.00", "1").await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    assert!(placed >= 20, "{placed} orders within {OPENING:?}");
+    let silent = attack.await.expect("the attack ends");
+    println!(
+        "{} connections were accepted by the system, {placed} orders on each way",
+        silent.len()
+    );
+    drop(silent);
+
+    let deadline = Instant::now() + RECOVERY;
+    healthy_by(&platform, deadline).await;
+    honest_connections(&platform, 500).await;
+    as_before(&platform, &mut terminal, &user, &bond, placed).await;
+}
+
+/// New connections, reads, orders and deposits.
+async fn as_before(
+    platform: &Platform,
+    terminal: &mut Terminal,
+    user: &User,
+    bond: &str,
+    placed: u64,
+) {
+    terminal.acknowledged(placed + 1, Side::Buy, 9_000, 1).await;
+    let fresh = tests::process::client();
+    for listener in [
+        "all", "ledger", "cfa", "payments", "market", "identity", "chain",
+    ] {
+        let health = fresh.get(format!("{}/health", platform.url(listener)));
+        let answer = health.send().await.expect("a new connection");
+        assert_eq!(answer.status().as_u16(), 200, "{listener}");
+    }
+    let open = json!({ "userId": user.id, "instrumentId": bond });
+    let orders = platform.ok(AUDITOR, "market.ListOrders", open).await;
+    assert!(!orders["orders"].as_array().is_none_or(Vec::is_empty));
+    platform.deposit(user, "10.00").await;
+}
+
+/// `count` connections from one address at once, each with a call that is answered.
+async fn honest_connections(platform: &Platform, count: usize) {
+    let address = platform.address("all");
+    let mut open = Vec::new();
+    for number in 0..count {
+        let mut stream = TcpStream::connect(address).await.expect("a connection");
+        stream
+            .write_all(b"GET /livez HTTP/1.1\r\nhost: platform\r\n\r\n")
+            .await
+            .unwrap_or_else(|error| panic!("connection {number}: {error}"));
+        let mut answer = [0; 12];
+        tokio::time::timeout(RECOVERY, stream.read_exact(&mut answer))
+            .await
+            .unwrap_or_else(|_| panic!("connection {number} of {count} is not answered"))
+            .unwrap_or_else(|error| panic!("connection {number} of {count}: {error}"));
+        assert_eq!(&answer, b"HTTP/1.1 200", "connection {number}");
+        open.push(stream);
+    }
+}
+
+async fn healthy_by(platform: &Platform, deadline: Instant) {
+    let http = tests::process::client();
+    loop {
+        let asked = http
+            .get(format!("{}/health", platform.url("all")))
+            .send()
+            .await;
+        let said = match asked {
+            Ok(answer) => answer.json::<Value>().await.unwrap_or_default(),
+            Err(error) => json!(error.to_string()),
+        };
+        if said["status"] == json!("ok") {
+            return;
+        }
+        assert!(Instant::now() < deadline, "health says {said}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
