@@ -109,6 +109,7 @@ async fn bind(name: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
 struct Doors {
     ledger: LocalSlot,
     cfa: LocalSlot,
+    chain: LocalSlot,
     payments: LocalSlot,
     identity: LocalSlot,
     market: LocalSlot,
@@ -121,6 +122,10 @@ impl Doors {
 
     fn cfa(&self) -> Channel {
         Channel::local(&self.cfa, SERVICE)
+    }
+
+    fn chain(&self) -> Channel {
+        Channel::local(&self.chain, SERVICE)
     }
 
     fn payments(&self) -> Channel {
@@ -139,6 +144,7 @@ impl Doors {
         for slot in [
             &self.ledger,
             &self.cfa,
+            &self.chain,
             &self.payments,
             &self.identity,
             &self.market,
@@ -217,6 +223,9 @@ impl Platform {
             .context("chain")?;
         let chain_rpc = sockets.chain_rpc.local_addr()?;
         chain.serve_json_rpc(sockets.chain_rpc);
+        doors
+            .chain
+            .fill(rpc::with_auth(chain.service().routes, &auth));
 
         // 4. The ledger.
         let ledger = ledger::start(
@@ -269,6 +278,7 @@ impl Platform {
             log: log.clone(),
             identity: doors.identity(),
             cfa: doors.cfa(),
+            chain: doors.chain(),
             alerts: payments::AlertSinks::from_env(|name| std::env::var(name).ok()),
         };
         let payments = payments::start(payments_config, payments_deps, stages.services.clone())

@@ -6,7 +6,8 @@
 //!     +------cancel--------+--> FAILED, nothing was sent
 //! ```
 //!
-//! Money leaves only after the release. Once an order may have reached the bank (`ordered_at_us` is set *before* the request goes out) the
+//! Money leaves only after the release, which asks for a reason: a burn of the same user and amount that succeeded, or a deposit that was
+//! refused. Once an order may have reached the bank (`ordered_at_us` is set *before* the request goes out) the
 //! payout can no longer be cancelled, and every further attempt repeats the same bank request id, which the bank answers with the same
 //! transfer. A stopped payout (its user is blocked, T48) waits.
 
@@ -59,6 +60,10 @@ pub struct Payout {
 impl Payout {
     pub fn is_open(&self) -> bool {
         self.status == PaymentStatus::Pending
+    }
+
+    pub fn awaits_release(&self) -> bool {
+        self.is_open() && self.released_at_us.is_none()
     }
 }
 

@@ -27,6 +27,7 @@ pub struct PaymentsDeps {
     pub log: Arc<dyn events::Log>,
     pub identity: rpc::Channel,
     pub cfa: rpc::Channel,
+    pub chain: rpc::Channel,
     pub alerts: AlertSinks,
 }
 
@@ -73,7 +74,7 @@ pub async fn start(
         bank,
         Verifier::new(keys.webhook_secrets),
         IdentityPeer::new(deps.identity, config.client.clone()),
-        CfaPeer::new(deps.cfa, config.client),
+        CfaPeer::new(deps.cfa, deps.chain, config.client),
         rpc::Health::new("payments"),
     ));
 

@@ -1,4 +1,4 @@
-//! The services this one asks: identity before money comes or goes, CFA for the other side of the reconciliation.
+//! The services this one asks: identity before money comes or goes, CFA and the chain for the tokens behind it.
 //!
 //! Reads are tried three times (D30). A refusal of the peer passes to the caller as it is; trouble becomes UNAVAILABLE.
 
@@ -6,13 +6,18 @@ use std::{future::Future, time::Duration};
 
 use proto::{
     cfa::v1::{
-        GetSupplyRequest, ListOperationsRequest,
+        CfaOperation, GetSupplyRequest, ListOperationsRequest,
         cfa_registry_service_client::CfaRegistryServiceClient,
+    },
+    chain::v1::{
+        GetTransactionReceiptRequest, ReceiptStatus,
+        chain_connector_service_client::ChainConnectorServiceClient,
     },
     common::v1 as common,
     convert,
     identity::v1::{
-        CheckLimitsRequest, CheckSanctionsRequest, identity_service_client::IdentityServiceClient,
+        CheckLimitsRequest, CheckSanctionsRequest, GetUserProfileRequest,
+        identity_service_client::IdentityServiceClient,
     },
 };
 use tonic::{Code, Request, Response, Status};
@@ -31,7 +36,7 @@ const CFA_RUB: &str = "CFA-RUB";
 /// Why a payout waits when the name is on a list.
 const SANCTIONS_HIT: &str = "Sanctions list hit";
 
-/// Identity: limits and sanctions.
+/// Identity: limits, sanctions and bank accounts.
 pub struct IdentityPeer {
     channel: rpc::Channel,
     policy: ClientPolicy,
@@ -72,6 +77,21 @@ impl IdentityPeer {
         ))
     }
 
+    /// Where the user's money goes.
+    pub async fn bank_account(&self, user_id: &str, correlation_id: &str) -> Result<String, Fault> {
+        let ask = GetUserProfileRequest {
+            context: Some(context(correlation_id)),
+            user_id: user_id.to_owned(),
+        };
+        let answer = asked("Identity service", &self.policy, async || {
+            IdentityServiceClient::new(self.channel.clone())
+                .get_user_profile(self.policy.request(ask.clone()))
+                .await
+        });
+        let profile = answer.await?.profile;
+        Ok(profile.unwrap_or_default().bank_account)
+    }
+
     /// `Some(reason)` when money must not go to this user now.
     pub async fn check_sanctions(
         &self,
@@ -100,15 +120,38 @@ impl IdentityPeer {
     }
 }
 
-/// CFA service: the token side.
+/// A burn that the CFA service has submitted for a payout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Burn {
+    pub user_id: String,
+    /// `None`: not an amount of roubles.
+    pub amount: Option<Rub>,
+    pub tx_hash: String,
+}
+
+/// How a transaction ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Receipt {
+    Succeeded,
+    Reverted,
+    /// Not in a block with its confirmations yet.
+    None,
+}
+
+/// CFA service and the chain connector: the token side.
 pub struct CfaPeer {
     channel: rpc::Channel,
+    chain: rpc::Channel,
     policy: ClientPolicy,
 }
 
 impl CfaPeer {
-    pub fn new(channel: rpc::Channel, policy: ClientPolicy) -> CfaPeer {
-        CfaPeer { channel, policy }
+    pub fn new(channel: rpc::Channel, chain: rpc::Channel, policy: ClientPolicy) -> CfaPeer {
+        CfaPeer {
+            channel,
+            chain,
+            policy,
+        }
     }
 
     /// Total supply of CFA-RUB on chain, and the block it was read at (D22).
@@ -130,31 +173,73 @@ impl CfaPeer {
         Ok((Rub::from_decimal(supply)?, answer.block_number))
     }
 
-    /// The operation behind a payment or a payout.
-    pub async fn token_side(
+    /// The issue behind a payment.
+    pub async fn issue(&self, payment_id: &str, correlation_id: &str) -> Result<TokenSide, Fault> {
+        self.token_side(common::OperationType::Issuance, payment_id, correlation_id)
+            .await
+    }
+
+    /// The redemption behind a payout.
+    pub async fn redemption(
         &self,
+        payout_id: &str,
+        correlation_id: &str,
+    ) -> Result<TokenSide, Fault> {
+        self.token_side(common::OperationType::Redemption, payout_id, correlation_id)
+            .await
+    }
+
+    /// The burn of a redemption that waits for its payout. A redemption that has ended, or that compliance has stopped, has none.
+    pub async fn burn(&self, payout_id: &str, correlation_id: &str) -> Result<Option<Burn>, Fault> {
+        let submitted = common::OperationStatus::OnchainSubmitted as i32;
+        let redemptions = self
+            .rub_operations(common::OperationType::Redemption, payout_id, correlation_id)
+            .await?;
+        let burning = redemptions
+            .into_iter()
+            .find(|operation| operation.status == submitted);
+        Ok(burning.map(|operation| Burn {
+            user_id: operation.user_id,
+            amount: convert::decimal(operation.amount.as_ref())
+                .ok()
+                .and_then(|amount| Rub::from_decimal(amount).ok()),
+            tx_hash: operation.onchain_tx_hash,
+        }))
+    }
+
+    /// The receipt of a transaction, as the chain connector has it.
+    pub async fn receipt(&self, tx_hash: &str, correlation_id: &str) -> Result<Receipt, Fault> {
+        let ask = GetTransactionReceiptRequest {
+            context: Some(context(correlation_id)),
+            tx_hash: tx_hash.to_owned(),
+        };
+        let answer = asked("Blockchain", &self.policy, async || {
+            ChainConnectorServiceClient::new(self.chain.clone())
+                .get_transaction_receipt(self.policy.request(ask.clone()))
+                .await
+        });
+        let receipt = answer.await?.receipt;
+        Ok(match receipt.map(|receipt| receipt.status()) {
+            Some(ReceiptStatus::Success) => Receipt::Succeeded,
+            Some(ReceiptStatus::Reverted) => Receipt::Reverted,
+            Some(ReceiptStatus::Unspecified) | None => Receipt::None,
+        })
+    }
+
+    async fn token_side(
+        &self,
+        kind: common::OperationType,
         external_ref: &str,
         correlation_id: &str,
     ) -> Result<TokenSide, Fault> {
-        let ask = ListOperationsRequest {
-            context: Some(context(correlation_id)),
-            external_ref: external_ref.to_owned(),
-            ..ListOperationsRequest::default()
-        };
-        let answer = asked("CFA service", &self.policy, async || {
-            CfaRegistryServiceClient::new(self.channel.clone())
-                .list_operations(self.policy.request(ask.clone()))
-                .await
-        });
-        let operations = answer.await?.operations;
+        let operations = self
+            .rub_operations(kind, external_ref, correlation_id)
+            .await?;
         // Newest first. A retried issue is a second operation for the same payment: the one that got furthest counts.
-        let sides = operations
-            .iter()
-            .filter(|operation| operation.external_ref == external_ref)
-            .map(|operation| TokenSide {
-                state: token_state(operation.status),
-                block_number: operation.block_number,
-            });
+        let sides = operations.iter().map(|operation| TokenSide {
+            state: token_state(operation.status),
+            block_number: operation.block_number,
+        });
         Ok(sides
             .max_by_key(|side| match side.state {
                 TokenState::Missing => 0,
@@ -164,6 +249,31 @@ impl CfaPeer {
                 TokenState::Finalized => 4,
             })
             .unwrap_or(TokenSide::MISSING))
+    }
+
+    /// Operations of CFA-RUB with this external reference, newest first. Other instruments and kinds may use the same reference.
+    async fn rub_operations(
+        &self,
+        kind: common::OperationType,
+        external_ref: &str,
+        correlation_id: &str,
+    ) -> Result<Vec<CfaOperation>, Fault> {
+        let ask = ListOperationsRequest {
+            context: Some(context(correlation_id)),
+            r#type: kind as i32,
+            external_ref: external_ref.to_owned(),
+            ..ListOperationsRequest::default()
+        };
+        let answer = asked("CFA service", &self.policy, async || {
+            CfaRegistryServiceClient::new(self.channel.clone())
+                .list_operations(self.policy.request(ask.clone()))
+                .await
+        });
+        let mut operations = answer.await?.operations;
+        operations.retain(|operation| {
+            operation.external_ref == external_ref && operation.instrument_id == CFA_RUB
+        });
+        Ok(operations)
     }
 }
 

@@ -160,8 +160,11 @@ impl PaymentsService for Api {
         request: Request<wire::ReleasePayoutRequest>,
     ) -> Result<Response<wire::ReleasePayoutResponse>, Status> {
         let ask = request.into_inner();
-        rpc::context::write(ask.context)?;
-        let payout = self.0.release_payout(&ask.payout_id).await?;
+        let context = rpc::context::write(ask.context)?;
+        let payout = self
+            .0
+            .release_payout(&ask.payout_id, &context.correlation_id)
+            .await?;
         Ok(Response::new(wire::ReleasePayoutResponse {
             payout: Some(convert::payout(&payout)),
         }))

@@ -153,6 +153,22 @@ pub async fn unsettled(db: impl SqliteExecutor<'_>) -> sqlx::Result<Vec<Payout>>
         .collect()
 }
 
+/// Whether another payout than this pays the deposit back, or has paid it back.
+pub async fn is_refunded_by_another(
+    db: impl SqliteExecutor<'_>,
+    payment_id: &str,
+    payout_id: &str,
+) -> sqlx::Result<bool> {
+    sqlx::query_scalar(
+        "SELECT EXISTS (SELECT 1 FROM payouts WHERE refunds = $1 AND payout_id <> $2 \
+         AND released_at_us IS NOT NULL AND status <> 'FAILED')",
+    )
+    .bind(payment_id)
+    .bind(payout_id)
+    .fetch_one(db)
+    .await
+}
+
 pub async fn mark_settled_in_tx(tx: &mut SqliteConnection, payout_id: &str) -> sqlx::Result<()> {
     sqlx::query("UPDATE payouts SET settled = TRUE WHERE payout_id = $1")
         .bind(payout_id)

@@ -96,6 +96,14 @@ pub enum Fault {
     LimitExceeded(String),
     #[error("Payout is at the bank already")]
     PayoutAtTheBank,
+    #[error("No tokens of this user and amount were burned for this payout")]
+    NotBurned,
+    #[error("Burn is not final")]
+    BurnNotFinal,
+    #[error("Deposit is not open for a refund")]
+    DepositNotRefundable,
+    #[error("Bank account is not that of the user's profile")]
+    AccountMismatch,
     #[error("{field}: {problem}")]
     Invalid {
         field: &'static str,

@@ -1,8 +1,11 @@
-//! Payouts: recorded at once, sent after the burn is final, followed until the bank has answered (T06, D16).
+//! Payouts: recorded at once, sent after the burn has succeeded, followed until the bank has answered (T06, D16).
 
 use super::{Fault, Gateway};
 use crate::{
-    api::events::{self as emit, UserChange},
+    api::{
+        events::{self as emit, UserChange},
+        peers::Receipt,
+    },
     clock,
     intent::PaymentStatus,
     payout::{
@@ -110,6 +113,7 @@ impl Gateway {
             warn_on_mismatch(&stored, &ask);
             return Ok((stored, true));
         }
+        self.require_own_account(&ask).await?;
         let refunds = self.refunded_deposit(&ask).await?;
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;
@@ -143,44 +147,111 @@ impl Gateway {
         Ok((payout, false))
     }
 
-    /// The payment that a payout pays back: received from the same user, of the same amount, and its tokens were refused. Anything else
-    /// is an ordinary payout, whatever its id looks like.
+    /// Money goes to the account of the user's profile and to no other.
+    async fn require_own_account(&self, ask: &NewPayout) -> Result<(), Fault> {
+        let correlation_id = &ask.context.correlation_id;
+        let account = self
+            .identity
+            .bank_account(&ask.user_id, correlation_id)
+            .await?;
+        if account.trim() != ask.bank_account {
+            return Err(Fault::AccountMismatch);
+        }
+        Ok(())
+    }
+
+    /// The payment that a payout pays back: a refundable deposit, and no redemption uses this payout id. Anything else is an ordinary payout,
+    /// whatever its id looks like.
     async fn refunded_deposit(&self, ask: &NewPayout) -> Result<Option<String>, Fault> {
         let Some(payment_id) = refund_candidate(&ask.payout_id) else {
             return Ok(None);
         };
-        let intent = intents::get(self.db.read(), payment_id).await?;
-        let fits = intent.is_some_and(|intent| {
-            intent.status == PaymentStatus::Success
-                && intent.user_id == ask.user_id
-                && intent.amount == ask.amount
-        });
-        if !fits {
-            return Ok(None);
-        }
-        let token = self
-            .cfa
-            .token_side(payment_id, &ask.context.correlation_id)
-            .await?;
-        let refused = matches!(token.state, TokenState::Ended | TokenState::Refunded);
-        Ok(refused.then(|| payment_id.to_owned()))
+        let correlation_id = &ask.context.correlation_id;
+        let redemption = self.cfa.redemption(&ask.payout_id, correlation_id).await?;
+        let refunds = matches!(redemption.state, TokenState::Missing | TokenState::Ended)
+            && self
+                .is_refundable(payment_id, &ask.user_id, ask.amount, correlation_id)
+                .await?;
+        Ok(refunds.then(|| payment_id.to_owned()))
     }
 
-    /// The burn is final: the money may leave. A payout that has ended, or was released before, is returned as it is.
-    pub async fn release_payout(&self, payout_id: &str) -> Result<Payout, Fault> {
+    /// The deposit was received from this user in this amount, its tokens were refused and not issued since.
+    async fn is_refundable(
+        &self,
+        payment_id: &str,
+        user_id: &str,
+        amount: Rub,
+        correlation_id: &str,
+    ) -> Result<bool, Fault> {
+        let intent = intents::get(self.db.read(), payment_id).await?;
+        let received = intent.is_some_and(|intent| {
+            intent.status == PaymentStatus::Success
+                && intent.user_id == user_id
+                && intent.amount == amount
+        });
+        if !received {
+            return Ok(false);
+        }
+        let issue = self.cfa.issue(payment_id, correlation_id).await?;
+        Ok(matches!(
+            issue.state,
+            TokenState::Ended | TokenState::Refunded
+        ))
+    }
+
+    /// The money may leave: for a burn that succeeded, or back to the payer of a refused deposit. A payout that has ended, or was released
+    /// before, is returned as it is.
+    pub async fn release_payout(
+        &self,
+        payout_id: &str,
+        correlation_id: &str,
+    ) -> Result<Payout, Fault> {
+        let found = payouts::get(self.db.read(), payout_id).await?;
+        let found = found.ok_or(Fault::PayoutNotFound)?;
+        if !found.awaits_release() {
+            return Ok(found);
+        }
+        self.require_reason(&found, correlation_id).await?;
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;
         let found = payouts::get(&mut *tx, payout_id).await?;
         let mut payout = found.ok_or(Fault::PayoutNotFound)?;
-        if payout.is_open() && payout.released_at_us.is_none() {
-            payout.released_at_us = Some(now_us);
-            payout.next_attempt_at_us = now_us;
-            payout.updated_at_us = now_us;
-            payouts::save_in_tx(&mut tx, &payout).await?;
-            tx.commit().await?;
-            self.payouts_due.notify_one();
+        if !payout.awaits_release() {
+            return Ok(payout);
         }
+        if let Some(payment_id) = &payout.refunds
+            && payouts::is_refunded_by_another(&mut *tx, payment_id, payout_id).await?
+        {
+            return Err(Fault::DepositNotRefundable);
+        }
+        payout.released_at_us = Some(now_us);
+        payout.next_attempt_at_us = now_us;
+        payout.updated_at_us = now_us;
+        payouts::save_in_tx(&mut tx, &payout).await?;
+        tx.commit().await?;
+        self.payouts_due.notify_one();
         Ok(payout)
+    }
+
+    /// Money leaves for two reasons only (T06, T24), and neither is taken from the caller's word.
+    async fn require_reason(&self, payout: &Payout, correlation_id: &str) -> Result<(), Fault> {
+        if let Some(payment_id) = &payout.refunds {
+            let (user_id, amount) = (&payout.user_id, payout.amount);
+            let refundable = self
+                .is_refundable(payment_id, user_id, amount, correlation_id)
+                .await?;
+            return refundable.then_some(()).ok_or(Fault::DepositNotRefundable);
+        }
+        // The redemption is still ONCHAIN_SUBMITTED, since the bank's word finalizes it (T08): the chain says whether it burned.
+        let burn = self.cfa.burn(&payout.payout_id, correlation_id).await?;
+        let burn = burn
+            .filter(|burn| burn.user_id == payout.user_id && burn.amount == Some(payout.amount))
+            .ok_or(Fault::NotBurned)?;
+        match self.cfa.receipt(&burn.tx_hash, correlation_id).await? {
+            Receipt::Succeeded => Ok(()),
+            Receipt::Reverted => Err(Fault::NotBurned),
+            Receipt::None => Err(Fault::BurnNotFinal),
+        }
     }
 
     /// Ends a payout that was not ordered at the bank.

@@ -97,10 +97,7 @@ impl Gateway {
         };
         let mut settled_intents = Vec::new();
         for intent in intents::unsettled(self.db.read()).await? {
-            let token = self
-                .cfa
-                .token_side(&intent.payment_id, correlation_id)
-                .await?;
+            let token = self.cfa.issue(&intent.payment_id, correlation_id).await?;
             let sum = match deposit_part(token, supply_block) {
                 DepositPart::InFlight => &mut explained.in_flight_deposits,
                 DepositPart::Suspense => &mut explained.suspense,
@@ -122,7 +119,7 @@ impl Gateway {
             }
             let token = self
                 .cfa
-                .token_side(&payout.payout_id, correlation_id)
+                .redemption(&payout.payout_id, correlation_id)
                 .await?;
             match payout_part(&payout, token, supply_block) {
                 PayoutPart::InFlight => {

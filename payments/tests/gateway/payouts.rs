@@ -9,6 +9,7 @@ use axum::{Router, body::Bytes, extract::State};
 use http::HeaderMap;
 use payments::rail::account;
 use proto::{
+    chain::v1::ReceiptStatus,
     common::v1 as common,
     identity::v1::{BlockUserRequest, UnblockUserRequest, UpdateUserRequest},
     payments::v1::{self as wire, PaymentMethod},
@@ -17,15 +18,11 @@ use proto::{
 use tokio::net::TcpListener;
 use tonic::Code;
 
-use crate::world::{ALICE, World, amount_of, ctx, ctx_with, intent_ask, rub, until};
+use crate::world::{ALICE, World, amount_of, ctx, ctx_with, intent_ask, rub, until, valid_account};
 
 const PENDING: i32 = common::PaymentStatus::Pending as i32;
 const SUCCESS: common::PaymentStatus = common::PaymentStatus::Success;
 const FAILED: common::PaymentStatus = common::PaymentStatus::Failed;
-
-fn valid_account() -> String {
-    account::number("40817", 7)
-}
 
 async fn cancel(world: &World, payout_id: &str, code: &str) -> Result<wire::Payout, tonic::Status> {
     let ask = wire::CancelPayoutRequest {
@@ -82,18 +79,15 @@ async fn r123_the_same_payout_id_is_the_same_payout() {
     let world = World::start().await;
     world.fund("100.00").await;
     let first = world.initiate("po-1", "40.00", &valid_account()).await;
-    assert_eq!(world.initiate("po-1", "90.00", "another").await, first);
+    let again = world.try_initiate("po-1", ALICE, "90.00", "another");
+    assert_eq!(again.await.unwrap(), first);
     world.release("po-1").await;
     world.release("po-1").await;
     let paid = world.until_payout("po-1", SUCCESS).await;
     assert_eq!(world.release("po-1").await, paid);
     assert_eq!(cancel(&world, "po-1", "BURN_REVERTED").await.unwrap(), paid);
     assert_eq!(world.transfers().await.len(), 1);
-    let unknown = wire::ReleasePayoutRequest {
-        context: ctx(),
-        payout_id: "none".into(),
-    };
-    let refused = world.payments().release_payout(unknown).await.unwrap_err();
+    let refused = world.try_release("none").await.unwrap_err();
     assert_eq!(
         (refused.code(), refused.message()),
         (Code::NotFound, "Payout not found")
@@ -163,6 +157,296 @@ async fn r123_concurrent_calls_with_one_key_record_one_payout() {
     });
     let answers = futures::future::join_all(calls).await;
     assert!(answers.iter().all(|answer| answer == &answers[0]));
+    world.stop().await;
+}
+
+/// Nothing has left: the refusal, and what the world looks like after it.
+async fn assert_stays(world: &World, payout_id: &str, expected: (Code, &str, &str)) {
+    let refused = world.try_release(payout_id).await.unwrap_err();
+    let reason = rpc::status::reason(&refused).unwrap_or_default();
+    assert_eq!(
+        (refused.code(), reason.as_str(), refused.message()),
+        expected,
+        "{payout_id}"
+    );
+    assert!(!world.payout(payout_id).await.released, "{payout_id}");
+}
+
+const NOT_BURNED: (Code, &str, &str) = (
+    Code::FailedPrecondition,
+    "NOT_BURNED",
+    "No tokens of this user and amount were burned for this payout",
+);
+const NOT_REFUNDABLE: (Code, &str, &str) = (
+    Code::FailedPrecondition,
+    "DEPOSIT_NOT_REFUNDABLE",
+    "Deposit is not open for a refund",
+);
+
+// rows: R333 R087
+#[tokio::test]
+async fn r333_no_token_of_a_person_records_or_releases_a_payout() {
+    let world = World::start().await;
+    world.fund("100.00").await;
+    world.initiate("po-1", "77.00", &valid_account()).await;
+    world.cfa.burn("po-1", ALICE, rub("77.00").unwrap().amount);
+    for role in [
+        "treasury",
+        "operator",
+        "compliance",
+        "auditor",
+        "investor.alice",
+    ] {
+        let mut person = world.payments_as(&format!("sandbox.{role}"));
+        let ask = wire::InitiatePayoutRequest {
+            context: ctx(),
+            payout: Some(wire::PayoutRequest {
+                payout_id: "po-2".into(),
+                user_id: ALICE.into(),
+                amount: rub("77.00"),
+                bank_account: valid_account(),
+            }),
+        };
+        let refused = person.initiate_payout(ask).await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied, "{role}");
+        let ask = wire::ReleasePayoutRequest {
+            context: ctx(),
+            payout_id: "po-1".into(),
+        };
+        let refused = person.release_payout(ask).await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied, "{role}");
+    }
+    assert!(!world.payout("po-1").await.released);
+    assert!(world.transfers().await.is_empty());
+    world.stop().await;
+}
+
+// rows: R087 R123
+#[tokio::test]
+async fn t06_money_leaves_only_for_a_burn_that_succeeded() {
+    let world = World::start().await;
+    world.fund("100.00").await;
+    world.create_user("bob").await;
+    world.initiate("po-1", "40.00", &valid_account()).await;
+    let amount = || rub("40.00").unwrap().amount;
+    assert_stays(&world, "po-1", NOT_BURNED).await;
+    // Another user's burn, another amount, another instrument, another kind, or none that waits for the bank.
+    world.cfa.burn("po-1", "bob", amount());
+    assert_stays(&world, "po-1", NOT_BURNED).await;
+    world.cfa.burn("po-1", ALICE, rub("39.99").unwrap().amount);
+    assert_stays(&world, "po-1", NOT_BURNED).await;
+    world.cfa.burn("po-1", ALICE, amount());
+    world
+        .cfa
+        .change("po-1", |burn| burn.instrument_id = "BOND-1".into());
+    assert_stays(&world, "po-1", NOT_BURNED).await;
+    world.cfa.change("po-1", |burn| {
+        burn.instrument_id = "CFA-RUB".into();
+        burn.r#type = common::OperationType::Issuance as i32;
+    });
+    assert_stays(&world, "po-1", NOT_BURNED).await;
+    for status in [
+        common::OperationStatus::Created,
+        common::OperationStatus::Processing,
+        common::OperationStatus::Blocked,
+        common::OperationStatus::Rejected,
+        common::OperationStatus::Failed,
+    ] {
+        world.cfa.burn("po-1", ALICE, amount());
+        world.cfa.set_operation("po-1", status, 1);
+        assert_stays(&world, "po-1", NOT_BURNED).await;
+    }
+    world.cfa.burn("po-1", ALICE, amount());
+    let receipt = |status: Option<ReceiptStatus>| {
+        let mut receipts = world.cfa.receipts.lock().unwrap();
+        receipts.clear();
+        receipts.extend(status.map(|status| ("0xpo-1".to_owned(), status)));
+    };
+    receipt(Some(ReceiptStatus::Reverted));
+    assert_stays(&world, "po-1", NOT_BURNED).await;
+    receipt(None);
+    let not_final = (
+        Code::FailedPrecondition,
+        "BURN_NOT_FINAL",
+        "Burn is not final",
+    );
+    assert_stays(&world, "po-1", not_final).await;
+
+    receipt(Some(ReceiptStatus::Success));
+    world.cfa.is_chain_away.store(true, Ordering::SeqCst);
+    let away = (
+        Code::Unavailable,
+        "UNAVAILABLE",
+        "Blockchain is unavailable",
+    );
+    assert_stays(&world, "po-1", away).await;
+    world.cfa.is_chain_away.store(false, Ordering::SeqCst);
+    world.cfa.is_away.store(true, Ordering::SeqCst);
+    let away = (
+        Code::Unavailable,
+        "UNAVAILABLE",
+        "CFA service is unavailable",
+    );
+    assert_stays(&world, "po-1", away).await;
+    assert!(world.transfers().await.is_empty());
+    world.cfa.is_away.store(false, Ordering::SeqCst);
+    world.try_release("po-1").await.unwrap();
+    world.until_payout("po-1", SUCCESS).await;
+    assert_eq!(world.bank_balance().await, "60.00");
+    world.stop().await;
+}
+
+// rows: R300 R318
+#[tokio::test]
+async fn t24_money_goes_back_only_for_a_refused_deposit_and_only_once() {
+    let world = World::start().await;
+    world.create_user("bob").await;
+    world.fund("100.00").await;
+    let account = valid_account();
+    let deposit = world.fund("40.00").await.payment_id;
+    let refund = format!("refund-{deposit}");
+    let rejected = common::OperationStatus::Rejected;
+
+    // No deposit of this id, one that is not paid, another user's, another amount, one whose tokens are issued.
+    let unpaid = world.qr("10.00").await.payment_id;
+    world.cfa.set_operation(&unpaid, rejected, 0);
+    world.cfa.set_operation(&deposit, rejected, 0);
+    let issued = world.fund("10.00").await.payment_id;
+    for (payout_id, user_id, amount) in [
+        ("refund-invented", ALICE, "40.00"),
+        (&format!("refund-{unpaid}"), ALICE, "10.00"),
+        (&format!("{refund}:7"), "bob", "40.00"),
+        (&format!("{refund}:8"), ALICE, "40.01"),
+        (&format!("refund-{issued}"), ALICE, "10.00"),
+    ] {
+        let recorded = world.try_initiate(payout_id, user_id, amount, &account);
+        recorded.await.unwrap();
+        assert_stays(&world, payout_id, NOT_BURNED).await;
+    }
+
+    // Issued between the record and the release: by a retry that an operator asked for.
+    world.initiate(&refund, "40.00", &account).await;
+    let second = format!("{refund}:2");
+    world.initiate(&second, "40.00", &account).await;
+    for status in [
+        common::OperationStatus::Processing,
+        common::OperationStatus::OnchainSubmitted,
+        common::OperationStatus::Finalized,
+    ] {
+        world.cfa.set_operation(&deposit, status, 5);
+        assert_stays(&world, &refund, NOT_REFUNDABLE).await;
+    }
+    world.cfa.set_operation(&deposit, rejected, 0);
+    world.cfa.is_away.store(true, Ordering::SeqCst);
+    let away = (
+        Code::Unavailable,
+        "UNAVAILABLE",
+        "CFA service is unavailable",
+    );
+    assert_stays(&world, &refund, away).await;
+    world.cfa.is_away.store(false, Ordering::SeqCst);
+
+    world.set_fault(BankFault::HoldTransfer, "").await;
+    world.try_release(&refund).await.unwrap();
+    assert_stays(&world, &second, NOT_REFUNDABLE).await;
+    world.set_fault(BankFault::None, "").await;
+    world.until_payout(&refund, SUCCESS).await;
+    world
+        .until_status(&deposit, common::PaymentStatus::Refunded)
+        .await;
+    assert_stays(&world, &second, NOT_REFUNDABLE).await;
+    assert_eq!(world.transfers().await.len(), 1);
+    assert_eq!(world.bank_balance().await, "110.00");
+    world.stop().await;
+}
+
+// rows: R300
+#[tokio::test]
+async fn t24_a_refund_that_the_bank_refused_may_be_tried_again() {
+    let world = World::start().await;
+    let deposit = world.fund("40.00").await.payment_id;
+    let rejected = common::OperationStatus::Rejected;
+    world.cfa.set_operation(&deposit, rejected, 0);
+    let closed = account::number("40817", 8);
+    world.set_fault(BankFault::RefuseTransfer, &closed).await;
+    let refund = format!("refund-{deposit}");
+    world.initiate(&refund, "40.00", &closed).await;
+    world.try_release(&refund).await.unwrap();
+    world.until_payout(&refund, FAILED).await;
+    let refunded = common::OperationStatus::Refunded;
+    world.cfa.set_operation(&deposit, refunded, 0);
+    let second = format!("{refund}:2");
+    world.initiate(&second, "40.00", &valid_account()).await;
+    world.try_release(&second).await.unwrap();
+    world.until_payout(&second, SUCCESS).await;
+    assert_eq!(world.bank_balance().await, "0.00");
+    world.stop().await;
+}
+
+// rows: R123
+#[tokio::test]
+async fn t24_a_redemption_with_an_id_like_a_refund_is_no_refund() {
+    let world = World::start().await;
+    let deposit = world.fund("40.00").await.payment_id;
+    world.fund("40.00").await;
+    let rejected = common::OperationStatus::Rejected;
+    world.cfa.set_operation(&deposit, rejected, 0);
+    let payout_id = format!("refund-{deposit}");
+    let amount = rub("40.00").unwrap().amount;
+    world.cfa.burn(&payout_id, ALICE, amount);
+    world.initiate(&payout_id, "40.00", &valid_account()).await;
+    world.try_release(&payout_id).await.unwrap();
+    world.until_payout(&payout_id, SUCCESS).await;
+    assert_eq!(world.intent(&deposit).await.status, SUCCESS as i32);
+    world.stop().await;
+}
+
+// rows: R123 R318
+#[tokio::test]
+async fn r123_a_payout_is_recorded_only_to_the_account_of_the_profile() {
+    let world = World::start().await;
+    let other = account::number("40817", 9);
+    let refusal = async |payout_id: &str, user_id: &str, account: &str| {
+        let recorded = world.try_initiate(payout_id, user_id, "10.00", account);
+        let refused = recorded.await.unwrap_err();
+        let reason = rpc::status::reason(&refused).unwrap_or_default();
+        (refused.code(), reason, refused.message().to_owned())
+    };
+    let expected = |code: Code, reason: &str, text: &str| (code, reason.into(), text.to_owned());
+    for account in [other.as_str(), "", "not an account"] {
+        assert_eq!(
+            refusal("po-1", ALICE, account).await,
+            expected(
+                Code::FailedPrecondition,
+                "BANK_ACCOUNT_MISMATCH",
+                "Bank account is not that of the user's profile"
+            )
+        );
+    }
+    assert_eq!(
+        refusal("po-1", "ghost", &valid_account()).await,
+        expected(Code::NotFound, "USER_NOT_FOUND", "User not found")
+    );
+    let first = world.initiate("po-2", "10.00", &valid_account()).await;
+    // A repeat is answered although the profile has changed since.
+    world.set_account(ALICE, &other).await;
+    let again = world.try_initiate("po-2", ALICE, "10.00", &first.bank_account);
+    assert_eq!(again.await.unwrap(), first);
+    world.cut_identity();
+    assert_eq!(
+        refusal("po-1", ALICE, &other).await,
+        expected(
+            Code::Unavailable,
+            "UNAVAILABLE",
+            "Identity service is unavailable"
+        )
+    );
+    let listed = world
+        .payments()
+        .list_payouts(wire::ListPayoutsRequest::default())
+        .await
+        .unwrap();
+    assert_eq!(listed.into_inner().payouts.len(), 1);
     world.stop().await;
 }
 
@@ -489,16 +773,10 @@ async fn t48_payouts_of_a_blocked_user_or_a_listed_name_wait() {
     assert_eq!(late.stopped_reason, "court order");
     // Released or not, it waits while another user's, released later, is paid.
     assert!(world.release("po-1").await.released);
-    let other = wire::InitiatePayoutRequest {
-        context: ctx(),
-        payout: Some(wire::PayoutRequest {
-            payout_id: "bobs".into(),
-            user_id: "bob".into(),
-            amount: rub("1.00"),
-            bank_account: valid_account(),
-        }),
-    };
-    world.payments().initiate_payout(other).await.unwrap();
+    world
+        .try_initiate("bobs", "bob", "1.00", &valid_account())
+        .await
+        .unwrap();
     world.release("bobs").await;
     world.until_payout("bobs", SUCCESS).await;
     assert!(!world.payout("po-1").await.sent);

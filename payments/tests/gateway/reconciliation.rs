@@ -261,7 +261,7 @@ async fn t24_a_suspended_deposit_is_paid_back_and_leaves_the_suspense() {
         explained(&world.reconcile().await),
         ["0.00", "0.00", "40.00", "0.00"]
     );
-    world.release(&refund_id).await;
+    world.try_release(&refund_id).await.unwrap();
     world
         .until_status(
             &intent.payment_id,

@@ -1,19 +1,30 @@
-//! A gateway on real ports, with the real sandbox bank over loopback HTTP, the real identity stand-in, and a CFA service of two reads.
+//! A gateway on real ports, with the real sandbox bank over loopback HTTP, the real identity stand-in, and the reads of CFA service and chain
+//! that it makes.
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use axum::{Router, body::Body, extract::State, middleware::Next};
 use events::{Embedded, Event, Log};
-use payments::{AlertSinks, PaymentsConfig, PaymentsDeps, PaymentsHandle, rail::keys::Keys};
+use payments::{
+    AlertSinks, PaymentsConfig, PaymentsDeps, PaymentsHandle,
+    rail::{account, keys::Keys},
+};
 use prost::Message;
 use proto::{
     cfa::v1::{
         CfaOperation, GetSupplyRequest, GetSupplyResponse, ListOperationsRequest,
         ListOperationsResponse,
+    },
+    chain::v1::{
+        GetTransactionReceiptRequest, GetTransactionReceiptResponse, ReceiptStatus,
+        TransactionReceipt,
     },
     common::v1 as common,
     identity::v1::{self as identity, identity_service_client::IdentityServiceClient},
@@ -38,7 +49,12 @@ pub const ALICE: &str = "alice";
 pub struct CfaStub {
     pub supply: Mutex<String>,
     pub block: Mutex<u64>,
-    pub operations: Mutex<HashMap<String, (common::OperationStatus, u64)>>,
+    /// By external reference. A type that is unspecified matches every filter.
+    pub operations: Mutex<HashMap<String, CfaOperation>>,
+    /// By transaction hash.
+    pub receipts: Mutex<HashMap<String, ReceiptStatus>>,
+    pub is_away: AtomicBool,
+    pub is_chain_away: AtomicBool,
 }
 
 impl CfaStub {
@@ -48,10 +64,37 @@ impl CfaStub {
     }
 
     pub fn set_operation(&self, external_ref: &str, status: common::OperationStatus, block: u64) {
-        self.operations
-            .lock()
-            .unwrap()
-            .insert(external_ref.into(), (status, block));
+        self.change(external_ref, |operation| {
+            operation.status = status as i32;
+            operation.block_number = block;
+        });
+    }
+
+    pub fn change(&self, external_ref: &str, change: impl FnOnce(&mut CfaOperation)) {
+        let mut operations = self.operations.lock().unwrap();
+        change(
+            operations
+                .entry(external_ref.into())
+                .or_insert_with(|| CfaOperation {
+                    instrument_id: "CFA-RUB".into(),
+                    external_ref: external_ref.into(),
+                    ..Default::default()
+                }),
+        );
+    }
+
+    /// A redemption whose tokens are burned, in a transaction with a receipt.
+    pub fn burn(&self, payout_id: &str, user_id: &str, amount: Option<common::Decimal>) {
+        let tx_hash = format!("0x{payout_id}");
+        self.change(payout_id, |operation| {
+            operation.r#type = common::OperationType::Redemption as i32;
+            operation.status = common::OperationStatus::OnchainSubmitted as i32;
+            operation.user_id = user_id.into();
+            operation.amount = amount;
+            operation.onchain_tx_hash.clone_from(&tx_hash);
+        });
+        let mut receipts = self.receipts.lock().unwrap();
+        receipts.insert(tx_hash, ReceiptStatus::Success);
     }
 }
 
@@ -73,7 +116,7 @@ pub struct World {
     pub http_url: String,
     pub bank_url: String,
     stop: CancellationToken,
-    slots: [LocalSlot; 4],
+    slots: [LocalSlot; 5],
     handles: Option<(PaymentsHandle, IdentityHandle, BankHandle)>,
     server: Option<JoinHandle<()>>,
 }
@@ -94,7 +137,7 @@ impl World {
     pub async fn open(folder: Arc<TempDir>, change: impl FnOnce(&mut Setup)) -> World {
         let stop = CancellationToken::new();
         let log = Arc::new(Embedded::open(folder.path().join("log")).await.unwrap());
-        let slots: [LocalSlot; 4] = Default::default();
+        let slots: [LocalSlot; 5] = Default::default();
         let auth = Authenticator::Sandbox;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let http_url = format!("http://{}", listener.local_addr().unwrap());
@@ -147,6 +190,7 @@ impl World {
                 log: log.clone(),
                 identity: Channel::local(&slots[1], "sandbox.service"),
                 cfa: Channel::local(&slots[3], "sandbox.service"),
+                chain: Channel::local(&slots[4], "sandbox.service"),
                 alerts: setup.alerts,
             },
             stop.clone(),
@@ -164,6 +208,7 @@ impl World {
         slots[1].fill(rpc::with_auth(recorded, &auth));
         slots[2].fill(rpc::with_auth(bank.service().routes, &auth));
         slots[3].fill(rpc::with_auth(cfa_routes(cfa.clone()), &auth));
+        slots[4].fill(rpc::with_auth(chain_routes(cfa.clone()), &auth));
         let served = rpc::serve(
             listener,
             vec![payments.service()],
@@ -225,10 +270,26 @@ impl World {
             context: ctx(),
             user_id: user_id.into(),
             kyc_status: common::KycStatus::Standard as i32,
+            bank_account: valid_account(),
             ..Default::default()
         };
         let answer = self.identity().create_user(ask).await.unwrap();
         answer.into_inner().profile.unwrap()
+    }
+
+    pub async fn set_account(&self, user_id: &str, bank_account: &str) {
+        let ask = identity::UpdateUserRequest {
+            context: ctx(),
+            user_id: user_id.into(),
+            bank_account: Some(bank_account.into()),
+            ..Default::default()
+        };
+        self.identity().update_user(ask).await.unwrap();
+    }
+
+    /// No call reaches identity any more.
+    pub fn cut_identity(&self) {
+        self.slots[1].clear();
     }
 
     pub async fn create_intent(
@@ -299,32 +360,53 @@ impl World {
             .transfers
     }
 
+    /// Records a payout of Alice to the account, which becomes that of her profile.
     pub async fn initiate(
         &self,
         payout_id: &str,
         amount: &str,
         bank_account: &str,
     ) -> wire::Payout {
+        self.set_account(ALICE, bank_account).await;
+        let recorded = self.try_initiate(payout_id, ALICE, amount, bank_account);
+        recorded.await.unwrap()
+    }
+
+    pub async fn try_initiate(
+        &self,
+        payout_id: &str,
+        user_id: &str,
+        amount: &str,
+        bank_account: &str,
+    ) -> Result<wire::Payout, Status> {
         let ask = wire::InitiatePayoutRequest {
             context: ctx(),
             payout: Some(wire::PayoutRequest {
                 payout_id: payout_id.into(),
-                user_id: ALICE.into(),
+                user_id: user_id.into(),
                 amount: rub(amount),
                 bank_account: bank_account.into(),
             }),
         };
-        let answer = self.payments().initiate_payout(ask).await.unwrap();
-        answer.into_inner().payout.unwrap()
+        let answer = self.services().initiate_payout(ask).await?;
+        Ok(answer.into_inner().payout.unwrap())
     }
 
+    /// Releases a payout whose tokens are burned.
     pub async fn release(&self, payout_id: &str) -> wire::Payout {
+        let payout = self.payout(payout_id).await;
+        let amount = payout.amount.unwrap().amount;
+        self.cfa.burn(payout_id, &payout.user_id, amount);
+        self.try_release(payout_id).await.unwrap()
+    }
+
+    pub async fn try_release(&self, payout_id: &str) -> Result<wire::Payout, Status> {
         let ask = wire::ReleasePayoutRequest {
             context: ctx(),
             payout_id: payout_id.into(),
         };
-        let answer = self.payments().release_payout(ask).await.unwrap();
-        answer.into_inner().payout.unwrap()
+        let answer = self.services().release_payout(ask).await?;
+        Ok(answer.into_inner().payout.unwrap())
     }
 
     pub async fn payout(&self, payout_id: &str) -> wire::Payout {
@@ -515,6 +597,10 @@ pub fn amount_of(money: Option<&common::Money>) -> String {
     money.unwrap().amount.clone().unwrap().value
 }
 
+pub fn valid_account() -> String {
+    account::number("40817", 7)
+}
+
 /// Polls until there is an answer; a test that waits longer than this has failed.
 pub async fn until<T>(ask: impl AsyncFn() -> Option<T>) -> T {
     let answer = async {
@@ -608,19 +694,57 @@ async fn list_operations(
 ) -> http::Response<tonic::body::Body> {
     let codec = tonic_prost::ProstCodec::<ListOperationsResponse, ListOperationsRequest>::default();
     let answer = tower::service_fn(|request: Request<ListOperationsRequest>| {
-        let external_ref = request.into_inner().external_ref;
-        let known = stub.operations.lock().unwrap().get(&external_ref).copied();
-        let operations = known.map(|(status, block_number)| CfaOperation {
-            external_ref,
-            status: status as i32,
-            block_number,
-            ..Default::default()
-        });
+        let ask = request.into_inner();
+        let operations = stub.operations.lock().unwrap();
+        let known = operations.get(&ask.external_ref).cloned();
+        let fits = |operation: &CfaOperation| {
+            ask.r#type == 0 || operation.r#type == 0 || operation.r#type == ask.r#type
+        };
         let page = ListOperationsResponse {
-            operations: operations.into_iter().collect(),
+            operations: known.into_iter().filter(fits).collect(),
             pagination: None,
         };
-        async { Ok::<_, Status>(Response::new(page)) }
+        let is_away = stub.is_away.load(Ordering::SeqCst);
+        async move { unless(is_away, page) }
     });
     tonic::server::Grpc::new(codec).unary(answer, request).await
+}
+
+/// The read of the chain connector that the gateway makes.
+fn chain_routes(stub: Arc<CfaStub>) -> Routes {
+    let path = "/platform.chain.v1.ChainConnectorService/GetTransactionReceipt";
+    Routes::from(
+        Router::new()
+            .route(path, axum::routing::post(get_receipt))
+            .with_state(stub),
+    )
+}
+
+async fn get_receipt(
+    State(stub): State<Arc<CfaStub>>,
+    request: Raw,
+) -> http::Response<tonic::body::Body> {
+    let codec = tonic_prost::ProstCodec::<
+        GetTransactionReceiptResponse,
+        GetTransactionReceiptRequest,
+    >::default();
+    let answer = tower::service_fn(|request: Request<GetTransactionReceiptRequest>| {
+        let tx_hash = request.into_inner().tx_hash;
+        let status = stub.receipts.lock().unwrap().get(&tx_hash).copied();
+        let receipt = status.map(|status| TransactionReceipt {
+            tx_hash,
+            status: status as i32,
+            ..Default::default()
+        });
+        let is_away = stub.is_chain_away.load(Ordering::SeqCst);
+        async move { unless(is_away, GetTransactionReceiptResponse { receipt }) }
+    });
+    tonic::server::Grpc::new(codec).unary(answer, request).await
+}
+
+fn unless<T>(is_away: bool, answer: T) -> Result<Response<T>, Status> {
+    if is_away {
+        return Err(Status::unavailable("away"));
+    }
+    Ok(Response::new(answer))
 }

@@ -379,10 +379,10 @@ fn r318_initiate_payout_answers_the_stored_payout_and_again_the_same() {
         let payout = json!({ "payoutId": uuid::Uuid::now_v7().to_string(), "userId": user.id, "amount": rub("5.00"), "bankAccount": user.account });
         let request = json!({ "payout": payout });
         let first = platform
-            .ok(TREASURY, "payments.InitiatePayout", request.clone())
+            .ok(SERVICE, "payments.InitiatePayout", request.clone())
             .await;
         let (second, headers) = platform
-            .call_with_headers(TREASURY, "payments.InitiatePayout", request)
+            .call_with_headers(SERVICE, "payments.InitiatePayout", request)
             .await
             .expect("answered");
         for name in ["payoutId", "userId", "amount", "bankAccount"] {
