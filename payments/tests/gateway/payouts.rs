@@ -450,6 +450,20 @@ async fn r123_a_payout_is_recorded_only_to_the_account_of_the_profile() {
     world.stop().await;
 }
 
+#[tokio::test]
+async fn the_account_in_the_readme_takes_a_payout() {
+    let readme = include_str!("../../../README.md");
+    let (_, rest) = readme.split_once(r#""bankAccount":""#).unwrap();
+    let (account, _) = rest.split_once('"').unwrap();
+    assert_eq!(account::check(account), Ok(()));
+    let world = World::start().await;
+    world.fund("100.00").await;
+    world.initiate("po-1", "10.00", account).await;
+    world.release("po-1").await;
+    world.until_payout("po-1", SUCCESS).await;
+    world.stop().await;
+}
+
 // rows: R321
 #[tokio::test]
 async fn r321_a_refusal_of_the_bank_fails_the_payout_and_says_why() {
