@@ -150,7 +150,7 @@ fn a_request_that_races_with_the_stop_is_answered() {
                             tx: tx.clone(),
                             tag: taken,
                         };
-                        let request = Request::CloseSession(types::SessionIx(9));
+                        let request = Request::CloseSession(SessionIx(9));
                         match port.submit(request, reply) {
                             Ok(()) => taken += 1,
                             Err(NotTaken::Busy) => std::thread::yield_now(),
@@ -176,7 +176,7 @@ fn a_request_that_races_with_the_stop_is_answered() {
         }
         assert_eq!(answers, expected, "round {round}");
         assert_eq!(
-            port.submit(Request::CloseSession(types::SessionIx(9)), Reply::None),
+            port.submit(Request::CloseSession(SessionIx(9)), Reply::None),
             Err(NotTaken::Stopping)
         );
     }

@@ -32,7 +32,8 @@ impl Default for ClientPolicy {
             tries: 3,
             retry_pause_ms: 200,
             breaker_failures: 5,
-            breaker_open_ms: 10_000,
+            // Payments are back within 10 s of the end of an outage.
+            breaker_open_ms: 5_000,
         }
     }
 }
