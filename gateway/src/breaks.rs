@@ -15,7 +15,6 @@ use tonic::Status;
 
 use crate::consumers::{ask_or_known, bound, stop_trading};
 use crate::market::Market;
-use crate::refusal;
 
 /// How long to wait before what did not work is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -56,9 +55,7 @@ pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
 
 async fn stop(market: &Market, user_id: &str) -> Result<(), Status> {
     if let Some(user) = bound(market, user_id).await? {
-        stop_trading(market, user)
-            .await
-            .map_err(|error| refusal::not_taken(&error))?;
+        stop_trading(market, user).await?;
         tracing::error!(
             user_id,
             severity = "critical",
@@ -74,9 +71,7 @@ async fn let_go_on(market: &Market, user_id: &str) -> Result<(), Status> {
         market.identity.forget(user_id);
         let context = Context::new("market");
         if !market.identity.profile(&context, user_id).await?.blocked {
-            ask_or_known(market, Request::UnblockUser(user))
-                .await
-                .map_err(|error| refusal::not_taken(&error))?;
+            ask_or_known(market, Request::UnblockUser(user)).await?;
         }
         tracing::info!(user_id, "journal and ledger agree again");
     }

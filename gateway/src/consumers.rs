@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use admission::{CancelRequest, MassCancelRequest, OrderRef, Request};
 use client::wire::DisconnectCode;
-use events::{BatchResult, Event, Failure, HandlerResult, Poison, Stopped, topics};
+use events::{BatchResult, Event, Failure, HandlerResult, Later, Poison, Stopped, topics};
 use prost::Message;
 use proto::{
     cfa::v1 as cfa, common::v1::MonetaryAmount, identity::v1 as identity, ledger::v1 as ledger,
@@ -18,6 +18,7 @@ use proto::{
 use rpc::Context;
 use sequencer::NotTaken;
 use tokio_util::sync::CancellationToken;
+use tonic::Status;
 use types::command::MassScope;
 use types::{CancelReason, Decimal, HoldIx, Id128, InstrumentIx, SessionIx, UserId, UserIx};
 use uuid::Uuid;
@@ -29,6 +30,7 @@ use crate::instruments;
 use crate::market::{Market, is_known};
 use crate::projection::repo;
 use crate::quic::login;
+use crate::refusal;
 
 /// Consumer group of this room.
 const GROUP: &str = "market";
@@ -87,7 +89,7 @@ async fn handle_in_order(market: &Arc<Market>, events: &[Event]) -> BatchResult 
             Err(poison) => return stopped(handled, poison.into()),
         };
         let done = if run.is_empty() {
-            handle(market, &events[handled]).await
+            handle(market, &events[handled]).await.map_err(or_later)
         } else {
             move_positions(market, &run).await
         };
@@ -173,6 +175,31 @@ async fn move_positions(market: &Market, run: &[Moves]) -> HandlerResult {
     Ok(tx.commit().await?)
 }
 
+/// What only a store, a peer or the journal can mend waits for it instead of being given up.
+fn or_later(error: Failure) -> Failure {
+    use tonic::Code::{Aborted, DeadlineExceeded, Internal, ResourceExhausted, Unavailable};
+    let is_away = if let Some(status) = error.downcast_ref::<Status>() {
+        let away = [
+            Aborted,
+            DeadlineExceeded,
+            Internal,
+            ResourceExhausted,
+            Unavailable,
+        ];
+        away.contains(&status.code())
+    } else {
+        matches!(
+            error.downcast_ref(),
+            Some(NotTaken::Busy | NotTaken::Stopping | NotTaken::JournalFailed)
+        )
+    };
+    if is_away {
+        Later(error.to_string()).into()
+    } else {
+        error
+    }
+}
+
 async fn handle(market: &Arc<Market>, event: &Event) -> HandlerResult {
     match event.short_type() {
         "UserBlockedEvent" => {
@@ -229,7 +256,7 @@ fn negative(amount: Decimal) -> Result<Decimal, Poison> {
 }
 
 /// The index of a user who has traded here.
-pub async fn bound(market: &Market, user_id: &str) -> Result<Option<UserIx>, tonic::Status> {
+pub async fn bound(market: &Market, user_id: &str) -> Result<Option<UserIx>, Status> {
     let Ok(id) = UserId::new(user_id) else {
         return Ok(None);
     };
@@ -239,7 +266,7 @@ pub async fn bound(market: &Market, user_id: &str) -> Result<Option<UserIx>, ton
 }
 
 /// Drops what is cached of a user; his budget is read again with his next order.
-async fn forget(market: &Market, user_id: &str) -> Result<Option<UserIx>, tonic::Status> {
+async fn forget(market: &Market, user_id: &str) -> Result<Option<UserIx>, Status> {
     market.identity.forget(user_id);
     let user = bound(market, user_id).await?;
     if let Some(user) = user {
@@ -275,7 +302,7 @@ async fn block(market: &Arc<Market>, user_id: &str) -> HandlerResult {
 }
 
 /// No more orders of a user, the open ones cancelled (`USER_BLOCKED`).
-pub async fn stop_trading(market: &Market, user: UserIx) -> Result<(), NotTaken> {
+pub async fn stop_trading(market: &Market, user: UserIx) -> Result<(), Status> {
     ask_or_known(market, Request::BlockUser(user)).await?;
     let cancel = MassCancelRequest {
         scope: MassScope::User(user),
@@ -301,12 +328,14 @@ async fn unblock(market: &Market, user_id: &str) -> HandlerResult {
     Ok(())
 }
 
-pub async fn ask_or_known(market: &Market, request: Request) -> Result<(), NotTaken> {
-    match market.ask(request).await {
-        Ok(_) => Ok(()),
-        Err(error) if is_known(&error) => Ok(()),
-        Err(error) => Err(error),
-    }
+/// Asks, or finds it so already; durable when this returns, since the event behind it is not delivered again.
+pub async fn ask_or_known(market: &Market, request: Request) -> Result<(), Status> {
+    let sequence = match market.ask(request).await {
+        Ok(record) => record.command.sequence,
+        Err(error) if is_known(&error) => market.inspect(|core| core.sequence()).await?,
+        Err(error) => return Err(refusal::not_taken(&error)),
+    };
+    market.durable(sequence).await
 }
 
 /// Cancels what a vanished hold stood behind: the orders of its pool, or the one order whose main hold it was.
@@ -338,6 +367,8 @@ async fn hold_vanished(market: &Arc<Market>, hold_id: &str, reason: CancelReason
             Err(error) => return Err(error.into()),
         }
     }
+    let sequence = market.inspect(|core| core.sequence()).await?;
+    market.durable(sequence).await?;
     if let Some(hold) = pool {
         funding::close_idle(market, hold).await?;
     }

@@ -27,6 +27,8 @@ use crate::{
 
 /// Name of the sessions' messages in the health read.
 const SESSIONS: &str = "sessions";
+/// How long the workers together may take to stop.
+const WORKERS_STOP: Duration = Duration::from_secs(3);
 /// How long to wait before the registry is asked again.
 const REGISTRY_RETRY: Duration = Duration::from_secs(1);
 
@@ -293,8 +295,13 @@ impl GatewayHandle {
     /// under way are answered until here.
     pub async fn stopped(self) {
         let mut ended = Vec::new();
-        for worker in self.workers {
-            ended.push(worker.await);
+        let deadline = tokio::time::Instant::now() + WORKERS_STOP;
+        for mut worker in self.workers {
+            // One may wait for a journal that has no room: it is cut, as a crash would.
+            match tokio::time::timeout_at(deadline, &mut worker).await {
+                Ok(joined) => ended.push(joined),
+                Err(_) => worker.abort(),
+            }
         }
         self.telling.cancel();
         for teller in self.tellers {

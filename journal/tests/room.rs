@@ -11,7 +11,7 @@ const CONFIG: Config = Config {
     segment_bytes: 16 << 10,
     pending_bytes_max: 64 << 10,
 };
-/// Far longer than any wait here: its end means that somebody hangs.
+/// Far longer than any wait here: its end means that something hangs.
 const HANG: Duration = Duration::from_secs(20);
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -39,7 +39,7 @@ fn append(appender: &mut Appender, sequence: u64) {
 fn wait(commit: &Commit, sequence: u64) -> Result<(), journal::JournalFailed> {
     let waited =
         runtime().block_on(async { tokio::time::timeout(HANG, commit.wait(sequence)).await });
-    waited.expect("nobody hangs")
+    waited.expect("nothing hangs")
 }
 
 /// Appends until the writer waits for room; the last sequence.

@@ -230,7 +230,7 @@ impl Manifest {
             if let Some(part) = has_data {
                 bail!(
                     "data folder {}: {} is there, but no {FILE}: if it was made by an older version, \
-                     run `platform data accept` once; if the file was lost, restore it from a backup",
+                     and stopped with no open order and every trade final, run `platform data accept` once; if the file was lost, restore it from a backup",
                     dir.display(),
                     part.path.display()
                 );
@@ -310,6 +310,8 @@ impl Manifest {
 #[derive(Debug, Serialize)]
 pub struct Accepted {
     pub manifest: PathBuf,
+    /// The folder had no manifest before.
+    pub is_adopted: bool,
     /// Parts that were taken as they are.
     pub parts: BTreeSet<String>,
     /// Parts that the next start makes.
@@ -350,6 +352,7 @@ pub fn accept(config: &Config) -> anyhow::Result<Accepted> {
     }
     refuse(dir, &faults)?;
     content.write(dir)?;
+    let is_adopted = before.is_none();
     let before = before.unwrap_or_default();
     let is_changed = |name: &&String| {
         let former = before.keys.get(*name).filter(|former| !former.is_empty());
@@ -358,6 +361,7 @@ pub fn accept(config: &Config) -> anyhow::Result<Accepted> {
     let is_there = |name: &&String| !content.pending.contains(*name);
     Ok(Accepted {
         manifest: dir.join(FILE),
+        is_adopted,
         parts: content.names().filter(is_there).cloned().collect(),
         changed_keys: content.keys.keys().filter(is_changed).cloned().collect(),
         left_out: (before.names())

@@ -71,9 +71,10 @@ fn r350_there_is_help_on_every_level_and_a_command_for_every_call() {
                 let text = help(&[noun, &verb]).await;
                 let about = text.lines().next().unwrap_or_default();
                 assert!(!about.trim().is_empty(), "{noun} {verb} says what it does");
-                // `events` and `journal` work on the logs themselves, not by a call; `ledger` shows some calls once more and reads its file.
+                // `events`, `journal` and `data` work on the files themselves, not by a call; `ledger`
+                // shows some calls once more and reads its file.
                 let is_beside = match noun.as_str() {
-                    "events" | "journal" => true,
+                    "events" | "journal" | "data" => true,
                     "ledger" => BESIDE.contains(&verb.as_str()),
                     _ => false,
                 };

@@ -141,7 +141,7 @@ async fn as_before(
     let open = json!({ "userId": user.id, "instrumentId": bond });
     let orders = platform.ok(AUDITOR, "market.ListOrders", open).await;
     assert!(!orders["orders"].as_array().is_none_or(Vec::is_empty));
-    platform.deposit(user, "10.00").await;
+    platform.rich("10.00").await;
 }
 
 /// `count` connections from one address at once, each with a call that is answered.

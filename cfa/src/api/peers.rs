@@ -583,9 +583,11 @@ impl Peers {
 
     // ---- payments
 
-    /// True when payments holds the deposit as received (SUCCESS) from this user in this amount. A deposit that was paid back is not.
-    pub async fn is_paid(
+    /// True when payments holds the deposit of this user in this amount with this status: SUCCESS while its money is here, REFUNDED once
+    /// it was paid back.
+    pub async fn is_deposit(
         &self,
+        status: common::PaymentStatus,
         correlation_id: &str,
         payment_id: &str,
         user_id: &str,
@@ -601,7 +603,7 @@ impl Peers {
             Err(status) => return Err(peer_error(PAYMENTS, &status)),
         };
         Ok(intent.is_some_and(|intent| {
-            intent.status() == common::PaymentStatus::Success
+            intent.status() == status
                 && intent.payment_id == payment_id
                 && intent.user_id == user_id
                 && convert::money_minor(intent.amount.as_ref()) == Ok(amount_minor)

@@ -386,7 +386,7 @@ impl Repo {
         sqlx::query(
             "INSERT INTO suspended_deposit (payment_id, user_id, amount_minor, operation_id, reason, created_at_us, resolved)
              VALUES ($1, $2, $3, $4, $5, $6, 0)
-             ON CONFLICT (payment_id) DO UPDATE SET resolved = 0, operation_id = excluded.operation_id, reason = excluded.reason",
+             ON CONFLICT (payment_id) DO UPDATE SET resolved = 0, amount_minor = excluded.amount_minor, operation_id = excluded.operation_id, reason = excluded.reason",
         )
         .bind(&deposit.payment_id)
         .bind(&deposit.user_id)

@@ -6,7 +6,7 @@ use sqlx::sqlite::SqliteRow;
 
 use super::Repo;
 use crate::error::Error;
-use crate::model::Holder;
+use crate::model::{Holder, InstrumentStatus};
 
 const CURSOR: &str = "registry_block";
 
@@ -28,12 +28,14 @@ impl Repo {
             .transpose()
     }
 
-    /// Token contracts of all instruments; with a block: its events from there on are not in the registry yet.
+    /// Token contracts of all instruments but drafts; with a block: its events from there on are not in the registry yet. Activation
+    /// notes the block of its first event, so events of a draft would count twice.
     pub async fn tokens(&self) -> Result<Vec<(String, Option<u64>)>, Error> {
         let rows: Vec<(String, Option<i64>)> = sqlx::query_as(
             "SELECT contract_address, from_block FROM instrument LEFT JOIN registry_backlog ON token = contract_address
-             WHERE contract_address > '' ORDER BY contract_address",
+             WHERE contract_address > '' AND status <> $1 ORDER BY contract_address",
         )
+        .bind(InstrumentStatus::Draft.code())
         .fetch_all(self.db.read())
         .await?;
         let block = |number: i64| number as u64;

@@ -1,5 +1,6 @@
 //! IssueCfaRub (specification 4.1 rules 1 to 3), IssueInvestmentCfa (T18) and the list of deposits that were paid and refused (T24).
 
+use proto::common::v1::PaymentStatus;
 use types::Decimal;
 use uuid::Uuid;
 
@@ -336,7 +337,8 @@ impl Service {
             return Err(Refusal::DepositResolved.into());
         }
         if !refund {
-            self.require_paid(asked, &deposit).await?;
+            self.require(PaymentStatus::Success, asked, &deposit)
+                .await?;
             let retry = Asked {
                 idempotency_key: format!("retry:{payment_id}:{}", asked.idempotency_key),
                 ..asked.clone()
@@ -361,9 +363,13 @@ impl Service {
         let (payout_id, state) = self
             .latest_refund(&asked.correlation_id, payment_id)
             .await?;
-        // one that the bank has made already, after its answer was lost, is only recorded: its payment is REFUNDED
-        if state != Some(PayoutState::Succeeded) {
-            self.require_paid(asked, &deposit).await?;
+        // One that the bank has made already, after its answer was lost, is only recorded: its payment is REFUNDED.
+        if state == Some(PayoutState::Succeeded) {
+            self.require(PaymentStatus::Refunded, asked, &deposit)
+                .await?;
+        } else {
+            self.require(PaymentStatus::Success, asked, &deposit)
+                .await?;
             let profile = self
                 .peers
                 .profile(&asked.correlation_id, &deposit.user_id)
@@ -405,17 +411,23 @@ impl Service {
         Ok(operation)
     }
 
-    async fn require_paid(&self, asked: &Asked, deposit: &SuspendedDeposit) -> Result<(), Error> {
-        let is_paid = self
+    async fn require(
+        &self,
+        status: PaymentStatus,
+        asked: &Asked,
+        deposit: &SuspendedDeposit,
+    ) -> Result<(), Error> {
+        let is_so = self
             .peers
-            .is_paid(
+            .is_deposit(
+                status,
                 &asked.correlation_id,
                 &deposit.payment_id,
                 &deposit.user_id,
                 deposit.amount_minor,
             )
             .await?;
-        if is_paid {
+        if is_so {
             Ok(())
         } else {
             Err(Refusal::PaymentUnpaid.into())

@@ -72,6 +72,10 @@ impl Service {
             if known.status != RedemptionStatus::Failed {
                 return Err(Refusal::RedemptionExists.into());
             }
+            if known.tx_hash.is_none() {
+                let instrument = self.known_instrument(instrument_id).await?;
+                record_date(&instrument, &request, self.clock.now_us())?;
+            }
             return self.restart_redemption(asked, known).await;
         }
         let instrument = self.known_instrument(instrument_id).await?;
@@ -260,7 +264,10 @@ impl Service {
             redemption.status,
             RedemptionStatus::Finalized | RedemptionStatus::Failed
         );
-        // recorded before every total was checked
+        // The total was 0 when it was recorded; units may have been issued since.
+        if is_open && redemption.total_minor == 0 {
+            self.catch_up_registry().await?;
+        }
         if is_open && redemption.total_minor == 0 && self.has_holders(&instrument).await? {
             self.fail(&mut redemption, "units would be burned without payment")
                 .await?;
@@ -437,6 +444,10 @@ impl Service {
             owed.entry(holder.address)
                 .or_insert((holder.user_id, 0, 0))
                 .1 = holder.units_minor;
+        }
+        // The next drive of the redemption ends it as failed.
+        if redemption.total_minor == 0 && owed.values().any(|(_, burn_minor, _)| *burn_minor > 0) {
+            return Err(Refusal::NothingToPay.into());
         }
         // one whose part was reverted is served anew when the redemption is started again
         let served = self.repo.served_holders(&redemption.redemption_id).await?;

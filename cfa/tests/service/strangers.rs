@@ -99,7 +99,7 @@ async fn r030_transfer_events_of_a_stranger_do_not_stop_the_registry() {
             .iter()
             .all(|transfer| transfer.instrument_id == "BOND-1")
     );
-    // nobody is told of transactions that this platform did not send
+    // no one is told of transactions that this platform did not send
     let told = world.events_until(events::topics::CHAIN, |event| {
         event.short_type() == "BlockReadEvent"
             && chain::BlockReadEvent::decode(event.payload.as_slice())

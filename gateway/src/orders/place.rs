@@ -217,6 +217,10 @@ async fn own_hold(
     order: &NewOrder,
     request: &mut NewRequest,
 ) -> Result<Option<Record>, Status> {
+    // While the journal has no room the hold would lock money for an order that cannot enter.
+    if market.commit.stalled().is_some() {
+        return Err(refusal::not_taken(&NotTaken::Busy));
+    }
     let asset = order.asset();
     let price = request.price.unwrap_or(order.spec.band_low);
     let need = reserve(

@@ -43,5 +43,10 @@ pub fn run(_: &ArgMatches, config: &Config, json: bool) -> anyhow::Result<()> {
         }
     }
     println!("{} is written.", accepted.manifest.display());
+    if accepted.is_adopted {
+        println!(
+            "Made by an older version: it must have been stopped with no open order and with every trade final."
+        );
+    }
     Ok(())
 }
