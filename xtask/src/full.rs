@@ -24,17 +24,12 @@ fn conformance() -> anyhow::Result<()> {
 fn disk_full() -> anyhow::Result<()> {
     println!("full disks that get room again, on tmpfs and on ext4");
     let root = shell::root();
-    shell::run(&root, "cargo", &["build", "--bin", "platform"])?;
-    let tests = [
-        "test",
-        "-p",
-        "tests",
-        "--test",
-        "disk_full",
-        "--",
-        "--test-threads=1",
-    ];
-    shell::run(&root, "cargo", &tests)
+    // `--workspace`, so that the features and with them the artifacts are those of the other tests.
+    let build = ["build", "--workspace", "--bin", "platform"];
+    shell::run(&root, "cargo", &build)?;
+    let test = ["test", "--workspace", "--test", "disk_full"];
+    let one_by_one = ["--", "--test-threads=1"];
+    shell::run(&root, "cargo", &[&test[..], &one_by_one].concat())
 }
 
 /// The full tests of every room: events on a real Kafka broker, ledger and outbox on a real PostgreSQL.
