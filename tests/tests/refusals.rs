@@ -802,3 +802,21 @@ mod bytes_of_login {
         bytes.to_vec()
     }
 }
+
+// rows: R132
+#[test]
+fn d49_times_far_away_are_refused_and_lists_stay_readable() {
+    run(async {
+        let stage = stage().await;
+        let platform = stage.platform;
+        let far = "0001-01-01T00:00:00Z";
+        let reconcile = json!({ "businessDate": far });
+        let refused = platform.refused(TREASURY, "payments.Reconcile", reconcile);
+        refused.await.is_bad_field("business_date");
+        let update = json!({ "instrumentId": stage.bond, "maturesAt": far });
+        let refused = platform.refused(OPERATOR, "cfa.UpdateInstrument", update);
+        refused.await.is_bad_field("matures_at");
+        let listed = platform.ok(AUDITOR, "cfa.ListInstruments", json!({}));
+        assert!(listed.await["instruments"].is_array());
+    });
+}
