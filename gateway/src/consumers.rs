@@ -328,7 +328,8 @@ async fn unblock(market: &Market, user_id: &str) -> HandlerResult {
     Ok(())
 }
 
-/// Asks, or finds it so already; durable when this returns, since the event behind it is not delivered again.
+/// Submits the request and waits until it, or the state that it repeats, is durable: the event that
+/// caused it is not redelivered after the handler returns.
 pub async fn ask_or_known(market: &Market, request: Request) -> Result<(), Status> {
     let sequence = match market.ask(request).await {
         Ok(record) => record.command.sequence,

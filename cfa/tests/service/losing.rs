@@ -1,4 +1,4 @@
-//! An event log that loses what a test tells it to lose.
+//! An event log that drops the records a test selects.
 
 use std::sync::{Arc, Mutex};
 

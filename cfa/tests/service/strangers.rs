@@ -12,7 +12,7 @@ use proto::chain::v1 as chain;
 
 use crate::world::*;
 
-/// Code of a contract that tells of one transfer while it is deployed: `Transfer(from, to, units)`.
+/// Code of a contract that emits one `Transfer(from, to, units)` while it is deployed.
 fn telling_transfer(units: U256) -> Vec<u8> {
     let mut code = vec![0x7f];
     code.extend(units.to_be_bytes::<32>());

@@ -18,7 +18,7 @@ pub struct Identity {
     pub fingerprint: String,
 }
 
-/// Reads `cert.der` and `key.der` of the folder, or makes them. The fingerprint stands beside them
+/// Reads `cert.der` and `key.der` of the folder, or makes them. The fingerprint is stored next to them
 /// in text.
 pub fn load_or_make(folder: &Path) -> Result<Identity, Error> {
     std::fs::create_dir_all(folder)?;

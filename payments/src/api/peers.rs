@@ -173,13 +173,13 @@ impl CfaPeer {
         Ok((Rub::from_decimal(supply)?, answer.block_number))
     }
 
-    /// The issue behind a payment.
+    /// The issue operation of a payment.
     pub async fn issue(&self, payment_id: &str, correlation_id: &str) -> Result<TokenSide, Fault> {
         self.token_side(common::OperationType::Issuance, payment_id, correlation_id)
             .await
     }
 
-    /// The redemption behind a payout.
+    /// The redemption operation of a payout.
     pub async fn redemption(
         &self,
         payout_id: &str,
