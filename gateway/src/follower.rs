@@ -1,5 +1,5 @@
 //! A reader of the journal that waits while the process is out of file descriptors: its part fails in the health
-//! read meanwhile and recovers with the next record.
+//! read meanwhile and recovers with the first read that works.
 
 use std::time::Duration;
 
@@ -30,18 +30,26 @@ impl Follower {
     /// Waits for the next record. Cancel safe.
     pub async fn next(&mut self) -> Result<Record, ReadError> {
         loop {
-            match self.reader.next().await {
+            match self.reader.try_next() {
                 Err(error) if error.is_transient() => {
                     self.is_failing = true;
                     self.health.set_failing(self.part, error.to_string());
                     tokio::time::sleep(RETRY).await;
+                    continue;
                 }
                 read => {
+                    // Also without a record: the next one may be long in coming.
                     if std::mem::take(&mut self.is_failing) {
                         self.health.set_ok(self.part);
                     }
-                    return read;
+                    if let Some(record) = read? {
+                        return Ok(record);
+                    }
                 }
+            }
+            match self.reader.next().await {
+                Err(error) if error.is_transient() => {}
+                read => return read,
             }
         }
     }

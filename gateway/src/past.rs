@@ -21,11 +21,19 @@ use crate::streams::Place;
 /// Scans that read at the same moment, of all connections together.
 pub const SCANS_MAX: usize = 2;
 
-/// Pause while there is no file descriptor to read with, and how long a scan waits for one.
+/// Pause while there is no file descriptor to read with, and how long one read waits for it.
 const RETRY: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
 impl PastError {
+    fn is_transient(&self) -> bool {
+        match self {
+            Self::Journal(error) => error.is_transient(),
+            Self::Checkpoint(error) => error.is_transient(),
+            Self::GivenUp => false,
+        }
+    }
+
     /// What is looked for has left the journal.
     pub fn is_removed(&self) -> bool {
         matches!(self, Self::Journal(error) if error.is_removed())
@@ -64,7 +72,7 @@ impl Past {
         is_before: impl Fn(&dyn Fn(SessionIx) -> (u64, u64)) -> bool + Send + 'static,
     ) -> Result<Self, PastError> {
         let (data_dir, node) = (market.config.data_dir.clone(), market.node);
-        let finding = move || Ok(checkpoint::place_before(&data_dir, node, is_before)?);
+        let finding = move || Ok(checkpoint::place_before(&data_dir, node, &is_before)?);
         Self::at(market, finding).await
     }
 
@@ -76,7 +84,7 @@ impl Past {
         let (data_dir, node) = (market.config.data_dir.clone(), market.node);
         let reader = market.read_journal(Sequence::ZERO);
         let finding = move || {
-            let place = checkpoint::place_before(&data_dir, node, is_before)?;
+            let place = checkpoint::place_before(&data_dir, node, &is_before)?;
             let removed = reader.removed_through()?;
             if place.fold.sequence() >= removed {
                 return Ok(place);
@@ -89,11 +97,14 @@ impl Past {
 
     async fn at(
         market: &Arc<Market>,
-        finding: impl FnOnce() -> Result<Place, PastError> + Send + 'static,
+        finding: impl Fn() -> Result<Place, PastError> + Send + 'static,
     ) -> Result<Self, PastError> {
         // Finding it reads whole files, and a place is as large as the fold: the turn lasts as long as the thread, also when nobody waits for it any more.
         let permit = turn(market).await?;
-        let finding = move || finding().map(|place| (place, permit));
+        let finding = move || {
+            let place = with_descriptor(PastError::is_transient, finding)?;
+            Ok::<_, PastError>((place, permit))
+        };
         let found = tokio::task::spawn_blocking(finding).await;
         let (place, permit) = found.map_err(|_| PastError::GivenUp)??;
         Ok(Self {
@@ -119,16 +130,9 @@ impl Past {
         mut emit: impl FnMut(SessionIx, u64, ServerMessage) -> ControlFlow<()>,
     ) -> Result<(), ReadError> {
         let mut flow = ControlFlow::Continue(());
-        let until = Instant::now() + RETRY_MAX;
         while self.fold.sequence() < through && flow.is_continue() {
-            let record = match self.reader.try_next() {
-                Err(error) if error.is_transient() && Instant::now() < until => {
-                    std::thread::sleep(RETRY);
-                    continue;
-                }
-                read => read?,
-            };
-            let Some(record) = record else {
+            let read = with_descriptor(ReadError::is_transient, || self.reader.try_next());
+            let Some(record) = read? else {
                 return Ok(());
             };
             self.facts.clear();
@@ -172,6 +176,22 @@ impl Past {
         });
         let read = reading.await.map_err(|_| PastError::GivenUp)?;
         read.map_err(PastError::Journal)
+    }
+}
+
+/// Repeats a read that finds no file descriptor, for [`RETRY_MAX`] at most. Blocks.
+fn with_descriptor<T, E>(
+    is_transient: impl Fn(&E) -> bool,
+    mut read: impl FnMut() -> Result<T, E>,
+) -> Result<T, E> {
+    let until = Instant::now() + RETRY_MAX;
+    loop {
+        match read() {
+            Err(error) if is_transient(&error) && Instant::now() < until => {
+                std::thread::sleep(RETRY);
+            }
+            read => return read,
+        }
     }
 }
 

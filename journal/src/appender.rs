@@ -115,7 +115,7 @@ impl Appender {
         pending + self.local.len() > self.pending_bytes_max
     }
 
-    /// There is no room for the next segment; the writer waits for it, and what is appended waits in memory.
+    /// The writer waits for its next segment; what is appended waits in memory.
     pub fn is_stalled(&self) -> bool {
         self.shared.is_stalled.load(Ordering::Relaxed)
     }

@@ -6,6 +6,8 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use rustix::io::Errno;
+
 use crate::aligned::Blocks;
 use crate::storage::{Mode, Storage};
 
@@ -80,6 +82,9 @@ pub struct MemoryStorage {
     pub is_full: AtomicBool,
     /// There is no room for another segment.
     pub has_no_room: AtomicBool,
+    /// Of lists, reads and openings of a segment for writing, each one of this many finds no file descriptor; 0 = none fails, 1 = all fail.
+    pub open_fails_every: AtomicU64,
+    pub opens: AtomicU64,
     /// The disk is broken: a sync says so.
     pub is_broken: AtomicBool,
     /// Lies: sync returns without syncing.
@@ -213,6 +218,14 @@ impl MemoryStorage {
         Ok(())
     }
 
+    fn open(&self) -> io::Result<()> {
+        let opens = self.opens.fetch_add(1, Ordering::SeqCst) + 1;
+        match opens.checked_rem(self.open_fails_every.load(Ordering::SeqCst)) {
+            Some(0) => Err(Errno::MFILE.into()),
+            _ => Ok(()),
+        }
+    }
+
     fn sync_segment(&self, segment: u64) -> io::Result<()> {
         self.syncs.fetch_add(1, Ordering::SeqCst);
         if self.is_off.load(Ordering::SeqCst) || self.goes_off() {
@@ -235,6 +248,7 @@ impl MemoryStorage {
 
 impl Storage for Arc<MemoryStorage> {
     fn segments(&self) -> io::Result<Vec<u64>> {
+        self.open()?;
         Ok(self.lock().keys().copied().collect())
     }
 
@@ -260,6 +274,10 @@ impl Storage for Arc<MemoryStorage> {
             return Err(io::Error::other("the power is off"));
         }
         Ok(())
+    }
+
+    fn begin(&self, _segment: u64) -> io::Result<()> {
+        self.open()
     }
 
     fn remove(&self, segment: u64) -> io::Result<()> {
@@ -313,6 +331,7 @@ impl Storage for Arc<MemoryStorage> {
     }
 
     fn read(&self, segment: u64, offset: u64, into: &mut [u8]) -> io::Result<usize> {
+        self.open()?;
         let segments = self.lock();
         let segment = segments.get(&segment).ok_or(io::ErrorKind::NotFound)?;
         let start = usize::try_from(offset)

@@ -35,5 +35,5 @@ pub use front::Front;
 pub use log::{Commit, Config, Journal, JournalError, JournalFailed, Stats};
 pub use reader::Reader;
 pub use snapshot::{Snapshot, Snapshots};
-pub use storage::{FileStorage, Mode, Storage, make_folder};
+pub use storage::{FileStorage, Mode, Storage, is_out_of_descriptors, make_folder};
 pub use survey::{Checked, SegmentInfo, check, list, removed_through, walk, walk_after};

@@ -2,7 +2,8 @@
 //!
 //! Group commit is natural: whatever was handed over while the previous write ran goes out in the next one. A batch consists of whole units, so
 //! the commit position always stands between two commands. After an error of a write or a sync the log is failed for good: nothing more is accepted,
-//! and nothing that was reported durable is touched. A segment that cannot be made for want of room is tried again: nothing was written to it.
+//! and nothing that was reported durable is touched. A segment that cannot be made or opened for want of room, memory or descriptors is tried
+//! again: nothing was written to it.
 //!
 //! The appender makes the finished frames, chain and checksum included, so that the writer's thread touches no byte of them: it swaps buffers and
 //! waits for the disk.
@@ -26,7 +27,7 @@ use crate::appender::Appender;
 use crate::frame::{self, Frame, MARK_BYTES};
 use crate::front::Front;
 use crate::reader::Reader;
-use crate::storage::{Mode, Storage};
+use crate::storage::{Mode, Storage, is_out_of_descriptors};
 use crate::survey;
 use crate::writer::Writer;
 
@@ -100,6 +101,13 @@ pub enum JournalError {
         offset: u64,
         reason: String,
     },
+}
+
+impl JournalError {
+    /// No file descriptor. A reader has lost nothing: the same call may be made again.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Io(error) if is_out_of_descriptors(error))
+    }
 }
 
 /// The disk failed while the platform ran.
@@ -219,7 +227,7 @@ pub(crate) struct Shared {
     pub durable: Arc<AtomicU64>,
     pub pending_bytes: AtomicUsize,
     pub is_failed: AtomicBool,
-    /// There is no room for the next segment.
+    /// The next segment cannot be made or opened at the moment.
     pub is_stalled: AtomicBool,
     pub counters: Counters,
     /// Nanoseconds from the beginning of a large write to that of the next; 0 = the disk alone decides.
@@ -233,7 +241,7 @@ impl Shared {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The writer waits for room, or goes on.
+    /// The writer waits for its next segment, or goes on.
     pub fn stall(&self, reason: Option<String>) {
         if reason.is_none() && !self.is_stalled.load(Ordering::Relaxed) {
             return;

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use rustix::io::Errno;
 use tokio::sync::watch;
 
 use crate::frame::{self, Found, Frame, MARK_BYTES};
@@ -46,14 +45,9 @@ pub enum ReadError {
 }
 
 impl ReadError {
-    /// The process or the system is out of file descriptors. The reader has lost nothing: the same call may be made again.
+    /// See [`JournalError::is_transient`].
     pub fn is_transient(&self) -> bool {
-        let Self::Log(JournalError::Io(error)) = self else {
-            return false;
-        };
-        [Errno::MFILE, Errno::NFILE]
-            .iter()
-            .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+        matches!(self, Self::Log(error) if error.is_transient())
     }
 }
 

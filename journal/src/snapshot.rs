@@ -15,7 +15,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::storage::make_folder;
+use crate::storage::{is_out_of_descriptors, make_folder};
 
 const MAGIC: &[u8; 8] = b"XSNAP001";
 const HEADER_BYTES: usize = 32;
@@ -156,7 +156,7 @@ impl Snapshots {
     /// The newest good snapshot at or before `until`. One that is damaged or cannot be read is passed over with a warning.
     ///
     /// # Errors
-    /// The folder cannot be read.
+    /// The folder cannot be read, or there is no file descriptor: the snapshot is good all the same, and the log may not reach back to the one before.
     pub fn newest(&self, until: u64) -> io::Result<Option<Snapshot>> {
         for sequence in self.sequences()?.into_iter().rev() {
             if sequence > until {
@@ -170,6 +170,7 @@ impl Snapshots {
                         tracing::warn!(file = %path.display(), "a damaged snapshot was passed over");
                     }
                 },
+                Err(error) if is_out_of_descriptors(&error) => return Err(error),
                 Err(error) => {
                     tracing::warn!(%error, file = %path.display(), "a snapshot that cannot be read was passed over");
                 }

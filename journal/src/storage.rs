@@ -37,6 +37,13 @@ impl Mode {
     }
 }
 
+/// The process or the system is out of file descriptors: the same call may be made again.
+pub fn is_out_of_descriptors(error: &io::Error) -> bool {
+    [Errno::MFILE, Errno::NFILE]
+        .iter()
+        .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
 /// A place for segments. Offsets are bytes from the start of a segment. After [`Storage::sync`] returned, what was written before it survives power loss.
 pub trait Storage: Send + Sync + 'static {
     /// Numbers of the segments that exist, ascending.

@@ -10,10 +10,10 @@ use rustix::io::Errno;
 use crate::aligned::Buffer;
 use crate::frame::{self, MARK_BYTES, Mark};
 use crate::log::{Config, Shared, Tail, WriterThread};
-use crate::storage::Storage;
+use crate::storage::{Storage, is_out_of_descriptors};
 use crate::survey::End;
 
-/// Pauses between two tries to make a segment for which there is no room.
+/// Pauses between two tries to begin a segment.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(1);
 
@@ -199,16 +199,12 @@ impl Writer {
         Ok(())
     }
 
-    /// Repeats a step of making a segment for as long as the machine has no room for it. Nothing of the log is in the segment yet, so a failure loses
-    /// nothing; meanwhile appended units wait in memory.
+    /// Repeats a step of making a segment for as long as the machine is short of what it takes. Nothing of the log is in the segment yet, so a failure
+    /// loses nothing; meanwhile appended units wait in memory.
     ///
     /// # Errors
     /// What waiting cannot mend; the last error when the log is closed meanwhile.
-    fn until_there_is_room(
-        &self,
-        segment: u64,
-        step: impl Fn() -> io::Result<()>,
-    ) -> io::Result<()> {
+    fn until_no_shortage(&self, segment: u64, step: impl Fn() -> io::Result<()>) -> io::Result<()> {
         let shared = &self.shared;
         let mut pause = RETRY_FIRST;
         loop {
@@ -221,10 +217,10 @@ impl Writer {
             };
             let name = self.storage.name(segment);
             if !shared.is_stalled.load(Ordering::Relaxed) {
-                tracing::error!(%error, segment = name, "no room for the journal's next segment; new orders wait");
+                tracing::error!(%error, segment = name, "the journal's next segment cannot be begun; new orders are refused until it can");
             }
             shared.stall(Some(format!(
-                "journal: no room for the next segment {name}: {error}"
+                "journal: the next segment {name} cannot be begun: {error}"
             )));
             let pending = shared.pending();
             let (pending, _) = shared
@@ -244,9 +240,9 @@ impl Writer {
         let next = self.end.segment + 1;
         let (is_made, was_ready) = self.ahead.take(next, bytes);
         if !is_made {
-            self.until_there_is_room(next, || self.storage.create(next, bytes))?;
+            self.until_no_shortage(next, || self.storage.create(next, bytes))?;
         }
-        self.until_there_is_room(next, || self.storage.begin(next))?;
+        self.until_no_shortage(next, || self.storage.begin(next))?;
         self.end.segment = next;
         self.end.bytes = bytes;
         self.end.offset = 0;
@@ -261,15 +257,10 @@ impl Writer {
 
 /// True for want of space, memory or descriptors, which may be there in a moment.
 fn is_shortage(error: &io::Error) -> bool {
-    let codes = [
-        Errno::NOSPC,
-        Errno::DQUOT,
-        Errno::MFILE,
-        Errno::NFILE,
-        Errno::NOMEM,
-    ];
+    let codes = [Errno::NOSPC, Errno::DQUOT, Errno::NOMEM];
     let code = error.raw_os_error();
     error.kind() == io::ErrorKind::StorageFull
+        || is_out_of_descriptors(error)
         || codes.iter().any(|errno| code == Some(errno.raw_os_error()))
 }
 

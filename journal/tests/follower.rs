@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use journal::fault::MemoryStorage;
+use journal::reader::ReadError;
 use journal::{
-    Appender, Config, FileStorage, Follower, FrameKind, Journal, JournalError, Mode, Storage,
+    Appender, Config, FileStorage, Follower, Frame, FrameKind, Journal, JournalError, Mode,
+    Storage, walk,
 };
 
 const CONFIG: Config = Config {
@@ -123,6 +125,58 @@ fn what_is_not_known_to_be_durable_is_not_given() {
         read(&mut follower, &mut last).expect("no damage");
         assert_eq!(last, sequence - 1, "a mark says it of the batch before");
     }
+    drop(appender);
+    journal.close();
+}
+
+/// Checksums of the frames; each contains that of the frame before. Failed reads are made again, and counted.
+fn crcs<E: std::fmt::Debug>(
+    storage: &MemoryStorage,
+    mut try_next: impl FnMut() -> Result<Option<Frame>, E>,
+    is_transient: impl Fn(&E) -> bool,
+) -> (Vec<u32>, usize) {
+    let (mut crcs, mut failed) = (Vec::new(), 0);
+    for attempt in 0.. {
+        // None fail, all, every second, every third: any read of a call is the one that fails.
+        storage
+            .open_fails_every
+            .store(attempt % 4, Ordering::SeqCst);
+        match try_next() {
+            Ok(Some(frame)) => crcs.push(frame.crc),
+            Ok(None) => break,
+            Err(error) => {
+                assert!(is_transient(&error), "{error:?}");
+                failed += 1;
+            }
+        }
+    }
+    storage.open_fails_every.store(0, Ordering::SeqCst);
+    (crcs, failed)
+}
+
+#[test]
+fn a_read_without_a_file_descriptor_can_be_made_again_and_nothing_is_lost_or_repeated() {
+    const LAST: u64 = 600;
+    let storage = Arc::new(MemoryStorage::default());
+    let opened = Journal::open(Arc::new(storage.clone()), CONFIG, |_| Ok(()));
+    let journal = opened.expect("opens");
+    let mut appender = journal.appender();
+    write(&journal, &mut appender, 1..=LAST);
+    let mut written = Vec::new();
+    walk(&storage, |frame| {
+        written.push(frame.crc);
+        Ok(())
+    })
+    .expect("whole");
+
+    let mut reader = journal.reader(0);
+    let (read, failed) = crcs(&storage, || reader.try_next(), ReadError::is_transient);
+    assert!(failed > 0 && read == written);
+
+    let mut follower = Follower::new(Arc::new(storage.clone()), 0);
+    let (read, failed) = crcs(&storage, || follower.try_next(), JournalError::is_transient);
+    // The last batch is not known to be durable.
+    assert!(failed > 0 && !read.is_empty() && written.starts_with(&read));
     drop(appender);
     journal.close();
 }

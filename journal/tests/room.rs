@@ -1,7 +1,7 @@
-//! No room for the next segment: the log waits and goes on by itself, since nothing was written.
+//! No room or no file descriptor for the next segment: the log waits and goes on by itself, since nothing was written.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use journal::fault::MemoryStorage;
@@ -57,20 +57,26 @@ fn fill(appender: &mut Appender, commit: &Commit) -> u64 {
     sequence
 }
 
+/// Switches a shortage on or off.
+type Shortage = fn(&MemoryStorage, bool);
+
 #[test]
-fn a_log_without_room_for_its_next_segment_waits_and_goes_on_when_there_is_some() {
+fn a_log_that_cannot_begin_its_next_segment_waits_and_goes_on_when_it_can() {
+    let no_room: Shortage = |storage, is_on| storage.has_no_room.store(is_on, SeqCst);
+    let no_descriptor: Shortage =
+        |storage, is_on| storage.open_fails_every.store(is_on.into(), SeqCst);
     let storage = Arc::new(MemoryStorage::default());
     let (journal, _) = open(&storage);
     let (mut appender, commit) = (journal.appender(), journal.commit());
-    for _ in 0..3 {
-        storage.has_no_room.store(true, Ordering::SeqCst);
+    for shortage in [no_room, no_descriptor, no_room, no_descriptor] {
+        shortage(&storage, true);
         let last = fill(&mut appender, &commit);
         let reason = commit.stalled().expect("it waits").to_string();
-        assert!(reason.contains("no room for the next segment"), "{reason}");
+        assert!(reason.contains("cannot be begun"), "{reason}");
         assert!(appender.is_stalled() && !appender.is_failed());
         assert!(commit.failure().is_none() && commit.position() < last);
-        storage.has_no_room.store(false, Ordering::SeqCst);
-        wait(&commit, last).expect("durable once there is room");
+        shortage(&storage, false);
+        wait(&commit, last).expect("durable once there is enough");
         assert!(commit.stalled().is_none() && !appender.is_stalled());
     }
     let last = commit.position();
@@ -85,7 +91,7 @@ fn a_log_that_waits_for_room_has_a_bound_and_closes_at_once() {
     let storage = Arc::new(MemoryStorage::default());
     let (journal, _) = open(&storage);
     let (mut appender, commit) = (journal.appender(), journal.commit());
-    storage.has_no_room.store(true, Ordering::SeqCst);
+    storage.has_no_room.store(true, SeqCst);
     let mut last = fill(&mut appender, &commit);
     while !appender.is_full() {
         last += 1;
@@ -96,7 +102,7 @@ fn a_log_that_waits_for_room_has_a_bound_and_closes_at_once() {
     journal.close();
     let failed = wait(&commit, last).expect_err("never durable");
     assert!(!failed.to_string().is_empty());
-    storage.has_no_room.store(false, Ordering::SeqCst);
+    storage.has_no_room.store(false, SeqCst);
     // What was reported durable is there, and nothing behind what was written.
     assert_eq!(open(&storage).1, reported);
 }
@@ -107,12 +113,12 @@ fn any_other_failure_to_make_a_segment_is_final() {
     let storage = Arc::new(MemoryStorage::default());
     let (journal, _) = open(&storage);
     let (mut appender, commit) = (journal.appender(), journal.commit());
-    storage.has_no_room.store(true, Ordering::SeqCst);
+    storage.has_no_room.store(true, SeqCst);
     appender.append(FrameKind::Command, true, 1, 1, &[7; 15_000]);
     appender.flush();
     wait(&commit, 1).expect("durable");
     storage.power_off_after(0);
-    storage.has_no_room.store(false, Ordering::SeqCst);
+    storage.has_no_room.store(false, SeqCst);
     appender.append(FrameKind::Command, true, 2, 1, &[7; 2_000]);
     appender.flush();
     wait(&commit, 2).expect_err("the power is off");

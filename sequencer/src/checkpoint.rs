@@ -69,6 +69,13 @@ pub enum CheckpointError {
     Ahead { known: Sequence, journal: Sequence },
 }
 
+impl CheckpointError {
+    /// No file descriptor: the same call may be made again.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Io(error) if journal::is_out_of_descriptors(error))
+    }
+}
+
 /// The folder of one reader's checkpoints.
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
@@ -143,9 +150,9 @@ impl Checkpoints {
     /// # Errors
     /// The folder cannot be read.
     pub fn end(&self) -> io::Result<Sequence> {
-        let newest_first = self.snapshots.sequences()?.into_iter().rev();
-        let mut good = newest_first.filter(|sequence| self.snapshots.is_good(*sequence));
-        Ok(good.next().map_or(Sequence::ZERO, Sequence))
+        // Not by `is_good`, which takes one that no descriptor was left for as damaged.
+        let newest = self.snapshots.newest(u64::MAX)?;
+        Ok(newest.map_or(Sequence::ZERO, |found| Sequence(found.sequence)))
     }
 }
 

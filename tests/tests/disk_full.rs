@@ -300,7 +300,7 @@ async fn scenario(volume: Volume) {
         market.recovers().await;
 
         volume.fill();
-        let is_it = |said: &str| said.contains("no room for the next segment");
+        let is_it = |said: &str| said.contains("the next segment");
         let said = market.until_failing(is_it).await;
         println!("full at the roll: {said}");
         assert!(

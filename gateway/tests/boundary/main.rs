@@ -7,6 +7,7 @@ mod breaks;
 mod changes;
 mod checkpoints;
 mod crash;
+mod descriptors;
 mod doubles;
 mod history;
 mod holds;

@@ -8,6 +8,7 @@ use client::wire::{self, ServerMessage};
 use client::{Connection, LoginOptions, Report, Reports, Trust};
 use events::Log;
 use gateway::{GatewayConfig, GatewayDeps, GatewayHandle};
+use journal::fault::MemoryStorage;
 use proto::cfa::v1::{Instrument, InstrumentStatus};
 use proto::common::v1::{Decimal, InstrumentType, MonetaryAmount, OperationType, RequestContext};
 use proto::ledger::v1 as books;
@@ -37,6 +38,8 @@ pub struct Settings {
     /// Bytes of a segment of the journal, and of the journal that are kept, if not all are.
     pub segment_bytes: u64,
     pub retain_bytes: Option<u64>,
+    /// What holds the journal instead of the folder.
+    pub journal: Option<Arc<MemoryStorage>>,
 }
 
 impl Default for Settings {
@@ -51,6 +54,7 @@ impl Default for Settings {
             checkpoints: None,
             segment_bytes: 16 << 20,
             retain_bytes: None,
+            journal: None,
         }
     }
 }
@@ -129,7 +133,11 @@ impl World {
         config.checkpoint_dirs = readers.iter().map(|reader| reader.dir.clone()).collect();
         let [of_settlement, of_market] = readers.each_ref().map(|reader| reader.proven.clone());
         let shared = backlog.clone();
-        let start = move || SequencerHandle::start(config, shared);
+        let journal = settings.journal;
+        let start = move || match journal {
+            Some(storage) => SequencerHandle::start_on(config, shared, Arc::new(storage)),
+            None => SequencerHandle::start(config, shared),
+        };
         let mut sequencer = tokio::task::spawn_blocking(start).await.unwrap().unwrap();
         if let Some(snapshots) = settings.checkpoints {
             sequencer.keep_snapshots(snapshots).unwrap();

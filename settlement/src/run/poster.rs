@@ -235,7 +235,7 @@ impl Poster {
             () = sleep => return Ok(()),
             record = self.journal.next() => record,
         };
-        self.next = self.read(record.map(Some)).await?;
+        self.next = self.read(record).await?;
         Ok(())
     }
 
@@ -243,37 +243,40 @@ impl Poster {
     pub(super) async fn take(&mut self) -> Result<Option<Record>, Halt> {
         loop {
             let found = self.journal.try_next();
-            let is_read = found.is_ok();
-            let record = self.read(found).await?;
-            if is_read {
+            if let Some(record) = self.read(found).await? {
                 return Ok(record);
             }
         }
     }
 
     /// What was read; `None` after a pause if there was no file descriptor, which the health shows meanwhile.
-    async fn read(
+    pub(super) async fn read<T>(
         &mut self,
-        found: Result<Option<Record>, SourceError>,
-    ) -> Result<Option<Record>, Halt> {
+        found: Result<T, SourceError>,
+    ) -> Result<Option<T>, Halt> {
         match found {
-            Ok(record) => {
+            Ok(found) => {
                 if std::mem::take(&mut self.is_short) {
                     self.shared.troubles.clear(trouble::JOURNAL, READING);
                 }
-                Ok(record)
+                Ok(Some(found))
             }
             Err(error) if error.is_transient => {
-                self.is_short = true;
-                let reason = error.to_string();
-                let troubles = &self.shared.troubles;
-                troubles.note(trouble::JOURNAL, READING, &reason, false);
-                tokio::select! {
-                    () = tokio::time::sleep(READ_RETRY) => Ok(None),
-                    () = self.shared.shutdown.cancelled() => Err(Halt::Stopped),
-                }
+                self.pause(&error.to_string()).await?;
+                Ok(None)
             }
             Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Waits a moment for a file descriptor, which the health shows until something is read.
+    pub(super) async fn pause(&mut self, reason: &str) -> Result<(), Halt> {
+        self.is_short = true;
+        let troubles = &self.shared.troubles;
+        troubles.note(trouble::JOURNAL, READING, reason, false);
+        tokio::select! {
+            () = tokio::time::sleep(READ_RETRY) => Ok(()),
+            () = self.shared.shutdown.cancelled() => Err(Halt::Stopped),
         }
     }
 

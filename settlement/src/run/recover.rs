@@ -90,11 +90,21 @@ impl Poster {
     /// The fold to go on from with a ledger at `position`; the journal is read from behind it.
     async fn begin(&mut self, position: Sequence) -> Result<Fold, Halt> {
         let node = self.shared.node;
-        let saved = self.keeping.saved(node, self.journal.end());
-        let loading = tokio::task::spawn_blocking(move || saved.newest(position)).await;
-        let found = loading.expect("what does not restore is passed over")?;
+        let found = loop {
+            let saved = self.keeping.saved(node, self.journal.end());
+            let loading = tokio::task::spawn_blocking(move || saved.newest(position)).await;
+            match loading.expect("what does not restore is passed over") {
+                Err(error) if error.is_transient() => self.pause(&error.to_string()).await?,
+                found => break found?,
+            }
+        };
         let fold = found.unwrap_or_else(|| Fold::new(node));
-        let removed = self.journal.removed_through()?;
+        let removed = loop {
+            let found = self.journal.removed_through();
+            if let Some(removed) = self.read(found).await? {
+                break removed;
+            }
+        };
         if fold.position() < removed {
             return Err(Halt::Behind {
                 ledger: position,

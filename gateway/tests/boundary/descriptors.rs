@@ -1,0 +1,71 @@
+//! The process has no file descriptor left to read the journal with, and has some again.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use client::LoginOptions;
+use journal::fault::MemoryStorage;
+use rpc::Health;
+use types::Side;
+
+use crate::world::*;
+
+/// Far longer than anything here takes: its end means that something hangs.
+const HANG: Duration = Duration::from_secs(60);
+
+async fn until_failing(health: &Health, parts: &[&str]) {
+    let mut changes = health.watch();
+    let waiting = changes.wait_for(|failing| failing.keys().eq(parts));
+    let waited = tokio::time::timeout(HANG, waiting).await;
+    drop(waited.unwrap_or_else(|_| panic!("not {parts:?}: {:?}", health.failing())));
+}
+
+#[tokio::test]
+async fn readers_of_the_journal_fail_in_the_health_without_descriptors_and_then_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let storage = Arc::new(MemoryStorage::default());
+    let settings = Settings {
+        journal: Some(storage.clone()),
+        ..Settings::default()
+    };
+    let mut world = World::with(folder.path(), settings).await;
+    world.user("ann", "100000", "0").await;
+    world.user("bob", "0", "1000").await;
+    world.open_hold("bob", BOND, "1000").await;
+    let options = LoginOptions {
+        money_hold_minor: 5_000_000,
+        ..login("ann", "a")
+    };
+    let (ann, mut of_ann) = world.session(options).await;
+    let (bob, _of_bob) = world.session(login("bob", "b")).await;
+    let market = world.gateway.service().health;
+    let settlement = world.settlement.health();
+    let (mut id, mut last) = (0, 0);
+    for _ in 0..2 {
+        world.settled().await;
+        storage.open_fails_every.store(1, Ordering::SeqCst);
+        for _ in 0..10 {
+            id += 1;
+            let (buy, sell) = (Side::Buy, Side::Sell);
+            ann.send(0, wire_order(id, buy, 1_000, 1)).await.unwrap();
+            bob.send(0, wire_order(id, sell, 1_000, 1)).await.unwrap();
+        }
+        until_failing(&market, &["history", "sessions"]).await;
+        until_failing(&settlement, &["settlement-journal"]).await;
+        storage.open_fails_every.store(0, Ordering::SeqCst);
+        // An acknowledgement and a fill of each order.
+        for _ in 0..20 {
+            last += 1;
+            assert_eq!(numbered(&mut of_ann).await.sequence, last);
+        }
+        until_failing(&market, &[]).await;
+        until_failing(&settlement, &[]).await;
+    }
+    world.settled().await;
+    let trades = world.trades("ann").await;
+    assert_eq!(trades.len(), 20);
+    assert_eq!(world.balance("ann", BOND).await.0, "20");
+    assert_eq!(world.balance("bob", BOND).await.0, "980");
+    world.stop().await;
+}
