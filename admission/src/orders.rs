@@ -187,6 +187,15 @@ impl Admission {
         Ok(())
     }
 
+    /// The open order that an amend makes smaller at the price it has; `None` for any other amend.
+    pub fn reduced_by(&self, r: &AmendRequest) -> Option<Handle> {
+        let order = self.find_order(r.order, r.user).ok()?;
+        let is_smaller = order.amends_pending == 0
+            && r.price.is_none_or(|price| price == order.price)
+            && r.quantity.is_some_and(|quantity| quantity < order.quantity);
+        is_smaller.then_some(order.handle)
+    }
+
     pub(crate) fn admit_amend(
         &self,
         r: &AmendRequest,

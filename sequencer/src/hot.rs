@@ -4,13 +4,14 @@
 //! itself, in the others they run beside it; the rings and everything here are the same. It waits for nothing but its own engines, and that only to
 //! let somebody look at the books.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use admission::Request;
 use types::command::{ExpireOrders, Route};
-use types::{Command, Envelope, InstrumentIx, Sequence};
+use types::{Command, Envelope, Handle, InstrumentIx, Sequence};
 
 use crate::backlog::Backlog;
 use crate::config::Config;
@@ -63,6 +64,8 @@ pub(crate) struct Hot {
     flights: Flights,
     /// The last of the flights is not in admission's state yet: it goes there behind its report, or before admission is asked again.
     is_last_owed: bool,
+    /// Orders that were reduced since the journal stalled. Once each: lot by lot they would fill the buffer that cancels need.
+    reduced: HashSet<Handle>,
     /// Fronts that poll.
     rings: Vec<RingEnd>,
     stats: Arc<Stats>,
@@ -94,6 +97,7 @@ impl Hot {
             expiring: Sequence::ZERO,
             flights: Flights::new(FLIGHTS_MAX, nothing(), events_max),
             is_last_owed: false,
+            reduced: HashSet::new(),
             rings: Vec::new(),
             stats,
             tally: Tally::default(),
@@ -173,17 +177,27 @@ impl Hot {
         self.publish();
     }
 
-    /// May it be taken? While the journal's disk has no room its buffer belongs to what reduces risk.
-    fn journal(&self, source: Source) -> Result<(), NotTaken> {
+    /// May it be taken? While the journal has no next segment its buffer belongs to what reduces risk.
+    fn journal(&mut self, source: Source) -> Result<(), NotTaken> {
         if self.keep.is_failed() {
             return Err(NotTaken::JournalFailed);
         }
-        let is_order = || matches!(self.request(source), Request::New(_) | Request::Amend(_));
-        if self.keep.is_full() || self.flights.room() == 0 || (self.keep.is_stalled() && is_order())
-        {
+        if self.keep.is_full() || self.flights.room() == 0 {
             return Err(NotTaken::Busy);
         }
-        Ok(())
+        if !self.keep.is_stalled() {
+            self.reduced.clear();
+            return Ok(());
+        }
+        let reduced = match self.request(source) {
+            Request::New(_) => None,
+            Request::Amend(amend) => self.core.admission().reduced_by(amend),
+            _ => return Ok(()),
+        };
+        match reduced {
+            Some(order) if self.reduced.insert(order) => Ok(()),
+            _ => Err(NotTaken::Busy),
+        }
     }
 
     fn request<'a>(&'a self, source: Source<'a>) -> &'a Request {

@@ -5,11 +5,13 @@ mod desk;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use admission::{CancelRequest, OrderRef, Request};
+use admission::{AmendRequest, CancelRequest, OrderRef, Request};
 use desk::{HANG, Time, config, done, open_desk, start};
 use journal::fault::MemoryStorage;
 use sequencer::{Layout, NotTaken, Reply, SequencerHandle};
-use types::{CancelReason, Event, Id128, Lots, Sequence, SessionIx, Side, TimeInForce};
+use types::{
+    CancelReason, Event, EventEnvelope, Id128, Lots, Sequence, SessionIx, Side, Ticks, TimeInForce,
+};
 
 /// Waits for the record that cancels with `reason`.
 async fn cancelled(handle: &SequencerHandle, after: Sequence, reason: CancelReason) {
@@ -283,12 +285,28 @@ async fn a_request_more_than_the_queue_holds_is_busy() {
 
 #[tokio::test]
 async fn a_journal_without_room_refuses_orders_takes_cancels_and_goes_on_by_itself() {
+    refuses_orders_and_goes_on(|storage, is_on| storage.has_no_room.store(is_on, Ordering::SeqCst))
+        .await;
+}
+
+#[tokio::test]
+async fn a_journal_without_a_file_descriptor_does_the_same() {
+    refuses_orders_and_goes_on(|storage, is_on| {
+        storage
+            .open_fails_every
+            .store(is_on.into(), Ordering::SeqCst);
+    })
+    .await;
+}
+
+/// While `shortage` is on, the journal's next segment cannot be begun.
+async fn refuses_orders_and_goes_on(shortage: impl Fn(&MemoryStorage, bool)) {
     let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
     let mut config = config(&time);
     config.segment_bytes = 16 << 10;
     let handle = start(config, &storage);
     let (desk, commit) = (open_desk(handle.port(), 1).await, handle.commit());
-    storage.has_no_room.store(true, Ordering::SeqCst);
+    shortage(&storage, true);
     // The segment that is there is filled; what does not fit waits in memory.
     let filled = async {
         for number in 1.. {
@@ -303,14 +321,42 @@ async fn a_journal_without_room_refuses_orders_takes_cancels_and_goes_on_by_itse
     };
     tokio::time::timeout(HANG, filled).await.expect("stalled");
     let reason = commit.stalled().expect("stalled").to_string();
-    assert!(reason.contains("no room for the next segment"), "{reason}");
+    assert!(reason.contains("cannot be begun"), "{reason}");
     assert!(commit.failure().is_none());
     let order = desk.order(0, Side::Buy, 9_000, 5);
     assert_eq!(
         desk.port.call(Request::New(order)).await,
         Err(NotTaken::Busy)
     );
-    // What reduces risk still passes, as far as the buffer allows.
+    // What reduces risk still passes, as far as the buffer allows: an order can be made smaller once, and be cancelled.
+    let amend = |price, quantity| {
+        Request::Amend(AmendRequest {
+            order: OrderRef::Client(2),
+            user: desk.users[0],
+            session: SessionIx::NONE,
+            client_seq: 0,
+            price,
+            quantity: Some(Lots(quantity)),
+            limit_checked: true,
+            key_hash: Id128::NONE,
+        })
+    };
+    for refused in [amend(None, 5), amend(None, 6), amend(Some(Ticks(9_001)), 4)] {
+        assert_eq!(desk.port.call(refused).await, Err(NotTaken::Busy));
+    }
+    let amended = done(&desk.port, amend(Some(Ticks(9_000)), 4)).await;
+    assert!(matches!(
+        amended.events[..],
+        [EventEnvelope {
+            event: Event::Amended(_),
+            ..
+        }]
+    ));
+    assert_eq!(
+        desk.port.call(amend(None, 3)).await,
+        Err(NotTaken::Busy),
+        "a second time is too much for the buffer"
+    );
     let cancel = CancelRequest {
         order: OrderRef::Client(1),
         user: desk.users[0],
@@ -321,7 +367,7 @@ async fn a_journal_without_room_refuses_orders_takes_cancels_and_goes_on_by_itse
     };
     let cancelled = done(&desk.port, Request::Cancel(cancel)).await;
     assert!(cancelled.command.sequence > commit.position());
-    storage.has_no_room.store(false, Ordering::SeqCst);
+    shortage(&storage, false);
     let durable = commit.wait(cancelled.command.sequence);
     tokio::time::timeout(HANG, durable)
         .await
