@@ -1,4 +1,5 @@
-//! The services this one asks: identity before money comes or goes, CFA and the chain for the tokens behind it.
+//! Clients of the services that payments calls: identity before money moves, CFA service and chain
+//! connector for mints and burns.
 //!
 //! Reads are tried three times (D30). A refusal of the peer passes to the caller as it is; trouble becomes UNAVAILABLE.
 

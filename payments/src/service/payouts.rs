@@ -23,7 +23,7 @@ use crate::{
 
 /// Failure code of a refusal whose error register is empty.
 const REFUSED: &str = "REFUSED_BY_BANK";
-/// Code with which the bank tells that a request id came with another order before.
+/// The bank's code for a request id that it received with another order before.
 const REQUEST_ID_REUSED: &str = "REQUEST_ID_REUSED";
 
 /// What a caller asks for.
@@ -58,8 +58,9 @@ impl From<TransferReport> for BankWord {
     }
 }
 
-/// A first order that the bank finds wrong was not taken and never will be: that is its word on the payout. A later one may follow an order
-/// whose answer was lost, and a bank that does not know us, or knows the request id as another order's, says nothing about the payout.
+/// HTTP 400 to the first order is final: the bank did not accept it and the payout fails. To a later
+/// order it decides nothing, since the answer to an earlier one may be lost; nor does it where the
+/// request id belongs to another order.
 fn refused_order(payout: &Payout, error: BankError) -> Result<BankWord, BankError> {
     match error {
         BankError::Refused {
@@ -75,7 +76,7 @@ fn refused_order(payout: &Payout, error: BankError) -> Result<BankWord, BankErro
     }
 }
 
-/// A refusal that time does not mend: somebody has to look.
+/// Logs a refusal that a retry does not mend: an operator must act.
 fn tell_refused(payout: &Payout, error: &BankError) {
     if matches!(error, BankError::Refused { .. }) {
         tracing::error!(
@@ -160,19 +161,28 @@ impl Gateway {
         Ok(())
     }
 
-    /// The payment that a payout pays back: a refundable deposit, and no redemption uses this payout id. Anything else is an ordinary payout,
-    /// whatever its id looks like.
+    /// The payment that a payout pays back. `None`: an ordinary payout, also one that is named like a
+    /// refund and belongs to a redemption.
+    ///
+    /// # Errors
+    /// `DepositNotRefundable`: named like a refund, with neither a redemption nor a refundable
+    /// deposit. It could never be released.
     async fn refunded_deposit(&self, ask: &NewPayout) -> Result<Option<String>, Fault> {
         let Some(payment_id) = refund_candidate(&ask.payout_id) else {
             return Ok(None);
         };
         let correlation_id = &ask.context.correlation_id;
         let redemption = self.cfa.redemption(&ask.payout_id, correlation_id).await?;
-        let refunds = matches!(redemption.state, TokenState::Missing | TokenState::Ended)
-            && self
-                .is_refundable(payment_id, &ask.user_id, ask.amount, correlation_id)
-                .await?;
-        Ok(refunds.then(|| payment_id.to_owned()))
+        if !matches!(redemption.state, TokenState::Missing | TokenState::Ended) {
+            return Ok(None);
+        }
+        let (user_id, amount) = (&ask.user_id, ask.amount);
+        let refundable = self
+            .is_refundable(payment_id, user_id, amount, correlation_id)
+            .await?;
+        refundable
+            .then(|| Some(payment_id.to_owned()))
+            .ok_or(Fault::DepositNotRefundable)
     }
 
     /// The deposit was received from this user in this amount, its tokens were refused and not issued since.
@@ -233,7 +243,8 @@ impl Gateway {
         Ok(payout)
     }
 
-    /// Money leaves for two reasons only (T06, T24), and neither is taken from the caller's word.
+    /// Money leaves for two reasons only (T06, T24). Both are read from the services that own them,
+    /// not from the request.
     async fn require_reason(&self, payout: &Payout, correlation_id: &str) -> Result<(), Fault> {
         if let Some(payment_id) = &payout.refunds {
             let (user_id, amount) = (&payout.user_id, payout.amount);
@@ -242,7 +253,8 @@ impl Gateway {
                 .await?;
             return refundable.then_some(()).ok_or(Fault::DepositNotRefundable);
         }
-        // The redemption is still ONCHAIN_SUBMITTED, since the bank's word finalizes it (T08): the chain says whether it burned.
+        // The redemption is still ONCHAIN_SUBMITTED, since the bank's report finalizes it (T08): the
+        // receipt proves the burn.
         let burn = self.cfa.burn(&payout.payout_id, correlation_id).await?;
         let burn = burn
             .filter(|burn| burn.user_id == payout.user_id && burn.amount == Some(payout.amount))
@@ -280,7 +292,7 @@ impl Gateway {
         }
     }
 
-    /// What the bank said, by answer, webhook or poll.
+    /// Applies the bank's report of a transfer: an answer, a webhook or a poll.
     pub async fn take_bank_word(&self, payout_id: &str, word: &BankWord) -> Result<Payout, Fault> {
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;

@@ -8,7 +8,7 @@ use proto::{common::v1::OperationStatus, payments::v1 as wire, sandbox::v1::Bank
 use tokio::net::TcpListener;
 use tonic::Code;
 
-use crate::world::{World, amount_of, ctx, until};
+use crate::world::{ALICE, World, amount_of, ctx, rub, until};
 
 type Amount = Option<proto::common::v1::Money>;
 
@@ -283,6 +283,8 @@ async fn t24_an_id_that_looks_like_a_refund_does_not_make_one() {
         format!("refund-{}", minted.payment_id),
         "refund-none".into(),
     ] {
+        let amount = rub("20.00").unwrap().amount;
+        world.cfa.burn(&payout_id, ALICE, amount);
         world.initiate(&payout_id, "20.00", &account).await;
         world.release(&payout_id).await;
         let success = proto::common::v1::PaymentStatus::Success;
