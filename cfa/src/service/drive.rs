@@ -50,13 +50,7 @@ impl Service {
                 Step::Gate => self.gate(&mut operation).await?,
                 Step::SendChain => self.send_chain(&mut operation).await?,
                 Step::StartPayout => self.start_payout(&mut operation).await?,
-                Step::ReleasePayout => {
-                    self.peers
-                        .release_payout(&operation.correlation_id, &operation.external_ref)
-                        .await?;
-                    operation.facts.payout = Payout::Released;
-                    self.save(&mut operation).await?;
-                }
+                Step::ReleasePayout => self.release_payout(&mut operation).await?,
                 Step::CancelPayout => {
                     self.peers
                         .cancel_payout(
@@ -424,6 +418,28 @@ impl Service {
             }
             Err(error) => return Err(error),
         };
+        self.save(operation).await
+    }
+
+    /// Lets the money leave. A refusal is tried again, since payments may see the burn later. After
+    /// `submit_attempts_max` refusals health names the payout.
+    async fn release_payout(&self, operation: &mut Operation) -> Result<(), Error> {
+        let part = format!("release of payout {}", operation.external_ref);
+        let released = self
+            .peers
+            .release_payout(&operation.correlation_id, &operation.external_ref)
+            .await;
+        if let Err(error @ Error::Peer { .. }) = &released {
+            operation.attempts += 1;
+            // Keeps `updated_at`: a sweep reads by it and would meet the operation again.
+            self.repo.save_operation(operation).await?;
+            if operation.attempts >= self.config.submit_attempts_max {
+                self.health.set_failing(&part, error.to_string());
+            }
+        }
+        released?;
+        self.health.set_ok(&part);
+        operation.facts.payout = Payout::Released;
         self.save(operation).await
     }
 

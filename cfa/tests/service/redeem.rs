@@ -710,3 +710,34 @@ async fn r080_hold_that_was_released_before_is_no_obstacle() {
     assert_eq!(world.supply("CFA-RUB").await, "100.00");
     world.stop().await;
 }
+
+// rows: R123
+#[tokio::test(flavor = "multi_thread")]
+async fn r123_health_names_a_payout_whose_release_stays_refused() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.deposit("alice", "100.00").await;
+    world.double.with(|outside| outside.release_refused = true);
+    let operation = redeem(&mut world, "40.00", "payout-1").await;
+    world.receipt(&operation.onchain_tx_hash).await;
+    for _ in 0..3 {
+        world.sweep().await;
+    }
+    let part = "release of payout payout-1";
+    assert_eq!(
+        world.service.health.failing()[part],
+        "No tokens of this user and amount were burned for this payout"
+    );
+    let waiting = world.operation(&operation.operation_id).await;
+    assert_eq!(waiting.status(), OperationStatus::OnchainSubmitted);
+    world.double.with(|outside| outside.release_refused = false);
+    world.sweep().await;
+    assert!(!world.service.health.failing().contains_key(part));
+    assert!(world.double.trail().contains(&"release payout-1".into()));
+    world
+        .double
+        .payout_becomes("payout-1", PaymentStatus::Success);
+    let done = finalize(&mut world, "payout-1").await.expect("paid");
+    assert_eq!(done.status(), OperationStatus::Finalized);
+    world.stop().await;
+}

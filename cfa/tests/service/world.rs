@@ -35,6 +35,8 @@ pub struct Outside {
     pub blocked: HashSet<String>,
     pub limit_refusal: Option<String>,
     pub payments_away: bool,
+    /// Payments refuses to release payouts.
+    pub release_refused: bool,
     pub intents: HashMap<String, payments::PaymentIntent>,
     pub payouts: HashMap<String, payments::Payout>,
     /// The trading hold that the market tells of; its money comes back through `ledger`.
@@ -255,6 +257,12 @@ impl payments::payments_service_server::PaymentsService for Double {
         &self,
         request: Request<payments::ReleasePayoutRequest>,
     ) -> Result<Response<payments::ReleasePayoutResponse>, Status> {
+        if self.with(|outside| outside.release_refused) {
+            return Err(rpc::status::failed_precondition(
+                "NOT_BURNED",
+                "No tokens of this user and amount were burned for this payout",
+            ));
+        }
         let payout = self.payout("release", &request.into_inner().payout_id, |payout| {
             payout.sent = true
         })?;
