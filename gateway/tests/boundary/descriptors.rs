@@ -57,7 +57,8 @@ async fn readers_of_the_journal_fail_in_the_health_without_descriptors_and_then_
         // An acknowledgement and a fill of each order.
         for _ in 0..20 {
             last += 1;
-            assert_eq!(numbered(&mut of_ann).await.sequence, last);
+            let report = tokio::time::timeout(HANG, numbered(&mut of_ann)).await;
+            assert_eq!(report.expect("reported").sequence, last);
         }
         until_failing(&market, &[]).await;
         until_failing(&settlement, &[]).await;
