@@ -11,7 +11,7 @@
 //! What a port takes and how long it waits: [`Limits`]. Shutdown: no new connections, running calls get
 //! [`DRAIN_MS_MAX`], then they are cut.
 
-use std::{convert::Infallible, future::Future, pin::pin, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::Future, io, pin::pin, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
@@ -27,6 +27,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
 };
+use rustix::net::sockopt;
 use tokio::{
     net::{TcpListener, TcpStream},
     task::JoinSet,
@@ -65,6 +66,9 @@ pub struct Limits {
     pub first_request: Duration,
     /// Between two requests. A request that is being answered is not idle, nor is a stream.
     pub idle: Duration,
+    /// While the other side's kernel acknowledges nothing: neither keep-alive probes nor data that was sent, which includes a stream
+    /// that is not read.
+    pub silence: Duration,
     /// For the body of a request that is one message.
     pub body: Duration,
     /// For an HTTP read, its body included. RPCs have their own deadline.
@@ -78,6 +82,7 @@ impl Default for Limits {
         Limits {
             first_request: deadline,
             idle: Duration::from_secs(60),
+            silence: Duration::from_secs(60),
             body: deadline,
             http: deadline,
             connections: Connections::process(),
@@ -270,7 +275,10 @@ pub async fn listen_within(
         let Some(permit) = port.admit(from.ip()) else {
             continue;
         };
-        let _ = stream.set_nodelay(true);
+        if let Err(error) = set_up(&stream, limits.silence) {
+            tracing::debug!(%error, "connection closed before it was set up");
+            continue;
+        }
         let connection = connection(
             &builder,
             stream,
@@ -295,6 +303,19 @@ pub async fn listen_within(
     }
     connections.shutdown().await;
     Ok(())
+}
+
+/// No delay for small writes, and an end for a connection whose other side is gone without a word: no deadline of a request
+/// sees that while a stream runs.
+fn set_up(stream: &TcpStream, silence: Duration) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    // The system counts in whole seconds here and ends the connection by the last of these four.
+    let probes = (silence / 4).max(Duration::from_secs(1));
+    sockopt::set_tcp_keepidle(stream, probes)?;
+    sockopt::set_tcp_keepintvl(stream, probes)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    let silence_ms = u32::try_from(silence.as_millis()).unwrap_or(u32::MAX);
+    Ok(sockopt::set_tcp_user_timeout(stream, silence_ms)?)
 }
 
 type ConnectionError = Box<dyn std::error::Error + Send + Sync>;

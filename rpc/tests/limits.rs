@@ -2,8 +2,9 @@
 
 mod common;
 
-use std::time::Duration;
+use std::{convert::Infallible, time::Duration};
 
+use axum::{Router, body::Body, routing::get};
 use common::{BALANCE, Port, TOKEN, in_time};
 use http::StatusCode;
 use proto::{
@@ -17,8 +18,9 @@ use rpc::{Authenticator, Channel, Connections, Limits, LocalSlot};
 use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
 };
+use tokio_util::sync::CancellationToken;
 use tonic::Code;
 use tonic_types::StatusExt;
 
@@ -35,6 +37,7 @@ fn patient() -> Limits {
     Limits {
         first_request: hour,
         idle: hour,
+        silence: hour,
         body: hour,
         http: hour,
         connections: Connections::of(1_000, 1_000, 1_000),
@@ -167,6 +170,43 @@ async fn an_idle_connection_is_closed_and_a_stream_is_not_idle() {
     }
     let still = tokio::time::timeout(SHORT, watch.message()).await;
     assert!(still.is_err(), "the stream has ended: {still:?}");
+}
+
+#[tokio::test]
+async fn a_stream_that_is_not_read_gives_its_connection_back() {
+    let endless = futures::stream::repeat_with(|| Ok::<_, Infallible>(vec![0_u8; 65_536]));
+    let app = Router::new().route("/endless", get(async || Body::from_stream(endless)));
+    let limits = Limits {
+        silence: SHORT,
+        connections: Connections::of(1, 1, 1),
+        ..patient()
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let stop = CancellationToken::new();
+    tokio::spawn(rpc::serve::listen_within(
+        listener,
+        app,
+        limits,
+        stop.clone(),
+    ));
+    let request = b"GET /endless HTTP/1.1\r\nhost: h\r\n\r\n";
+    let mut unread = TcpStream::connect(address).await.unwrap();
+    unread.write_all(request).await.unwrap();
+    until(&mut unread, "200 OK").await;
+    in_time(async {
+        loop {
+            let mut next = TcpStream::connect(address).await.unwrap();
+            // A connection over the bound is closed at once.
+            let _ = next.write_all(request).await;
+            if matches!(next.read_u8().await, Ok(b'H')) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    stop.cancel();
 }
 
 #[tokio::test]
