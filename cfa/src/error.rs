@@ -46,6 +46,8 @@ pub enum Refusal {
     NothingToPay,
     #[error("Only an operator may redeem an issue before its maturity")]
     NotMatured,
+    #[error("Operations of the instrument are not final yet")]
+    OperationsOpen,
     #[error("Payout id belongs to another payout")]
     PayoutIdTaken,
     #[error("Reference belongs to another operation")]

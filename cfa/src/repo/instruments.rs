@@ -7,7 +7,7 @@ use sqlx::sqlite::SqliteRow;
 use types::Decimal;
 
 use super::{Repo, code, damaged, decimal, optional_decimal};
-use crate::error::Error;
+use crate::error::{Error, Refusal};
 use crate::model::{Coupon, Instrument, InstrumentStatus, InstrumentType};
 
 #[derive(Serialize, Deserialize)]
@@ -197,6 +197,26 @@ impl Repo {
         .execute(&mut **tx)
         .await?;
         Ok(done.rows_affected() == 1)
+    }
+
+    /// Refuses once the redemption of the issue has begun. Called in the transaction that stores an
+    /// operation, so that none is added after `count_moving`.
+    ///
+    /// # Errors
+    /// `InstrumentNotActive`.
+    pub async fn require_unmatured_in_tx(
+        &self,
+        tx: &mut Tx,
+        instrument_id: &str,
+    ) -> Result<(), Error> {
+        let is_over = sqlx::query_scalar(
+            "SELECT EXISTS (SELECT 1 FROM instrument WHERE instrument_id = $1 AND status IN (4, 5))",
+        )
+        .bind(instrument_id);
+        if is_over.fetch_one(&mut **tx).await? {
+            return Err(Refusal::InstrumentNotActive.into());
+        }
+        Ok(())
     }
 
     /// Gives units of an issue that did not happen back to the limit.

@@ -179,6 +179,15 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
+    /// How many operations may still move units of the instrument.
+    pub async fn count_moving(&self, instrument_id: &str) -> Result<i64, Error> {
+        let count = sqlx::query_scalar(
+            "SELECT COUNT(*) FROM operation WHERE instrument_id = $1 AND status NOT IN (7, 8, 9, 11, 12) AND flow <> 7",
+        )
+        .bind(instrument_id);
+        Ok(count.fetch_one(self.db.read()).await?)
+    }
+
     /// Newest first, strictly after the bound (D04).
     pub async fn list_operations(
         &self,

@@ -252,6 +252,9 @@ impl Service {
             refusal = hit.map(|reason| (Rejection::SanctionsHit, reason));
         }
         let mut tx = self.repo.begin().await?;
+        self.repo
+            .require_unmatured_in_tx(&mut tx, &instrument.instrument_id)
+            .await?;
         if refusal.is_none()
             && !self
                 .repo

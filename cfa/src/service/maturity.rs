@@ -2,7 +2,8 @@
 //!
 //! 0. Checked before anything changes: the issue has a nominal, the record date is the day of maturity (before maturity: today, and an
 //!    operator's call), and what is owed is not zero while there are units.
-//! 1. The issue stops trading (MATURED).
+//! 1. The issue stops trading (MATURED). Its open operations become final: units that they move
+//!    later would be burned unpaid.
 //! 2. Holders are taken from the registry as of the record date and amounts computed per holder.
 //! 3. The issuer's CFA-RUB moves to the redemption account, in the ledger and on chain. Without enough money the redemption stays
 //!    UNDERFUNDED and is tried again.
@@ -13,8 +14,9 @@
 //! A holder whose operation the ledger refuses is left for later and keeps nobody else waiting; the redemption ends when all are served. One
 //! that failed because the chain reverted a step may be started again under another key: what is done stays done.
 //!
-//! Paid are the holders of the record date; burned is what holders have when the part runs. The two differ only by trades that were
-//! matched before the halt and settled after the record date.
+//! Paid are the holders of the record date; burned is what holders have when the part runs. The two
+//! differ only by trades that were matched before the market received the halt, and that settled
+//! after the record date or were not known here at step 2.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -41,6 +43,9 @@ use crate::saga::Chain;
 /// Holders in one chain transaction.
 const PART: usize = 100;
 const RECEIPT_WAIT: Duration = Duration::from_secs(20);
+/// How long one call waits for the issue's open operations, and how often it looks.
+const MOVING_WAIT: Duration = Duration::from_secs(5);
+const MOVING_POLL: Duration = Duration::from_millis(50);
 
 /// A request to redeem a whole issue.
 #[derive(Debug, Clone)]
@@ -57,8 +62,9 @@ impl Service {
     /// Starts the process, or returns the one that runs for the issue. A new key starts one that has failed again.
     ///
     /// # Errors
-    /// Before anything changes: `NominalMissing`, `NotMatured`, a refused `record_date`, `NothingToPay`. The last also when what is owed
-    /// fell to nothing while trading stopped.
+    /// Before anything changes: `NominalMissing`, `NotMatured`, a refused `record_date`,
+    /// `NothingToPay`. After trading has stopped, with the issue MATURED and no redemption recorded:
+    /// `OperationsOpen`, and `NothingToPay` for units that an operation has moved meanwhile.
     pub async fn start_redemption(
         &self,
         asked: &Asked,
@@ -92,6 +98,7 @@ impl Service {
         let cut_off_us = plan::end_of_day_us(record_date_us);
         self.owed(&instrument, cut_off_us).await?;
         self.stop_trading(asked, instrument).await?;
+        self.wait_for_moving(instrument_id).await?;
         let instrument = self.known_instrument(instrument_id).await?;
         let (lines, total_minor) = self.owed(&instrument, cut_off_us).await?;
         if let Some(stranger) = lines.iter().find(|line| line.user_id.is_empty()) {
@@ -249,6 +256,26 @@ impl Service {
             )
             .await?;
         Ok(tx.commit().await?)
+    }
+
+    /// Waits for operations that move units of the issue. Trading has stopped: none is added but
+    /// trades that the market matched before it received the stop.
+    async fn wait_for_moving(&self, instrument_id: &str) -> Result<(), Error> {
+        let part = format!("redemption of {instrument_id}");
+        let deadline = tokio::time::Instant::now() + MOVING_WAIT;
+        loop {
+            let open = self.repo.count_moving(instrument_id).await?;
+            if open == 0 {
+                self.health.set_ok(&part);
+                return Ok(());
+            }
+            if tokio::time::Instant::now() >= deadline {
+                self.health
+                    .set_failing(&part, format!("waits for {open} open operations"));
+                return Err(Refusal::OperationsOpen.into());
+            }
+            tokio::time::sleep(MOVING_POLL).await;
+        }
     }
 
     /// Goes on with a redemption as far as it can.

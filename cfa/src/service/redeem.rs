@@ -297,6 +297,9 @@ impl Service {
             operation.rejection = Some((Rejection::SanctionsHit, reason));
         }
         let mut tx = self.repo.begin().await?;
+        self.repo
+            .require_unmatured_in_tx(&mut tx, instrument_id)
+            .await?;
         if let Inserted::Exists(stored) = self
             .repo
             .insert_operation_in_tx(&mut tx, &operation)

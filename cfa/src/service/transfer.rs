@@ -115,6 +115,9 @@ impl Service {
             operation.rejection = refusal;
         }
         let mut tx = self.repo.begin().await?;
+        self.repo
+            .require_unmatured_in_tx(&mut tx, &operation.instrument_id)
+            .await?;
         if let Inserted::Exists(stored) = self
             .repo
             .insert_operation_in_tx(&mut tx, &operation)

@@ -853,7 +853,7 @@ async fn r099_record_date_is_that_of_maturity_or_today() {
             .expect_err("too early for an issuer");
         assert_eq!(
             (refused.code(), reason(&refused).as_str()),
-            (tonic::Code::PermissionDenied, "ROLE_REQUIRED")
+            (tonic::Code::FailedPrecondition, "NOT_MATURED")
         );
         assert_untouched(&mut world, "2").await;
     }
@@ -1032,6 +1032,114 @@ async fn r098_failed_redemption_is_started_again() {
     assert_eq!(
         world.balance("issuer:CFA-RUB").await.balance.to_string(),
         "0.00"
+    );
+    world.stop().await;
+}
+
+// rows: R098 R099
+#[tokio::test(flavor = "multi_thread")]
+async fn r099_restart_of_a_failed_redemption_is_judged_as_a_start() {
+    const DAY: i64 = 24 * 3_600;
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    let now = world.clock.now_us() / 1_000_000;
+    world
+        .register(|request| {
+            request.matures_at = Some(prost_types::Timestamp {
+                seconds: now + 10 * DAY,
+                nanos: 0,
+            });
+        })
+        .await
+        .expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    world.deposit("issuer", "2000.00").await;
+    let id = uuid::Uuid::new_v5(&uuid::Uuid::NAMESPACE_OID, b"redemption:BOND-1");
+    revert_under(&mut world, &format!("{id}:fund")).await;
+    let failed = start(&world, "sandbox.operator", None)
+        .await
+        .expect("started");
+    assert_eq!(failed.status(), pb::RedemptionStatus::Failed);
+    world.stop().await;
+
+    let mut world = World::start(folder.path()).await;
+    world.sweep().await;
+    for date in [None, Some(now)] {
+        let refused = start(&world, "sandbox.issuer.issuer", date)
+            .await
+            .expect_err("too early for an issuer");
+        assert_eq!(
+            (refused.code(), reason(&refused).as_str()),
+            (tonic::Code::FailedPrecondition, "NOT_MATURED")
+        );
+    }
+    for date in [now - DAY, now + 10 * DAY] {
+        let refused = start(&world, "sandbox.operator", Some(date))
+            .await
+            .expect_err("another day");
+        assert!(
+            refused.message().contains("must be the current day"),
+            "{refused}"
+        );
+    }
+    assert_eq!(redemption(&mut world).await, failed);
+    assert_eq!(world.supply("BOND-1").await, "2");
+    let done = start(&world, "sandbox.operator", Some(now))
+        .await
+        .expect("started again");
+    assert_eq!(
+        (done.status(), done.total.clone(), done.record_date),
+        (
+            pb::RedemptionStatus::Finalized,
+            failed.total,
+            failed.record_date
+        )
+    );
+    assert_eq!(world.tokens("CFA-RUB", "alice").await, 2_000_00);
+    world.stop().await;
+}
+
+// rows: R098 R100
+#[tokio::test(flavor = "multi_thread")]
+async fn r100_units_that_came_after_a_redemption_of_nothing_are_not_burned() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world
+        .register(|request| request.decimals = 18)
+        .await
+        .expect("registered");
+    let dust = "0.000000000000000001";
+    world.issue("BOND-1", "alice", dust).await;
+    world.stop().await;
+    // A crash after the record of a redemption that found no holder; units were issued since.
+    let options =
+        sqlx::sqlite::SqliteConnectOptions::new().filename(folder.path().join("cfa/cfa.sqlite"));
+    let pool = sqlx::SqlitePool::connect_with(options)
+        .await
+        .expect("store");
+    let recorded = "INSERT INTO issue_redemption (redemption_id, instrument_id, reason, status, record_date_us, total_minor, parts_done,
+            idempotency_key, created_at_us) VALUES ('r-1', 'BOND-1', 2, 1, 1800000000000000, 0, 0, 'k-1', 1)";
+    let stopped = "UPDATE instrument SET status = 4 WHERE instrument_id = 'BOND-1'";
+    for statement in [recorded, stopped] {
+        let done = sqlx::query(statement).execute(&pool).await.expect("done");
+        assert_eq!(done.rows_affected(), 1);
+    }
+    pool.close().await;
+
+    let mut world = World::start(folder.path()).await;
+    world.sweep().await;
+    assert_eq!(
+        redemption(&mut world).await.status(),
+        pb::RedemptionStatus::Failed
+    );
+    assert_eq!(
+        world.instrument("BOND-1").await.status(),
+        pb::InstrumentStatus::Matured
+    );
+    assert_eq!(world.supply("BOND-1").await, dust);
+    assert_eq!(
+        world.balance("alice:BOND-1").await.available.to_string(),
+        dust
     );
     world.stop().await;
 }

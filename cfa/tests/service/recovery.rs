@@ -6,11 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::extract::State;
-use cfa::chain::{ChainConfig, ChainDeps, ChainHandle, start_chain};
+use cfa::chain::{
+    Action, Address, ChainConfig, ChainDeps, ChainHandle, ReceiptStatus, start_chain,
+};
 use events::{Event, Log, topics};
 use prost::Message;
 use proto::cfa::v1 as pb;
-use proto::common::v1::OperationStatus;
+use proto::cfa::v1::cfa_registry_service_client::CfaRegistryServiceClient;
+use proto::common::v1::{OperationStatus, OperationType};
 use proto::ledger::v1 as ledger_pb;
 use tokio_util::sync::CancellationToken;
 
@@ -293,6 +296,240 @@ async fn r094_batch_outlives_a_node_that_refuses_it() {
     node.stop().await;
 }
 
+// rows: R030
+#[tokio::test(flavor = "multi_thread")]
+async fn r030_events_of_a_drafts_adopted_token_count_once() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (mut world, node, refusing) = gated_world(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    world.issue("BOND-1", "alice", "1").await;
+    let connector = world.connector();
+    let mut platform = Vec::new();
+    for name in ["registry", "settlement", "redemption"] {
+        let known = connector
+            .submit(&format!("bootstrap:{name}"), &Action::DeployRegistry.call())
+            .await
+            .expect("known");
+        platform.push(known.contract.expect("deployed"));
+    }
+    let deploy = Action::DeployToken {
+        name: "x".into(),
+        symbol: "BOND-2".into(),
+        decimals: 0,
+        registry: platform[0],
+        agents: platform[1..].to_vec(),
+    };
+    let deployed = connector.submit("own", &deploy.call()).await;
+    let deployed = deployed.expect("submitted");
+    world.receipt(&deployed.tx_hash.to_string()).await;
+    let token = deployed.contract.expect("contract");
+    // The node refuses the issuer's entry in the allow-list: the issue stays a draft.
+    refusing.store(true, Ordering::SeqCst);
+    let refused = world.register(|request| {
+        request.symbol = "BOND-2".into();
+        request.issuer_id = "issuer-2".into();
+        request.smart_contract_address = token.to_string();
+    });
+    refused.await.expect_err("the node refuses");
+    refusing.store(false, Ordering::SeqCst);
+    assert_eq!(
+        world.instrument("BOND-2").await.status(),
+        pb::InstrumentStatus::Draft
+    );
+    let mint = Action::Mint {
+        token,
+        to: Address::of_user("alice"),
+        units: 5,
+    };
+    let minted = connector.submit("mint", &mint.call()).await;
+    let minted = minted.expect("submitted").tx_hash.to_string();
+    assert_eq!(world.receipt(&minted).await.status, ReceiptStatus::Success);
+    // The registry reads past the mint while the issue is a draft.
+    let alice = |units: &str| [("alice".to_owned(), units.to_owned())];
+    assert_eq!(world.holders("BOND-1").await, alice("1"));
+    world.sweep().await;
+    assert_eq!(
+        world.instrument("BOND-2").await.status(),
+        pb::InstrumentStatus::Active
+    );
+    assert_eq!(world.holders("BOND-2").await, alice("5"));
+    world.stop().await;
+    node.stop().await;
+}
+
+async fn start_redemption(
+    mut cfa: CfaRegistryServiceClient<rpc::Channel>,
+) -> Result<pb::IssueRedemption, tonic::Status> {
+    let request = pb::StartRedemptionRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        record_date: None,
+        reason: pb::RedemptionReason::Buyback.into(),
+    };
+    let answer = cfa.start_redemption(request).await?;
+    Ok(answer.into_inner().redemption.expect("redemption"))
+}
+
+// rows: R098 R099
+#[tokio::test(flavor = "multi_thread")]
+async fn r099_redemption_waits_for_units_under_way() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (mut world, node, refusing) = gated_world(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    world.deposit("alice", "1000.00").await;
+    world.deposit("issuer", "3000.00").await;
+    world.issue("BOND-1", "bob", "3").await;
+    // As settlement does: the ledger first.
+    let posting = |debit: &str, credit: &str, amount| ledger_pb::Posting {
+        debit_subaccount_id: debit.into(),
+        credit_subaccount_id: credit.into(),
+        amount,
+        ..Default::default()
+    };
+    let posted = ledger_pb::CreateOperationRequest {
+        context: context("t-1"),
+        operation: Some(ledger_pb::Operation {
+            r#type: OperationType::TradeBuy.into(),
+            user_id: "alice".into(),
+            idempotency_key: "t-1".into(),
+            external_ref: Some("t-1".into()),
+            ..Default::default()
+        }),
+        postings: vec![
+            posting("bob:BOND-1", "alice:BOND-1", amount("BOND-1", "1")),
+            posting("alice:CFA-RUB", "bob:CFA-RUB", amount("CFA-RUB", "1000.00")),
+        ],
+        ..Default::default()
+    };
+    world.ledger.create_operation(posted).await.expect("posted");
+    refusing.store(true, Ordering::SeqCst);
+    let trade = pb::SettleTradesRequest {
+        context: context(&key()),
+        batch_id: "n1:1-1".into(),
+        trades: vec![pb::TradeLeg {
+            trade_id: "t-1".into(),
+            instrument_id: "BOND-1".into(),
+            trade_number: 1,
+            buyer_id: "alice".into(),
+            seller_id: "bob".into(),
+            quantity: decimal("1"),
+            payment: decimal("1000.00"),
+            fee: decimal("0"),
+        }],
+    };
+    let kept = world.cfa.settle_trades(trade.clone()).await;
+    kept.expect_err("the node refuses");
+    let refused = start_redemption(world.cfa.clone()).await;
+    let refused = refused.expect_err("a trade is open");
+    assert_eq!(
+        (refused.code(), reason(&refused).as_str()),
+        (tonic::Code::FailedPrecondition, "OPERATIONS_OPEN")
+    );
+    let part = "redemption of BOND-1";
+    assert_eq!(
+        world.service.health.failing()[part],
+        "waits for 1 open operations"
+    );
+    // Trading has stopped, so that no further operation moves units.
+    let transfer = pb::TransferCfaRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        from_user_id: "bob".into(),
+        to_user_id: "alice".into(),
+        amount: amount("BOND-1", "1"),
+        ..Default::default()
+    };
+    let buy_back = pb::RedeemInvestmentCfaRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        holder_id: "bob".into(),
+        amount: amount("BOND-1", "1"),
+        redemption_id: "buyback-1".into(),
+        reason: pb::RedemptionReason::Buyback.into(),
+    };
+    let refused = [
+        world.cfa.transfer_cfa(transfer).await.expect_err("stopped"),
+        world
+            .cfa
+            .redeem_investment_cfa(buy_back)
+            .await
+            .expect_err("stopped"),
+    ];
+    for status in refused {
+        assert_eq!(reason(&status), "INSTRUMENT_NOT_ACTIVE");
+    }
+
+    refusing.store(false, Ordering::SeqCst);
+    world.cfa.settle_trades(trade).await.expect("submitted");
+    let done = loop {
+        match start_redemption(world.cfa.clone()).await {
+            Err(status) if reason(&status) == "OPERATIONS_OPEN" => {}
+            done => break done.expect("started"),
+        }
+    };
+    assert_eq!(done.status(), pb::RedemptionStatus::Finalized);
+    assert!(!world.service.health.failing().contains_key(part));
+    assert_eq!(
+        (
+            world.tokens("CFA-RUB", "alice").await,
+            world.tokens("CFA-RUB", "bob").await
+        ),
+        (1_000_00, 3_000_00),
+        "each is paid for the units that are burned"
+    );
+    world.stop().await;
+    node.stop().await;
+}
+
+// rows: R098 R100
+#[tokio::test(flavor = "multi_thread")]
+async fn r100_units_that_come_while_trading_stops_are_not_redeemed_for_nothing() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (mut world, node, refusing) = gated_world(folder.path()).await;
+    world
+        .register(|request| request.decimals = 18)
+        .await
+        .expect("registered");
+    refusing.store(true, Ordering::SeqCst);
+    let dust = "0.000000000000000001";
+    let request = issue_request("BOND-1", "alice", dust, None);
+    let issued = world.cfa.issue_investment_cfa(request).await;
+    let issued = issued.expect("a result").into_inner();
+    let issued = issued.operation.expect("operation");
+    // No holder before trading stops, one after.
+    let redeeming = tokio::spawn(start_redemption(world.cfa.clone()));
+    while world.instrument("BOND-1").await.status() != pb::InstrumentStatus::Matured {
+        tokio::task::yield_now().await;
+    }
+    refusing.store(false, Ordering::SeqCst);
+    world.sweep().await;
+    let issued = world.operation(&issued.operation_id).await;
+    world.settle(&issued).await;
+    let mut refused = redeeming.await.expect("joined").expect_err("refused");
+    while reason(&refused) == "OPERATIONS_OPEN" {
+        let again = start_redemption(world.cfa.clone()).await;
+        refused = again.expect_err("refused");
+    }
+    assert_eq!(reason(&refused), "NOTHING_TO_PAY");
+    let request = pb::GetRedemptionRequest {
+        context: None,
+        instrument_id: "BOND-1".into(),
+        ..Default::default()
+    };
+    let none = world.cfa.get_redemption(request).await;
+    assert_eq!(
+        none.expect_err("none recorded").code(),
+        tonic::Code::NotFound
+    );
+    assert_eq!(world.supply("BOND-1").await, dust);
+    assert_eq!(
+        world.balance("alice:BOND-1").await.available.to_string(),
+        dust
+    );
+    world.stop().await;
+    node.stop().await;
+}
+
 // rows: R234
 #[tokio::test(flavor = "multi_thread")]
 async fn r234_a_new_user_is_put_on_the_allow_list_and_both_ends_of_that_are_told() {
@@ -323,11 +560,8 @@ async fn r234_a_new_user_is_put_on_the_allow_list_and_both_ends_of_that_are_told
         (&requested.address, &requested.tx_hash),
         (&done.address, &done.tx_hash)
     );
-    assert_eq!(
-        requested.address,
-        cfa::chain::Address::of_user("nina").to_string()
-    );
+    assert_eq!(requested.address, Address::of_user("nina").to_string());
     let receipt = world.receipt(&done.tx_hash).await;
-    assert_eq!(receipt.status, cfa::chain::ReceiptStatus::Success);
+    assert_eq!(receipt.status, ReceiptStatus::Success);
     world.stop().await;
 }
