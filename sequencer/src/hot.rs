@@ -177,8 +177,9 @@ impl Hot {
         self.publish();
     }
 
-    /// May it be taken? While the journal has no next segment its buffer belongs to what reduces risk.
-    fn journal(&mut self, source: Source) -> Result<(), NotTaken> {
+    /// May it be taken? While the journal has no next segment its buffer belongs to what reduces risk. Of amends that is one reduction per order, which is
+    /// returned, to be counted once it is taken.
+    fn journal(&mut self, source: Source) -> Result<Option<Handle>, NotTaken> {
         if self.keep.is_failed() {
             return Err(NotTaken::JournalFailed);
         }
@@ -187,17 +188,17 @@ impl Hot {
         }
         if !self.keep.is_stalled() {
             self.reduced.clear();
-            return Ok(());
+            return Ok(None);
         }
         let reduced = match self.request(source) {
             Request::New(_) => None,
             Request::Amend(amend) => self.core.admission().reduced_by(amend),
-            _ => return Ok(()),
+            _ => return Ok(None),
         };
-        match reduced {
-            Some(order) if self.reduced.insert(order) => Ok(()),
-            _ => Err(NotTaken::Busy),
-        }
+        reduced
+            .filter(|order| !self.reduced.contains(order))
+            .map(Some)
+            .ok_or(NotTaken::Busy)
     }
 
     fn request<'a>(&'a self, source: Source<'a>) -> &'a Request {
@@ -317,8 +318,9 @@ impl Hot {
     /// Turns a request into the next command, where its flight will be, or says why not. Changes nothing but what engines report meanwhile. Journalled
     /// time never goes back, also when the clock does.
     fn admit(&mut self, source: Source, mut now_ns: u64) -> Result<(), NotTaken> {
-        self.journal(source)?;
+        // First: what it reserves and amends decides about the next request.
         self.begin_last();
+        let reduced = self.journal(source)?;
         self.core.set_backlog(
             self.backlog.pending_trades.load(Ordering::Relaxed),
             self.backlog.pending_bytes.load(Ordering::Relaxed),
@@ -342,6 +344,7 @@ impl Hot {
             place.time_ns = now_ns;
             let route = place.command.route();
             if self.has_room(route) {
+                self.reduced.extend(reduced);
                 return Ok(());
             }
             // Asked again after the wait: what the engines report meanwhile may change the answer.
