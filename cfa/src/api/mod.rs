@@ -26,6 +26,8 @@ use convert::to_status;
 
 /// Longest wait of GetTradeBatch, in milliseconds.
 const BATCH_WAIT_MS_MAX: u32 = 5_000;
+/// How long StartRedemption waits for the open operations.
+const OPERATIONS_WAIT: Duration = Duration::from_secs(5);
 /// Transactions of which operations are listed at once.
 const TX_HASHES_MAX: usize = 100;
 
@@ -464,6 +466,7 @@ impl CfaRegistryService for Api {
             reason,
             may_be_early: caller.require(&[Role::Operator, Role::Service]).is_ok(),
             instrument_id: message.instrument_id,
+            wait: OPERATIONS_WAIT,
         };
         let redemption = self
             .service

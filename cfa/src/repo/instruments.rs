@@ -113,6 +113,16 @@ impl Repo {
         rows.iter().map(decode).collect()
     }
 
+    /// Instruments that stopped trading, have no redemption and are not among `due_instruments`.
+    pub async fn unrecorded_redemptions(&self, now_us: i64) -> Result<Vec<String>, Error> {
+        let ids = sqlx::query_scalar(
+            "SELECT instrument_id FROM instrument INDEXED BY instrument_matured WHERE status = 4 AND (matures_at_us IS NULL OR matures_at_us > $1)
+             AND NOT EXISTS (SELECT 1 FROM issue_redemption WHERE issue_redemption.instrument_id = instrument.instrument_id)",
+        )
+        .bind(now_us);
+        Ok(ids.fetch_all(self.db.read()).await?)
+    }
+
     /// False when the id is taken.
     pub async fn insert_instrument_in_tx(
         &self,

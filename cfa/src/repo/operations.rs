@@ -188,6 +188,18 @@ impl Repo {
         Ok(count.fetch_one(self.db.read()).await?)
     }
 
+    /// Payouts not released after this many refusals: how many, and the oldest one's id.
+    pub async fn refused_releases(&self, attempts: u32) -> Result<Option<(i64, String)>, Error> {
+        let found = sqlx::query_as(
+            "SELECT COUNT(*), external_ref, MIN(created_at_us) FROM operation INDEXED BY operation_unreleased
+             WHERE fact_payout = 1 AND fact_chain = 2 AND status NOT IN (7, 8, 9, 11, 12) AND attempts >= $1",
+        )
+        .bind(i64::from(attempts));
+        let (count, oldest, _): (i64, Option<String>, Option<i64>) =
+            found.fetch_one(self.db.read()).await?;
+        Ok(oldest.map(|oldest| (count, oldest)))
+    }
+
     /// Newest first, strictly after the bound (D04).
     pub async fn list_operations(
         &self,

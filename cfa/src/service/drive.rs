@@ -422,25 +422,35 @@ impl Service {
     }
 
     /// Lets the money leave. A refusal is tried again, since payments may see the burn later. After
-    /// `submit_attempts_max` refusals health names the payout.
+    /// `submit_attempts_max` refusals `report_releases` counts the payout.
     async fn release_payout(&self, operation: &mut Operation) -> Result<(), Error> {
-        let part = format!("release of payout {}", operation.external_ref);
         let released = self
             .peers
             .release_payout(&operation.correlation_id, &operation.external_ref)
             .await;
-        if let Err(error @ Error::Peer { .. }) = &released {
+        if matches!(released, Err(Error::Peer { .. }))
+            && operation.attempts < self.config.submit_attempts_max
+        {
             operation.attempts += 1;
             // Keeps `updated_at`: a sweep reads by it and would meet the operation again.
             self.repo.save_operation(operation).await?;
-            if operation.attempts >= self.config.submit_attempts_max {
-                self.health.set_failing(&part, error.to_string());
-            }
         }
         released?;
-        self.health.set_ok(&part);
         operation.facts.payout = Payout::Released;
         self.save(operation).await
+    }
+
+    /// Health gives the number of payouts whose release payments keeps refusing, and the oldest.
+    pub(super) async fn report_releases(&self) -> Result<(), Error> {
+        let refused = self
+            .repo
+            .refused_releases(self.config.submit_attempts_max)
+            .await?;
+        let reason = refused.map(|(count, oldest)| {
+            format!("{count} payouts refused by payments, oldest: {oldest}")
+        });
+        self.health.set("payout releases", reason.as_deref());
+        Ok(())
     }
 
     async fn settle_gate(&self, operation: &mut Operation) -> Result<(), Error> {

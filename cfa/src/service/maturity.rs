@@ -14,9 +14,9 @@
 //! A holder whose operation the ledger refuses is left for later and keeps nobody else waiting; the redemption ends when all are served. One
 //! that failed because the chain reverted a step may be started again under another key: what is done stays done.
 //!
-//! Paid are the holders of the record date; burned is what holders have when the part runs. The two
-//! differ only by trades that were matched before the market received the halt, and that settled
-//! after the record date or were not known here at step 2.
+//! Paid are the holders of the record date: those of step 2 where trading stopped by its end. A
+//! holder whose units changed since is neither paid nor burned until an operator has settled the
+//! difference: a trade that settlement sends again or that is known late moves units after step 2.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -43,9 +43,9 @@ use crate::saga::Chain;
 /// Holders in one chain transaction.
 const PART: usize = 100;
 const RECEIPT_WAIT: Duration = Duration::from_secs(20);
-/// How long one call waits for the issue's open operations, and how often it looks.
-const MOVING_WAIT: Duration = Duration::from_secs(5);
+/// How often a call looks for the issue's open operations.
 const MOVING_POLL: Duration = Duration::from_millis(50);
+const NOT_RECORDED: &str = "trading has stopped and no redemption is recorded: start it again";
 
 /// A request to redeem a whole issue.
 #[derive(Debug, Clone)]
@@ -56,6 +56,8 @@ pub struct NewRedemption {
     pub reason: RedemptionReason,
     /// The caller may redeem before maturity.
     pub may_be_early: bool,
+    /// How long the call waits for the issue's open operations.
+    pub wait: Duration,
 }
 
 impl Service {
@@ -98,7 +100,7 @@ impl Service {
         let cut_off_us = plan::end_of_day_us(record_date_us);
         self.owed(&instrument, cut_off_us).await?;
         self.stop_trading(asked, instrument).await?;
-        self.wait_for_moving(instrument_id).await?;
+        self.wait_for_moving(instrument_id, request.wait).await?;
         let instrument = self.known_instrument(instrument_id).await?;
         let (lines, total_minor) = self.owed(&instrument, cut_off_us).await?;
         if let Some(stranger) = lines.iter().find(|line| line.user_id.is_empty()) {
@@ -150,19 +152,24 @@ impl Service {
         self.drive_redemption_or_leave(redemption).await
     }
 
-    /// What each holder at the instant is owed, and the sum.
+    /// What each holder is owed at the end of the record day, and the sum.
     async fn owed(
         &self,
         instrument: &Instrument,
-        at_us: i64,
+        cut_off_us: i64,
     ) -> Result<(Vec<RedemptionLine>, i64), Error> {
         let nominal = instrument.nominal.ok_or(Refusal::NominalMissing)?;
         self.catch_up_registry().await?;
+        // Operations open at the stop may move units after the record day; none was added since.
+        let stopped_in_time = instrument.status == InstrumentStatus::Matured
+            && instrument.updated_at_us <= cut_off_us;
+        let at_us = (!stopped_in_time).then_some(cut_off_us);
         let holders = self
-            .all_holders(&instrument.contract_address, Some(at_us))
+            .all_holders(&instrument.contract_address, at_us)
             .await?;
         let too_large = |_| Refusal::field("instrument_id", "amounts are too large");
-        let worth = plan::worth_per_unit(nominal, &instrument.coupons, at_us).map_err(too_large)?;
+        let worth =
+            plan::worth_per_unit(nominal, &instrument.coupons, cut_off_us).map_err(too_large)?;
         let (lines, total_minor) =
             plan::redemption(&holders, instrument.decimals, worth).map_err(too_large)?;
         if total_minor == 0 && self.has_holders(instrument).await? {
@@ -260,9 +267,9 @@ impl Service {
 
     /// Waits for operations that move units of the issue. Trading has stopped: none is added but
     /// trades that the market matched before it received the stop.
-    async fn wait_for_moving(&self, instrument_id: &str) -> Result<(), Error> {
-        let part = format!("redemption of {instrument_id}");
-        let deadline = tokio::time::Instant::now() + MOVING_WAIT;
+    async fn wait_for_moving(&self, instrument_id: &str, wait: Duration) -> Result<(), Error> {
+        let part = health_part(instrument_id);
+        let deadline = tokio::time::Instant::now() + wait;
         loop {
             let open = self.repo.count_moving(instrument_id).await?;
             if open == 0 {
@@ -445,12 +452,12 @@ impl Service {
     }
 
     /// The next part's operations: those that a crash or an absent peer left, otherwise new ones for holders not served yet, but for those
-    /// who were refused in this round.
+    /// who were refused in this round. Refuses holders whose units are not those of their line.
     async fn next_part(
         &self,
         redemption: &IssueRedemption,
         instrument: &Instrument,
-        refused: &BTreeSet<String>,
+        refused: &mut BTreeSet<String>,
     ) -> Result<Vec<Operation>, Error> {
         let left = self
             .repo
@@ -460,20 +467,24 @@ impl Service {
             return Ok(left);
         }
         self.catch_up_registry().await?;
-        let mut owed: BTreeMap<String, (String, i64, i64)> = BTreeMap::new();
+        let mut lines: BTreeMap<String, RedemptionLine> = BTreeMap::new();
         for line in &redemption.lines {
-            owed.insert(
-                line.address.clone(),
-                (line.user_id.clone(), 0, line.payment_minor),
-            );
+            lines.insert(line.address.clone(), line.clone());
         }
+        let mut held = BTreeMap::new();
         for holder in self.all_holders(&instrument.contract_address, None).await? {
-            owed.entry(holder.address)
-                .or_insert((holder.user_id, 0, 0))
-                .1 = holder.units_minor;
+            held.insert(holder.address.clone(), holder.units_minor);
+            lines
+                .entry(holder.address.clone())
+                .or_insert(RedemptionLine {
+                    user_id: holder.user_id,
+                    address: holder.address,
+                    units_minor: 0,
+                    payment_minor: 0,
+                });
         }
         // The next drive of the redemption ends it as failed.
-        if redemption.total_minor == 0 && owed.values().any(|(_, burn_minor, _)| *burn_minor > 0) {
+        if redemption.total_minor == 0 && !held.is_empty() {
             return Err(Refusal::NothingToPay.into());
         }
         // one whose part was reverted is served anew when the redemption is started again
@@ -481,21 +492,30 @@ impl Service {
         let now_us = self.now_us();
         let mut rows = Vec::new();
         let mut tx = self.repo.begin().await?;
-        for (address, (user_id, burn_minor, payment_minor)) in owed {
+        for (address, line) in lines {
             let reference = format!("{}:{address}", redemption.redemption_id);
             let tried = tried(reference.clone(), redemption);
             let operation_id = Uuid::new_v5(&Uuid::NAMESPACE_OID, tried.as_bytes()).to_string();
-            if served.contains(&reference)
-                || refused.contains(&reference)
-                || (burn_minor == 0 && payment_minor == 0)
-            {
+            if served.contains(&reference) || refused.contains(&reference) {
+                continue;
+            }
+            let burn_minor = held.get(&address).copied().unwrap_or_default();
+            if burn_minor != line.units_minor {
+                tracing::error!(
+                    redemption_id = redemption.redemption_id,
+                    address,
+                    owed_minor = line.units_minor,
+                    held_minor = burn_minor,
+                    "units of a holder changed after the redemption was recorded"
+                );
+                refused.insert(reference);
                 continue;
             }
             // a holder that no user id leads to is served on chain only
-            let user_id = if user_id.is_empty() {
+            let user_id = if line.user_id.is_empty() {
                 &address
             } else {
-                &user_id
+                &line.user_id
             };
             let mut operation = Operation::new(
                 Flow::Maturity,
@@ -511,7 +531,7 @@ impl Service {
             operation.instrument_id = instrument.instrument_id.clone();
             operation.external_ref = reference;
             operation.from_user_id = user_id.clone();
-            operation.payment_minor = payment_minor;
+            operation.payment_minor = line.payment_minor;
             match self
                 .repo
                 .insert_operation_in_tx(&mut tx, &operation)
@@ -551,10 +571,15 @@ impl Service {
                 severity = "critical",
                 "holders of a redeemed issue cannot be paid yet"
             );
+            self.health.set_failing(
+                &health_part(&redemption.instrument_id),
+                format!("{} holders cannot be paid yet", refused.len()),
+            );
             return Ok(false);
         }
         if rows.is_empty() {
             self.finish(redemption, instrument).await?;
+            self.health.set_ok(&health_part(&redemption.instrument_id));
             return Ok(true);
         }
         let part = redemption.parts_done;
@@ -779,12 +804,36 @@ impl Service {
                 record_date_us: instrument.matures_at_us,
                 reason: RedemptionReason::Maturity,
                 may_be_early: false,
+                // The next sweep looks again.
+                wait: Duration::ZERO,
             };
             let started = self.start_redemption(&asked, request).await;
             leave("maturity", &instrument.instrument_id, started.map(|_| ()));
         }
         Ok(())
     }
+
+    /// Health names issues that wait for a call: trading has stopped and no sweep redeems them.
+    pub(super) async fn report_unrecorded(&self) -> Result<(), Error> {
+        let unrecorded = self
+            .repo
+            .unrecorded_redemptions(self.clock.now_us())
+            .await?;
+        let parts: BTreeSet<String> = unrecorded.iter().map(|id| health_part(id)).collect();
+        for (part, reason) in self.health.failing() {
+            if reason == NOT_RECORDED && !parts.contains(&part) {
+                self.health.set_ok(&part);
+            }
+        }
+        for part in parts {
+            self.health.set_failing(&part, NOT_RECORDED);
+        }
+        Ok(())
+    }
+}
+
+fn health_part(instrument_id: &str) -> String {
+    format!("redemption of {instrument_id}")
 }
 
 /// The record date is the day of maturity; before maturity it is the current day, until issues have terms for a call.

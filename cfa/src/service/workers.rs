@@ -91,9 +91,11 @@ impl Service {
                 );
             }
         }
+        leave("releases", "", self.report_releases().await);
         leave("batches", "", self.resume_batches().await);
         leave("registrations", "", self.confirm_registrations().await);
         self.start_due_redemptions().await?;
+        self.report_unrecorded().await?;
         for redemption_id in self.repo.open_redemption_ids().await? {
             leave(
                 "redemption",

@@ -3,7 +3,8 @@
 use prost::Message;
 use proto::cfa::v1 as pb;
 use proto::common::v1::{
-    HashAlgorithm, InstrumentType, OperationStatus, PaginationRequest, RejectionReasonCode,
+    HashAlgorithm, InstrumentType, OperationStatus, OperationType, PaginationRequest,
+    RejectionReasonCode,
 };
 use proto::ledger::v1 as ledger_pb;
 
@@ -1112,19 +1113,12 @@ async fn r100_units_that_came_after_a_redemption_of_nothing_are_not_burned() {
     world.issue("BOND-1", "alice", dust).await;
     world.stop().await;
     // A crash after the record of a redemption that found no holder; units were issued since.
-    let options =
-        sqlx::sqlite::SqliteConnectOptions::new().filename(folder.path().join("cfa/cfa.sqlite"));
-    let pool = sqlx::SqlitePool::connect_with(options)
-        .await
-        .expect("store");
     let recorded = "INSERT INTO issue_redemption (redemption_id, instrument_id, reason, status, record_date_us, total_minor, parts_done,
             idempotency_key, created_at_us) VALUES ('r-1', 'BOND-1', 2, 1, 1800000000000000, 0, 0, 'k-1', 1)";
     let stopped = "UPDATE instrument SET status = 4 WHERE instrument_id = 'BOND-1'";
     for statement in [recorded, stopped] {
-        let done = sqlx::query(statement).execute(&pool).await.expect("done");
-        assert_eq!(done.rows_affected(), 1);
+        alter_store(folder.path(), statement).await;
     }
-    pool.close().await;
 
     let mut world = World::start(folder.path()).await;
     world.sweep().await;
@@ -1141,6 +1135,137 @@ async fn r100_units_that_came_after_a_redemption_of_nothing_are_not_burned() {
         world.balance("alice:BOND-1").await.available.to_string(),
         dust
     );
+    world.stop().await;
+}
+
+// rows: R098
+#[tokio::test(flavor = "multi_thread")]
+async fn r098_health_names_an_issue_whose_redemption_is_not_recorded() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    let matures_at = world.clock.now_us() / 1_000_000 + 3_600;
+    let register = world.register(|request| {
+        request.matures_at = Some(prost_types::Timestamp {
+            seconds: matures_at,
+            nanos: 0,
+        });
+    });
+    register.await.expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    world.deposit("issuer", "2000.00").await;
+    world.stop().await;
+    // A crash before the record of an early call.
+    let stopped = "UPDATE instrument SET status = 4 WHERE instrument_id = 'BOND-1'";
+    alter_store(folder.path(), stopped).await;
+    let world = World::start(folder.path()).await;
+    world.sweep().await;
+    let part = "redemption of BOND-1";
+    assert_eq!(
+        world.service.health.failing()[part],
+        "trading has stopped and no redemption is recorded: start it again"
+    );
+    let done = start(&world, "sandbox.operator", None).await;
+    let done = done.expect("started again");
+    assert_eq!(done.status(), pb::RedemptionStatus::Finalized);
+    world.sweep().await;
+    assert!(!world.service.health.failing().contains_key(part));
+    world.stop().await;
+}
+
+// rows: R099 R100
+#[tokio::test(flavor = "multi_thread")]
+async fn r100_units_that_moved_after_the_record_day_are_not_burned_unpaid() {
+    const DAY_US: i64 = 24 * 3_600 * 1_000_000;
+    let folder = tempfile::tempdir().expect("folder");
+    let mut world = World::start(folder.path()).await;
+    world.turn_back_us(3 * DAY_US);
+    let matures_at = world.clock.now_us() / 1_000_000 + 3_600;
+    let register = world.register(|request| {
+        request.matures_at = Some(prost_types::Timestamp {
+            seconds: matures_at,
+            nanos: 0,
+        });
+    });
+    register.await.expect("registered");
+    world.issue("BOND-1", "alice", "2").await;
+    world.issue("BOND-1", "bob", "3").await;
+    world.deposit("issuer", "5000.00").await;
+    let before = "UPDATE holding_history SET time_us = time_us - 345600000000";
+    assert_eq!(world.holders("BOND-1").await.len(), 2);
+    alter_store(folder.path(), before).await;
+    // Trading stops days after the record day.
+    let transfer = pb::TransferCfaRequest {
+        context: context(&key()),
+        instrument_id: "BOND-1".into(),
+        from_user_id: "bob".into(),
+        to_user_id: "carol".into(),
+        amount: amount("BOND-1", "1"),
+        ..Default::default()
+    };
+    let sent = world.cfa.transfer_cfa(transfer).await.expect("sent");
+    let sent = sent.into_inner().operation.expect("operation");
+    world.settle(&sent).await;
+    world.turn_back_us(0);
+    world.sweep().await;
+    let part = "redemption of BOND-1";
+    assert_eq!(
+        redemption(&mut world).await.status(),
+        pb::RedemptionStatus::Submitted
+    );
+    assert_eq!(world.tokens("CFA-RUB", "alice").await, 2_000_00);
+    assert_eq!(world.tokens("CFA-RUB", "bob").await, 0);
+    assert_eq!(
+        world.supply("BOND-1").await,
+        "3",
+        "nothing is burned unpaid"
+    );
+    assert_eq!(
+        world.service.health.failing()[part],
+        "2 holders cannot be paid yet"
+    );
+
+    // An operator settles the difference.
+    let back = cfa::chain::Action::Transfer {
+        token: world
+            .instrument("BOND-1")
+            .await
+            .smart_contract_address
+            .parse()
+            .expect("address"),
+        from: cfa::chain::Address::of_user("carol"),
+        to: cfa::chain::Address::of_user("bob"),
+        units: 1,
+    };
+    let back = world.connector().submit("back", &back.call()).await;
+    let back = back.expect("submitted").tx_hash.to_string();
+    let receipt = world.receipt(&back).await;
+    assert_eq!(receipt.status, cfa::chain::ReceiptStatus::Success);
+    let posted = ledger_pb::CreateOperationRequest {
+        context: context("back"),
+        operation: Some(ledger_pb::Operation {
+            r#type: OperationType::TradeBuy.into(),
+            user_id: "bob".into(),
+            idempotency_key: "back".into(),
+            external_ref: Some("back".into()),
+            ..Default::default()
+        }),
+        postings: vec![ledger_pb::Posting {
+            debit_subaccount_id: "carol:BOND-1".into(),
+            credit_subaccount_id: "bob:BOND-1".into(),
+            amount: amount("BOND-1", "1"),
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    world.ledger.create_operation(posted).await.expect("posted");
+    world.sweep().await;
+    assert_eq!(
+        redemption(&mut world).await.status(),
+        pb::RedemptionStatus::Finalized
+    );
+    assert_eq!(world.tokens("CFA-RUB", "bob").await, 3_000_00);
+    assert_eq!(world.supply("BOND-1").await, "0");
+    assert!(!world.service.health.failing().contains_key(part));
     world.stop().await;
 }
 

@@ -19,6 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::world::*;
 
+const DAY_US: i64 = 24 * 3_600 * 1_000_000;
+
 /// A chain of its own that is reached over HTTP only.
 struct Node {
     handle: ChainHandle,
@@ -370,12 +372,22 @@ async fn start_redemption(
     Ok(answer.into_inner().redemption.expect("redemption"))
 }
 
-// rows: R098 R099
-#[tokio::test(flavor = "multi_thread")]
-async fn r099_redemption_waits_for_units_under_way() {
-    let folder = tempfile::tempdir().expect("folder");
-    let (mut world, node, refusing) = gated_world(folder.path()).await;
-    world.register(|_| {}).await.expect("registered");
+/// Starts the redemption of BOND-1 until its open operations are final.
+async fn redeem_once_final(world: &World) -> Result<pb::IssueRedemption, tonic::Status> {
+    let started = async {
+        loop {
+            match start_redemption(world.cfa.clone()).await {
+                Err(status) if reason(&status) == "OPERATIONS_OPEN" => {}
+                started => return started,
+            }
+        }
+    };
+    let started = tokio::time::timeout(WAIT, started).await;
+    started.expect("the operations become final")
+}
+
+/// A trade that the ledger has posted and the node refuses, and the call that sends it again.
+async fn open_trade(world: &mut World, refusing: &AtomicBool) -> pb::SettleTradesRequest {
     world.deposit("alice", "1000.00").await;
     world.deposit("issuer", "3000.00").await;
     world.issue("BOND-1", "bob", "3").await;
@@ -419,6 +431,16 @@ async fn r099_redemption_waits_for_units_under_way() {
     };
     let kept = world.cfa.settle_trades(trade.clone()).await;
     kept.expect_err("the node refuses");
+    trade
+}
+
+// rows: R098 R099
+#[tokio::test(flavor = "multi_thread")]
+async fn r099_redemption_waits_for_units_under_way() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (mut world, node, refusing) = gated_world(folder.path()).await;
+    world.register(|_| {}).await.expect("registered");
+    let trade = open_trade(&mut world, &refusing).await;
     let refused = start_redemption(world.cfa.clone()).await;
     let refused = refused.expect_err("a trade is open");
     assert_eq!(
@@ -429,6 +451,11 @@ async fn r099_redemption_waits_for_units_under_way() {
     assert_eq!(
         world.service.health.failing()[part],
         "waits for 1 open operations"
+    );
+    world.sweep().await;
+    assert_eq!(
+        world.service.health.failing()[part],
+        "trading has stopped and no redemption is recorded: start it again"
     );
     // Trading has stopped, so that no further operation moves units.
     let transfer = pb::TransferCfaRequest {
@@ -459,14 +486,17 @@ async fn r099_redemption_waits_for_units_under_way() {
         assert_eq!(reason(&status), "INSTRUMENT_NOT_ACTIVE");
     }
 
+    // Trading stopped on the record day; the trade settles three days after it.
+    for statement in [
+        "UPDATE instrument SET updated_at_us = updated_at_us - 259200000000",
+        "UPDATE holding_history SET time_us = time_us - 259200000000",
+    ] {
+        alter_store(folder.path(), statement).await;
+    }
+    world.turn_back_us(3 * DAY_US);
     refusing.store(false, Ordering::SeqCst);
     world.cfa.settle_trades(trade).await.expect("submitted");
-    let done = loop {
-        match start_redemption(world.cfa.clone()).await {
-            Err(status) if reason(&status) == "OPERATIONS_OPEN" => {}
-            done => break done.expect("started"),
-        }
-    };
+    let done = redeem_once_final(&world).await.expect("started");
     assert_eq!(done.status(), pb::RedemptionStatus::Finalized);
     assert!(!world.service.health.failing().contains_key(part));
     assert_eq!(
@@ -477,6 +507,79 @@ async fn r099_redemption_waits_for_units_under_way() {
         (1_000_00, 3_000_00),
         "each is paid for the units that are burned"
     );
+    world.stop().await;
+    node.stop().await;
+}
+
+async fn trading_stops(mut cfa: CfaRegistryServiceClient<rpc::Channel>) {
+    let stopped = async {
+        loop {
+            let request = pb::GetInstrumentRequest {
+                context: None,
+                instrument_id: "BOND-1".into(),
+            };
+            let answer = cfa.get_instrument(request).await.expect("found");
+            let instrument = answer.into_inner().instrument.expect("instrument");
+            if instrument.status() == pb::InstrumentStatus::Matured {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(WAIT, stopped).await.expect("stops");
+}
+
+// rows: R097 R099
+#[tokio::test(flavor = "multi_thread")]
+async fn r097_sweep_does_not_wait_for_units_under_way() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (mut world, node, refusing) = gated_world(folder.path()).await;
+    let matures_at = world.clock.now_us() / 1_000_000 + 3_600;
+    let register = world.register(|request| {
+        request.matures_at = Some(prost_types::Timestamp {
+            seconds: matures_at,
+            nanos: 0,
+        });
+    });
+    register.await.expect("registered");
+    let trade = open_trade(&mut world, &refusing).await;
+    world.clock.advance_us(DAY_US / 24);
+    let mut cfa = world.cfa.clone();
+    let settled = async {
+        trading_stops(cfa.clone()).await;
+        refusing.store(false, Ordering::SeqCst);
+        cfa.settle_trades(trade).await.expect("submitted");
+        let request = pb::GetTradeBatchRequest {
+            context: None,
+            batch_id: "n1:1-1".into(),
+            wait_ms: 5_000,
+        };
+        let answer = cfa.get_trade_batch(request).await.expect("found");
+        let batch = answer.into_inner().batch.expect("batch");
+        assert_eq!(batch.status(), pb::TradeBatchStatus::Finalized);
+    };
+    // The trade becomes final after the sweep has looked for open operations.
+    tokio::join!(world.sweep(), settled);
+    let part = "redemption of BOND-1";
+    assert_eq!(
+        world.service.health.failing()[part],
+        "waits for 1 open operations"
+    );
+    let request = pb::GetRedemptionRequest {
+        context: None,
+        instrument_id: "BOND-1".into(),
+        ..Default::default()
+    };
+    let none = world.cfa.get_redemption(request.clone()).await;
+    assert_eq!(
+        none.expect_err("not by this sweep").code(),
+        tonic::Code::NotFound
+    );
+    world.sweep().await;
+    let answer = world.cfa.get_redemption(request).await.expect("recorded");
+    let redemption = answer.into_inner().redemption.expect("redemption");
+    assert_eq!(redemption.status(), pb::RedemptionStatus::Finalized);
+    assert!(!world.service.health.failing().contains_key(part));
     world.stop().await;
     node.stop().await;
 }
@@ -498,17 +601,14 @@ async fn r100_units_that_come_while_trading_stops_are_not_redeemed_for_nothing()
     let issued = issued.operation.expect("operation");
     // No holder before trading stops, one after.
     let redeeming = tokio::spawn(start_redemption(world.cfa.clone()));
-    while world.instrument("BOND-1").await.status() != pb::InstrumentStatus::Matured {
-        tokio::task::yield_now().await;
-    }
+    trading_stops(world.cfa.clone()).await;
     refusing.store(false, Ordering::SeqCst);
     world.sweep().await;
     let issued = world.operation(&issued.operation_id).await;
     world.settle(&issued).await;
     let mut refused = redeeming.await.expect("joined").expect_err("refused");
-    while reason(&refused) == "OPERATIONS_OPEN" {
-        let again = start_redemption(world.cfa.clone()).await;
-        refused = again.expect_err("refused");
+    if reason(&refused) == "OPERATIONS_OPEN" {
+        refused = redeem_once_final(&world).await.expect_err("refused");
     }
     assert_eq!(reason(&refused), "NOTHING_TO_PAY");
     let request = pb::GetRedemptionRequest {

@@ -720,16 +720,44 @@ async fn r123_health_names_a_payout_whose_release_stays_refused() {
     world.double.with(|outside| outside.release_refused = true);
     let operation = redeem(&mut world, "40.00", "payout-1").await;
     world.receipt(&operation.onchain_tx_hash).await;
-    for _ in 0..3 {
+    let later = redeem(&mut world, "10.00", "payout-2").await;
+    world.receipt(&later.onchain_tx_hash).await;
+    for _ in 0..5 {
         world.sweep().await;
     }
-    let part = "release of payout payout-1";
-    assert_eq!(
-        world.service.health.failing()[part],
-        "No tokens of this user and amount were burned for this payout"
-    );
+    let part = "payout releases";
+    let both = "2 payouts refused by payments, oldest: payout-1";
+    assert_eq!(world.service.health.failing()[part], both);
     let waiting = world.operation(&operation.operation_id).await;
     assert_eq!(waiting.status(), OperationStatus::OnchainSubmitted);
+    // Neither a stopped payout nor one that failed is waited for.
+    let block = |blocked| pb::SetRedemptionBlockRequest {
+        context: context(&key()),
+        operation_id: operation.operation_id.clone(),
+        blocked,
+        reason: "115-FZ".into(),
+    };
+    let blocked = world.cfa.set_redemption_block(block(true)).await;
+    blocked.expect("blocked");
+    world.sweep().await;
+    assert_eq!(
+        world.service.health.failing()[part],
+        "1 payouts refused by payments, oldest: payout-2"
+    );
+    world
+        .double
+        .payout_becomes("payout-2", PaymentStatus::Failed);
+    let failed = finalize(&mut world, "payout-2").await;
+    assert_eq!(failed.expect_err("failed").message(), "Payout failed");
+    world.sweep().await;
+    assert!(!world.service.health.failing().contains_key(part));
+    let cleared = world.cfa.set_redemption_block(block(false)).await;
+    cleared.expect_err("the release is refused");
+    world.sweep().await;
+    assert_eq!(
+        world.service.health.failing()[part],
+        "1 payouts refused by payments, oldest: payout-1"
+    );
     world.double.with(|outside| outside.release_refused = false);
     world.sweep().await;
     assert!(!world.service.health.failing().contains_key(part));
@@ -740,4 +768,8 @@ async fn r123_health_names_a_payout_whose_release_stays_refused() {
     let done = finalize(&mut world, "payout-1").await.expect("paid");
     assert_eq!(done.status(), OperationStatus::Finalized);
     world.stop().await;
+    // Refusals are counted no further than health needs: three in this world.
+    let counted =
+        "UPDATE operation SET attempts = 0 WHERE external_ref = 'payout-1' AND attempts = 3";
+    alter_store(folder.path(), counted).await;
 }

@@ -526,6 +526,13 @@ impl World {
         CfaRegistryServiceClient::new(rpc::Channel::local(&self.slot, credential))
     }
 
+    /// Sets the service's clock this far before the time of the blocks that are sealed now.
+    pub fn turn_back_us(&self, by_us: i64) {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let now_us = since.expect("after 1970").as_micros() as i64;
+        self.clock.advance_us(now_us - by_us - self.clock.now_us());
+    }
+
     pub fn connector(&self) -> Connector {
         self.chain.connector()
     }
@@ -794,6 +801,17 @@ pub struct Balance {
     pub balance: types::Decimal,
     pub held: types::Decimal,
     pub available: types::Decimal,
+}
+
+/// Changes the service's store as a crash or time would have left it.
+pub async fn alter_store(folder: &Path, statement: &'static str) {
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(folder.join("cfa/cfa.sqlite"));
+    let pool = sqlx::SqlitePool::connect_with(options)
+        .await
+        .expect("store");
+    let done = sqlx::query(statement).execute(&pool).await.expect("done");
+    assert!(done.rows_affected() > 0);
+    pool.close().await;
 }
 
 /// A fresh key.
