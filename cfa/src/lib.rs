@@ -23,6 +23,7 @@ mod repo;
 pub mod saga;
 mod service;
 
+use futures::future::BoxFuture;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -79,57 +80,59 @@ pub struct CfaHandle {
 
 /// Opens the store, deploys the platform's contracts on the first start, and starts consumers, relay and sweeps. Asks no other service
 /// before it answers. Ends when `shutdown` is cancelled.
-pub async fn start(
+pub fn start(
     config: CfaConfig,
     deps: CfaDeps,
     shutdown: CancellationToken,
-) -> Result<CfaHandle, Error> {
-    if config.batch_trades_max < BATCH_TRADES {
-        return Err(Error::Config(format!(
-            "cfa.batch_trades_max must be at least {BATCH_TRADES}, which settlement puts into one batch"
-        )));
-    }
-    let repo = repo::Repo::open(&config.data_dir.join("cfa.sqlite")).await?;
-    let contracts = service::bootstrap::contracts(&repo, &deps.chain).await?;
-    service::bootstrap::money_instrument(&repo, &contracts, clock::system_us()).await?;
-    let peers = api::peers::Peers::new(deps.ledger, deps.payments, deps.identity, deps.market);
-    let db = repo.db();
-    let health = rpc::Health::new("cfa");
-    let service = Arc::new(service::Service::new(
-        repo,
-        deps.chain,
-        peers,
-        contracts,
-        deps.clock,
-        config,
-        health.clone(),
-    ));
-    let tasks = TaskTracker::new();
-    tasks.spawn(events::outbox::Relay::run(
-        db,
-        deps.log.clone(),
-        shutdown.clone(),
-    ));
-    api::consumers::spawn(&service, &deps.log, &tasks, &shutdown);
-    tasks.spawn(api::consumers::show_events(
-        deps.log,
-        health.clone(),
-        shutdown.clone(),
-    ));
-    tasks.spawn(service::workers::follow_chain(
-        service.clone(),
-        shutdown.clone(),
-    ));
-    tasks.spawn(service::workers::sweep(
-        service.clone(),
-        health.clone(),
-        shutdown,
-    ));
-    tasks.close();
-    Ok(CfaHandle {
-        service,
-        health,
-        tasks,
+) -> BoxFuture<'static, Result<CfaHandle, Error>> {
+    Box::pin(async move {
+        if config.batch_trades_max < BATCH_TRADES {
+            return Err(Error::Config(format!(
+                "cfa.batch_trades_max must be at least {BATCH_TRADES}, which settlement puts into one batch"
+            )));
+        }
+        let repo = repo::Repo::open(&config.data_dir.join("cfa.sqlite")).await?;
+        let contracts = service::bootstrap::contracts(&repo, &deps.chain).await?;
+        service::bootstrap::money_instrument(&repo, &contracts, clock::system_us()).await?;
+        let peers = api::peers::Peers::new(deps.ledger, deps.payments, deps.identity, deps.market);
+        let db = repo.db();
+        let health = rpc::Health::new("cfa");
+        let service = Arc::new(service::Service::new(
+            repo,
+            deps.chain,
+            peers,
+            contracts,
+            deps.clock,
+            config,
+            health.clone(),
+        ));
+        let tasks = TaskTracker::new();
+        tasks.spawn(events::outbox::Relay::run(
+            db,
+            deps.log.clone(),
+            shutdown.clone(),
+        ));
+        api::consumers::spawn(&service, &deps.log, &tasks, &shutdown);
+        tasks.spawn(api::consumers::show_events(
+            deps.log,
+            health.clone(),
+            shutdown.clone(),
+        ));
+        tasks.spawn(service::workers::follow_chain(
+            service.clone(),
+            shutdown.clone(),
+        ));
+        tasks.spawn(service::workers::sweep(
+            service.clone(),
+            health.clone(),
+            shutdown,
+        ));
+        tasks.close();
+        Ok(CfaHandle {
+            service,
+            health,
+            tasks,
+        })
     })
 }
 
@@ -145,7 +148,9 @@ impl CfaHandle {
     }
 
     /// Waits until everything has stopped after shutdown was asked for.
-    pub async fn stopped(self) {
-        self.tasks.wait().await;
+    pub fn stopped(self) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            self.tasks.wait().await;
+        })
     }
 }

@@ -4,6 +4,7 @@
 //! and requests of all channels keep the order of the calls. After a loss, [`Connection::resume`] connects again, logs every session in, receives
 //! what was missed through the same [`Reports`] and sends again only what the server has not seen, in the old order.
 
+use futures::future::BoxFuture;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -194,67 +195,78 @@ impl Shared {
 
 impl Connection {
     /// Connects; no session is logged in yet.
-    pub async fn connect(server: SocketAddr, trust: Trust) -> Result<(Self, Reports), Error> {
-        if !trust.allows(server) {
-            return Err(Error::TrustNotAllowed);
-        }
-        let (reports, receiver) = mpsc::channel(REPORTS_MAX);
-        let connection = Self {
-            owner: Arc::new(Owner {
-                endpoint: endpoint::endpoint(&trust, server)?,
-                server,
-                shared: Arc::new(Shared {
-                    state: Mutex::new(State {
-                        outbound: BytesMut::new(),
-                        channels: BTreeMap::new(),
-                        instruments: BTreeMap::new(),
-                        heartbeat: Duration::from_secs(5),
-                        connected: false,
-                        next_order: 0,
+    pub fn connect(
+        server: SocketAddr,
+        trust: Trust,
+    ) -> BoxFuture<'static, Result<(Self, Reports), Error>> {
+        Box::pin(async move {
+            if !trust.allows(server) {
+                return Err(Error::TrustNotAllowed);
+            }
+            let (reports, receiver) = mpsc::channel(REPORTS_MAX);
+            let connection = Self {
+                owner: Arc::new(Owner {
+                    endpoint: endpoint::endpoint(&trust, server)?,
+                    server,
+                    shared: Arc::new(Shared {
+                        state: Mutex::new(State {
+                            outbound: BytesMut::new(),
+                            channels: BTreeMap::new(),
+                            instruments: BTreeMap::new(),
+                            heartbeat: Duration::from_secs(5),
+                            connected: false,
+                            next_order: 0,
+                        }),
+                        wake: Notify::new(),
+                        room: Notify::new(),
+                        reports,
                     }),
-                    wake: Notify::new(),
-                    room: Notify::new(),
-                    reports,
+                    link: Mutex::new(None),
+                    resuming: tokio::sync::Mutex::new(()),
                 }),
-                link: Mutex::new(None),
-                resuming: tokio::sync::Mutex::new(()),
-            }),
-        };
-        connection.link_up().await?;
-        Ok((connection, Reports { receiver }))
+            };
+            connection.link_up().await?;
+            Ok((connection, Reports { receiver }))
+        })
     }
 
     /// Logs a session in on a channel (0 to 63) that carries none.
-    pub async fn login(&self, channel: u16, options: LoginOptions) -> Result<SessionInfo, Error> {
-        if usize::from(channel) >= CHANNELS_MAX {
-            return Err(Error::LoginField);
-        }
-        let mut session = Channel::new(options);
-        let message = session.options.message(session.last_sequence)?;
-        let (sender, answer) = oneshot::channel();
-        session.login = Some(sender);
-        {
-            let mut state = self.shared().lock();
-            if state.channels.get(&channel).is_some_and(|old| old.live) {
+    pub fn login(
+        &self,
+        channel: u16,
+        options: LoginOptions,
+    ) -> BoxFuture<'_, Result<SessionInfo, Error>> {
+        Box::pin(async move {
+            if usize::from(channel) >= CHANNELS_MAX {
                 return Err(Error::LoginField);
             }
-            state.channels.insert(channel, session);
-            encode(
-                &ClientMessage::from(message),
-                channel,
-                0,
-                &mut state.outbound,
-            );
-        }
-        self.shared().wake.notify_one();
-        let answered = login_answer(answer).await;
-        let mut state = self.shared().lock();
-        match (&answered, state.channels.get_mut(&channel)) {
-            (Ok(_), Some(session)) => session.live = true,
-            (Ok(_), None) => return Err(Error::Stream),
-            (Err(_), _) => drop(state.channels.remove(&channel)),
-        }
-        answered
+            let mut session = Channel::new(options);
+            let message = session.options.message(session.last_sequence)?;
+            let (sender, answer) = oneshot::channel();
+            session.login = Some(sender);
+            {
+                let mut state = self.shared().lock();
+                if state.channels.get(&channel).is_some_and(|old| old.live) {
+                    return Err(Error::LoginField);
+                }
+                state.channels.insert(channel, session);
+                encode(
+                    &ClientMessage::from(message),
+                    channel,
+                    0,
+                    &mut state.outbound,
+                );
+            }
+            self.shared().wake.notify_one();
+            let answered = login_answer(answer).await;
+            let mut state = self.shared().lock();
+            match (&answered, state.channels.get_mut(&channel)) {
+                (Ok(_), Some(session)) => session.live = true,
+                (Ok(_), None) => return Err(Error::Stream),
+                (Err(_), _) => drop(state.channels.remove(&channel)),
+            }
+            answered
+        })
     }
 
     /// Hands a message to the connection, in call order; waits only while too much is waiting to be written. Returns the client sequence of a
@@ -316,35 +328,37 @@ impl Connection {
 
     /// Connects again after a loss and logs every session in: what was missed comes in through the same [`Reports`], what the server has not seen is
     /// sent again in the old order. A session that cannot come back fails the resume.
-    pub async fn resume(&self) -> Result<Vec<(u16, SessionInfo)>, Error> {
-        let _one = self.owner.resuming.lock().await;
-        let old = self.link().take();
-        if let Some(old) = old {
-            old.quic.close(0u32.into(), b"");
-        }
-        self.shared().lost(&Error::Stream);
-        self.link_up().await?;
-        let mut answers = Vec::new();
-        {
-            let mut state = self.shared().lock();
-            let State {
-                channels, outbound, ..
-            } = &mut *state;
-            for (channel, session) in channels {
-                let (sender, answer) = oneshot::channel();
-                session.login = Some(sender);
-                let message = session.options.message(session.last_sequence)?;
-                encode(&ClientMessage::from(message), *channel, 0, outbound);
-                answers.push((*channel, answer));
+    pub fn resume(&self) -> BoxFuture<'_, Result<Vec<(u16, SessionInfo)>, Error>> {
+        Box::pin(async move {
+            let _one = self.owner.resuming.lock().await;
+            let old = self.link().take();
+            if let Some(old) = old {
+                old.quic.close(0u32.into(), b"");
             }
-        }
-        self.shared().wake.notify_one();
-        let mut infos = Vec::new();
-        for (channel, answer) in answers {
-            infos.push((channel, login_answer(answer).await?));
-        }
-        self.send_again(&infos);
-        Ok(infos)
+            self.shared().lost(&Error::Stream);
+            self.link_up().await?;
+            let mut answers = Vec::new();
+            {
+                let mut state = self.shared().lock();
+                let State {
+                    channels, outbound, ..
+                } = &mut *state;
+                for (channel, session) in channels {
+                    let (sender, answer) = oneshot::channel();
+                    session.login = Some(sender);
+                    let message = session.options.message(session.last_sequence)?;
+                    encode(&ClientMessage::from(message), *channel, 0, outbound);
+                    answers.push((*channel, answer));
+                }
+            }
+            self.shared().wake.notify_one();
+            let mut infos = Vec::new();
+            for (channel, answer) in answers {
+                infos.push((channel, login_answer(answer).await?));
+            }
+            self.send_again(&infos);
+            Ok(infos)
+        })
     }
 
     fn send_again(&self, infos: &[(u16, SessionInfo)]) {

@@ -1,7 +1,61 @@
-//! Tables of the outbox and the inbox, the same in every service's SQLite file.
+//! Migrations: SQL texts in the binary, applied when a store is opened.
 //!
-//! [`crate::Sqlite::open`] applies the text before the service's own migrations, so a service need not repeat it; repeating it is harmless.
+//! Outbox and inbox have the same tables in every service's SQLite file. [`crate::Sqlite::open`] applies [`SQL`] before the service's own
+//! migrations, so a service need not repeat it; repeating it is harmless.
 //! On PostgreSQL (`postgres/migrations.sql`) the outbox has a row an event with Debezium's columns `id`, `aggregatetype`, `aggregateid`, `type`,
 //! `payload`: an operator can swap our relay for Debezium without a migration (`aggregatetype` holds the topic, `aggregateid` the key).
 
+use sqlx::{
+    SqlStr,
+    migrate::{Migration, MigrationType, Migrator},
+};
+
 pub const SQL: &str = include_str!("migrations.sql");
+
+/// The named files (`NNNN_what`, without `.sql`) of a folder of the calling crate, as a `LazyLock<Migrator>`.
+///
+/// sqlx's own `migrate!` would do the same; the feature it needs builds SQLite a second time, for the compiler's use.
+#[macro_export]
+macro_rules! migrations {
+    ($folder:literal: $($name:literal),+ $(,)?) => {
+        ::std::sync::LazyLock::new(|| {
+            $crate::migrations::migrator(&[$((
+                $name,
+                include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/", $folder, "/", $name, ".sql")),
+            )),+])
+        })
+    };
+}
+
+/// Migrations from names of the form `NNNN_what` and their SQL.
+///
+/// # Panics
+/// A name does not begin with its number.
+pub fn migrator(files: &[(&'static str, &'static str)]) -> Migrator {
+    let migration = |&(name, sql): &(&'static str, &'static str)| {
+        let (number, description) = name.split_once('_').expect("NNNN_what");
+        Migration::new(
+            number.parse().expect("NNNN_what"),
+            description.replace('_', " ").into(),
+            MigrationType::Simple,
+            SqlStr::from_static(sql),
+            false,
+        )
+    };
+    Migrator::with_migrations(files.iter().map(migration).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_known_by_its_number_and_checked_by_its_text() {
+        let migrator = migrator(&[("0002_more_rows", "SELECT 2"), ("0001_rows", "SELECT 1")]);
+        let seen: Vec<_> = migrator
+            .iter()
+            .map(|migration| (migration.version, &*migration.description))
+            .collect();
+        assert_eq!(seen, [(1, "rows"), (2, "more rows")]);
+    }
+}

@@ -7,6 +7,7 @@
 pub mod direct;
 pub mod outbox;
 
+use futures::future::BoxFuture;
 use std::{
     ops::{Deref, DerefMut},
     path::{Path, PathBuf},
@@ -113,11 +114,17 @@ impl Sqlite {
     ///
     /// # Errors
     /// [`Error::Files`], [`Error::Store`], [`Error::Migrate`].
-    pub async fn open(path: impl AsRef<Path>, migrator: &Migrator) -> Result<Self, Error> {
-        let db = Self::open_bare(path.as_ref(), SqliteSynchronous::Full).await?;
-        sqlx::raw_sql(migrations::SQL).execute(&db.writer).await?;
-        migrator.run(&db.writer).await?;
-        Ok(db)
+    pub fn open(path: impl AsRef<Path>, migrator: &Migrator) -> BoxFuture<'_, Result<Self, Error>> {
+        Self::open_file(path.as_ref().to_owned(), migrator)
+    }
+
+    fn open_file(path: PathBuf, migrator: &Migrator) -> BoxFuture<'_, Result<Self, Error>> {
+        Box::pin(async move {
+            let db = Self::open_bare(&path, SqliteSynchronous::Full).await?;
+            sqlx::raw_sql(migrations::SQL).execute(&db.writer).await?;
+            migrator.run(&db.writer).await?;
+            Ok(db)
+        })
     }
 
     /// Opens the file without any schema.
@@ -176,20 +183,22 @@ impl Sqlite {
     ///
     /// # Errors
     /// [`Error::Store`], also when the turn does not come within 30 s.
-    pub async fn write(&self) -> Result<Tx, Error> {
-        let mut inner = self.writer.begin_with("BEGIN IMMEDIATE").await?;
-        let deletes = self.relayed.due();
-        if let Some(through) = deletes {
-            sqlx::query("DELETE FROM outbox WHERE position <= $1")
-                .bind(through)
-                .execute(&mut *inner)
-                .await?;
-        }
-        Ok(Tx {
-            inner,
-            committed: self.committed.clone(),
-            relayed: self.relayed.clone(),
-            deletes,
+    pub fn write(&self) -> BoxFuture<'_, Result<Tx, Error>> {
+        Box::pin(async move {
+            let mut inner = self.writer.begin_with("BEGIN IMMEDIATE").await?;
+            let deletes = self.relayed.due();
+            if let Some(through) = deletes {
+                sqlx::query("DELETE FROM outbox WHERE position <= $1")
+                    .bind(through)
+                    .execute(&mut *inner)
+                    .await?;
+            }
+            Ok(Tx {
+                inner,
+                committed: self.committed.clone(),
+                relayed: self.relayed.clone(),
+                deletes,
+            })
         })
     }
 
@@ -219,9 +228,11 @@ impl Sqlite {
     }
 
     /// Waits for all connections to be returned and closes the file.
-    pub async fn close(&self) {
-        self.readers.close().await;
-        self.writer.close().await;
+    pub fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.readers.close().await;
+            self.writer.close().await;
+        })
     }
 
     /// Woken after commits; at least once for each commit made after the last wake.
@@ -245,21 +256,23 @@ impl Tx {
     ///
     /// # Errors
     /// [`Error::Store`].
-    pub async fn commit(self) -> Result<(), Error> {
-        self.inner.commit().await?;
-        if let Some(through) = self.deletes {
-            self.relayed.is_deleted(through);
-        }
-        self.committed.notify_one();
-        Ok(())
+    pub fn commit(self) -> BoxFuture<'static, Result<(), Error>> {
+        Box::pin(async move {
+            self.inner.commit().await?;
+            if let Some(through) = self.deletes {
+                self.relayed.is_deleted(through);
+            }
+            self.committed.notify_one();
+            Ok(())
+        })
     }
 
     /// Undoes the change now instead of at drop.
     ///
     /// # Errors
     /// [`Error::Store`].
-    pub async fn rollback(self) -> Result<(), Error> {
-        Ok(self.inner.rollback().await?)
+    pub fn rollback(self) -> BoxFuture<'static, Result<(), Error>> {
+        Box::pin(async move { Ok(self.inner.rollback().await?) })
     }
 }
 

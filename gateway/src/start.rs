@@ -1,5 +1,6 @@
 //! Puts the room together and takes it apart again.
 
+use futures::future::BoxFuture;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -63,6 +64,10 @@ pub struct GatewayHandle {
     telling: CancellationToken,
 }
 
+/// The schema, applied after that of outbox and inbox.
+static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
+    events::migrations!("migrations/sqlite": "0001_market");
+
 /// Opens the store, catches up with the journal, takes the instruments over and begins to serve. Returns when sessions and calls are answered.
 ///
 /// `shutdown` ends what comes in. The way back (sessions' messages, history, published events) goes on until [`GatewayHandle::stopped`]: a call that
@@ -70,135 +75,137 @@ pub struct GatewayHandle {
 ///
 /// # Errors
 /// [`Error`].
-pub async fn start(
+pub fn start(
     config: GatewayConfig,
     deps: GatewayDeps,
     shutdown: CancellationToken,
-) -> Result<GatewayHandle, Error> {
-    let node = NodeId::new(config.node).ok_or(Error::Node(config.node))?;
-    let migrator = sqlx::migrate!("migrations/sqlite");
-    let db = Sqlite::open(config.data_dir.join("market.db"), &migrator).await?;
-    let projection = Projection::open(db.clone()).await?;
-    let (data_dir, end, written) = (
-        config.data_dir.clone(),
-        deps.reader.end(),
-        projection.position(),
-    );
-    let loading = move || checkpoint::load(&data_dir, node, end, written);
-    let saved = tokio::task::spawn_blocking(loading).await;
-    let saved = saved.expect("what does not restore is passed over")?;
-    for after in [saved.streams.position(), saved.history.sequence()] {
-        deps.reader.again(after).check()?;
-    }
-    let older = saved.history.sequence().min(saved.streams.position());
-    deps.proven.note(older);
-    let health = Health::new("market");
-    let basis = config.trading_limit_basis;
-    let market = Arc::new(Market::new(Parts {
-        config,
-        node,
-        port: deps.port,
-        commit: deps.commit,
-        reader: deps.reader,
-        settlement: deps.settlement,
-        streams: saved.streams,
-        projection: projection.clone(),
-        ledger: Ledger::new(deps.ledger),
-        identity: Identity::new(deps.identity, basis),
-        cfa: Cfa::new(deps.cfa),
-    }));
-    let server = Server::bind(&market)?;
-    let (address, fingerprint) = (server.address(), server.fingerprint().to_owned());
+) -> BoxFuture<'static, Result<GatewayHandle, Error>> {
+    Box::pin(async move {
+        let node = NodeId::new(config.node).ok_or(Error::Node(config.node))?;
+        let db = Sqlite::open(config.data_dir.join("market.db"), &MIGRATOR).await?;
+        let projection = Projection::open(db.clone()).await?;
+        let (data_dir, end, written) = (
+            config.data_dir.clone(),
+            deps.reader.end(),
+            projection.position(),
+        );
+        let loading = move || checkpoint::load(&data_dir, node, end, written);
+        let saved = tokio::task::spawn_blocking(loading).await;
+        let saved = saved.expect("what does not restore is passed over")?;
+        for after in [saved.streams.position(), saved.history.sequence()] {
+            deps.reader.again(after).check()?;
+        }
+        let older = saved.history.sequence().min(saved.streams.position());
+        deps.proven.note(older);
+        let health = Health::new("market");
+        let basis = config.trading_limit_basis;
+        let market = Arc::new(Market::new(Parts {
+            config,
+            node,
+            port: deps.port,
+            commit: deps.commit,
+            reader: deps.reader,
+            settlement: deps.settlement,
+            streams: saved.streams,
+            projection: projection.clone(),
+            ledger: Ledger::new(deps.ledger),
+            identity: Identity::new(deps.identity, basis),
+            cfa: Cfa::new(deps.cfa),
+        }));
+        let server = Server::bind(&market)?;
+        let (address, fingerprint) = (server.address(), server.fingerprint().to_owned());
 
-    let (mut workers, mut tellers) = (Vec::new(), Vec::new());
-    let telling = CancellationToken::new();
-    let from = market.read_journal(market.streams.position());
-    let dispatching = dispatch::run(
-        market.clone(),
-        Follower::new(from, health.clone(), SESSIONS),
-        telling.clone(),
-    );
-    tellers.push(guard::spawn(&health, SESSIONS, &telling, async {
-        dispatching.await.map_err(Error::Journal)
-    }));
-    let behind = market.read_journal(saved.history.sequence());
-    let projecting = projection
-        .clone()
-        .run(saved.history, behind, health.clone(), telling.clone());
-    tellers.push(guard::spawn(
-        &health,
-        projection::PART,
-        &telling,
-        projecting,
-    ));
-    market.streams.wait(market.commit.position()).await;
-    if let Some(when) = deps.checkpoints {
-        let keeping = checkpoint::run(market.clone(), when, deps.proven, telling.clone());
+        let (mut workers, mut tellers) = (Vec::new(), Vec::new());
+        let telling = CancellationToken::new();
+        let from = market.read_journal(market.streams.position());
+        let dispatching = dispatch::run(
+            market.clone(),
+            Follower::new(from, health.clone(), SESSIONS),
+            telling.clone(),
+        );
+        tellers.push(guard::spawn(&health, SESSIONS, &telling, async {
+            dispatching.await.map_err(Error::Journal)
+        }));
+        let behind = market.read_journal(saved.history.sequence());
+        let projecting =
+            projection
+                .clone()
+                .run(saved.history, behind, health.clone(), telling.clone());
         tellers.push(guard::spawn(
             &health,
-            "checkpoints",
+            projection::PART,
             &telling,
-            endless(keeping),
+            projecting,
         ));
-    }
-    if let Err(error) = instruments::sync_all(&market, &Context::new("market")).await {
-        tracing::warn!(%error, "the instrument registry is away: what was known is traded, the rest later");
-        health.set_failing("instruments", error.to_string());
-        workers.push(tokio::spawn(sync_later(
-            market.clone(),
-            health.clone(),
-            shutdown.clone(),
-        )));
-    }
+        market.streams.wait(market.commit.position()).await;
+        if let Some(when) = deps.checkpoints {
+            let keeping = checkpoint::run(market.clone(), when, deps.proven, telling.clone());
+            tellers.push(guard::spawn(
+                &health,
+                "checkpoints",
+                &telling,
+                endless(keeping),
+            ));
+        }
+        if let Err(error) = instruments::sync_all(&market, &Context::new("market")).await {
+            tracing::warn!(%error, "the instrument registry is away: what was known is traded, the rest later");
+            health.set_failing("instruments", error.to_string());
+            workers.push(tokio::spawn(sync_later(
+                market.clone(),
+                health.clone(),
+                shutdown.clone(),
+            )));
+        }
 
-    let relay = events::outbox::Relay::run(db, deps.log.clone(), telling.clone());
-    tellers.push(guard::spawn(&health, "outbox", &telling, endless(relay)));
-    for (topic, part) in consumers::TOPICS {
-        let (log, token) = (deps.log.clone(), shutdown.clone());
-        let hearing = consumers::run(market.clone(), log, topic, token);
-        workers.push(guard::spawn(&health, part, &shutdown, hearing));
-    }
-    let showing = consumers::show_events(deps.log.clone(), health.clone(), shutdown.clone());
-    workers.push(guard::spawn(
-        &health,
-        "events_health",
-        &shutdown,
-        endless(showing),
-    ));
-    let sweeping = sweeper::run(market.clone(), shutdown.clone());
-    workers.push(guard::spawn(
-        &health,
-        "sweeper",
-        &shutdown,
-        endless(sweeping),
-    ));
-    let breaks = breaks::run(market.clone(), shutdown.clone());
-    workers.push(guard::spawn(&health, "breaks", &shutdown, endless(breaks)));
-    let gauges = dispatch::gauges(market.clone(), shutdown.clone());
-    workers.push(guard::spawn(&health, "gauges", &shutdown, endless(gauges)));
-    let path = dispatch::watch_path(market.clone(), health.clone(), shutdown.clone());
-    workers.push(guard::spawn(
-        &health,
-        "trading_path_watch",
-        &shutdown,
-        endless(path),
-    ));
-    let serving = server.run(market.clone(), deps.auth, shutdown.clone());
-    workers.push(guard::spawn(
-        &health,
-        "trading_sessions",
-        &shutdown,
-        endless(serving),
-    ));
-    tracing::info!(%address, fingerprint, "trading sessions over QUIC");
-    Ok(GatewayHandle {
-        market,
-        health,
-        address,
-        fingerprint,
-        workers,
-        tellers,
-        telling,
+        let relay = events::outbox::Relay::run(db, deps.log.clone(), telling.clone());
+        tellers.push(guard::spawn(&health, "outbox", &telling, endless(relay)));
+        for (topic, part) in consumers::TOPICS {
+            let (log, token) = (deps.log.clone(), shutdown.clone());
+            let hearing = consumers::run(market.clone(), log, topic, token);
+            workers.push(guard::spawn(&health, part, &shutdown, hearing));
+        }
+        let showing = consumers::show_events(deps.log.clone(), health.clone(), shutdown.clone());
+        workers.push(guard::spawn(
+            &health,
+            "events_health",
+            &shutdown,
+            endless(showing),
+        ));
+        let sweeping = sweeper::run(market.clone(), shutdown.clone());
+        workers.push(guard::spawn(
+            &health,
+            "sweeper",
+            &shutdown,
+            endless(sweeping),
+        ));
+        let breaks = breaks::run(market.clone(), shutdown.clone());
+        workers.push(guard::spawn(&health, "breaks", &shutdown, endless(breaks)));
+        let gauges = dispatch::gauges(market.clone(), shutdown.clone());
+        workers.push(guard::spawn(&health, "gauges", &shutdown, endless(gauges)));
+        let path = dispatch::watch_path(market.clone(), health.clone(), shutdown.clone());
+        workers.push(guard::spawn(
+            &health,
+            "trading_path_watch",
+            &shutdown,
+            endless(path),
+        ));
+        let serving = server.run(market.clone(), deps.auth, shutdown.clone());
+        workers.push(guard::spawn(
+            &health,
+            "trading_sessions",
+            &shutdown,
+            endless(serving),
+        ));
+        tracing::info!(%address, fingerprint, "trading sessions over QUIC");
+        Ok(GatewayHandle {
+            market,
+            health,
+            address,
+            fingerprint,
+            workers,
+            tellers,
+            telling,
+        })
     })
 }
 
@@ -206,15 +213,17 @@ pub async fn start(
 ///
 /// # Errors
 /// The store cannot be opened.
-pub async fn told_through(data_dir: &Path) -> Result<Sequence, Error> {
-    let file = data_dir.join("market.db");
-    if !file.exists() {
-        return Ok(Sequence::ZERO);
-    }
-    let db = Sqlite::open(file, &sqlx::migrate!("migrations/sqlite")).await?;
-    let position = Projection::open(db.clone()).await.map(|p| p.position());
-    db.close().await;
-    position
+pub fn told_through(data_dir: &Path) -> BoxFuture<'_, Result<Sequence, Error>> {
+    Box::pin(async move {
+        let file = data_dir.join("market.db");
+        if !file.exists() {
+            return Ok(Sequence::ZERO);
+        }
+        let db = Sqlite::open(file, &MIGRATOR).await?;
+        let position = Projection::open(db.clone()).await.map(|p| p.position());
+        db.close().await;
+        position
+    })
 }
 
 /// Asks the registry until it answers.
@@ -293,23 +302,25 @@ impl GatewayHandle {
 
     /// Waits for every part to end after the shutdown token was cancelled, and closes the store. Whoever serves [`Self::service`] stops first: calls
     /// under way are answered until here.
-    pub async fn stopped(self) {
-        let mut ended = Vec::new();
-        let deadline = tokio::time::Instant::now() + WORKERS_STOP;
-        for mut worker in self.workers {
-            // One may wait for a journal that has no room: it is cut, as a crash would.
-            match tokio::time::timeout_at(deadline, &mut worker).await {
-                Ok(joined) => ended.push(joined),
-                Err(_) => worker.abort(),
+    pub fn stopped(self) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            let mut ended = Vec::new();
+            let deadline = tokio::time::Instant::now() + WORKERS_STOP;
+            for mut worker in self.workers {
+                // One may wait for a journal that has no room: it is cut, as a crash would.
+                match tokio::time::timeout_at(deadline, &mut worker).await {
+                    Ok(joined) => ended.push(joined),
+                    Err(_) => worker.abort(),
+                }
             }
-        }
-        self.telling.cancel();
-        for teller in self.tellers {
-            ended.push(teller.await);
-        }
-        if ended.iter().any(Result::is_err) {
-            tracing::error!("a worker of the market ended with a panic");
-        }
-        self.market.projection.db.close().await;
+            self.telling.cancel();
+            for teller in self.tellers {
+                ended.push(teller.await);
+            }
+            if ended.iter().any(Result::is_err) {
+                tracing::error!("a worker of the market ended with a panic");
+            }
+            self.market.projection.db.close().await;
+        })
     }
 }

@@ -30,6 +30,7 @@ mod topics;
 mod url;
 mod verify;
 
+use futures::{FutureExt, future::BoxFuture};
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use proto::cfa::v1::cfa_registry_service_client::CfaRegistryServiceClient;
@@ -143,54 +144,56 @@ impl Error {
 ///
 /// # Errors
 /// [`Error::Store`], [`Error::Events`]: the store cannot be opened or read.
-pub async fn start(
+pub fn start(
     config: LedgerConfig,
     deps: LedgerDeps,
     shutdown: CancellationToken,
-) -> Result<LedgerHandle, Error> {
-    let store = Store::open(&config).await?;
-    metrics::gauge!("ledger_holds_total").set(store.holds_active().await? as f64);
-    let health = rpc::Health::new("ledger");
-    let tasks = TaskTracker::new();
-    let (committer, writer) = Committer::spawn(
-        store.clone(),
-        deps.clock.clone(),
-        health.clone(),
-        shutdown.clone(),
-    )?;
-    let api = Arc::new(Api {
-        store: store.clone(),
-        committer: committer.clone(),
-        clock: deps.clock.clone(),
-    });
-    let sweeper = Sweeper {
-        store: store.clone(),
-        committer: committer.clone(),
-        clock: deps.clock,
-        parked_retention_h: config.parked_retention_h,
-    };
-    let reconciler = Reconciler {
-        cfa: CfaRegistryServiceClient::new(deps.cfa)
-            .max_decoding_message_size(rpc::MESSAGE_BYTES_MAX_SERVICE),
-        committer: committer.clone(),
-        after: Duration::from_millis(config.reconcile_after_ms),
-        shutdown: shutdown.clone(),
-        open: Default::default(),
-    };
-    tasks.spawn(sweeper.clone().run(config, shutdown.clone()));
-    let (log, relay_shutdown) = (deps.log.clone(), shutdown.clone());
-    tasks.spawn(async move { store.relay(log, relay_shutdown).await });
-    consumers::spawn(&deps.log, &committer, &tasks, &shutdown);
-    consumers::spawn_reconciler(deps.log.clone(), reconciler, &tasks, shutdown.clone());
-    topics::spawn(&deps.log, &api, &tasks, &shutdown);
-    tasks.spawn(show_events(deps.log, health.clone(), shutdown));
-    tasks.close();
-    Ok(LedgerHandle {
-        api,
-        sweeper,
-        health,
-        tasks,
-        writer,
+) -> BoxFuture<'static, Result<LedgerHandle, Error>> {
+    Box::pin(async move {
+        let store = Store::open(&config).await?;
+        metrics::gauge!("ledger_holds_total").set(store.holds_active().await? as f64);
+        let health = rpc::Health::new("ledger");
+        let tasks = TaskTracker::new();
+        let (committer, writer) = Committer::spawn(
+            store.clone(),
+            deps.clock.clone(),
+            health.clone(),
+            shutdown.clone(),
+        )?;
+        let api = Arc::new(Api {
+            store: store.clone(),
+            committer: committer.clone(),
+            clock: deps.clock.clone(),
+        });
+        let sweeper = Sweeper {
+            store: store.clone(),
+            committer: committer.clone(),
+            clock: deps.clock,
+            parked_retention_h: config.parked_retention_h,
+        };
+        let reconciler = Reconciler {
+            cfa: CfaRegistryServiceClient::new(deps.cfa)
+                .max_decoding_message_size(rpc::MESSAGE_BYTES_MAX_SERVICE),
+            committer: committer.clone(),
+            after: Duration::from_millis(config.reconcile_after_ms),
+            shutdown: shutdown.clone(),
+            open: Default::default(),
+        };
+        tasks.spawn(sweeper.clone().run(config, shutdown.clone()).boxed());
+        let (log, relay_shutdown) = (deps.log.clone(), shutdown.clone());
+        tasks.spawn(async move { store.relay(log, relay_shutdown).await }.boxed());
+        consumers::spawn(&deps.log, &committer, &tasks, &shutdown);
+        consumers::spawn_reconciler(deps.log.clone(), reconciler, &tasks, shutdown.clone());
+        topics::spawn(&deps.log, &api, &tasks, &shutdown);
+        tasks.spawn(show_events(deps.log, health.clone(), shutdown).boxed());
+        tasks.close();
+        Ok(LedgerHandle {
+            api,
+            sweeper,
+            health,
+            tasks,
+            writer,
+        })
     })
 }
 
@@ -231,11 +234,13 @@ impl LedgerHandle {
     }
 
     /// Waits for everything to end and closes the store. Cancel the token given to [`start`] first.
-    pub async fn stopped(self) {
-        self.tasks.wait().await;
-        if self.writer.await.is_err() {
-            tracing::error!("ledger committer ended by a failed assertion");
-        }
-        self.api.store.close().await;
+    pub fn stopped(self) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            self.tasks.wait().await;
+            if self.writer.await.is_err() {
+                tracing::error!("ledger committer ended by a failed assertion");
+            }
+            self.api.store.close().await;
+        })
     }
 }

@@ -5,9 +5,14 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use figment::Figment;
-use figment::providers::{Env, Format, Serialized, Toml};
 use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+/// The file that is read where none is named, if it exists.
+const FILE: &str = "platform.toml";
+const PREFIX: &str = "PLATFORM_";
+/// What the command line and the crash tests read with the same prefix.
+const NO_SETTINGS: [&str; 5] = ["url", "token", "config", "crash_at", "bin"];
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -242,29 +247,64 @@ impl Default for Config {
     }
 }
 
+/// A file's settings, refused with line and column where they are no settings of ours.
+fn read(file: &Path) -> anyhow::Result<Table> {
+    let place = || format!("configuration: {}", file.display());
+    let text = std::fs::read_to_string(file).with_context(place)?;
+    toml::from_str::<Config>(&text).with_context(place)?;
+    toml::from_str(&text).with_context(place)
+}
+
+/// Sets `ledger__url`, say, to the TOML value `text`, or to the text itself where it is none.
+fn set(settings: &mut Table, name: &str, text: &str) -> anyhow::Result<()> {
+    let (folders, last) = name.rsplit_once("__").unwrap_or(("", name));
+    let mut table = settings;
+    for folder in folders.split("__").filter(|folder| !folder.is_empty()) {
+        table = table
+            .entry(folder)
+            .or_insert_with(|| Table::new().into())
+            .as_table_mut()
+            .with_context(|| format!("configuration: {PREFIX}{name}: {folder} has no parts"))?;
+    }
+    let value = toml::from_str::<Table>(&format!("value = {text}"))
+        .ok()
+        .and_then(|mut parsed| parsed.remove("value"))
+        .unwrap_or_else(|| Value::String(text.into()));
+    table.insert(last.into(), value);
+    Ok(())
+}
+
 impl Config {
     /// Puts the layers together.
     ///
     /// # Errors
     /// A file that cannot be read, a name that does not exist, a value of the wrong form: with its place.
     pub fn load(file: Option<&Path>, data_dir: Option<&Path>) -> anyhow::Result<Self> {
-        let mut figment = Figment::from(Serialized::defaults(Self::default()));
-        if let Some(file) = file {
-            anyhow::ensure!(file.is_file(), "{} is no file", file.display());
-            figment = figment.merge(Toml::file(file));
-        } else {
-            figment = figment.merge(Toml::file("platform.toml"));
+        let mut settings = match file {
+            Some(file) => read(file)?,
+            None if Path::new(FILE).exists() => read(Path::new(FILE))?,
+            None => Table::new(),
+        };
+        for (name, text) in std::env::vars_os() {
+            let Some(name) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else {
+                continue;
+            };
+            let name = name.to_ascii_lowercase();
+            if NO_SETTINGS.contains(&name.as_str()) {
+                continue;
+            }
+            let text = text
+                .to_str()
+                .with_context(|| format!("configuration: {PREFIX}{name} is not UTF-8"))?;
+            set(&mut settings, &name, text)?;
         }
-        figment = figment.merge(
-            Env::prefixed("PLATFORM_")
-                // Words of the command line and of the crash tests, not settings.
-                .ignore(&["url", "token", "config", "crash_at", "bin"])
-                .split("__"),
-        );
         if let Some(dir) = data_dir {
-            figment = figment.merge(Serialized::default("data_dir", dir));
+            let dir = dir
+                .to_str()
+                .context("configuration: data_dir is not UTF-8")?;
+            settings.insert("data_dir".into(), dir.into());
         }
-        let config: Self = figment.extract().context("configuration")?;
+        let config: Self = settings.try_into().context("configuration")?;
         anyhow::ensure!(
             config.journal.retain_bytes.is_none() || config.snapshots.enabled,
             "configuration: journal.retain_bytes needs snapshots.enabled: without snapshots a start needs the whole journal"
@@ -347,6 +387,43 @@ mod tests {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         assert_eq!(settings.layout, Layout::for_cores(cores));
         assert!(load("[trading]\nlayout = \"other\"\n").is_err());
+    }
+
+    #[test]
+    fn a_setting_of_the_environment_is_a_value_of_toml_or_a_text() {
+        let mut settings = toml::from_str("[log]\nfilter = \"warn\"\n").expect("TOML");
+        for (name, text) in [
+            ("log__filter", "ledger=debug,info"),
+            ("snapshots__enabled", "false"),
+            ("listen__all", "[::1]:9080"),
+            ("market__sweep_interval_ms", "100"),
+        ] {
+            set(&mut settings, name, text).expect(name);
+        }
+        let config: Config = settings.clone().try_into().expect("settings");
+        assert_eq!(config.log.filter, "ledger=debug,info");
+        assert!(!config.snapshots.enabled);
+        assert_eq!(config.listen.all.port(), 9080);
+        assert_eq!(config.market.sweep_interval_ms, 100);
+        assert_eq!(config.listen.ledger, Listen::default().ledger);
+        set(&mut settings, "ledger__urls", "a").expect("set");
+        let error = settings
+            .clone()
+            .try_into::<Config>()
+            .expect_err("no such name");
+        assert!(error.to_string().contains("urls"), "{error}");
+        set(&mut settings, "data_dir", "data").expect("set");
+        assert!(set(&mut settings, "data_dir__x", "1").is_err());
+    }
+
+    #[test]
+    fn a_file_is_refused_by_its_line() {
+        let folder = tempfile::tempdir().expect("folder");
+        let file = folder.path().join("platform.toml");
+        std::fs::write(&file, "[trading]\nspin = 1\n").expect("written");
+        let error = Config::load(Some(&file), None).expect_err("no such name");
+        assert!(format!("{error:#}").contains("line 2"), "{error:#}");
+        assert!(Config::load(Some(&folder.path().join("none.toml")), None).is_err());
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Brings the service up: store, keys, workers; and down again: workers first, outbox last.
 
+use futures::{FutureExt, future::BoxFuture};
 use std::sync::Arc;
 
 use proto::payments::v1::payments_service_server::PaymentsServiceServer;
@@ -54,52 +55,67 @@ pub struct PaymentsHandle {
 ///
 /// # Errors
 /// [`Error`].
-pub async fn start(
+pub fn start(
     config: PaymentsConfig,
     deps: PaymentsDeps,
     shutdown: CancellationToken,
-) -> Result<PaymentsHandle, Error> {
-    let db = events::Sqlite::open(config.data_dir.join("payments.db"), &MIGRATOR).await?;
-    let keys = Keys::load_or_create(&config.keys_dir)?;
-    let bank = BankClient::new(
-        &config.bank_url,
-        &config.requisites.account_number,
-        keys.signer,
-        config.client.clone(),
-    )?;
-    let daily = config.daily_reconciliation;
-    let gateway = Arc::new(Gateway::new(
-        config.clone(),
-        db.clone(),
-        bank,
-        Verifier::new(keys.webhook_secrets),
-        IdentityPeer::new(deps.identity, config.client.clone()),
-        CfaPeer::new(deps.cfa, deps.chain, config.client),
-        rpc::Health::new("payments"),
-    ));
+) -> BoxFuture<'static, Result<PaymentsHandle, Error>> {
+    Box::pin(async move {
+        let db = events::Sqlite::open(config.data_dir.join("payments.db"), &MIGRATOR).await?;
+        let keys = Keys::load_or_create(&config.keys_dir)?;
+        let bank = BankClient::new(
+            &config.bank_url,
+            &config.requisites.account_number,
+            keys.signer,
+            config.client.clone(),
+        )?;
+        let daily = config.daily_reconciliation;
+        let gateway = Arc::new(Gateway::new(
+            config.clone(),
+            db.clone(),
+            bank,
+            Verifier::new(keys.webhook_secrets),
+            IdentityPeer::new(deps.identity, config.client.clone()),
+            CfaPeer::new(deps.cfa, deps.chain, config.client),
+            rpc::Health::new("payments"),
+        ));
 
-    let span = || tracing::info_span!("worker", service_name = "payments");
-    let mut workers = JoinSet::new();
-    workers.spawn(worker::run_payouts(gateway.clone(), shutdown.clone()).instrument(span()));
-    workers.spawn(worker::run_intents(gateway.clone(), shutdown.clone()).instrument(span()));
-    if daily {
-        workers.spawn(worker::run_cut_off(gateway.clone(), shutdown.clone()).instrument(span()));
-    }
-    let users = worker::run_users(gateway.clone(), deps.log.clone(), shutdown.clone());
-    workers.spawn(users.instrument(span()));
-    let alerts = worker::run_alerts(deps.log.clone(), deps.alerts, shutdown.clone());
-    workers.spawn(alerts.instrument(span()));
-    let health = gateway.health.clone();
-    workers.spawn(worker::run_log_health(health, deps.log.clone(), shutdown));
-    let relay_shutdown = CancellationToken::new();
-    let mut relay = JoinSet::new();
-    relay
-        .spawn(events::outbox::Relay::run(db, deps.log, relay_shutdown.clone()).instrument(span()));
-    Ok(PaymentsHandle {
-        gateway,
-        workers,
-        relay,
-        relay_shutdown,
+        let span = || tracing::info_span!("worker", service_name = "payments");
+        let mut workers = JoinSet::new();
+        workers.spawn(
+            worker::run_payouts(gateway.clone(), shutdown.clone())
+                .instrument(span())
+                .boxed(),
+        );
+        workers.spawn(
+            worker::run_intents(gateway.clone(), shutdown.clone())
+                .instrument(span())
+                .boxed(),
+        );
+        if daily {
+            workers.spawn(
+                worker::run_cut_off(gateway.clone(), shutdown.clone())
+                    .instrument(span())
+                    .boxed(),
+            );
+        }
+        let users = worker::run_users(gateway.clone(), deps.log.clone(), shutdown.clone());
+        workers.spawn(users.instrument(span()).boxed());
+        let alerts = worker::run_alerts(deps.log.clone(), deps.alerts, shutdown.clone());
+        workers.spawn(alerts.instrument(span()).boxed());
+        let health = gateway.health.clone();
+        workers.spawn(worker::run_log_health(health, deps.log.clone(), shutdown).boxed());
+        let relay_shutdown = CancellationToken::new();
+        let mut relay = JoinSet::new();
+        relay.spawn(
+            events::outbox::Relay::run(db, deps.log, relay_shutdown.clone()).instrument(span()),
+        );
+        Ok(PaymentsHandle {
+            gateway,
+            workers,
+            relay,
+            relay_shutdown,
+        })
     })
 }
 
@@ -117,10 +133,12 @@ impl PaymentsHandle {
 
     /// Waits for the workers to end (after the shutdown given to [`start`]), then publishes what they left in the outbox and closes the
     /// store.
-    pub async fn stopped(mut self) {
-        while self.workers.join_next().await.is_some() {}
-        self.relay_shutdown.cancel();
-        while self.relay.join_next().await.is_some() {}
-        self.gateway.db.close().await;
+    pub fn stopped(mut self) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            while self.workers.join_next().await.is_some() {}
+            self.relay_shutdown.cancel();
+            while self.relay.join_next().await.is_some() {}
+            self.gateway.db.close().await;
+        })
     }
 }

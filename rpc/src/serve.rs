@@ -11,6 +11,7 @@
 //! What a port takes and how long it waits: [`Limits`]. Shutdown: no new connections, running calls get
 //! [`DRAIN_MS_MAX`], then they are cut.
 
+use futures::future::BoxFuture;
 use std::{convert::Infallible, future::Future, io, pin::pin, sync::Arc, time::Duration};
 
 use axum::{
@@ -105,88 +106,92 @@ pub struct Service {
 ///
 /// # Errors
 /// [`Error::Listener`], [`Error::Reflection`].
-pub async fn serve(
+pub fn serve(
     listener: TcpListener,
     services: Vec<Service>,
     auth: Authenticator,
     metrics: MetricsHandle,
     shutdown: CancellationToken,
-) -> Result<(), Error> {
-    serve_within(
-        listener,
-        services,
-        auth,
-        metrics,
-        Limits::default(),
-        shutdown,
-    )
-    .await
+) -> BoxFuture<'static, Result<(), Error>> {
+    Box::pin(async move {
+        serve_within(
+            listener,
+            services,
+            auth,
+            metrics,
+            Limits::default(),
+            shutdown,
+        )
+        .await
+    })
 }
 
 /// The same within other limits.
 ///
 /// # Errors
 /// As [`serve`].
-pub async fn serve_within(
+pub fn serve_within(
     listener: TcpListener,
     services: Vec<Service>,
     auth: Authenticator,
     metrics: MetricsHandle,
     limits: Limits,
     shutdown: CancellationToken,
-) -> Result<(), Error> {
-    let healths: Vec<Health> = services
-        .iter()
-        .map(|service| service.health.clone())
-        .collect();
-    let alone = services.len() == 1;
-    let (reporter, health_server) = tonic_health::server::health_reporter();
-    let mut served = vec!["grpc.health.v1.Health".to_owned()];
-    let mut rpc = Router::new().merge(router_of(Routes::new(health_server)));
-    let mut http = Router::new();
-    for service in services {
-        let names = rpc_services(service.name);
-        tokio::spawn(report(
-            reporter.clone(),
-            names.clone(),
-            service.health.clone(),
-            shutdown.clone(),
-        ));
-        served.extend(names);
-        rpc = rpc.merge(router_of(service.routes));
-        http = if alone {
-            http.merge(service.http)
-        } else {
-            http.nest(&format!("/{}", service.name), service.http)
-        };
-    }
-    rpc = rpc.merge(reflection(&served)?);
+) -> BoxFuture<'static, Result<(), Error>> {
+    Box::pin(async move {
+        let healths: Vec<Health> = services
+            .iter()
+            .map(|service| service.health.clone())
+            .collect();
+        let alone = services.len() == 1;
+        let (reporter, health_server) = tonic_health::server::health_reporter();
+        let mut served = vec!["grpc.health.v1.Health".to_owned()];
+        let mut rpc = Router::new().merge(router_of(Routes::new(health_server)));
+        let mut http = Router::new();
+        for service in services {
+            let names = rpc_services(service.name);
+            tokio::spawn(report(
+                reporter.clone(),
+                names.clone(),
+                service.health.clone(),
+                shutdown.clone(),
+            ));
+            served.extend(names);
+            rpc = rpc.merge(router_of(service.routes));
+            http = if alone {
+                http.merge(service.http)
+            } else {
+                http.nest(&format!("/{}", service.name), service.http)
+            };
+        }
+        rpc = rpc.merge(reflection(&served)?);
 
-    let protocols = protocols(Contract::platform(), rpc, MESSAGE_BYTES_MAX);
-    let app = Router::new()
-        .merge(operations(healths, metrics, shutdown.clone()))
-        .merge(
-            http.layer(DefaultBodyLimit::max(MESSAGE_BYTES_MAX))
-                .layer(map_response(json::plain_errors))
-                .layer(from_fn(observe::observe_http)),
-        )
-        .fallback(move |request: Request| {
-            let protocols = protocols.clone();
-            async move {
-                if !roles::is_rpc_path(request.uri().path()) {
-                    let missing = status::not_found("PATH_NOT_FOUND", "Path not found");
-                    return HttpError(missing).into_response();
+        let protocols = protocols(Contract::platform(), rpc, MESSAGE_BYTES_MAX);
+        let app = Router::new()
+            .merge(operations(healths, metrics, shutdown.clone()))
+            .merge(
+                http.layer(DefaultBodyLimit::max(MESSAGE_BYTES_MAX))
+                    .layer(map_response(json::plain_errors))
+                    .layer(from_fn(observe::observe_http)),
+            )
+            .fallback(move |request: Request| {
+                let protocols = protocols.clone();
+                async move {
+                    if !roles::is_rpc_path(request.uri().path()) {
+                        let missing = status::not_found("PATH_NOT_FOUND", "Path not found");
+                        return HttpError(missing).into_response();
+                    }
+                    match protocols.oneshot(request).await {
+                        Ok(response) => response,
+                        Err(never) => match never {},
+                    }
                 }
-                match protocols.oneshot(request).await {
-                    Ok(response) => response,
-                    Err(never) => match never {},
-                }
-            }
-        })
-        .layer(from_fn_with_state(auth, access::check))
-        .layer(from_fn_with_state(limits.clone(), guard::layer))
-        .layer(cors());
-    listen_within(listener, app, limits, shutdown).await
+            })
+            .layer(from_fn_with_state(auth, access::check))
+            .layer(from_fn_with_state(limits.clone(), guard::layer))
+            .layer(cors());
+        listen_within(listener, app, limits, shutdown).await
+    })
 }
 
 /// The protocol layer alone: RPC routes of `contract` as gRPC, gRPC-Web and Connect. Knows nothing of callers.
@@ -223,86 +228,88 @@ pub fn protocols(contract: Arc<Contract>, rpc: Router, message_bytes_max: usize)
 ///
 /// # Errors
 /// None at present: a failing accept is logged and retried.
-pub async fn listen(
+pub fn listen(
     listener: TcpListener,
     app: Router,
     shutdown: CancellationToken,
-) -> Result<(), Error> {
-    listen_within(listener, app, Limits::default(), shutdown).await
+) -> BoxFuture<'static, Result<(), Error>> {
+    Box::pin(async move { listen_within(listener, app, Limits::default(), shutdown).await })
 }
 
 /// The same within other limits; those of requests are the router's own.
 ///
 /// # Errors
 /// As [`listen`].
-pub async fn listen_within(
+pub fn listen_within(
     listener: TcpListener,
     app: Router,
     limits: Limits,
     shutdown: CancellationToken,
-) -> Result<(), Error> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    // Heads that do not come are the concern of `Activity`.
-    builder.http1().header_read_timeout(None);
-    builder
-        .http2()
-        .timer(hyper_util::rt::TokioTimer::new())
-        .keep_alive_interval(Duration::from_secs(30))
-        .max_concurrent_streams(1_000);
-    let app = app.layer(map_request(drain::layer)).with_state(());
-    let port = limits.connections.port();
-    let mut connections = JoinSet::new();
-    let mut failure_logged: Option<Instant> = None;
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            Some(_) = connections.join_next() => continue,
-            () = shutdown.cancelled() => break,
-        };
-        let (stream, from) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of descriptors, or the peer is gone already: neither is a reason to stop serving.
-                if failure_logged.is_none_or(|at| at.elapsed() >= ACCEPT_LOG_EVERY) {
-                    failure_logged = Some(Instant::now());
-                    tracing::warn!(%error, "accept failed");
+) -> BoxFuture<'static, Result<(), Error>> {
+    Box::pin(async move {
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        // Heads that do not come are the concern of `Activity`.
+        builder.http1().header_read_timeout(None);
+        builder
+            .http2()
+            .timer(hyper_util::rt::TokioTimer::new())
+            .keep_alive_interval(Duration::from_secs(30))
+            .max_concurrent_streams(1_000);
+        let app = app.layer(map_request(drain::layer)).with_state(());
+        let port = limits.connections.port();
+        let mut connections = JoinSet::new();
+        let mut failure_logged: Option<Instant> = None;
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                Some(_) = connections.join_next() => continue,
+                () = shutdown.cancelled() => break,
+            };
+            let (stream, from) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Out of descriptors, or the peer is gone already: neither is a reason to stop serving.
+                    if failure_logged.is_none_or(|at| at.elapsed() >= ACCEPT_LOG_EVERY) {
+                        failure_logged = Some(Instant::now());
+                        tracing::warn!(%error, "accept failed");
+                    }
+                    tokio::time::sleep(ACCEPT_RETRY).await;
+                    continue;
                 }
-                tokio::time::sleep(ACCEPT_RETRY).await;
+            };
+            // Over a bound the newest connection is closed, here and at once.
+            let Some(permit) = port.admit(from.ip()) else {
+                continue;
+            };
+            if let Err(error) = set_up(&stream, limits.silence) {
+                tracing::debug!(%error, "connection closed before it was set up");
                 continue;
             }
-        };
-        // Over a bound the newest connection is closed, here and at once.
-        let Some(permit) = port.admit(from.ip()) else {
-            continue;
-        };
-        if let Err(error) = set_up(&stream, limits.silence) {
-            tracing::debug!(%error, "connection closed before it was set up");
-            continue;
+            let connection = connection(
+                &builder,
+                stream,
+                app.clone(),
+                limits.clone(),
+                shutdown.clone(),
+            );
+            connections.spawn(async move {
+                let _permit = permit;
+                if let Err(error) = connection.await {
+                    tracing::debug!(error = %error, "connection ended");
+                }
+            });
         }
-        let connection = connection(
-            &builder,
-            stream,
-            app.clone(),
-            limits.clone(),
-            shutdown.clone(),
-        );
-        connections.spawn(async move {
-            let _permit = permit;
-            if let Err(error) = connection.await {
-                tracing::debug!(error = %error, "connection ended");
-            }
-        });
-    }
-    drop(listener);
-    let drained = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(Duration::from_millis(DRAIN_MS_MAX), drained)
-        .await
-        .is_err()
-    {
-        tracing::warn!(connections = connections.len(), "calls cut at shutdown");
-    }
-    connections.shutdown().await;
-    Ok(())
+        drop(listener);
+        let drained = async { while connections.join_next().await.is_some() {} };
+        if tokio::time::timeout(Duration::from_millis(DRAIN_MS_MAX), drained)
+            .await
+            .is_err()
+        {
+            tracing::warn!(connections = connections.len(), "calls cut at shutdown");
+        }
+        connections.shutdown().await;
+        Ok(())
+    })
 }
 
 /// No delay for small writes, and an end for a connection whose other side is gone without a word: no deadline of a request

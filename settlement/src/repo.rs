@@ -52,6 +52,10 @@ pub struct BreakRow {
     pub found_at_us: i64,
 }
 
+/// The schema, applied after that of outbox and inbox.
+static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
+    events::migrations!("migrations/sqlite": "0001_settlement", "0002_lifted_breaks");
+
 /// The store.
 #[derive(Clone)]
 pub struct Repo {
@@ -60,7 +64,7 @@ pub struct Repo {
 
 impl Repo {
     pub async fn open(path: &std::path::Path) -> Result<Self, StoreError> {
-        let db = Sqlite::open(path, &sqlx::migrate!("migrations/sqlite")).await?;
+        let db = Sqlite::open(path, &MIGRATOR).await?;
         Ok(Self { db })
     }
 

@@ -18,6 +18,7 @@ pub mod contracts;
 mod contracts_tests;
 pub mod dev;
 
+use futures::future::BoxFuture;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +36,8 @@ pub use connector::{
 };
 pub use contracts::{Action, Contracts, Payout, Trade};
 
-static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/connector");
+static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
+    events::migrations!("migrations/connector": "0001_connector");
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -102,58 +104,60 @@ pub struct ChainHandle {
 }
 
 /// Opens the chain, recovers the submission queue and starts the watcher. Ends when `shutdown` is cancelled.
-pub async fn start_chain(
+pub fn start_chain(
     config: ChainConfig,
     deps: ChainDeps,
     shutdown: CancellationToken,
-) -> Result<ChainHandle, StartError> {
-    std::fs::create_dir_all(&config.data_dir)?;
-    let key_file = config
-        .operator_key_file
-        .clone()
-        .unwrap_or_else(|| config.data_dir.join("operator.key"));
-    let signer = load_or_make_key(&key_file)?;
-    let tasks = TaskTracker::new();
-    let health = rpc::Health::new("chain");
-    let (client, dev) = match &config.rpc_url {
-        Some(url) => (
-            remote(url, Duration::from_millis(config.request_timeout_ms))?,
-            None,
-        ),
-        None => {
-            let dev_config = dev::DevChainConfig {
-                data_dir: config.data_dir.clone(),
-                chain_id: config.chain_id,
-                seal_interval: Duration::from_millis(config.seal_interval_ms),
-                funded: vec![signer.address()],
-            };
-            let (chain, sealer) = dev::DevChain::start(dev_config, shutdown.clone()).await?;
-            tasks.spawn(async move {
-                if let Err(error) = sealer.await {
-                    tracing::error!(%error, "sealer of the development chain ended badly");
-                }
-            });
-            (RpcClient::new(chain.clone(), true), Some(chain))
-        }
-    };
-    let db =
-        events::sqlite::Sqlite::open(&config.data_dir.join("connector.sqlite"), &MIGRATOR).await?;
-    let connector = Connector::connect(client, config.chain_id, signer, db.clone()).await?;
-    let watcher = connector::Watcher {
-        connector: connector.clone(),
-        confirmations: config.confirmations,
-        poll_interval: Duration::from_millis(config.poll_interval_ms),
-        head: dev.as_ref().map(dev::DevChain::head),
-    };
-    tasks.spawn(watcher.run(health.clone(), shutdown.clone()));
-    tasks.spawn(events::outbox::Relay::run(db, deps.log, shutdown.clone()));
-    tasks.close();
-    Ok(ChainHandle {
-        connector,
-        dev,
-        health,
-        tasks,
-        shutdown,
+) -> BoxFuture<'static, Result<ChainHandle, StartError>> {
+    Box::pin(async move {
+        std::fs::create_dir_all(&config.data_dir)?;
+        let key_file = config
+            .operator_key_file
+            .clone()
+            .unwrap_or_else(|| config.data_dir.join("operator.key"));
+        let signer = load_or_make_key(&key_file)?;
+        let tasks = TaskTracker::new();
+        let health = rpc::Health::new("chain");
+        let (client, dev) = match &config.rpc_url {
+            Some(url) => (
+                remote(url, Duration::from_millis(config.request_timeout_ms))?,
+                None,
+            ),
+            None => {
+                let dev_config = dev::DevChainConfig {
+                    data_dir: config.data_dir.clone(),
+                    chain_id: config.chain_id,
+                    seal_interval: Duration::from_millis(config.seal_interval_ms),
+                    funded: vec![signer.address()],
+                };
+                let (chain, sealer) = dev::DevChain::start(dev_config, shutdown.clone()).await?;
+                tasks.spawn(async move {
+                    if let Err(error) = sealer.await {
+                        tracing::error!(%error, "sealer of the development chain ended badly");
+                    }
+                });
+                (RpcClient::new(chain.clone(), true), Some(chain))
+            }
+        };
+        let db = events::sqlite::Sqlite::open(config.data_dir.join("connector.sqlite"), &MIGRATOR)
+            .await?;
+        let connector = Connector::connect(client, config.chain_id, signer, db.clone()).await?;
+        let watcher = connector::Watcher {
+            connector: connector.clone(),
+            confirmations: config.confirmations,
+            poll_interval: Duration::from_millis(config.poll_interval_ms),
+            head: dev.as_ref().map(dev::DevChain::head),
+        };
+        tasks.spawn(watcher.run(health.clone(), shutdown.clone()));
+        tasks.spawn(events::outbox::Relay::run(db, deps.log, shutdown.clone()));
+        tasks.close();
+        Ok(ChainHandle {
+            connector,
+            dev,
+            health,
+            tasks,
+            shutdown,
+        })
     })
 }
 
@@ -181,8 +185,10 @@ impl ChainHandle {
     }
 
     /// Waits until everything has stopped after shutdown was asked for.
-    pub async fn stopped(self) {
-        self.tasks.wait().await;
+    pub fn stopped(self) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            self.tasks.wait().await;
+        })
     }
 }
 

@@ -11,9 +11,10 @@ mod recent;
 mod source;
 mod wakes;
 
+use futures::future::BoxFuture;
 use std::{
     collections::{BTreeSet, HashMap},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -121,34 +122,41 @@ impl Embedded {
     ///
     /// # Errors
     /// [`Error::Files`], [`Error::Store`].
-    pub async fn open(folder: impl AsRef<Path>) -> Result<Self, Error> {
-        let folder = folder.as_ref();
-        let log = Sqlite::open_bare(&folder.join("log.db"), SqliteSynchronous::Full).await?;
-        let offsets =
-            Sqlite::open_bare(&folder.join("offsets.db"), SqliteSynchronous::Normal).await?;
-        let mut tx = log.write().await?;
-        sqlx::raw_sql(include_str!("schema.sql"))
-            .execute(&mut *tx)
-            .await?;
-        tx.commit().await?;
-        let mut tx = offsets.write().await?;
-        sqlx::raw_sql(OFFSETS_SCHEMA).execute(&mut *tx).await?;
-        tx.commit().await?;
-        Ok(Embedded(Arc::new(Inner {
-            log,
-            offsets,
-            recent: tokio::sync::Mutex::default(),
-            wakes: wakes::Wakes::default(),
-            failing: watch::Sender::new(None),
-            waiting: Waiting::default(),
-            members: Mutex::default(),
-        })))
+    pub fn open(folder: impl AsRef<Path>) -> BoxFuture<'static, Result<Self, Error>> {
+        Self::open_folder(folder.as_ref().to_owned())
+    }
+
+    fn open_folder(folder: PathBuf) -> BoxFuture<'static, Result<Self, Error>> {
+        Box::pin(async move {
+            let log = Sqlite::open_bare(&folder.join("log.db"), SqliteSynchronous::Full).await?;
+            let offsets =
+                Sqlite::open_bare(&folder.join("offsets.db"), SqliteSynchronous::Normal).await?;
+            let mut tx = log.write().await?;
+            sqlx::raw_sql(include_str!("schema.sql"))
+                .execute(&mut *tx)
+                .await?;
+            tx.commit().await?;
+            let mut tx = offsets.write().await?;
+            sqlx::raw_sql(OFFSETS_SCHEMA).execute(&mut *tx).await?;
+            tx.commit().await?;
+            Ok(Embedded(Arc::new(Inner {
+                log,
+                offsets,
+                recent: tokio::sync::Mutex::default(),
+                wakes: wakes::Wakes::default(),
+                failing: watch::Sender::new(None),
+                waiting: Waiting::default(),
+                members: Mutex::default(),
+            })))
+        })
     }
 
     /// Closes both files once running calls are done.
-    pub async fn close(&self) {
-        self.0.log.close().await;
-        self.0.offsets.close().await;
+    pub fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.0.log.close().await;
+            self.0.offsets.close().await;
+        })
     }
 
     /// Writes the records but for those that are there, and wakes who waits for them.

@@ -6,6 +6,7 @@
 
 mod record;
 
+use futures::future::BoxFuture;
 use std::{
     collections::{HashMap, HashSet},
     future::Future,
@@ -86,36 +87,40 @@ impl Kafka {
     ///
     /// # Errors
     /// [`Error::Kafka`].
-    pub async fn ensure_topics(&self) -> Result<(), Error> {
-        let names: Vec<String> = topics::ALL
-            .iter()
-            .flat_map(|topic| [(*topic).to_owned(), topics::dlq(topic)])
-            .collect();
-        self.create_topics(&names).await
+    pub fn ensure_topics(&self) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async move {
+            let names: Vec<String> = topics::ALL
+                .iter()
+                .flat_map(|topic| [(*topic).to_owned(), topics::dlq(topic)])
+                .collect();
+            self.create_topics(&names).await
+        })
     }
 
     /// Creates topics where they are missing.
     ///
     /// # Errors
     /// [`Error::Kafka`].
-    pub async fn create_topics(&self, names: &[String]) -> Result<(), Error> {
-        let admin: AdminClient<Context> =
-            self.0.config.create_with_context(self.0.context.clone())?;
-        let wanted: Vec<NewTopic<'_>> = names
-            .iter()
-            .map(|name| NewTopic::new(name, topics::PARTITIONS, TopicReplication::Fixed(-1)))
-            .collect();
-        let options = AdminOptions::new().operation_timeout(Some(Duration::from_secs(30)));
-        for result in admin.create_topics(&wanted, &options).await? {
-            match result {
-                Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
-                Err((topic, code)) => {
-                    tracing::error!(topic, %code, "topic cannot be created");
-                    return Err(KafkaError::AdminOp(code).into());
+    pub fn create_topics<'a>(&'a self, names: &'a [String]) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            let admin: AdminClient<Context> =
+                self.0.config.create_with_context(self.0.context.clone())?;
+            let wanted: Vec<NewTopic<'_>> = names
+                .iter()
+                .map(|name| NewTopic::new(name, topics::PARTITIONS, TopicReplication::Fixed(-1)))
+                .collect();
+            let options = AdminOptions::new().operation_timeout(Some(Duration::from_secs(30)));
+            for result in admin.create_topics(&wanted, &options).await? {
+                match result {
+                    Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
+                    Err((topic, code)) => {
+                        tracing::error!(topic, %code, "topic cannot be created");
+                        return Err(KafkaError::AdminOp(code).into());
+                    }
                 }
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 }
 

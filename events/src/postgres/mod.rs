@@ -152,7 +152,8 @@ impl Postgres {
             .await?;
         sqlx::raw_sql(SCHEMA).execute(&mut *tx).await?;
         tx.commit().await?;
-        migrator.run(&mut connection).await?;
+        // Not `run`, whose future is not provably `Send`.
+        migrator.run_direct(None, &mut connection, false).await?;
         connection.close().await?;
         Ok(())
     }

@@ -4,7 +4,13 @@
 //! them, and carries each value and each row over; here a statement is a call. Cost: it keeps the calling thread until the disk has
 //! answered, so a task that others share a thread with must not use it but where it may block (tokio's `block_in_place`). Invariants are those of [`Sqlite`]: this is its one writer.
 
-use std::{ops::Deref, path::Path, sync::Arc, time::Duration};
+use futures::future::BoxFuture;
+use std::{
+    ops::Deref,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use rusqlite::{Connection, OpenFlags};
@@ -47,14 +53,16 @@ impl Direct {
     ///
     /// # Errors
     /// As [`Sqlite::open`].
-    pub async fn open(path: impl AsRef<Path>, migrator: &Migrator) -> Result<Self, Error> {
-        let file = Sqlite::open(&path, migrator).await?;
-        // One writer: a second one that wrote would make this one forget its pages.
-        file.writer.close().await;
-        let writer = connect(path.as_ref())?;
-        Ok(Direct {
-            file,
-            writer: Arc::new(Mutex::new(Some(writer))),
+    pub fn open(path: PathBuf, migrator: &Migrator) -> BoxFuture<'_, Result<Self, Error>> {
+        Box::pin(async move {
+            let file = Sqlite::open(&path, migrator).await?;
+            // One writer: a second one that wrote would make this one forget its pages.
+            file.writer.close().await;
+            let writer = connect(&path)?;
+            Ok(Direct {
+                file,
+                writer: Arc::new(Mutex::new(Some(writer))),
+            })
         })
     }
 
@@ -67,14 +75,18 @@ impl Direct {
     ///
     /// # Errors
     /// [`Error::Sqlite`], [`Error::Closed`].
-    pub async fn write(&self) -> Result<DirectTx, Error> {
-        DirectTx::begin(self.file.clone(), self.writer.clone().lock_owned().await)
+    pub fn write(&self) -> BoxFuture<'_, Result<DirectTx, Error>> {
+        Box::pin(async move {
+            DirectTx::begin(self.file.clone(), self.writer.clone().lock_owned().await)
+        })
     }
 
     /// Waits for the writer's turn and for the readers, and closes the file.
-    pub async fn close(&self) {
-        self.file.readers.close().await;
-        self.writer.lock().await.take();
+    pub fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.file.readers.close().await;
+            self.writer.lock().await.take();
+        })
     }
 
     /// Deletes now what may be deleted, if no transaction has done so.

@@ -13,7 +13,7 @@ use sqlx::{Row, sqlite::SqliteRow};
 use crate::intent::UnknownName;
 
 /// Schema, applied after that of outbox and inbox.
-pub static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/sqlite");
+pub static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!("migrations/sqlite": "0001_payments", "0002_report_keys", "0003_payout_refunds", "0004_payout_keys", "0005_refunds");
 
 /// Position of a page: rows strictly before it in (created, id) order.
 #[derive(Clone, Copy, Debug)]

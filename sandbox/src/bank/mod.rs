@@ -15,6 +15,7 @@ mod http;
 mod post;
 mod repo;
 
+use futures::{FutureExt, future::BoxFuture};
 use std::{
     net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
@@ -101,31 +102,49 @@ pub struct BankHandle {
 ///
 /// # Errors
 /// [`Error`].
-pub async fn start(config: BankConfig, shutdown: CancellationToken) -> Result<BankHandle, Error> {
-    let (gateway_key, secrets) = keys::bank_side(&config.keys_dir)?;
-    let db = events::Sqlite::open(config.data_dir.join("bank.db"), &repo::MIGRATOR).await?;
-    let listening = |source| Error::Listen {
-        address: config.listen,
-        source,
-    };
-    let listener = TcpListener::bind(config.listen).await.map_err(listening)?;
-    let address = listener.local_addr().map_err(listening)?;
-    let postman = post::Postman::new(&config, secrets)?;
-    let desk = Arc::new(desk::Desk::open(config, db).await?);
+pub fn start(
+    config: BankConfig,
+    shutdown: CancellationToken,
+) -> BoxFuture<'static, Result<BankHandle, Error>> {
+    Box::pin(async move {
+        let (gateway_key, secrets) = keys::bank_side(&config.keys_dir)?;
+        let db = events::Sqlite::open(config.data_dir.join("bank.db"), &repo::MIGRATOR).await?;
+        let listening = |source| Error::Listen {
+            address: config.listen,
+            source,
+        };
+        let listener = TcpListener::bind(config.listen).await.map_err(listening)?;
+        let address = listener.local_addr().map_err(listening)?;
+        let postman = post::Postman::new(&config, secrets)?;
+        let desk = Arc::new(desk::Desk::open(config, db).await?);
 
-    let mut tasks = JoinSet::new();
-    let span = || tracing::info_span!("worker", service_name = "bank");
-    let counter = http::Counter {
-        desk: desk.clone(),
-        gateway_key: gateway_key.into(),
-    };
-    tasks.spawn(http::serve(listener, counter, shutdown.clone()).instrument(span()));
-    tasks.spawn(post::run_clearing(desk.clone(), shutdown.clone()).instrument(span()));
-    tasks.spawn(postman.run(desk.clone(), shutdown).instrument(span()));
-    Ok(BankHandle {
-        desk,
-        address,
-        tasks,
+        let mut tasks = JoinSet::new();
+        let span = || tracing::info_span!("worker", service_name = "bank");
+        let counter = http::Counter {
+            desk: desk.clone(),
+            gateway_key: gateway_key.into(),
+        };
+        tasks.spawn(
+            http::serve(listener, counter, shutdown.clone())
+                .instrument(span())
+                .boxed(),
+        );
+        tasks.spawn(
+            post::run_clearing(desk.clone(), shutdown.clone())
+                .instrument(span())
+                .boxed(),
+        );
+        tasks.spawn(
+            postman
+                .run(desk.clone(), shutdown)
+                .instrument(span())
+                .boxed(),
+        );
+        Ok(BankHandle {
+            desk,
+            address,
+            tasks,
+        })
     })
 }
 
@@ -147,8 +166,10 @@ impl BankHandle {
     }
 
     /// Waits for everything to end and closes the store.
-    pub async fn stopped(mut self) {
-        while self.tasks.join_next().await.is_some() {}
-        self.desk.db.close().await;
+    pub fn stopped(mut self) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            while self.tasks.join_next().await.is_some() {}
+            self.desk.db.close().await;
+        })
     }
 }

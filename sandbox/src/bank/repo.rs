@@ -7,7 +7,8 @@ use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 
 use super::desk::{Code, Fault, Transfer};
 
-pub static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/bank");
+pub static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
+    events::migrations!("migrations/bank": "0001_bank");
 
 fn name<T: FromStr>(row: &SqliteRow, column: &str) -> sqlx::Result<T> {
     let text: String = row.try_get(column)?;

@@ -15,6 +15,7 @@ mod tell;
 mod uses;
 mod wire;
 
+use futures::future::BoxFuture;
 use std::{path::PathBuf, sync::Arc};
 
 use proto::identity::v1::identity_service_server::IdentityServiceServer;
@@ -80,27 +81,30 @@ pub struct IdentityHandle {
 ///
 /// # Errors
 /// [`Error`].
-pub async fn start(
+pub fn start(
     config: IdentityConfig,
     deps: IdentityDeps,
     shutdown: CancellationToken,
-) -> Result<IdentityHandle, Error> {
-    let defaults = rules::Defaults::read(&config)?;
-    let db = events::Sqlite::open(config.data_dir.join("identity.db"), &repo::MIGRATOR).await?;
-    let api = api::Api::new(db.clone(), defaults, config.trading_limit_basis);
-    let span = || tracing::info_span!("worker", service_name = "identity");
-    let basis = config.trading_limit_basis;
-    let mut workers = JoinSet::new();
-    workers.spawn(uses::run(db.clone(), deps.log.clone(), basis, shutdown).instrument(span()));
-    let relay_shutdown = CancellationToken::new();
-    let mut relay = JoinSet::new();
-    relay
-        .spawn(events::outbox::Relay::run(db, deps.log, relay_shutdown.clone()).instrument(span()));
-    Ok(IdentityHandle {
-        api,
-        workers,
-        relay,
-        relay_shutdown,
+) -> BoxFuture<'static, Result<IdentityHandle, Error>> {
+    Box::pin(async move {
+        let defaults = rules::Defaults::read(&config)?;
+        let db = events::Sqlite::open(config.data_dir.join("identity.db"), &repo::MIGRATOR).await?;
+        let api = api::Api::new(db.clone(), defaults, config.trading_limit_basis);
+        let span = || tracing::info_span!("worker", service_name = "identity");
+        let basis = config.trading_limit_basis;
+        let mut workers = JoinSet::new();
+        workers.spawn(uses::run(db.clone(), deps.log.clone(), basis, shutdown).instrument(span()));
+        let relay_shutdown = CancellationToken::new();
+        let mut relay = JoinSet::new();
+        relay.spawn(
+            events::outbox::Relay::run(db, deps.log, relay_shutdown.clone()).instrument(span()),
+        );
+        Ok(IdentityHandle {
+            api,
+            workers,
+            relay,
+            relay_shutdown,
+        })
     })
 }
 
@@ -117,10 +121,12 @@ impl IdentityHandle {
     }
 
     /// Waits for the workers to end, publishes what is in the outbox and closes the store.
-    pub async fn stopped(mut self) {
-        while self.workers.join_next().await.is_some() {}
-        self.relay_shutdown.cancel();
-        while self.relay.join_next().await.is_some() {}
-        self.api.close().await;
+    pub fn stopped(mut self) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            while self.workers.join_next().await.is_some() {}
+            self.relay_shutdown.cancel();
+            while self.relay.join_next().await.is_some() {}
+            self.api.close().await;
+        })
     }
 }

@@ -6,7 +6,8 @@ use types::Decimal;
 
 use super::rules::{Limit, LimitType, Standing};
 
-pub static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/identity");
+pub static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
+    events::migrations!("migrations/identity": "0001_identity");
 
 /// A stored user.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,6 +13,7 @@ mod recover;
 mod retry;
 mod trouble;
 
+use futures::future::BoxFuture;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -161,57 +162,64 @@ pub struct SettlementHandle {
 ///
 /// # Errors
 /// [`StartError::Node`], or the ledger does not answer.
-pub async fn settled_through(ledger: rpc::Channel, node: u8) -> Result<Sequence, StartError> {
-    let source = ids::source(NodeId::new(node).ok_or(StartError::Node(node))?);
-    let mut ledger = ledger::Ledger(LedgerServiceClient::new(ledger));
-    let position = ledger.position(&source).await;
-    Ok(Sequence(position.map_err(StartError::Ledger)?))
+pub fn settled_through(
+    ledger: rpc::Channel,
+    node: u8,
+) -> BoxFuture<'static, Result<Sequence, StartError>> {
+    Box::pin(async move {
+        let source = ids::source(NodeId::new(node).ok_or(StartError::Node(node))?);
+        let mut ledger = ledger::Ledger(LedgerServiceClient::new(ledger));
+        let position = ledger.position(&source).await;
+        Ok(Sequence(position.map_err(StartError::Ledger)?))
+    })
 }
 
 /// Opens the store and starts the workers. They wait for ledger and chain as long as it takes.
 ///
 /// # Errors
 /// [`StartError`].
-pub async fn start(
+pub fn start(
     config: SettlementConfig,
     deps: SettlementDeps,
     shutdown: CancellationToken,
-) -> Result<SettlementHandle, StartError> {
-    let node = NodeId::new(config.node).ok_or(StartError::Node(config.node))?;
-    let repo = Repo::open(&config.data_dir.join("settlement.db")).await?;
-    let tracker = Tracker::new(deps.backlog, repo.bust_trades().await?);
-    let open = repo.open_batches().await?;
-    let folder = config.data_dir.join("checkpoints");
-    let keeping = checkpoint::Keeping::new(folder, deps.checkpoints, deps.proven);
-    let saved = keeping.saved(node, deps.journal.end());
-    // Whether the ledger is behind is seen when it answers: what no ledger could go on from ends the start.
-    let newest = tokio::task::spawn_blocking(move || saved.newest(Sequence(u64::MAX))).await;
-    let newest = newest.expect("what does not restore is passed over")?;
-    let from = newest.map_or(Sequence::ZERO, |fold| fold.position());
-    let removed = deps.journal.removed_through()?;
-    if from < removed {
-        return Err(StartError::Begin { removed });
-    }
-    let shared = Arc::new(Shared {
-        config,
-        node,
-        repo,
-        tracker,
-        ledger: client_limits!(LedgerServiceClient::new(deps.ledger)),
-        cfa: client_limits!(CfaRegistryServiceClient::new(deps.cfa)),
-        troubles: Troubles::new(),
-        suspended: watch::Sender::default(),
-        shutdown: shutdown.child_token(),
-    });
-    shared.publish_suspensions().await?;
-    let (posted, batches) = tokio::sync::mpsc::unbounded_channel();
-    let poster = poster::Poster::new(shared.clone(), deps.journal, posted, keeping);
-    let bringing = chain::run(shared.clone(), batches);
-    let workers = vec![
-        watched(&shared, trouble::JOURNAL, poster.run(open)),
-        watched(&shared, trouble::CHAIN, bringing),
-    ];
-    Ok(SettlementHandle { shared, workers })
+) -> BoxFuture<'static, Result<SettlementHandle, StartError>> {
+    Box::pin(async move {
+        let node = NodeId::new(config.node).ok_or(StartError::Node(config.node))?;
+        let repo = Repo::open(&config.data_dir.join("settlement.db")).await?;
+        let tracker = Tracker::new(deps.backlog, repo.bust_trades().await?);
+        let open = repo.open_batches().await?;
+        let folder = config.data_dir.join("checkpoints");
+        let keeping = checkpoint::Keeping::new(folder, deps.checkpoints, deps.proven);
+        let saved = keeping.saved(node, deps.journal.end());
+        // Whether the ledger is behind is seen when it answers: what no ledger could go on from ends the start.
+        let newest = tokio::task::spawn_blocking(move || saved.newest(Sequence(u64::MAX))).await;
+        let newest = newest.expect("what does not restore is passed over")?;
+        let from = newest.map_or(Sequence::ZERO, |fold| fold.position());
+        let removed = deps.journal.removed_through()?;
+        if from < removed {
+            return Err(StartError::Begin { removed });
+        }
+        let shared = Arc::new(Shared {
+            config,
+            node,
+            repo,
+            tracker,
+            ledger: client_limits!(LedgerServiceClient::new(deps.ledger)),
+            cfa: client_limits!(CfaRegistryServiceClient::new(deps.cfa)),
+            troubles: Troubles::new(),
+            suspended: watch::Sender::default(),
+            shutdown: shutdown.child_token(),
+        });
+        shared.publish_suspensions().await?;
+        let (posted, batches) = tokio::sync::mpsc::unbounded_channel();
+        let poster = poster::Poster::new(shared.clone(), deps.journal, posted, keeping);
+        let bringing = chain::run(shared.clone(), batches);
+        let workers = vec![
+            watched(&shared, trouble::JOURNAL, poster.run(open)),
+            watched(&shared, trouble::CHAIN, bringing),
+        ];
+        Ok(SettlementHandle { shared, workers })
+    })
 }
 
 /// A worker that takes the other one with it: half a settlement would post what never gets to the chain, or the reverse.
@@ -262,13 +270,15 @@ impl SettlementHandle {
     }
 
     /// Waits for the workers to end after the shutdown token was cancelled; what is under way is taken up at the next start.
-    pub async fn stopped(self) {
-        for worker in self.workers {
-            if worker.await.is_err() {
-                tracing::error!("a settlement worker ended with a panic");
+    pub fn stopped(self) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            for worker in self.workers {
+                if worker.await.is_err() {
+                    tracing::error!("a settlement worker ended with a panic");
+                }
             }
-        }
-        self.shared.repo.close().await;
+            self.shared.repo.close().await;
+        })
     }
 }
 

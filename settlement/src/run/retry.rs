@@ -54,23 +54,55 @@ async fn repeat<T, E: Display, F: Future<Output = Result<T, E>>>(
     is_refused: impl Fn(&E) -> bool,
     mut call: impl FnMut() -> F,
 ) -> Result<T, Stopped> {
-    let mut wait_ms = FIRST_MS;
-    let mut refusals = 0;
+    let mut failures = Failures::default();
     loop {
         let answer = tokio::select! {
             answer = call() => answer,
             () = shared.shutdown.cancelled() => return Err(Stopped),
         };
-        let error = match answer {
+        match answer {
             Ok(value) => {
                 shared.troubles.clear(part, id);
                 return Ok(value);
             }
-            Err(error) => error,
+            Err(error) => {
+                let pause = failures.note(shared, part, id, &describe(&error), is_refused(&error));
+                tokio::select! {
+                    () = tokio::time::sleep(pause) => {}
+                    () = shared.shutdown.cancelled() => return Err(Stopped),
+                }
+            }
+        }
+    }
+}
+
+/// The failures of one step so far.
+#[derive(Default)]
+struct Failures {
+    in_all: u32,
+    refusals_in_a_row: u32,
+}
+
+impl Failures {
+    /// Logs and counts one; returns the pause before the next attempt.
+    fn note(
+        &mut self,
+        shared: &Shared,
+        part: &'static str,
+        id: &str,
+        reason: &str,
+        is_refused: bool,
+    ) -> Duration {
+        self.refusals_in_a_row = if is_refused {
+            self.refusals_in_a_row + 1
+        } else {
+            0
         };
-        let reason = describe(&error);
-        refusals = if is_refused(&error) { refusals + 1 } else { 0 };
-        let is_stuck = refusals >= REFUSALS_MAX;
+        let is_stuck = self.refusals_in_a_row >= REFUSALS_MAX;
+        let mut wait_ms = FIRST_MS
+            .saturating_mul(1 << self.in_all.min(16))
+            .min(MAX_MS);
+        self.in_all += 1;
         if is_stuck {
             tracing::error!(
                 part,
@@ -80,19 +112,15 @@ async fn repeat<T, E: Display, F: Future<Output = Result<T, E>>>(
                 "a settlement step is refused again and again: everything behind it waits"
             );
             wait_ms = shared.config.refused_retry_ms;
-        } else if refusals > 0 {
+        } else if is_refused {
             tracing::error!(part, id, reason, "settlement step was refused");
         } else {
             tracing::warn!(part, id, reason, "settlement step will be repeated");
         }
-        shared.troubles.note(part, id, &reason, is_stuck);
+        shared.troubles.note(part, id, reason, is_stuck);
         metrics::counter!("settlement_retries_total", "step" => part).increment(1);
         let jitter_ms = rand::rng().random_range(0..=wait_ms / 4);
-        tokio::select! {
-            () = tokio::time::sleep(Duration::from_millis(wait_ms + jitter_ms)) => {}
-            () = shared.shutdown.cancelled() => return Err(Stopped),
-        }
-        wait_ms = (wait_ms * 2).min(MAX_MS);
+        Duration::from_millis(wait_ms + jitter_ms)
     }
 }
 

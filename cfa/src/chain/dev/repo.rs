@@ -16,7 +16,8 @@ use sqlx::sqlite::{
 
 use super::state::StateDiff;
 
-static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/devchain");
+static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
+    events::migrations!("migrations/devchain": "0001_chain");
 
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
