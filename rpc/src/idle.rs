@@ -63,10 +63,12 @@ impl Activity {
                     _ => Instant::now() + limits.idle,
                 }
             };
-            if due <= Instant::now() {
+            let now = Instant::now();
+            if due <= now {
                 return;
             }
-            tokio::time::sleep_until(due).await;
+            // A request meanwhile changes what it is due for.
+            tokio::time::sleep_until(due.min(now + limits.idle)).await;
         }
     }
 }
