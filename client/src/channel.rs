@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 
 use tokio::sync::oneshot;
+use wire::{ClientMessage, LoginAccepted};
 
 use crate::connection::{Error, LoginOptions, SessionInfo};
-use crate::wire::{ClientMessage, LoginAccepted};
 
 /// Most requests in flight; a client past it has lost contact.
 pub const UNANSWERED_MAX: usize = 1 << 20;
@@ -112,7 +112,7 @@ impl Channel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::Cancel;
+    use wire::Cancel;
 
     fn channel() -> Channel {
         Channel::new(LoginOptions::new("token", "a"))

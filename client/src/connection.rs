@@ -13,15 +13,15 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::task::AbortOnDropHandle;
+use wire::{
+    CHANNELS_MAX, ClientMessage, DisconnectCode, InstrumentDefinition, LOGIN_CANCEL_ON_DISCONNECT,
+    LOGIN_FROM_NOW, Login, LoginAccepted, ServerMessage, Text, WireError, encode,
+};
 
 use crate::Trust;
 use crate::channel::Channel;
 use crate::endpoint;
 use crate::io;
-use crate::wire::{
-    CHANNELS_MAX, ClientMessage, DisconnectCode, InstrumentDefinition, LOGIN_CANCEL_ON_DISCONNECT,
-    LOGIN_FROM_NOW, Login, LoginAccepted, ServerMessage, Text, WireError, encode,
-};
 
 /// Bytes waiting to be written at which `send` waits for the connection.
 const OUTBOUND_LEN_MAX: usize = 1 << 20;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quinn::crypto::rustls::QuicClientConfig;
+use wire::ALPN;
 
 use crate::Trust;
 use crate::connection::Error;
-use crate::wire::ALPN;
 
 /// An endpoint for connections to this server.
 pub fn endpoint(trust: &Trust, server: SocketAddr) -> Result<quinn::Endpoint, Error> {

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::BytesMut;
-
-use crate::channel::Numbered;
-use crate::connection::{Error, Report, Shared, State};
-use crate::wire::{
+use wire::{
     CONNECTION_CHANNEL, ClientMessage, Disconnect, DisconnectCode, Header, Heartbeat,
     ServerMessage, encode, take,
 };
+
+use crate::channel::Numbered;
+use crate::connection::{Error, Report, Shared, State};
 
 /// Whether a message goes to the caller.
 enum Next {

@@ -1,12 +1,12 @@
-//! Room `client`: the trading client library and the wire it speaks.
+//! Room `client`: the trading client library.
 //!
-//! [`wire`] is the binary protocol, byte by byte, as `docs/protocol.md` draws it; the gateway reads and writes the same code. A [`Connection`]
-//! carries up to 64 trading sessions on one QUIC stream, each on a channel of its own: requests of all of them reach the exchange in the order
-//! in which [`Connection::send`] was called, reports come in as one stream, and a lost connection is resumed without a gap and without acting twice.
+//! It sends and receives the messages of [`wire`] (`docs/protocol.md`). A [`Connection`] carries up
+//! to 64 trading sessions on one QUIC stream, each on its own channel. Requests of all sessions
+//! reach the exchange in the order of the calls to [`Connection::send`], and reports arrive as one
+//! stream. A lost connection is resumed without a gap and without executing a request twice.
 //!
 //! | file | what |
 //! |---|---|
-//! | `wire` | messages, header, framing |
 //! | `trust` | which server certificate is accepted |
 //! | `connection` | connect, log in, send, resume |
 //! | `endpoint` | how QUIC is set up |
@@ -18,7 +18,6 @@ mod connection;
 mod endpoint;
 mod io;
 mod trust;
-pub mod wire;
 
 pub use connection::{Connection, Error, LoginOptions, Report, Reports, SessionInfo};
 pub use trust::Trust;

@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use admission::{CancelRequest, MassCancelRequest, OrderRef, Request};
-use client::wire::DisconnectCode;
 use events::{BatchResult, Event, Failure, HandlerResult, Later, Poison, Stopped, topics};
 use prost::Message;
 use proto::{
@@ -22,6 +21,7 @@ use tonic::Status;
 use types::command::MassScope;
 use types::{CancelReason, Decimal, HoldIx, Id128, InstrumentIx, SessionIx, UserId, UserIx};
 use uuid::Uuid;
+use wire::DisconnectCode;
 
 use crate::Error;
 use crate::funding;

@@ -3,11 +3,9 @@
 //! Reports of an order go to the session that entered it. A cancel or amend asked for by another session of the same user is told to that session
 //! too, with its own client sequence. Orders without session (RPC) have no stream.
 
-use client::wire::{
-    Amended, Cancelled, Fill, MassCancelled, OrderAck, Reduced, Rejected, ServerMessage,
-};
 use types::command::RequestKind;
 use types::{Handle, Lots, Minor, RejectReason, SessionIx, Side};
+use wire::{Amended, Cancelled, Fill, MassCancelled, OrderAck, Reduced, Rejected, ServerMessage};
 
 use crate::fold::{Cause, Fact, Order, Trade};
 

@@ -7,10 +7,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use client::wire::ServerMessage;
 use sequencer::{CheckpointError, ReadError, Reader};
 use tokio::sync::OwnedSemaphorePermit;
 use types::{Sequence, SessionIx};
+use wire::ServerMessage;
 
 use crate::checkpoint;
 use crate::fold::{Fact, Fold};

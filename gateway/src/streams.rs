@@ -10,13 +10,11 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Bytes, BytesMut};
-use client::wire::{
-    DisconnectCode, InstrumentDefinition, LoginAccepted, ServerMessage, Text, encode,
-};
 use sequencer::Record;
 use settlement::ids::{Part, order_hold};
 use tokio::sync::watch;
 use types::{Handle, HoldIx, Id128, InstrumentSpec, NodeId, PoolKind, Sequence, SessionIx, UserIx};
+use wire::{DisconnectCode, InstrumentDefinition, LoginAccepted, ServerMessage, Text, encode};
 
 use crate::fold::{Fact, Fold};
 use crate::market::MONEY_ID;

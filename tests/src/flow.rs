@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use client::wire::{Cancel, ClientMessage, ServerMessage};
 use client::{Connection, LoginOptions, Reports, Trust};
 use types::Side;
+use wire::{Cancel, ClientMessage, ServerMessage};
 
 use crate::Platform;
 use crate::member::{instrument_of, limit};

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use client::wire::{NewOrder, ServerMessage};
 use client::{Connection, LoginOptions, Report, Reports, Trust};
 use types::{OrderType, Side, StpMode, TimeInForce};
+use wire::{NewOrder, ServerMessage};
 
 use crate::Platform;
 use crate::process::PATIENCE;

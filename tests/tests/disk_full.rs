@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use client::wire::ServerMessage;
 use serde_json::{Value, json};
 use tests::call::{AUDITOR, OPERATOR, text};
 use tests::member::Terminal;
@@ -17,6 +16,7 @@ use tests::process::{PATIENCE, Platform};
 use tests::shared::run;
 use tests::world::{User, limit_order, rub};
 use types::Side;
+use wire::ServerMessage;
 
 const VOLUME_BYTES: &str = "256M";
 /// After this a disk with room again may be felt no more.

@@ -745,9 +745,7 @@ fn garbage_on_the_trading_port_ends_that_connection_and_nothing_else() {
         );
         // A connection whose stream is noise, and a session that turns to noise behind its login.
         for greeting in [Vec::new(), login(&stage.user.token())] {
-            let mut raw = Raw::open(server, client::wire::ALPN)
-                .await
-                .expect("a connection");
+            let mut raw = Raw::open(server, wire::ALPN).await.expect("a connection");
             raw.send.write_all(&greeting).await.expect("sent");
             // The server may have closed before the last byte: that is the answer.
             let _ = raw.send.write_all(&bytes(4_096)).await;
@@ -759,9 +757,7 @@ fn garbage_on_the_trading_port_ends_that_connection_and_nothing_else() {
             }
         }
         // A message longer than any.
-        let mut raw = Raw::open(server, client::wire::ALPN)
-            .await
-            .expect("a connection");
+        let mut raw = Raw::open(server, wire::ALPN).await.expect("a connection");
         let _ = raw.send.write_all(&[0xff; 65_536]).await;
         raw.closed().await;
 
@@ -784,7 +780,7 @@ fn garbage_on_the_trading_port_ends_that_connection_and_nothing_else() {
 }
 
 mod bytes_of_login {
-    use client::wire::{ClientMessage, Login, Text, encode};
+    use wire::{ClientMessage, Login, Text, encode};
 
     /// A login on channel 0 as bytes.
     pub fn login(token: &str) -> Vec<u8> {

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use admission::Reject;
 use bytes::Bytes;
-use client::wire::{Accepted, Rejected};
 use sequencer::{NotTaken, Outcome};
 use tokio::sync::mpsc;
 use types::command::RequestKind;
 use types::{Command, RejectReason, Sequence, SessionIx};
+use wire::{Accepted, Rejected};
 
 use super::connection::Channels;
 use super::outbound::Outbound;

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use admission::{AmendRequest, CancelRequest, MassCancelRequest, NewRequest, OrderRef, Request};
-use client::wire::{self, BOTH_SIDES, ClientMessage, ORDER_POST_ONLY};
 use types::command::{MassScope, RequestKind};
 use types::{
     CancelReason, Handle, Id128, InstrumentIx, Lots, SessionIx, Side, StpGroup, StpMode, Ticks,
     UserIx,
 };
+use wire::{BOTH_SIDES, ClientMessage, ORDER_POST_ONLY};
 
 use crate::budget::Budget;
 use crate::throttle::Throttle;

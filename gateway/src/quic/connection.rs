@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use admission::{Request, SessionRequest};
 use bytes::BytesMut;
-use client::wire::{
-    CHANNELS_MAX, CONNECTION_CHANNEL, ClientMessage, DisconnectCode, Header, MESSAGE_LEN_MAX,
-    ServerHeartbeat, SetTradingHold, take,
-};
 use sequencer::{NotTaken, Reply};
 use tokio::sync::mpsc;
 use types::{RejectReason, SessionIx};
+use wire::{
+    CHANNELS_MAX, CONNECTION_CHANNEL, ClientMessage, DisconnectCode, Header, MESSAGE_LEN_MAX,
+    ServerHeartbeat, SetTradingHold, take,
+};
 
 use super::answers::{self, CLIENT_SEQ_MAX};
 use super::channel::{self, Channel, State};
@@ -212,7 +212,7 @@ impl Connection {
         }
     }
 
-    fn log_in(&self, channel: u16, login: client::wire::Login) {
+    fn log_in(&self, channel: u16, login: wire::Login) {
         let address = self.quic.remote_address().ip();
         let (shared, outbound) = (self.shared.clone(), self.outbound.clone());
         let channels = self.channels.clone();

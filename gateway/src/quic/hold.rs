@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use client::wire::{SetTradingHold, TradingHold};
 use rpc::Context;
 use types::{AssetIx, Id128, InstrumentIx, Minor, RejectReason};
+use wire::{SetTradingHold, TradingHold};
 
 use crate::funding;
 use crate::market::Market;
@@ -24,7 +24,7 @@ fn unchanged(wanted: &SetTradingHold) -> TradingHold {
         hold_id: Id128::NONE,
         undrawn_minor: 0,
         drawn_minor: 0,
-        outcome: client::wire::HOLD_DONE,
+        outcome: wire::HOLD_DONE,
     }
 }
 

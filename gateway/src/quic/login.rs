@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use admission::{Request, SessionRequest};
-use client::wire::{DisconnectCode, LOGIN_CANCEL_ON_DISCONNECT, LOGIN_FROM_NOW, Login};
 use rpc::{Context, Role};
 use sequencer::NotTaken;
 use tokio::sync::OwnedMutexGuard;
 use tonic::{Code, Status};
 use types::{Command, Id128, Minor, RejectReason, SessionIx, StpGroup, UserIx};
+use wire::{DisconnectCode, LOGIN_CANCEL_ON_DISCONNECT, LOGIN_FROM_NOW, Login};
 
 use super::channel::Channel;
 use super::server::Shared;

@@ -5,8 +5,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::BytesMut;
-use client::wire::{CONNECTION_CHANNEL, Disconnect, DisconnectCode, ServerMessage, Text, encode};
 use tokio::sync::Notify;
+use wire::{CONNECTION_CHANNEL, Disconnect, DisconnectCode, ServerMessage, Text, encode};
 
 /// Bytes that may wait for a slow client.
 pub const OUTBOUND_LEN_MAX: usize = 32 << 20;
@@ -167,7 +167,7 @@ fn disconnect(code: DisconnectCode) -> ServerMessage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use client::wire::{ServerHeartbeat, take};
+    use wire::{ServerHeartbeat, take};
 
     #[test]
     fn a_client_that_does_not_read_is_given_up_at_the_bound() {

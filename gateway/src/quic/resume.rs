@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use client::wire::DisconnectCode;
 use types::{Id128, SessionIx};
+use wire::DisconnectCode;
 
 use super::login::close_if_left;
 use super::outbound::Outbound;

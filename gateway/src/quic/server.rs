@@ -5,10 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use client::wire::DisconnectCode;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use types::UserIx;
+use wire::DisconnectCode;
 
 use super::connection;
 use super::tls;

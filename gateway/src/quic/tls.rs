@@ -60,6 +60,6 @@ pub fn server_crypto(identity: &Identity) -> Result<QuicServerConfig, Error> {
         .with_no_client_auth()
         .with_single_cert(vec![identity.certificate.clone()], identity.key.clone_key())
         .map_err(tls_error)?;
-    tls.alpn_protocols = vec![client::wire::ALPN.to_vec()];
+    tls.alpn_protocols = vec![wire::ALPN.to_vec()];
     QuicServerConfig::try_from(tls).map_err(|error| Error::Tls(error.to_string()))
 }

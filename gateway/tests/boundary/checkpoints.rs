@@ -4,11 +4,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use client::wire::{self, DisconnectCode, ServerMessage};
 use client::{Error, LoginOptions};
 use sequencer::SnapshotConfig;
 use sequencer::inspect::Folder;
 use types::{RejectReason, Side};
+use wire::{DisconnectCode, ServerMessage};
 
 use crate::doubles::{Identity, Registry};
 use crate::sessions::{Raw, raw_login};

@@ -377,9 +377,9 @@ async fn t49_a_trading_hold_left_behind_is_closed_unless_its_user_is_back() {
     let (ann, mut reports) = world.session(login("ann", "a")).await;
     world.gateway.sweep().await.unwrap();
     assert_eq!(world.balance("ann", "CFA-RUB").await.1, "600.00");
-    ann.send(0, client::wire::Logout {}).await.unwrap();
+    ann.send(0, wire::Logout {}).await.unwrap();
     until(&mut reports, |m| match m {
-        client::wire::ServerMessage::Disconnect(end) => Some(end.code),
+        wire::ServerMessage::Disconnect(end) => Some(end.code),
         _ => None,
     })
     .await;
@@ -421,7 +421,7 @@ async fn t48_a_user_blocked_before_he_first_traded_stays_out() {
         .await
         .unwrap();
     let reason = until(&mut reports, |m| match m {
-        client::wire::ServerMessage::Rejected(rejected) => Some(rejected.reason),
+        wire::ServerMessage::Rejected(rejected) => Some(rejected.reason),
         _ => None,
     });
     assert_eq!(reason.await, types::RejectReason::UserBlocked);

@@ -1,10 +1,10 @@
 //! Trading sessions over QUIC.
 
-use client::wire::{self, DisconnectCode, ServerMessage};
 use client::{Error, LoginOptions, Report};
 use proto::common::v1::KycStatus;
 use proto::market::v1::OrderStatus;
 use types::{CancelReason, RejectReason, Side};
+use wire::{DisconnectCode, ServerMessage};
 
 use crate::world::*;
 

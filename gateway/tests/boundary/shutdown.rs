@@ -1,7 +1,7 @@
 //! What was taken before a shutdown is answered and reported behind it.
 
-use client::wire::ServerMessage;
 use types::Side;
+use wire::ServerMessage;
 
 use crate::world::*;
 

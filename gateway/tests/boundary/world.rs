@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::wire::{self, ServerMessage};
 use client::{Connection, LoginOptions, Report, Reports, Trust};
 use events::Log;
 use gateway::{GatewayConfig, GatewayDeps, GatewayHandle};
@@ -23,6 +22,7 @@ use settlement::{SettlementConfig, SettlementDeps, SettlementHandle};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use types::{OrderType as Type, Sequence, Side, StpMode, TimeInForce as Tif};
+use wire::ServerMessage;
 
 use crate::doubles::{Identity, Registry};
 

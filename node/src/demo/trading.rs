@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use client::wire::{Cancel, NewOrder, ServerMessage};
 use client::{Connection, LoginOptions, Report, Reports, Trust};
 use serde_json::{Value, json};
 use types::{OrderType, Side, StpMode, TimeInForce};
+use wire::{Cancel, NewOrder, ServerMessage};
 
 use super::cast::Cast;
 use super::story::{Story, same_number, text};

@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use client::wire::{Amend, Cancel, ClientMessage, NewOrder, ServerMessage};
 use client::{Connection, LoginOptions, Report, Reports, Trust};
 use hdrhistogram::Histogram;
 use types::command::RequestKind;
 use types::{OrderType, RejectReason, Side, StpMode, TimeInForce};
+use wire::{Amend, Cancel, ClientMessage, NewOrder, ServerMessage};
 
 use super::lobster::{Kind, Row};
 use super::members::{Member, channel_of};

@@ -190,7 +190,7 @@ fn table(layout: &Layout) -> String {
     out
 }
 
-/// `docs/protocol.md` holds every table as the code has it. `PROTOCOL_DOC=write cargo test -p client protocol_document` writes them.
+/// `docs/protocol.md` holds every table as the code has it. `PROTOCOL_DOC=write cargo test -p wire protocol_document` writes them.
 #[test]
 fn protocol_document_is_the_code() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/protocol.md");
@@ -244,7 +244,7 @@ fn protocol_document_is_the_code() {
     } else {
         assert!(
             document == expected,
-            "docs/protocol.md is behind the code: run PROTOCOL_DOC=write cargo test -p client protocol_document"
+            "docs/protocol.md is behind the code: run PROTOCOL_DOC=write cargo test -p wire protocol_document"
         );
     }
 }

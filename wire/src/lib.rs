@@ -1,10 +1,22 @@
-//! The binary trading protocol `cfa-trade/1` (`docs/protocol.md`, rows R343 to R345).
+//! Room `wire`: the binary trading protocol `cfa-trade/1` (`docs/protocol.md`, rows R343 to R345).
 //!
-//! Little-endian, fixed length per message type, one header in front. A message that is not exactly what its type says is a [`WireError`]: the
-//! receiver closes the connection and nothing has changed. Invariant: `decode(encode(m)) == m` for every message; the layout tables in the
-//! document are compared with [`LAYOUTS`] by a test, so text and code cannot part.
+//! The client library and the gateway encode and decode with this crate. It performs no I/O: the
+//! caller owns the stream and passes its bytes in a buffer.
 //!
-//! Versioning: the header's version names this layout; a new layout takes a new ALPN name and a new version byte.
+//! Messages are little-endian, each type has a fixed length, and a header precedes the body. A
+//! message that violates its layout is a [`WireError`]: the receiver closes the connection and
+//! changes no state. Invariant: decoding an encoded message returns the same message. A test
+//! compares the tables in `docs/protocol.md` with [`ClientMessage::LAYOUTS`] and
+//! [`ServerMessage::LAYOUTS`].
+//!
+//! Versioning: the header's version names this layout. A new layout takes a new ALPN name and a
+//! new version byte.
+//!
+//! | file | what |
+//! |---|---|
+//! | `message` | every message with its fields, and the layout tables |
+//! | `field` | length, bytes and valid values of one field |
+//! | `frame` | header, `encode`, `take` |
 
 mod field;
 mod frame;

@@ -26,7 +26,7 @@ pub struct Header {
     /// Header and body, in bytes.
     pub length: u16,
     pub kind: u8,
-    /// Session on this connection, or [`super::CONNECTION_CHANNEL`].
+    /// Session on this connection, or [`crate::CONNECTION_CHANNEL`].
     pub channel: u16,
     pub sequence: u64,
 }

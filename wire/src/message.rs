@@ -3,8 +3,8 @@
 use types::command::RequestKind;
 use types::{CancelReason, Id128, OrderType, Phase, RejectReason, Side, StpMode, TimeInForce};
 
-use super::field::{Field, Text};
-use super::frame::{Message, WireError};
+use crate::field::{Field, Text};
+use crate::frame::{Message, WireError};
 
 /// One row of a layout table: field, offset in the body, length, kind.
 pub type LayoutRow = (&'static str, usize, usize, &'static str);
