@@ -25,7 +25,6 @@ use wire::DisconnectCode;
 
 use crate::Error;
 use crate::funding;
-use crate::ids;
 use crate::instruments;
 use crate::market::{Market, is_known};
 use crate::projection::repo;
@@ -345,7 +344,7 @@ pub async fn ask_or_known(market: &Market, request: Request) -> Result<(), Statu
 /// open at that moment was ended by somebody else; an order that ended a moment ago is simply not there to be cancelled. (The fee hold of an open order may
 /// run out by rounding alone: it is not looked at.)
 async fn hold_vanished(market: &Arc<Market>, hold_id: &str, reason: CancelReason) -> HandlerResult {
-    let Some(id) = ids::parse(hold_id) else {
+    let Some(id) = Id128::parse(hold_id) else {
         return Ok(()); // Not one of the market's: those are UUIDs.
     };
     let (pool, orders) = market.streams.behind(id);

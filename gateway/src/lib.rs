@@ -26,7 +26,7 @@
 //! | `instruments`, `consumers` | what other services' events change here |
 //! | `breaks` | users whose money differs between journal and ledger |
 //! | `calls` | identity, ledger, registry as this room asks them |
-//! | `refusal`, `ids`, `depth`, `turns`, `failpoint` | error texts, derived ids, book views, one at a time, a place to crash at |
+//! | `refusal`, `depth`, `turns`, `failpoint` | error texts, book views, one at a time, a place to crash at |
 
 mod api;
 mod breaks;
@@ -42,7 +42,6 @@ mod fold;
 mod follower;
 mod funding;
 mod guard;
-mod ids;
 mod instruments;
 mod market;
 mod numbered;

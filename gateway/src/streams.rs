@@ -11,9 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Bytes, BytesMut};
 use sequencer::Record;
-use settlement::ids::{Part, order_hold};
 use tokio::sync::watch;
-use types::{Handle, HoldIx, Id128, InstrumentSpec, NodeId, PoolKind, Sequence, SessionIx, UserIx};
+use types::{
+    Handle, HoldIx, HoldPart, Id128, InstrumentSpec, NodeId, PoolKind, Sequence, SessionIx, UserIx,
+    order_hold,
+};
 use wire::{DisconnectCode, InstrumentDefinition, LoginAccepted, ServerMessage, Text, encode};
 
 use crate::fold::{Fact, Fold};
@@ -149,7 +151,7 @@ impl Resting {
     fn note(&mut self, fact: &Fact) {
         match fact {
             Fact::Rested(order) if !self.holds.contains_key(&order.handle) => {
-                let hold_id = order_hold(order.id, Part::Main);
+                let hold_id = order_hold(order.id, HoldPart::Main);
                 self.by_hold.insert(hold_id, order.handle);
                 self.holds.insert(order.handle, hold_id);
             }

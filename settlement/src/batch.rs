@@ -7,11 +7,10 @@
 
 use std::collections::HashMap;
 
-use types::{Envelope, EventEnvelope, Handle, NodeId, Sequence};
+use types::{Envelope, EventEnvelope, Handle, NodeId, Sequence, derived};
 
 use crate::carve::{Carved, Carver};
 use crate::fold::{Change, Fold, FoldError};
-use crate::ids;
 use crate::plan::Plan;
 
 /// Rows that one event adds, generously: splits for two orders, three operations, returns.
@@ -228,8 +227,8 @@ impl Settler {
         let mut batches = Vec::with_capacity(parts.len() + 1);
         for (number, part) in (1u64..).zip(parts) {
             batches.push(Batch {
-                id: format!("{}.{number}", ids::batch(self.node, position.0, position.0)),
-                source: ids::parts_source(self.node, position),
+                id: derived::part_batch_id(self.node, position, number),
+                source: derived::parts_source(self.node, position),
                 first: number,
                 through: number,
                 covers: Sequence(position.0 - 1),
@@ -242,8 +241,8 @@ impl Settler {
         if position == self.sealed {
             self.carve_number += 1;
             batches.push(Batch {
-                id: format!("{}:carve-{}", self.node.get(), self.carve_number),
-                source: ids::carve_source(self.node),
+                id: derived::carve_batch_id(self.node, self.carve_number),
+                source: derived::carve_source(self.node),
                 first: self.carve_number,
                 through: self.carve_number,
                 covers: position,
@@ -253,8 +252,8 @@ impl Settler {
         }
         let first = self.sealed.next().0;
         batches.push(Batch {
-            id: ids::batch(self.node, first, position.0),
-            source: ids::source(self.node),
+            id: derived::batch_id(self.node, first, position.0),
+            source: derived::settlement_source(self.node),
             first,
             through: position.0,
             covers: position,

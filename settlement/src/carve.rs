@@ -9,10 +9,9 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use types::{Handle, HoldIx, Id128, Minor, Sequence};
+use types::{Handle, HoldIx, HoldPart, Id128, Minor, Sequence, order_hold};
 
 use crate::fold::{Change, Fold, Moved, Order, Traded};
-use crate::ids::{Part, order_hold};
 use crate::plan::{Ending, Movement, PaidFrom, Plan, TradeLeg};
 
 /// A hold of an order, as the ledger has it once the plan is posted and returns are given back.
@@ -31,10 +30,10 @@ pub struct Carved {
 }
 
 impl Carved {
-    fn part_mut(&mut self, part: Part) -> &mut Child {
+    fn part_mut(&mut self, part: HoldPart) -> &mut Child {
         match part {
-            Part::Main => &mut self.main,
-            Part::Fee => &mut self.fee,
+            HoldPart::Main => &mut self.main,
+            HoldPart::Fee => &mut self.fee,
         }
     }
 }
@@ -151,9 +150,10 @@ impl Carver {
         let spec = fold.instrument(traded.instrument);
         let money = |minor| fold.amount(types::AssetIx::MONEY, minor);
         let paid_from = PaidFrom {
-            buyer_main: order_hold(traded.buy.order.id, Part::Main),
-            buyer_fee: (!traded.fee.is_zero()).then(|| order_hold(traded.buy.order.id, Part::Fee)),
-            seller_main: order_hold(traded.sell.order.id, Part::Main),
+            buyer_main: order_hold(traded.buy.order.id, HoldPart::Main),
+            buyer_fee: (!traded.fee.is_zero())
+                .then(|| order_hold(traded.buy.order.id, HoldPart::Fee)),
+            seller_main: order_hold(traded.sell.order.id, HoldPart::Main),
         };
         plan.settle(TradeLeg {
             trade: traded.trade,
@@ -182,8 +182,8 @@ impl Carver {
         };
         let (spent, after) = (moved.spent, moved.order.reserve);
         let parts = [
-            (Part::Main, spent.main, after.main),
-            (Part::Fee, spent.fee, after.fee),
+            (HoldPart::Main, spent.main, after.main),
+            (HoldPart::Fee, spent.fee, after.fee),
         ];
         for (part, spent, after) in parts {
             let child = carved.part_mut(part);
@@ -209,7 +209,7 @@ impl Carver {
     fn keep_back(
         &mut self,
         order: &Order,
-        part: Part,
+        part: HoldPart,
         child: &mut Child,
         after: Minor,
         ending: Ending,
@@ -240,7 +240,7 @@ impl Carver {
         &mut self,
         fold: &Fold,
         order: &Order,
-        part: Part,
+        part: HoldPart,
         child: &mut Child,
         after: Minor,
         plan: &mut Plan,
@@ -278,7 +278,7 @@ impl Carver {
     fn carve(&mut self, fold: &Fold, order: &Order, reserve: types::Reserve, plan: &mut Plan) {
         self.give_back(fold, order.pool, plan);
         let mut carved = Carved::default();
-        for (part, amount) in [(Part::Main, reserve.main), (Part::Fee, reserve.fee)] {
+        for (part, amount) in [(HoldPart::Main, reserve.main), (HoldPart::Fee, reserve.fee)] {
             if !amount.is_zero() {
                 plan.push(order.pool, split(fold, order, part, amount));
                 *carved.part_mut(part) = Child {
@@ -308,7 +308,7 @@ impl Carver {
     }
 }
 
-fn split(fold: &Fold, order: &Order, part: Part, amount: Minor) -> Movement {
+fn split(fold: &Fold, order: &Order, part: HoldPart, amount: Minor) -> Movement {
     let pool = fold.pool(order.pool);
     Movement::Split {
         parent: pool.hold,
@@ -389,13 +389,13 @@ pub fn carved_in_ledger(
     let mut breaks = Vec::new();
     for order in fold.orders() {
         // The main hold lives as long as its order, so it alone says whether the order is carved.
-        if !holds.contains_key(&order_hold(order.id, Part::Main)) {
+        if !holds.contains_key(&order_hold(order.id, HoldPart::Main)) {
             continue;
         }
         let mut taken = Carved::default();
         let parts = [
-            (Part::Main, order.reserve.main),
-            (Part::Fee, order.reserve.fee),
+            (HoldPart::Main, order.reserve.main),
+            (HoldPart::Fee, order.reserve.fee),
         ];
         for (part, expected) in parts {
             let hold = order_hold(order.id, part);
@@ -412,7 +412,7 @@ pub fn carved_in_ledger(
                 });
             }
             // A fee hold with nothing left is no longer active: fees were charged, so it was there.
-            let used_up = part == Part::Fee && !order.done.fee_minor.is_zero();
+            let used_up = part == HoldPart::Fee && !order.done.fee_minor.is_zero();
             *taken.part_mut(part) = Child {
                 exists: used_up || !expected.is_zero(),
                 remaining: expected,

@@ -7,7 +7,6 @@
 //! | `plan` | what one ledger transaction does |
 //! | `batch` | the settler: records in, sealed batches out |
 //! | `saga` | the life of a sealed batch, step by step |
-//! | `ids` | derived ids and names |
 //! | `source` | where records come from |
 //! | `repo` | the store: which step of which batch is done |
 //! | `wire` | plans in the words of the contract |
@@ -23,7 +22,6 @@ pub mod batch;
 pub mod carve;
 pub mod failpoint;
 pub mod fold;
-pub mod ids;
 pub mod plan;
 mod progress;
 pub mod proof;

@@ -3,9 +3,7 @@
 //! A plan is one database transaction: hold steps and operations in the order the journal gave them. Each prefix of that order is covered,
 //! because money is returned to a trading hold before anything else is split out of it.
 
-use types::{Decimal, HoldIx, Id128, InstrumentId, Minor, Sequence, UserId};
-
-use crate::ids::Part;
+use types::{Decimal, HoldIx, HoldPart, Id128, InstrumentId, Minor, Sequence, UserId};
 
 /// Ledger money.
 pub const CFA_RUB: &str = "CFA-RUB";
@@ -54,7 +52,7 @@ pub enum Movement {
         hold: Id128,
         amount: Amount,
         order: Id128,
-        part: Part,
+        part: HoldPart,
     },
     /// Grows an order's hold out of its parent.
     Grow { hold: Id128, amount: Amount },

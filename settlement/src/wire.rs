@@ -4,10 +4,9 @@ use proto::cfa::v1 as cfa;
 use proto::common::v1 as common;
 use proto::convert::{to_decimal, to_monetary_amount};
 use proto::ledger::v1 as ledger;
-use types::{Id128, UserId};
+use types::{HoldPart, Id128, UserId, derived};
 
 use crate::batch::Batch;
-use crate::ids::Part;
 use crate::plan::{Amount, CFA_RUB, Kind, Movement, Plan, Step, TradeLeg};
 
 /// Source of requests, as services see it.
@@ -172,8 +171,8 @@ fn hold_step(step: &Step) -> ledger::HoldStep {
             hold_id: hold.to_string(),
             amount: amount(money),
             reason: match part {
-                Part::Main => format!("Order {order}"),
-                Part::Fee => format!("Fee for order {order}"),
+                HoldPart::Main => format!("Order {order}"),
+                HoldPart::Fee => format!("Fee for order {order}"),
             },
         }),
         Movement::Grow {
@@ -236,7 +235,7 @@ pub fn attempt(
     attempt: u8,
     trades: &[u32],
 ) -> cfa::SettleTradesRequest {
-    let batch_id = attempt_id(&first.batch_id, attempt);
+    let batch_id = derived::attempt_id(&first.batch_id, attempt);
     cfa::SettleTradesRequest {
         context: Some(context(&format!("{SOURCE}:{batch_id}"))),
         trades: trades
@@ -247,19 +246,9 @@ pub fn attempt(
     }
 }
 
-/// Batch id of an attempt; the first has the batch's own.
-pub fn attempt_id(batch_id: &str, attempt: u8) -> String {
-    if attempt == 1 {
-        batch_id.to_owned()
-    } else {
-        format!("{batch_id}/{attempt}")
-    }
-}
-
 /// Operation ids of a trade, from what was sent to the chain.
 pub fn operation_ids(leg: &cfa::TradeLeg) -> Vec<String> {
-    let trade = uuid::Uuid::parse_str(&leg.trade_id).expect("trade ids are made here");
-    let trade = Id128::from_u128(trade.as_u128());
+    let trade = Id128::parse(&leg.trade_id).expect("trade ids are made here");
     let has_fee = leg
         .fee
         .as_ref()

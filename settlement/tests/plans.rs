@@ -9,9 +9,9 @@ use rand::Rng;
 use settlement::batch::{Batch, Limits, Settler};
 use settlement::carve::carved_in_ledger;
 use settlement::fold::{Fold, FoldError};
-use settlement::ids::{Part, order_hold};
 use settlement::plan::Movement;
 use types::*;
+use types::{HoldPart, order_hold};
 use world::ledger::Ledger;
 use world::{Market, Record, node};
 
@@ -104,7 +104,7 @@ fn r188_every_plan_is_covered_and_conserves_money() {
         assert!(trades > 50, "seed {seed} traded {trades} times");
         // One second behind the tail every open order has its own holds.
         for order in run.settler.fold().orders() {
-            let main = run.ledger.holds[&order_hold(order.id, Part::Main)];
+            let main = run.ledger.holds[&order_hold(order.id, HoldPart::Main)];
             assert_eq!(main.remaining, order.reserve.main.0);
         }
         // Pools of size one whose order has gone are released.
@@ -246,10 +246,10 @@ fn r151_an_order_still_open_after_a_second_gets_its_own_holds_even_when_nothing_
         .map(|s| s.movement)
         .collect();
     assert!(
-        matches!(splits[0], Movement::Split { amount, part: Part::Main, order: o, .. } if amount.minor == Minor(1000) && o == order.id)
+        matches!(splits[0], Movement::Split { amount, part: HoldPart::Main, order: o, .. } if amount.minor == Minor(1000) && o == order.id)
     );
     assert!(
-        matches!(splits[1], Movement::Split { amount, part: Part::Fee, .. } if amount.minor == Minor(1))
+        matches!(splits[1], Movement::Split { amount, part: HoldPart::Fee, .. } if amount.minor == Minor(1))
     );
     assert_eq!(
         run.batches[0].id,
@@ -273,12 +273,12 @@ fn r151_an_order_still_open_after_a_second_gets_its_own_holds_even_when_nothing_
     assert!(
         !run.ledger
             .holds
-            .contains_key(&order_hold(young.id, Part::Main))
+            .contains_key(&order_hold(young.id, HoldPart::Main))
     );
     run.seal(young.entered_ns + 2 * SECOND_NS);
     assert_eq!(run.batches.last().unwrap().source, "market:1/carve");
     assert_eq!(
-        run.ledger.holds[&order_hold(young.id, Part::Main)].remaining,
+        run.ledger.holds[&order_hold(young.id, HoldPart::Main)].remaining,
         495
     );
 }
@@ -301,13 +301,13 @@ fn r191_price_improvement_returns_to_the_trading_hold() {
         run.feed(record);
     }
     run.seal(market.time_ns);
-    let main = run.ledger.holds[&order_hold(buy_order, Part::Main)];
+    let main = run.ledger.holds[&order_hold(buy_order, HoldPart::Main)];
     assert_eq!(
         (main.amount, main.consumed, main.released),
         (105_000, 100_000, 5_000)
     );
     assert!(!main.is_active);
-    let fee = run.ledger.holds[&order_hold(buy_order, Part::Fee)];
+    let fee = run.ledger.holds[&order_hold(buy_order, HoldPart::Fee)];
     assert_eq!((fee.amount, fee.consumed, fee.released), (105, 100, 5));
     let money = Market::pool(UserIx(0), AssetIx::MONEY);
     let hold = run.settler.fold().pool(money).hold;
@@ -345,7 +345,7 @@ fn r190_three_fills_use_one_hold_part_by_part() {
     for record in &market.records {
         run.feed(record);
     }
-    let hold = order_hold(order_of(&market, buyer), Part::Main);
+    let hold = order_hold(order_of(&market, buyer), HoldPart::Main);
     for (fill, remaining) in [(1, 2_000), (2, 1_000), (3, 0)] {
         market
             .order(fill, 0, Side::Sell, 100, 10, TimeInForce::Gtc)
@@ -501,7 +501,7 @@ fn many_orders_that_are_old_at_once_are_carved_batch_by_batch() {
         assert!(
             run.ledger
                 .holds
-                .contains_key(&order_hold(order.id, Part::Main))
+                .contains_key(&order_hold(order.id, HoldPart::Main))
         );
     }
 }

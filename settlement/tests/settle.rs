@@ -8,8 +8,8 @@ use proto::common::v1::{OperationStatus, OperationType};
 use proto::ledger::v1 as wire;
 use rand::Rng;
 use settlement::TradeStatus;
-use settlement::ids::{Part, order_hold};
 use types::*;
+use types::{HoldPart, order_hold};
 use world::services::{Platform, config};
 use world::{FUNDED, Market, node};
 
@@ -144,12 +144,12 @@ async fn r181_a_trade_is_settled_in_ledger_and_on_chain() {
     // R183 and R191: both orders' holds are consumed, 5 a unit came back to the trading hold.
     let orders = order_ids(&market);
     for order in &orders {
-        let hold = platform.hold(order_hold(*order, Part::Main)).await;
+        let hold = platform.hold(order_hold(*order, HoldPart::Main)).await;
         assert_eq!(hold.status(), wire::HoldStatus::Consumed);
         assert!(hold.reason.contains(&order.to_string()));
         assert_eq!(millis(&hold.hold_id), millis(&order.to_string()));
     }
-    let main = platform.hold(order_hold(orders[1], Part::Main)).await;
+    let main = platform.hold(order_hold(orders[1], HoldPart::Main)).await;
     assert_eq!(text(main.amount.unwrap().amount), "1050.00");
     assert_eq!(
         (text(main.consumed), text(main.released)),
@@ -207,7 +207,7 @@ async fn r190_several_trades_consume_one_hold_part_by_part() {
         fed = market.records.len();
         drained(&platform, market.admission.position()).await;
         let hold = platform
-            .hold(order_hold(order_ids(&market)[0], Part::Main))
+            .hold(order_hold(order_ids(&market)[0], HoldPart::Main))
             .await;
         assert_eq!(
             hold.remaining_amount.clone().unwrap().amount.unwrap().value,

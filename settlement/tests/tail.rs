@@ -10,9 +10,9 @@ use admission::{FundRequest, NewRequest, Request};
 use proto::ledger::v1::HoldStatus;
 use sequencer::{Backlog, Config, Record, SequencerHandle};
 use settlement::fold::Fold;
-use settlement::ids::{Part, order_hold};
 use settlement::source::Recorded;
 use types::*;
+use types::{HoldPart, order_hold};
 use world::services::{Platform, config};
 use world::{node, spec};
 
@@ -125,7 +125,7 @@ async fn r181_trades_of_a_running_node_are_settled_and_orders_get_their_holds() 
     let hold = tokio::time::timeout(PATIENCE, async {
         loop {
             let request = proto::ledger::v1::GetHoldRequest {
-                hold_id: order_hold(id, Part::Main).to_string(),
+                hold_id: order_hold(id, HoldPart::Main).to_string(),
                 ..Default::default()
             };
             if let Ok(found) = platform.ledger.get_hold(request).await {

@@ -213,7 +213,7 @@ pub struct EventEnvelope {
 impl EventEnvelope {
     /// Public id of the trade this event reports.
     pub fn trade_uuid(&self, node: NodeId) -> Id128 {
-        crate::ids::trade_uuid(self.time_ns, node, self.sequence, self.index)
+        crate::derived::trade_uuid(self.time_ns, node, self.sequence, self.index)
     }
 }
 

@@ -1,5 +1,5 @@
-//! Ids of the trading path: dense indices bound to text ids by journalled commands, order handles, sequence numbers, and the UUIDs that
-//! the outside sees, derived from the journal so that a replay gives the same ones (R180, `design.md` 2).
+//! Ids of the trading path: dense indices bound to text ids by journalled commands, order handles,
+//! sequence numbers and 128-bit ids.
 
 use core::fmt;
 
@@ -300,6 +300,12 @@ impl Id128 {
     pub const fn halves(self) -> (u64, u64) {
         (self.high, self.low)
     }
+
+    /// Reads a UUID in text form. `None` for any other text.
+    pub fn parse(text: &str) -> Option<Self> {
+        let id = Uuid::parse_str(text).ok()?;
+        Some(Self::from_u128(id.as_u128()))
+    }
 }
 
 impl From<u128> for Id128 {
@@ -343,89 +349,10 @@ impl fmt::Display for Id128 {
     }
 }
 
-/// Most derived ids of one command.
-pub const DERIVED_PER_COMMAND_MAX: u32 = 1 << 24;
-
-/// UUIDv7-shaped id of thing `n` that command `sequence` made at `time_ns`.
-///
-/// Layout: 48 bits milliseconds, version, 12 bits of the millisecond's fraction, variant, 6 bits node, 32 low bits of the sequence, 24 bits
-/// n. Unique as long as a node makes fewer than 2^32 commands a millisecond; sorts by time.
-const fn derived_uuid(time_ns: u64, node: NodeId, sequence: Sequence, n: u32) -> Id128 {
-    assert!(n < DERIVED_PER_COMMAND_MAX);
-    let millis = (time_ns / 1_000_000) & 0xffff_ffff_ffff;
-    let fraction = (time_ns % 1_000_000) * 4096 / 1_000_000;
-    Id128 {
-        high: (millis << 16) | (7 << 12) | fraction,
-        low: (0b10 << 62) | ((node.0 as u64) << 56) | ((sequence.0 & 0xffff_ffff) << 24) | n as u64,
-    }
-}
-
-/// Public order id of the order that command `sequence` brought.
-pub const fn order_uuid(time_ns: u64, node: NodeId, sequence: Sequence) -> Id128 {
-    derived_uuid(time_ns, node, sequence, 0)
-}
-
-/// Public trade id of the trade reported as event `index` of command `sequence`.
-pub const fn trade_uuid(time_ns: u64, node: NodeId, sequence: Sequence, index: u32) -> Id128 {
-    derived_uuid(time_ns, node, sequence, index + 1)
-}
-
-/// UUIDv8 of `name` under a time-ordered `parent` (`design.md` 4): the first 48 bits are the parent's
-/// milliseconds, the rest is the SHA-1 of (parent, name). The same pair gives the same id.
-///
-/// The rows of one batch are neighbours in every index that is keyed by such ids, so the cost of an
-/// insert does not grow with the table.
-#[must_use]
-pub fn child_uuid(parent: Id128, name: &str) -> Id128 {
-    const TIME: u128 = u128::MAX << 80;
-    const VERSION: u128 = 0xf << 76;
-    let parent = parent.as_u128();
-    let hash = Uuid::new_v5(&Uuid::from_u128(parent), name.as_bytes()).as_u128();
-    Id128::from_u128((parent & TIME) | (hash & !TIME & !VERSION) | (8 << 76))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use alloc::string::ToString;
-
-    // rows: R180
-    #[test]
-    fn derived_ids_have_the_shape_of_uuid_v7_and_differ() {
-        let node = NodeId::new(5).unwrap();
-        let time_ns = 1_700_000_000_123_456_789;
-        let order = order_uuid(time_ns, node, Sequence(77));
-        let text = order.to_string();
-        assert_eq!(text.len(), 36);
-        assert_eq!(text.as_bytes()[14], b'7');
-        assert!(matches!(text.as_bytes()[19], b'8' | b'9' | b'a' | b'b'));
-        assert_eq!(order.as_u128() >> 80, 1_700_000_000_123);
-        assert_eq!(order, order_uuid(time_ns, node, Sequence(77)));
-        let trade = trade_uuid(time_ns, node, Sequence(77), 0);
-        assert_ne!(order, trade);
-        assert_ne!(trade, trade_uuid(time_ns, node, Sequence(77), 1));
-        assert_ne!(trade, trade_uuid(time_ns, node, Sequence(78), 0));
-        assert!(order < order_uuid(time_ns + 1_000_000, node, Sequence(1)));
-    }
-
-    #[test]
-    fn a_child_id_keeps_its_parents_milliseconds_and_is_a_uuid_v8() {
-        let node = NodeId::new(5).unwrap();
-        let at = |ms: u64| order_uuid(ms * 1_000_000, node, Sequence(77));
-        let (parent, later) = (at(1_700_000_000_123), at(1_700_000_000_124));
-        let child = child_uuid(parent, "main");
-        assert_eq!(child.as_u128() >> 80, 1_700_000_000_123);
-        let text = child.to_string();
-        assert_eq!(text.as_bytes()[14], b'8');
-        assert!(matches!(text.as_bytes()[19], b'8' | b'9' | b'a' | b'b'));
-        assert_eq!(child, child_uuid(parent, "main"));
-        assert_ne!(child, child_uuid(parent, "fee"));
-        let sibling = order_uuid(1_700_000_000_123_000_000, node, Sequence(78));
-        assert_ne!(child, child_uuid(sibling, "main"));
-        for name in ["main", "fee", "TRADE_BUY", "TRADE_SELL", "FEE"] {
-            assert!(child_uuid(parent, name) < child_uuid(later, name));
-        }
-    }
 
     #[test]
     fn handle_packs_both_ways() {
@@ -435,5 +362,12 @@ mod tests {
         };
         assert_eq!(Handle::from_engine_id(handle.engine_id()), handle);
         assert!(Handle::NONE.is_none());
+    }
+
+    #[test]
+    fn a_128_bit_id_is_read_from_its_text() {
+        let id = Id128::from_u128(0x0190_f2a1_7c3d_7e10_8a55_1234_5678_90ab);
+        assert_eq!(Id128::parse(&id.to_string()), Some(id));
+        assert_eq!(Id128::parse("CFA-RUB"), None);
     }
 }

@@ -8,7 +8,8 @@
 //! | `decimal` | exact decimal numbers of the outside world |
 //! | `number` | `Ticks`, `Lots`, `Minor`, `FeeRate`: the integers inside |
 //! | `text` | `InstrumentId`, `UserId`: short ids held inline |
-//! | `ids` | dense indices, order handles, sequence numbers, 128-bit ids, UUIDs derived from the journal |
+//! | `ids` | dense indices, order handles, sequence numbers, 128-bit ids |
+//! | `derived` | every id that is a pure function of other ids and names |
 //! | `order` | side, type, time in force, self-trade mode, order status, phase |
 //! | `reason` | why an order was cancelled or refused |
 //! | `instrument` | what a market needs to know of an instrument |
@@ -24,6 +25,7 @@ pub mod address;
 mod codes;
 pub mod command;
 pub mod decimal;
+pub mod derived;
 pub mod event;
 pub mod hash;
 pub mod ids;
@@ -36,11 +38,11 @@ pub mod text;
 
 pub use command::{Command, Envelope, Route};
 pub use decimal::{Decimal, DecimalError, Rounding};
+pub use derived::{HoldPart, child_uuid, order_hold, order_uuid, trade_uuid};
 pub use event::{Event, EventEnvelope, Quote};
 pub use hash::StateHash;
 pub use ids::{
     AssetIx, Handle, HoldIx, Id128, InstrumentIx, NodeId, Sequence, SessionIx, StpGroup, UserIx,
-    child_uuid, order_uuid, trade_uuid,
 };
 pub use instrument::{InstrumentParams, InstrumentSpec, SpecError, Terms, VelocityRule};
 pub use money::{Done, MoneyError, Reserve, fee, reserve};

@@ -12,10 +12,10 @@ use proto::market::v1::*;
 use rpc::page::Key;
 use rpc::{Caller, Role, caller};
 use tonic::{Request, Response, Status};
+use types::derived;
 
 use crate::depth;
 use crate::funding::{self, HoldView};
-use crate::ids;
 use crate::market::Market;
 use crate::orders::{self, Actor, Answered, MassCancel};
 use crate::projection::repo::{self, OrderFilter, TradeFilter};
@@ -312,7 +312,7 @@ impl MarketService for Api {
         let asset = self.market.asset(&view.instrument_id).await?;
         let undrawn = parse::amount_or_zero(&asset, "undrawn", message.undrawn.as_ref())?;
         let key = &context.idempotency_key;
-        let key_hash = ids::key_hash("AdjustTradingHold", &view.user_id, key);
+        let key_hash = derived::key_hash("AdjustTradingHold", &view.user_id, key);
         let answered = funding::adjust(&self.market, &context, hold, undrawn, key_hash).await?;
         Ok(reply(answered, |view| AdjustTradingHoldResponse {
             trading_hold: Some(render::trading_hold(&view)),
@@ -328,7 +328,7 @@ impl MarketService for Api {
         let context = rpc::context::write(message.context)?;
         let (hold, view) = self.own_hold(&caller, &message.hold_id).await?;
         let key = &context.idempotency_key;
-        let key_hash = ids::key_hash("CloseTradingHold", &view.user_id, key);
+        let key_hash = derived::key_hash("CloseTradingHold", &view.user_id, key);
         let view = funding::close(&self.market, hold, key_hash).await?;
         Ok(Response::new(CloseTradingHoldResponse {
             trading_hold: Some(render::trading_hold(&view)),
@@ -372,7 +372,7 @@ impl MarketService for Api {
         let phase = parse::phase("phase", message.phase)?;
         let spec = self.market.instrument(&message.instrument_id).await?;
         let key = &context.idempotency_key;
-        let key_hash = ids::key_hash("SetTradingPhase", &caller.subject, key);
+        let key_hash = derived::key_hash("SetTradingPhase", &caller.subject, key);
         let answered =
             crate::instruments::set_phase_once(&self.market, spec.ix, phase, key_hash).await?;
         tracing::info!(
@@ -401,7 +401,7 @@ impl MarketService for Api {
             caller.require(&[Role::Operator, Role::MarketSupervisor, Role::Service])?;
         }
         let key = &context.idempotency_key;
-        let key_hash = ids::key_hash("SetKillSwitch", &caller.subject, key);
+        let key_hash = derived::key_hash("SetKillSwitch", &caller.subject, key);
         if !is_own && !user_id.is_empty() {
             // A mistyped id is told, not bound.
             self.market.identity.profile(&context, &user_id).await?;

@@ -263,14 +263,12 @@ fn number(value: Option<&proto::common::v1::Decimal>) -> Result<Decimal, Status>
 
 fn read_hold(hold: Option<Hold>) -> Result<LedgerHold, Status> {
     let hold = hold.ok_or_else(|| broken("without the hold"))?;
-    let id: Uuid = hold
-        .hold_id
-        .parse()
-        .map_err(|_| broken("a hold of the market whose id is no UUID"))?;
+    let hold_id = Id128::parse(&hold.hold_id)
+        .ok_or_else(|| broken("a hold of the market whose id is no UUID"))?;
     let active = hold.status() == HoldStatus::Active;
     let amount = hold.amount.ok_or_else(|| broken("a hold without amount"))?;
     Ok(LedgerHold {
-        hold_id: Id128::from_u128(id.as_u128()),
+        hold_id,
         subaccount_id: hold.subaccount_id,
         amount: number(amount.amount.as_ref())?,
         released: match hold.released.as_ref() {

@@ -13,13 +13,13 @@ use admission::{FundRequest, Pool, Request};
 use rpc::Context;
 use sequencer::NotTaken;
 use tonic::Status;
-use types::{Decimal, HoldIx, Id128, Minor, PoolKind, RejectReason, UserIx};
+use types::{Decimal, HoldIx, Id128, Minor, PoolKind, RejectReason, UserIx, derived};
+use uuid::Uuid;
 
 pub use release::give_back;
 use release::{give_back_now, released};
 
 use crate::calls::ledger::{LedgerHold, NewHold};
-use crate::ids;
 use crate::market::{Asset, Market, is_known};
 use crate::orders::Answered;
 use crate::refusal::{self, Shortfall};
@@ -55,9 +55,9 @@ pub async fn open(
     let user = market.bind_user(user_id).await?;
     let _turn = market.funding_turn(user).await;
     let new = NewTrading {
-        hold_id: ids::trading_hold(user_id, &context.idempotency_key),
+        hold_id: derived::trading_hold(user_id, &context.idempotency_key),
         amount,
-        key_hash: ids::key_hash("OpenTradingHold", user_id, &context.idempotency_key),
+        key_hash: derived::key_hash("OpenTradingHold", user_id, &context.idempotency_key),
     };
     open_in_turn(market, context, user, user_id, asset, &new).await
 }
@@ -317,7 +317,7 @@ pub async fn open_or_set(
     let user = market.bind_user(user_id).await?;
     let _turn = market.funding_turn(user).await;
     // Another login of the user may have opened it just now.
-    let hold_id = ids::fresh_hold();
+    let hold_id = Id128::from_u128(Uuid::now_v7().as_u128());
     if let Some((hold, _)) = market.default_pool(user, asset.ix).await? {
         let key = hold_id.to_string();
         return set_in_turn(market, context, hold, target, &key, Id128::NONE).await;
@@ -426,7 +426,7 @@ pub async fn list(
 
 /// The pool of a ledger hold id given as text; `Hold not found`. Holds of single orders are no trading holds.
 pub async fn find(market: &Market, hold_id: &str) -> Result<(HoldIx, HoldView), Status> {
-    let id = ids::parse(hold_id).ok_or_else(refusal::hold_not_found)?;
+    let id = Id128::parse(hold_id).ok_or_else(refusal::hold_not_found)?;
     let found = market
         .inspect(move |core| {
             let admission = core.admission();

@@ -7,12 +7,11 @@ use tonic::Status;
 use types::command::MassScope;
 use types::{
     CancelReason, Decimal, Event, Handle, Id128, InstrumentSpec, Lots, Minor, PoolKind,
-    RejectReason, SessionIx, Side, Ticks, UserIx,
+    RejectReason, SessionIx, Side, Ticks, UserIx, derived,
 };
 
 use super::{Actor, Answered, find, shown};
 use crate::funding;
-use crate::ids;
 use crate::market::{MONEY_DECIMALS, Market, now_us};
 use crate::projection::repo;
 use crate::projection::rows::OrderRow;
@@ -25,7 +24,7 @@ pub async fn cancel(
     actor: Actor,
     row: &OrderRow,
 ) -> Result<Answered<OrderRow>, Status> {
-    let key_hash = ids::key_hash("CancelOrder", &row.user_id, &context.idempotency_key);
+    let key_hash = derived::key_hash("CancelOrder", &row.user_id, &context.idempotency_key);
     if let Some(answer) = market.answered(key_hash).await? {
         return answered_order(market, &answer.order_id, row).await;
     }
@@ -73,7 +72,7 @@ pub async fn amend(
     spec: &InstrumentSpec,
     change: Change,
 ) -> Result<Answered<OrderRow>, Status> {
-    let key_hash = ids::key_hash("AmendOrder", &row.user_id, &context.idempotency_key);
+    let key_hash = derived::key_hash("AmendOrder", &row.user_id, &context.idempotency_key);
     if let Some(answer) = market.answered(key_hash).await? {
         return answered_order(market, &answer.order_id, row).await;
     }
@@ -203,7 +202,7 @@ pub async fn mass_cancel(
     actor: Actor,
     wanted: &MassCancel,
 ) -> Result<Answered<u32>, Status> {
-    let key_hash = ids::key_hash("MassCancel", &wanted.user_id, &context.idempotency_key);
+    let key_hash = derived::key_hash("MassCancel", &wanted.user_id, &context.idempotency_key);
     if let Some(answer) = market.answered(key_hash).await? {
         return Ok(Answered::before(answer.cancelled));
     }

@@ -16,12 +16,12 @@ mod place;
 
 use sequencer::Record;
 use tonic::Status;
+use types::Id128;
 
 pub use change::{Change, MassCancel, amend, cancel, mass_cancel};
 pub use kill::set_kill_switch;
 pub use place::{NewOrder, place};
 
-use crate::ids;
 use crate::market::Market;
 use crate::projection::repo;
 use crate::projection::rows::OrderRow;
@@ -60,7 +60,7 @@ impl<T> Answered<T> {
 
 /// The order of an id, as it now stands; `Order not found`.
 pub async fn find(market: &Market, order_id: &str) -> Result<OrderRow, Status> {
-    if ids::parse(order_id).is_none() {
+    if Id128::parse(order_id).is_none() {
         return Err(refusal::order_not_found());
     }
     market.freshen().await;

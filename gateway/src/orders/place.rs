@@ -8,14 +8,13 @@ use sequencer::{NotTaken, Record};
 use tonic::Status;
 use types::{
     Done, HoldIx, Id128, InstrumentSpec, Lots, OrderType, PoolKind, RejectReason, SessionIx, Side,
-    StpMode, Ticks, TimeInForce, order_uuid, reserve,
+    StpMode, Ticks, TimeInForce, derived, order_uuid, reserve,
 };
 
 use super::{Answered, find, shown};
 use crate::calls::ledger::NewHold;
 use crate::failpoint;
 use crate::funding;
-use crate::ids;
 use crate::market::{Asset, Market, now_us};
 use crate::projection::repo;
 use crate::projection::rows::OrderRow;
@@ -58,7 +57,7 @@ pub async fn place(
     order: &NewOrder,
 ) -> Result<Answered<OrderRow>, Status> {
     let user_id = &order.user_id;
-    let key_hash = ids::key_hash("PlaceOrder", user_id, &context.idempotency_key);
+    let key_hash = derived::key_hash("PlaceOrder", user_id, &context.idempotency_key);
     if let Some(answer) = market.answered(key_hash).await? {
         return find(market, &answer.order_id).await.map(Answered::before);
     }
@@ -73,7 +72,7 @@ pub async fn place(
         client_seq: 0,
         client_order_id: match order.client_order_id.as_str() {
             "" => 0,
-            text => ids::client_order_number(text),
+            text => derived::client_order_number(text),
         },
         stp_group: None,
         stp: order.stp,
@@ -130,7 +129,7 @@ async fn note(
 ) -> Result<(), Status> {
     let text = order.client_order_id.as_str();
     let client_order =
-        (!text.is_empty()).then(|| (&*order.user_id, ids::client_order_number(text), text));
+        (!text.is_empty()).then(|| (&*order.user_id, derived::client_order_number(text), text));
     repo::note_request(
         &market.projection.db,
         key_hash,
@@ -233,7 +232,7 @@ async fn own_hold(
     )
     .map_err(|_| refusal::refused(&RejectReason::AmountOverflow.into()))?
     .total();
-    let hold_id = ids::order_hold(&order.user_id, &context.idempotency_key);
+    let hold_id = derived::dedicated_hold(&order.user_id, &context.idempotency_key);
     let subaccount_id = asset.subaccount(&order.user_id);
     let new = NewHold {
         hold_id,

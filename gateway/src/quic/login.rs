@@ -12,13 +12,12 @@ use rpc::{Context, Role};
 use sequencer::NotTaken;
 use tokio::sync::OwnedMutexGuard;
 use tonic::{Code, Status};
-use types::{Command, Id128, Minor, RejectReason, SessionIx, StpGroup, UserIx};
+use types::{Command, Id128, Minor, RejectReason, SessionIx, StpGroup, UserIx, derived};
 use wire::{DisconnectCode, LOGIN_CANCEL_ON_DISCONNECT, LOGIN_FROM_NOW, Login};
 
 use super::channel::Channel;
 use super::server::Shared;
 use crate::funding;
-use crate::ids;
 use crate::market::{Asset, Market, now_ns};
 use crate::streams::Attach;
 use crate::throttle::Throttle;
@@ -89,7 +88,7 @@ pub async fn open(
     if !shared.admit_login(user) {
         return Err(DisconnectCode::TooManySessions);
     }
-    let key = ids::session_key(&user_id, login.session_name.as_str());
+    let key = derived::session_key(&user_id, login.session_name.as_str());
     // Numbers only grow: what is not ahead now will not be.
     check_place(market, user, key, login)?;
     let budget = market.budgets.of(user);

@@ -5,9 +5,8 @@ use std::collections::{HashMap, VecDeque};
 use bytes::Bytes;
 use rkyv::rancor::Error as RkyvError;
 use rkyv::util::AlignedVec;
-use settlement::ids::{Part, order_hold};
 use tokio::sync::watch;
-use types::{Handle, NodeId, Sequence, SessionIx};
+use types::{Handle, HoldPart, NodeId, Sequence, SessionIx, order_hold};
 
 use super::{IDLE_MESSAGES_MAX, Idle, Kept, Resting, State, Stream, Streams};
 use crate::fold::{Fold, FoldImage};
@@ -190,7 +189,7 @@ impl Resting {
         for handle in handles {
             // One that is not open has nothing to be asked for.
             if let Some(id) = orders.get(handle) {
-                let hold_id = order_hold(*id, Part::Main);
+                let hold_id = order_hold(*id, HoldPart::Main);
                 resting.by_hold.insert(hold_id, *handle);
                 resting.holds.insert(*handle, hold_id);
             }

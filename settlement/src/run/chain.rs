@@ -12,6 +12,7 @@ use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
 use tonic::Status;
+use types::derived;
 
 use super::retry::{Stopped, until_done, until_kept};
 use super::{Shared, now_ns, now_us, trouble};
@@ -174,7 +175,7 @@ impl Life {
 
     /// Asks until the chain service says how the batch ended.
     async fn await_final(&self, attempt: u8) -> Result<Answer, Halt> {
-        let id = wire::attempt_id(&self.row.batch_id, attempt);
+        let id = derived::attempt_id(&self.row.batch_id, attempt);
         loop {
             let request = cfa::GetTradeBatchRequest {
                 batch_id: id.clone(),

@@ -106,15 +106,12 @@ impl Ledger {
 
 /// A hold in minor units. `None` for one that is not of the market's making: its id is no UUID, or its instrument is not traded here.
 fn read(hold: &wire::Hold, scales: &Scales) -> Result<Option<LedgerHold>, Status> {
-    let id = |text: &str| {
-        uuid::Uuid::parse_str(text)
-            .ok()
-            .map(|id| Id128::from_u128(id.as_u128()))
-    };
     let bad = || Status::data_loss(format!("hold {} has no readable remainder", hold.hold_id));
     let remaining = hold.remaining_amount.as_ref().ok_or_else(bad)?;
-    let (Some(hold_id), Some(decimals)) = (id(&hold.hold_id), scales.get(&remaining.currency_code))
-    else {
+    let (Some(hold_id), Some(decimals)) = (
+        Id128::parse(&hold.hold_id),
+        scales.get(&remaining.currency_code),
+    ) else {
         return Ok(None);
     };
     let minor = convert::decimal(remaining.amount.as_ref())
@@ -123,7 +120,7 @@ fn read(hold: &wire::Hold, scales: &Scales) -> Result<Option<LedgerHold>, Status
         .ok_or_else(bad)?;
     Ok(Some(LedgerHold {
         hold: hold_id,
-        parent: hold.parent_hold_id.as_deref().and_then(id),
+        parent: hold.parent_hold_id.as_deref().and_then(Id128::parse),
         remaining: Minor(minor),
     }))
 }

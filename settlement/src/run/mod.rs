@@ -24,10 +24,9 @@ use sequencer::{Backlog, CheckpointError, Proven, SnapshotConfig};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use types::{NodeId, Sequence};
+use types::{NodeId, Sequence, derived};
 
 use crate::batch::{CHAIN_TRADES_MAX, Limits};
-use crate::ids;
 use crate::progress::{Progress, Stats, Suspension, Tracker, TradeStatus};
 use crate::repo::{BreakRow, Repo, StoreError};
 use crate::source::{Source, SourceError};
@@ -167,7 +166,7 @@ pub fn settled_through(
     node: u8,
 ) -> BoxFuture<'static, Result<Sequence, StartError>> {
     Box::pin(async move {
-        let source = ids::source(NodeId::new(node).ok_or(StartError::Node(node))?);
+        let source = derived::settlement_source(NodeId::new(node).ok_or(StartError::Node(node))?);
         let mut ledger = ledger::Ledger(LedgerServiceClient::new(ledger));
         let position = ledger.position(&source).await;
         Ok(Sequence(position.map_err(StartError::Ledger)?))

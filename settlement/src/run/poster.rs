@@ -12,7 +12,7 @@ use prost::Message;
 use proto::ledger::v1::CreateOperationsRequest;
 use sequencer::CheckpointError;
 use tokio::sync::mpsc::UnboundedSender;
-use types::{Handle, HoldIx, Id128, Sequence};
+use types::{Handle, HoldIx, HoldPart, Id128, Sequence, derived};
 
 use super::check::Checks;
 use super::checkpoint::Keeping;
@@ -20,11 +20,10 @@ use super::retry::{Stopped, until_done, until_kept};
 use super::{Shared, chain, now_ns, now_us, trouble};
 use crate::batch::{Batch, Settler};
 use crate::fold::FoldError;
-use crate::ids::Part;
 use crate::repo::Stored;
 use crate::saga::{Answer, Misplaced, Saga, State};
 use crate::source::{Record, Source, SourceError};
-use crate::{failpoint, ids, wire};
+use crate::{failpoint, wire};
 
 /// Records folded in one go before other work gets its turn.
 const TURN: usize = 512;
@@ -96,7 +95,7 @@ pub struct Poster {
     /// When a batch was sealed last.
     sealed_ns: u64,
     /// Holds of orders that are a break, with the order.
-    pub(super) parts: HashMap<Id128, (Handle, Part)>,
+    pub(super) parts: HashMap<Id128, (Handle, HoldPart)>,
     pub(super) keeping: Keeping,
 }
 
@@ -355,7 +354,7 @@ impl Poster {
 
     /// What was sealed and not posted comes from records that were durable: a journal that ends before them is another one.
     fn refuse_unjournalled(&self, row: &Stored) -> Result<(), Halt> {
-        let is_main = row.source == ids::source(self.shared.node);
+        let is_main = row.source == derived::settlement_source(self.shared.node);
         let last = Sequence(if is_main { row.through } else { row.covers });
         let journal = self.journal.end();
         if last > journal {
@@ -393,7 +392,7 @@ impl Poster {
 
 /// Everything up to here is settled before the batch.
 fn floor(source: &str, first: u64, covers: u64, node: types::NodeId) -> Sequence {
-    if source == ids::source(node) {
+    if source == derived::settlement_source(node) {
         Sequence(first - 1)
     } else {
         Sequence(covers)

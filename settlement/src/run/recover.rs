@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use types::{HoldIx, Id128, Minor, Sequence};
+use types::{HoldIx, HoldPart, Id128, Minor, Sequence, derived};
 
 use super::check::{Subject, Verdict};
 use super::ledger::{Ledger, Scales};
@@ -12,7 +12,6 @@ use super::{now_ns, now_us, trouble};
 use crate::batch::Settler;
 use crate::carve::{self, Break, BreakName};
 use crate::fold::Fold;
-use crate::ids::{self, Part};
 use crate::repo::BreakRow;
 
 impl Poster {
@@ -20,7 +19,10 @@ impl Poster {
     pub(super) async fn recover(&mut self) -> Result<Settler, Halt> {
         let shared = self.shared.clone();
         let ledger = Ledger(shared.ledger.clone());
-        let (source, carve_source) = (ids::source(shared.node), ids::carve_source(shared.node));
+        let (source, carve_source) = (
+            derived::settlement_source(shared.node),
+            derived::carve_source(shared.node),
+        );
         let (position, carve_number) = until_done(&shared, trouble::LEDGER, &source, || {
             let (mut ledger, source, carve_source) =
                 (ledger.clone(), source.clone(), carve_source.clone());
@@ -178,8 +180,8 @@ impl Poster {
         let order = settler.fold().order(*handle)?;
         let carved = settler.carver().of(order.handle)?;
         let expected = match part {
-            Part::Main => carved.main.remaining,
-            Part::Fee => carved.fee.remaining,
+            HoldPart::Main => carved.main.remaining,
+            HoldPart::Fee => carved.fee.remaining,
         };
         (found != expected).then(|| Break {
             name: BreakName::OrderHoldDiffers,
@@ -201,13 +203,13 @@ impl Poster {
         }
         let mut parts = HashMap::new();
         for order in fold.orders() {
-            for part in [Part::Main, Part::Fee] {
-                parts.insert(ids::order_hold(order.id, part), (order.handle, part));
+            for part in [HoldPart::Main, HoldPart::Fee] {
+                parts.insert(derived::order_hold(order.id, part), (order.handle, part));
             }
         }
         let pools: HashMap<Id128, HoldIx> = fold.pools().map(|(ix, p)| (p.hold, ix)).collect();
         for row in rows {
-            let Some(hold) = id(&row.hold_id) else {
+            let Some(hold) = Id128::parse(&row.hold_id) else {
                 tracing::error!(hold_id = row.hold_id, "a break names no hold");
                 continue;
             };
@@ -263,11 +265,6 @@ impl Poster {
         let shared = &self.shared;
         Ok(until_kept(shared, "suspensions", || shared.publish_suspensions()).await?)
     }
-}
-
-fn id(text: &str) -> Option<Id128> {
-    let id = uuid::Uuid::parse_str(text).ok()?;
-    Some(Id128::from_u128(id.as_u128()))
 }
 
 fn scales(fold: &Fold) -> Scales {

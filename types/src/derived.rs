@@ -1,0 +1,269 @@
+//! Ids that are pure functions of other ids and names: the same input returns the same id, so a
+//! replay or a repeated call finds the rows it wrote before (R180, T05, `design.md` 2 and 4).
+//!
+//! | id | derived from |
+//! |---|---|
+//! | order, trade | time, node and sequence of the command |
+//! | child: hold of an order, operation of a trade | its parent and a name |
+//! | key hash, session key, hold opened by a call | user and key, under one namespace |
+//! | source and batch of settlement | node and sequences |
+
+use alloc::format;
+use alloc::string::String;
+
+use uuid::Uuid;
+
+use crate::{Id128, NodeId, Sequence};
+
+/// Most derived ids of one command.
+pub const DERIVED_PER_COMMAND_MAX: u32 = 1 << 24;
+
+/// UUIDv7-shaped id of thing `n` that command `sequence` made at `time_ns`.
+///
+/// Layout: 48 bits milliseconds, version, 12 bits of the millisecond's fraction, variant, 6 bits
+/// node, 32 low bits of the sequence, 24 bits n. Unique as long as a node makes fewer than 2^32
+/// commands per millisecond; sorts by time.
+const fn derived_uuid(time_ns: u64, node: NodeId, sequence: Sequence, n: u32) -> Id128 {
+    assert!(n < DERIVED_PER_COMMAND_MAX);
+    let millis = (time_ns / 1_000_000) & 0xffff_ffff_ffff;
+    let fraction = (time_ns % 1_000_000) * 4096 / 1_000_000;
+    let high = (millis << 16) | (7 << 12) | fraction;
+    let low =
+        (0b10 << 62) | ((node.get() as u64) << 56) | ((sequence.0 & 0xffff_ffff) << 24) | n as u64;
+    Id128::from_u128(((high as u128) << 64) | low as u128)
+}
+
+/// Public order id of the order that command `sequence` brought.
+pub const fn order_uuid(time_ns: u64, node: NodeId, sequence: Sequence) -> Id128 {
+    derived_uuid(time_ns, node, sequence, 0)
+}
+
+/// Public trade id of the trade reported as event `index` of command `sequence`.
+pub const fn trade_uuid(time_ns: u64, node: NodeId, sequence: Sequence, index: u32) -> Id128 {
+    derived_uuid(time_ns, node, sequence, index + 1)
+}
+
+/// UUIDv8 of `name` under a time-ordered `parent` (`design.md` 4): the first 48 bits are the
+/// parent's milliseconds, the rest is the SHA-1 of (parent, name). The same pair gives the same id.
+///
+/// The rows of one batch are neighbours in every index that is keyed by such ids, so the cost of an
+/// insert does not grow with the table.
+#[must_use]
+pub fn child_uuid(parent: Id128, name: &str) -> Id128 {
+    const TIME: u128 = u128::MAX << 80;
+    const VERSION: u128 = 0xf << 76;
+    let parent = parent.as_u128();
+    let hash = Uuid::new_v5(&Uuid::from_u128(parent), name.as_bytes()).as_u128();
+    Id128::from_u128((parent & TIME) | (hash & !TIME & !VERSION) | (8 << 76))
+}
+
+/// Which of an order's two holds in the ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum HoldPart {
+    /// Value of the order: roubles of a buy, units of a sell.
+    Main,
+    /// Fees still to come.
+    Fee,
+}
+
+impl HoldPart {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Main => "main",
+            Self::Fee => "fee",
+        }
+    }
+}
+
+/// The hold of an order's part.
+pub fn order_hold(order: Id128, part: HoldPart) -> Id128 {
+    child_uuid(order, part.as_str())
+}
+
+/// Namespace of the ids that are derived from texts.
+const NAMESPACE: Uuid = Uuid::from_u128(0x8d0e_4c1b_52a7_5e6f_a3d4_91b6_0c7f_2e10);
+
+/// Ends each part of a name. No id contains it, so two lists of parts never form the same name.
+const SEPARATOR: char = '\u{1f}';
+
+fn name_uuid(parts: &[&str]) -> Id128 {
+    let mut name = String::new();
+    for part in parts {
+        name.push_str(part);
+        name.push(SEPARATOR);
+    }
+    Id128::from_u128(Uuid::new_v5(&NAMESPACE, name.as_bytes()).as_u128())
+}
+
+/// Hash of (call, user, idempotency key) that is journalled with a call (`design.md` 2).
+pub fn key_hash(call: &str, user_id: &str, idempotency_key: &str) -> Id128 {
+    name_uuid(&["key", call, user_id, idempotency_key])
+}
+
+/// Ledger hold of one order that a call placed outside a trading hold.
+pub fn dedicated_hold(user_id: &str, idempotency_key: &str) -> Id128 {
+    name_uuid(&["order hold", user_id, idempotency_key])
+}
+
+/// Ledger hold of a trading hold that a call opened.
+pub fn trading_hold(user_id: &str, idempotency_key: &str) -> Id128 {
+    name_uuid(&["trading hold", user_id, idempotency_key])
+}
+
+/// Key of a session of a user.
+pub fn session_key(user_id: &str, session_name: &str) -> Id128 {
+    name_uuid(&["session", user_id, session_name])
+}
+
+/// Numeric client order id of a text: the number itself if the text is one, else a hash; never 0.
+pub fn client_order_number(text: &str) -> u64 {
+    match text.parse() {
+        Ok(number) if number != 0 => number,
+        _ => {
+            let (high, low) = name_uuid(&["client order", text]).halves();
+            (high ^ low).max(1)
+        }
+    }
+}
+
+/// Source name under which the ledger keeps settlement's position.
+pub fn settlement_source(node: NodeId) -> String {
+    format!("market:{}", node.get())
+}
+
+/// Source of batches that only split holds and cover no new sequence.
+pub fn carve_source(node: NodeId) -> String {
+    format!("market:{}/carve", node.get())
+}
+
+/// Source of the parts of one command that is too large for a batch.
+pub fn parts_source(node: NodeId, sequence: Sequence) -> String {
+    format!("market:{}/{sequence}", node.get())
+}
+
+/// Batch id on chain: `<node>:<first>-<last>`.
+pub fn batch_id(node: NodeId, first: u64, last: u64) -> String {
+    format!("{}:{first}-{last}", node.get())
+}
+
+/// Batch id of part `number`, from 1, of one command that is too large for a batch.
+pub fn part_batch_id(node: NodeId, sequence: Sequence, number: u64) -> String {
+    format!("{}.{number}", batch_id(node, sequence.0, sequence.0))
+}
+
+/// Batch id of a batch that only splits holds, numbered from 1.
+pub fn carve_batch_id(node: NodeId, number: u64) -> String {
+    format!("{}:carve-{number}", node.get())
+}
+
+/// Batch id of an attempt to settle a batch on chain. The first attempt has the batch's own id.
+pub fn attempt_id(batch_id: &str, attempt: u8) -> String {
+    if attempt == 1 {
+        batch_id.into()
+    } else {
+        format!("{batch_id}/{attempt}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    // rows: R180
+    #[test]
+    fn derived_ids_have_the_shape_of_uuid_v7_and_differ() {
+        let node = NodeId::new(5).unwrap();
+        let time_ns = 1_700_000_000_123_456_789;
+        let order = order_uuid(time_ns, node, Sequence(77));
+        let text = order.to_string();
+        assert_eq!(text.len(), 36);
+        assert_eq!(text.as_bytes()[14], b'7');
+        assert!(matches!(text.as_bytes()[19], b'8' | b'9' | b'a' | b'b'));
+        assert_eq!(order.as_u128() >> 80, 1_700_000_000_123);
+        assert_eq!(order, order_uuid(time_ns, node, Sequence(77)));
+        let trade = trade_uuid(time_ns, node, Sequence(77), 0);
+        assert_ne!(order, trade);
+        assert_ne!(trade, trade_uuid(time_ns, node, Sequence(77), 1));
+        assert_ne!(trade, trade_uuid(time_ns, node, Sequence(78), 0));
+        assert!(order < order_uuid(time_ns + 1_000_000, node, Sequence(1)));
+    }
+
+    #[test]
+    fn a_child_id_keeps_its_parents_milliseconds_and_is_a_uuid_v8() {
+        let node = NodeId::new(5).unwrap();
+        let at = |ms: u64| order_uuid(ms * 1_000_000, node, Sequence(77));
+        let (parent, later) = (at(1_700_000_000_123), at(1_700_000_000_124));
+        let child = child_uuid(parent, "main");
+        assert_eq!(child.as_u128() >> 80, 1_700_000_000_123);
+        let text = child.to_string();
+        assert_eq!(text.as_bytes()[14], b'8');
+        assert!(matches!(text.as_bytes()[19], b'8' | b'9' | b'a' | b'b'));
+        assert_eq!(child, child_uuid(parent, "main"));
+        assert_ne!(child, child_uuid(parent, "fee"));
+        let sibling = order_uuid(1_700_000_000_123_000_000, node, Sequence(78));
+        assert_ne!(child, child_uuid(sibling, "main"));
+        for name in ["main", "fee", "TRADE_BUY", "TRADE_SELL", "FEE"] {
+            assert!(child_uuid(parent, name) < child_uuid(later, name));
+        }
+    }
+
+    #[test]
+    fn ids_of_texts_keep_calls_users_and_keys_apart() {
+        let base = key_hash("PlaceOrder", "u1", "k");
+        assert_eq!(base, key_hash("PlaceOrder", "u1", "k"));
+        for other in [
+            key_hash("CancelOrder", "u1", "k"),
+            key_hash("PlaceOrder", "u2", "k"),
+            key_hash("PlaceOrder", "u", "1k"),
+            dedicated_hold("u1", "k"),
+            trading_hold("u1", "k"),
+        ] {
+            assert_ne!(base, other);
+        }
+        assert_eq!(client_order_number("42"), 42);
+        assert_ne!(client_order_number("0"), 0);
+        assert_eq!(client_order_number("abc"), client_order_number("abc"));
+    }
+
+    /// Rows and journals hold these ids: a change of one loses what was written under the old.
+    #[test]
+    fn golden_ids() {
+        let node = NodeId::new(5).unwrap();
+        let order = order_uuid(1_700_000_000_123_456_789, node, Sequence(77));
+        for (id, text) in [
+            (order, "018bcfe5-687b-774f-8500-00004d000000"),
+            (
+                order_hold(order, HoldPart::Main),
+                "018bcfe5-687b-8d41-97f1-5caf845ea2b5",
+            ),
+            (
+                key_hash("PlaceOrder", "u1", "k"),
+                "b23f77e4-2b91-5df5-9ce6-7d51c734c198",
+            ),
+            (
+                dedicated_hold("u1", "k"),
+                "6557e59b-9ec8-522d-8c73-7374dd9fadc1",
+            ),
+            (
+                trading_hold("u1", "k"),
+                "38001e41-c282-5085-85d9-b927ec2e3004",
+            ),
+            (
+                session_key("u1", "s"),
+                "de130481-7e4a-595e-b02d-b6007a33ae9e",
+            ),
+        ] {
+            assert_eq!(id.to_string(), text);
+        }
+        assert_eq!(client_order_number("abc"), 7_250_319_700_282_373_194);
+        assert_eq!(settlement_source(node), "market:5");
+        assert_eq!(carve_source(node), "market:5/carve");
+        assert_eq!(parts_source(node, Sequence(77)), "market:5/77");
+        assert_eq!(batch_id(node, 1, 9), "5:1-9");
+        assert_eq!(part_batch_id(node, Sequence(77), 2), "5:77-77.2");
+        assert_eq!(carve_batch_id(node, 3), "5:carve-3");
+        assert_eq!(attempt_id("5:1-9", 1), "5:1-9");
+        assert_eq!(attempt_id("5:1-9", 2), "5:1-9/2");
+    }
+}
