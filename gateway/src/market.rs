@@ -9,8 +9,8 @@ use settlement::SettlementView;
 use tokio::sync::Semaphore;
 use tonic::Status;
 use types::{
-    AssetIx, Id128, InstrumentId, InstrumentIx, InstrumentSpec, NodeId, RejectReason, Sequence,
-    UserId, UserIx,
+    AssetIx, CFA_RUB, Id128, InstrumentId, InstrumentIx, InstrumentSpec, NodeId, RejectReason,
+    Sequence, UserId, UserIx, subaccount,
 };
 
 use crate::budget::Budgets;
@@ -22,9 +22,7 @@ use crate::refusal;
 use crate::streams::Streams;
 use crate::turns::Turns;
 
-/// Id of the platform's money.
-pub const MONEY_ID: &str = "CFA-RUB";
-/// Its digits.
+/// Digits of CFA-RUB.
 pub const MONEY_DECIMALS: u8 = 2;
 
 pub struct Market {
@@ -76,7 +74,7 @@ impl Asset {
     pub fn id(&self) -> &str {
         self.instrument
             .as_ref()
-            .map_or(MONEY_ID, |spec| spec.id.as_str())
+            .map_or(CFA_RUB, |spec| spec.id.as_str())
     }
 
     pub fn decimals(&self) -> u8 {
@@ -86,7 +84,7 @@ impl Asset {
     }
 
     pub fn subaccount(&self, user_id: &str) -> String {
-        format!("{user_id}:{}", self.id())
+        subaccount::of_user(user_id, self.id())
     }
 }
 
@@ -209,7 +207,7 @@ impl Market {
 
     /// An asset by id: `CFA-RUB` or an instrument.
     pub async fn asset(&self, instrument_id: &str) -> Result<Asset, Status> {
-        if instrument_id == MONEY_ID {
+        if instrument_id == CFA_RUB {
             return Ok(Asset::MONEY);
         }
         self.instrument(instrument_id).await.map(Asset::units)

@@ -13,13 +13,12 @@ use bytes::{Bytes, BytesMut};
 use sequencer::Record;
 use tokio::sync::watch;
 use types::{
-    Handle, HoldIx, HoldPart, Id128, InstrumentSpec, NodeId, PoolKind, Sequence, SessionIx, UserIx,
-    order_hold,
+    CFA_RUB, Handle, HoldIx, HoldPart, Id128, InstrumentSpec, NodeId, PoolKind, Sequence,
+    SessionIx, UserIx, order_hold,
 };
 use wire::{DisconnectCode, InstrumentDefinition, LoginAccepted, ServerMessage, Text, encode};
 
 use crate::fold::{Fact, Fold};
-use crate::market::MONEY_ID;
 use crate::numbered;
 use crate::quic::outbound::Outbound;
 
@@ -492,7 +491,7 @@ impl Streams {
         let fold = &state.fold;
         let is_of = |pool: &&crate::fold::Pool| {
             let asset = match pool.asset.instrument() {
-                None => MONEY_ID,
+                None => CFA_RUB,
                 Some(ix) => fold.instrument(ix).id.as_str(),
             };
             i64::from(pool.hold.get()) < before

@@ -13,12 +13,12 @@ use proto::{
     identity::v1 as identity,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use types::{CFA_RUB, subaccount};
 
 use crate::{
     committer::{Asked, Committer},
     fold::{Act, Batch, Command, NewOperation, NewPosting, Target},
     model::{Amount, Id, OperationType},
-    names,
     reconcile::Reconciler,
     refusal::Refusal,
 };
@@ -263,7 +263,7 @@ pub fn confirmed(
 
 /// CFA-RUB: the deposit is posted now (D21). Anything else was posted by the CFA service and is final now.
 pub fn issued(event: cfa::CfaIssuedEvent) -> Result<Effect, Poison> {
-    if event.instrument_id != names::CFA_RUB {
+    if event.instrument_id != CFA_RUB {
         return confirmed(
             OperationType::Issuance,
             event.operation_id,
@@ -273,9 +273,9 @@ pub fn issued(event: cfa::CfaIssuedEvent) -> Result<Effect, Poison> {
         .map(Some);
     }
     let posting = NewPosting {
-        debit_subaccount_id: names::reserve(names::CFA_RUB).into(),
-        credit_subaccount_id: names::of_user(&event.holder_id, names::CFA_RUB).into(),
-        amount: amount(event.amount.as_ref(), names::CFA_RUB)?,
+        debit_subaccount_id: subaccount::reserve(CFA_RUB).into(),
+        credit_subaccount_id: subaccount::of_user(&event.holder_id, CFA_RUB).into(),
+        amount: amount(event.amount.as_ref(), CFA_RUB)?,
         hold_id: None,
         unsettled: false,
     };
@@ -303,8 +303,8 @@ pub fn transferred(event: cfa::CfaTransferredEvent) -> Result<Effect, Poison> {
         return Ok(Some((Act::Confirm { targets, tx_hash }, event.context)));
     }
     let posting = NewPosting {
-        debit_subaccount_id: names::of_user(&from, &event.instrument_id).into(),
-        credit_subaccount_id: names::of_user(&to, &event.instrument_id).into(),
+        debit_subaccount_id: subaccount::of_user(&from, &event.instrument_id).into(),
+        credit_subaccount_id: subaccount::of_user(&to, &event.instrument_id).into(),
         amount: amount(event.amount.as_ref(), &event.instrument_id)?,
         hold_id: None,
         unsettled: false,

@@ -4,14 +4,10 @@
 
 use std::borrow::Cow;
 
-use types::{InstrumentId, UserId};
+use types::{CFA_RUB, InstrumentId, SYSTEM_USER, UserId, subaccount};
 
 use crate::model::AccountType;
 
-/// The owner of reserve and fee sub-accounts.
-pub const SYSTEM_USER: &str = "system";
-/// Ledger money.
-pub const CFA_RUB: &str = "CFA-RUB";
 /// The specification's one reserve for every instrument; postings of another instrument are led to that instrument's own (T16).
 const RESERVE_OF_ALL: &str = "system:reserve:CFA-EQ";
 
@@ -90,18 +86,10 @@ impl<'a> SubAccountName<'a> {
 /// Leads a posting of `instrument_id` that names the reserve of all instruments to that instrument's own reserve (T16).
 pub fn routed<'a>(subaccount_id: &'a str, instrument_id: &str) -> Cow<'a, str> {
     if subaccount_id == RESERVE_OF_ALL {
-        Cow::Owned(reserve(instrument_id))
+        Cow::Owned(subaccount::reserve(instrument_id))
     } else {
         Cow::Borrowed(subaccount_id)
     }
-}
-
-pub fn reserve(instrument_id: &str) -> String {
-    format!("{SYSTEM_USER}:reserve:{instrument_id}")
-}
-
-pub fn of_user(user_id: &str, instrument_id: &str) -> String {
-    format!("{user_id}:{instrument_id}")
 }
 
 /// `<user>:MAIN`: one account of each type per user, so its id is derived.
@@ -115,12 +103,14 @@ mod tests {
 
     #[test]
     fn t36_names_are_taken_apart_or_refused() {
-        let user = SubAccountName::parse("u1:BOND-1").unwrap();
+        let user = subaccount::of_user("u1", "BOND-1");
+        let user = SubAccountName::parse(&user).unwrap();
         assert_eq!((user.user_id, user.instrument_id), ("u1", "BOND-1"));
         assert_eq!(user.account_type(), AccountType::Invest);
         let seized = SubAccountName::parse("u1:CFA-RUB:blocked").unwrap();
         assert_eq!(seized.account_type(), AccountType::Blocked);
-        let fees = SubAccountName::parse("system:fees:CFA-RUB").unwrap();
+        let fees = subaccount::fees(CFA_RUB);
+        let fees = SubAccountName::parse(&fees).unwrap();
         assert!(fees.is_system() && fees.may_be_negative());
         assert!(
             !SubAccountName::parse("system:redemption:CFA-RUB")

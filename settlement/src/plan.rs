@@ -5,9 +5,6 @@
 
 use types::{Decimal, HoldIx, HoldPart, Id128, InstrumentId, Minor, Sequence, UserId};
 
-/// Ledger money.
-pub const CFA_RUB: &str = "CFA-RUB";
-
 /// An amount of one asset in minor units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Amount {

@@ -4,10 +4,10 @@ use proto::cfa::v1 as cfa;
 use proto::common::v1 as common;
 use proto::convert::{to_decimal, to_monetary_amount};
 use proto::ledger::v1 as ledger;
-use types::{HoldPart, Id128, UserId, derived};
+use types::{CFA_RUB, HoldPart, Id128, UserId, derived, subaccount};
 
 use crate::batch::Batch;
-use crate::plan::{Amount, CFA_RUB, Kind, Movement, Plan, Step, TradeLeg};
+use crate::plan::{Amount, Kind, Movement, Plan, Step, TradeLeg};
 
 /// Source of requests, as services see it.
 pub const SOURCE: &str = "settlement";
@@ -61,7 +61,6 @@ fn scales(plan: &Plan) -> Vec<ledger::InstrumentScale> {
 fn operation(kind: Kind, leg: &TradeLeg) -> ledger::NewOperation {
     use common::OperationType;
     let units = leg.units.instrument.as_str();
-    let reserve = |instrument: &str| format!("system:reserve:{instrument}");
     let (operation_type, user, postings) = match kind {
         Kind::TradeBuy => (
             OperationType::TradeBuy,
@@ -70,13 +69,13 @@ fn operation(kind: Kind, leg: &TradeLeg) -> ledger::NewOperation {
                 posting(
                     &leg.value,
                     account(leg.buyer, CFA_RUB),
-                    reserve(CFA_RUB),
+                    subaccount::reserve(CFA_RUB),
                     Some(leg.paid_from.buyer_main),
                     false,
                 ),
                 posting(
                     &leg.units,
-                    reserve(units),
+                    subaccount::reserve(units),
                     account(leg.buyer, units),
                     None,
                     true,
@@ -89,7 +88,7 @@ fn operation(kind: Kind, leg: &TradeLeg) -> ledger::NewOperation {
             vec![
                 posting(
                     &leg.value,
-                    reserve(CFA_RUB),
+                    subaccount::reserve(CFA_RUB),
                     account(leg.seller, CFA_RUB),
                     None,
                     true,
@@ -97,7 +96,7 @@ fn operation(kind: Kind, leg: &TradeLeg) -> ledger::NewOperation {
                 posting(
                     &leg.units,
                     account(leg.seller, units),
-                    reserve(units),
+                    subaccount::reserve(units),
                     Some(leg.paid_from.seller_main),
                     false,
                 ),
@@ -109,7 +108,7 @@ fn operation(kind: Kind, leg: &TradeLeg) -> ledger::NewOperation {
             vec![posting(
                 &leg.fee,
                 account(leg.buyer, CFA_RUB),
-                format!("system:fees:{CFA_RUB}"),
+                subaccount::fees(CFA_RUB),
                 leg.paid_from.buyer_fee,
                 false,
             )],
@@ -130,7 +129,7 @@ fn operation(kind: Kind, leg: &TradeLeg) -> ledger::NewOperation {
 }
 
 fn account(user: UserId, instrument: &str) -> String {
-    format!("{user}:{instrument}")
+    subaccount::of_user(user.as_str(), instrument)
 }
 
 fn amount(amount: &Amount) -> Option<common::MonetaryAmount> {

@@ -16,6 +16,7 @@
 //! | `money` | `reserve`, `fee`: the two formulas of an order's money |
 //! | `command`, `event` | the two kinds of journal record |
 //! | `hash` | the fold behind every state hash |
+//! | `subaccount` | ids of the ledger's sub-accounts |
 //! | `address` | the on-chain address of a user |
 #![no_std]
 
@@ -34,6 +35,7 @@ pub mod money;
 pub mod number;
 pub mod order;
 pub mod reason;
+pub mod subaccount;
 pub mod text;
 
 pub use command::{Command, Envelope, Route};
@@ -49,4 +51,5 @@ pub use money::{Done, MoneyError, Reserve, fee, reserve};
 pub use number::{FeeRate, Lots, Minor, Ticks};
 pub use order::{OrderStatus, OrderType, Phase, PhaseCause, PoolKind, Side, StpMode, TimeInForce};
 pub use reason::{CancelReason, RejectReason};
+pub use subaccount::{CFA_RUB, SYSTEM_USER};
 pub use text::{InstrumentId, TextError, UserId};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use types::{InstrumentId, Minor, UserId};
+use types::{CFA_RUB, InstrumentId, Minor, UserId, subaccount};
 
 use super::{Answer, Answered, Outcome};
 use crate::{
@@ -114,7 +114,7 @@ pub fn create_user(book: &mut Book, user_id: &Id) -> Outcome {
     UserId::new(user_id).map_err(|error| Refusal::invalid("user_id", error.to_string()))?;
     ensure_user(book, user_id);
     ensure_account(book, user_id, AccountType::Invest);
-    to_credit(book, &names::of_user(user_id, names::CFA_RUB).into())?;
+    to_credit(book, &subaccount::of_user(user_id, CFA_RUB).into())?;
     Ok(Answered::new(Answer::Done))
 }
 
@@ -201,7 +201,7 @@ pub fn bind_scale(book: &mut Book, instrument_id: &Id, decimals: u8) -> Result<(
         )),
         None => {
             book.scales.put(instrument_id.clone(), decimals);
-            let mut reserve = to_credit(book, &names::reserve(instrument_id).into())?;
+            let mut reserve = to_credit(book, &subaccount::reserve(instrument_id).into())?;
             if reserve.terms.decimals != decimals {
                 // The reserve of CFA-EQ is there from the start, before anybody said in which units; nothing was posted to it yet.
                 assert!(

@@ -4,7 +4,7 @@
 //! refused, since refusing them would part the ledger from what has happened: what an event tells, what a batch with a source tells, and what
 //! a service pays out of a hold that was taken before (as with a freeze, D15). Reversing entries neither count nor are refused.
 
-use types::Minor;
+use types::{Minor, SYSTEM_USER};
 
 use super::{Act, Answer, Answered, Command, LimitTerms, Outcome};
 use crate::{
@@ -12,14 +12,13 @@ use crate::{
     facts::Fact,
     limit::{Side, VelocityLimit, WINDOW_S_MAX},
     model::{Id, Operation, OperationType, Posting, Scope},
-    names,
     refusal::{Excess, Refusal},
 };
 
 /// Makes a limit or gives it new terms. Setting what is set changes nothing.
 pub fn set(book: &mut Book, new: &LimitTerms, actor: &str, reason: &str) -> Outcome {
     if !new.user_id.is_empty() && types::UserId::new(&new.user_id).is_err()
-        || &*new.user_id == names::SYSTEM_USER
+        || &*new.user_id == SYSTEM_USER
     {
         return Err(
             Refusal::invalid("limit.user_id", "must be a user, or empty for every user").into(),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use types::{Minor, UserId};
+use types::{CFA_RUB, Minor, UserId, subaccount};
 
 use super::{
     Act, Command, Ids, NewOperation, NewPosting, Posted, Replay, StoredAnswer, StoredOutcome,
@@ -218,8 +218,8 @@ fn resolve(
 fn is_redemption(kind: OperationType, debit: &SubAccount, credit: &SubAccount) -> bool {
     let instrument_id = &debit.terms.instrument_id;
     kind == OperationType::Redemption
-        && **instrument_id != *names::CFA_RUB
-        && *credit.terms.subaccount_id == *names::reserve(instrument_id)
+        && **instrument_id != *CFA_RUB
+        && *credit.terms.subaccount_id == *subaccount::reserve(instrument_id)
 }
 
 /// Applies the movements and writes the operation with its postings. Cover is judged after all of them (D17).

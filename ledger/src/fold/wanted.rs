@@ -9,6 +9,7 @@ use std::{
 };
 
 use foldhash::fast::RandomState;
+use types::{CFA_RUB, subaccount};
 
 use super::{Act, Command, NewHold, NewOperation, StepKind, Target, lifecycle};
 use crate::{
@@ -67,7 +68,7 @@ impl Wanted {
                 self.sources
                     .extend(batch.source.iter().map(|source| source.name.clone()));
                 for (instrument_id, _) in &batch.scales {
-                    self.add_subaccount(&names::reserve(instrument_id).into());
+                    self.add_subaccount(&subaccount::reserve(instrument_id).into());
                 }
                 if let Some(key) = command
                     .key
@@ -128,12 +129,12 @@ impl Wanted {
                 }
             }
             Act::CreateUser { user_id } | Act::BlockUser { user_id, .. } => {
-                self.add_subaccount(&names::of_user(user_id, names::CFA_RUB).into());
+                self.add_subaccount(&subaccount::of_user(user_id, CFA_RUB).into());
                 self.add_accounts(user_id);
                 self.whole_users.insert(user_id.clone());
             }
             Act::LearnScale { instrument_id, .. } => {
-                self.add_subaccount(&names::reserve(instrument_id).into())
+                self.add_subaccount(&subaccount::reserve(instrument_id).into())
             }
             Act::SetLimit { .. } | Act::RemoveLimit { .. } => {
                 let call = if matches!(&command.act, Act::SetLimit { .. }) {

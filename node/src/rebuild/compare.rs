@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use proto::cfa::v1 as cfa;
 use proto::convert;
 use serde::Serialize;
-use types::Decimal;
 use types::address::{eip55, onchain_address};
+use types::{Decimal, subaccount};
 
 /// A balance on one side and on the other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -88,7 +88,7 @@ pub fn compare(chain: &Chain, ledger: &Ledger) -> Vec<Difference> {
     for (key, balance) in &chain.balances {
         if !known.contains(key) {
             let name = if key.1.is_empty() {
-                reserve_of(&key.0)
+                subaccount::reserve(&key.0)
             } else {
                 key.1.clone()
             };
@@ -118,7 +118,7 @@ fn difference(
         return None;
     }
     // A payout under way: burned on chain, so its holder has less there and the supply, which the reserve mirrors, is smaller.
-    let is_reserve = *name == reserve_of(instrument_id);
+    let is_reserve = *name == subaccount::reserve(instrument_id);
     let burned = if is_reserve { rest } else { rest.negated() };
     let is_under_way = !burned.is_negative() && burned <= in_flight;
     Some(Difference {
@@ -131,10 +131,6 @@ fn difference(
     })
 }
 
-pub fn reserve_of(instrument_id: &str) -> String {
-    format!("system:reserve:{instrument_id}")
-}
-
 /// A sub-account's name without what the chain does not tell apart.
 pub fn own_name(subaccount_id: &str) -> String {
     subaccount_id
@@ -145,7 +141,7 @@ pub fn own_name(subaccount_id: &str) -> String {
 
 /// Where the units of a sub-account lie on chain: under the address of its user, or of `system:<purpose>`; the reserve is nobody's.
 fn address_of(instrument_id: &str, name: &str) -> String {
-    if name == reserve_of(instrument_id) {
+    if name == subaccount::reserve(instrument_id) {
         return String::new();
     }
     let holder = name.rsplit_once(':').map_or(name, |(holder, _)| holder);

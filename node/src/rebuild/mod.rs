@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use crate::cli::call::Target;
 use crate::cli::output;
-use compare::{Chain, Difference, Ledger, add, compare, number, own_name, reserve_of};
+use compare::{Chain, Difference, Ledger, add, compare, number, own_name};
 
 const PAGE: i32 = 1_000;
 /// Readings before a difference is believed, and the time between two.
@@ -170,7 +170,7 @@ async fn read_ledger(channel: &Channel) -> anyhow::Result<Ledger> {
             let Some(left) = hold.remaining_amount else {
                 continue;
             };
-            let reserve = reserve_of(&left.currency_code);
+            let reserve = types::subaccount::reserve(&left.currency_code);
             if hold.destination_subaccount_id.as_deref() == Some(&reserve) {
                 let amount = number(left.amount.as_ref())?;
                 let key = (left.currency_code.clone(), own_name(&hold.subaccount_id));

@@ -22,6 +22,7 @@ use proto::{
     },
 };
 use tonic::{Code, Request, Response, Status};
+use types::CFA_RUB;
 
 use super::wire::money;
 use crate::{
@@ -32,7 +33,6 @@ use crate::{
 };
 
 const SOURCE: &str = "payments";
-const CFA_RUB: &str = "CFA-RUB";
 
 /// Why a payout waits when the name is on a list.
 const SANCTIONS_HIT: &str = "Sanctions list hit";

@@ -21,7 +21,7 @@ use rpc::{
 };
 use tonic::{Request, Response, Status};
 use types::{
-    Decimal, UserId,
+    Decimal, SYSTEM_USER, UserId,
     address::{eip55, onchain_address},
 };
 use uuid::Uuid;
@@ -37,8 +37,6 @@ use super::{
 };
 
 const SOURCE: &str = "identity";
-/// Would name the system's own sub-accounts.
-const RESERVED_USER: &str = "system";
 
 /// The service; clones share the store.
 #[derive(Clone)]
@@ -253,7 +251,7 @@ impl IdentityService for Api {
         if let Err(error) = UserId::new(&user_id) {
             return Err(invalid_argument("user_id", error.to_string()));
         }
-        if user_id == RESERVED_USER {
+        if user_id == SYSTEM_USER {
             return Err(invalid_argument("user_id", "is reserved"));
         }
         let kyc_level = kyc_level(ask.kyc_status)?.unwrap_or(common::KycStatus::None as i32);

@@ -10,7 +10,7 @@ use payments::BusinessDay;
 use prost::Message;
 use proto::{cfa::v1 as cfa, common::v1 as common, convert, market::v1 as market};
 use tokio_util::sync::CancellationToken;
-use types::Decimal;
+use types::{CFA_RUB, Decimal};
 use uuid::Uuid;
 
 use super::{
@@ -21,7 +21,6 @@ use super::{
 const GROUP: &str = "identity.uses";
 /// Events of one transaction.
 const EVENTS_MAX: usize = 256;
-const CFA_RUB: &str = "CFA-RUB";
 
 /// One user's use of one limit.
 #[derive(Clone, Debug, PartialEq, Eq)]

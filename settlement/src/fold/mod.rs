@@ -10,11 +10,11 @@ mod image;
 mod step;
 
 use types::{
-    AssetIx, Done, FeeRate, Handle, HoldIx, Id128, InstrumentId, InstrumentIx, InstrumentSpec,
-    Lots, Minor, NodeId, PoolKind, Reserve, Sequence, Side, Ticks, UserId, UserIx,
+    AssetIx, CFA_RUB, Done, FeeRate, Handle, HoldIx, Id128, InstrumentId, InstrumentIx,
+    InstrumentSpec, Lots, Minor, NodeId, PoolKind, Reserve, Sequence, Side, Ticks, UserId, UserIx,
 };
 
-use crate::plan::{Amount, CFA_RUB, Ending};
+use crate::plan::{Amount, Ending};
 
 pub use image::FoldImage;
 

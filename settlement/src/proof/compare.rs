@@ -3,10 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
-use types::Decimal;
+use types::{CFA_RUB, Decimal};
 
 use super::read::{InstrumentReading, Reading};
-use crate::plan::CFA_RUB;
 
 /// One instrument in figures; text, exact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -11,12 +11,11 @@ use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use proto::payments::v1 as payments;
 use proto::payments::v1::payments_service_client::PaymentsServiceClient;
 use tonic::{Code, Status};
-use types::Decimal;
 use types::address::{eip55, onchain_address};
+use types::{CFA_RUB, Decimal, subaccount};
 
 use super::compare::{plus, sum};
 use super::{BankProof, ProofDeps};
-use crate::plan::CFA_RUB;
 
 const PAGE: i32 = 1_000;
 
@@ -198,7 +197,7 @@ async fn redemptions(
     of: &mut InstrumentReading,
 ) -> Result<(), Status> {
     let mut token = String::new();
-    let reserve = format!("system:reserve:{CFA_RUB}");
+    let reserve = subaccount::reserve(CFA_RUB);
     loop {
         let request = ledger::ListHoldsRequest {
             status: ledger::HoldStatus::Active.into(),
