@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use crate::chain::ChainError;
+use chain::ChainError;
 
 /// A refusal by rule: exact text and reason of D23.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -3,18 +3,18 @@
 //!
 //! | room | what |
 //! |---|---|
-//! | [`chain`] | contracts, connector, development chain; the only place that meets alloy and revm |
 //! | `saga`, `plan`, `model` | the rules as pure functions and values: no clock, no I/O |
 //! | `service` | the use cases: perform what the saga says, store what it brought |
 //! | `api` | wire shapes: the RPC service, HTTP reads, events in and out, calls to other services |
 //! | `repo` | SQL |
+//!
+//! What is ordered on chain goes through [`chain::Connector`], in that crate's own types.
 //!
 //! Architecture invariants: money is reserved or posted in the ledger before the chain moves it, and made final there after; a chain
 //! submission is stored before it is sent and known by a key derived from its operation; a state and the events that tell of it are one
 //! transaction.
 
 mod api;
-pub mod chain;
 pub mod clock;
 pub mod error;
 pub mod model;

@@ -180,7 +180,7 @@ pub struct Platform {
     identity: sandbox::identity::IdentityHandle,
     bank: sandbox::bank::BankHandle,
     ledger: ledger::LedgerHandle,
-    chain: cfa::chain::ChainHandle,
+    chain: chain::ChainHandle,
     embedded: Option<events::Embedded>,
     /// Held as long as the platform runs.
     lock: std::fs::File,
@@ -217,8 +217,8 @@ impl Platform {
         let (log, embedded) = open_log(&config).await?;
 
         // 3. The chain and its connector.
-        let chain_deps = cfa::chain::ChainDeps { log: log.clone() };
-        let chain = cfa::chain::start_chain(config.chain.clone(), chain_deps, stages.chain.clone())
+        let chain_deps = chain::ChainDeps { log: log.clone() };
+        let chain = chain::start_chain(config.chain.clone(), chain_deps, stages.chain.clone())
             .await
             .context("chain")?;
         let chain_rpc = sockets.chain_rpc.local_addr()?;

@@ -42,13 +42,13 @@ impl Services {
             Arc::new(events::Embedded::open(folder.join("events")).await.unwrap());
         let slots: Vec<_> = (0..4).map(|_| rpc::LocalSlot::new()).collect();
         let door = |at: usize| rpc::Channel::local(&slots[at], CREDENTIAL);
-        let chain_config = cfa::chain::ChainConfig {
+        let chain_config = chain::ChainConfig {
             data_dir: folder.join("chain"),
             ..Default::default()
         };
-        let chain = cfa::chain::start_chain(
+        let chain = chain::start_chain(
             chain_config,
-            cfa::chain::ChainDeps { log: log.clone() },
+            chain::ChainDeps { log: log.clone() },
             token.clone(),
         )
         .await

@@ -7,13 +7,13 @@ use rpc::status;
 use tonic::{Code, Status};
 use types::Decimal;
 
-use crate::chain::{Address, ChainError};
 use crate::error::{Error, Refusal};
 use crate::model::{
     Batch, CFA_RUB, CFA_RUB_DECIMALS, Coupon, Instrument, InstrumentStatus, InstrumentType,
     IssueRedemption, Operation, SuspendedDeposit, TradeLeg,
 };
 use crate::service::{HashAlgorithm, InstrumentChange, NewInstrument, Replayed, units};
+use chain::{Address, ChainError};
 
 /// A refusal or failure as the caller sees it.
 pub fn to_status(error: Error) -> Status {

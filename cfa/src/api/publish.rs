@@ -9,8 +9,8 @@ use proto::convert;
 use proto::ledger::v1 as ledger;
 use uuid::Uuid;
 
-use crate::chain::Address;
 use crate::model::{CFA_RUB, CFA_RUB_DECIMALS, Instrument, IssueRedemption, Operation};
+use chain::Address;
 
 const SOURCE: &str = "cfa";
 

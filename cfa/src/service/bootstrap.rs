@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 use types::Decimal;
 
 use crate::api::publish;
-use crate::chain::{Action, Address, ChainError, Connector, Contracts, ReceiptStatus};
 use crate::error::Error;
 use crate::model::{
     CFA_RUB, CFA_RUB_DECIMALS, FEES, Instrument, InstrumentStatus, InstrumentType,
     REDEMPTION_ACCOUNT,
 };
 use crate::repo::Repo;
+use chain::{Action, Address, ChainError, Connector, Contracts, ReceiptStatus};
 
 const SETTING: &str = "contracts";
 const DEPLOY_TIMEOUT: Duration = Duration::from_secs(60);

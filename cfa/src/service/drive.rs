@@ -10,13 +10,13 @@ use uuid::Uuid;
 use super::{Service, unsigned};
 use crate::api::peers::{LedgerKind, LedgerOperation, MARKET, Posting};
 use crate::api::publish;
-use crate::chain::{Action, Address, ChainError, ReceiptStatus, Trade, TxHash};
 use crate::error::{Error, Refusal};
 use crate::model::{
     CFA_RUB, CFA_RUB_DECIMALS, FEES, Flow, Instrument, Operation, PAYOUT_FAILED_MESSAGE,
     REVERTED_MESSAGE, Rejection, Status, SuspendedDeposit,
 };
 use crate::saga::{self, Chain, End, Payout, Step};
+use chain::{Action, Address, ChainError, ReceiptStatus, Trade, TxHash};
 
 /// How long a mint-back is waited for before the next sweep looks again.
 const MINT_BACK_WAIT: Duration = Duration::from_secs(10);
@@ -296,7 +296,7 @@ impl Service {
                     part: 0,
                     token,
                     account: Address::of_user(&instrument.issuer_id),
-                    payouts: vec![crate::chain::Payout {
+                    payouts: vec![chain::Payout {
                         holder: user,
                         units,
                         payment: unsigned(operation.payment_minor),

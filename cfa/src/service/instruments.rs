@@ -6,9 +6,9 @@ use types::Decimal;
 
 use super::{Asked, Service, units};
 use crate::api::publish;
-use crate::chain::{Action, Address, ReceiptStatus};
 use crate::error::{Error, Refusal};
 use crate::model::{Coupon, Instrument, InstrumentStatus, InstrumentType};
+use chain::{Action, Address, ReceiptStatus};
 
 /// How long RegisterInstrument waits for the contract before it answers with a DRAFT.
 const DEPLOY_WAIT: Duration = Duration::from_secs(8);

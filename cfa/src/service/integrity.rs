@@ -5,8 +5,8 @@ use streebog::Digest as _;
 use types::Decimal;
 
 use super::Service;
-use crate::chain::TxHash;
 use crate::error::{Error, Refusal};
+use chain::TxHash;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HashAlgorithm {
@@ -38,7 +38,7 @@ impl Service {
             .ok_or(Refusal::BlockNotFound)?;
         let computed_hash = match algorithm {
             HashAlgorithm::Keccak256 => {
-                let computed = crate::chain::keccak256(&block.header);
+                let computed = chain::keccak256(&block.header);
                 let hash: TxHash = computed
                     .parse()
                     .map_err(|_| Error::Damaged("keccak256".into()))?;

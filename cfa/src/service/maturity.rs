@@ -29,7 +29,6 @@ use super::workers::leave;
 use super::{Asked, Service, unsigned};
 use crate::api::peers::{LedgerKind, LedgerOperation, Posting};
 use crate::api::publish;
-use crate::chain::{Action, Address, Payout, Receipt, ReceiptStatus};
 use crate::error::{Error, Refusal};
 use crate::model::{
     CFA_RUB, CFA_RUB_DECIMALS, Flow, Instrument, InstrumentStatus, IssueRedemption, Operation,
@@ -39,6 +38,7 @@ use crate::model::{
 use crate::plan;
 use crate::repo::Inserted;
 use crate::saga::Chain;
+use chain::{Action, Address, Payout, Receipt, ReceiptStatus};
 
 /// Holders in one chain transaction.
 const PART: usize = 100;

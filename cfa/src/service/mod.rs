@@ -35,11 +35,11 @@ use types::Decimal;
 
 use crate::CfaConfig;
 use crate::api::peers::Peers;
-use crate::chain::{Address, Connector, Contracts};
 use crate::clock::Clock;
 use crate::error::{Error, Refusal};
 use crate::model::{Instrument, InstrumentStatus, Operation};
 use crate::repo::Repo;
+use chain::{Address, Connector, Contracts};
 
 pub use instruments::{InstrumentChange, NewInstrument};
 pub use integrity::HashAlgorithm;

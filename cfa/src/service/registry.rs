@@ -6,10 +6,10 @@ use std::collections::HashMap;
 use types::Decimal;
 
 use super::Service;
-use crate::chain::{Address, TokenTransfer};
 use crate::error::{Error, Refusal};
 use crate::model::{Holder, Instrument};
 use crate::repo::HolderMove;
+use chain::{Address, TokenTransfer};
 
 /// Blocks whose events are asked for at once.
 const BLOCKS: u64 = 16;

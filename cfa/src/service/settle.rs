@@ -19,7 +19,6 @@ use super::drive::count;
 use super::workers::leave;
 use super::{Asked, Service, units, unsigned};
 use crate::api::publish;
-use crate::chain::{Action, Address, ChainError, Receipt, ReceiptStatus, Trade};
 use crate::error::{Error, Refusal};
 use crate::model::{
     Batch, BatchStatus, Flow, Instrument, InstrumentStatus, Operation, REVERTED_MESSAGE, Rejection,
@@ -27,6 +26,7 @@ use crate::model::{
 };
 use crate::repo::Inserted;
 use crate::saga::Chain;
+use chain::{Action, Address, ChainError, Receipt, ReceiptStatus, Trade};
 
 const LEFT_OUT_MESSAGE: &str = "Trade left out by the settlement contract";
 /// Part of health that tells of batches which the node refuses.

@@ -11,8 +11,8 @@ use uuid::Uuid;
 
 use super::Service;
 use crate::api::publish;
-use crate::chain::{Action, Address, Receipt, ReceiptStatus};
 use crate::error::{Error, Refusal};
+use chain::{Action, Address, Receipt, ReceiptStatus};
 
 /// Allow-list transactions asked for in one sweep.
 const REGISTRATIONS_MAX: i64 = 100;

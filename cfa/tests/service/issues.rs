@@ -127,10 +127,7 @@ async fn t32_contract_is_adopted_only_if_it_fits() {
     assert_eq!(reason(&no_code), "CONTRACT_UNFIT");
     let connector = world.connector();
     let registry = connector
-        .submit(
-            "bootstrap:registry",
-            &cfa::chain::Action::DeployRegistry.call(),
-        )
+        .submit("bootstrap:registry", &chain::Action::DeployRegistry.call())
         .await
         .expect("known")
         .contract
@@ -138,7 +135,7 @@ async fn t32_contract_is_adopted_only_if_it_fits() {
     let settlement = connector
         .submit(
             "bootstrap:settlement",
-            &cfa::chain::Action::DeployRegistry.call(),
+            &chain::Action::DeployRegistry.call(),
         )
         .await
         .expect("known")
@@ -147,13 +144,13 @@ async fn t32_contract_is_adopted_only_if_it_fits() {
     let redemption = connector
         .submit(
             "bootstrap:redemption",
-            &cfa::chain::Action::DeployRegistry.call(),
+            &chain::Action::DeployRegistry.call(),
         )
         .await
         .expect("known")
         .contract
         .expect("deployed");
-    let deploy = cfa::chain::Action::DeployToken {
+    let deploy = chain::Action::DeployToken {
         name: "x".into(),
         symbol: "BOND-2".into(),
         decimals: 0,
@@ -947,9 +944,9 @@ async fn r330_http_reads_show_what_the_calls_return() {
 /// Takes the key of a submission that is to come, with a transaction that reverts.
 async fn revert_under(world: &mut World, key: &str) {
     let token = world.instrument("CFA-RUB").await.smart_contract_address;
-    let stranger = cfa::chain::Action::Mint {
+    let stranger = chain::Action::Mint {
         token: token.parse().expect("address"),
-        to: cfa::chain::Address::of_user("not on the allow-list"),
+        to: chain::Address::of_user("not on the allow-list"),
         units: 1,
     };
     let connector = world.connector();
@@ -962,7 +959,7 @@ async fn revert_under(world: &mut World, key: &str) {
         .await
         .expect("asked")
         .expect("in a block");
-    assert_eq!(receipt.status, cfa::chain::ReceiptStatus::Reverted);
+    assert_eq!(receipt.status, chain::ReceiptStatus::Reverted);
 }
 
 // rows: R025
@@ -1225,21 +1222,21 @@ async fn r100_units_that_moved_after_the_record_day_are_not_burned_unpaid() {
     );
 
     // An operator settles the difference.
-    let back = cfa::chain::Action::Transfer {
+    let back = chain::Action::Transfer {
         token: world
             .instrument("BOND-1")
             .await
             .smart_contract_address
             .parse()
             .expect("address"),
-        from: cfa::chain::Address::of_user("carol"),
-        to: cfa::chain::Address::of_user("bob"),
+        from: chain::Address::of_user("carol"),
+        to: chain::Address::of_user("bob"),
         units: 1,
     };
     let back = world.connector().submit("back", &back.call()).await;
     let back = back.expect("submitted").tx_hash.to_string();
     let receipt = world.receipt(&back).await;
-    assert_eq!(receipt.status, cfa::chain::ReceiptStatus::Success);
+    assert_eq!(receipt.status, chain::ReceiptStatus::Success);
     let posted = ledger_pb::CreateOperationRequest {
         context: context("back"),
         operation: Some(ledger_pb::Operation {

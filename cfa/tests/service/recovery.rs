@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::extract::State;
-use cfa::chain::{
-    Action, Address, ChainConfig, ChainDeps, ChainHandle, ReceiptStatus, start_chain,
-};
+use chain::{Action, Address, ChainConfig, ChainDeps, ChainHandle, ReceiptStatus, start_chain};
 use events::{Event, Log, topics};
 use prost::Message;
 use proto::cfa::v1 as pb;

@@ -401,8 +401,8 @@ async fn t07_reverted_burn_cancels_the_payout_and_frees_the_money() {
         .smart_contract_address
         .parse()
         .expect("address");
-    let from = cfa::chain::Address::of_user("alice");
-    let burn = cfa::chain::Action::Burn {
+    let from = chain::Address::of_user("alice");
+    let burn = chain::Action::Burn {
         token,
         from,
         units: 90_00,

@@ -1,21 +1,21 @@
 //! A chain that others use too: what their transactions and contracts do is none of this service's business.
 
-use alloy::consensus::{SignableTransaction, TxEip1559, TxEnvelope};
-use alloy::eips::Encodable2718;
-use alloy::primitives::{Bytes, TxKind, U256, keccak256};
-use alloy::signers::SignerSync;
-use alloy::signers::local::PrivateKeySigner;
-use cfa::chain::{Action, Address, ReceiptStatus};
+use std::path::Path;
+use std::sync::Arc;
+
+use ::chain::contracts::Call;
+use ::chain::{Action, Address, ChainConfig, ChainDeps, ReceiptStatus, keccak256, start_chain};
 use prost::Message;
 use proto::cfa::v1 as pb;
 use proto::chain::v1 as chain;
+use tokio_util::sync::CancellationToken;
 
 use crate::world::*;
 
 /// Code of a contract that emits one `Transfer(from, to, units)` while it is deployed.
-fn telling_transfer(units: U256) -> Vec<u8> {
+fn telling_transfer(units: [u8; 32]) -> Vec<u8> {
     let mut code = vec![0x7f];
-    code.extend(units.to_be_bytes::<32>());
+    code.extend(units);
     // MSTORE at 0
     code.extend([0x60, 0x00, 0x52]);
     for party in ["mallory", "alice"] {
@@ -24,51 +24,56 @@ fn telling_transfer(units: U256) -> Vec<u8> {
         code.extend(hex::decode(&address[2..]).expect("hex"));
     }
     code.push(0x7f);
-    code.extend(keccak256("Transfer(address,address,uint256)"));
+    let topic = keccak256(b"Transfer(address,address,uint256)");
+    code.extend(hex::decode(&topic[2..]).expect("hex"));
     // LOG3 of the 32 bytes at 0, STOP
     code.extend([0x60, 0x20, 0x60, 0x00, 0xa3, 0x00]);
     code
 }
 
-/// Sends transactions of a key of its own to the node's JSON-RPC; returns their hashes.
-async fn deploy_as_stranger(world: &World, codes: &[Vec<u8>]) -> Vec<String> {
+/// Deploys over the node's JSON-RPC with the operator's key, past the connector of the platform,
+/// which does not know these transactions. Returns their hashes.
+async fn deploy_past_the_connector(world: &World, folder: &Path, codes: &[Vec<u8>]) -> Vec<String> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
         .await
         .expect("port");
     let address = listener.local_addr().expect("address");
     world.chain.serve_json_rpc(listener);
-    let signer = PrivateKeySigner::random();
-    let client = reqwest::Client::new();
+    let other = tempfile::tempdir().expect("folder");
+    let log = events::Embedded::open(other.path().join("log"))
+        .await
+        .expect("log opens");
+    let config = ChainConfig {
+        data_dir: other.path().to_owned(),
+        rpc_url: Some(format!("http://{address}")),
+        operator_key_file: Some(folder.join("chain/operator.key")),
+        poll_interval_ms: 5,
+        ..ChainConfig::default()
+    };
+    let shutdown = CancellationToken::new();
+    let deps = ChainDeps { log: Arc::new(log) };
+    let stranger = start_chain(config, deps, shutdown.clone())
+        .await
+        .expect("starts");
+    let connector = stranger.connector();
     let mut hashes = Vec::new();
-    for (nonce, code) in (0..).zip(codes) {
-        let tx = TxEip1559 {
-            chain_id: world.connector().chain_id(),
-            nonce,
-            gas_limit: 200_000,
-            to: TxKind::Create,
-            input: Bytes::from(code.clone()),
-            ..Default::default()
+    for (n, code) in codes.iter().enumerate() {
+        let call = Call {
+            to: None,
+            data: code.clone(),
+            gas_limit: Some(200_000),
         };
-        let signature = signer.sign_hash_sync(&tx.signature_hash()).expect("signed");
-        let raw = TxEnvelope::from(tx.into_signed(signature)).encoded_2718();
-        let request = serde_json::json!({
-            "jsonrpc": "2.0", "id": 1, "method": "eth_sendRawTransaction",
-            "params": [format!("0x{}", hex::encode(raw))],
-        });
-        let answer = client
-            .post(format!("http://{address}"))
-            .json(&request)
-            .send()
+        let submitted = connector
+            .submit(&format!("code-{n}"), &call)
             .await
-            .expect("sent");
-        let answer: serde_json::Value = answer.json().await.expect("JSON");
-        let hash = answer["result"]
-            .as_str()
-            .unwrap_or_else(|| panic!("{answer}"));
-        assert_eq!(world.receipt(hash).await.status, ReceiptStatus::Success);
-        hashes.push(hash.to_owned());
+            .expect("submitted");
+        let hash = submitted.tx_hash.to_string();
+        assert_eq!(world.receipt(&hash).await.status, ReceiptStatus::Success);
+        hashes.push(hash);
     }
+    shutdown.cancel();
+    stranger.stopped().await;
     hashes
 }
 
@@ -80,8 +85,12 @@ async fn r030_transfer_events_of_a_stranger_do_not_stop_the_registry() {
     world.register(|_| {}).await.expect("registered");
     world.issue("BOND-1", "alice", "2").await;
     // beyond 256 - 1, beyond 64 bits, and a plain one
-    let codes = [U256::MAX, U256::from(1u128 << 100), U256::from(7)].map(telling_transfer);
-    let strange = deploy_as_stranger(&world, &codes).await;
+    let mut beyond_64 = [0; 32];
+    beyond_64[19] = 0x10;
+    let mut seven = [0; 32];
+    seven[31] = 7;
+    let codes = [[0xff; 32], beyond_64, seven].map(telling_transfer);
+    let strange = deploy_past_the_connector(&world, folder.path(), &codes).await;
     let issued = world.issue("BOND-1", "bob", "1").await;
     assert_eq!(
         world.holders("BOND-1").await,

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cfa::chain::{ChainConfig, ChainDeps, ChainHandle, Connector, TxHash, start_chain};
 use cfa::{CfaConfig, CfaDeps, CfaHandle, Clock};
+use chain::{ChainConfig, ChainDeps, ChainHandle, Connector, TxHash, start_chain};
 use events::{Event, Log};
 use prost::Message;
 use proto::cfa::v1 as pb;
@@ -557,7 +557,7 @@ impl World {
             .expect("operation")
     }
 
-    pub async fn receipt(&self, tx_hash: &str) -> cfa::chain::Receipt {
+    pub async fn receipt(&self, tx_hash: &str) -> chain::Receipt {
         let hash: TxHash = tx_hash.parse().expect("hash");
         self.connector()
             .wait_receipt(&hash, WAIT)
@@ -678,7 +678,7 @@ impl World {
             .parse()
             .expect("address");
         self.connector()
-            .balance_of(&token, &cfa::chain::Address::of_user(user_id))
+            .balance_of(&token, &chain::Address::of_user(user_id))
             .await
             .expect("read")
     }
@@ -895,9 +895,9 @@ pub fn event<M: Message>(topic: &str, key: &str, type_name: &str, message: &M) -
 /// Calls a function without arguments of a contract as its owner, e.g. `pause()`.
 pub async fn call_contract(world: &mut World, instrument_id: &str, signature: &str) {
     let token = world.instrument(instrument_id).await.smart_contract_address;
-    let hash = cfa::chain::keccak256(signature.as_bytes());
+    let hash = chain::keccak256(signature.as_bytes());
     let data = hex::decode(&hash[2..10]).expect("hex");
-    let call = cfa::chain::contracts::Call {
+    let call = chain::contracts::Call {
         to: Some(token.parse().expect("address")),
         data,
         gas_limit: Some(200_000),
@@ -909,7 +909,7 @@ pub async fn call_contract(world: &mut World, instrument_id: &str, signature: &s
         .await
         .expect("asked")
         .expect("in a block");
-    assert_eq!(receipt.status, cfa::chain::ReceiptStatus::Success);
+    assert_eq!(receipt.status, chain::ReceiptStatus::Success);
 }
 
 pub fn reason(status: &Status) -> String {

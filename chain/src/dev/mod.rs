@@ -29,6 +29,7 @@ use revm::context_interface::cfg::gas::calculate_initial_tx_gas;
 use tokio::sync::{Notify, RwLock, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::clock::now_s;
 use pool::Pool;
 pub use repo::StoreError;
 use repo::{Store, StoredTransaction};
@@ -103,10 +104,6 @@ impl DevChain {
         };
         let sealer = tokio::spawn(chain.clone().seal_on_demand(shutdown));
         Ok((chain, sealer))
-    }
-
-    pub fn chain_id(&self) -> u64 {
-        self.inner.chain_id
     }
 
     /// The number of the last block; changes when a block has become visible.
@@ -293,11 +290,4 @@ fn stored_transactions(block: &Block) -> Vec<StoredTransaction> {
         });
     }
     stored
-}
-
-fn now_s() -> u64 {
-    std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map(|since| since.as_secs())
-        .unwrap_or_default()
 }

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cfa::chain::contracts::Call;
-use cfa::chain::{
+use chain::contracts::Call;
+use chain::{
     Action, Address, ChainConfig, ChainDeps, ChainError, ChainHandle, Connector, Receipt,
     ReceiptStatus, TxHash, start_chain,
 };
@@ -427,7 +427,7 @@ async fn remote_node_is_reached_by_the_same_connector() {
     .await;
     assert!(matches!(
         refused.err(),
-        Some(cfa::chain::StartError::Chain(ChainError::WrongChain {
+        Some(chain::StartError::Chain(ChainError::WrongChain {
             node: 31_337,
             configured: 1
         }))

@@ -6,7 +6,7 @@
 use alloy::primitives::{Bytes, U256, keccak256};
 use alloy::sol_types::{SolCall, SolConstructor};
 
-use super::{Address, TxHash};
+use crate::{Address, TxHash};
 
 mod sol {
     alloy::sol!(
@@ -17,7 +17,7 @@ mod sol {
     alloy::sol!(Settlement, "contracts/artifacts/Settlement.json");
     alloy::sol!(Redemption, "contracts/artifacts/Redemption.json");
 }
-pub(super) use sol::{CfaToken, IdentityRegistry, Redemption, Settlement};
+pub(crate) use sol::{CfaToken, IdentityRegistry, Redemption, Settlement};
 
 /// Where the contracts that serve every instrument stand.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,4 +1,5 @@
-//! The chain: contracts, connector, development chain. The only room of the platform that meets alloy and revm.
+//! The chain: contracts, connector, development chain. The only crate that depends on alloy and
+//! revm; no other needs their types.
 //!
 //! | file | what |
 //! |---|---|
@@ -12,11 +13,12 @@
 
 mod address;
 mod api;
+mod clock;
 pub mod connector;
 pub mod contracts;
 #[cfg(test)]
 mod contracts_tests;
-pub mod dev;
+mod dev;
 
 use futures::future::BoxFuture;
 use std::path::{Path, PathBuf};
@@ -31,10 +33,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use address::{Address, ParseHexError, TxHash, keccak256};
+pub use api::{block_not_found, chain_status};
 pub use connector::{
     BlockInfo, ChainError, Connector, Receipt, ReceiptStatus, Submitted, TokenTransfer,
 };
 pub use contracts::{Action, Contracts, Payout, Trade};
+pub use dev::StoreError;
 
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
     events::migrations!("migrations/connector": "0001_connector");
@@ -84,7 +88,7 @@ pub enum StartError {
     #[error(transparent)]
     Chain(#[from] ChainError),
     #[error(transparent)]
-    DevChain(#[from] dev::StoreError),
+    DevChain(#[from] StoreError),
     #[error("chain folder: {0}")]
     Io(#[from] std::io::Error),
     #[error("operator key file {0} does not hold a private key")]

@@ -7,7 +7,7 @@ use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 
 use super::{ChainError, ReceiptStatus, Submitted};
-use crate::chain::TxHash;
+use crate::TxHash;
 
 pub(super) struct Submission {
     pub submitted: Submitted,
@@ -76,7 +76,7 @@ impl Repo {
             .bind(submission.submitted.tx_hash.to_string())
             .bind(submission.raw.as_slice())
             .bind(submission.submitted.contract.map(|address| address.to_string()).unwrap_or_default())
-            .bind(crate::clock::system_us())
+            .bind(crate::clock::now_us())
             .execute(&mut *tx)
             .await?;
         tx.commit().await?;

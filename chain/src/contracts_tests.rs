@@ -15,9 +15,9 @@ use alloy::signers::local::PrivateKeySigner;
 use alloy::sol_types::{SolCall, SolEvent};
 use tokio_util::sync::CancellationToken;
 
-use super::contracts::{Action, CfaToken, Contracts, Payout, Settlement, Trade, id_hash};
-use super::dev::{DevChain, DevChainConfig};
-use super::{Address, TxHash};
+use crate::contracts::{Action, CfaToken, Contracts, Payout, Settlement, Trade, id_hash};
+use crate::dev::{DevChain, DevChainConfig};
+use crate::{Address, TxHash};
 
 const CHAIN_ID: u64 = 31_337;
 

@@ -26,8 +26,8 @@ use alloy::sol_types::{SolCall, SolEvent};
 use alloy::transports::{RpcError, TransportError};
 use tokio::sync::{Mutex, watch};
 
-use super::contracts::{Call, CfaToken, IdentityRegistry, Settlement};
-use super::{Address, TxHash};
+use crate::contracts::{Call, CfaToken, IdentityRegistry, Settlement};
+use crate::{Address, TxHash};
 use repo::{Repo, Submission};
 pub use watcher::Watcher;
 

@@ -19,7 +19,7 @@ pub struct ParseHexError;
 pub struct Address(RawAddress);
 
 impl Address {
-    pub(super) fn raw(&self) -> RawAddress {
+    pub(crate) fn raw(&self) -> RawAddress {
         self.0
     }
 
@@ -64,7 +64,7 @@ impl fmt::Debug for Address {
 pub struct TxHash(B256);
 
 impl TxHash {
-    pub(super) fn raw(&self) -> B256 {
+    pub(crate) fn raw(&self) -> B256 {
         self.0
     }
 }

@@ -11,15 +11,15 @@ use serde::Deserialize;
 use serde_json::Value;
 use tonic::{Request, Response, Status};
 
-use super::contracts::Call;
-use super::{Address, BlockInfo, ChainError, Connector, Receipt, ReceiptStatus, TxHash};
+use crate::contracts::Call;
+use crate::{Address, BlockInfo, ChainError, Connector, Receipt, ReceiptStatus, TxHash};
 
 #[derive(Clone)]
 struct Api {
     connector: Connector,
 }
 
-pub(super) fn service(connector: Connector, health: rpc::Health) -> rpc::Service {
+pub(crate) fn service(connector: Connector, health: rpc::Health) -> rpc::Service {
     let api = Api { connector };
     let http = Router::new()
         .route("/getTransactionReceipt", post(http_receipt))
@@ -37,7 +37,7 @@ pub(super) fn service(connector: Connector, health: rpc::Health) -> rpc::Service
 }
 
 /// A node that is away is UNAVAILABLE; what the node refuses is told with its own words.
-pub(crate) fn chain_status(error: &ChainError) -> Status {
+pub fn chain_status(error: &ChainError) -> Status {
     match error {
         ChainError::Unavailable(reason) => {
             tracing::warn!(reason, "chain unavailable");
@@ -132,7 +132,7 @@ impl Api {
     }
 }
 
-pub(crate) fn block_not_found() -> Status {
+pub fn block_not_found() -> Status {
     status::not_found("BLOCK_NOT_FOUND", "Block not found")
 }
 
