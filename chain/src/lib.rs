@@ -27,8 +27,10 @@ use std::time::Duration;
 
 use alloy::rpc::client::RpcClient;
 use alloy::signers::local::PrivateKeySigner;
+use axum::http::HeaderValue;
 use events::files;
 use serde::{Deserialize, Serialize};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -56,6 +58,9 @@ pub struct ChainConfig {
     pub operator_key_file: Option<PathBuf>,
     /// Development chain: at most one block in this time.
     pub seal_interval_ms: u64,
+    /// Development chain: origins (`http://localhost:3000`) whose pages a browser lets read the
+    /// JSON-RPC port. None by default: programs and the extensions of wallets need none.
+    pub rpc_cors_origins: Vec<String>,
     /// Remote node: how often it is asked for new blocks.
     pub poll_interval_ms: u64,
     /// Remote node: deadline of one request.
@@ -72,6 +77,7 @@ impl Default for ChainConfig {
             rpc_url: None,
             operator_key_file: None,
             seal_interval_ms: 50,
+            rpc_cors_origins: Vec::new(),
             poll_interval_ms: 500,
             request_timeout_ms: 10_000,
             confirmations: 0,
@@ -95,6 +101,8 @@ pub enum StartError {
     Key(PathBuf),
     #[error("chain.rpc_url: {0}")]
     Url(String),
+    #[error("chain.rpc_cors_origins: {0} is not an origin of the form http://host:port")]
+    Origin(String),
     #[error("connector store: {0}")]
     Store(#[from] events::Error),
 }
@@ -102,6 +110,7 @@ pub enum StartError {
 pub struct ChainHandle {
     connector: Connector,
     dev: Option<dev::DevChain>,
+    cors_origins: Vec<HeaderValue>,
     health: rpc::Health,
     tasks: TaskTracker,
     shutdown: CancellationToken,
@@ -114,6 +123,7 @@ pub fn start_chain(
     shutdown: CancellationToken,
 ) -> BoxFuture<'static, Result<ChainHandle, StartError>> {
     Box::pin(async move {
+        let cors_origins = cors_origins(&config.rpc_cors_origins)?;
         std::fs::create_dir_all(&config.data_dir)?;
         let key_file = config
             .operator_key_file
@@ -158,6 +168,7 @@ pub fn start_chain(
         Ok(ChainHandle {
             connector,
             dev,
+            cors_origins,
             health,
             tasks,
             shutdown,
@@ -177,9 +188,15 @@ impl ChainHandle {
     }
 
     /// Serves the development chain's JSON-RPC on the listener until shutdown; nothing to serve with a remote node.
-    pub fn serve_json_rpc(&self, listener: tokio::net::TcpListener) {
+    pub fn serve_json_rpc(&self, listener: TcpListener) {
+        self.serve_json_rpc_within(listener, rpc::Limits::default());
+    }
+
+    /// The same within other limits.
+    pub fn serve_json_rpc_within(&self, listener: TcpListener, limits: rpc::Limits) {
         if let Some(dev) = &self.dev {
-            let serving = dev::http::serve(dev.clone(), listener, self.shutdown.clone());
+            let (origins, shutdown) = (self.cors_origins.clone(), self.shutdown.clone());
+            let serving = dev::http::serve(dev.clone(), listener, origins, limits, shutdown);
             self.tasks.spawn(async move {
                 if let Err(error) = serving.await {
                     tracing::error!(%error, "JSON-RPC listener ended");
@@ -209,6 +226,17 @@ fn remote(url: &str, timeout: Duration) -> Result<RpcClient, StartError> {
         alloy::transports::http::Http::with_client(client, parsed),
         is_local,
     ))
+}
+
+/// A browser compares origins by their text, so only the one canonical form can ever match.
+fn cors_origins(texts: &[String]) -> Result<Vec<HeaderValue>, StartError> {
+    let origin = |text: &String| {
+        let url = text.parse::<reqwest::Url>().ok();
+        url.filter(|url| url.origin().ascii_serialization() == *text)
+            .and_then(|_| HeaderValue::from_str(text).ok())
+            .ok_or_else(|| StartError::Origin(text.clone()))
+    };
+    texts.iter().map(origin).collect()
 }
 
 fn load_or_make_key(path: &Path) -> Result<PrivateKeySigner, StartError> {

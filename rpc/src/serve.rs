@@ -224,6 +224,21 @@ pub fn protocols(contract: Arc<Contract>, rpc: Router, message_bytes_max: usize)
     })
 }
 
+/// Serves plain HTTP routes, without RPC services and callers, within all of `limits`: those of
+/// connections, and the time that a request has for its body and for its answer.
+///
+/// # Errors
+/// As [`listen`].
+pub fn serve_http_within(
+    listener: TcpListener,
+    app: Router,
+    limits: Limits,
+    shutdown: CancellationToken,
+) -> BoxFuture<'static, Result<(), Error>> {
+    let app = app.layer(from_fn_with_state(limits.clone(), guard::layer));
+    listen_within(listener, app, limits, shutdown)
+}
+
 /// Accepts connections until `shutdown`, then drains for at most [`DRAIN_MS_MAX`].
 ///
 /// # Errors

@@ -1,26 +1,41 @@
 //! JSON-RPC 2.0 over HTTP for tools that want to look at the development chain (wallets, explorers, `cast`).
+//!
+//! The port has the bounds of all ports (`rpc::Limits`), and bodies of [`rpc::MESSAGE_BYTES_MAX`].
+//! Pages of a browser may read it from the configured origins alone.
 
-use axum::extract::State;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, Method};
 use axum::routing::post;
 use axum::{Json, Router};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
+use tower_http::cors::CorsLayer;
 
+use super::rpc::Origin;
 use super::{DevChain, RpcFailure};
 
 /// Requests in one JSON-RPC batch.
-const BATCH_LIMIT: usize = 100;
+const BATCH_MAX: usize = 100;
 
 /// Serves until `shutdown`.
 pub async fn serve(
     chain: DevChain,
     listener: tokio::net::TcpListener,
+    origins: Vec<HeaderValue>,
+    limits: rpc::Limits,
     shutdown: CancellationToken,
-) -> std::io::Result<()> {
-    let router = Router::new().route("/", post(answer)).with_state(chain);
-    axum::serve(listener, router)
-        .with_graceful_shutdown(async move { shutdown.cancelled().await })
-        .await
+) -> Result<(), rpc::Error> {
+    let cors = CorsLayer::new()
+        .allow_origin(origins)
+        .allow_methods([Method::POST])
+        .allow_headers([CONTENT_TYPE]);
+    let router = Router::new()
+        .route("/", post(answer))
+        .with_state(chain)
+        .layer(DefaultBodyLimit::max(rpc::MESSAGE_BYTES_MAX))
+        .layer(cors);
+    rpc::serve::serve_http_within(listener, router, limits, shutdown).await
 }
 
 async fn answer(State(chain): State<DevChain>, body: String) -> Json<Value> {
@@ -28,10 +43,10 @@ async fn answer(State(chain): State<DevChain>, body: String) -> Json<Value> {
         return Json(failure(Value::Null, RpcFailure::new(-32700, "Parse error")));
     };
     match request {
-        Value::Array(requests) if requests.is_empty() || requests.len() > BATCH_LIMIT => {
+        Value::Array(requests) if requests.is_empty() || requests.len() > BATCH_MAX => {
             Json(failure(
                 Value::Null,
-                RpcFailure::new(-32600, "a batch has 1 to 100 requests"),
+                RpcFailure::new(-32600, format!("a batch has 1 to {BATCH_MAX} requests")),
             ))
         }
         Value::Array(requests) => {
@@ -54,6 +69,7 @@ async fn one(chain: &DevChain, request: Value) -> Value {
         .handle(
             method,
             request.get("params").cloned().unwrap_or(Value::Null),
+            Origin::Port,
         )
         .await
     {

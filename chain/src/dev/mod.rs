@@ -6,6 +6,11 @@
 //!
 //! Invariants: a block is durable before anyone can see it; readers never see a state between two blocks; a transaction that waits
 //! in the pool is in memory only, as on any node (the connector keeps what it sent and sends it again).
+//!
+//! What other users can take from the platform is bounded: gas per transaction and block
+//! ([`BLOCK_GAS_LIMIT`]), gas per call (`rpc`), places in the pool (`pool`), requests, bodies and
+//! connections (`http`).
+//!
 //! Limits: one node, no reorganisations, no state older than the head, no `eth_subscribe`.
 
 pub mod http;
@@ -18,7 +23,7 @@ mod transport;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use alloy::consensus::transaction::{Recovered, SignerRecoverable};
 use alloy::consensus::{Transaction as _, TxEnvelope, Typed2718};
@@ -26,11 +31,11 @@ use alloy::eips::{Decodable2718, Encodable2718};
 use alloy::primitives::{Address, B256, Bytes, U256};
 use alloy::rpc::types::{Log as RpcLog, TransactionReceipt};
 use revm::context_interface::cfg::gas::calculate_initial_tx_gas;
-use tokio::sync::{Notify, RwLock, watch};
+use tokio::sync::{Notify, RwLock, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::now_s;
-use pool::Pool;
+use pool::{Pool, Ready};
 pub use repo::StoreError;
 use repo::{Store, StoredTransaction};
 pub use rpc::RpcFailure;
@@ -49,7 +54,8 @@ pub struct DevChainConfig {
     pub data_dir: PathBuf,
     pub chain_id: u64,
     pub seal_interval: Duration,
-    /// Accounts that own native coins in block 0.
+    /// Accounts that own native coins in block 0. All others are strangers: they pay for gas, and
+    /// have fewer places in the pool.
     pub funded: Vec<Address>,
 }
 
@@ -64,6 +70,8 @@ struct Inner {
     store: Store,
     state: Arc<RwLock<State>>,
     pool: Mutex<Pool>,
+    /// Calls of the JSON-RPC port that execute at once.
+    port_calls: Arc<Semaphore>,
     work: Notify,
     head: watch::Sender<u64>,
     /// Set while a block cannot be written, for good where waiting cannot help: the memory is then ahead of the disk and must not be shown.
@@ -94,7 +102,8 @@ impl DevChain {
             seal_interval: config.seal_interval,
             store,
             state: Arc::new(RwLock::new(state)),
-            pool: Mutex::new(Pool::default()),
+            pool: Mutex::new(Pool::new(config.funded)),
+            port_calls: Arc::new(Semaphore::new(rpc::PORT_CALLS_MAX)),
             work: Notify::new(),
             head,
             halted: AtomicBool::new(false),
@@ -136,10 +145,15 @@ impl DevChain {
         self.inner.store.close().await;
     }
 
-    /// Seals one block of everything that is ready; no block when nothing is.
+    /// Seals one block of what is ready and fits; no block when nothing is.
     async fn seal(&self, shutdown: &CancellationToken) -> Result<(), StoreError> {
         let mut state = self.inner.state.clone().write_owned().await;
-        let ready = self.pool().take_ready(|sender| state.account(sender).nonce);
+        let Ready {
+            transactions: ready,
+            is_more,
+        } = self
+            .pool()
+            .take_ready(BLOCK_GAS_LIMIT, |sender| state.account(sender).nonce);
         if ready.is_empty() {
             return Ok(());
         }
@@ -179,6 +193,9 @@ impl DevChain {
         self.inner.halted.store(false, Ordering::Release);
         drop(state);
         self.inner.head.send_replace(block.header.number);
+        if is_more {
+            self.inner.work.notify_one();
+        }
         Ok(())
     }
 
@@ -200,7 +217,7 @@ impl DevChain {
         let transaction = Recovered::new_unchecked(envelope, signer);
         let state = self.inner.state.read().await;
         self.check(&state, &transaction)?;
-        self.pool().insert(transaction)?;
+        self.pool().insert(transaction, Instant::now())?;
         drop(state);
         self.inner.work.notify_one();
         Ok(tx_hash)
@@ -215,6 +232,13 @@ impl DevChain {
                 account.nonce,
                 tx.nonce()
             )));
+        }
+        // with a base fee of zero, what is paid is the tip
+        let fee = tx.effective_tip_per_gas(0).unwrap_or_default();
+        if fee == 0 && !self.pool().is_own(&transaction.signer()) {
+            return Err(RpcFailure::rejected(
+                "transaction underpriced: the fee must be at least 1 wei per gas",
+            ));
         }
         if tx.gas_limit() > BLOCK_GAS_LIMIT {
             return Err(RpcFailure::rejected("exceeds block gas limit"));

@@ -1,6 +1,12 @@
-//! Transactions that wait for a block, by sender and nonce. In memory only; bounded.
+//! Transactions that wait for a block, by sender and nonce. In memory only.
+//!
+//! Bounds: [`POOL_MAX`] in all. The chain's own accounts (those funded in block 0, the platform's
+//! operator among them) may use every place. All others are strangers: [`SENDER_MAX`] per account
+//! and [`STRANGERS_MAX`] together, so they leave room for the platform whatever they send. A
+//! stranger's transaction that waits [`WAITING_MAX`] gives its place to the next one.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::{Duration, Instant};
 
 use alloy::consensus::transaction::Recovered;
 use alloy::consensus::{Transaction as _, TxEnvelope};
@@ -8,46 +14,119 @@ use alloy::primitives::{Address, B256};
 
 use super::rpc::RpcFailure;
 
-/// Transactions that may wait at once.
-pub const POOL_LIMIT: usize = 4096;
+/// Transactions that wait at once, of all senders.
+const POOL_MAX: usize = 4_096;
+/// Of all strangers together.
+const STRANGERS_MAX: usize = 512;
+/// Of one stranger.
+const SENDER_MAX: usize = 64;
+/// A gap before a nonce may never be filled: the time after which a stranger's transaction makes
+/// room.
+const WAITING_MAX: Duration = Duration::from_secs(600);
 
-#[derive(Debug, Default)]
+const _: () = assert!(SENDER_MAX < STRANGERS_MAX && STRANGERS_MAX < POOL_MAX);
+
+#[derive(Debug)]
+struct Waiting {
+    transaction: Recovered<TxEnvelope>,
+    since: Instant,
+}
+
+#[derive(Debug)]
 pub struct Pool {
-    waiting: HashMap<Address, BTreeMap<u64, Recovered<TxEnvelope>>>,
-    count: usize,
+    own: HashSet<Address>,
+    /// No sender without a transaction.
+    waiting: HashMap<Address, BTreeMap<u64, Waiting>>,
+}
+
+/// Transactions for one block.
+#[derive(Debug, Default)]
+pub struct Ready {
+    pub transactions: Vec<Recovered<TxEnvelope>>,
+    /// Others are ready too and did not fit.
+    pub is_more: bool,
 }
 
 impl Pool {
-    /// The nonce must not be below the sender's; the caller has checked that.
-    pub fn insert(&mut self, transaction: Recovered<TxEnvelope>) -> Result<(), RpcFailure> {
-        let nonce = transaction.inner().nonce();
-        let by_nonce = self.waiting.entry(transaction.signer()).or_default();
-        if let Some(waiting) = by_nonce.get(&nonce) {
-            if waiting.inner().tx_hash() == transaction.inner().tx_hash() {
-                return Err(RpcFailure::rejected("already known"));
-            }
-            let floor = waiting
-                .inner()
-                .max_fee_per_gas()
-                .saturating_add(waiting.inner().max_fee_per_gas() / 10);
-            if transaction.inner().max_fee_per_gas() <= floor {
-                return Err(RpcFailure::rejected("replacement transaction underpriced"));
-            }
-        } else {
-            if self.count >= POOL_LIMIT {
-                return Err(RpcFailure::rejected("txpool is full"));
-            }
-            self.count += 1;
+    /// An empty pool; `own` are the accounts that are no strangers.
+    pub fn new(own: impl IntoIterator<Item = Address>) -> Self {
+        Self {
+            own: own.into_iter().collect(),
+            waiting: HashMap::new(),
         }
-        by_nonce.insert(nonce, transaction);
+    }
+
+    pub fn is_own(&self, sender: &Address) -> bool {
+        self.own.contains(sender)
+    }
+
+    /// The nonce must not be below the sender's; the caller has checked that.
+    pub fn insert(
+        &mut self,
+        transaction: Recovered<TxEnvelope>,
+        now: Instant,
+    ) -> Result<(), RpcFailure> {
+        let (sender, nonce) = (transaction.signer(), transaction.inner().nonce());
+        if !self.is_own(&sender) {
+            self.expire(now);
+        }
+        let same_nonce = self
+            .waiting
+            .get(&sender)
+            .and_then(|by_nonce| by_nonce.get(&nonce));
+        match same_nonce {
+            Some(waiting) => check_replacement(&waiting.transaction, &transaction)?,
+            None => self.check_room(&sender)?,
+        }
+        let waiting = Waiting {
+            transaction,
+            since: now,
+        };
+        self.waiting
+            .entry(sender)
+            .or_default()
+            .insert(nonce, waiting);
         Ok(())
+    }
+
+    fn check_room(&self, sender: &Address) -> Result<(), RpcFailure> {
+        let count = |is_counted: &dyn Fn(&Address) -> bool| -> usize {
+            let counted = self.waiting.iter().filter(|(from, _)| is_counted(from));
+            counted.map(|(_, by_nonce)| by_nonce.len()).sum()
+        };
+        if count(&|_| true) >= POOL_MAX {
+            return Err(RpcFailure::rejected("txpool is full"));
+        }
+        if self.is_own(sender) {
+            return Ok(());
+        }
+        if count(&|from| from == sender) >= SENDER_MAX {
+            return Err(RpcFailure::rejected(format!(
+                "txpool is full for this account: {SENDER_MAX} of its transactions wait"
+            )));
+        }
+        if count(&|from| !self.is_own(from)) >= STRANGERS_MAX {
+            return Err(RpcFailure::rejected("txpool is full"));
+        }
+        Ok(())
+    }
+
+    fn expire(&mut self, now: Instant) {
+        let own = &self.own;
+        self.waiting.retain(|sender, by_nonce| {
+            if !own.contains(sender) {
+                by_nonce.retain(|_, waiting| now.duration_since(waiting.since) < WAITING_MAX);
+            }
+            !by_nonce.is_empty()
+        });
     }
 
     pub fn get(&self, tx_hash: B256) -> Option<&Recovered<TxEnvelope>> {
         self.waiting
             .values()
             .flat_map(BTreeMap::values)
-            .find(|waiting| *waiting.inner().tx_hash() == tx_hash)
+            .map(|waiting| &waiting.transaction)
+            .find(|transaction| *transaction.inner().tx_hash() == tx_hash)
     }
 
     /// The nonce after the last one of an unbroken row that starts at `next`.
@@ -60,31 +139,180 @@ impl Pool {
             .unwrap_or(next)
     }
 
-    /// Removes and returns what can be executed now: per sender, nonces without a gap.
-    pub fn take_ready(
-        &mut self,
-        next_nonce: impl Fn(Address) -> u64,
-    ) -> Vec<Recovered<TxEnvelope>> {
+    /// Removes and returns what one block can execute now: per sender, nonces without a gap; in
+    /// all, gas limits up to `gas_max`. Own accounts come first.
+    pub fn take_ready(&mut self, gas_max: u64, next_nonce: impl Fn(Address) -> u64) -> Ready {
         let mut senders: Vec<Address> = self.waiting.keys().copied().collect();
-        senders.sort_unstable();
-        let mut ready = Vec::new();
+        senders.sort_unstable_by_key(|sender| (!self.is_own(sender), *sender));
+        let mut ready = Ready::default();
+        let mut gas_left = gas_max;
         for sender in senders {
             let by_nonce = self
                 .waiting
                 .get_mut(&sender)
                 .expect("the key was just listed");
             let mut next = next_nonce(sender);
-            while let Some(transaction) = by_nonce.remove(&next) {
-                ready.push(transaction);
+            // below the sender's nonce: another transaction took the number
+            by_nonce.retain(|nonce, _| *nonce >= next);
+            while let Some(first) = by_nonce.first_entry()
+                && *first.key() == next
+            {
+                let gas_limit = first.get().transaction.inner().gas_limit();
+                if gas_limit > gas_left {
+                    ready.is_more = true;
+                    break;
+                }
+                gas_left -= gas_limit;
+                ready.transactions.push(first.remove().transaction);
                 next += 1;
             }
-            // below the sender's nonce: another transaction took the number
-            by_nonce.retain(|nonce, _| *nonce > next);
             if by_nonce.is_empty() {
                 self.waiting.remove(&sender);
             }
         }
-        self.count = self.waiting.values().map(BTreeMap::len).sum();
         ready
+    }
+}
+
+/// A transaction takes the place of another with its nonce for a tenth more.
+fn check_replacement(
+    waiting: &Recovered<TxEnvelope>,
+    transaction: &Recovered<TxEnvelope>,
+) -> Result<(), RpcFailure> {
+    if waiting.inner().tx_hash() == transaction.inner().tx_hash() {
+        return Err(RpcFailure::rejected("already known"));
+    }
+    let fee = waiting.inner().max_fee_per_gas();
+    if transaction.inner().max_fee_per_gas() <= fee.saturating_add(fee / 10) {
+        return Err(RpcFailure::rejected("replacement transaction underpriced"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use alloy::consensus::{SignableTransaction, TxEip1559};
+    use alloy::primitives::Signature;
+
+    use super::*;
+
+    const OPERATOR: Address = Address::with_last_byte(1);
+
+    fn stranger(n: u64) -> Address {
+        Address::left_padding_from(&(0x100 + n).to_be_bytes())
+    }
+
+    fn with_gas(sender: Address, nonce: u64, gas_limit: u64) -> Recovered<TxEnvelope> {
+        let tx = TxEip1559 {
+            nonce,
+            gas_limit,
+            ..Default::default()
+        };
+        let signed = tx.into_signed(Signature::test_signature());
+        Recovered::new_unchecked(signed.into(), sender)
+    }
+
+    fn transaction(sender: Address, nonce: u64) -> Recovered<TxEnvelope> {
+        with_gas(sender, nonce, 21_000)
+    }
+
+    fn pool() -> (Pool, Instant) {
+        (Pool::new([OPERATOR]), Instant::now())
+    }
+
+    fn is_full(result: Result<(), RpcFailure>) -> bool {
+        result.is_err_and(|failure| failure.into_payload().message.starts_with("txpool is full"))
+    }
+
+    #[test]
+    fn a_stranger_has_its_places_and_not_one_more() {
+        let (mut pool, now) = pool();
+        // Nonces with a gap never leave the pool.
+        for nonce in 1..=SENDER_MAX as u64 {
+            pool.insert(transaction(stranger(0), nonce), now)
+                .expect("within the bound");
+        }
+        let next = SENDER_MAX as u64 + 1;
+        assert!(is_full(pool.insert(transaction(stranger(0), next), now)));
+        pool.insert(transaction(stranger(1), next), now)
+            .expect("another account");
+        pool.insert(transaction(OPERATOR, next), now)
+            .expect("the operator");
+    }
+
+    #[test]
+    fn strangers_together_leave_the_rest_to_the_operator() {
+        let (mut pool, now) = pool();
+        for n in 0..STRANGERS_MAX as u64 {
+            pool.insert(transaction(stranger(n), 1), now)
+                .expect("within the bound");
+        }
+        let one_more = transaction(stranger(STRANGERS_MAX as u64), 1);
+        assert!(is_full(pool.insert(one_more, now)));
+        for nonce in 0..(POOL_MAX - STRANGERS_MAX) as u64 {
+            pool.insert(transaction(OPERATOR, nonce), now)
+                .expect("within the bound");
+        }
+        assert!(is_full(pool.insert(transaction(OPERATOR, 9_999), now)));
+        let ready = pool.take_ready(u64::MAX, |_| 0);
+        assert_eq!(ready.transactions.len(), POOL_MAX - STRANGERS_MAX);
+        pool.insert(transaction(OPERATOR, 9_999), now)
+            .expect("there is room again");
+    }
+
+    #[test]
+    fn a_refused_transaction_leaves_no_trace() {
+        let (mut pool, now) = pool();
+        for n in 0..STRANGERS_MAX as u64 {
+            pool.insert(transaction(stranger(n), 1), now).expect("room");
+        }
+        for n in 0..10 {
+            let late = stranger(STRANGERS_MAX as u64 + n);
+            assert!(is_full(pool.insert(transaction(late, 1), now)));
+        }
+        assert_eq!(pool.waiting.len(), STRANGERS_MAX);
+    }
+
+    #[test]
+    fn only_a_strangers_transaction_expires() {
+        let (mut pool, now) = pool();
+        pool.insert(transaction(stranger(0), 1), now).expect("room");
+        pool.insert(transaction(OPERATOR, 1), now).expect("room");
+        let has = |pool: &Pool, sender| pool.waiting.contains_key(&sender);
+        let just_before = now + WAITING_MAX - Duration::from_millis(1);
+        pool.insert(transaction(stranger(1), 1), just_before)
+            .expect("room");
+        assert!(has(&pool, stranger(0)));
+        pool.insert(transaction(stranger(2), 1), now + WAITING_MAX)
+            .expect("room");
+        assert!(!has(&pool, stranger(0)));
+        assert!(has(&pool, stranger(1)) && has(&pool, OPERATOR));
+    }
+
+    #[test]
+    fn a_block_takes_gas_limits_up_to_its_own_and_the_operators_first() {
+        let (mut pool, now) = pool();
+        let lowest = Address::ZERO;
+        for transaction in [
+            with_gas(lowest, 0, 50),
+            with_gas(OPERATOR, 0, 60),
+            with_gas(OPERATOR, 1, 40),
+            with_gas(OPERATOR, 2, 1),
+        ] {
+            pool.insert(transaction, now).expect("room");
+        }
+        let nonces = |ready: &Ready| -> Vec<(Address, u64)> {
+            let taken = ready.transactions.iter();
+            taken
+                .map(|taken| (taken.signer(), taken.inner().nonce()))
+                .collect()
+        };
+        let first = pool.take_ready(100, |_| 0);
+        assert_eq!(nonces(&first), [(OPERATOR, 0), (OPERATOR, 1)]);
+        assert!(first.is_more);
+        let next = |sender| if sender == OPERATOR { 2 } else { 0 };
+        let second = pool.take_ready(100, next);
+        assert_eq!(nonces(&second), [(OPERATOR, 2), (lowest, 0)]);
+        assert!(!second.is_more);
     }
 }

@@ -1,6 +1,11 @@
 //! The JSON-RPC methods of the development chain, as Ethereum's execution API names them.
 //!
 //! State is known for the head only: a block parameter other than the head's number or a tag of it is refused.
+//!
+//! A message (`eth_call`, `eth_estimateGas`) executes on a thread of its own, with the state locked
+//! for one execution. Those of the JSON-RPC port have [`PORT_CALL_GAS_MAX`] each and execute
+//! [`PORT_CALLS_MAX`] at once; as at other nodes, a larger gas limit is lowered, not refused. The
+//! connector's have the gas of a block.
 
 use std::borrow::Cow;
 
@@ -25,6 +30,32 @@ use super::{BLOCK_GAS_LIMIT, DevChain, StoreError};
 
 /// Logs one query may return.
 const LOG_LIMIT: usize = 20_000;
+
+/// Gas of one message of the JSON-RPC port; what other nodes allow by default. A tenth of a second
+/// of one core.
+const PORT_CALL_GAS_MAX: u64 = 50_000_000;
+/// Messages of the port that execute at once. Two would leave nothing of two cores.
+pub const PORT_CALLS_MAX: usize = 1;
+
+const _: () = assert!(PORT_CALL_GAS_MAX <= BLOCK_GAS_LIMIT);
+
+/// Where a request comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// The connector of this process.
+    Connector,
+    /// The JSON-RPC port.
+    Port,
+}
+
+impl Origin {
+    fn call_gas_max(self) -> u64 {
+        match self {
+            Self::Connector => BLOCK_GAS_LIMIT,
+            Self::Port => PORT_CALL_GAS_MAX,
+        }
+    }
+}
 
 /// An error object of JSON-RPC.
 #[derive(Debug, Serialize)]
@@ -110,7 +141,12 @@ impl Params {
 
 impl DevChain {
     /// Answers one request.
-    pub(super) async fn handle(&self, method: &str, params: Value) -> Result<Value, RpcFailure> {
+    pub(super) async fn handle(
+        &self,
+        method: &str,
+        params: Value,
+        origin: Origin,
+    ) -> Result<Value, RpcFailure> {
         if !self.is_healthy() {
             return Err(RpcFailure::new(
                 -32603,
@@ -162,17 +198,14 @@ impl DevChain {
                 }))
             }
             "eth_call" => {
-                let state = self.head_state(params.block(1)?).await?;
-                json!(returned(
-                    state.call(message(params.take(0, "transaction")?))?
-                )?)
+                let block = params.block(1)?;
+                let message = message(params.take(0, "transaction")?, origin.call_gas_max());
+                json!(returned(self.call(origin, block, message).await??)?)
             }
             "eth_estimateGas" => {
-                let state = self.head_state(params.block(1)?).await?;
-                json!(U64::from(estimate_gas(
-                    &state,
-                    message(params.take(0, "transaction")?)
-                )?))
+                let block = params.block(1)?;
+                let message = message(params.take(0, "transaction")?, origin.call_gas_max());
+                json!(U64::from(self.estimate_gas(origin, block, message).await?))
             }
             "eth_getTransactionReceipt" => json!(
                 self.inner
@@ -230,19 +263,68 @@ impl DevChain {
         block: BlockId,
     ) -> Result<tokio::sync::RwLockReadGuard<'_, State>, RpcFailure> {
         let state = self.inner.state.read().await;
-        let known = match block {
-            BlockId::Number(BlockNumberOrTag::Number(number)) => number == state.head.number,
-            BlockId::Number(BlockNumberOrTag::Earliest) => state.head.number == 0,
-            BlockId::Number(_) => true,
-            BlockId::Hash(hash) => hash.block_hash == state.head_hash,
+        check_is_head(&state, block)?;
+        Ok(state)
+    }
+
+    /// One execution on the head, on a blocking thread, so that it delays no other request. An
+    /// execution that has begun completes even if the caller is gone, and keeps its place.
+    async fn call(
+        &self,
+        origin: Origin,
+        block: BlockId,
+        message: TxEnv,
+    ) -> Result<Result<ExecutionResult, ExecutionError>, RpcFailure> {
+        let place = match origin {
+            Origin::Connector => None,
+            Origin::Port => {
+                let places = self.inner.port_calls.clone();
+                Some(places.acquire_owned().await.expect("never closed"))
+            }
         };
-        if known {
-            Ok(state)
-        } else {
-            Err(RpcFailure::rejected(
-                "state is kept for the latest block only",
-            ))
+        let state = self.inner.state.clone().read_owned().await;
+        check_is_head(&state, block)?;
+        let executed = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            state.call(message)
+        });
+        executed
+            .await
+            .map_err(|error| RpcFailure::new(-32603, format!("execution stopped: {error}")))
+    }
+
+    /// The smallest gas limit that works, to 1 in 64: tries the gas used plus what nested calls
+    /// must leave behind, then halves the range. Blocks may be sealed between the tries.
+    async fn estimate_gas(
+        &self,
+        origin: Origin,
+        block: BlockId,
+        message: TxEnv,
+    ) -> Result<u64, RpcFailure> {
+        let with_limit = |gas_limit| {
+            let message = TxEnv {
+                gas_limit,
+                ..message.clone()
+            };
+            self.call(origin, block, message)
+        };
+        let result = with_limit(message.gas_limit).await??;
+        let gas = *result.gas();
+        returned(result)?;
+        let mut enough = message.gas_limit;
+        let mut too_little = gas.tx_gas_used().saturating_sub(1);
+        let mut attempt = (gas.total_gas_spent() + gas.total_gas_spent() / 63 + 2300).min(enough);
+        while too_little + 1 < enough && (enough - too_little) > enough / 64 {
+            // a limit below the intrinsic gas is an error, not a failed execution; both mean "more"
+            let result = with_limit(attempt).await?;
+            if result.is_ok_and(|result| result.is_success()) {
+                enough = attempt
+            } else {
+                too_little = attempt
+            }
+            attempt = too_little + (enough - too_little) / 2;
         }
+        Ok(enough)
     }
 
     async fn header_of(&self, block: BlockId) -> Result<Option<Header>, RpcFailure> {
@@ -379,10 +461,25 @@ fn rpc_transaction(
     })
 }
 
-fn message(request: TransactionRequest) -> TxEnv {
+fn check_is_head(state: &State, block: BlockId) -> Result<(), RpcFailure> {
+    let is_head = match block {
+        BlockId::Number(BlockNumberOrTag::Number(number)) => number == state.head.number,
+        BlockId::Number(BlockNumberOrTag::Earliest) => state.head.number == 0,
+        BlockId::Number(_) => true,
+        BlockId::Hash(hash) => hash.block_hash == state.head_hash,
+    };
+    if is_head {
+        return Ok(());
+    }
+    Err(RpcFailure::rejected(
+        "state is kept for the latest block only",
+    ))
+}
+
+fn message(request: TransactionRequest, gas_max: u64) -> TxEnv {
     TxEnv {
         caller: request.from.unwrap_or_default(),
-        gas_limit: request.gas.unwrap_or(BLOCK_GAS_LIMIT).min(BLOCK_GAS_LIMIT),
+        gas_limit: request.gas.unwrap_or(gas_max).min(gas_max),
         // free of gas price, so that a reader needs no coins
         gas_price: 0,
         kind: request.to.unwrap_or(TxKind::Create),
@@ -401,30 +498,4 @@ fn returned(result: ExecutionResult) -> Result<Bytes, RpcFailure> {
             "execution halted: {reason:?}"
         ))),
     }
-}
-
-/// The smallest gas limit that works, to 1 in 64: tries the gas used plus what nested calls must leave behind, then halves the range.
-fn estimate_gas(state: &State, message: TxEnv) -> Result<u64, RpcFailure> {
-    let with_limit = |gas_limit| {
-        state.call(TxEnv {
-            gas_limit,
-            ..message.clone()
-        })
-    };
-    let result = with_limit(message.gas_limit)?;
-    let gas = *result.gas();
-    returned(result)?;
-    let mut enough = message.gas_limit;
-    let mut too_little = gas.tx_gas_used().saturating_sub(1);
-    let mut attempt = (gas.total_gas_spent() + gas.total_gas_spent() / 63 + 2300).min(enough);
-    while too_little + 1 < enough && (enough - too_little) > enough / 64 {
-        // a limit below the intrinsic gas is an error, not a failed execution; both mean "more"
-        if with_limit(attempt).is_ok_and(|result| result.is_success()) {
-            enough = attempt
-        } else {
-            too_little = attempt
-        }
-        attempt = too_little + (enough - too_little) / 2;
-    }
-    Ok(enough)
 }

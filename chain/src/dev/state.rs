@@ -224,8 +224,8 @@ impl State {
         Ok(evm.transact(message)?.result)
     }
 
-    /// Executes the transactions in the order given until the block is full, and moves the head. The caller makes the result durable
-    /// before anyone may see it.
+    /// Executes the transactions in the order given and moves the head. The caller makes the result
+    /// durable before anyone may see it.
     pub fn execute_block(&mut self, ready: Vec<Recovered<TxEnvelope>>, time_s: u64) -> Block {
         let time_s = time_s.max(self.head.timestamp);
         let env = self.next_block_env(time_s);

@@ -9,6 +9,7 @@ use alloy::transports::{TransportError, TransportFut};
 use serde_json::Value;
 
 use super::DevChain;
+use super::rpc::Origin;
 
 impl DevChain {
     async fn respond(&self, request: SerializedRequest) -> Result<Response, TransportError> {
@@ -17,7 +18,10 @@ impl DevChain {
                 .map_err(|error| TransportError::deser_err(error, raw.get()))?,
             None => Value::Null,
         };
-        let payload = match self.handle(request.method(), params).await {
+        let payload = match self
+            .handle(request.method(), params, Origin::Connector)
+            .await
+        {
             Ok(value) => ResponsePayload::Success(
                 serde_json::value::to_raw_value(&value).map_err(TransportError::ser_err)?,
             ),

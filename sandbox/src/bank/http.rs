@@ -1,7 +1,7 @@
 //! The bank's contract over plain HTTP and JSON (`payments::rail::messages`). Every request but `/health` must carry the gateway's
 //! signature over its method, path, time and body (R021); an unsigned or altered one is answered 401 and does nothing.
 
-use std::{future::IntoFuture, sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use axum::{
     Json, Router,
@@ -34,8 +34,6 @@ use super::{
 
 /// Largest request, in bytes.
 const BODY_BYTES_MAX: usize = 64 * 1024;
-/// How long running requests may go on at shutdown, in milliseconds.
-const DRAIN_MS_MAX: u64 = 2_000;
 
 /// The counter: the desk behind a window that knows the gateway's key.
 #[derive(Clone)]
@@ -44,7 +42,12 @@ pub struct Counter {
     pub gateway_key: Arc<[u8]>,
 }
 
-pub async fn serve(listener: TcpListener, counter: Counter, shutdown: CancellationToken) {
+pub async fn serve(
+    listener: TcpListener,
+    counter: Counter,
+    limits: rpc::Limits,
+    shutdown: CancellationToken,
+) {
     let contract = Router::new()
         .route("/sbp/v1/qr", post(create_qr))
         .route("/sbp/v1/payments/{payment_id}", get(payment_status))
@@ -58,19 +61,8 @@ pub async fn serve(listener: TcpListener, counter: Counter, shutdown: Cancellati
     let app = Router::new()
         .route("/health", get(async || Json(json!({ "status": "ok" }))))
         .merge(contract);
-    let stopping = shutdown.clone();
-    let served = axum::serve(listener, app)
-        .with_graceful_shutdown(async move { stopping.cancelled().await })
-        .into_future();
-    let drained = async {
-        shutdown.cancelled().await;
-        tokio::time::sleep(Duration::from_millis(DRAIN_MS_MAX)).await;
-    };
-    tokio::select! {
-        result = served => if let Err(error) = result {
-            tracing::error!(%error, "bank has stopped listening");
-        },
-        () = drained => {}
+    if let Err(error) = rpc::serve::serve_http_within(listener, app, limits, shutdown).await {
+        tracing::error!(%error, "bank has stopped listening");
     }
 }
 

@@ -106,6 +106,18 @@ pub fn start(
     config: BankConfig,
     shutdown: CancellationToken,
 ) -> BoxFuture<'static, Result<BankHandle, Error>> {
+    start_within(config, rpc::Limits::default(), shutdown)
+}
+
+/// The same with other limits of the port.
+///
+/// # Errors
+/// As [`start`].
+pub fn start_within(
+    config: BankConfig,
+    limits: rpc::Limits,
+    shutdown: CancellationToken,
+) -> BoxFuture<'static, Result<BankHandle, Error>> {
     Box::pin(async move {
         let (gateway_key, secrets) = keys::bank_side(&config.keys_dir)?;
         let db = events::Sqlite::open(config.data_dir.join("bank.db"), &repo::MIGRATOR).await?;
@@ -125,7 +137,7 @@ pub fn start(
             gateway_key: gateway_key.into(),
         };
         tasks.spawn(
-            http::serve(listener, counter, shutdown.clone())
+            http::serve(listener, counter, limits, shutdown.clone())
                 .instrument(span())
                 .boxed(),
         );
