@@ -1,7 +1,7 @@
 //! No statement of the service costs more the more rows are stored: every statement that runs in the life of deposits, trades, redemptions and
 //! sweeps is explained on the databases that it ran on.
 //!
-//! A test program of its own: what the stores are asked is read from the process-wide log of statements.
+//! A test program of its own: the record of statements is process-wide.
 #![allow(clippy::inconsistent_digit_grouping)]
 
 #[path = "../service/losing.rs"]
@@ -11,114 +11,13 @@ mod losing;
 #[allow(dead_code)]
 mod world;
 
-use std::collections::BTreeSet;
-use std::fmt;
-use std::path::Path;
-use std::sync::Mutex;
-
 use events::Log;
 use proto::cfa::v1 as pb;
 use proto::common::v1 as common;
 use proto::market::v1 as market;
-use sqlx::{AssertSqlSafe, Connection, Row, SqliteConnection};
-use tracing::field::{Field, Visit};
-use tracing::{Event, Metadata, Subscriber, span};
+use testkit::plans;
 
 use crate::world::*;
-
-static STATEMENTS: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-
-/// Keeps the text of every statement that sqlx runs.
-struct Statements;
-
-#[derive(Default)]
-struct Statement {
-    summary: String,
-    full: String,
-}
-
-impl Visit for Statement {
-    fn record_debug(&mut self, _: &Field, _: &dyn fmt::Debug) {}
-
-    fn record_str(&mut self, field: &Field, value: &str) {
-        match field.name() {
-            "summary" => self.summary = value.to_owned(),
-            "db.statement" => self.full = value.to_owned(),
-            _ => {}
-        }
-    }
-}
-
-impl Subscriber for Statements {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target() == "sqlx::query"
-    }
-
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let mut statement = Statement::default();
-        event.record(&mut statement);
-        // a short statement is its own summary
-        let text = if statement.full.is_empty() {
-            statement.summary
-        } else {
-            statement.full
-        };
-        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        STATEMENTS
-            .lock()
-            .expect("no panic with the lock")
-            .insert(text);
-    }
-
-    fn enter(&self, _: &span::Id) {}
-
-    fn exit(&self, _: &span::Id) {}
-}
-
-/// Lines of the plan that visit rows which the statement does not ask for.
-async fn wasteful(database: &mut SqliteConnection, statement: &str) -> Option<Vec<String>> {
-    let explain = format!("EXPLAIN QUERY PLAN {statement}");
-    let plan = sqlx::query(AssertSqlSafe(explain)).fetch_all(&mut *database);
-    let lines: Vec<String> = plan
-        .await
-        .ok()?
-        .iter()
-        .map(|row| row.get("detail"))
-        .collect();
-    let partial: Vec<String> = sqlx::query_scalar(
-        "SELECT name FROM sqlite_schema WHERE type = 'index' AND sql LIKE '% WHERE %'",
-    )
-    .fetch_all(database)
-    .await
-    .expect("schema");
-    let is_wasteful = |line: &String| {
-        // a walk over what is open, queued or refused ends where that does
-        let walks = line.starts_with("SCAN ")
-            && !partial
-                .iter()
-                .any(|index| line.ends_with(&format!(" INDEX {index}")))
-            && !line.contains("VIRTUAL TABLE")
-            && !line.ends_with(" VALUES CLAUSE")
-            && line != "SCAN CONSTANT ROW";
-        let by_code = ["(flow=?)", "(kind=?)", "(status=?)"];
-        walks || by_code.iter().any(|code| line.ends_with(code))
-    };
-    Some(lines.into_iter().filter(is_wasteful).collect())
-}
-
-async fn open(file: &Path) -> SqliteConnection {
-    SqliteConnection::connect(&format!("sqlite://{}?mode=ro", file.display()))
-        .await
-        .expect("opens")
-}
 
 async fn batch_is_final(world: &mut World, batch_id: &str) {
     for _ in 0..10 {
@@ -248,7 +147,7 @@ async fn redeem(world: &mut World) {
 async fn no_statement_walks_over_what_is_stored() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
-    tracing::subscriber::set_global_default(Statements).expect("the only one");
+    plans::record();
     world.register(|_| {}).await.expect("registered");
     world.deposit("alice", "10000.00").await;
     world.deposit("issuer", "200000.00").await;
@@ -278,24 +177,10 @@ async fn no_statement_walks_over_what_is_stored() {
     assert_eq!(operations_of(&mut world, "refused").await, [refused]);
     world.stop().await;
 
-    let mut databases = Vec::new();
-    for file in ["cfa/cfa.sqlite", "chain/connector.sqlite"] {
-        databases.push(open(&folder.path().join(file)).await);
-    }
-    let statements = STATEMENTS.lock().expect("no panic with the lock").clone();
-    let mut explained = Vec::new();
-    let mut found = Vec::new();
-    for statement in &statements {
-        for database in &mut databases {
-            if let Some(lines) = wasteful(database, statement).await {
-                explained.push(statement);
-                found.extend(lines.into_iter().map(|line| format!("{line}: {statement}")));
-                break;
-            }
-        }
-    }
-    assert!(found.is_empty(), "{found:#?}");
-    for seen in [
+    let files = ["cfa/cfa.sqlite", "chain/connector.sqlite"].map(|file| folder.path().join(file));
+    let verdict = plans::judge(&[&files[0], &files[1]]).await;
+    verdict.assert_no_scans(&[]);
+    verdict.assert_explained(&[
         "FROM operation WHERE kind =",
         "FROM operation WHERE (flow =",
         "FROM operation WHERE tx_hash =",
@@ -308,8 +193,5 @@ async fn no_statement_walks_over_what_is_stored() {
         "FROM issue_redemption WHERE status",
         "INSERT INTO inbox",
         "FROM submission WHERE",
-    ] {
-        let is_seen = explained.iter().any(|statement| statement.contains(seen));
-        assert!(is_seen, "nothing like `{seen}` was explained");
-    }
+    ]);
 }
