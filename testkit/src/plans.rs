@@ -5,8 +5,10 @@
 //!
 //! What counts as a scan on SQLite:
 //! - a walk over a table or a full index (`SCAN`), and an index that SQLite builds for one statement (`AUTOMATIC`). A walk over a partial index is
-//!   none: what is open, queued or refused ends where that does;
-//! - a search by a bare code (`status=?`): most rows may have it.
+//!   none: what is open, queued or refused ends where that does. Nor is one over the rows of a subquery, whose own lines are judged;
+//! - a search by a bare code (`status=?`): most rows may have it;
+//! - a page found by time alone, whose other conditions are tested row by row: the rows that fit may be the oldest;
+//! - a page out of several indexes joined by `OR`: every row of each is read and sorted, for each page.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -112,20 +114,48 @@ async fn scans(database: &mut SqliteConnection, statement: &str) -> Option<Vec<S
     .fetch_all(database)
     .await
     .expect("schema");
-    let lines = plan.iter().map(|row| row.get::<String, _>("detail"));
-    Some(lines.filter(|line| is_scan(line, &partial)).collect())
+    let lines: Vec<String> = plan.iter().map(|row| row.get("detail")).collect();
+    let is_scan = |line: &&String| is_scan(line, &lines, statement, &partial);
+    Some(lines.iter().filter(is_scan).cloned().collect())
 }
 
-fn is_scan(line: &str, partial: &[String]) -> bool {
-    if line.starts_with("SCAN ") {
-        let by_partial = |index: &String| line.ends_with(&format!(" INDEX {index}"));
-        return !partial.iter().any(by_partial)
+fn is_scan(line: &str, plan: &[String], statement: &str, partial: &[String]) -> bool {
+    let index = line.split_once(" INDEX ").map_or("", |(_, rest)| rest);
+    let index = index.split(' ').next().unwrap_or_default();
+    let is_partial = partial.iter().any(|name| name == index);
+    if let Some(walked) = line.strip_prefix("SCAN ") {
+        let makes = |step: &String| {
+            ["CO-ROUTINE", "MATERIALIZE"]
+                .iter()
+                .any(|how| *step == format!("{how} {walked}"))
+        };
+        return !is_partial
+            && !plan.iter().any(makes)
             && !line.contains("VIRTUAL TABLE")
             && !line.ends_with(" VALUES CLAUSE")
-            && line != "SCAN CONSTANT ROW";
+            && !line.contains("CONSTANT ROW");
     }
     let by_code = ["(flow=?)", "(kind=?)", "(status=?)"];
-    line.contains(" AUTOMATIC ") || by_code.iter().any(|code| line.ends_with(code))
+    let is_page = statement.contains(") < (");
+    line.contains(" AUTOMATIC ")
+        || by_code.iter().any(|code| line.ends_with(code))
+        || is_page && line == "MULTI-INDEX OR"
+        || is_page && !is_partial && is_by_time_alone(line) && has_filter(statement)
+}
+
+/// A search whose only bound is a position in time.
+fn is_by_time_alone(line: &str) -> bool {
+    let bounds = line.split_once(" (").map_or("", |(_, bounds)| bounds);
+    (bounds.ends_with("<?)") || bounds.ends_with("<(?,?))")) && !bounds.contains("=?")
+}
+
+/// The statement compares something with a value beside its position in time.
+fn has_filter(statement: &str) -> bool {
+    let conditions = statement.split_once(" WHERE ");
+    let conditions = conditions.map_or("", |(_, conditions)| conditions);
+    [" = ?", " = $"]
+        .iter()
+        .any(|term| conditions.contains(term))
 }
 
 /// Keeps the text of every statement that sqlx runs.
@@ -172,6 +202,11 @@ impl Subscriber for Statements {
             statement.full
         };
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        // Settings, transactions and migrations have no plan.
+        let planned = ["SELECT ", "WITH ", "INSERT ", "UPDATE ", "DELETE "];
+        if !planned.iter().any(|verb| text.starts_with(verb)) {
+            return;
+        }
         let mut statements = STATEMENTS.lock().expect("no panic with the lock");
         statements.insert(text);
     }
