@@ -2,7 +2,7 @@
 
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 
-use super::{Before, Filter, name};
+use super::{Before, Filter, name, page};
 use crate::{
     intent::{Intent, PaymentStatus},
     rub::Rub,
@@ -85,20 +85,13 @@ pub async fn list(
     filter: Filter<'_>,
     before: Before<'_>,
 ) -> sqlx::Result<Vec<Intent>> {
-    sqlx::query(
-        "SELECT * FROM intents WHERE ($1 = '' OR user_id = $1) AND ($2 = '' OR status = $2) \
-         AND (created_at_us, payment_id) < ($3, $4) ORDER BY created_at_us DESC, payment_id DESC LIMIT $5",
-    )
-    .bind(filter.user_id)
-    .bind(filter.status)
-    .bind(before.created_at_us)
-    .bind(before.id)
-    .bind(before.limit)
-    .fetch_all(db)
-    .await?
-    .iter()
-    .map(read)
-    .collect()
+    page("intents", "payment_id", filter, before)
+        .build()
+        .fetch_all(db)
+        .await?
+        .iter()
+        .map(read)
+        .collect()
 }
 
 /// Stores a move of the state machine.
@@ -128,7 +121,7 @@ pub async fn due(
     limit: i64,
 ) -> sqlx::Result<Vec<(Intent, u32)>> {
     sqlx::query(
-        "SELECT * FROM intents WHERE status = 'PENDING' AND next_poll_at_us <= $1 ORDER BY next_poll_at_us LIMIT $2",
+        "SELECT * FROM intents INDEXED BY intents_pending WHERE status = 'PENDING' AND next_poll_at_us <= $1 ORDER BY next_poll_at_us LIMIT $2",
     )
     .bind(now_us)
     .bind(limit)
@@ -141,9 +134,11 @@ pub async fn due(
 
 /// When the next poll is due, if anything is pending.
 pub async fn next_due_us(db: impl SqliteExecutor<'_>) -> sqlx::Result<Option<i64>> {
-    sqlx::query_scalar("SELECT MIN(next_poll_at_us) FROM intents WHERE status = 'PENDING'")
-        .fetch_one(db)
-        .await
+    sqlx::query_scalar(
+        "SELECT MIN(next_poll_at_us) FROM intents INDEXED BY intents_pending WHERE status = 'PENDING'",
+    )
+    .fetch_one(db)
+    .await
 }
 
 pub async fn schedule_in_tx(
@@ -161,7 +156,7 @@ pub async fn schedule_in_tx(
 
 /// Paid deposits whose tokens were not seen in the supply yet.
 pub async fn unsettled(db: impl SqliteExecutor<'_>) -> sqlx::Result<Vec<Intent>> {
-    sqlx::query("SELECT * FROM intents WHERE status = 'SUCCESS' AND NOT settled")
+    sqlx::query("SELECT * FROM intents INDEXED BY intents_unsettled WHERE status = 'SUCCESS' AND NOT settled")
         .fetch_all(db)
         .await?
         .iter()

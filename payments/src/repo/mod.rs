@@ -8,12 +8,12 @@ pub mod reports;
 
 use std::str::FromStr;
 
-use sqlx::{Row, sqlite::SqliteRow};
+use sqlx::{QueryBuilder, Row, Sqlite, sqlite::SqliteRow};
 
 use crate::intent::UnknownName;
 
 /// Schema, applied after that of outbox and inbox.
-pub static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!("migrations/sqlite": "0001_payments", "0002_report_keys", "0003_payout_refunds", "0004_payout_keys", "0005_refunds");
+pub static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!("migrations/sqlite": "0001_payments", "0002_report_keys", "0003_payout_refunds", "0004_payout_keys", "0005_refunds", "0006_lists");
 
 /// Position of a page: rows strictly before it in (created, id) order.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +28,28 @@ pub struct Before<'a> {
 pub struct Filter<'a> {
     pub user_id: &'a str,
     pub status: &'a str,
+}
+
+/// A page of a table, newest first. It names the index to use: for both filters SQLite would walk that of the status instead of that of the user.
+fn page(table: &str, id: &str, filter: Filter<'_>, before: Before<'_>) -> QueryBuilder<Sqlite> {
+    let by = match (filter.user_id, filter.status) {
+        ("", "") => "time",
+        ("", _) => "status",
+        _ => "user",
+    };
+    let mut query = QueryBuilder::new(format!(
+        "SELECT * FROM {table} INDEXED BY {table}_by_{by} WHERE (created_at_us, {id}) < ("
+    ));
+    query.push_bind(before.created_at_us).push(", ");
+    query.push_bind(before.id).push(")");
+    for (column, value) in [("user_id", filter.user_id), ("status", filter.status)] {
+        if !value.is_empty() {
+            query.push(format!(" AND {column} = ")).push_bind(value);
+        }
+    }
+    query.push(format!(" ORDER BY created_at_us DESC, {id} DESC LIMIT "));
+    query.push_bind(before.limit);
+    query
 }
 
 /// A column that holds a name of ours.

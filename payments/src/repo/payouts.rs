@@ -2,7 +2,7 @@
 
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 
-use super::{Before, Filter, name};
+use super::{Before, Filter, name, page};
 use crate::{payout::Payout, rub::Rub};
 
 fn read(row: &SqliteRow) -> sqlx::Result<Payout> {
@@ -98,20 +98,13 @@ pub async fn list(
     filter: Filter<'_>,
     before: Before<'_>,
 ) -> sqlx::Result<Vec<Payout>> {
-    sqlx::query(
-        "SELECT * FROM payouts WHERE ($1 = '' OR user_id = $1) AND ($2 = '' OR status = $2) \
-         AND (created_at_us, payout_id) < ($3, $4) ORDER BY created_at_us DESC, payout_id DESC LIMIT $5",
-    )
-    .bind(filter.user_id)
-    .bind(filter.status)
-    .bind(before.created_at_us)
-    .bind(before.id)
-    .bind(before.limit)
-    .fetch_all(db)
-    .await?
-    .iter()
-    .map(read)
-    .collect()
+    page("payouts", "payout_id", filter, before)
+        .build()
+        .fetch_all(db)
+        .await?
+        .iter()
+        .map(read)
+        .collect()
 }
 
 /// Released payouts whose next step is due.
@@ -121,7 +114,7 @@ pub async fn due(
     limit: i64,
 ) -> sqlx::Result<Vec<Payout>> {
     sqlx::query(
-        "SELECT * FROM payouts WHERE status = 'PENDING' AND released_at_us IS NOT NULL AND next_attempt_at_us <= $1 \
+        "SELECT * FROM payouts INDEXED BY payouts_open WHERE status = 'PENDING' AND released_at_us IS NOT NULL AND next_attempt_at_us <= $1 \
          AND (stopped IS NULL OR ordered_at_us IS NOT NULL) ORDER BY next_attempt_at_us LIMIT $2",
     )
     .bind(now_us)
@@ -136,7 +129,7 @@ pub async fn due(
 /// When the next step is due, if any payout waits for one.
 pub async fn next_due_us(db: impl SqliteExecutor<'_>) -> sqlx::Result<Option<i64>> {
     sqlx::query_scalar(
-        "SELECT MIN(next_attempt_at_us) FROM payouts WHERE status = 'PENDING' AND released_at_us IS NOT NULL \
+        "SELECT MIN(next_attempt_at_us) FROM payouts INDEXED BY payouts_open WHERE status = 'PENDING' AND released_at_us IS NOT NULL \
          AND (stopped IS NULL OR ordered_at_us IS NOT NULL)",
     )
     .fetch_one(db)
@@ -203,7 +196,7 @@ pub async fn block_user_in_tx(
     .execute(&mut *tx)
     .await?;
     sqlx::query(
-        "UPDATE payouts SET stopped = $2, updated_at_us = $3 WHERE user_id = $1 AND status = 'PENDING' AND ordered_at_us IS NULL",
+        "UPDATE payouts INDEXED BY payouts_by_user SET stopped = $2, updated_at_us = $3 WHERE user_id = $1 AND status = 'PENDING' AND ordered_at_us IS NULL",
     )
     .bind(user_id)
     .bind(reason)
@@ -232,7 +225,7 @@ pub async fn resume_user_in_tx(
     now_us: i64,
 ) -> sqlx::Result<()> {
     sqlx::query(
-        "UPDATE payouts SET stopped = NULL, next_attempt_at_us = $2, updated_at_us = $2 WHERE user_id = $1 AND status = 'PENDING' \
+        "UPDATE payouts INDEXED BY payouts_by_user SET stopped = NULL, next_attempt_at_us = $2, updated_at_us = $2 WHERE user_id = $1 AND status = 'PENDING' \
          AND stopped IS NOT NULL AND NOT EXISTS (SELECT 1 FROM blocked_users WHERE user_id = $1)",
     )
     .bind(user_id)
