@@ -53,8 +53,7 @@ pub struct BreakRow {
 }
 
 /// The schema, applied after that of outbox and inbox.
-static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
-    events::migrations!("migrations/sqlite": "0001_settlement", "0002_lifted_breaks");
+static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!("migrations/sqlite": "0001_settlement", "0002_lifted_breaks", "0003_breaks");
 
 /// The store.
 #[derive(Clone)]

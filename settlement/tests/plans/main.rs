@@ -1,0 +1,123 @@
+//! No statement of settlement costs more the more rows are stored: every statement that runs while batches are sealed, posted and delivered, and
+//! while a difference is found, repaired and lifted, is explained on the database that it ran on.
+//!
+//! A test program of its own: the record of statements is process-wide.
+
+#[path = "../world/mod.rs"]
+mod world;
+
+use std::path::Path;
+use std::time::Duration;
+
+use proto::ledger::v1::AdjustHoldRequest;
+use testkit::plans::{self, Allowed};
+use types::*;
+use world::Market;
+use world::services::{Platform, config, context};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const ALLOWED: [Allowed; 2] = [
+    Allowed {
+        statement: "SELECT trade_id FROM bust_trades",
+        reason: "the tracker of trades is built from it, at the start",
+    },
+    Allowed {
+        statement: "FROM _sqlx_migrations",
+        reason: "a row per migration, at the start",
+    },
+];
+
+async fn until(what: &str, mut seen: impl FnMut() -> bool) {
+    let waiting = async {
+        while !seen() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let waited = tokio::time::timeout(PATIENCE, waiting).await;
+    waited.unwrap_or_else(|_| panic!("no {what}"));
+}
+
+async fn drained(platform: &Platform, market: &Market) {
+    let drained = platform.settlement.drained(market.admission.position());
+    let waited = tokio::time::timeout(PATIENCE, drained).await;
+    waited.unwrap_or_else(|_| panic!("not drained: {:?}", platform.settlement.stats()));
+}
+
+/// A trade of user 1 with user 0, and one that never reaches the chain.
+fn trades(market: &mut Market) {
+    for (seller, buyer) in [(1, 0), (2, 3)] {
+        for (user, side) in [(seller, Side::Sell), (buyer, Side::Buy)] {
+            let placed = market.order(user, 0, side, 100, 10, TimeInForce::Gtc);
+            placed.expect("is covered");
+        }
+    }
+}
+
+async fn deliver(folder: &Path) {
+    let mut platform = Platform::start(folder, config(folder), &[]).await;
+    platform.chain.left_out_once.lock().unwrap().insert(1);
+    platform.chain.left_out.lock().unwrap().insert(2);
+    let mut market = Market::new(1);
+    trades(&mut market);
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    drained(&platform, &market).await;
+    assert_eq!(platform.settlement.stats().trades_failed, 1);
+    platform.stop().await;
+}
+
+/// A kopeck of user 0's trading hold is missing, until it is back.
+async fn differ(folder: &Path) {
+    let mut platform = Platform::start(folder, config(folder), &[]).await;
+    let mut market = Market::new(1);
+    trades(&mut market);
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    drained(&platform, &market).await;
+    let pool = Market::pool(UserIx(0), AssetIx::MONEY);
+    let pool = *market.admission.pool(pool);
+    let adjust = |minor: i64, key: &str| AdjustHoldRequest {
+        context: context(key),
+        hold_id: pool.hold.to_string(),
+        remaining_amount: Some(proto::convert::to_monetary_amount_minor(
+            "CFA-RUB", minor, 2,
+        )),
+    };
+    let taken = adjust(pool.free.0 - 1, "taken");
+    platform.ledger.adjust_hold(taken).await.unwrap();
+    platform.stop().await;
+    let mut platform = Platform::start(folder, config(folder), &market.records).await;
+    let view = platform.settlement.view();
+    until("suspension", || view.is_suspended("user-0")).await;
+    assert_eq!(view.breaks().await.unwrap().len(), 1);
+    let repaired = adjust(pool.free.0, "repaired");
+    platform.ledger.adjust_hold(repaired).await.unwrap();
+    until("end of it", || !view.is_suspended("user-0")).await;
+    view.lifted("user-0").await.unwrap();
+    platform.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_statement_walks_over_what_is_stored() {
+    plans::record();
+    let folder = tempfile::tempdir().unwrap();
+    deliver(&folder.path().join("delivered")).await;
+    let folder = folder.path().join("differs");
+    differ(&folder).await;
+
+    let verdict = plans::judge(&[&folder.join("settlement/settlement.db")]).await;
+    verdict.assert_no_scans(&ALLOWED);
+    verdict.assert_explained(&[
+        "INSERT INTO batches",
+        "UPDATE batches SET state",
+        "FROM batches WHERE state <> 'FINAL'",
+        "INSERT INTO bust_trades",
+        "UPDATE breaks SET sequence",
+        "INSERT INTO breaks",
+        "FROM breaks WHERE cleared_at_us IS NULL",
+        "UPDATE breaks SET cleared_at_us",
+        "FROM breaks WHERE lifted_at_us IS NULL",
+        "UPDATE breaks SET lifted_at_us",
+    ]);
+}
