@@ -66,7 +66,7 @@ pub struct GatewayHandle {
 
 /// The schema, applied after that of outbox and inbox.
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
-    events::migrations!("migrations/sqlite": "0001_market");
+    events::migrations!("migrations/sqlite": "0001_market", "0002_lists");
 
 /// Opens the store, catches up with the journal, takes the instruments over and begins to serve. Returns when sessions and calls are answered.
 ///

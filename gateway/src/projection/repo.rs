@@ -28,10 +28,10 @@ pub struct TradeFilter {
 const ORDER_COLUMNS: &str = "o.order_id, o.user_id, o.instrument_id, o.side, o.order_type, o.time_in_force, o.post_only, o.stp, \
     o.expires_at_us, o.price, o.quantity, o.filled, o.value_minor, o.status, o.cancel_reason, o.client_order_id, \
     o.engine_order_id, o.own_hold, o.sequence, o.created_at_us, o.updated_at_us, c.text AS client_text";
-const ORDER_FROM: &str = " FROM orders o LEFT JOIN client_order_ids c ON c.user_id = o.user_id AND c.number = o.client_order_id";
+const ORDER_TEXT: &str =
+    " LEFT JOIN client_order_ids c ON c.user_id = o.user_id AND c.number = o.client_order_id";
 const TRADE_COLUMNS: &str = "t.trade_id, t.buy_order_id, t.sell_order_id, t.buyer_id, t.seller_id, t.instrument_id, t.price, \
     t.quantity, t.fee_minor, t.trade_number, t.aggressor_side, t.executed_at_us, t.sequence";
-const TRADE_FROM: &str = " FROM trades t";
 
 pub async fn position(db: &Sqlite) -> Result<u64, Error> {
     let sequence: i64 = sqlx::query_scalar("SELECT sequence FROM projection WHERE id = 1")
@@ -213,9 +213,21 @@ pub async fn correlation(db: &Sqlite, key_hash: Id128) -> Result<Option<String>,
     )
 }
 
+/// The index that leads to the rows of a list. Named, since SQLite would as soon walk all rows of an instrument as those of a user.
+fn index_of(user_id: &str, of_user: &'static str, instrument_id: &str) -> &'static str {
+    match (user_id, instrument_id) {
+        ("", "") => "time",
+        ("", _) => "instrument",
+        _ => of_user,
+    }
+}
+
 pub async fn order(db: &Sqlite, order_id: &str) -> Result<Option<OrderRow>, Error> {
     let mut query = QueryBuilder::new("SELECT ");
-    query.push(ORDER_COLUMNS).push(ORDER_FROM);
+    query
+        .push(ORDER_COLUMNS)
+        .push(" FROM orders o")
+        .push(ORDER_TEXT);
     query.push(" WHERE o.order_id = ").push_bind(order_id);
     let row = query.build().fetch_optional(db.read()).await?;
     row.map(|row| order_row(&row)).transpose()
@@ -227,8 +239,11 @@ pub async fn orders(
     page: &Page,
 ) -> Result<Vec<OrderRow>, Error> {
     let (created_us, id) = page.bound();
+    let by = index_of(&filter.user_id, "user", &filter.instrument_id);
     let mut query = QueryBuilder::new("SELECT ");
-    query.push(ORDER_COLUMNS).push(ORDER_FROM);
+    query.push(ORDER_COLUMNS);
+    query.push(" FROM orders o INDEXED BY orders_by_").push(by);
+    query.push(ORDER_TEXT);
     query.push(" WHERE (o.created_at_us, o.order_id) < (");
     query
         .push_bind(created_us)
@@ -254,7 +269,7 @@ pub async fn orders(
 
 pub async fn trade(db: &Sqlite, trade_id: &str) -> Result<Option<TradeRow>, Error> {
     let mut query = QueryBuilder::new("SELECT ");
-    query.push(TRADE_COLUMNS).push(TRADE_FROM);
+    query.push(TRADE_COLUMNS).push(" FROM trades t");
     query.push(" WHERE t.trade_id = ").push_bind(trade_id);
     let row = query.build().fetch_optional(db.read()).await?;
     row.map(|row| trade_row(&row)).transpose()
@@ -266,25 +281,39 @@ pub async fn trades(
     page: &Page,
 ) -> Result<Vec<TradeRow>, Error> {
     let (executed_us, id) = page.bound();
-    let mut query = QueryBuilder::new("SELECT ");
-    query.push(TRADE_COLUMNS).push(TRADE_FROM);
-    query.push(" WHERE (t.executed_at_us, t.trade_id) < (");
-    query
-        .push_bind(executed_us)
-        .push(", ")
-        .push_bind(id)
-        .push(")");
-    if !filter.user_id.is_empty() {
-        query.push(" AND (t.buyer_id = ").push_bind(&filter.user_id);
-        query.push(" OR t.seller_id = ").push_bind(&filter.user_id);
-        query.push(")");
+    // Of each side a page of its own: out of two indexes at once SQLite would read and sort all trades of the user.
+    let sides = [
+        ("buyer", " AND t.buyer_id = "),
+        (
+            "seller",
+            " AND t.buyer_id <> t.seller_id AND t.seller_id = ",
+        ),
+    ];
+    let sides = match filter.user_id.as_str() {
+        "" => &sides[..1],
+        _ => &sides[..],
+    };
+    let mut query = QueryBuilder::new("");
+    let mut between = "SELECT * FROM (SELECT ";
+    for (side, condition) in sides {
+        let by = index_of(&filter.user_id, side, &filter.instrument_id);
+        query.push(between).push(TRADE_COLUMNS);
+        query.push(" FROM trades t INDEXED BY trades_by_").push(by);
+        query.push(" WHERE (t.executed_at_us, t.trade_id) < (");
+        query.push_bind(executed_us).push(", ");
+        query.push_bind(id).push(")");
+        if !filter.user_id.is_empty() {
+            query.push(condition).push_bind(&filter.user_id);
+        }
+        if !filter.instrument_id.is_empty() {
+            query.push(" AND t.instrument_id = ");
+            query.push_bind(&filter.instrument_id);
+        }
+        query.push(" ORDER BY t.executed_at_us DESC, t.trade_id DESC LIMIT ");
+        query.push_bind(page.rows_limit());
+        between = ") UNION ALL SELECT * FROM (SELECT ";
     }
-    if !filter.instrument_id.is_empty() {
-        query
-            .push(" AND t.instrument_id = ")
-            .push_bind(&filter.instrument_id);
-    }
-    query.push(" ORDER BY t.executed_at_us DESC, t.trade_id DESC LIMIT ");
+    query.push(") ORDER BY executed_at_us DESC, trade_id DESC LIMIT ");
     query.push_bind(page.rows_limit());
     let rows = query.build().fetch_all(db.read()).await?;
     rows.iter().map(trade_row).collect()

@@ -1,0 +1,142 @@
+//! No statement of the market's history costs more the more rows are stored: every statement that runs while orders are placed, amended, cancelled
+//! and listed, trades are told and positions follow the registry is explained on the database that it ran on.
+//!
+//! A test program of its own: the record of statements is process-wide.
+
+#[path = "../boundary/doubles.rs"]
+#[allow(dead_code)]
+mod doubles;
+#[path = "../boundary/world.rs"]
+#[allow(dead_code)]
+mod world;
+
+use prost::Message;
+use proto::cfa::v1::CfaIssuedEvent;
+use proto::market::v1::*;
+use testkit::plans::{self, Allowed};
+
+use crate::world::*;
+
+const ALLOWED: [Allowed; 2] = [
+    Allowed {
+        statement: "FROM orders o INDEXED BY orders_by_time LEFT JOIN client_order_ids c ON c.user_id = o.user_id \
+                    AND c.number = o.client_order_id WHERE (o.created_at_us, o.order_id) < (?, ?) AND o.status =",
+        reason: "staff alone list by status without a user",
+    },
+    Allowed {
+        statement: "FROM _sqlx_migrations",
+        reason: "a row per migration, at the start",
+    },
+];
+
+async fn trade(world: &mut World) {
+    world.user("ann", "1000", "100").await;
+    world.user("bob", "10000", "0").await;
+    let resting = world.place(sell("ann", "100", "10")).await.unwrap();
+    let named = Order {
+        client_order_id: "mine".into(),
+        ..buy("bob", "100", "4")
+    };
+    for _ in 0..2 {
+        let taken = world.place_with("bob", "once", named.clone()).await;
+        assert_eq!(taken.unwrap().status(), OrderStatus::Filled);
+    }
+    world.cancel("ann", &resting.order_id).await.unwrap();
+    world.settled().await;
+}
+
+async fn lists(world: &World) {
+    let mut operator = world.operator();
+    for user_id in ["", "bob"] {
+        for instrument_id in ["", BOND] {
+            for status in [OrderStatus::Unspecified, OrderStatus::Filled] {
+                let request = ListOrdersRequest {
+                    user_id: user_id.into(),
+                    instrument_id: instrument_id.into(),
+                    status: status.into(),
+                    ..Default::default()
+                };
+                let listed = operator.list_orders(request).await.unwrap();
+                assert!(!listed.into_inner().orders.is_empty());
+            }
+            let request = ListTradesRequest {
+                user_id: user_id.into(),
+                instrument_id: instrument_id.into(),
+                ..Default::default()
+            };
+            let listed = operator.list_trades(request).await.unwrap();
+            let trades = listed.into_inner().trades;
+            assert_eq!(trades.len(), 1);
+            let request = GetTradeRequest {
+                context: None,
+                trade_id: trades[0].trade_id.clone(),
+            };
+            operator.get_trade(request).await.unwrap();
+        }
+    }
+}
+
+/// A position that the registry tells of.
+async fn issue(world: &World) {
+    let issued = CfaIssuedEvent {
+        context: context("i"),
+        operation_id: unique(),
+        instrument_id: BOND.into(),
+        holder_id: "ann".into(),
+        amount: Some(proto::common::v1::MonetaryAmount {
+            currency_code: BOND.into(),
+            amount: decimal("10"),
+        }),
+        ..Default::default()
+    };
+    let event = events::Event {
+        id: uuid::Uuid::now_v7(),
+        topic: events::topics::CFA.into(),
+        key: "k".into(),
+        type_name: "platform.cfa.v1.CfaIssuedEvent".into(),
+        subject: "k".into(),
+        source: "cfa".into(),
+        correlation_id: "c".into(),
+        occurred_at_us: 1,
+        payload: issued.encode_to_vec(),
+    };
+    world.log.publish(&[event]).await.unwrap();
+    let position = async || world.gateway.position("ann", BOND).await.unwrap();
+    while position().await.to_string() != "10" {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_statement_walks_over_what_is_stored() {
+    plans::record();
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    trade(&mut world).await;
+    lists(&world).await;
+    issue(&world).await;
+    world.stop().await;
+
+    let verdict = plans::judge(&[&folder.path().join("gateway/market.db")]).await;
+    verdict.assert_no_scans(&ALLOWED);
+    verdict.assert_explained(&[
+        "FROM orders o INDEXED BY orders_by_user",
+        "FROM orders o INDEXED BY orders_by_instrument",
+        "FROM orders o INDEXED BY orders_by_time",
+        "FROM trades t INDEXED BY trades_by_buyer",
+        "FROM trades t INDEXED BY trades_by_seller",
+        "FROM trades t INDEXED BY trades_by_instrument",
+        "FROM trades t INDEXED BY trades_by_time",
+        "FROM trades t WHERE t.trade_id =",
+        "INSERT INTO orders",
+        "INSERT INTO trades",
+        "INSERT INTO answers",
+        "FROM requests WHERE key_hash =",
+        "INSERT INTO client_order_ids",
+        "UPDATE projection SET sequence",
+        "FROM positions WHERE user_id =",
+        "FROM listed WHERE instrument_id =",
+        "INSERT INTO inbox",
+        "DELETE FROM outbox WHERE position <=",
+    ]);
+}
