@@ -1,0 +1,251 @@
+//! No statement of the stand-ins costs more the more rows are stored: every statement that identity and bank run in the life of users, limits, codes
+//! and transfers is explained on the database that it ran on.
+//!
+//! A test program of its own: the record of statements is process-wide.
+
+use std::future::Future;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use events::{Embedded, Log};
+use payments::Rub;
+use payments::rail::messages::{CreateQr, Kopecks, Status};
+use payments::rail::{
+    account, client::BankClient, keys::Keys, policy::ClientPolicy, purpose_code::Requisites,
+};
+use prost::Message;
+use proto::cfa::v1::CfaIssuedEvent;
+use proto::common::v1::{KycStatus, LimitType, RequestContext};
+use proto::convert::{to_monetary_amount_minor, to_money, to_timestamp_us};
+use proto::identity::v1::{self as identity, identity_service_client::IdentityServiceClient};
+use proto::sandbox::v1::{self as bank, sandbox_bank_service_client::SandboxBankServiceClient};
+use rpc::{Authenticator, Channel, LocalSlot};
+use sandbox::bank::BankConfig;
+use sandbox::identity::{IdentityConfig, IdentityDeps};
+use testkit::plans::{self, Allowed};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+const OPERATOR: &str = "sandbox.operator";
+
+const ALLOWED: [Allowed; 2] = [
+    Allowed {
+        statement: "DELETE FROM faults",
+        reason: "a few faults, set by hand",
+    },
+    Allowed {
+        statement: "FROM _sqlx_migrations",
+        reason: "a row per migration, at the start",
+    },
+];
+
+fn ctx() -> Option<RequestContext> {
+    Some(RequestContext {
+        request_id: "r".into(),
+        idempotency_key: Uuid::now_v7().to_string(),
+        ..Default::default()
+    })
+}
+
+async fn until<F: Future<Output = bool>>(seen: impl Fn() -> F) {
+    let waiting = async {
+        while !seen().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let waited = tokio::time::timeout(Duration::from_secs(20), waiting);
+    waited.await.expect("what the test waits for happens");
+}
+
+async fn users(folder: &Path) {
+    let log = Arc::new(Embedded::open(folder.join("log")).await.unwrap());
+    let stop = CancellationToken::new();
+    let config = IdentityConfig {
+        data_dir: folder.into(),
+        ..IdentityConfig::default()
+    };
+    let deps = IdentityDeps { log: log.clone() };
+    let handle = sandbox::identity::start(config, deps, stop.clone());
+    let handle = handle.await.unwrap();
+    let slot = LocalSlot::new();
+    let routes = handle.service().routes;
+    slot.fill(rpc::with_auth(routes, &Authenticator::Sandbox));
+    let client = || IdentityServiceClient::new(Channel::local(&slot, OPERATOR));
+
+    for user_id in ["alice", ""] {
+        let ask = identity::CreateUserRequest {
+            context: ctx(),
+            user_id: user_id.into(),
+            kyc_status: KycStatus::Standard.into(),
+            full_name: "A name".into(),
+            ..Default::default()
+        };
+        for _ in 0..2 {
+            client().create_user(ask.clone()).await.unwrap();
+        }
+    }
+    let user_id = "alice".to_owned();
+    let update = identity::UpdateUserRequest {
+        context: ctx(),
+        user_id: user_id.clone(),
+        bank_account: Some(account::number("40817", 1)),
+        ..Default::default()
+    };
+    client().update_user(update).await.unwrap();
+    let list = identity::ListUsersRequest::default();
+    let listed = client().list_users(list).await.unwrap();
+    assert_eq!(listed.into_inner().users.len(), 2);
+    let limit = identity::SetLimitRequest {
+        context: ctx(),
+        user_id: user_id.clone(),
+        limit_type: LimitType::Deposit.into(),
+        daily_limit: Some(to_money(1_000_000)),
+        refuse_with: String::new(),
+    };
+    client().set_limit(limit).await.unwrap();
+    let sanctions = identity::CheckSanctionsRequest {
+        context: ctx(),
+        user_id: user_id.clone(),
+        payload: "p".into(),
+    };
+    client().check_sanctions(sanctions).await.unwrap();
+
+    let issued = CfaIssuedEvent {
+        instrument_id: "CFA-RUB".into(),
+        holder_id: user_id.clone(),
+        amount: Some(to_monetary_amount_minor("CFA-RUB", 777, 2)),
+        issued_at: Some(to_timestamp_us(payments::clock::now_us())),
+        ..Default::default()
+    };
+    let event = events::Event {
+        id: Uuid::now_v7(),
+        topic: events::topics::CFA.into(),
+        key: "k".into(),
+        type_name: "platform.cfa.v1.CfaIssuedEvent".into(),
+        subject: "k".into(),
+        source: "test".into(),
+        correlation_id: "c".into(),
+        occurred_at_us: payments::clock::now_us(),
+        payload: issued.encode_to_vec(),
+    };
+    log.publish(&[event]).await.unwrap();
+    until(|| async {
+        let ask = identity::GetLimitsRequest {
+            context: None,
+            user_id: user_id.clone(),
+        };
+        let limits = client().get_limits(ask).await.unwrap().into_inner().limits;
+        let used = limits
+            .into_iter()
+            .filter_map(|limit| limit.used_today?.amount);
+        used.into_iter().any(|amount| amount.value == "7.77")
+    })
+    .await;
+    stop.cancel();
+    slot.clear();
+    handle.stopped().await;
+    log.close().await;
+}
+
+async fn money(folder: &Path) {
+    let stop = CancellationToken::new();
+    let config = BankConfig {
+        data_dir: folder.into(),
+        keys_dir: folder.join("keys"),
+        listen: "127.0.0.1:0".parse().unwrap(),
+        // Nobody listens: webhooks wait.
+        webhook_url: "http://127.0.0.1:9/webhook".into(),
+        ..BankConfig::default()
+    };
+    let handle = sandbox::bank::start(config, stop.clone()).await.unwrap();
+    let slot = LocalSlot::new();
+    let routes = handle.service().routes;
+    slot.fill(rpc::with_auth(routes, &Authenticator::Sandbox));
+    let hand = || SandboxBankServiceClient::new(Channel::local(&slot, OPERATOR));
+    let client = BankClient::new(
+        &format!("http://{}", handle.address()),
+        &Requisites::default().account_number,
+        Keys::load_or_create(&folder.join("keys")).unwrap().signer,
+        ClientPolicy::default(),
+    );
+    let client = client.unwrap();
+
+    let code = CreateQr {
+        payment_id: "p1".into(),
+        amount: Kopecks(10_000),
+        purpose: "test".into(),
+        life_seconds: 900,
+    };
+    let code = client.create_qr(&code).await.unwrap();
+    let pay = bank::PayRequest {
+        context: ctx(),
+        qr_payload: code.qr_payload,
+        ..Default::default()
+    };
+    for _ in 0..2 {
+        hand().pay(pay.clone()).await.unwrap();
+    }
+    client.payment_status("p1").await.unwrap();
+    for fault in [bank::BankFault::HoldTransfer, bank::BankFault::None] {
+        let fault = bank::SetFaultRequest {
+            context: ctx(),
+            fault: fault.into(),
+            account: String::new(),
+        };
+        hand().set_fault(fault).await.unwrap();
+    }
+    let to = account::number("40817", 1);
+    let amount = Rub::from_kopecks(4_000);
+    let ordered = client.initiate_transfer("r1", &to, amount, "x").await;
+    let transfer_id = match ordered.unwrap() {
+        payments::rail::client::Ordered::Taken(report)
+        | payments::rail::client::Ordered::Refused(report) => report.transfer_id,
+    };
+    until(|| async {
+        let report = client.transfer_status(&transfer_id).await.unwrap();
+        report.status == Status::Success
+    })
+    .await;
+    let list = bank::ListTransfersRequest::default();
+    hand().list_transfers(list).await.unwrap();
+    let balance = bank::GetBankBalanceRequest::default();
+    hand().get_bank_balance(balance).await.unwrap();
+    stop.cancel();
+    slot.clear();
+    handle.stopped().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_statement_walks_over_what_is_stored() {
+    plans::record();
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let folder = tempfile::tempdir().unwrap();
+    users(folder.path()).await;
+    money(folder.path()).await;
+
+    let files = ["identity.db", "bank.db"].map(|file| folder.path().join(file));
+    let verdict = plans::judge(&[&files[0], &files[1]]).await;
+    verdict.assert_no_scans(&ALLOWED);
+    verdict.assert_explained(&[
+        "FROM users WHERE user_id =",
+        "FROM users WHERE idempotency_key = $1 AND generated",
+        "FROM users WHERE onchain_address =",
+        "FROM users WHERE (created_at_us, user_id) <",
+        "FROM limits WHERE user_id =",
+        "FROM uses WHERE user_id =",
+        "INSERT INTO inbox",
+        "DELETE FROM outbox WHERE position <=",
+        "FROM account WHERE account_number =",
+        "FROM codes WHERE payment_id =",
+        "FROM codes WHERE payload =",
+        "FROM pays WHERE idempotency_key =",
+        "FROM transfers WHERE request_id =",
+        "FROM transfers WHERE transfer_id =",
+        "FROM transfers WHERE status = 'PENDING'",
+        "FROM transfers WHERE (created_at_us, transfer_id) <",
+        "FROM webhooks WHERE state = 'QUEUED'",
+        "UPDATE webhooks SET state",
+        "FROM faults WHERE fault =",
+    ]);
+}
