@@ -5,7 +5,8 @@
 //!
 //! What counts as a scan on SQLite:
 //! - a walk over a table or a full index (`SCAN`), and an index that SQLite builds for one statement (`AUTOMATIC`). A walk over a partial index is
-//!   none: what is open, queued or refused ends where that does. Nor is one over the rows of a subquery, whose own lines are judged;
+//!   none: what is open, queued or refused ends where that does. Nor is one over the rows of a subquery,
+//!   whose own lines are judged, or over a table of one row;
 //! - a search by a bare code (`status=?`): most rows may have it;
 //! - a page found by time alone, whose other conditions are tested row by row: the rows that fit may be the oldest;
 //! - a page out of several indexes joined by `OR`: every row of each is read and sorted, for each page.
@@ -108,29 +109,48 @@ async fn scans(database: &mut SqliteConnection, statement: &str) -> Option<Vec<S
     let explain = format!("EXPLAIN QUERY PLAN {statement}");
     let plan = sqlx::query(AssertSqlSafe(explain)).fetch_all(&mut *database);
     let plan = plan.await.ok()?;
-    let partial: Vec<String> = sqlx::query_scalar(
-        "SELECT name FROM sqlite_schema WHERE type = 'index' AND sql LIKE '% WHERE %'",
-    )
-    .fetch_all(database)
-    .await
-    .expect("schema");
+    let mut names = async |sql: &'static str| -> Vec<String> {
+        let names = sqlx::query_scalar(sql).fetch_all(&mut *database);
+        names.await.expect("schema")
+    };
+    let bounded = Bounded {
+        partial: names(
+            "SELECT name FROM sqlite_schema WHERE type = 'index' AND sql LIKE '% WHERE %'",
+        )
+        .await,
+        singles: names(
+            "SELECT name FROM sqlite_schema WHERE sql LIKE '%PRIMARY KEY CHECK (% = 1)%'",
+        )
+        .await,
+    };
     let lines: Vec<String> = plan.iter().map(|row| row.get("detail")).collect();
-    let is_scan = |line: &&String| is_scan(line, &lines, statement, &partial);
+    let is_scan = |line: &&String| is_scan(line, &lines, statement, &bounded);
     Some(lines.iter().filter(is_scan).cloned().collect())
 }
 
-fn is_scan(line: &str, plan: &[String], statement: &str, partial: &[String]) -> bool {
+/// What may be walked.
+struct Bounded {
+    /// Partial indexes.
+    partial: Vec<String>,
+    /// Tables of one row.
+    singles: Vec<String>,
+}
+
+/// Whether a step of the plan makes what another one calls by this name.
+fn makes(step: &str, name: &str, statement: &str) -> bool {
+    let made = ["CO-ROUTINE ", "MATERIALIZE "];
+    let made = made.iter().find_map(|how| step.strip_prefix(how));
+    made.is_some_and(|made| made == name || statement.contains(&format!(" {made} {name} ")))
+}
+
+fn is_scan(line: &str, plan: &[String], statement: &str, bounded: &Bounded) -> bool {
     let index = line.split_once(" INDEX ").map_or("", |(_, rest)| rest);
     let index = index.split(' ').next().unwrap_or_default();
-    let is_partial = partial.iter().any(|name| name == index);
+    let is_partial = bounded.partial.iter().any(|name| name == index);
     if let Some(walked) = line.strip_prefix("SCAN ") {
-        let makes = |step: &String| {
-            ["CO-ROUTINE", "MATERIALIZE"]
-                .iter()
-                .any(|how| *step == format!("{how} {walked}"))
-        };
         return !is_partial
-            && !plan.iter().any(makes)
+            && !bounded.singles.iter().any(|name| name == walked)
+            && !plan.iter().any(|step| makes(step, walked, statement))
             && !line.contains("VIRTUAL TABLE")
             && !line.ends_with(" VALUES CLAUSE")
             && !line.contains("CONSTANT ROW");
@@ -158,7 +178,7 @@ fn has_filter(statement: &str) -> bool {
         .any(|term| conditions.contains(term))
 }
 
-/// Keeps the text of every statement that sqlx runs.
+/// Keeps the text of every statement that sqlx runs, and of those that the ledger's writer runs by itself.
 struct Statements;
 
 #[derive(Default)]
@@ -181,7 +201,7 @@ impl Visit for Statement {
 
 impl Subscriber for Statements {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target() == "sqlx::query"
+        ["sqlx::query", "events::statements"].contains(&metadata.target())
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {

@@ -13,7 +13,10 @@ use std::{
 };
 
 use async_trait::async_trait;
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{
+    Connection, OpenFlags,
+    trace::{TraceEvent, TraceEventCodes},
+};
 use sqlx::{SqlitePool, migrate::Migrator};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use uuid::Uuid;
@@ -111,7 +114,20 @@ fn connect(path: &Path) -> Result<Connection, Error> {
          PRAGMA cache_size = -{WRITER_CACHE_KIB}; PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES};"
     ))?;
     db.set_prepared_statement_cache_capacity(WRITER_STATEMENTS);
+    if tracing::enabled!(target: STATEMENTS, tracing::Level::TRACE) {
+        db.trace_v2(TraceEventCodes::SQLITE_TRACE_STMT, Some(trace));
+    }
     Ok(db)
+}
+
+/// Target of the writer's statements. SQLite reports them only if something listens when the file is opened.
+const STATEMENTS: &str = "events::statements";
+
+fn trace(event: TraceEvent<'_>) {
+    if let TraceEvent::Stmt(statement, _) = event {
+        let sql = statement.sql();
+        tracing::trace!(target: STATEMENTS, summary = sql.as_ref());
+    }
 }
 
 /// Events as the outbox keeps them: rows of their number and their bytes.

@@ -38,7 +38,7 @@ use known::{Changed, Known};
 /// The ledger's file in its folder.
 const FILE: &str = "ledger.sqlite";
 
-static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!("migrations/sqlite": "0001_ledger", "0002_limits_audit", "0003_replace_nothing", "0004_chains");
+static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!("migrations/sqlite": "0001_ledger", "0002_limits_audit", "0003_replace_nothing", "0004_chains", "0005_lists");
 
 /// Opens `ledger.sqlite` in the folder and brings its schema up to date; gives both halves of the contract.
 pub async fn open(data_dir: &Path) -> Result<(sqlx::SqlitePool, impl Writes + use<>), Error> {

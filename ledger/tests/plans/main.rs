@@ -1,0 +1,91 @@
+//! No statement of the ledger costs more the more rows are stored: every statement that its writer and its readers run in the life of operations,
+//! holds, batches of a source, chain events and limits is explained on the SQLite file that it ran on.
+//!
+//! A test program of its own: the record of statements is process-wide.
+
+#[path = "../boundary/harness.rs"]
+#[allow(dead_code)]
+mod harness;
+mod life;
+#[path = "../boundary/rows.rs"]
+#[allow(dead_code)]
+mod rows;
+
+use testkit::plans::{self, Allowed};
+
+use crate::harness::*;
+
+const ALLOWED: [Allowed; 6] = [
+    Allowed {
+        statement: "FROM audit_blocks ORDER BY block DESC LIMIT 1",
+        reason: "the last row of the table, and the first of two others",
+    },
+    Allowed {
+        statement: "SELECT EXISTS (SELECT 1 FROM operations) AND NOT EXISTS (SELECT 1 FROM audit_blocks",
+        reason: "the first row of each table, at the start",
+    },
+    Allowed {
+        statement: "FROM sub_accounts s LEFT JOIN instruments i ON i.instrument_id = s.instrument_id WHERE $1 = ''",
+        reason: "the trial balance is a sum over all sub-accounts",
+    },
+    Allowed {
+        statement: "AND ($3 = '' OR l.user_id = $3 OR l.user_id = '')",
+        reason: "staff set limits by hand: there are few",
+    },
+    Allowed {
+        statement: "FROM operations o WHERE (o.created_at_us, o.operation_id) <",
+        reason: "staff alone list operations without a user",
+    },
+    Allowed {
+        statement: "FROM _sqlx_migrations",
+        reason: "a row per migration, at the start",
+    },
+];
+
+/// The server of PostgreSQL: none.
+fn server() -> Option<String> {
+    None
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_statement_walks_over_what_is_stored() {
+    plans::record();
+    let world = World::new().await;
+    life::live(&world).await;
+
+    let file = world.config().data_dir.join("ledger.sqlite");
+    let verdict = plans::judge(&[&file]).await;
+    verdict.assert_no_scans(&ALLOWED);
+    verdict.assert_explained(&[
+        // the writer's
+        "SELECT * FROM operations WHERE operation_id = ?1",
+        "FROM operations WHERE idempotency_key BETWEEN",
+        "FROM operations WHERE idempotency_key = ?1",
+        "FROM operations WHERE external_ref = ?1",
+        "FROM operations WHERE tx_hash = ?1",
+        "WHERE p.operation_id = ?1",
+        "WHERE h.hold_id = ?1",
+        "FROM accounts WHERE account_id = ?1",
+        "FROM answers WHERE",
+        "FROM sources WHERE source = ?1",
+        "FROM velocity_limits l",
+        "WITH RECURSIVE walk",
+        "UPDATE sub_accounts SET balance",
+        "UPDATE holds SET amount",
+        "UPDATE operations SET status",
+        "INSERT INTO postings",
+        "INSERT INTO audit_blocks",
+        "INSERT INTO inbox",
+        "DELETE FROM outbox WHERE position <=",
+        // the readers'
+        "FROM operations_of_users u CROSS JOIN operations o",
+        "AND h.user_id =",
+        "AND h.subaccount_id =",
+        "AND h.status = 1",
+        "FROM holds WHERE status = 1 AND expires_at_us IS NOT NULL",
+        "FROM accounts WHERE (created_at_us, account_id) <",
+        "s.user_id =",
+        "s.instrument_id =",
+        "WITH RECURSIVE near",
+    ]);
+}
