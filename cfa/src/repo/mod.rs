@@ -23,7 +23,7 @@ use crate::error::Error;
 pub use operations::{Inserted, OperationFilter};
 pub use registry::HolderMove;
 
-static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!("migrations/sqlite": "0001_cfa", "0002_retries", "0003_lookups", "0004_registry", "0005_moving");
+static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!("migrations/sqlite": "0001_cfa", "0002_retries", "0003_lookups", "0004_registry", "0005_moving", "0006_lists");
 
 #[derive(Clone)]
 pub struct Repo {

@@ -40,6 +40,54 @@ const COLUMNS: &str = "operation_id, flow, status, status_before_block, user_id,
 const ACTED: &str = "external_ref <> '' AND status NOT IN (8, 12)";
 const REFUSED: &str = "external_ref <> '' AND status IN (8, 12)";
 
+/// Indexes of a user's operations and what leads there: together they have each operation once. A page is merged from a page of each.
+const OF_USER: [(&str, &str); 3] = [
+    ("operation_of_user", "user_id"),
+    (
+        "operation_from_user",
+        "from_user_id <> user_id AND from_user_id <> '' AND from_user_id",
+    ),
+    (
+        "operation_to_user",
+        "to_user_id <> user_id AND to_user_id <> from_user_id AND to_user_id <> '' AND to_user_id",
+    ),
+];
+
+const ORDER: &str = " ORDER BY created_at_us DESC, operation_id DESC LIMIT ";
+
+impl OperationFilter {
+    /// Everything but the user.
+    fn push_to(&self, query: &mut QueryBuilder<sqlx::Sqlite>) {
+        if let Some(kind) = self.kind {
+            query.push(" AND kind = ").push_bind(kind);
+        }
+        if let Some(status) = self.status {
+            query.push(" AND status = ").push_bind(status);
+        }
+        if !self.external_ref.is_empty() {
+            for (opening, rows) in [(" AND ((", ACTED), (" OR (", REFUSED)] {
+                query
+                    .push(opening)
+                    .push("kind IN (3, 5, 6) AND external_ref = ")
+                    .push_bind(self.external_ref.clone())
+                    .push(format!(" AND {rows})"));
+            }
+            query.push(")");
+        }
+        if !self.tx_hashes.is_empty() {
+            query.push(" AND tx_hash IN (");
+            let mut hashes = query.separated(", ");
+            for tx_hash in &self.tx_hashes {
+                hashes.push_bind(tx_hash.clone());
+            }
+            query.push(")");
+        }
+        if self.without_trades {
+            query.push(" AND flow <> ").push_bind(Flow::Trade.code());
+        }
+    }
+}
+
 fn select(condition: &str) -> QueryBuilder<sqlx::Sqlite> {
     QueryBuilder::new(format!("SELECT {COLUMNS} FROM operation WHERE {condition}"))
 }
@@ -207,54 +255,37 @@ impl Repo {
         bound: (i64, &str),
         limit: i64,
     ) -> Result<Vec<Operation>, Error> {
-        let mut query = select("(created_at_us, operation_id) < (");
-        query
-            .push_bind(bound.0)
-            .push(", ")
-            .push_bind(bound.1.to_owned())
-            .push(")");
-        if !filter.user_id.is_empty() {
-            query
-                .push(" AND (user_id = ")
-                .push_bind(filter.user_id.clone());
-            query
-                .push(" OR from_user_id = ")
-                .push_bind(filter.user_id.clone());
-            query
-                .push(" OR to_user_id = ")
-                .push_bind(filter.user_id.clone())
-                .push(")");
-        }
-        if let Some(kind) = filter.kind {
-            query.push(" AND kind = ").push_bind(kind);
-        }
-        if let Some(status) = filter.status {
-            query.push(" AND status = ").push_bind(status);
-        }
-        if !filter.external_ref.is_empty() {
-            for (opening, rows) in [(" AND ((", ACTED), (" OR (", REFUSED)] {
-                query
-                    .push(opening)
-                    .push("kind IN (3, 5, 6) AND external_ref = ")
-                    .push_bind(filter.external_ref.clone())
-                    .push(format!(" AND {rows})"));
+        let narrow = |query: &mut QueryBuilder<sqlx::Sqlite>| {
+            query.push("(created_at_us, operation_id) < (");
+            query.push_bind(bound.0).push(", ");
+            query.push_bind(bound.1.to_owned()).push(")");
+            filter.push_to(query);
+            query.push(ORDER).push_bind(limit);
+        };
+        let leads = !filter.external_ref.is_empty() || !filter.tx_hashes.is_empty();
+        let mut query = if filter.user_id.is_empty() || leads {
+            let mut query = select("");
+            if !filter.user_id.is_empty() {
+                // In this form it leads nowhere: a reference or a transaction has fewer operations than a user.
+                query.push_bind(filter.user_id.clone());
+                query.push(" IN (user_id, from_user_id, to_user_id) AND ");
             }
-            query.push(")");
-        }
-        if !filter.tx_hashes.is_empty() {
-            query.push(" AND tx_hash IN (");
-            let mut hashes = query.separated(", ");
-            for tx_hash in &filter.tx_hashes {
-                hashes.push_bind(tx_hash.clone());
+            narrow(&mut query);
+            query
+        } else {
+            let mut query = QueryBuilder::new("");
+            let mut between = "SELECT * FROM (";
+            for (index, condition) in OF_USER {
+                query.push(between).push(format!(
+                    "SELECT {COLUMNS} FROM operation INDEXED BY {index} WHERE {condition} = "
+                ));
+                query.push_bind(filter.user_id.clone()).push(" AND ");
+                narrow(&mut query);
+                between = ") UNION ALL SELECT * FROM (";
             }
-            query.push(")");
-        }
-        if filter.without_trades {
-            query.push(" AND flow <> ").push_bind(Flow::Trade.code());
-        }
-        query
-            .push(" ORDER BY created_at_us DESC, operation_id DESC LIMIT ")
-            .push_bind(limit);
+            query.push(")").push(ORDER).push_bind(limit);
+            query
+        };
         let rows = query.build().fetch_all(self.db.read()).await?;
         rows.iter().map(decode).collect()
     }
@@ -463,16 +494,17 @@ impl Repo {
         bound: (i64, &str),
         limit: i64,
     ) -> Result<Vec<SuspendedDeposit>, Error> {
-        let rows = sqlx::query(
-            "SELECT * FROM suspended_deposit WHERE (created_at_us, payment_id) < ($1, $2) AND (resolved = 0 OR $3)
-             ORDER BY created_at_us DESC, payment_id DESC LIMIT $4",
-        )
-        .bind(bound.0)
-        .bind(bound.1)
-        .bind(include_resolved)
-        .bind(limit)
-        .fetch_all(self.db.read())
-        .await?;
+        let mut query = QueryBuilder::<sqlx::Sqlite>::new(
+            "SELECT * FROM suspended_deposit WHERE (created_at_us, payment_id) < (",
+        );
+        query.push_bind(bound.0).push(", ");
+        query.push_bind(bound.1).push(")");
+        if !include_resolved {
+            query.push(" AND resolved = 0");
+        }
+        query.push(" ORDER BY created_at_us DESC, payment_id DESC LIMIT ");
+        query.push_bind(limit);
+        let rows = query.build().fetch_all(self.db.read()).await?;
         Ok(rows.iter().map(decode_deposit).collect())
     }
 }
