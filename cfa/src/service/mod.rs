@@ -48,6 +48,9 @@ pub use maturity::NewRedemption;
 pub use registry::Replayed;
 pub use transfer::NewTransfer;
 
+/// Calls to a peer under way at a time, where each row of a page or of a batch needs one.
+const PEER_CALLS: usize = 8;
+
 /// Who asks, and under which key.
 #[derive(Debug, Clone)]
 pub struct Asked {

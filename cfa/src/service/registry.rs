@@ -3,9 +3,10 @@
 
 use std::collections::HashMap;
 
+use futures::stream::{self, StreamExt, TryStreamExt};
 use types::Decimal;
 
-use super::Service;
+use super::{PEER_CALLS, Service};
 use crate::error::{Error, Refusal};
 use crate::model::{Holder, Instrument};
 use crate::repo::HolderMove;
@@ -178,18 +179,18 @@ impl Service {
                 .sum(),
             None => self.repo.registry_supply(token).await?,
         };
-        let mut listed = Vec::with_capacity(holders.len());
-        for holder in holders {
+        // The ledger has no call for many balances.
+        let listed = stream::iter(holders).map(|holder| async move {
             let locked = match as_of_us {
-                None if !holder.user_id.is_empty() => Some(
-                    self.peers
-                        .held(&format!("{}:{}", holder.user_id, instrument.instrument_id))
-                        .await?,
-                ),
+                None if !holder.user_id.is_empty() => {
+                    let subaccount = format!("{}:{}", holder.user_id, instrument.instrument_id);
+                    Some(self.peers.held(&subaccount).await?)
+                }
                 _ => None,
             };
-            listed.push(ListedHolder { holder, locked });
-        }
+            Ok::<_, Error>(ListedHolder { holder, locked })
+        });
+        let listed = listed.buffered(PEER_CALLS).try_collect().await?;
         Ok((listed, supply))
     }
 

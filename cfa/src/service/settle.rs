@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
+use futures::stream::{self, StreamExt, TryStreamExt};
 use serde::{Deserialize, Serialize};
 use tonic::Code;
 use types::Decimal;
@@ -17,7 +18,7 @@ use uuid::Uuid;
 
 use super::drive::count;
 use super::workers::leave;
-use super::{Asked, Service, units, unsigned};
+use super::{Asked, PEER_CALLS, Service, units, unsigned};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
@@ -189,33 +190,38 @@ impl Service {
         asked: &Asked,
         legs: &[TradeLeg],
     ) -> Result<HashMap<String, (Rejection, String)>, Error> {
-        let parties: BTreeSet<&str> = legs
+        let parties: BTreeSet<&String> = legs
             .iter()
-            .flat_map(|leg| [leg.buyer_id.as_str(), leg.seller_id.as_str()])
+            .flat_map(|leg| [&leg.buyer_id, &leg.seller_id])
             .collect();
-        let mut barred = HashMap::new();
-        for party in parties {
-            let bar = match self.address_noted(party).await {
-                Err(Error::Refused(refusal)) => {
-                    Some((Rejection::IntegrationError, refusal.to_string()))
-                }
-                Err(error) => return Err(error),
-                Ok(_) => match self
-                    .peers
-                    .check_sanctions(&asked.correlation_id, party, "trade settlement")
-                    .await
-                {
-                    Err(Error::Peer { code, message, .. }) if code == Code::NotFound as i32 => {
-                        Some((Rejection::IntegrationError, message))
-                    }
-                    hit => hit?.map(|reason| (Rejection::SanctionsHit, reason)),
-                },
-            };
-            if let Some(bar) = bar {
-                barred.insert(party.to_owned(), bar);
+        let parties: Vec<String> = parties.into_iter().cloned().collect();
+        // Identity has no call for many users.
+        let bars = stream::iter(parties).map(|party| async move {
+            let bar = self.bar(asked, &party).await?;
+            Ok::<_, Error>(bar.map(|bar| (party, bar)))
+        });
+        let bars: Vec<_> = bars.buffer_unordered(PEER_CALLS).try_collect().await?;
+        Ok(bars.into_iter().flatten().collect())
+    }
+
+    /// Why a party may not or cannot trade on chain.
+    async fn bar(&self, asked: &Asked, party: &str) -> Result<Option<(Rejection, String)>, Error> {
+        match self.address_noted(party).await {
+            Err(Error::Refused(refusal)) => {
+                return Ok(Some((Rejection::IntegrationError, refusal.to_string())));
             }
+            Err(error) => return Err(error),
+            Ok(_) => {}
         }
-        Ok(barred)
+        let checked = self
+            .peers
+            .check_sanctions(&asked.correlation_id, party, "trade settlement");
+        match checked.await {
+            Err(Error::Peer { code, message, .. }) if code == Code::NotFound as i32 => {
+                Ok(Some((Rejection::IntegrationError, message)))
+            }
+            hit => Ok(hit?.map(|reason| (Rejection::SanctionsHit, reason))),
+        }
     }
 
     /// Sends the batch to the chain unless it is there already. The caller has the turn.

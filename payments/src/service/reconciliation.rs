@@ -6,6 +6,7 @@
 
 use std::time::{Duration, Instant};
 
+use futures::stream::{self, StreamExt, TryStreamExt};
 use uuid::Uuid;
 
 use super::{Fault, Gateway};
@@ -13,10 +14,17 @@ use crate::{
     api::events as emit,
     clock,
     day::BusinessDay,
-    reconcile::{Assessment, DepositPart, Explained, PayoutPart, deposit_part, payout_part},
+    intent::Intent,
+    payout::Payout,
+    reconcile::{
+        Assessment, DepositPart, Explained, PayoutPart, TokenSide, deposit_part, payout_part,
+    },
     repo::{intents, payouts, receipts, reports, reports::Report},
     rub::Rub,
 };
+
+/// Calls to the CFA service under way at a time.
+const PEER_CALLS: usize = 8;
 
 impl Gateway {
     /// Compares, stores the report and raises the alert when bank and supply differ. A key used before gives its report, and `true`.
@@ -96,8 +104,7 @@ impl Gateway {
             ..Explained::default()
         };
         let mut settled_intents = Vec::new();
-        for intent in intents::unsettled(self.db.read()).await? {
-            let token = self.cfa.issue(&intent.payment_id, correlation_id).await?;
+        for (intent, token) in self.issues(correlation_id).await? {
             let sum = match deposit_part(token, supply_block) {
                 DepositPart::InFlight => &mut explained.in_flight_deposits,
                 DepositPart::Suspense => &mut explained.suspense,
@@ -109,7 +116,7 @@ impl Gateway {
             *sum = sum.plus(intent.amount)?;
         }
         let mut settled_payouts = Vec::new();
-        for payout in payouts::unsettled(self.db.read()).await? {
+        for (payout, token) in self.redemptions(correlation_id).await? {
             // A refund burns nothing: until it is paid, its deposit stands in the suspense.
             if payout.refunds.is_some() {
                 if !payout.is_open() {
@@ -117,10 +124,6 @@ impl Gateway {
                 }
                 continue;
             }
-            let token = self
-                .cfa
-                .redemption(&payout.payout_id, correlation_id)
-                .await?;
             match payout_part(&payout, token, supply_block) {
                 PayoutPart::InFlight => {
                     explained.in_flight_payouts =
@@ -141,5 +144,31 @@ impl Gateway {
             tx.commit().await?;
         }
         Ok(explained)
+    }
+
+    /// Deposits that are not settled, with the issue of each. The CFA service has no call for many references.
+    async fn issues(&self, correlation_id: &str) -> Result<Vec<(Intent, TokenSide)>, Fault> {
+        let unsettled = stream::iter(intents::unsettled(self.db.read()).await?);
+        let asked = unsettled.map(|intent| async move {
+            let token = self.cfa.issue(&intent.payment_id, correlation_id).await?;
+            Ok::<_, Fault>((intent, token))
+        });
+        asked.buffered(PEER_CALLS).try_collect().await
+    }
+
+    /// Payouts that are not settled, with the redemption of each; a refund has none.
+    async fn redemptions(&self, correlation_id: &str) -> Result<Vec<(Payout, TokenSide)>, Fault> {
+        let unsettled = stream::iter(payouts::unsettled(self.db.read()).await?);
+        let asked = unsettled.map(|payout| async move {
+            let token = match payout.refunds {
+                Some(_) => TokenSide::MISSING,
+                None => {
+                    let asked = self.cfa.redemption(&payout.payout_id, correlation_id);
+                    asked.await?
+                }
+            };
+            Ok::<_, Fault>((payout, token))
+        });
+        asked.buffered(PEER_CALLS).try_collect().await
     }
 }
