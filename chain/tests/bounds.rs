@@ -245,6 +245,20 @@ async fn a_stranger_pays_for_gas_and_the_operator_need_not() {
     let coins = port.send(&port.operator, transfer(0, own, TRANSFER_GAS, 0));
     let receipt = port.receipt(&coins.await.expect("taken")).await;
     assert_eq!(receipt.status, ReceiptStatus::Success);
+    // what execution would refuse never gets there, where it would pay nothing
+    let tip_above_fee = TxEip1559 {
+        max_priority_fee_per_gas: 2,
+        ..transfer(0, own, 0, 1)
+    };
+    let tip_above_fee = port.send(&stranger, tip_above_fee).await;
+    assert!(
+        tip_above_fee
+            .expect_err("refused")
+            .contains("higher than max fee")
+    );
+    // the price that the port names is one that it takes
+    let price = port.ask("eth_gasPrice", json!([])).await;
+    assert_eq!(price.expect("a price"), "0x1");
     // a fee that is offered and not paid
     let no_tip = TxEip1559 {
         max_priority_fee_per_gas: 0,

@@ -31,6 +31,7 @@ use alloy::eips::{Decodable2718, Encodable2718};
 use alloy::primitives::{Address, B256, Bytes, U256};
 use alloy::rpc::types::{Log as RpcLog, TransactionReceipt};
 use revm::context_interface::cfg::gas::calculate_initial_tx_gas;
+use revm::primitives::eip3860::MAX_INITCODE_SIZE;
 use tokio::sync::{Notify, RwLock, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -54,8 +55,8 @@ pub struct DevChainConfig {
     pub data_dir: PathBuf,
     pub chain_id: u64,
     pub seal_interval: Duration,
-    /// Accounts that own native coins in block 0. All others are strangers: they pay for gas, and
-    /// have fewer places in the pool.
+    /// Accounts of the configured keys, which own native coins in block 0. All others are strangers:
+    /// they pay for gas, and have fewer places in the pool.
     pub funded: Vec<Address>,
 }
 
@@ -232,6 +233,18 @@ impl DevChain {
                 account.nonce,
                 tx.nonce()
             )));
+        }
+        // What execution would refuse must not get there: it would pay nothing and be sent again for ever.
+        if tx
+            .max_priority_fee_per_gas()
+            .is_some_and(|tip| tip > tx.max_fee_per_gas())
+        {
+            return Err(RpcFailure::rejected(
+                "max priority fee per gas higher than max fee per gas",
+            ));
+        }
+        if tx.is_create() && tx.input().len() > MAX_INITCODE_SIZE {
+            return Err(RpcFailure::rejected("max initcode size exceeded"));
         }
         // with a base fee of zero, what is paid is the tip
         let fee = tx.effective_tip_per_gas(0).unwrap_or_default();

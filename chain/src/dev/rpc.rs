@@ -166,7 +166,8 @@ impl DevChain {
             "eth_accounts" => json!([]),
             "eth_chainId" => json!(U64::from(self.inner.chain_id)),
             "eth_blockNumber" => json!(U64::from(self.inner.state.read().await.head.number)),
-            "eth_gasPrice" | "eth_maxPriorityFeePerGas" => json!(U64::ZERO),
+            // The least that a stranger pays.
+            "eth_gasPrice" | "eth_maxPriorityFeePerGas" => json!(U64::ONE),
             "eth_feeHistory" => json!(self.fee_history(params.take(0, "blockCount")?).await),
             "eth_sendRawTransaction" => json!(self.submit_raw(&params.take(0, "data")?).await?),
             "eth_getBalance" => json!(
@@ -440,7 +441,7 @@ impl DevChain {
             base_fee_per_blob_gas: Vec::new(),
             blob_gas_used_ratio: Vec::new(),
             oldest_block: head + 1 - count,
-            reward: Some(vec![vec![0]; count as usize]),
+            reward: Some(vec![vec![1]; count as usize]),
         }
     }
 }

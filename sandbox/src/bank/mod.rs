@@ -91,6 +91,9 @@ pub enum Error {
     Client(#[from] reqwest::Error),
 }
 
+/// Connections that the bank takes; from the reserve of descriptors that the platform keeps.
+const CONNECTIONS: usize = 64;
+
 /// The open bank.
 pub struct BankHandle {
     desk: Arc<desk::Desk>,
@@ -106,7 +109,12 @@ pub fn start(
     config: BankConfig,
     shutdown: CancellationToken,
 ) -> BoxFuture<'static, Result<BankHandle, Error>> {
-    start_within(config, rpc::Limits::default(), shutdown)
+    // Apart from the platform's ports: who fills those must not cut payments off from the bank.
+    let limits = rpc::Limits {
+        connections: rpc::Connections::of(CONNECTIONS, CONNECTIONS, CONNECTIONS),
+        ..rpc::Limits::default()
+    };
+    start_within(config, limits, shutdown)
 }
 
 /// The same with other limits of the port.
