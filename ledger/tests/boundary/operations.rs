@@ -685,10 +685,14 @@ async fn as_of_an_older_release(rows: &Rows) {
         "DROP TABLE operations_of_users",
         "DROP TABLE operations_listed",
         "CREATE INDEX operations_by_user ON operations (user_id, created_at_us)",
+        "DROP INDEX holds_by_user",
+        "DROP INDEX holds_active_by_time",
+        "DROP INDEX accounts_by_time",
+        "DROP INDEX sub_accounts_by_time",
     ];
     rows.tamper(&statements.join(";")).await.unwrap();
     let sql = "DELETE FROM _sqlx_migrations WHERE version >= 3";
-    assert_eq!(rows.tamper(sql).await.unwrap(), 2);
+    assert_eq!(rows.tamper(sql).await.unwrap(), 3);
 }
 
 // rows: R197 R237
