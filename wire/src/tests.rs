@@ -244,7 +244,7 @@ fn protocol_document_is_the_code() {
     } else {
         assert!(
             document == expected,
-            "docs/protocol.md is behind the code: run PROTOCOL_DOC=write cargo test -p wire protocol_document"
+            "docs/protocol.md differs from the code: run PROTOCOL_DOC=write cargo test -p wire protocol_document"
         );
     }
 }

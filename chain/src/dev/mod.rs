@@ -12,6 +12,8 @@
 //! connections (`http`).
 //!
 //! Limits: one node, no reorganisations, no state older than the head, no `eth_subscribe`.
+//! Not bounded yet: the block range of `eth_getLogs`, the sum of the results of a batch, estimates
+//! over gRPC (staff). A contract that executes `SELFDESTRUCT` stops this chain.
 
 pub mod http;
 mod pool;

@@ -76,7 +76,7 @@ async fn lists(world: &World) {
     }
 }
 
-/// A position that the registry tells of.
+/// A position in the registry.
 async fn issue(world: &World) {
     let issued = CfaIssuedEvent {
         context: context("i"),

@@ -41,7 +41,7 @@ impl World {
             data_dir: folder.path().into(),
             keys_dir: folder.path().join("keys"),
             listen: "127.0.0.1:0".parse().unwrap(),
-            // Nobody listens: webhooks wait.
+            // No listener: webhooks wait.
             webhook_url: "http://127.0.0.1:9/webhook".into(),
             ..BankConfig::default()
         };

@@ -154,7 +154,7 @@ async fn money(folder: &Path) {
         data_dir: folder.into(),
         keys_dir: folder.join("keys"),
         listen: "127.0.0.1:0".parse().unwrap(),
-        // Nobody listens: webhooks wait.
+        // No listener: webhooks wait.
         webhook_url: "http://127.0.0.1:9/webhook".into(),
         ..BankConfig::default()
     };
