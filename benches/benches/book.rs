@@ -1,4 +1,5 @@
-//! The book alone, events counted and dropped. Load: 1,000 orders rest on 100 levels a side; one iteration is one command pair.
+//! The book alone, events counted and dropped. Load: 1,000 orders rest on 100 levels a side; one
+//! iteration is one command pair.
 
 use benches::{Desk, instrument};
 use criterion::{Criterion, criterion_group, criterion_main};

@@ -1,6 +1,7 @@
-//! What two cores allow: the load of `pipeline` over bare rings. The same open loop, messages of the same size, a thread that only sends each back; and where
-//! the path has a journal, one more thread that only sleeps and writes: as many bytes, as often, to the same folder, on the same cores. No admission, no
-//! book, no frame. Whatever latency is left is the machine's.
+//! What two cores allow: the load of `pipeline` over bare rings. The same open loop, messages of
+//! the same size, a thread that only sends each back; and where the path has a journal, one more
+//! thread that only sleeps and writes: as many bytes, as often, to the same folder, on the same
+//! cores. No admission, no book, no frame. Whatever latency is left is the machine's.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;

@@ -1,5 +1,6 @@
-//! What a command costs the hot thread: the path turned by hand on one thread, so that nothing waits for a core, a cache line or a clock. Only the turns
-//! are timed. Of use for counting instructions too: `valgrind --tool=callgrind --toggle-collect='*ByHand::turn*'`.
+//! What a command costs the hot thread: the path turned by hand on one thread, so that nothing
+//! waits for a core, a cache line or a clock. Only the turns are timed. Of use for counting
+//! instructions too: `valgrind --tool=callgrind --toggle-collect='*ByHand::turn*'`.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,9 @@
-//! Turns a flow into the commands that admission would send, and back again into a tape: the untimed part of the `flow` benchmark, and its judge.
+//! Turns a flow into the commands that admission would send, and back again into a tape: the
+//! untimed part of the `flow` benchmark, and its judge.
 //!
-//! Every order belongs to a user of its own, so that self-trade prevention compares at each match and never fires. Slots are given as admission
-//! gives them: the one freed last, a block of 512 more when none is free.
+//! Every order belongs to a user of its own, so that self-trade prevention compares at each match
+//! and never fires. Slots are given as admission gives them: the one freed last, a block of 512
+//! more when none is free.
 
 use std::collections::VecDeque;
 

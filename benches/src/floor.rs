@@ -1,7 +1,9 @@
-//! The floor under the book: price-time priority and nothing else. No accounts, no self-trade prevention, no phases, no bands, no assertions; a
-//! 32-byte event an outcome. What the product's book costs more than this, its rules cost.
+//! The floor under the book: price-time priority and nothing else. No accounts, no self-trade
+//! prevention, no phases, no bands, no assertions; a 32-byte event an outcome. What the product's
+//! book costs more than this, its rules cost.
 //!
-//! Levels stand in an array by tick with a bitmap of the occupied ones a side, orders in a slab with 32-bit links, ids in a dense table.
+//! Levels stand in an array by tick with a bitmap of the occupied ones a side, orders in a slab
+//! with 32-bit links, ids in a dense table.
 
 use crate::xflow::{Header, Kind, Op, Record, TapeHash};
 

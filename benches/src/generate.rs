@@ -1,8 +1,10 @@
-//! Makes order flow with the right answer beside it: a seed gives the same file on every machine. The answer comes from a plain book of its own
-//! (a sorted map of queues), which shares nothing with the product's.
+//! Makes order flow with the right answer beside it: a seed gives the same file on every machine.
+//! The answer comes from a plain book of its own (a sorted map of queues), which shares nothing
+//! with the product's.
 //!
-//! Shape: about 45 % orders that rest, 40 % cancels, 8 % replaces, 7 % orders that trade (IOC, GTC, FOK, market). Distances from the best price
-//! follow a power law; cancels prefer young orders. Every cancel and replace names an order that rests: nothing is refused.
+//! Shape: about 45 % orders that rest, 40 % cancels, 8 % replaces, 7 % orders that trade (IOC, GTC,
+//! FOK, market). Distances from the best price follow a power law; cancels prefer young orders.
+//! Every cancel and replace names an order that rests: nothing is refused.
 
 use std::collections::{BTreeMap, VecDeque};
 

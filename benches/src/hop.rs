@@ -1,5 +1,6 @@
-//! Floors of the pipeline on this machine at this moment: a cache line between two cores and back, a message over two rings and back, and how late a thread
-//! is that does nothing but look at the clock.
+//! Floors of the pipeline on this machine at this moment: a cache line between two cores and back,
+//! a message over two rings and back, and how late a thread is that does nothing but look at the
+//! clock.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -58,8 +59,8 @@ pub fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("consistent bounds")
 }
 
-/// Nanoseconds since it was made, read off the processor's counter: the system's clock would take a client a tenth of its time at a million requests a
-/// second.
+/// Nanoseconds since it was made, read off the processor's counter: the system's clock would take a
+/// client a tenth of its time at a million requests a second.
 pub struct Timer {
     clock: Clock,
     start: u64,
@@ -157,8 +158,10 @@ pub fn ring_hop(core: usize, rounds: u64) -> Spread {
     Spread::of(&times)
 }
 
-/// How late two threads that do nothing but look at the clock notice moments which come `rate` times a second: the caller and one on `core`, at once. What
-/// the system, or whoever else runs there, takes of a core shows here without anything of ours on it. Two [`Spread`]s of nanoseconds: the caller's and the other's.
+/// How late two threads that do nothing but look at the clock notice moments which come `rate`
+/// times a second: the caller and one on `core`, at once. What the system, or whoever else runs
+/// there, takes of a core shows here without anything of ours on it. Two [`Spread`]s of
+/// nanoseconds: the caller's and the other's.
 pub fn watch(core: usize, rate: u64, time: Duration) -> (Spread, Spread) {
     let other = std::thread::spawn(move || {
         pin(core);

@@ -1,5 +1,6 @@
-//! Order flow for the whole path: users with sessions and money, and a seeded mix of 47 % new limit orders that mostly rest, 38 % cancels, 8 % amends
-//! of the price and 7 % immediate-or-cancel orders that cross, about 2,000 orders resting.
+//! Order flow for the whole path: users with sessions and money, and a seeded mix of 47 % new limit
+//! orders that mostly rest, 38 % cancels, 8 % amends of the price and 7 % immediate-or-cancel
+//! orders that cross, about 2,000 orders resting.
 
 use admission::{
     AmendRequest, CancelRequest, FundRequest, NewRequest, OrderRef, Request, SessionRequest,

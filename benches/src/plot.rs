@@ -1,4 +1,5 @@
-//! HDR histograms as a picture: time over percentile, both logarithmic, so that the tail is as wide as the middle. Plain SVG.
+//! HDR histograms as a picture: time over percentile, both logarithmic, so that the tail is as wide
+//! as the middle. Plain SVG.
 
 use std::fmt::Write;
 

@@ -7,8 +7,9 @@
 //! record   0 op  1 side  2 kind  3 class  4 account u32  8 order id  16 price in ticks  24 quantity in lots
 //! ```
 //!
-//! A REPLACE carries the new *open* quantity. Only a smaller quantity at the same price (`class` 1) keeps the place in the queue. Prefill records
-//! build the book and are not timed; trades and quantity count timed records, the tape hash both.
+//! A REPLACE carries the new *open* quantity. Only a smaller quantity at the same price (`class` 1)
+//! keeps the place in the queue. Prefill records build the book and are not timed; trades and
+//! quantity count timed records, the tape hash both.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! The book on generated flow: every trade as the generator's plain book had it, for both shapes and several seeds, however the book is fed.
+//! The book on generated flow: every trade as the generator's plain book had it, for both shapes
+//! and several seeds, however the book is fed.
 
 use benches::drive::{Drive, new_book};
 use benches::floor::Floor;

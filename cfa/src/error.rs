@@ -1,5 +1,5 @@
-//! Why a call of this service did not do what it was asked for. Business refusals that the specification wants as a *result* (a REJECTED
-//! operation) are none of these.
+//! Why a call of this service did not do what it was asked for. Business refusals that the
+//! specification wants as a *result* (a REJECTED operation) are none of these.
 
 use std::collections::HashMap;
 

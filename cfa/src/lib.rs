@@ -1,5 +1,5 @@
-//! CFA lifecycle service: issues, redeems and transfers digital financial assets on the chain, and keeps the list of instruments and the
-//! registry of holders.
+//! CFA lifecycle service: issues, redeems and transfers digital financial assets on the chain, and
+//! keeps the list of instruments and the registry of holders.
 //!
 //! | room | what |
 //! |---|---|
@@ -10,9 +10,9 @@
 //!
 //! What is ordered on chain goes through [`chain::Connector`], in that crate's own types.
 //!
-//! Architecture invariants: money is reserved or posted in the ledger before the chain moves it, and made final there after; a chain
-//! submission is stored before it is sent and known by a key derived from its operation; a state and the events that tell of it are one
-//! transaction.
+//! Architecture invariants: money is reserved or posted in the ledger before the chain moves it,
+//! and made final there after; a chain submission is stored before it is sent and known by a key
+//! derived from its operation; a state and the events that tell of it are one transaction.
 
 mod api;
 pub mod clock;
@@ -78,8 +78,8 @@ pub struct CfaHandle {
     tasks: TaskTracker,
 }
 
-/// Opens the store, deploys the platform's contracts on the first start, and starts consumers, relay and sweeps. Asks no other service
-/// before it answers. Ends when `shutdown` is cancelled.
+/// Opens the store, deploys the platform's contracts on the first start, and starts consumers,
+/// relay and sweeps. Asks no other service before it answers. Ends when `shutdown` is cancelled.
 pub fn start(
     config: CfaConfig,
     deps: CfaDeps,

@@ -1,4 +1,5 @@
-//! The rows of this service in its own types. Numbers of enumerations are those of the contract, which are also those in the database.
+//! The rows of this service in its own types. Numbers of enumerations are those of the contract,
+//! which are also those in the database.
 
 use types::Decimal;
 

@@ -4,8 +4,8 @@ use types::{Decimal, DecimalError, Rounding};
 
 use crate::model::{CFA_RUB_DECIMALS, Coupon, Holder, RedemptionLine};
 
-/// Roubles a unit is worth at the record date: nominal plus every coupon due by then (specification 1.5). Coupons have no payment process
-/// of their own yet, so all that are due are paid here.
+/// Roubles a unit is worth at the record date: nominal plus every coupon due by then (specification
+/// 1.5). Coupons have no payment process of their own yet, so all that are due are paid here.
 pub fn worth_per_unit(
     nominal: Decimal,
     coupons: &[Coupon],

@@ -1,10 +1,11 @@
-//! What an operation does next, as a pure function of what is known about it. No clock, no I/O: the shell performs the step, stores the
-//! fact it brought, and asks again. Every step may be performed twice (ids are derived from the operation), so a crash anywhere is a
-//! restart of `next`.
+//! What an operation does next, as a pure function of what is known about it. No clock, no I/O: the
+//! shell performs the step, stores the fact it brought, and asks again. Every step may be performed
+//! twice (ids are derived from the operation), so a crash anywhere is a restart of `next`.
 //!
-//! Order of the legs: the ledger is the gate (money is reserved or posted as unsettled there), then the chain, then the ledger's finality.
-//! A chain leg that reverts undoes the gate. Redemption of CFA-RUB adds the payout: recorded at once, released to the bank only when the
-//! burn is final (T06), undone by a mint-back only after a final burn (T07, T09).
+//! Order of the legs: the ledger is the gate (money is reserved or posted as unsettled there), then
+//! the chain, then the ledger's finality. A chain leg that reverts undoes the gate. Redemption of
+//! CFA-RUB adds the payout: recorded at once, released to the bank only when the burn is final
+//! (T06), undone by a mint-back only after a final burn (T07, T09).
 
 use crate::model::Flow;
 

@@ -1,4 +1,5 @@
-//! Addresses and hashes of the chain as values of our own, so that nothing outside this room meets the chain library's types.
+//! Addresses and hashes of the chain as values of our own, so that nothing outside this room meets
+//! the chain library's types.
 
 use std::fmt;
 use std::str::FromStr;

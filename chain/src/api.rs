@@ -1,4 +1,5 @@
-//! `ChainConnectorService` and the connector's HTTP reads: `POST /getTransactionReceipt`, `/getBlock`, `/estimateGas` (specification 4.6).
+//! `ChainConnectorService` and the connector's HTTP reads: `POST /getTransactionReceipt`,
+//! `/getBlock`, `/estimateGas` (specification 4.6).
 
 use axum::extract::State;
 use axum::routing::post;

@@ -1,7 +1,8 @@
 //! The platform's contracts as the rest of the service sees them: `Action` = what is ordered, `Call` = what is sent.
 //!
-//! Bytecode comes from the committed artifacts. Gas limits are fixed per action, not estimated: an action that the contract refuses
-//! must reach a block and leave a receipt, and two actions in flight must not spoil each other's estimate.
+//! Bytecode comes from the committed artifacts. Gas limits are fixed per action, not estimated: an
+//! action that the contract refuses must reach a block and leave a receipt, and two actions in
+//! flight must not spoil each other's estimate.
 
 use alloy::primitives::{Bytes, U256, keccak256};
 use alloy::sol_types::{SolCall, SolConstructor};

@@ -9,7 +9,8 @@
 //! | `dev` | a development chain in the process: EVM, blocks, JSON-RPC |
 //! | `api` | `ChainConnectorService` and its HTTP reads |
 //!
-//! `start_chain` opens either the embedded chain or a remote node (`rpc_url`); everything above the transport is the same code.
+//! `start_chain` opens either the embedded chain or a remote node (`rpc_url`); everything above the
+//! transport is the same code.
 
 mod address;
 mod api;

@@ -1,11 +1,14 @@
 //! The consumer runner: at least once, in order, retry with backoff, then the dead-letter topic (D26).
 //!
-//! The position is committed after the handler succeeded or the record is in `<topic>.dlq`: behind what was read together, after the first
-//! call past [`COMMIT_EVERY`], and before a stop; a crash sets a group back by that much, which handlers bear. While a record is retried, the
-//! subscription waits behind it, so the order of its key holds. A handler is never cancelled in the middle: shutdown waits for it.
+//! The position is committed after the handler succeeded or the record is in `<topic>.dlq`: behind
+//! what was read together, after the first call past [`COMMIT_EVERY`], and before a stop; a crash
+//! sets a group back by that much, which handlers bear. While a record is retried, the subscription
+//! waits behind it, so the order of its key holds. A handler is never cancelled in the middle:
+//! shutdown waits for it.
 //!
-//! Three kinds of failure: [`Poison`] is given up at once; [`Later`], and an error of a store that is away, waits for as long as that takes, shown by
-//! [`crate::log::Waiting`]; anything else is given up after [`RetryPolicy::attempts_max`] attempts.
+//! Three kinds of failure: [`Poison`] is given up at once; [`Later`], and an error of a store that
+//! is away, waits for as long as that takes, shown by [`crate::log::Waiting`]; anything else is
+//! given up after [`RetryPolicy::attempts_max`] attempts.
 
 use std::{error::Error as StdError, fmt, future::Future, sync::Arc, time::Duration};
 
@@ -26,7 +29,8 @@ pub(crate) const AWAY_MAX_MS: u64 = 5_000;
 /// How often the log tells of one record that waits.
 const LATER_TELL: Duration = Duration::from_secs(60);
 
-/// Why a record was not handled. Any error is retried; [`Poison`] for a record that can never be handled, [`Later`] for one that has to wait.
+/// Why a record was not handled. Any error is retried; [`Poison`] for a record that can never be
+/// handled, [`Later`] for one that has to wait.
 pub type Failure = Box<dyn StdError + Send + Sync>;
 
 /// What a handler of one record answers.
@@ -54,8 +58,9 @@ impl fmt::Display for Poison {
 
 impl StdError for Poison {}
 
-/// A peer or a store is away: nothing is wrong with the record, and it waits for as long as that takes. Does not count towards
-/// [`RetryPolicy::attempts_max`]. Never to be answered for what only this record can mend: everything behind it waits too.
+/// A peer or a store is away: nothing is wrong with the record, and it waits for as long as that
+/// takes. Does not count towards [`RetryPolicy::attempts_max`]. Never to be answered for what only
+/// this record can mend: everything behind it waits too.
 #[derive(Debug, Clone)]
 pub struct Later(pub String);
 
@@ -172,8 +177,9 @@ where
         .await
 }
 
-/// Handles the topics as a member of `group` until `shutdown`: up to `records_max` of what is there are handed over together, in order, so that
-/// one transaction can do for many. A lone record waits for no company.
+/// Handles the topics as a member of `group` until `shutdown`: up to `records_max` of what is there
+/// are handed over together, in order, so that one transaction can do for many. A lone record waits
+/// for no company.
 ///
 /// # Errors
 /// [`Error`] when the subscription cannot be made. Later failures of the log are retried for ever.
@@ -267,7 +273,8 @@ where
     ) -> Result<(), Ending> {
         let mut done = Done::default();
         let mut rest = deliveries;
-        // Records to be tried one by one, since together they failed for a reason that is not known to be the first one's.
+        // Records to be tried one by one, since together they failed for a reason that is not known
+        // to be the first one's.
         let mut alone = 0_usize;
         while !rest.is_empty() && !self.shutdown.is_cancelled() {
             if !subscription.is_ours(&rest[0].position) {

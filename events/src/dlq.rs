@@ -115,8 +115,9 @@ pub async fn list(
     Ok(letters)
 }
 
-/// Puts the dead letters of these topics back (of one group when named), each once and for the group that gave it up; returns them. Two
-/// replays of one group at the same time may put a letter back twice, which its handler bears.
+/// Puts the dead letters of these topics back (of one group when named), each once and for the
+/// group that gave it up; returns them. Two replays of one group at the same time may put a letter
+/// back twice, which its handler bears.
 ///
 /// # Errors
 /// [`Error`] of the log; letters put back so far stay put back.
@@ -154,7 +155,8 @@ pub async fn replay(
     Ok(replayed)
 }
 
-/// How far the letters of a group were put back is remembered for each group, so that one can be replayed without the others.
+/// How far the letters of a group were put back is remembered for each group, so that one can be
+/// replayed without the others.
 fn replay_group(group: &str) -> String {
     format!("dlq-replay.{group}")
 }

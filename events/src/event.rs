@@ -6,7 +6,8 @@ use uuid::Uuid;
 /// Something that has happened, as it travels between services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// `ce_id`; consumers recognise a repeated delivery by it. Derive it (UUIDv5) where the same fact may be emitted again.
+    /// `ce_id`; consumers recognise a repeated delivery by it. Derive it (UUIDv5) where the same
+    /// fact may be emitted again.
     pub id: Uuid,
     /// One of [`crate::topics`].
     pub topic: String,

@@ -1,6 +1,7 @@
 //! Inbox: which events a consumer has taken effect of, in the database and the transaction of the effect (D26).
 //!
-//! The id is the event's own, not its offset, so an event that is published again after a relay's crash is recognised too.
+//! The id is the event's own, not its offset, so an event that is published again after a relay's
+//! crash is recognised too.
 
 use std::collections::HashSet;
 
@@ -27,7 +28,8 @@ pub async fn accept_in_tx(
     Ok(accepted == [true])
 }
 
-/// As [`accept_in_tx`], for several: whether each is seen for the first time. Of one that is named twice the first counts.
+/// As [`accept_in_tx`], for several: whether each is seen for the first time. Of one that is named
+/// twice the first counts.
 ///
 /// # Errors
 /// [`Error::Store`].

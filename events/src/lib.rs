@@ -1,11 +1,13 @@
-//! Events between services: written with the change that caused them, relayed in order, handled at least once, effective once.
+//! Events between services: written with the change that caused them, relayed in order, handled at
+//! least once, effective once.
 //!
 //! ```text
 //! service: one transaction { change, outbox row } -> Relay -> Log (embedded or Kafka) -> consume -> one transaction { inbox row, effect }
 //! ```
 //!
-//! No event without a committed change and no committed change without its event (R248): the outbox is a table of the service's own
-//! database (SQLite or PostgreSQL). No effect twice: the inbox remembers `Event::id` in the transaction of the effect. Delivery is at least once and keeps the
+//! No event without a committed change and no committed change without its event (R248): the outbox
+//! is a table of the service's own database (SQLite or PostgreSQL). No effect twice: the inbox
+//! remembers `Event::id` in the transaction of the effect. Delivery is at least once and keeps the
 //! order of each key (D25, D26).
 
 pub mod consumer;
@@ -66,7 +68,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// True when a store or the log is away, so that the same call may work later; false when the call itself cannot be done.
+    /// True when a store or the log is away, so that the same call may work later; false when the
+    /// call itself cannot be done.
     pub fn is_away(&self) -> bool {
         match self {
             Error::Store(error) => is_away(error),
@@ -77,7 +80,8 @@ impl Error {
     }
 }
 
-/// True when the database is away, so that the same statement may work later; false when the statement or what it read can never work.
+/// True when the database is away, so that the same statement may work later; false when the
+/// statement or what it read can never work.
 pub fn is_away(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(_) if postgres::is_ours(error) => postgres::is_away(error),

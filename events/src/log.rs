@@ -37,8 +37,9 @@ pub struct Delivery {
 /// A durable event log.
 #[async_trait]
 pub trait Log: Send + Sync + 'static {
-    /// Appends in order; when it returns, all of them are durable. After an error any prefix, also of each key, may be in the log:
-    /// publish the same events again, with the same ids. [`Error::Refused`]: one of them is never taken, for instance for its size.
+    /// Appends in order; when it returns, all of them are durable. After an error any prefix, also
+    /// of each key, may be in the log: publish the same events again, with the same ids.
+    /// [`Error::Refused`]: one of them is never taken, for instance for its size.
     async fn publish(&self, events: &[Event]) -> Result<(), Error> {
         let records: Vec<Record> = events.iter().cloned().map(Record::from).collect();
         self.append(&records).await
@@ -56,12 +57,13 @@ pub trait Log: Send + Sync + 'static {
     /// As [`Log::publish`], with further headers.
     async fn append(&self, records: &[Record]) -> Result<(), Error>;
 
-    /// Joins a group. A new group starts at the beginning of the topics, a known one after its last committed record. Members of one
-    /// group share its topics; a record goes to one of them.
+    /// Joins a group. A new group starts at the beginning of the topics, a known one after its last
+    /// committed record. Members of one group share its topics; a record goes to one of them.
     async fn subscribe(&self, group: &str, topics: &[&str]) -> Result<Subscription, Error>;
 
-    /// What a group has not committed of the topics, up to the end at the time of the call, in the order of each partition. Joins nothing
-    /// and changes nothing; for a look from outside, where a subscription would wait for more.
+    /// What a group has not committed of the topics, up to the end at the time of the call, in the
+    /// order of each partition. Joins nothing and changes nothing; for a look from outside, where a
+    /// subscription would wait for more.
     async fn backlog(&self, group: &str, topics: &[&str]) -> Result<Vec<Delivery>, Error>;
 
     /// As [`Subscription::commit`], for a group that has no members at the moment.
@@ -95,9 +97,10 @@ impl Waiting {
     }
 }
 
-/// Tells what keeps events from moving, until shutdown: `tell(part, Some(reason))` when a part begins to fail or fails for another reason,
-/// `tell(part, None)` when it works again. Parts are `events`, the log itself, and `<group>:<topic>` for each consumer of `groups` that
-/// waits for a peer or a store. Meant for a service's health.
+/// Tells what keeps events from moving, until shutdown: `tell(part, Some(reason))` when a part
+/// begins to fail or fails for another reason, `tell(part, None)` when it works again. Parts are
+/// `events`, the log itself, and `<group>:<topic>` for each consumer of `groups` that waits for a
+/// peer or a store. Meant for a service's health.
 pub async fn report_health(
     log: Arc<dyn Log>,
     groups: &[&str],
@@ -136,8 +139,8 @@ pub async fn report_health(
 pub struct Subscription(pub(crate) Box<dyn Source>);
 
 impl Subscription {
-    /// The next record; waits for one. Cancel safe: a record is lost from view only after it has been returned, and comes again to the
-    /// group if it is not committed.
+    /// The next record; waits for one. Cancel safe: a record is lost from view only after it has
+    /// been returned, and comes again to the group if it is not committed.
     ///
     /// # Errors
     /// [`Error`] of the log. The subscription stays usable.
@@ -145,7 +148,8 @@ impl Subscription {
         self.0.next().await
     }
 
-    /// The next records, at least one and at most `max`, as many as are at hand; waits for the first. Cancel safe as [`Self::next`].
+    /// The next records, at least one and at most `max`, as many as are at hand; waits for the
+    /// first. Cancel safe as [`Self::next`].
     ///
     /// # Errors
     /// [`Error`] of the log, before the first record. The subscription stays usable.

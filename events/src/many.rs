@@ -1,23 +1,26 @@
-//! Many rows in few statements, on SQLite: VALUES of a few fixed sizes whose LIMIT says how many rows are filled, so that each statement is
-//! prepared once.
+//! Many rows in few statements, on SQLite: VALUES of a few fixed sizes whose LIMIT says how many
+//! rows are filled, so that each statement is prepared once.
 //!
-//! Why: a statement costs a trip to the connection's thread and back, tens of microseconds, whatever it does. Full statements carry a
-//! batch; what is left over fits the next larger size, and small statements that follow each other travel as one [`Script`]. Texts that
-//! are shared (`Arc<str>`) are bound without a copy.
+//! Why: a statement costs a trip to the connection's thread and back, tens of microseconds,
+//! whatever it does. Full statements carry a batch; what is left over fits the next larger size,
+//! and small statements that follow each other travel as one [`Script`]. Texts that are shared
+//! (`Arc<str>`) are bound without a copy.
 
 use std::sync::{Arc, OnceLock};
 
 use sqlx::{Arguments, AssertSqlSafe, Encode, SqliteConnection, Type, sqlite::SqliteArguments};
 
-/// Rows of one statement. The largest times the widest table stays below the number of values that SQLite binds, 32,766.
+/// Rows of one statement. The largest times the widest table stays below the number of values that
+/// SQLite binds, 32,766.
 const SIZES: [usize; 4] = [8, 32, 128, 512];
 const ROWS_MAX: usize = SIZES[SIZES.len() - 1];
 /// Statements of at most so many rows wait for others to travel with.
 const ROWS_WAITING_MAX: usize = 32;
 
-/// A statement over rows of so many values: `head`, the rows, `tail`. The last value of the statement is the number of rows, so the tail has
-/// one `?`, after `LIMIT +`, and the head none. The `+` matters: SQLite looks at the value of a bare `LIMIT ?` when it prepares, and prepares the
-/// statement again for each other value.
+/// A statement over rows of so many values: `head`, the rows, `tail`. The last value of the
+/// statement is the number of rows, so the tail has one `?`, after `LIMIT +`, and the head none.
+/// The `+` matters: SQLite looks at the value of a bare `LIMIT ?` when it prepares, and prepares
+/// the statement again for each other value.
 pub struct Many {
     head: &'static str,
     columns: usize,
@@ -46,7 +49,8 @@ impl Many {
         &all[size]
     }
 
-    /// Binds `rows`, fills the rest of the statement with NULL and ends with the number of rows; the size of the statement.
+    /// Binds `rows`, fills the rest of the statement with NULL and ends with the number of rows;
+    /// the size of the statement.
     fn bind<T>(
         &self,
         rows: &[T],

@@ -1,9 +1,11 @@
 //! Migrations: SQL texts in the binary, applied when a store is opened.
 //!
-//! Outbox and inbox have the same tables in every service's SQLite file. [`crate::Sqlite::open`] applies [`SQL`] before the service's own
-//! migrations, so a service need not repeat it; repeating it is harmless.
-//! On PostgreSQL (`postgres/migrations.sql`) the outbox has a row an event with Debezium's columns `id`, `aggregatetype`, `aggregateid`, `type`,
-//! `payload`: an operator can swap our relay for Debezium without a migration (`aggregatetype` holds the topic, `aggregateid` the key).
+//! Outbox and inbox have the same tables in every service's SQLite file. [`crate::Sqlite::open`]
+//! applies [`SQL`] before the service's own migrations, so a service need not repeat it; repeating
+//! it is harmless. On PostgreSQL (`postgres/migrations.sql`) the outbox has a row an event with
+//! Debezium's columns `id`, `aggregatetype`, `aggregateid`, `type`, `payload`: an operator can swap
+//! our relay for Debezium without a migration (`aggregatetype` holds the topic, `aggregateid` the
+//! key).
 
 use sqlx::{
     SqlStr,

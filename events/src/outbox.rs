@@ -1,8 +1,10 @@
 //! Outbox: events of a transaction, in its own database, relayed to the log in commit order (R248, D26).
 //!
-//! Why nothing is skipped on SQLite ([`crate::sqlite::outbox`]): positions are given by the single writer, so they become visible in order; on
-//! PostgreSQL see [`crate::postgres::outbox`]. Why nothing is lost: rows are deleted only after the log has made them durable. A crash between the two
-//! publishes the same ids again; consumers drop them. A relay never has two batches under way, so the order of each key is that of the commits.
+//! Why nothing is skipped on SQLite ([`crate::sqlite::outbox`]): positions are given by the single
+//! writer, so they become visible in order; on PostgreSQL see [`crate::postgres::outbox`]. Why
+//! nothing is lost: rows are deleted only after the log has made them durable. A crash between the
+//! two publishes the same ids again; consumers drop them. A relay never has two batches under way,
+//! so the order of each key is that of the commits.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,14 +14,18 @@ use tokio_util::sync::CancellationToken;
 pub use crate::sqlite::outbox::append_in_tx;
 use crate::{Error, Log, consumer};
 
-/// After a step the relay lets commits gather, so that a stream of small ones shares its durable writes, in milliseconds.
+/// After a step the relay lets commits gather, so that a stream of small ones shares its durable
+/// writes, in milliseconds.
 const PACE_MS: u64 = 2;
-/// The same where several commits went out together: nobody waited for the first of them to make the next, and each durable write and each
-/// waking of a reader costs a lone writer's next commit more than one of its own steps. The bound of what an event waits here.
+/// The same where several commits went out together: nobody waited for the first of them to make
+/// the next, and each durable write and each waking of a reader costs a lone writer's next commit
+/// more than one of its own steps. The bound of what an event waits here.
 const STREAM_PACE_MS: u64 = 8;
-/// The relay is woken by commits; this is how long it sleeps at most, for rows written by another process, in milliseconds.
+/// The relay is woken by commits; this is how long it sleeps at most, for rows written by another
+/// process, in milliseconds.
 const POLL_MS: u64 = 1_000;
-/// How long it sleeps while rows are there that may go out in a moment, or that are out and wait to be deleted, in milliseconds.
+/// How long it sleeps while rows are there that may go out in a moment, or that are out and wait to
+/// be deleted, in milliseconds.
 const SOON_MS: u64 = 20;
 
 /// Events still to be relayed, for health and metrics.
@@ -34,7 +40,8 @@ pub async fn backlog(db: &impl Queue) -> Result<i64, Error> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
     pub events: usize,
-    /// More may go out at once or in a moment: a full batch, rows of transactions still under way, another relay at work.
+    /// More may go out at once or in a moment: a full batch, rows of transactions still under way,
+    /// another relay at work.
     pub more_soon: bool,
     /// They were of several commits, as far as the store tells.
     pub is_stream: bool,
@@ -115,8 +122,8 @@ impl Relay {
         let _ = tokio::time::timeout(Duration::from_millis(POLL_MS), flush).await;
     }
 
-    /// Publishes the oldest batch, or deletes what was published when there is none; returns how many events it moved. On PostgreSQL another relay is let in by a
-    /// step that moves none.
+    /// Publishes the oldest batch, or deletes what was published when there is none; returns how
+    /// many events it moved. On PostgreSQL another relay is let in by a step that moves none.
     ///
     /// # Errors
     /// [`Error`] of the store or of the log; the batch then stays.

@@ -8,8 +8,9 @@
 //! headers: number, then name and value of each, length and bytes
 //! ```
 //!
-//! Numbers are LEB128. Why: a row costs the store far more than its bytes, and neighbours repeat each other. What is read was checked whole
-//! first, so a damaged row is an error and never another event.
+//! Numbers are LEB128. Why: a row costs the store far more than its bytes, and neighbours repeat
+//! each other. What is read was checked whole first, so a damaged row is an error and never another
+//! event.
 
 use uuid::Uuid;
 
@@ -249,7 +250,8 @@ fn put_text(text: &str, to: &mut Vec<u8>) {
     to.extend_from_slice(text.as_bytes());
 }
 
-/// Bytes that two values begin with alike. Words first: events of one request share their context of some hundred bytes.
+/// Bytes that two values begin with alike. Words first: events of one request share their context
+/// of some hundred bytes.
 fn shared(a: &[u8], b: &[u8]) -> usize {
     let (words_a, words_b) = (a.as_chunks::<8>().0, b.as_chunks::<8>().0);
     let words = words_a.iter().zip(words_b);

@@ -1,5 +1,5 @@
-//! The Kafka implementation on librdkafka's own mock brokers: the normal paths, without a broker to install. The whole contract runs on a
-//! real one in `full.rs`.
+//! The Kafka implementation on librdkafka's own mock brokers: the normal paths, without a broker to
+//! install. The whole contract runs on a real one in `full.rs`.
 
 mod common;
 

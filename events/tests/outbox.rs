@@ -1,5 +1,5 @@
-//! Outbox and inbox on SQLite: no event without its committed change, no committed change without its event, no effect twice. The contract runs
-//! on PostgreSQL in `full.rs`.
+//! Outbox and inbox on SQLite: no event without its committed change, no committed change without
+//! its event, no effect twice. The contract runs on PostgreSQL in `full.rs`.
 
 mod common;
 
@@ -300,7 +300,8 @@ impl Log for Forgetful {
 }
 
 // rows: R248
-/// Transactions of one event up to several rows, of one topic and of two; rows that the log keeps as they are, puts together or takes apart.
+/// Transactions of one event up to several rows, of one topic and of two; rows that the log keeps
+/// as they are, puts together or takes apart.
 #[tokio::test]
 async fn r248_rows_of_any_size_are_published_once_and_in_their_order() {
     let folder = tempfile::tempdir().unwrap();
@@ -470,7 +471,8 @@ async fn a_writer_without_a_thread_of_its_own_tells_the_same_apart() {
 
 const CHILD_FOLDER: &str = "OUTBOX_TEST_CHILD_FOLDER";
 
-/// Not a test of its own: the process that the next test kills. It changes and relays at once and says each committed number.
+/// Not a test of its own: the process that the next test kills. It changes and relays at once and
+/// says each committed number.
 #[tokio::test(flavor = "multi_thread")]
 async fn child_changes_and_relays_until_killed() {
     let Ok(folder) = std::env::var(CHILD_FOLDER) else {
@@ -494,7 +496,8 @@ async fn child_changes_and_relays_until_killed() {
 /// Numbers that one transaction of the next child changes.
 const GROUP: usize = 3;
 
-/// Not a test of its own: the process that the last test kills. Groups follow each other without a pause, from one thread and then another.
+/// Not a test of its own: the process that the last test kills. Groups follow each other without a
+/// pause, from one thread and then another.
 #[tokio::test(flavor = "multi_thread")]
 async fn child_changes_groups_directly_and_relays_until_killed() {
     let Ok(folder) = std::env::var(CHILD_FOLDER) else {
@@ -544,7 +547,8 @@ fn change_group(tx: &events::DirectTx) -> usize {
     numbers[GROUP - 1]
 }
 
-/// Runs a child again and again on what it left, each time killed after another number of commits. How many numbers it said to be committed.
+/// Runs a child again and again on what it left, each time killed after another number of commits.
+/// How many numbers it said to be committed.
 fn kill_again_and_again(child: &str, folder: &Path) -> usize {
     let mut committed = 0;
     for after in [1, 2, 3, 5, 8, 13] {

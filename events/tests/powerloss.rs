@@ -1,7 +1,9 @@
-//! The embedded log through power losses: whatever a disk may have kept of what was not synced, nothing acknowledged is lost and nothing is half there.
+//! The embedded log through power losses: whatever a disk may have kept of what was not synced,
+//! nothing acknowledged is lost and nothing is half there.
 //!
-//! A child process publishes and writes down each acknowledgement; a small library preloaded into it records every write, truncation and sync of
-//! its files in order. From that record the test makes states of the disk: all that was synced, and of the rest any subset, torn at sectors.
+//! A child process publishes and writes down each acknowledgement; a small library preloaded into
+//! it records every write, truncation and sync of its files in order. From that record the test
+//! makes states of the disk: all that was synced, and of the rest any subset, torn at sectors.
 //! SQLite has to make a good log of each. `POWERLOSS_SEEDS` says how many states are tried.
 
 use std::{
@@ -16,7 +18,8 @@ use uuid::Uuid;
 
 /// Names the folder to the child; without it the child's test has nothing to do.
 const CHILD_FOLDER: &str = "EVENTS_POWERLOSS_FOLDER";
-/// Publications of the child, and the size of each: together more than the pages after which SQLite copies its log into the file.
+/// Publications of the child, and the size of each: together more than the pages after which SQLite
+/// copies its log into the file.
 const PUBLISHED: usize = 90;
 const PAYLOAD: usize = 60_000;
 const SECTOR: usize = 512;

@@ -1,7 +1,7 @@
 //! Bytes at addresses that a disk takes without a copy in between: page-aligned buffers, and whole blocks of them.
 //!
-//! `O_DIRECT` wants address, length and offset at multiples of the device's block. Both types check that when they are made, so that a write
-//! cannot fail for it later.
+//! `O_DIRECT` wants address, length and offset at multiples of the device's block. Both types check
+//! that when they are made, so that a write cannot fail for it later.
 
 use rkyv::util::AlignedVec;
 

@@ -31,7 +31,8 @@ impl Appender {
         }
     }
 
-    /// Adds a frame to the batch that [`Appender::flush`] hands over. The frames of a unit follow one another, its last one says so.
+    /// Adds a frame to the batch that [`Appender::flush`] hands over. The frames of a unit follow
+    /// one another, its last one says so.
     pub fn append(
         &mut self,
         kind: FrameKind,
@@ -78,7 +79,8 @@ impl Appender {
         self.is_whole = unit_end;
     }
 
-    /// Hands over what was appended: whole units. Waits for the writer if that is taking what was handed over before, which is a swap of buffers.
+    /// Hands over what was appended: whole units. Waits for the writer if that is taking what was
+    /// handed over before, which is a swap of buffers.
     pub fn flush(&mut self) {
         if self.local.len() > MARK_BYTES {
             assert!(self.is_whole, "whole units are handed over");
@@ -88,7 +90,8 @@ impl Appender {
         }
     }
 
-    /// The same without ever waiting: false when the writer is just taking something, and what was appended stays here for the next time.
+    /// The same without ever waiting: false when the writer is just taking something, and what was
+    /// appended stays here for the next time.
     #[must_use]
     pub fn try_flush(&mut self) -> bool {
         if self.local.len() > MARK_BYTES {

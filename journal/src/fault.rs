@@ -1,5 +1,5 @@
-//! A disk in memory that loses power: what was not synced is kept, dropped or torn, block by block and in any order, as a seed decides. It also fails on
-//! request.
+//! A disk in memory that loses power: what was not synced is kept, dropped or torn, block by block
+//! and in any order, as a seed decides. It also fails on request.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -82,7 +82,8 @@ pub struct MemoryStorage {
     pub is_full: AtomicBool,
     /// There is no room for another segment.
     pub has_no_room: AtomicBool,
-    /// Of lists, reads and openings of a segment for writing, each one of this many finds no file descriptor; 0 = none fails, 1 = all fail.
+    /// Of lists, reads and openings of a segment for writing, each one of this many finds no file
+    /// descriptor; 0 = none fails, 1 = all fail.
     pub open_fails_every: AtomicU64,
     pub opens: AtomicU64,
     /// The disk is broken: a sync says so.
@@ -99,12 +100,14 @@ pub struct MemoryStorage {
 }
 
 impl MemoryStorage {
-    /// Lets `operations` more writes, syncs and new segments through; in the next one the power goes, and everything fails until [`MemoryStorage::crash`].
+    /// Lets `operations` more writes, syncs and new segments through; in the next one the power
+    /// goes, and everything fails until [`MemoryStorage::crash`].
     pub fn power_off_after(&self, operations: u64) {
         self.power.store(operations + 1, Ordering::SeqCst);
     }
 
-    /// Loses power: blocks that were written and not synced are each kept, dropped or torn, in any order. The disk goes on with what is left.
+    /// Loses power: blocks that were written and not synced are each kept, dropped or torn, in any
+    /// order. The disk goes on with what is left.
     pub fn crash(&self, seed: u64) {
         let mut state = seed;
         let mut random = || {

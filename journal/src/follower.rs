@@ -1,8 +1,10 @@
 //! Reads the log of another process while that one writes it, without taking its end for damage.
 //!
-//! What is durable is told by marks alone: a batch is given once the mark behind it is there, since that was written when the batch was durable. The last batch of a
-//! log that nobody continues is therefore not given. A place where no whole mark stands may be about to be written, or be torn and be written again
-//! by the next opening: it is looked at again. It is damage only when something later shows that it had been durable.
+//! What is durable is told by marks alone: a batch is given once the mark behind it is there, since
+//! that was written when the batch was durable. The last batch of a log that nobody continues is
+//! therefore not given. A place where no whole mark stands may be about to be written, or be torn
+//! and be written again by the next opening: it is looked at again. It is damage only when
+//! something later shows that it had been durable.
 
 use std::collections::VecDeque;
 use std::io;
@@ -53,7 +55,8 @@ impl Follower {
     /// The next frame that is durable for certain, if there is one by now.
     ///
     /// # Errors
-    /// [`JournalError::Removed`] when the log now begins behind the place of this reader, and says where; or the log is damaged.
+    /// [`JournalError::Removed`] when the log now begins behind the place of this reader, and says
+    /// where; or the log is damaged.
     pub fn try_next(&mut self) -> Result<Option<Frame>, JournalError> {
         loop {
             while let Some(frame) = self.ready.pop_front() {
@@ -92,7 +95,8 @@ impl Follower {
             self.place = Some(next);
             return Ok(true);
         }
-        // Something later that is whole shows that this place had been durable; it may also have become so since the first look.
+        // Something later that is whole shows that this place had been durable; it may also have
+        // become so since the first look.
         if !self.is_passed(place)? {
             return Ok(false);
         }

@@ -5,16 +5,21 @@
 //!  | len u32 | kind | flags | ver u16 | sequence u64 | time_ns u64 | durable u64 | prev u32 | crc u32 | payload, padded to 8 |
 //! ```
 //!
-//! `len` is the payload's length without padding and never 0: zeros are the end of what was written. `crc` is CRC-32C over the whole frame with its
-//! padding, itself taken as 0; `prev` is the `crc` of the frame before, so that frames form a chain. `durable` is a sequence that was durable when
-//! the frame was made. Flag bit 0 marks the last frame of a *unit*: a command with all its events.
+//! `len` is the payload's length without padding and never 0: zeros are the end of what was
+//! written. `crc` is CRC-32C over the whole frame with its padding, itself taken as 0; `prev` is
+//! the `crc` of the frame before, so that frames form a chain. `durable` is a sequence that was
+//! durable when the frame was made. Flag bit 0 marks the last frame of a *unit*: a command with all
+//! its events.
 //!
-//! Each write (*batch*) begins with a *mark*: a frame of kind 3 whose payload is `batch u64 | extent u64 | last sequence u64`. `extent` counts the bytes
-//! of the write, mark and zeros at its end included; the next mark stands behind it. A mark's `sequence` is the last one before the batch: it was durable
-//! when the batch was written. Its `prev` names the chain's end, but it is no link of the chain. What stands behind a damaged place and names a later
-//! sequence as durable tells a hole from a torn tail.
+//! Each write (*batch*) begins with a *mark*: a frame of kind 3 whose payload is
+//! `batch u64 | extent u64 | last sequence u64`. `extent` counts the bytes of the write, mark and
+//! zeros at its end included; the next mark stands behind it. A mark's `sequence` is the last one
+//! before the batch: it was durable when the batch was written. Its `prev` names the chain's end,
+//! but it is no link of the chain. What stands behind a damaged place and names a later sequence as
+//! durable tells a hole from a torn tail.
 //!
-//! `len`, `kind`, `flags`, `ver` and `crc` stand where they stand in every version from 2 on, so that another version is told from damage.
+//! `len`, `kind`, `flags`, `ver` and `crc` stand where they stand in every version from 2 on, so
+//! that another version is told from damage.
 
 use crate::aligned::Buffer;
 
@@ -28,7 +33,8 @@ pub const SMALL_BYTES: usize = 144;
 pub const MARK_BYTES: usize = HEADER_BYTES + MARK_PAYLOAD_BYTES;
 /// Version written today.
 pub const VERSION: u16 = 2;
-/// A header that claims a version up to this one is believed: in the noise of a torn header one word in thousands is as small.
+/// A header that claims a version up to this one is believed: in the noise of a torn header one
+/// word in thousands is as small.
 const VERSION_NEAR: u16 = 16;
 const MARK_PAYLOAD_BYTES: usize = 24;
 const MARK: u8 = 3;
@@ -120,8 +126,8 @@ pub fn write(
 /// Longest frame of a small payload, with a word of zeros behind it.
 const SMALL_FRAME_BYTES: usize = HEADER_BYTES + SMALL_BYTES + 8;
 
-/// Appends a frame whose payload, of at most [`SMALL_BYTES`], `fill` writes where it stays, giving its length; gives the frame's checksum. `out` holds a
-/// multiple of 8 bytes.
+/// Appends a frame whose payload, of at most [`SMALL_BYTES`], `fill` writes where it stays, giving
+/// its length; gives the frame's checksum. `out` holds a multiple of 8 bytes.
 #[inline]
 pub(crate) fn write_small(
     out: &mut Buffer,
@@ -280,8 +286,9 @@ fn is_whole(frame: &[u8]) -> bool {
     crc == word(frame, CRC_AT.start)
 }
 
-/// Another version of the format that a header claims, where a frame or a mark is due: one of the next ones, whose checksum may be another one too, or
-/// any with a checksum that is right. A header torn amid its version is neither.
+/// Another version of the format that a header claims, where a frame or a mark is due: one of the
+/// next ones, whose checksum may be another one too, or any with a checksum that is right. A header
+/// torn amid its version is neither.
 pub(crate) fn other_version(bytes: &[u8]) -> Option<u16> {
     let near = claimed_version(bytes).filter(|version| *version <= VERSION_NEAR);
     near.or_else(|| whole_of_other_version(bytes))

@@ -1,7 +1,9 @@
 //! The log's beginning: what may go, and taking it away.
 //!
-//! Whole segments go, the first one first, each gone for good before the next one goes: after a crash in between the log begins somewhere and has no gap. The
-//! segment with the commit position stays, and so does every one behind it, so that the log is never without a mark that says where it begins.
+//! Whole segments go, the first one first, each gone for good before the next one goes: after a
+//! crash in between the log begins somewhere and has no gap. The segment with the commit position
+//! stays, and so does every one behind it, so that the log is never without a mark that says where
+//! it begins.
 
 use std::sync::Arc;
 
@@ -30,7 +32,8 @@ impl Front {
         survey::removed_through(&*self.storage)
     }
 
-    /// Last record of the segments that can go so that `bytes` of the log are left at least; that of [`Front::removed_through`] when none can.
+    /// Last record of the segments that can go so that `bytes` of the log are left at least; that
+    /// of [`Front::removed_through`] when none can.
     ///
     /// # Errors
     /// The storage cannot be read.
@@ -45,7 +48,8 @@ impl Front {
         self.removed_through()
     }
 
-    /// Last record of the segments that can go when nobody needs what is at or before `through`; that of [`Front::removed_through`] when none can.
+    /// Last record of the segments that can go when nobody needs what is at or before `through`;
+    /// that of [`Front::removed_through`] when none can.
     ///
     /// # Errors
     /// The storage cannot be read.

@@ -1,18 +1,22 @@
-//! One append-only log per engine node: sequenced commands and their events as framed bytes, durable in admission order.
+//! One append-only log per engine node: sequenced commands and their events as framed bytes,
+//! durable in admission order.
 //!
 //! - [`frame`]: how a frame and a mark look, the checksum chain.
 //! - [`aligned`]: buffers and blocks as a disk wants them.
 //! - [`storage`]: what the log needs of a disk; real files, and a memory disk that loses power ([`fault`]).
-//! - [`log`]: opening (torn tail cut, hole refused), the commit position. [`Appender`]: frames and their hand-over. `writer`: the thread with natural
-//!   group commit.
-//! - `survey`, `walk`: the walk behind opening; [`walk()`], [`walk_after`], [`check`] and [`list`] are the parts of it that only read.
+//! - [`log`]: opening (torn tail cut, hole refused), the commit position. [`Appender`]: frames and
+//!   their hand-over. `writer`: the thread with natural group commit.
+//! - `survey`, `walk`: the walk behind opening; [`walk()`], [`walk_after`], [`check`] and [`list`]
+//!   are the parts of it that only read.
 //! - [`Front`]: takes whole segments away from the beginning.
 //! - [`snapshot`]: states of the machine behind the log, one file each, found again newest first.
-//! - [`reader`]: tails frames up to the commit position. [`Follower`]: the same from another process, up to the last mark.
+//! - [`reader`]: tails frames up to the commit position. [`Follower`]: the same from another
+//!   process, up to the last mark.
 //!
-//! The room knows nothing of what the payloads mean. Invariants: what [`log::Commit`] reports durable is found again after any crash; a
-//! reader never sees a frame that a crash could still take away; a batch is durable before the next one is written; a durable block is never
-//! written again.
+//! The room knows nothing of what the payloads mean. Invariants: what [`log::Commit`] reports
+//! durable is found again after any crash; a reader never sees a frame that a crash could still
+//! take away; a batch is durable before the next one is written; a durable block is never written
+//! again.
 
 pub mod aligned;
 mod appender;

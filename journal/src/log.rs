@@ -1,12 +1,13 @@
 //! The log itself: opening, handing over, the commit position.
 //!
-//! Group commit is natural: whatever was handed over while the previous write ran goes out in the next one. A batch consists of whole units, so
-//! the commit position always stands between two commands. After an error of a write or a sync the log is failed for good: nothing more is accepted,
-//! and nothing that was reported durable is touched. A segment that cannot be made or opened for want of room, memory or descriptors is tried
-//! again: nothing was written to it.
+//! Group commit is natural: whatever was handed over while the previous write ran goes out in the
+//! next one. A batch consists of whole units, so the commit position always stands between two
+//! commands. After an error of a write or a sync the log is failed for good: nothing more is
+//! accepted, and nothing that was reported durable is touched. A segment that cannot be made or
+//! opened for want of room, memory or descriptors is tried again: nothing was written to it.
 //!
-//! The appender makes the finished frames, chain and checksum included, so that the writer's thread touches no byte of them: it swaps buffers and
-//! waits for the disk.
+//! The appender makes the finished frames, chain and checksum included, so that the writer's thread
+//! touches no byte of them: it swaps buffers and waits for the disk.
 
 use std::io;
 use std::ops::Range;
@@ -36,9 +37,10 @@ use crate::writer::Writer;
 pub struct Config {
     /// Size of a segment. A unit never spans two; one that is larger gets a segment of its own size.
     pub segment_bytes: u64,
-    /// Bytes that may wait for the writer; past it [`Appender::is_full`]. A bound for who then stops appending: what it had begun comes on top, and so
-    /// does the batch that is being written, as large again at most. Three buffers of this size are made at the start; memory that is not used costs
-    /// address space alone.
+    /// Bytes that may wait for the writer; past it [`Appender::is_full`]. A bound for who then
+    /// stops appending: what it had begun comes on top, and so does the batch that is being
+    /// written, as large again at most. Three buffers of this size are made at the start; memory
+    /// that is not used costs address space alone.
     pub pending_bytes_max: usize,
 }
 
@@ -146,7 +148,8 @@ impl Commit {
         self.state.borrow().failed.clone().map(JournalFailed)
     }
 
-    /// Why nothing becomes durable at the moment, if so: the next segment cannot be made. The writer tries again by itself.
+    /// Why nothing becomes durable at the moment, if so: the next segment cannot be made. The
+    /// writer tries again by itself.
     pub fn stalled(&self) -> Option<Arc<str>> {
         self.state.borrow().stalled.clone()
     }
@@ -271,7 +274,8 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens the log: walks all of it, gives every frame of every whole unit to `visit` in order, cuts a torn tail, starts the writer.
+    /// Opens the log: walks all of it, gives every frame of every whole unit to `visit` in order,
+    /// cuts a torn tail, starts the writer.
     ///
     /// # Errors
     /// [`JournalError`]; `visit` refuses a frame with a text that becomes [`JournalError::Content`].
@@ -283,11 +287,12 @@ impl Journal {
         Self::open_after(storage, config, 0, visit)
     }
 
-    /// The same for somebody who knows the state after record `after`: segments wholly before it are not looked at. Frames at or before `after` may
-    /// still be given.
+    /// The same for somebody who knows the state after record `after`: segments wholly before it
+    /// are not looked at. Frames at or before `after` may still be given.
     ///
     /// # Errors
-    /// [`JournalError::Removed`] when the log begins behind it, [`JournalError::Lost`] when it ends before it: then nothing of it was changed.
+    /// [`JournalError::Removed`] when the log begins behind it, [`JournalError::Lost`] when it ends
+    /// before it: then nothing of it was changed.
     pub fn open_after(
         storage: Arc<dyn Storage>,
         config: Config,
@@ -369,9 +374,11 @@ impl Journal {
         Appender::new(self.shared.clone(), self.config, start)
     }
 
-    /// For somebody who spins on these cores: keeps the log's threads off them, as long as there are others on which they may run, and has them go before
-    /// whatever spins there. They work for some microseconds a write and sleep; as equals they would wait for the end of somebody's slice, some
-    /// milliseconds, each time the disk has answered. Where the system does not allow it they stay as they are.
+    /// For somebody who spins on these cores: keeps the log's threads off them, as long as there
+    /// are others on which they may run, and has them go before whatever spins there. They work for
+    /// some microseconds a write and sleep; as equals they would wait for the end of somebody's
+    /// slice, some milliseconds, each time the disk has answered. Where the system does not allow
+    /// it they stay as they are.
     pub fn keep_off(&self, cores: Range<usize>) {
         let writer = *self.shared.writer.wait();
         let kept = sched_getaffinity(Some(writer.pid)).and_then(|mut set| {
@@ -395,8 +402,9 @@ impl Journal {
         }
     }
 
-    /// Has a write that carried much followed by the next no sooner than so long behind its beginning: where the writer shares a core with a thread that
-    /// spins, many small writes take more of it than few large ones. Single commands are written at once all the same.
+    /// Has a write that carried much followed by the next no sooner than so long behind its
+    /// beginning: where the writer shares a core with a thread that spins, many small writes take
+    /// more of it than few large ones. Single commands are written at once all the same.
     pub fn gather(&self, time: Duration) {
         let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.shared.gather_ns.store(time_ns, Ordering::Relaxed);

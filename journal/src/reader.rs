@@ -138,7 +138,8 @@ impl Reader {
         }
     }
 
-    /// Durable bytes not read yet, but for the chunk at hand. Every segment before the last counts as full, whatever was left unused of it.
+    /// Durable bytes not read yet, but for the chunk at hand. Every segment before the last counts
+    /// as full, whatever was left unused of it.
     pub fn bytes_behind(&self) -> u64 {
         let state = self.state.borrow();
         let ahead = state.segment.saturating_sub(self.segment.max(1));

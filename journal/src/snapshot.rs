@@ -5,8 +5,9 @@
 //!  | "XSNAP001" | sequence u64 | bytes u64  | crc u32 | zero    | payload |
 //! ```
 //!
-//! `crc` is CRC-32C of the sequence, the length and the payload. A file is written under another name, synced, and then renamed. One that does not check
-//! is passed over for the one before it: a snapshot saves time, the log alone holds the truth.
+//! `crc` is CRC-32C of the sequence, the length and the payload. A file is written under another
+//! name, synced, and then renamed. One that does not check is passed over for the one before it: a
+//! snapshot saves time, the log alone holds the truth.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -25,8 +26,8 @@ const KEEP: usize = 2;
 const CHUNK_BYTES: usize = 1 << 20;
 /// Tells the files that this process writes apart.
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
-/// When this process wrote its first, in nanoseconds since the epoch: tells it from one that is gone, which may have had the same number (in a
-/// container each life is process 1).
+/// When this process wrote its first, in nanoseconds since the epoch: tells it from one that is
+/// gone, which may have had the same number (in a container each life is process 1).
 static LIFE: LazyLock<u128> = LazyLock::new(|| {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -84,9 +85,10 @@ impl Snapshots {
         Ok(path)
     }
 
-    /// Removes what is older than the newest good snapshots at or before `own`, the one that the caller has just written; bad ones do not count, nor those that
-    /// `is_of_use` denies, and what stands behind `own` is not the caller's. Also what a process that is gone has left half written: one process writes at a time.
-    /// Gives the sequences.
+    /// Removes what is older than the newest good snapshots at or before `own`, the one that the
+    /// caller has just written; bad ones do not count, nor those that `is_of_use` denies, and what
+    /// stands behind `own` is not the caller's. Also what a process that is gone has left half
+    /// written: one process writes at a time. Gives the sequences.
     ///
     /// # Errors
     /// The folder cannot be read, or a file not removed.
@@ -95,9 +97,10 @@ impl Snapshots {
         self.remove(older)
     }
 
-    /// As [`Snapshots::prune`], for somebody who also goes back in time: older ones stay too, the further back the fewer. One between two goes when the older of
-    /// them is at most twice as far from `own` as the newer, so that before any record there is one at most about twice as far back. What stands before
-    /// `first` goes: the log does not continue it.
+    /// As [`Snapshots::prune`], for somebody who also goes back in time: older ones stay too, the
+    /// further back the fewer. One between two goes when the older of them is at most twice as far
+    /// from `own` as the newer, so that before any record there is one at most about twice as far
+    /// back. What stands before `first` goes: the log does not continue it.
     ///
     /// # Errors
     /// As [`Snapshots::prune`].
@@ -121,7 +124,8 @@ impl Snapshots {
         self.remove(removed)
     }
 
-    /// The oldest of those that stay at or before `own` as the newest good ones, and the sequences before it, newest first.
+    /// The oldest of those that stay at or before `own` as the newest good ones, and the sequences
+    /// before it, newest first.
     fn split(&self, own: u64, is_of_use: impl Fn(u64) -> bool) -> io::Result<(u64, Vec<u64>)> {
         let mut sequences = self.sequences()?;
         sequences.retain(|sequence| *sequence <= own);
@@ -153,10 +157,12 @@ impl Snapshots {
         Ok(sequences)
     }
 
-    /// The newest good snapshot at or before `until`. One that is damaged or cannot be read is passed over with a warning.
+    /// The newest good snapshot at or before `until`. One that is damaged or cannot be read is
+    /// passed over with a warning.
     ///
     /// # Errors
-    /// The folder cannot be read, or there is no file descriptor: the snapshot is good all the same, and the log may not reach back to the one before.
+    /// The folder cannot be read, or there is no file descriptor: the snapshot is good all the
+    /// same, and the log may not reach back to the one before.
     pub fn newest(&self, until: u64) -> io::Result<Option<Snapshot>> {
         for sequence in self.sequences()?.into_iter().rev() {
             if sequence > until {

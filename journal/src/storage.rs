@@ -1,4 +1,5 @@
-//! What the log needs of a disk: numbered segments of fixed size, written in whole blocks at offsets, synced one by one.
+//! What the log needs of a disk: numbered segments of fixed size, written in whole blocks at
+//! offsets, synced one by one.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -11,7 +12,8 @@ use rustix::io::Errno;
 
 use crate::aligned::{Blocks, Buffer};
 
-/// Bytes written as one to a file: the block of today's devices and file systems. Smaller ones would write a durable block again.
+/// Bytes written as one to a file: the block of today's devices and file systems. Smaller ones
+/// would write a durable block again.
 const BLOCK_BYTES: usize = 4096;
 /// Zeros written at once to a new segment: more would keep a core for longer than a write of the log does.
 const ZEROS_BYTES: usize = 128 << 10;
@@ -44,7 +46,8 @@ pub fn is_out_of_descriptors(error: &io::Error) -> bool {
         .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
-/// A place for segments. Offsets are bytes from the start of a segment. After [`Storage::sync`] returned, what was written before it survives power loss.
+/// A place for segments. Offsets are bytes from the start of a segment. After [`Storage::sync`]
+/// returned, what was written before it survives power loss.
 pub trait Storage: Send + Sync + 'static {
     /// Numbers of the segments that exist, ascending.
     fn segments(&self) -> io::Result<Vec<u64>>;
@@ -83,7 +86,8 @@ pub struct FileStorage {
 }
 
 impl FileStorage {
-    /// Makes the folder and asks its file system how it can be written: directly, or else with `fdatasync`. Without `sync` nothing is made durable.
+    /// Makes the folder and asks its file system how it can be written: directly, or else with
+    /// `fdatasync`. Without `sync` nothing is made durable.
     ///
     /// # Errors
     /// The folder cannot be made or written.
@@ -139,7 +143,8 @@ impl FileStorage {
             Ok(()) | Err(Errno::OPNOTSUPP) => {}
             Err(error) => return Err(error.into()),
         }
-        // Written, not only allocated: a first write to an allocated block would also have to write the file system's own books.
+        // Written, not only allocated: a first write to an allocated block would also have to write
+        // the file system's own books.
         let mut zeros = Buffer::default();
         zeros.resize(ZEROS_BYTES);
         let mut offset = 0;

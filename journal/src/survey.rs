@@ -57,8 +57,9 @@ pub struct SegmentInfo {
     pub sequences: Option<(u64, u64)>,
 }
 
-/// Reads the log from its first segment, gives every frame of every whole unit to `visit` in order, gives the last sequence. Changes nothing: a torn tail
-/// is passed over. Of a log that somebody is writing it sees a beginning, or takes what is being written for damage.
+/// Reads the log from its first segment, gives every frame of every whole unit to `visit` in order,
+/// gives the last sequence. Changes nothing: a torn tail is passed over. Of a log that somebody is
+/// writing it sees a beginning, or takes what is being written for damage.
 ///
 /// # Errors
 /// [`JournalError`]; `visit` refuses a frame with a text that becomes [`JournalError::Content`].
@@ -149,8 +150,9 @@ pub fn list(storage: &dyn Storage) -> Result<Vec<SegmentInfo>, JournalError> {
     Ok(found)
 }
 
-/// Walks the log from the record behind `after`, cuts a torn tail, makes the first segment where there is none. Records up to `reach`, not before `after`, had been
-/// durable: a log without them stays as it is.
+/// Walks the log from the record behind `after`, cuts a torn tail, makes the first segment where
+/// there is none. Records up to `reach`, not before `after`, had been durable: a log without them
+/// stays as it is.
 pub(crate) fn mend(
     storage: &dyn Storage,
     config: Config,
@@ -198,7 +200,8 @@ pub(crate) fn mend(
     })
 }
 
-/// The segment that holds the record behind `after`, as far as one can tell from first marks: the last one that begins at or before it.
+/// The segment that holds the record behind `after`, as far as one can tell from first marks: the
+/// last one that begins at or before it.
 pub(crate) fn segment_behind(
     storage: &dyn Storage,
     segments: &[u64],
@@ -227,7 +230,8 @@ pub(crate) fn begins_at(
     }
 }
 
-/// The mark at the beginning of the first of these segments; one that was removed since they were listed is passed over.
+/// The mark at the beginning of the first of these segments; one that was removed since they were
+/// listed is passed over.
 fn first_there(storage: &dyn Storage, segments: &[u64]) -> Result<Option<Mark>, JournalError> {
     for segment in segments {
         match first_mark(storage, *segment) {
@@ -357,8 +361,10 @@ fn refuse_version(other: Option<u16>, name: &dyn Fn() -> String) -> Result<(), J
     }
 }
 
-/// A record that names a later sequence as durable exists only when this place had been synced: then it is not torn but lost. So does a whole mark: a
-/// batch is begun only when the one before it is durable, and a torn one is the last. What another version of this program has written is neither.
+/// A record that names a later sequence as durable exists only when this place had been synced:
+/// then it is not torn but lost. So does a whole mark: a batch is begun only when the one before it
+/// is durable, and a torn one is the last. What another version of this program has written is
+/// neither.
 fn refuse_hole(
     storage: &dyn Storage,
     segments: &[u64],

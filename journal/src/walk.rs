@@ -1,4 +1,5 @@
-//! Following the chain: mark by mark through a segment, frame by frame through a batch, up to the place where it is torn.
+//! Following the chain: mark by mark through a segment, frame by frame through a batch, up to the
+//! place where it is torn.
 
 use crate::frame::{self, Found, Frame, MARK_BYTES, Mark};
 use crate::log::JournalError;

@@ -1,4 +1,5 @@
-//! The writer's thread: takes what is pending, marks it, writes it, moves the commit position. A second thread makes the next segment ahead of need.
+//! The writer's thread: takes what is pending, marks it, writes it, moves the commit position. A
+//! second thread makes the next segment ahead of need.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -199,8 +200,9 @@ impl Writer {
         Ok(())
     }
 
-    /// Repeats a step of making a segment for as long as the machine is short of what it takes. Nothing of the log is in the segment yet, so a failure
-    /// loses nothing; meanwhile appended units wait in memory.
+    /// Repeats a step of making a segment for as long as the machine is short of what it takes.
+    /// Nothing of the log is in the segment yet, so a failure loses nothing; meanwhile appended
+    /// units wait in memory.
     ///
     /// # Errors
     /// What waiting cannot mend; the last error when the log is closed meanwhile.
@@ -303,7 +305,8 @@ impl Ahead {
         }
     }
 
-    /// Whether the segment is there, and whether it was at once. What went wrong is tried again by the caller, who then has the error.
+    /// Whether the segment is there, and whether it was at once. What went wrong is tried again by
+    /// the caller, who then has the error.
     fn take(&mut self, segment: u64, bytes: u64) -> (bool, bool) {
         let Some(making) = self.0.take() else {
             return (false, false);

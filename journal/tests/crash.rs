@@ -1,4 +1,5 @@
-//! Nothing reported durable is lost: over power losses of a disk that drops, keeps or tears what was not synced, and over every cut of the tail.
+//! Nothing reported durable is lost: over power losses of a disk that drops, keeps or tears what
+//! was not synced, and over every cut of the tail.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -234,7 +235,8 @@ fn singles() -> Arc<MemoryStorage> {
 
 #[test]
 fn damage_in_the_middle_is_refused_with_its_place() {
-    // Zeros, noise, and a single bit, in a mark and in a frame, of the first batch, of one amid the others, and of the last but one.
+    // Zeros, noise, and a single bit, in a mark and in a frame, of the first batch, of one amid the
+    // others, and of the last but one.
     let whole = singles();
     let bytes = whole.bytes(1);
     let ends = unit_ends(&bytes);
@@ -350,7 +352,8 @@ fn a_log_of_another_version_is_named_as_such() {
             }
             assert_eq!(storage.bytes(1), bytes, "and left as it is");
         };
-        // At the segment's start and anywhere in its middle: a mark, of a near version with a checksum we cannot know, and the frame behind it.
+        // At the segment's start and anywhere in its middle: a mark, of a near version with a
+        // checksum we cannot know, and the frame behind it.
         for mark in marks.iter().copied() {
             let storage = Arc::new(whole.image());
             if version == 700 {
@@ -372,7 +375,8 @@ fn a_log_of_another_version_is_named_as_such() {
     }
 }
 
-// A batch that does not fit goes to the next segment: what is left of the one before stays zeros, and noise there is no torn tail.
+// A batch that does not fit goes to the next segment: what is left of the one before stays zeros,
+// and noise there is no torn tail.
 #[test]
 fn noise_where_nothing_was_written_does_not_cost_the_last_batch() {
     let mut cases = 0;

@@ -185,7 +185,8 @@ fn a_log_whose_beginning_is_gone_is_read_from_where_it_begins() {
     assert!(walk_after(&storage, 0, |_| Ok(())).is_err());
 }
 
-// A disk that forgets below the commit position: whoever reads on there is told, and does not wait for what will never come.
+// A disk that forgets below the commit position: whoever reads on there is told, and does not wait
+// for what will never come.
 #[test]
 fn zeros_below_the_commit_position_are_a_hole() {
     let folder = tempfile::tempdir().expect("folder");

@@ -1,4 +1,5 @@
-//! A second process follows a log that is being written: everything durable in order, no end taken for damage, and a clear word when it is too late.
+//! A second process follows a log that is being written: everything durable in order, no end taken
+//! for damage, and a clear word when it is too late.
 
 use std::path::Path;
 use std::sync::Arc;

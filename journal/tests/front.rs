@@ -1,4 +1,5 @@
-//! The log's beginning is taken away while it is written: what is left has no gap after any loss of power, and who comes too late is told.
+//! The log's beginning is taken away while it is written: what is left has no gap after any loss of
+//! power, and who comes too late is told.
 
 use std::sync::Arc;
 
@@ -139,7 +140,8 @@ fn a_loss_of_power_amid_the_removal_leaves_a_log_without_a_gap() {
     }
 }
 
-// A segment of whole chunks, filled to its last block: only another look at it tells that nothing more is there, and by then it may be gone.
+// A segment of whole chunks, filled to its last block: only another look at it tells that nothing
+// more is there, and by then it may be gone.
 #[test]
 fn a_reader_at_the_exact_end_of_a_segment_that_goes_reads_on_in_the_next() {
     let storage = Arc::new(MemoryStorage::default());

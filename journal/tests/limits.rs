@@ -46,7 +46,8 @@ fn open(storage: &Arc<MemoryStorage>) -> (Journal, Vec<u64>) {
 
 #[test]
 fn a_unit_larger_than_a_segment_gets_a_segment_of_its_own_size() {
-    // Below a segment's size with its mark, the first one past it, and far past it; as the first unit of the log and behind others.
+    // Below a segment's size with its mark, the first one past it, and far past it; as the first
+    // unit of the log and behind others.
     for events in [36, 37, 38, 39, 400] {
         for before in [0, 3] {
             let storage = Arc::new(MemoryStorage::default());
@@ -90,7 +91,8 @@ fn a_unit_larger_than_a_segment_gets_a_segment_of_its_own_size() {
 
 #[test]
 fn batches_that_end_anywhere_in_their_block_are_read_and_walked() {
-    // A mark of 64 bytes and a frame with a header of 40 leave every gap from none to more than a header before the block's end.
+    // A mark of 64 bytes and a frame with a header of 40 leave every gap from none to more than a
+    // header before the block's end.
     let storage = Arc::new(MemoryStorage::default());
     let (journal, _) = open(&storage);
     let (mut appender, commit) = (journal.appender(), journal.commit());

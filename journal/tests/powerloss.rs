@@ -1,5 +1,7 @@
-//! Nothing reported durable is lost, over seeds: each is a few lives of a log on a disk that loses power in the middle of any write or sync, or while a
-//! segment is made, also while the log is opened, and then keeps, drops, tears and reorders what was not synced. `POWERLOSS_SEEDS` says how many; `cargo xtask powerloss` runs all.
+//! Nothing reported durable is lost, over seeds: each is a few lives of a log on a disk that loses
+//! power in the middle of any write or sync, or while a segment is made, also while the log is
+//! opened, and then keeps, drops, tears and reorders what was not synced. `POWERLOSS_SEEDS` says
+//! how many; `cargo xtask powerloss` runs all.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

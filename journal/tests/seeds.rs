@@ -1,4 +1,5 @@
-//! Every committed seed of the fuzz target `frames`, and mutations of it that a seed decides. `WRITE_SEEDS=1` makes the seeds again.
+//! Every committed seed of the fuzz target `frames`, and mutations of it that a seed decides.
+//! `WRITE_SEEDS=1` makes the seeds again.
 
 #[path = "../fuzz/targets/check_frames.rs"]
 mod check_frames;

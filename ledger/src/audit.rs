@@ -1,9 +1,11 @@
 //! The audit chain: what is sealed with each committed group, and its hash. Pure.
 //!
-//! A block's hash is SHA-256 over the previous hash, the block's number and time, the immutable terms of each of its operations in their
-//! order, the postings of each in theirs, and the two counts. Every field has one encoding: numbers big-endian at fixed width, a text as its
-//! length (`u32`) and its bytes, what may be missing as `0`, or `1` and the value, so that no two contents give the same bytes. What moves
-//! later (status, transaction hash, who reversed it) is not sealed. Cost: one pass of the hash over some 500 bytes an operation.
+//! A block's hash is SHA-256 over the previous hash, the block's number and time, the immutable
+//! terms of each of its operations in their order, the postings of each in theirs, and the two
+//! counts. Every field has one encoding: numbers big-endian at fixed width, a text as its length
+//! (`u32`) and its bytes, what may be missing as `0`, or `1` and the value, so that no two contents
+//! give the same bytes. What moves later (status, transaction hash, who reversed it) is not sealed.
+//! Cost: one pass of the hash over some 500 bytes an operation.
 
 use sha2::{Digest, Sha256};
 
@@ -164,8 +166,8 @@ pub fn seals(book: &Book) -> bool {
     changes.any(|change| change.before.is_none() && change.after.is_some())
 }
 
-/// The block of what a group made; `None` when it made no operation. Its time is the group's, or that of the last block where another ledger's
-/// clock was ahead.
+/// The block of what a group made; `None` when it made no operation. Its time is the group's, or
+/// that of the last block where another ledger's clock was ahead.
 pub fn seal(head: &Head, book: &Book) -> Option<Block> {
     let mut sealer = Sealer::after(head, book.now_us.max(head.sealed_at_us));
     for change in book.operations.changes() {

@@ -1,7 +1,8 @@
 //! The working set of one group of commands: the rows loaded for it, what the fold made of them, and a way back.
 //!
-//! Each command of a group is all or nothing on its own: [`Book::mark`] before it, [`Book::rollback`] when it is refused. What is left at the
-//! end is written in one transaction. Cost: the small state of a row as it was, for each change.
+//! Each command of a group is all or nothing on its own: [`Book::mark`] before it,
+//! [`Book::rollback`] when it is refused. What is left at the end is written in one transaction.
+//! Cost: the small state of a row as it was, for each change.
 
 use std::{borrow::Borrow, collections::BTreeSet, hash::Hash};
 
@@ -21,7 +22,8 @@ use crate::{
 /// Keys come from callers: seeded anew in every process, cheaper than the standard one on short texts.
 type HashMap<K, V> = std::collections::HashMap<K, V, RandomState>;
 
-/// Rows by key, with an undo log. A key keeps its place for as long as the table lives, so that the way back and the list of changes look nothing up.
+/// Rows by key, with an undo log. A key keeps its place for as long as the table lives, so that the
+/// way back and the list of changes look nothing up.
 #[derive(Debug)]
 pub struct Table<K, V> {
     rows: IndexMap<K, Slot<V>, RandomState>,
@@ -362,7 +364,8 @@ impl Book {
         self.given.count
     }
 
-    /// Whether what was given away is not what there is, so that it is to be forgotten; nothing is given away any more, and nothing counts as given.
+    /// Whether what was given away is not what there is, so that it is to be forgotten; nothing is
+    /// given away any more, and nothing counts as given.
     pub fn has_taken_back(&self) -> bool {
         self.given.is_spoilt
     }

@@ -1,8 +1,10 @@
 //! What other services' events do to the ledger (specification 6.6): users, confirmed CFA operations, receipts.
 //!
-//! Each event is taken once, in the transaction of its effect, which it shares with those that came with it. What it asks is idempotent besides: operations are keyed by the CFA
-//! operation, finality of an unknown operation is parked. A refusal that waiting cannot mend goes to the dead-letter topic at once, so that
-//! nothing queues up behind it. While the store is away every event waits: none is given up for that.
+//! Each event is taken once, in the transaction of its effect, which it shares with those that came
+//! with it. What it asks is idempotent besides: operations are keyed by the CFA operation, finality
+//! of an unknown operation is parked. A refusal that waiting cannot mend goes to the dead-letter
+//! topic at once, so that nothing queues up behind it. While the store is away every event waits:
+//! none is given up for that.
 
 use std::sync::Arc;
 

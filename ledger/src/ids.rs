@@ -1,5 +1,6 @@
-//! Ids of new rows and events: UUIDs of version 7 that follow each other within a group, so that a batch's rows lie side by side in every
-//! index. One draw of randomness a group instead of one an id.
+//! Ids of new rows and events: UUIDs of version 7 that follow each other within a group, so that a
+//! batch's rows lie side by side in every index. One draw of randomness a group instead of one an
+//! id.
 
 use rand::Rng;
 use uuid::{Builder, Uuid};

@@ -1,12 +1,14 @@
-//! The ledger: accounts, operations with their postings, holds; double entry, exact, provable (specification 1.4, 2.6, 3.3, 4.4).
+//! The ledger: accounts, operations with their postings, holds; double entry, exact, provable
+//! (specification 1.4, 2.6, 3.3, 4.4).
 //!
 //! ```text
 //! RPC, topics, events, sweeper -> Command -> committer -> load -> fold (pure) -> save + outbox, one transaction -> answers
 //!                                                                                        reads see committed rows
 //! ```
 //!
-//! Architecture invariants: money changes only in [`fold`], which knows no clock, file or wire; only [`committer`] writes; SQL only in
-//! [`repo`]; prost types only in `api`, `outbox`, `consumers`, `topics` and `http`. Per instrument the sum over all sub-accounts is zero, always.
+//! Architecture invariants: money changes only in [`fold`], which knows no clock, file or wire;
+//! only [`committer`] writes; SQL only in [`repo`]; prost types only in `api`, `outbox`,
+//! `consumers`, `topics` and `http`. Per instrument the sum over all sub-accounts is zero, always.
 
 mod api;
 mod audit;
@@ -65,7 +67,8 @@ pub struct LedgerConfig {
     pub hold_sweep_interval_ms: u64,
     /// How long news about an operation that never came is kept, in hours.
     pub parked_retention_h: u32,
-    /// How long after a block of the chain was read it is looked for operations whose events were missed, in milliseconds.
+    /// How long after a block of the chain was read it is looked for operations whose events were
+    /// missed, in milliseconds.
     pub reconcile_after_ms: u64,
 }
 
@@ -140,7 +143,8 @@ impl Error {
     }
 }
 
-/// Opens the store and spawns the committer, the outbox relay, the consumers and the sweeper. All end when `shutdown` is cancelled.
+/// Opens the store and spawns the committer, the outbox relay, the consumers and the sweeper. All
+/// end when `shutdown` is cancelled.
 ///
 /// # Errors
 /// [`Error::Store`], [`Error::Events`]: the store cannot be opened or read.

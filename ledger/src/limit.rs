@@ -1,7 +1,8 @@
 //! Velocity limits: how much may leave or enter a sub-account of a user within a sliding window.
 //!
-//! At time t a window holds the postings of (t - window, t]: one that is exactly a window old counts no more. What counts is read from the
-//! postings themselves, so that nothing can drift; an operation that was reversed counts no more, and neither does its mirror.
+//! At time t a window holds the postings of (t - window, t]: one that is exactly a window old
+//! counts no more. What counts is read from the postings themselves, so that nothing can drift; an
+//! operation that was reversed counts no more, and neither does its mirror.
 
 use types::Minor;
 

@@ -1,8 +1,10 @@
-//! The rows of the ledger as the fold sees them: immutable terms behind a shared pointer, small mutable state beside it.
+//! The rows of the ledger as the fold sees them: immutable terms behind a shared pointer, small
+//! mutable state beside it.
 //!
-//! Invariants: `balance - held - unsettled >= 0` and `balance >= 0` unless the sub-account may be negative; `held` is the sum of what is left
-//! of its active holds; for every hold, always, `amount + returned = remaining + split_off + consumed + released` (`design.md` 4), and each side of
-//! that fits into 64 bits. The database checks the same.
+//! Invariants: `balance - held - unsettled >= 0` and `balance >= 0` unless the sub-account may be
+//! negative; `held` is the sum of what is left of its active holds; for every hold, always,
+//! `amount + returned = remaining + split_off + consumed + released` (`design.md` 4), and each side
+//! of that fits into 64 bits. The database checks the same.
 
 use std::{borrow::Borrow, fmt, ops::Deref, sync::Arc};
 
@@ -257,7 +259,8 @@ pub struct Hold {
     /// What came back from children, without what is netted.
     pub returned: Minor,
     pub status: HoldStatus,
-    /// An expiry found by the sweeper is told once, to the first caller who touches the hold, as if he had found it himself (3.3).
+    /// An expiry found by the sweeper is told once, to the first caller who touches the hold, as if
+    /// he had found it himself (3.3).
     pub expiry_told: bool,
     pub updated_at_us: i64,
 }
@@ -279,9 +282,10 @@ impl Hold {
         }
     }
 
-    /// What a child gives back. `returned` grows with each, and a hold that lives long enough would outgrow 64 bits in it, with each side of its property:
-    /// from there on what comes back is taken off `split_off` instead, as if it had never been split off. That much is in there always, since
-    /// `split_off - returned` is what the children have, or have used.
+    /// What a child gives back. `returned` grows with each, and a hold that lives long enough would
+    /// outgrow 64 bits in it, with each side of its property: from there on what comes back is
+    /// taken off `split_off` instead, as if it had never been split off. That much is in there
+    /// always, since `split_off - returned` is what the children have, or have used.
     pub fn take_back(&mut self, amount: Minor) {
         if self.has_room_for(amount) {
             self.returned += amount;
@@ -309,7 +313,8 @@ impl Hold {
         Ok(())
     }
 
-    /// Whether both sides of the property still fit into 64 bits, in which the database adds them, when this much is put on them.
+    /// Whether both sides of the property still fit into 64 bits, in which the database adds them,
+    /// when this much is put on them.
     fn has_room_for(&self, more: Minor) -> bool {
         let sides = self.amount.checked_add(self.returned);
         sides.and_then(|sum| sum.checked_add(more)).is_some()

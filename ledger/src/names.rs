@@ -1,6 +1,7 @@
 //! Names of accounts and sub-accounts (specification 2.6, T16, T36).
 //!
-//! `<user>:<instrument>`, `<user>:<instrument>:blocked`, `system:<purpose>:<instrument>`. A user id has no `:`, and nobody is called `system`.
+//! `<user>:<instrument>`, `<user>:<instrument>:blocked`, `system:<purpose>:<instrument>`. A user id
+//! has no `:`, and nobody is called `system`.
 
 use std::borrow::Cow;
 
@@ -8,7 +9,8 @@ use types::{CFA_RUB, InstrumentId, SYSTEM_USER, UserId, subaccount};
 
 use crate::model::AccountType;
 
-/// The specification's one reserve for every instrument; postings of another instrument are led to that instrument's own (T16).
+/// The specification's one reserve for every instrument; postings of another instrument are led to
+/// that instrument's own (T16).
 const RESERVE_OF_ALL: &str = "system:reserve:CFA-EQ";
 
 /// What a sub-account is for.
@@ -76,8 +78,8 @@ impl<'a> SubAccountName<'a> {
         matches!(self.purpose, Purpose::System(_))
     }
 
-    /// The reserve is negative by the supply in circulation, and a fee may have to be given back (T17). Any other house sub-account pays
-    /// out only what it received.
+    /// The reserve is negative by the supply in circulation, and a fee may have to be given back
+    /// (T17). Any other house sub-account pays out only what it received.
     pub fn may_be_negative(&self) -> bool {
         matches!(self.purpose, Purpose::System("reserve" | "fees"))
     }

@@ -1,7 +1,8 @@
 //! Facts of the fold as events of specification 6.5 on `platform.ledger.events.v1`.
 //!
-//! A velocity limit that changes is an audit record on `platform.audit.events.v1` (D34). Key (D25): the sub-account for balances and holds, the limit for
-//! audit records, the operation for everything else. `type_name` is the full name of the message.
+//! A velocity limit that changes is an audit record on `platform.audit.events.v1` (D34). Key (D25):
+//! the sub-account for balances and holds, the limit for audit records, the operation for
+//! everything else. `type_name` is the full name of the message.
 
 use events::{EventRef, topics};
 use prost::{Message, encoding::message};

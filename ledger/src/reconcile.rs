@@ -1,9 +1,10 @@
 //! Missed operations (specification 1.4, R221): what a block of the chain holds and no event told.
 //!
-//! A while after a block was read, the CFA service is asked what it has of the block's transactions, and each final operation is folded in as
-//! its own event would be. That event and this look have one idempotency key, so whichever comes second changes nothing. Trades are left
-//! out: settlement brings each to its end. An operation whose end is still open (a payout that the bank has not made) is asked for again now
-//! and then, until a restart.
+//! A while after a block was read, the CFA service is asked what it has of the block's
+//! transactions, and each final operation is folded in as its own event would be. That event and
+//! this look have one idempotency key, so whichever comes second changes nothing. Trades are left
+//! out: settlement brings each to its end. An operation whose end is still open (a payout that the
+//! bank has not made) is asked for again now and then, until a restart.
 
 use std::{
     collections::BTreeSet,

@@ -1,4 +1,5 @@
-//! Business answers that say no, as values with their reason (D23). Operational failures are [`crate::Error`], never one of these.
+//! Business answers that say no, as values with their reason (D23). Operational failures are
+//! [`crate::Error`], never one of these.
 
 use std::fmt;
 
@@ -173,14 +174,15 @@ impl Refusal {
         }
     }
 
-    /// True for answers that stay bound to the idempotency key, so that a retry cannot succeed later by surprise. A bad field, a missing
-    /// thing and a batch out of order may be asked again.
+    /// True for answers that stay bound to the idempotency key, so that a retry cannot succeed
+    /// later by surprise. A bad field, a missing thing and a batch out of order may be asked again.
     pub fn stays_bound(&self) -> bool {
         self.class() == Class::Precondition
             && !matches!(self, Self::SourceGap { .. } | Self::SourceConflict)
     }
 
-    /// The refusal that was stored with its [`Self::bound_reason`] and its text; figures are not kept. `None` for one that no item of a batch has.
+    /// The refusal that was stored with its [`Self::bound_reason`] and its text; figures are not
+    /// kept. `None` for one that no item of a batch has.
     pub fn from_stored(reason: &str, text: &str) -> Option<Self> {
         Some(match reason {
             "ACCOUNT_NOT_FOUND" => Self::AccountNotFound,

@@ -1,5 +1,5 @@
-//! Chores on the clock: holds past their expiry are expired although nobody touches them (T31), parked news that nothing ever asked for is
-//! dropped.
+//! Chores on the clock: holds past their expiry are expired although nobody touches them (T31),
+//! parked news that nothing ever asked for is dropped.
 
 use std::time::Duration;
 

@@ -1,9 +1,12 @@
-//! The request/reply interface over topics (4.4, T37, T38): the same handler as gRPC, on `ledger.<call>`, answered on `<topic>.reply`.
+//! The request/reply interface over topics (4.4, T37, T38): the same handler as gRPC, on
+//! `ledger.<call>`, answered on `<topic>.reply`.
 //!
-//! A request is the encoded message of the call. Its reply carries the request's `kafka_correlationId` (or request id); an error travels as
-//! the headers `error-code`, `error-reason` and `error-message` with an empty value (D26). A request may be handled twice after a crash;
-//! writes recognise it by their key. A reply that the log never takes, for its size, is replaced by an error that says so and names what was
-//! committed. Whoever may write to these topics is trusted like a service; the broker guards them.
+//! A request is the encoded message of the call. Its reply carries the request's
+//! `kafka_correlationId` (or request id); an error travels as the headers `error-code`,
+//! `error-reason` and `error-message` with an empty value (D26). A request may be handled twice
+//! after a crash; writes recognise it by their key. A reply that the log never takes, for its size,
+//! is replaced by an error that says so and names what was committed. Whoever may write to these
+//! topics is trusted like a service; the broker guards them.
 
 use std::{collections::HashMap, future::Future, sync::Arc};
 
@@ -104,7 +107,8 @@ async fn serve(
     }
 }
 
-/// Sends a reply. One that the log never takes is replaced by the news of it, and where even that is never taken, nobody can be told.
+/// Sends a reply. One that the log never takes is replaced by the news of it, and where even that
+/// is never taken, nobody can be told.
 async fn send(
     log: &dyn Log,
     delivery: &Delivery,

@@ -1,5 +1,6 @@
-//! The configuration: built-in defaults, then a TOML file, then `PLATFORM_*` environment variables (`PLATFORM_LISTEN__ALL=127.0.0.1:9080`), then
-//! what the command line says. Nothing else in the platform reads the environment for settings.
+//! The configuration: built-in defaults, then a TOML file, then `PLATFORM_*` environment variables
+//! (`PLATFORM_LISTEN__ALL=127.0.0.1:9080`), then what the command line says. Nothing else in the
+//! platform reads the environment for settings.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -68,7 +69,8 @@ pub struct Log {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sandbox {
-    /// Identity, bank and tokens of the sandbox. Without them the platform needs real ones, which a later version brings.
+    /// Identity, bank and tokens of the sandbox. Without them the platform needs real ones, which a
+    /// later version brings.
     pub enabled: bool,
 }
 
@@ -84,10 +86,12 @@ pub struct Events {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Journal {
-    /// Bytes of a segment file, made in full before it is used; at least 64 KiB. Each segment keeps the size it was made with.
+    /// Bytes of a segment file, made in full before it is used; at least 64 KiB. Each segment keeps
+    /// the size it was made with.
     pub segment_bytes: u64,
-    /// Bytes of it that are kept at least. Whole segments before them are removed while the platform runs, once nothing needs them: not the snapshots, not
-    /// settlement, not sessions and history. Unset: all of it is kept. Needs snapshots.
+    /// Bytes of it that are kept at least. Whole segments before them are removed while the
+    /// platform runs, once nothing needs them: not the snapshots, not settlement, not sessions and
+    /// history. Unset: all of it is kept. Needs snapshots.
     pub retain_bytes: Option<u64>,
 }
 
@@ -103,8 +107,8 @@ impl Default for Journal {
     }
 }
 
-/// Snapshots of the trading path, made while it runs, and checkpoints of those who read its journal, as often; a restart replays the journal behind the
-/// last ones.
+/// Snapshots of the trading path, made while it runs, and checkpoints of those who read its
+/// journal, as often; a restart replays the journal behind the last ones.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Snapshots {
@@ -145,12 +149,13 @@ impl Snapshots {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Trading {
-    /// Who polls the engines: `fused`, the hot thread itself; `shared`, one thread; `pinned`, one for each. Unset: `fused` below four free cores, else
-    /// `pinned`.
+    /// Who polls the engines: `fused`, the hot thread itself; `shared`, one thread; `pinned`, one
+    /// for each. Unset: `fused` below four free cores, else `pinned`.
     pub layout: Option<sequencer::Layout>,
     /// Core of the hot thread; engine threads take those behind it. Unset: the scheduler chooses.
     pub core: Option<usize>,
-    /// Most engine threads of `pinned`; with more instruments they share them in turn. Unset: two less than there are cores.
+    /// Most engine threads of `pinned`; with more instruments they share them in turn. Unset: two
+    /// less than there are cores.
     pub engine_threads_max: Option<usize>,
     /// Microseconds for which threads stay awake behind the last request. Unset: 50 below four cores, else 2,000.
     pub spin_us: Option<u64>,

@@ -1,7 +1,8 @@
 //! The platform in one process, put together in numbered steps and taken apart in the opposite order.
 //!
-//! Services call each other through the contract in `proto`, served in memory: each room gets channels, never another room's handle. What a
-//! service needs from a later one resolves when it is called, so the order below matters only for what a start itself asks for.
+//! Services call each other through the contract in `proto`, served in memory: each room gets
+//! channels, never another room's handle. What a service needs from a later one resolves when it is
+//! called, so the order below matters only for what a start itself asks for.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -409,7 +410,8 @@ impl Platform {
         // The opposite order of the start.
         self.stages.edge.cancel();
         let mut failure = None;
-        // Calls under way are answered out of what the gateway still reads from the journal, so it goes behind the listeners.
+        // Calls under way are answered out of what the gateway still reads from the journal, so it
+        // goes behind the listeners.
         while let Some(ended) = self.listeners.join_next().await {
             match ended {
                 Ok(Ok(())) => {}

@@ -1,4 +1,5 @@
-//! The binary as cargo builds it. That this file exists makes `cargo test --workspace` build it at all: the scenarios of the room `tests` start it as a process.
+//! The binary as cargo builds it. That this file exists makes `cargo test --workspace` build it at
+//! all: the scenarios of the room `tests` start it as a process.
 
 use std::process::Command;
 

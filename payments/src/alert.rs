@@ -1,7 +1,8 @@
 //! Where critical alerts go beside the log: Slack and PagerDuty, named by the environment (specification 5.7, R022).
 //!
-//! Alerts travel as events of this service's own topic and are delivered by a consumer: at least once, repeated while the receiver is away.
-//! Without either variable the log is the only sink. The values are secrets and are never printed.
+//! Alerts travel as events of this service's own topic and are delivered by a consumer: at least
+//! once, repeated while the receiver is away. Without either variable the log is the only sink. The
+//! values are secrets and are never printed.
 
 use std::{fmt, time::Duration};
 

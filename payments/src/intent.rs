@@ -7,7 +7,8 @@
 //!    +-> EXPIRED +
 //! ```
 //!
-//! SUCCESS is never taken back by a report; only a refund that the bank has paid moves it on. Anything else leaves the intent as it is.
+//! SUCCESS is never taken back by a report; only a refund that the bank has paid moves it on.
+//! Anything else leaves the intent as it is.
 
 use std::{fmt, str::FromStr};
 

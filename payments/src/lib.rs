@@ -1,4 +1,5 @@
-//! Payments gateway (specification 1.2, 2.4, 3.4, 4.2): roubles in, roubles out, and every day the proof that tokens and roubles agree.
+//! Payments gateway (specification 1.2, 2.4, 3.4, 4.2): roubles in, roubles out, and every day the
+//! proof that tokens and roubles agree.
 //!
 //! | module | what |
 //! |---|---|
@@ -10,8 +11,9 @@
 //! | `api` | RPC, HTTP and events: the only files that know generated messages |
 //! | `alert` | where critical alerts go |
 //!
-//! Architecture invariants: an unverified webhook changes nothing; money leaves only after the burn is final (T06); no state change
-//! without its event in the same transaction; the bank is asked again only with the same request id.
+//! Architecture invariants: an unverified webhook changes nothing; money leaves only after the burn
+//! is final (T06); no state change without its event in the same transaction; the bank is asked
+//! again only with the same request id.
 
 pub mod alert;
 mod api;

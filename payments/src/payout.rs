@@ -1,4 +1,5 @@
-//! Life of a payout (T06, T07, D16), pure: recorded, released by the final burn, ordered at the bank, confirmed or failed.
+//! Life of a payout (T06, T07, D16), pure: recorded, released by the final burn, ordered at the
+//! bank, confirmed or failed.
 //!
 //! ```text
 //! recorded --release--> released --order--> ordered --bank--> SUCCESS | FAILED
@@ -6,9 +7,10 @@
 //!     +------cancel--------+--> FAILED, nothing was sent
 //! ```
 //!
-//! Money leaves only after the release, which asks for a reason: a burn of the same user and amount that succeeded, or a deposit that was
-//! refused. Once an order may have reached the bank (`ordered_at_us` is set *before* the request goes out) the
-//! payout can no longer be cancelled, and every further attempt repeats the same bank request id, which the bank answers with the same
+//! Money leaves only after the release, which asks for a reason: a burn of the same user and amount
+//! that succeeded, or a deposit that was refused. Once an order may have reached the bank
+//! (`ordered_at_us` is set *before* the request goes out) the payout can no longer be cancelled,
+//! and every further attempt repeats the same bank request id, which the bank answers with the same
 //! transfer. A stopped payout (its user is blocked, T48) waits.
 
 use crate::{intent::PaymentStatus, rub::Rub};
@@ -16,7 +18,8 @@ use crate::{intent::PaymentStatus, rub::Rub};
 /// Cancelled because the burn was reverted: no event, for no token is missing (T07).
 pub const BURN_REVERTED: &str = "BURN_REVERTED";
 
-/// A payout with this prefix may pay a suspended deposit back: the payment id follows (T24), and `:<n>` after a refund that failed.
+/// A payout with this prefix may pay a suspended deposit back: the payment id follows (T24), and
+/// `:<n>` after a refund that failed.
 const REFUND_PREFIX: &str = "refund-";
 
 /// Payment that a payout of this id would pay back.

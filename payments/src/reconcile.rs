@@ -1,7 +1,9 @@
-//! Arithmetic of the reconciliation (specification 4.2.6, T28), pure: bank balance against token supply, and what explains the rest.
+//! Arithmetic of the reconciliation (specification 4.2.6, T28), pure: bank balance against token
+//! supply, and what explains the rest.
 //!
-//! `bank - supply = deposits paid but not minted + burned but not paid out + paid but refused (suspense) + unexplained`.
-//! `balanced` is strict: the first two numbers are equal. The unexplained part is what a person has to look at.
+//! `bank - supply = deposits paid but not minted + burned but not paid out + paid but refused
+//! (suspense) + unexplained`. `balanced` is strict: the first two numbers are equal. The
+//! unexplained part is what a person has to look at.
 
 use std::fmt;
 

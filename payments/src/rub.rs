@@ -1,7 +1,8 @@
 //! Roubles in kopecks: the only kind of money this room handles.
 //!
-//! Exact on the way in (an amount with a third fraction digit is refused, never rounded) and always two digits on the way out. May be
-//! negative: a difference found by reconciliation, for instance. Arithmetic is checked; overflow is an error of whoever sums.
+//! Exact on the way in (an amount with a third fraction digit is refused, never rounded) and always
+//! two digits on the way out. May be negative: a difference found by reconciliation, for instance.
+//! Arithmetic is checked; overflow is an error of whoever sums.
 
 use std::{fmt, str::FromStr};
 

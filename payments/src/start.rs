@@ -131,8 +131,8 @@ impl PaymentsHandle {
         }
     }
 
-    /// Waits for the workers to end (after the shutdown given to [`start`]), then publishes what they left in the outbox and closes the
-    /// store.
+    /// Waits for the workers to end (after the shutdown given to [`start`]), then publishes what
+    /// they left in the outbox and closes the store.
     pub fn stopped(mut self) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             while self.workers.join_next().await.is_some() {}

@@ -1,7 +1,8 @@
-//! What goes on without a caller: payouts are sent and followed, intents polled and ended, each business day reconciled at its cut-off,
-//! alerts delivered, users blocked.
+//! What goes on without a caller: payouts are sent and followed, intents polled and ended, each
+//! business day reconciled at its cut-off, alerts delivered, users blocked.
 //!
-//! Each worker sleeps until its next row is due or it is woken; a failure is logged and the row comes again after its pause.
+//! Each worker sleeps until its next row is due or it is woken; a failure is logged and the row
+//! comes again after its pause.
 
 use std::{sync::Arc, time::Duration};
 

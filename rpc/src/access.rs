@@ -1,8 +1,9 @@
 //! Who may call what: one layer for RPC and HTTP reads, on the port and in process (D32; rows R332, R333).
 //!
-//! The bearer credential is read first, then the path decides: open paths pass, RPC paths need a role of their row in [`roles`], every
-//! other path is a staff read. Denied by default: a path of the contract without a row is refused, a path outside it does not exist.
-//! Refusals are spoken in the protocol of the request.
+//! The bearer credential is read first, then the path decides: open paths pass, RPC paths need a
+//! role of their row in [`roles`], every other path is a staff read. Denied by default: a path of
+//! the contract without a row is refused, a path outside it does not exist. Refusals are spoken in
+//! the protocol of the request.
 //!
 //! Invariant: a handler sees only those roles of its caller that admit the called method.
 
@@ -27,8 +28,9 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Authenticator {
-    /// The sandbox issuer's ready-made tokens: `sandbox.<role>` for staff and services, `sandbox.<role>.<user_id>` for investor, trader
-    /// and issuer; several roles as `a+b`. They prove nothing and are meant for a machine of one's own.
+    /// The sandbox issuer's ready-made tokens: `sandbox.<role>` for staff and services,
+    /// `sandbox.<role>.<user_id>` for investor, trader and issuer; several roles as `a+b`. They
+    /// prove nothing and are meant for a machine of one's own.
     Sandbox,
 }
 
@@ -127,7 +129,8 @@ fn sandbox_caller(credential: &str) -> Option<Caller> {
     }
 }
 
-/// Puts the access layer and the request observation around RPC routes, for calls in process: `slot.fill(rpc::with_auth(..))`.
+/// Puts the access layer and the request observation around RPC routes, for calls in process:
+/// `slot.fill(rpc::with_auth(..))`.
 pub fn with_auth(routes: Routes, auth: &Authenticator) -> Routes {
     let bounds = observe::Bounds {
         contract: Contract::platform(),

@@ -1,7 +1,8 @@
 //! Who is calling: subject, own user id and roles, as the access layer found them.
 //!
-//! Invariant: a handler that runs has a [`Caller`] in its request extensions, because both ways into it (the port and an in-process
-//! [`crate::Channel`]) pass the same layer. Rules: D32; rows R332, R333.
+//! Invariant: a handler that runs has a [`Caller`] in its request extensions, because both ways
+//! into it (the port and an in-process [`crate::Channel`]) pass the same layer. Rules: D32; rows
+//! R332, R333.
 
 use axum::extract::FromRequestParts;
 use http::request::Parts;

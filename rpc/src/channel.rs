@@ -1,8 +1,9 @@
 //! One client transport for calls in process and over the network.
 //!
-//! `LedgerServiceClient::new(channel)` works with either. A local channel goes through the same access layer, the same limits and the same
-//! metrics as the port does, only without a socket. It resolves at the first call, so services may be wired in any order: a call made
-//! before the slot is filled waits up to [`FILL_WAIT_MS_MAX`], then answers UNAVAILABLE.
+//! `LedgerServiceClient::new(channel)` works with either. A local channel goes through the same
+//! access layer, the same limits and the same metrics as the port does, only without a socket. It
+//! resolves at the first call, so services may be wired in any order: a call made before the slot
+//! is filled waits up to [`FILL_WAIT_MS_MAX`], then answers UNAVAILABLE.
 
 use std::{
     future::Future,
@@ -51,8 +52,8 @@ impl LocalSlot {
         self.0.send_replace(Wired::Now(routes_with_auth.prepare()));
     }
 
-    /// Takes the service out again; later calls answer UNAVAILABLE at once. Breaks the cycle of services that hold each other's
-    /// channels, so that their stores close at shutdown.
+    /// Takes the service out again; later calls answer UNAVAILABLE at once. Breaks the cycle of
+    /// services that hold each other's channels, so that their stores close at shutdown.
     pub fn clear(&self) {
         self.0.send_replace(Wired::NoMore);
     }

@@ -1,4 +1,5 @@
-//! The request body of an RPC, held to its bounds while it streams by: message size and, where the method takes one message, exactly one.
+//! The request body of an RPC, held to its bounds while it streams by: message size and, where the
+//! method takes one message, exactly one.
 //!
 //! Both are seen in the five-byte prefixes, so a message that is too large is refused before it is read.
 
@@ -12,8 +13,8 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use tonic::Status;
 
-/// Request body that refuses a message larger than its bound as soon as its length is known, and anything but exactly one message where
-/// the method takes one.
+/// Request body that refuses a message larger than its bound as soon as its length is known, and
+/// anything but exactly one message where the method takes one.
 pub(crate) struct CheckedBody {
     body: Body,
     message_bytes_max: usize,

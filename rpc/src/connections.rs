@@ -1,8 +1,9 @@
 //! How many connections the ports of this process take, in all, on one port and from one address.
 //!
-//! A connection costs a file descriptor, and the journal, the stores and the clients of this process need theirs: the bounds leave a
-//! reserve of the limit in force. A connection over a bound is closed at once, so the newest loses and those that are open go on.
-//! Cost: one lock per connection.
+//! A connection costs a file descriptor, and the journal, the stores and the clients of this
+//! process need theirs: the bounds leave a reserve of the limit in force. A connection over a bound
+//! is closed at once, so the newest loses and those that are open go on. Cost: one lock per
+//! connection.
 
 use std::{
     collections::HashMap,

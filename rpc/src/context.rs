@@ -1,7 +1,9 @@
-//! Request context (D02): ids of one request, given by the caller or made here, and passed on to every call and event it causes.
+//! Request context (D02): ids of one request, given by the caller or made here, and passed on to
+//! every call and event it causes.
 //!
-//! Reads may leave everything out; writes need `request_id` and `idempotency_key`. The ids are also written to the log span of the
-//! request, so that one correlation id can be followed through all services (R260).
+//! Reads may leave everything out; writes need `request_id` and `idempotency_key`. The ids are also
+//! written to the log span of the request, so that one correlation id can be followed through all
+//! services (R260).
 
 use proto::common::v1::RequestContext;
 use tonic::Status;
@@ -29,7 +31,8 @@ pub struct Context {
 }
 
 impl Context {
-    /// A fresh context for work that starts here and not in a request (sweepers, recovery). `source` is the service's name.
+    /// A fresh context for work that starts here and not in a request (sweepers, recovery).
+    /// `source` is the service's name.
     pub fn new(source: &str) -> Self {
         let request_id = new_id();
         Context {
@@ -97,7 +100,8 @@ pub fn read(context: Option<RequestContext>) -> Context {
     context
 }
 
-/// Context of a write: INVALID_ARGUMENT unless `request_id` and `idempotency_key` are there (D02, T12) and every id is well formed.
+/// Context of a write: INVALID_ARGUMENT unless `request_id` and `idempotency_key` are there (D02,
+/// T12) and every id is well formed.
 pub fn write(context: Option<RequestContext>) -> Result<Context, Status> {
     let mut given = context.unwrap_or_default();
     let required = ["context.request_id", "context.idempotency_key"];

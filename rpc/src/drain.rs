@@ -1,7 +1,8 @@
 //! HTTP/1.1 requests that are answered before their body has been read.
 //!
-//! hyper closes such a connection at once, and a client that is still sending sees a broken pipe instead of the answer. So what is left of
-//! the body is read in the background, up to named bounds; then the connection can serve its next request. HTTP/2 needs none of this.
+//! hyper closes such a connection at once, and a client that is still sending sees a broken pipe
+//! instead of the answer. So what is left of the body is read in the background, up to named
+//! bounds; then the connection can serve its next request. HTTP/2 needs none of this.
 
 use std::{
     pin::Pin,

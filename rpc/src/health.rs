@@ -1,7 +1,7 @@
 //! Health of one service: which of its parts fail, and why (D41, R261).
 //!
-//! A part is anything the service depends on (`store`, `chain`, `kafka`, `ledger`). No entry means it works. Readers see changes at once;
-//! writing the same state twice wakes nobody.
+//! A part is anything the service depends on (`store`, `chain`, `kafka`, `ledger`). No entry means
+//! it works. Readers see changes at once; writing the same state twice wakes nobody.
 
 use std::{collections::BTreeMap, sync::Arc};
 

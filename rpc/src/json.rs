@@ -1,5 +1,6 @@
-//! JSON of the HTTP diagnostic reads (D43): proto3 JSON of the resource the matching RPC returns, but with bare enum names (T40:
-//! `OPEN`, not `ORDER_STATUS_OPEN`); lists are `{ "items": [..], "next_page_token": ".." }`; errors have the Connect form
+//! JSON of the HTTP diagnostic reads (D43): proto3 JSON of the resource the matching RPC returns,
+//! but with bare enum names (T40: `OPEN`, not `ORDER_STATUS_OPEN`); lists are
+//! `{ "items": [..], "next_page_token": ".." }`; errors have the Connect form
 //! `{ "code", "message", "details" }` with Connect's HTTP status.
 //!
 //! Fields at their default are left out, as proto3 JSON does; integers of 64 bits are text.
@@ -40,7 +41,8 @@ impl IntoResponse for HttpError {
 /// Longest text of a framework's own refusal that is passed on, in bytes.
 const PLAIN_TEXT_BYTES_MAX: usize = 4_096;
 
-/// Gives refusals that axum makes itself (a query it cannot read, a verb it does not know) the same form; their HTTP status stays.
+/// Gives refusals that axum makes itself (a query it cannot read, a verb it does not know) the same
+/// form; their HTTP status stays.
 pub(crate) async fn plain_errors(response: Response) -> Response {
     let http_status = response.status();
     let is_json = response
@@ -114,7 +116,8 @@ fn bare(message: &impl Message, descriptor: &MessageDescriptor) -> Value {
     value
 }
 
-/// Writes a message as JSON. Times without a JSON form are shown as the nearest that has one: a stored row never makes an answer fail.
+/// Writes a message as JSON. Times without a JSON form are shown as the nearest that has one: a
+/// stored row never makes an answer fail.
 pub(crate) fn written<T, E>(
     mut message: DynamicMessage,
     write: impl Fn(&DynamicMessage) -> Result<T, E>,

@@ -1,8 +1,10 @@
-//! JSON log lines (R259): `timestamp`, `level` (INFO, WARN or ERROR), `service_name`, `trace_id`, `correlation_id`, `user_id`, `target`,
-//! `message`, then the event's own fields. One line an event, written whole.
+//! JSON log lines (R259): `timestamp`, `level` (INFO, WARN or ERROR), `service_name`, `trace_id`,
+//! `correlation_id`, `user_id`, `target`, `message`, then the event's own fields. One line an
+//! event, written whole.
 //!
-//! The ids come from the innermost span that has them; `service_name` likewise, else it is the name given to [`init`]. Lines without a
-//! request have no ids. Fields named like a reserved one win over the span's.
+//! The ids come from the innermost span that has them; `service_name` likewise, else it is the name
+//! given to [`init`]. Lines without a request have no ids. Fields named like a reserved one win
+//! over the span's.
 
 use std::{
     fmt,
@@ -27,7 +29,8 @@ use crate::Error;
 /// Fields of a span that every line inside it repeats.
 const INHERITED: [&str; 4] = ["service_name", "trace_id", "correlation_id", "user_id"];
 
-/// Logs to stderr or stdout as JSON. `filter` is an `EnvFilter` text (`info`, `info,sqlx=warn`); the variable `PLATFORM_LOG` overrides it.
+/// Logs to stderr or stdout as JSON. `filter` is an `EnvFilter` text (`info`, `info,sqlx=warn`);
+/// the variable `PLATFORM_LOG` overrides it.
 ///
 /// # Errors
 /// [`Error::Logging`] when a logger is installed already or the filter is not one.

@@ -1,7 +1,8 @@
 //! What happens to every RPC on its way in and out: log span and access line, deadline, message limit, metrics.
 //!
-//! All three protocols and the calls in process pass here as gRPC, so each call is counted once, under the code the handler gave. The
-//! span has `service_name`, `method`, and, as soon as the handler reads its context, `correlation_id`, `user_id` and `trace_id` (R259, R260).
+//! All three protocols and the calls in process pass here as gRPC, so each call is counted once,
+//! under the code the handler gave. The span has `service_name`, `method`, and, as soon as the
+//! handler reads its context, `correlation_id`, `user_id` and `trace_id` (R259, R260).
 
 use std::{
     pin::Pin,
@@ -166,7 +167,8 @@ fn scope_of(service: &str, method: &str, request: &Request) -> Scope {
     }
 }
 
-/// The path as a metrics label: paths outside the contract share one, so that nobody can grow the registry from outside.
+/// The path as a metrics label: paths outside the contract share one, so that nobody can grow the
+/// registry from outside.
 pub(crate) fn label(path: &str) -> &'static str {
     static LABELS: OnceLock<std::collections::HashSet<&'static str>> = OnceLock::new();
     let labels = LABELS.get_or_init(|| {

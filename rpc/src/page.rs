@@ -1,8 +1,10 @@
-//! Paging of lists (D04, R010): default 50, at most 1000 (larger is coerced), negative refused; order is (created descending, id
-//! descending); the token is opaque and bound to the filters of the call that gave it.
+//! Paging of lists (D04, R010): default 50, at most 1000 (larger is coerced), negative refused;
+//! order is (created descending, id descending); the token is opaque and bound to the filters of
+//! the call that gave it.
 //!
-//! A list asks its store for [`Page::rows_limit`] rows strictly after [`Page::after`] and hands them to [`Page::finish`], which cuts the
-//! surplus row and makes the token from the last row kept. No row is seen twice and none is skipped while older rows stay as they are.
+//! A list asks its store for [`Page::rows_limit`] rows strictly after [`Page::after`] and hands
+//! them to [`Page::finish`], which cuts the surplus row and makes the token from the last row kept.
+//! No row is seen twice and none is skipped while older rows stay as they are.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use proto::common::v1::{PaginationRequest, PaginationResponse};
@@ -33,8 +35,9 @@ pub struct Page {
     filter_hash: u64,
 }
 
-/// Reads a page request. `filter_hash` is [`filter_hash`] over the filters of the call. INVALID_ARGUMENT for a negative size, a token
-/// that is not ours and a token given for other filters.
+/// Reads a page request. `filter_hash` is [`filter_hash`] over the filters of the call.
+/// INVALID_ARGUMENT for a negative size, a token that is not ours and a token given for other
+/// filters.
 pub fn parse(request: Option<PaginationRequest>, filter_hash: u64) -> Result<Page, Status> {
     let request = request.unwrap_or_default();
     let size = match request.page_size {
@@ -96,7 +99,8 @@ impl Page {
     }
 }
 
-/// Hash of the filters a token is bound to (FNV-1a, 64 bits): pass every filter value in a fixed order, empty text for an unset one.
+/// Hash of the filters a token is bound to (FNV-1a, 64 bits): pass every filter value in a fixed
+/// order, empty text for an unset one.
 pub fn filter_hash(filters: &[&str]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for filter in filters {

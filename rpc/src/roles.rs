@@ -1,8 +1,9 @@
 //! Who may call which method: one table, one row per method of the contract (D32, R333).
 //!
-//! A test walks the descriptors and fails for a method without a row and for a row without a method. Roles that act for themselves only
-//! (investor, trader, issuer) are checked against their own user id in the handler ([`crate::Caller::require_user`]); the table says
-//! whether they may call at all. `Auditor` stands in no row that changes anything, which a test checks too.
+//! A test walks the descriptors and fails for a method without a row and for a row without a
+//! method. Roles that act for themselves only (investor, trader, issuer) are checked against their
+//! own user id in the handler ([`crate::Caller::require_user`]); the table says whether they may
+//! call at all. `Auditor` stands in no row that changes anything, which a test checks too.
 
 use std::{collections::HashMap, sync::LazyLock};
 
@@ -220,7 +221,8 @@ const TABLE: &[(&str, Rows)] = &[
     ),
 ];
 
-/// Services that answer without a credential: health checks and reflection describe the platform, they hold nothing of its users.
+/// Services that answer without a credential: health checks and reflection describe the platform,
+/// they hold nothing of its users.
 const OPEN_SERVICES: &[&str] = &[
     "grpc.health.v1.Health",
     "grpc.reflection.v1.ServerReflection",

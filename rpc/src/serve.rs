@@ -7,9 +7,9 @@
 //!                                                                    +- everything else    -> Connect  -> observe -> tonic
 //! ```
 //!
-//! A port with one service has that service's HTTP reads at the root; a port with several has them under `/<service name>/`.
-//! What a port takes and how long it waits: [`Limits`]. Shutdown: no new connections, running calls get
-//! [`DRAIN_MS_MAX`], then they are cut.
+//! A port with one service has that service's HTTP reads at the root; a port with several has them
+//! under `/<service name>/`. What a port takes and how long it waits: [`Limits`]. Shutdown: no new
+//! connections, running calls get [`DRAIN_MS_MAX`], then they are cut.
 
 use futures::future::BoxFuture;
 use std::{convert::Infallible, future::Future, io, pin::pin, sync::Arc, time::Duration};
@@ -67,8 +67,8 @@ pub struct Limits {
     pub first_request: Duration,
     /// Between two requests. A request that is being answered is not idle, nor is a stream.
     pub idle: Duration,
-    /// While the other side's kernel acknowledges nothing: neither keep-alive probes nor data that was sent, which includes a stream
-    /// that is not read.
+    /// While the other side's kernel acknowledges nothing: neither keep-alive probes nor data that
+    /// was sent, which includes a stream that is not read.
     pub silence: Duration,
     /// For the body of a request that is one message.
     pub body: Duration,
@@ -327,8 +327,8 @@ pub fn listen_within(
     })
 }
 
-/// No delay for small writes, and an end for a connection whose other side is gone without a word: no deadline of a request
-/// sees that while a stream runs.
+/// No delay for small writes, and an end for a connection whose other side is gone without a word:
+/// no deadline of a request sees that while a stream runs.
 fn set_up(stream: &TcpStream, silence: Duration) -> io::Result<()> {
     stream.set_nodelay(true)?;
     // The system counts in whole seconds here and ends the connection by the last of these four.

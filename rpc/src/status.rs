@@ -1,7 +1,8 @@
-//! The one vocabulary of refusals (D23): exact message text, machine-readable reason in `google.rpc.ErrorInfo` with domain `platform`.
+//! The one vocabulary of refusals (D23): exact message text, machine-readable reason in
+//! `google.rpc.ErrorInfo` with domain `platform`.
 //!
-//! The reason names one thing only, so that a caller never parses the text. `internal` is for our own failures: it logs the error chain
-//! and tells the caller nothing about it.
+//! The reason names one thing only, so that a caller never parses the text. `internal` is for our
+//! own failures: it logs the error chain and tells the caller nothing about it.
 
 use std::{collections::HashMap, error::Error, time::Duration};
 
@@ -15,7 +16,8 @@ fn with_reason(code: Code, reason: &str, message: impl Into<String>) -> Status {
     with_metadata(code, reason, message, HashMap::new())
 }
 
-/// An error with a reason and further facts in `ErrorInfo.metadata` (for instance the balance breakdown of `Insufficient balance`).
+/// An error with a reason and further facts in `ErrorInfo.metadata` (for instance the balance
+/// breakdown of `Insufficient balance`).
 pub fn with_metadata(
     code: Code,
     reason: &str,

@@ -1,5 +1,6 @@
-//! Webhooks as the bank would send them, signed with the secret it shares with the gateway: written here from the published rules, not with the platform's
-//! own code (`v1,<base64 HMAC-SHA256(secret, id.timestamp.body)>`).
+//! Webhooks as the bank would send them, signed with the secret it shares with the gateway: written
+//! here from the published rules, not with the platform's own code
+//! (`v1,<base64 HMAC-SHA256(secret, id.timestamp.body)>`).
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

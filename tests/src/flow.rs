@@ -1,7 +1,9 @@
-//! Seeded order flow of a few members over the binary protocol, and a record of everything they were told: what was acknowledged, traded, cancelled.
+//! Seeded order flow of a few members over the binary protocol, and a record of everything they
+//! were told: what was acknowledged, traded, cancelled.
 //!
-//! The flow is open loop up to a bound of requests in flight. It survives a server that dies: the client library resumes the sessions and sends again what
-//! the server has not seen; the record is kept across. Generator and judge are apart: nothing here decides what is right.
+//! The flow is open loop up to a bound of requests in flight. It survives a server that dies: the
+//! client library resumes the sessions and sends again what the server has not seen; the record is
+//! kept across. Generator and judge are apart: nothing here decides what is right.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -97,8 +97,8 @@ impl Platform {
         .await
     }
 
-    /// Waits until each active hold belongs to an open trading hold or an open order. `keys` names the order that each idempotency key of an order with
-    /// a hold of its own has made.
+    /// Waits until each active hold belongs to an open trading hold or an open order. `keys` names
+    /// the order that each idempotency key of an order with a hold of its own has made.
     ///
     /// # Panics
     /// When a hold stays without an owner: with it.

@@ -1,5 +1,5 @@
-//! Room `tests`: scenarios across services, black box. They start the real `platform` binary as a child process on free ports in a folder of its own and
-//! talk to it over public interfaces alone.
+//! Room `tests`: scenarios across services, black box. They start the real `platform` binary as a
+//! child process on free ports in a folder of its own and talk to it over public interfaces alone.
 //!
 //! | module | what |
 //! |---|---|
@@ -15,8 +15,9 @@
 //! | `bank` | signed webhooks as the bank would send them |
 //! | `log` | the event log of a running platform, read beside it |
 //!
-//! `PLATFORM_BIN` names another binary, `TESTS_SEED` another seed of the flow, `TESTS_KEEP=1` keeps the folders with logs and state.
-//! Waiting is polling with a deadline, never a sleep; the only time asserted is that of a clean stop.
+//! `PLATFORM_BIN` names another binary, `TESTS_SEED` another seed of the flow, `TESTS_KEEP=1` keeps
+//! the folders with logs and state. Waiting is polling with a deadline, never a sleep; the only
+//! time asserted is that of a clean stop.
 
 pub mod bank;
 pub mod call;

@@ -33,7 +33,8 @@ impl Events {
         }
     }
 
-    /// Reads on until every name of `wanted` (a message's short name) was seen among the events that `pick` takes; gives all of those.
+    /// Reads on until every name of `wanted` (a message's short name) was seen among the events
+    /// that `pick` takes; gives all of those.
     ///
     /// # Panics
     /// When they do not come.

@@ -1,8 +1,10 @@
 //! A platform as a child process.
 //!
-//! The binary is `PLATFORM_BIN`, else the one beside the test's own target folder. The child sees no `PLATFORM_*` variable of ours, a working folder
-//! of its own and free ports; a restart keeps ports and state. A watchdog shell holds a pipe of the test process: when that ends, however it ends, the
-//! pipe closes and the watchdog kills the platform and removes its folder, so that statics may own platforms.
+//! The binary is `PLATFORM_BIN`, else the one beside the test's own target folder. The child sees
+//! no `PLATFORM_*` variable of ours, a working folder of its own and free ports; a restart keeps
+//! ports and state. A watchdog shell holds a pipe of the test process: when that ends, however it
+//! ends, the pipe closes and the watchdog kills the platform and removes its folder, so that
+//! statics may own platforms.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -426,7 +428,8 @@ fn watch(child: &Child, folder: &Path) -> Child {
         .expect("a shell")
 }
 
-/// Starts the process until it is ready. Ports are free for a moment between two runs: when another process was faster, it is tried again.
+/// Starts the process until it is ready. Ports are free for a moment between two runs: when another
+/// process was faster, it is tried again.
 async fn launch(
     folder: &Path,
     listen: &BTreeMap<String, SocketAddr>,

@@ -1,5 +1,6 @@
-//! `kill -9` at seeded moments of order flow, and exactly between two steps; then start again: nothing acknowledged is lost, no trade is settled twice, no hold
-//! is orphaned, the balances are proved.
+//! `kill -9` at seeded moments of order flow, and exactly between two steps; then start again:
+//! nothing acknowledged is lost, no trade is settled twice, no hold is orphaned, the balances are
+//! proved.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};

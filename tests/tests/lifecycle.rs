@@ -225,7 +225,8 @@ fn a_second_start_goes_on_where_the_first_stopped() {
     });
 }
 
-/// A second process reads the journal of the running platform, what is not the last batch, and ends where it was told to.
+/// A second process reads the journal of the running platform, what is not the last batch, and ends
+/// where it was told to.
 async fn followed(platform: &Platform) {
     let words = ["--json", "journal", "dump", "--follow", "--until", "4"];
     let dumped = platform.cli(&words).await.success().stdout;
@@ -239,7 +240,8 @@ async fn followed(platform: &Platform) {
     );
 }
 
-/// The state once it has stopped moving: the holds of every open order are carved, which happens a moment behind the tail, and two pictures are equal.
+/// The state once it has stopped moving: the holds of every open order are carved, which happens a
+/// moment behind the tail, and two pictures are equal.
 async fn quiet(platform: &Platform) -> tests::ledger::State {
     let deadline = std::time::Instant::now() + tests::process::PATIENCE;
     let mut last = None;

@@ -1,5 +1,6 @@
-//! Bad input: each gets the error of the contract (code, exact text, reason in the details) and changes nothing. Nothing in this file changes anything, so
-//! all of it runs beside each other against one prepared platform and one picture of its state.
+//! Bad input: each gets the error of the contract (code, exact text, reason in the details) and
+//! changes nothing. Nothing in this file changes anything, so all of it runs beside each other
+//! against one prepared platform and one picture of its state.
 
 use bytes_of_login::login;
 use serde_json::{Value, json};

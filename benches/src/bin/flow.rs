@@ -1,17 +1,22 @@
-//! The book alone, on a file of order flow: `cargo run --release -p benches --bin flow -- FILE [--json] [--peers] [--plot FILE.svg]`; makes such files too:
-//! `flow --generate single|deep SEED COMMANDS FILE`.
+//! The book alone, on a file of order flow:
+//! `cargo run --release -p benches --bin flow -- FILE [--json] [--peers] [--plot
+//! FILE.svg]`; makes such files too: `flow --generate single|deep SEED COMMANDS FILE`.
 //!
-//! Load: one thread, every command of the file through `Book::apply` with events written to a preallocated ring, every order of an account of its
-//! own, assertions, phase and band checks on. The commands are translated before, untimed.
+//! Load: one thread, every command of the file through `Book::apply` with events written to a
+//! preallocated ring, every order of an account of its own, assertions, phase and band checks on.
+//! The commands are translated before, untimed.
 //!
-//! Book and floor take turns and are fed alike, in both of two ways. `ops_per_s` and `ratio`: each finds its input in a ring of 1,024, as an engine
-//! finds its commands in its lane's, and the book takes it in batches of 64 with look-ahead; filling the ring is not timed. `streamed`: each reads
-//! its input out of the array of all of it, 136 bytes a command against 32 a record. Medians of five runs.
+//! Book and floor take turns and are fed alike, in both of two ways. `ops_per_s` and `ratio`: each
+//! finds its input in a ring of 1,024, as an engine finds its commands in its lane's, and the book
+//! takes it in batches of 64 with look-ahead; filling the ring is not timed. `streamed`: each reads
+//! its input out of the array of all of it, 136 bytes a command against 32 a record. Medians of
+//! five runs.
 //!
 //! `--peers` (built with `--features peers`) runs open books of others behind them.
 //!
-//! Service times are those of single commands, streamed, without look-ahead, the clock's own cost taken off. No fence keeps the processor from
-//! overlapping a command with the reading of the clock (it would need `unsafe`), so they compare with the floor's of the same run alone.
+//! Service times are those of single commands, streamed, without look-ahead, the clock's own cost
+//! taken off. No fence keeps the processor from overlapping a command with the reading of the clock
+//! (it would need `unsafe`), so they compare with the floor's of the same run alone.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -81,7 +86,8 @@ impl EventSink for Ring {
 /// How the book is given its commands.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Feed {
-    /// Out of a ring, in batches, as an engine takes them from its lane. Putting them into the ring is not the book's time.
+    /// Out of a ring, in batches, as an engine takes them from its lane. Putting them into the ring
+    /// is not the book's time.
     Ring,
     /// In batches, straight out of the array of all commands: with the time to fetch them from memory.
     Stream,

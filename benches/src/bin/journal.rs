@@ -1,11 +1,15 @@
-//! The journal against a bare append of the same bytes: `cargo run --release -p benches --bin journal -- [--json] [--dir DIR]`.
+//! The journal against a bare append of the same bytes:
+//! `cargo run --release -p benches --bin journal -- [--json] [--dir DIR]`.
 //!
-//! Load: one thread makes records and hands them over in batches of 4 KiB, 64 KiB and 1 MiB, as frames of 64 and of 128 bytes, header and checksum
-//! included. The bare append copies records of the same size into one aligned buffer and writes it with `O_DIRECT | O_DSYNC` to a file of zeros: no
-//! frame, no checksum, no second thread. Both run in turns in one folder, five times, each up to 350 ms or 128 MiB; ratios are medians of the five.
-//! Throughput is taken with one batch being written, one handed over and one being made. Latency is taken at window 1, from the first record of a batch
-//! until the commit position has passed it, and for the bare append from the first copy until the write returned. The next segment is not begun within a
-//! run; `sustained` shows what it costs with segments of 16 MiB made ahead.
+//! Load: one thread makes records and hands them over in batches of 4 KiB, 64 KiB and 1 MiB, as
+//! frames of 64 and of 128 bytes, header and checksum included. The bare append copies records of
+//! the same size into one aligned buffer and writes it with `O_DIRECT | O_DSYNC` to a file of
+//! zeros: no frame, no checksum, no second thread. Both run in turns in one folder, five times,
+//! each up to 350 ms or 128 MiB; ratios are medians of the five. Throughput is taken with one batch
+//! being written, one handed over and one being made. Latency is taken at window 1, from the first
+//! record of a batch until the commit position has passed it, and for the bare append from the
+//! first copy until the write returned. The next segment is not begun within a run; `sustained`
+//! shows what it costs with segments of 16 MiB made ahead.
 
 use std::error::Error;
 use std::fs::{File, OpenOptions};

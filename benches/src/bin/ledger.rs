@@ -1,9 +1,12 @@
-//! The ledger against bare statements that write the same rows: `cargo run --release -p benches --bin ledger -- [--json] [--quick] [--dir DIR]`.
+//! The ledger against bare statements that write the same rows:
+//! `cargo run --release -p benches --bin ledger -- [--json] [--quick] [--dir DIR]`.
 //!
-//! Full operations through the contract, served in memory as a node does it: idempotency keys, postings with running balances, outbox events that
-//! the relay moves to the log meanwhile, holds where two-phase. Requests are made before the clock runs; latency is from the sending of a
-//! request to its answer, which comes after the commit is durable. Service and bare statements take turns in one run, each on a copy of one
-//! seeded file. Each run is judged, and a wrong book is a failure.
+//! Full operations through the contract, served in memory as a node does it: idempotency keys,
+//! postings with running balances, outbox events that the relay moves to the log meanwhile, holds
+//! where two-phase. Requests are made before the clock runs; latency is from the sending of a
+//! request to its answer, which comes after the commit is durable. Service and bare statements take
+//! turns in one run, each on a copy of one seeded file. Each run is judged, and a wrong book is a
+//! failure.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -102,8 +105,8 @@ impl Cell {
     }
 }
 
-/// Batches and clients grow along the two edges of the grid, hot accounts and two phases stand where they differ most; a full product would
-/// take a quarter of an hour and say no more.
+/// Batches and clients grow along the two edges of the grid, hot accounts and two phases stand
+/// where they differ most; a full product would take a quarter of an hour and say no more.
 fn grid() -> Vec<Cell> {
     use Accounts::{Hot, Uniform};
     use Kind::{OnePhase, TwoPhase};

@@ -1,8 +1,10 @@
 //! The whole path under an open loop: a request into a ring, admission, match, journal, reports out of a ring.
 //!
-//! Requests are sent at a fixed rate whatever the answers do, and latency is counted from the moment at which a request *should* have been sent, so that
-//! a stall costs every request behind it (no coordinated omission). One thread is the client: it sends and reads reports. Both report levels are
-//! taken: *accepted* when the answer is read, *durable* when the commit position has passed it.
+//! Requests are sent at a fixed rate whatever the answers do, and latency is counted from the
+//! moment at which a request *should* have been sent, so that a stall costs every request behind it
+//! (no coordinated omission). One thread is the client: it sends and reads reports. Both report
+//! levels are taken: *accepted* when the answer is read, *durable* when the commit position has
+//! passed it.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -77,7 +79,8 @@ struct Args {
     /// Microseconds for which the hot thread spins without a request before it parks.
     #[arg(long, default_value_t = 2_000)]
     spin_us: u64,
-    /// Microseconds from the beginning of a large write of the journal to that of the next; by default what the product does on so many cores.
+    /// Microseconds from the beginning of a large write of the journal to that of the next; by
+    /// default what the product does on so many cores.
     #[arg(long)]
     gather_us: Option<u64>,
     /// Core of the journal's thread; by default any but the hot thread's.

@@ -1,7 +1,9 @@
-//! How long a restart takes: so many journalled commands, snapshots made on the way by the service that a node runs, then the node started again. And the
-//! same journal replayed from its first record: all three must come to one state hash.
+//! How long a restart takes: so many journalled commands, snapshots made on the way by the service
+//! that a node runs, then the node started again. And the same journal replayed from its first
+//! record: all three must come to one state hash.
 //!
-//! Everything is read from the system's file cache, which holds what was just written: a cold start adds the time to read snapshot and journal.
+//! Everything is read from the system's file cache, which holds what was just written: a cold start
+//! adds the time to read snapshot and journal.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,6 +1,7 @@
-//! The floor under the ledger: given rows written by bare statements, without a service. The same file with its indexes, checks and triggers, the same
-//! settings of the connection, many rows a statement, one update for each row that changed, as many operations a transaction as the service made.
-//! Rows are made, and changes netted, before the clock runs.
+//! The floor under the ledger: given rows written by bare statements, without a service. The same
+//! file with its indexes, checks and triggers, the same settings of the connection, many rows a
+//! statement, one update for each row that changed, as many operations a transaction as the service
+//! made. Rows are made, and changes netted, before the clock runs.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -74,7 +75,8 @@ impl Bare {
     /// # Errors
     /// The store refuses a row.
     pub fn run(&mut self, transactions: usize, limit: Duration) -> anyhow::Result<(f64, Duration)> {
-        // Dropped after the clock has stopped. What there is no time for stays: blocks of the audit chain follow each other.
+        // Dropped after the clock has stopped. What there is no time for stays: blocks of the audit
+        // chain follow each other.
         let mut done: Vec<Vec<Write>> = Vec::with_capacity(transactions);
         let began = Instant::now();
         while done.len() < transactions && began.elapsed() <= limit {
@@ -205,8 +207,9 @@ pub(super) fn net(tables: &[Table], requests: Vec<Vec<Rows>>) -> Vec<Write> {
 /// Accounts of [`plain`].
 const PLAIN_ACCOUNTS: u64 = 10_000;
 
-/// The same statements on a ledger of three tables of integers, to compare this floor with others: so many operations of two entries a
-/// transaction, an update for each account; gives operations a second.
+/// The same statements on a ledger of three tables of integers, to compare this floor with others:
+/// so many operations of two entries a transaction, an update for each account; gives operations a
+/// second.
 ///
 /// # Errors
 /// The store refuses.

@@ -1,5 +1,6 @@
-//! Which rows the service writes: triggers beside its tables copy each inserted and each updated row, and every request says where it ends. So the bare
-//! statements write the same rows whatever the schema is.
+//! Which rows the service writes: triggers beside its tables copy each inserted and each updated
+//! row, and every request says where it ends. So the bare statements write the same rows whatever
+//! the schema is.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -44,8 +45,8 @@ pub struct Captured {
     pub operations: usize,
 }
 
-/// Sends the requests one after the other to a ledger that is started on the folder, and notes what each wrote, until there are no
-/// more or the time is over.
+/// Sends the requests one after the other to a ledger that is started on the folder, and notes what
+/// each wrote, until there are no more or the time is over.
 ///
 /// # Errors
 /// The ledger refuses, or its file cannot be read.

@@ -1,7 +1,8 @@
-//! Requests for the ledger, seeded: `CreateOperations` of so many operations, each with its own idempotency key and two or more postings.
+//! Requests for the ledger, seeded: `CreateOperations` of so many operations, each with its own
+//! idempotency key and two or more postings.
 //!
-//! One-phase: money moves at once. Two-phase: a request opens a hold for each operation, the next one of the same client consumes them. An
-//! operation counts once, when its postings are written.
+//! One-phase: money moves at once. Two-phase: a request opens a hold for each operation, the next
+//! one of the same client consumes them. An operation counts once, when its postings are written.
 
 use proto::common::v1::{Decimal, MonetaryAmount, OperationType, RequestContext};
 use proto::ledger::v1::{

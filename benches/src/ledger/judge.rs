@@ -1,5 +1,5 @@
-//! After each run: is every operation balanced, is money conserved, is what is held what open holds have left. Read from the rows of the closed ledger, not from the
-//! service.
+//! After each run: is every operation balanced, is money conserved, is what is held what open holds
+//! have left. Read from the rows of the closed ledger, not from the service.
 
 use proto::ledger::v1::TrialBalanceLine;
 

@@ -1,4 +1,5 @@
-//! What the benchmark of the ledger is made of: its load, the service under it, the bare statements beside it, the judge after it.
+//! What the benchmark of the ledger is made of: its load, the service under it, the bare statements
+//! beside it, the judge after it.
 
 pub mod bare;
 pub mod capture;

@@ -1,5 +1,5 @@
-//! The ledger as a node runs it: its own store and event log in a folder, relay and sweeper beside the committer, called through the contract by
-//! clients of the same process.
+//! The ledger as a node runs it: its own store and event log in a folder, relay and sweeper beside
+//! the committer, called through the contract by clients of the same process.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -80,7 +80,8 @@ impl Node {
         Ok(())
     }
 
-    /// Sends what each client has, one request of a client at a time, all clients at once, until they have nothing more or the time is over.
+    /// Sends what each client has, one request of a client at a time, all clients at once, until
+    /// they have nothing more or the time is over.
     ///
     /// # Errors
     /// A request is refused.

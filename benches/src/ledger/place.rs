@@ -1,4 +1,5 @@
-//! Where a ledger of the benchmark is: a folder with its SQLite file, or a folder for its event log and a PostgreSQL database.
+//! Where a ledger of the benchmark is: a folder with its SQLite file, or a folder for its event log
+//! and a PostgreSQL database.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

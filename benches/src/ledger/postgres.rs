@@ -1,5 +1,6 @@
-//! The same three things on PostgreSQL: databases of the benchmark's own, which rows the service writes, and bare statements that write them. Rows travel
-//! as texts, one array a column, so that nothing here knows the schema; the server casts them.
+//! The same three things on PostgreSQL: databases of the benchmark's own, which rows the service
+//! writes, and bare statements that write them. Rows travel as texts, one array a column, so that
+//! nothing here knows the schema; the server casts them.
 
 use std::time::{Duration, Instant};
 

@@ -16,6 +16,7 @@ pub struct Peer {
     /// Of the timed records.
     pub trades: u64,
     pub quantity: u64,
-    /// True when trades, quantity and every trade in its order are the file's; false when it was stopped before the end.
+    /// True when trades, quantity and every trade in its order are the file's; false when it was
+    /// stopped before the end.
     pub tape_ok: bool,
 }

@@ -1,7 +1,8 @@
 //! Events this service listens to (specification 6.6): deposits and payouts, trades, new users, receipts.
 //!
-//! Each topic has a group of its own, so that one that stands still keeps no other. What a handler cannot do now it leaves to the sweep where
-//! the state is stored already; otherwise it answers with an error and the event comes again. A terminal state is acknowledged (T50).
+//! Each topic has a group of its own, so that one that stands still keeps no other. What a handler
+//! cannot do now it leaves to the sweep where the state is stored already; otherwise it answers
+//! with an error and the event comes again. A terminal state is acknowledged (T50).
 
 use std::sync::Arc;
 
@@ -78,7 +79,8 @@ fn asked(event: &Event, key: &str) -> Asked {
     }
 }
 
-/// What an error says about the event: a refusal stays one, a peer or store that is away comes back, anything else is tried some times.
+/// What an error says about the event: a refusal stays one, a peer or store that is away comes
+/// back, anything else is tried some times.
 fn failed(error: Error) -> Failure {
     match error {
         Error::Refused(refusal) => Poison(refusal.to_string()).into(),

@@ -1,4 +1,5 @@
-//! HTTP diagnostic reads (specification 4.6, D43): `GET /operations/{id}`, `/operations`, `/instruments`, `/instruments/{id}`, `/holders`.
+//! HTTP diagnostic reads (specification 4.6, D43): `GET /operations/{id}`, `/operations`,
+//! `/instruments`, `/instruments/{id}`, `/holders`.
 
 use axum::Router;
 use axum::extract::{Path, Query, State};

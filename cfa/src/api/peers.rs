@@ -1,7 +1,8 @@
 //! The services this one asks: identity, ledger, payments, market. Wire shapes end here.
 //!
-//! A peer that is away (or too slow) is `Error::Unavailable`: the caller's step is repeated later with the same idempotency key. A peer's
-//! refusal is `Error::Peer` with its reason and its exact words.
+//! A peer that is away (or too slow) is `Error::Unavailable`: the caller's step is repeated later
+//! with the same idempotency key. A peer's refusal is `Error::Peer` with its reason and its exact
+//! words.
 
 use proto::common::v1 as common;
 use proto::convert;
@@ -303,7 +304,8 @@ impl Peers {
 
     // ---- ledger
 
-    /// Holds CFA-RUB for the reserve. The id makes a repeat harmless; the key is fresh, because the ledger keeps refusals by key.
+    /// Holds CFA-RUB for the reserve. The id makes a repeat harmless; the key is fresh, because the
+    /// ledger keeps refusals by key.
     pub async fn create_hold(
         &self,
         correlation_id: &str,
@@ -396,8 +398,9 @@ impl Peers {
         Err(error)
     }
 
-    /// Posts one operation or, with several, all of them or none. `scales` teaches the ledger instruments it may not have heard of yet.
-    /// Repeating is harmless: each operation has its own key, which is its id.
+    /// Posts one operation or, with several, all of them or none. `scales` teaches the ledger
+    /// instruments it may not have heard of yet. Repeating is harmless: each operation has its own
+    /// key, which is its id.
     pub async fn post(
         &self,
         correlation_id: &str,
@@ -583,8 +586,8 @@ impl Peers {
 
     // ---- payments
 
-    /// True when payments holds the deposit of this user in this amount with this status: SUCCESS while its money is here, REFUNDED once
-    /// it was paid back.
+    /// True when payments holds the deposit of this user in this amount with this status: SUCCESS
+    /// while its money is here, REFUNDED once it was paid back.
     pub async fn is_deposit(
         &self,
         status: common::PaymentStatus,

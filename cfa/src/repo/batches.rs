@@ -17,7 +17,8 @@ impl Repo {
         row.as_ref().map(decode).transpose()
     }
 
-    /// The batch that went out in a transaction. One whose trades were all settled before names that transaction too, but is final.
+    /// The batch that went out in a transaction. One whose trades were all settled before names
+    /// that transaction too, but is final.
     pub async fn batch_by_tx(&self, tx_hash: &str) -> Result<Option<Batch>, Error> {
         let row = sqlx::query("SELECT * FROM batch WHERE tx_hash = $1 ORDER BY status LIMIT 1")
             .bind(tx_hash)

@@ -100,7 +100,8 @@ impl Repo {
         Ok(tx.commit().await?)
     }
 
-    /// Instruments past their maturity whose redemption is not recorded, whether they trade, could, or were stopped for it already.
+    /// Instruments past their maturity whose redemption is not recorded, whether they trade, could,
+    /// or were stopped for it already.
     pub async fn due_instruments(&self, now_us: i64) -> Result<Vec<Instrument>, Error> {
         let rows = sqlx::query(
             "SELECT * FROM instrument WHERE status IN (2, 3, 4) AND matures_at_us <= $1
@@ -191,7 +192,8 @@ impl Repo {
         Ok(())
     }
 
-    /// Takes units out of the issue's limit; false when they do not fit (R027: also under concurrency, the writer is one).
+    /// Takes units out of the issue's limit; false when they do not fit (R027: also under
+    /// concurrency, the writer is one).
     pub async fn reserve_issue_in_tx(
         &self,
         tx: &mut Tx,

@@ -1,7 +1,8 @@
 //! SQLite under the service. The only files with SQL; everything else speaks of rows as `model` has them.
 //!
-//! Reads go through the pool of readers. Writes take a transaction of the caller (`*_in_tx`), so that a state, the events that tell of it
-//! and the inbox row of what caused it stand or fall together.
+//! Reads go through the pool of readers. Writes take a transaction of the caller (`*_in_tx`), so
+//! that a state, the events that tell of it and the inbox row of what caused it stand or fall
+//! together.
 
 mod batches;
 mod instruments;

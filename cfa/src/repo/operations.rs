@@ -36,11 +36,13 @@ const COLUMNS: &str = "operation_id, flow, status, status_before_block, user_id,
      payment_minor, fee_minor, created_at_us, updated_at_us, block_number, attempts, correlation_id, fact_gated, fact_chain, fact_payout, \
      fact_settled, fact_minted_back, fact_undone, fact_blocked";
 
-/// Rows of `operation_reference` and of `operation_refused`. SQLite uses a partial index only for a statement that repeats its condition.
+/// Rows of `operation_reference` and of `operation_refused`. SQLite uses a partial index only for a
+/// statement that repeats its condition.
 const ACTED: &str = "external_ref <> '' AND status NOT IN (8, 12)";
 const REFUSED: &str = "external_ref <> '' AND status IN (8, 12)";
 
-/// Indexes of a user's operations and what leads there: together they have each operation once. A page is merged from a page of each.
+/// Indexes of a user's operations and what leads there: together they have each operation once. A
+/// page is merged from a page of each.
 const OF_USER: [(&str, &str); 3] = [
     ("operation_of_user", "user_id"),
     (
@@ -204,8 +206,9 @@ impl Repo {
         Ok(served.into_iter().collect())
     }
 
-    /// Operations that go their way alone, are not at their end and were not touched since `before_us`: oldest first, strictly after the
-    /// one named. Trades move with their batch and holders of a maturing issue with its redemption, so they are not among them.
+    /// Operations that go their way alone, are not at their end and were not touched since
+    /// `before_us`: oldest first, strictly after the one named. Trades move with their batch and
+    /// holders of a maturing issue with its redemption, so they are not among them.
     pub async fn open_operations(
         &self,
         before_us: i64,

@@ -28,8 +28,9 @@ impl Repo {
             .transpose()
     }
 
-    /// Token contracts of all instruments but drafts; with a block: its events from there on are not in the registry yet. Activation
-    /// notes the block of its first event, so events of a draft would count twice.
+    /// Token contracts of all instruments but drafts; with a block: its events from there on are
+    /// not in the registry yet. Activation notes the block of its first event, so events of a draft
+    /// would count twice.
     pub async fn tokens(&self) -> Result<Vec<(String, Option<u64>)>, Error> {
         let rows: Vec<(String, Option<i64>)> = sqlx::query_as(
             "SELECT contract_address, from_block FROM instrument LEFT JOIN registry_backlog ON token = contract_address

@@ -6,7 +6,8 @@ use super::Repo;
 use crate::error::{Error, Refusal};
 
 impl Repo {
-    /// Notes a user's address; refuses one that another user has. Returns whether the allow-list transaction was ordered already.
+    /// Notes a user's address; refuses one that another user has. Returns whether the allow-list
+    /// transaction was ordered already.
     pub async fn note_address(
         &self,
         user_id: &str,
@@ -79,7 +80,8 @@ impl Repo {
         Ok(tx.commit().await?)
     }
 
-    /// Users whom this transaction puts on the allow-list and whose receipt was not seen yet, with the correlation ids under which that was ordered.
+    /// Users whom this transaction puts on the allow-list and whose receipt was not seen yet, with
+    /// the correlation ids under which that was ordered.
     pub async fn users_to_confirm(&self, tx_hash: &str) -> Result<Vec<(String, String)>, Error> {
         Ok(sqlx::query_as(
             "SELECT user_id, correlation_id FROM user_address WHERE tx_hash = $1 AND confirmed = 0 ORDER BY user_id",
@@ -99,7 +101,8 @@ impl Repo {
         .await?)
     }
 
-    /// Notes the receipt of an allow-list transaction, with the events that tell of it; nothing when that was done before.
+    /// Notes the receipt of an allow-list transaction, with the events that tell of it; nothing
+    /// when that was done before.
     pub async fn confirm_registered(&self, tx_hash: &str, events: &[Event]) -> Result<(), Error> {
         let mut tx = self.begin().await?;
         let done = sqlx::query(

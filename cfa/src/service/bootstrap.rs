@@ -1,7 +1,8 @@
 //! The contracts that serve every instrument, deployed on the first start, and CFA-RUB in the list of instruments.
 //!
-//! Every transaction has a fixed key in the submission queue, so a crash in between is continued, not repeated. The addresses are noted in
-//! the service's own store: a chain that was replaced under it is found out at the start, not by a failing redemption.
+//! Every transaction has a fixed key in the submission queue, so a crash in between is continued,
+//! not repeated. The addresses are noted in the service's own store: a chain that was replaced
+//! under it is found out at the start, not by a failing redemption.
 
 use std::time::Duration;
 

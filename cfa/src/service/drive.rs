@@ -1,7 +1,8 @@
 //! Performs the steps of an operation until it has to wait for news or is at its end.
 //!
-//! One worker at a time per operation. A step is performed first and its fact stored after; a crash between the two performs it again, which
-//! every step allows: ledger and payments calls carry keys derived from the operation, chain submissions carry its id.
+//! One worker at a time per operation. A step is performed first and its fact stored after; a crash
+//! between the two performs it again, which every step allows: ledger and payments calls carry keys
+//! derived from the operation, chain submissions carry its id.
 
 use std::time::Duration;
 
@@ -23,7 +24,8 @@ const MINT_BACK_WAIT: Duration = Duration::from_secs(10);
 const REFUSED_MESSAGE: &str = "Blockchain refused the transaction";
 
 impl Service {
-    /// Goes on with the operation as far as it can and returns it. An error leaves it where it was; the sweep tries again.
+    /// Goes on with the operation as far as it can and returns it. An error leaves it where it was;
+    /// the sweep tries again.
     pub async fn drive(&self, operation_id: &str) -> Result<Operation, Error> {
         let _turn = self.turns.take(operation_id).await;
         let operation = self
@@ -373,7 +375,8 @@ impl Service {
                 }
                 Ok(tx.commit().await?)
             }
-            // too little gas, no coins, a node that wants another nonce: an operator can mend it, so it is tried again, but not for ever
+            // too little gas, no coins, a node that wants another nonce: an operator can mend it,
+            // so it is tried again, but not for ever
             Err(Error::Chain(ChainError::Refused(reason))) => {
                 operation.attempts += 1;
                 tracing::error!(
@@ -473,7 +476,8 @@ impl Service {
         self.save(operation).await
     }
 
-    /// Burned tokens come back (T09): a compensation, not an issuance. The saga asks for it only after a final burn (T07).
+    /// Burned tokens come back (T09): a compensation, not an issuance. The saga asks for it only
+    /// after a final burn (T07).
     async fn mint_back(&self, operation: &mut Operation) -> Result<(), Error> {
         assert_eq!(
             operation.facts.chain,

@@ -1,5 +1,6 @@
-//! The hold of a redemption. Money that trading has and no order has drawn is the user's to redeem: what is missing in available money is taken
-//! out of it first, and only then there is `Insufficient balance` (`design.md` 4).
+//! The hold of a redemption. Money that trading has and no order has drawn is the user's to redeem:
+//! what is missing in available money is taken out of it first, and only then there is
+//! `Insufficient balance` (`design.md` 4).
 
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use crate::api::peers::{MARKET, TradingHold};
 use crate::error::Error;
 use crate::model::{CFA_RUB_DECIMALS, Operation};
 
-/// The market may answer before the ledger has given the money back: so often, with such pauses, the hold is tried again.
+/// The market may answer before the ledger has given the money back: so often, with such pauses,
+/// the hold is tried again.
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -18,8 +20,9 @@ impl Service {
     /// Makes the hold, or finds it made.
     ///
     /// # Errors
-    /// The ledger's refusal, `Insufficient balance` with what trading has among its facts; `Unavailable` of the market when it did not say what
-    /// it has, or the ledger has not given it back yet.
+    /// The ledger's refusal, `Insufficient balance` with what trading has among its facts;
+    /// `Unavailable` of the market when it did not say what it has, or the ledger has not given it
+    /// back yet.
     pub(super) async fn hold_redemption(
         &self,
         operation: &Operation,

@@ -1,4 +1,5 @@
-//! The life of an issue: registered with a contract of its own, changed, halted, matured (specification 1.1, 2.3, 4.1; D07, T32).
+//! The life of an issue: registered with a contract of its own, changed, halted, matured
+//! (specification 1.1, 2.3, 4.1; D07, T32).
 
 use std::time::Duration;
 
@@ -51,7 +52,8 @@ pub struct InstrumentChange {
 }
 
 impl Service {
-    /// Registers an issue, and deploys its token or adopts the one at the address given. ACTIVE as soon as the contract stands.
+    /// Registers an issue, and deploys its token or adopts the one at the address given. ACTIVE as
+    /// soon as the contract stands.
     pub async fn register_instrument(
         &self,
         asked: &Asked,
@@ -162,7 +164,8 @@ impl Service {
         Ok(instrument)
     }
 
-    /// Deploys the token and returns its address and block; `None` while it is in no block. A deployment that reverted is tried again under a key of its own, not for ever.
+    /// Deploys the token and returns its address and block; `None` while it is in no block. A
+    /// deployment that reverted is tried again under a key of its own, not for ever.
     async fn deploy(
         &self,
         instrument_id: &str,

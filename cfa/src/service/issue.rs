@@ -1,4 +1,5 @@
-//! IssueCfaRub (specification 4.1 rules 1 to 3), IssueInvestmentCfa (T18) and the list of deposits that were paid and refused (T24).
+//! IssueCfaRub (specification 4.1 rules 1 to 3), IssueInvestmentCfa (T18) and the list of deposits
+//! that were paid and refused (T24).
 
 use proto::common::v1::PaymentStatus;
 use types::Decimal;
@@ -30,8 +31,9 @@ pub struct IssueInvestment {
 }
 
 impl Service {
-    /// Mints CFA-RUB against a deposit. Refusals by limit, KYC or sanctions are a REJECTED operation, and the deposit goes to the suspense
-    /// list. `delivered` names the event that asked, whose inbox row is written with the operation.
+    /// Mints CFA-RUB against a deposit. Refusals by limit, KYC or sanctions are a REJECTED
+    /// operation, and the deposit goes to the suspense list. `delivered` names the event that
+    /// asked, whose inbox row is written with the operation.
     pub async fn issue_rub(
         &self,
         asked: &Asked,
@@ -180,7 +182,8 @@ impl Service {
         }
     }
 
-    /// Issues units of an instrument: reserved against the issue limit, posted in the ledger, then one exchange on chain.
+    /// Issues units of an instrument: reserved against the issue limit, posted in the ledger, then
+    /// one exchange on chain.
     pub async fn issue_investment(
         &self,
         asked: &Asked,
@@ -437,8 +440,8 @@ impl Service {
         }
     }
 
-    /// The refund payout of a deposit that has not failed, and how it stands; `None`: it is not recorded yet. A payout that failed is final,
-    /// so each try has an id of its own.
+    /// The refund payout of a deposit that has not failed, and how it stands; `None`: it is not
+    /// recorded yet. A payout that failed is final, so each try has an id of its own.
     async fn latest_refund(
         &self,
         correlation_id: &str,
@@ -456,8 +459,9 @@ impl Service {
         }
     }
 
-    /// News of a payout that may be a deposit's refund: the bank did not take it, so the deposit is open again for an operator (T24). The
-    /// operation stays REFUNDED, which is what was decided. An event that comes late, after another try, changes nothing.
+    /// News of a payout that may be a deposit's refund: the bank did not take it, so the deposit is
+    /// open again for an operator (T24). The operation stays REFUNDED, which is what was decided.
+    /// An event that comes late, after another try, changes nothing.
     pub async fn refund_news(&self, correlation_id: &str, payout_id: &str) -> Result<(), Error> {
         let Some(rest) = payout_id.strip_prefix(REFUND_PREFIX) else {
             return Ok(());
@@ -501,8 +505,8 @@ impl Service {
     }
 }
 
-/// The stored operation in whose place `operation` would have stood. Another user's is none of the caller's business, and his own request
-/// is not done by it.
+/// The stored operation in whose place `operation` would have stood. Another user's is none of the
+/// caller's business, and his own request is not done by it.
 pub(super) fn taken(stored: Operation, operation: &Operation) -> Result<Started, Error> {
     if stored.user_id != operation.user_id || stored.flow != operation.flow {
         tracing::error!(

@@ -1,18 +1,20 @@
 //! Redemption of a whole issue at maturity or by call (specification 1.5).
 //!
-//! 0. Checked before anything changes: the issue has a nominal, the record date is the day of maturity (before maturity: today, and an
-//!    operator's call), and what is owed is not zero while there are units.
+//! 0. Checked before anything changes: the issue has a nominal, the record date is the day of
+//!    maturity (before maturity: today, and an operator's call), and what is owed is not zero while
+//!    there are units.
 //! 1. The issue stops trading (MATURED). Its open operations become final: units that they move
 //!    later would be burned unpaid.
 //! 2. Holders are taken from the registry as of the record date and amounts computed per holder.
-//! 3. The issuer's CFA-RUB moves to the redemption account, in the ledger and on chain. Without enough money the redemption stays
-//!    UNDERFUNDED and is tried again.
-//! 4. In parts of `PART`: the ledger posts payments and burns (nothing is posted for a holder while an order still holds his units), the contract
-//!    distributes and burns, the ledger is finalized.
+//! 3. The issuer's CFA-RUB moves to the redemption account, in the ledger and on chain. Without
+//!    enough money the redemption stays UNDERFUNDED and is tried again.
+//! 4. In parts of `PART`: the ledger posts payments and burns (nothing is posted for a holder while
+//!    an order still holds his units), the contract distributes and burns, the ledger is finalized.
 //! 5. Holders are notified.
 //!
-//! A holder whose operation the ledger refuses is left for later and keeps nobody else waiting; the redemption ends when all are served. One
-//! that failed because the chain reverted a step may be started again under another key: what is done stays done.
+//! A holder whose operation the ledger refuses is left for later and keeps nobody else waiting; the
+//! redemption ends when all are served. One that failed because the chain reverted a step may be
+//! started again under another key: what is done stays done.
 //!
 //! Paid are the holders of the record date: those of step 2 where trading stopped by its end. A
 //! holder whose units changed since is neither paid nor burned until an operator has settled the
@@ -451,8 +453,9 @@ impl Service {
         self.save_redemption(redemption, &[record]).await
     }
 
-    /// The next part's operations: those that a crash or an absent peer left, otherwise new ones for holders not served yet, but for those
-    /// who were refused in this round. Refuses holders whose units are not those of their line.
+    /// The next part's operations: those that a crash or an absent peer left, otherwise new ones
+    /// for holders not served yet, but for those who were refused in this round. Refuses holders
+    /// whose units are not those of their line.
     async fn next_part(
         &self,
         redemption: &IssueRedemption,
@@ -555,7 +558,8 @@ impl Service {
         Ok(rows)
     }
 
-    /// Runs the next part, or ends the redemption when none is left. False when only holders are left whom the ledger has refused.
+    /// Runs the next part, or ends the redemption when none is left. False when only holders are
+    /// left whom the ledger has refused.
     async fn distribute(
         &self,
         redemption: &mut IssueRedemption,
@@ -676,8 +680,9 @@ impl Service {
         Ok(true)
     }
 
-    /// Posts the operations of a part: together, or one by one when the ledger refuses that. Answers with those refused, and why. Not in the
-    /// ledger's independent mode, which keeps a refusal under its operation's key for ever.
+    /// Posts the operations of a part: together, or one by one when the ledger refuses that.
+    /// Answers with those refused, and why. Not in the ledger's independent mode, which keeps a
+    /// refusal under its operation's key for ever.
     async fn post_part(
         &self,
         correlation_id: &str,

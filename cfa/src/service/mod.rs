@@ -76,7 +76,8 @@ pub struct Service {
     pub clock: Clock,
     pub config: CfaConfig,
     pub health: rpc::Health,
-    /// One worker at a time per operation, batch or redemption. Never taken by who has one of them: two names may share a lock.
+    /// One worker at a time per operation, batch or redemption. Never taken by who has one of them:
+    /// two names may share a lock.
     turns: Turns,
     /// One decision at a time per deposit. Taken before `turns`, never by who has one of those.
     deposits: Turns,

@@ -1,4 +1,5 @@
-//! RedeemCfaRub (specification 4.1 rules 4, 5, 7; T06 to T10), its finalization and the AML stop; RedeemInvestmentCfa (D09).
+//! RedeemCfaRub (specification 4.1 rules 4, 5, 7; T06 to T10), its finalization and the AML stop;
+//! RedeemInvestmentCfa (D09).
 
 use types::Decimal;
 
@@ -17,7 +18,8 @@ use crate::repo::Inserted;
 use crate::saga::Payout;
 
 impl Service {
-    /// Burns CFA-RUB and pays the user. KYC below STANDARD is an error, a limit refusal is a REJECTED operation, in that order.
+    /// Burns CFA-RUB and pays the user. KYC below STANDARD is an error, a limit refusal is a
+    /// REJECTED operation, in that order.
     pub async fn redeem_rub(
         &self,
         asked: &Asked,
@@ -112,7 +114,8 @@ impl Service {
         })
     }
 
-    /// FinalizeRedemption (D42) and what PayoutConfirmed and PayoutFailed lead to. A payout that is still under way changes nothing (T08).
+    /// FinalizeRedemption (D42) and what PayoutConfirmed and PayoutFailed lead to. A payout that is
+    /// still under way changes nothing (T08).
     ///
     /// # Errors
     /// `Operation not found`; `Payout failed` after the tokens were given back (the state is kept).

@@ -1,5 +1,6 @@
-//! Who holds what: the registry of holders, folded from the tokens' own Transfer events block by block, so it is what the chain is
-//! (specification 1.1, R030). Reads catch up first. Events of other contracts are not read: anyone may emit one, with any amount.
+//! Who holds what: the registry of holders, folded from the tokens' own Transfer events block by
+//! block, so it is what the chain is (specification 1.1, R030). Reads catch up first. Events of
+//! other contracts are not read: anyone may emit one, with any amount.
 
 use std::collections::HashMap;
 
@@ -119,8 +120,8 @@ impl Service {
         Ok(moves)
     }
 
-    /// Reads the log of our tokens' transfers again from block `from` on: a part of bounded size. Nothing that is stored here is asked, but
-    /// which token is which instrument.
+    /// Reads the log of our tokens' transfers again from block `from` on: a part of bounded size.
+    /// Nothing that is stored here is asked, but which token is which instrument.
     pub async fn replay_transfers(&self, from: u64) -> Result<Replayed, Error> {
         let last = self.chain.last_read().await?;
         let mut transfers = Vec::new();

@@ -1,11 +1,14 @@
 //! SettleTrades: many trades in one chain transaction (`design.md` 4 and 7, T02, T11).
 //!
-//! One operation per trade, keyed by its trade id for ever; one batch per batch id. Life of a batch: stored with its trades -> submitted
-//! (raw transaction stored) -> final, with the trades that the contract left out. Trades of sanctioned users are left out before the chain
-//! (T46), and so are those that no waiting makes fit for it: settlement hears of each by name, and no batch stands in the way of the next.
-//! A trade that was left out may come again in a later batch; one that is settled is not sent again and counts as settled.
+//! One operation per trade, keyed by its trade id for ever; one batch per batch id. Life of a
+//! batch: stored with its trades -> submitted (raw transaction stored) -> final, with the trades
+//! that the contract left out. Trades of sanctioned users are left out before the chain (T46), and
+//! so are those that no waiting makes fit for it: settlement hears of each by name, and no batch
+//! stands in the way of the next. A trade that was left out may come again in a later batch; one
+//! that is settled is not sent again and counts as settled.
 //!
-//! A node that refuses the transaction says nothing about the trades: the batch waits for an operator. Only the contract's word ends it.
+//! A node that refuses the transaction says nothing about the trades: the batch waits for an
+//! operator. Only the contract's word ends it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -47,7 +50,8 @@ struct Sent {
 }
 
 impl Service {
-    /// Takes a batch in and submits it. Idempotent by `batch_id`: the stored batch is answered, submitted first if it was not yet.
+    /// Takes a batch in and submits it. Idempotent by `batch_id`: the stored batch is answered,
+    /// submitted first if it was not yet.
     pub async fn settle_trades(
         &self,
         asked: &Asked,
@@ -88,7 +92,8 @@ impl Service {
         let mut settled_before = None;
         let mut tx = self.repo.begin().await?;
         for leg in legs {
-            // a member whose sessions have groups of their own may trade with himself: units and money stay, the fee moves
+            // a member whose sessions have groups of their own may trade with himself: units and
+            // money stay, the fee moves
             let instrument = instruments.get(&leg.instrument_id);
             let read = instrument
                 .ok_or(Refusal::InstrumentNotFound)
@@ -183,8 +188,8 @@ impl Service {
         Ok(instruments)
     }
 
-    /// Parties that may not or cannot trade on chain, with the reason: sanctioned, unknown, or without an address of their own. Each party is
-    /// asked for once.
+    /// Parties that may not or cannot trade on chain, with the reason: sanctioned, unknown, or
+    /// without an address of their own. Each party is asked for once.
     async fn barred(
         &self,
         asked: &Asked,
@@ -277,7 +282,8 @@ impl Service {
                 tx.commit().await?;
                 Ok(batch)
             }
-            // too little gas, no coins, a node that wants another nonce: nothing was sent and the trades are sound, so they wait for an operator
+            // too little gas, no coins, a node that wants another nonce: nothing was sent and the
+            // trades are sound, so they wait for an operator
             Err(Error::Chain(ChainError::Refused(reason))) => {
                 tracing::error!(
                     batch_id = batch.batch_id,
@@ -390,8 +396,8 @@ impl Service {
         Ok(())
     }
 
-    /// The batch as it stands; waits up to `wait` for it to be final. While it waits it looks for the receipt itself at every block, which
-    /// is sooner than the receipt's event.
+    /// The batch as it stands; waits up to `wait` for it to be final. While it waits it looks for
+    /// the receipt itself at every block, which is sooner than the receipt's event.
     pub async fn trade_batch(&self, batch_id: &str, wait: Duration) -> Result<Batch, Error> {
         let deadline = tokio::time::Instant::now() + wait;
         let mut done = self.batches_done.subscribe();
@@ -422,8 +428,8 @@ impl Service {
         }
     }
 
-    /// Sweeps batches that a crash left behind or whose receipt was missed. One that cannot be sent keeps those behind it, which may need what
-    /// it brings, but no receipt.
+    /// Sweeps batches that a crash left behind or whose receipt was missed. One that cannot be sent
+    /// keeps those behind it, which may need what it brings, but no receipt.
     pub(super) async fn resume_batches(&self) -> Result<(), Error> {
         let mut first_refused = None;
         for batch in self.repo.open_batches().await? {
@@ -443,7 +449,8 @@ impl Service {
         first_refused.map_or(Ok(()), Err)
     }
 
-    /// What is noted of a trade under its key (TradeExecuted, T11); its chain step starts only when settlement hands it over, after the money.
+    /// What is noted of a trade under its key (TradeExecuted, T11); its chain step starts only when
+    /// settlement hands it over, after the money.
     pub async fn operation_of_trade(
         &self,
         asked: &Asked,

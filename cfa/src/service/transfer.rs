@@ -1,4 +1,5 @@
-//! TransferCfa (specification 4.1, T02, T11): units from one user to another, optionally against CFA-RUB in the same exchange.
+//! TransferCfa (specification 4.1, T02, T11): units from one user to another, optionally against
+//! CFA-RUB in the same exchange.
 
 use types::Decimal;
 
@@ -138,8 +139,9 @@ impl Service {
         })
     }
 
-    /// The transfer of a trade. Settlement sends it, in a batch and after the trade's ledger transaction (`design.md` 4), so this only enters
-    /// it, as the trade's event does: a trade that neither the event nor the ledger tells of is none (T11).
+    /// The transfer of a trade. Settlement sends it, in a batch and after the trade's ledger
+    /// transaction (`design.md` 4), so this only enters it, as the trade's event does: a trade that
+    /// neither the event nor the ledger tells of is none (T11).
     ///
     /// # Errors
     /// `Operation not found`; `ReferenceTaken` when the trade was another one.

@@ -1,8 +1,9 @@
 //! Users on chain: whose address is what, and the allow-list.
 //!
-//! The allow-list transaction goes into the same queue as everything else, so whatever is submitted after it is executed after it: nobody
-//! has to wait for its receipt (D27: after UserCreated, and lazily before the first tokens). Both are told on the ledger's topic (6.5): that it was
-//! ordered, and that it is done.
+//! The allow-list transaction goes into the same queue as everything else, so whatever is submitted
+//! after it is executed after it: nobody has to wait for its receipt (D27: after UserCreated, and
+//! lazily before the first tokens). Both are told on the ledger's topic (6.5): that it was ordered,
+//! and that it is done.
 
 use std::sync::PoisonError;
 
@@ -68,7 +69,8 @@ impl Service {
         Ok(())
     }
 
-    /// Tells that users are on the allow-list, once the receipt of their transaction is here. One that was reverted stays open and is told in the log.
+    /// Tells that users are on the allow-list, once the receipt of their transaction is here. One
+    /// that was reverted stays open and is told in the log.
     ///
     /// # Errors
     /// The chain's and the store's.

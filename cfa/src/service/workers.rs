@@ -1,5 +1,6 @@
-//! What the service does by itself: keeps the holder registry up to the chain, resumes what a crash or an absent peer left (T13), asks after
-//! payouts whose event never came (T29), and starts redemptions at maturity.
+//! What the service does by itself: keeps the holder registry up to the chain, resumes what a crash
+//! or an absent peer left (T13), asks after payouts whose event never came (T29), and starts
+//! redemptions at maturity.
 
 use std::sync::Arc;
 use std::time::Duration;

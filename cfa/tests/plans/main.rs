@@ -1,5 +1,6 @@
-//! No statement of the service costs more the more rows are stored: every statement that runs in the life of deposits, trades, redemptions and
-//! sweeps is explained on the databases that it ran on.
+//! No statement of the service costs more the more rows are stored: every statement that runs in
+//! the life of deposits, trades, redemptions and sweeps is explained on the databases that it ran
+//! on.
 //!
 //! A test program of its own: the record of statements is process-wide.
 #![allow(clippy::inconsistent_digit_grouping)]

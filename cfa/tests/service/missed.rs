@@ -30,7 +30,8 @@ async fn r221_a_block_restores_operations_whose_events_were_missed_once() {
     let lost = world.losing.lost();
     assert_eq!(lost.len(), 1, "{lost:?}");
 
-    // The event turns up after all, and the block once more under another id. What is behind them comes from a block alone again.
+    // The event turns up after all, and the block once more under another id. What is behind them
+    // comes from a block alone again.
     let is_its_block = |event: &Event| {
         let block = chain::BlockReadEvent::decode(event.payload.as_slice());
         event.short_type() == "BlockReadEvent"

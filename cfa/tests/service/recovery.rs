@@ -150,7 +150,8 @@ async fn r064_transaction_that_the_node_forgot_is_sent_again() {
     world.stop().await;
 }
 
-/// Between the service and its node: hands everything on, but refuses transactions when told to, as a node does whose account has no coins.
+/// Between the service and its node: hands everything on, but refuses transactions when told to, as
+/// a node does whose account has no coins.
 #[derive(Clone)]
 struct Gate {
     node: String,

@@ -1,5 +1,5 @@
-//! The service in its world: real chain, real ledger, real event log; identity and payments are doubles that write down what they were
-//! asked, in one trail with each other.
+//! The service in its world: real chain, real ledger, real event log; identity and payments are
+//! doubles that write down what they were asked, in one trail with each other.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;

@@ -1,11 +1,13 @@
-//! The one way to the chain, the same for the embedded chain and for a remote node: alloy's `Provider` over whatever transport
-//! `connect` was given.
+//! The one way to the chain, the same for the embedded chain and for a remote node: alloy's
+//! `Provider` over whatever transport `connect` was given.
 //!
-//! Submission is one queue. A submission has a key of its caller; the signed transaction and its nonce are stored under the key before
-//! they are sent, so asking again with the key after a crash sends the very same bytes (T13). Nonces are given in queue order without
-//! gaps; a transaction that the node refuses outright gives its nonce back.
+//! Submission is one queue. A submission has a key of its caller; the signed transaction and its
+//! nonce are stored under the key before they are sent, so asking again with the key after a crash
+//! sends the very same bytes (T13). Nonces are given in queue order without gaps; a transaction
+//! that the node refuses outright gives its nonce back.
 //!
-//! Errors tell apart what the caller must do: `Unavailable` = try again later with the same key, `Refused` = this will never work.
+//! Errors tell apart what the caller must do: `Unavailable` = try again later with the same key,
+//! `Refused` = this will never work.
 
 mod repo;
 mod watcher;
@@ -64,8 +66,8 @@ impl From<TransportError> for ChainError {
 /// Addresses in one question for events; nodes refuse long lists.
 const FILTER_ADDRESSES: usize = 200;
 
-/// Words with which nodes say that a transaction or call did not and will not happen. Any other error may hide a transaction that was
-/// taken, so its nonce must not be given away.
+/// Words with which nodes say that a transaction or call did not and will not happen. Any other
+/// error may hide a transaction that was taken, so its nonce must not be given away.
 const FINAL_WORDS: [&str; 12] = [
     "nonce too low",
     "already known",
@@ -216,8 +218,8 @@ impl Connector {
 
     /// Signs and sends. The same key gives the same transaction for ever, whatever the call says then.
     ///
-    /// Cancel safe: once begun it goes on when the caller has gone. Given up between the stored row and the next nonce, it would leave a
-    /// nonce that every later submission would collide with.
+    /// Cancel safe: once begun it goes on when the caller has gone. Given up between the stored row
+    /// and the next nonce, it would leave a nonce that every later submission would collide with.
     pub async fn submit(&self, key: &str, call: &Call) -> Result<Submitted, ChainError> {
         let (connector, key, call) = (self.clone(), key.to_owned(), call.clone());
         tokio::spawn(async move { connector.submit_in_turn(&key, &call).await })
@@ -495,8 +497,8 @@ impl Connector {
         })
     }
 
-    /// Every transfer of these tokens in the blocks from..=to, in chain order. Other contracts' events are not asked for: what they say
-    /// means nothing here.
+    /// Every transfer of these tokens in the blocks from..=to, in chain order. Other contracts'
+    /// events are not asked for: what they say means nothing here.
     pub async fn transfers(
         &self,
         tokens: &[Address],

@@ -1,4 +1,5 @@
-//! SQLite under the connector: submissions and the reading position. Events of a block and the position are one transaction.
+//! SQLite under the connector: submissions and the reading position. Events of a block and the
+//! position are one transaction.
 
 use std::collections::HashSet;
 

@@ -1,8 +1,10 @@
-//! Reads the chain block by block, in order and without a gap, and publishes what it read: `TransactionReceiptReady` for every
-//! transaction that was submitted here, then `BlockRead` with their hashes, on `platform.chain.events.v1`. Transactions of others on the
-//! same chain are passed over. Also sends again what waits too long.
+//! Reads the chain block by block, in order and without a gap, and publishes what it read:
+//! `TransactionReceiptReady` for every transaction that was submitted here, then `BlockRead` with
+//! their hashes, on `platform.chain.events.v1`. Transactions of others on the same chain are passed
+//! over. Also sends again what waits too long.
 //!
-//! A block counts as read when it is `confirmations` below the head; a permissioned chain with immediate finality needs none.
+//! A block counts as read when it is `confirmations` below the head; a permissioned chain with
+//! immediate finality needs none.
 
 use std::time::Duration;
 

@@ -1,11 +1,13 @@
 //! A development chain inside the process: real EVM, real bytecode, real blocks, kept on disk.
 //!
-//! `DevChain` takes signed transactions, seals blocks on demand (at once after a pause, at most one per `seal_interval`) and
-//! answers JSON-RPC both in process (`transport`) and over HTTP (`http`), so that the one connector of this platform reaches it by
-//! the very code it reaches a remote node with.
+//! `DevChain` takes signed transactions, seals blocks on demand (at once after a pause, at most one
+//! per `seal_interval`) and answers JSON-RPC both in process (`transport`) and over HTTP (`http`),
+//! so that the one connector of this platform reaches it by the very code it reaches a remote node
+//! with.
 //!
-//! Invariants: a block is durable before anyone can see it; readers never see a state between two blocks; a transaction that waits
-//! in the pool is in memory only, as on any node (the connector keeps what it sent and sends it again).
+//! Invariants: a block is durable before anyone can see it; readers never see a state between two
+//! blocks; a transaction that waits in the pool is in memory only, as on any node (the connector
+//! keeps what it sent and sends it again).
 //!
 //! What other users can take from the platform is bounded: gas per transaction and block
 //! ([`BLOCK_GAS_LIMIT`]), gas per call (`rpc`), places in the pool (`pool`), requests, bodies and
@@ -77,7 +79,8 @@ struct Inner {
     port_calls: Arc<Semaphore>,
     work: Notify,
     head: watch::Sender<u64>,
-    /// Set while a block cannot be written, for good where waiting cannot help: the memory is then ahead of the disk and must not be shown.
+    /// Set while a block cannot be written, for good where waiting cannot help: the memory is then
+    /// ahead of the disk and must not be shown.
     halted: AtomicBool,
 }
 

@@ -1,12 +1,13 @@
 //! The state of the development chain and the execution of transactions on it: revm on an in-memory database.
 //!
-//! Pure of I/O: `execute_block` turns ready transactions and a time into a block and the differences of state it made; writing them
-//! down is the caller's business. Rules are those of Shanghai with a base fee of zero: the chain is permissioned and free of gas price,
-//! but gas is counted as on any other chain.
+//! Pure of I/O: `execute_block` turns ready transactions and a time into a block and the
+//! differences of state it made; writing them down is the caller's business. Rules are those of
+//! Shanghai with a base fee of zero: the chain is permissioned and free of gas price, but gas is
+//! counted as on any other chain.
 //!
-//! `state_root` is not a Merkle root: it is keccak256 over the parent's value and the block's sorted differences, so it commits to
-//! the whole history of the state at a cost that follows the block, not the state. The other roots, the bloom and the header
-//! hash are the real ones.
+//! `state_root` is not a Merkle root: it is keccak256 over the parent's value and the block's
+//! sorted differences, so it commits to the whole history of the state at a cost that follows the
+//! block, not the state. The other roots, the bloom and the header hash are the real ones.
 
 use std::collections::BTreeMap;
 

@@ -1,10 +1,12 @@
 //! The embedded log: one process, two SQLite files, no server.
 //!
-//! `log.db` is synchronous FULL: when `publish` returns, the events survive `kill -9` and power loss. Group positions are in `offsets.db`,
-//! synchronous NORMAL: they survive `kill -9`, and a power loss only sets them back, which consumers bear. All topics share one
-//! sequence, so a subscription to several topics sees them in the order of publication; each topic is one partition.
-//! Subscribers are woken by publishers of the same process that have something for them, and look once a second for those of another.
-//! Of two members of a group the second waits until the first is dropped. Records of one topic that are published together share rows
+//! `log.db` is synchronous FULL: when `publish` returns, the events survive `kill -9` and power
+//! loss. Group positions are in `offsets.db`, synchronous NORMAL: they survive `kill -9`, and a
+//! power loss only sets them back, which consumers bear. All topics share one sequence, so a
+//! subscription to several topics sees them in the order of publication; each topic is one
+//! partition. Subscribers are woken by publishers of the same process that have something for them,
+//! and look once a second for those of another. Of two members of a group the second waits until
+//! the first is dropped. Records of one topic that are published together share rows
 //! ([`crate::pack`]). Limit: nothing is ever removed from the log.
 
 mod recent;
@@ -62,10 +64,12 @@ fn runs(records: &[Borrowed<'_>]) -> Vec<Run> {
     runs.map(run).collect()
 }
 
-/// Events of a row of an outbox from which on the row is worth more than what its neighbours would save: those of fewer are put together.
+/// Events of a row of an outbox from which on the row is worth more than what its neighbours would
+/// save: those of fewer are put together.
 const KEPT_MIN: i64 = 32;
 
-/// What of the rows of an outbox is new, rows of the log in its place: kept as they are where all of it is of one topic.
+/// What of the rows of an outbox is new, rows of the log in its place: kept as they are where all
+/// of it is of one topic.
 fn kept(rows: Vec<(OutboxRow, Survey)>, recent: &mut Recent) -> Result<Vec<Run>, Error> {
     let mut made = Vec::with_capacity(rows.len());
     let mut loose: Vec<Event> = Vec::new();
@@ -177,7 +181,8 @@ impl Embedded {
         self.write(topics, runs).await
     }
 
-    /// Writes what is made; wakes who waits for the topics, also where everything was there: perhaps nobody was woken for it.
+    /// Writes what is made; wakes who waits for the topics, also where everything was there:
+    /// perhaps nobody was woken for it.
     async fn write<'a>(
         &self,
         topics: impl Iterator<Item = &'a str>,

@@ -1,7 +1,8 @@
 //! A member of a group on the embedded log: cursors, prefetch, waiting.
 //!
-//! Topics are read in chunks and merged by position. A chunk that came full may be followed by more of its topic, so only records up to
-//! the lowest end of a full chunk are handed out before the next read.
+//! Topics are read in chunks and merged by position. A chunk that came full may be followed by more
+//! of its topic, so only records up to the lowest end of a full chunk are handed out before the
+//! next read.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 

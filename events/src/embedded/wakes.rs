@@ -1,7 +1,9 @@
 //! Who is woken by a publication: members of groups, by topic.
 //!
-//! Why by topic: a service has a dozen members that wait for requests and news which seldom come, and each that is woken asks the log. Invariant: a
-//! member that is registered and waits hears of every publication to its topics since its last wait; one that is gone is forgotten with the next.
+//! Why by topic: a service has a dozen members that wait for requests and news which seldom come,
+//! and each that is woken asks the log. Invariant: a member that is registered and waits hears of
+//! every publication to its topics since its last wait; one that is gone is forgotten with the
+//! next.
 
 use std::{
     collections::HashMap,

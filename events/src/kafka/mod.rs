@@ -1,8 +1,10 @@
-//! Kafka behind the same interface: idempotent producer with acks=all, D24 headers, key = event key, positions stored after the handler.
+//! Kafka behind the same interface: idempotent producer with acks=all, D24 headers, key = event
+//! key, positions stored after the handler.
 //!
-//! A message never expires in the producer (`message.timeout.ms` 0): if one could, a later message of its key would overtake it. So
-//! `publish` waits for as long as the brokers are away, and [`Log::failing`] says why. Stored positions reach the broker every 200 ms and
-//! when a subscription is dropped; a crash sets a group back by that much at most, which consumers bear.
+//! A message never expires in the producer (`message.timeout.ms` 0): if one could, a later message
+//! of its key would overtake it. So `publish` waits for as long as the brokers are away, and
+//! [`Log::failing`] says why. Stored positions reach the broker every 200 ms and when a
+//! subscription is dropped; a crash sets a group back by that much at most, which consumers bear.
 
 mod record;
 
@@ -52,8 +54,9 @@ struct Inner {
 }
 
 impl Kafka {
-    /// Makes the clients; brokers are contacted in the background. `options` are librdkafka's own (`security.protocol`, `sasl.*`), so that
-    /// any cluster can be reached; they cannot weaken what this room promises.
+    /// Makes the clients; brokers are contacted in the background. `options` are librdkafka's own
+    /// (`security.protocol`, `sasl.*`), so that any cluster can be reached; they cannot weaken what
+    /// this room promises.
     ///
     /// # Errors
     /// [`Error::Kafka`] for an option librdkafka refuses.
@@ -83,7 +86,8 @@ impl Kafka {
         })))
     }
 
-    /// Creates the platform's topics and their dead-letter topics where they are missing: 12 partitions (D25), the cluster's replication.
+    /// Creates the platform's topics and their dead-letter topics where they are missing: 12
+    /// partitions (D25), the cluster's replication.
     ///
     /// # Errors
     /// [`Error::Kafka`].
@@ -170,8 +174,9 @@ impl Log for Kafka {
             .set("isolation.level", "read_committed")
             .set("partition.assignment.strategy", "cooperative-sticky")
             .set("topic.metadata.refresh.interval.ms", "10000")
-            // Longer than the longest pause between two attempts at a record (D26: 5 min). A record that waits longer leaves the group and
-            // comes again after it was handled, which consumers bear.
+            // Longer than the longest pause between two attempts at a record (D26: 5 min). A record
+            // that waits longer leaves the group and comes again after it was handled, which
+            // consumers bear.
             .set("max.poll.interval.ms", "900000")
             .create_with_context(self.0.context.clone())?;
         consumer.subscribe(topics)?;
@@ -232,7 +237,8 @@ impl Kafka {
     }
 }
 
-/// Tells a record that is never taken for its size, by the producer (`message.max.bytes`) or by the broker, from a broker that is away.
+/// Tells a record that is never taken for its size, by the producer (`message.max.bytes`) or by the
+/// broker, from a broker that is away.
 fn not_taken(error: KafkaError, event: &Event) -> Error {
     match error.rdkafka_error_code() {
         Some(
@@ -272,7 +278,8 @@ fn read_backlog(
     consumer.assign(&wanted)?;
     let mut ended = HashSet::new();
     while !ends.is_empty() {
-        // Records still come behind an end told too early; where nothing comes, the last offsets are no records but ends of transactions.
+        // Records still come behind an end told too early; where nothing comes, the last offsets
+        // are no records but ends of transactions.
         let all_ended = ends.keys().all(|partition| ended.contains(partition));
         let patience = if all_ended { SILENCE } else { ANSWER_MAX };
         match consumer.poll(patience) {

@@ -1,7 +1,8 @@
 //! A record as a Kafka message and back (D24).
 //!
-//! Reading is lenient: producers outside the platform may leave headers out. A message without a UUID in `ce_id` gets one derived from
-//! that text, or from its position, so that repeated deliveries are still recognised.
+//! Reading is lenient: producers outside the platform may leave headers out. A message without a
+//! UUID in `ce_id` gets one derived from that text, or from its position, so that repeated
+//! deliveries are still recognised.
 
 use rdkafka::{
     Message,

@@ -1,9 +1,10 @@
 //! A service's PostgreSQL database: pools, schema, transactions, the relay's own connection.
 //!
-//! Invariants: a committed transaction is durable (`synchronous_commit` is on for every session, whatever the server's default); writers
-//! overlap at READ COMMITTED, so a service locks what it decides on. A transaction dropped without [`Tx::commit`] is rolled back. Several
-//! processes may share one database; only one relay publishes at a time (see [`outbox`]).
-//! Known limitation: no session is pinned to a primary; an URL that names several hosts is not understood.
+//! Invariants: a committed transaction is durable (`synchronous_commit` is on for every session,
+//! whatever the server's default); writers overlap at READ COMMITTED, so a service locks what it
+//! decides on. A transaction dropped without [`Tx::commit`] is rolled back. Several processes may
+//! share one database; only one relay publishes at a time (see [`outbox`]). Known limitation: no
+//! session is pinned to a primary; an URL that names several hosts is not understood.
 
 pub mod outbox;
 
@@ -38,8 +39,9 @@ const SCHEMA: &str = include_str!("migrations.sql");
 /// Held while the outbox and inbox tables are made, since `IF NOT EXISTS` of two sessions may collide.
 const SCHEMA_LOCK: i64 = 0x6576_656e_7473;
 
-/// Classes and codes of SQLSTATE that speak of the server or of other sessions, not of the statement: connection, resources, limits of the
-/// server, operator, system, rollback for another's sake, a lock not given in time, a server that takes no writes.
+/// Classes and codes of SQLSTATE that speak of the server or of other sessions, not of the
+/// statement: connection, resources, limits of the server, operator, system, rollback for another's
+/// sake, a lock not given in time, a server that takes no writes.
 const STATES_OF_THE_SERVER: [&str; 8] = ["08", "53", "57", "58", "40", "55P03", "25006", "25P03"];
 
 /// True when the server (or a lock of it) is away, so that the same statement may work later.
@@ -96,10 +98,12 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Connects (`postgres://user:password@host:port/database`), makes the outbox and inbox tables and then the service's own schema.
+    /// Connects (`postgres://user:password@host:port/database`), makes the outbox and inbox tables
+    /// and then the service's own schema.
     ///
     /// # Errors
-    /// [`Error::Store`], [`Error::Migrate`]: the URL is malformed, the server is away, the schema cannot be brought up to date.
+    /// [`Error::Store`], [`Error::Migrate`]: the URL is malformed, the server is away, the schema
+    /// cannot be brought up to date.
     pub async fn open(url: &str, migrator: &Migrator) -> Result<Self, Error> {
         let options = PgConnectOptions::from_str(url)?.options([
             ("synchronous_commit", "on"),
@@ -121,7 +125,8 @@ impl Postgres {
                 .max_connections(max)
                 .acquire_timeout(Duration::from_millis(ACQUIRE_TIMEOUT_MS))
         };
-        // Every statement of a writer goes by key. Its plan must not depend on statistics, which say "empty" long after a table has grown.
+        // Every statement of a writer goes by key. Its plan must not depend on statistics, which
+        // say "empty" long after a table has grown.
         let by_key = options.clone().options([
             ("enable_seqscan", "off"),
             ("enable_hashjoin", "off"),
@@ -199,7 +204,8 @@ impl Postgres {
     }
 }
 
-/// A write transaction. Use it as a connection: `query.execute(&mut *tx)`, or pass `&mut tx` where `&mut PgConnection` is asked for.
+/// A write transaction. Use it as a connection: `query.execute(&mut *tx)`, or pass `&mut tx` where
+/// `&mut PgConnection` is asked for.
 #[must_use = "a transaction that is not committed is rolled back"]
 pub struct Tx {
     inner: Transaction<'static, sqlx::Postgres>,

@@ -1,13 +1,18 @@
 //! Outbox and inbox on PostgreSQL, where transactions overlap.
 //!
-//! Positions are given when a row is written and become visible when its transaction commits, so they may appear out of order. The relay
-//! reads the rows in the order of position, up to the first one whose transaction is not below the horizon: the oldest transaction that is
-//! still under way anywhere on the server (rows restored from another server may carry ids that are still to come here: those are settled). Below it nothing can appear any more that was written earlier. It deletes exactly the rows it read,
-//! after the log made them durable, so a row that appears later at a lower position is never skipped.
-//! The order of a key is that of the commits when its writers hold a lock from before the append until the commit, as the ledger does with its
-//! sub-accounts. Writers of one key that share no lock have no order to keep; their events go out in the order of position.
-//! One relay publishes at a time: an advisory lock of the relay's session, bound to the outbox table, kept until there is nothing to publish.
-//! Known limitations: one that is frozen with its connection open keeps the others waiting; any transaction that stays open on the server with changes in it, whoever's it is, holds the relay back.
+//! Positions are given when a row is written and become visible when its transaction commits, so
+//! they may appear out of order. The relay reads the rows in the order of position, up to the first
+//! one whose transaction is not below the horizon: the oldest transaction that is still under way
+//! anywhere on the server (rows restored from another server may carry ids that are still to come
+//! here: those are settled). Below it nothing can appear any more that was written earlier. It
+//! deletes exactly the rows it read, after the log made them durable, so a row that appears later
+//! at a lower position is never skipped. The order of a key is that of the commits when its writers
+//! hold a lock from before the append until the commit, as the ledger does with its sub-accounts.
+//! Writers of one key that share no lock have no order to keep; their events go out in the order of
+//! position. One relay publishes at a time: an advisory lock of the relay's session, bound to the
+//! outbox table, kept until there is nothing to publish. Known limitations: one that is frozen with
+//! its connection open keeps the others waiting; any transaction that stays open on the server with
+//! changes in it, whoever's it is, holds the relay back.
 
 use async_trait::async_trait;
 use sqlx::{Connection, FromRow, PgConnection, postgres::PgRow};

@@ -1,8 +1,10 @@
 //! A writer that runs its statements where it is called, for a service that writes from a thread of its own.
 //!
-//! Why: [`Sqlite::write`] sends each statement to the connection's thread and waits for its answer, some fifty microseconds for the two of
-//! them, and carries each value and each row over; here a statement is a call. Cost: it keeps the calling thread until the disk has
-//! answered, so a task that others share a thread with must not use it but where it may block (tokio's `block_in_place`). Invariants are those of [`Sqlite`]: this is its one writer.
+//! Why: [`Sqlite::write`] sends each statement to the connection's thread and waits for its answer,
+//! some fifty microseconds for the two of them, and carries each value and each row over; here a
+//! statement is a call. Cost: it keeps the calling thread until the disk has answered, so a task
+//! that others share a thread with must not use it but where it may block (tokio's
+//! `block_in_place`). Invariants are those of [`Sqlite`]: this is its one writer.
 
 use futures::future::BoxFuture;
 use std::{

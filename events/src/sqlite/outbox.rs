@@ -1,7 +1,9 @@
-//! Outbox on SQLite: the events of a transaction share rows ([`crate::pack`]), and rows go with the next transaction after the log has them.
+//! Outbox on SQLite: the events of a transaction share rows ([`crate::pack`]), and rows go with the
+//! next transaction after the log has them.
 //!
-//! Why not at once: a transaction only to delete would wait for the disk, and one of another connection would make the writer forget all pages that
-//! it has in memory. A crash before has the rows published again under their ids, which everybody bears. Positions are never given twice, so
+//! Why not at once: a transaction only to delete would wait for the disk, and one of another
+//! connection would make the writer forget all pages that it has in memory. A crash before has the
+//! rows published again under their ids, which everybody bears. Positions are never given twice, so
 //! that a late delete takes nothing else.
 
 use async_trait::async_trait;

@@ -1,6 +1,7 @@
 //! The contract of [`events::Log`], as tests that any implementation must pass.
 //!
-//! Each test makes topics of its own through the fixture. Time limits only turn a hang into a failure; nothing is asserted about speed.
+//! Each test makes topics of its own through the fixture. Time limits only turn a hang into a
+//! failure; nothing is asserted about speed.
 
 #![allow(dead_code, reason = "each test target uses its part")]
 

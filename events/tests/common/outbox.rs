@@ -32,7 +32,8 @@ pub enum End {
 pub trait Service: Queue {
     /// One transaction: the number, and its event under the key `k` of the topic `t`.
     async fn change(&self, number: usize, end: End);
-    /// One transaction: the event in the inbox for each of these consumers, and then the effect, if the first one had not seen it.
+    /// One transaction: the event in the inbox for each of these consumers, and then the effect, if
+    /// the first one had not seen it.
     async fn accept(
         &self,
         consumers: &[&str],
@@ -158,8 +159,9 @@ impl Log for Faulty {
     }
 }
 
-/// As [`Relay::step`] where there is something to move. On PostgreSQL it may take a moment: a relay that died has its lock until the server finds its
-/// connection gone, and what was committed waits for older transactions, those of other tests on the server too.
+/// As [`Relay::step`] where there is something to move. On PostgreSQL it may take a moment: a relay
+/// that died has its lock until the server finds its connection gone, and what was committed waits
+/// for older transactions, those of other tests on the server too.
 async fn step(db: &impl Service, log: &dyn Log) -> Result<usize, Error> {
     let moved = async {
         loop {

@@ -3,7 +3,8 @@
 use journal::{Frame, FrameKind};
 use sequencer::record::{decode_command, decode_event};
 
-/// Panics when the bytes do: a payload is refused with a text, or it is a value that can be shown. Gives whether it is a command.
+/// Panics when the bytes do: a payload is refused with a text, or it is a value that can be shown.
+/// Gives whether it is a command.
 pub fn check(bytes: &[u8]) -> bool {
     let frame = |kind| Frame {
         kind,

@@ -1,4 +1,5 @@
-//! What any bytes must do to the reader of frames and to the opening of a log; shared by the fuzz target and the ordinary test.
+//! What any bytes must do to the reader of frames and to the opening of a log; shared by the fuzz
+//! target and the ordinary test.
 
 use std::sync::Arc;
 
@@ -9,7 +10,8 @@ use journal::{Config, Journal, Storage, list, walk};
 
 const BLOCK_BYTES: usize = 512;
 
-/// Panics when the bytes do: a frame that is read is written the same again, a walk sees what an opening sees, and what was opened once opens again.
+/// Panics when the bytes do: a frame that is read is written the same again, a walk sees what an
+/// opening sees, and what was opened once opens again.
 pub fn check(bytes: &[u8]) {
     if let Found::Frame(found) = frame::read(bytes) {
         let mut again = Buffer::default();

@@ -1,7 +1,8 @@
 //! LedgerService: the contract in front of the fold. Writes become commands for the committer, reads ask the store.
 //!
-//! Every refusal has the exact text and reason of D23. A replayed answer carries the metadata `idempotent-replayed: true`; a key that
-//! came back with another content is answered all the same, logged and counted (T12).
+//! Every refusal has the exact text and reason of D23. A replayed answer carries the metadata
+//! `idempotent-replayed: true`; a key that came back with another content is answered all the same,
+//! logged and counted (T12).
 
 pub mod convert;
 mod limits;
@@ -161,7 +162,8 @@ fn record(started: Instant) {
         .record(started.elapsed().as_secs_f64());
 }
 
-/// What the caller may know of a failing store, reading or writing (D23): one that is away may be asked again, what it can never do may not.
+/// What the caller may know of a failing store, reading or writing (D23): one that is away may be
+/// asked again, what it can never do may not.
 pub(crate) fn failed(error: &Error) -> Status {
     if error.is_away() {
         tracing::warn!(%error, "ledger store is away");

@@ -1,6 +1,7 @@
 //! The reading half of LedgerService. A user sees what is his, staff and services see everything (D32).
 //!
-//! Lists are newest first and never answer NOT_FOUND for an unknown filter (D45). An id or a filter that no write would take is refused as there.
+//! Lists are newest first and never answer NOT_FOUND for an unknown filter (D45). An id or a filter
+//! that no write would take is refused as there.
 
 use proto::{convert::to_decimal, ledger::v1 as wire};
 use rpc::{

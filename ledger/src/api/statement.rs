@@ -1,4 +1,5 @@
-//! What a sub-account was: balance as of a time, statement of a period. A user sees his own, staff and services see all (D32).
+//! What a sub-account was: balance as of a time, statement of a period. A user sees his own, staff
+//! and services see all (D32).
 
 use proto::{
     convert::{timestamp_us, to_decimal, to_decimal_minor, to_timestamp_us},

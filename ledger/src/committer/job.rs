@@ -16,7 +16,8 @@ pub struct Asked {
     pub context: rpc::Context,
 }
 
-/// The outcome of a command, each time that it is folded, and then whether the last one is durable. Until it is, nobody may be told of it.
+/// The outcome of a command, each time that it is folded, and then whether the last one is durable.
+/// Until it is, nobody may be told of it.
 pub struct Early {
     pub folded: mpsc::UnboundedReceiver<Outcome>,
     pub durable: oneshot::Receiver<Result<(), Error>>,
@@ -57,8 +58,8 @@ pub(super) enum Job {
 }
 
 impl Job {
-    /// Events are taken in order up to the first refused one, and what a limit counts is loaded before a group is folded: each has a
-    /// transaction of its own.
+    /// Events are taken in order up to the first refused one, and what a limit counts is loaded
+    /// before a group is folded: each has a transaction of its own.
     pub(super) fn is_alone(&self) -> bool {
         match self {
             Job::Events { .. } => true,

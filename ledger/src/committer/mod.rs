@@ -1,13 +1,17 @@
 //! The one writer of money: commands queue up, a group is folded in memory and written in one transaction.
 //!
-//! Natural group commit: while one group is being made durable the next one gathers, so a lone command waits for nobody and a crowd shares one
-//! fsync. Each command of a group is all or nothing on its own. An answer leaves only after its transaction is durable. A group that the
-//! store refuses is tried again command by command, so that one bad apple spoils nobody's write. A group that lost to another ledger or lost
-//! its connection is folded again from the start, whoever asks sees nothing of it: what was written after all is found by the keys of its
-//! commands, by the inbox of its event, or leaves nothing to do. It is tried for [`worker::PATIENCE`], while the store is known to be away once.
-//! Where the writer keeps its thread until the disk has answered (SQLite), a small command that finds nobody writing is written by the thread that brings
-//! it: two wakings of a sleeping thread are a sixth of what a lone command takes. A deadline of its caller is not kept meanwhile.
-//! Bounds: [`QUEUE_COMMANDS_MAX`] waiting (callers wait beyond), [`GROUP_COMMANDS_MAX`] and [`GROUP_WEIGHT_MAX`] in one transaction.
+//! Natural group commit: while one group is being made durable the next one gathers, so a lone
+//! command waits for nobody and a crowd shares one fsync. Each command of a group is all or nothing
+//! on its own. An answer leaves only after its transaction is durable. A group that the store
+//! refuses is tried again command by command, so that one bad apple spoils nobody's write. A group
+//! that lost to another ledger or lost its connection is folded again from the start, whoever asks
+//! sees nothing of it: what was written after all is found by the keys of its commands, by the
+//! inbox of its event, or leaves nothing to do. It is tried for [`worker::PATIENCE`], while the
+//! store is known to be away once. Where the writer keeps its thread until the disk has answered
+//! (SQLite), a small command that finds nobody writing is written by the thread that brings it: two
+//! wakings of a sleeping thread are a sixth of what a lone command takes. A deadline of its caller
+//! is not kept meanwhile. Bounds: [`QUEUE_COMMANDS_MAX`] waiting (callers wait beyond),
+//! [`GROUP_COMMANDS_MAX`] and [`GROUP_WEIGHT_MAX`] in one transaction.
 
 mod job;
 mod worker;
@@ -41,7 +45,8 @@ pub const GROUP_COMMANDS_MAX: usize = 512;
 /// Operations and hold steps of one transaction, unless a single command has more.
 pub const GROUP_WEIGHT_MAX: usize = 8_192;
 
-/// Operations and hold steps from which on a command is large: below, waking another thread for it costs more than it gives.
+/// Operations and hold steps from which on a command is large: below, waking another thread for it
+/// costs more than it gives.
 pub const LARGE_WEIGHT_MIN: usize = 64;
 
 /// Hands commands to the committer task.
@@ -54,8 +59,9 @@ pub struct Committer {
 }
 
 impl Committer {
-    /// Starts the writer, on a thread of its own where the store wants one. It ends when `shutdown` is cancelled and what was queued is
-    /// written, which the receiver hears; it hears nothing of one that was stopped by a failed assertion.
+    /// Starts the writer, on a thread of its own where the store wants one. It ends when `shutdown`
+    /// is cancelled and what was queued is written, which the receiver hears; it hears nothing of
+    /// one that was stopped by a failed assertion.
     ///
     /// # Errors
     /// [`Error::Events`]: no thread is to be had.
@@ -159,8 +165,9 @@ impl Committer {
         })
     }
 
-    /// Folds what events ask for in their order and commits it together, each once per consumer: what was taken before changes nothing. The first
-    /// refused one ends the answer; neither it nor anything behind it is taken.
+    /// Folds what events ask for in their order and commits it together, each once per consumer:
+    /// what was taken before changes nothing. The first refused one ends the answer; neither it nor
+    /// anything behind it is taken.
     ///
     /// # Errors
     /// As [`Self::submit`]; then none is taken.

@@ -1,4 +1,5 @@
-//! The writer itself: a group is loaded, folded, written and answered; again where that may help, command by command where the store refuses it.
+//! The writer itself: a group is loaded, folded, written and answered; again where that may help,
+//! command by command where the store refuses it.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +29,8 @@ use crate::{
 /// How far the clock may stand behind the last write before it is told.
 const CLOCK_BEHIND_US_MAX: i64 = 5_000_000;
 
-/// How long a group is folded again and again; below the deadline of a call, so that its caller hears that the store is away.
+/// How long a group is folded again and again; below the deadline of a call, so that its caller
+/// hears that the store is away.
 pub const PATIENCE: Duration = Duration::from_secs(4);
 /// Tries of a group that meets other ledgers. Two that meet again and again spread out by the jitter of the pauses.
 const CONTENTION_TRIES_MAX: u32 = 16;
@@ -121,7 +123,8 @@ impl Worker {
         }
     }
 
-    /// Folds and commits a group, anew as long as the store says that this may help. With what its commands came to goes the working set.
+    /// Folds and commits a group, anew as long as the store says that this may help. With what its
+    /// commands came to goes the working set.
     async fn attempt(&mut self, group: &[Job]) -> Result<(Vec<Outcome>, Book), Error> {
         let began = Instant::now();
         let mut tries = 0;
@@ -199,7 +202,8 @@ impl Worker {
         Ok((outcomes, book))
     }
 
-    /// Takes events up to the first refused one: those before it are folded again without it, to the same unless another ledger came between.
+    /// Takes events up to the first refused one: those before it are folded again without it, to
+    /// the same unless another ledger came between.
     async fn take_events(
         &self,
         consumer: &str,
@@ -365,7 +369,8 @@ impl Act {
     }
 }
 
-/// A committer that stops outside a shutdown is an assertion that failed: nothing is written any more, and health says so.
+/// A committer that stops outside a shutdown is an assertion that failed: nothing is written any
+/// more, and health says so.
 struct StopGuard(rpc::Health, Arc<AtomicBool>);
 
 impl Drop for StopGuard {

@@ -29,8 +29,9 @@ pub fn to_credit(book: &mut Book, subaccount_id: &Id) -> Result<SubAccount, Refu
     ensure(book, subaccount_id, name)
 }
 
-/// The sub-account to debit or to hold on. A user who is known but never had the instrument has nothing of it, which is a shortage and not a
-/// wrong name; house sub-accounts are made, since some may be negative.
+/// The sub-account to debit or to hold on. A user who is known but never had the instrument has
+/// nothing of it, which is a shortage and not a wrong name; house sub-accounts are made, since some
+/// may be negative.
 pub fn to_debit(book: &mut Book, subaccount_id: &Id) -> Result<SubAccount, Refusal> {
     if let Some(subaccount) = book.subaccounts.get(subaccount_id) {
         return Ok(subaccount.clone());
@@ -149,7 +150,8 @@ pub fn block_user(book: &mut Book, user_id: &Id, blocked: bool) -> Outcome {
     Ok(Answered::new(Answer::Done))
 }
 
-/// ACTIVE <-> FROZEN by staff, ACTIVE -> CLOSED when empty (D15). A sub-account of a blocked user stays frozen until he is unblocked.
+/// ACTIVE <-> FROZEN by staff, ACTIVE -> CLOSED when empty (D15). A sub-account of a blocked user
+/// stays frozen until he is unblocked.
 pub fn set_status(book: &mut Book, subaccount_id: &Id, status: SubAccountStatus) -> Outcome {
     let mut subaccount = book
         .subaccounts
@@ -181,7 +183,8 @@ pub fn set_status(book: &mut Book, subaccount_id: &Id, status: SubAccountStatus)
     Ok(Answered::new(Answer::SubAccount(subaccount)))
 }
 
-/// Binds the decimals of an instrument and opens its reserve. The first binding stays; another number for the same instrument is refused.
+/// Binds the decimals of an instrument and opens its reserve. The first binding stays; another
+/// number for the same instrument is refused.
 pub fn learn_scale(book: &mut Book, instrument_id: &Id, decimals: u8) -> Outcome {
     bind_scale(book, instrument_id, decimals)?;
     Ok(Answered::new(Answer::Done))
@@ -203,7 +206,8 @@ pub fn bind_scale(book: &mut Book, instrument_id: &Id, decimals: u8) -> Result<(
             book.scales.put(instrument_id.clone(), decimals);
             let mut reserve = to_credit(book, &subaccount::reserve(instrument_id).into())?;
             if reserve.terms.decimals != decimals {
-                // The reserve of CFA-EQ is there from the start, before anybody said in which units; nothing was posted to it yet.
+                // The reserve of CFA-EQ is there from the start, before anybody said in which
+                // units; nothing was posted to it yet.
                 assert!(
                     reserve.version == 0,
                     "postings of an instrument without decimals: {reserve:?}"

@@ -1,6 +1,7 @@
 //! Batches (D19): operations and hold steps in order, a single call being a batch of one.
 //!
-//! All or nothing unless independent. A batch with a source is applied once, and in the order of that source (`design.md` 4).
+//! All or nothing unless independent. A batch with a source is applied once, and in the order of
+//! that source (`design.md` 4).
 
 use super::{
     Along, Answer, Answered, Batch, Command, Ids, NewOperation, Outcome, Posted, Replay, Source,

@@ -318,7 +318,8 @@ pub struct StoredRefusal {
 }
 
 impl StoredRefusal {
-    /// The same refusal again. An answer that an older release kept has no text, and says of a bad field only that there was one.
+    /// The same refusal again. An answer that an older release kept has no text, and says of a bad
+    /// field only that there was one.
     pub fn refusal(&self) -> Refusal {
         Refusal::from_stored(&self.reason, &self.text).unwrap_or_else(|| {
             Refusal::invalid("operation", "was refused when the batch was first sent")
@@ -343,7 +344,8 @@ impl Command {
         self.key.as_ref().map_or(0, |key| key.digest)
     }
 
-    /// What to keep of an answer. Operations of a single call are found by their own key, so that nothing more is stored for them.
+    /// What to keep of an answer. Operations of a single call are found by their own key, so that
+    /// nothing more is stored for them.
     pub(super) fn to_store(&self, answered: &Answered) -> Option<StoredAnswer> {
         let outcome = match (&self.act, &answered.answer) {
             (Act::Post(batch), _) if batch.single => return None,

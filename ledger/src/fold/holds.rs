@@ -1,6 +1,7 @@
 //! Life of a hold (3.3, D11, T03, T04, T10, T31; `design.md` 4).
 //!
-//! What a child does not use goes back to its parent while that lives, never straight to available. A hold emptied by consumption is CONSUMED.
+//! What a child does not use goes back to its parent while that lives, never straight to available.
+//! A hold emptied by consumption is CONSUMED.
 
 use std::sync::Arc;
 

@@ -1,8 +1,9 @@
 //! What becomes of an operation after its postings stand: final, failed, reversed (D10, D20, T30).
 //!
-//! Moves: SETTLED, PROCESSING, ONCHAIN_SUBMITTED -> FINALIZED | FAILED. A credit marked unsettled becomes spendable at FINALIZED. An
-//! operation is reversed once; one that was not final becomes FAILED by it, so that later news of finality cannot free the same money twice.
-//! What awaits the chain is ended by services alone.
+//! Moves: SETTLED, PROCESSING, ONCHAIN_SUBMITTED -> FINALIZED | FAILED. A credit marked unsettled
+//! becomes spendable at FINALIZED. An operation is reversed once; one that was not final becomes
+//! FAILED by it, so that later news of finality cannot free the same money twice. What awaits the
+//! chain is ended by services alone.
 
 use std::sync::Arc;
 
@@ -190,8 +191,9 @@ pub fn reverse(
     Ok(answer(book, &id, Replay::No))
 }
 
-/// What is in flight to the chain is ended by the service that sent it, who knows what became of it there. Anyone else would part the ledger
-/// from the chain: undo what stands there, or free money that may yet be taken back.
+/// What is in flight to the chain is ended by the service that sent it, who knows what became of it
+/// there. Anyone else would part the ledger from the chain: undo what stands there, or free money
+/// that may yet be taken back.
 fn own_flight(operation: &Operation, command: &Command) -> Result<(), Refusal> {
     let in_flight = operation.terms.awaits_chain && operation.status.is_open();
     if in_flight && !command.is_service {
@@ -212,8 +214,8 @@ fn answer(book: &Book, id: &Id, replay: Replay) -> Answered {
     }
 }
 
-/// Writes the mirror of an operation. One that was open ends FAILED; its unsettled credits are taken back as what they are, so that a trade
-/// can always be undone (`design.md` 4).
+/// Writes the mirror of an operation. One that was open ends FAILED; its unsettled credits are
+/// taken back as what they are, so that a trade can always be undone (`design.md` 4).
 fn reverse_one(
     book: &mut Book,
     mut operation: Operation,

@@ -1,8 +1,10 @@
 //! Velocity limits in the fold: set, removed, counted.
 //!
-//! Every posting that a limit is about counts, and is refused when the window would hold more than the limit. Three kinds count and are not
-//! refused, since refusing them would part the ledger from what has happened: what an event tells, what a batch with a source tells, and what
-//! a service pays out of a hold that was taken before (as with a freeze, D15). Reversing entries neither count nor are refused.
+//! Every posting that a limit is about counts, and is refused when the window would hold more than
+//! the limit. Three kinds count and are not refused, since refusing them would part the ledger from
+//! what has happened: what an event tells, what a batch with a source tells, and what a service
+//! pays out of a hold that was taken before (as with a freeze, D15). Reversing entries neither
+//! count nor are refused.
 
 use types::{Minor, SYSTEM_USER};
 

@@ -1,8 +1,10 @@
-//! The posting fold: `(working set, now, command) -> new rows and facts, or a refusal`. No clock, no randomness, no file, no `async`.
+//! The posting fold: `(working set, now, command) -> new rows and facts, or a refusal`. No clock,
+//! no randomness, no file, no `async`.
 //!
-//! Every write of the ledger is one [`Command`], a single call being a batch of one. A refused command leaves no trace, with two
-//! exceptions that the contract asks for: an expiry found on the way stays (T31), and a business refusal stays bound to its key.
-//! Ids come from the caller, so that the same inputs give the same rows.
+//! Every write of the ledger is one [`Command`], a single call being a batch of one. A refused
+//! command leaves no trace, with two exceptions that the contract asks for: an expiry found on the
+//! way stays (T31), and a business refusal stays bound to its key. Ids come from the caller, so
+//! that the same inputs give the same rows.
 
 mod accounts;
 mod batch;
@@ -32,7 +34,8 @@ pub type Ids<'a> = &'a mut dyn FnMut() -> Id;
 /// What a command came to.
 pub type Outcome = Result<Answered, Refused>;
 
-/// Called between two operations of a batch, and between two commands: what came before stays, unless the batch is refused.
+/// Called between two operations of a batch, and between two commands: what came before stays,
+/// unless the batch is refused.
 pub type Along<'a> = &'a mut dyn FnMut(&mut Book);
 
 /// Folds one command into the working set. `index` marks its facts.
@@ -110,8 +113,9 @@ fn act(book: &mut Book, command: &Command, ids: Ids, along: Along) -> Outcome {
     }
 }
 
-/// Under which (call, user, key) the answer of this command is kept; `None` where the rows themselves are the memory. The user is the owner of
-/// what is touched, so that nobody meets another user's answer (T12).
+/// Under which (call, user, key) the answer of this command is kept; `None` where the rows
+/// themselves are the memory. The user is the owner of what is touched, so that nobody meets
+/// another user's answer (T12).
 fn answer_key(book: &Book, command: &Command) -> Option<AnswerKey> {
     let key = command.key.as_ref()?;
     let owner = |hold_id: &Id| Some(book.holds.get(hold_id)?.terms.user_id.clone());

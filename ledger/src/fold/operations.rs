@@ -213,8 +213,9 @@ fn resolve(
     })
 }
 
-/// Units on their way back into their own reserve. Maturity pays every holder, a frozen one too: his payout is credited and stays frozen.
-/// Ledger money is no such unit, its redemption is a payout to the bank.
+/// Units on their way back into their own reserve. Maturity pays every holder, a frozen one too:
+/// his payout is credited and stays frozen. Ledger money is no such unit, its redemption is a
+/// payout to the bank.
 fn is_redemption(kind: OperationType, debit: &SubAccount, credit: &SubAccount) -> bool {
     let instrument_id = &debit.terms.instrument_id;
     kind == OperationType::Redemption
@@ -317,7 +318,8 @@ fn apply(book: &mut Book, operation_id: &Id, movement: Move, ids: Ids) -> Result
     accounts::put(book, debit);
 
     let mut credit = side(book, &movement.credit_subaccount_id)?;
-    // A credit opens it (T37), again if need be: what others have settled already must not be refused here. A freeze stays.
+    // A credit opens it (T37), again if need be: what others have settled already must not be
+    // refused here. A freeze stays.
     credit.closed = false;
     let credit_before = credit.balance;
     credit.balance = credit.balance.checked_add(minor).ok_or_else(out_of_range)?;

@@ -1,7 +1,8 @@
 //! Hold steps of a batch (`design.md` 4): open, split, grow, return, shrink.
 //!
-//! A child emptied by consumption may be grown again by its parent while its order lives. Steps that ask for "whatever remains" of a hold that
-//! has ended do nothing, so that a batch derived from a log is never stuck on them.
+//! A child emptied by consumption may be grown again by its parent while its order lives. Steps
+//! that ask for "whatever remains" of a hold that has ended do nothing, so that a batch derived
+//! from a log is never stuck on them.
 
 use types::Minor;
 

@@ -1,7 +1,8 @@
 //! Which rows a group of commands needs, collected before any is read.
 //!
-//! Some rows are known only when others are here: what a hold names, what an operation moved, what a stored answer points at. The loader
-//! asks again after each round ([`Wanted::add_hold`] and its like).
+//! Some rows are known only when others are here: what a hold names, what an operation moved, what
+//! a stored answer points at. The loader asks again after each round ([`Wanted::add_hold`] and its
+//! like).
 
 use std::{
     borrow::Cow,

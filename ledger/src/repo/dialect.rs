@@ -1,29 +1,33 @@
 //! Where the two schemas differ, as the text of statements.
 //!
-//! SQLite pays for each page that a transaction touches, so that there nothing lies by sub-account or by user but what has to: postings are a chain,
-//! operations of users are listed many at once. PostgreSQL has a tree for each.
+//! SQLite pays for each page that a transaction touches, so that there nothing lies by sub-account
+//! or by user but what has to: postings are a chain, operations of users are listed many at once.
+//! PostgreSQL has a tree for each.
 
 use sqlx::{Database, Postgres, Sqlite};
 
 /// What a statement of this database needs to be told.
 pub trait Dialect: Database {
-    /// Begins a statement with `entries`: the postings of a sub-account (`$1`) whose versions of it are after `$2` through `$3`, with that `version` and
-    /// whether it is their debit side (`is_debit`), in no order. Cost: by their number, wherever they are.
+    /// Begins a statement with `entries`: the postings of a sub-account (`$1`) whose versions of it
+    /// are after `$2` through `$3`, with that `version` and whether it is their debit side
+    /// (`is_debit`), in no order. Cost: by their number, wherever they are.
     const ENTRIES: &str;
-    /// Begins of statements that find operations `o` of a user, whose id follows; together they find each once. With them the table that has their
-    /// `created_at_us` and `operation_id` in order.
+    /// Begins of statements that find operations `o` of a user, whose id follows; together they
+    /// find each once. With them the table that has their `created_at_us` and `operation_id` in
+    /// order.
     const OPERATIONS_OF_USER: &[(&str, &str)];
     /// Fills `newest`: version and balance that the last posting of each sub-account leaves.
     const NEWEST: &str;
     /// Finds the first posting or sub-account whose chain is not whole: (operation, posting, sub-account).
     const LOOSE_LINK: Option<&str>;
-    /// Finds the first operation that the list of its user leaves out or would have twice, or that stands in the list of another: (operation, user).
+    /// Finds the first operation that the list of its user leaves out or would have twice, or that
+    /// stands in the list of another: (operation, user).
     const UNLISTED: Option<&str>;
 }
 
 impl Dialect for Sqlite {
-    /// From the nearest version in the tree, or from the last one, back along the chain. Behind a link that leads elsewhere entries are missing: whoever asks
-    /// for all of them counts them.
+    /// From the nearest version in the tree, or from the last one, back along the chain. Behind a
+    /// link that leads elsewhere entries are missing: whoever asks for all of them counts them.
     const ENTRIES: &str = "WITH RECURSIVE near (posting_no, version) AS (\
          SELECT * FROM (SELECT posting_no, debit_version FROM postings \
          WHERE debit_subaccount_id = $1 AND debit_version % 32 = 0 AND debit_version >= $3 ORDER BY debit_version LIMIT 1) \

@@ -1,9 +1,11 @@
 //! Velocity limits: their rows, and what of each is used, summed from the postings.
 //!
-//! Cost of a group while there are limits: one statement for the limits. On SQLite one for each limit and sub-account of the group that it is about, which walks the
-//! window back from its end. On PostgreSQL one or two for each such limit, and for each sub-account with more than a few postings one for each halving on
-//! the way to the window's beginning. Without limits: none.
-//! Known limitation: in a group of thousands of accounts under a limit on every user that is thousands of statements.
+//! Cost of a group while there are limits: one statement for the limits. On SQLite one for each
+//! limit and sub-account of the group that it is about, which walks the window back from its end.
+//! On PostgreSQL one or two for each such limit, and for each sub-account with more than a few
+//! postings one for each halving on the way to the window's beginning. Without limits: none. Known
+//! limitation: in a group of thousands of accounts under a limit on every user that is thousands of
+//! statements.
 
 use std::collections::BTreeSet;
 
@@ -86,7 +88,8 @@ impl From<&VelocityLimit> for LimitRow {
 /// Reads of limits.
 #[async_trait]
 pub trait Limits {
-    /// Limits about a user (his own and those of every user) and an instrument, newest first; empty text matches everything.
+    /// Limits about a user (his own and those of every user) and an instrument, newest first; empty
+    /// text matches everything.
     async fn limits(
         &self,
         user_id: &str,
@@ -203,8 +206,9 @@ where
     Ok(places)
 }
 
-/// PostgreSQL's: minor units that a window holds, per sub-account, in two halves; one that is left out has used nothing. `$1`: beginning of the window, `$2`:
-/// types of operations; `places` and what joins the postings to them is the database's own.
+/// PostgreSQL's: minor units that a window holds, per sub-account, in two halves; one that is left
+/// out has used nothing. `$1`: beginning of the window, `$2`: types of operations; `places` and
+/// what joins the postings to them is the database's own.
 pub fn used_sql(side: Side, places_join: &str) -> String {
     let column = match side {
         Side::Debit => "debit",

@@ -1,8 +1,10 @@
 //! The store of the ledger: the only place with SQL.
 //!
-//! The storage contract, kept by every back-end: a [`Group`] is one write transaction. [`Group::load`] gives the working set of its
-//! commands, [`Group::save`] writes what the fold made of it: on PostgreSQL in a few statements, whatever the size of the group, on SQLite in more,
-//! called where they are; velocity limits cost more (see `limits`). After [`Group::commit`] it is durable. [`Reads`] see committed rows only. An [`Evidence`] is one moment of all rows.
+//! The storage contract, kept by every back-end: a [`Group`] is one write transaction.
+//! [`Group::load`] gives the working set of its commands, [`Group::save`] writes what the fold made
+//! of it: on PostgreSQL in a few statements, whatever the size of the group, on SQLite in more,
+//! called where they are; velocity limits cost more (see `limits`). After [`Group::commit`] it is
+//! durable. [`Reads`] see committed rows only. An [`Evidence`] is one moment of all rows.
 
 mod audit;
 mod dialect;
@@ -37,11 +39,12 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the database that the settings name, or `ledger.sqlite` in the data folder, and brings its schema up to date.
+    /// Opens the database that the settings name, or `ledger.sqlite` in the data folder, and brings
+    /// its schema up to date.
     ///
     /// # Errors
-    /// [`Error::Events`]: it cannot be opened, or its schema cannot be brought up to date. [`Error::Url`]. [`Error::Broken`]: its chain of blocks
-    /// was taken away.
+    /// [`Error::Events`]: it cannot be opened, or its schema cannot be brought up to date.
+    /// [`Error::Url`]. [`Error::Broken`]: its chain of blocks was taken away.
     pub async fn open(config: &LedgerConfig) -> Result<Self, Error> {
         let store = if config.url.is_empty() {
             let (reads, writes) = sqlite::open(&config.data_dir).await?;
@@ -127,20 +130,22 @@ pub enum Again {
     No,
     /// Another process was faster. Nothing was written; folded again it sees what the other one made.
     Contention,
-    /// The connection is gone. Perhaps everything was written: the keys of the commands tell when they are folded again.
+    /// The connection is gone. Perhaps everything was written: the keys of the commands tell when
+    /// they are folded again.
     Lost,
 }
 
 /// The writing half of the storage contract.
 #[async_trait]
 pub trait Writes: Send + Sync {
-    /// Whether a group keeps the thread that writes it until the disk has answered, so that it wants one of its own, or that of a caller who would wait for
-    /// it anyway.
+    /// Whether a group keeps the thread that writes it until the disk has answered, so that it
+    /// wants one of its own, or that of a caller who would wait for it anyway.
     fn keeps_its_thread(&self) -> bool {
         false
     }
     async fn begin(&self) -> Result<Box<dyn Group>, Error>;
-    /// Does what the store has put off, behind the answers of a group. What is left over the next group does before it begins.
+    /// Does what the store has put off, behind the answers of a group. What is left over the next
+    /// group does before it begins.
     async fn catch_up(&self) -> Result<(), Error>;
     async fn relay(&self, log: Arc<dyn events::Log>, shutdown: CancellationToken);
     fn again(&self, error: &Error) -> Again;
@@ -151,8 +156,8 @@ pub trait Writes: Send + Sync {
 /// Tells the events of what a group made, in their order.
 pub type Events<'a> = dyn Fn(&Book, &mut dyn FnMut(EventRef<'_>)) + Sync + 'a;
 
-/// Folds the commands of a group into its working set. Between two operations it calls what it is given, which may give away what was made so far
-/// ([`Book::give`]).
+/// Folds the commands of a group into its working set. Between two operations it calls what it is
+/// given, which may give away what was made so far ([`Book::give`]).
 pub type Fold<'a> = dyn FnMut(&mut Book, &mut dyn FnMut(&mut Book)) + Send + 'a;
 
 /// One write transaction; dropped without [`Group::commit`] it leaves nothing.
@@ -161,12 +166,14 @@ pub trait Group: Send {
     /// Notes events as taken; `false` for each that was before, or is named twice.
     async fn accept(&mut self, consumer: &str, event_ids: &[Uuid]) -> Result<Vec<bool>, Error>;
 
-    /// Everything these commands can touch, the limits about it included, as it stands and stays until the end of the group. Its time is the clock's,
-    /// or that of the last block where the clock stands behind it: times of a sub-account's postings never fall.
+    /// Everything these commands can touch, the limits about it included, as it stands and stays
+    /// until the end of the group. Its time is the clock's, or that of the last block where the
+    /// clock stands behind it: times of a sub-account's postings never fall.
     async fn load(&mut self, commands: &[&Command], clock_us: i64) -> Result<Book, Error>;
 
-    /// Writes every changed row, the block that seals what was made ([`crate::audit::seal`]) and the events beside them. `events` may be asked
-    /// from another thread, while the rows are written.
+    /// Writes every changed row, the block that seals what was made ([`crate::audit::seal`]) and
+    /// the events beside them. `events` may be asked from another thread, while the rows are
+    /// written.
     async fn save(&mut self, book: &Book, events: &Events<'_>) -> Result<(), Error>;
 
     /// Folds, and saves what came of it if there is anything; rows may be written while the fold goes on.

@@ -1,4 +1,5 @@
-//! Reads: committed rows, newest first, by keyset. The same statements on either database, but for what [`Dialect`] tells.
+//! Reads: committed rows, newest first, by keyset. The same statements on either database, but for
+//! what [`Dialect`] tells.
 
 use async_trait::async_trait;
 use sqlx::{
@@ -86,7 +87,8 @@ pub trait Reads: History + Limits + Send + Sync {
     async fn source_position(&self, source: &str) -> Result<u64, Error>;
     /// Sums per instrument as of one moment; empty id: of every instrument.
     async fn trial_balance(&self, instrument_id: &str) -> Result<Vec<TrialBalance>, Error>;
-    /// Every operation is sealed with its group: operations without any block were not made by a ledger, or their blocks were taken away.
+    /// Every operation is sealed with its group: operations without any block were not made by a
+    /// ledger, or their blocks were taken away.
     async fn has_lost_its_chain(&self) -> Result<bool, Error>;
 }
 

@@ -339,7 +339,8 @@ enum Outcome {
         hold: Box<HoldRow>,
         operation_id: Option<String>,
     },
-    /// (operation id, reason of refusal): one of the two per operation. Answers of before the texts were kept; read only.
+    /// (operation id, reason of refusal): one of the two per operation. Answers of before the texts
+    /// were kept; read only.
     Batch(Vec<(Option<String>, Option<String>)>),
     Outcomes(Vec<Item>),
     SubAccount(String),

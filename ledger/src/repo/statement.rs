@@ -1,7 +1,8 @@
 //! What a sub-account was: its versions by time, and its postings as a statement shows them.
 //!
-//! Versions of a sub-account are gapless and its postings' times never fall (the ledger's time stands still rather than go back), so a moment
-//! is found by halving: some twenty look-ups in a million postings, and no index on time to keep.
+//! Versions of a sub-account are gapless and its postings' times never fall (the ledger's time
+//! stands still rather than go back), so a moment is found by halving: some twenty look-ups in a
+//! million postings, and no index on time to keep.
 
 use async_trait::async_trait;
 use sqlx::{AssertSqlSafe, Encode, Executor, FromRow, IntoArguments, Pool, Type};
@@ -228,7 +229,8 @@ impl Halving {
     }
 }
 
-/// Time of the posting that made a version, in microseconds. `$1`: sub-account, `$2`: the version before, `$3`: the version.
+/// Time of the posting that made a version, in microseconds. `$1`: sub-account, `$2`: the version
+/// before, `$3`: the version.
 fn time_sql<DB: Dialect>() -> String {
     format!("{} SELECT created_at_us FROM entries", DB::ENTRIES)
 }

@@ -1,5 +1,7 @@
-//! What the check of the ledger reads: the rows as they lie, through one connection and in one read-only transaction, so that it is one moment of
-//! them also beside a running node. Every answer is a page of bounded size. The same statements on either database, but for what [`Dialect`] tells.
+//! What the check of the ledger reads: the rows as they lie, through one connection and in one
+//! read-only transaction, so that it is one moment of them also beside a running node. Every answer
+//! is a page of bounded size. The same statements on either database, but for what [`Dialect`]
+//! tells.
 
 use std::collections::HashMap;
 
@@ -115,12 +117,14 @@ pub trait Evidence: Send {
     async fn loose_posting(&mut self) -> Result<Option<(String, String, String)>, Error>;
     /// Sub-accounts after this one.
     async fn subaccounts(&mut self, after: &str) -> Result<Vec<SubAccountState>, Error>;
-    /// The first posting or sub-account that names another posting than the one before it: (operation, posting, sub-account).
+    /// The first posting or sub-account that names another posting than the one before it:
+    /// (operation, posting, sub-account).
     async fn loose_link(&mut self) -> Result<Option<LooseLink>, Error>;
     /// The first operation that a list of its user's operations would leave out: (operation, user).
     async fn unlisted_operation(&mut self) -> Result<Option<(String, String)>, Error>;
-    /// Sums the postings per hold and the credits that are not settled yet per sub-account, and finds the last posting of each, once, aside:
-    /// [`Self::subaccounts`] and [`Self::holds`] read it.
+    /// Sums the postings per hold and the credits that are not settled yet per sub-account, and
+    /// finds the last posting of each, once, aside: [`Self::subaccounts`] and [`Self::holds`] read
+    /// it.
     async fn sum_aside(&mut self) -> Result<(), Error>;
     /// Holds after this one.
     async fn holds(&mut self, after: &str) -> Result<Vec<HoldState>, Error>;
@@ -130,7 +134,8 @@ pub trait Evidence: Send {
     async fn close(self: Box<Self>) -> Result<(), Error>;
 }
 
-/// [`Evidence`] over a connection of either database, inside its transaction. Beside the ledger's tables it has the temporary ones of [`ASIDE`].
+/// [`Evidence`] over a connection of either database, inside its transaction. Beside the ledger's
+/// tables it has the temporary ones of [`ASIDE`].
 pub struct Reader<DB: Database>(pub DB::Connection);
 
 /// Made before the transaction begins, which may be one that makes no tables.

@@ -1,12 +1,14 @@
 //! The check of a ledger: every block, every posting, every balance, every hold. Changes nothing.
 //!
-//! In this order, ending at the first thing that is wrong: blocks follow one another; what each seals is there, in its place, and gives its
-//! hash; each posting follows the one before it on both of its sub-accounts; no operation or posting is outside the chain; balance, version,
-//! held and unsettled of every sub-account are what its postings and holds say; the list of each user's operations has them all, and what statements
-//! walk along leads from each posting to the one before it; every hold adds up, and what it consumed was paid by postings that name
-//! it; every instrument sums to zero. A hash tells that a block differs and not where, so a posting that does not follow its neighbours is
-//! named first.
-//! Memory: a page of rows and the last balance of [`BALANCES_MAX`] sub-accounts; a balance that is not at hand is looked up.
+//! In this order, ending at the first thing that is wrong: blocks follow one another; what each
+//! seals is there, in its place, and gives its hash; each posting follows the one before it on both
+//! of its sub-accounts; no operation or posting is outside the chain; balance, version, held and
+//! unsettled of every sub-account are what its postings and holds say; the list of each user's
+//! operations has them all, and what statements walk along leads from each posting to the one
+//! before it; every hold adds up, and what it consumed was paid by postings that name it; every
+//! instrument sums to zero. A hash tells that a block differs and not where, so a posting that does
+//! not follow its neighbours is named first. Memory: a page of rows and the last balance of
+//! [`BALANCES_MAX`] sub-accounts; a balance that is not at hand is looked up.
 
 mod found;
 mod judge;
@@ -29,8 +31,8 @@ const BALANCES_MAX: usize = 100_000;
 /// Checks the ledger that the settings name, which a node may be running on.
 ///
 /// # Errors
-/// [`Error::NoLedger`], [`Error::Older`], [`Error::Url`], [`Error::Store`]: there is nothing to check or it cannot be read. What is wrong with it is
-/// [`Verified::fault`].
+/// [`Error::NoLedger`], [`Error::Older`], [`Error::Url`], [`Error::Store`]: there is nothing to
+/// check or it cannot be read. What is wrong with it is [`Verified::fault`].
 pub async fn verify(config: &LedgerConfig) -> Result<Verified, Error> {
     let mut check = Check {
         evidence: repo::evidence(config).await?,
@@ -218,7 +220,8 @@ impl Check {
         Ok(None)
     }
 
-    /// A posting follows the one before it on this sub-account. `before`: the balance it says it found, as `after` and its amount make it.
+    /// A posting follows the one before it on this sub-account. `before`: the balance it says it
+    /// found, as `after` and its amount make it.
     async fn side(
         &mut self,
         place: (i64, i64, i32),

@@ -1,4 +1,5 @@
-//! What goes on when a neighbour is away (specification 1.4.4): checks by gRPC and updates by events do not wait for one another.
+//! What goes on when a neighbour is away (specification 1.4.4): checks by gRPC and updates by
+//! events do not wait for one another.
 
 use events::topics;
 use proto::{identity::v1::UserCreatedEvent, ledger::v1::*};

@@ -542,7 +542,8 @@ async fn d19_independent_operations_stand_alone_and_repeats_meet_their_answers()
 }
 
 // rows: R214
-/// Many keys are not looked for where nothing lies between their first and their last; these lie before, between, on and behind what is there.
+/// Many keys are not looked for where nothing lies between their first and their last; these lie
+/// before, between, on and behind what is there.
 #[tokio::test]
 async fn t12_keys_are_found_wherever_they_lie_among_those_that_are_there() {
     let world = World::new().await;

@@ -1,4 +1,5 @@
-//! `kill -9` while groups are written: what was acknowledged is there once, what was not can be asked again, and each event is told once.
+//! `kill -9` while groups are written: what was acknowledged is there once, what was not can be
+//! asked again, and each event is told once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -99,7 +100,8 @@ fn payments(key: &str, client: usize) -> CreateOperationsRequest {
     }
 }
 
-/// Not a test of its own: the process that the next test kills. Says each key before it is asked and once it is acknowledged.
+/// Not a test of its own: the process that the next test kills. Says each key before it is asked
+/// and once it is acknowledged.
 #[tokio::test(flavor = "multi_thread")]
 async fn child_pays_until_killed() {
     let Ok(folder) = std::env::var(CHILD_FOLDER) else {

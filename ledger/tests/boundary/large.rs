@@ -1,5 +1,6 @@
-//! Batches of so many operations that the first of them may be written while the rest is folded: what is refused in the end leaves nothing, what is
-//! made has its place in the chains of its sub-accounts and in its block.
+//! Batches of so many operations that the first of them may be written while the rest is folded:
+//! what is refused in the end leaves nothing, what is made has its place in the chains of its
+//! sub-accounts and in its block.
 
 use proto::{
     common::v1::{OperationStatus, OperationType},
@@ -241,7 +242,8 @@ async fn holds_opened_by_one_large_batch_are_used_by_the_next_ones() {
     whole(&world, 1 + 1_200).await;
 }
 
-/// What one large batch made is changed before the next one comes, all of them behind one that keeps the writer busy: mostly they are one group.
+/// What one large batch made is changed before the next one comes, all of them behind one that
+/// keeps the writer busy: mostly they are one group.
 // rows: R217 R237
 #[tokio::test]
 async fn what_was_made_by_one_large_batch_is_changed_before_the_next_one() {

@@ -1,6 +1,7 @@
-//! The ledger at its boundary: a real store in a temporary folder, the real log, the real access layer; every call through the client of the
-//! contract. One test binary, since linking costs more than running. The same tests run on PostgreSQL in `tests/full`,
-//! but for `crash` and `remembered`, which are about the writer of the SQLite file.
+//! The ledger at its boundary: a real store in a temporary folder, the real log, the real access
+//! layer; every call through the client of the contract. One test binary, since linking costs more
+//! than running. The same tests run on PostgreSQL in `tests/full`, but for `crash` and
+//! `remembered`, which are about the writer of the SQLite file.
 
 mod audit;
 mod away;

@@ -463,9 +463,11 @@ async fn r215_database_refuses_to_change_postings() {
     assert_eq!(world.balance("u1:CFA-RUB").await[0], "10.00");
 }
 
-/// A row that meets a kept one is no way to change it: through each unique index, and on SQLite through the number of the row.
+/// A row that meets a kept one is no way to change it: through each unique index, and on SQLite
+/// through the number of the row.
 ///
-/// `REPLACE` deletes what it meets and fires no trigger of a deletion; where there is none, an insertion can ask for an update.
+/// `REPLACE` deletes what it meets and fires no trigger of a deletion; where there is none, an
+/// insertion can ask for an update.
 // rows: R215
 #[tokio::test]
 async fn r215_database_refuses_to_put_rows_in_the_place_of_kept_ones() {
@@ -657,7 +659,8 @@ async fn r215_database_refuses_to_put_rows_in_the_place_of_kept_ones() {
     world.assert_books_balance().await;
 }
 
-/// Makes the file of a ledger one that a release wrote before kept rows were guarded against replacement and postings were chained.
+/// Makes the file of a ledger one that a release wrote before kept rows were guarded against
+/// replacement and postings were chained.
 async fn as_of_an_older_release(rows: &Rows) {
     let names = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND (name LIKE '%\\_replace\\_nothing' ESCAPE '\\' \
          OR name IN ('operations_keep_their_number', 'operations_take_a_free_place', 'holds_keep_their_names', \

@@ -1,4 +1,5 @@
-//! Bad input of every field: the same code, reason and text in the call, in a batch (with its place) and over the request topics (D23, D26, D45).
+//! Bad input of every field: the same code, reason and text in the call, in a batch (with its
+//! place) and over the request topics (D23, D26, D45).
 
 use prost::Message;
 use prost_types::Timestamp;

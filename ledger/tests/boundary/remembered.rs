@@ -1,4 +1,5 @@
-//! What the writer of the SQLite file remembers of sub-accounts and holds from one group to the next: a group that did not come about is not among it.
+//! What the writer of the SQLite file remembers of sub-accounts and holds from one group to the
+//! next: a group that did not come about is not among it.
 
 use proto::{common::v1::OperationType, ledger::v1::*};
 use tokio::task::JoinSet;
@@ -15,7 +16,8 @@ async fn pay(world: &World, key: &str, amount: &str) -> Answer<CreateOperationRe
     world.client.clone().create_operation(request).await
 }
 
-/// A user with 100, and a store that refuses operations by their keys: `torn...` where they are written, `late...` when they are committed.
+/// A user with 100, and a store that refuses operations by their keys: `torn...` where they are
+/// written, `late...` when they are committed.
 async fn sabotaged() -> (World, Rows) {
     let world = World::new().await;
     world.fund("u1", RUB, "100").await;

@@ -104,7 +104,8 @@ impl Rows {
         })
     }
 
-    /// A statement of one who guards nothing: no foreign keys, no checks where the database lets him. Hashes of zeros as SQLite writes them.
+    /// A statement of one who guards nothing: no foreign keys, no checks where the database lets
+    /// him. Hashes of zeros as SQLite writes them.
     pub async fn tamper(&self, sql: &str) -> Result<u64, sqlx::Error> {
         match self {
             Rows::Sqlite(pool) => {

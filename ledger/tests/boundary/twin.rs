@@ -1,8 +1,10 @@
-//! The ledger against a naive twin: seeded random operations, holds, splits, parts, growth, returns, finality and reversals, single and in
-//! batches, over sub-accounts that are frozen, closed, opened again by a credit, and redeemed while frozen.
+//! The ledger against a naive twin: seeded random operations, holds, splits, parts, growth,
+//! returns, finality and reversals, single and in batches, over sub-accounts that are frozen,
+//! closed, opened again by a credit, and redeemed while frozen.
 //!
-//! The twin keeps plain numbers and knows the rules in their simplest form. After every step both agree on accept or refuse, and the rows
-//! themselves are audited; in the end both agree on every balance and on every part of every hold.
+//! The twin keeps plain numbers and knows the rules in their simplest form. After every step both
+//! agree on accept or refuse, and the rows themselves are audited; in the end both agree on every
+//! balance and on every part of every hold.
 
 use std::collections::BTreeMap;
 

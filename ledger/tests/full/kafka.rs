@@ -1,5 +1,6 @@
-//! The request topics (4.4), the events that the ledger tells (6.5) and those that it takes (6.6) on a real Kafka broker. One test: a broker has one
-//! set of topics, and what an earlier run left on them is there as well.
+//! The request topics (4.4), the events that the ledger tells (6.5) and those that it takes (6.6)
+//! on a real Kafka broker. One test: a broker has one set of topics, and what an earlier run left
+//! on them is there as well.
 
 use std::{cell::Cell, collections::HashMap, sync::Arc};
 
@@ -247,7 +248,8 @@ async fn r201_requests_events_and_refusals_on_a_real_broker() {
     );
     assert_eq!(code_of(&reply), expected);
 
-    // The operation is told once, whatever came twice. Partitions are read in no order of their own, so both ends are waited for.
+    // The operation is told once, whatever came twice. Partitions are read in no order of their
+    // own, so both ends are waited for.
     let last = format!("last-{user}");
     world.fund(&last, RUB, "1").await;
     let (is_last, is_made) = (Cell::new(false), Cell::new(false));

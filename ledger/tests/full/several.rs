@@ -32,7 +32,8 @@ struct Tally {
     refused: usize,
 }
 
-/// A writer: transfers between hot sub-accounts, holds on them, parts of those holds consumed, some calls repeated under their key.
+/// A writer: transfers between hot sub-accounts, holds on them, parts of those holds consumed, some
+/// calls repeated under their key.
 async fn writer(mut client: Client, seed: u64, steps: usize) -> Tally {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut tally = Tally::default();
@@ -140,7 +141,8 @@ async fn assert_nothing_lost_or_twice(world: &World, all: &Tally) {
     assert!(found.operations >= all.operations as u64);
 }
 
-/// Every event once, and for each sub-account a chain of balances without a gap: the order of each key is that of the commits.
+/// Every event once, and for each sub-account a chain of balances without a gap: the order of each
+/// key is that of the commits.
 async fn assert_events_are_a_chain(watch: &mut Watch, world: &World) {
     world.fund("last", RUB, "1").await;
     let seen = watch

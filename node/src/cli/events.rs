@@ -1,6 +1,7 @@
 //! `platform events dlq`: dead letters of the event log, and the way back (D26).
 //!
-//! Works on the log itself, embedded or Kafka, as the configuration names it: the platform may run meanwhile, and on Kafka anywhere.
+//! Works on the log itself, embedded or Kafka, as the configuration names it: the platform may run
+//! meanwhile, and on Kafka anywhere.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,6 @@
-//! `platform journal ls | verify | dump | replay | snapshot`: the trading path's log, looked at where it lies. No platform has to run; while one does,
-//! the end of its log may be taken for damage, but by `dump --follow`, and it makes its own snapshots.
+//! `platform journal ls | verify | dump | replay | snapshot`: the trading path's log, looked at
+//! where it lies. No platform has to run; while one does, the end of its log may be taken for
+//! damage, but by `dump --follow`, and it makes its own snapshots.
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Display;

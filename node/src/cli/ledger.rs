@@ -1,5 +1,6 @@
-//! `platform ledger ...`: what an accountant or auditor asks, as tables. `balance`, `statement`, `holds` and `trial-balance` call a running platform;
-//! `rebuild` compares it with the chain; `verify` reads the ledger's rows, with or without a node beside it.
+//! `platform ledger ...`: what an accountant or auditor asks, as tables. `balance`, `statement`,
+//! `holds` and `trial-balance` call a running platform; `rebuild` compares it with the chain;
+//! `verify` reads the ledger's rows, with or without a node beside it.
 
 use std::path::PathBuf;
 

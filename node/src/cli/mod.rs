@@ -1,4 +1,5 @@
-//! The command line: `platform run | demo | replay | proof | data | journal | config`, and a noun for everything the platform can be asked.
+//! The command line: `platform run | demo | replay | proof | data | journal | config`, and a noun
+//! for everything the platform can be asked.
 
 pub mod call;
 pub mod data;
@@ -247,7 +248,8 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
     }
 }
 
-/// Runs `play` against the running platform, or against one that is started for it in a temporary folder and stopped afterwards.
+/// Runs `play` against the running platform, or against one that is started for it in a temporary
+/// folder and stopped afterwards.
 async fn on_stage<F>(
     matches: &ArgMatches,
     target: Target,

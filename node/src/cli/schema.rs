@@ -1,7 +1,9 @@
-//! The descriptors as the command line sees them: methods become commands, request fields become flags, flags become a message.
+//! The descriptors as the command line sees them: methods become commands, request fields become
+//! flags, flags become a message.
 //!
-//! Amounts are written as people write them: a `Decimal` is `100.50`, a `Money` is `100.50` or `100.50 RUB`, a `MonetaryAmount` is `100.50 CFA-RUB`,
-//! an enumeration value is its bare name in any case (`buy`, `SBP_QR`), a time is RFC 3339. A nested message gives its fields as flags of
+//! Amounts are written as people write them: a `Decimal` is `100.50`, a `Money` is `100.50` or
+//! `100.50 RUB`, a `MonetaryAmount` is `100.50 CFA-RUB`, an enumeration value is its bare name in
+//! any case (`buy`, `SBP_QR`), a time is RFC 3339. A nested message gives its fields as flags of
 //! their own; repeated messages are given as JSON.
 
 use std::sync::OnceLock;

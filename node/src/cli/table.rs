@@ -1,5 +1,5 @@
-//! The words of the command line: which noun and verb stands for which RPC. A test compares the table with the descriptors, so that no call is
-//! without a command (R350).
+//! The words of the command line: which noun and verb stands for which RPC. A test compares the
+//! table with the descriptors, so that no call is without a command (R350).
 
 /// One RPC as a command: `platform <noun> <verb>`.
 pub struct Entry {

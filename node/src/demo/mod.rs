@@ -1,4 +1,5 @@
-//! `platform demo`: an asset's whole life, on public interfaces alone. Each step is checked; the first that differs ends it with an error.
+//! `platform demo`: an asset's whole life, on public interfaces alone. Each step is checked; the
+//! first that differs ends it with an error.
 
 mod cast;
 mod story;

@@ -1,4 +1,5 @@
-//! The trading part of the story: Alice over the binary protocol, Bob over gRPC; partial fills, a cancel, a market order; then every trade settled.
+//! The trading part of the story: Alice over the binary protocol, Bob over gRPC; partial fills, a
+//! cancel, a market order; then every trade settled.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -33,7 +33,8 @@ pub struct Chain {
     pub next_block: u64,
 }
 
-/// Balances by (instrument, name of the sub-account), seized units with their user's own since the chain keeps them under one address.
+/// Balances by (instrument, name of the sub-account), seized units with their user's own since the
+/// chain keeps them under one address.
 #[derive(Default)]
 pub struct Ledger {
     pub balances: BTreeMap<(String, String), Decimal>,
@@ -117,7 +118,8 @@ fn difference(
     if rest.is_zero() {
         return None;
     }
-    // A payout under way: burned on chain, so its holder has less there and the supply, which the reserve mirrors, is smaller.
+    // A payout under way: burned on chain, so its holder has less there and the supply, which the
+    // reserve mirrors, is smaller.
     let is_reserve = *name == subaccount::reserve(instrument_id);
     let burned = if is_reserve { rest } else { rest.negated() };
     let is_under_way = !burned.is_negative() && burned <= in_flight;
@@ -139,7 +141,8 @@ pub fn own_name(subaccount_id: &str) -> String {
         .to_owned()
 }
 
-/// Where the units of a sub-account lie on chain: under the address of its user, or of `system:<purpose>`; the reserve is nobody's.
+/// Where the units of a sub-account lie on chain: under the address of its user, or of
+/// `system:<purpose>`; the reserve is nobody's.
 fn address_of(instrument_id: &str, name: &str) -> String {
     if name == subaccount::reserve(instrument_id) {
         return String::new();

@@ -1,8 +1,10 @@
-//! `platform ledger rebuild`: the ledger as a projection of the chain (R217, D21). Reads the chain's own log of token transfers again from its
-//! first block, folds it into balances, and compares these with the ledger's, holds excluded. Changes nothing.
+//! `platform ledger rebuild`: the ledger as a projection of the chain (R217, D21). Reads the
+//! chain's own log of token transfers again from its first block, folds it into balances, and
+//! compares these with the ledger's, holds excluded. Changes nothing.
 //!
-//! What a payout has burned and the bank has not paid yet has left the chain and not the ledger: an active hold that ends in the reserve
-//! explains that much. Anything else is a difference. Both sides are read while they may move, so a difference is believed when it stays.
+//! What a payout has burned and the bank has not paid yet has left the chain and not the ledger: an
+//! active hold that ends in the reserve explains that much. Anything else is a difference. Both
+//! sides are read while they may move, so a difference is believed when it stays.
 
 mod compare;
 

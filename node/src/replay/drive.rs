@@ -1,4 +1,5 @@
-//! Sends the rows and listens to the reports: open loop, in file order over one stream, each session no faster than its throttle admits.
+//! Sends the rows and listens to the reports: open loop, in file order over one stream, each
+//! session no faster than its throttle admits.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;

@@ -1,7 +1,8 @@
 //! Order flow in the LOBSTER message format: `time_s,type,order_id,size,price_x10000,direction`, one row a line.
 //!
-//! Types: 1 new limit order, 2 partial cancel, 3 full delete, 4 execution of a visible order, 5 execution of a hidden one, 6 cross, 7 halt.
-//! The direction is that of the resting order: 1 buy, -1 sell.
+//! Types: 1 new limit order, 2 partial cancel, 3 full delete, 4 execution of a visible order, 5
+//! execution of a hidden one, 6 cross, 7 halt. The direction is that of the resting order: 1 buy,
+//! -1 sell.
 
 use std::io::BufRead;
 use std::path::Path;

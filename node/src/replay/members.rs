@@ -1,4 +1,5 @@
-//! The synthetic members of a replay: who buys, who sells, who takes, and what each must have blocked before the first row.
+//! The synthetic members of a replay: who buys, who sells, who takes, and what each must have
+//! blocked before the first row.
 
 use anyhow::{Context, bail};
 use serde_json::json;

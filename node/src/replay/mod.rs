@@ -1,5 +1,5 @@
-//! `platform replay`: order flow of a file, as trading members would send it, through the wire protocol, the book, the journal, settlement, ledger and
-//! chain; then the figures and the proof.
+//! `platform replay`: order flow of a file, as trading members would send it, through the wire
+//! protocol, the book, the journal, settlement, ledger and chain; then the figures and the proof.
 
 pub mod drive;
 pub mod lobster;
@@ -236,7 +236,8 @@ fn count(status: &Value, name: &str) -> u64 {
         .unwrap_or_default()
 }
 
-/// Time between two looks at the number of settled trades: each is a call in the way of the orders, and the lag is known no finer.
+/// Time between two looks at the number of settled trades: each is a call in the way of the orders,
+/// and the lag is known no finer.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Looks at the number of settled trades while the file is played.

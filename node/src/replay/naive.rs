@@ -1,4 +1,5 @@
-//! A price-time-priority book written as plainly as can be, to say how many trades the rows of a file must give. It shares nothing with the engine.
+//! A price-time-priority book written as plainly as can be, to say how many trades the rows of a
+//! file must give. It shares nothing with the engine.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 

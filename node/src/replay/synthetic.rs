@@ -1,7 +1,8 @@
 //! Made-up order flow in the same format, from a seed: the same seed gives the same rows on every machine.
 //!
-//! Orders arrive around a slowly wandering middle, about two in five are cancelled, a few reduced, and one row in twenty is an execution of the
-//! best resting order, as an exchange's own file would show it. Prices stay within a fifth of the start.
+//! Orders arrive around a slowly wandering middle, about two in five are cancelled, a few reduced,
+//! and one row in twenty is an execution of the best resting order, as an exchange's own file would
+//! show it. Prices stay within a fifth of the start.
 
 use std::collections::BTreeMap;
 

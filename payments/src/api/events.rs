@@ -1,4 +1,5 @@
-//! Events on `platform.payments.events.v1` (specification 6.3). Ids derive from the fact, so that no fact is two events.
+//! Events on `platform.payments.events.v1` (specification 6.3). Ids derive from the fact, so that
+//! no fact is two events.
 
 use events::Event;
 use prost::Message;

@@ -1,7 +1,8 @@
 //! HTTP reads (D43) and the bank's webhook (D29).
 //!
-//! The webhook answers 200 when taken or seen before, 401 for a bad signature, 404 for an unknown payment, 409 for another amount, 400 for
-//! signed nonsense, 413 for a body that is too long; anything else is ours and 5xx, whereupon the bank repeats.
+//! The webhook answers 200 when taken or seen before, 401 for a bad signature, 404 for an unknown
+//! payment, 409 for another amount, 400 for signed nonsense, 413 for a body that is too long;
+//! anything else is ours and 5xx, whereupon the bank repeats.
 
 use std::sync::Arc;
 

@@ -48,7 +48,8 @@ impl IdentityPeer {
         IdentityPeer { channel, policy }
     }
 
-    /// Limit type DEPOSIT, operation type DEPOSIT (specification 4.2.1). A refusal is a fault with the refusal reason as its text.
+    /// Limit type DEPOSIT, operation type DEPOSIT (specification 4.2.1). A refusal is a fault with
+    /// the refusal reason as its text.
     pub async fn check_deposit_limit(
         &self,
         context: &rpc::Context,
@@ -190,7 +191,8 @@ impl CfaPeer {
             .await
     }
 
-    /// The burn of a redemption that waits for its payout. A redemption that has ended, or that compliance has stopped, has none.
+    /// The burn of a redemption that waits for its payout. A redemption that has ended, or that
+    /// compliance has stopped, has none.
     pub async fn burn(&self, payout_id: &str, correlation_id: &str) -> Result<Option<Burn>, Fault> {
         let submitted = common::OperationStatus::OnchainSubmitted as i32;
         let redemptions = self
@@ -252,7 +254,8 @@ impl CfaPeer {
             .unwrap_or(TokenSide::MISSING))
     }
 
-    /// Operations of CFA-RUB with this external reference, newest first. Other instruments and kinds may use the same reference.
+    /// Operations of CFA-RUB with this external reference, newest first. Other instruments and
+    /// kinds may use the same reference.
     async fn rub_operations(
         &self,
         kind: common::OperationType,

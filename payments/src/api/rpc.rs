@@ -106,8 +106,9 @@ impl PaymentsService for Api {
             timestamp: header(&metadata, TIMESTAMP_HEADER),
             signatures: header(&metadata, SIGNATURE_HEADER),
         };
-        // Before the signature is known to be good, nothing else is looked at; what the fields say beside the signed text is compared
-        // with it afterwards, so a status that does not exist is an unsigned claim like any other.
+        // Before the signature is known to be good, nothing else is looked at; what the fields say
+        // beside the signed text is compared with it afterwards, so a status that does not exist is
+        // an unsigned claim like any other.
         let status = convert::status("webhook.status", webhook.status).unwrap_or_default();
         let claim = Claim {
             payment_id: webhook.payment_id,

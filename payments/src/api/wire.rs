@@ -26,7 +26,8 @@ pub fn rub(field: &'static str, amount: Option<&common::Money>) -> Result<Rub, S
         .map_err(|error| rpc::status::invalid_argument(field, error.to_string()))
 }
 
-/// An amount as the bank may claim it: `None` for one that is not roubles or not exact in kopecks, which no intent equals.
+/// An amount as the bank may claim it: `None` for one that is not roubles or not exact in kopecks,
+/// which no intent equals.
 pub fn claimed_rub(amount: Option<&common::Money>) -> Option<Rub> {
     let amount = amount.filter(|amount| amount.currency_code == crate::rub::CURRENCY)?;
     amount.amount.as_ref()?.value.parse().ok()

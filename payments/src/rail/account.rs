@@ -1,7 +1,8 @@
-//! Russian account numbers: 20 digits, the ninth of which is a control key over the bank's BIC and the number (Bank of Russia rule of
-//! weights 7, 1, 3).
+//! Russian account numbers: 20 digits, the ninth of which is a control key over the bank's BIC and
+//! the number (Bank of Russia rule of weights 7, 1, 3).
 //!
-//! Digits 1-5 are the balance account (408 = people, 407 = companies), 6-8 the currency (810 = rouble), 9 the key, 10-20 branch and number.
+//! Digits 1-5 are the balance account (408 = people, 407 = companies), 6-8 the currency (810 =
+//! rouble), 9 the key, 10-20 branch and number.
 
 /// BIC of the sandbox bank.
 pub const BIC: &str = "044525999";

@@ -1,8 +1,9 @@
 //! The gateway's client of the bank: every request signed (R021), bounded in time and number (D30).
 //!
-//! A transport failure or a 5xx counts against the breaker and is repeated only where repeating cannot act twice: reads, and writes that
-//! carry their own request id. `initiate_transfer` is sent once; the payout worker repeats it later with the same request id, because its
-//! answer may have been lost.
+//! A transport failure or a 5xx counts against the breaker and is repeated only where repeating
+//! cannot act twice: reads, and writes that carry their own request id. `initiate_transfer` is sent
+//! once; the payout worker repeats it later with the same request id, because its answer may have
+//! been lost.
 
 use std::{
     sync::{Mutex, PoisonError},

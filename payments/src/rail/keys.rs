@@ -6,7 +6,8 @@
 //! | `gateway_ed25519.pub` | its public half, hex | bank |
 //! | `webhook_secret` | `whsec_...`; further lines are secrets still accepted during rotation | both |
 //!
-//! The folder is shared by the gateway and the sandbox bank of one machine; with a bank elsewhere the last two files are exchanged by hand.
+//! The folder is shared by the gateway and the sandbox bank of one machine; with a bank elsewhere
+//! the last two files are exchanged by hand.
 
 use std::{fs, io, path::Path};
 
@@ -63,8 +64,8 @@ impl Keys {
     }
 }
 
-/// What the bank needs: the gateway's public key and the webhook secrets. Makes a pair when the folder has none, so that bank and gateway
-/// of one machine may start in any order.
+/// What the bank needs: the gateway's public key and the webhook secrets. Makes a pair when the
+/// folder has none, so that bank and gateway of one machine may start in any order.
 ///
 /// # Errors
 /// [`KeysError`].

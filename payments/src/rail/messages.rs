@@ -9,8 +9,9 @@
 //! | initiateTransfer | `POST /bank/v1/transfers` | `requestId` |
 //! | getTransferStatus | `GET /bank/v1/transfers/{transferId}` | |
 //!
-//! Unit trap: the fast-payment half counts kopecks as a JSON integer, the bank half and the webhooks write roubles as decimal text. The
-//! field types keep them apart; no amount passes through a binary float (T47).
+//! Unit trap: the fast-payment half counts kopecks as a JSON integer, the bank half and the
+//! webhooks write roubles as decimal text. The field types keep them apart; no amount passes
+//! through a binary float (T47).
 
 use serde::{Deserialize, Serialize};
 

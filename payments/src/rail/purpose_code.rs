@@ -1,5 +1,6 @@
-//! Requisites for a transfer from another bank as a QR payload of GOST R 56042-2014 (`ST00012|Name=..|..`), and the code in its purpose
-//! that tells the bank which intent is paid (D12).
+//! Requisites for a transfer from another bank as a QR payload of GOST R 56042-2014
+//! (`ST00012|Name=..|..`), and the code in its purpose that tells the bank which intent is paid
+//! (D12).
 //!
 //! The purpose ends in `PAY-<payment id>`: unique, and short enough to be typed by hand into a bank client.
 

@@ -4,9 +4,10 @@
 //! METHOD \n path?query \n timestamp \n hex(SHA-256(body))
 //! ```
 //!
-//! in the headers `x-key-id`, `x-timestamp` (seconds) and `x-signature` (base64). The key is the gateway's; the bank knows its public half
-//! and refuses requests that are unsigned, altered or more than five minutes old. A replay inside that time changes nothing: every write
-//! of the contract repeats its own request id.
+//! in the headers `x-key-id`, `x-timestamp` (seconds) and `x-signature` (base64). The key is the
+//! gateway's; the bank knows its public half and refuses requests that are unsigned, altered or
+//! more than five minutes old. A replay inside that time changes nothing: every write of the
+//! contract repeats its own request id.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use ring::{

@@ -4,9 +4,10 @@
 //! https://qr.nspk.ru/<id>?type=<01|02>&bank=<12 digits>[&sum=<kopecks>&cur=RUB]&crc=<4 hex>
 //! ```
 //!
-//! Type 01 is static (used many times, sum optional), 02 dynamic (used once, sum required). The checksum is CRC-16/CCITT-FALSE over the
-//! ASCII text up to, not including, `&crc=`; it is checked on the text as it came, because the order of parameters matters. A code that is
-//! not exactly of this form (another host, an unknown or repeated parameter, a fiscal receipt) is refused.
+//! Type 01 is static (used many times, sum optional), 02 dynamic (used once, sum required). The
+//! checksum is CRC-16/CCITT-FALSE over the ASCII text up to, not including, `&crc=`; it is checked
+//! on the text as it came, because the order of parameters matters. A code that is not exactly of
+//! this form (another host, an unknown or repeated parameter, a fiscal receipt) is refused.
 
 use std::fmt;
 

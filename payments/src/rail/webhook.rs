@@ -1,9 +1,11 @@
 //! Webhook signatures after Standard Webhooks (D29): `v1,<base64 HMAC-SHA256(secret, id.timestamp.body)>`.
 //!
-//! The bank signs, the gateway verifies on the raw bytes before it reads anything of them. Compared in constant time; a time more than the
-//! tolerance away from ours is refused too. Several signatures (the bank rotates) and several secrets (we rotate) are tried in turn.
+//! The bank signs, the gateway verifies on the raw bytes before it reads anything of them. Compared
+//! in constant time; a time more than the tolerance away from ours is refused too. Several
+//! signatures (the bank rotates) and several secrets (we rotate) are tried in turn.
 //!
-//! Anybody may call: the work per request is one MAC per secret over at most [`BODY_BYTES_MAX`], whatever the headers contain.
+//! Anybody may call: the work per request is one MAC per secret over at most [`BODY_BYTES_MAX`],
+//! whatever the headers contain.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use hmac::{Hmac, Mac, digest::CtOutput};

@@ -1,5 +1,6 @@
-//! The store: all SQL of this room. One transaction holds a change and its events; rows are read back into the core's types and never
-//! leave half read: a row that the core cannot express is an error, not a default.
+//! The store: all SQL of this room. One transaction holds a change and its events; rows are read
+//! back into the core's types and never leave half read: a row that the core cannot express is an
+//! error, not a default.
 
 pub mod intents;
 pub mod payouts;
@@ -30,7 +31,8 @@ pub struct Filter<'a> {
     pub status: &'a str,
 }
 
-/// A page of a table, newest first. It names the index to use: for both filters SQLite would walk that of the status instead of that of the user.
+/// A page of a table, newest first. It names the index to use: for both filters SQLite would walk
+/// that of the status instead of that of the user.
 fn page(table: &str, id: &str, filter: Filter<'_>, before: Before<'_>) -> QueryBuilder<Sqlite> {
     let by = match (filter.user_id, filter.status) {
         ("", "") => "time",

@@ -205,7 +205,8 @@ impl Gateway {
         Ok(())
     }
 
-    /// Second source of truth beside the webhook: asks the bank about an intent, and ends it when its time is over (D12).
+    /// Second source of truth beside the webhook: asks the bank about an intent, and ends it when
+    /// its time is over (D12).
     pub async fn poll_intent(&self, intent: &Intent, polls: u32) -> Result<(), Fault> {
         let asked = self.bank_seen(self.bank.payment_status(&intent.payment_id).await);
         let now_us = clock::now_us();

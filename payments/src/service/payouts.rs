@@ -106,7 +106,8 @@ fn warn_on_mismatch(stored: &Payout, ask: &NewPayout) {
 }
 
 impl Gateway {
-    /// Records a payout. Returns the stored one, and `true`, when the user's key or the payout id was used before (T12).
+    /// Records a payout. Returns the stored one, and `true`, when the user's key or the payout id
+    /// was used before (T12).
     pub async fn initiate_payout(&self, ask: NewPayout) -> Result<(Payout, bool), Fault> {
         let key = &ask.context.idempotency_key;
         let (user_id, payout_id) = (&ask.user_id, &ask.payout_id);
@@ -209,8 +210,8 @@ impl Gateway {
         ))
     }
 
-    /// The money may leave: for a burn that succeeded, or back to the payer of a refused deposit. A payout that has ended, or was released
-    /// before, is returned as it is.
+    /// The money may leave: for a burn that succeeded, or back to the payer of a refused deposit. A
+    /// payout that has ended, or was released before, is returned as it is.
     pub async fn release_payout(
         &self,
         payout_id: &str,
@@ -394,7 +395,8 @@ impl Gateway {
         Ok(())
     }
 
-    /// Stores that an order may be at the bank from now on, and when to try again. `None`: the payout must not be ordered any more.
+    /// Stores that an order may be at the bank from now on, and when to try again. `None`: the
+    /// payout must not be ordered any more.
     async fn begin_order(&self, payout_id: &str) -> Result<Option<Payout>, Fault> {
         let now_us = clock::now_us();
         let mut tx = self.db.write().await?;

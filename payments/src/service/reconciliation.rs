@@ -1,8 +1,9 @@
 //! Reconciliation of the bank account with the CFA-RUB supply (specification 4.2.6, T28).
 //!
-//! The figures are read at the moment of the call; the cut-off run of the worker makes that moment the end of the business day. A reading
-//! with an unexplained rest is taken again a few times, because a mint or a transfer may have landed between two of its questions; what
-//! stays is a difference.
+//! The figures are read at the moment of the call; the cut-off run of the worker makes that moment
+//! the end of the business day. A reading with an unexplained rest is taken again a few times,
+//! because a mint or a transfer may have landed between two of its questions; what stays is a
+//! difference.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,8 @@ use crate::{
 const PEER_CALLS: usize = 8;
 
 impl Gateway {
-    /// Compares, stores the report and raises the alert when bank and supply differ. A key used before gives its report, and `true`.
+    /// Compares, stores the report and raises the alert when bank and supply differ. A key used
+    /// before gives its report, and `true`.
     pub async fn reconcile(
         &self,
         day: BusinessDay,

@@ -1,4 +1,5 @@
-//! The bank's webhooks, HTTP and RPC form (specification 4.2.5, D29): verified on the raw bytes before anything of them is read.
+//! The bank's webhooks, HTTP and RPC form (specification 4.2.5, D29): verified on the raw bytes
+//! before anything of them is read.
 
 use super::{Fault, Gateway, deposits::PaymentWord};
 use crate::{

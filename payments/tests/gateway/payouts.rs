@@ -471,7 +471,8 @@ async fn the_account_in_the_readme_takes_a_payout() {
 async fn r321_a_refusal_of_the_bank_fails_the_payout_and_says_why() {
     let world = World::start().await;
     world.fund("100.00").await;
-    // At once: an account that cannot exist. Later: an account the recipient's bank has closed. Never: more than there is.
+    // At once: an account that cannot exist. Later: an account the recipient's bank has closed.
+    // Never: more than there is.
     let closed = account::number("40817", 8);
     world.set_fault(BankFault::RefuseTransfer, &closed).await;
     for (payout_id, account, amount, code) in [

@@ -1,5 +1,5 @@
-//! A gateway on real ports, with the real sandbox bank over loopback HTTP, the real identity stand-in, and the reads of CFA service and chain
-//! that it makes.
+//! A gateway on real ports, with the real sandbox bank over loopback HTTP, the real identity
+//! stand-in, and the reads of CFA service and chain that it makes.
 
 use std::{
     collections::HashMap,
@@ -467,7 +467,8 @@ impl World {
         .await
     }
 
-    /// Every event of payments so far. A fresh intent marks the end: the outbox keeps its order, so what came before it is all there is.
+    /// Every event of payments so far. A fresh intent marks the end: the outbox keeps its order, so
+    /// what came before it is all there is.
     pub async fn events(&self) -> Vec<Event> {
         let marker = self
             .create_intent("1.00", wire::PaymentMethod::SbpC2b)

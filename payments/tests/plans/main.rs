@@ -1,5 +1,6 @@
-//! No statement of the payments gateway costs more the more rows are stored: every statement that runs in the life of deposits, payouts, refunds and
-//! reconciliations is explained on the database that it ran on.
+//! No statement of the payments gateway costs more the more rows are stored: every statement that
+//! runs in the life of deposits, payouts, refunds and reconciliations is explained on the database
+//! that it ran on.
 //!
 //! A test program of its own: the record of statements is process-wide.
 

@@ -1,7 +1,8 @@
 //! The engine's calls, answered by tonic routes in process.
 //!
-//! Each call becomes one gRPC request with the caller's metadata, extensions (the authenticated caller among them) and remaining
-//! deadline. Streams stay streams in both directions; nothing is buffered but one message.
+//! Each call becomes one gRPC request with the caller's metadata, extensions (the authenticated
+//! caller among them) and remaining deadline. Streams stay streams in both directions; nothing is
+//! buffered but one message.
 
 use std::{sync::Arc, time::Duration};
 

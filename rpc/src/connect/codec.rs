@@ -1,6 +1,7 @@
 //! Message bytes: JSON to protobuf and back by descriptor, and the five-byte gRPC prefix.
 //!
-//! JSON in is canonical proto3 JSON; a field that the schema does not have is refused, because a misspelt amount must not count as none.
+//! JSON in is canonical proto3 JSON; a field that the schema does not have is refused, because a
+//! misspelt amount must not count as none.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use connectrpc::{CodecFormat, ConnectError};

@@ -1,6 +1,7 @@
 //! `tonic::Status` and `ConnectError`, both ways: code, text, details, metadata.
 //!
-//! Details travel in `grpc-status-details-bin` as a `google.rpc.Status`; Connect wants each as type, base64 value and, for people, its JSON.
+//! Details travel in `grpc-status-details-bin` as a `google.rpc.Status`; Connect wants each as
+//! type, base64 value and, for people, its JSON.
 
 use std::sync::LazyLock;
 

@@ -1,11 +1,13 @@
-//! Connect in front of tonic: the same handlers answer Connect unary, Connect GET and Connect streaming, in protobuf and in JSON.
+//! Connect in front of tonic: the same handlers answer Connect unary, Connect GET and Connect
+//! streaming, in protobuf and in JSON.
 //!
-//! `connectrpc` is the protocol engine (framing, GET rules, compression, deadlines, HTTP status); [`bridge`] hands each decoded message to
-//! the tonic routes as an in-process gRPC call and hands the answer back; [`codec`] turns JSON into protobuf bytes by descriptor.
-//! gRPC and gRPC-Web requests never come here. This folder is the only place that names `connectrpc`.
+//! `connectrpc` is the protocol engine (framing, GET rules, compression, deadlines, HTTP status);
+//! [`bridge`] hands each decoded message to the tonic routes as an in-process gRPC call and hands
+//! the answer back; [`codec`] turns JSON into protobuf bytes by descriptor. gRPC and gRPC-Web
+//! requests never come here. This folder is the only place that names `connectrpc`.
 //!
-//! Known limitation: a handler's trailing metadata on a refused unary call cannot be told from its leading metadata, as gRPC sends both
-//! in one block; Connect clients see it as trailers.
+//! Known limitation: a handler's trailing metadata on a refused unary call cannot be told from its
+//! leading metadata, as gRPC sends both in one block; Connect clients see it as trailers.
 
 mod bridge;
 mod codec;
@@ -67,7 +69,8 @@ pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
     content_type(headers).starts_with("application/grpc")
 }
 
-/// The refusal of a request that claims gRPC without being it: another verb than POST, or a codec that tonic would take for protobuf.
+/// The refusal of a request that claims gRPC without being it: another verb than POST, or a codec
+/// that tonic would take for protobuf.
 pub(crate) fn not_grpc(request: &Request) -> Option<Response> {
     if *request.method() != Method::POST {
         return Some((StatusCode::METHOD_NOT_ALLOWED, [(ALLOW, "POST")]).into_response());

@@ -1,7 +1,8 @@
 //! Trailers of a Connect stream that are known only when the stream has ended.
 //!
-//! The engine takes a stream's trailers before its first message; gRPC tells them after the last. So the bridge leaves them in [`Late`],
-//! and [`WithLate`] writes them into the end-of-stream message on its way out. Only that message is touched; it is never compressed.
+//! The engine takes a stream's trailers before its first message; gRPC tells them after the last.
+//! So the bridge leaves them in [`Late`], and [`WithLate`] writes them into the end-of-stream
+//! message on its way out. Only that message is touched; it is never compressed.
 
 use std::{
     pin::Pin,
@@ -54,8 +55,9 @@ impl http_body::Body for WithLate {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(context);
-        // The bridge leaves trailers only when the last message is out, so whatever comes then is the end-of-stream message or what was
-        // batched before it; the engine always gives the former a frame of its own.
+        // The bridge leaves trailers only when the last message is out, so whatever comes then is
+        // the end-of-stream message or what was batched before it; the engine always gives the
+        // former a frame of its own.
         let Poll::Ready(Some(Ok(frame))) = polled else {
             return polled;
         };

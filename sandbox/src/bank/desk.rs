@@ -1,8 +1,9 @@
-//! What the bank does with money: makes codes, takes payments, takes and clears transfers. Each act is one transaction with the webhook
-//! that tells of it.
+//! What the bank does with money: makes codes, takes payments, takes and clears transfers. Each act
+//! is one transaction with the webhook that tells of it.
 //!
-//! A transfer is taken (PENDING), then cleared: executed, refused with an error register, or kept back by a fault. The balance moves when
-//! it is executed; what is taken and not executed is reserved.
+//! A transfer is taken (PENDING), then cleared: executed, refused with an error register, or kept
+//! back by a fault. The balance moves when it is executed; what is taken and not executed is
+//! reserved.
 
 use std::{fmt, str::FromStr};
 
@@ -453,7 +454,8 @@ async fn queue(
     Ok(())
 }
 
-/// The stored payload behind what a payer holds in his hand: a link, requisites as QR payload, or the purpose code alone.
+/// The stored payload behind what a payer holds in his hand: a link, requisites as QR payload, or
+/// the purpose code alone.
 fn payload_of(text: &str) -> Result<String, Refusal> {
     if let Some((payment_id, _)) = purpose_code::read(text) {
         return Ok(purpose_code::code(&payment_id));

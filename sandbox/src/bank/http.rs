@@ -1,5 +1,6 @@
-//! The bank's contract over plain HTTP and JSON (`payments::rail::messages`). Every request but `/health` must carry the gateway's
-//! signature over its method, path, time and body (R021); an unsigned or altered one is answered 401 and does nothing.
+//! The bank's contract over plain HTTP and JSON (`payments::rail::messages`). Every request but
+//! `/health` must carry the gateway's signature over its method, path, time and body (R021); an
+//! unsigned or altered one is answered 401 and does nothing.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
-//! Sandbox bank and fast-payment system (specification 2.4): a plain HTTP server that speaks the bank's contract of `payments::rail`,
-//! an account whose money survives a `kill -9`, and buttons for what a bank does wrong.
+//! Sandbox bank and fast-payment system (specification 2.4): a plain HTTP server that speaks the
+//! bank's contract of `payments::rail`, an account whose money survives a `kill -9`, and buttons
+//! for what a bank does wrong.
 //!
 //! | file | what |
 //! |---|---|

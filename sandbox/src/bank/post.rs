@@ -1,7 +1,8 @@
 //! The bank's own workers: the clearing of transfers, and the postman that sends webhooks (Standard Webhooks, D29).
 //!
-//! A webhook keeps its id and body through all attempts; its time and signature are of the attempt. 2xx ends it, 4xx too (the gateway has
-//! understood and refuses), anything else comes again with a growing pause.
+//! A webhook keeps its id and body through all attempts; its time and signature are of the attempt.
+//! 2xx ends it, 4xx too (the gateway has understood and refuses), anything else comes again with a
+//! growing pause.
 
 use std::{sync::Arc, time::Duration};
 

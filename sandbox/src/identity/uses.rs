@@ -1,7 +1,8 @@
 //! Counts what the platform's events use up of the limits, per business day in Moscow.
 //!
-//! A deposit counts when its tokens are issued, not when it is paid: the issue asks the same limit again (T24) and must not find its own
-//! payment there. Trading counts what was traded, for both sides, and not what was ordered: a cancelled order uses nothing up.
+//! A deposit counts when its tokens are issued, not when it is paid: the issue asks the same limit
+//! again (T24) and must not find its own payment there. Trading counts what was traded, for both
+//! sides, and not what was ordered: a cancelled order uses nothing up.
 
 use std::{collections::BTreeMap, sync::Arc};
 

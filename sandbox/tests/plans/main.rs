@@ -1,5 +1,6 @@
-//! No statement of the stand-ins costs more the more rows are stored: every statement that identity and bank run in the life of users, limits, codes
-//! and transfers is explained on the database that it ran on.
+//! No statement of the stand-ins costs more the more rows are stored: every statement that identity
+//! and bank run in the life of users, limits, codes and transfers is explained on the database that
+//! it ran on.
 //!
 //! A test program of its own: the record of statements is process-wide.
 

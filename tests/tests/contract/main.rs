@@ -1,4 +1,5 @@
-//! The shared conventions of the contract (part A of the checklist and the gaps it decides), by the descriptors and by real calls.
+//! The shared conventions of the contract (part A of the checklist and the gaps it decides), by the
+//! descriptors and by real calls.
 
 mod context;
 mod emitters;

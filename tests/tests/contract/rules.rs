@@ -1,4 +1,5 @@
-//! Identity's part: limits by their type, the outcomes of a refusal, KYC as an ordered level, the profile's bank account, statuses of a payment.
+//! Identity's part: limits by their type, the outcomes of a refusal, KYC as an ordered level, the
+//! profile's bank account, statuses of a payment.
 
 use proto::common::v1::OperationType;
 use serde_json::{Value, json};

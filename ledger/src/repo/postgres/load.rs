@@ -1,12 +1,15 @@
 //! Locking and reading the working set of a group.
 //!
-//! Order of locks, the same for every group: positions of sources, sub-accounts (one statement, sorted), users, limits that are named, news of finality. Each
-//! statement at READ COMMITTED sees what was committed before it began, so whatever is read behind the locks is current and stays so.
-//! - A hold and an operation change only under the lock of their sub-accounts: which ones those are is found out before, from columns that
-//!   never change, and looked at again behind the locks.
+//! Order of locks, the same for every group: positions of sources, sub-accounts (one statement,
+//! sorted), users, limits that are named, news of finality. Each statement at READ COMMITTED sees
+//! what was committed before it began, so whatever is read behind the locks is current and stays
+//! so.
+//! - A hold and an operation change only under the lock of their sub-accounts: which ones those are
+//!   is found out before, from columns that never change, and looked at again behind the locks.
 //! - A sub-account that is made now is frozen when its user is blocked: the user is locked against a block under way.
-//! - News of finality is parked when its operation is not there, and looked for when an operation is made: of two such groups one has to
-//!   see the other. They share a lock by the hash of the key; makers of operations share it among themselves.
+//! - News of finality is parked when its operation is not there, and looked for when an operation
+//!   is made: of two such groups one has to see the other. They share a lock by the hash of the
+//!   key; makers of operations share it among themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -226,8 +229,8 @@ async fn lock_users(tx: &mut PgConnection, wanted: &Wanted, locked: &Locked) -> 
     Ok(())
 }
 
-/// Locks what news of these commands' operations would have to pass, or what makers of the operations would, whom these news are for; where a group begins,
-/// behind it.
+/// Locks what news of these commands' operations would have to pass, or what makers of the
+/// operations would, whom these news are for; where a group begins, behind it.
 async fn lock_news(
     tx: &mut PgConnection,
     commands: &[&Command],
@@ -294,7 +297,8 @@ async fn read(
     Ok((wanted, book))
 }
 
-/// Sub-accounts that are to be locked yet: named by rows that were not there before the locks, or found to exist by such rows.
+/// Sub-accounts that are to be locked yet: named by rows that were not there before the locks, or
+/// found to exist by such rows.
 async fn missing(
     tx: &mut PgConnection,
     wanted: &Wanted,

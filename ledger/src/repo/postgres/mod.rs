@@ -1,9 +1,12 @@
 //! The store in a PostgreSQL database, which several ledgers may share.
 //!
-//! Groups of different ledgers overlap at READ COMMITTED. What makes them safe is the order of [`load`]: first every row lock that the group
-//! needs, then what the fold decides on. What a lock cannot cover, a row that is not there yet, is covered by its key: new rows are only ever
-//! inserted, never upserted, so that the second of two ledgers fails and folds again on what the first one made. The end of the audit chain is locked last,
-//! before anything is written that other ledgers may write too: from there to the commit groups that make operations wait for one another.
+//! Groups of different ledgers overlap at READ COMMITTED. What makes them safe is the order of
+//! [`load`]: first every row lock that the group needs, then what the fold decides on. What a lock
+//! cannot cover, a row that is not there yet, is covered by its key: new rows are only ever
+//! inserted, never upserted, so that the second of two ledgers fails and folds again on what the
+//! first one made. The end of the audit chain is locked last, before anything is written that other
+//! ledgers may write too: from there to the commit groups that make operations wait for one
+//! another.
 
 mod limits;
 mod load;

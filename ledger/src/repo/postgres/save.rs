@@ -1,6 +1,7 @@
 //! Writing what the fold made of a group: one statement per kind of row, every column of it one typed array.
 //!
-//! New rows are inserted and nothing else: that one is there already means that another ledger was faster, and the group is folded again.
+//! New rows are inserted and nothing else: that one is there already means that another ledger was
+//! faster, and the group is folded again.
 
 use sqlx::{Arguments, FromRow, PgConnection, Postgres, postgres::PgArguments, query::Query};
 
@@ -60,8 +61,9 @@ fn check(what: &str, rows: usize, met: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes every changed row, and the block that seals what was made. The order follows the references between the tables, behind the end of the chain: rows that
-/// are new, for which other ledgers may wait too, are written under its lock.
+/// Writes every changed row, and the block that seals what was made. The order follows the
+/// references between the tables, behind the end of the chain: rows that are new, for which other
+/// ledgers may wait too, are written under its lock.
 pub async fn save(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     let block = if audit::seals(book) {
         let head = moved_subaccounts_and_head(tx, book).await?;
@@ -168,7 +170,8 @@ async fn moved_subaccounts(tx: &mut PgConnection, book: &Book) -> Result<(), Err
     put(tx, "sub-accounts", moved.len(), query).await
 }
 
-/// As [`moved_subaccounts`], and in the same trip locks the chain of blocks and reads its end, for which other ledgers wait until the commit.
+/// As [`moved_subaccounts`], and in the same trip locks the chain of blocks and reads its end, for
+/// which other ledgers wait until the commit.
 async fn moved_subaccounts_and_head(tx: &mut PgConnection, book: &Book) -> Result<Head, Error> {
     #[derive(FromRow)]
     struct Locked {
@@ -235,7 +238,8 @@ async fn holds(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
     put(tx, "holds", moved.len(), state(query, &moved)).await
 }
 
-/// The block of a group with the operations that it seals and their postings, and what is answered to repeats, in one trip.
+/// The block of a group with the operations that it seals and their postings, and what is answered
+/// to repeats, in one trip.
 async fn made(tx: &mut PgConnection, book: &Book, block: &Block) -> Result<(), Error> {
     let (new, _) = split(book.operations.changes());
     let changes = book.postings.changes();

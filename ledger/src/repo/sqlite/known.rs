@@ -1,9 +1,10 @@
 //! Sub-accounts and open holds as they stand in the file, remembered from one group to the next.
 //!
-//! Why: they are what groups read most, and this connection is the one that writes them. Invariant: a row in here is the row of the file. What a group
-//! changes is taken out before it is written and comes back when it is committed; a change by any other connection is seen by SQLite's
-//! own count of them, and everything is forgotten. Memory: some 300 bytes a sub-account, at most [`SUB_ACCOUNTS_MAX`], and some 700 a hold, at most
-//! [`HOLDS_MAX`].
+//! Why: they are what groups read most, and this connection is the one that writes them. Invariant:
+//! a row in here is the row of the file. What a group changes is taken out before it is written and
+//! comes back when it is committed; a change by any other connection is seen by SQLite's own count
+//! of them, and everything is forgotten. Memory: some 300 bytes a sub-account, at most
+//! [`SUB_ACCOUNTS_MAX`], and some 700 a hold, at most [`HOLDS_MAX`].
 
 use std::collections::HashMap;
 

@@ -46,8 +46,9 @@ pub fn load(db: &Connection, commands: &[&Command], book: &mut Book) -> Result<(
     Ok(())
 }
 
-/// What a window holds of a sub-account (`$1`), walked back from its last posting to the first one that is not within (`$2`: the beginning); the side (`$3`:
-/// debit), types of operations (`$4`). Sums in two halves, and whether the chain was whole.
+/// What a window holds of a sub-account (`$1`), walked back from its last posting to the first one
+/// that is not within (`$2`: the beginning); the side (`$3`: debit), types of operations (`$4`).
+/// Sums in two halves, and whether the chain was whole.
 const USED: &str = "WITH RECURSIVE walk (posting_no, version) AS (\
      SELECT last_posting, version FROM sub_accounts WHERE subaccount_id = $1 AND version > 0 \
      UNION ALL SELECT CASE p.debit_subaccount_id WHEN $1 THEN p.debit_previous ELSE p.credit_previous END, w.version - 1 \

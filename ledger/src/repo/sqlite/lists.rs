@@ -1,8 +1,10 @@
 //! Operations of each user, listed many at once.
 //!
-//! Why: each lies somewhere else in that tree, and a transaction pays for every page that it touches. Sorted and by the thousand those of one user share
-//! his pages. What is not listed yet is found among the last blocks, a scan of at most [`UNLISTED_MAX`] operations and a group. The bound is also that of
-//! the pause between two groups: where each operation is of another of very many users, no page is shared, a tenth of a second.
+//! Why: each lies somewhere else in that tree, and a transaction pays for every page that it
+//! touches. Sorted and by the thousand those of one user share his pages. What is not listed yet is
+//! found among the last blocks, a scan of at most [`UNLISTED_MAX`] operations and a group. The
+//! bound is also that of the pause between two groups: where each operation is of another of very
+//! many users, no page is shared, a tenth of a second.
 
 use rusqlite::Connection;
 
@@ -19,7 +21,8 @@ pub fn unlisted(db: &Connection) -> Result<u64, Error> {
     Ok(count.unsigned_abs())
 }
 
-/// Lists them; how many. One that stands there already is no reason to take no more money: the check of the ledger names it.
+/// Lists them; how many. One that stands there already is no reason to take no more money: the
+/// check of the ledger names it.
 pub fn list(db: &Connection) -> Result<u64, Error> {
     let before = unlisted(db)?;
     db.prepare_cached(

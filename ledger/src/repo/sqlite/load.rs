@@ -1,4 +1,5 @@
-//! Reading the working set of a group: one look by index for each key, on the writer's own connection, where a look is a call.
+//! Reading the working set of a group: one look by index for each key, on the writer's own
+//! connection, where a look is a call.
 
 use std::collections::BTreeSet;
 
@@ -212,8 +213,8 @@ fn scales(
     Ok(())
 }
 
-/// Of (user, key, number) those that are worth a look: all, or none where the table has nothing between the first of the keys and the last. New keys that
-/// a client makes by time are such.
+/// Of (user, key, number) those that are worth a look: all, or none where the table has nothing
+/// between the first of the keys and the last. New keys that a client makes by time are such.
 fn perhaps_there<'a>(
     db: &Connection,
     between_sql: &str,

@@ -154,7 +154,8 @@ const FACTS_ASIDE_MIN: usize = 256;
 /// Weight of a group from which on it is folded by another thread while its first rows are written.
 const WEIGHT_ALONG_MIN: usize = 256;
 
-/// Changes of operations after which the rows that were made are given to the writer: mostly as many as its largest statement takes.
+/// Changes of operations after which the rows that were made are given to the writer: mostly as
+/// many as its largest statement takes.
 const GIVEN_CHANGES: usize = 256;
 
 /// What the thread that folds a group gives to the one that writes it.
@@ -194,8 +195,8 @@ impl Group {
         })
     }
 
-    /// Writes what another thread folds, while it folds, and then the rest, while the other one makes the block and the events. `None`: there is no
-    /// other thread.
+    /// Writes what another thread folds, while it folds, and then the rest, while the other one
+    /// makes the block and the events. `None`: there is no other thread.
     fn fold_along(
         &mut self,
         book: &mut Option<Book>,

@@ -1,6 +1,7 @@
 //! Writing what the fold made of a group: many rows a statement, each statement prepared once.
 //!
-//! Why many: a statement that meets a trigger needs a way back of its own, a copy of each page that it touches, once for all of its rows.
+//! Why many: a statement that meets a trigger needs a way back of its own, a copy of each page that
+//! it touches, once for all of its rows.
 
 use std::sync::OnceLock;
 
@@ -121,8 +122,8 @@ macro_rules! put {
     }};
 }
 
-/// Writes every changed row but what was given away ([`Book::give`]) as it still is; new operations are of this block. The order follows the
-/// references between the tables.
+/// Writes every changed row but what was given away ([`Book::give`]) as it still is; new operations
+/// are of this block. The order follows the references between the tables.
 pub fn save(db: &Connection, book: &Book, block: u64) -> Result<(), Error> {
     limits::save(db, book)?;
     save_owners(db, book)?;
