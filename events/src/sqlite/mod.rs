@@ -1,8 +1,8 @@
 //! A service's SQLite file: WAL, synchronous FULL, one writer, some readers.
 //!
-//! Invariants: a committed transaction survives `kill -9` and power loss; writes are serial (`BEGIN IMMEDIATE` on the single writer
-//! connection), so outbox positions appear in commit order; readers never wait for the writer. A transaction dropped without
-//! [`Tx::commit`] is rolled back.
+//! Invariants: a committed transaction survives `kill -9` and power loss; writes are serial
+//! (`BEGIN IMMEDIATE` on the single writer connection), so outbox positions appear in commit order;
+//! readers never wait for the writer. A transaction dropped without [`Tx::commit`] is rolled back.
 
 pub mod direct;
 pub mod outbox;
@@ -30,22 +30,24 @@ use crate::{Error, migrations};
 /// Reader connections of one file.
 const READERS: u32 = 4;
 const BUSY_TIMEOUT_MS: u64 = 5_000;
-/// Pages that the writer keeps in memory, in KiB. A batch of thousands of operations changes more than SQLite's own 2 MB, which would
-/// write pages out and read them again within one transaction.
+/// Pages that the writer keeps in memory, in KiB. A batch of thousands of operations changes more
+/// than SQLite's own 2 MB, which would write pages out and read them again within one transaction.
 const WRITER_CACHE_KIB: u32 = 64 * 1024;
-/// Pages of the log after which a commit also moves them into the file: four times SQLite's own number, since a page that
-/// changes often moves once.
+/// Pages of the log after which a commit also moves them into the file: four times SQLite's own
+/// number, since a page that changes often moves once.
 const CHECKPOINT_PAGES: u32 = 4_000;
 /// Prepared statements kept by the writer.
 const WRITER_STATEMENTS: usize = 256;
 /// How long a write waits for its turn before it fails.
 const WRITER_WAIT_MS: u64 = 30_000;
 
-/// Result codes of SQLite that speak of the statement or its values, not of the file: ERROR, TOOBIG, CONSTRAINT, MISMATCH, MISUSE, RANGE.
+/// Result codes of SQLite that speak of the statement or its values, not of the file: ERROR,
+/// TOOBIG, CONSTRAINT, MISMATCH, MISUSE, RANGE.
 const CODES_OF_THE_CALL: [u32; 6] = [1, 18, 19, 20, 21, 25];
 
-/// True when the file (or its lock, disk, connection) is away, so that the same statement may work later; false when the statement or what
-/// it read can never work: a broken constraint, a column of another type.
+/// True when the file (or its lock, disk, connection) is away, so that the same statement may work
+/// later; false when the statement or what it read can never work: a broken constraint, a column of
+/// another type.
 pub fn is_away(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(error) => error
@@ -89,8 +91,9 @@ pub struct Sqlite {
     relayed: Arc<Relayed>,
 }
 
-/// How far the outbox has been relayed, and up to where its rows are gone. Rows that may go do so with the next transaction: one of their
-/// own would wait for the disk, and one of another connection would make the writer forget all pages that it has in memory.
+/// How far the outbox has been relayed, and up to where its rows are gone. Rows that may go do so
+/// with the next transaction: one of their own would wait for the disk, and one of another
+/// connection would make the writer forget all pages that it has in memory.
 #[derive(Default)]
 struct Relayed {
     through: AtomicI64,
@@ -146,7 +149,8 @@ impl Sqlite {
             pool_options()
                 .idle_timeout(None)
                 .max_lifetime(None)
-                // A connection to a file of this process does not break; the question costs a trip to its thread each time.
+                // A connection to a file of this process does not break; the question costs a trip
+                // to its thread each time.
                 .test_before_acquire(false)
                 .acquire_timeout(Duration::from_millis(WRITER_WAIT_MS))
         };
@@ -202,7 +206,8 @@ impl Sqlite {
         })
     }
 
-    /// The log has every event of the outbox up to this position: the rows go with the next transaction that is committed.
+    /// The log has every event of the outbox up to this position: the rows go with the next
+    /// transaction that is committed.
     pub(crate) fn set_relayed(&self, through: i64) {
         self.relayed.through.fetch_max(through, Ordering::AcqRel);
     }
@@ -241,7 +246,8 @@ impl Sqlite {
     }
 }
 
-/// A write transaction. Use it as a connection: `query.execute(&mut *tx)`, or pass `&mut tx` where `&mut SqliteConnection` is asked for.
+/// A write transaction. Use it as a connection: `query.execute(&mut *tx)`, or pass `&mut tx` where
+/// `&mut SqliteConnection` is asked for.
 #[must_use = "a transaction that is not committed is rolled back"]
 pub struct Tx {
     inner: Transaction<'static, sqlx::Sqlite>,

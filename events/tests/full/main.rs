@@ -1,8 +1,9 @@
-//! The contracts on a real Kafka broker and a real PostgreSQL. Not part of the quick run: `tests/services/kafka.sh start` and
-//! `tests/services/postgres.sh start` first, then `KAFKA_BROKERS=127.0.0.1:9092 POSTGRES_URL=<what it prints> cargo test -p events --test full`.
+//! The contracts on a real Kafka broker and a real PostgreSQL. Not part of the quick run:
+//! `tests/services/kafka.sh start` and `tests/services/postgres.sh start` first, then
+//! `KAFKA_BROKERS=127.0.0.1:9092 POSTGRES_URL=<what it prints> cargo test -p events --test full`.
 
+#[path = "../common/mod.rs"]
 mod common;
-#[path = "full/postgres.rs"]
 mod postgres;
 
 use std::{collections::HashMap, sync::Arc};
