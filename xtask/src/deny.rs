@@ -1,5 +1,6 @@
-//! Licences, banned crates and sources of everything the workspace depends on, as `deny.toml` says. The tool is installed once, pinned, under
-//! `target/tools`. The advisory database is a repository of its own on another host: asked for by option.
+//! Licences, banned crates and sources of everything the workspace depends on, as `deny.toml` says.
+//! The tool is installed once, pinned, under `target/tools`. The advisory database is a repository
+//! of its own on another host: asked for by option.
 
 use crate::shell;
 

@@ -1,4 +1,5 @@
-//! The full suite: what needs services or file systems of its own. Each is installed and started by the project's own scripts, used, and stopped.
+//! The full suite: what needs services or file systems of its own. Each is installed and started by
+//! the project's own scripts, used, and stopped.
 
 use std::path::Path;
 
@@ -24,7 +25,8 @@ fn conformance() -> anyhow::Result<()> {
 fn disk_full() -> anyhow::Result<()> {
     println!("full disks that get room again, on tmpfs and on ext4");
     let root = shell::root();
-    // With the features of `cargo test --workspace`, whose artifacts these are; a test of `node` brings the binary along.
+    // With the features of `cargo test --workspace`, whose artifacts these are; a test of `node`
+    // brings the binary along.
     let test = [
         "test",
         "--workspace",

@@ -1,7 +1,9 @@
-//! Chores of the workspace, in Rust: `cargo xtask <chore>`. Everything here can be run by hand and by CI with the same words.
+//! Chores of the workspace, in Rust: `cargo xtask <chore>`. Everything here can be run by hand and
+//! by CI with the same words.
 
 mod contracts;
 mod deny;
+mod files;
 mod full;
 mod miri;
 mod powerloss;
@@ -9,6 +11,7 @@ mod proto;
 mod rows;
 mod shell;
 mod syscalls;
+mod tidy;
 
 use clap::{Parser, Subcommand};
 
@@ -49,11 +52,18 @@ enum Chore {
         #[arg(long, default_value_t = 10_000_000)]
         commands: u64,
     },
-    /// Journal and embedded event log on a disk that loses power: nothing reported durable is lost, and without the sync it would be.
+    /// Journal and embedded event log on a disk that loses power: nothing reported durable is lost,
+    /// and without the sync it would be.
     Powerloss {
         /// Lives' seeds, from 0.
         #[arg(long, default_value_t = 10_000)]
         seeds: u64,
+    },
+    /// Dependency rules and conventions of the sources; exceptions are listed in `xtask/tidy.txt`.
+    Tidy {
+        /// Lower or remove the exceptions that allow more than there is.
+        #[arg(long)]
+        shrink: bool,
     },
     /// Which rows of the specification's checklist have a test that names them, and which do not.
     Rows {
@@ -75,6 +85,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Miri => miri::run(),
         Chore::Powerloss { seeds } => powerloss::run(seeds),
         Chore::Syscalls { commands } => syscalls::run(commands),
+        Chore::Tidy { shrink } => tidy::run(shrink),
         Chore::Rows { json, require } => rows::run(json, &require),
     }
 }

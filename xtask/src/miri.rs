@@ -5,7 +5,8 @@
 
 use crate::shell;
 
-/// Runs the tests of that file and the scripted rules of the engine under Miri; the seeded comparison with the twin would take hours there.
+/// Runs the tests of that file and the scripted rules of the engine under Miri; the seeded
+/// comparison with the twin would take hours there.
 pub fn run() -> anyhow::Result<()> {
     for which in [&["--lib", "--", "slab"][..], &["--test", "rules"]] {
         let words = [&["+nightly", "miri", "test", "--package", "engine"], which].concat();

@@ -1,4 +1,5 @@
-//! The contracts' gate: `buf lint` and `buf breaking` against `proto/baseline.binpb` (D01, R017). The image changes only by `baseline`.
+//! The contracts' gate: `buf lint` and `buf breaking` against `proto/baseline.binpb` (D01, R017).
+//! The image changes only by `baseline`.
 
 use std::path::Path;
 

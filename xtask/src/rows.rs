@@ -1,11 +1,10 @@
 //! Which rows of the specification's checklist a test names: `fn r223_...` or a line `// rows: R223 R224` above a test.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 use anyhow::bail;
 
-use crate::shell;
+use crate::{files, shell};
 
 /// The checklist has the rows R001 to R350.
 const ROW_LAST: u32 = 350;
@@ -13,7 +12,12 @@ const ROW_LAST: u32 = 350;
 pub fn run(json: bool, require: &[String]) -> anyhow::Result<()> {
     let root = shell::root();
     let mut named: BTreeMap<u32, BTreeSet<String>> = BTreeMap::new();
-    scan(&root, &root, &mut named)?;
+    for path in files::below(&root, &["rs", "mjs"])? {
+        for row in rows_of(&std::fs::read_to_string(root.join(&path))?) {
+            let shown = path.to_string_lossy().into_owned();
+            named.entry(row).or_default().insert(shown);
+        }
+    }
     let missing: Vec<String> = (1..=ROW_LAST)
         .filter(|row| !named.contains_key(row))
         .map(name)
@@ -60,38 +64,6 @@ pub fn run(json: bool, require: &[String]) -> anyhow::Result<()> {
 
 fn name(row: u32) -> String {
     format!("R{row:03}")
-}
-
-fn scan(
-    root: &Path,
-    dir: &Path,
-    named: &mut BTreeMap<u32, BTreeSet<String>>,
-) -> anyhow::Result<()> {
-    for entry in std::fs::read_dir(dir)? {
-        let path = entry?.path();
-        let file_name = path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
-        if path.is_dir() {
-            if !matches!(
-                file_name.as_str(),
-                "target" | "node_modules" | ".git" | "data"
-            ) {
-                scan(root, &path, named)?;
-            }
-        } else if matches!(
-            path.extension().and_then(|ext| ext.to_str()),
-            Some("rs" | "mjs")
-        ) {
-            let shown = path.strip_prefix(root)?.to_string_lossy().into_owned();
-            for row in rows_of(&std::fs::read_to_string(&path)?) {
-                named.entry(row).or_default().insert(shown.clone());
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Rows named by the tests of one source text.
@@ -152,7 +124,10 @@ mod tests {
 
     #[test]
     fn rows_come_from_names_and_from_announcements() {
-        let text = "// rows: R001 R002a\n#[test]\nfn anything() {}\n#[tokio::test]\nasync fn r223_r224_refuses() {}\nfn r111_no_test() {}\n";
+        let text = concat!(
+            "// rows: R001 R002a\n#[test]\nfn anything() {}\n",
+            "#[tokio::test]\nasync fn r223_r224_refuses() {}\nfn r111_no_test() {}\n"
+        );
         assert_eq!(rows_of(text), BTreeSet::from([1, 2, 223, 224]));
     }
 

@@ -18,7 +18,8 @@ pub fn run(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<()> {
     run_with(dir, program, args, &[])
 }
 
-/// Installs a folder's npm tools unless they are there: from its lock file, or the one pinned tool that brings a binary per platform.
+/// Installs a folder's npm tools unless they are there: from its lock file, or the one pinned tool
+/// that brings a binary per platform.
 pub fn npm_tools(dir: &Path) -> anyhow::Result<()> {
     if !dir.join("node_modules").is_dir() {
         let how = if dir.join("package-lock.json").is_file() {

@@ -1,6 +1,8 @@
-//! System calls of the hot thread under load: strace attached to that thread alone, while the pipeline benchmark runs at its rate. Without the journal
-//! there must be none; with it only `futex`, which wakes the writer's thread when it sleeps. The thread spins all the time: a load that another process
-//! holds up for a moment would let it park, which is a call of no interest here.
+//! System calls of the hot thread under load: strace attached to that thread alone, while the
+//! pipeline benchmark runs at its rate. Without the journal there must be none; with it only
+//! `futex`, which wakes the writer's thread when it sleeps. The thread spins all the time: a load
+//! that another process holds up for a moment would let it park, which is a call of no interest
+//! here.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};

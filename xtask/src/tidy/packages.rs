@@ -1,0 +1,125 @@
+//! Which crates may depend on a library whose types must not spread.
+
+use super::edges::Edge;
+use super::{Finding, TEST_CRATES};
+
+/// Packages, crates that may depend on them, why.
+type Wall = (
+    &'static [&'static str],
+    &'static [&'static str],
+    &'static str,
+);
+
+const CHAIN: &[&str] = &["alloy", "revm"];
+
+/// Crates of tests and chores are free, but for the chain library.
+#[rustfmt::skip]
+const WALLS: [Wall; 4] = [
+    (
+        &["prost", "prost-types", "tonic", "tonic-prost", "tonic-types"],
+        &["cfa", "chain", "gateway", "ledger", "payments", "proto", "rpc", "sandbox", "service-clients"],
+        "contract types stay with the contracts, their clients and the services",
+    ),
+    (
+        &["sqlx"],
+        &["cfa", "chain", "events", "gateway", "ledger", "payments", "sandbox", "settlement"],
+        "SQL stays with the crates that have a store",
+    ),
+    (&["rusqlite"], &["events", "ledger"], "only the ledger's writer uses SQLite without sqlx"),
+    (CHAIN, &["chain"], "the chain library stays in chain"),
+];
+
+/// Crates without I/O, and the packages that they may use. A package is added after a check that it
+/// has no I/O, clock and threads.
+const PURE: [&str; 4] = ["admission", "engine", "types", "wire"];
+#[rustfmt::skip]
+const PURE_PACKAGES: [&str; 7] = ["bytes", "foldhash", "rkyv", "serde", "sha3", "thiserror", "uuid"];
+
+pub fn check(edges: &[Edge]) -> Vec<Finding> {
+    edges
+        .iter()
+        .filter(|edge| !edge.is_internal)
+        .filter_map(judge)
+        .collect()
+}
+
+fn judge(edge: &Edge) -> Option<Finding> {
+    let (from, package) = (edge.from.as_str(), edge.to.as_str());
+    let is_impure = PURE.contains(&from) && !edge.is_dev && !PURE_PACKAGES.contains(&package);
+    let why = if is_impure {
+        "a crate without I/O uses only packages that are known to have none"
+    } else {
+        let wall = WALLS
+            .iter()
+            .find(|(packages, ..)| packages.contains(&package))?;
+        let is_free = TEST_CRATES.contains(&from) && !CHAIN.contains(&package);
+        if is_free || wall.1.contains(&from) {
+            return None;
+        }
+        wall.2
+    };
+    Some(Finding {
+        file: edge.file.clone(),
+        line: edge.line,
+        rule: "package",
+        place: format!("{from}->{package}"),
+        amount: 1,
+        what: format!("{from} -> {package}: {why}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_forbidden(from: &str, to: &str, is_dev: bool) -> bool {
+        let edge = Edge {
+            from: from.to_owned(),
+            to: to.to_owned(),
+            is_internal: false,
+            is_dev,
+            file: format!("{from}/Cargo.toml"),
+            line: 1,
+        };
+        !check(&[edge]).is_empty()
+    }
+
+    #[test]
+    fn a_library_stays_in_its_crates() {
+        for (from, package) in [
+            ("sequencer", "prost"),
+            ("settlement", "tonic"),
+            ("node", "sqlx"),
+            ("gateway", "rusqlite"),
+            ("cfa", "alloy"),
+            ("tests", "alloy"),
+            ("node", "revm"),
+            ("types", "tokio"),
+            ("engine", "tracing"),
+            ("admission", "rand"),
+            ("wire", "quinn"),
+        ] {
+            assert!(is_forbidden(from, package, false), "{from} -> {package}");
+        }
+        for (from, package) in [
+            ("proto", "prost"),
+            ("service-clients", "tonic"),
+            ("ledger", "rusqlite"),
+            ("settlement", "sqlx"),
+            ("tests", "prost"),
+            ("chain", "revm"),
+            ("types", "rkyv"),
+            ("node", "tokio"),
+        ] {
+            assert!(!is_forbidden(from, package, false), "{from} -> {package}");
+        }
+        assert!(
+            !is_forbidden("engine", "proptest", true),
+            "tests of a pure crate are free"
+        );
+        assert!(
+            is_forbidden("cfa", "alloy", true),
+            "tests keep the chain library out too"
+        );
+    }
+}

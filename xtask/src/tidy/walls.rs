@@ -1,0 +1,266 @@
+//! Where in the sources a library or a formula may be used.
+
+use super::Finding;
+use super::source::Source;
+use super::tokens::{Path, Token, paths};
+
+pub fn check(source: &Source) -> Vec<Finding> {
+    let tokens = source.production_tokens();
+    let mut found = Vec::new();
+    check_contract_types(source, &tokens, &mut found);
+    check_sql(source, &tokens, &mut found);
+    check_chain(source, &tokens, &mut found);
+    check_reserve(source, &tokens, &mut found);
+    found
+}
+
+/// Adds a finding at the first of `uses`: an exception frees a file, not each of its uses.
+fn report(
+    source: &Source,
+    rule: &'static str,
+    mut uses: Vec<(String, usize)>,
+    why: &str,
+    found: &mut Vec<Finding>,
+) {
+    uses.sort_by_key(|(_, line)| *line);
+    let Some((first, line)) = uses.first() else {
+        return;
+    };
+    let more = match uses.len() {
+        1 => String::new(),
+        count => format!(" and {} more", count - 1),
+    };
+    found.push(Finding {
+        file: source.path.clone(),
+        line: *line,
+        rule,
+        place: source.path.clone(),
+        amount: 1,
+        what: format!("`{first}`{more}: {why}"),
+    });
+}
+
+/// Each use of a path below one of `roots` that `is_free` does not let pass, with its line.
+fn uses<'a>(
+    tokens: &[Token<'a>],
+    roots: &[&str],
+    is_free: impl Fn(&Path<'a>) -> bool,
+) -> Vec<(String, usize)> {
+    let all = roots.iter().flat_map(|root| paths(tokens, root));
+    all.filter(|path| !is_free(path))
+        .map(|path| (path.segments.join("::"), path.line))
+        .collect()
+}
+
+/// Messages of the contracts: in `proto`, `rpc`, `service-clients`, and in a service's `api` and
+/// `publish.rs`.
+fn check_contract_types(source: &Source, tokens: &[Token], found: &mut Vec<Finding>) {
+    if ["proto", "rpc", "service-clients"].contains(&source.crate_name())
+        || source
+            .parts()
+            .any(|part| ["api", "publish"].contains(&part))
+    {
+        return;
+    }
+    // Numbers and times are converted, and a service is put on its port, anywhere.
+    let is_free = |path: &Path| {
+        path.segments.first() == Some(&"proto")
+            && path.segments.iter().any(|segment| {
+                ["convert", "times", "FILE_DESCRIPTOR_SET"].contains(segment)
+                    || segment.ends_with("_service_server")
+            })
+    };
+    let why = "contract types stay in proto, service-clients, a service's api and publish.rs";
+    report(
+        source,
+        "contract-types",
+        uses(tokens, &["prost", "prost_types", "proto"], is_free),
+        why,
+        found,
+    );
+}
+
+/// SQL: in files and folders named `repo`, and in `events`.
+fn check_sql(source: &Source, tokens: &[Token], found: &mut Vec<Finding>) {
+    if source.crate_name() == "events"
+        || source
+            .parts()
+            .any(|part| ["repo", "migrations"].contains(&part))
+    {
+        return;
+    }
+    // An error that is passed on is no SQL, and neither is the set of migrations that a service
+    // opens its store with.
+    let is_free = |path: &Path| {
+        ["Error", "Result", "migrate"]
+            .iter()
+            .any(|name| path.segments.get(1) == Some(name))
+    };
+    let why = "SQL stays in files and folders named repo";
+    report(
+        source,
+        "sql",
+        uses(tokens, &["sqlx", "rusqlite"], is_free),
+        why,
+        found,
+    );
+}
+
+fn check_chain(source: &Source, tokens: &[Token], found: &mut Vec<Finding>) {
+    if source.crate_name() != "chain" {
+        let why = "the chain library stays in chain";
+        report(
+            source,
+            "chain-library",
+            uses(tokens, &["alloy", "revm"], |_| false),
+            why,
+            found,
+        );
+    }
+}
+
+/// What an order's money is: computed in admission once, and in the gateway's check before a gRPC
+/// order.
+fn check_reserve(source: &Source, tokens: &[Token], found: &mut Vec<Finding>) {
+    let is_allowed = ["types", "admission"].contains(&source.crate_name())
+        || [
+            "gateway/src/orders/place.rs",
+            "gateway/src/orders/change.rs",
+        ]
+        .contains(&source.path.as_str());
+    if is_allowed {
+        return;
+    }
+    let why = "only admission and the gateway's check before a gRPC order compute an order's money";
+    let is_free = |path: &Path| {
+        let is_formula = ["reserve", "fee"]
+            .iter()
+            .any(|name| path.segments.last() == Some(name));
+        !is_formula || path.segments.contains(&"subaccount")
+    };
+    let mut uses = uses(tokens, &["types", "money"], is_free);
+    let methods = tokens
+        .windows(2)
+        .filter(|pair| [".", "::"].contains(&pair[0].text) && pair[1].text == "after_trade");
+    uses.extend(methods.map(|pair| ("after_trade".to_owned(), pair[1].line)));
+    report(source, "reserve-arithmetic", uses, why, found);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rules that a file with this text breaks.
+    fn rules(path: &str, text: &str) -> Vec<&'static str> {
+        let source = Source::new(path.to_owned(), text.to_owned());
+        check(&source)
+            .into_iter()
+            .map(|finding| finding.rule)
+            .collect()
+    }
+
+    #[test]
+    fn contract_types_stay_at_the_edge() {
+        for text in [
+            "use prost::Message;",
+            "fn a(at: &prost_types::Timestamp) {}",
+            "use proto::{convert, ledger::v1 as wire};",
+            "fn a() { select! { x = proto::cfa::v1::Issue::default() => {} } }",
+        ] {
+            assert_eq!(
+                rules("ledger/src/book.rs", text),
+                ["contract-types"],
+                "{text}"
+            );
+            for path in [
+                "ledger/src/api/mod.rs",
+                "chain/src/api.rs",
+                "cfa/src/publish.rs",
+                "service-clients/src/ledger.rs",
+                "proto/src/convert.rs",
+                "rpc/src/page.rs",
+                "ledger/tests/boundary/reads.rs",
+                "tests/src/call.rs",
+            ] {
+                assert!(rules(path, text).is_empty(), "{path}: {text}");
+            }
+        }
+        for text in [
+            "use proto::convert::decimal;",
+            "use proto::market::v1::market_service_server::MarketServiceServer;",
+            "// use prost::Message\nconst A: &str = \"prost::Message\";",
+            "#[cfg(test)] mod tests { use prost::Message; }",
+            "use crate::proto::Chore;",
+        ] {
+            assert!(rules("ledger/src/book.rs", text).is_empty(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sql_stays_in_repo() {
+        let text = "fn a() { sqlx::query(x) }";
+        assert_eq!(rules("ledger/src/book.rs", text), ["sql"]);
+        assert_eq!(
+            rules("ledger/src/book.rs", "use rusqlite::Connection;"),
+            ["sql"]
+        );
+        for path in [
+            "ledger/src/repo/rows.rs",
+            "cfa/src/repo.rs",
+            "chain/src/dev/repo.rs",
+            "events/src/inbox.rs",
+        ] {
+            assert!(rules(path, text).is_empty(), "{path}");
+        }
+        assert!(rules("ledger/src/lib.rs", "enum E { S(#[from] sqlx::Error) }").is_empty());
+    }
+
+    #[test]
+    fn the_chain_library_stays_in_chain() {
+        assert_eq!(
+            rules("cfa/src/plan.rs", "use alloy::primitives::Address;"),
+            ["chain-library"]
+        );
+        assert_eq!(
+            rules("node/src/run.rs", "revm::context::Context"),
+            ["chain-library"]
+        );
+        assert!(rules("chain/src/dev/state.rs", "use {alloy::x, revm::y};").is_empty());
+    }
+
+    #[test]
+    fn only_admission_computes_an_orders_money() {
+        for text in [
+            "use types::{Done, reserve};",
+            "use types::{self, money::{fee as charge}};",
+            "let a = types::reserve(b);",
+            "use types::money; fn a() { money::fee(b) }",
+            "order.done = order.done.after_trade(side, value, rate);",
+            "Done::after_trade(done, side, value, rate)",
+        ] {
+            assert_eq!(
+                rules("settlement/src/fold/step.rs", text),
+                ["reserve-arithmetic"],
+                "{text}"
+            );
+            for path in [
+                "types/src/money.rs",
+                "admission/src/orders.rs",
+                "gateway/src/orders/place.rs",
+            ] {
+                assert!(rules(path, text).is_empty(), "{path}: {text}");
+            }
+        }
+        for text in [
+            "rows.reserve(4);",
+            "types::subaccount::reserve(id)",
+            "order.fee",
+            "let fee = fee_of(trade);",
+        ] {
+            assert!(
+                rules("settlement/src/fold/step.rs", text).is_empty(),
+                "{text}"
+            );
+        }
+    }
+}
