@@ -1,8 +1,8 @@
-//! `platform proof`: the proof of balances of a running platform (`settlement::proof`), printed.
+//! `platform proof`: the proof of balances of a running platform (crate `proof`), printed.
 
+use ::proof::{Proof, ProofDeps, ProofOptions, prove};
 use anyhow::{Context, bail};
 use rpc::Channel;
-use settlement::proof::{Proof, ProofDeps, ProofOptions, prove};
 
 use crate::cli::call::Target;
 

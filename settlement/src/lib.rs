@@ -12,7 +12,6 @@
 //! | `wire` | plans in the words of the contract |
 //! | `progress` | how far settlement is, for those who wait or must not run ahead |
 //! | `run` | the workers: reads, posts, brings to the chain, finalizes |
-//! | `proof` | every balance on chain against every balance in the ledger |
 //! | `failpoint` | where tests kill the process |
 //!
 //! Architecture invariants: `fold` to `saga` read no clock, no file, no network; no chain step is taken before the trade's ledger transaction is
@@ -24,7 +23,6 @@ pub mod failpoint;
 pub mod fold;
 pub mod plan;
 mod progress;
-pub mod proof;
 mod repo;
 mod run;
 pub mod saga;

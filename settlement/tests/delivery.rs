@@ -6,6 +6,7 @@ mod world;
 use std::sync::Arc;
 use std::time::Duration;
 
+use proof::{ProofDeps, ProofOptions, prove};
 use proto::cfa::v1 as cfa_wire;
 use proto::cfa::v1::cfa_registry_service_client::CfaRegistryServiceClient;
 use proto::common::v1::{InstrumentType, KycStatus, OperationStatus};
@@ -15,7 +16,6 @@ use proto::identity::v1::identity_service_client::IdentityServiceClient;
 use proto::ledger::v1 as ledger_wire;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use rand::Rng;
-use settlement::proof::{ProofDeps, ProofOptions, prove};
 use settlement::source::{Record, Recorded};
 use settlement::{SettlementConfig, SettlementDeps};
 use tokio_util::sync::CancellationToken;

@@ -1,7 +1,16 @@
-//! Proof of balances: what the chain says against what the ledger says, instrument by instrument and holder by holder, and CFA-RUB against the bank.
+//! Proof of balances: chain against ledger per instrument and holder, and CFA-RUB against the bank.
 //!
-//! The reading is not one snapshot: it is taken at a quiet moment and again a few times while things move. What is on its way by rule (a redemption
-//! that is burned and not paid yet) is explained and named; anything else is a difference and makes the proof fail.
+//! | file | what |
+//! |---|---|
+//! | `read` | one reading: every figure, over the public calls of ledger, CFA service and payments |
+//! | `compare` | the differences of a reading, pure |
+//!
+//! A reading is not one snapshot: while money moves its figures are of different moments. It is
+//! repeated, up to [`ProofOptions::readings_max`] times, while it has a difference that no rule
+//! explains. A redemption that is burned and not paid yet explains one up to its amount.
+//!
+//! Architecture invariants: no other service's code is a dependency, so a fault of a service is not
+//! repeated here; what holders have on chain is what the CFA service's registry reports.
 
 mod compare;
 mod read;

@@ -1,11 +1,11 @@
-//! What makes a difference. Pure.
+//! Which figures of a reading differ, and which differences are explained. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 use types::{CFA_RUB, Decimal};
 
-use super::read::{InstrumentReading, Reading};
+use crate::read::{InstrumentReading, Reading};
 
 /// One instrument in figures; text, exact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -244,7 +244,7 @@ fn minus(a: Decimal, b: Decimal) -> Decimal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proof::BankProof;
+    use crate::BankProof;
 
     fn d(text: &str) -> Decimal {
         text.parse().unwrap()

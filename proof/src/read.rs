@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use proto::cfa::v1 as cfa;
 use proto::cfa::v1::cfa_registry_service_client::CfaRegistryServiceClient;
-use proto::common::v1::{PaginationRequest, PaginationResponse};
+use proto::common::v1::{PaginationRequest, PaginationResponse, RequestContext};
 use proto::convert;
 use proto::ledger::v1 as ledger;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
@@ -14,8 +14,8 @@ use tonic::{Code, Status};
 use types::address::{eip55, onchain_address};
 use types::{CFA_RUB, Decimal, subaccount};
 
-use super::compare::{plus, sum};
-use super::{BankProof, ProofDeps};
+use crate::compare::{plus, sum};
+use crate::{BankProof, ProofDeps};
 
 const PAGE: i32 = 1_000;
 
@@ -267,8 +267,8 @@ async fn holders(
 async fn bank(channel: rpc::Channel) -> Result<BankProof, Status> {
     let key = uuid::Uuid::now_v7().to_string();
     let request = payments::ReconcileRequest {
-        context: Some(crate::wire::context(&format!("proof:{key}"))),
-        business_date: Some(now()),
+        context: Some(context(&format!("proof:{key}"))),
+        business_date: Some(std::time::SystemTime::now().into()),
     };
     let report = PaymentsServiceClient::new(channel)
         .reconcile(request)
@@ -293,8 +293,15 @@ async fn bank(channel: rpc::Channel) -> Result<BankProof, Status> {
     })
 }
 
-fn now() -> prost_types::Timestamp {
-    std::time::SystemTime::now().into()
+/// The key is new for each reading: a repeat would return the report of an earlier one.
+fn context(key: &str) -> RequestContext {
+    RequestContext {
+        request_id: key.to_owned(),
+        correlation_id: key.to_owned(),
+        idempotency_key: key.to_owned(),
+        source: "proof".to_owned(),
+        ..Default::default()
+    }
 }
 
 fn page(page_token: String) -> Option<PaginationRequest> {
