@@ -36,6 +36,12 @@ const PARENT_ROUNDS: usize = 3;
 /// How often rows that appeared meanwhile are locked too before the group begins anew.
 const LOCK_ROUNDS: usize = 4;
 
+/// Operation `o` has the key `j`, as a condition that only the index of the keys serves. With
+/// `o.user_id = j.user_id` the planner may take the index of the users' lists and read all
+/// operations of the user for each key.
+const HAS_KEY: &str = "o.idempotency_key = j.key \
+     AND (o.user_id, o.scope) >= (j.user_id, j.scope) AND (o.user_id, o.scope) <= (j.user_id, j.scope)";
+
 pub fn texts<'a>(ids: impl IntoIterator<Item = &'a Id>) -> Vec<&'a str> {
     ids.into_iter().map(|id| &**id).collect()
 }
@@ -186,25 +192,26 @@ async fn subaccounts_behind_operations(
 ) -> Result<(), Error> {
     let (users, keys, scopes) = columns(&wanted.operation_keys);
     let (references, kinds) = references(wanted);
-    let found: Vec<(String, String)> = sqlx::query_as(
+    let sql = format!(
         "SELECT DISTINCT p.debit_subaccount_id, p.credit_subaccount_id FROM ( \
          SELECT operation_id FROM operations WHERE operation_id = ANY($1) \
          UNION SELECT operation_id FROM operations WHERE tx_hash = ANY($2) \
          UNION SELECT o.operation_id FROM UNNEST($3::text[], $4::text[], $5::int[]) AS j (user_id, key, scope) \
-         JOIN operations o ON o.user_id = j.user_id AND o.idempotency_key = j.key AND o.scope = j.scope \
+         JOIN operations o ON {HAS_KEY} \
          UNION SELECT o.operation_id FROM UNNEST($6::text[], $7::int[]) AS j (reference, kind) \
          JOIN operations o ON o.external_ref = j.reference AND o.kind = j.kind \
          ) o JOIN postings p ON p.operation_id = o.operation_id",
-    )
-    .bind(texts(&wanted.operation_ids))
-    .bind(texts(&wanted.tx_hashes))
-    .bind(users)
-    .bind(keys)
-    .bind(scopes)
-    .bind(references)
-    .bind(kinds)
-    .fetch_all(tx)
-    .await?;
+    );
+    let found: Vec<(String, String)> = sqlx::query_as(AssertSqlSafe(sql))
+        .bind(texts(&wanted.operation_ids))
+        .bind(texts(&wanted.tx_hashes))
+        .bind(users)
+        .bind(keys)
+        .bind(scopes)
+        .bind(references)
+        .bind(kinds)
+        .fetch_all(tx)
+        .await?;
     for (debit, credit) in found {
         to_lock.insert(debit.into());
         to_lock.insert(credit.into());
@@ -394,15 +401,16 @@ async fn operations_by_key(
         return Ok(());
     }
     let (users, keys, scopes) = columns(keys);
-    let found: Vec<OperationRow> = sqlx::query_as(
-        "SELECT o.* FROM UNNEST($1::text[], $2::text[], $3::int[]) AS j (user_id, key, scope) JOIN operations o \
-         ON o.user_id = j.user_id AND o.idempotency_key = j.key AND o.scope = j.scope",
-    )
-    .bind(users)
-    .bind(keys)
-    .bind(scopes)
-    .fetch_all(tx)
-    .await?;
+    let sql = format!(
+        "SELECT o.* FROM UNNEST($1::text[], $2::text[], $3::int[]) AS j (user_id, key, scope) \
+         JOIN operations o ON {HAS_KEY}"
+    );
+    let found: Vec<OperationRow> = sqlx::query_as(AssertSqlSafe(sql))
+        .bind(users)
+        .bind(keys)
+        .bind(scopes)
+        .fetch_all(tx)
+        .await?;
     keep::operations(book, found)
 }
 

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{Error, book::Book, fold::Command};
 
-static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!("migrations/postgres": "0001_ledger", "0002_limits_audit", "0003_end_of_chain", "0004_locked_reads", "0005_fewer_trips", "0006_lists");
+static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!("migrations/postgres": "0001_ledger", "0002_limits_audit", "0003_end_of_chain", "0004_locked_reads", "0005_fewer_trips", "0006_lists", "0007_lists_and_keys");
 
 /// SQLSTATE of what another session caused: unique violation, serialization failure, deadlock, lock not given in time.
 const STATES_OF_CONTENTION: [&str; 4] = ["23505", "40001", "40P01", "55P03"];
