@@ -1,4 +1,5 @@
-//! Query plans: no statement may cost more the more rows are stored.
+//! Query plans: no statement may cost more the more rows are stored. This file is about SQLite,
+//! [`postgres`] about PostgreSQL.
 //!
 //! A test records the text of every statement that runs ([`record`]), drives its service through the life of what it stores, and explains the
 //! statements on the databases that they ran on ([`judge`]). The record is process-wide, so such a test is a test program of its own with one test.
@@ -10,6 +11,8 @@
 //! - a search by a bare code (`status=?`): most rows may have it;
 //! - a page found by time alone, whose other conditions are tested row by row: the rows that fit may be the oldest;
 //! - a page out of several indexes joined by `OR`: every row of each is read and sorted, for each page.
+
+pub mod postgres;
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -21,6 +21,8 @@ mod holds;
 mod kafka;
 #[path = "../boundary/large.rs"]
 mod large;
+#[path = "../plans/life.rs"]
+mod life;
 #[path = "../boundary/limits.rs"]
 mod limits;
 mod lost;
@@ -36,6 +38,7 @@ mod refusals;
 mod requests;
 #[path = "../boundary/rows.rs"]
 mod rows;
+mod scans;
 mod several;
 #[path = "../boundary/statement.rs"]
 mod statement;

@@ -1,11 +1,14 @@
-//! The life of operations, holds, batches of a source, chain events and limits, with every list and filter: what the tests of query plans explain.
+//! The life of operations, holds, batches of a source, events of other services and limits, with
+//! every list and filter: what the tests of query plans explain.
 
 use events::topics;
 use proto::{
+    cfa::v1::{CfaIssuedEvent, CfaRedeemedEvent},
     chain::v1::{ReceiptStatus, TransactionReceiptReadyEvent},
     common::v1::{Decimal, OperationStatus, OperationType},
     convert::to_timestamp_us,
-    ledger::v1::*,
+    identity::v1::UserCreatedEvent,
+    ledger::v1::{hold_step::Step, *},
 };
 
 use crate::harness::*;
@@ -15,7 +18,10 @@ const SECOND_US: i64 = 1_000_000;
 pub async fn live(world: &World) {
     operations(world).await;
     chain(world).await;
+    users(world).await;
+    issues(world).await;
     holds(world).await;
+    parts(world).await;
     limits(world).await;
     reads(world).await;
 }
@@ -96,6 +102,143 @@ async fn chain(world: &World) {
         (operation.status() == OperationStatus::Finalized).then_some(())
     })
     .await;
+}
+
+/// A user is created, blocked and unblocked; a sub-account of his is frozen and thawed by staff.
+async fn users(world: &World) {
+    let status_of_u5 = async || {
+        let request = GetSubAccountRequest {
+            subaccount_id: "u5:CFA-RUB".into(),
+            ..Default::default()
+        };
+        let answer = world.client.clone().get_sub_account(request).await.ok()?;
+        Some(answer.into_inner().subaccount?.status())
+    };
+    // The three events have one shape.
+    let user = UserCreatedEvent {
+        user_id: "u5".into(),
+        reason: "test".into(),
+        ..Default::default()
+    };
+    for (name, then) in [
+        ("UserCreatedEvent", SubAccountStatus::Active),
+        ("UserBlockedEvent", SubAccountStatus::Frozen),
+        ("UserUnblockedEvent", SubAccountStatus::Active),
+    ] {
+        let name = format!("platform.identity.v1.{name}");
+        world.publish(topics::IDENTITY, &name, "u5", &user).await;
+        eventually(|| async { status_of_u5().await.filter(|status| *status == then) }).await;
+    }
+    for (key, status) in [
+        ("freeze", SubAccountStatus::Frozen),
+        ("thaw", SubAccountStatus::Active),
+    ] {
+        let request = SetSubAccountStatusRequest {
+            context: write(key),
+            subaccount_id: "u5:CFA-RUB".into(),
+            status: status.into(),
+            reason: "test".into(),
+        };
+        let mut client = world.client.clone();
+        client.set_sub_account_status(request).await.unwrap();
+    }
+}
+
+/// Money that was issued; a redemption whose end is known before it; deposits that a caller makes
+/// final.
+async fn issues(world: &World) {
+    let redeemed = CfaRedeemedEvent {
+        operation_id: "redemption-1".into(),
+        tx_hash: "0xb".into(),
+        ..Default::default()
+    };
+    let name = "platform.cfa.v1.CfaRedeemedEvent";
+    world.publish(topics::CFA, name, "u5", &redeemed).await;
+    let issued = CfaIssuedEvent {
+        operation_id: "issue-1".into(),
+        instrument_id: RUB.into(),
+        holder_id: "u5".into(),
+        amount: amount(RUB, "100"),
+        tx_hash: "0xc".into(),
+        ..Default::default()
+    };
+    let name = "platform.cfa.v1.CfaIssuedEvent";
+    world.publish(topics::CFA, name, "u5", &issued).await;
+    eventually(|| async {
+        let balance = world.balance("u5:CFA-RUB").await;
+        (balance[0] == "100.00").then_some(())
+    })
+    .await;
+    let legs: [Leg; 1] = [("u5:CFA-RUB", "system:reserve:CFA-RUB", "1", RUB)];
+    let redeemed = awaiting(world, OperationType::Redemption, "redemption-1", &legs).await;
+    assert_eq!(redeemed.status(), OperationStatus::Finalized);
+
+    let legs: [Leg; 1] = [("system:reserve:CFA-RUB", "u5:CFA-RUB", "1", RUB)];
+    let mut operation_ids = Vec::new();
+    for reference in ["deposit-1", "deposit-2"] {
+        let deposit = awaiting(world, OperationType::Deposit, reference, &legs).await;
+        operation_ids.push(deposit.operation_id);
+    }
+    let request = FinalizeOperationsRequest {
+        context: write("final"),
+        operation_ids,
+        onchain_tx_hash: "0xd".into(),
+    };
+    let mut client = world.client.clone();
+    let answer = client.finalize_operations(request).await.unwrap();
+    assert_eq!(answer.into_inner().finalized, 2);
+}
+
+/// Makes an operation of `u5` that is final once the chain has it.
+async fn awaiting(
+    world: &World,
+    kind: OperationType,
+    reference: &str,
+    legs: &[Leg<'_>],
+) -> Operation {
+    let mut request = operation(kind, "u5", reference, legs);
+    let asked = request.operation.as_mut().unwrap();
+    asked.awaits_chain = true;
+    asked.external_ref = Some(reference.into());
+    let answer = world.client.clone().create_operation(request).await;
+    answer.unwrap().into_inner().operation.unwrap()
+}
+
+/// A hold is adjusted, split by a batch of a log, and its part released.
+async fn parts(world: &World) {
+    let whole = Hold {
+        owner: "market".into(),
+        ..new_hold("u5", RUB, "10")
+    };
+    let whole = world.open_hold("whole", whole).await.unwrap();
+    let whole = whole.into_inner().hold.unwrap();
+    let adjust = AdjustHoldRequest {
+        context: write("adjust"),
+        hold_id: whole.hold_id.clone(),
+        remaining_amount: amount(RUB, "8"),
+    };
+    world.client.clone().adjust_hold(adjust).await.unwrap();
+    let part = SplitHold {
+        parent_hold_id: whole.hold_id,
+        hold_id: "part".into(),
+        amount: amount(RUB, "3"),
+        reason: "test".into(),
+    };
+    let request = CreateOperationsRequest {
+        context: write("split"),
+        hold_steps: vec![HoldStep {
+            step: Some(Step::Split(part)),
+            before_operation: 0,
+        }],
+        source: "node-1".into(),
+        first_sequence: 3,
+        through_sequence: 3,
+        ..Default::default()
+    };
+    let split = world.client.clone().create_operations(request).await;
+    split.unwrap();
+    world.release("part", "part").await.unwrap();
+    world.get_hold("part").await;
 }
 
 async fn holds(world: &World) {
@@ -220,5 +363,6 @@ async fn reads(world: &World) {
         account_id,
     };
     client.get_account(request).await.unwrap();
-    world.assert_books_balance().await;
+    let request = GetTrialBalanceRequest::default();
+    client.get_trial_balance(request).await.unwrap();
 }

@@ -1,5 +1,6 @@
 //! No statement of the ledger costs more the more rows are stored: every statement that its writer and its readers run in the life of operations,
-//! holds, batches of a source, chain events and limits is explained on the SQLite file that it ran on.
+//! holds, batches of a source, events of other services and limits is explained on the SQLite file
+//! that it ran on.
 //!
 //! A test program of its own: the record of statements is process-wide.
 
@@ -52,6 +53,7 @@ async fn no_statement_walks_over_what_is_stored() {
     plans::record();
     let world = World::new().await;
     life::live(&world).await;
+    world.assert_books_balance().await;
 
     let file = world.config().data_dir.join("ledger.sqlite");
     let verdict = plans::judge(&[&file]).await;

@@ -1,0 +1,165 @@
+//! Query plans on PostgreSQL, as the server reports them for each statement that it has run.
+//!
+//! The server's `auto_explain` sends the plan of each statement, with the rows that each step of it
+//! read, as a notice to the session that ran it. Statements inside functions and the look-ups of
+//! foreign keys are among them. A session is recorded when its URL has [`SETTINGS`]; its user must
+//! be a superuser. So a recording test may share its process with others, unlike those on SQLite.
+//!
+//! What counts as a scan:
+//! - a sequential scan of a table, except for its first row alone (`EXISTS (SELECT 1 FROM t)`) and
+//!   except of tables that do not grow;
+//! - a step that reads more rows than the bound, those that a filter dropped included. The tables
+//!   are filled with a multiple of the bound, and no statement asks for more rows than it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Mutex;
+
+use serde_json::Value;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Metadata, Subscriber, span};
+
+use super::Verdict;
+
+/// To append to the query of a session's URL.
+pub const SETTINGS: &str = "options[session_preload_libraries]=auto_explain\
+     &options[auto_explain.log_min_duration]=0\
+     &options[auto_explain.log_nested_statements]=on\
+     &options[auto_explain.log_analyze]=on\
+     &options[auto_explain.log_timing]=off\
+     &options[auto_explain.log_format]=json\
+     &options[auto_explain.log_level]=notice";
+
+/// Steps of the plans of each statement.
+static PLANS: Mutex<BTreeMap<String, BTreeSet<Step>>> = Mutex::new(BTreeMap::new());
+
+/// A step of a plan, with what it read in all its loops.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Step {
+    node: String,
+    /// Empty for a step that reads no table of its own.
+    table: String,
+    index: String,
+    rows: u64,
+    is_first_row: bool,
+}
+
+/// Records the plans of every session with [`SETTINGS`] from here on.
+///
+/// # Panics
+/// The process has a subscriber to its traces already.
+pub fn record() {
+    tracing::subscriber::set_global_default(Notices).expect("one recorder per program");
+}
+
+/// Drops what was recorded so far: plans from before the tables were filled.
+pub fn forget() {
+    PLANS.lock().expect("no panic with the lock").clear();
+}
+
+/// Judges what was recorded; `small`: tables that do not grow.
+pub fn judge(rows_max: u64, small: &[&str]) -> Verdict {
+    let plans = PLANS.lock().expect("no panic with the lock").clone();
+    let mut verdict = Verdict::default();
+    for (statement, steps) in plans {
+        let scans = steps.iter().filter(|step| step.is_scan(rows_max, small));
+        let scans = scans.map(Step::to_string);
+        let scans = scans.collect();
+        verdict.add(statement, scans);
+    }
+    verdict
+}
+
+impl Step {
+    fn is_scan(&self, rows_max: u64, small: &[&str]) -> bool {
+        let is_grown = !self.table.starts_with("pg_") && !small.contains(&&*self.table);
+        let is_sequential = self.node == "Seq Scan" && is_grown && !self.is_first_row;
+        is_sequential || self.rows > rows_max
+    }
+
+    fn of(plan: &Value) -> Self {
+        let text = |field: &str| plan[field].as_str().unwrap_or_default().to_owned();
+        // Of one loop; whole numbers before PostgreSQL 18.
+        let number = |field: &str| plan[field].as_f64().unwrap_or_default();
+        let dropped = ["Filter", "Index Recheck", "Join Filter"];
+        let dropped = dropped.map(|by| number(&format!("Rows Removed by {by}")));
+        let rows = number("Actual Rows") + dropped.iter().sum::<f64>();
+        Step {
+            node: text("Node Type"),
+            table: text("Relation Name"),
+            index: text("Index Name"),
+            rows: (rows * number("Actual Loops")) as u64,
+            is_first_row: number("Actual Loops") == 1.0 && rows <= 1.0 && plan["Filter"].is_null(),
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = [&self.node, &self.table, &self.index];
+        for name in names.into_iter().filter(|name| !name.is_empty()) {
+            write!(f, "{name} ")?;
+        }
+        write!(f, "reads {} rows", self.rows)
+    }
+}
+
+fn add_steps(plan: &Value, steps: &mut BTreeSet<Step>) {
+    steps.insert(Step::of(plan));
+    for below in plan["Plans"].as_array().into_iter().flatten() {
+        add_steps(below, steps);
+    }
+}
+
+/// Records a message of `auto_explain`; other notices are ignored.
+fn take(message: &str) {
+    let Some((_, report)) = message.split_once("  plan:\n") else {
+        return;
+    };
+    let report: Value = serde_json::from_str(report).expect("the format is JSON");
+    let text = report["Query Text"].as_str().unwrap_or_default();
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut plans = PLANS.lock().expect("no panic with the lock");
+    add_steps(&report["Plan"], plans.entry(text).or_default());
+}
+
+/// Receives the notices of the server, which sqlx emits as trace events.
+struct Notices;
+
+struct Message;
+
+impl Visit for Message {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if field.name() == "message" {
+            take(&format!("{value:?}"));
+        }
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "message" {
+            take(value);
+        }
+    }
+}
+
+impl Subscriber for Notices {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "sqlx::postgres::notice"
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut Message);
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
