@@ -47,6 +47,8 @@ pub struct GatewayConfig {
     pub release_wait_ms: u64,
     /// How long a read waits for the history to reach what is durable, in milliseconds.
     pub read_wait_ms: u64,
+    /// How long a read of books and holds waits for the replica to pass what has a sequence, in milliseconds.
+    pub replica_wait_ms: u64,
     /// How often the gauges are read off the books, in milliseconds.
     pub gauge_interval_ms: u64,
     /// Sessions may choose a self-trade group of their own, and a user then trade with himself; off by default (T43).
@@ -76,6 +78,7 @@ impl Default for GatewayConfig {
             sweep_interval_ms: 30_000,
             release_wait_ms: 2_000,
             read_wait_ms: 1_000,
+            replica_wait_ms: 100,
             gauge_interval_ms: 1_000,
             stp_groups: false,
             failed_logins_max: 5,

@@ -19,7 +19,9 @@ use sequencer::NotTaken;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use types::command::MassScope;
-use types::{CancelReason, Decimal, HoldIx, Id128, InstrumentIx, SessionIx, UserId, UserIx};
+use types::{
+    CancelReason, Decimal, Handle, HoldIx, Id128, InstrumentIx, PoolKind, SessionIx, UserId, UserIx,
+};
 use uuid::Uuid;
 use wire::DisconnectCode;
 
@@ -332,10 +334,33 @@ async fn unblock(market: &Market, user_id: &str) -> HandlerResult {
 pub async fn ask_or_known(market: &Market, request: Request) -> Result<(), Status> {
     let sequence = match market.ask(request).await {
         Ok(record) => record.command.sequence,
-        Err(error) if is_known(&error) => market.inspect(|core| core.sequence()).await?,
+        Err(error) if is_known(&error) => market.replica.assigned(),
         Err(error) => return Err(refusal::not_taken(&error)),
     };
     market.durable(sequence).await
+}
+
+/// The open orders that a ledger hold stands behind, and its pool where it is a trading hold that nobody has closed.
+fn behind(market: &Market, hold_id: Id128) -> (Option<HoldIx>, Vec<Handle>) {
+    market.replica.read(|state| {
+        let Some(hold) = state.hold_of(hold_id) else {
+            return (None, market.streams.order_of(hold_id).into_iter().collect());
+        };
+        if hold.closed {
+            return (None, Vec::new());
+        }
+        let orders = match hold.open_orders {
+            // Settlement releases the hold of an order that has ended: no need to look.
+            0 => Vec::new(),
+            _ => {
+                let all = state.core().admission().orders();
+                let drawing = all.filter(|order| order.pool == hold.hold);
+                drawing.map(|order| order.handle).collect()
+            }
+        };
+        let serves = hold.kind == PoolKind::Trading;
+        (serves.then_some(hold.hold), orders)
+    })
 }
 
 /// Cancels what a vanished hold stood behind: the orders of its pool, or the one order whose main hold it was.
@@ -347,7 +372,7 @@ async fn hold_vanished(market: &Arc<Market>, hold_id: &str, reason: CancelReason
     let Some(id) = Id128::parse(hold_id) else {
         return Ok(()); // Not one of the market's: those are UUIDs.
     };
-    let (pool, orders) = market.streams.behind(id);
+    let (pool, orders) = behind(market, id);
     if pool.is_none() && orders.is_empty() {
         return Ok(());
     }
@@ -367,8 +392,7 @@ async fn hold_vanished(market: &Arc<Market>, hold_id: &str, reason: CancelReason
             Err(error) => return Err(error.into()),
         }
     }
-    let sequence = market.inspect(|core| core.sequence()).await?;
-    market.durable(sequence).await?;
+    market.durable(market.replica.assigned()).await?;
     if let Some(hold) = pool {
         funding::close_idle(market, hold).await?;
     }

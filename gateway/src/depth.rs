@@ -53,7 +53,8 @@ pub async fn book(market: &Market, instrument_id: &str, depth: u32) -> Result<Bo
         given => given.min(LEVELS_MAX),
     };
     let view = market
-        .inspect(move |core| {
+        .look(|state| {
+            let core = state.core();
             let book = core.book(spec.ix)?;
             let side = |side| {
                 let levels = book.depth(side).take(levels as usize);
@@ -68,16 +69,15 @@ pub async fn book(market: &Market, instrument_id: &str, depth: u32) -> Result<Bo
                 captured_at_us: now_us(),
             })
         })
-        .await?
-        .ok_or_else(refusal::instrument_not_found)?;
-    market.durable(view.sequence).await?;
-    Ok(view)
+        .await?;
+    view.ok_or_else(refusal::instrument_not_found)
 }
 
 /// State of every instrument and of settlement. The hash walks the whole state while orders wait: for staff.
 pub async fn status(market: &Market, for_staff: bool) -> Result<MarketView, Status> {
-    let (instruments, state_hash, sequence, is_killed, killed_users) = market
-        .inspect(move |core| {
+    let (instruments, state_hash, is_killed, killed_users) = market
+        .look(|state| {
+            let core = state.core();
             let lines = core.books().map(|book| InstrumentLine {
                 spec: *book.spec(),
                 phase: book.phase(),
@@ -92,10 +92,9 @@ pub async fn status(market: &Market, for_staff: bool) -> Result<MarketView, Stat
             let killed = admission.killed_users().filter(|_| for_staff);
             let killed: Vec<String> = killed.map(|id| id.to_string()).collect();
             let is_killed = admission.kill_switch(UserIx::NONE);
-            (lines, hash, core.sequence(), is_killed, killed)
+            (lines, hash, is_killed, killed)
         })
         .await?;
-    market.durable(sequence).await?;
     let settled = market.settlement.stats();
     Ok(MarketView {
         commit_sequence: market.commit.position().0,

@@ -1,46 +1,52 @@
-//! Follows the journal at the commit position and feeds the session streams; reads the gauges off the books.
+//! Feeds the session streams from the replica; reads the gauges off the books.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use replica::{Follower, ReplicaError};
 use rpc::Health;
-use sequencer::ReadError;
 use tokio_util::sync::CancellationToken;
 use types::Side;
 
-use crate::follower::Follower;
 use crate::market::Market;
 
-/// Records told under one lock.
-const BATCH_RECORDS_MAX: usize = 256;
 /// How often the trading path is looked at: two flags.
 const PATH_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Runs until shutdown or until the journal cannot be read.
+/// Runs until shutdown or until the replica has ended.
 pub async fn run(
     market: Arc<Market>,
-    mut reader: Follower,
+    mut follower: Follower,
     shutdown: CancellationToken,
-) -> Result<(), ReadError> {
-    let mut records = Vec::with_capacity(BATCH_RECORDS_MAX);
+) -> Result<(), ReplicaError> {
     loop {
-        let first = tokio::select! {
-            record = reader.next() => record?,
+        let batch = tokio::select! {
+            batch = follower.next() => batch?,
             () = shutdown.cancelled() => return Ok(()),
         };
-        records.push(first);
-        while records.len() < BATCH_RECORDS_MAX {
-            match reader.try_next()? {
-                Some(record) => records.push(record),
-                None => break,
-            }
-        }
-        market
-            .streams
-            .apply(&records, |spec| market.note_spec(spec));
-        records.clear();
+        market.streams.apply(&batch, |spec| market.note_spec(spec));
         // A long catch-up must not keep the runtime to itself.
         tokio::task::yield_now().await;
+    }
+}
+
+/// Shows what the replica and its followers wait for in the health read.
+pub async fn watch_replica(market: Arc<Market>, health: Health, shutdown: CancellationToken) {
+    let mut troubles = market.replica.troubles();
+    let mut shown: Vec<&'static str> = Vec::new();
+    loop {
+        let now = troubles.borrow_and_update().clone();
+        for (part, reason) in &now {
+            health.set_failing(part, reason);
+        }
+        for part in shown.iter().filter(|part| !now.contains_key(*part)) {
+            health.set_ok(part);
+        }
+        shown = now.into_keys().collect();
+        tokio::select! {
+            changed = troubles.changed() => if changed.is_err() { return },
+            () = shutdown.cancelled() => return,
+        }
     }
 }
 
@@ -66,17 +72,15 @@ pub async fn watch_path(market: Arc<Market>, health: Health, shutdown: Cancellat
 pub async fn gauges(market: Arc<Market>, shutdown: CancellationToken) {
     let interval = Duration::from_millis(market.config.gauge_interval_ms.max(10));
     loop {
-        let depths = market
-            .inspect(|core| {
-                let levels = |book: &engine::Book, side| book.depth(side).count();
-                let lines = core.books().map(|book| {
-                    let (bids, asks) = (levels(book, Side::Buy), levels(book, Side::Sell));
-                    (book.spec().id.to_string(), bids, asks)
-                });
-                lines.collect::<Vec<_>>()
-            })
-            .await;
-        for (instrument_id, bids, asks) in depths.unwrap_or_default() {
+        let depths = market.replica.read(|state| {
+            let levels = |book: &engine::Book, side| book.depth(side).count();
+            let lines = state.core().books().map(|book| {
+                let (bids, asks) = (levels(book, Side::Buy), levels(book, Side::Sell));
+                (book.spec().id.to_string(), bids, asks)
+            });
+            lines.collect::<Vec<_>>()
+        });
+        for (instrument_id, bids, asks) in depths {
             for (side, levels) in [(Side::Buy, bids), (Side::Sell, asks)] {
                 metrics::gauge!(
                     "order_book_depth",

@@ -2,9 +2,9 @@
 //! the readable history and the market's events behind it.
 //!
 //! ```text
-//! QUIC session --+                                      +--> streams ----> numbered messages of sessions
-//!                +--> checks --> sequencer --> journal --+
-//! MarketService -+   (identity, ledger holds)            +--> projection -> orders, trades, events
+//! QUIC session --+                                                 +--> streams ----> numbered messages of sessions
+//!                +--> checks --> sequencer --> journal --> replica --+--> projection -> orders, trades, events
+//! MarketService -+   (identity, ledger holds)                       +--> reads of books and holds
 //! ```
 //!
 //! Architecture invariants: the gateway never touches a book and no other room's tables; what a client is told for good derives from the journal at the
@@ -20,9 +20,8 @@
 //! | `funding`, `sweeper` | trading holds, and how every hold ends |
 //! | `quic` | trading sessions |
 //! | `budget`, `throttle` | what a session may send |
-//! | `fold`, `follower`, `numbered`, `streams`, `past`, `dispatch` | from the journal to the sessions |
-//! | `projection` | from the journal to history and events |
-//! | `checkpoint` | the state of these written down, so that a start reads the journal's end alone |
+//! | `numbered`, `streams`, `past`, `dispatch` | from the replica to the sessions |
+//! | `projection` | from the replica to history and events |
 //! | `instruments`, `consumers` | what other services' events change here |
 //! | `breaks` | users whose money differs between journal and ledger |
 //! | `calls` | identity, ledger, registry as this room asks them |
@@ -32,14 +31,11 @@ mod api;
 mod breaks;
 mod budget;
 mod calls;
-mod checkpoint;
 mod config;
 mod consumers;
 mod depth;
 mod dispatch;
 mod failpoint;
-mod fold;
-mod follower;
 mod funding;
 mod guard;
 mod instruments;
@@ -72,9 +68,7 @@ pub enum Error {
     #[error("store holds what this room cannot have written: {0}")]
     Stored(String),
     #[error("journal: {0}")]
-    Journal(#[from] sequencer::ReadError),
-    #[error(transparent)]
-    Checkpoint(#[from] sequencer::CheckpointError),
+    Replica(#[from] replica::ReplicaError),
     #[error("instrument registry: {0}")]
     Registry(#[source] tonic::Status),
     #[error("the trading path refused an own request: {0}")]

@@ -1,10 +1,11 @@
 //! What the parts of this room share: the way into the trading path, the streams, the history, and the services it asks.
 
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use admission::{Known, Request};
-use sequencer::{Commit, NotTaken, Port, Reader, Record};
+use replica::{Hold, Replica, State};
+use sequencer::{Commit, Core, NotTaken, Port, Record};
 use settlement::SettlementView;
 use tokio::sync::Semaphore;
 use tonic::Status;
@@ -22,6 +23,9 @@ use crate::refusal;
 use crate::streams::Streams;
 use crate::turns::Turns;
 
+/// How long a call that changes something waits for the replica.
+const CALL_WAIT: Duration = Duration::from_secs(5);
+
 /// Digits of CFA-RUB.
 pub const MONEY_DECIMALS: u8 = 2;
 
@@ -30,6 +34,7 @@ pub struct Market {
     pub node: NodeId,
     pub port: Port,
     pub commit: Commit,
+    pub replica: Replica,
     pub settlement: SettlementView,
     pub streams: Streams,
     pub projection: Projection,
@@ -37,7 +42,6 @@ pub struct Market {
     pub identity: Identity,
     pub cfa: Cfa,
     pub budgets: Budgets,
-    reader: Mutex<Reader>,
     /// Instruments by index, as far as the journal is durable.
     specs: RwLock<Vec<InstrumentSpec>>,
     /// One change of a user's trading holds at a time.
@@ -94,8 +98,7 @@ pub struct Parts {
     pub node: NodeId,
     pub port: Port,
     pub commit: Commit,
-    /// Any reader of the journal: others are made from it.
-    pub reader: Reader,
+    pub replica: Replica,
     pub settlement: SettlementView,
     pub streams: Streams,
     pub projection: Projection,
@@ -111,7 +114,7 @@ impl Market {
             port: parts.port,
             commit: parts.commit,
             settlement: parts.settlement,
-            reader: Mutex::new(parts.reader),
+            replica: parts.replica,
             streams: parts.streams,
             config: parts.config,
             node: parts.node,
@@ -126,14 +129,6 @@ impl Market {
             scans: Arc::new(Semaphore::new(SCANS_MAX)),
             giving: tokio::sync::Mutex::new(()),
         }
-    }
-
-    /// Records of the journal behind `after`.
-    pub fn read_journal(&self, after: Sequence) -> Reader {
-        self.reader
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .again(after)
     }
 
     /// An instrument by index; cheap enough for every order.
@@ -181,15 +176,33 @@ impl Market {
             .map_err(|error| rpc::status::internal(&error))
     }
 
-    /// Reads the trading path's state between two commands.
-    pub async fn inspect<T: Send + 'static>(
-        &self,
-        read: impl FnOnce(&sequencer::Core) -> T + Send + 'static,
-    ) -> Result<T, Status> {
-        self.port
-            .inspect(read)
-            .await
-            .map_err(|error| refusal::not_taken(&error))
+    /// Reads the node's state behind everything that has a sequence now, and is durable; for a call that changes something.
+    pub async fn inspect<T>(&self, read: impl FnOnce(&Core) -> T) -> Result<T, Status> {
+        self.state(|state| read(state.core())).await
+    }
+
+    /// The same with what the replica has beside the machine.
+    pub async fn state<T>(&self, read: impl FnOnce(&State) -> T) -> Result<T, Status> {
+        let state = self.replica.read_fresh(CALL_WAIT, read).await;
+        state.map_err(refusal::replica_behind)
+    }
+
+    /// The same for a call that only reads, and rather hears that the answer would be old (R178).
+    pub async fn look<T>(&self, read: impl FnOnce(&State) -> T) -> Result<T, Status> {
+        let patience = Duration::from_millis(self.config.replica_wait_ms);
+        let state = self.replica.read_fresh(patience, read).await;
+        state.map_err(refusal::replica_behind)
+    }
+
+    /// A ledger hold as the journal has it where the replica stands.
+    pub fn hold_of(&self, hold_id: Id128) -> Option<Hold> {
+        self.replica.read(|state| state.hold_of(hold_id))
+    }
+
+    /// Returns when the replica has passed the record.
+    pub async fn passed(&self, sequence: Sequence) -> Result<(), Status> {
+        let passed = self.replica.wait(sequence).await;
+        passed.map_err(|error| rpc::status::internal(&error))
     }
 
     /// The instrument of an id; `Instrument not found`.

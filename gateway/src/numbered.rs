@@ -1,118 +1,95 @@
-//! Which messages the facts of a record become, and for whom: the numbered stream of a session is this function over the journal.
-//!
-//! Reports of an order go to the session that entered it. A cancel or amend asked for by another session of the same user is told to that session
-//! too, with its own client sequence. Orders without session (RPC) have no stream.
+//! Which messages the effects of a record become: the numbered stream of a session is this function over the journal. Who is told, and under which number, the
+//! replica says.
 
+use replica::{Cause, Effect, Order, Recipient, Told, Trade};
 use types::command::RequestKind;
-use types::{Handle, Lots, Minor, RejectReason, SessionIx, Side};
+use types::{Handle, Lots, Minor, RejectReason, Side};
 use wire::{Amended, Cancelled, Fill, MassCancelled, OrderAck, Reduced, Rejected, ServerMessage};
 
-use crate::fold::{Cause, Fact, Order, Trade};
+/// Gives every message of an effect to `emit`, in order.
+pub fn messages(cause: &Cause, told: &Told, mut emit: impl FnMut(Recipient, ServerMessage)) {
+    for (at, to) in told.to.iter().enumerate() {
+        if let Some(to) = to
+            && let Some(message) = message(cause, &told.effect, at, to.client_seq)
+        {
+            emit(*to, message);
+        }
+    }
+}
 
-/// Gives every message of a fact to `emit`, in order.
-pub fn messages(cause: &Cause, fact: &Fact, mut emit: impl FnMut(SessionIx, ServerMessage)) {
-    let mut tell = |session: SessionIx, message: ServerMessage| {
-        if !session.is_none() {
-            emit(session, message);
+/// What the recipient at this place is told.
+fn message(cause: &Cause, effect: &Effect, at: usize, client_seq: u64) -> Option<ServerMessage> {
+    Some(match effect {
+        Effect::Accepted(order) => ack(cause, order).into(),
+        Effect::Refused(order, _, reason) => {
+            let (handle, id) = (order.handle, order.client_order_id);
+            rejected(cause, handle, id, RequestKind::New, *reason).into()
         }
-    };
-    match fact {
-        Fact::Entered(order) => tell(order.session, ack(cause, order).into()),
-        Fact::Refused(order, reason) => {
-            let message = rejected(
-                cause,
-                order.handle,
-                order.client_order_id,
-                RequestKind::New,
-                *reason,
-            );
-            tell(order.session, message.into());
+        Effect::Traded(trade) => {
+            let (order, other) = match at {
+                0 => (&trade.maker, &trade.taker),
+                _ => (&trade.taker, &trade.maker),
+            };
+            fill(cause, trade, order, other).into()
         }
-        Fact::Traded(trade) => {
-            for (order, other) in [(&trade.maker, &trade.taker), (&trade.taker, &trade.maker)] {
-                tell(order.session, fill(cause, trade, order, other).into());
-            }
-        }
-        Fact::Amended {
+        Effect::Amended {
             order,
             kept_priority,
-        } => both(cause, order, RequestKind::Amend, |session, client_seq| {
-            let message = amended(cause, order, *kept_priority, client_seq);
-            tell(session, message.into());
-        }),
-        Fact::Cancelled {
+            ..
+        } => amended(cause, order, *kept_priority, client_seq).into(),
+        Effect::Cancelled {
             order,
             quantity,
             reason,
-        } => both(cause, order, RequestKind::Cancel, |session, client_seq| {
-            let message = Cancelled {
-                client_seq,
-                client_order_id: order.client_order_id,
-                engine_order_id: order.handle.engine_id(),
-                instrument: order.instrument.get(),
-                reason: *reason,
-                quantity_lots: quantity.0,
-                node_sequence: cause.sequence.0,
-                time_ns: cause.time_ns,
-            };
-            tell(session, message.into());
-        }),
-        Fact::Reduced {
-            order,
-            quantity,
-            reason,
-        } => {
-            let message = Reduced {
-                client_order_id: order.client_order_id,
-                engine_order_id: order.handle.engine_id(),
-                instrument: order.instrument.get(),
-                reason: *reason,
-                quantity_lots: quantity.0,
-                open_lots: order.open.0,
-                node_sequence: cause.sequence.0,
-                time_ns: cause.time_ns,
-            };
-            tell(order.session, message.into());
+            ..
+        } => Cancelled {
+            client_seq,
+            client_order_id: order.client_order_id,
+            engine_order_id: order.handle.engine_id(),
+            instrument: order.instrument.get(),
+            reason: *reason,
+            quantity_lots: quantity.0,
+            node_sequence: cause.sequence.0,
+            time_ns: cause.time_ns,
         }
-        Fact::RequestRefused {
+        .into(),
+        Effect::Reduced {
+            order,
+            quantity,
+            reason,
+            ..
+        } => Reduced {
+            client_order_id: order.client_order_id,
+            engine_order_id: order.handle.engine_id(),
+            instrument: order.instrument.get(),
+            reason: *reason,
+            quantity_lots: quantity.0,
+            open_lots: order.open.0,
+            node_sequence: cause.sequence.0,
+            time_ns: cause.time_ns,
+        }
+        .into(),
+        Effect::RequestRefused {
             request,
             handle,
             client_order_id,
             reason,
-        } => {
-            let message = rejected(cause, *handle, *client_order_id, *request, *reason);
-            tell(cause.session, message.into());
+        } => rejected(cause, *handle, *client_order_id, *request, *reason).into(),
+        Effect::MassCancelled { instrument, count } => MassCancelled {
+            client_seq: cause.client_seq,
+            instrument: instrument.get(),
+            count: *count,
+            node_sequence: cause.sequence.0,
+            time_ns: cause.time_ns,
         }
-        Fact::MassCancelled { instrument, count } => {
-            let message = MassCancelled {
-                client_seq: cause.client_seq,
-                instrument: instrument.get(),
-                count: *count,
-                node_sequence: cause.sequence.0,
-                time_ns: cause.time_ns,
-            };
-            tell(cause.session, message.into());
-        }
-        Fact::User(..)
-        | Fact::Instrument(_)
-        | Fact::Session(_)
-        | Fact::Pool(_)
-        | Fact::PoolIdle(_)
-        | Fact::Rested(_) => {}
-    }
-}
-
-/// The order's session, and the session that asked when it is another one. The client sequence names a request of the session that is told.
-fn both(cause: &Cause, order: &Order, request: RequestKind, mut tell: impl FnMut(SessionIx, u64)) {
-    let asked = cause.request == request;
-    if asked && cause.session == order.session {
-        tell(order.session, cause.client_seq);
-        return;
-    }
-    tell(order.session, 0);
-    if asked {
-        tell(cause.session, cause.client_seq);
-    }
+        .into(),
+        Effect::User(..)
+        | Effect::Instrument(_)
+        | Effect::Session(_)
+        | Effect::Hold(_)
+        | Effect::Entered(_)
+        | Effect::Rested(_) => return None,
+    })
 }
 
 fn ack(cause: &Cause, order: &Order) -> OrderAck {

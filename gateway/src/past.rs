@@ -7,16 +7,13 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sequencer::{CheckpointError, ReadError, Reader};
+use replica::{CatchUp, ReplicaError};
 use tokio::sync::OwnedSemaphorePermit;
 use types::{Sequence, SessionIx};
 use wire::ServerMessage;
 
-use crate::checkpoint;
-use crate::fold::{Fact, Fold};
 use crate::market::Market;
 use crate::numbered;
-use crate::streams::Place;
 
 /// Scans that read at the same moment, of all connections together.
 pub const SCANS_MAX: usize = 2;
@@ -26,27 +23,15 @@ const RETRY: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
 impl PastError {
-    fn is_transient(&self) -> bool {
-        match self {
-            Self::Journal(error) => error.is_transient(),
-            Self::Checkpoint(error) => error.is_transient(),
-            Self::GivenUp => false,
-        }
-    }
-
     /// What is looked for has left the journal.
     pub fn is_removed(&self) -> bool {
-        matches!(self, Self::Journal(error) if error.is_removed())
+        matches!(self, Self::Replica(error) if error.is_removed())
     }
 }
 
 /// A place in the past.
 pub struct Past {
-    reader: Reader,
-    fold: Fold,
-    facts: Vec<Fact>,
-    /// Last number of each session so far.
-    numbers: Vec<u64>,
+    replica: CatchUp,
     /// The turn in which the place was found: the first scan takes it over.
     permit: Option<OwnedSemaphorePermit>,
 }
@@ -55,9 +40,7 @@ pub struct Past {
 #[derive(Debug, thiserror::Error)]
 pub enum PastError {
     #[error(transparent)]
-    Journal(#[from] ReadError),
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
+    Replica(#[from] ReplicaError),
     #[error("the reading was given up")]
     GivenUp,
 }
@@ -71,8 +54,8 @@ impl Past {
         market: &Arc<Market>,
         is_before: impl Fn(&dyn Fn(SessionIx) -> (u64, u64)) -> bool + Send + 'static,
     ) -> Result<Self, PastError> {
-        let (data_dir, node) = (market.config.data_dir.clone(), market.node);
-        let finding = move || Ok(checkpoint::place_before(&data_dir, node, &is_before)?);
+        let replica = market.replica.clone();
+        let finding = move || replica.past(|found| is_before(&|session| found.told(session)));
         Self::at(market, finding).await
     }
 
@@ -81,44 +64,30 @@ impl Past {
         market: &Arc<Market>,
         is_before: impl Fn(&dyn Fn(SessionIx) -> (u64, u64)) -> bool + Send + 'static,
     ) -> Result<Self, PastError> {
-        let (data_dir, node) = (market.config.data_dir.clone(), market.node);
-        let reader = market.read_journal(Sequence::ZERO);
-        let finding = move || {
-            let place = checkpoint::place_before(&data_dir, node, &is_before)?;
-            let removed = reader.removed_through()?;
-            if place.fold.sequence() >= removed {
-                return Ok(place);
-            }
-            let oldest = checkpoint::oldest_place(&data_dir, node, removed)?;
-            Ok(oldest.unwrap_or(place))
-        };
+        let replica = market.replica.clone();
+        let finding =
+            move || replica.past_or_oldest(|found| is_before(&|session| found.told(session)));
         Self::at(market, finding).await
     }
 
     async fn at(
         market: &Arc<Market>,
-        finding: impl Fn() -> Result<Place, PastError> + Send + 'static,
+        finding: impl Fn() -> Result<CatchUp, ReplicaError> + Send + 'static,
     ) -> Result<Self, PastError> {
-        // Finding it reads whole files, and a place is as large as the fold: the turn lasts as long as the thread, also when nobody waits for it any more.
+        // Finding it reads whole files, and a place is as large as the node: the turn lasts as long as the thread, also when nobody waits for it any more.
         let permit = turn(market).await?;
-        let finding = move || {
-            let place = with_descriptor(PastError::is_transient, finding)?;
-            Ok::<_, PastError>((place, permit))
-        };
+        let finding = move || Ok::<_, PastError>((with_descriptor(finding)?, permit));
         let found = tokio::task::spawn_blocking(finding).await;
-        let (place, permit) = found.map_err(|_| PastError::GivenUp)??;
+        let (replica, permit) = found.map_err(|_| PastError::GivenUp)??;
         Ok(Self {
-            reader: market.read_journal(place.fold.sequence()),
-            fold: place.fold,
-            facts: Vec::new(),
-            numbers: place.numbers,
+            replica,
             permit: Some(permit),
         })
     }
 
     /// The last request of a session that was answered up to here, 0 for none.
     pub fn client_seq(&self, session: SessionIx) -> u64 {
-        let session = self.fold.sessions().get(session.index());
+        let session = self.replica.state().session(session);
         session.map_or(0, |session| session.client_seq)
     }
 
@@ -128,25 +97,15 @@ impl Past {
         &mut self,
         through: Sequence,
         mut emit: impl FnMut(SessionIx, u64, ServerMessage) -> ControlFlow<()>,
-    ) -> Result<(), ReadError> {
+    ) -> Result<(), ReplicaError> {
         let mut flow = ControlFlow::Continue(());
-        while self.fold.sequence() < through && flow.is_continue() {
-            let read = with_descriptor(ReadError::is_transient, || self.reader.try_next());
-            let Some(record) = read? else {
+        while self.replica.state().sequence() < through && flow.is_continue() {
+            let Some(applied) = with_descriptor(|| self.replica.step())? else {
                 return Ok(());
             };
-            self.facts.clear();
-            let cause = self
-                .fold
-                .apply(&record.command, &record.events, &mut self.facts);
-            for fact in &self.facts {
-                numbered::messages(&cause, fact, |session, message| {
-                    let at = session.index();
-                    if self.numbers.len() <= at {
-                        self.numbers.resize(at + 1, 0);
-                    }
-                    self.numbers[at] += 1;
-                    if emit(session, self.numbers[at], message).is_break() {
+            for told in &applied.effects {
+                numbered::messages(&applied.cause, told, |to, message| {
+                    if emit(to.session, to.number, message).is_break() {
                         flow = ControlFlow::Break(());
                     }
                 });
@@ -175,19 +134,18 @@ impl Past {
             read.map(|()| (self, collected))
         });
         let read = reading.await.map_err(|_| PastError::GivenUp)?;
-        read.map_err(PastError::Journal)
+        read.map_err(PastError::Replica)
     }
 }
 
 /// Repeats a read that finds no file descriptor, for [`RETRY_MAX`] at most. Blocks.
-fn with_descriptor<T, E>(
-    is_transient: impl Fn(&E) -> bool,
-    mut read: impl FnMut() -> Result<T, E>,
-) -> Result<T, E> {
+fn with_descriptor<T>(
+    mut read: impl FnMut() -> Result<T, ReplicaError>,
+) -> Result<T, ReplicaError> {
     let until = Instant::now() + RETRY_MAX;
     loop {
         match read() {
-            Err(error) if is_transient(&error) && Instant::now() < until => {
+            Err(error) if error.is_transient() && Instant::now() < until => {
                 std::thread::sleep(RETRY);
             }
             read => return read,

@@ -88,6 +88,13 @@ pub fn not_taken(error: &NotTaken) -> Status {
     }
 }
 
+/// The replica has not passed what has a sequence by so many records: what it says would be older than what callers were told.
+pub fn replica_behind(records: u64) -> Status {
+    let lag = HashMap::from([("lagRecords".to_owned(), records.to_string())]);
+    let text = "Market state is behind the journal, retry later";
+    rpc::status::with_metadata(Code::Unavailable, "REPLICA_BEHIND", text, lag)
+}
+
 /// A refusal of admission.
 pub fn refused(reject: &Reject) -> Status {
     let failed = |text: &str| rpc::status::failed_precondition(reject.reason.as_str(), text);

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use events::Sqlite;
 use proto::market::v1::market_service_server::MarketServiceServer;
+use replica::Replica;
 use rpc::{Context, Health};
-use sequencer::{Commit, Port, Proven, Reader, SnapshotConfig};
+use sequencer::{Commit, Durable, Port};
 use settlement::SettlementView;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -18,13 +19,11 @@ use types::{NodeId, Sequence};
 
 use crate::api::{self, Api};
 use crate::calls::{Cfa, Identity, Ledger};
-use crate::follower::Follower;
 use crate::market::{Market, Parts};
 use crate::projection::{self, Projection, repo};
 use crate::quic::server::Server;
-use crate::{
-    Error, GatewayConfig, breaks, checkpoint, consumers, dispatch, guard, instruments, sweeper,
-};
+use crate::streams::Streams;
+use crate::{Error, GatewayConfig, breaks, consumers, dispatch, guard, instruments, sweeper};
 
 /// Name of the sessions' messages in the health read.
 const SESSIONS: &str = "sessions";
@@ -42,12 +41,10 @@ pub struct GatewayDeps {
     pub cfa: rpc::Channel,
     pub port: Port,
     pub commit: Commit,
-    /// A reader of the journal, wherever it stands.
-    pub reader: Reader,
-    /// When the state behind the journal is written down, in `checkpoints` of the data folder; without, a start reads the journal from where the last one stands.
-    pub checkpoints: Option<SnapshotConfig>,
-    /// Takes down which of them a start can go on from: shared with whoever removes the journal's beginning.
-    pub proven: Proven,
+    /// Behind the journal that `port` writes.
+    pub replica: Replica,
+    /// Told how far the history has come.
+    pub history: Durable,
     pub settlement: SettlementView,
 }
 
@@ -83,20 +80,11 @@ pub fn start(
     Box::pin(async move {
         let node = NodeId::new(config.node).ok_or(Error::Node(config.node))?;
         let db = Sqlite::open(config.data_dir.join("market.db"), &MIGRATOR).await?;
-        let projection = Projection::open(db.clone()).await?;
-        let (data_dir, end, written) = (
-            config.data_dir.clone(),
-            deps.reader.end(),
-            projection.position(),
-        );
-        let loading = move || checkpoint::load(&data_dir, node, end, written);
-        let saved = tokio::task::spawn_blocking(loading).await;
-        let saved = saved.expect("what does not restore is passed over")?;
-        for after in [saved.streams.position(), saved.history.sequence()] {
-            deps.reader.again(after).check()?;
-        }
-        let older = saved.history.sequence().min(saved.streams.position());
-        deps.proven.note(older);
+        let projection = Projection::open(db.clone(), deps.history).await?;
+        let (streams, told) = deps.replica.follow(SESSIONS, Streams::new)?;
+        let history = deps
+            .replica
+            .follow_behind(projection::PART, projection.position());
         let health = Health::new("market");
         let basis = config.trading_limit_basis;
         let market = Arc::new(Market::new(Parts {
@@ -104,9 +92,9 @@ pub fn start(
             node,
             port: deps.port,
             commit: deps.commit,
-            reader: deps.reader,
+            replica: deps.replica,
             settlement: deps.settlement,
-            streams: saved.streams,
+            streams,
             projection: projection.clone(),
             ledger: Ledger::new(deps.ledger),
             identity: Identity::new(deps.identity, basis),
@@ -117,36 +105,27 @@ pub fn start(
 
         let (mut workers, mut tellers) = (Vec::new(), Vec::new());
         let telling = CancellationToken::new();
-        let from = market.read_journal(market.streams.position());
-        let dispatching = dispatch::run(
-            market.clone(),
-            Follower::new(from, health.clone(), SESSIONS),
-            telling.clone(),
-        );
+        let dispatching = dispatch::run(market.clone(), told, telling.clone());
         tellers.push(guard::spawn(&health, SESSIONS, &telling, async {
-            dispatching.await.map_err(Error::Journal)
+            dispatching.await.map_err(Error::Replica)
         }));
-        let behind = market.read_journal(saved.history.sequence());
-        let projecting =
-            projection
-                .clone()
-                .run(saved.history, behind, health.clone(), telling.clone());
+        let projecting = projection
+            .clone()
+            .run(node, history, health.clone(), telling.clone());
         tellers.push(guard::spawn(
             &health,
             projection::PART,
             &telling,
             projecting,
         ));
+        let troubles = dispatch::watch_replica(market.clone(), health.clone(), telling.clone());
+        tellers.push(guard::spawn(
+            &health,
+            "replica_watch",
+            &telling,
+            endless(troubles),
+        ));
         market.streams.wait(market.commit.position()).await;
-        if let Some(when) = deps.checkpoints {
-            let keeping = checkpoint::run(market.clone(), when, deps.proven, telling.clone());
-            tellers.push(guard::spawn(
-                &health,
-                "checkpoints",
-                &telling,
-                endless(keeping),
-            ));
-        }
         if let Err(error) = instruments::sync_all(&market, &Context::new("market")).await {
             tracing::warn!(%error, "the instrument registry is away: what was known is traded, the rest later");
             health.set_failing("instruments", error.to_string());
@@ -220,9 +199,9 @@ pub fn told_through(data_dir: &Path) -> BoxFuture<'_, Result<Sequence, Error>> {
             return Ok(Sequence::ZERO);
         }
         let db = Sqlite::open(file, &MIGRATOR).await?;
-        let position = Projection::open(db.clone()).await.map(|p| p.position());
+        let position = Projection::open(db.clone(), Durable::new(projection::PART)).await;
         db.close().await;
-        position
+        position.map(|history| history.position())
     })
 }
 

@@ -1,28 +1,22 @@
-//! The numbered streams of all sessions: folded from the journal at the commit position, kept in a window, handed to whoever is logged in.
+//! The numbered streams of all sessions: what the replica tells of the journal, kept in a window, handed to whoever is logged in.
 //!
-//! Invariants: a session's numbers are 1, 2, 3, ... without a gap and the same after every replay; a live session gets each number once; what has
-//! left the window is told again from the journal ([`crate::past`]), as far as that goes back. Cost: one lock a batch of records, at most [`WINDOW_MESSAGES_MAX`] messages kept a session
-//! and [`IDLE_MESSAGES_MAX`] for all that have no client.
-
-mod image;
+//! Invariants: a session's numbers are 1, 2, 3, ... without a gap and the same after every replay, since the replica gives them; a live session gets each number once; what is not in the
+//! window, of before the start for instance, is told again from the journal ([`crate::past`]), as far as that goes back. Cost: one lock a batch of records, at most
+//! [`WINDOW_MESSAGES_MAX`] messages kept a session and [`IDLE_MESSAGES_MAX`] for all that have no client.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Bytes, BytesMut};
-use sequencer::Record;
+use replica::{Batch, Effect, State as NodeState};
 use tokio::sync::watch;
 use types::{
-    CFA_RUB, Handle, HoldIx, HoldPart, Id128, InstrumentSpec, NodeId, PoolKind, Sequence,
-    SessionIx, UserIx, order_hold,
+    Handle, HoldPart, Id128, InstrumentSpec, NodeId, Sequence, SessionIx, UserIx, order_hold,
 };
 use wire::{DisconnectCode, InstrumentDefinition, LoginAccepted, ServerMessage, Text, encode};
 
-use crate::fold::{Fact, Fold};
 use crate::numbered;
 use crate::quic::outbound::Outbound;
-
-pub use image::Place;
 
 /// Messages of a session that can be sent again without reading the journal.
 pub const WINDOW_MESSAGES_MAX: usize = 16_384;
@@ -53,8 +47,11 @@ struct Live {
     follows: bool,
 }
 
-#[derive(Default)]
 struct Stream {
+    key: Id128,
+    user: UserIx,
+    /// The last request of it that is durable.
+    client_seq: u64,
     /// Number of the last message.
     last: u64,
     window: VecDeque<Kept>,
@@ -66,13 +63,27 @@ struct Stream {
 }
 
 impl Stream {
+    fn new(session: &replica::Session) -> Self {
+        Self {
+            key: session.key,
+            user: session.user,
+            client_seq: session.client_seq,
+            last: session.last_number,
+            window: VecDeque::new(),
+            live: None,
+            idle: 0,
+            queued: false,
+        }
+    }
+
     /// Number of the oldest message in the window.
     fn first_kept(&self) -> u64 {
         self.last + 1 - self.window.len() as u64
     }
 
-    fn push(&mut self, message: &ServerMessage) {
+    fn push(&mut self, number: u64, message: &ServerMessage) {
         self.last += 1;
+        assert_eq!(number, self.last, "a session's numbers have no gap");
         let kept = Kept {
             answers: message.answers(),
             bytes: encoded(message, self.last),
@@ -129,14 +140,15 @@ impl Idle {
 }
 
 struct State {
-    fold: Fold,
+    node: NodeId,
+    instruments: Vec<InstrumentSpec>,
+    /// By session index.
     streams: Vec<Stream>,
     sessions: HashMap<Id128, SessionIx>,
     idle: Idle,
     /// Of the last login.
     claim: u64,
     resting: Resting,
-    facts: Vec<Fact>,
 }
 
 /// Resting orders by the main hold that settlement carves for them, and back.
@@ -147,15 +159,11 @@ struct Resting {
 }
 
 impl Resting {
-    fn note(&mut self, fact: &Fact) {
-        match fact {
-            Fact::Rested(order) if !self.holds.contains_key(&order.handle) => {
-                let hold_id = order_hold(order.id, HoldPart::Main);
-                self.by_hold.insert(hold_id, order.handle);
-                self.holds.insert(order.handle, hold_id);
-            }
-            Fact::Cancelled { order, .. } => self.forget(order.handle),
-            Fact::Traded(trade) => {
+    fn note(&mut self, effect: &Effect) {
+        match effect {
+            Effect::Rested(order) => self.add(order.handle, order.id),
+            Effect::Cancelled { order, .. } => self.forget(order.handle),
+            Effect::Traded(trade) => {
                 for order in [&trade.maker, &trade.taker] {
                     if order.open.is_zero() {
                         self.forget(order.handle);
@@ -164,6 +172,14 @@ impl Resting {
             }
             _ => {}
         }
+    }
+
+    fn add(&mut self, handle: Handle, order_id: Id128) {
+        self.holds.entry(handle).or_insert_with(|| {
+            let hold_id = order_hold(order_id, HoldPart::Main);
+            self.by_hold.insert(hold_id, handle);
+            hold_id
+        });
     }
 
     fn forget(&mut self, handle: Handle) {
@@ -214,18 +230,25 @@ pub enum Again {
 }
 
 impl Streams {
-    pub fn new(node: NodeId) -> Self {
+    /// The streams behind a state of the node, with nothing in their windows.
+    pub fn new(state: &NodeState) -> Self {
+        let streams: Vec<Stream> = state.sessions().map(|s| Stream::new(&s)).collect();
+        let sessions = state.sessions().map(|s| (s.key, s.session));
+        let mut resting = Resting::default();
+        for order in state.orders() {
+            resting.add(order.handle, order.id);
+        }
         Self {
             state: Mutex::new(State {
-                fold: Fold::new(node),
-                streams: Vec::new(),
-                sessions: HashMap::new(),
+                node: state.node(),
+                instruments: state.names().instruments(),
+                sessions: sessions.collect(),
+                streams,
                 idle: Idle::default(),
                 claim: 0,
-                resting: Resting::default(),
-                facts: Vec::new(),
+                resting,
             }),
-            position: watch::Sender::new(Sequence::ZERO),
+            position: watch::Sender::new(state.sequence()),
         }
     }
 
@@ -234,53 +257,56 @@ impl Streams {
     }
 
     /// Takes records in and publishes the position behind the last one. `changed` is shown every instrument that is new or changed.
-    pub fn apply(&self, records: &[Record], mut changed: impl FnMut(&InstrumentSpec)) {
-        let Some(last) = records.last() else { return };
+    pub fn apply(&self, batch: &Batch, mut changed: impl FnMut(&InstrumentSpec)) {
         let mut state = self.lock();
-        for record in records {
-            let State {
-                fold,
-                streams,
-                sessions,
-                idle,
-                resting,
-                facts,
-                ..
-            } = &mut *state;
-            facts.clear();
-            let cause = fold.apply(&record.command, &record.events, facts);
-            for fact in facts.iter() {
-                resting.note(fact);
-                match fact {
-                    Fact::Session(session) => {
-                        while streams.len() <= session.session.index() {
-                            streams.push(Stream::default());
+        let State {
+            instruments,
+            streams,
+            sessions,
+            idle,
+            resting,
+            ..
+        } = &mut *state;
+        for applied in batch.iter() {
+            let cause = &applied.cause;
+            if !cause.session.is_none() {
+                streams[cause.session.index()].client_seq = cause.client_seq;
+            }
+            for told in &applied.effects {
+                resting.note(&told.effect);
+                match &told.effect {
+                    Effect::Session(session) => {
+                        if session.session.index() == streams.len() {
+                            streams.push(Stream::new(session));
                         }
                         sessions.insert(session.key, session.session);
                     }
-                    Fact::Instrument(spec) => {
+                    Effect::Instrument(spec) => {
                         changed(spec);
+                        match instruments.get_mut(spec.ix.index()) {
+                            Some(known) => *known = *spec,
+                            None => instruments.push(*spec),
+                        }
                         broadcast(streams, spec);
                     }
-                    _ => numbered::messages(&cause, fact, |session, message| {
-                        let stream = &mut streams[session.index()];
-                        stream.push(&message);
+                    _ => numbered::messages(cause, told, |to, message| {
+                        let stream = &mut streams[to.session.index()];
+                        stream.push(to.number, &message);
                         if stream.live.is_none() {
-                            idle.note(session.index(), stream);
+                            idle.note(to.session.index(), stream);
                         }
                     }),
                 }
             }
         }
-        let State { streams, idle, .. } = &mut *state;
         idle.keep_bound(streams, IDLE_MESSAGES_MAX);
         drop(state);
-        self.position.send_replace(last.command.sequence);
+        self.position.send_replace(batch.last());
     }
 
     /// The instruments so far.
     pub fn specs(&self) -> Vec<InstrumentSpec> {
-        self.lock().fold.instruments().to_vec()
+        self.lock().instruments.clone()
     }
 
     /// Last record taken in.
@@ -307,11 +333,9 @@ impl Streams {
     /// Sessions of a user with their keys.
     pub fn sessions_of(&self, user: UserIx) -> Vec<(SessionIx, Id128)> {
         let state = self.lock();
-        let sessions = state.fold.sessions().iter();
-        sessions
-            .filter(|session| session.user == user)
-            .map(|session| (session.session, session.key))
-            .collect()
+        let streams = (0..).map(SessionIx).zip(&state.streams);
+        let own = streams.filter(|(_, stream)| stream.user == user);
+        own.map(|(session, stream)| (session, stream.key)).collect()
     }
 
     /// Tells the login and makes the session the connection's, taken over where it is live elsewhere. What its client lacks is then given by
@@ -319,14 +343,14 @@ impl Streams {
     pub fn attach(&self, outbound: &Arc<Outbound>, attach: &Attach) -> u64 {
         let mut state = self.lock();
         let State {
-            fold,
+            node,
+            instruments,
             streams,
             idle,
             claim,
             ..
         } = &mut *state;
         *claim += 1;
-        let session = fold.sessions()[attach.session.index()];
         let stream = &mut streams[attach.session.index()];
         let last_sequence = match attach.from_now {
             true => stream.last,
@@ -337,14 +361,14 @@ impl Streams {
             old.outbound
                 .end_channel(old.channel, DisconnectCode::TakenOver);
         }
-        for spec in fold.instruments() {
+        for spec in instruments.iter() {
             outbound.send(attach.channel, &definition(spec).into());
         }
         let accepted = LoginAccepted {
             session: attach.session.get(),
-            last_client_seq: session.client_seq,
+            last_client_seq: stream.client_seq,
             next_sequence: last_sequence + 1,
-            node: fold.node().get(),
+            node: node.get(),
             throttle_per_s: attach.throttle_per_s,
             heartbeat_ms: attach.heartbeat_ms,
             time_ns: attach.time_ns,
@@ -452,10 +476,10 @@ impl Streams {
     /// Sends the original answer to a request again, under its number.
     pub fn send_again(&self, session: SessionIx, client_seq: u64) -> Again {
         let state = self.lock();
-        if client_seq > state.fold.sessions()[session.index()].client_seq {
+        let stream = &state.streams[session.index()];
+        if client_seq > stream.client_seq {
             return Again::ToCome;
         }
-        let stream = &state.streams[session.index()];
         let Some(live) = &stream.live else {
             return Again::ToCome;
         };
@@ -474,60 +498,9 @@ impl Streams {
         }
     }
 
-    /// The pool of a ledger hold, as far as the journal is durable.
-    pub fn pool(&self, hold_id: Id128) -> Option<crate::fold::Pool> {
-        self.lock().fold.pool_of(hold_id).copied()
-    }
-
-    /// The newest trading holds of a user (empty = of everybody) for an asset (empty = any), closed ones included, whose index is below `before`.
-    pub fn trading_holds(
-        &self,
-        user_id: &str,
-        instrument_id: &str,
-        before: i64,
-        rows: usize,
-    ) -> Vec<HoldIx> {
-        let state = self.lock();
-        let fold = &state.fold;
-        let is_of = |pool: &&crate::fold::Pool| {
-            let asset = match pool.asset.instrument() {
-                None => CFA_RUB,
-                Some(ix) => fold.instrument(ix).id.as_str(),
-            };
-            i64::from(pool.hold.get()) < before
-                && (user_id.is_empty() || fold.user(pool.user).as_str() == user_id)
-                && (instrument_id.is_empty() || asset == instrument_id)
-        };
-        let newest_first = fold.trading_pools().rev().filter(is_of).take(rows);
-        newest_first.map(|pool| pool.hold).collect()
-    }
-
-    /// Trading holds left behind, see [`Fold::abandoned`].
-    pub fn abandoned(&self, before_ns: u64) -> Vec<HoldIx> {
-        self.lock().fold.abandoned(before_ns)
-    }
-
-    /// The open orders that a ledger hold stands behind, and its pool where it is a trading hold that nobody has closed.
-    pub fn behind(&self, hold_id: Id128) -> (Option<HoldIx>, Vec<Handle>) {
-        let state = self.lock();
-        let Some(pool) = state.fold.pool_of(hold_id) else {
-            let order = state.resting.by_hold.get(&hold_id);
-            return (None, order.copied().into_iter().collect());
-        };
-        if pool.closed {
-            return (None, Vec::new());
-        }
-        let orders = match pool.open_orders {
-            // Settlement releases the hold of an order that has ended: no need to look.
-            0 => Vec::new(),
-            _ => {
-                let all = state.fold.orders();
-                let drawing = all.filter(|order| order.pool == pool.hold);
-                drawing.map(|order| order.handle).collect()
-            }
-        };
-        let serves = pool.kind == PoolKind::Trading;
-        (serves.then_some(pool.hold), orders)
+    /// The open order whose own main hold this is.
+    pub fn order_of(&self, hold_id: Id128) -> Option<Handle> {
+        self.lock().resting.by_hold.get(&hold_id).copied()
     }
 }
 

@@ -13,13 +13,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use replica::{Hold, State};
 use rpc::Context;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use types::{Id128, PoolKind};
 
 use crate::calls::LedgerHold;
-use crate::fold::Pool;
 use crate::funding;
 use crate::market::{Market, now_ns, now_us};
 
@@ -42,9 +42,9 @@ pub async fn sweep(market: &Arc<Market>) -> Result<(), Status> {
     let context = Context::new("market");
     let holds = market.ledger.trading_holds(&context).await?;
     // Looked up after the ledger has answered: what was funded meanwhile is known here.
-    market.streams.wait(market.commit.position()).await;
+    market.passed(market.commit.position()).await?;
     for hold in &holds {
-        let healed = match market.streams.pool(hold.hold_id) {
+        let healed = match market.hold_of(hold.hold_id) {
             Some(pool) => heal(market, hold, &pool).await,
             None => adopt(market, hold).await,
         };
@@ -64,7 +64,8 @@ async fn close_abandoned(market: &Arc<Market>) {
         return;
     }
     let before_ns = now_ns().saturating_sub(idle_ns);
-    for hold in market.streams.abandoned(before_ns) {
+    let abandoned = |state: &State| funding::abandoned(state, before_ns);
+    for hold in market.replica.read(abandoned) {
         let hold_ix = hold.get();
         match funding::close_abandoned(market, hold, before_ns).await {
             Ok(()) => tracing::info!(hold_ix, "nobody has traded for long: trading hold closed"),
@@ -79,7 +80,7 @@ fn age_ms(since_us: i64) -> u64 {
 }
 
 /// A hold that the journal knows.
-async fn heal(market: &Arc<Market>, hold: &LedgerHold, pool: &Pool) -> Result<(), Status> {
+async fn heal(market: &Arc<Market>, hold: &LedgerHold, pool: &Hold) -> Result<(), Status> {
     if pool.closed {
         return give_back_behind_settlement(market, hold.hold_id, pool).await;
     }
@@ -113,7 +114,7 @@ async fn heal(market: &Arc<Market>, hold: &LedgerHold, pool: &Pool) -> Result<()
 async fn give_back_behind_settlement(
     market: &Arc<Market>,
     hold_id: Id128,
-    pool: &Pool,
+    pool: &Hold,
 ) -> Result<(), Status> {
     if market.settlement.progress().settled < pool.taken_at {
         return Ok(());

@@ -8,13 +8,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context;
+use replica::LiveReplica;
 use rpc::{Authenticator, Channel, LocalSlot, MetricsHandle, Service};
-use sequencer::{Backlog, JournalReader, SequencerHandle};
+use sequencer::{Backlog, Durable, JournalReader, SequencerHandle};
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use types::Sequence;
+use types::{NodeId, Sequence};
 
 use crate::config::{Config, Listen};
 use crate::manifest::Manifest;
@@ -174,6 +175,7 @@ pub struct Platform {
     stages: Stages,
     listeners: JoinSet<Result<(), rpc::Error>>,
     gateway: gateway::GatewayHandle,
+    replica: LiveReplica,
     sequencer: SequencerHandle,
     settlement: settlement::SettlementHandle,
     payments: payments::PaymentsHandle,
@@ -292,9 +294,11 @@ impl Platform {
         // 7. The trading path: journal, books, settlement behind them, the gateway in front.
         let backlog = Arc::new(Backlog::default());
         let readers = config.journal_readers();
-        let [of_settlement, of_market] = readers.each_ref().map(|reader| reader.proven.clone());
+        let [of_settlement] = readers.each_ref().map(|reader| reader.proven.clone());
+        let history = Durable::new("history");
         let reach = journal_reach(&config, doors.ledger()).await?;
-        let sequencer = start_sequencer(&config, &readers, reach, backlog.clone()).await?;
+        let (sequencer, live_replica) =
+            start_sequencer(&config, &readers, &history, reach, backlog.clone()).await?;
         let settlement_deps = settlement::SettlementDeps {
             journal: Box::new(sequencer.reader(Sequence(0))),
             checkpoints: config.snapshots.settings(),
@@ -320,9 +324,8 @@ impl Platform {
             cfa: doors.cfa(),
             port: sequencer.port(),
             commit: sequencer.commit(),
-            reader: sequencer.reader(Sequence(0)),
-            checkpoints: config.snapshots.settings(),
-            proven: of_market,
+            replica: live_replica.replica(),
+            history,
             settlement: settlement.view(),
         };
         let gateway = gateway::start(market_config, gateway_deps, stages.edge.clone())
@@ -385,6 +388,7 @@ impl Platform {
             stages,
             listeners,
             gateway,
+            replica: live_replica,
             sequencer,
             settlement,
             payments,
@@ -422,8 +426,12 @@ impl Platform {
         self.gateway.stopped().await;
         self.stages.settlement.cancel();
         self.settlement.stopped().await;
-        let sequencer = self.sequencer;
-        tokio::task::spawn_blocking(move || sequencer.stop())
+        let (replica, sequencer) = (self.replica, self.sequencer);
+        let ending = move || {
+            drop(replica);
+            sequencer.stop();
+        };
+        tokio::task::spawn_blocking(ending)
             .await
             .context("the trading path")?;
         self.stages.services.cancel();
@@ -513,9 +521,10 @@ async fn journal_reach(config: &Config, ledger: Channel) -> anyhow::Result<Seque
 async fn start_sequencer(
     config: &Config,
     readers: &[JournalReader],
+    history: &Durable,
     reach: Sequence,
     backlog: Arc<Backlog>,
-) -> anyhow::Result<SequencerHandle> {
+) -> anyhow::Result<(SequencerHandle, LiveReplica)> {
     let mut settings = config.trading.settings(&config.journal_dir());
     settings.segment_bytes = config.journal.segment_bytes;
     settings.reach = reach;
@@ -526,16 +535,16 @@ async fn start_sequencer(
         spin_us = settings.spin_us,
         "threads of the trading path"
     );
-    let (snapshots, retention) = (config.snapshots.settings(), config.retention(readers));
+    let node = NodeId::new(config.market.node).context("node number")?;
+    let checkpoints = config.snapshots.settings();
+    let retention = config.retention(readers, history);
     let start = move || {
         let mut sequencer = SequencerHandle::start(settings, backlog)?;
-        if let Some(snapshots) = snapshots {
-            sequencer.keep_snapshots(snapshots)?;
-        }
+        let replica = LiveReplica::start(node, sequencer.replica_parts(), checkpoints)?;
         if let Some(retention) = retention {
             sequencer.keep_log(retention)?;
         }
-        Ok::<_, sequencer::StartError>(sequencer)
+        anyhow::Ok((sequencer, replica))
     };
     tokio::task::spawn_blocking(start)
         .await

@@ -1,9 +1,9 @@
 //! How far settlement is behind, and how far it may be: past the bounds new orders, and amends that better a price or grow, are refused with
 //! `SETTLEMENT_BACKLOG`; cancels still pass.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Written by settlement, read by the hot thread.
+/// Written by settlement and the replica, read by the hot thread.
 pub struct Backlog {
     /// Trades that are durable and not final yet.
     pub pending_trades: AtomicU64,
@@ -12,6 +12,7 @@ pub struct Backlog {
     /// At the bound orders still pass, one past it they do not.
     pub trades_max: u64,
     pub bytes_max: u64,
+    is_closed: AtomicBool,
 }
 
 impl Backlog {
@@ -21,7 +22,24 @@ impl Backlog {
             pending_bytes: AtomicU64::new(0),
             trades_max,
             bytes_max,
+            is_closed: AtomicBool::new(false),
         }
+    }
+
+    /// Refuses new orders until the next start, whatever settlement says: what stands behind the journal is not to be trusted.
+    pub fn close(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
+    }
+
+    /// Trades and bytes that are not settled; more than any bound once it is closed.
+    pub(crate) fn pending(&self) -> (u64, u64) {
+        if self.is_closed.load(Ordering::Relaxed) {
+            return (u64::MAX, u64::MAX);
+        }
+        (
+            self.pending_trades.load(Ordering::Relaxed),
+            self.pending_bytes.load(Ordering::Relaxed),
+        )
     }
 }
 

@@ -9,14 +9,46 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use journal::{Snapshot, Snapshots};
 use rkyv::rancor::Error as RkyvError;
 use rkyv::util::AlignedVec;
 use types::Sequence;
 
-use crate::snapshots::{RETRY, SnapshotConfig, lower_priority};
+/// Pause after a checkpoint that could not be written.
+const RETRY: Duration = Duration::from_secs(10);
+/// Niceness of threads that write states down: the hot thread and the journal go first.
+const NICE: i32 = 10;
+
+/// When a checkpoint is made and what is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct SnapshotConfig {
+    /// Commands from one checkpoint to the next: what a restart replays at most.
+    pub every_commands: u64,
+    /// Time from one checkpoint to the next, if there was any command.
+    pub every: Duration,
+    /// Good checkpoints kept, 2 at least.
+    pub kept: usize,
+}
+
+impl Default for SnapshotConfig {
+    fn default() -> Self {
+        Self {
+            every_commands: 1_000_000,
+            every: Duration::from_secs(60),
+            kept: 2,
+        }
+    }
+}
+
+/// Lets the hot thread and the journal go before this thread.
+pub(crate) fn lower_priority() {
+    let thread = rustix::thread::gettid();
+    if let Err(error) = rustix::process::setpriority_process(Some(thread), NICE) {
+        tracing::warn!(%error, "a thread that writes states down keeps the priority of the others");
+    }
+}
 
 /// The states of one reader that this process has gone on from or has written: a start can use them. What else lies in a folder may be of another version,
 /// or ahead of a database that was put back from a copy.

@@ -4,7 +4,7 @@
 //! Recovery and replay call [`Core::apply`]. The hot thread keeps the admission here, lends the books to its engines, and feeds back what they
 //! report; the fold does not depend on how the reports of different instruments interleave, so both ways end in the same state.
 
-use admission::{Admission, AdmissionConfig};
+use admission::{Admission, AdmissionConfig, Effects};
 use engine::{Book, BookConfig, EventSink};
 use types::command::Route;
 use types::{Command, Envelope, Event, EventEnvelope, InstrumentIx, Quote, Sequence, StateHash};
@@ -18,6 +18,22 @@ pub struct Core {
     sequence: Sequence,
     time_ns: u64,
     trades: u64,
+}
+
+/// Hears what a command and its events do to admission, each right after it was done.
+pub trait Hear {
+    fn command(&mut self, envelope: &Envelope, admission: &Admission);
+
+    fn event(&mut self, event: &EventEnvelope, effects: &Effects, admission: &Admission);
+}
+
+/// Nobody listens: nothing is copied.
+enum Nobody {}
+
+impl Hear for Nobody {
+    fn command(&mut self, _: &Envelope, _: &Admission) {}
+
+    fn event(&mut self, _: &EventEnvelope, _: &Effects, _: &Admission) {}
 }
 
 /// What the books said during one command.
@@ -81,10 +97,23 @@ impl Core {
 
     /// Carries out a sequenced command with the books at hand and gives its events: by instrument, then in order.
     pub fn apply(&mut self, envelope: &Envelope) -> &[EventEnvelope] {
+        self.run(envelope, None::<&mut Nobody>)
+    }
+
+    /// The same, and tells what it did.
+    pub fn apply_heard(&mut self, envelope: &Envelope, heard: &mut impl Hear) -> &[EventEnvelope] {
+        self.run(envelope, Some(heard))
+    }
+
+    #[inline]
+    fn run(&mut self, envelope: &Envelope, mut heard: Option<&mut impl Hear>) -> &[EventEnvelope] {
         self.outbox.events.clear();
         self.outbox.quotes.clear();
         if let Some(book) = self.begin(envelope) {
             self.books.push(Some(book));
+        }
+        if let Some(heard) = &mut heard {
+            heard.command(envelope, &self.admission);
         }
         let named = match envelope.command.route() {
             Route::Admission => 0..0,
@@ -97,7 +126,14 @@ impl Core {
         }
         let outbox = std::mem::take(&mut self.outbox);
         for event in &outbox.events {
-            self.event(event);
+            match &mut heard {
+                None => self.event(event),
+                Some(heard) => {
+                    self.trades += u64::from(matches!(event.event, Event::Trade(_)));
+                    let effects = self.admission.apply_event(event);
+                    heard.event(event, &effects, &self.admission);
+                }
+            }
         }
         for (instrument, quote) in &outbox.quotes {
             self.quote(*instrument, *quote);

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use admission::AdmissionConfig;
-use journal::{FileStorage, Journal, JournalError, JournalFailed, Snapshots, Storage};
+use journal::{FileStorage, Journal, JournalError, JournalFailed, Storage};
 use types::Sequence;
 
 use crate::backlog::Backlog;
@@ -15,13 +15,12 @@ use crate::checkpoint::{CheckpointError, Checkpoints, Proven};
 use crate::config::{Config, Layout};
 use crate::core::Core;
 use crate::hot::Hot;
-use crate::image::{self, ImageError, Shadow};
+use crate::image;
 use crate::keep::Keep;
 use crate::port::{Gate, Port};
 use crate::reader::Reader;
 use crate::recover::{self, StartError};
 use crate::retention::{JournalReader, Retention, RetentionService};
-use crate::snapshots::{self, SnapshotConfig, SnapshotService};
 use crate::stats::Stats;
 
 /// The commit position: what is at or before it survives power loss.
@@ -51,15 +50,29 @@ impl Commit {
     }
 }
 
+/// What a replica of a node is made from.
+pub struct ReplicaParts {
+    /// Any reader of the journal.
+    pub reader: Reader,
+    /// Folder of the node's checkpoints.
+    pub dir: PathBuf,
+    pub limits: AdmissionConfig,
+    /// Takes down which checkpoints a start can go on from.
+    pub proven: Proven,
+    pub port: Port,
+    pub stats: Arc<Stats>,
+    pub backlog: Arc<Backlog>,
+}
+
 /// Owns the hot thread and the journal.
 pub struct SequencerHandle {
     port: Port,
     journal: Option<Journal>,
-    snapshots: Option<SnapshotService>,
     retention: Option<RetentionService>,
     hot: Option<JoinHandle<()>>,
     recovered: Sequence,
     stats: Arc<Stats>,
+    backlog: Arc<Backlog>,
     limits: AdmissionConfig,
     snapshot_dir: PathBuf,
     proven: Proven,
@@ -110,35 +123,17 @@ impl SequencerHandle {
         self.recovered
     }
 
-    /// A second machine at the newest snapshot (or the beginning), to follow the journal and make the next snapshot.
-    ///
-    /// # Errors
-    /// [`ImageError`]: the newest snapshot does not restore.
-    pub fn shadow(&self) -> Result<Shadow, ImageError> {
-        // Not past what is durable: a snapshot of records that are not there yet cannot be.
-        let core = image::load(&self.snapshot_dir, self.commit().position(), self.limits)?
-            .unwrap_or_else(|| Core::new(self.limits));
-        let reader = self.reader(core.sequence());
-        Ok(Shadow::new(core, reader, &self.snapshot_dir))
-    }
-
-    /// Makes snapshots from now on, on a thread of its own, until the node stops.
-    ///
-    /// # Errors
-    /// [`StartError`]: no snapshot folder, no thread.
-    pub fn keep_snapshots(&mut self, config: SnapshotConfig) -> Result<(), StartError> {
-        let parts = snapshots::Parts {
-            config,
-            shadow: self.shadow()?,
-            snapshots: Snapshots::new(&self.snapshot_dir).keep(config.kept),
+    /// What a replica of this node is made from.
+    pub fn replica_parts(&self) -> ReplicaParts {
+        ReplicaParts {
+            reader: self.reader(Sequence::ZERO),
+            dir: self.snapshot_dir.clone(),
+            limits: self.limits,
             proven: self.proven.clone(),
             port: self.port(),
             stats: self.stats.clone(),
-        };
-        // One service at a time: the one before ends first.
-        self.snapshots = None;
-        self.snapshots = Some(SnapshotService::start(parts).map_err(StartError::Thread)?);
-        Ok(())
+            backlog: self.backlog.clone(),
+        }
     }
 
     /// Removes from now on what nobody needs of the journal's beginning, on a thread of its own, until the node stops. Nothing goes as long as no snapshots
@@ -153,7 +148,7 @@ impl SequencerHandle {
             name: "node",
             dir: self.snapshot_dir.clone(),
             proven: self.proven.clone(),
-            tells_past: false,
+            tells_past: true,
         };
         let started = RetentionService::start(self.journal().front(), node, retention);
         self.retention = Some(started.map_err(StartError::Thread)?);
@@ -188,7 +183,6 @@ impl SequencerHandle {
         {
             tracing::error!("the hot thread ended with a panic");
         }
-        drop(self.snapshots.take());
         drop(self.retention.take());
         drop(self.journal.take());
         drop(self.lock.take());
@@ -254,17 +248,17 @@ fn prepare_on(
         core,
         gate.clone(),
         Keep::journal(journal.appender()),
-        backlog,
+        backlog.clone(),
         stats.clone(),
     );
     let handle = SequencerHandle {
         port: Port { gate },
         journal: Some(journal),
-        snapshots: None,
         retention: None,
         hot: None,
         recovered,
         stats,
+        backlog,
         limits,
         snapshot_dir,
         proven,

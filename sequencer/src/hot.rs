@@ -321,10 +321,8 @@ impl Hot {
         // First: what it reserves and amends decides about the next request.
         self.begin_last();
         let reduced = self.journal(source)?;
-        self.core.set_backlog(
-            self.backlog.pending_trades.load(Ordering::Relaxed),
-            self.backlog.pending_bytes.load(Ordering::Relaxed),
-        );
+        let (trades, bytes) = self.backlog.pending();
+        self.core.set_backlog(trades, bytes);
         let mut waiting_since = None;
         loop {
             now_ns = now_ns.max(self.core.time_ns());

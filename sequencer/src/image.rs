@@ -1,19 +1,16 @@
-//! The state of a node as a snapshot, and the shadow that makes it: a second machine that follows the journal behind the commit position, compares
-//! every event, and is written down whenever somebody wants. No live engine stops for a snapshot (`design.md` 6).
+//! The state of a node as a snapshot. The replica makes it, and keeps what is its own beside the machine; a start of the hot thread needs the machine alone.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use admission::{Admission, AdmissionConfig, AdmissionImage};
+use admission::{Admission, AdmissionConfig, AdmissionImage, Session};
 use engine::{Book, BookImage};
-use journal::Snapshots;
 use rkyv::rancor::Error as RkyvError;
 use rkyv::util::AlignedVec;
-use types::Sequence;
+use types::{Sequence, SessionIx};
 
 use crate::checkpoint::Checkpoints;
 use crate::core::{Core, book_config};
-use crate::reader::{ReadError, Reader};
 
 /// Everything that the journal up to one sequence determines.
 #[derive(Clone, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
@@ -24,9 +21,11 @@ pub struct CoreImage {
     state_hash: u64,
     admission: AdmissionImage,
     books: Vec<BookImage>,
+    /// The replica's own tables, in a form that it alone reads.
+    beside: Vec<u8>,
 }
 
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// Why a snapshot cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -44,8 +43,10 @@ pub enum ImageError {
 }
 
 impl Core {
+    /// Nothing stands beside it yet.
     pub fn image(&self) -> CoreImage {
         CoreImage {
+            beside: Vec::new(),
             version: VERSION,
             trades: self.trades(),
             state_hash: self.state_hash(),
@@ -88,14 +89,40 @@ impl Core {
     }
 }
 
-/// Writes the state down; gives the bytes of it.
-///
-/// # Errors
-/// The folder cannot be written.
-pub fn save(snapshots: &Snapshots, core: &Core) -> Result<usize, ImageError> {
-    let bytes = rkyv::to_bytes::<RkyvError>(&core.image())?;
-    snapshots.write(core.sequence().get(), &bytes)?;
-    Ok(bytes.len())
+impl CoreImage {
+    /// Of a snapshot's payload.
+    ///
+    /// # Errors
+    /// [`ImageError::Format`], [`ImageError::Version`].
+    pub fn decode(payload: &AlignedVec) -> Result<Self, ImageError> {
+        let image = rkyv::from_bytes::<Self, RkyvError>(payload)?;
+        if image.version != VERSION {
+            return Err(ImageError::Version(image.version));
+        }
+        Ok(image)
+    }
+
+    /// # Errors
+    /// There is no memory for it.
+    pub fn encode(&self) -> Result<AlignedVec, RkyvError> {
+        rkyv::to_bytes::<RkyvError>(self)
+    }
+
+    /// With the replica's own tables.
+    #[must_use]
+    pub fn with_beside(self, beside: Vec<u8>) -> Self {
+        Self { beside, ..self }
+    }
+
+    /// A session as admission has it.
+    pub fn session(&self, session: SessionIx) -> Option<&Session> {
+        self.admission.sessions.get(session.index())
+    }
+
+    /// What the replica keeps of its own.
+    pub fn beside(&self) -> &[u8] {
+        &self.beside
+    }
 }
 
 /// The newest state that was written down and restores, at or before `until`; `None` when there is none. One that does not is passed over with a warning:
@@ -109,90 +136,9 @@ pub fn load(
     config: AdmissionConfig,
 ) -> Result<Option<Core>, ImageError> {
     let restored = Checkpoints::new(dir).newest(until, |_, payload| {
-        decode(payload)
+        CoreImage::decode(payload)
             .and_then(|image| Core::restore(&image, config))
             .map_err(|error| error.to_string())
     });
     Ok(restored?)
-}
-
-fn decode(payload: &AlignedVec) -> Result<CoreImage, ImageError> {
-    let image = rkyv::from_bytes::<CoreImage, RkyvError>(payload)?;
-    if image.version != VERSION {
-        return Err(ImageError::Version(image.version));
-    }
-    Ok(image)
-}
-
-/// Why a shadow stops.
-#[derive(Debug, thiserror::Error)]
-pub enum ShadowError {
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    #[error(transparent)]
-    Read(#[from] ReadError),
-    #[error("command {0} was journalled with other events than the shadow computes")]
-    Differs(Sequence),
-    #[error("at command {0} the live machine has another state than the shadow")]
-    Hash(Sequence),
-}
-
-/// A second machine behind the commit position. It belongs on a thread of low priority: [`Shadow::catch_up`] works until it has caught up.
-pub struct Shadow {
-    core: Core,
-    reader: Reader,
-    dir: std::path::PathBuf,
-}
-
-impl Shadow {
-    pub(crate) fn new(core: Core, reader: Reader, dir: &Path) -> Self {
-        Self {
-            core,
-            reader,
-            dir: dir.to_path_buf(),
-        }
-    }
-
-    /// Follows to the commit position and gives the sequence reached.
-    ///
-    /// # Errors
-    /// [`ShadowError::Differs`]: the live node and its journal say different things. Stop and look.
-    pub fn catch_up(&mut self) -> Result<Sequence, ShadowError> {
-        while self.step(usize::MAX)? {}
-        Ok(self.core.sequence())
-    }
-
-    /// Follows by at most `records`; false at the commit position.
-    ///
-    /// # Errors
-    /// As [`Shadow::catch_up`].
-    pub fn step(&mut self, records: usize) -> Result<bool, ShadowError> {
-        for _ in 0..records {
-            let Some(record) = self.reader.try_next()? else {
-                return Ok(false);
-            };
-            if self.core.apply(&record.command) != record.events {
-                return Err(ShadowError::Differs(record.command.sequence));
-            }
-        }
-        Ok(true)
-    }
-
-    /// Writes down where the shadow stands.
-    ///
-    /// # Errors
-    /// The folder cannot be written.
-    pub fn save(&self) -> Result<Sequence, ShadowError> {
-        self.save_in(&Snapshots::new(&self.dir))?;
-        Ok(self.core.sequence())
-    }
-
-    /// The same in a folder with rules of its own; gives the bytes written.
-    pub(crate) fn save_in(&self, snapshots: &Snapshots) -> Result<usize, ShadowError> {
-        Ok(save(snapshots, &self.core)?)
-    }
-
-    pub fn core(&self) -> &Core {
-        &self.core
-    }
 }

@@ -1,5 +1,4 @@
-//! A journal at rest, for people: what `platform journal` prints, as values that are readable and as JSON. Everything here only reads, but
-//! [`Folder::snapshot`].
+//! A journal at rest, for people: what `platform journal` prints, as values that are readable and as JSON. Everything here only reads.
 //!
 //! Of a journal that a running node writes, the end may be taken for damage: look again, or at a copy; [`Folder::follow`] is for such a one.
 
@@ -15,7 +14,7 @@ use types::{Command, EventEnvelope, Phase, Sequence, Side};
 
 use crate::core::Core;
 use crate::image::{self, ImageError};
-use crate::record::{decode_command, decode_event};
+use crate::record::{Record, decode_command, decode_event};
 use crate::recover::{self, Replay, StartError, replay};
 
 mod text;
@@ -100,31 +99,39 @@ pub struct DumpLine {
     pub events: Vec<EventEnvelope>,
 }
 
-/// Puts lines together from frames.
-#[derive(Default)]
-struct Lines {
-    line: Option<DumpLine>,
+impl From<Record> for DumpLine {
+    fn from(record: Record) -> Self {
+        Self {
+            sequence: record.command.sequence,
+            time_ns: record.command.time_ns,
+            command: record.command.command,
+            events: record.events,
+        }
+    }
 }
 
-impl Lines {
-    /// The line that the frame ends.
-    fn add(&mut self, frame: &Frame) -> Result<Option<DumpLine>, String> {
+/// Puts records together from frames.
+#[derive(Default)]
+struct Records {
+    record: Option<Record>,
+}
+
+impl Records {
+    /// The record that the frame ends.
+    fn add(&mut self, frame: &Frame) -> Result<Option<Record>, String> {
         match frame.kind {
             FrameKind::Command => {
-                let envelope = decode_command(frame)?;
-                self.line = Some(DumpLine {
-                    sequence: envelope.sequence,
-                    time_ns: envelope.time_ns,
-                    command: envelope.command,
+                self.record = Some(Record {
+                    command: decode_command(frame)?,
                     events: Vec::new(),
                 });
             }
             FrameKind::Event => {
-                let line = self.line.as_mut().ok_or("an event without its command")?;
-                line.events.push(decode_event(frame)?);
+                let record = self.record.as_mut().ok_or("an event without its command")?;
+                record.events.push(decode_event(frame)?);
             }
         }
-        Ok(self.line.take_if(|_| frame.unit_end))
+        Ok(self.record.take_if(|_| frame.unit_end))
     }
 }
 
@@ -180,7 +187,7 @@ impl Folder {
     }
 
     fn snapshots(&self) -> Snapshots {
-        Snapshots::new(&self.dir.join("snapshots"))
+        Snapshots::new(&self.snapshot_dir())
     }
 
     /// Segments and snapshots by what they say of themselves; nothing in between is checked.
@@ -286,14 +293,14 @@ impl Folder {
         range: RangeInclusive<u64>,
         mut visit: impl FnMut(DumpLine) -> Result<(), String>,
     ) -> Result<(), InspectError> {
-        let mut lines = Lines::default();
+        let mut records = Records::default();
         let after = range.start().saturating_sub(1);
         journal::walk_after(&self.storage()?, after, |frame| {
             if !range.contains(&frame.sequence) {
                 return Ok(());
             }
-            match lines.add(frame)? {
-                Some(line) => visit(line),
+            match records.add(frame)? {
+                Some(record) => visit(record.into()),
                 None => Ok(()),
             }
         })?;
@@ -311,7 +318,7 @@ impl Folder {
         mut visit: impl FnMut(DumpLine) -> Result<(), String>,
         mut wait: impl FnMut() -> bool,
     ) -> Result<(), InspectError> {
-        let mut lines = Lines::default();
+        let mut records = Records::default();
         let after = range.start().saturating_sub(1);
         let mut follower = Follower::new(Arc::new(self.storage()?), after);
         loop {
@@ -330,9 +337,9 @@ impl Folder {
                 reason,
             };
             let reason = |reason| at(format!("record {}: {reason}", frame.sequence));
-            if let Some(line) = lines.add(&frame).map_err(reason)? {
-                let is_last = line.sequence.get() == *range.end();
-                visit(line).map_err(at)?;
+            if let Some(record) = records.add(&frame).map_err(reason)? {
+                let is_last = record.command.sequence.get() == *range.end();
+                visit(record.into()).map_err(at)?;
                 if is_last {
                     return Ok(());
                 }
@@ -355,24 +362,52 @@ impl Folder {
         })
     }
 
-    /// Writes the state after command `until`, or at the end, down as a snapshot; removes none. Not while a node runs in the folder: it makes its own.
+    /// Makes the folder the caller's for as long as what is given lives, and all of it durable: what is to be made of the log must not outlive it.
     ///
     /// # Errors
-    /// As [`Folder::state`], or the snapshot cannot be written.
-    pub fn snapshot(&self, until: Option<Sequence>) -> Result<Written, InspectError> {
+    /// There is no journal, or a node runs in the folder.
+    pub fn own(&self) -> Result<std::fs::File, InspectError> {
         // Asked first: the lock would make the folder.
         drop(self.storage()?);
         let lock = recover::lock(&self.dir)?;
-        // The end of the log may be in the system's cache alone, and a snapshot must not outlive what it was made of.
         sync_segments(&self.dir).map_err(JournalError::Io)?;
-        let core = self.replay(until)?;
-        let bytes = image::save(&self.snapshots(), &core)?;
-        drop(lock);
-        Ok(Written {
-            sequence: core.sequence().get(),
-            state_hash: hex(core.state_hash()),
-            bytes,
-        })
+        Ok(lock)
+    }
+
+    /// Gives every record behind `after` up to `until`, in order; gives the last sequence there is.
+    ///
+    /// # Errors
+    /// The journal is damaged, begins later, or `visit` says no.
+    pub fn records(
+        &self,
+        after: Sequence,
+        until: Sequence,
+        mut visit: impl FnMut(Record) -> Result<(), String>,
+    ) -> Result<Sequence, InspectError> {
+        let mut records = Records::default();
+        let end = journal::walk_after(&self.storage()?, after.get(), |frame| {
+            if frame.sequence <= after.get() || frame.sequence > until.get() {
+                return Ok(());
+            }
+            match records.add(frame)? {
+                Some(record) => visit(record),
+                None => Ok(()),
+            }
+        })?;
+        Ok(Sequence(end))
+    }
+
+    /// Last record that was removed from its beginning.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn removed_through(&self) -> Result<Sequence, InspectError> {
+        Ok(Sequence(journal::removed_through(&self.storage()?)?))
+    }
+
+    /// Where its snapshots lie.
+    pub fn snapshot_dir(&self) -> PathBuf {
+        self.dir.join("snapshots")
     }
 
     fn replay(&self, until: Option<Sequence>) -> Result<Core, InspectError> {

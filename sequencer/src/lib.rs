@@ -9,7 +9,7 @@
 //! - `lane`, `crew`: the rings around each engine, and who polls it: the hot thread (`fused`), one thread (`shared`) or one each (`pinned`).
 //! - [`stats`]: counters to be read from outside.
 //! - [`reader`]: complete records behind the commit position, for settlement, history and sessions.
-//! - [`image`]: the state as a snapshot, and the shadow that makes it; [`snapshots`]: the service that keeps making them.
+//! - [`image`]: the state as a snapshot, which the replica makes.
 //! - [`checkpoint`]: the states of those who read the journal, so that they need not read it from the first record.
 //! - [`retention`]: removes the journal's beginning when nobody needs it.
 //! - [`inspect`]: a journal at rest, for people.
@@ -40,24 +40,25 @@ pub mod record;
 pub mod recover;
 pub mod retention;
 pub mod ring_port;
-pub mod snapshots;
 pub mod stats;
 mod timers;
 mod wake;
 
 pub use backlog::Backlog;
 pub use by_hand::ByHand;
-pub use checkpoint::{CheckpointError, CheckpointKeeper, Checkpoints, Older, Proven};
+pub use checkpoint::{
+    CheckpointError, CheckpointKeeper, Checkpoints, Older, Proven, SnapshotConfig,
+};
 pub use config::{Clock, Config, Layout};
 pub use core::Core;
-pub use handle::{Commit, SequencerHandle, Volatile};
-pub use image::{ImageError, Shadow};
+pub use handle::{Commit, ReplicaParts, SequencerHandle, Volatile};
+pub use image::ImageError;
 pub use journal::JournalFailed;
+pub use limits::limits;
 pub use port::{NotTaken, Outcome, Port, Reply};
 pub use reader::{ReadError, Reader};
 pub use record::Record;
 pub use recover::{StartError, replay};
-pub use retention::{JournalReader, Retention};
+pub use retention::{Durable, JournalReader, Retention};
 pub use ring_port::{Report, RingPort, Taken};
-pub use snapshots::SnapshotConfig;
 pub use stats::Stats;

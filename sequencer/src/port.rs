@@ -53,7 +53,7 @@ impl Reply {
 }
 
 /// Somebody's look at the state.
-pub(crate) type Look = Box<dyn FnOnce(&Core) + Send>;
+pub type Look = Box<dyn FnOnce(&Core) + Send>;
 
 pub(crate) enum Job {
     Request(Request, Reply),
@@ -156,7 +156,7 @@ impl Port {
     }
 
     /// The same for whoever has a way of its own to hear of it.
-    pub(crate) fn look(&self, read: Look) -> Result<(), NotTaken> {
+    pub fn look(&self, read: Look) -> Result<(), NotTaken> {
         self.push(Job::Inspect(read))
     }
 

@@ -37,7 +37,8 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub(crate) fn new(frames: journal::Reader) -> Self {
+    /// The records of any log.
+    pub fn new(frames: journal::Reader) -> Self {
         Self {
             frames,
             partial: None,

@@ -1,20 +1,20 @@
 //! Removing the journal's beginning while the node runs: a thread of low priority that now and then takes away whole segments that nobody needs.
 //!
-//! A segment goes when all of these are behind it: so many bytes of the log as are to be kept; the newest two good snapshots of the node; the newest two good
-//! checkpoints of everybody who reads the journal, and for one who is asked about the past a checkpoint at or before what is kept. A state counts
+//! A segment goes when all of these are behind it: so many bytes of the log as are to be kept; what everybody who follows the replica has in a store of his own; the newest
+//! two good checkpoints of the node, and one at or before what is kept and what a follower still needs. A state counts
 //! while its file is whole and if this process has gone on from it or has written it ([`Proven`]): one of another version, or ahead of a database that was put
 //! back, is no state that a start can use. Who has less than two keeps everything.
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use journal::{Front, JournalError, Snapshots};
+use types::Sequence;
 
-use crate::checkpoint::Proven;
-use crate::snapshots::lower_priority;
+use crate::checkpoint::{Proven, lower_priority};
 
 /// States that stand behind a segment that goes: the newest, and one in case it is damaged.
 const STATES: usize = 2;
@@ -26,6 +26,8 @@ pub struct Retention {
     pub bytes: u64,
     /// Everybody who reads the journal at a start.
     pub readers: Vec<JournalReader>,
+    /// How far everybody has come who follows the replica.
+    pub followers: Vec<Durable>,
     /// Time between two looks.
     pub every: Duration,
 }
@@ -36,6 +38,7 @@ impl Retention {
         Self {
             bytes,
             readers,
+            followers: Vec::new(),
             every: Duration::from_secs(10),
         }
     }
@@ -51,6 +54,27 @@ pub struct JournalReader {
     pub proven: Proven,
     /// He reads again what is behind an older checkpoint.
     pub tells_past: bool,
+}
+
+/// Last record that a follower of the replica has in a store of its own, and will not ask for again; zero until it has said so.
+#[derive(Clone, Debug)]
+pub struct Durable {
+    name: &'static str,
+    through: Arc<AtomicU64>,
+}
+
+impl Durable {
+    pub fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            through: Arc::default(),
+        }
+    }
+
+    /// Everything up to here is durable elsewhere.
+    pub fn set(&self, sequence: Sequence) {
+        self.through.store(sequence.get(), Ordering::Release);
+    }
 }
 
 /// The running service; stops when it is dropped.
@@ -73,6 +97,7 @@ impl RetentionService {
             front,
             bytes: retention.bytes,
             readers,
+            followers: retention.followers,
             waits_for: None,
         };
         let thread = std::thread::Builder::new()
@@ -107,6 +132,7 @@ struct Keeper {
     front: Front,
     bytes: u64,
     readers: Vec<JournalReader>,
+    followers: Vec<Durable>,
     /// Who keeps everything: said once.
     waits_for: Option<&'static str>,
 }
@@ -155,6 +181,12 @@ impl Keeper {
         is_good: impl Fn(&Snapshots, u64) -> bool,
     ) -> Result<u64, JournalError> {
         let mut floor = limit;
+        for follower in &self.followers {
+            let through = follower.through.load(Ordering::Acquire);
+            metrics::gauge!("journal_needed_behind", "follower" => follower.name)
+                .set(through as f64);
+            floor = floor.min(through);
+        }
         for reader in &self.readers {
             let states = Snapshots::new(&reader.dir);
             let found = states.sequences()?;

@@ -1,4 +1,4 @@
-//! An idle node burns no core, in every layout, with its journal and its snapshots running.
+//! An idle node burns no core, in every layout, with its journal and its replica running.
 #![cfg(target_os = "linux")]
 
 mod desk;
@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use admission::Request;
 use desk::{Time, config, done, open_desk};
+use replica::LiveReplica;
 use sequencer::{Backlog, Layout, SequencerHandle, SnapshotConfig};
-use types::Side;
+use types::{NodeId, Side};
 
 /// Time on a core, nanoseconds, of each thread of the node by name and id.
 fn cpu_ns() -> BTreeMap<String, u64> {
@@ -20,7 +21,7 @@ fn cpu_ns() -> BTreeMap<String, u64> {
         let read = |name: &str| std::fs::read_to_string(path.join(name)).unwrap_or_default();
         let name = read("comm").trim().to_owned();
         let is_ours =
-            ["hot", "journal", "snapshots"].contains(&name.as_str()) || name.starts_with("engine-");
+            ["hot", "journal", "replica"].contains(&name.as_str()) || name.starts_with("engine-");
         let ns = read("schedstat")
             .split_whitespace()
             .next()
@@ -41,17 +42,16 @@ async fn an_idle_node_burns_no_core() {
         config.snapshot_dir = dir.path().join("snapshots");
         config.layout = layout;
         config.spin_us = 2_000;
-        let mut handle =
-            SequencerHandle::start(config, Arc::new(Backlog::default())).expect("starts");
-        handle
-            .keep_snapshots(SnapshotConfig::default())
-            .expect("a service");
+        let handle = SequencerHandle::start(config, Arc::new(Backlog::default())).expect("starts");
+        let (node, parts) = (NodeId::new(1).expect("a node"), handle.replica_parts());
+        let checkpoints = Some(SnapshotConfig::default());
+        let _replica = LiveReplica::start(node, parts, checkpoints).expect("a replica");
         let desk = open_desk(handle.port(), 3).await;
         let mut front = desk.port.rings(64).expect("rings");
         let order = Request::New(desk.order(0, Side::Sell, 100, 1));
         front.submit(1, &order).expect("room");
         done(&desk.port, order).await;
-        // Past every spin; the shadow has compared itself with the quiet node.
+        // Past every spin; the replica has compared itself with the quiet node.
         tokio::time::sleep(Duration::from_millis(1_500)).await;
         let before = cpu_ns();
         tokio::time::sleep(Duration::from_secs(1)).await;

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use admission::Request;
 use desk::{Time, done, open_desk};
+use replica::SnapshotError;
 use sequencer::inspect::{Folder, InspectError};
 use sequencer::{Backlog, Config, SequencerHandle, StartError};
-use types::{Command, Sequence, Side};
+use types::{Command, NodeId, Sequence, Side};
 
 fn config(dir: &Path) -> Config {
     let mut config = desk::config(&Time::new());
@@ -33,6 +34,10 @@ async fn market(dir: &Path) -> (Sequence, u64) {
     let hash = handle.port().inspect(|core| core.state_hash()).await;
     handle.stop();
     (last, hash.expect("looked"))
+}
+
+fn node() -> NodeId {
+    NodeId::new(1).expect("a node")
 }
 
 fn hex(hash: u64) -> String {
@@ -121,7 +126,7 @@ async fn r174_r180_a_folder_is_listed_verified_dumped_replayed_and_written_down(
     assert!(matches!(beyond, InspectError::Beyond { end, .. } if end == last));
 
     assert_eq!(folder.first().expect("read"), 1);
-    let written = folder.snapshot(Some(half)).expect("written");
+    let written = replica::snapshot(&folder, node(), Some(half)).expect("written");
     assert_eq!(
         (written.sequence, written.state_hash),
         (half.get(), earlier.state_hash)
@@ -133,7 +138,7 @@ async fn r174_r180_a_folder_is_listed_verified_dumped_replayed_and_written_down(
     // What is written by hand removes nothing, in whatever order.
     let old = [last, Sequence(last.get() - 5), Sequence(20), Sequence(30)];
     for until in old {
-        folder.snapshot(Some(until)).expect("written");
+        replica::snapshot(&folder, node(), Some(until)).expect("written");
     }
     let sequences: Vec<u64> = folder.verify().expect("whole").snapshots;
     let mut expected: Vec<u64> = old.iter().chain([&half]).map(|s| s.get()).collect();
@@ -144,8 +149,10 @@ async fn r174_r180_a_folder_is_listed_verified_dumped_replayed_and_written_down(
         SequencerHandle::start(config(dir.path()), Arc::new(Backlog::default())).expect("starts");
     assert_eq!(again.recovered(), last);
     assert!(matches!(
-        folder.snapshot(None),
-        Err(InspectError::Start(StartError::InUse(_)))
+        replica::snapshot(&folder, node(), None),
+        Err(SnapshotError::Journal(InspectError::Start(
+            StartError::InUse(_)
+        )))
     ));
     again.stop();
 }
@@ -154,13 +161,15 @@ async fn r174_r180_a_folder_is_listed_verified_dumped_replayed_and_written_down(
 async fn what_is_wrong_with_a_folder_is_said_with_its_place() {
     let dir = tempfile::tempdir().expect("folder");
     let missing = dir.path().join("missing");
+    let folder = Folder::new(&missing);
+    let snapshot = replica::snapshot(&folder, node(), None).expect_err("missing");
     for error in [
-        Folder::new(&missing).list().expect_err("missing"),
-        Folder::new(&missing).verify().expect_err("missing"),
-        Folder::new(&missing).state(None).expect_err("missing"),
-        Folder::new(&missing).snapshot(None).expect_err("missing"),
+        folder.list().expect_err("missing").to_string(),
+        folder.verify().expect_err("missing").to_string(),
+        folder.state(None).expect_err("missing").to_string(),
+        snapshot.to_string(),
     ] {
-        assert!(error.to_string().contains("No such file"), "{error}");
+        assert!(error.contains("No such file"), "{error}");
     }
     assert!(!missing.exists());
 

@@ -4,12 +4,15 @@ mod desk;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use admission::Request;
 use desk::{Desk, Time, done, open_desk};
+use journal::Snapshots;
+use replica::LiveReplica;
 use sequencer::recover::StartError;
-use sequencer::{Backlog, Config, Record, SequencerHandle, replay};
-use types::{Sequence, Side};
+use sequencer::{Backlog, Config, Record, SequencerHandle, SnapshotConfig, replay};
+use types::{NodeId, Sequence, Side};
 
 fn files(dir: &Path) -> Config {
     let mut config = desk::config(&Time::new());
@@ -33,6 +36,27 @@ async fn trade(desk: &Desk, range: std::ops::Range<i64>) -> Vec<Record> {
     records
 }
 
+/// A replica at the commit position, which has written a checkpoint there.
+async fn checkpoint(handle: &SequencerHandle, dir: &Path) -> (Sequence, u64) {
+    let often = SnapshotConfig {
+        every_commands: 1,
+        every: Duration::from_millis(1),
+        ..SnapshotConfig::default()
+    };
+    let (node, parts) = (NodeId::new(1).expect("a node"), handle.replica_parts());
+    let live = LiveReplica::start(node, parts, Some(often)).expect("a replica");
+    let replica = live.replica();
+    let end = handle.commit().position();
+    replica.wait(end).await.expect("follows");
+    let checkpoints = Snapshots::new(&dir.join("snapshots"));
+    let since = Instant::now();
+    while checkpoints.sequences().expect("listed").last() != Some(&end.get()) {
+        assert!(since.elapsed() < desk::HANG, "no checkpoint");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    replica.read(|state| (state.sequence(), state.core().state_hash()))
+}
+
 async fn hash(handle: &SequencerHandle) -> u64 {
     let looked = handle.port().inspect(|core| core.state_hash()).await;
     looked.expect("looked")
@@ -47,14 +71,11 @@ async fn r174_r180_a_snapshot_and_the_rest_of_the_journal_give_the_live_state() 
     trade(&desk, 0..300).await;
     let middle = trade(&desk, 300..301).await[0].command.sequence;
     handle.commit().wait(middle).await.expect("durable");
-    let mut shadow = handle.shadow().expect("a shadow");
-    assert_eq!(shadow.catch_up().expect("follows"), middle);
     assert_eq!(
-        shadow.core().state_hash(),
-        hash(&handle).await,
-        "the shadow is where the node is"
+        checkpoint(&handle, dir.path()).await,
+        (middle, hash(&handle).await),
+        "the replica is where the node is"
     );
-    assert_eq!(shadow.save().expect("saved"), middle);
 
     let last = trade(&desk, 301..500)
         .await
@@ -69,7 +90,7 @@ async fn r174_r180_a_snapshot_and_the_rest_of_the_journal_give_the_live_state() 
     let again = start(dir.path()).expect("starts");
     assert_eq!(again.recovered(), last);
     assert_eq!(hash(&again).await, live, "from the snapshot");
-    // It goes on trading at the same prices, and a second shadow begins at the snapshot.
+    // It goes on trading at the same prices, and another replica begins at the checkpoint.
     let more = trade(
         &Desk {
             port: again.port(),
@@ -81,15 +102,13 @@ async fn r174_r180_a_snapshot_and_the_rest_of_the_journal_give_the_live_state() 
     let last = more.last().expect("some").command.sequence;
     again.commit().wait(last).await.expect("durable");
     let live = hash(&again).await;
-    let mut shadow = again.shadow().expect("a shadow");
-    assert_eq!(shadow.core().sequence(), middle);
-    assert_eq!(shadow.catch_up().expect("follows"), last);
+    let followed = checkpoint(&again, dir.path()).await;
     again.stop();
 
     // And from the first record on, without it.
     let replayed = replay(dir.path(), None).expect("replays");
     assert_eq!((replayed.sequence(), replayed.state_hash()), (last, live));
-    assert_eq!(shadow.core().state_hash(), live);
+    assert_eq!(followed, (last, live));
     let earlier = replay(dir.path(), Some(middle)).expect("replays");
     assert_eq!(earlier.sequence(), middle);
     assert_ne!(earlier.state_hash(), live);
@@ -107,9 +126,7 @@ async fn a_snapshot_of_records_that_the_journal_has_lost_stops_the_start() {
         .command
         .sequence;
     handle.commit().wait(last).await.expect("durable");
-    let mut shadow = handle.shadow().expect("a shadow");
-    shadow.catch_up().expect("follows");
-    shadow.save().expect("saved");
+    checkpoint(&handle, dir.path()).await;
     handle.stop();
     // Its last record is damaged: for the journal alone a torn tail, which it would cut.
     let first = dir.path().join("0000000001.log");

@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 use admission::Request;
 use desk::{HANG, Time, done, open_desk};
 use journal::Snapshots;
+use replica::LiveReplica;
 use sequencer::inspect::{Folder, SegmentLine};
 use sequencer::{
     Backlog, CheckpointError, CheckpointKeeper, Checkpoints, Config, JournalReader, Older, Proven,
     Retention, SequencerHandle, SnapshotConfig, StartError,
 };
-use types::{Sequence, Side};
+use types::{NodeId, Sequence, Side};
 
 fn config(dir: &Path) -> Config {
     let mut config = desk::config(&Time::new());
@@ -31,6 +32,11 @@ fn every(commands: u64) -> SnapshotConfig {
         every: Duration::from_secs(3_600),
         kept: 2,
     }
+}
+
+fn follow(handle: &SequencerHandle, config: SnapshotConfig) -> LiveReplica {
+    let node = NodeId::new(1).expect("a node");
+    LiveReplica::start(node, handle.replica_parts(), Some(config)).expect("a replica")
 }
 
 fn start(dir: &Path) -> SequencerHandle {
@@ -113,7 +119,7 @@ async fn r174_nothing_goes_that_a_reader_or_a_snapshot_needs_and_the_rest_is_the
     let dir = dir.path();
     let mut handle = start(dir);
     let desk = open_desk(handle.port(), 2).await;
-    handle.keep_snapshots(every(100)).expect("a service");
+    let _replica = follow(&handle, every(100));
     let proven = Proven::default();
     let keeping = retention(dir, &proven, false);
     handle.keep_log(keeping).expect("a service");
@@ -212,7 +218,7 @@ async fn the_past_is_kept_from_a_checkpoint_on() {
     let dir = dir.path();
     let mut handle = start(dir);
     let desk = open_desk(handle.port(), 2).await;
-    handle.keep_snapshots(every(100)).expect("a service");
+    let _replica = follow(&handle, every(100));
     trade_with_snapshots(&handle, &desk, dir).await;
     let proven = Proven::default();
     for at in [70, 150, 560, 580] {

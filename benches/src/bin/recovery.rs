@@ -13,11 +13,12 @@ use admission::Request;
 use anyhow::{Context, ensure};
 use benches::load::{Load, wait};
 use clap::Parser;
+use replica::LiveReplica;
 use sequencer::ring_port::Outcome;
 use sequencer::{
     Backlog, Config, NotTaken, Port, Report, RingPort, SequencerHandle, SnapshotConfig, replay,
 };
-use types::Sequence;
+use types::{NodeId, Sequence};
 
 /// Requests under way at most.
 const WINDOW: usize = 4_096;
@@ -150,12 +151,14 @@ fn main() -> anyhow::Result<()> {
     };
     let dir = folder.path().join("journal");
 
-    let mut handle = start(&dir)?;
-    handle.keep_snapshots(SnapshotConfig {
+    let handle = start(&dir)?;
+    let checkpoints = SnapshotConfig {
         every_commands: args.every,
         every: Duration::from_secs(86_400),
         ..SnapshotConfig::default()
-    })?;
+    };
+    let node = NodeId::new(1).context("node number")?;
+    let replica = LiveReplica::start(node, handle.replica_parts(), Some(checkpoints))?;
     let mut load = Load::open(&handle.port(), args.instruments, args.seed)
         .map_err(|error| anyhow::anyhow!("the load is refused: {error}"))?;
     let filling = Instant::now();
@@ -166,7 +169,7 @@ fn main() -> anyhow::Result<()> {
     let (last, live, open) = state(&handle.port())?;
     wait(handle.commit().wait(last)).context("the journal")?;
 
-    // The shadow is behind the flood: a moment later it has made its last snapshot.
+    // The replica is behind the flood: a moment later it has made its last snapshot.
     let snapshots = journal::Snapshots::new(&dir.join("snapshots"));
     let wanted = last.get().saturating_sub(args.every);
     let waiting = Instant::now();
@@ -177,11 +180,12 @@ fn main() -> anyhow::Result<()> {
         }
         ensure!(
             waiting.elapsed() < Duration::from_secs(300),
-            "the shadow stands at {newest}"
+            "the replica stands at {newest}"
         );
         std::thread::sleep(Duration::from_millis(50));
     };
     let lag_s = waiting.elapsed().as_secs_f64();
+    drop(replica);
     handle.stop();
     let journal_bytes = bytes(&dir, "log")?;
     let snapshot_bytes =

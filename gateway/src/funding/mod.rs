@@ -7,13 +7,17 @@
 
 mod release;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use admission::{FundRequest, Pool, Request};
+use admission::{Admission, FundRequest, Pool, Request};
+use replica::State;
 use rpc::Context;
 use sequencer::NotTaken;
 use tonic::Status;
-use types::{Decimal, HoldIx, Id128, Minor, PoolKind, RejectReason, UserIx, derived};
+use types::{
+    AssetIx, CFA_RUB, Decimal, HoldIx, Id128, Minor, PoolKind, RejectReason, UserIx, derived,
+};
 use uuid::Uuid;
 
 pub use release::give_back;
@@ -23,7 +27,6 @@ use crate::calls::ledger::{LedgerHold, NewHold};
 use crate::market::{Asset, Market, is_known};
 use crate::orders::Answered;
 use crate::refusal::{self, Shortfall};
-use crate::streams::Streams;
 
 /// A trading hold as a caller reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,11 +144,7 @@ pub async fn bring_up(
         .to_minor(asset.decimals())
         .map_err(|error| rpc::status::internal(&error))?;
     for _ in 0..FUNDING_TRIES {
-        // The sum is the streams': they must have seen what the trading path has.
-        let sequence = market.inspect(|core| core.sequence()).await?;
-        market.durable(sequence).await?;
-        market.streams.wait(sequence).await;
-        let known = market.streams.pool(hold.hold_id);
+        let known = market.state(|state| state.hold_of(hold.hold_id)).await?;
         if let Some(pool) = known {
             if pool.closed {
                 return Err(refusal::request_expired());
@@ -363,8 +362,8 @@ pub async fn close_abandoned(
     hold: HoldIx,
     before_ns: u64,
 ) -> Result<(), Status> {
-    close_if(market, hold, |streams| {
-        streams.abandoned(before_ns).contains(&hold)
+    close_if(market, hold, |state| {
+        abandoned(state, before_ns).contains(&hold)
     })
     .await
 }
@@ -372,12 +371,12 @@ pub async fn close_abandoned(
 async fn close_if(
     market: &Arc<Market>,
     hold: HoldIx,
-    still: impl FnOnce(&Streams) -> bool,
+    still: impl FnOnce(&State) -> bool,
 ) -> Result<(), Status> {
     let pool = pool_row(market, hold).await?;
     let _turn = market.funding_turn(pool.user).await;
     let pool = pool_row(market, hold).await?;
-    if pool.closed || pool.open_orders > 0 || !still(&market.streams) {
+    if pool.closed || pool.open_orders > 0 || !market.replica.read(still) {
         return Ok(());
     }
     let request = Request::CloseHold {
@@ -406,22 +405,44 @@ pub async fn list(
     before: i64,
     rows: usize,
 ) -> Result<Vec<(HoldIx, HoldView)>, Status> {
-    market.streams.wait(market.commit.position()).await;
-    let holds = market
-        .streams
-        .trading_holds(user_id, instrument_id, before, rows);
-    let (sequence, rows) = market
-        .inspect(move |core| {
-            let admission = core.admission();
-            let rows = holds.into_iter().filter_map(|hold| {
-                let pool = admission.pool(hold)?;
-                Some((hold, view_of(admission, pool)))
-            });
-            (core.sequence(), rows.collect())
-        })
-        .await?;
-    market.durable(sequence).await?;
-    Ok(rows)
+    let found = market.look(|state| {
+        let admission = state.core().admission();
+        let is_of = |hold: &replica::Hold| {
+            let user = admission.user(hold.user);
+            i64::from(hold.hold.get()) < before
+                && (user_id.is_empty() || user.is_some_and(|user| user.id.as_str() == user_id))
+                && (instrument_id.is_empty() || asset_id(admission, hold.asset) == instrument_id)
+        };
+        let newest_first = state.trading_holds().rev().filter(is_of).take(rows);
+        let viewed = newest_first.filter_map(|hold| {
+            let pool = admission.pool(hold.hold)?;
+            Some((hold.hold, view_of(admission, pool)))
+        });
+        viewed.collect()
+    });
+    found.await
+}
+
+/// Id of an asset whose instrument, if it has one, is known.
+fn asset_id(admission: &Admission, asset: AssetIx) -> &str {
+    let spec = asset.instrument().and_then(|ix| admission.spec(ix));
+    spec.map_or(CFA_RUB, |spec| spec.id.as_str())
+}
+
+/// Trading holds that nobody has used since `before_ns`, of users whose last session ended before that (`design.md` 4). A user who never had a session
+/// manages his holds by call.
+pub fn abandoned(state: &State, before_ns: u64) -> Vec<HoldIx> {
+    let mut gone: HashMap<UserIx, bool> = HashMap::new();
+    for session in state.sessions() {
+        let is_gone = !session.open && session.changed_ns < before_ns;
+        *gone.entry(session.user).or_insert(true) &= is_gone;
+    }
+    let idle = state
+        .trading_holds()
+        .filter(|hold| !hold.closed && hold.open_orders == 0 && hold.used_ns < before_ns);
+    idle.filter(|hold| gone.get(&hold.user) == Some(&true))
+        .map(|hold| hold.hold)
+        .collect()
 }
 
 /// The pool of a ledger hold id given as text; `Hold not found`. Holds of single orders are no trading holds.
@@ -439,19 +460,16 @@ pub async fn find(market: &Market, hold_id: &str) -> Result<(HoldIx, HoldView), 
 }
 
 async fn view(market: &Market, hold: HoldIx) -> Result<HoldView, Status> {
-    let (sequence, view) = market
-        .inspect(move |core| {
+    let view = market
+        .inspect(|core| {
             let admission = core.admission();
-            let pool = admission.pool(hold)?;
-            Some((core.sequence(), view_of(admission, pool)))
+            Some(view_of(admission, admission.pool(hold)?))
         })
-        .await?
-        .ok_or_else(refusal::hold_not_found)?;
-    market.durable(sequence).await?;
-    Ok(view)
+        .await?;
+    view.ok_or_else(refusal::hold_not_found)
 }
 
-fn view_of(admission: &admission::Admission, pool: &Pool) -> HoldView {
+fn view_of(admission: &Admission, pool: &Pool) -> HoldView {
     let asset = match pool.asset.instrument() {
         None => Asset::MONEY,
         Some(ix) => Asset::units(*admission.spec(ix).expect("a pool's instrument is known")),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use replica::Hold;
 use rpc::Context;
 use tonic::Status;
 use types::{Id128, Minor, PoolKind, Sequence};
@@ -14,7 +15,7 @@ use crate::market::Market;
 /// since before it part of the money may still be in the hold of an order that was just cancelled. May be repeated at any time: what is missing is
 /// computed from what both sides say, and the keys derive from it.
 pub async fn give_back(market: &Market, hold_id: Id128) -> Result<(), Status> {
-    let Some(pool) = market.streams.pool(hold_id) else {
+    let Some(pool) = market.hold_of(hold_id) else {
         return Ok(());
     };
     if pool.taken_at == Sequence::ZERO || settlement_releases(&pool) {
@@ -23,7 +24,7 @@ pub async fn give_back(market: &Market, hold_id: Id128) -> Result<(), Status> {
     market.settlement.settled(pool.taken_at).await;
     // Two that read the same figures would both release the difference.
     let _one_at_a_time = market.giving.lock().await;
-    let Some(pool) = market.streams.pool(hold_id) else {
+    let Some(pool) = market.hold_of(hold_id) else {
         return Ok(());
     };
     if market.settlement.progress().settled < pool.taken_at {
@@ -63,7 +64,7 @@ pub async fn give_back(market: &Market, hold_id: Id128) -> Result<(), Status> {
 }
 
 /// The hold of an order that reached the journal is settlement's to release.
-pub fn settlement_releases(pool: &crate::fold::Pool) -> bool {
+pub fn settlement_releases(pool: &Hold) -> bool {
     pool.kind == PoolKind::Order && pool.orders > 0
 }
 
@@ -75,7 +76,7 @@ pub(super) async fn give_back_now(
 ) -> Result<(), Status> {
     let own = market.clone();
     let giving = tokio::spawn(async move {
-        own.streams.wait(sequence).await;
+        own.passed(sequence).await?;
         give_back(&own, hold_id).await
     });
     giving
@@ -87,8 +88,11 @@ pub(super) async fn give_back_now(
 pub(super) async fn released(market: &Arc<Market>, hold_id: Id128, sequence: Sequence) {
     let own = market.clone();
     let giving = tokio::spawn(async move {
-        own.streams.wait(sequence).await;
-        if let Err(status) = give_back(&own, hold_id).await {
+        let given = async {
+            own.passed(sequence).await?;
+            give_back(&own, hold_id).await
+        };
+        if let Err(status) = given.await {
             // The sweeper tries again.
             tracing::warn!(%status, %hold_id, "money taken out of a trading hold is not back yet");
         }

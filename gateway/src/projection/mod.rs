@@ -1,4 +1,4 @@
-//! The readable history: orders and trades in SQLite and the market's events, both derived from the journal at the commit position.
+//! The readable history: orders and trades in SQLite and the market's events, both derived from what the replica tells of the journal.
 //!
 //! One transaction a batch of records holds the rows, the events and the position, so a crash leaves no half and a lost file is rebuilt by reading the
 //! journal again, as long as all of it is kept. A reader that must see its own write waits for the position ([`Projection::wait`]).
@@ -7,19 +7,19 @@ pub mod published;
 pub mod repo;
 pub mod rows;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use events::Sqlite;
+use replica::{Applied, Cause, Effect, Follower, Names, Order, Trade};
 use rpc::Health;
-use sequencer::{Reader, Record};
+use sequencer::Durable;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use types::{Id128, OrderStatus, PoolKind, Sequence};
+use types::{Id128, NodeId, OrderStatus, PoolKind, Sequence};
 
 use crate::Error;
-use crate::fold::{Cause, Fact, Fold, Order, Trade};
-use crate::follower::Follower;
 use crate::market::now_us;
 use published::Publisher;
 use rows::{AnswerRow, OrderRow, TradeRow};
@@ -37,13 +37,17 @@ const RETRY_MAX: Duration = Duration::from_secs(2);
 pub struct Projection {
     pub db: Sqlite,
     position: Arc<watch::Sender<Sequence>>,
+    durable: Durable,
 }
 
 impl Projection {
-    pub async fn open(db: Sqlite) -> Result<Self, Error> {
+    /// `durable` is told how far it has come.
+    pub async fn open(db: Sqlite, durable: Durable) -> Result<Self, Error> {
         let position = Sequence(repo::position(&db).await?);
+        durable.set(position);
         Ok(Self {
             db,
+            durable,
             position: Arc::new(watch::Sender::new(position)),
         })
     }
@@ -62,60 +66,46 @@ impl Projection {
             .expect("the sender lives in self");
     }
 
-    /// Follows the journal until shutdown. `fold` is not past the stored position, and `reader` begins behind it: the state behind the rows is folded from
-    /// there, rows at or before the stored position are not written again.
+    /// Follows until shutdown. `follower` begins behind the stored position.
     pub async fn run(
         self,
-        mut fold: Fold,
-        reader: Reader,
+        node: NodeId,
+        mut follower: Follower,
         health: Health,
         shutdown: CancellationToken,
     ) -> Result<(), Error> {
-        let mut reader = Follower::new(reader, health.clone(), PART);
-        let written = self.position();
-        let mut facts = Vec::new();
-        while fold.sequence() < written {
-            let record = tokio::select! {
-                record = reader.next() => record?,
-                () = shutdown.cancelled() => return Ok(()),
-            };
-            facts.clear();
-            fold.apply(&record.command, &record.events, &mut facts);
-        }
+        let names = follower.names().clone();
         loop {
             let first = tokio::select! {
-                record = reader.next() => record?,
+                batch = follower.next() => batch?,
                 () = shutdown.cancelled() => return Ok(()),
             };
-            let mut records = vec![first];
-            while records.len() < BATCH_RECORDS_MAX {
-                match reader.try_next()? {
-                    Some(record) => records.push(record),
-                    None => break,
-                }
-            }
             let mut retry = Retry::new(&health, &shutdown);
-            let batch = self.gather(&mut fold, &records, &mut retry).await?;
-            // The fold has the records already: only the transaction is repeated.
-            while let Err(error) = self.write(&batch, fold.sequence()).await {
+            let mut batch = Batch::new(node, &names);
+            let mut through = self.gather(&mut batch, &first, &mut retry).await?;
+            while batch.records < BATCH_RECORDS_MAX
+                && let Some(more) = follower.try_next()
+            {
+                through = self.gather(&mut batch, &more, &mut retry).await?;
+            }
+            while let Err(error) = self.write(&batch, through).await {
                 retry.wait(error).await?;
             }
             batch.count();
         }
     }
 
-    /// Folds the records into what their transaction writes.
+    /// Adds what the records mean to the batch; gives the last of them.
     async fn gather(
         &self,
-        fold: &mut Fold,
-        records: &[Record],
+        batch: &mut Batch<'_>,
+        records: &replica::Batch,
         retry: &mut Retry<'_>,
-    ) -> Result<Batch, Error> {
-        let mut batch = Batch::default();
-        for record in records {
-            batch.facts.clear();
-            let cause = fold.apply(&record.command, &record.events, &mut batch.facts);
-            if batch.facts.is_empty() && cause.key_hash.is_none() {
+    ) -> Result<Sequence, Error> {
+        batch.records += records.len();
+        for applied in records.iter() {
+            let cause = &applied.cause;
+            if applied.effects.is_empty() && cause.key_hash.is_none() {
                 continue;
             }
             let known = match cause.key_hash {
@@ -128,13 +118,13 @@ impl Projection {
                 },
             };
             let correlation_id =
-                known.unwrap_or_else(|| format!("{}:{}", fold.node().get(), cause.sequence));
-            batch.take(fold, &cause, &correlation_id);
+                known.unwrap_or_else(|| format!("{}:{}", batch.node.get(), cause.sequence));
+            batch.take(applied, &correlation_id);
         }
-        Ok(batch)
+        Ok(records.last())
     }
 
-    async fn write(&self, batch: &Batch, through: Sequence) -> Result<(), Error> {
+    async fn write(&self, batch: &Batch<'_>, through: Sequence) -> Result<(), Error> {
         let mut tx = self.db.write().await?;
         repo::save_orders_in_tx(&mut tx, &batch.orders).await?;
         repo::save_trades_in_tx(&mut tx, &batch.trades).await?;
@@ -144,6 +134,7 @@ impl Projection {
         events::outbox::append_in_tx(&mut tx, &batch.events).await?;
         repo::set_position_in_tx(&mut tx, through.0).await?;
         tx.commit().await?;
+        self.durable.set(through);
         self.position.send_replace(through);
         Ok(())
     }
@@ -194,18 +185,33 @@ impl Drop for Retry<'_> {
 }
 
 /// What a transaction will write: each order once, as the last record leaves it.
-#[derive(Default)]
-struct Batch {
-    facts: Vec<Fact>,
+struct Batch<'a> {
+    node: NodeId,
+    names: &'a Names,
+    records: usize,
     orders: Vec<OrderRow>,
-    place: std::collections::HashMap<String, usize>,
+    place: HashMap<String, usize>,
     trades: Vec<TradeRow>,
     answers: Vec<(Id128, AnswerRow)>,
     placed: Vec<(String, types::Side)>,
     events: Vec<events::Event>,
 }
 
-impl Batch {
+impl<'a> Batch<'a> {
+    fn new(node: NodeId, names: &'a Names) -> Self {
+        Self {
+            node,
+            names,
+            records: 0,
+            orders: Vec::new(),
+            place: HashMap::new(),
+            trades: Vec::new(),
+            answers: Vec::new(),
+            placed: Vec::new(),
+            events: Vec::new(),
+        }
+    }
+
     fn order(&mut self, row: OrderRow) {
         match self.place.get(&row.order_id) {
             Some(at) => self.orders[*at] = row,
@@ -235,64 +241,63 @@ impl Batch {
         }
     }
 
-    fn take(&mut self, fold: &Fold, cause: &Cause, correlation_id: &str) {
-        let mut publisher = Publisher::new(fold.node(), *cause, correlation_id);
+    fn take(&mut self, applied: &Applied, correlation_id: &str) {
+        let (names, cause) = (self.names, &applied.cause);
+        let mut publisher = Publisher::new(self.node, names, *cause, correlation_id);
         let mut answer = AnswerRow {
             sequence: cause.sequence.0,
             order_id: String::new(),
             cancelled: 0,
         };
-        let facts = std::mem::take(&mut self.facts);
-        for fact in &facts {
-            self.events.extend(publisher.event(fold, fact));
-            match fact {
-                Fact::Entered(order) => {
-                    let spec = fold.instrument(order.instrument);
+        for told in &applied.effects {
+            self.events.extend(publisher.event(&told.effect));
+            match &told.effect {
+                Effect::Accepted(order) => {
+                    let spec = names.instrument(order.instrument);
                     self.placed.push((spec.id.to_string(), order.side));
                     if cause.sequence == order.sequence {
                         answer.order_id = order.id.to_string();
                     }
-                    self.order(order_row(fold, cause, order, ""));
+                    self.order(order_row(names, cause, order, ""));
                 }
-                Fact::Rested(order) => self.order(order_row(fold, cause, order, "")),
-                Fact::Refused(order, reason) => {
+                Effect::Rested(order) => self.order(order_row(names, cause, order, "")),
+                Effect::Refused(order, _, reason) => {
                     answer.order_id = order.id.to_string();
-                    self.order(order_row(fold, cause, order, reason.as_str()));
+                    self.order(order_row(names, cause, order, reason.as_str()));
                 }
-                Fact::Traded(trade) => {
+                Effect::Traded(trade) => {
                     for order in [&trade.maker, &trade.taker] {
-                        self.order(order_row(fold, cause, order, ""));
+                        self.order(order_row(names, cause, order, ""));
                     }
-                    self.trades.push(trade_row(fold, cause, trade));
+                    self.trades.push(trade_row(names, cause, trade));
                 }
-                Fact::Amended { order, .. } | Fact::Reduced { order, .. } => {
+                Effect::Amended { order, .. } | Effect::Reduced { order, .. } => {
                     if answer.order_id.is_empty() {
                         answer.order_id = order.id.to_string();
                     }
-                    self.order(order_row(fold, cause, order, ""));
+                    self.order(order_row(names, cause, order, ""));
                 }
-                Fact::Cancelled { order, reason, .. } => {
+                Effect::Cancelled { order, reason, .. } => {
                     if answer.order_id.is_empty() {
                         answer.order_id = order.id.to_string();
                     }
-                    self.order(order_row(fold, cause, order, reason.as_str()));
+                    self.order(order_row(names, cause, order, reason.as_str()));
                 }
-                Fact::MassCancelled { count, .. } => {
+                Effect::MassCancelled { count, .. } => {
                     answer.order_id.clear();
                     answer.cancelled += count;
                 }
-                Fact::RequestRefused { .. }
-                | Fact::User(..)
-                | Fact::Instrument(_)
-                | Fact::Session(_)
-                | Fact::Pool(_)
-                | Fact::PoolIdle(_) => {}
+                Effect::RequestRefused { .. }
+                | Effect::User(..)
+                | Effect::Instrument(_)
+                | Effect::Session(_)
+                | Effect::Hold(_)
+                | Effect::Entered(_) => {}
             }
         }
         if !cause.key_hash.is_none() {
             self.answers.push((cause.key_hash, answer));
         }
-        self.facts = facts;
     }
 }
 
@@ -300,14 +305,12 @@ fn micros(time_ns: u64) -> i64 {
     i64::try_from(time_ns / 1_000).expect("nanoseconds of 64 bits fit as microseconds")
 }
 
-fn order_row(fold: &Fold, cause: &Cause, order: &Order, cancel_reason: &str) -> OrderRow {
-    let spec = fold.instrument(order.instrument);
-    let own_hold = fold
-        .pool(order.pool)
-        .is_some_and(|pool| pool.kind == PoolKind::Order);
+fn order_row(names: &Names, cause: &Cause, order: &Order, cancel_reason: &str) -> OrderRow {
+    let spec = &names.instrument(order.instrument);
+    let own_hold = names.hold(order.pool).kind == PoolKind::Order;
     OrderRow {
         order_id: order.id.to_string(),
-        user_id: fold.user(order.user).to_string(),
+        user_id: names.user(order.user).to_string(),
         instrument_id: spec.id.to_string(),
         side: order.side,
         order_type: order.order_type,
@@ -333,14 +336,14 @@ fn order_row(fold: &Fold, cause: &Cause, order: &Order, cancel_reason: &str) -> 
     }
 }
 
-fn trade_row(fold: &Fold, cause: &Cause, trade: &Trade) -> TradeRow {
-    let spec = fold.instrument(trade.instrument);
+fn trade_row(names: &Names, cause: &Cause, trade: &Trade) -> TradeRow {
+    let spec = names.instrument(trade.instrument);
     TradeRow {
         trade_id: trade.id.to_string(),
         buy_order_id: trade.buy().id.to_string(),
         sell_order_id: trade.sell().id.to_string(),
-        buyer_id: fold.user(trade.buy().user).to_string(),
-        seller_id: fold.user(trade.sell().user).to_string(),
+        buyer_id: names.user(trade.buy().user).to_string(),
+        seller_id: names.user(trade.sell().user).to_string(),
         instrument_id: spec.id.to_string(),
         price: spec.price(trade.price),
         quantity: spec.quantity(trade.quantity),

@@ -1,4 +1,4 @@
-//! Facts of the journal as events of `platform.market.events.v1` (specification 6.4, T41): the journal is the outbox, ids derive from it, so that
+//! Effects of the journal as events of `platform.market.events.v1` (specification 6.4, T41): the journal is the outbox, ids derive from it, so that
 //! publishing a record again gives the same ids (`ce_id` of node, sequence and place).
 
 use events::{Event, topics};
@@ -6,40 +6,42 @@ use prost::Message;
 use proto::common::v1::{Fee, RequestContext};
 use proto::convert::{to_decimal, to_money, to_timestamp_us};
 use proto::market::v1::{OrderCancelledEvent, OrderPlacedEvent, TradeExecutedEvent};
-use types::{InstrumentSpec, NodeId, OrderType, Ticks, UserId, child_uuid, order_uuid};
+use replica::{Cause, Effect, Names, Order};
+use types::{InstrumentSpec, NodeId, OrderType, Ticks, child_uuid, order_uuid};
 use uuid::Uuid;
 
 use super::micros;
 use crate::api::render;
-use crate::fold::{Cause, Fact, Fold, Order};
 
 /// Names one record's events in turn.
 pub struct Publisher<'a> {
     node: NodeId,
+    names: &'a Names,
     cause: Cause,
     correlation_id: &'a str,
     count: u32,
 }
 
 impl<'a> Publisher<'a> {
-    pub fn new(node: NodeId, cause: Cause, correlation_id: &'a str) -> Self {
+    pub fn new(node: NodeId, names: &'a Names, cause: Cause, correlation_id: &'a str) -> Self {
         Self {
             node,
+            names,
             cause,
             correlation_id,
             count: 0,
         }
     }
 
-    /// The event of a fact, if it has one.
-    pub fn event(&mut self, fold: &Fold, fact: &Fact) -> Option<Event> {
+    /// The event of an effect, if it has one.
+    pub fn event(&mut self, effect: &Effect) -> Option<Event> {
         // Microseconds, as history has them: event and resource say the same time.
         let at = to_timestamp_us(micros(self.cause.time_ns));
         let context = Some(self.context());
-        match fact {
-            Fact::Entered(order) => {
-                let spec = fold.instrument(order.instrument);
-                let user: &UserId = fold.user(order.user);
+        match effect {
+            Effect::Accepted(order) => {
+                let spec = &self.names.instrument(order.instrument);
+                let user = self.names.user(order.user);
                 let message = OrderPlacedEvent {
                     context,
                     order_id: order.id.to_string(),
@@ -53,13 +55,13 @@ impl<'a> Publisher<'a> {
                 };
                 Some(self.make(spec, "OrderPlacedEvent", &order.id.to_string(), &message))
             }
-            Fact::Traded(trade) => {
-                let spec = fold.instrument(trade.instrument);
+            Effect::Traded(trade) => {
+                let spec = &self.names.instrument(trade.instrument);
                 let message = TradeExecutedEvent {
                     context,
                     trade_id: trade.id.to_string(),
-                    buyer_id: fold.user(trade.buy().user).to_string(),
-                    seller_id: fold.user(trade.sell().user).to_string(),
+                    buyer_id: self.names.user(trade.buy().user).to_string(),
+                    seller_id: self.names.user(trade.sell().user).to_string(),
                     instrument_id: spec.id.to_string(),
                     quantity: Some(to_decimal(spec.quantity(trade.quantity))),
                     price: Some(to_decimal(spec.price(trade.price))),
@@ -72,8 +74,8 @@ impl<'a> Publisher<'a> {
                 };
                 Some(self.make(spec, "TradeExecutedEvent", &trade.id.to_string(), &message))
             }
-            Fact::Cancelled { order, reason, .. } => {
-                let spec = fold.instrument(order.instrument);
+            Effect::Cancelled { order, reason, .. } => {
+                let spec = &self.names.instrument(order.instrument);
                 let message = OrderCancelledEvent {
                     context,
                     order_id: order.id.to_string(),

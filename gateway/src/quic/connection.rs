@@ -363,9 +363,7 @@ impl Connection {
     async fn hear_out(&self) {
         let market = &self.shared.market;
         let heard = async {
-            let Ok(sequence) = market.inspect(|core| core.sequence()).await else {
-                return;
-            };
+            let sequence = market.replica.assigned();
             if market.durable(sequence).await.is_ok() {
                 market.streams.wait(sequence).await;
             }

@@ -51,7 +51,7 @@ async fn readers_of_the_journal_fail_in_the_health_without_descriptors_and_then_
             ann.send(0, wire_order(id, buy, 1_000, 1)).await.unwrap();
             bob.send(0, wire_order(id, sell, 1_000, 1)).await.unwrap();
         }
-        until_failing(&market, &["history", "sessions"]).await;
+        until_failing(&market, &["replica"]).await;
         until_failing(&settlement, &["settlement-journal"]).await;
         storage.open_fails_every.store(0, Ordering::SeqCst);
         // An acknowledgement and a fill of each order.

@@ -14,14 +14,15 @@ use proto::ledger::v1 as books;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use proto::market::v1::market_service_client::MarketServiceClient;
 use proto::market::v1::*;
+use replica::LiveReplica;
 use rpc::{Authenticator, Channel, LocalSlot};
 use sequencer::{
-    Backlog, Config, JournalReader, Proven, Retention, SequencerHandle, SnapshotConfig,
+    Backlog, Config, Durable, JournalReader, Proven, Retention, SequencerHandle, SnapshotConfig,
 };
 use settlement::{SettlementConfig, SettlementDeps, SettlementHandle};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
-use types::{OrderType as Type, Sequence, Side, StpMode, TimeInForce as Tif};
+use types::{NodeId, OrderType as Type, Sequence, Side, StpMode, TimeInForce as Tif};
 use wire::ServerMessage;
 
 use crate::doubles::{Identity, Registry};
@@ -69,7 +70,8 @@ pub struct World {
     pub settlement: SettlementHandle,
     pub market: LocalSlot,
     embedded: events::Embedded,
-    /// Gone when a test has stopped it.
+    /// Both gone when a test has stopped them.
+    replica: Option<LiveReplica>,
     sequencer: Option<SequencerHandle>,
     ledger_handle: ledger::LedgerHandle,
     slots: Vec<LocalSlot>,
@@ -126,12 +128,10 @@ impl World {
             proven: Proven::default(),
             tells_past,
         };
-        let readers = [
-            reader("settlement", "settlement", false),
-            reader("market", "gateway", true),
-        ];
+        let readers = [reader("settlement", "settlement", false)];
+        let history = Durable::new("history");
         config.checkpoint_dirs = readers.iter().map(|reader| reader.dir.clone()).collect();
-        let [of_settlement, of_market] = readers.each_ref().map(|reader| reader.proven.clone());
+        let [of_settlement] = readers.each_ref().map(|reader| reader.proven.clone());
         let shared = backlog.clone();
         let journal = settings.journal;
         let start = move || match journal {
@@ -139,11 +139,12 @@ impl World {
             None => SequencerHandle::start(config, shared),
         };
         let mut sequencer = tokio::task::spawn_blocking(start).await.unwrap().unwrap();
-        if let Some(snapshots) = settings.checkpoints {
-            sequencer.keep_snapshots(snapshots).unwrap();
-        }
+        let (node, parts) = (NodeId::new(1).unwrap(), sequencer.replica_parts());
+        let live = move || LiveReplica::start(node, parts, settings.checkpoints);
+        let replica = tokio::task::spawn_blocking(live).await.unwrap().unwrap();
         if let Some(bytes) = settings.retain_bytes {
             let mut retention = Retention::new(bytes, readers.to_vec());
+            retention.followers = vec![history.clone()];
             retention.every = Duration::from_millis(20);
             sequencer.keep_log(retention).unwrap();
         }
@@ -176,9 +177,8 @@ impl World {
             cfa: service(2),
             port: sequencer.port(),
             commit: sequencer.commit(),
-            reader: sequencer.reader(Sequence(0)),
-            checkpoints: settings.checkpoints,
-            proven: of_market,
+            replica: replica.replica(),
+            history,
             settlement: settlement.view(),
         };
         let gateway = gateway::start(gateway_config, gateway_deps, stop_gateway.clone())
@@ -195,6 +195,7 @@ impl World {
             gateway,
             settlement,
             embedded,
+            replica: Some(replica),
             sequencer: Some(sequencer),
             ledger_handle,
             slots,
@@ -212,10 +213,12 @@ impl World {
     pub async fn stop(self) -> (PathBuf, Arc<Identity>, Arc<Registry>) {
         self.stop_gateway.cancel();
         self.gateway.stopped().await;
-        let sequencer = self.sequencer;
-        tokio::task::spawn_blocking(move || sequencer.map(SequencerHandle::stop))
-            .await
-            .unwrap();
+        let (replica, sequencer) = (self.replica, self.sequencer);
+        let ending = move || {
+            drop(replica);
+            sequencer.map(SequencerHandle::stop)
+        };
+        tokio::task::spawn_blocking(ending).await.unwrap();
         self.stop_rest.cancel();
         self.settlement.stopped().await;
         self.ledger_handle.stopped().await;
@@ -227,10 +230,12 @@ impl World {
 
     /// The trading path ends while the market goes on.
     pub async fn lose_trading_path(&mut self) {
-        let sequencer = self.sequencer.take();
-        tokio::task::spawn_blocking(move || sequencer.map(SequencerHandle::stop))
-            .await
-            .unwrap();
+        let (replica, sequencer) = (self.replica.take(), self.sequencer.take());
+        let ending = move || {
+            drop(replica);
+            sequencer.map(SequencerHandle::stop)
+        };
+        tokio::task::spawn_blocking(ending).await.unwrap();
     }
 
     /// Stops and starts again over the same folder.

@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use sequencer::inspect::{DumpLine, Folder};
 use serde::Serialize;
-use types::Sequence;
+use types::{NodeId, Sequence};
 
 /// How long `dump --follow` waits at the end before it looks again.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(50);
@@ -75,11 +75,11 @@ fn number(name: &'static str) -> Arg {
         .value_parser(value_parser!(u64).range(1..))
 }
 
-/// Does what `journal` was asked. `dir` is the folder unless `--dir` names another one.
+/// Does what `journal` was asked. `dir` is the folder unless `--dir` names another one, of engine node `node`.
 ///
 /// # Errors
 /// The journal cannot be read, or does not check.
-pub fn run(matches: &ArgMatches, dir: &Path, json: bool) -> anyhow::Result<()> {
+pub fn run(matches: &ArgMatches, dir: &Path, node: u8, json: bool) -> anyhow::Result<()> {
     let Some((verb, matches)) = matches.subcommand() else {
         bail!("journal: a verb is expected");
     };
@@ -99,10 +99,12 @@ pub fn run(matches: &ArgMatches, dir: &Path, json: bool) -> anyhow::Result<()> {
             .state(until())
             .map_err(Into::into)
             .and_then(|state| print(&state, json)),
-        "snapshot" => folder
-            .snapshot(until())
-            .map_err(Into::into)
-            .and_then(|written| print(&written, json)),
+        "snapshot" => {
+            let node = NodeId::new(node).context("node number")?;
+            replica::snapshot(&folder, node, until())
+                .map_err(Into::into)
+                .and_then(|written| print(&written, json))
+        }
         _ => {
             let until = sequence("until").unwrap_or(u64::MAX);
             let follows = matches.get_flag("follow");
@@ -182,7 +184,7 @@ mod tests {
         let ask = |words: &[&str]| {
             let words = std::iter::once("journal").chain(words.iter().copied());
             let matches = command().try_get_matches_from(words).expect("well formed");
-            run(&matches, &dir, true)
+            run(&matches, &dir, 1, true)
         };
         for verb in ["ls", "verify", "dump", "replay", "snapshot"] {
             let error = format!("{:#}", ask(&[verb]).expect_err("no folder"));

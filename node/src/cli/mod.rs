@@ -226,8 +226,9 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
             .await
         }
         Some(("journal", matches)) => {
-            let dir = config()?.journal_dir();
-            tokio::task::block_in_place(|| journal::run(matches, &dir, json))
+            let config = config()?;
+            let (dir, node) = (config.journal_dir(), config.market.node);
+            tokio::task::block_in_place(|| journal::run(matches, &dir, node, json))
         }
         Some(("proof", _)) => proof::run(&target()?, json).await,
         Some(("data", matches)) => data::run(matches, &config()?, json),

@@ -1,5 +1,7 @@
 //! What comes back: events and best prices out of the rings, and commands that are complete. Who asked hears first; state and journal follow.
 
+use std::sync::atomic::Ordering;
+
 use super::Hot;
 use crate::flight::Owed;
 use crate::lane::Report;
@@ -68,6 +70,9 @@ impl Hot {
         if let Owed::Reply(reply) = owed
             && !matches!(reply, Reply::None)
         {
+            // Who is answered may read at once: what is read then is not older than the answer.
+            let sequence = &self.stats.sequence;
+            sequence.store(self.core.sequence().get(), Ordering::Release);
             let command = flight.command;
             let events = flight.take_events();
             reply.send(Ok(Record { command, events }));

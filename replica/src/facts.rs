@@ -1,0 +1,288 @@
+//! What a journal record did, in the order in which it did it: the effects of the command and of each of its events, with orders and holds as they
+//! stand afterwards. Whoever follows the replica reads these and folds nothing again.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use types::command::RequestKind;
+use types::{
+    AssetIx, CancelReason, Command, Done, Envelope, FeeRate, Handle, HoldIx, Id128, InstrumentIx,
+    InstrumentSpec, Lots, Minor, OrderStatus, OrderType, PoolKind, RejectReason, Reserve, Sequence,
+    SessionIx, Side, StpGroup, StpMode, Ticks, TimeInForce, UserId, UserIx,
+};
+
+/// An order as it stands after the effect that carries it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// Public id.
+    pub id: Id128,
+    pub handle: Handle,
+    pub instrument: InstrumentIx,
+    pub user: UserIx,
+    pub session: SessionIx,
+    pub pool: HoldIx,
+    pub client_order_id: u64,
+    pub side: Side,
+    pub order_type: OrderType,
+    pub time_in_force: TimeInForce,
+    pub post_only: bool,
+    pub stp: StpMode,
+    pub expire_at_ns: u64,
+    pub price: Ticks,
+    /// Total, what was filled included.
+    pub quantity: Lots,
+    pub open: Lots,
+    pub filled: Lots,
+    pub done: Done,
+    pub fee_rate: FeeRate,
+    pub status: OrderStatus,
+    /// The command that brought it, and its time.
+    pub sequence: Sequence,
+    pub created_ns: u64,
+    pub key_hash: Id128,
+    /// What it reserves of its hold.
+    pub reserved: Reserve,
+}
+
+/// What an effect did to the money of one order and of the hold behind it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Paid out of the order's reserve by a trade.
+    pub spent: Reserve,
+    /// Gone back to the hold; negative where an amend drew more than it gave back.
+    pub returned: Reserve,
+    /// What the ledger must still have in the hold and its children: undrawn, and the reserves of all open orders.
+    pub held: Minor,
+    /// Orders that still draw on the hold.
+    pub hold_orders: u32,
+}
+
+/// One match with both orders as it leaves them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trade {
+    pub id: Id128,
+    pub instrument: InstrumentIx,
+    pub number: u64,
+    pub price: Ticks,
+    pub quantity: Lots,
+    pub value_minor: Minor,
+    /// Units that change hands, in minor units of the instrument.
+    pub units_minor: Minor,
+    /// Charged to the buyer.
+    pub fee_minor: Minor,
+    pub maker: Order,
+    pub taker: Order,
+    pub maker_moved: Moved,
+    pub taker_moved: Moved,
+}
+
+impl Trade {
+    pub fn buy(&self) -> &Order {
+        match self.taker.side {
+            Side::Buy => &self.taker,
+            Side::Sell => &self.maker,
+        }
+    }
+
+    pub fn sell(&self) -> &Order {
+        match self.taker.side {
+            Side::Buy => &self.maker,
+            Side::Sell => &self.taker,
+        }
+    }
+}
+
+/// Money behind orders: a ledger hold as the journal knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hold {
+    pub hold: HoldIx,
+    pub hold_id: Id128,
+    pub kind: PoolKind,
+    pub user: UserIx,
+    pub asset: AssetIx,
+    /// Undrawn, and the reserves of its open orders.
+    pub held: Minor,
+    /// Sum of all `Fund`s: what the ledger hold was ever given.
+    pub funded: Minor,
+    /// Sum of all `Defund`s: what the ledger has to give back of an open hold.
+    pub defunded: Minor,
+    pub funding_seq: u64,
+    pub open_orders: u32,
+    /// Orders that ever drew on it.
+    pub orders: u64,
+    pub closed: bool,
+    /// The last `Defund` or `CloseHold`: the ledger gives back once settlement has passed it.
+    pub taken_at: Sequence,
+    /// Time of the last funding or closing.
+    pub changed_ns: u64,
+    /// Time of the last funding, or of the last order that came or ended.
+    pub used_ns: u64,
+}
+
+/// A trading session as journalled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Session {
+    pub session: SessionIx,
+    pub user: UserIx,
+    pub key: Id128,
+    pub open: bool,
+    pub cancel_on_disconnect: bool,
+    /// Self-trade group of its orders.
+    pub stp_group: StpGroup,
+    pub client_seq: u64,
+    /// Time of the last opening or closing.
+    pub changed_ns: u64,
+    /// Number of its last message.
+    pub last_number: u64,
+}
+
+/// One thing that is now so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    User(UserIx, UserId),
+    /// New or changed.
+    Instrument(InstrumentSpec),
+    Session(Session),
+    /// Funded, defunded or closed.
+    Hold(Hold),
+    /// The order has drawn its money; the book speaks next.
+    Entered(Order),
+    /// The book has taken the order on.
+    Accepted(Order),
+    /// The book has refused the order: it is closed.
+    Refused(Order, Moved, RejectReason),
+    Rested(Order),
+    /// In a box: it is three times as large as any other.
+    Traded(Box<Trade>),
+    Amended {
+        order: Order,
+        moved: Moved,
+        kept_priority: bool,
+    },
+    Reduced {
+        order: Order,
+        moved: Moved,
+        quantity: Lots,
+        reason: CancelReason,
+    },
+    Cancelled {
+        order: Order,
+        moved: Moved,
+        quantity: Lots,
+        reason: CancelReason,
+    },
+    /// A request found its order gone, or was refused after login.
+    RequestRefused {
+        request: RequestKind,
+        handle: Handle,
+        client_order_id: u64,
+        reason: RejectReason,
+    },
+    MassCancelled {
+        instrument: InstrumentIx,
+        count: u32,
+    },
+}
+
+/// A session that is told of an effect, and the number of the message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recipient {
+    pub session: SessionIx,
+    pub number: u64,
+    /// Its own request that the message answers, 0 for none.
+    pub client_seq: u64,
+}
+
+/// An effect with the sessions that are told: of a trade the maker's, then the taker's; of an amend or cancel the order's, then the one that asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    pub effect: Effect,
+    pub to: [Option<Recipient>; 2],
+}
+
+/// The command behind effects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cause {
+    pub sequence: Sequence,
+    pub time_ns: u64,
+    /// Who asked, `NONE` without session.
+    pub session: SessionIx,
+    pub client_seq: u64,
+    pub key_hash: Id128,
+    pub request: RequestKind,
+}
+
+impl Cause {
+    pub(crate) fn of(envelope: &Envelope) -> Self {
+        let (session, client_seq) = envelope.command.client().unwrap_or((SessionIx::NONE, 0));
+        Self {
+            sequence: envelope.sequence,
+            time_ns: envelope.time_ns,
+            session,
+            client_seq,
+            key_hash: envelope.command.key_hash().unwrap_or(Id128::NONE),
+            request: match &envelope.command {
+                Command::New(_) => RequestKind::New,
+                Command::Cancel(_) => RequestKind::Cancel,
+                Command::Amend(_) => RequestKind::Amend,
+                Command::MassCancel(_) => RequestKind::MassCancel,
+                Command::Refused(c) => c.request,
+                _ => RequestKind::Other,
+            },
+        }
+    }
+}
+
+/// A record and everything it did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Applied {
+    pub cause: Cause,
+    pub effects: Vec<Told>,
+}
+
+impl Applied {
+    pub fn sequence(&self) -> Sequence {
+        self.cause.sequence
+    }
+}
+
+/// Consecutive records, shared by everybody who follows. Never empty.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    applied: Arc<[Applied]>,
+    /// Records at its beginning that the follower has had.
+    skip: usize,
+}
+
+impl Batch {
+    pub(crate) fn new(applied: Vec<Applied>) -> Self {
+        assert!(!applied.is_empty(), "a batch has records");
+        Self {
+            applied: applied.into(),
+            skip: 0,
+        }
+    }
+
+    /// The part behind `position`; `None` when there is nothing.
+    pub(crate) fn behind(mut self, position: Sequence) -> Option<Self> {
+        let had = self.applied.partition_point(|a| a.sequence() <= position);
+        self.skip = self.skip.max(had);
+        (self.skip < self.applied.len()).then_some(self)
+    }
+
+    pub fn first(&self) -> Sequence {
+        self[0].sequence()
+    }
+
+    pub fn last(&self) -> Sequence {
+        self[self.len() - 1].sequence()
+    }
+}
+
+impl Deref for Batch {
+    type Target = [Applied];
+
+    fn deref(&self) -> &[Applied] {
+        &self.applied[self.skip..]
+    }
+}

@@ -1,0 +1,102 @@
+//! Who follows the live replica: the last records in memory, and a bounded queue for each follower. One whose queue is full is detached; it catches up from files
+//! and comes back. Nobody here can make the replica wait.
+
+use std::collections::VecDeque;
+
+use tokio::sync::mpsc::{self, Receiver, Sender};
+use types::Sequence;
+
+use crate::facts::Batch;
+
+/// Records kept in memory, at least so many once there were.
+const WINDOW_RECORDS: usize = 16_384;
+/// Batches that wait for one follower at most.
+const QUEUE_BATCHES: usize = 64;
+
+/// What a follower reads once it is attached.
+pub(crate) struct Attached {
+    /// What the window had for it.
+    pub backlog: VecDeque<Batch>,
+    pub queue: Receiver<Batch>,
+}
+
+pub(crate) struct Hub {
+    window: VecDeque<Batch>,
+    records: usize,
+    /// Everything behind here is in the window.
+    begins: Sequence,
+    followers: Vec<(&'static str, Sender<Batch>)>,
+    ended: Option<String>,
+}
+
+impl Hub {
+    /// Of a replica that stands at `begins`.
+    pub fn new(begins: Sequence) -> Self {
+        Self {
+            window: VecDeque::new(),
+            records: 0,
+            begins,
+            followers: Vec::new(),
+            ended: None,
+        }
+    }
+
+    pub fn publish(&mut self, batch: Batch) {
+        self.followers.retain(|(name, queue)| {
+            let is_taken = queue.try_send(batch.clone()).is_ok();
+            if !is_taken && !queue.is_closed() {
+                metrics::counter!("replica_detached_total", "follower" => *name).increment(1);
+                tracing::warn!(follower = name, "behind the replica: it reads from files");
+            }
+            is_taken
+        });
+        self.records += batch.len();
+        self.window.push_back(batch);
+        while let Some(oldest) = self.window.front()
+            && self.records - oldest.len() >= WINDOW_RECORDS
+        {
+            self.records -= oldest.len();
+            self.begins = oldest.last();
+            self.window.pop_front();
+        }
+    }
+
+    /// Attaches a follower that has everything up to `after`; `None` when it has to catch up first.
+    ///
+    /// # Errors
+    /// Nothing is published any more, and why.
+    pub fn attach(
+        &mut self,
+        name: &'static str,
+        after: Sequence,
+    ) -> Result<Option<Attached>, String> {
+        self.is_running()?;
+        if after < self.begins {
+            return Ok(None);
+        }
+        let (follower, queue) = mpsc::channel(QUEUE_BATCHES);
+        self.followers.push((name, follower));
+        let backlog = self.window.iter().cloned();
+        Ok(Some(Attached {
+            backlog: backlog.filter_map(|batch| batch.behind(after)).collect(),
+            queue,
+        }))
+    }
+
+    /// # Errors
+    /// Nothing is published any more, and why.
+    pub fn is_running(&self) -> Result<(), String> {
+        self.ended.clone().map_or(Ok(()), Err)
+    }
+
+    /// Whether a follower at `after` would be attached.
+    pub fn reaches(&self, after: Sequence) -> bool {
+        after >= self.begins
+    }
+
+    /// Nothing comes any more. Followers read what they have.
+    pub fn end(&mut self, reason: String) {
+        self.followers.clear();
+        self.ended.get_or_insert(reason);
+    }
+}

@@ -1,0 +1,555 @@
+//! The live replica: one thread per process reads the journal at the commit position, decodes and applies each record once, compares its events, and hands the effects
+//! to whoever follows. It also writes the checkpoints, and compares itself with the hot thread's machine whenever that is quiet.
+//!
+//! A difference or a panic is the end of it: nothing more is published, and new orders are refused, because two machines that disagree cannot both be right.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use admission::AdmissionConfig;
+use sequencer::handle::ReplicaParts;
+use sequencer::{
+    Backlog, CheckpointKeeper, Older, Port, ReadError, Reader, Record, SnapshotConfig, Stats,
+};
+use tokio::sync::{Semaphore, oneshot, watch};
+use types::{NodeId, Sequence};
+
+use crate::catch_up::{CatchUp, ReplicaError};
+use crate::facts::Batch;
+use crate::follower::{Follower, Own};
+use crate::hub::{Attached, Hub};
+use crate::image::{self, Found};
+use crate::names::Names;
+use crate::state::State;
+
+/// Name of the live replica among the troubles.
+pub const PART: &str = "replica";
+/// Records applied under one lock and handed on together.
+const BATCH_RECORDS: usize = 256;
+/// Looks at the clock while nothing comes.
+const IDLE: Duration = Duration::from_millis(200);
+/// Pause before a read that found no file descriptor is tried again.
+const RETRY: Duration = Duration::from_millis(250);
+/// The node counts as quiet when nothing has been journalled for so long.
+const QUIET: Duration = Duration::from_secs(1);
+/// With more open orders the live hash is not asked for: the hot thread would be away for more than a few milliseconds.
+const COMPARE_ORDERS_MAX: usize = 50_000;
+/// How long the hot thread may take for a look.
+const LOOK_WAIT: Duration = Duration::from_secs(5);
+/// Followers that catch up at the same moment; each has the state of the node in memory for as long.
+const CATCH_UPS_MAX: usize = 2;
+
+/// What everybody who knows the replica shares.
+pub(crate) struct Shared {
+    node: NodeId,
+    /// Any reader: others are made from it.
+    reader: Mutex<Reader>,
+    dir: PathBuf,
+    limits: AdmissionConfig,
+    /// Written by the live thread alone.
+    state: RwLock<State>,
+    names: Arc<Names>,
+    hub: Mutex<Hub>,
+    position: watch::Sender<Sequence>,
+    /// Last sequence that the hot thread has given.
+    stats: Arc<Stats>,
+    turns: Arc<Semaphore>,
+    /// What the live replica or a follower waits for, by its name.
+    troubles: watch::Sender<BTreeMap<&'static str, String>>,
+}
+
+impl Shared {
+    fn state(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hub(&self) -> MutexGuard<'_, Hub> {
+        self.hub.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn names(&self) -> &Arc<Names> {
+        &self.names
+    }
+
+    pub fn attach(
+        &self,
+        name: &'static str,
+        after: Sequence,
+    ) -> Result<Option<Attached>, ReplicaError> {
+        self.hub().attach(name, after).map_err(ReplicaError::Ended)
+    }
+
+    pub fn reaches(&self, after: Sequence) -> bool {
+        self.hub().reaches(after)
+    }
+
+    fn reader(&self, after: Sequence) -> Reader {
+        let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        reader.again(after)
+    }
+
+    /// Waits for one of the [`CATCH_UPS_MAX`] places.
+    pub async fn turn(&self) -> Result<tokio::sync::OwnedSemaphorePermit, ReplicaError> {
+        let permit = self.turns.clone().acquire_owned().await;
+        permit.map_err(|_| ReplicaError::Ended("the replica has stopped".to_owned()))
+    }
+
+    /// The newest state that is written down at or before `position`. Blocks.
+    pub fn state_before(&self, position: Sequence) -> Result<CatchUp, ReplicaError> {
+        self.newest(position, |_| true)
+    }
+
+    fn newest(
+        &self,
+        until: Sequence,
+        is_wanted: impl Fn(&Found) -> bool,
+    ) -> Result<CatchUp, ReplicaError> {
+        let state = image::newest(&self.dir, self.node, self.limits, until, is_wanted)?;
+        Ok(CatchUp::new(state, &self.reader(Sequence::ZERO)))
+    }
+
+    pub fn trouble(&self, name: &'static str, reason: &str) {
+        self.troubles.send_if_modified(|troubles| {
+            let known = troubles.insert(name, reason.to_owned());
+            known.as_deref() != Some(reason)
+        });
+    }
+
+    pub fn well(&self, name: &'static str) {
+        self.troubles
+            .send_if_modified(|troubles| troubles.remove(name).is_some());
+    }
+}
+
+/// A look at the replica, to be cloned and handed round.
+#[derive(Clone)]
+pub struct Replica {
+    shared: Arc<Shared>,
+}
+
+/// The live replica; stops when it is dropped.
+pub struct LiveReplica {
+    replica: Replica,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl LiveReplica {
+    /// Begins at the newest checkpoint of the node, or at the beginning of its journal, and follows until the node stops. Checkpoints are written as `checkpoints`
+    /// says, none without. Blocks while the checkpoint is read.
+    ///
+    /// # Errors
+    /// The folder of checkpoints cannot be read, the journal begins behind every one of them, or there is no thread.
+    pub fn start(
+        node: NodeId,
+        parts: ReplicaParts,
+        checkpoints: Option<SnapshotConfig>,
+    ) -> Result<Self, ReplicaError> {
+        // Not past what is durable: a state of records that are not there yet cannot be.
+        let durable = parts.reader.end();
+        let state = image::newest(&parts.dir, node, parts.limits, durable, |_| true)?;
+        let from = state.sequence();
+        let reader = parts.reader.again(from);
+        reader.check()?;
+        let shared = Arc::new(Shared {
+            node,
+            reader: Mutex::new(parts.reader),
+            dir: parts.dir.clone(),
+            limits: parts.limits,
+            names: state.names().clone(),
+            state: RwLock::new(state),
+            hub: Mutex::new(Hub::new(from)),
+            position: watch::Sender::new(from),
+            stats: parts.stats,
+            turns: Arc::new(Semaphore::new(CATCH_UPS_MAX)),
+            troubles: watch::Sender::default(),
+        });
+        let keeper = checkpoints.map(|config| {
+            CheckpointKeeper::new("node", &parts.dir, config, from, parts.proven.clone())
+        });
+        let live = Live {
+            shared: shared.clone(),
+            reader,
+            port: parts.port,
+            backlog: parts.backlog,
+            keeper,
+            quiet_since: None,
+            compared: Sequence::ZERO,
+        };
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::Builder::new()
+            .name("replica".to_owned())
+            .spawn(move || live.run(stopped));
+        let thread = thread.map_err(|error| ReplicaError::Ended(error.to_string()))?;
+        Ok(Self {
+            replica: Replica { shared },
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+
+    pub fn replica(&self) -> Replica {
+        self.replica.clone()
+    }
+}
+
+impl Drop for LiveReplica {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the replica's thread ended with a panic");
+        }
+    }
+}
+
+impl Replica {
+    /// Reads the state as it stands, behind every record that is durable but the last few.
+    pub fn read<T>(&self, read: impl FnOnce(&State) -> T) -> T {
+        read(&self.shared.state())
+    }
+
+    /// Reads the state once it has passed every command that has a sequence now: never older than what the caller was told before (R178).
+    ///
+    /// # Errors
+    /// It did not come that far within `patience`; how many records it lacks.
+    pub async fn read_fresh<T>(
+        &self,
+        patience: Duration,
+        read: impl FnOnce(&State) -> T,
+    ) -> Result<T, u64> {
+        let assigned = self.assigned();
+        let waited = tokio::time::timeout(patience, self.wait(assigned)).await;
+        match waited {
+            Ok(Ok(())) => Ok(self.read(read)),
+            _ => Err(assigned.get().saturating_sub(self.position().get())),
+        }
+    }
+
+    /// Last sequence that a command has been given.
+    pub fn assigned(&self) -> Sequence {
+        let assigned = &self.shared.stats.sequence;
+        Sequence(assigned.load(std::sync::atomic::Ordering::Acquire))
+    }
+
+    /// Last record that was applied and handed on.
+    pub fn position(&self) -> Sequence {
+        *self.shared.position.borrow()
+    }
+
+    /// Returns when the record is applied and handed on.
+    ///
+    /// # Errors
+    /// [`ReplicaError::Ended`]: it will not be.
+    pub async fn wait(&self, sequence: Sequence) -> Result<(), ReplicaError> {
+        let mut position = self.shared.position.subscribe();
+        let mut troubles = self.shared.troubles.subscribe();
+        tokio::select! {
+            _ = position.wait_for(|position| *position >= sequence) => Ok(()),
+            reason = ended(&self.shared, &mut troubles) => Err(ReplicaError::Ended(reason)),
+        }
+    }
+
+    pub fn names(&self) -> &Arc<Names> {
+        self.shared.names()
+    }
+
+    /// What the live replica and its followers wait for, by name; empty while all is well.
+    pub fn troubles(&self) -> watch::Receiver<BTreeMap<&'static str, String>> {
+        self.shared.troubles.subscribe()
+    }
+
+    /// Follows from where the replica stands; `begin` is shown the state there.
+    ///
+    /// # Errors
+    /// The replica has ended.
+    pub fn follow<T>(
+        &self,
+        name: &'static str,
+        begin: impl FnOnce(&State) -> T,
+    ) -> Result<(T, Follower), ReplicaError> {
+        // Held until the follower is known: nothing is applied in between.
+        let state = self.shared.state();
+        let position = state.sequence();
+        let attached = self.shared.attach(name, position)?;
+        let attached = attached.expect("the window ends where the replica stands");
+        let begun = begin(&state);
+        let shared = self.shared.clone();
+        Ok((begun, Follower::attached(shared, name, position, attached)))
+    }
+
+    /// Follows behind `after`, from files where that has left the memory.
+    pub fn follow_behind(&self, name: &'static str, after: Sequence) -> Follower {
+        Follower::detached(self.shared.clone(), name, after)
+    }
+
+    /// The same; `begin` is shown the state at `after`.
+    ///
+    /// # Errors
+    /// The journal ends before `after`, has lost what is behind every checkpoint, or cannot be read.
+    pub async fn follow_from<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        after: Sequence,
+        begin: impl FnOnce(&State) -> T + Send + 'static,
+    ) -> Result<(T, Follower), ReplicaError> {
+        let permit = self.shared.turn().await?;
+        let shared = self.shared.clone();
+        let opening = tokio::task::spawn_blocking(move || {
+            let mut catch_up = shared.state_before(after)?;
+            let reached = catch_up.run_to(after)?;
+            if reached < after {
+                let reason = format!("the journal ends at {reached}, before {after}");
+                return Err(ReplicaError::Ended(reason));
+            }
+            let begun = begin(catch_up.state());
+            Ok((
+                begun,
+                Own {
+                    catch_up,
+                    _permit: permit,
+                },
+            ))
+        });
+        let opened = opening.await;
+        let opened = opened.map_err(|panic| ReplicaError::Ended(panic.to_string()))?;
+        let (begun, own) = opened?;
+        // Where the live replica has the rest in memory the own one goes at once.
+        let follower = match self.shared.attach(name, after)? {
+            Some(attached) => Follower::attached(self.shared.clone(), name, after, attached),
+            None => Follower::catching_up(self.shared.clone(), name, own),
+        };
+        Ok((begun, follower))
+    }
+
+    /// The newest checkpoint that `is_before` takes, to read on from; the beginning of the journal without. Blocks.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn past(&self, is_before: impl Fn(&Found) -> bool) -> Result<CatchUp, ReplicaError> {
+        self.shared.newest(Sequence(u64::MAX), is_before)
+    }
+
+    /// The same; where the journal does not go on from there any more, the oldest checkpoint from which it does. Blocks.
+    ///
+    /// # Errors
+    /// Folder or journal cannot be read.
+    pub fn past_or_oldest(
+        &self,
+        is_before: impl Fn(&Found) -> bool,
+    ) -> Result<CatchUp, ReplicaError> {
+        let past = self.past(is_before)?;
+        let shared = &self.shared;
+        let reader = shared.reader(Sequence::ZERO);
+        let removed = reader.removed_through()?;
+        if past.state().sequence() >= removed {
+            return Ok(past);
+        }
+        let oldest = image::oldest(&shared.dir, shared.node, shared.limits, removed)?;
+        Ok(oldest.map_or(past, |state| CatchUp::new(state, &reader)))
+    }
+}
+
+/// Waits until the replica has ended, and says why.
+async fn ended(
+    shared: &Shared,
+    troubles: &mut watch::Receiver<BTreeMap<&'static str, String>>,
+) -> String {
+    loop {
+        if let Err(reason) = shared.hub().is_running() {
+            return reason;
+        }
+        if troubles.changed().await.is_err() {
+            return "the replica has stopped".to_owned();
+        }
+    }
+}
+
+/// The thread's own.
+struct Live {
+    shared: Arc<Shared>,
+    reader: Reader,
+    port: Port,
+    backlog: Arc<Backlog>,
+    keeper: Option<CheckpointKeeper>,
+    /// Since when the replica has stood at the commit position.
+    quiet_since: Option<Instant>,
+    /// Where the hot thread's machine was last compared.
+    compared: Sequence,
+}
+
+/// Why the live replica ends.
+enum End {
+    /// The node stops.
+    Stopped,
+    /// The journal is closed or has failed: its owner says so.
+    Journal(ReadError),
+    /// The machines disagree.
+    Wrong(String),
+}
+
+impl Live {
+    fn run(mut self, stopped: oneshot::Receiver<()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build();
+        let end = match runtime {
+            Ok(runtime) => runtime.block_on(self.follow(stopped)),
+            Err(error) => End::Wrong(error.to_string()),
+        };
+        let reason = match end {
+            End::Stopped => "the replica has stopped".to_owned(),
+            End::Journal(error) => {
+                tracing::warn!(%error, "the replica ends with the journal");
+                error.to_string()
+            }
+            End::Wrong(reason) => {
+                tracing::error!(
+                    reason,
+                    severity = "critical",
+                    "the replica ends; no more orders are taken"
+                );
+                metrics::counter!("replica_failures_total").increment(1);
+                self.backlog.close();
+                reason
+            }
+        };
+        self.shared.hub().end(reason.clone());
+        self.shared.turns.close();
+        self.shared.trouble(PART, &reason);
+    }
+
+    async fn follow(&mut self, mut stopped: oneshot::Receiver<()>) -> End {
+        loop {
+            let first = tokio::select! {
+                biased;
+                _ = &mut stopped => return End::Stopped,
+                record = self.reader.next() => Some(record),
+                () = tokio::time::sleep(IDLE) => None,
+            };
+            let round = match first {
+                Some(Ok(record)) => self.take(record),
+                Some(Err(error)) if error.is_transient() => {
+                    self.shared.trouble(PART, &error.to_string());
+                    tokio::time::sleep(RETRY).await;
+                    Ok(())
+                }
+                Some(Err(error)) => Err(End::Journal(error)),
+                None => self.rest(),
+            };
+            if let Err(end) = round {
+                return end;
+            }
+            self.checkpoint();
+        }
+    }
+
+    /// Applies what is there, up to [`BATCH_RECORDS`], and hands it on.
+    fn take(&mut self, first: Record) -> Result<(), End> {
+        self.quiet_since = None;
+        self.shared.well(PART);
+        let mut records = vec![first];
+        let mut failed = None;
+        while records.len() < BATCH_RECORDS {
+            match self.reader.try_next() {
+                Ok(Some(record)) => records.push(record),
+                Ok(None) => break,
+                // Met again by the next read, when these are handed on.
+                Err(error) if error.is_transient() => break,
+                Err(error) => {
+                    failed = Some(End::Journal(error));
+                    break;
+                }
+            }
+        }
+        let applied = {
+            let mut state = self
+                .shared
+                .state
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
+            catch_unwind(AssertUnwindSafe(|| {
+                let applied = records.iter().map(|record| state.apply(record));
+                applied.collect::<Result<Vec<_>, _>>()
+            }))
+        };
+        let applied = applied
+            .map_err(|panic| End::Wrong(text_of(&*panic)))?
+            .map_err(|differs| End::Wrong(differs.to_string()))?;
+        let batch = Batch::new(applied);
+        let position = batch.last();
+        self.shared.hub().publish(batch);
+        self.shared.position.send_replace(position);
+        let assigned = self
+            .shared
+            .stats
+            .sequence
+            .load(std::sync::atomic::Ordering::Relaxed);
+        metrics::gauge!("replica_lag_records").set(assigned.saturating_sub(position.get()) as f64);
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Nothing has come for a while.
+    fn rest(&mut self) -> Result<(), End> {
+        let position = *self.shared.position.borrow();
+        let since = *self.quiet_since.get_or_insert_with(Instant::now);
+        if since.elapsed() >= QUIET && self.compared < position {
+            self.compared = position;
+            self.compare()?;
+        }
+        Ok(())
+    }
+
+    /// Compares with the hot thread's machine, which has nothing to do at the moment.
+    fn compare(&mut self) -> Result<(), End> {
+        let state = self.shared.state();
+        let core = state.core();
+        if core.admission().orders().count() > COMPARE_ORDERS_MAX {
+            return Ok(());
+        }
+        let (tell, told) = std::sync::mpsc::sync_channel(1);
+        let asked = self.port.look(Box::new(move |live| {
+            // Nobody waits any more when the replica has ended.
+            let _ = tell.try_send((live.sequence(), live.state_hash()));
+        }));
+        if asked.is_err() {
+            return Ok(());
+        }
+        match told.recv_timeout(LOOK_WAIT) {
+            // Traffic came in between: another time.
+            Ok((sequence, _)) if sequence != core.sequence() => Ok(()),
+            Ok((_, hash)) if hash == core.state_hash() => {
+                metrics::counter!("replica_comparisons_total").increment(1);
+                Ok(())
+            }
+            Ok((sequence, _)) => Err(End::Wrong(format!(
+                "at command {sequence} the hot thread has another state than the replica"
+            ))),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn checkpoint(&mut self) {
+        let position = *self.shared.position.borrow();
+        let Some(keeper) = &mut self.keeper else {
+            return;
+        };
+        if keeper.is_due(position) {
+            let taken = self.shared.state().take();
+            let reader = self.shared.reader(position);
+            let older = Older::past(move || reader.removed_through());
+            keeper.write(position, older, move || taken.encode());
+        }
+    }
+}
+
+fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("a panic without a text").to_owned()
+}

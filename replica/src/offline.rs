@@ -1,0 +1,59 @@
+//! A checkpoint of a journal at rest, for a faster start.
+
+use journal::Snapshots;
+use sequencer::inspect::{Folder, InspectError, Written};
+use types::{NodeId, Sequence};
+
+use crate::catch_up::ReplicaError;
+use crate::image;
+use crate::state::State;
+
+/// Why none was written.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    #[error(transparent)]
+    Journal(#[from] InspectError),
+    #[error(transparent)]
+    State(#[from] ReplicaError),
+    #[error("the checkpoint cannot be written: {0}")]
+    Write(String),
+}
+
+/// Writes the state after command `until`, or at the end, down as a checkpoint; removes none. Not while a node runs in the folder: it makes its own.
+///
+/// # Errors
+/// [`SnapshotError`]: no journal, a damaged one, one that ends before `until`, or a folder that cannot be written.
+pub fn snapshot(
+    folder: &Folder,
+    node: NodeId,
+    until: Option<Sequence>,
+) -> Result<Written, SnapshotError> {
+    let _own = folder.own()?;
+    let limits = sequencer::limits();
+    let last = until.unwrap_or(Sequence(u64::MAX));
+    // From the first record where it is there: every event is compared once more on the way.
+    let mut state = match folder.removed_through()? {
+        Sequence::ZERO => State::new(node, limits),
+        _ => image::newest(&folder.snapshot_dir(), node, limits, last, |_| true)
+            .map_err(ReplicaError::from)?,
+    };
+    let after = state.sequence();
+    let end = folder.records(after, last, |record| {
+        let applied = state.apply(&record);
+        applied.map(drop).map_err(|differs| differs.to_string())
+    })?;
+    if let Some(until) = until.filter(|until| state.sequence() < *until) {
+        return Err(InspectError::Beyond { until, end }.into());
+    }
+    let (sequence, state_hash) = (state.sequence().get(), state.core().state_hash());
+    let bytes = state.take().encode();
+    let bytes = bytes.map_err(|error| SnapshotError::Write(error.to_string()))?;
+    Snapshots::new(&folder.snapshot_dir())
+        .write(sequence, &bytes)
+        .map_err(|error| SnapshotError::Write(error.to_string()))?;
+    Ok(Written {
+        sequence,
+        state_hash: format!("{state_hash:016x}"),
+        bytes: bytes.len(),
+    })
+}

@@ -1,0 +1,567 @@
+//! The state behind the journal: the machine that the hot thread runs, and what others need to know of orders, holds and sessions that admission does
+//! not. A pure fold: the same records give the same effects and the same numbers.
+
+use admission::{Admission, AdmissionConfig, OpenOrder};
+use sequencer::core::Hear;
+use sequencer::{Core, Record};
+use std::sync::Arc;
+use types::command::RequestKind;
+use types::{
+    Command, Envelope, Event, EventEnvelope, Handle, HoldIx, Id128, InstrumentIx, Lots, Minor,
+    NodeId, OrderStatus, OrderType, PoolKind, RejectReason, Sequence, SessionIx, Side, StpMode,
+    TimeInForce, order_uuid,
+};
+
+use crate::facts::{Applied, Cause, Effect, Hold, Moved, Order, Recipient, Session, Told, Trade};
+use crate::names::Names;
+
+/// What admission does not need of an open order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+pub(crate) struct OrderDetails {
+    pub generation: u32,
+    pub id: Id128,
+    pub order_type: OrderType,
+    pub time_in_force: TimeInForce,
+    pub post_only: bool,
+    pub stp: StpMode,
+    pub expire_at_ns: u64,
+    pub key_hash: Id128,
+}
+
+/// What admission does not need of a hold.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize,
+)]
+pub(crate) struct HoldDetails {
+    pub funded: Minor,
+    pub defunded: Minor,
+    pub orders: u64,
+    pub taken_at: Sequence,
+    pub changed_ns: u64,
+    pub used_ns: u64,
+}
+
+/// What admission does not need of a session.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize,
+)]
+pub(crate) struct SessionDetails {
+    pub changed_ns: u64,
+    /// Number of its last message.
+    pub last_number: u64,
+}
+
+/// The tables beside the machine, by the machine's own indexes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tables {
+    /// By slot; of the last order there.
+    pub orders: Vec<Option<OrderDetails>>,
+    pub holds: Vec<HoldDetails>,
+    pub sessions: Vec<SessionDetails>,
+    /// Trading holds, oldest first: few among the holds, most of which served one order.
+    pub trading: Vec<HoldIx>,
+}
+
+/// A record whose events the books now compute otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("command {0} was journalled with other events than the replica computes")]
+pub struct Differs(pub Sequence);
+
+/// The state of a node at one record.
+pub struct State {
+    node: NodeId,
+    core: Core,
+    tables: Tables,
+    names: Arc<Names>,
+}
+
+impl State {
+    pub fn new(node: NodeId, limits: AdmissionConfig) -> Self {
+        Self {
+            node,
+            core: Core::new(limits),
+            tables: Tables::default(),
+            names: Arc::default(),
+        }
+    }
+
+    pub(crate) fn from_parts(node: NodeId, core: Core, tables: Tables) -> Self {
+        let names = Names::default();
+        let admission = core.admission();
+        let mut users = 0;
+        while let Some(user) = admission.user(types::UserIx(users)) {
+            names.add_user(user.id);
+            users += 1;
+        }
+        for spec in admission.instruments() {
+            names.set_instrument(*spec);
+        }
+        for (_, pool) in admission.pools() {
+            names.add_hold(pool);
+        }
+        Self {
+            node,
+            core,
+            tables,
+            names: Arc::new(names),
+        }
+    }
+
+    /// Applies the next record and tells what it did.
+    ///
+    /// # Errors
+    /// [`Differs`]. The state is then of no use.
+    ///
+    /// # Panics
+    /// A record that does not follow the last one, or breaks an invariant of admission or of a book.
+    pub fn apply(&mut self, record: &Record) -> Result<Applied, Differs> {
+        let envelope = &record.command;
+        let cause = Cause::of(envelope);
+        let mut effects = Effects {
+            node: self.node,
+            cause,
+            tables: &mut self.tables,
+            names: &self.names,
+            // A command has an effect or two of its own, an event one.
+            told: Vec::with_capacity(record.events.len() + 1),
+        };
+        if self.core.apply_heard(envelope, &mut effects) != record.events {
+            return Err(Differs(envelope.sequence));
+        }
+        let effects = effects.told;
+        Ok(Applied { cause, effects })
+    }
+
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    pub fn core(&self) -> &Core {
+        &self.core
+    }
+
+    pub(crate) fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// What indexes stand for, to be asked from anywhere.
+    pub fn names(&self) -> &Arc<Names> {
+        &self.names
+    }
+
+    /// Last record applied.
+    pub fn sequence(&self) -> Sequence {
+        self.core.sequence()
+    }
+
+    /// An open order.
+    pub fn order(&self, handle: Handle) -> Option<Order> {
+        let open = self.core.admission().order(handle)?;
+        Some(self.tables.order(open))
+    }
+
+    /// Open orders in slot order.
+    pub fn orders(&self) -> impl Iterator<Item = Order> + '_ {
+        let open = self.core.admission().orders();
+        open.map(|order| self.tables.order(order))
+    }
+
+    /// A hold, closed ones included.
+    pub fn hold(&self, hold: HoldIx) -> Option<Hold> {
+        self.tables.hold(self.core.admission(), hold)
+    }
+
+    /// The same by the ledger's id.
+    pub fn hold_of(&self, hold_id: Id128) -> Option<Hold> {
+        self.hold(self.core.admission().hold_ix(hold_id)?)
+    }
+
+    /// Every trading hold, closed ones included, oldest first.
+    pub fn trading_holds(&self) -> impl DoubleEndedIterator<Item = Hold> + '_ {
+        let hold = |ix: &HoldIx| self.hold(*ix).expect("it was funded");
+        self.tables.trading.iter().map(hold)
+    }
+
+    /// A session, closed ones included.
+    pub fn session(&self, session: SessionIx) -> Option<Session> {
+        self.tables.session(self.core.admission(), session)
+    }
+
+    /// Every session, by index.
+    pub fn sessions(&self) -> impl Iterator<Item = Session> + '_ {
+        (0..self.tables.sessions.len()).map_while(|at| {
+            let ix = SessionIx(u32::try_from(at).expect("sessions are numbered by 32 bits"));
+            self.session(ix)
+        })
+    }
+}
+
+impl Tables {
+    fn order(&self, open: &OpenOrder) -> Order {
+        let details = self.orders[open.handle.slot as usize].expect("an open order has details");
+        debug_assert_eq!(details.generation, open.handle.generation);
+        let filled = open.filled();
+        Order {
+            id: details.id,
+            handle: open.handle,
+            instrument: open.instrument,
+            user: open.user,
+            session: open.session,
+            pool: open.pool,
+            client_order_id: open.client_order_id,
+            side: open.side,
+            order_type: details.order_type,
+            time_in_force: details.time_in_force,
+            post_only: details.post_only,
+            stp: details.stp,
+            expire_at_ns: details.expire_at_ns,
+            price: open.price,
+            quantity: open.quantity,
+            open: open.open,
+            filled,
+            done: open.done,
+            fee_rate: open.fee_rate,
+            status: match (open.open.is_zero(), filled.is_zero()) {
+                (true, _) => OrderStatus::Filled,
+                (false, true) => OrderStatus::Open,
+                (false, false) => OrderStatus::PartiallyFilled,
+            },
+            sequence: open.sequence,
+            created_ns: open.time_ns,
+            key_hash: details.key_hash,
+            reserved: open.reserved,
+        }
+    }
+
+    fn hold(&self, admission: &Admission, hold: HoldIx) -> Option<Hold> {
+        let pool = admission.pool(hold)?;
+        let details = self.holds.get(hold.index())?;
+        Some(Hold {
+            hold,
+            hold_id: pool.hold_id,
+            kind: pool.kind,
+            user: pool.user,
+            asset: pool.asset,
+            held: pool.free + pool.reserved,
+            funded: details.funded,
+            defunded: details.defunded,
+            funding_seq: pool.funding_seq,
+            open_orders: pool.open_orders,
+            orders: details.orders,
+            closed: pool.closed,
+            taken_at: details.taken_at,
+            changed_ns: details.changed_ns,
+            used_ns: details.used_ns,
+        })
+    }
+
+    fn session(&self, admission: &Admission, session: SessionIx) -> Option<Session> {
+        let row = admission.session(session)?;
+        let details = self.sessions.get(session.index())?;
+        Some(Session {
+            session,
+            user: row.user,
+            key: row.key,
+            open: row.open,
+            cancel_on_disconnect: row.cancel_on_disconnect,
+            stp_group: row.stp_group,
+            client_seq: row.client_seq,
+            changed_ns: details.changed_ns,
+            last_number: details.last_number,
+        })
+    }
+}
+
+/// Turns what the machine does into effects, and keeps the tables.
+struct Effects<'a> {
+    node: NodeId,
+    cause: Cause,
+    tables: &'a mut Tables,
+    names: &'a Names,
+    told: Vec<Told>,
+}
+
+impl Hear for Effects<'_> {
+    fn command(&mut self, envelope: &Envelope, admission: &Admission) {
+        match &envelope.command {
+            Command::BindUser(c) => {
+                self.names.add_user(c.id);
+                self.tell_nobody(Effect::User(c.user, c.id));
+            }
+            Command::SetInstrument(c) => self.instrument(admission, c.spec.ix),
+            Command::OpenSession(c) => self.session(admission, c.session),
+            Command::CloseSession(c) => self.session(admission, c.session),
+            Command::Fund(c) => {
+                if c.hold.index() == self.tables.holds.len() {
+                    self.tables.holds.push(HoldDetails::default());
+                    if c.kind == PoolKind::Trading {
+                        self.tables.trading.push(c.hold);
+                    }
+                    let pool = admission.pool(c.hold).expect("just funded");
+                    self.names.add_hold(pool);
+                }
+                self.hold(admission, c.hold, |details, cause| {
+                    details.funded += c.amount_minor;
+                    details.changed_ns = cause.time_ns;
+                    details.used_ns = cause.time_ns;
+                });
+            }
+            Command::Defund(c) => self.hold(admission, c.hold, |details, cause| {
+                details.defunded += c.amount_minor;
+                details.taken_at = cause.sequence;
+            }),
+            Command::CloseHold(c) => self.hold(admission, c.hold, |details, cause| {
+                details.changed_ns = cause.time_ns;
+                details.taken_at = cause.sequence;
+            }),
+            Command::New(c) => self.entered(admission, c),
+            Command::Refused(c) => self.tell_asker(Effect::RequestRefused {
+                request: c.request,
+                handle: c.handle,
+                client_order_id: c.client_order_id,
+                reason: c.reason,
+            }),
+            Command::SetPhase(_)
+            | Command::BlockUser(_)
+            | Command::UnblockUser(_)
+            | Command::SetBudget(_)
+            | Command::Cancel(_)
+            | Command::Amend(_)
+            | Command::MassCancel(_)
+            | Command::SetKillSwitch(_)
+            | Command::ExpireOrders(_) => {}
+        }
+    }
+
+    fn event(&mut self, e: &EventEnvelope, effects: &admission::Effects, admission: &Admission) {
+        match &e.event {
+            Event::Accepted(event) => {
+                let order = self.open_order(admission, event.handle);
+                self.tell_owner(Effect::Accepted(order), &order);
+                if event.rests {
+                    self.tell_nobody(Effect::Rested(order));
+                }
+            }
+            Event::Rested(event) => {
+                let order = self.open_order(admission, event.handle);
+                self.tell_nobody(Effect::Rested(order));
+            }
+            Event::Rejected(event) => {
+                let (mut order, moved) = self.first(effects, admission);
+                order.status = OrderStatus::Rejected;
+                self.tell_owner(Effect::Refused(order, moved, event.reason), &order);
+            }
+            Event::Trade(event) => self.trade(e, event, effects, admission),
+            Event::Amended(event) => {
+                let (order, moved) = self.first(effects, admission);
+                let effect = Effect::Amended {
+                    order,
+                    moved,
+                    kept_priority: event.kept_priority,
+                };
+                self.tell_both(effect, &order, RequestKind::Amend);
+            }
+            Event::Reduced(event) => {
+                let (order, moved) = self.first(effects, admission);
+                let effect = Effect::Reduced {
+                    order,
+                    moved,
+                    quantity: event.quantity,
+                    reason: event.reason,
+                };
+                self.tell_owner(effect, &order);
+            }
+            Event::Cancelled(event) => {
+                let (mut order, moved) = self.first(effects, admission);
+                order.open = Lots::ZERO;
+                order.status = OrderStatus::Cancelled;
+                let effect = Effect::Cancelled {
+                    order,
+                    moved,
+                    quantity: event.quantity,
+                    reason: event.reason,
+                };
+                self.tell_both(effect, &order, RequestKind::Cancel);
+            }
+            Event::AmendRejected(event) => {
+                self.gone(admission, RequestKind::Amend, event.handle, event.reason);
+            }
+            Event::CancelRejected(event) => {
+                self.gone(admission, RequestKind::Cancel, event.handle, event.reason);
+            }
+            Event::MassCancelled(event) => self.tell_asker(Effect::MassCancelled {
+                instrument: e.instrument,
+                count: event.count,
+            }),
+            Event::PhaseChanged(_) => self.instrument(admission, e.instrument),
+        }
+    }
+}
+
+impl Effects<'_> {
+    fn tell(&mut self, effect: Effect, to: [Option<(SessionIx, u64)>; 2]) {
+        let to = to.map(|to| {
+            let (session, client_seq) = to.filter(|(session, _)| !session.is_none())?;
+            let details = &mut self.tables.sessions[session.index()];
+            details.last_number += 1;
+            Some(Recipient {
+                session,
+                number: details.last_number,
+                client_seq,
+            })
+        });
+        self.told.push(Told { effect, to });
+    }
+
+    fn tell_nobody(&mut self, effect: Effect) {
+        self.tell(effect, [None, None]);
+    }
+
+    fn tell_asker(&mut self, effect: Effect) {
+        let cause = self.cause;
+        self.tell(effect, [Some((cause.session, cause.client_seq)), None]);
+    }
+
+    /// The session that entered the order; it is answered where it has entered it with this command.
+    fn tell_owner(&mut self, effect: Effect, order: &Order) {
+        let is_answer = order.sequence == self.cause.sequence;
+        let client_seq = if is_answer { self.cause.client_seq } else { 0 };
+        self.tell(effect, [Some((order.session, client_seq)), None]);
+    }
+
+    /// The order's session, and the session that asked when it is another one. The client sequence names a request of the session that is told.
+    fn tell_both(&mut self, effect: Effect, order: &Order, request: RequestKind) {
+        let asker = (self.cause.session, self.cause.client_seq);
+        let is_asked = self.cause.request == request;
+        let to = match is_asked {
+            true if asker.0 == order.session => [Some(asker), None],
+            true => [Some((order.session, 0)), Some(asker)],
+            false => [Some((order.session, 0)), None],
+        };
+        self.tell(effect, to);
+    }
+
+    fn instrument(&mut self, admission: &Admission, ix: InstrumentIx) {
+        let spec = admission.spec(ix).expect("it is set");
+        self.names.set_instrument(*spec);
+        self.tell_nobody(Effect::Instrument(*spec));
+    }
+
+    fn session(&mut self, admission: &Admission, session: SessionIx) {
+        if session.index() == self.tables.sessions.len() {
+            self.tables.sessions.push(SessionDetails::default());
+        }
+        self.tables.sessions[session.index()].changed_ns = self.cause.time_ns;
+        let session = self.tables.session(admission, session);
+        self.tell_nobody(Effect::Session(session.expect("it is there")));
+    }
+
+    fn hold(
+        &mut self,
+        admission: &Admission,
+        hold: HoldIx,
+        change: impl FnOnce(&mut HoldDetails, &Cause),
+    ) {
+        change(&mut self.tables.holds[hold.index()], &self.cause);
+        let hold = self.tables.hold(admission, hold);
+        self.tell_nobody(Effect::Hold(hold.expect("it is there")));
+    }
+
+    fn entered(&mut self, admission: &Admission, c: &types::command::New) {
+        let slot = c.handle.slot as usize;
+        if self.tables.orders.len() <= slot {
+            self.tables.orders.resize(slot + 1, None);
+        }
+        let cause = &self.cause;
+        self.tables.orders[slot] = Some(OrderDetails {
+            generation: c.handle.generation,
+            id: order_uuid(cause.time_ns, self.node, cause.sequence),
+            order_type: c.order_type,
+            time_in_force: c.time_in_force,
+            post_only: c.post_only,
+            stp: c.stp,
+            expire_at_ns: c.expire_at_ns,
+            key_hash: c.key_hash,
+        });
+        let details = &mut self.tables.holds[c.pool.index()];
+        details.orders += 1;
+        details.used_ns = cause.time_ns;
+        let order = self.open_order(admission, c.handle);
+        self.tell_nobody(Effect::Entered(order));
+    }
+
+    fn trade(
+        &mut self,
+        e: &EventEnvelope,
+        event: &types::event::Trade,
+        effects: &admission::Effects,
+        admission: &Admission,
+    ) {
+        let (maker, maker_moved) = self.first(effects, admission);
+        let taker = effects.taker.as_ref().expect("a trade has a taker");
+        let (taker, taker_moved) = self.moved(taker, admission);
+        let (buy, sell) = match taker.side {
+            Side::Buy => (&taker_moved, &maker_moved),
+            Side::Sell => (&maker_moved, &taker_moved),
+        };
+        let trade = Trade {
+            id: e.trade_uuid(self.node),
+            instrument: e.instrument,
+            number: event.trade_number,
+            price: event.price,
+            quantity: event.quantity,
+            value_minor: buy.spent.main,
+            units_minor: sell.spent.main,
+            fee_minor: buy.spent.fee,
+            maker,
+            taker,
+            maker_moved,
+            taker_moved,
+        };
+        let to = [Some((maker.session, 0)), Some((taker.session, 0))];
+        self.tell(Effect::Traded(Box::new(trade)), to);
+    }
+
+    /// The order that an event names, as the event leaves it, and what it did to its money.
+    fn first(&mut self, effects: &admission::Effects, admission: &Admission) -> (Order, Moved) {
+        let effect = effects.order.as_ref();
+        self.moved(effect.expect("the event names an open order"), admission)
+    }
+
+    fn moved(&mut self, effect: &admission::Effect, admission: &Admission) -> (Order, Moved) {
+        let order = self.tables.order(&effect.order);
+        let pool = admission.pool(order.pool).expect("an order has a hold");
+        if effect.closed {
+            self.tables.holds[order.pool.index()].used_ns = self.cause.time_ns;
+        }
+        let moved = Moved {
+            spent: effect.spent,
+            returned: effect.returned,
+            held: pool.free + pool.reserved,
+            hold_orders: pool.open_orders,
+        };
+        (order, moved)
+    }
+
+    fn open_order(&self, admission: &Admission, handle: Handle) -> Order {
+        let open = admission.order(handle);
+        self.tables
+            .order(open.expect("events speak of open orders"))
+    }
+
+    fn gone(
+        &mut self,
+        admission: &Admission,
+        request: RequestKind,
+        handle: Handle,
+        reason: RejectReason,
+    ) {
+        let open = admission.order(handle);
+        self.tell_asker(Effect::RequestRefused {
+            request,
+            handle,
+            client_order_id: open.map_or(0, |order| order.client_order_id),
+            reason,
+        });
+    }
+}

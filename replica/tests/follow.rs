@@ -1,0 +1,333 @@
+//! Whoever follows the replica is told the same: from memory, from files, from any record on; and nobody who follows can make it wait.
+
+#[path = "../../sequencer/tests/desk/mod.rs"]
+mod desk;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use admission::{AmendRequest, CancelRequest, MassCancelRequest, OrderRef, Request};
+use desk::{Desk, HANG, Time, done, open_desk};
+use journal::{FileStorage, Journal, Storage};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use replica::{Applied, CatchUp, Effect, Follower, LiveReplica, ReplicaError, State};
+use sequencer::{Backlog, Config, NotTaken, Reader, Record, SequencerHandle, SnapshotConfig};
+use types::command::MassScope;
+use types::{
+    CancelReason, Id128, InstrumentIx, Lots, NodeId, RejectReason, Sequence, SessionIx, Side, Ticks,
+};
+
+fn node() -> NodeId {
+    NodeId::new(1).expect("a node")
+}
+
+fn config(dir: &Path) -> Config {
+    let mut config = desk::config(&Time::new());
+    config.dir = dir.to_path_buf();
+    config.snapshot_dir = dir.join("snapshots");
+    config.sync = false;
+    config
+}
+
+fn start(dir: &Path) -> SequencerHandle {
+    SequencerHandle::start(config(dir), Arc::new(Backlog::default())).expect("starts")
+}
+
+fn every(commands: u64) -> Option<SnapshotConfig> {
+    Some(SnapshotConfig {
+        every_commands: commands,
+        every: Duration::from_secs(3_600),
+        ..SnapshotConfig::default()
+    })
+}
+
+fn follow(handle: &SequencerHandle, checkpoints: Option<SnapshotConfig>) -> LiveReplica {
+    LiveReplica::start(node(), handle.replica_parts(), checkpoints).expect("a replica")
+}
+
+/// Orders, amends, cancels and mass cancels of two sessions; gives the last sequence.
+async fn trade(desk: &Desk, sessions: [SessionIx; 2], from: u64, count: u64) -> Sequence {
+    let mut rng = SmallRng::seed_from_u64(from);
+    let mut last = Sequence::ZERO;
+    for client_seq in from..from + count {
+        let at = rng.random_range(0..2);
+        let (user, session) = (desk.users[at], sessions[at]);
+        let named = OrderRef::Client(rng.random_range(1..60));
+        let price = Ticks(rng.random_range(9_990..10_010));
+        let request = match rng.random_range(0..100) {
+            0..60 => {
+                let side = if rng.random() { Side::Buy } else { Side::Sell };
+                let mut order = desk.order(at, side, price.0, rng.random_range(1..9));
+                order.instrument = desk.instruments[rng.random_range(0..desk.instruments.len())];
+                order.client_order_id = rng.random_range(1..60);
+                (order.session, order.client_seq) = (session, client_seq);
+                Request::New(order)
+            }
+            60..80 => Request::Cancel(CancelRequest {
+                order: named,
+                user,
+                session,
+                client_seq,
+                reason: CancelReason::UserRequest,
+                key_hash: Id128::NONE,
+            }),
+            80..97 => Request::Amend(AmendRequest {
+                order: named,
+                user,
+                session,
+                client_seq,
+                price: Some(price),
+                quantity: Some(Lots(rng.random_range(1..12))),
+                limit_checked: true,
+                key_hash: Id128::NONE,
+            }),
+            _ => Request::MassCancel(MassCancelRequest {
+                scope: MassScope::User(user),
+                instrument: InstrumentIx::NONE,
+                side: None,
+                reason: CancelReason::MassCancel,
+                user,
+                session,
+                client_seq,
+                key_hash: Id128::NONE,
+            }),
+        };
+        if let Ok(record) = desk.port.call(request).await {
+            last = record.command.sequence;
+        }
+    }
+    last
+}
+
+async fn read_to(follower: &mut Follower, last: Sequence) -> Vec<Applied> {
+    let mut all = Vec::new();
+    while follower.position() < last {
+        let batch = tokio::time::timeout(HANG, follower.next()).await;
+        all.extend_from_slice(&batch.expect("in time").expect("follows"));
+    }
+    all
+}
+
+/// Every message number of every session follows the one before.
+fn check_numbers(all: &[Applied]) -> usize {
+    let mut last = std::collections::HashMap::new();
+    let told = all.iter().flat_map(|applied| &applied.effects);
+    for to in told.flat_map(|told| told.to.iter().flatten()) {
+        let before = last.insert(to.session, to.number).unwrap_or(0);
+        assert_eq!(to.number, before + 1, "{to:?}");
+    }
+    last.values().map(|number| *number as usize).sum()
+}
+
+// rows: R180 R189
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r180_from_memory_from_files_and_from_any_checkpoint_everybody_is_told_the_same() {
+    let dir = tempfile::tempdir().expect("folder");
+    let handle = start(dir.path());
+    let desk = open_desk(handle.port(), 2).await;
+    let live = follow(&handle, every(300));
+    let replica = live.replica();
+    let ((), mut from_memory) = replica.follow("memory", |_| ()).expect("runs");
+    let begun = from_memory.position();
+    let sessions = [desk.session(1, 0).await, desk.session(2, 1).await];
+    let last = trade(&desk, sessions, 1, 3_000).await;
+    handle.commit().wait(last).await.expect("durable");
+    let followed = read_to(&mut from_memory, last).await;
+    assert_eq!(followed[0].sequence(), begun.next());
+    assert!(check_numbers(&followed) > 1_000);
+    let has = |wanted: fn(&Effect) -> bool| {
+        let effects = followed.iter().flat_map(|applied| &applied.effects);
+        effects.filter(|told| wanted(&told.effect)).count() > 10
+    };
+    assert!(
+        has(|e| matches!(e, Effect::Traded(_))) && has(|e| matches!(e, Effect::Amended { .. }))
+    );
+    assert!(has(|e| matches!(e, Effect::Cancelled { .. })));
+    let hash = handle.port().inspect(|core| core.state_hash()).await;
+    let hash = hash.expect("looked");
+    replica.wait(last).await.expect("follows");
+    assert_eq!(replica.read(|state| state.core().state_hash()), hash);
+
+    // From the first record, without a checkpoint.
+    let reader = handle.reader(Sequence::ZERO);
+    let mut first = CatchUp::new(State::new(node(), sequencer::limits()), &reader);
+    first.run_to(begun).expect("read");
+    for expected in &followed {
+        assert_eq!(first.step().expect("read").as_ref(), Some(expected));
+    }
+    assert_eq!(first.state().core().state_hash(), hash);
+    drop(live);
+
+    // A replica that begins at a checkpoint, and followers that want what lies before it.
+    let live = follow(&handle, None);
+    let replica = live.replica();
+    replica.wait(last).await.expect("follows");
+    assert_eq!(replica.read(|state| state.core().state_hash()), hash);
+    for after in [
+        begun,
+        Sequence(begun.get() + 700),
+        Sequence(last.get() - 3),
+        last,
+    ] {
+        let at = (after.get() - begun.get()) as usize;
+        let wanted = replica.follow_from("from", after, |state| state.sequence());
+        let (stood, mut follower) = wanted.await.expect("opened");
+        assert_eq!(stood, after);
+        assert_eq!(read_to(&mut follower, last).await, followed[at..]);
+        let mut behind = replica.follow_behind("behind", after);
+        assert_eq!(read_to(&mut behind, last).await, followed[at..]);
+        // Both go on with what comes.
+        let next = done(&desk.port, Request::New(desk.order(0, Side::Buy, 9_000, 1))).await;
+        let next = next.command.sequence;
+        for follower in [&mut follower, &mut behind] {
+            assert_eq!(
+                read_to(follower, next).await.last().unwrap().sequence(),
+                next
+            );
+        }
+    }
+    let beyond = replica
+        .follow_from("beyond", Sequence(u64::MAX), |_| ())
+        .await;
+    let error = beyond.map(|_| ()).expect_err("not there").to_string();
+    assert!(error.contains("the journal ends at"), "{error}");
+    drop(live);
+    handle.stop();
+}
+
+// The hostile reader: it has a queue, and then files.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_that_does_not_read_is_detached_and_loses_nothing() {
+    let dir = tempfile::tempdir().expect("folder");
+    let handle = start(dir.path());
+    let desk = open_desk(handle.port(), 1).await;
+    let live = follow(&handle, every(5_000));
+    let replica = live.replica();
+    let ((), mut slow) = replica.follow("slow", |_| ()).expect("runs");
+    let ((), mut quick) = replica.follow("quick", |_| ()).expect("runs");
+    let begun = slow.position();
+    // Far more than queue and window hold.
+    let mut last = Sequence::ZERO;
+    for _ in 0..40_000 {
+        let order = Request::New(desk.order(0, Side::Buy, 9_000, 1));
+        last = done(&desk.port, order).await.command.sequence;
+        if last.get().is_multiple_of(500) {
+            read_to(&mut quick, Sequence(last.get() - 500)).await;
+        }
+    }
+    handle.commit().wait(last).await.expect("durable");
+    tokio::time::timeout(HANG, replica.wait(last))
+        .await
+        .expect("does not wait")
+        .expect("runs");
+    let all = read_to(&mut slow, last).await;
+    assert_eq!(all.len() as u64, last.get() - begun.get());
+    let gapless = all
+        .windows(2)
+        .all(|pair| pair[0].sequence().next() == pair[1].sequence());
+    assert!(gapless && all[0].sequence() == begun.next());
+    drop(live);
+    handle.stop();
+}
+
+// rows: R178
+#[tokio::test]
+async fn r178_a_read_is_never_older_than_the_answer_before_it() {
+    let dir = tempfile::tempdir().expect("folder");
+    let handle = start(dir.path());
+    let desk = open_desk(handle.port(), 1).await;
+    let live = follow(&handle, None);
+    let replica = live.replica();
+    for _ in 0..300 {
+        let order = Request::New(desk.order(0, Side::Buy, 9_000, 1));
+        let answered = done(&desk.port, order).await.command.sequence;
+        let read = replica.read_fresh(HANG, |state| state.sequence()).await;
+        assert!(read.expect("fresh") >= answered);
+    }
+    drop(live);
+    handle.stop();
+}
+
+// Two machines that disagree cannot both be right: nothing more is published, and no new order is taken.
+#[tokio::test]
+async fn a_journal_that_says_something_else_ends_the_replica_and_closes_admission() {
+    let (dir, other) = (
+        tempfile::tempdir().expect("folder"),
+        tempfile::tempdir().expect("folder"),
+    );
+    let handle = start(dir.path());
+    let desk = open_desk(handle.port(), 1).await;
+    let resting = done(&desk.port, Request::New(desk.order(0, Side::Buy, 9_000, 1))).await;
+
+    // The same records in another log, with the last event taken out: whole by all checksums.
+    handle
+        .commit()
+        .wait(resting.command.sequence)
+        .await
+        .expect("durable");
+    let mut reader = handle.reader(Sequence::ZERO);
+    let records = std::iter::from_fn(|| reader.try_next().expect("read"));
+    let mut records: Vec<Record> = records.collect();
+    records.last_mut().expect("records").events.pop();
+    let storage: Arc<dyn Storage> =
+        Arc::new(FileStorage::new(other.path(), false).expect("a folder"));
+    let tampered = Journal::open(storage, journal::Config::default(), |_| Ok(())).expect("a log");
+    let mut appender = tampered.appender();
+    for record in &records {
+        sequencer::record::append(&mut appender, &record.command, &record.events);
+    }
+    appender.flush();
+    tampered
+        .commit()
+        .wait(records.len() as u64)
+        .await
+        .expect("durable");
+    let mut parts = handle.replica_parts();
+    parts.reader = Reader::new(tampered.reader(0));
+    let live = LiveReplica::start(node(), parts, None).expect("a replica");
+    let replica = live.replica();
+    let mut follower = replica.follow_behind("follower", Sequence::ZERO);
+    let ended = loop {
+        match tokio::time::timeout(HANG, follower.next())
+            .await
+            .expect("in time")
+        {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert!(
+        matches!(&ended, ReplicaError::Ended(reason) if reason.contains("other events")),
+        "{ended}"
+    );
+    assert!(replica.troubles().borrow().contains_key(replica::PART));
+    assert!(
+        replica.wait(Sequence(u64::MAX)).await.is_err(),
+        "nobody waits for ever"
+    );
+    let refused = desk
+        .port
+        .call(Request::New(desk.order(0, Side::Buy, 9_000, 1)))
+        .await;
+    match refused.expect_err("closed") {
+        NotTaken::Refused(reject) => assert_eq!(reject.reason, RejectReason::SettlementBacklog),
+        other => panic!("{other:?}"),
+    }
+    // What reduces risk passes.
+    let types::Command::New(new) = resting.command.command else {
+        panic!("an order")
+    };
+    let cancel = CancelRequest {
+        order: OrderRef::Handle(new.handle),
+        user: desk.users[0],
+        session: SessionIx::NONE,
+        client_seq: 0,
+        reason: CancelReason::UserRequest,
+        key_hash: Id128::NONE,
+    };
+    done(&desk.port, Request::Cancel(cancel)).await;
+    drop(live);
+    handle.stop();
+}
