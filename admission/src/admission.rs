@@ -25,8 +25,8 @@ pub struct AdmissionConfig {
     pub orders_max: u32,
     /// Unsettled trades past which new orders, and amends that better a price or grow, are refused.
     pub backlog_trades_max: u64,
-    /// Unsettled journal bytes past which the same are refused.
-    pub backlog_bytes_max: u64,
+    /// Unsettled journal records past which the same are refused.
+    pub backlog_records_max: u64,
     /// Where open orders stand in the table of client order ids, which clients choose: a secret of the process, so that nobody can choose ids that
     /// stand in one place. Never visible in any answer or state.
     pub client_id_key: [u64; 2],
@@ -37,7 +37,7 @@ impl Default for AdmissionConfig {
         Self {
             orders_max: 1 << 20,
             backlog_trades_max: 1_000_000,
-            backlog_bytes_max: 1 << 30,
+            backlog_records_max: 4_000_000,
             client_id_key: [0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93],
         }
     }
@@ -186,9 +186,9 @@ impl Admission {
     }
 
     /// Tells how far settlement is behind; past a bound new orders, and amends that better a price or grow, are refused; cancels still pass.
-    pub fn set_backlog(&mut self, trades: u64, bytes: u64) {
+    pub fn set_backlog(&mut self, trades: u64, records: u64) {
         self.backlogged =
-            trades > self.config.backlog_trades_max || bytes > self.config.backlog_bytes_max;
+            trades > self.config.backlog_trades_max || records > self.config.backlog_records_max;
     }
 
     pub(crate) fn is_backlogged(&self) -> bool {

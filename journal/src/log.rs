@@ -123,8 +123,6 @@ pub(crate) struct State {
     pub sequence: u64,
     pub segment: u64,
     pub offset: u64,
-    /// Size of a segment, never changes.
-    pub segment_bytes: u64,
     pub failed: Option<Arc<str>>,
     /// Why the writer waits, while it does.
     pub stalled: Option<Arc<str>>,
@@ -319,7 +317,6 @@ impl Journal {
             sequence: end.sequence,
             segment: end.segment,
             offset: end.offset,
-            segment_bytes: config.segment_bytes,
             failed: None,
             stalled: None,
         });

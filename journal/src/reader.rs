@@ -138,14 +138,6 @@ impl Reader {
         }
     }
 
-    /// Durable bytes not read yet, but for the chunk at hand. Every segment before the last counts
-    /// as full, whatever was left unused of it.
-    pub fn bytes_behind(&self) -> u64 {
-        let state = self.state.borrow();
-        let ahead = state.segment.saturating_sub(self.segment.max(1));
-        (ahead * state.segment_bytes + state.offset).saturating_sub(self.offset)
-    }
-
     /// Parses more frames into `ready`; false at the commit position.
     fn fill(&mut self) -> Result<bool, ReadError> {
         let (segment, offset) = {

@@ -170,33 +170,3 @@ fn a_writer_that_panics_fails_the_log_instead_of_leaving_everybody_waiting() {
     assert!(appender.is_failed());
     assert_eq!(commit.position(), 0);
 }
-
-#[test]
-fn bytes_behind_counts_segments_as_large_as_they_are() {
-    let storage = Arc::new(MemoryStorage::default());
-    let (journal, _) = open(&storage);
-    let (mut appender, commit) = (journal.appender(), journal.commit());
-    let mut reader = journal.reader(0);
-    assert_eq!(reader.bytes_behind(), 0);
-    // 208 bytes each, 19 to a segment.
-    for sequence in 1..=200 {
-        append(&mut appender, sequence, 1);
-    }
-    appender.flush();
-    runtime()
-        .block_on(async { tokio::time::timeout(HANG, commit.wait(200)).await })
-        .expect("nobody hangs")
-        .expect("durable");
-    let (written, segments) = (200 * 208, 200 / 19 + 1);
-    let behind = reader.bytes_behind();
-    assert!(behind >= written, "{behind}");
-    assert!(behind < written + segments * 208, "{behind}");
-    let mut last = behind;
-    while reader.try_next().expect("readable").is_some() {
-        assert!(reader.bytes_behind() <= last);
-        last = reader.bytes_behind();
-    }
-    assert_eq!(last, 0);
-    drop((reader, appender));
-    journal.close();
-}

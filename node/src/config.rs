@@ -327,27 +327,10 @@ impl Config {
         self.data_dir.join("journal")
     }
 
-    /// Everybody who reads the journal beside the replica: settlement.
-    pub fn journal_readers(&self) -> [sequencer::JournalReader; 1] {
-        let reader = |name, data_dir: &Path, tells_past| sequencer::JournalReader {
-            name,
-            dir: data_dir.join("checkpoints"),
-            proven: sequencer::Proven::default(),
-            tells_past,
-        };
-        [reader("settlement", &self.settlement.data_dir, false)]
-    }
-
-    /// What is to be kept of the journal for these readers and the market's history; `None` is all of it.
-    pub fn retention(
-        &self,
-        readers: &[sequencer::JournalReader],
-        history: &sequencer::Durable,
-    ) -> Option<sequencer::Retention> {
+    /// What is to be kept of the journal for these followers of the replica; `None` is all of it.
+    pub fn retention(&self, followers: Vec<sequencer::Durable>) -> Option<sequencer::Retention> {
         let bytes = self.journal.retain_bytes?;
-        let mut retention = sequencer::Retention::new(bytes, readers.to_vec());
-        retention.followers.push(history.clone());
-        Some(retention)
+        Some(sequencer::Retention::new(bytes, followers))
     }
 
     /// Puts every service's state below the one data folder.
@@ -443,20 +426,11 @@ mod tests {
             Config::load(Some(file.as_path()), Some(folder.path()))
         };
         let whole = load("").expect("loaded");
-        let history = sequencer::Durable::new("history");
-        assert!(
-            whole
-                .retention(&whole.journal_readers(), &history)
-                .is_none()
-        );
+        assert!(whole.retention(Vec::new()).is_none());
         let kept = load("[journal]\nretain_bytes = 1000000\n").expect("loaded");
-        let kept = kept
-            .retention(&kept.journal_readers(), &history)
-            .expect("set");
-        assert_eq!((kept.bytes, kept.readers.len()), (1_000_000, 2));
-        for reader in kept.readers {
-            assert!(reader.dir.starts_with(folder.path()));
-        }
+        let followers = vec![sequencer::Durable::new("history")];
+        let kept = kept.retention(followers).expect("set");
+        assert_eq!((kept.bytes, kept.followers.len()), (1_000_000, 1));
         let text = "[journal]\nretain_bytes = 1\n[snapshots]\nenabled = false\n";
         let error = load(text).expect_err("nothing to start from").to_string();
         assert!(error.contains("snapshots.enabled"), "{error}");

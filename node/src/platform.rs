@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use replica::LiveReplica;
 use rpc::{Authenticator, Channel, LocalSlot, MetricsHandle, Service};
-use sequencer::{Backlog, Durable, JournalReader, SequencerHandle};
+use sequencer::{Backlog, Durable, SequencerHandle};
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -293,16 +293,14 @@ impl Platform {
 
         // 7. The trading path: journal, books, settlement behind them, the gateway in front.
         let backlog = Arc::new(Backlog::default());
-        let readers = config.journal_readers();
-        let [of_settlement] = readers.each_ref().map(|reader| reader.proven.clone());
-        let history = Durable::new("history");
+        let (history, settled) = (Durable::new("history"), Durable::new("settlement"));
+        let followers = vec![history.clone(), settled.clone()];
         let reach = journal_reach(&config, doors.ledger()).await?;
         let (sequencer, live_replica) =
-            start_sequencer(&config, &readers, &history, reach, backlog.clone()).await?;
+            start_sequencer(&config, followers, reach, backlog.clone()).await?;
         let settlement_deps = settlement::SettlementDeps {
-            journal: Box::new(sequencer.reader(Sequence(0))),
-            checkpoints: config.snapshots.settings(),
-            proven: of_settlement,
+            replica: live_replica.replica(),
+            durable: settled,
             backlog,
             ledger: doors.ledger(),
             cfa: doors.cfa(),
@@ -520,15 +518,13 @@ async fn journal_reach(config: &Config, ledger: Channel) -> anyhow::Result<Seque
 
 async fn start_sequencer(
     config: &Config,
-    readers: &[JournalReader],
-    history: &Durable,
+    followers: Vec<Durable>,
     reach: Sequence,
     backlog: Arc<Backlog>,
 ) -> anyhow::Result<(SequencerHandle, LiveReplica)> {
     let mut settings = config.trading.settings(&config.journal_dir());
     settings.segment_bytes = config.journal.segment_bytes;
     settings.reach = reach;
-    settings.checkpoint_dirs = readers.iter().map(|reader| reader.dir.clone()).collect();
     tracing::info!(
         layout = ?settings.layout,
         core = settings.core,
@@ -537,7 +533,7 @@ async fn start_sequencer(
     );
     let node = NodeId::new(config.market.node).context("node number")?;
     let checkpoints = config.snapshots.settings();
-    let retention = config.retention(readers, history);
+    let retention = config.retention(followers);
     let start = move || {
         let mut sequencer = SequencerHandle::start(settings, backlog)?;
         let replica = LiveReplica::start(node, sequencer.replica_parts(), checkpoints)?;

@@ -237,6 +237,12 @@ impl Replica {
         Sequence(assigned.load(std::sync::atomic::Ordering::Acquire))
     }
 
+    /// Last record that is durable.
+    pub fn durable(&self) -> Sequence {
+        let reader = &self.shared.reader;
+        reader.lock().unwrap_or_else(PoisonError::into_inner).end()
+    }
+
     /// Last record that was applied and handed on.
     pub fn position(&self) -> Sequence {
         *self.shared.position.borrow()

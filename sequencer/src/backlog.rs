@@ -7,21 +7,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub struct Backlog {
     /// Trades that are durable and not final yet.
     pub pending_trades: AtomicU64,
-    /// Journal bytes that settlement has not read yet.
-    pub pending_bytes: AtomicU64,
+    /// Records that settlement has not applied yet.
+    pub pending_records: AtomicU64,
     /// At the bound orders still pass, one past it they do not.
     pub trades_max: u64,
-    pub bytes_max: u64,
+    pub records_max: u64,
     is_closed: AtomicBool,
 }
 
 impl Backlog {
-    pub fn new(trades_max: u64, bytes_max: u64) -> Self {
+    pub fn new(trades_max: u64, records_max: u64) -> Self {
         Self {
             pending_trades: AtomicU64::new(0),
-            pending_bytes: AtomicU64::new(0),
+            pending_records: AtomicU64::new(0),
             trades_max,
-            bytes_max,
+            records_max,
             is_closed: AtomicBool::new(false),
         }
     }
@@ -31,20 +31,20 @@ impl Backlog {
         self.is_closed.store(true, Ordering::Relaxed);
     }
 
-    /// Trades and bytes that are not settled; more than any bound once it is closed.
+    /// Trades and records that are not settled; more than any bound once it is closed.
     pub(crate) fn pending(&self) -> (u64, u64) {
         if self.is_closed.load(Ordering::Relaxed) {
             return (u64::MAX, u64::MAX);
         }
         (
             self.pending_trades.load(Ordering::Relaxed),
-            self.pending_bytes.load(Ordering::Relaxed),
+            self.pending_records.load(Ordering::Relaxed),
         )
     }
 }
 
 impl Default for Backlog {
     fn default() -> Self {
-        Self::new(200_000, 256 << 20)
+        Self::new(200_000, 1_000_000)
     }
 }

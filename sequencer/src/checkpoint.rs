@@ -163,20 +163,6 @@ impl Checkpoints {
         Ok(None)
     }
 
-    /// Makes sure that no checkpoint says more than the journal, which ends at `end`: what will be journalled there is something else.
-    ///
-    /// # Errors
-    /// [`CheckpointError::Ahead`].
-    pub fn refuse_ahead(&self, end: Sequence) -> Result<(), CheckpointError> {
-        match self.end()? {
-            known if known > end => Err(CheckpointError::Ahead {
-                known,
-                journal: end,
-            }),
-            _ => Ok(()),
-        }
-    }
-
     /// Where the newest one that checks stands; [`Sequence::ZERO`] without.
     ///
     /// # Errors
@@ -205,21 +191,18 @@ fn restored<T>(
         .ok()
 }
 
-/// Which older checkpoints stay when one was written.
-pub enum Older {
-    /// So many good ones as the settings say.
-    Few,
-    /// These and, the further back the fewer, some from where the journal begins: for a reader who is asked about the past.
-    Past(Box<dyn FnOnce() -> io::Result<Sequence> + Send>),
-}
+/// Which older checkpoints stay when one was written: the newest good ones, as many as the settings
+/// say, and, the further back the fewer, some from where the journal begins.
+pub struct Older(Box<dyn FnOnce() -> io::Result<Sequence> + Send>);
 
 impl Older {
-    /// [`Older::Past`]; `removed_through` tells the last record that has left the journal, and is asked when the new checkpoint is there.
+    /// `removed_through` returns the last record that has left the journal; called when the new
+    /// checkpoint is durable.
     pub fn past<E>(removed_through: impl FnOnce() -> Result<Sequence, E> + Send + 'static) -> Self
     where
         E: std::error::Error + Send + Sync + 'static,
     {
-        Self::Past(Box::new(move || {
+        Self(Box::new(move || {
             removed_through().map_err(io::Error::other)
         }))
     }
@@ -361,13 +344,8 @@ fn write(
     let _held = proven.hold();
     let own = position.get();
     let is_of_use = |sequence| proven.has(sequence);
-    let removed = match older {
-        Older::Few => snapshots.prune(own, is_of_use),
-        Older::Past(removed_through) => {
-            removed_through().and_then(|first| snapshots.thin(own, first.get(), is_of_use))
-        }
-    };
-    match removed {
+    let first = (older.0)();
+    match first.and_then(|first| snapshots.thin(own, first.get(), is_of_use)) {
         Ok(removed) => proven.forget(&removed),
         // The new one is there: what cannot be removed now is removed another time.
         Err(error) => tracing::warn!(%error, reader, "older checkpoints stay"),

@@ -43,9 +43,8 @@ pub struct Config {
     pub dir: PathBuf,
     /// Folder of its snapshots.
     pub snapshot_dir: PathBuf,
-    /// Folders of the checkpoints of those who read the journal. The node does not start, and leaves the journal as it is, when one of them says more than that.
-    pub checkpoint_dirs: Vec<PathBuf>,
-    /// Last record that others, databases, are known to have read: the same for a journal that ends before it.
+    /// Last record that others, databases, are known to have read. The node does not start, and
+    /// leaves the journal as it is, when that ends before it.
     pub reach: Sequence,
     /// Requests waiting for the hot thread; one more is `BUSY`.
     pub queue_capacity: usize,
@@ -79,7 +78,6 @@ impl Config {
             node: NodeId::new(1).expect("1 is a node number"),
             dir: dir.to_path_buf(),
             snapshot_dir: dir.join("snapshots"),
-            checkpoint_dirs: Vec::new(),
             reach: Sequence::ZERO,
             queue_capacity: 65_536,
             ring_capacity: 1_024,

@@ -91,8 +91,8 @@ impl Core {
     }
 
     /// How far settlement is behind; a cache of admission's checks, no part of the state.
-    pub fn set_backlog(&mut self, trades: u64, bytes: u64) {
-        self.admission.set_backlog(trades, bytes);
+    pub fn set_backlog(&mut self, trades: u64, records: u64) {
+        self.admission.set_backlog(trades, records);
     }
 
     /// Carries out a sequenced command with the books at hand and gives its events: by instrument, then in order.

@@ -20,7 +20,7 @@ use crate::keep::Keep;
 use crate::port::{Gate, Port};
 use crate::reader::Reader;
 use crate::recover::{self, StartError};
-use crate::retention::{JournalReader, Retention, RetentionService};
+use crate::retention::{Retention, RetentionService};
 use crate::stats::Stats;
 
 /// The commit position: what is at or before it survives power loss.
@@ -144,13 +144,8 @@ impl SequencerHandle {
     pub fn keep_log(&mut self, retention: Retention) -> Result<(), StartError> {
         // One service at a time: the one before ends first.
         self.retention = None;
-        let node = JournalReader {
-            name: "node",
-            dir: self.snapshot_dir.clone(),
-            proven: self.proven.clone(),
-            tells_past: true,
-        };
-        let started = RetentionService::start(self.journal().front(), node, retention);
+        let (front, proven) = (self.journal().front(), self.proven.clone());
+        let started = RetentionService::start(front, &self.snapshot_dir, proven, retention);
         self.retention = Some(started.map_err(StartError::Thread)?);
         Ok(())
     }
@@ -225,11 +220,8 @@ fn prepare_on(
     proven.note(core.sequence());
     // Before anything is cut from the journal or added to it: the hot thread ends the sessions that were open as soon as it runs.
     // Snapshots count that did not restore too: what they say was durable.
-    let mut reach = config.reach;
-    for dir in config.checkpoint_dirs.iter().chain([&snapshot_dir]) {
-        let newest = Checkpoints::new(dir).end();
-        reach = reach.max(newest.map_err(CheckpointError::Io)?);
-    }
+    let newest = Checkpoints::new(&snapshot_dir).end();
+    let reach = config.reach.max(newest.map_err(CheckpointError::Io)?);
     let (journal, core) = recover::open(storage, sizes, core, reach)?;
     if let Some(first) = config.core {
         let engines = match config.layout {
@@ -335,7 +327,7 @@ pub(crate) fn prepare_volatile(config: Config, backlog: Arc<Backlog>) -> (Hot, P
 fn limits(backlog: &Backlog) -> AdmissionConfig {
     AdmissionConfig {
         backlog_trades_max: backlog.trades_max,
-        backlog_bytes_max: backlog.bytes_max,
+        backlog_records_max: backlog.records_max,
         ..crate::limits::limits()
     }
 }

@@ -321,8 +321,8 @@ impl Hot {
         // First: what it reserves and amends decides about the next request.
         self.begin_last();
         let reduced = self.journal(source)?;
-        let (trades, bytes) = self.backlog.pending();
-        self.core.set_backlog(trades, bytes);
+        let (trades, records) = self.backlog.pending();
+        self.core.set_backlog(trades, records);
         let mut waiting_since = None;
         loop {
             now_ns = now_ns.max(self.core.time_ns());

@@ -10,7 +10,7 @@
 //! - [`stats`]: counters to be read from outside.
 //! - [`reader`]: complete records behind the commit position, for settlement, history and sessions.
 //! - [`image`]: the state as a snapshot, which the replica makes.
-//! - [`checkpoint`]: the states of those who read the journal, so that they need not read it from the first record.
+//! - [`checkpoint`]: when states of the node are written down, and which a start can use.
 //! - [`retention`]: removes the journal's beginning when nobody needs it.
 //! - [`inspect`]: a journal at rest, for people.
 //! - [`recover`]: from the journal to the books, comparing every event on the way.
@@ -59,6 +59,6 @@ pub use port::{NotTaken, Outcome, Port, Reply};
 pub use reader::{ReadError, Reader};
 pub use record::Record;
 pub use recover::{StartError, replay};
-pub use retention::{Durable, JournalReader, Retention};
+pub use retention::{Durable, Retention};
 pub use ring_port::{Report, RingPort, Taken};
 pub use stats::Stats;

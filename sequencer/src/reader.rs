@@ -91,11 +91,6 @@ impl Reader {
         }
     }
 
-    /// Durable bytes not read yet.
-    pub fn bytes_behind(&self) -> u64 {
-        self.frames.bytes_behind()
-    }
-
     fn add(&mut self, frame: &journal::Frame) -> Result<Option<Record>, ReadError> {
         let fault = |reason| ReadError::Record {
             sequence: frame.sequence,

@@ -1,11 +1,13 @@
 //! Removing the journal's beginning while the node runs: a thread of low priority that now and then takes away whole segments that nobody needs.
 //!
-//! A segment goes when all of these are behind it: so many bytes of the log as are to be kept; what everybody who follows the replica has in a store of his own; the newest
-//! two good checkpoints of the node, and one at or before what is kept and what a follower still needs. A state counts
-//! while its file is whole and if this process has gone on from it or has written it ([`Proven`]): one of another version, or ahead of a database that was put
-//! back, is no state that a start can use. Who has less than two keeps everything.
+//! A segment goes when all of these are after it: the bytes of the log to be kept; the position that
+//! each follower of the replica has in a store of its own ([`Durable`]); the newest two good
+//! checkpoints of the node, and one at or before what is kept and what a follower still needs. Of the
+//! newest two a checkpoint counts while its file is whole and if this process has gone on from it or
+//! has written it ([`Proven`]): one of another version is nothing that a start can use. With fewer
+//! than two everything is kept.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -24,36 +26,21 @@ const STATES: usize = 2;
 pub struct Retention {
     /// Bytes kept at least.
     pub bytes: u64,
-    /// Everybody who reads the journal at a start.
-    pub readers: Vec<JournalReader>,
-    /// How far everybody has come who follows the replica.
+    /// How far each store has come that follows the replica.
     pub followers: Vec<Durable>,
     /// Time between two looks.
     pub every: Duration,
 }
 
 impl Retention {
-    /// So many bytes kept for these readers.
-    pub fn new(bytes: u64, readers: Vec<JournalReader>) -> Self {
+    /// At least `bytes` kept, and what these followers need.
+    pub fn new(bytes: u64, followers: Vec<Durable>) -> Self {
         Self {
             bytes,
-            readers,
-            followers: Vec::new(),
+            followers,
             every: Duration::from_secs(10),
         }
     }
-}
-
-/// Somebody with a state of his own behind the journal.
-#[derive(Clone, Debug)]
-pub struct JournalReader {
-    pub name: &'static str,
-    /// Folder of his checkpoints.
-    pub dir: PathBuf,
-    /// The same as he was given.
-    pub proven: Proven,
-    /// He reads again what is behind an older checkpoint.
-    pub tells_past: bool,
 }
 
 /// Last record that a follower of the replica has in a store of its own, and will not ask for again; zero until it has said so.
@@ -84,21 +71,25 @@ pub(crate) struct RetentionService {
 }
 
 impl RetentionService {
-    /// `node`: its own snapshots.
+    /// `dir`, `proven`: the node's checkpoints.
     ///
     /// # Errors
     /// The operating system gives no thread.
-    pub fn start(front: Front, node: JournalReader, retention: Retention) -> std::io::Result<Self> {
+    pub fn start(
+        front: Front,
+        dir: &Path,
+        proven: Proven,
+        retention: Retention,
+    ) -> std::io::Result<Self> {
         let is_stopping = Arc::new(AtomicBool::new(false));
         let seen = is_stopping.clone();
-        let mut readers = retention.readers;
-        readers.push(node);
         let mut keeper = Keeper {
             front,
             bytes: retention.bytes,
-            readers,
+            checkpoints: Snapshots::new(dir),
+            proven,
             followers: retention.followers,
-            waits_for: None,
+            is_waiting: false,
         };
         let thread = std::thread::Builder::new()
             .name("retention".to_owned())
@@ -131,10 +122,11 @@ impl Drop for RetentionService {
 struct Keeper {
     front: Front,
     bytes: u64,
-    readers: Vec<JournalReader>,
+    checkpoints: Snapshots,
+    proven: Proven,
     followers: Vec<Durable>,
-    /// Who keeps everything: said once.
-    waits_for: Option<&'static str>,
+    /// Everything is kept for want of checkpoints: logged once.
+    is_waiting: bool,
 }
 
 impl Keeper {
@@ -159,8 +151,8 @@ impl Keeper {
         let gone = self.front.removed_through()?;
         let limit = self.front.beyond(self.bytes)?;
         // What is counted on stays until the segments are gone.
-        let proven: Vec<_> = self.readers.iter().map(|r| r.proven.clone()).collect();
-        let _held: Vec<_> = proven.iter().map(Proven::hold).collect();
+        let proven = self.proven.clone();
+        let _held = proven.hold();
         // By names first: whole files are worth reading only for a segment that would go.
         let floor = self.floor(limit, |_, _| true)?;
         if self.front.boundary(floor)? <= gone {
@@ -169,7 +161,7 @@ impl Keeper {
         let floor = self.floor(limit, Snapshots::is_good)?;
         let removed = self.front.remove(floor)?;
         if removed > 0 {
-            self.waits_for = None;
+            self.is_waiting = false;
         }
         Ok(removed)
     }
@@ -187,32 +179,20 @@ impl Keeper {
                 .set(through as f64);
             floor = floor.min(through);
         }
-        for reader in &self.readers {
-            let states = Snapshots::new(&reader.dir);
-            let found = states.sequences()?;
-            let newest_first = found.into_iter().rev();
-            let mut usable =
-                newest_first.filter(|at| reader.proven.has(*at) && is_good(&states, *at));
-            let Some(needed) = usable.nth(STATES - 1) else {
-                if self.waits_for != Some(reader.name) {
-                    let reader = reader.name;
-                    tracing::info!(
-                        reader,
-                        "nothing of the journal is removed before there are checkpoints"
-                    );
-                }
-                self.waits_for = Some(reader.name);
-                return Ok(0);
-            };
-            floor = floor.min(needed);
-        }
-        // What is kept has to be told from somewhere.
-        for reader in self.readers.iter().filter(|reader| reader.tells_past) {
-            let states = Snapshots::new(&reader.dir);
-            let found = states.sequences()?;
-            let mut before = found.into_iter().rev().filter(|at| *at <= floor);
-            floor = before.find(|at| is_good(&states, *at)).unwrap_or(0);
-        }
-        Ok(floor)
+        let mut sequences = self.checkpoints.sequences()?;
+        let is_whole = |at: &u64| is_good(&self.checkpoints, *at);
+        let newest_first = sequences.iter().rev();
+        let mut usable = newest_first.filter(|at| self.proven.has(**at) && is_whole(at));
+        let Some(needed) = usable.nth(STATES - 1) else {
+            if !self.is_waiting {
+                tracing::info!("nothing of the journal is removed before there are checkpoints");
+            }
+            self.is_waiting = true;
+            return Ok(0);
+        };
+        let floor = floor.min(*needed);
+        // Followers and resends begin at a checkpoint at or before what they need.
+        sequences.retain(|at| *at <= floor);
+        Ok(sequences.into_iter().rfind(is_whole).unwrap_or(0))
     }
 }

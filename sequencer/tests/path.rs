@@ -256,7 +256,7 @@ async fn a_refusal_after_login_is_journalled_and_a_repeat_acts_no_more() {
 #[tokio::test]
 async fn past_the_backlog_orders_are_refused_and_cancels_pass() {
     let storage = Arc::new(MemoryStorage::default());
-    let backlog = Arc::new(Backlog::new(10, 1 << 20));
+    let backlog = Arc::new(Backlog::new(10, 4_096));
     let handle = SequencerHandle::start_on(config(), backlog.clone(), Arc::new(storage.clone()))
         .expect("starts");
     let desk = open_desk(handle.port()).await;

@@ -9,13 +9,12 @@ use std::time::{Duration, Instant};
 use admission::Request;
 use desk::{HANG, Time, done, open_desk};
 use journal::Snapshots;
-use replica::LiveReplica;
 use sequencer::inspect::{Folder, SegmentLine};
 use sequencer::{
-    Backlog, CheckpointError, CheckpointKeeper, Checkpoints, Config, JournalReader, Older, Proven,
+    Backlog, CheckpointError, CheckpointKeeper, Checkpoints, Config, Durable, Older, Proven,
     Retention, SequencerHandle, SnapshotConfig, StartError,
 };
-use types::{NodeId, Sequence, Side};
+use types::{Sequence, Side};
 
 fn config(dir: &Path) -> Config {
     let mut config = desk::config(&Time::new());
@@ -34,24 +33,13 @@ fn every(commands: u64) -> SnapshotConfig {
     }
 }
 
-fn follow(handle: &SequencerHandle, config: SnapshotConfig) -> LiveReplica {
-    let node = NodeId::new(1).expect("a node");
-    LiveReplica::start(node, handle.replica_parts(), Some(config)).expect("a replica")
-}
-
 fn start(dir: &Path) -> SequencerHandle {
     SequencerHandle::start(config(dir), Arc::new(Backlog::default())).expect("starts")
 }
 
-/// Next to nothing is kept for a reader with checkpoints in `reader`.
-fn retention(dir: &Path, proven: &Proven, tells_past: bool) -> Retention {
-    let reader = JournalReader {
-        name: "reader",
-        dir: dir.join("reader"),
-        proven: proven.clone(),
-        tells_past,
-    };
-    let mut retention = Retention::new(64 << 10, vec![reader]);
+/// Next to nothing is kept beside what a follower needs.
+fn retention(follower: &Durable) -> Retention {
+    let mut retention = Retention::new(64 << 10, vec![follower.clone()]);
     retention.every = Duration::from_millis(5);
     retention
 }
@@ -88,68 +76,70 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Seven hundred orders and two snapshots near their end.
-async fn trade_with_snapshots(handle: &SequencerHandle, desk: &desk::Desk, dir: &Path) -> Sequence {
-    let mut last = trade(handle, desk, 300).await;
-    let snapshots = Snapshots::new(&dir.join("journal/snapshots"));
-    for _ in 0..2 {
-        last = trade(handle, desk, 200).await;
-        let newest = || snapshots.sequences().expect("listed").pop();
-        wait_until("a snapshot", || newest() >= Some(last.get() - 100));
-    }
-    last
+/// Writes the node's state down, as its replica does.
+async fn checkpoint(handle: &SequencerHandle, dir: &Path) -> Sequence {
+    let look = |core: &sequencer::Core| (core.sequence(), core.image().encode());
+    let (at, image) = handle.port().inspect(look).await.expect("looked");
+    let image = image.expect("encoded");
+    snapshots(dir).write(at.get(), &image).expect("written");
+    handle.replica_parts().proven.note(at);
+    at
 }
 
-/// A checkpoint that the reader has written.
-fn state(sequence: Sequence, dir: &Path, proven: &Proven) {
-    unproven(sequence, dir);
-    proven.note(sequence);
+fn snapshots(dir: &Path) -> Snapshots {
+    Snapshots::new(&dir.join("journal/snapshots"))
 }
 
-/// One that he has not: of another version perhaps, or of a life of which he does not go on.
-fn unproven(sequence: Sequence, dir: &Path) {
-    let snapshots = Snapshots::new(&dir.join("reader"));
-    snapshots.write(sequence.get(), b"state").expect("written");
+/// A whole file that counts as a state which a start can use.
+fn state(at: u64, dir: &Path, proven: &Proven) {
+    snapshots(dir).write(at, b"state").expect("written");
+    proven.note(Sequence(at));
 }
 
 // rows: R174 R180
 #[tokio::test]
-async fn r174_nothing_goes_that_a_reader_or_a_snapshot_needs_and_the_rest_is_the_same_node() {
+async fn r174_nothing_goes_that_a_follower_or_a_start_needs_and_the_rest_is_the_same_node() {
     let dir = tempfile::tempdir().expect("folder");
     let dir = dir.path();
     let mut handle = start(dir);
     let desk = open_desk(handle.port(), 2).await;
-    let _replica = follow(&handle, every(100));
-    let proven = Proven::default();
-    let keeping = retention(dir, &proven, false);
-    handle.keep_log(keeping).expect("a service");
-    let last = trade_with_snapshots(&handle, &desk, dir).await;
-    let snapshots = Snapshots::new(&dir.join("journal/snapshots"));
+    let follower = Durable::new("follower");
+    handle.keep_log(retention(&follower)).expect("a service");
+    trade(&handle, &desk, 300).await;
+    follower.set(Sequence(u64::MAX));
     // No checkpoint, one, a damaged one besides, one that nobody here could use: nothing goes.
-    for at in [0, 300, 400, 450] {
-        match at {
-            300 => state(Sequence(at), dir, &proven),
-            400 => {
-                let file = dir.join("reader").join(format!("{at:020}.snap"));
-                std::fs::write(file, b"damaged").expect("written");
-                proven.note(Sequence(at));
-            }
-            450 => unproven(Sequence(at), dir),
-            _ => {}
-        }
+    let nothing_goes = |what: &str| {
         std::thread::sleep(Duration::from_millis(50));
-        assert_eq!(first(dir), 1, "{at}");
+        assert_eq!(first(dir), 1, "{what}");
+    };
+    nothing_goes("no checkpoint");
+    let oldest = checkpoint(&handle, dir).await;
+    nothing_goes("one");
+    let file = dir.join(format!("journal/snapshots/{:020}.snap", 150));
+    std::fs::write(&file, b"damaged").expect("written");
+    handle.replica_parts().proven.note(Sequence(150));
+    nothing_goes("a damaged one");
+    snapshots(dir).write(170, b"state").expect("written");
+    nothing_goes("one of another life");
+    for at in [150, 170] {
+        let file = dir.join(format!("journal/snapshots/{at:020}.snap"));
+        std::fs::remove_file(file).expect("removed");
     }
-    state(Sequence(500), dir, &proven);
+    // The follower begins at a checkpoint at or before what it needs: there is none.
+    follower.set(Sequence(200));
+    trade(&handle, &desk, 200).await;
+    let older = checkpoint(&handle, dir).await;
+    nothing_goes("no checkpoint for the follower");
+    follower.set(oldest);
     wait_until("a segment goes", || first(dir) > 200);
+    let last = trade(&handle, &desk, 200).await;
+    checkpoint(&handle, dir).await;
     std::thread::sleep(Duration::from_millis(50));
-    // The reader may still need what is behind the older one of his good two.
-    assert!(first(dir) <= 301, "{}", first(dir));
-    state(last, dir, &proven);
-    let needed = snapshots.good().expect("read")[0].min(500);
-    // As far as whole segments, of sixteen blocks each, are behind it.
-    wait_until("more goes", || first(dir) + 40 > needed);
-    assert!(first(dir) <= needed + 1);
+    assert!(first(dir) <= oldest.get() + 1, "{}", first(dir));
+    follower.set(last);
+    // As far as whole segments, of sixteen blocks each, are at or before the older of two.
+    wait_until("more goes", || first(dir) + 40 > older.get());
+    assert!(first(dir) <= older.get() + 1);
 
     let live = look(&handle).await;
     handle.stop();
@@ -158,7 +148,7 @@ async fn r174_nothing_goes_that_a_reader_or_a_snapshot_needs_and_the_rest_is_the
     assert_eq!(look(&again).await, live);
     again.stop();
     // From the older snapshot too.
-    let newest = snapshots.good().expect("read")[1];
+    let newest = *snapshots(dir).good().expect("read").last().expect("three");
     std::fs::remove_file(dir.join(format!("journal/snapshots/{newest:020}.snap")))
         .expect("removed");
     let again = start(dir);
@@ -211,22 +201,23 @@ fn people_see_the_rest(journal: &Path, last: Sequence, hash: u64) {
     assert!(error.contains(&format!("begins with {first}")), "{error}");
 }
 
-// A reader who tells the past keeps what is behind the last checkpoint before what is to be kept.
+// What is kept can be told again from the checkpoint before it.
 #[tokio::test]
 async fn the_past_is_kept_from_a_checkpoint_on() {
     let dir = tempfile::tempdir().expect("folder");
     let dir = dir.path();
     let mut handle = start(dir);
     let desk = open_desk(handle.port(), 2).await;
-    let _replica = follow(&handle, every(100));
-    trade_with_snapshots(&handle, &desk, dir).await;
-    let proven = Proven::default();
+    trade(&handle, &desk, 700).await;
+    let proven = handle.replica_parts().proven;
     for at in [70, 150, 560, 580] {
-        state(Sequence(at), dir, &proven);
+        state(at, dir, &proven);
     }
     let listing = Folder::new(&dir.join("journal")).list().expect("listed");
     let late = |line: &&SegmentLine| line.first.is_some_and(|first| first > 350);
-    let mut retention = retention(dir, &proven, true);
+    let follower = Durable::new("follower");
+    follower.set(Sequence(600));
+    let mut retention = retention(&follower);
     retention.bytes = listing
         .segments
         .iter()
@@ -247,17 +238,17 @@ fn whole() -> Older {
 
 // The hot thread ends the sessions that were open, with records of their own: what the journal lacks has to be seen before.
 #[tokio::test]
-async fn a_checkpoint_ahead_of_the_journal_stops_the_start_before_anything_is_added() {
+async fn a_database_ahead_of_the_journal_stops_the_start_before_anything_is_added() {
     let dir = tempfile::tempdir().expect("folder");
     let dir = dir.path();
     let handle = start(dir);
     let desk = open_desk(handle.port(), 2).await;
     let last = trade(&handle, &desk, 20).await;
     handle.stop();
-    let proven = Proven::default();
-    state(last.next(), dir, &proven);
-    let mut ahead = config(dir);
-    ahead.checkpoint_dirs = vec![dir.join("nobody"), dir.join("reader")];
+    let ahead = Config {
+        reach: last.next(),
+        ..config(dir)
+    };
     let error = SequencerHandle::start(ahead.clone(), Arc::default()).map(|_| ());
     match error.expect_err("records are missing") {
         StartError::Checkpoint(CheckpointError::Ahead { known, journal }) => {
@@ -265,8 +256,7 @@ async fn a_checkpoint_ahead_of_the_journal_stops_the_start_before_anything_is_ad
         }
         other => panic!("{other}"),
     }
-    // So does a database. What is there stays as it is, the torn batch that may still be mended too.
-    std::fs::remove_dir_all(dir.join("reader")).expect("removed");
+    // What is there stays as it is, the torn batch that may still be mended too.
     let files = std::fs::read_dir(&ahead.dir).expect("listed");
     let mut files = files.map(|file| file.expect("listed").path());
     let segment = files.find(|path| path.extension().is_some_and(|end| end == "log"));
@@ -286,7 +276,7 @@ async fn a_checkpoint_ahead_of_the_journal_stops_the_start_before_anything_is_ad
     assert!(std::fs::read(&segment).expect("read") == torn);
     std::fs::write(&segment, &whole).expect("written");
     // Nothing was added: with nobody ahead it goes on where it stood.
-    let again = SequencerHandle::start(ahead, Arc::default()).expect("starts");
+    let again = SequencerHandle::start(config(dir), Arc::default()).expect("starts");
     assert_eq!(again.recovered(), last);
     again.stop();
 }
@@ -362,7 +352,7 @@ fn older_checkpoints_stand_at_growing_distances() {
     kept.write(301, b"state").expect("written");
     kept.thin(301, 250, |_| true).expect("thinned");
     assert!(found().iter().all(|at| *at >= 250), "{:?}", found());
-    // One that does not restore is passed over, and one ahead of the journal is an error.
+    // One that does not restore is passed over.
     let checkpoints = Checkpoints::new(dir.path());
     let mut tried = Vec::new();
     let newest = checkpoints.newest(Sequence(300), |sequence, _| {
@@ -373,7 +363,4 @@ fn older_checkpoints_stand_at_growing_distances() {
         }
     });
     assert_eq!(newest.expect("read"), Some(Sequence(tried[1])));
-    checkpoints.refuse_ahead(Sequence(301)).expect("not ahead");
-    let error = checkpoints.refuse_ahead(Sequence(300)).expect_err("ahead");
-    assert!(error.to_string().contains("301"), "{error}");
 }

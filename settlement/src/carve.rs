@@ -9,9 +9,10 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use replica::Order;
 use types::{Handle, HoldIx, HoldPart, Id128, Minor, Sequence, order_hold};
 
-use crate::fold::{Change, Fold, Moved, Order, Traded};
+use crate::copies::{Change, Copies, Moved, Traded};
 use crate::plan::{Ending, Movement, PaidFrom, Plan, TradeLeg};
 
 /// A hold of an order, as the ledger has it once the plan is posted and returns are given back.
@@ -56,6 +57,24 @@ pub struct Carver {
     /// Per pool, in the order in which they came up.
     returns: HashMap<HoldIx, Vec<Return>>,
     kept: usize,
+    /// By hold.
+    ledger: Vec<InLedger>,
+}
+
+/// What the ledger has left of a trading hold once the plan so far is posted.
+#[derive(Clone, Copy, Debug, Default)]
+struct InLedger {
+    /// Negative while a return that was defunded is kept back.
+    own: Minor,
+    /// In the holds of its orders.
+    children: Minor,
+}
+
+impl InLedger {
+    fn split(&mut self, amount: Minor) {
+        self.own -= amount;
+        self.children += amount;
+    }
 }
 
 impl Carver {
@@ -65,11 +84,24 @@ impl Carver {
     }
 
     /// Takes over what the ledger has: the carved orders and, for the rest, the orders in order of entry.
-    pub fn adopt(carved: HashMap<Handle, Carved>, fold: &Fold) -> Self {
-        let mut young: Vec<_> = fold
+    pub fn adopt(carved: HashMap<Handle, Carved>, copies: &Copies) -> Self {
+        let mut ledger: Vec<InLedger> = copies
+            .holds()
+            .map(|(_, hold)| InLedger {
+                own: hold.held,
+                children: Minor::ZERO,
+            })
+            .collect();
+        for order in copies.orders() {
+            if let Some(holds) = carved.get(&order.handle) {
+                let children = holds.main.remaining + holds.fee.remaining;
+                ledger[order.pool.index()].split(children);
+            }
+        }
+        let mut young: Vec<_> = copies
             .orders()
             .filter(|order| !carved.contains_key(&order.handle))
-            .map(|order| (order.entered_ns, order.handle))
+            .map(|order| (order.created_ns, order.handle))
             .collect();
         young.sort_unstable();
         Self {
@@ -77,6 +109,7 @@ impl Carver {
             young: young.into(),
             returns: HashMap::new(),
             kept: 0,
+            ledger,
         }
     }
 
@@ -86,9 +119,9 @@ impl Carver {
     }
 
     /// When the oldest order that is not carved entered.
-    pub fn oldest_ns(&mut self, fold: &Fold) -> Option<u64> {
+    pub fn oldest_ns(&mut self, copies: &Copies) -> Option<u64> {
         while let Some(&(entered_ns, handle)) = self.young.front() {
-            let is_open = fold.order(handle).is_some();
+            let is_open = copies.order(handle).is_some();
             if is_open && !self.carved.contains_key(&handle) {
                 return Some(entered_ns);
             }
@@ -98,57 +131,91 @@ impl Carver {
     }
 
     /// Adds what a change means to the plan.
-    pub fn apply(&mut self, fold: &Fold, change: &Change, plan: &mut Plan) {
+    pub fn apply(&mut self, copies: &Copies, change: &Change, plan: &mut Plan) {
         match change {
-            Change::Entered(order) => self.young.push_back((order.entered_ns, order.handle)),
-            Change::Moved(moved) => self.moved(fold, moved, plan),
-            Change::Traded(traded) => self.traded(fold, traded, plan),
+            Change::Funded { pool, by } => self.funded(*pool, *by),
+            Change::Entered(order) => self.young.push_back((order.created_ns, order.handle)),
+            Change::Moved(moved) => self.moved(copies, moved, plan),
+            Change::Traded(traded) => self.traded(copies, traded, plan),
             Change::Emptied {
                 pool,
                 order,
                 ending,
             } => {
-                self.give_back(fold, *pool, plan);
-                let hold = fold.pool(*pool).hold;
-                plan.push(
-                    *pool,
-                    Movement::Release {
-                        hold,
-                        order: *order,
-                        ending: *ending,
-                    },
-                );
+                self.give_back(copies, *pool, plan);
+                let release = Movement::Release {
+                    hold: copies.hold(*pool).hold_id,
+                    order: *order,
+                    ending: *ending,
+                };
+                self.push(*pool, release, plan);
             }
         }
     }
 
     /// Carves orders that entered at or before `horizon_ns`, oldest first, until the plan has `weight` rows, and gives back what is kept back.
-    pub fn finish(&mut self, fold: &Fold, horizon_ns: u64, weight: usize, plan: &mut Plan) {
+    pub fn finish(&mut self, copies: &Copies, horizon_ns: u64, weight: usize, plan: &mut Plan) {
         while plan.weight() + self.kept < weight
-            && self.oldest_ns(fold).is_some_and(|at| at <= horizon_ns)
+            && self.oldest_ns(copies).is_some_and(|at| at <= horizon_ns)
         {
             let (_, handle) = self
                 .young
                 .pop_front()
                 .expect("an oldest order stands in front");
-            let order = *fold.order(handle).expect("only open orders stand in front");
-            self.carve(fold, &order, order.reserve, plan);
+            let order = *copies
+                .order(handle)
+                .expect("only open orders stand in front");
+            self.carve(copies, &order, order.reserved, plan);
         }
         let mut pools: Vec<_> = self.returns.keys().copied().collect();
         pools.sort_unstable();
         for pool in pools {
-            self.give_back(fold, pool, plan);
+            self.give_back(copies, pool, plan);
         }
     }
 
-    fn traded(&mut self, fold: &Fold, traded: &Traded, plan: &mut Plan) {
+    /// Asserts that the ledger has of a hold, with its children, what the journal says: before a
+    /// batch is written, with nothing kept back.
+    pub fn check(&self, copies: &Copies, pool: HoldIx) {
+        let InLedger { own, children } = self.ledger[pool.index()];
+        let held = copies.held(pool);
+        assert!(
+            own + children == held && !own.is_negative() && !children.is_negative(),
+            "hold {pool}: {own} and {children} in its children, {held} by the journal"
+        );
+    }
+
+    fn funded(&mut self, pool: HoldIx, by: Minor) {
+        if self.ledger.len() <= pool.index() {
+            self.ledger.resize(pool.index() + 1, InLedger::default());
+        }
+        self.ledger[pool.index()].own += by;
+    }
+
+    /// Adds a movement to the plan and does the same here.
+    fn push(&mut self, pool: HoldIx, movement: Movement, plan: &mut Plan) {
+        let ledger = &mut self.ledger[pool.index()];
+        match &movement {
+            Movement::Split { amount, .. } | Movement::Grow { amount, .. } => {
+                ledger.split(amount.minor);
+            }
+            Movement::Return { amount, .. } => {
+                ledger.own += amount.minor;
+                ledger.children -= amount.minor;
+            }
+            Movement::Release { .. } => ledger.own = Minor::ZERO,
+        }
+        plan.push(pool, movement);
+    }
+
+    fn traded(&mut self, copies: &Copies, traded: &Traded, plan: &mut Plan) {
         for side in [&traded.buy, &traded.sell] {
             if !self.carved.contains_key(&side.order.handle) {
-                self.carve(fold, &side.order, side.before, plan);
+                self.carve(copies, &side.order, side.before, plan);
             }
         }
-        let spec = fold.instrument(traded.instrument);
-        let money = |minor| fold.amount(types::AssetIx::MONEY, minor);
+        let spec = copies.instrument(traded.instrument);
+        let money = |minor| copies.amount(types::AssetIx::MONEY, minor);
         let paid_from = PaidFrom {
             buyer_main: order_hold(traded.buy.order.id, HoldPart::Main),
             buyer_fee: (!traded.fee.is_zero())
@@ -161,26 +228,27 @@ impl Carver {
             trade_number: traded.trade_number,
             executed_ns: traded.executed_ns,
             instrument: spec.id,
-            buyer: fold.user(traded.buy.order.user),
-            seller: fold.user(traded.sell.order.user),
-            units: fold.amount(types::AssetIx::units(traded.instrument), traded.units),
+            buyer: copies.user(traded.buy.order.user),
+            seller: copies.user(traded.sell.order.user),
+            units: copies.amount(types::AssetIx::units(traded.instrument), traded.units),
             value: money(traded.value),
             fee: money(traded.fee),
             paid_from,
         });
         plan.pools
             .extend([traded.buy.order.pool, traded.sell.order.pool]);
-        self.moved(fold, &traded.buy, plan);
-        self.moved(fold, &traded.sell, plan);
+        self.moved(copies, &traded.buy, plan);
+        self.moved(copies, &traded.sell, plan);
     }
 
     /// Brings the children of a carved order to what it reserves now. An order that is not carved has nothing in the ledger to move.
-    fn moved(&mut self, fold: &Fold, moved: &Moved, plan: &mut Plan) {
+    fn moved(&mut self, copies: &Copies, moved: &Moved, plan: &mut Plan) {
         let handle = moved.order.handle;
         let Some(mut carved) = self.carved.get(&handle).copied() else {
             return;
         };
-        let (spent, after) = (moved.spent, moved.order.reserve);
+        let (spent, after) = (moved.spent, moved.order.reserved);
+        self.ledger[moved.order.pool.index()].children -= spent.total();
         let parts = [
             (HoldPart::Main, spent.main, after.main),
             (HoldPart::Fee, spent.fee, after.fee),
@@ -196,7 +264,7 @@ impl Carver {
             if after < child.remaining {
                 self.keep_back(&moved.order, part, child, after, moved.ending());
             } else if after > child.remaining {
-                self.grow(fold, &moved.order, part, child, after, plan);
+                self.grow(copies, &moved.order, part, child, after, plan);
             }
         }
         if moved.ended.is_some() {
@@ -238,7 +306,7 @@ impl Carver {
     /// Grows a child to `after`: first by its own return kept back, then out of the trading hold.
     fn grow(
         &mut self,
-        fold: &Fold,
+        copies: &Copies,
         order: &Order,
         part: HoldPart,
         child: &mut Child,
@@ -262,25 +330,25 @@ impl Carver {
         if child.remaining == after {
             return;
         }
-        self.give_back(fold, order.pool, plan);
-        let amount = fold.amount(fold.pool(order.pool).asset, after - child.remaining);
+        self.give_back(copies, order.pool, plan);
+        let amount = copies.amount(copies.hold(order.pool).asset, after - child.remaining);
         if child.exists {
             let hold = order_hold(order.id, part);
-            plan.push(order.pool, Movement::Grow { hold, amount });
+            self.push(order.pool, Movement::Grow { hold, amount }, plan);
         } else {
-            plan.push(order.pool, split(fold, order, part, after));
+            self.push(order.pool, split(copies, order, part, after), plan);
             child.exists = true;
         }
         child.remaining = after;
     }
 
     /// Splits both holds of an order out of its trading hold, as large as what it reserves.
-    fn carve(&mut self, fold: &Fold, order: &Order, reserve: types::Reserve, plan: &mut Plan) {
-        self.give_back(fold, order.pool, plan);
+    fn carve(&mut self, copies: &Copies, order: &Order, reserve: types::Reserve, plan: &mut Plan) {
+        self.give_back(copies, order.pool, plan);
         let mut carved = Carved::default();
         for (part, amount) in [(HoldPart::Main, reserve.main), (HoldPart::Fee, reserve.fee)] {
             if !amount.is_zero() {
-                plan.push(order.pool, split(fold, order, part, amount));
+                self.push(order.pool, split(copies, order, part, amount), plan);
                 *carved.part_mut(part) = Child {
                     exists: true,
                     remaining: amount,
@@ -290,30 +358,28 @@ impl Carver {
         self.carved.insert(order.handle, carved);
     }
 
-    fn give_back(&mut self, fold: &Fold, pool: HoldIx, plan: &mut Plan) {
+    fn give_back(&mut self, copies: &Copies, pool: HoldIx, plan: &mut Plan) {
         let returns = self.returns.remove(&pool).unwrap_or_default();
         self.kept -= returns.len();
         for kept in returns {
-            let amount = fold.amount(fold.pool(pool).asset, kept.amount);
-            plan.push(
-                pool,
-                Movement::Return {
-                    hold: kept.hold,
-                    amount,
-                    order: kept.order,
-                    ending: kept.ending,
-                },
-            );
+            let amount = copies.amount(copies.hold(pool).asset, kept.amount);
+            let back = Movement::Return {
+                hold: kept.hold,
+                amount,
+                order: kept.order,
+                ending: kept.ending,
+            };
+            self.push(pool, back, plan);
         }
     }
 }
 
-fn split(fold: &Fold, order: &Order, part: HoldPart, amount: Minor) -> Movement {
-    let pool = fold.pool(order.pool);
+fn split(copies: &Copies, order: &Order, part: HoldPart, amount: Minor) -> Movement {
+    let pool = copies.hold(order.pool);
     Movement::Split {
-        parent: pool.hold,
+        parent: pool.hold_id,
         hold: order_hold(order.id, part),
-        amount: fold.amount(pool.asset, amount),
+        amount: copies.amount(pool.asset, amount),
         order: order.id,
         part,
     }
@@ -327,7 +393,7 @@ pub struct LedgerHold {
     pub remaining: Minor,
 }
 
-/// A difference between the fold and the ledger, with both sides.
+/// A difference between the journal and the ledger, with both sides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Break {
     pub name: BreakName,
@@ -362,40 +428,40 @@ impl BreakName {
 }
 
 /// Compares one pool with the sum of its trading hold and children (`design.md` 4, the invariant).
-pub fn compare(fold: &Fold, ix: HoldIx, found: Minor) -> Option<Break> {
-    let pool = fold.pool(ix);
-    let name = match found.cmp(&pool.total()) {
+pub fn compare(copies: &Copies, ix: HoldIx, found: Minor) -> Option<Break> {
+    let pool = copies.hold(ix);
+    let name = match found.cmp(&pool.held) {
         std::cmp::Ordering::Equal => return None,
         std::cmp::Ordering::Less => BreakName::HoldShort,
         std::cmp::Ordering::Greater => BreakName::HoldSurplus,
     };
     Some(Break {
         name,
-        at: fold.position(),
+        at: copies.position(),
         pool: ix,
         user: pool.user,
-        hold: pool.hold,
-        expected: pool.total(),
+        hold: pool.hold_id,
+        expected: pool.held,
         found,
     })
 }
 
 /// Finds the carved orders among the active holds of the ledger.
 pub fn carved_in_ledger(
-    fold: &Fold,
+    copies: &Copies,
     holds: &HashMap<Id128, LedgerHold>,
 ) -> (HashMap<Handle, Carved>, Vec<Break>) {
     let mut carved = HashMap::new();
     let mut breaks = Vec::new();
-    for order in fold.orders() {
+    for order in copies.orders() {
         // The main hold lives as long as its order, so it alone says whether the order is carved.
         if !holds.contains_key(&order_hold(order.id, HoldPart::Main)) {
             continue;
         }
         let mut taken = Carved::default();
         let parts = [
-            (HoldPart::Main, order.reserve.main),
-            (HoldPart::Fee, order.reserve.fee),
+            (HoldPart::Main, order.reserved.main),
+            (HoldPart::Fee, order.reserved.fee),
         ];
         for (part, expected) in parts {
             let hold = order_hold(order.id, part);
@@ -403,7 +469,7 @@ pub fn carved_in_ledger(
             if found != expected {
                 breaks.push(Break {
                     name: BreakName::OrderHoldDiffers,
-                    at: fold.position(),
+                    at: copies.position(),
                     pool: order.pool,
                     user: order.user,
                     hold,

@@ -1,32 +1,32 @@
-//! Room `settlement`: reads the journal and drives each trade's delivery against payment through ledger and chain.
+//! Room `settlement`: follows the replica and drives each trade's delivery against payment through ledger and chain.
 //!
 //! | file | what |
 //! |---|---|
-//! | `fold` | the journal folded into pools, open orders and what they reserve |
+//! | `copies` | the replica's last effects at settlement's own position: open orders, balances of holds |
 //! | `carve` | orders' own holds: split, paid from, given back; the invariant |
 //! | `plan` | what one ledger transaction does |
 //! | `batch` | the settler: records in, sealed batches out |
 //! | `saga` | the life of a sealed batch, step by step |
-//! | `source` | where records come from |
 //! | `repo` | the store: which step of which batch is done |
 //! | `wire` | plans in the words of the contract |
 //! | `progress` | how far settlement is, for those who wait or must not run ahead |
-//! | `run` | the workers: reads, posts, brings to the chain, finalizes |
+//! | `run` | the workers: follows, posts, brings to the chain, finalizes |
 //! | `failpoint` | where tests kill the process |
 //!
-//! Architecture invariants: `fold` to `saga` read no clock, no file, no network; no chain step is taken before the trade's ledger transaction is
-//! committed; the position in the journal is kept by the ledger, in the transaction of the money.
+//! Architecture invariants: `copies` to `saga` read no clock, no file, no network, and compute no
+//! reserve and no fee: effects carry them; no chain step is taken before the trade's ledger
+//! transaction is committed; the position in the journal is kept by the ledger, in the transaction
+//! of the money, and settlement has no checkpoint of its own.
 
 pub mod batch;
 pub mod carve;
+pub mod copies;
 pub mod failpoint;
-pub mod fold;
 pub mod plan;
 mod progress;
 mod repo;
 mod run;
 pub mod saga;
-pub mod source;
 mod wire;
 
 pub use progress::{Lag, Progress, Stats, Suspension, TradeStatus};

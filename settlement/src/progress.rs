@@ -146,25 +146,27 @@ impl Tracker {
         settled: Sequence,
         trades_folded: u64,
         open_trades: usize,
-        bytes_behind: u64,
+        records_behind: u64,
     ) {
         {
             let mut inner = self.inner();
             inner.trades_folded = trades_folded;
             inner.open_trades = open_trades as u64;
         }
-        self.behind(bytes_behind);
+        self.behind(records_behind);
         self.publish(|progress| {
             progress.folded = folded;
             progress.settled = settled;
         });
     }
 
-    /// Durable bytes that are not read yet.
-    pub fn behind(&self, bytes: u64) {
+    /// Records that have a sequence and are not applied here yet.
+    pub fn behind(&self, records: u64) {
         // Under the lock, so that nothing is written over the end.
         if !self.inner().given_up {
-            self.backlog.pending_bytes.store(bytes, Ordering::Relaxed);
+            self.backlog
+                .pending_records
+                .store(records, Ordering::Relaxed);
         }
     }
 
@@ -173,7 +175,7 @@ impl Tracker {
         let mut inner = self.inner();
         inner.given_up = true;
         self.backlog
-            .pending_bytes
+            .pending_records
             .store(u64::MAX, Ordering::Relaxed);
     }
 

@@ -6,14 +6,15 @@ mod world;
 use std::collections::HashMap;
 
 use rand::Rng;
+use replica::Effect;
 use settlement::batch::{Batch, Limits, Settler};
 use settlement::carve::carved_in_ledger;
-use settlement::fold::{Fold, FoldError};
+use settlement::copies::{Change, Copies};
 use settlement::plan::Movement;
 use types::*;
 use types::{HoldPart, order_hold};
 use world::ledger::Ledger;
-use world::{Market, Record, node};
+use world::{Market, Record, node, replayed};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -23,21 +24,22 @@ fn limits() -> Limits {
         weight: 120,
         linger_ns: 0,
         wait_ns: SECOND_NS,
+        idle_records: 10_000,
     }
 }
 
-fn settler(limits: Limits) -> Settler {
+fn settler(limits: Limits, market: &Market) -> Settler {
     Settler::new(
         node(),
         limits,
-        Fold::new(node()),
+        market.nothing(),
         HashMap::new(),
         Sequence::ZERO,
         0,
     )
 }
 
-/// Folds records, sealing where `cut` says or where the limits ask for it.
+/// Applies records, sealing where `cut` says or where the limits ask for it.
 struct Run {
     settler: Settler,
     ledger: Ledger,
@@ -45,22 +47,20 @@ struct Run {
 }
 
 impl Run {
-    fn new(limits: Limits) -> Self {
+    fn new(limits: Limits, market: &Market) -> Self {
         Self {
-            settler: settler(limits),
+            settler: settler(limits, market),
             ledger: Ledger::default(),
             batches: Vec::new(),
         }
     }
 
     fn feed(&mut self, record: &Record) {
-        if !self.settler.has_room(record.events.len()) {
+        if !self.settler.has_room(&record.applied) {
             self.seal(record.command.time_ns);
         }
-        self.settler
-            .apply(&record.command, &record.events, record.command.time_ns)
-            .unwrap();
-        self.ledger.gateway(self.settler.fold(), record);
+        self.settler.apply(&record.applied, record.command.time_ns);
+        self.ledger.gateway(self.settler.copies(), record);
         if self
             .settler
             .is_due(record.command.time_ns, Some(record.command.time_ns), false)
@@ -75,7 +75,7 @@ impl Run {
             self.batches.push(batch);
         }
         assert!(self.settler.is_empty());
-        self.ledger.check_against(self.settler.fold());
+        self.ledger.check_against(self.settler.copies());
     }
 }
 
@@ -87,7 +87,7 @@ fn r188_every_plan_is_covered_and_conserves_money() {
         for _ in 0..400 {
             market.random();
         }
-        let mut run = Run::new(limits());
+        let mut run = Run::new(limits(), &market);
         for record in &market.records {
             run.feed(record);
             if market.rng.random_range(0..10) == 0 {
@@ -100,16 +100,17 @@ fn r188_every_plan_is_covered_and_conserves_money() {
             run.seal(late_ns);
         }
         let trades: usize = run.batches.iter().map(|b| b.plan.trades.len()).sum();
-        assert_eq!(trades as u64, run.settler.fold().trades());
+        assert_eq!(trades as u64, run.settler.copies().trades());
         assert!(trades > 50, "seed {seed} traded {trades} times");
         // One second behind the tail every open order has its own holds.
-        for order in run.settler.fold().orders() {
+        for order in run.settler.copies().orders() {
             let main = run.ledger.holds[&order_hold(order.id, HoldPart::Main)];
-            assert_eq!(main.remaining, order.reserve.main.0);
+            assert_eq!(main.remaining, order.reserved.main.0);
         }
-        // Pools of size one whose order has gone are released.
-        for (_, pool) in run.settler.fold().pools() {
-            assert_eq!(run.ledger.holds[&pool.hold].is_active, !pool.is_closed);
+        // Holds of size one whose order has gone are released.
+        for (_, hold) in run.settler.copies().holds() {
+            let is_active = run.ledger.holds[&hold.hold_id].is_active;
+            assert_eq!(is_active, !hold.is_emptied);
         }
     }
 }
@@ -122,7 +123,7 @@ fn r189_the_same_records_give_the_same_plans_and_a_repeat_changes_nothing() {
         market.random();
     }
     let run = |records: &[Record]| {
-        let mut run = Run::new(limits());
+        let mut run = Run::new(limits(), &market);
         for record in records {
             run.feed(record);
         }
@@ -146,7 +147,7 @@ fn r186_a_settler_made_anew_from_the_journal_and_the_ledger_goes_on() {
         for _ in 0..300 {
             market.random();
         }
-        let mut run = Run::new(limits());
+        let mut run = Run::new(limits(), &market);
         let crashes: Vec<usize> = (0..6)
             .map(|_| market.rng.random_range(0..market.records.len()))
             .collect();
@@ -155,7 +156,7 @@ fn r186_a_settler_made_anew_from_the_journal_and_the_ledger_goes_on() {
             run.feed(&market.records[at]);
             at += 1;
             if crashes.contains(&at) {
-                // What was folded and not posted is lost; the ledger knows how far it is.
+                // What was applied and not posted is lost; the ledger knows how far it is.
                 let position = run.ledger.positions.get("market:1").copied().unwrap_or(0);
                 let carve_number = run
                     .ledger
@@ -163,13 +164,9 @@ fn r186_a_settler_made_anew_from_the_journal_and_the_ledger_goes_on() {
                     .get("market:1/carve")
                     .copied()
                     .unwrap_or(0);
-                let mut fold = Fold::new(node());
-                let mut changes = Vec::new();
-                for record in &market.records[..position as usize] {
-                    fold.apply(&record.command, &record.events, &mut changes)
-                        .unwrap();
-                }
-                let (carved, breaks) = carved_in_ledger(&fold, &run.ledger.active_holds());
+                let state = replayed(&market.records[..position as usize]);
+                let copies = Copies::of(&state, market.names().clone());
+                let (carved, breaks) = carved_in_ledger(&copies, &run.ledger.active_holds());
                 assert_eq!(breaks, Vec::new());
                 for record in &market.records[position as usize..at] {
                     // Funding behind the position was blocked in the ledger already; the twin adds it once only.
@@ -180,22 +177,20 @@ fn r186_a_settler_made_anew_from_the_journal_and_the_ledger_goes_on() {
                 run.settler = Settler::new(
                     node(),
                     limits(),
-                    fold,
+                    copies,
                     carved,
                     Sequence(position),
                     carve_number,
                 );
                 for record in &market.records[position as usize..at] {
-                    run.settler
-                        .apply(&record.command, &record.events, record.command.time_ns)
-                        .unwrap();
+                    run.settler.apply(&record.applied, record.command.time_ns);
                 }
                 run.seal(market.records[at - 1].command.time_ns);
             }
         }
         run.seal(market.time_ns + 2 * SECOND_NS);
         let trades: usize = run.batches.iter().map(|b| b.plan.trades.len()).sum();
-        assert_eq!(trades as u64, run.settler.fold().trades());
+        assert_eq!(trades as u64, run.settler.copies().trades());
     }
 }
 
@@ -209,15 +204,32 @@ fn an_order_that_comes_and_goes_within_a_batch_writes_no_row() {
     market
         .order(0, 0, Side::Buy, 100, 10, TimeInForce::Ioc)
         .unwrap();
-    let mut settler = settler(limits());
+    let mut settler = settler(limits(), &market);
     for record in &market.records {
-        settler
-            .apply(&record.command, &record.events, record.command.time_ns)
-            .unwrap();
+        settler.apply(&record.applied, record.command.time_ns);
     }
     assert!(settler.is_empty());
     assert_eq!(settler.seal(market.time_ns + 5 * SECOND_NS), Vec::new());
-    assert_eq!(settler.covered(), settler.fold().position());
+    assert_eq!(settler.covered(), settler.copies().position());
+}
+
+#[test]
+fn records_without_effect_on_the_ledger_move_its_position_in_the_end() {
+    let mut market = Market::new(1);
+    for _ in 0..20 {
+        let handle = market.order(0, 0, Side::Buy, 100, 10, TimeInForce::Gtc);
+        market.cancel(handle.unwrap());
+    }
+    let mut limits = limits();
+    limits.idle_records = 30;
+    let mut run = Run::new(limits, &market);
+    for record in &market.records {
+        run.feed(record);
+    }
+    let sealed: Vec<_> = run.batches.iter().map(|b| (b.first, b.through)).collect();
+    assert_eq!(sealed, vec![(1, 30), (31, 60)]);
+    assert!(run.batches.iter().all(|batch| batch.plan.is_empty()));
+    assert_eq!(run.ledger.positions["market:1"], 60);
 }
 
 // rows: R151 R153
@@ -227,8 +239,8 @@ fn r151_an_order_still_open_after_a_second_gets_its_own_holds_even_when_nothing_
     let handle = market
         .order(0, 0, Side::Buy, 100, 10, TimeInForce::Gtc)
         .unwrap();
-    let order = *market.admission.order(handle).unwrap();
-    let mut run = Run::new(limits());
+    let order = market.order_of(handle);
+    let mut run = Run::new(limits(), &market);
     for record in &market.records {
         run.feed(record);
     }
@@ -260,22 +272,20 @@ fn r151_an_order_still_open_after_a_second_gets_its_own_holds_even_when_nothing_
     let young = market
         .order(1, 0, Side::Buy, 99, 5, TimeInForce::Gtc)
         .unwrap();
-    let young = *market.admission.order(young).unwrap();
+    let young = market.order_of(young);
     market
         .order(2, 0, Side::Sell, 100, 1, TimeInForce::Gtc)
         .unwrap();
-    for record in &market.records[run.settler.fold().position().0 as usize..] {
-        run.settler
-            .apply(&record.command, &record.events, record.command.time_ns)
-            .unwrap();
+    for record in &market.records[run.settler.copies().position().0 as usize..] {
+        run.settler.apply(&record.applied, record.command.time_ns);
     }
-    run.seal(young.entered_ns);
+    run.seal(young.created_ns);
     assert!(
         !run.ledger
             .holds
             .contains_key(&order_hold(young.id, HoldPart::Main))
     );
-    run.seal(young.entered_ns + 2 * SECOND_NS);
+    run.seal(young.created_ns + 2 * SECOND_NS);
     assert_eq!(run.batches.last().unwrap().source, "market:1/carve");
     assert_eq!(
         run.ledger.holds[&order_hold(young.id, HoldPart::Main)].remaining,
@@ -296,7 +306,7 @@ fn r191_price_improvement_returns_to_the_trading_hold() {
         .unwrap();
     let buyer = market.order(0, 0, Side::Buy, 10_500, 10, TimeInForce::Gtc);
     let buy_order = order_of(&market, buyer.unwrap());
-    let mut run = Run::new(limits());
+    let mut run = Run::new(limits(), &market);
     for record in &market.records {
         run.feed(record);
     }
@@ -310,7 +320,7 @@ fn r191_price_improvement_returns_to_the_trading_hold() {
     let fee = run.ledger.holds[&order_hold(buy_order, HoldPart::Fee)];
     assert_eq!((fee.amount, fee.consumed, fee.released), (105, 100, 5));
     let money = Market::pool(UserIx(0), AssetIx::MONEY);
-    let hold = run.settler.fold().pool(money).hold;
+    let hold = run.settler.copies().hold(money).hold_id;
     assert_eq!(run.ledger.holds[&hold].remaining, world::FUNDED - 100_100);
     assert_eq!(
         run.ledger.balances["user-1:CFA-RUB"],
@@ -341,7 +351,7 @@ fn r190_three_fills_use_one_hold_part_by_part() {
     let buyer = market
         .order(0, 0, Side::Buy, 100, 30, TimeInForce::Gtc)
         .unwrap();
-    let mut run = Run::new(limits());
+    let mut run = Run::new(limits(), &market);
     for record in &market.records {
         run.feed(record);
     }
@@ -365,7 +375,7 @@ fn a_taker_larger_than_a_batch_is_settled_in_parts() {
             .order(1 + n % 5, 0, Side::Sell, 100, 1, TimeInForce::Gtc)
             .unwrap();
     }
-    let mut run = Run::new(limits());
+    let mut run = Run::new(limits(), &market);
     for record in &market.records {
         run.feed(record);
     }
@@ -403,60 +413,70 @@ fn a_taker_larger_than_a_batch_is_settled_in_parts() {
 }
 
 #[test]
+#[should_panic(expected = "records come without gap")]
 fn a_gap_in_the_journal_is_refused() {
     let market = Market::new(6);
-    let mut fold = Fold::new(node());
     let record = &market.records[1];
-    let refused: Result<(), FoldError> =
-        fold.apply(&record.command, &record.events, &mut Vec::new());
-    assert_eq!(refused.unwrap_err().sequence, Sequence(2));
+    market.nothing().apply(&record.applied, &mut Vec::new());
 }
 
 #[test]
-fn defunding_takes_only_what_is_free() {
+#[should_panic(expected = "held before = held after + spent")]
+fn an_effect_that_does_not_add_up_is_refused() {
+    let mut market = Market::new(6);
+    let handle = market.order(0, 0, Side::Buy, 100, 10, TimeInForce::Gtc);
+    let mut copies = market.copies();
+    market.cancel(handle.unwrap());
+    let mut applied = market.records.last().unwrap().applied.clone();
+    for told in &mut applied.effects {
+        if let Effect::Cancelled { moved, .. } = &mut told.effect {
+            moved.held += Minor(1);
+        }
+    }
+    copies.apply(&applied, &mut Vec::new());
+}
+
+#[test]
+fn a_defund_takes_only_what_is_undrawn_and_settlement_expects_the_rest() {
     let mut market = Market::new(8);
     let pool = Market::pool(UserIx(0), AssetIx::MONEY);
     market
         .order(0, 0, Side::Buy, 100, 10, TimeInForce::Gtc)
         .unwrap();
-    let defund = |amount: i64| {
-        Command::Defund(command::Defund {
+    let mut copies = market.copies();
+    let undrawn = market.admission().pool(pool).unwrap().free;
+    assert_eq!(undrawn, Minor(world::FUNDED - 1_001));
+    let defund = |amount_minor: Minor| {
+        let request = admission::Request::Defund {
             hold: pool,
-            amount_minor: Minor(amount),
+            amount_minor,
             funding_seq: 1_000,
             key_hash: Id128::NONE,
-        })
+        };
+        market.admission().admit(&request, market.time_ns)
     };
-    let mut fold = market.admission.clone();
-    let envelope = |command| Envelope {
-        sequence: market.admission.position().next(),
-        time_ns: market.time_ns,
-        command,
-    };
-    assert!(
-        fold.apply(&envelope(defund(world::FUNDED)), &[], &mut Vec::new())
-            .is_err()
-    );
-    market.submit(defund(world::FUNDED - 1_001));
-    assert_eq!(market.admission.pool(pool).free, Minor::ZERO);
-    assert_eq!(market.admission.pool(pool).total(), Minor(1_001));
+    assert!(defund(undrawn + Minor(1)).is_err());
+    let command = defund(undrawn).unwrap();
+    let mut changes = Vec::new();
+    copies.apply(&market.submit(command).applied, &mut changes);
+    let by = Minor::ZERO - undrawn;
+    assert_eq!(changes, vec![Change::Funded { pool, by }]);
+    assert_eq!(copies.held(pool), Minor(1_001));
 }
 
 // rows: R151
 #[test]
-fn r151_orders_folded_late_share_a_batch() {
+fn r151_orders_applied_late_share_a_batch() {
     let mut market = Market::new(9);
     for n in 0..40 {
         market
             .order(n % 5, 0, Side::Buy, 100, 1, TimeInForce::Gtc)
             .unwrap();
     }
-    let mut settler = settler(limits());
+    let mut settler = settler(limits(), &market);
     let now_ns = market.time_ns + 3_600 * SECOND_NS;
     for record in &market.records {
-        settler
-            .apply(&record.command, &record.events, now_ns)
-            .unwrap();
+        settler.apply(&record.applied, now_ns);
         // Behind the tail an order is no reason to seal, however long ago it came.
         assert!(!settler.is_due(now_ns, None, false));
     }
@@ -480,13 +500,11 @@ fn many_orders_that_are_old_at_once_are_carved_batch_by_batch() {
             .order(n % 5, 0, Side::Buy, 100, 1, TimeInForce::Gtc)
             .unwrap();
     }
-    let mut run = Run::new(limits());
+    let mut run = Run::new(limits(), &market);
     let now_ns = market.time_ns + 3_600 * SECOND_NS;
     for record in &market.records {
-        run.settler
-            .apply(&record.command, &record.events, now_ns)
-            .unwrap();
-        run.ledger.gateway(run.settler.fold(), record);
+        run.settler.apply(&record.applied, now_ns);
+        run.ledger.gateway(run.settler.copies(), record);
     }
     while run.settler.is_due(now_ns, Some(now_ns), true) {
         run.seal(now_ns);
@@ -497,7 +515,7 @@ fn many_orders_that_are_old_at_once_are_carved_batch_by_batch() {
             .iter()
             .all(|b| b.plan.weight() <= limits().weight + 2)
     );
-    for order in run.settler.fold().orders() {
+    for order in run.settler.copies().orders() {
         assert!(
             run.ledger
                 .holds

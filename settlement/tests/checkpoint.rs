@@ -1,4 +1,5 @@
-//! Settlement that goes on from a checkpoint: the same state as from the first record, also after a kill, and without the records before it.
+//! Settlement that goes on at the ledger's position from a checkpoint of the node: the same state as
+//! from the first record, also after a kill, and without the records before it.
 
 mod world;
 
@@ -6,12 +7,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use sequencer::Checkpoints;
-use settlement::StartError;
-use settlement::fold::{Fold, FoldImage};
-use types::{Event, Sequence};
+use settlement::copies::{Change, Copies, HoldBalance};
+use types::{Event, HoldIx, Sequence};
+use world::journalled::{EVERY, checkpoints, cut};
 use world::services::{Platform, config};
-use world::{Market, Record, node};
+use world::{Market, Record, node, replayed};
 
 const FOLDER: &str = "SETTLEMENT_CHECKPOINT_FOLDER";
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -24,66 +24,87 @@ fn market(seed: u64) -> Market {
     market
 }
 
-fn folded(mut fold: Fold, records: &[Record]) -> (FoldImage, Vec<settlement::fold::Change>) {
+/// What copies say, and what records after them mean.
+fn applied(
+    mut copies: Copies,
+    records: &[Record],
+) -> (
+    (Sequence, u64),
+    Vec<replica::Order>,
+    Vec<(HoldIx, HoldBalance)>,
+    Vec<Change>,
+) {
     let mut changes = Vec::new();
     for record in records {
-        fold.apply(&record.command, &record.events, &mut changes)
-            .unwrap();
+        copies.apply(&record.applied, &mut changes);
     }
-    (fold.image(), changes)
+    let (orders, holds) = (copies.orders().copied(), copies.holds());
+    (
+        (copies.position(), copies.trades()),
+        orders.collect(),
+        holds.collect(),
+        changes,
+    )
 }
 
 // rows: R189
 #[test]
-fn r189_a_fold_from_any_checkpoint_and_the_records_behind_it_is_the_fold_from_the_first() {
+fn r189_copies_taken_at_any_record_and_the_effects_after_it_are_the_copies_from_the_first() {
     for seed in 0..4 {
-        let records = market(seed).records;
-        for at in (0..=records.len()).step_by(7) {
-            let mut first = Fold::new(node());
-            for record in &records[..at] {
-                first
-                    .apply(&record.command, &record.events, &mut Vec::new())
-                    .unwrap();
+        let market = market(seed);
+        let records = &market.records;
+        let mut first = market.nothing();
+        for at in 0..=records.len() {
+            if at > 0 {
+                first.apply(&records[at - 1].applied, &mut Vec::new());
             }
-            let bytes = rkyv::to_bytes::<rkyv::rancor::Error>(&first.image()).unwrap();
-            let image = rkyv::from_bytes::<FoldImage, rkyv::rancor::Error>(&bytes).unwrap();
-            let restored = Fold::restore(image, node()).unwrap();
-            assert_eq!(restored.position(), Sequence(at as u64));
-            let (tail, whole) = (
-                folded(restored, &records[at..]),
-                folded(first, &records[at..]),
-            );
-            assert_eq!(tail, whole, "seed {seed}, checkpoint {at}");
+            if at % 7 == 0 {
+                let taken = Copies::of(&replayed(&records[..at]), market.names().clone());
+                let (tail, whole) = (
+                    applied(taken, &records[at..]),
+                    applied(first.clone(), &records[at..]),
+                );
+                assert_eq!(tail, whole, "seed {seed}, taken at {at}");
+            }
         }
+        let last = applied(market.copies(), &[]);
+        assert_eq!(last, applied(first, &[]), "seed {seed}");
     }
 }
 
-#[test]
-fn an_image_that_no_journal_has_made_is_refused() {
-    let market = market(5);
-    let image = market.admission.image();
-    let other = types::NodeId::new(2).unwrap();
-    let error = Fold::restore(image, other).unwrap_err();
-    assert!(error.contains("node 1"), "{error}");
-}
-
-async fn settled(folder: &Path, market: &Market, records: &[Record]) -> Platform {
-    let mut settings = config(folder);
-    settings.batch_trades_max = 2;
-    let funded = folder.join("funded");
-    let platform = if funded.exists() {
-        Platform::start(folder, settings, records).await
-    } else {
-        let mut platform = Platform::start(folder, settings, &[]).await;
-        platform.fund(market).await;
-        std::fs::write(&funded, "").unwrap();
-        platform.feed(records);
-        platform
-    };
-    let end = market.admission.position();
-    tokio::time::timeout(PATIENCE, platform.settlement.drained(end))
+async fn drained(platform: &Platform, sequence: Sequence) {
+    tokio::time::timeout(PATIENCE, platform.settlement.drained(sequence))
         .await
         .unwrap_or_else(|_| panic!("not drained: {:?}", platform.settlement.stats()));
+}
+
+/// Waits until the health gives this reason for which the journal cannot be followed.
+async fn told(platform: &Platform, what: &str) {
+    let mut failing = platform.settlement.health().watch();
+    let waiting = failing.wait_for(|parts| {
+        let journal = parts.get("settlement-journal");
+        journal.is_some_and(|reason| reason.contains(what))
+    });
+    let waited = tokio::time::timeout(PATIENCE, waiting).await.is_ok();
+    let failing = platform.settlement.health().failing();
+    assert!(waited, "{failing:?} {:?}", platform.settlement.stats());
+}
+
+/// The market's journal settled to its end, a checkpoint at a time.
+async fn settled(folder: &Path, market: &Market) -> Platform {
+    let mut settings = config(folder);
+    settings.batch_trades_max = 2;
+    let mut platform = Platform::start(folder, settings, &[]).await;
+    let funded = folder.join("funded");
+    if !funded.exists() {
+        platform.fund(market).await;
+        std::fs::write(&funded, "").unwrap();
+    }
+    for records in market.records.chunks(EVERY as usize) {
+        platform.feed(records);
+        let last = records.last().unwrap().command.sequence;
+        drained(&platform, last).await;
+    }
     platform
 }
 
@@ -91,16 +112,8 @@ async fn settled(folder: &Path, market: &Market, records: &[Record]) -> Platform
 #[tokio::test]
 async fn child() {
     if let Ok(folder) = std::env::var(FOLDER) {
-        let market = market(12);
-        settled(Path::new(&folder), &market, &market.records).await;
+        settled(Path::new(&folder), &market(12)).await;
     }
-}
-
-fn newest(folder: &Path) -> Option<u64> {
-    let checkpoints = Checkpoints::new(&folder.join("settlement/checkpoints"));
-    checkpoints
-        .newest(Sequence(u64::MAX), |sequence, _| Ok(sequence.0))
-        .unwrap()
 }
 
 // rows: R186 R189
@@ -118,11 +131,12 @@ async fn r189_killed_behind_a_checkpoint_the_rest_is_settled_once_without_the_re
             .status()
             .unwrap();
         assert!(!status.success(), "{place} was not reached");
-        let from = newest(folder.path()).expect("a checkpoint") as usize;
-        assert!(from > 0 && from < market.records.len());
+        // The journal's beginning goes, as far as the oldest checkpoint lets it.
+        let oldest = *checkpoints(folder.path()).first().expect("a checkpoint");
+        let removed = cut(folder.path(), oldest);
+        assert!(removed > Sequence::ZERO, "{place}: {oldest}");
 
-        // The journal's beginning is gone.
-        let mut platform = settled(folder.path(), &market, &market.records[from..]).await;
+        let mut platform = settled(folder.path(), &market).await;
         let moved = platform.chain.moved();
         let mut trades = 0;
         for event in market.records.iter().flat_map(|r| &r.events) {
@@ -141,39 +155,33 @@ async fn r189_killed_behind_a_checkpoint_the_rest_is_settled_once_without_the_re
 }
 
 fn damage(folder: &Path) {
-    for entry in std::fs::read_dir(folder.join("settlement/checkpoints")).unwrap() {
-        let path = entry.unwrap().path();
+    for at in checkpoints(folder) {
+        let path = folder.join(format!("snapshots/{:020}.snap", at.get()));
         let mut bytes = std::fs::read(&path).unwrap();
         let middle = bytes.len() / 2;
         bytes[middle] ^= 1;
         std::fs::write(&path, bytes).unwrap();
     }
-    assert_eq!(newest(folder), None);
+    assert_eq!(checkpoints(folder), []);
 }
 
 // A damaged checkpoint costs time alone: the one before it, or the journal's first record.
 #[tokio::test]
 async fn damaged_checkpoints_are_passed_over() {
     let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
     let market = market(13);
-    settled(folder.path(), &market, &market.records)
-        .await
-        .stop()
-        .await;
-    let from = newest(folder.path()).expect("a checkpoint") as usize;
-    damage(folder.path());
-    // With the journal's beginning gone, nothing is left to go on from.
-    let behind = &market.records[from - 1..];
-    let refused = Platform::try_start(folder.path(), config(folder.path()), behind).await;
-    let error = refused.map(|_| ()).unwrap_err();
-    let removed = Sequence(from as u64 - 1);
-    assert!(
-        matches!(error, StartError::Begin { removed: told } if told == removed),
-        "{error}"
-    );
-    let mut platform = settled(folder.path(), &market, &market.records).await;
+    settled(folder, &market).await.stop().await;
+    damage(folder);
+    let mut platform = settled(folder, &market).await;
     platform.assert_agrees(&market).await;
     platform.stop().await;
+    damage(folder);
+    // With the journal's beginning gone, nothing is left to go on from.
+    assert!(cut(folder, market.position()) > Sequence::ZERO);
+    let refused = Platform::try_start(folder, config(folder), &[]).await;
+    let error = refused.map(|_| ()).unwrap_err();
+    assert!(error.is_removed(), "{error}");
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -186,8 +194,8 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-// Databases of an earlier moment: states that are ahead of the ledger are of no use. With the whole journal it is brought on from its own position, without the
-// journal's beginning it cannot be, and that is said.
+// Databases of an earlier moment. With the whole journal the ledger is brought on from its own
+// position, without the journal's beginning it cannot be, and that is said.
 #[tokio::test]
 async fn an_older_ledger_put_back_is_brought_on_by_the_whole_journal_and_by_nothing_less() {
     let folder = tempfile::tempdir().unwrap();
@@ -198,36 +206,51 @@ async fn an_older_ledger_put_back_is_brought_on_by_the_whole_journal_and_by_noth
     platform.fund(&market).await;
     std::fs::write(folder.join("funded"), "").unwrap();
     platform.feed(&market.records[..half]);
-    let at = market.records[half - 1].command.sequence;
-    let drained = platform.settlement.drained(at);
-    tokio::time::timeout(PATIENCE, drained).await.unwrap();
+    drained(&platform, market.records[half - 1].command.sequence).await;
     platform.stop().await;
-    let rooms = ["ledger", "settlement"];
-    for room in rooms {
-        copy(&folder.join(room), &folder.join("copies").join(room));
-    }
-    settled(folder, &market, &market.records).await.stop().await;
-    let from = newest(folder).expect("a checkpoint") as usize;
-    assert!(from > half + 20);
-
-    let put_back = || {
-        std::fs::remove_dir_all(folder.join("ledger")).unwrap();
+    let copied = |rooms: &[&str]| {
         for room in rooms {
+            copy(&folder.join(room), &folder.join("copies").join(room));
+        }
+    };
+    let put_back = |rooms: &[&str]| {
+        for room in rooms {
+            std::fs::remove_dir_all(folder.join(room)).unwrap();
             copy(&folder.join("copies").join(room), &folder.join(room));
         }
     };
-    put_back();
-    let platform = Platform::start(folder, config(folder), &market.records[from - 1..]).await;
-    let mut failing = platform.settlement.health().watch();
-    let told = failing.wait_for(|parts| {
-        let journal = parts.get("settlement-journal");
-        journal.is_some_and(|reason| reason.contains("older copy"))
-    });
-    tokio::time::timeout(PATIENCE, told).await.unwrap().unwrap();
+    let databases = ["ledger", "settlement"];
+    copied(&databases);
+    settled(folder, &market).await.stop().await;
+    copied(&["journal", "snapshots"]);
+
+    // The node itself goes on from its newest checkpoint.
+    let newest = *checkpoints(folder).last().expect("a checkpoint");
+    assert!(newest > Sequence(half as u64 + EVERY));
+    put_back(&databases);
+    assert!(cut(folder, newest) > Sequence(half as u64));
+    let platform = Platform::start(folder, config(folder), &[]).await;
+    told(&platform, "older copy").await;
     platform.stop().await;
 
-    put_back();
-    let mut platform = settled(folder, &market, &market.records).await;
+    put_back(&databases);
+    put_back(&["journal", "snapshots"]);
+    let mut platform = settled(folder, &market).await;
     platform.assert_agrees(&market).await;
+    platform.stop().await;
+}
+
+// The journal of another moment: what the ledger has settled is not in it.
+#[tokio::test]
+async fn a_journal_that_ends_before_the_ledger_stops_settlement() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let market = market(15);
+    settled(folder, &market).await.stop().await;
+    std::fs::remove_dir_all(folder.join("journal")).unwrap();
+    std::fs::remove_dir_all(folder.join("snapshots")).unwrap();
+    let half = &market.records[..market.records.len() / 2];
+    let platform = Platform::start(folder, config(folder), half).await;
+    told(&platform, "a journal was lost").await;
     platform.stop().await;
 }

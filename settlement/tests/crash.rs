@@ -37,7 +37,7 @@ async fn run(folder: &std::path::Path) -> Platform {
         platform.feed(&market.records);
         platform
     };
-    let end = market.admission.position();
+    let end = market.position();
     tokio::time::timeout(PATIENCE, platform.settlement.drained(end))
         .await
         .unwrap_or_else(|_| panic!("not drained: {:?}", platform.settlement.stats()));

@@ -16,10 +16,12 @@ use proto::identity::v1::identity_service_client::IdentityServiceClient;
 use proto::ledger::v1 as ledger_wire;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use rand::Rng;
-use settlement::source::{Record, Recorded};
+use settlement::copies::amount;
+use settlement::proof::{ProofDeps, ProofOptions, prove};
 use settlement::{SettlementConfig, SettlementDeps};
 use tokio_util::sync::CancellationToken;
 use types::*;
+use world::journalled::Journalled;
 use world::services::context;
 use world::{FUNDED, INSTRUMENTS, Market, USERS, node};
 
@@ -121,7 +123,7 @@ impl Services {
         let mut cfa = CfaRegistryServiceClient::new(self.cfa.clone());
         self.user("issuer-1").await;
         for ix in 0..INSTRUMENTS {
-            let spec = market.admission.instrument(InstrumentIx(ix));
+            let spec = market.names().instrument(InstrumentIx(ix));
             cfa.register_instrument(cfa_wire::RegisterInstrumentRequest {
                 context: context(&format!("register-{ix}")),
                 symbol: spec.id.to_string(),
@@ -147,7 +149,7 @@ impl Services {
             .await
             .unwrap();
             for ix in 0..INSTRUMENTS {
-                let spec = market.admission.instrument(InstrumentIx(ix));
+                let spec = market.names().instrument(InstrumentIx(ix));
                 cfa.issue_investment_cfa(cfa_wire::IssueInvestmentCfaRequest {
                     context: context(&format!("issue-{user}-{ix}")),
                     instrument_id: spec.id.to_string(),
@@ -185,9 +187,8 @@ impl Services {
             let Command::Fund(fund) = &record.command.command else {
                 continue;
             };
-            let amount = market.admission.amount(fund.asset, fund.amount_minor);
-            let subaccount_id =
-                format!("{}:{}", market.admission.user(fund.user), amount.instrument);
+            let amount = amount(market.names(), fund.asset, fund.amount_minor);
+            let subaccount_id = format!("{}:{}", market.names().user(fund.user), amount.instrument);
             while self.available(&subaccount_id).await != Some(amount.decimal()) {
                 tokio::task::yield_now().await;
             }
@@ -273,7 +274,8 @@ async fn r187_both_legs_of_every_trade_are_on_chain_as_in_the_ledger() {
         .filter(|r| trades_with_itself(&market, r))
         .count();
     assert!(own > 5, "{own}");
-    let (journal, recorded) = Recorded::new();
+    let journal = Journalled::open(folder.path(), Arc::default()).unwrap();
+    journal.feed(&market.records);
     let settlement = settlement::start(
         SettlementConfig {
             data_dir: folder.path().join("settlement"),
@@ -282,9 +284,8 @@ async fn r187_both_legs_of_every_trade_are_on_chain_as_in_the_ledger() {
             ..SettlementConfig::default()
         },
         SettlementDeps {
-            journal: Box::new(recorded),
-            checkpoints: None,
-            proven: Default::default(),
+            replica: journal.replica(),
+            durable: sequencer::Durable::new("settlement"),
             backlog: Arc::default(),
             ledger: services.ledger.clone(),
             cfa: services.cfa.clone(),
@@ -293,21 +294,13 @@ async fn r187_both_legs_of_every_trade_are_on_chain_as_in_the_ledger() {
     )
     .await
     .unwrap();
-    for record in &market.records {
-        journal
-            .send(Record {
-                command: record.command,
-                events: record.events.clone(),
-            })
-            .unwrap();
-    }
-    tokio::time::timeout(PATIENCE, settlement.drained(market.admission.position()))
+    tokio::time::timeout(PATIENCE, settlement.drained(market.position()))
         .await
         .unwrap_or_else(|_| panic!("not drained: {:?}", settlement.stats()));
     let stats = settlement.stats();
     assert_eq!(
         (stats.trades_failed, stats.trades_settled),
-        (0, market.admission.trades())
+        (0, market.trades())
     );
     assert!(stats.trades_settled > 50);
 

@@ -62,7 +62,7 @@ async fn r181_a_trade_is_settled_in_ledger_and_on_chain() {
     let market = one_trade();
     platform.fund(&market).await;
     platform.feed(&market.records);
-    drained(&platform, market.admission.position()).await;
+    drained(&platform, market.position()).await;
 
     let (sequence, trade) = trades(&market).remove(0);
     // R181: TRADE_BUY under the trade's id, two postings. R184: final with the transaction's hash.
@@ -205,7 +205,7 @@ async fn r190_several_trades_consume_one_hold_part_by_part() {
             .unwrap();
         platform.feed(&market.records[fed..]);
         fed = market.records.len();
-        drained(&platform, market.admission.position()).await;
+        drained(&platform, market.position()).await;
         let hold = platform
             .hold(order_hold(order_ids(&market)[0], HoldPart::Main))
             .await;
@@ -242,10 +242,10 @@ async fn r186_stopped_anywhere_it_goes_on_and_settles_every_trade_once() {
                 tokio::task::yield_now().await;
             }
             platform.stop().await;
-            // The journal is read from its beginning at every start.
+            // The replica begins at its newest checkpoint, settlement at the ledger's position.
             platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
         }
-        drained(&platform, market.admission.position()).await;
+        drained(&platform, market.position()).await;
         let trades = trades(&market);
         assert!(trades.len() > 30);
         let moved = platform.chain.moved();
@@ -285,13 +285,13 @@ async fn r189_a_chain_that_is_away_is_asked_again_and_a_repeat_changes_nothing()
     let market = one_trade();
     platform.fund(&market).await;
     platform.feed(&market.records);
-    drained(&platform, market.admission.position()).await;
+    drained(&platform, market.position()).await;
     let (_, trade) = trades(&market).remove(0);
     let before = platform.balance("user-1:CFA-RUB").await;
     platform.stop().await;
 
     let mut platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
-    drained(&platform, market.admission.position()).await;
+    drained(&platform, market.position()).await;
     assert_eq!(platform.chain.moved()[&trade], 1);
     assert_eq!(platform.balance("user-1:CFA-RUB").await, before);
     assert_eq!(platform.settlement.stats().trades_settled, 1);
@@ -315,7 +315,7 @@ async fn r186_a_trade_the_chain_refuses_twice_is_bust_and_its_money_is_back() {
         .unwrap();
     platform.fund(&market).await;
     platform.feed(&market.records);
-    drained(&platform, market.admission.position()).await;
+    drained(&platform, market.position()).await;
 
     let trades = trades(&market);
     let view = platform.settlement.view();

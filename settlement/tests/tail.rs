@@ -1,4 +1,5 @@
-//! Settlement behind a running engine node: the market's commands go through the real sequencer, settlement reads its journal.
+//! Settlement of a running engine node: the market's commands go through the real sequencer,
+//! settlement follows its replica.
 
 mod world;
 
@@ -8,9 +9,8 @@ use std::time::Duration;
 
 use admission::{FundRequest, NewRequest, Request};
 use proto::ledger::v1::HoldStatus;
+use replica::LiveReplica;
 use sequencer::{Backlog, Config, Record, SequencerHandle};
-use settlement::fold::Fold;
-use settlement::source::Recorded;
 use types::*;
 use types::{HoldPart, order_hold};
 use world::services::{Platform, config};
@@ -54,33 +54,26 @@ async fn r181_trades_of_a_running_node_are_settled_and_orders_get_their_holds() 
     let folder = tempfile::tempdir().unwrap();
     let backlog = Arc::new(Backlog::default());
     let journal = folder.path().join("journal");
-    let sequencer = {
-        let backlog = backlog.clone();
-        tokio::task::spawn_blocking(move || SequencerHandle::start(Config::new(&journal), backlog))
-            .await
-            .unwrap()
-            .unwrap()
+    let shared = backlog.clone();
+    let start = move || {
+        let sequencer = SequencerHandle::start(Config::new(&journal), shared).unwrap();
+        let live = LiveReplica::start(node(), sequencer.replica_parts(), None).unwrap();
+        (sequencer, live)
     };
+    let (sequencer, live) = tokio::task::spawn_blocking(start).await.unwrap();
+    let replica = live.replica();
     let mut settings = config(folder.path());
     settings.wait_ms = 1_000;
-    let (unused, _) = Recorded::new();
-    let reader = Box::new(sequencer.reader(Sequence::ZERO));
     let mut platform =
-        Platform::over(folder.path(), settings, reader, unused, backlog.clone()).await;
-
-    let mut fold = Fold::new(node());
-    let mut apply = |record: &Record| {
-        fold.apply(&record.command, &record.events, &mut Vec::new())
-            .unwrap();
-        fold.clone()
-    };
+        Platform::over(folder.path(), settings, replica.clone(), backlog.clone()).await;
     for user in 0..2 {
         let id = UserId::new(&format!("user-{user}")).unwrap();
-        apply(&call(&sequencer, Request::BindUser(id)).await);
+        call(&sequencer, Request::BindUser(id)).await;
     }
     let mut bond = spec(0, "0.01", "1", 0);
     bond.ix = InstrumentIx::NONE;
-    let mut known = apply(&call(&sequencer, Request::SetInstrument(bond)).await);
+    let listed = call(&sequencer, Request::SetInstrument(bond)).await;
+    replica.wait(listed.command.sequence).await.unwrap();
     for (user, asset) in [(0, AssetIx::MONEY), (1, AssetIx::units(InstrumentIx(0)))] {
         let fund = FundRequest {
             hold_id: Id128::from_u128(0xfeed + u128::from(user)),
@@ -101,8 +94,8 @@ async fn r181_trades_of_a_running_node_are_settled_and_orders_get_their_holds() 
             hold_id: fund.hold_id,
             key_hash: Id128::NONE,
         });
-        platform.fund_one(&known, &command).await;
-        known = apply(&call(&sequencer, Request::Fund(fund)).await);
+        platform.fund_one(replica.names(), &command).await;
+        call(&sequencer, Request::Fund(fund)).await;
     }
     call(&sequencer, order(1, Side::Sell, 10_000, 10)).await;
     let bought = call(&sequencer, order(0, Side::Buy, 10_000, 4)).await;
@@ -140,7 +133,9 @@ async fn r181_trades_of_a_running_node_are_settled_and_orders_get_their_holds() 
     assert_eq!(hold.amount.unwrap().amount.unwrap().value, "270.00");
     assert_eq!(hold.reason, format!("Order {id}"));
     platform.stop().await;
-    tokio::task::spawn_blocking(move || sequencer.stop())
-        .await
-        .unwrap();
+    let stop = move || {
+        drop(live);
+        sequencer.stop();
+    };
+    tokio::task::spawn_blocking(stop).await.unwrap();
 }

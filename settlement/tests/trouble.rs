@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use proto::common::v1::OperationStatus;
 use proto::ledger::v1 as wire;
-use settlement::{SettlementConfig, Suspension, TradeStatus};
+use settlement::{Suspension, TradeStatus};
 use types::*;
 use world::services::{Platform, config, context};
 use world::{Market, node};
@@ -54,12 +54,11 @@ fn trade(market: &mut Market, seller: u32, buyer: u32) -> String {
 
 /// What is free in user 0's trading hold for money, and a request that sets what the ledger has left in it.
 fn pool(market: &Market) -> (i64, impl Fn(i64, &str) -> wire::AdjustHoldRequest + use<>) {
-    let pool = *market
-        .admission
-        .pool(Market::pool(UserIx(0), AssetIx::MONEY));
+    let pool = Market::pool(UserIx(0), AssetIx::MONEY);
+    let pool = *market.admission().pool(pool).unwrap();
     let adjust = move |minor: i64, key: &str| wire::AdjustHoldRequest {
         context: context(key),
-        hold_id: pool.hold.to_string(),
+        hold_id: pool.hold_id.to_string(),
         remaining_amount: Some(proto::convert::to_monetary_amount_minor(
             "CFA-RUB", minor, 2,
         )),
@@ -86,7 +85,7 @@ async fn a_hold_that_is_short_stops_its_user_in_the_market_and_nobody_in_settlem
     platform.fund(&market).await;
     platform.feed(&market.records);
     let fed = market.records.len();
-    drained(&platform, market.admission.position()).await;
+    drained(&platform, market.position()).await;
     // Somebody takes money out of user 0's trading hold behind the journal's back.
     let (free, adjust) = pool(&market);
     let taken = adjust(free - 1, "steal");
@@ -109,7 +108,7 @@ async fn a_hold_that_is_short_stops_its_user_in_the_market_and_nobody_in_settlem
     trade(&mut market, 0, 3);
     platform.feed(&market.records[fed..]);
     let fed = market.records.len();
-    drained(&platform, market.admission.position()).await;
+    drained(&platform, market.position()).await;
     assert_eq!(platform.settlement.stats().halted, "");
 
     // A restart forgets nothing and tells nothing twice.
@@ -119,7 +118,7 @@ async fn a_hold_that_is_short_stops_its_user_in_the_market_and_nobody_in_settlem
     assert!(view.is_suspended("user-0"));
     trade(&mut market, 2, 3);
     platform.feed(&market.records[fed..]);
-    drained(&platform, market.admission.position()).await;
+    drained(&platform, market.position()).await;
     assert_eq!(view.breaks().await.unwrap().len(), 1);
 
     // Repaired, it goes by itself, and the market is told to let him go on.
@@ -150,12 +149,12 @@ async fn a_batch_that_the_ledger_refuses_stops_the_queue_and_says_so_until_it_is
     platform.fund(&market).await;
     platform.feed(&market.records);
     let fed = market.records.len();
-    drained(&platform, market.admission.position()).await;
+    drained(&platform, market.position()).await;
     let (free, adjust) = pool(&market);
     let taken = adjust(1, "steal");
     platform.ledger.adjust_hold(taken).await.unwrap();
 
-    let before = market.admission.position();
+    let before = market.position();
     trade(&mut market, 1, 0);
     platform.feed(&market.records[fed..]);
     until("alarm", &platform, || {
@@ -164,13 +163,13 @@ async fn a_batch_that_the_ledger_refuses_stops_the_queue_and_says_so_until_it_is
     .await;
     let stats = platform.settlement.stats();
     assert!(stats.halted.contains("settlement-ledger"), "{stats:?}");
-    assert!(stats.progress.settled < market.admission.position());
+    assert!(stats.progress.settled < market.position());
     assert!(stats.progress.settled >= before);
     assert!(is_failing(&platform, "settlement-ledger"));
 
     let repaired = adjust(free, "repair");
     platform.ledger.adjust_hold(repaired).await.unwrap();
-    drained(&platform, market.admission.position()).await;
+    drained(&platform, market.position()).await;
     assert_eq!(platform.settlement.stats().halted, "");
     assert!(platform.settlement.health().failing().is_empty());
     platform.assert_agrees(&market).await;
@@ -200,7 +199,7 @@ async fn a_batch_that_the_chain_service_refuses_is_an_alarm_and_not_the_end() {
     let fed = market.records.len();
     trade(&mut market, 2, 3);
     platform.feed(&market.records[fed..]);
-    let end = market.admission.position();
+    let end = market.position();
     until("posting", &platform, || {
         platform.settlement.stats().progress.settled == end
     })
@@ -247,14 +246,14 @@ async fn r189_operations_that_somebody_has_ended_the_same_way_count_as_done() {
     platform.chain.left_out.lock().unwrap().insert(2);
     let mut market = Market::new(1);
     let kept = trade(&mut market, 1, 0);
-    let kept_at = market.admission.position();
+    let kept_at = market.position();
     let bust = trade(&mut market, 2, 3);
     platform.fund(&market).await;
     platform.feed(&market.records);
     end_before(&mut platform, &kept, false).await;
     end_before(&mut platform, &format!("{bust}:fee"), true).await;
     *platform.chain.away.lock().unwrap() = 0;
-    drained(&platform, market.admission.position()).await;
+    drained(&platform, market.position()).await;
 
     for key in [kept.clone(), format!("{kept}:sell"), format!("{kept}:fee")] {
         let (operation, _) = platform.operation(&key).await.unwrap();
@@ -267,7 +266,7 @@ async fn r189_operations_that_somebody_has_ended_the_same_way_count_as_done() {
     let view = platform.settlement.view();
     assert_eq!(view.trade_status(kept_at, &kept), TradeStatus::Settled);
     assert_eq!(
-        view.trade_status(market.admission.position(), &bust),
+        view.trade_status(market.position(), &bust),
         TradeStatus::Failed
     );
     assert!(platform.settlement.health().failing().is_empty());
@@ -288,7 +287,7 @@ async fn a_store_that_cannot_be_written_is_tried_again() {
     })
     .await;
     sql(folder.path(), "ALTER TABLE elsewhere RENAME TO batches").await;
-    drained(&platform, market.admission.position()).await;
+    drained(&platform, market.position()).await;
     assert!(platform.settlement.health().failing().is_empty());
     platform.assert_agrees(&market).await;
     platform.stop().await;
@@ -303,7 +302,7 @@ async fn a_worker_that_ends_takes_the_other_with_it_and_the_market_takes_no_more
     trade(&mut market, 1, 0);
     platform.fund(&market).await;
     platform.feed(&market.records);
-    let end = market.admission.position();
+    let end = market.position();
     until("posting", &platform, || {
         platform.settlement.stats().progress.settled == end
     })
@@ -311,26 +310,20 @@ async fn a_worker_that_ends_takes_the_other_with_it_and_the_market_takes_no_more
     platform.stop().await;
     sql(folder.path(), "UPDATE batches SET legs = x'ff'").await;
 
-    let (journal, recorded) = settlement::source::Recorded::new();
-    let backlog = std::sync::Arc::new(sequencer::Backlog::default());
-    let settings: SettlementConfig = config(folder.path());
-    let records = Box::new(recorded);
-    let platform = Platform::over(folder.path(), settings, records, journal, backlog.clone()).await;
+    let platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
     until("alarm", &platform, || {
         is_failing(&platform, "settlement-chain")
     })
     .await;
     assert!(platform.settlement.stats().halted.contains("unreadable"));
     let pending = || {
+        let backlog = &platform.backlog;
         backlog
-            .pending_bytes
+            .pending_records
             .load(std::sync::atomic::Ordering::Relaxed)
     };
     until("end of orders", &platform, || pending() == u64::MAX).await;
-    // The other worker has ended too: nobody reads the journal any more.
-    until("end of the other", &platform, || {
-        platform.journal.is_closed()
-    })
-    .await;
-    platform.stop().await;
+    // The other worker ends too.
+    let ended = platform.ended();
+    tokio::time::timeout(PATIENCE, ended).await.unwrap();
 }

@@ -1,4 +1,5 @@
-//! Settlement's fold beside the real admission: the same journal, the same money in every pool, also when requests overtake the reports of earlier ones.
+//! Settlement's copies beside the hot thread's admission: the same journal, the same money in every
+//! hold, also when requests overtake the reports of earlier ones.
 
 mod world;
 
@@ -10,13 +11,14 @@ use admission::{
 };
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use replica::State;
 use sequencer::{Backlog, Config, Reply, SequencerHandle};
 use settlement::batch::{Limits, Settler};
-use settlement::fold::Fold;
+use settlement::copies::Copies;
 use types::command::MassScope;
 use types::*;
 use world::ledger::Ledger;
-use world::{Record, USERS, node, spec};
+use world::{Record, USERS, bounds, node, spec};
 
 fn random(rng: &mut SmallRng, key: u128) -> Request {
     let user = UserIx(rng.random_range(0..USERS));
@@ -95,7 +97,7 @@ fn random(rng: &mut SmallRng, key: u128) -> Request {
 
 // rows: R180 R188
 #[tokio::test]
-async fn r188_the_fold_has_the_money_that_admission_has() {
+async fn r188_the_copies_have_the_money_that_admission_has() {
     for seed in 0..4 {
         let mut rng = SmallRng::seed_from_u64(seed);
         let folder = tempfile::tempdir().unwrap();
@@ -164,21 +166,18 @@ async fn r188_the_fold_has_the_money_that_admission_has() {
             weight: 300,
             linger_ns: 0,
             wait_ns: 300_000,
+            ..Limits::default()
         };
-        let mut settler = Settler::new(
-            node(),
-            limits,
-            Fold::new(node()),
-            HashMap::new(),
-            Sequence::ZERO,
-            0,
-        );
+        let mut state = State::new(node(), bounds());
+        let copies = Copies::of(&state, state.names().clone());
+        let mut settler = Settler::new(node(), limits, copies, HashMap::new(), Sequence::ZERO, 0);
         let mut ledger = Ledger::default();
         let mut reader = sequencer.reader(Sequence::ZERO);
         let mut posted = 0;
-        while settler.fold().position() < last {
+        while settler.copies().position() < last {
             let record = reader.next().await.unwrap();
             let record = Record {
+                applied: state.apply(&record).unwrap(),
                 command: record.command,
                 events: record.events,
             };
@@ -187,32 +186,29 @@ async fn r188_the_fold_has_the_money_that_admission_has() {
                 for batch in settler.seal(now_ns) {
                     assert_eq!(ledger.post(&batch), Ok(true));
                 }
-                ledger.check_against(settler.fold());
+                ledger.check_against(settler.copies());
             };
-            if !settler.has_room(record.events.len()) {
+            if !settler.has_room(&record.applied) {
                 seal(&mut settler, &mut ledger);
             }
-            settler
-                .apply(&record.command, &record.events, now_ns)
-                .unwrap();
-            ledger.gateway(settler.fold(), &record);
+            settler.apply(&record.applied, now_ns);
+            ledger.gateway(settler.copies(), &record);
             if settler.is_due(now_ns, Some(now_ns), false) || rng.random_range(0..40) == 0 {
                 seal(&mut settler, &mut ledger);
                 posted += 1;
             }
         }
         assert!(
-            posted > 10 && settler.fold().trades() > 300,
+            posted > 10 && settler.copies().trades() > 300,
             "{posted} {}",
-            settler.fold().trades()
+            settler.copies().trades()
         );
-        for (ix, pool) in settler.fold().pools() {
+        for (ix, hold) in settler.copies().holds() {
             let twin = pools[ix.index()];
-            assert_eq!(
-                (pool.free, pool.reserved, pool.orders),
-                (twin.free, twin.reserved, twin.open_orders),
-                "pool {ix}"
-            );
+            assert_eq!(hold.held, twin.free + twin.reserved, "hold {ix}");
+            let orders = settler.copies().orders().filter(|order| order.pool == ix);
+            let reserved: Minor = orders.map(|order| order.reserved.total()).sum();
+            assert_eq!(reserved, twin.reserved, "orders of hold {ix}");
         }
         tokio::task::spawn_blocking(move || sequencer.stop())
             .await

@@ -16,9 +16,7 @@ use proto::market::v1::market_service_client::MarketServiceClient;
 use proto::market::v1::*;
 use replica::LiveReplica;
 use rpc::{Authenticator, Channel, LocalSlot};
-use sequencer::{
-    Backlog, Config, Durable, JournalReader, Proven, Retention, SequencerHandle, SnapshotConfig,
-};
+use sequencer::{Backlog, Config, Durable, Retention, SequencerHandle, SnapshotConfig};
 use settlement::{SettlementConfig, SettlementDeps, SettlementHandle};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -122,16 +120,7 @@ impl World {
         config.grace_ms = settings.grace_ms;
         config.sync = false;
         config.segment_bytes = settings.segment_bytes;
-        let reader = |name, room: &str, tells_past| JournalReader {
-            name,
-            dir: folder.join(room).join("checkpoints"),
-            proven: Proven::default(),
-            tells_past,
-        };
-        let readers = [reader("settlement", "settlement", false)];
-        let history = Durable::new("history");
-        config.checkpoint_dirs = readers.iter().map(|reader| reader.dir.clone()).collect();
-        let [of_settlement] = readers.each_ref().map(|reader| reader.proven.clone());
+        let (history, settled) = (Durable::new("history"), Durable::new("settlement"));
         let shared = backlog.clone();
         let journal = settings.journal;
         let start = move || match journal {
@@ -143,8 +132,8 @@ impl World {
         let live = move || LiveReplica::start(node, parts, settings.checkpoints);
         let replica = tokio::task::spawn_blocking(live).await.unwrap().unwrap();
         if let Some(bytes) = settings.retain_bytes {
-            let mut retention = Retention::new(bytes, readers.to_vec());
-            retention.followers = vec![history.clone()];
+            let followers = vec![history.clone(), settled.clone()];
+            let mut retention = Retention::new(bytes, followers);
             retention.every = Duration::from_millis(20);
             sequencer.keep_log(retention).unwrap();
         }
@@ -155,9 +144,8 @@ impl World {
             ..SettlementConfig::default()
         };
         let settlement_deps = SettlementDeps {
-            journal: Box::new(sequencer.reader(Sequence(0))),
-            checkpoints: settings.checkpoints,
-            proven: of_settlement,
+            replica: replica.replica(),
+            durable: settled,
             backlog,
             ledger: service(0),
             cfa: service(2),

@@ -1,4 +1,4 @@
-//! The shell around the pure part: one worker reads the journal and posts to the ledger, one brings posted batches to the chain and to their end.
+//! The shell around the pure part: one worker follows the replica and posts to the ledger, one brings posted batches to the chain and to their end.
 //!
 //! Invariants: a batch is in the store before it is sent anywhere; a step's result is in the store before the next step; batches are posted
 //! in the order in which they were sealed, and submitted in that order; the ledger is ahead of the chain, never behind; one worker never outlives
@@ -6,7 +6,6 @@
 
 mod chain;
 mod check;
-mod checkpoint;
 mod ledger;
 mod poster;
 mod recover;
@@ -20,7 +19,8 @@ use std::sync::Arc;
 
 use proto::cfa::v1::cfa_registry_service_client::CfaRegistryServiceClient;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
-use sequencer::{Backlog, CheckpointError, Proven, SnapshotConfig};
+use replica::Replica;
+use sequencer::{Backlog, Durable};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -29,7 +29,6 @@ use types::{NodeId, Sequence, derived};
 use crate::batch::{CHAIN_TRADES_MAX, Limits};
 use crate::progress::{Progress, Stats, Suspension, Tracker, TradeStatus};
 use crate::repo::{BreakRow, Repo, StoreError};
-use crate::source::{Source, SourceError};
 use trouble::Troubles;
 
 /// Settings.
@@ -84,18 +83,16 @@ impl SettlementConfig {
             weight: self.batch_rows_max.max(1),
             linger_ns: self.linger_ms * 1_000_000,
             wait_ns: self.wait_ms * 1_000_000,
+            ..Limits::default()
         }
     }
 }
 
 /// What settlement works with.
 pub struct SettlementDeps {
-    /// The journal, of which nothing was read.
-    pub journal: Box<dyn Source>,
-    /// When the state behind the journal is written down, in `checkpoints` of the data folder; without, a start reads the journal from where the last one stands.
-    pub checkpoints: Option<SnapshotConfig>,
-    /// Takes down which of them a start can go on from: shared with whoever removes the journal's beginning.
-    pub proven: Proven,
+    pub replica: Replica,
+    /// Told the ledger's position: settlement asks for nothing at or before it again.
+    pub durable: Durable,
     /// Where the sequencer looks before it takes an order.
     pub backlog: Arc<Backlog>,
     /// Both with the credential of a service.
@@ -110,16 +107,8 @@ pub enum StartError {
     Node(u8),
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
     #[error("the ledger does not tell settlement's position: {0}")]
     Ledger(tonic::Status),
-    #[error(transparent)]
-    Journal(#[from] SourceError),
-    #[error(
-        "the journal goes on only from record {removed}, and no state is written down at or behind it"
-    )]
-    Begin { removed: Sequence },
 }
 
 /// What the workers share.
@@ -187,17 +176,6 @@ pub fn start(
         let repo = Repo::open(&config.data_dir.join("settlement.db")).await?;
         let tracker = Tracker::new(deps.backlog, repo.bust_trades().await?);
         let open = repo.open_batches().await?;
-        let folder = config.data_dir.join("checkpoints");
-        let keeping = checkpoint::Keeping::new(folder, deps.checkpoints, deps.proven);
-        let saved = keeping.saved(node, deps.journal.end());
-        // Whether the ledger is behind is seen when it answers: what no ledger could go on from ends the start.
-        let newest = tokio::task::spawn_blocking(move || saved.newest(Sequence(u64::MAX))).await;
-        let newest = newest.expect("what does not restore is passed over")?;
-        let from = newest.map_or(Sequence::ZERO, |fold| fold.position());
-        let removed = deps.journal.removed_through()?;
-        if from < removed {
-            return Err(StartError::Begin { removed });
-        }
         let shared = Arc::new(Shared {
             config,
             node,
@@ -211,7 +189,7 @@ pub fn start(
         });
         shared.publish_suspensions().await?;
         let (posted, batches) = tokio::sync::mpsc::unbounded_channel();
-        let poster = poster::Poster::new(shared.clone(), deps.journal, posted, keeping);
+        let poster = poster::Poster::new(shared.clone(), deps.replica, deps.durable, posted);
         let bringing = chain::run(shared.clone(), batches);
         let workers = vec![
             watched(&shared, trouble::JOURNAL, poster.run(open)),

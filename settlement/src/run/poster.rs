@@ -1,41 +1,34 @@
-//! Reads the journal, seals batches, posts them to the ledger.
+//! Follows the replica, seals batches, posts them to the ledger.
 //!
-//! At the start: batches that were sealed are posted again as they stand (the ledger answers what it knows), the journal is folded from the last checkpoint up to the
-//! ledger's position without acting, the holds of orders are taken over from the ledger and compared. From there on the plans go on where they
-//! ended. The ledger's position decides, never this store's.
+//! At the start: batches that were sealed are posted again as they are (the ledger answers what it
+//! knows), the replica gives copies at the ledger's position, the holds of orders are taken over
+//! from the ledger and compared. From there on the plans go on where they ended. The ledger's
+//! position decides, never this store's.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message;
 use proto::ledger::v1::CreateOperationsRequest;
-use sequencer::CheckpointError;
+use replica::{Batch as Records, Follower, Replica, ReplicaError};
+use sequencer::Durable;
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::watch;
 use types::{Handle, HoldIx, HoldPart, Id128, Sequence, derived};
 
 use super::check::Checks;
-use super::checkpoint::Keeping;
 use super::retry::{Stopped, until_done, until_kept};
 use super::{Shared, chain, now_ns, now_us, trouble};
 use crate::batch::{Batch, Settler};
-use crate::fold::FoldError;
 use crate::repo::Stored;
 use crate::saga::{Answer, Misplaced, Saga, State};
-use crate::source::{Record, Source, SourceError};
 use crate::{failpoint, wire};
 
-/// Records folded in one go before other work gets its turn.
-const TURN: usize = 512;
-
-/// Where a turn of folding ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pulled {
-    /// Nothing more is in the journal.
-    Tail,
-    /// There is more.
-    Behind,
-}
+/// How often the backlog is told while nothing comes: the replica may wait for its files.
+const IDLE_MS: u64 = 1_000;
+/// Records that the replica lacks for it to count as catching up: more than it applies at once.
+const REPLICA_LAG_MAX: u64 = 1_024;
 
 /// Why the poster stopped for good.
 #[derive(Debug, thiserror::Error)]
@@ -43,17 +36,13 @@ pub(super) enum Halt {
     #[error("shutting down")]
     Stopped,
     #[error(transparent)]
-    Source(#[from] SourceError),
-    #[error(transparent)]
-    Fold(#[from] FoldError),
+    Replica(#[from] ReplicaError),
     #[error(transparent)]
     Saga(#[from] Misplaced),
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
     #[error(
-        "the ledger is at {ledger}, behind every state that is written down, as if an older copy of it had been put back; the journal goes on only from {removed}"
+        "the ledger is at {ledger}, before every checkpoint the journal continues, as if an older copy of it had been put back: {reason}; restore ledger, settlement and journal from one moment"
     )]
-    Behind { ledger: Sequence, removed: Sequence },
+    Behind { ledger: Sequence, reason: String },
     #[error(
         "sealed batch {batch} settles records up to {last}, the journal ends at {journal}: a journal was lost"
     )]
@@ -68,6 +57,19 @@ pub(super) enum Halt {
     JournalLost { journal: Sequence, ledger: Sequence },
 }
 
+impl Halt {
+    /// The replica cannot be followed on from the ledger's position.
+    pub(super) fn following(error: ReplicaError, ledger: Sequence) -> Self {
+        if !error.is_removed() {
+            return error.into();
+        }
+        Self::Behind {
+            ledger,
+            reason: error.to_string(),
+        }
+    }
+}
+
 impl From<Stopped> for Halt {
     fn from(_: Stopped) -> Self {
         Self::Stopped
@@ -75,51 +77,56 @@ impl From<Stopped> for Halt {
 }
 
 /// What is named in the health while the journal cannot be read.
-const READING: &str = "reading";
+pub(super) const READING: &str = "reading";
 /// Pause before a read that found no file descriptor is tried again.
 const READ_RETRY: Duration = Duration::from_millis(250);
 
 pub struct Poster {
     pub(super) shared: Arc<Shared>,
-    pub(super) journal: Box<dyn Source>,
+    pub(super) replica: Replica,
+    pub(super) durable: Durable,
     posted: UnboundedSender<chain::Work>,
-    /// Read from the journal, not folded yet.
-    next: Option<Record>,
-    /// The last read found no file descriptor.
-    is_short: bool,
+    /// What the replica and its followers wait for, by name.
+    waits: watch::Receiver<BTreeMap<&'static str, String>>,
+    /// Received, not applied yet.
+    next: Option<Records>,
     pub(super) checks: Checks,
     batches: u64,
-    /// Journal time of the last record folded, and whether more follow: then it is the time by which orders age.
-    folded_ns: u64,
+    /// Last record applied. Before the ledger's position is known, the last one that had a sequence
+    /// at the start: then those since then are the backlog.
+    pub(super) position: Sequence,
+    /// Journal time of the last record applied, and whether more follow: then it is the time by
+    /// which orders age.
+    applied_ns: u64,
     is_behind: bool,
     /// When a batch was sealed last.
     sealed_ns: u64,
     /// Holds of orders that are a break, with the order.
     pub(super) parts: HashMap<Id128, (Handle, HoldPart)>,
-    pub(super) keeping: Keeping,
 }
 
 impl Poster {
     pub fn new(
         shared: Arc<Shared>,
-        journal: Box<dyn Source>,
+        replica: Replica,
+        durable: Durable,
         posted: UnboundedSender<chain::Work>,
-        keeping: Keeping,
     ) -> Self {
         let checks = Checks::new(&shared.config);
         Self {
             shared,
-            journal,
+            position: replica.assigned().max(replica.position()),
+            waits: replica.troubles(),
+            replica,
+            durable,
             posted,
             next: None,
-            is_short: false,
             checks,
             batches: 0,
-            folded_ns: 0,
+            applied_ns: 0,
             is_behind: false,
             sealed_ns: 0,
             parts: HashMap::new(),
-            keeping,
         }
     }
 
@@ -145,10 +152,10 @@ impl Poster {
                 self.hand_over(row)?;
             }
         }
-        let mut settler = self.recover().await?;
+        let (mut settler, mut follower) = self.recover().await?;
         loop {
-            let pulled = self.pull(&mut settler).await?;
-            self.is_behind = pulled == Pulled::Behind;
+            let has_more = self.pull(&mut settler, &mut follower).await?;
+            self.is_behind = has_more || self.is_catching_up();
             // While the chain has enough to do, a larger batch is cheaper than another small one.
             let has_room = self.shared.tracker.flights() < self.shared.config.chain_batches_max;
             let is_eager = !self.is_behind && has_room;
@@ -157,21 +164,20 @@ impl Poster {
                 continue;
             }
             self.publish(&settler);
-            self.keeping.take(&settler);
-            if self.is_behind {
+            if has_more {
                 continue;
             }
             if settler.is_empty() && self.checks.is_due(now_ns()) {
                 self.check(&settler, Vec::new()).await?;
             }
-            self.wait(&mut settler).await?;
+            self.wait(&mut settler, &mut follower).await?;
         }
     }
 
     /// The clock by which orders age: design says open one second behind the tail, so behind it the journal's time counts.
     fn carve_ns(&self) -> u64 {
         if self.is_behind {
-            self.folded_ns
+            self.applied_ns
         } else {
             now_ns()
         }
@@ -184,23 +190,23 @@ impl Poster {
         may_ask.then(|| self.carve_ns())
     }
 
-    /// Folds what is there, sealing on the way whenever a batch is full.
-    async fn pull(&mut self, settler: &mut Settler) -> Result<Pulled, Halt> {
-        for _ in 0..TURN {
-            let record = match self.next.take() {
-                Some(record) => record,
-                None => match self.take().await? {
-                    Some(record) => record,
-                    None => return Ok(Pulled::Tail),
-                },
-            };
-            // More may follow: what a turn seals on the way is sealed for being full.
-            self.is_behind = true;
-            if !settler.has_room(record.events.len()) {
+    /// Applies the records at hand, sealing on the way whenever a batch is full; false when there
+    /// were none.
+    async fn pull(&mut self, settler: &mut Settler, follower: &mut Follower) -> Result<bool, Halt> {
+        let Some(records) = self.next.take().or_else(|| follower.try_next()) else {
+            return Ok(false);
+        };
+        // More may follow: what is sealed on the way is sealed for being full.
+        self.is_behind = true;
+        // A follower that reads from files may be ahead of the live replica, which has the names.
+        self.reached(records.last()).await?;
+        for applied in records.iter() {
+            if !settler.has_room(applied) {
                 self.seal(settler).await?;
             }
-            settler.apply(&record.command, &record.events, now_ns())?;
-            self.folded_ns = record.command.time_ns;
+            settler.apply(applied, now_ns());
+            self.position = applied.sequence();
+            self.applied_ns = applied.cause.time_ns;
             if settler.is_due(now_ns(), None, false) {
                 self.seal(settler).await?;
             }
@@ -209,16 +215,41 @@ impl Poster {
         if self.shared.shutdown.is_cancelled() {
             return Err(Halt::Stopped);
         }
-        Ok(Pulled::Behind)
+        Ok(true)
     }
 
-    /// Waits at the journal's tail until there is something to do.
-    async fn wait(&mut self, settler: &mut Settler) -> Result<(), Halt> {
+    /// Waits until the live replica has applied a record.
+    pub(super) async fn reached(&self, sequence: Sequence) -> Result<(), Halt> {
+        if self.replica.position() >= sequence {
+            return Ok(());
+        }
+        tokio::select! {
+            reached = self.replica.wait(sequence) => Ok(reached?),
+            () = self.shared.shutdown.cancelled() => Err(Halt::Stopped),
+        }
+    }
+
+    /// Whether more records are known than the follower has in memory: it reads from files, or the
+    /// replica itself is behind.
+    fn is_catching_up(&self) -> bool {
+        let applied = self.replica.position();
+        let lag = self.replica.assigned().get().saturating_sub(applied.get());
+        applied > self.position || lag > REPLICA_LAG_MAX
+    }
+
+    /// Records that have a sequence and are not applied here yet.
+    pub(super) fn records_behind(&self) -> u64 {
+        let assigned = self.replica.assigned().get();
+        assigned.saturating_sub(self.position.get())
+    }
+
+    /// Waits until there is something to do.
+    async fn wait(&mut self, settler: &mut Settler, follower: &mut Follower) -> Result<(), Halt> {
         let due_ms = settler
             .due_in_ns(now_ns(), self.carve_due_ns(), false)
             .map(|ns| ns.div_ceil(1_000_000));
         let eager_ms = (settler.open_trades() > 0).then_some(self.shared.config.linger_ms.max(1));
-        // Compared only when everything folded is posted.
+        // Compared only when everything applied is posted.
         let check_ms = self
             .checks
             .due_in_ms(now_ns())
@@ -227,50 +258,34 @@ impl Poster {
             .into_iter()
             .flatten()
             .min()
-            .unwrap_or(60_000);
+            .unwrap_or(IDLE_MS);
         let sleep = tokio::time::sleep(Duration::from_millis(wait_ms));
-        let record = tokio::select! {
+        tokio::select! {
             () = self.shared.shutdown.cancelled() => return Err(Halt::Stopped),
-            () = sleep => return Ok(()),
-            record = self.journal.next() => record,
-        };
-        self.next = self.read(record).await?;
+            () = sleep => {}
+            records = follower.next() => {
+                let records = records.map_err(|error| Halt::following(error, settler.sealed()));
+                self.next = Some(records?);
+            }
+            // The replica outlives this.
+            _ = self.waits.changed() => self.show_waits(),
+        }
         Ok(())
     }
 
-    /// The next record that is there. Waits while there is no file descriptor to read it with.
-    pub(super) async fn take(&mut self) -> Result<Option<Record>, Halt> {
-        loop {
-            let found = self.journal.try_next();
-            if let Some(record) = self.read(found).await? {
-                return Ok(record);
-            }
-        }
-    }
-
-    /// What was read; `None` after a pause if there was no file descriptor, which the health shows meanwhile.
-    pub(super) async fn read<T>(
-        &mut self,
-        found: Result<T, SourceError>,
-    ) -> Result<Option<T>, Halt> {
-        match found {
-            Ok(found) => {
-                if std::mem::take(&mut self.is_short) {
-                    self.shared.troubles.clear(trouble::JOURNAL, READING);
-                }
-                Ok(Some(found))
-            }
-            Err(error) if error.is_transient => {
-                self.pause(&error.to_string()).await?;
-                Ok(None)
-            }
-            Err(error) => Err(error.into()),
+    /// Shows in the health that the journal cannot be read at the moment.
+    fn show_waits(&mut self) {
+        let waits = self.waits.borrow_and_update();
+        let own = waits.get(trouble::JOURNAL);
+        let troubles = &self.shared.troubles;
+        match own.or_else(|| waits.get(replica::PART)) {
+            Some(reason) => troubles.note(trouble::JOURNAL, READING, reason, false),
+            None => troubles.clear(trouble::JOURNAL, READING),
         }
     }
 
     /// Waits a moment for a file descriptor, which the health shows until something is read.
-    pub(super) async fn pause(&mut self, reason: &str) -> Result<(), Halt> {
-        self.is_short = true;
+    pub(super) async fn pause(&self, reason: &str) -> Result<(), Halt> {
         let troubles = &self.shared.troubles;
         troubles.note(trouble::JOURNAL, READING, reason, false);
         tokio::select! {
@@ -311,7 +326,6 @@ impl Poster {
             self.post(row).await?;
         }
         self.publish(settler);
-        self.keeping.take(settler);
         self.batches += 1;
         let touched: HashSet<HoldIx> = batches
             .iter()
@@ -328,11 +342,11 @@ impl Poster {
     async fn post(&mut self, mut row: Stored) -> Result<(), Halt> {
         let request = CreateOperationsRequest::decode(&*row.request)
             .map_err(|_| Halt::Request(row.batch_id.clone()))?;
-        let (shared, journal) = (&self.shared, &self.journal);
+        let shared = &self.shared;
         let started_ns = now_ns();
         let answer = until_done(shared, trouble::LEDGER, &row.batch_id, || {
             // While the ledger does not take the batch the journal grows.
-            shared.tracker.behind(journal.bytes_behind());
+            shared.tracker.behind(self.records_behind());
             let (mut client, request) = (shared.ledger.clone(), request.clone());
             async move { client.create_operations(request).await }
         })
@@ -356,7 +370,7 @@ impl Poster {
     fn refuse_unjournalled(&self, row: &Stored) -> Result<(), Halt> {
         let is_main = row.source == derived::settlement_source(self.shared.node);
         let last = Sequence(if is_main { row.through } else { row.covers });
-        let journal = self.journal.end();
+        let journal = self.replica.durable();
         if last > journal {
             return Err(Halt::Unjournalled {
                 batch: row.batch_id.clone(),
@@ -379,13 +393,15 @@ impl Poster {
     }
 
     pub(super) fn publish(&self, settler: &Settler) {
-        let fold = settler.fold();
+        let copies = settler.copies();
+        // Everything sealed is posted whenever this is called.
+        self.durable.set(settler.sealed());
         self.shared.tracker.moved(
-            fold.position(),
+            copies.position(),
             settler.covered(),
-            fold.trades(),
+            copies.trades(),
             settler.open_trades(),
-            self.journal.bytes_behind(),
+            self.records_behind(),
         );
     }
 }

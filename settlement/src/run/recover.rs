@@ -2,21 +2,22 @@
 
 use std::collections::HashMap;
 
+use replica::Follower;
 use types::{HoldIx, HoldPart, Id128, Minor, Sequence, derived};
 
 use super::check::{Subject, Verdict};
 use super::ledger::{Ledger, Scales};
-use super::poster::{Halt, Poster};
+use super::poster::{Halt, Poster, READING};
 use super::retry::{until_done, until_kept};
 use super::{now_ns, now_us, trouble};
 use crate::batch::Settler;
 use crate::carve::{self, Break, BreakName};
-use crate::fold::Fold;
+use crate::copies::Copies;
 use crate::repo::BreakRow;
 
 impl Poster {
-    /// Folds the journal from the last checkpoint up to the ledger's position and takes over the holds carved there.
-    pub(super) async fn recover(&mut self) -> Result<Settler, Halt> {
+    /// Copies what the replica says at the ledger's position and takes over the holds carved there.
+    pub(super) async fn recover(&mut self) -> Result<(Settler, Follower), Halt> {
         let shared = self.shared.clone();
         let ledger = Ledger(shared.ledger.clone());
         let (source, carve_source) = (
@@ -35,102 +36,91 @@ impl Poster {
         })
         .await?;
         let position = Sequence(position);
-        let mut fold = self.begin(position).await?;
-        let mut changes = Vec::new();
-        while fold.position() < position {
-            let Some(record) = self.take().await? else {
-                return Err(Halt::JournalLost {
-                    journal: fold.position(),
-                    ledger: position,
-                });
-            };
-            changes.clear();
-            fold.apply(&record.command, &record.events, &mut changes)?;
-            if fold.position().0.is_multiple_of(4_096) {
-                tokio::task::yield_now().await;
-                let bytes = self.journal.bytes_behind();
-                shared
-                    .tracker
-                    .moved(Sequence::ZERO, Sequence::ZERO, fold.trades(), 0, bytes);
-            }
-        }
-        let scales = scales(&fold);
+        let (copies, follower) = self.begin(position).await?;
+        let scales = scales(&copies);
         let holds = until_done(&shared, trouble::LEDGER, &source, || {
             let (mut ledger, scales) = (ledger.clone(), &scales);
             async move { ledger.holds(scales).await }
         })
         .await?;
-        let (carved, mut breaks) = carve::carved_in_ledger(&fold, &holds);
+        let (carved, mut breaks) = carve::carved_in_ledger(&copies, &holds);
         let mut totals: HashMap<_, Minor> = HashMap::new();
         for hold in holds.values() {
             *totals.entry(hold.parent.unwrap_or(hold.hold)).or_default() += hold.remaining;
         }
-        for (ix, pool) in fold.pools() {
-            let found = totals.get(&pool.hold).copied().unwrap_or_default();
-            if let Some(found) = carve::compare(&fold, ix, found) {
+        for (ix, hold) in copies.holds() {
+            let found = totals.get(&hold.hold_id).copied().unwrap_or_default();
+            if let Some(found) = carve::compare(&copies, ix, found) {
                 // Funding may be under way: looked at again before it is a break.
                 self.checks.suspect(found.pool);
             }
         }
         for found in breaks.drain(..) {
-            self.raise(&fold, &found).await?;
+            self.raise(&copies, &found).await?;
         }
-        self.follow_breaks(&fold).await?;
+        self.follow_breaks(&copies).await?;
         tracing::info!(%position, orders = carved.len(), "settlement goes on");
         let settler = Settler::new(
             shared.node,
             shared.config.limits(),
-            fold,
+            copies,
             carved,
             position,
             carve_number,
         );
         self.publish(&settler);
-        Ok(settler)
+        Ok((settler, follower))
     }
 
-    /// The fold to go on from with a ledger at `position`; the journal is read from behind it.
-    async fn begin(&mut self, position: Sequence) -> Result<Fold, Halt> {
-        let node = self.shared.node;
-        let found = loop {
-            let saved = self.keeping.saved(node, self.journal.end());
-            let loading = tokio::task::spawn_blocking(move || saved.newest(position)).await;
-            match loading.expect("what does not restore is passed over") {
-                Err(error) if error.is_transient() => self.pause(&error.to_string()).await?,
-                found => break found?,
-            }
-        };
-        let fold = found.unwrap_or_else(|| Fold::new(node));
-        let removed = loop {
-            let found = self.journal.removed_through();
-            if let Some(removed) = self.read(found).await? {
-                break removed;
-            }
-        };
-        if fold.position() < removed {
-            return Err(Halt::Behind {
+    /// Copies at the ledger's position, and the records after it to follow.
+    async fn begin(&mut self, position: Sequence) -> Result<(Copies, Follower), Halt> {
+        let journal = self.replica.durable();
+        if journal < position {
+            return Err(Halt::JournalLost {
+                journal,
                 ledger: position,
-                removed,
             });
         }
-        self.keeping.begin(&fold);
-        self.journal.begin_behind(fold.position());
-        Ok(fold)
+        self.durable.set(position);
+        self.position = position;
+        self.shared.tracker.behind(self.records_behind());
+        // The names are the live replica's, which may have started a moment ago.
+        self.reached(position).await?;
+        let shared = self.shared.clone();
+        loop {
+            let names = self.replica.names().clone();
+            let copy = move |state: &replica::State| Copies::of(state, names);
+            let following = self.replica.follow_from(trouble::JOURNAL, position, copy);
+            let begun = tokio::select! {
+                begun = following => begun,
+                () = shared.shutdown.cancelled() => return Err(Halt::Stopped),
+            };
+            match begun {
+                Ok(begun) => {
+                    shared.troubles.clear(trouble::JOURNAL, READING);
+                    return Ok(begun);
+                }
+                Err(error) if error.is_transient() => self.pause(&error.to_string()).await?,
+                Err(error) => return Err(Halt::following(error, position)),
+            }
+        }
     }
 
-    /// Compares pools with the ledger. Only called when everything folded is posted.
+    /// Compares pools with the ledger. Only called when everything applied is posted.
     pub(super) async fn check(
         &mut self,
         settler: &Settler,
         pools: Vec<HoldIx>,
     ) -> Result<(), Halt> {
-        let fold = settler.fold();
-        let scales = scales(fold);
+        let copies = settler.copies();
+        let scales = scales(copies);
         for subject in self.checks.to_check(pools) {
             let difference = match subject {
                 Subject::Pool(pool) => {
-                    let found = self.ledger_has(fold.pool(pool).hold, true, &scales).await?;
-                    carve::compare(fold, pool, found)
+                    let found = self
+                        .ledger_has(copies.hold(pool).hold_id, true, &scales)
+                        .await?;
+                    carve::compare(copies, pool, found)
                 }
                 Subject::Part(hold) => {
                     let found = self.ledger_has(hold, false, &scales).await?;
@@ -139,10 +129,10 @@ impl Poster {
             };
             match self.checks.judge(subject, difference, now_ns()) {
                 Verdict::Nothing => {}
-                Verdict::Break(found) => self.raise(fold, &found).await?,
+                Verdict::Break(found) => self.raise(copies, &found).await?,
                 Verdict::Over => {
                     let hold = match subject {
-                        Subject::Pool(pool) => fold.pool(pool).hold,
+                        Subject::Pool(pool) => copies.hold(pool).hold_id,
                         Subject::Part(hold) => hold,
                     };
                     self.over(hold).await?;
@@ -177,7 +167,7 @@ impl Poster {
     /// Compares one hold of an order. What is left of an ended one is seen at its pool.
     fn part_difference(&self, settler: &Settler, hold: Id128, found: Minor) -> Option<Break> {
         let (handle, part) = self.parts.get(&hold)?;
-        let order = settler.fold().order(*handle)?;
+        let order = settler.copies().order(*handle)?;
         let carved = settler.carver().of(order.handle)?;
         let expected = match part {
             HoldPart::Main => carved.main.remaining,
@@ -185,7 +175,7 @@ impl Poster {
         };
         (found != expected).then(|| Break {
             name: BreakName::OrderHoldDiffers,
-            at: settler.fold().position(),
+            at: settler.copies().position(),
             pool: order.pool,
             user: order.user,
             hold,
@@ -195,19 +185,20 @@ impl Poster {
     }
 
     /// Goes on comparing what was a break before: at the last run, or just now.
-    async fn follow_breaks(&mut self, fold: &Fold) -> Result<(), Halt> {
+    async fn follow_breaks(&mut self, copies: &Copies) -> Result<(), Halt> {
         let shared = self.shared.clone();
         let rows = until_kept(&shared, "breaks", || shared.repo.breaks()).await?;
         if rows.is_empty() {
             return self.publish_suspensions().await;
         }
         let mut parts = HashMap::new();
-        for order in fold.orders() {
+        for order in copies.orders() {
             for part in [HoldPart::Main, HoldPart::Fee] {
                 parts.insert(derived::order_hold(order.id, part), (order.handle, part));
             }
         }
-        let pools: HashMap<Id128, HoldIx> = fold.pools().map(|(ix, p)| (p.hold, ix)).collect();
+        let holds = copies.holds().map(|(ix, hold)| (hold.hold_id, ix));
+        let pools: HashMap<Id128, HoldIx> = holds.collect();
         for row in rows {
             let Some(hold) = Id128::parse(&row.hold_id) else {
                 tracing::error!(hold_id = row.hold_id, "a break names no hold");
@@ -227,8 +218,8 @@ impl Poster {
     }
 
     /// A difference that stays is named, kept, and stops the user's trading. Settlement goes on: the ledger refuses what is not covered.
-    async fn raise(&mut self, fold: &Fold, found: &Break) -> Result<(), Halt> {
-        let user = fold.user(found.user);
+    async fn raise(&mut self, copies: &Copies, found: &Break) -> Result<(), Halt> {
+        let user = copies.user(found.user);
         tracing::error!(
             name = found.name.as_str(), user_id = %user, hold_id = %found.hold, sequence = found.at.0,
             expected_minor = found.expected.0, found_minor = found.found.0, severity = "critical",
@@ -267,8 +258,9 @@ impl Poster {
     }
 }
 
-fn scales(fold: &Fold) -> Scales {
-    fold.scales()
+fn scales(copies: &Copies) -> Scales {
+    copies
+        .scales()
         .map(|(id, decimals)| (id.to_string(), decimals))
         .collect()
 }

@@ -39,7 +39,7 @@ async fn until(what: &str, mut seen: impl FnMut() -> bool) {
 }
 
 async fn drained(platform: &Platform, market: &Market) {
-    let drained = platform.settlement.drained(market.admission.position());
+    let drained = platform.settlement.drained(market.position());
     let waited = tokio::time::timeout(PATIENCE, drained).await;
     waited.unwrap_or_else(|_| panic!("not drained: {:?}", platform.settlement.stats()));
 }
@@ -76,10 +76,10 @@ async fn differ(folder: &Path) {
     platform.feed(&market.records);
     drained(&platform, &market).await;
     let pool = Market::pool(UserIx(0), AssetIx::MONEY);
-    let pool = *market.admission.pool(pool);
+    let pool = *market.admission().pool(pool).unwrap();
     let adjust = |minor: i64, key: &str| AdjustHoldRequest {
         context: context(key),
-        hold_id: pool.hold.to_string(),
+        hold_id: pool.hold_id.to_string(),
         remaining_amount: Some(proto::convert::to_monetary_amount_minor(
             "CFA-RUB", minor, 2,
         )),

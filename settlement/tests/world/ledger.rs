@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use settlement::batch::Batch;
 use settlement::carve::LedgerHold;
-use settlement::fold::Fold;
+use settlement::copies::Copies;
 use settlement::plan::{Kind, Movement, Plan};
 use types::{Command, Id128, Minor};
 
@@ -37,10 +37,10 @@ pub struct Ledger {
 
 impl Ledger {
     /// What the gateway did before: blocks money in front of each Fund.
-    pub fn gateway(&mut self, fold: &Fold, record: &Record) {
+    pub fn gateway(&mut self, copies: &Copies, record: &Record) {
         if let Command::Fund(fund) = &record.command.command {
-            let user = fold.user(fund.user);
-            let instrument = fold.amount(fund.asset, Minor::ZERO).instrument;
+            let user = copies.user(fund.user);
+            let instrument = copies.amount(fund.asset, Minor::ZERO).instrument;
             *self
                 .balances
                 .entry(format!("{user}:{instrument}"))
@@ -273,9 +273,9 @@ impl Ledger {
     }
 
     /// The invariant of `design.md` 4 for every pool.
-    pub fn check_against(&self, fold: &Fold) {
-        for (ix, pool) in fold.pools() {
-            assert_eq!(self.total(pool.hold), pool.total().0, "pool {ix}");
+    pub fn check_against(&self, copies: &Copies) {
+        for (ix, hold) in copies.holds() {
+            assert_eq!(self.total(hold.hold_id), hold.held.0, "hold {ix}");
         }
     }
 }

@@ -1,14 +1,22 @@
-//! A market in miniature for settlement's tests: real books, money admitted by the room's own fold, and a naive twin of the ledger that refuses
-//! whatever is not covered.
+//! A market in miniature for settlement's tests: real admission and books, a replica beside them,
+//! and a naive twin of the ledger that refuses whatever is not covered.
 #![allow(dead_code)]
 
+pub mod journalled;
 pub mod ledger;
 pub mod services;
 
-use engine::{Book, BookConfig, EventSink};
+use std::sync::Arc;
+
+use admission::{
+    Admission, AdmissionConfig, AmendRequest, CancelRequest, MassCancelRequest, NewRequest,
+    OrderRef, Request,
+};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use settlement::fold::Fold;
+use replica::{Applied, Names, Order, State};
+use sequencer::Core;
+use settlement::copies::Copies;
 use types::command::*;
 use types::*;
 
@@ -18,30 +26,22 @@ pub const INSTRUMENTS: u32 = 2;
 /// Money of each user's trading hold, in kopecks, and units, in minor units.
 pub const FUNDED: i64 = 50_000_000;
 
+/// A record as journalled, and what it did.
 #[derive(Clone, Debug)]
 pub struct Record {
     pub command: Envelope,
     pub events: Vec<EventEnvelope>,
-}
-
-#[derive(Default)]
-struct Events(Vec<EventEnvelope>);
-
-impl EventSink for Events {
-    fn event(&mut self, event: &EventEnvelope) {
-        self.0.push(*event);
-    }
-
-    fn quote(&mut self, _: InstrumentIx, _: Quote) {}
+    pub applied: Applied,
 }
 
 pub struct Market {
     pub rng: SmallRng,
-    pub admission: Fold,
-    books: Vec<Book>,
+    /// Makes the events.
+    core: Core,
+    /// Applies the records.
+    pub state: State,
     pub records: Vec<Record>,
     pub time_ns: u64,
-    generation: u32,
     funding_seq: u64,
     pools: u32,
     /// What happens when two orders of one user meet.
@@ -50,6 +50,14 @@ pub struct Market {
 
 pub fn node() -> NodeId {
     NodeId::new(NODE).unwrap()
+}
+
+/// Small tables: each test has several machines.
+pub fn bounds() -> AdmissionConfig {
+    AdmissionConfig {
+        orders_max: 4_096,
+        ..AdmissionConfig::default()
+    }
 }
 
 pub fn spec(ix: u32, tick: &str, lot: &str, decimals: u8) -> InstrumentSpec {
@@ -69,16 +77,26 @@ pub fn spec(ix: u32, tick: &str, lot: &str, decimals: u8) -> InstrumentSpec {
     .unwrap()
 }
 
+/// The state after some records of a journal from its first one.
+pub fn replayed(records: &[Record]) -> State {
+    let mut state = State::new(node(), bounds());
+    for record in records {
+        let (command, events) = (record.command, record.events.clone());
+        let applied = state.apply(&sequencer::Record { command, events });
+        assert_eq!(applied.as_ref(), Ok(&record.applied));
+    }
+    state
+}
+
 impl Market {
     /// Users, instruments and a trading hold for money and each instrument per user.
     pub fn new(seed: u64) -> Self {
         let mut market = Self {
             rng: SmallRng::seed_from_u64(seed),
-            admission: Fold::new(node()),
-            books: Vec::new(),
+            core: Core::new(bounds()),
+            state: State::new(node(), bounds()),
             records: Vec::new(),
             time_ns: 1_700_000_000_000_000_000,
-            generation: 0,
             funding_seq: 0,
             pools: 0,
             stp: StpMode::CancelOldest,
@@ -111,6 +129,36 @@ impl Market {
         market
     }
 
+    pub fn admission(&self) -> &Admission {
+        self.state.core().admission()
+    }
+
+    pub fn names(&self) -> &Arc<Names> {
+        self.state.names()
+    }
+
+    /// Settlement's copies at the end.
+    pub fn copies(&self) -> Copies {
+        Copies::of(&self.state, self.names().clone())
+    }
+
+    /// Settlement's copies before the first record.
+    pub fn nothing(&self) -> Copies {
+        Copies::of(&State::new(node(), bounds()), self.names().clone())
+    }
+
+    pub fn position(&self) -> Sequence {
+        self.state.sequence()
+    }
+
+    pub fn trades(&self) -> u64 {
+        self.core.trades()
+    }
+
+    pub fn order_of(&self, handle: Handle) -> Order {
+        self.state.order(handle).unwrap()
+    }
+
     /// Default pool of a user.
     pub fn pool(user: UserIx, asset: AssetIx) -> HoldIx {
         HoldIx(user.0 * (INSTRUMENTS + 1) + asset.get())
@@ -133,32 +181,30 @@ impl Market {
         hold
     }
 
-    /// Sequences, matches, folds.
+    /// Sequences, matches, applies.
     pub fn submit(&mut self, command: Command) -> &Record {
         self.time_ns += self.rng.random_range(1_000..200_000_000);
-        let envelope = Envelope {
-            sequence: self.admission.position().next(),
+        let command = Envelope {
+            sequence: self.position().next(),
             time_ns: self.time_ns,
             command,
         };
-        if let Command::SetInstrument(c) = &command
-            && c.spec.ix.index() == self.books.len()
-        {
-            self.books.push(Book::new(c.spec, BookConfig::default()));
-        }
-        let mut events = Events::default();
-        for book in &mut self.books {
-            book.apply(&envelope, &mut events);
-        }
-        let mut changes = Vec::new();
-        self.admission
-            .apply(&envelope, &events.0, &mut changes)
-            .unwrap_or_else(|error| panic!("{error}: {envelope:?} {:?}", events.0));
+        let events = self.core.apply(&command).to_vec();
+        let record = sequencer::Record { command, events };
+        let applied = self.state.apply(&record).unwrap();
         self.records.push(Record {
-            command: envelope,
-            events: events.0,
+            command,
+            events: record.events,
+            applied,
         });
         self.records.last().unwrap()
+    }
+
+    /// Asks admission first; `None` when it refuses.
+    fn ask(&mut self, request: &Request) -> Option<Command> {
+        let command = self.admission().admit(request, self.time_ns).ok()?;
+        self.submit(command);
+        Some(command)
     }
 
     pub fn order(
@@ -170,122 +216,80 @@ impl Market {
         quantity: u64,
         tif: TimeInForce,
     ) -> Option<Handle> {
-        let pool = match side {
-            Side::Buy => Self::pool(UserIx(user), AssetIx::MONEY),
-            Side::Sell => Self::pool(UserIx(user), AssetIx::units(InstrumentIx(ix))),
-        };
-        self.order_from(pool, user, ix, side, price, quantity, tif)
+        let request = self.new_order(None, user, ix, side, price, quantity, tif);
+        self.enter(&request)
     }
 
-    pub fn order_from(
-        &mut self,
-        pool: HoldIx,
+    fn enter(&mut self, request: &Request) -> Option<Handle> {
+        match self.ask(request)? {
+            Command::New(new) => Some(new.handle),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn new_order(
+        &self,
+        pool: Option<HoldIx>,
         user: u32,
         ix: u32,
         side: Side,
         price: i64,
         quantity: u64,
         tif: TimeInForce,
-    ) -> Option<Handle> {
-        let terms = self.admission.instrument(InstrumentIx(ix)).terms;
-        let draw = reserve(
-            &terms,
-            side,
-            Ticks(price),
-            Lots(quantity),
-            Done::default(),
-            FeeRate::TRADING,
-        )
-        .unwrap();
-        if draw.total() > self.admission.pool(pool).free {
-            return None;
-        }
-        let mut slot = 0;
-        let taken: Vec<u32> = self.admission.orders().map(|o| o.handle.slot).collect();
-        while taken.contains(&slot) {
-            slot += 1;
-        }
-        self.generation += 1;
-        let handle = Handle {
-            slot,
-            generation: self.generation,
-        };
-        self.submit(Command::New(New {
-            handle,
+    ) -> Request {
+        Request::New(NewRequest {
             instrument: InstrumentIx(ix),
             user: UserIx(user),
             session: SessionIx::NONE,
-            stp_group: StpGroup::of_user(UserIx(user)),
-            pool,
-            fee_rate: FeeRate::TRADING,
+            client_seq: 0,
+            client_order_id: 0,
+            stp_group: None,
+            stp: self.stp,
             side,
             order_type: OrderType::Limit,
             time_in_force: tif,
             post_only: false,
-            stp: self.stp,
-            client_order_id: 0,
-            client_seq: 0,
             expire_at_ns: 0,
-            price: Ticks(price),
+            price: Some(Ticks(price)),
             quantity: Lots(quantity),
-            draw,
-            budget_minor: Minor::ZERO,
+            pool,
+            limit_checked: true,
             key_hash: Id128::NONE,
-        }));
-        Some(handle)
+        })
     }
 
     pub fn cancel(&mut self, handle: Handle) {
-        let (instrument, user) = self
-            .admission
-            .order(handle)
-            .map_or((InstrumentIx(0), UserIx(0)), |o| (o.instrument, o.user));
-        self.submit(Command::Cancel(Cancel {
-            handle,
-            instrument,
-            user,
+        let order = self.order_of(handle);
+        self.ask(&Request::Cancel(CancelRequest {
+            order: OrderRef::Handle(handle),
+            user: order.user,
             session: SessionIx::NONE,
-            reason: CancelReason::UserRequest,
             client_seq: 0,
+            reason: CancelReason::UserRequest,
             key_hash: Id128::NONE,
-        }));
+        }))
+        .unwrap();
     }
 
-    /// Amends to a new price and total quantity; draws the growth first, as admission does.
-    pub fn amend(&mut self, handle: Handle, price: i64, filled: u64, open: u64) -> bool {
-        let order = *self.admission.order(handle).unwrap();
-        let terms = self.admission.instrument(order.instrument).terms;
-        let target = reserve(
-            &terms,
-            order.side,
-            Ticks(price),
-            Lots(open),
-            order.done,
-            order.fee_rate,
-        )
-        .unwrap();
-        let draw = order.reserve.growth_to(target);
-        if draw.total() > self.admission.pool(order.pool).free {
-            return false;
-        }
-        self.submit(Command::Amend(Amend {
-            handle,
-            instrument: order.instrument,
+    /// Amends to a new price and open quantity; false where the growth is not covered.
+    pub fn amend(&mut self, handle: Handle, price: i64, open: u64) -> bool {
+        let order = self.order_of(handle);
+        let request = Request::Amend(AmendRequest {
+            order: OrderRef::Handle(handle),
             user: order.user,
             session: SessionIx::NONE,
             client_seq: 0,
             price: Some(Ticks(price)),
-            quantity: Some(Lots(filled + open)),
-            draw,
-            budget_minor: Minor::ZERO,
+            quantity: Some(order.filled + Lots(open)),
+            limit_checked: true,
             key_hash: Id128::NONE,
-        }));
-        true
+        });
+        self.ask(&request).is_some()
     }
 
-    /// One random command. `filled` of an order is found by its entry and what is open.
+    /// One random command.
     pub fn random(&mut self) {
-        let open: Vec<Handle> = self.admission.orders().map(|o| o.handle).collect();
+        let open: Vec<Handle> = self.state.orders().map(|o| o.handle).collect();
         let pick = self.rng.random_range(0..100);
         if pick < 55 || open.is_empty() {
             let user = self.rng.random_range(0..USERS);
@@ -308,15 +312,12 @@ impl Market {
             self.cancel(handle);
         } else if pick < 92 {
             let handle = open[self.rng.random_range(0..open.len())];
-            let total = self.total(handle);
-            let order = *self.admission.order(handle).unwrap();
-            let filled = total - order.open.0;
             let price = self.rng.random_range(90..=110);
             let open = self.rng.random_range(1..=80);
-            self.amend(handle, price, filled, open);
+            self.amend(handle, price, open);
         } else if pick < 95 {
             let user = UserIx(self.rng.random_range(0..USERS));
-            self.submit(Command::MassCancel(MassCancel {
+            self.ask(&Request::MassCancel(MassCancelRequest {
                 scope: MassScope::User(user),
                 instrument: InstrumentIx::NONE,
                 side: None,
@@ -325,56 +326,27 @@ impl Market {
                 session: SessionIx::NONE,
                 client_seq: 0,
                 key_hash: Id128::NONE,
-            }));
+            }))
+            .unwrap();
         } else {
             self.single();
         }
     }
 
-    /// A gRPC order with a hold of its own.
-    pub fn single(&mut self) -> (HoldIx, Option<Handle>) {
+    /// A gRPC order with a hold of its own, of what it draws.
+    pub fn single(&mut self) -> Option<Handle> {
         let user = self.rng.random_range(0..USERS);
         let price = self.rng.random_range(90..=110);
         let quantity = self.rng.random_range(1..=60);
-        let terms = self.admission.instrument(InstrumentIx(0)).terms;
-        let draw = reserve(
-            &terms,
-            Side::Buy,
-            Ticks(price),
-            Lots(quantity),
-            Done::default(),
-            FeeRate::TRADING,
-        )
-        .unwrap();
-        let pool = self.fund(
-            UserIx(user),
-            AssetIx::MONEY,
-            draw.total().0,
-            PoolKind::Order,
-        );
-        let handle = self.order_from(pool, user, 0, Side::Buy, price, quantity, TimeInForce::Gtc);
-        (pool, handle)
-    }
-
-    /// Total quantity of an open order, as the book has it.
-    fn total(&self, handle: Handle) -> u64 {
-        let order = self.admission.order(handle).unwrap();
-        let mut total = 0;
-        for record in &self.records {
-            if let Command::New(new) = &record.command.command
-                && new.handle == handle
-            {
-                total = new.quantity.0;
-            }
-            for event in &record.events {
-                match &event.event {
-                    Event::Amended(e) if e.handle == handle => total = e.quantity.0,
-                    Event::Reduced(e) if e.handle == handle => total -= e.quantity.0,
-                    _ => {}
-                }
-            }
-        }
-        assert!(total >= order.open.0);
-        total
+        let order = |market: &Self, pool| {
+            market.new_order(pool, user, 0, Side::Buy, price, quantity, TimeInForce::Gtc)
+        };
+        let sized = self.admission().admit(&order(self, None), self.time_ns);
+        let Ok(Command::New(sized)) = sized else {
+            return None;
+        };
+        let amount = sized.draw.total().0;
+        let pool = self.fund(UserIx(user), AssetIx::MONEY, amount, PoolKind::Order);
+        self.enter(&order(self, Some(pool)))
     }
 }

@@ -12,15 +12,17 @@ use proto::cfa::v1::*;
 use proto::common::v1::{MonetaryAmount, RequestContext};
 use proto::ledger::v1 as wire;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
-use settlement::fold::Fold;
-use settlement::source::{Record, Recorded, Source};
+use replica::{Names, Replica, ReplicaError};
+use sequencer::{Backlog, Durable};
+use settlement::copies::amount;
 use settlement::{SettlementConfig, SettlementDeps, SettlementHandle};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
-use types::{Command, Decimal, Sequence};
+use types::{Command, Decimal};
 
-use super::Market;
+use super::journalled::Journalled;
+use super::{Market, Record};
 
 /// What the double remembers of a batch.
 #[derive(Clone, Debug, Default)]
@@ -201,7 +203,9 @@ pub struct Platform {
     pub chain: Arc<Chain>,
     pub ledger: LedgerServiceClient<rpc::Channel>,
     pub settlement: SettlementHandle,
-    pub journal: tokio::sync::mpsc::UnboundedSender<Record>,
+    pub backlog: Arc<Backlog>,
+    /// Unless the test has a node of its own.
+    journal: Option<Journalled>,
     ledger_handle: ledger::LedgerHandle,
     ledger_slot: rpc::LocalSlot,
     stop_ledger: CancellationToken,
@@ -223,42 +227,36 @@ pub fn config(folder: &Path) -> SettlementConfig {
 }
 
 impl Platform {
-    /// Starts ledger and settlement over a journal that has these records already.
-    pub async fn start(folder: &Path, config: SettlementConfig, records: &[super::Record]) -> Self {
+    /// Starts ledger, replica and settlement over a journal, after these records were appended that it
+    /// did not have.
+    pub async fn start(folder: &Path, config: SettlementConfig, records: &[Record]) -> Self {
         Self::try_start(folder, config, records).await.unwrap()
     }
 
-    /// The same, with a ledger that is stopped where settlement does not start.
+    /// The same.
+    ///
+    /// # Errors
+    /// The replica does not start.
     pub async fn try_start(
         folder: &Path,
         config: SettlementConfig,
-        records: &[super::Record],
-    ) -> Result<Self, settlement::StartError> {
-        let first = records.first().map_or(1, |r| r.command.sequence.get());
-        let (journal, recorded) = Recorded::behind(Sequence(first - 1));
-        feed(&journal, records);
-        Self::try_over(folder, config, Box::new(recorded), journal, Arc::default()).await
+        records: &[Record],
+    ) -> Result<Self, ReplicaError> {
+        let backlog = Arc::<Backlog>::default();
+        let journal = Journalled::open(folder, backlog.clone())?;
+        journal.feed(records);
+        let mut platform = Self::over(folder, config, journal.replica(), backlog).await;
+        platform.journal = Some(journal);
+        Ok(platform)
     }
 
-    /// The same over any journal.
+    /// The same after any node.
     pub async fn over(
         folder: &Path,
         config: SettlementConfig,
-        source: Box<dyn Source>,
-        journal: tokio::sync::mpsc::UnboundedSender<Record>,
-        backlog: Arc<sequencer::Backlog>,
+        replica: Replica,
+        backlog: Arc<Backlog>,
     ) -> Self {
-        let started = Self::try_over(folder, config, source, journal, backlog).await;
-        started.unwrap()
-    }
-
-    async fn try_over(
-        folder: &Path,
-        config: SettlementConfig,
-        source: Box<dyn Source>,
-        journal: tokio::sync::mpsc::UnboundedSender<Record>,
-        backlog: Arc<sequencer::Backlog>,
-    ) -> Result<Self, settlement::StartError> {
         let log: Arc<dyn events::Log> =
             Arc::new(events::Embedded::open(folder.join("events")).await.unwrap());
         let stop_ledger = CancellationToken::new();
@@ -282,56 +280,39 @@ impl Platform {
         let routes = Routes::new(CfaRegistryServiceServer::new(Service(chain.clone())));
         cfa_slot.fill(rpc::with_auth(routes, &auth));
         let channel = rpc::Channel::local(&ledger_slot, "sandbox.service");
-        let settlement = settlement::start(
-            config,
-            SettlementDeps {
-                journal: source,
-                checkpoints: Some(sequencer::SnapshotConfig {
-                    every_commands: 20,
-                    ..Default::default()
-                }),
-                proven: Default::default(),
-                backlog,
-                ledger: channel.clone(),
-                cfa: rpc::Channel::local(&cfa_slot, "sandbox.service"),
-            },
-            stop_settlement.clone(),
-        )
-        .await;
-        let settlement = match settlement {
-            Ok(settlement) => settlement,
-            Err(error) => {
-                stop_ledger.cancel();
-                ledger_handle.stopped().await;
-                ledger_slot.clear();
-                return Err(error);
-            }
+        let deps = SettlementDeps {
+            replica,
+            durable: Durable::new("settlement"),
+            backlog: backlog.clone(),
+            ledger: channel.clone(),
+            cfa: rpc::Channel::local(&cfa_slot, "sandbox.service"),
         };
-        Ok(Self {
+        let settlement = settlement::start(config, deps, stop_settlement.clone());
+        Self {
             chain,
             ledger: LedgerServiceClient::new(channel),
-            settlement,
-            journal,
+            settlement: settlement.await.unwrap(),
+            backlog,
+            journal: None,
             ledger_handle,
             ledger_slot,
             stop_ledger,
             stop_settlement,
-        })
+        }
     }
 
     /// Deposits what the market's users have and blocks it, as the gateway does before it journals a Fund. Repeated calls change nothing.
     pub async fn fund(&mut self, market: &Market) {
         for record in &market.records {
-            self.fund_one(&market.admission, &record.command.command)
-                .await;
+            self.fund_one(market.names(), &record.command.command).await;
         }
     }
 
     /// The same for one command.
-    pub async fn fund_one(&mut self, fold: &Fold, command: &Command) {
+    pub async fn fund_one(&mut self, names: &Names, command: &Command) {
         if let Command::Fund(fund) = command {
-            let user = fold.user(fund.user);
-            let amount = fold.amount(fund.asset, fund.amount_minor);
+            let user = names.user(fund.user);
+            let amount = amount(names, fund.asset, fund.amount_minor);
             let instrument = amount.instrument.to_string();
             let money = Some(MonetaryAmount {
                 currency_code: instrument.clone(),
@@ -376,8 +357,9 @@ impl Platform {
         }
     }
 
-    pub fn feed(&self, records: &[super::Record]) {
-        feed(&self.journal, records);
+    pub fn feed(&self, records: &[Record]) {
+        let journal = self.journal.as_ref().expect("its own journal");
+        journal.feed(records);
     }
 
     pub async fn operation(&mut self, key: &str) -> Option<(wire::Operation, Vec<wire::Posting>)> {
@@ -474,13 +456,13 @@ impl Platform {
                 break;
             }
         }
-        for (ix, pool) in market.admission.pools() {
+        for (ix, hold) in market.copies().holds() {
             let found = totals
-                .get(&pool.hold.to_string())
+                .get(&hold.hold_id.to_string())
                 .copied()
                 .unwrap_or(Decimal::from_integer(0));
-            let expected = market.admission.amount(pool.asset, pool.total()).decimal();
-            assert_eq!(found, expected, "pool {ix}");
+            let expected = amount(market.names(), hold.asset, hold.held).decimal();
+            assert_eq!(found, expected, "hold {ix}");
         }
         self.assert_zero_sum().await;
     }
@@ -488,22 +470,17 @@ impl Platform {
     /// Stops settlement at whatever it is doing, and the ledger.
     pub async fn stop(self) {
         self.stop_settlement.cancel();
+        self.ended().await;
+    }
+
+    /// Waits until settlement has ended by itself, and stops the ledger.
+    pub async fn ended(self) {
         self.settlement.stopped().await;
+        drop(self.journal);
         self.ledger_slot.clear();
         drop(self.ledger);
         self.stop_ledger.cancel();
         self.ledger_handle.stopped().await;
-    }
-}
-
-fn feed(journal: &tokio::sync::mpsc::UnboundedSender<Record>, records: &[super::Record]) {
-    for record in records {
-        journal
-            .send(Record {
-                command: record.command,
-                events: record.events.clone(),
-            })
-            .unwrap();
     }
 }
 

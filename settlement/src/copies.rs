@@ -1,0 +1,410 @@
+//! Copies of the last effects at settlement's own position: open orders by slot, and per hold what
+//! the ledger must still have of it.
+//!
+//! Admission computes reserves, returns and fees; effects carry the results here. Invariants,
+//! asserted per effect: an order's reserve before is its reserve after plus spent plus returned; a
+//! hold's balance before is its balance after plus spent. Names of users, instruments and holds
+//! come from the live replica, which is never before this position.
+//!
+//! Cost: an order is copied once per effect. Memory: one order per slot in use, 16 bytes per hold
+//! that was ever funded.
+
+use std::sync::Arc;
+
+use replica::{Applied, Cause, Effect, Hold, Names, Order, State, Trade};
+use types::{
+    AssetIx, CFA_RUB, Handle, HoldIx, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor,
+    PoolKind, Reserve, Sequence, Side, UserId, UserIx,
+};
+
+use crate::plan::{Amount, Ending};
+
+/// Money behind a trading hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HoldBalance {
+    /// The ledger hold.
+    pub hold_id: Id128,
+    pub user: UserIx,
+    pub asset: AssetIx,
+    /// What the ledger must still have in the hold and its children: undrawn, and the reserves of
+    /// its open orders.
+    pub held: Minor,
+    /// Its one order has ended: settlement releases what is left, and later funding moves nothing.
+    pub is_emptied: bool,
+}
+
+/// What an effect did to an order's money.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// The order after the effect.
+    pub order: Order,
+    /// What it reserved just before.
+    pub before: Reserve,
+    /// What left the reserve for the trade.
+    pub spent: Reserve,
+    /// Set when the order has ended.
+    pub ended: Option<Ending>,
+}
+
+impl Moved {
+    /// Why what is not needed any more goes back.
+    pub fn ending(&self) -> Ending {
+        self.ended.unwrap_or(Ending::Less)
+    }
+}
+
+/// A match with both orders' money.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Traded {
+    pub trade: Id128,
+    pub sequence: Sequence,
+    pub trade_number: u64,
+    pub executed_ns: u64,
+    pub instrument: InstrumentIx,
+    pub units: Minor,
+    pub value: Minor,
+    pub fee: Minor,
+    pub buy: Moved,
+    pub sell: Moved,
+}
+
+/// What a record meant for money, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A hold was funded; negative: defunded or closed.
+    Funded {
+        pool: HoldIx,
+        by: Minor,
+    },
+    Entered(Order),
+    Moved(Moved),
+    Traded(Traded),
+    /// The one order of a hold of size one has ended: what is left of it becomes available.
+    Emptied {
+        pool: HoldIx,
+        order: Id128,
+        ending: Ending,
+    },
+}
+
+/// What is copied of a hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Held {
+    minor: Minor,
+    /// Made for one order.
+    is_single: bool,
+    is_emptied: bool,
+}
+
+/// The copies.
+#[derive(Clone, Debug)]
+pub struct Copies {
+    position: Sequence,
+    trades: u64,
+    names: Arc<Names>,
+    /// By slot.
+    orders: Vec<Option<Order>>,
+    /// By index.
+    holds: Vec<Held>,
+}
+
+impl Copies {
+    /// What a replica's state says. `names`: those of the live replica, which go on growing.
+    pub fn of(state: &State, names: Arc<Names>) -> Self {
+        let mut orders = Vec::new();
+        for order in state.orders() {
+            // In slot order, so that a slot is neither there nor passed.
+            orders.resize(order.handle.slot as usize, None);
+            orders.push(Some(order));
+        }
+        let holds = (0..).map_while(|ix| state.hold(HoldIx(ix)));
+        let held = |hold: Hold| {
+            let is_single = hold.kind == PoolKind::Order;
+            let is_emptied = is_single && hold.orders > 0 && hold.open_orders == 0;
+            Held {
+                minor: if is_emptied { Minor::ZERO } else { hold.held },
+                is_single,
+                is_emptied,
+            }
+        };
+        Self {
+            position: state.sequence(),
+            trades: state.core().trades(),
+            names,
+            holds: holds.map(held).collect(),
+            orders,
+        }
+    }
+
+    /// Sequence of the last record applied.
+    pub fn position(&self) -> Sequence {
+        self.position
+    }
+
+    /// Trades up to the position.
+    pub fn trades(&self) -> u64 {
+        self.trades
+    }
+
+    /// Every hold that was ever funded.
+    pub fn holds(&self) -> impl Iterator<Item = (HoldIx, HoldBalance)> + '_ {
+        let all = (0u32..).map(HoldIx).take(self.holds.len());
+        all.map(|ix| (ix, self.hold(ix)))
+    }
+
+    pub fn hold(&self, ix: HoldIx) -> HoldBalance {
+        let (name, held) = (self.names.hold(ix), self.holds[ix.index()]);
+        HoldBalance {
+            hold_id: name.hold_id,
+            user: name.user,
+            asset: name.asset,
+            held: held.minor,
+            is_emptied: held.is_emptied,
+        }
+    }
+
+    /// What the ledger must still have in a hold and its children.
+    pub fn held(&self, ix: HoldIx) -> Minor {
+        self.holds[ix.index()].minor
+    }
+
+    pub fn orders(&self) -> impl Iterator<Item = &Order> {
+        self.orders.iter().flatten()
+    }
+
+    pub fn order(&self, handle: Handle) -> Option<&Order> {
+        let order = self.orders.get(handle.slot as usize)?.as_ref();
+        order.filter(|order| order.handle == handle)
+    }
+
+    pub fn user(&self, ix: UserIx) -> UserId {
+        self.names.user(ix)
+    }
+
+    pub fn instrument(&self, ix: InstrumentIx) -> InstrumentSpec {
+        self.names.instrument(ix)
+    }
+
+    /// Decimals of money and of every instrument.
+    pub fn scales(&self) -> impl Iterator<Item = (InstrumentId, u8)> {
+        let instruments = self.names.instruments().into_iter();
+        let money = amount(&self.names, AssetIx::MONEY, Minor::ZERO);
+        let money = std::iter::once((money.instrument, money.decimals));
+        money.chain(instruments.map(|spec| (spec.id, spec.decimals)))
+    }
+
+    /// An amount of a hold's asset.
+    pub fn amount(&self, asset: AssetIx, minor: Minor) -> Amount {
+        amount(&self.names, asset, minor)
+    }
+
+    /// Applies one record. `out` gets what it meant for money.
+    ///
+    /// # Panics
+    /// The record does not follow the last one, or its effects do not add up with the copies.
+    pub fn apply(&mut self, applied: &Applied, out: &mut Vec<Change>) {
+        let sequence = applied.sequence();
+        assert_eq!(sequence, self.position.next(), "records come without gap");
+        for told in &applied.effects {
+            self.effect(&applied.cause, &told.effect, out);
+        }
+        self.position = sequence;
+    }
+
+    fn effect(&mut self, cause: &Cause, effect: &Effect, out: &mut Vec<Change>) {
+        match effect {
+            Effect::Hold(hold) => self.funded(hold, out),
+            Effect::Entered(order) => self.entered(order, out),
+            Effect::Refused(order, moved, reason) => {
+                self.change(order, moved, Some(Ending::Rejected(*reason)), out);
+            }
+            Effect::Traded(trade) => self.traded(cause, trade, out),
+            Effect::Amended { order, moved, .. } | Effect::Reduced { order, moved, .. } => {
+                self.change(order, moved, None, out);
+            }
+            Effect::Cancelled {
+                order,
+                moved,
+                reason,
+                ..
+            } => self.change(order, moved, Some(Ending::Cancelled(*reason)), out),
+            Effect::User(..)
+            | Effect::Instrument(_)
+            | Effect::Session(_)
+            | Effect::Accepted(_)
+            | Effect::Rested(_)
+            | Effect::RequestRefused { .. }
+            | Effect::MassCancelled { .. } => {}
+        }
+    }
+
+    fn funded(&mut self, hold: &Hold, out: &mut Vec<Change>) {
+        let ix = hold.hold;
+        let is_new = ix.index() == self.holds.len();
+        if is_new {
+            self.holds.push(Held {
+                minor: Minor::ZERO,
+                is_single: hold.kind == PoolKind::Order,
+                is_emptied: false,
+            });
+        }
+        let held = &mut self.holds[ix.index()];
+        if held.is_emptied {
+            return;
+        }
+        let by = hold.held - held.minor;
+        held.minor = hold.held;
+        if is_new || !by.is_zero() {
+            out.push(Change::Funded { pool: ix, by });
+        }
+    }
+
+    fn entered(&mut self, order: &Order, out: &mut Vec<Change>) {
+        let slot = order.handle.slot as usize;
+        if self.orders.len() <= slot {
+            self.orders.resize(slot + 1, None);
+        }
+        let is_emptied = self.holds[order.pool.index()].is_emptied;
+        assert!(!is_emptied, "order {} draws on a released hold", order.id);
+        let before = self.orders[slot].replace(*order);
+        assert!(before.is_none(), "a slot serves one order at a time");
+        out.push(Change::Entered(*order));
+    }
+
+    fn change(
+        &mut self,
+        order: &Order,
+        moved: &replica::Moved,
+        ended: Option<Ending>,
+        out: &mut Vec<Change>,
+    ) {
+        let change = self.moved(order, moved, ended);
+        out.push(Change::Moved(change));
+        self.emptied(&change, moved.hold_orders, out);
+    }
+
+    fn traded(&mut self, cause: &Cause, trade: &Trade, out: &mut Vec<Change>) {
+        let filled = |order: &Order| order.open.is_zero().then_some(Ending::Filled);
+        let (maker, taker) = (&trade.maker, &trade.taker);
+        let made = self.moved(maker, &trade.maker_moved, filled(maker));
+        let took = self.moved(taker, &trade.taker_moved, filled(taker));
+        let made = (made, trade.maker_moved.hold_orders);
+        let took = (took, trade.taker_moved.hold_orders);
+        let ((buy, buy_orders), (sell, sell_orders)) = match taker.side {
+            Side::Buy => (took, made),
+            Side::Sell => (made, took),
+        };
+        assert!(
+            buy.spent.main == trade.value_minor
+                && buy.spent.fee == trade.fee_minor
+                && sell.spent.total() == trade.units_minor,
+            "trade {} is paid in full by both orders",
+            trade.id
+        );
+        self.trades += 1;
+        out.push(Change::Traded(Traded {
+            trade: trade.id,
+            sequence: cause.sequence,
+            trade_number: trade.number,
+            executed_ns: cause.time_ns,
+            instrument: trade.instrument,
+            units: trade.units_minor,
+            value: trade.value_minor,
+            fee: trade.fee_minor,
+            buy,
+            sell,
+        }));
+        self.emptied(&buy, buy_orders, out);
+        self.emptied(&sell, sell_orders, out);
+    }
+
+    /// Sets an order and its hold to what the effect says of them.
+    fn moved(&mut self, order: &Order, moved: &replica::Moved, ended: Option<Ending>) -> Moved {
+        let (spent, after) = (moved.spent, order.reserved);
+        let before = Reserve {
+            main: after.main + spent.main + moved.returned.main,
+            fee: after.fee + spent.fee + moved.returned.fee,
+        };
+        let place = &mut self.orders[order.handle.slot as usize];
+        let known = place.filter(|known| known.handle == order.handle);
+        let known = known
+            .expect("effects of an order follow its entry")
+            .reserved;
+        // Never less: an amend draws its growth with the command, which has no effect of its own.
+        assert!(
+            known.main <= before.main && known.fee <= before.fee,
+            "reserve of order {}: {known:?} before, {before:?} in the effect",
+            order.id
+        );
+        let held = &mut self.holds[order.pool.index()];
+        assert_eq!(
+            held.minor,
+            moved.held + spent.total(),
+            "hold of order {}: held before = held after + spent",
+            order.id
+        );
+        held.minor = moved.held;
+        *place = ended.is_none().then_some(*order);
+        Moved {
+            order: *order,
+            before,
+            spent,
+            ended,
+        }
+    }
+
+    /// A hold of size one goes with its order: settlement releases what is left of it.
+    fn emptied(&mut self, moved: &Moved, hold_orders: u32, out: &mut Vec<Change>) {
+        let held = &mut self.holds[moved.order.pool.index()];
+        if held.is_single && moved.ended.is_some() && hold_orders == 0 {
+            held.minor = Minor::ZERO;
+            held.is_emptied = true;
+            out.push(Change::Emptied {
+                pool: moved.order.pool,
+                order: moved.order.id,
+                ending: moved.ending(),
+            });
+        }
+    }
+}
+
+/// An amount of an asset, with the instrument's name and decimals.
+pub fn amount(names: &Names, asset: AssetIx, minor: Minor) -> Amount {
+    match asset.instrument() {
+        None => Amount {
+            instrument: InstrumentId::new(CFA_RUB).expect("the name is within the alphabet"),
+            decimals: types::instrument::MONEY_DECIMALS,
+            minor,
+        },
+        Some(ix) => {
+            let spec = names.instrument(ix);
+            Amount {
+                instrument: spec.id,
+                decimals: spec.decimals,
+                minor,
+            }
+        }
+    }
+}
+
+/// Effects of a record that move money: each is one change of a plan at most.
+pub fn money_effects(applied: &Applied) -> usize {
+    let moves = |effect: &Effect| match effect {
+        Effect::Refused(..)
+        | Effect::Traded(_)
+        | Effect::Amended { .. }
+        | Effect::Reduced { .. }
+        | Effect::Cancelled { .. } => true,
+        Effect::User(..)
+        | Effect::Instrument(_)
+        | Effect::Session(_)
+        | Effect::Hold(_)
+        | Effect::Entered(_)
+        | Effect::Accepted(_)
+        | Effect::Rested(_)
+        | Effect::RequestRefused { .. }
+        | Effect::MassCancelled { .. } => false,
+    };
+    let effects = applied.effects.iter();
+    effects.filter(|told| moves(&told.effect)).count()
+}

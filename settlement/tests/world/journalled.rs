@@ -1,0 +1,105 @@
+//! A journal with a live replica behind it, and no node in front: a test appends the records.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use journal::{Appender, FileStorage, Journal};
+use replica::{LiveReplica, Replica, ReplicaError};
+use sequencer::{
+    Backlog, Checkpoints, Config, Reader, ReplicaParts, SnapshotConfig, Volatile, record,
+};
+use types::Sequence;
+
+use super::{Record, bounds, node};
+
+/// Commands from one checkpoint to the next.
+pub const EVERY: u64 = 20;
+
+pub struct Journalled {
+    live: LiveReplica,
+    appender: Mutex<Appender>,
+    /// Stands in for the hot thread, which the replica asks now and then.
+    _node: Volatile,
+    journal: Journal,
+}
+
+/// A write per record, and so a block: segments of sixteen records.
+fn open(folder: &Path) -> Journal {
+    let storage = FileStorage::new(&folder.join("journal"), false).unwrap();
+    let config = journal::Config {
+        segment_bytes: 64 << 10,
+        pending_bytes_max: 1 << 20,
+    };
+    let removed = journal::removed_through(&storage).unwrap();
+    Journal::open_after(Arc::new(storage), config, removed, |_| Ok(())).unwrap()
+}
+
+impl Journalled {
+    /// Over whatever the folder holds already. Blocks while the replica reads its checkpoint.
+    pub fn open(folder: &Path, backlog: Arc<Backlog>) -> Result<Self, ReplicaError> {
+        let journal = open(folder);
+        let volatile = Volatile::start(Config::new(folder), backlog.clone()).unwrap();
+        let parts = ReplicaParts {
+            reader: Reader::new(journal.reader(0)),
+            dir: folder.join("snapshots"),
+            limits: bounds(),
+            proven: Default::default(),
+            port: volatile.port(),
+            stats: volatile.stats().clone(),
+            backlog,
+        };
+        let checkpoints = SnapshotConfig {
+            every_commands: EVERY,
+            every: Duration::from_secs(3_600),
+            ..SnapshotConfig::default()
+        };
+        Ok(Self {
+            live: LiveReplica::start(node(), parts, Some(checkpoints))?,
+            appender: Mutex::new(journal.appender()),
+            _node: volatile,
+            journal,
+        })
+    }
+
+    pub fn replica(&self) -> Replica {
+        self.live.replica()
+    }
+
+    /// Appends those that are not there yet, and waits until they are durable.
+    pub fn feed(&self, records: &[Record]) {
+        let mut appender = self.appender.lock().unwrap();
+        let commit = self.journal.commit();
+        for record in records {
+            let sequence = record.command.sequence.get();
+            if sequence > commit.position() {
+                record::append(&mut appender, &record.command, &record.events);
+                appender.flush();
+            }
+            while commit.position() < sequence {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+/// Removes the journal's beginning, as far as whole segments are at or before `through`; returns the
+/// last record removed.
+pub fn cut(folder: &Path, through: Sequence) -> Sequence {
+    let journal = open(folder);
+    let front = journal.front();
+    front.remove(through.get()).unwrap();
+    Sequence(front.removed_through().unwrap())
+}
+
+/// Sequences of the checkpoints that check, oldest first.
+pub fn checkpoints(folder: &Path) -> Vec<Sequence> {
+    let checkpoints = Checkpoints::new(&folder.join("snapshots"));
+    let mut found = Vec::new();
+    let mut until = Sequence(u64::MAX);
+    while let Some(at) = checkpoints.newest(until, |at, _| Ok(at)).unwrap() {
+        found.insert(0, at);
+        until = Sequence(at.get() - 1);
+    }
+    found
+}
