@@ -70,7 +70,7 @@ async fn let_go_on(market: &Market, user_id: &str) -> Result<(), Status> {
     if let Some(user) = bound(market, user_id).await? {
         market.identity.forget(user_id);
         let context = Context::new("market");
-        if !market.identity.profile(&context, user_id).await?.blocked {
+        if !market.identity.profile(&context, user_id).await?.is_blocked {
             ask_or_known(market, Request::UnblockUser(user)).await?;
         }
         tracing::info!(user_id, "journal and ledger agree again");

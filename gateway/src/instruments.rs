@@ -6,6 +6,8 @@
 use admission::{Known, Request};
 use rpc::Context;
 use sequencer::NotTaken;
+use service_clients::CallError;
+use service_clients::cfa::{Instrument, InstrumentStatus};
 use tonic::Status;
 use types::{
     Decimal, FeeRate, Id128, InstrumentId, InstrumentIx, InstrumentParams, InstrumentSpec, Phase,
@@ -13,7 +15,6 @@ use types::{
 };
 
 use crate::Error;
-use crate::calls::{Listed, ListedStatus};
 use crate::market::{Market, is_known};
 use crate::orders::Answered;
 use crate::projection::repo;
@@ -21,7 +22,8 @@ use crate::refusal;
 
 /// Takes over every instrument of the registry.
 pub async fn sync_all(market: &Market, context: &Context) -> Result<(), Error> {
-    for listed in market.cfa.list(context).await.map_err(Error::Registry)? {
+    let listed = market.cfa.instruments(context).await;
+    for listed in listed.map_err(registry)? {
         sync(market, &listed).await?;
     }
     Ok(())
@@ -29,13 +31,18 @@ pub async fn sync_all(market: &Market, context: &Context) -> Result<(), Error> {
 
 /// Takes over one instrument, as it now stands in the registry.
 pub async fn sync_one(market: &Market, context: &Context, id: &str) -> Result<(), Error> {
-    match market.cfa.get(context, id).await.map_err(Error::Registry)? {
+    let listed = market.cfa.instrument(context, id).await;
+    match listed.map_err(registry)? {
         Some(listed) => sync(market, &listed).await,
         None => Ok(()),
     }
 }
 
-async fn sync(market: &Market, listed: &Listed) -> Result<(), Error> {
+fn registry(error: CallError) -> Error {
+    Error::Registry(error.into())
+}
+
+async fn sync(market: &Market, listed: &Instrument) -> Result<(), Error> {
     if listed.is_money {
         return Ok(());
     }
@@ -78,7 +85,7 @@ async fn sync(market: &Market, listed: &Listed) -> Result<(), Error> {
     };
     let earlier = repo::listed_status(&market.projection.db, &listed.instrument_id).await?;
     if !is_new && earlier != Some(status_code(status)) {
-        let cancel_orders = status == ListedStatus::Ended;
+        let cancel_orders = status == InstrumentStatus::Ended;
         set_phase(market, ix, phase_of(status), cancel_orders, Id128::NONE)
             .await
             .map_err(Error::Registry)?;
@@ -134,26 +141,26 @@ pub async fn set_phase(
     }
 }
 
-fn phase_of(status: ListedStatus) -> Phase {
+fn phase_of(status: InstrumentStatus) -> Phase {
     match status {
-        ListedStatus::Draft => Phase::Closed,
-        ListedStatus::Active => Phase::Open,
-        ListedStatus::Halted => Phase::Halt,
-        ListedStatus::Ended => Phase::Matured,
+        InstrumentStatus::Draft => Phase::Closed,
+        InstrumentStatus::Active => Phase::Open,
+        InstrumentStatus::Halted => Phase::Halt,
+        InstrumentStatus::Ended => Phase::Matured,
     }
 }
 
-fn status_code(status: ListedStatus) -> u8 {
+fn status_code(status: InstrumentStatus) -> u8 {
     match status {
-        ListedStatus::Draft => 1,
-        ListedStatus::Active => 2,
-        ListedStatus::Halted => 3,
-        ListedStatus::Ended => 4,
+        InstrumentStatus::Draft => 1,
+        InstrumentStatus::Active => 2,
+        InstrumentStatus::Halted => 3,
+        InstrumentStatus::Ended => 4,
     }
 }
 
 /// The trading path's view of an instrument; the text says why it cannot be traded.
-fn spec_of(market: &Market, listed: &Listed) -> Result<InstrumentSpec, String> {
+fn spec_of(market: &Market, listed: &Instrument) -> Result<InstrumentSpec, String> {
     let config = &market.config;
     let tick_size = listed
         .tick_size

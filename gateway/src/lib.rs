@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Architecture invariants: the gateway never touches a book and no other room's tables; what a client is told for good derives from the journal at the
-//! commit position, hints excepted; money is blocked in the ledger before an order can reach a book. Prost types appear under `api`, `calls`, and where
+//! commit position, hints excepted; money is blocked in the ledger before an order can reach a book. Prost types appear under `api` and where
 //! events are read and written (`consumers`, `projection/published`); SQL in `projection/repo`.
 //!
 //! | file | what |
@@ -24,13 +24,12 @@
 //! | `projection` | from the replica to history and events |
 //! | `instruments`, `consumers` | what other services' events change here |
 //! | `breaks` | users whose money differs between journal and ledger |
-//! | `calls` | identity, ledger, registry as this room asks them |
+//! | `identity` | who may trade, with a cache of profiles |
 //! | `refusal`, `depth`, `turns`, `failpoint` | error texts, book views, one at a time, a place to crash at |
 
 mod api;
 mod breaks;
 mod budget;
-mod calls;
 mod config;
 mod consumers;
 mod depth;
@@ -38,6 +37,7 @@ mod dispatch;
 mod failpoint;
 mod funding;
 mod guard;
+mod identity;
 mod instruments;
 mod market;
 mod numbered;
@@ -52,8 +52,8 @@ mod sweeper;
 mod throttle;
 mod turns;
 
-pub use calls::identity::LimitBasis;
 pub use config::GatewayConfig;
+pub use identity::LimitBasis;
 pub use start::{GatewayDeps, GatewayHandle, start, told_through};
 
 /// Operational failures of this room. A refusal of a call or a request is never one of these.

@@ -6,17 +6,18 @@ use std::time::Duration;
 use admission::{Known, Request};
 use replica::{Hold, Replica, State};
 use sequencer::{Commit, Core, NotTaken, Port, Record};
+use service_clients::{CfaClient, LedgerClient};
 use settlement::SettlementView;
 use tokio::sync::Semaphore;
 use tonic::Status;
 use types::{
-    AssetIx, CFA_RUB, Id128, InstrumentId, InstrumentIx, InstrumentSpec, NodeId, RejectReason,
-    Sequence, UserId, UserIx, subaccount,
+    Amount, AssetIx, CFA_RUB, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor, NodeId,
+    RejectReason, Sequence, UserId, UserIx, subaccount,
 };
 
 use crate::budget::Budgets;
-use crate::calls::{Cfa, Identity, Ledger};
 use crate::config::GatewayConfig;
+use crate::identity::Identity;
 use crate::past::SCANS_MAX;
 use crate::projection::Projection;
 use crate::refusal;
@@ -26,8 +27,11 @@ use crate::turns::Turns;
 /// How long a call that changes something waits for the replica.
 const CALL_WAIT: Duration = Duration::from_secs(5);
 
-/// Digits of CFA-RUB.
-pub const MONEY_DECIMALS: u8 = 2;
+pub use types::instrument::MONEY_DECIMALS;
+
+/// This service's name in the calls it makes, and owner of its holds: no other service may release
+/// or consume them (`design.md` 4).
+pub const SOURCE: &str = "market";
 
 pub struct Market {
     pub config: GatewayConfig,
@@ -38,9 +42,9 @@ pub struct Market {
     pub settlement: SettlementView,
     pub streams: Streams,
     pub projection: Projection,
-    pub ledger: Ledger,
+    pub ledger: LedgerClient,
     pub identity: Identity,
-    pub cfa: Cfa,
+    pub cfa: CfaClient,
     pub budgets: Budgets,
     /// Instruments by index, as far as the journal is durable.
     specs: RwLock<Vec<InstrumentSpec>>,
@@ -90,6 +94,17 @@ impl Asset {
     pub fn subaccount(&self, user_id: &str) -> String {
         subaccount::of_user(user_id, self.id())
     }
+
+    pub fn amount(&self, minor: Minor) -> Amount {
+        match &self.instrument {
+            None => Amount::rubles(minor),
+            Some(spec) => Amount {
+                instrument: spec.id,
+                decimals: spec.decimals,
+                minor,
+            },
+        }
+    }
 }
 
 /// What the parts are made from.
@@ -102,9 +117,9 @@ pub struct Parts {
     pub settlement: SettlementView,
     pub streams: Streams,
     pub projection: Projection,
-    pub ledger: Ledger,
+    pub ledger: LedgerClient,
     pub identity: Identity,
-    pub cfa: Cfa,
+    pub cfa: CfaClient,
 }
 
 impl Market {
@@ -315,15 +330,15 @@ impl Market {
         context: &rpc::Context,
         user: UserIx,
         user_id: &str,
-    ) -> Result<types::Minor, Status> {
-        let (limit, left) = self.identity.trading_left(context, user_id).await?;
+    ) -> Result<Minor, Status> {
+        let today = self.identity.trading_limit(context, user_id).await?;
         let day = admission::moscow_day(now_ns());
         let budget = self.budgets.of(user);
         let request = Request::SetBudget {
             user,
             day,
-            amount_minor: left,
-            raised_minor: budget.raised(limit),
+            amount_minor: today.left,
+            raised_minor: budget.raised(today.limit),
         };
         let record = self.ask(request).await;
         let record = record.map_err(|error| refusal::not_taken(&error))?;

@@ -11,6 +11,7 @@ use proto::market::v1::market_service_server::MarketServiceServer;
 use replica::Replica;
 use rpc::{Context, Health};
 use sequencer::{Commit, Durable, Port};
+use service_clients::{CfaClient, IdentityClient, LedgerClient};
 use settlement::SettlementView;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -18,8 +19,8 @@ use tonic::service::Routes;
 use types::{NodeId, Sequence};
 
 use crate::api::{self, Api};
-use crate::calls::{Cfa, Identity, Ledger};
-use crate::market::{Market, Parts};
+use crate::identity::Identity;
+use crate::market::{Market, Parts, SOURCE};
 use crate::projection::{self, Projection, repo};
 use crate::quic::server::Server;
 use crate::streams::Streams;
@@ -96,9 +97,9 @@ pub fn start(
             settlement: deps.settlement,
             streams,
             projection: projection.clone(),
-            ledger: Ledger::new(deps.ledger),
-            identity: Identity::new(deps.identity, basis),
-            cfa: Cfa::new(deps.cfa),
+            ledger: LedgerClient::new(deps.ledger, SOURCE),
+            identity: Identity::new(IdentityClient::new(deps.identity, SOURCE), basis),
+            cfa: CfaClient::new(deps.cfa, SOURCE),
         }));
         let server = Server::bind(&market)?;
         let (address, fingerprint) = (server.address(), server.fingerprint().to_owned());

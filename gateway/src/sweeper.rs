@@ -15,13 +15,13 @@ use std::time::Duration;
 
 use replica::{Hold, State};
 use rpc::Context;
+use service_clients::ledger::Hold as LedgerHold;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use types::{Id128, PoolKind};
 
-use crate::calls::LedgerHold;
 use crate::funding;
-use crate::market::{Market, now_ns, now_us};
+use crate::market::{Market, SOURCE, now_ns, now_us};
 
 /// Sweeps until shutdown.
 pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
@@ -40,7 +40,8 @@ pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
 /// One sweep.
 pub async fn sweep(market: &Arc<Market>) -> Result<(), Status> {
     let context = Context::new("market");
-    let holds = market.ledger.trading_holds(&context).await?;
+    let mut holds = market.ledger.active_holds(&context, SOURCE, None).await?;
+    holds.retain(|hold| hold.parent.is_none());
     // Looked up after the ledger has answered: what was funded meanwhile is known here.
     market.passed(market.commit.position()).await?;
     for hold in &holds {
@@ -80,7 +81,11 @@ fn age_ms(since_us: i64) -> u64 {
 }
 
 /// A hold that the journal knows.
-async fn heal(market: &Arc<Market>, hold: &LedgerHold, pool: &Hold) -> Result<(), Status> {
+async fn heal(
+    market: &Arc<Market>,
+    hold: &LedgerHold,
+    pool: &Hold,
+) -> Result<(), Status> {
     if pool.closed {
         return give_back_behind_settlement(market, hold.hold_id, pool).await;
     }
@@ -102,7 +107,7 @@ async fn heal(market: &Arc<Market>, hold: &LedgerHold, pool: &Hold) -> Result<()
             .ledger
             .hold(&Context::new("market"), hold.hold_id)
             .await?;
-        if let Some(hold) = hold.filter(|hold| hold.active) {
+        if let Some(hold) = hold.filter(Hold::is_active) {
             let (user, kind) = (pool.user, pool.kind);
             funding::bring_up(market, user, &asset, kind, &hold, Id128::NONE).await?;
         }
@@ -123,7 +128,7 @@ async fn give_back_behind_settlement(
 }
 
 /// A hold that the journal does not know.
-async fn adopt(market: &Arc<Market>, hold: &LedgerHold) -> Result<(), Status> {
+async fn adopt(market: &Arc<Market>, hold: &Hold) -> Result<(), Status> {
     if age_ms(hold.created_at_us) < market.config.orphan_hold_age_ms {
         return Ok(()); // Its call may still be on the way.
     }

@@ -13,7 +13,7 @@
 //! | `order` | side, type, time in force, self-trade mode, order status, phase |
 //! | `reason` | why an order was cancelled or refused |
 //! | `instrument` | what a market needs to know of an instrument |
-//! | `money` | `reserve`, `fee`: the two formulas of an order's money |
+//! | `money` | `Amount`; `reserve`, `fee`: the two formulas of an order's money |
 //! | `command`, `event` | the two kinds of journal record |
 //! | `hash` | the fold behind every state hash |
 //! | `subaccount` | ids of the ledger's sub-accounts |
@@ -47,7 +47,7 @@ pub use ids::{
     AssetIx, Handle, HoldIx, Id128, InstrumentIx, NodeId, Sequence, SessionIx, StpGroup, UserIx,
 };
 pub use instrument::{InstrumentParams, InstrumentSpec, SpecError, Terms, VelocityRule};
-pub use money::{Done, MoneyError, Reserve, fee, reserve};
+pub use money::{Amount, Done, MoneyError, Reserve, fee, reserve};
 pub use number::{FeeRate, Lots, Minor, Ticks};
 pub use order::{OrderStatus, OrderType, Phase, PhaseCause, PoolKind, Side, StpMode, TimeInForce};
 pub use reason::{CancelReason, RejectReason};

@@ -5,9 +5,12 @@
 
 use core::fmt;
 
-use crate::instrument::Terms;
+use crate::decimal::Decimal;
+use crate::instrument::{MONEY_DECIMALS, Terms};
 use crate::number::{FeeRate, Lots, Minor, Ticks};
 use crate::order::Side;
+use crate::subaccount::CFA_RUB;
+use crate::text::InstrumentId;
 
 /// An amount left the range of 64-bit minor units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +23,29 @@ impl fmt::Display for MoneyError {
 }
 
 impl core::error::Error for MoneyError {}
+
+/// An amount of one asset in minor units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Amount {
+    pub instrument: InstrumentId,
+    pub decimals: u8,
+    pub minor: Minor,
+}
+
+impl Amount {
+    /// Roubles of the ledger, in kopecks.
+    pub fn rubles(minor: Minor) -> Self {
+        Self {
+            instrument: InstrumentId::new(CFA_RUB).expect("the name is within the alphabet"),
+            decimals: MONEY_DECIMALS,
+            minor,
+        }
+    }
+
+    pub fn decimal(&self) -> Decimal {
+        Decimal::from_minor(self.minor.0, self.decimals)
+    }
+}
 
 /// What the fills of an order have come to so far.
 #[derive(

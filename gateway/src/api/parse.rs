@@ -2,7 +2,7 @@
 
 use proto::common::v1::Decimal as WireDecimal;
 use proto::convert::{decimal, optional_decimal, timestamp_us};
-use proto::market::v1 as wire;
+use proto::market::v1 as pb;
 use tonic::Status;
 use types::{
     Decimal, InstrumentSpec, Lots, Minor, OrderStatus, OrderType, Phase, Side, StpMode, Ticks,
@@ -31,40 +31,40 @@ pub struct OrderForm {
     client_order_id: String,
 }
 
-pub fn order_form(order: Option<wire::Order>) -> Result<OrderForm, Status> {
+pub fn order_form(order: Option<pb::Order>) -> Result<OrderForm, Status> {
     let order = order.ok_or_else(|| bad("order", "is required"))?;
     UserId::new(&order.user_id).map_err(|error| bad("order.user_id", error))?;
     let side = match order.side() {
-        wire::OrderSide::Buy => Side::Buy,
-        wire::OrderSide::Sell => Side::Sell,
-        wire::OrderSide::Unspecified => return Err(bad("order.side", "is required")),
+        pb::OrderSide::Buy => Side::Buy,
+        pb::OrderSide::Sell => Side::Sell,
+        pb::OrderSide::Unspecified => return Err(bad("order.side", "is required")),
     };
     let order_type = match order.r#type() {
-        wire::OrderType::Limit => OrderType::Limit,
-        wire::OrderType::Market => OrderType::Market,
-        wire::OrderType::Unspecified => return Err(bad("order.type", "is required")),
+        pb::OrderType::Limit => OrderType::Limit,
+        pb::OrderType::Market => OrderType::Market,
+        pb::OrderType::Unspecified => return Err(bad("order.type", "is required")),
     };
     let time_in_force = match (order.time_in_force(), order_type) {
-        (wire::TimeInForce::Unspecified, OrderType::Limit) => TimeInForce::Gtc,
-        (wire::TimeInForce::Unspecified, OrderType::Market) => TimeInForce::Ioc,
-        (wire::TimeInForce::Gtc | wire::TimeInForce::Gtd, OrderType::Market) => {
+        (pb::TimeInForce::Unspecified, OrderType::Limit) => TimeInForce::Gtc,
+        (pb::TimeInForce::Unspecified, OrderType::Market) => TimeInForce::Ioc,
+        (pb::TimeInForce::Gtc | pb::TimeInForce::Gtd, OrderType::Market) => {
             return Err(bad(
                 "order.time_in_force",
                 "of a market order is IOC or FOK",
             ));
         }
-        (wire::TimeInForce::Gtc, _) => TimeInForce::Gtc,
-        (wire::TimeInForce::Gtd, _) => TimeInForce::Gtd,
-        (wire::TimeInForce::Ioc, _) => TimeInForce::Ioc,
-        (wire::TimeInForce::Fok, _) => TimeInForce::Fok,
+        (pb::TimeInForce::Gtc, _) => TimeInForce::Gtc,
+        (pb::TimeInForce::Gtd, _) => TimeInForce::Gtd,
+        (pb::TimeInForce::Ioc, _) => TimeInForce::Ioc,
+        (pb::TimeInForce::Fok, _) => TimeInForce::Fok,
     };
     let stp = match order.self_trade_prevention() {
-        wire::SelfTradePrevention::Unspecified | wire::SelfTradePrevention::CancelNewest => {
+        pb::SelfTradePrevention::Unspecified | pb::SelfTradePrevention::CancelNewest => {
             StpMode::CancelNewest
         }
-        wire::SelfTradePrevention::CancelOldest => StpMode::CancelOldest,
-        wire::SelfTradePrevention::CancelBoth => StpMode::CancelBoth,
-        wire::SelfTradePrevention::Decrement => StpMode::Decrement,
+        pb::SelfTradePrevention::CancelOldest => StpMode::CancelOldest,
+        pb::SelfTradePrevention::CancelBoth => StpMode::CancelBoth,
+        pb::SelfTradePrevention::Decrement => StpMode::Decrement,
     };
     let expire_at_ns = match (&order.expires_at, time_in_force) {
         (Some(at), TimeInForce::Gtd) => u64::try_from(timestamp_us(at))
@@ -206,32 +206,32 @@ fn minor(asset: &Asset, field: &str, value: Decimal) -> Result<Minor, Status> {
 }
 
 pub fn side(field: &str, value: i32) -> Result<Option<Side>, Status> {
-    match wire::OrderSide::try_from(value) {
-        Ok(wire::OrderSide::Unspecified) => Ok(None),
-        Ok(wire::OrderSide::Buy) => Ok(Some(Side::Buy)),
-        Ok(wire::OrderSide::Sell) => Ok(Some(Side::Sell)),
+    match pb::OrderSide::try_from(value) {
+        Ok(pb::OrderSide::Unspecified) => Ok(None),
+        Ok(pb::OrderSide::Buy) => Ok(Some(Side::Buy)),
+        Ok(pb::OrderSide::Sell) => Ok(Some(Side::Sell)),
         Err(_) => Err(bad(field, "is no side")),
     }
 }
 
 pub fn status(field: &str, value: i32) -> Result<Option<OrderStatus>, Status> {
-    match wire::OrderStatus::try_from(value) {
-        Ok(wire::OrderStatus::Unspecified) => Ok(None),
-        Ok(wire::OrderStatus::Open) => Ok(Some(OrderStatus::Open)),
-        Ok(wire::OrderStatus::PartiallyFilled) => Ok(Some(OrderStatus::PartiallyFilled)),
-        Ok(wire::OrderStatus::Filled) => Ok(Some(OrderStatus::Filled)),
-        Ok(wire::OrderStatus::Cancelled) => Ok(Some(OrderStatus::Cancelled)),
-        Ok(wire::OrderStatus::Rejected) => Ok(Some(OrderStatus::Rejected)),
+    match pb::OrderStatus::try_from(value) {
+        Ok(pb::OrderStatus::Unspecified) => Ok(None),
+        Ok(pb::OrderStatus::Open) => Ok(Some(OrderStatus::Open)),
+        Ok(pb::OrderStatus::PartiallyFilled) => Ok(Some(OrderStatus::PartiallyFilled)),
+        Ok(pb::OrderStatus::Filled) => Ok(Some(OrderStatus::Filled)),
+        Ok(pb::OrderStatus::Cancelled) => Ok(Some(OrderStatus::Cancelled)),
+        Ok(pb::OrderStatus::Rejected) => Ok(Some(OrderStatus::Rejected)),
         Err(_) => Err(bad(field, "is no order status")),
     }
 }
 
 pub fn phase(field: &str, value: i32) -> Result<Phase, Status> {
-    match wire::TradingPhase::try_from(value) {
-        Ok(wire::TradingPhase::PreOpen) => Ok(Phase::PreOpen),
-        Ok(wire::TradingPhase::Open) => Ok(Phase::Open),
-        Ok(wire::TradingPhase::Halt) => Ok(Phase::Halt),
-        Ok(wire::TradingPhase::Closed) => Ok(Phase::Closed),
-        Ok(wire::TradingPhase::Unspecified) | Err(_) => Err(bad(field, "is required")),
+    match pb::TradingPhase::try_from(value) {
+        Ok(pb::TradingPhase::PreOpen) => Ok(Phase::PreOpen),
+        Ok(pb::TradingPhase::Open) => Ok(Phase::Open),
+        Ok(pb::TradingPhase::Halt) => Ok(Phase::Halt),
+        Ok(pb::TradingPhase::Closed) => Ok(Phase::Closed),
+        Ok(pb::TradingPhase::Unspecified) | Err(_) => Err(bad(field, "is required")),
     }
 }

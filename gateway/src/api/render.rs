@@ -2,7 +2,7 @@
 
 use proto::common::v1::Fee;
 use proto::convert::{to_decimal, to_money, to_timestamp_us};
-use proto::market::v1 as wire;
+use proto::market::v1 as pb;
 use settlement::TradeStatus;
 use types::{Decimal, OrderStatus, OrderType, Phase, Side, StpMode, TimeInForce};
 
@@ -10,55 +10,55 @@ use crate::depth::{BookView, MarketView};
 use crate::funding::HoldView;
 use crate::projection::rows::{OrderRow, TradeRow};
 
-pub fn side(side: Side) -> wire::OrderSide {
+pub fn side(side: Side) -> pb::OrderSide {
     match side {
-        Side::Buy => wire::OrderSide::Buy,
-        Side::Sell => wire::OrderSide::Sell,
+        Side::Buy => pb::OrderSide::Buy,
+        Side::Sell => pb::OrderSide::Sell,
     }
 }
 
-pub fn order_type(order_type: OrderType) -> wire::OrderType {
+pub fn order_type(order_type: OrderType) -> pb::OrderType {
     match order_type {
-        OrderType::Limit => wire::OrderType::Limit,
-        OrderType::Market => wire::OrderType::Market,
+        OrderType::Limit => pb::OrderType::Limit,
+        OrderType::Market => pb::OrderType::Market,
     }
 }
 
-fn time_in_force(time_in_force: TimeInForce) -> wire::TimeInForce {
+fn time_in_force(time_in_force: TimeInForce) -> pb::TimeInForce {
     match time_in_force {
-        TimeInForce::Gtc => wire::TimeInForce::Gtc,
-        TimeInForce::Ioc => wire::TimeInForce::Ioc,
-        TimeInForce::Fok => wire::TimeInForce::Fok,
-        TimeInForce::Gtd => wire::TimeInForce::Gtd,
+        TimeInForce::Gtc => pb::TimeInForce::Gtc,
+        TimeInForce::Ioc => pb::TimeInForce::Ioc,
+        TimeInForce::Fok => pb::TimeInForce::Fok,
+        TimeInForce::Gtd => pb::TimeInForce::Gtd,
     }
 }
 
-fn status(status: OrderStatus) -> wire::OrderStatus {
+fn status(status: OrderStatus) -> pb::OrderStatus {
     match status {
-        OrderStatus::New | OrderStatus::Open => wire::OrderStatus::Open,
-        OrderStatus::PartiallyFilled => wire::OrderStatus::PartiallyFilled,
-        OrderStatus::Filled => wire::OrderStatus::Filled,
-        OrderStatus::Cancelled => wire::OrderStatus::Cancelled,
-        OrderStatus::Rejected => wire::OrderStatus::Rejected,
+        OrderStatus::New | OrderStatus::Open => pb::OrderStatus::Open,
+        OrderStatus::PartiallyFilled => pb::OrderStatus::PartiallyFilled,
+        OrderStatus::Filled => pb::OrderStatus::Filled,
+        OrderStatus::Cancelled => pb::OrderStatus::Cancelled,
+        OrderStatus::Rejected => pb::OrderStatus::Rejected,
     }
 }
 
-fn stp(stp: StpMode) -> wire::SelfTradePrevention {
+fn stp(stp: StpMode) -> pb::SelfTradePrevention {
     match stp {
-        StpMode::CancelNewest => wire::SelfTradePrevention::CancelNewest,
-        StpMode::CancelOldest => wire::SelfTradePrevention::CancelOldest,
-        StpMode::CancelBoth => wire::SelfTradePrevention::CancelBoth,
-        StpMode::Decrement => wire::SelfTradePrevention::Decrement,
-        StpMode::None => wire::SelfTradePrevention::Unspecified,
+        StpMode::CancelNewest => pb::SelfTradePrevention::CancelNewest,
+        StpMode::CancelOldest => pb::SelfTradePrevention::CancelOldest,
+        StpMode::CancelBoth => pb::SelfTradePrevention::CancelBoth,
+        StpMode::Decrement => pb::SelfTradePrevention::Decrement,
+        StpMode::None => pb::SelfTradePrevention::Unspecified,
     }
 }
 
-pub fn phase(phase: Phase) -> wire::TradingPhase {
+pub fn phase(phase: Phase) -> pb::TradingPhase {
     match phase {
-        Phase::PreOpen => wire::TradingPhase::PreOpen,
-        Phase::Open => wire::TradingPhase::Open,
-        Phase::Halt => wire::TradingPhase::Halt,
-        Phase::Closed | Phase::Matured => wire::TradingPhase::Closed,
+        Phase::PreOpen => pb::TradingPhase::PreOpen,
+        Phase::Open => pb::TradingPhase::Open,
+        Phase::Halt => pb::TradingPhase::Halt,
+        Phase::Closed | Phase::Matured => pb::TradingPhase::Closed,
     }
 }
 
@@ -67,8 +67,8 @@ fn number(value: Decimal) -> proto::common::v1::Decimal {
     to_decimal(value)
 }
 
-pub fn order(row: &OrderRow) -> wire::Order {
-    wire::Order {
+pub fn order(row: &OrderRow) -> pb::Order {
+    pb::Order {
         order_id: row.order_id.clone(),
         user_id: row.user_id.clone(),
         instrument_id: row.instrument_id.clone(),
@@ -92,8 +92,8 @@ pub fn order(row: &OrderRow) -> wire::Order {
     }
 }
 
-pub fn trade(row: &TradeRow, settlement: TradeStatus) -> wire::Trade {
-    wire::Trade {
+pub fn trade(row: &TradeRow, settlement: TradeStatus) -> pb::Trade {
+    pb::Trade {
         trade_id: row.trade_id.clone(),
         buy_order_id: row.buy_order_id.clone(),
         sell_order_id: row.sell_order_id.clone(),
@@ -108,9 +108,9 @@ pub fn trade(row: &TradeRow, settlement: TradeStatus) -> wire::Trade {
         buyer_id: row.buyer_id.clone(),
         seller_id: row.seller_id.clone(),
         settlement_status: match settlement {
-            TradeStatus::Pending => wire::SettlementStatus::Pending,
-            TradeStatus::Settled => wire::SettlementStatus::Settled,
-            TradeStatus::Failed => wire::SettlementStatus::Failed,
+            TradeStatus::Pending => pb::SettlementStatus::Pending,
+            TradeStatus::Settled => pb::SettlementStatus::Settled,
+            TradeStatus::Failed => pb::SettlementStatus::Failed,
         }
         .into(),
         trade_number: row.trade_number,
@@ -118,8 +118,8 @@ pub fn trade(row: &TradeRow, settlement: TradeStatus) -> wire::Trade {
     }
 }
 
-pub fn trading_hold(view: &HoldView) -> wire::TradingHold {
-    wire::TradingHold {
+pub fn trading_hold(view: &HoldView) -> pb::TradingHold {
+    pb::TradingHold {
         hold_id: view.hold_id.to_string(),
         user_id: view.user_id.clone(),
         instrument_id: view.instrument_id.clone(),
@@ -127,24 +127,24 @@ pub fn trading_hold(view: &HoldView) -> wire::TradingHold {
         undrawn: Some(number(view.undrawn)),
         drawn: Some(number(view.drawn)),
         status: match view.closed {
-            false => wire::TradingHoldStatus::Open,
-            true => wire::TradingHoldStatus::Closed,
+            false => pb::TradingHoldStatus::Open,
+            true => pb::TradingHoldStatus::Closed,
         }
         .into(),
     }
 }
 
-pub fn book(view: &BookView) -> wire::OrderBookSnapshot {
+pub fn book(view: &BookView) -> pb::OrderBookSnapshot {
     let levels = |levels: &[(types::Ticks, types::Lots)]| {
         levels
             .iter()
-            .map(|(price, open)| wire::OrderBookLevel {
+            .map(|(price, open)| pb::OrderBookLevel {
                 price: Some(number(view.spec.price(*price))),
                 quantity: Some(number(view.spec.quantity(*open))),
             })
             .collect()
     };
-    wire::OrderBookSnapshot {
+    pb::OrderBookSnapshot {
         instrument_id: view.spec.id.to_string(),
         bids: levels(&view.bids),
         asks: levels(&view.asks),
@@ -154,10 +154,10 @@ pub fn book(view: &BookView) -> wire::OrderBookSnapshot {
     }
 }
 
-pub fn market_status(view: &MarketView) -> wire::GetMarketStatusResponse {
+pub fn market_status(view: &MarketView) -> pb::GetMarketStatusResponse {
     let instruments = view.instruments.iter().map(|line| {
         let price = |ticks: Option<types::Ticks>| ticks.map(|t| number(line.spec.price(t)));
-        wire::InstrumentMarketStatus {
+        pb::InstrumentMarketStatus {
             instrument_id: line.spec.id.to_string(),
             phase: phase(line.phase).into(),
             open_orders: line.open_orders,
@@ -166,7 +166,7 @@ pub fn market_status(view: &MarketView) -> wire::GetMarketStatusResponse {
             best_ask: price(line.best_ask),
         }
     });
-    wire::GetMarketStatusResponse {
+    pb::GetMarketStatusResponse {
         commit_sequence: view.commit_sequence,
         settled_sequence: view.settled_sequence,
         trades_pending: view.trades_pending,

@@ -14,6 +14,8 @@ use admission::{Admission, FundRequest, Pool, Request};
 use replica::State;
 use rpc::Context;
 use sequencer::NotTaken;
+use service_clients::CallError;
+use service_clients::ledger::{Hold, HoldChange, NewHold};
 use tonic::Status;
 use types::{
     AssetIx, CFA_RUB, Decimal, HoldIx, Id128, Minor, PoolKind, RejectReason, UserIx, derived,
@@ -23,8 +25,7 @@ use uuid::Uuid;
 pub use release::give_back;
 use release::{give_back_now, released};
 
-use crate::calls::ledger::{LedgerHold, NewHold};
-use crate::market::{Asset, Market, is_known};
+use crate::market::{Asset, Market, SOURCE, is_known};
 use crate::orders::Answered;
 use crate::refusal::{self, Shortfall};
 
@@ -104,23 +105,23 @@ async fn create(
     asset: &Asset,
     amount: Minor,
     hold_id: Id128,
-) -> Result<LedgerHold, Status> {
+) -> Result<Hold, Status> {
     let subaccount_id = asset.subaccount(user_id);
     let new = NewHold {
         hold_id,
         subaccount_id: &subaccount_id,
-        currency: asset.id(),
-        amount,
-        decimals: asset.decimals(),
+        amount: asset.amount(amount),
         reason: &trading_reason(hold_id),
+        owner: SOURCE,
+        destination: None,
     };
-    let hold = match market.ledger.create_hold(context, &new).await {
-        Err(status) if is_insufficient(&status) => {
+    let hold = match market.ledger.create_hold(context, new).await {
+        Err(error) if is_insufficient(&error) => {
             return Err(short(market, context, user_id, asset, amount, None).await);
         }
         other => other?,
     };
-    if hold.active {
+    if hold.is_active() {
         Ok(hold)
     } else {
         Err(refusal::request_expired())
@@ -136,7 +137,7 @@ pub async fn bring_up(
     user: UserIx,
     asset: &Asset,
     kind: PoolKind,
-    hold: &LedgerHold,
+    hold: &Hold,
     key_hash: Id128,
 ) -> Result<HoldIx, Status> {
     let given = hold
@@ -245,17 +246,18 @@ pub async fn cover(
             .available
             .to_minor(asset.decimals())
             .map_err(|error| rpc::status::internal(&error))?;
-        if available >= new.amount.0 {
+        let needed = new.amount.minor;
+        if available >= needed.0 {
             return Ok(());
         }
         if market.ledger.hold(context, new.hold_id).await?.is_some() {
             return Ok(());
         }
-        let missing = Minor(new.amount.0 - available.max(0));
+        let missing = Minor(needed.0 - available.max(0));
         let pool = market.default_pool(user, asset.ix).await?;
         let Some((hold, pool)) = pool.filter(|(_, pool)| pool.free >= missing) else {
             let pool = pool.as_ref().map(|(_, pool)| pool);
-            return Err(short(market, context, user_id, asset, new.amount, pool).await);
+            return Err(short(market, context, user_id, asset, needed, pool).await);
         };
         let request = Request::Defund {
             hold,
@@ -288,14 +290,13 @@ pub async fn grow(
     key_hash: Id128,
 ) -> Result<(), Status> {
     let user_id = user_id(market, pool.user).await?;
-    let hold = ledger_hold(market, context, pool.hold_id).await?;
     let key = format!("grow:{}:{key}", pool.hold_id);
+    let (change, added) = (HoldChange::Grow, asset.amount(amount));
     let grown = market
         .ledger
-        .grow_hold(context, &key, &hold, amount, asset.decimals())
-        .await;
-    match grown {
-        Err(status) if is_insufficient(&status) => {
+        .change_hold(context, &key, pool.hold_id, change, added, "");
+    match grown.await {
+        Err(error) if is_insufficient(&error) => {
             return Err(short(market, context, &user_id, asset, amount, Some(pool)).await);
         }
         other => other?,
@@ -509,11 +510,7 @@ async fn user_id(market: &Market, user: UserIx) -> Result<String, Status> {
     Ok(id.expect("a pool's user is bound").to_string())
 }
 
-async fn ledger_hold(
-    market: &Market,
-    context: &Context,
-    hold_id: Id128,
-) -> Result<LedgerHold, Status> {
+async fn ledger_hold(market: &Market, context: &Context, hold_id: Id128) -> Result<Hold, Status> {
     let hold = market.ledger.hold(context, hold_id).await?;
     hold.ok_or_else(|| {
         rpc::status::internal(&std::io::Error::other(format!(
@@ -523,9 +520,9 @@ async fn ledger_hold(
 }
 
 /// True when the ledger has too little to block, nothing at all included: it has never heard of the user or of his units.
-pub fn is_insufficient(status: &Status) -> bool {
+pub fn is_insufficient(error: &CallError) -> bool {
     matches!(
-        rpc::status::reason(status).as_deref(),
+        error.reason().as_deref(),
         Some("INSUFFICIENT_BALANCE" | "SUB_ACCOUNT_NOT_FOUND" | "INSTRUMENT_NOT_FOUND")
     )
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use replica::Hold;
 use rpc::Context;
+use service_clients::ledger::HoldChange;
 use tonic::Status;
 use types::{Id128, Minor, PoolKind, Sequence};
 
@@ -39,14 +40,16 @@ pub async fn give_back(market: &Market, hold_id: Id128) -> Result<(), Status> {
     let mut context = Context::new("market");
     context.user_id = user_id;
     let hold = ledger_hold(market, &context, hold_id).await?;
-    if !hold.active {
+    if !hold.is_active() {
         return Ok(());
     }
     if pool.closed {
-        return market
-            .ledger
-            .release_hold(&context, hold_id, &hold.reason)
-            .await;
+        let released = market.ledger.release_hold(&context, hold_id, &hold.reason);
+        return match released.await {
+            Err(error) if error.reason().as_deref() != Some("HOLD_NOT_ACTIVE") => Err(error.into()),
+            // One that has ended meanwhile is fine.
+            Ok(()) | Err(_) => Ok(()),
+        };
     }
     let released = hold
         .released
@@ -57,10 +60,11 @@ pub async fn give_back(market: &Market, hold_id: Id128) -> Result<(), Status> {
         return Ok(());
     }
     let key = format!("give back:{hold_id}:{}", pool.defunded);
-    market
+    let (change, missing) = (HoldChange::Shrink, asset.amount(missing));
+    let shrunk = market
         .ledger
-        .shrink_hold(&context, &key, &hold, missing, asset.decimals())
-        .await
+        .change_hold(&context, &key, hold_id, change, missing, &hold.reason);
+    Ok(shrunk.await?)
 }
 
 /// The hold of an order that reached the journal is settlement's to release.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use admission::{NewRequest, Reject, Request};
 use rpc::Context;
 use sequencer::{NotTaken, Record};
+use service_clients::ledger::NewHold;
 use tonic::Status;
 use types::{
     Done, HoldIx, Id128, InstrumentSpec, Lots, OrderType, PoolKind, RejectReason, SessionIx, Side,
@@ -12,10 +13,9 @@ use types::{
 };
 
 use super::{Answered, find, shown};
-use crate::calls::ledger::NewHold;
 use crate::failpoint;
 use crate::funding;
-use crate::market::{Asset, Market, now_us};
+use crate::market::{Asset, Market, SOURCE, now_us};
 use crate::projection::repo;
 use crate::projection::rows::OrderRow;
 use crate::refusal;
@@ -237,21 +237,21 @@ async fn own_hold(
     let new = NewHold {
         hold_id,
         subaccount_id: &subaccount_id,
-        currency: asset.id(),
-        amount: need,
-        decimals: asset.decimals(),
+        amount: asset.amount(need),
         reason: &format!("{ORDER_REASON} {}", context.idempotency_key),
+        owner: SOURCE,
+        destination: None,
     };
     let turn = market.funding_turn(request.user).await;
     funding::cover(market, context, request.user, &order.user_id, &asset, &new).await?;
-    let hold = match market.ledger.create_hold(context, &new).await {
-        Err(status) if funding::is_insufficient(&status) => {
+    let hold = match market.ledger.create_hold(context, new).await {
+        Err(error) if funding::is_insufficient(&error) => {
             return Err(funding::short(market, context, &order.user_id, &asset, need, None).await);
         }
         other => other?,
     };
     failpoint::crash_at(failpoint::HOLD_PLACED);
-    if !hold.active {
+    if !hold.is_active() {
         return Err(refusal::request_expired());
     }
     // The key is the order's.

@@ -75,10 +75,10 @@ pub async fn open(
                 Code::NotFound => DisconnectCode::Credentials,
                 _ => failed("identity", &status),
             })?;
-    if !profile.may_trade {
+    if !profile.is_standard {
         return Err(DisconnectCode::KycLevel);
     }
-    if profile.blocked {
+    if profile.is_blocked {
         return Err(DisconnectCode::UserBlocked);
     }
     let user = market

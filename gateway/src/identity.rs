@@ -1,0 +1,139 @@
+//! Identity as the market uses it: who may trade, and for how much today.
+//!
+//! Profiles are cached; identity's events drop what they concern ([`Identity::forget`]),
+//! [`CACHE_LIFETIME_MS`] drops the rest. `check_trading` is never cached: it is the question of
+//! specification 4.3.2.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rpc::Context;
+use serde::{Deserialize, Serialize};
+use service_clients::identity::{DayLimit, Profile};
+use service_clients::{IdentityClient, LimitType, OperationType};
+use tonic::Status;
+use types::instrument::MONEY_DECIMALS;
+use types::{Decimal, Minor};
+
+/// How long a profile is believed without an event saying otherwise.
+pub const CACHE_LIFETIME_MS: u64 = 60_000;
+
+/// Which figure the TRADING limit is checked with (T23).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LimitBasis {
+    /// The order's quantity, as the text says.
+    #[default]
+    Quantity,
+    /// Quantity times price.
+    Notional,
+}
+
+pub struct Identity {
+    client: IdentityClient,
+    basis: LimitBasis,
+    cache: Mutex<Cache>,
+}
+
+#[derive(Default)]
+struct Cache {
+    profiles: HashMap<String, (Profile, Instant)>,
+    /// Raised by every event about a user: an answer to an earlier question may be older than it.
+    generation: u64,
+}
+
+impl Identity {
+    pub fn new(client: IdentityClient, basis: LimitBasis) -> Self {
+        Self {
+            client,
+            basis,
+            cache: Mutex::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Drops what is cached of a user.
+    pub fn forget(&self, user_id: &str) {
+        let mut cache = self.lock();
+        cache.generation += 1;
+        cache.profiles.remove(user_id);
+    }
+
+    pub async fn profile(&self, context: &Context, user_id: &str) -> Result<Profile, Status> {
+        let lifetime = Duration::from_millis(CACHE_LIFETIME_MS);
+        let generation = {
+            let cache = self.lock();
+            if let Some((profile, at)) = cache.profiles.get(user_id)
+                && at.elapsed() < lifetime
+            {
+                return Ok(profile.clone());
+            }
+            cache.generation
+        };
+        let profile = self.client.profile(context, user_id).await?;
+        let mut cache = self.lock();
+        if cache.generation == generation {
+            let entry = (profile.clone(), Instant::now());
+            cache.profiles.insert(user_id.to_owned(), entry);
+        }
+        Ok(profile)
+    }
+
+    /// KYC level and block, with the texts of specification 7 (R146).
+    pub async fn check_may_trade(&self, context: &Context, user_id: &str) -> Result<(), Status> {
+        let profile = self.profile(context, user_id).await?;
+        if !profile.is_standard {
+            return Err(rpc::status::failed_precondition(
+                "KYC_LEVEL_TOO_LOW",
+                "KYC level too low for trading",
+            ));
+        }
+        if profile.is_blocked {
+            return Err(rpc::status::failed_precondition(
+                "USER_BLOCKED",
+                "User is blocked",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Asks for one order: type TRADING, operation TRADING, the quantity as an amount of roubles
+    /// and the notional beside it (R147, T23). A refusal is FAILED_PRECONDITION with identity's
+    /// reason as its text (R148).
+    pub async fn check_trading(
+        &self,
+        context: &Context,
+        user_id: &str,
+        quantity: Decimal,
+        notional: Minor,
+    ) -> Result<(), Status> {
+        let (limit, operation) = (LimitType::Trading, OperationType::Trading);
+        let amount = match self.basis {
+            LimitBasis::Quantity => quantity,
+            LimitBasis::Notional => Decimal::from_minor(notional.0, MONEY_DECIMALS),
+        };
+        let notional = Some(notional);
+        let refused = self
+            .client
+            .check_limits(context, user_id, limit, operation, amount, notional);
+        match refused.await? {
+            None => Ok(()),
+            Some(reason) => Err(rpc::status::failed_precondition("LIMIT_EXCEEDED", reason)),
+        }
+    }
+
+    /// The day's TRADING limit and what identity says is left of it: the budget that admission
+    /// counts down.
+    pub async fn trading_limit(
+        &self,
+        context: &Context,
+        user_id: &str,
+    ) -> Result<DayLimit, Status> {
+        let limit = LimitType::Trading;
+        Ok(self.client.day_limit(context, user_id, limit).await?)
+    }
+}

@@ -1,0 +1,33 @@
+//! Numbers out of messages, with what is wrong as text for
+//! [`CallError::Unreadable`](crate::CallError).
+
+use proto::common::v1 as common;
+use proto::convert;
+use types::{Amount, Decimal, Minor};
+
+pub fn number(value: Option<&common::Decimal>) -> Result<Decimal, String> {
+    convert::decimal(value).map_err(|error| format!("an unreadable number: {error}"))
+}
+
+/// Unset is zero.
+pub fn number_or_zero(value: Option<&common::Decimal>) -> Result<Decimal, String> {
+    let value = convert::optional_decimal(value);
+    value
+        .map(Option::unwrap_or_default)
+        .map_err(|error| format!("an unreadable number: {error}"))
+}
+
+/// Unset is zero.
+pub fn kopecks(value: Option<&common::Decimal>) -> Result<Minor, String> {
+    let minor = number_or_zero(value)?.to_minor(2);
+    minor
+        .map(Minor)
+        .map_err(|error| format!("an unreadable amount: {error}"))
+}
+
+pub fn to_amount(amount: &Amount) -> Option<common::MonetaryAmount> {
+    Some(convert::to_monetary_amount(
+        amount.instrument.as_str(),
+        amount.decimal(),
+    ))
+}

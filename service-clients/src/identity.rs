@@ -1,0 +1,161 @@
+//! Client of the identity service: profiles, limits, sanctions.
+
+use proto::common::v1 as common;
+use proto::common::v1::KycStatus;
+use proto::convert::{to_decimal, to_money};
+use proto::identity::v1::identity_service_client::IdentityServiceClient;
+use proto::identity::v1::{
+    CheckLimitsRequest, CheckSanctionsRequest, GetLimitsRequest, GetUserProfileRequest, UserStatus,
+};
+use rpc::Context;
+use types::{Decimal, Minor, Rounding};
+
+use crate::convert::number_or_zero;
+use crate::policy::{call, client, found};
+use crate::{Answer, LimitType, OperationType};
+
+/// Texts of a refusal that names no reason.
+const LIMIT_EXCEEDED: &str = "Limit exceeded";
+const SANCTIONS_HIT: &str = "Sanctions list hit";
+
+/// What a profile says that services need.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Profile {
+    /// KYC level is STANDARD or higher (D08: an ordered level).
+    pub is_standard: bool,
+    pub is_blocked: bool,
+    pub bank_account: String,
+}
+
+/// A user's limit of one day, in kopecks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DayLimit {
+    pub limit: Minor,
+    pub left: Minor,
+}
+
+client! {
+    /// Client of the identity service.
+    IdentityClient, IdentityServiceClient, "Identity service"
+}
+
+impl IdentityClient {
+    /// A user without a profile is a refusal (`NOT_FOUND`).
+    pub async fn profile(&self, context: &Context, user_id: &str) -> Answer<Profile> {
+        let request = GetUserProfileRequest {
+            context: self.peer.context(context),
+            user_id: user_id.to_owned(),
+        };
+        let answer = self.peer.call(request, call!(get_user_profile)).await?;
+        let profile = answer
+            .profile
+            .ok_or_else(|| self.peer.unreadable("without the profile"))?;
+        Ok(Profile {
+            is_standard: profile.kyc_status >= i32::from(KycStatus::Standard),
+            is_blocked: profile.status() == UserStatus::Blocked,
+            bank_account: profile.bank_account,
+        })
+    }
+
+    /// `None` for an unknown user.
+    pub async fn find_profile(&self, context: &Context, user_id: &str) -> Answer<Option<Profile>> {
+        found(self.profile(context, user_id).await)
+    }
+
+    /// `Some`: refused, with the reason. The amount is one of roubles; `notional` is the value of an
+    /// order whose amount is its quantity (T23).
+    pub async fn check_limits(
+        &self,
+        context: &Context,
+        user_id: &str,
+        limit: LimitType,
+        operation: OperationType,
+        amount: Decimal,
+        notional: Option<Minor>,
+    ) -> Answer<Option<String>> {
+        let request = CheckLimitsRequest {
+            context: self.peer.context(context),
+            user_id: user_id.to_owned(),
+            limit_type: limit.code(),
+            amount: Some(common::Money {
+                currency_code: "RUB".to_owned(),
+                amount: Some(to_decimal(amount)),
+            }),
+            operation_type: operation.code(),
+            notional: notional.map(|notional| to_money(notional.0)),
+        };
+        let answer = self.peer.call(request, call!(check_limits)).await?;
+        let reason = answer.reason.unwrap_or_default();
+        Ok((!answer.allowed).then(|| or(reason, LIMIT_EXCEEDED)))
+    }
+
+    /// The user's limit of today; zero where identity names none.
+    pub async fn day_limit(
+        &self,
+        context: &Context,
+        user_id: &str,
+        limit: LimitType,
+    ) -> Answer<DayLimit> {
+        let request = GetLimitsRequest {
+            context: self.peer.context(context),
+            user_id: user_id.to_owned(),
+        };
+        let limits = self.peer.call(request, call!(get_limits)).await?.limits;
+        let named = limits
+            .into_iter()
+            .find(|named| named.limit_type == limit.code());
+        let Some(named) = named else {
+            return Ok(DayLimit::default());
+        };
+        let kopecks = |money: Option<common::Money>| {
+            let amount = money.and_then(|money| money.amount);
+            number_or_zero(amount.as_ref())
+                .ok()
+                .and_then(|value| value.rescale_rounded(2, Rounding::Down).ok())
+                .and_then(|value| value.to_minor(2).ok())
+                .ok_or_else(|| self.peer.unreadable("a limit that is no amount"))
+        };
+        let (limit, used) = (kopecks(named.daily_limit)?, kopecks(named.used_today)?);
+        Ok(DayLimit {
+            limit: Minor(limit),
+            left: Minor(limit.saturating_sub(used).max(0)),
+        })
+    }
+
+    /// `Some`: a hit, with the reason.
+    pub async fn check_sanctions(
+        &self,
+        context: &Context,
+        user_id: &str,
+        payload: &str,
+    ) -> Answer<Option<String>> {
+        let request = CheckSanctionsRequest {
+            context: self.peer.context(context),
+            user_id: user_id.to_owned(),
+            payload: payload.to_owned(),
+        };
+        let answer = self.peer.call(request, call!(check_sanctions)).await?;
+        Ok(answer.hit.then(|| or(answer.reason, SANCTIONS_HIT)))
+    }
+}
+
+/// The text, or the default for an empty one.
+fn or(text: String, default: &str) -> String {
+    if text.is_empty() {
+        default.to_owned()
+    } else {
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // rows: R044
+    #[test]
+    fn r044_a_refusal_without_a_reason_has_a_text() {
+        assert_eq!(or(String::new(), LIMIT_EXCEEDED), "Limit exceeded");
+        assert_eq!(or("KYC".to_owned(), LIMIT_EXCEEDED), "KYC");
+    }
+}

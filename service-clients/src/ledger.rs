@@ -1,0 +1,625 @@
+//! Client of the ledger: balances, holds, operations.
+
+use prost::Message;
+use proto::common::v1 as common;
+use proto::convert::timestamp_us;
+use proto::ledger::v1 as pb;
+use proto::ledger::v1::hold_step::Step;
+use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
+use rpc::Context;
+use types::{Amount, Decimal, Id128};
+use uuid::Uuid;
+
+use crate::convert::{number, number_or_zero, to_amount};
+use crate::policy::{all_pages, call, client, found};
+use crate::{Answer, CallError, OperationStatus, OperationType};
+
+/// Figures of a sub-account.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Balance {
+    pub balance: Decimal,
+    pub held: Decimal,
+    pub unsettled: Decimal,
+    pub available: Decimal,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HoldStatus {
+    Active,
+    Consumed,
+    /// Released or expired: the money is available again.
+    Released,
+}
+
+/// A hold as the ledger has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    pub hold_id: Id128,
+    pub parent: Option<Id128>,
+    pub subaccount_id: String,
+    pub instrument_id: String,
+    /// What it was ever given: original amount and what was added.
+    pub amount: Decimal,
+    /// What of it was made available again.
+    pub released: Decimal,
+    pub remaining: Decimal,
+    pub status: HoldStatus,
+    pub reason: String,
+    pub created_at_us: i64,
+}
+
+impl Hold {
+    pub fn is_active(&self) -> bool {
+        self.status == HoldStatus::Active
+    }
+}
+
+/// A hold to make.
+#[derive(Clone, Copy, Debug)]
+pub struct NewHold<'a> {
+    pub hold_id: Id128,
+    pub subaccount_id: &'a str,
+    pub amount: Amount,
+    pub reason: &'a str,
+    /// Service that alone may release or consume it.
+    pub owner: &'a str,
+    /// Where its money goes when it is consumed.
+    pub destination: Option<&'a str>,
+}
+
+/// One movement of an operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Posting {
+    pub debit: String,
+    pub credit: String,
+    pub amount: Amount,
+    /// The hold that the debit is taken from.
+    pub hold: Option<Id128>,
+    /// The credit waits for finality.
+    pub unsettled: bool,
+}
+
+/// An operation to make, final when the chain is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Operation {
+    pub operation_id: String,
+    pub operation_type: OperationType,
+    pub user_id: String,
+    pub idempotency_key: String,
+    pub external_ref: String,
+    pub postings: Vec<Posting>,
+}
+
+/// How a hold changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HoldChange {
+    /// Made out of its parent's money.
+    SplitFrom {
+        parent: Id128,
+    },
+    /// Grows out of its parent, or out of available money without one.
+    Grow,
+    ReturnToParent,
+    /// Its money becomes available again.
+    Shrink,
+}
+
+/// A change of a hold and its place among the operations of the same batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HoldStep {
+    /// Executed before the operation of this index.
+    pub before_operation: u32,
+    pub hold: Id128,
+    pub change: HoldChange,
+    /// `None`: all that is left.
+    pub amount: Option<Amount>,
+    /// Empty for [`HoldChange::Grow`].
+    pub reason: String,
+}
+
+/// One transaction of the ledger: all of it or nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    pub operations: Vec<Operation>,
+    pub hold_steps: Vec<HoldStep>,
+    /// Decimals of instruments that the ledger may not know yet.
+    pub scales: Vec<(String, u8)>,
+    /// Whose records the batch covers, `first` to `through`: the ledger keeps the position. Empty for
+    /// none.
+    pub source: String,
+    pub first: u64,
+    pub through: u64,
+}
+
+/// A batch as it is sent, key included: stored before the first attempt, the same at every one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SealedBatch(pb::CreateOperationsRequest);
+
+impl SealedBatch {
+    /// The key also names the request, so that equal batches are equal bytes.
+    pub fn new(batch: Batch, source: &str, key: &str) -> Self {
+        let context = common::RequestContext {
+            request_id: key.to_owned(),
+            correlation_id: key.to_owned(),
+            idempotency_key: key.to_owned(),
+            source: source.to_owned(),
+            ..Default::default()
+        };
+        Self(batch.into_request(Some(context)))
+    }
+
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.0.encode_to_vec()
+    }
+
+    /// `None` for bytes that are no sealed batch.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        pb::CreateOperationsRequest::decode(bytes).ok().map(Self)
+    }
+}
+
+client! {
+    /// Client of the ledger.
+    LedgerClient, LedgerServiceClient, "Ledger service"
+}
+
+impl LedgerClient {
+    /// Zero everywhere for a sub-account that does not exist yet.
+    pub async fn balance(&self, context: &Context, subaccount_id: &str) -> Answer<Balance> {
+        let request = pb::GetBalanceRequest {
+            context: self.peer.context(context),
+            subaccount_id: subaccount_id.to_owned(),
+            ..Default::default()
+        };
+        let Some(answer) = found(self.peer.call(request, call!(get_balance)).await)? else {
+            return Ok(Balance::default());
+        };
+        let read = |value| number(value).map_err(|what| self.peer.unreadable(what));
+        Ok(Balance {
+            balance: read(answer.balance.as_ref())?,
+            held: read(answer.held.as_ref())?,
+            unsettled: read(answer.unsettled.as_ref())?,
+            available: read(answer.available.as_ref())?,
+        })
+    }
+
+    /// Makes the hold, or finds it made: its id makes a repeat harmless.
+    pub async fn create_hold(&self, context: &Context, new: NewHold<'_>) -> Answer<Hold> {
+        // A fresh key, because the ledger keeps a refusal by its key.
+        let key = format!("{}:{}", new.hold_id, Uuid::now_v7());
+        let hold = pb::Hold {
+            hold_id: new.hold_id.to_string(),
+            subaccount_id: new.subaccount_id.to_owned(),
+            amount: to_amount(&new.amount),
+            reason: new.reason.to_owned(),
+            owner: new.owner.to_owned(),
+            destination_subaccount_id: new.destination.map(str::to_owned),
+            ..pb::Hold::default()
+        };
+        let request = pb::CreateHoldRequest {
+            context: self.peer.keyed(context, &key),
+            hold: Some(hold),
+        };
+        let answer = self.peer.call(request, call!(create_hold)).await?;
+        self.read_hold(answer.hold)
+    }
+
+    /// Consumes the whole hold; the ledger makes the operation in the same transaction (T10).
+    pub async fn consume_hold(
+        &self,
+        context: &Context,
+        hold_id: Id128,
+        operation_type: OperationType,
+        external_ref: &str,
+    ) -> Answer<()> {
+        let request = pb::ConsumeHoldRequest {
+            context: self.peer.keyed(context, &format!("{hold_id}:consume")),
+            hold_id: hold_id.to_string(),
+            amount: None,
+            operation_type: operation_type.code(),
+            external_ref: Some(external_ref.to_owned()),
+        };
+        self.peer.send(request, call!(consume_hold)).await
+    }
+
+    /// Releases what is left of a hold. Done already when its money is available again.
+    pub async fn release_hold(
+        &self,
+        context: &Context,
+        hold_id: Id128,
+        reason: &str,
+    ) -> Answer<()> {
+        let request = pb::ReleaseHoldRequest {
+            context: self.peer.keyed(context, &format!("{hold_id}:release")),
+            hold_id: hold_id.to_string(),
+            reason: reason.to_owned(),
+        };
+        let Err(error) = self.peer.call(request, call!(release_hold)).await else {
+            return Ok(());
+        };
+        let has_ended = matches!(
+            error.reason().as_deref(),
+            Some("HOLD_NOT_ACTIVE" | "HOLD_EXPIRED")
+        );
+        if has_ended {
+            let hold = self.hold(context, hold_id).await?;
+            if hold.is_some_and(|hold| hold.status == HoldStatus::Released) {
+                return Ok(());
+            }
+        }
+        Err(error)
+    }
+
+    /// `None` for an id that the ledger does not know.
+    pub async fn hold(&self, context: &Context, hold_id: Id128) -> Answer<Option<Hold>> {
+        let request = pb::GetHoldRequest {
+            context: self.peer.context(context),
+            hold_id: hold_id.to_string(),
+        };
+        match found(self.peer.call(request, call!(get_hold)).await)? {
+            Some(answer) => self.read_hold(answer.hold).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Every active hold of an owner, or of any for an empty one; with a parent only its children.
+    /// One whose id is no UUID is not of the platform's making and is left out.
+    pub async fn active_holds(
+        &self,
+        context: &Context,
+        owner: &str,
+        parent: Option<Id128>,
+    ) -> Answer<Vec<Hold>> {
+        all_pages(|pagination| {
+            let request = pb::ListHoldsRequest {
+                context: self.peer.context(context),
+                status: pb::HoldStatus::Active.into(),
+                owner: owner.to_owned(),
+                parent_hold_id: parent.map(|id| id.to_string()).unwrap_or_default(),
+                pagination,
+                ..Default::default()
+            };
+            async move {
+                let page = self.peer.call(request, call!(list_holds)).await?;
+                let holds = page.holds.into_iter();
+                let holds = holds
+                    .filter(|hold| Id128::parse(&hold.hold_id).is_some())
+                    .map(|hold| self.read_hold(Some(hold)));
+                Ok((holds.collect::<Result<_, _>>()?, page.pagination))
+            }
+        })
+        .await
+    }
+
+    /// Makes the operations and changes the holds of a batch, once per key.
+    pub async fn create_operations(
+        &self,
+        context: &Context,
+        key: &str,
+        batch: Batch,
+    ) -> Answer<()> {
+        let request = batch.into_request(self.peer.keyed(context, key));
+        self.peer.send(request, call!(create_operations)).await
+    }
+
+    /// Sends a sealed batch; true when the ledger had it already.
+    pub async fn post(&self, sealed: &SealedBatch) -> Answer<bool> {
+        let answer = self.peer.call(sealed.0.clone(), call!(create_operations));
+        Ok(answer.await?.replayed)
+    }
+
+    /// Changes one hold, once per key.
+    pub async fn change_hold(
+        &self,
+        context: &Context,
+        key: &str,
+        hold: Id128,
+        change: HoldChange,
+        amount: Amount,
+        reason: &str,
+    ) -> Answer<()> {
+        let step = HoldStep {
+            before_operation: 0,
+            hold,
+            change,
+            amount: Some(amount),
+            reason: reason.to_owned(),
+        };
+        let batch = Batch {
+            hold_steps: vec![step],
+            ..Batch::default()
+        };
+        self.create_operations(context, key, batch).await
+    }
+
+    /// Makes operations final, once per key.
+    pub async fn finalize(
+        &self,
+        context: &Context,
+        key: &str,
+        operation_ids: &[String],
+        tx_hash: &str,
+    ) -> Answer<()> {
+        let request = pb::FinalizeOperationsRequest {
+            context: self.peer.keyed(context, key),
+            operation_ids: operation_ids.to_vec(),
+            onchain_tx_hash: tx_hash.to_owned(),
+        };
+        self.peer.send(request, call!(finalize_operations)).await
+    }
+
+    /// Reverses an operation, once per key.
+    pub async fn reverse(
+        &self,
+        context: &Context,
+        key: &str,
+        operation_id: &str,
+        reason: &str,
+    ) -> Answer<()> {
+        let request = pb::ReverseOperationRequest {
+            context: self.peer.keyed(context, key),
+            operation_id: operation_id.to_owned(),
+            reason: reason.to_owned(),
+        };
+        self.peer.send(request, call!(reverse_operation)).await
+    }
+
+    pub async fn operation_status(
+        &self,
+        context: &Context,
+        operation_id: &str,
+    ) -> Answer<OperationStatus> {
+        let request = pb::GetOperationRequest {
+            context: self.peer.context(context),
+            operation_id: operation_id.to_owned(),
+        };
+        let answer = self.peer.call(request, call!(get_operation)).await?;
+        let status = answer.operation.map_or(0, |operation| operation.status);
+        OperationStatus::from_code(status)
+            .ok_or_else(|| self.peer.unreadable("an operation without a status"))
+    }
+
+    /// Whether the user has an operation of this type, key and external reference.
+    pub async fn has_operation(
+        &self,
+        context: &Context,
+        user_id: &str,
+        operation_type: OperationType,
+        key: &str,
+        external_ref: &str,
+    ) -> Answer<bool> {
+        let request = pb::ListOperationsRequest {
+            context: self.peer.context(context),
+            user_id: user_id.to_owned(),
+            r#type: operation_type.code(),
+            idempotency_key: key.to_owned(),
+            ..Default::default()
+        };
+        let answer = self.peer.call(request, call!(list_operations)).await?;
+        Ok(answer
+            .operations
+            .iter()
+            .any(|operation| operation.external_ref.as_deref() == Some(external_ref)))
+    }
+
+    /// Last sequence of a source that the ledger has; 0 when none.
+    pub async fn source_position(&self, context: &Context, source: &str) -> Answer<u64> {
+        let request = pb::GetSourcePositionRequest {
+            context: self.peer.context(context),
+            source: source.to_owned(),
+        };
+        let answer = self.peer.call(request, call!(get_source_position));
+        Ok(answer.await?.through_sequence)
+    }
+
+    fn read_hold(&self, hold: Option<pb::Hold>) -> Result<Hold, CallError> {
+        let hold = hold.ok_or_else(|| self.peer.unreadable("without the hold"))?;
+        let id = hold.hold_id.clone();
+        read_hold(hold).map_err(|what| self.peer.unreadable(format!("hold {id} with {what}")))
+    }
+}
+
+fn read_hold(hold: pb::Hold) -> Result<Hold, String> {
+    let status = match hold.status() {
+        pb::HoldStatus::Active => HoldStatus::Active,
+        pb::HoldStatus::Consumed => HoldStatus::Consumed,
+        pb::HoldStatus::Released | pb::HoldStatus::Expired => HoldStatus::Released,
+        pb::HoldStatus::Unspecified => return Err("no status".to_owned()),
+    };
+    let hold_id = Id128::parse(&hold.hold_id).ok_or("an id that is no UUID")?;
+    let amount = hold.amount.ok_or("no amount")?;
+    let remaining = hold.remaining_amount.and_then(|left| left.amount);
+    Ok(Hold {
+        hold_id,
+        parent: hold.parent_hold_id.as_deref().and_then(Id128::parse),
+        subaccount_id: hold.subaccount_id,
+        amount: number(amount.amount.as_ref())?,
+        instrument_id: amount.currency_code,
+        released: number_or_zero(hold.released.as_ref())?,
+        remaining: number(remaining.as_ref())?,
+        status,
+        reason: hold.reason,
+        created_at_us: hold.created_at.as_ref().map_or(0, timestamp_us),
+    })
+}
+
+impl Batch {
+    fn into_request(self, context: Option<common::RequestContext>) -> pb::CreateOperationsRequest {
+        let scales = self.scales.into_iter();
+        pb::CreateOperationsRequest {
+            context,
+            operations: self.operations.into_iter().map(new_operation).collect(),
+            hold_steps: self.hold_steps.into_iter().map(hold_step).collect(),
+            mode: pb::BatchMode::AllOrNothing.into(),
+            source: self.source,
+            first_sequence: self.first,
+            through_sequence: self.through,
+            instrument_scales: scales
+                .map(|(instrument_id, decimals)| pb::InstrumentScale {
+                    instrument_id,
+                    decimals: decimals.into(),
+                })
+                .collect(),
+        }
+    }
+}
+
+fn new_operation(operation: Operation) -> pb::NewOperation {
+    let postings = operation.postings.into_iter();
+    pb::NewOperation {
+        operation: Some(pb::Operation {
+            operation_id: operation.operation_id,
+            r#type: operation.operation_type.code(),
+            user_id: operation.user_id,
+            idempotency_key: operation.idempotency_key,
+            external_ref: Some(operation.external_ref),
+            awaits_chain: true,
+            ..Default::default()
+        }),
+        postings: postings
+            .map(|posting| pb::Posting {
+                debit_subaccount_id: posting.debit,
+                credit_subaccount_id: posting.credit,
+                amount: to_amount(&posting.amount),
+                hold_id: posting.hold.map(|id| id.to_string()),
+                unsettled: posting.unsettled,
+                ..Default::default()
+            })
+            .collect(),
+    }
+}
+
+fn hold_step(step: HoldStep) -> pb::HoldStep {
+    let (hold_id, reason) = (step.hold.to_string(), step.reason);
+    let amount = step.amount.as_ref().and_then(to_amount);
+    let change = match step.change {
+        HoldChange::SplitFrom { parent } => Step::Split(pb::SplitHold {
+            parent_hold_id: parent.to_string(),
+            hold_id,
+            amount,
+            reason,
+        }),
+        HoldChange::Grow => Step::Grow(pb::GrowHold { hold_id, amount }),
+        HoldChange::ReturnToParent => Step::ReturnToParent(pb::ReturnHold {
+            hold_id,
+            amount,
+            reason,
+        }),
+        HoldChange::Shrink => Step::Shrink(pb::ShrinkHold {
+            hold_id,
+            amount,
+            reason,
+        }),
+    };
+    pb::HoldStep {
+        step: Some(change),
+        before_operation: step.before_operation,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use types::{InstrumentId, Minor};
+
+    const HOLD: Id128 = Id128::from_u128(7);
+
+    fn batch() -> Batch {
+        let units = Amount {
+            instrument: InstrumentId::new("BOND-1").unwrap(),
+            decimals: 3,
+            minor: Minor(1_500),
+        };
+        let change = |change, amount| HoldStep {
+            before_operation: 1,
+            hold: HOLD,
+            change,
+            amount,
+            reason: String::new(),
+        };
+        Batch {
+            operations: vec![Operation {
+                operation_id: "op-1".to_owned(),
+                operation_type: OperationType::TradeSell,
+                user_id: "ann".to_owned(),
+                idempotency_key: "t-1:sell".to_owned(),
+                external_ref: "t-1".to_owned(),
+                postings: vec![Posting {
+                    debit: "ann:BOND-1".to_owned(),
+                    credit: "system:reserve:BOND-1".to_owned(),
+                    amount: units,
+                    hold: Some(HOLD),
+                    unsettled: false,
+                }],
+            }],
+            hold_steps: vec![
+                change(HoldChange::Grow, Some(Amount::rubles(Minor(1)))),
+                change(HoldChange::Shrink, None),
+            ],
+            scales: vec![("BOND-1".to_owned(), 3)],
+            source: "settlement-1".to_owned(),
+            first: 4,
+            through: 9,
+        }
+    }
+
+    #[test]
+    fn a_sealed_batch_round_trips_and_equal_batches_are_equal_bytes() {
+        let sealed = SealedBatch::new(batch(), "settlement", "settlement:1:4-9");
+        let bytes = sealed.to_bytes();
+        assert_eq!(SealedBatch::from_bytes(&bytes), Some(sealed.clone()));
+        let again = SealedBatch::new(batch(), "settlement", "settlement:1:4-9");
+        assert_eq!(again.to_bytes(), bytes);
+        assert_eq!(SealedBatch::from_bytes(b"\xff"), None);
+
+        let request = sealed.0;
+        let context = request.context.unwrap();
+        assert_eq!(context.idempotency_key, "settlement:1:4-9");
+        assert_eq!((request.first_sequence, request.through_sequence), (4, 9));
+        let posting = &request.operations[0].postings[0];
+        assert_eq!(posting.hold_id.as_deref(), Some(&*HOLD.to_string()));
+        let amount = posting.amount.as_ref().unwrap();
+        assert_eq!(amount.amount.as_ref().unwrap().value, "1.500");
+        let [grow, shrink] = &request.hold_steps[..] else {
+            panic!("two steps")
+        };
+        assert!(matches!(&grow.step, Some(Step::Grow(grow))
+            if grow.amount.as_ref().unwrap().currency_code == "CFA-RUB"));
+        assert!(matches!(&shrink.step, Some(Step::Shrink(shrink)) if shrink.amount.is_none()));
+        assert_eq!(shrink.before_operation, 1);
+    }
+
+    #[test]
+    fn a_hold_is_read_whole_or_refused_with_what_is_missing() {
+        let whole = pb::Hold {
+            hold_id: HOLD.to_string(),
+            subaccount_id: "ann:CFA-RUB".to_owned(),
+            amount: to_amount(&Amount::rubles(Minor(10_000))),
+            remaining_amount: to_amount(&Amount::rubles(Minor(2_500))),
+            status: pb::HoldStatus::Expired.into(),
+            parent_hold_id: Some(String::new()),
+            ..pb::Hold::default()
+        };
+        let read = read_hold(whole.clone()).unwrap();
+        assert_eq!((read.hold_id, read.parent), (HOLD, None));
+        assert_eq!(read.status, HoldStatus::Released);
+        assert_eq!(read.remaining, Decimal::from_minor(2_500, 2));
+        assert_eq!(read.released, Decimal::ZERO);
+        for broken in [
+            pb::Hold {
+                hold_id: "42".to_owned(),
+                ..whole.clone()
+            },
+            pb::Hold {
+                status: 0,
+                ..whole.clone()
+            },
+            pb::Hold {
+                remaining_amount: None,
+                ..whole
+            },
+        ] {
+            assert!(read_hold(broken).is_err());
+        }
+    }
+}

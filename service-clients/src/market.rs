@@ -1,0 +1,72 @@
+//! Client of the market: a user's trading hold.
+
+use proto::convert::to_decimal_minor;
+use proto::market::v1 as pb;
+use proto::market::v1::market_service_client::MarketServiceClient;
+use rpc::Context;
+use types::{CFA_RUB, Id128, Minor};
+
+use crate::Answer;
+use crate::convert::kopecks;
+use crate::policy::{call, client};
+
+/// What trading has of a user's CFA-RUB, in kopecks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TradingHold {
+    pub hold_id: Id128,
+    /// Free to be taken back.
+    pub undrawn: Minor,
+    /// Reserved by open orders.
+    pub drawn: Minor,
+}
+
+client! {
+    /// Client of the market.
+    MarketClient, MarketServiceClient, "Market service"
+}
+
+impl MarketClient {
+    /// The user's open trading hold of CFA-RUB.
+    pub async fn trading_hold(
+        &self,
+        context: &Context,
+        user_id: &str,
+    ) -> Answer<Option<TradingHold>> {
+        let request = pb::ListTradingHoldsRequest {
+            context: self.peer.context(context),
+            user_id: user_id.to_owned(),
+            instrument_id: CFA_RUB.to_owned(),
+            pagination: None,
+        };
+        let listed = self.peer.call(request, call!(list_trading_holds)).await?;
+        // Newest first, one open at a time.
+        let mut holds = listed.trading_holds.into_iter();
+        let Some(open) = holds.find(|hold| hold.status() == pb::TradingHoldStatus::Open) else {
+            return Ok(None);
+        };
+        let amount = |value| kopecks(value).map_err(|what| self.peer.unreadable(what));
+        let hold_id = Id128::parse(&open.hold_id);
+        Ok(Some(TradingHold {
+            hold_id: hold_id.ok_or_else(|| self.peer.unreadable("a hold id that is no UUID"))?,
+            undrawn: amount(open.undrawn.as_ref())?,
+            drawn: amount(open.drawn.as_ref())?,
+        }))
+    }
+
+    /// Sets what no order has drawn, once per key. The ledger may make the money available a moment
+    /// later.
+    pub async fn set_undrawn(
+        &self,
+        context: &Context,
+        key: &str,
+        hold_id: Id128,
+        undrawn: Minor,
+    ) -> Answer<()> {
+        let request = pb::AdjustTradingHoldRequest {
+            context: self.peer.keyed(context, key),
+            hold_id: hold_id.to_string(),
+            undrawn: Some(to_decimal_minor(undrawn.0, 2)),
+        };
+        self.peer.send(request, call!(adjust_trading_hold)).await
+    }
+}

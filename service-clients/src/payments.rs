@@ -1,0 +1,100 @@
+//! Client of the payments gateway: payment intents and payouts.
+
+use proto::convert::{money_minor, to_money};
+use proto::payments::v1 as pb;
+use proto::payments::v1::payments_service_client::PaymentsServiceClient;
+use rpc::Context;
+use types::Minor;
+
+use crate::policy::{call, client, found};
+use crate::{Answer, PaymentStatus};
+
+client! {
+    /// Client of the payments gateway.
+    PaymentsClient, PaymentsServiceClient, "Payments service"
+}
+
+impl PaymentsClient {
+    /// Whether payments has the deposit of this user in this amount with this status.
+    pub async fn has_deposit(
+        &self,
+        context: &Context,
+        payment_id: &str,
+        user_id: &str,
+        amount: Minor,
+        status: PaymentStatus,
+    ) -> Answer<bool> {
+        let request = pb::GetPaymentIntentRequest {
+            context: self.peer.context(context),
+            payment_id: payment_id.to_owned(),
+        };
+        let answer = found(self.peer.call(request, call!(get_payment_intent)).await)?;
+        let intent = answer.and_then(|answer| answer.intent);
+        Ok(intent.is_some_and(|intent| {
+            intent.status == status.code()
+                && intent.payment_id == payment_id
+                && intent.user_id == user_id
+                && money_minor(intent.amount.as_ref()) == Ok(amount.0)
+        }))
+    }
+
+    /// Records a payout, once per id. False: the id belongs to another user's payout or to one of
+    /// another amount. The account may have changed since the payout was recorded.
+    pub async fn initiate_payout(
+        &self,
+        context: &Context,
+        payout_id: &str,
+        user_id: &str,
+        amount: Minor,
+        bank_account: &str,
+    ) -> Answer<bool> {
+        let request = pb::InitiatePayoutRequest {
+            context: self.peer.keyed(context, &format!("{payout_id}:initiate")),
+            payout: Some(pb::PayoutRequest {
+                payout_id: payout_id.to_owned(),
+                user_id: user_id.to_owned(),
+                amount: Some(to_money(amount.0)),
+                bank_account: bank_account.to_owned(),
+            }),
+        };
+        let answer = self.peer.call(request, call!(initiate_payout)).await?;
+        Ok(answer.payout.is_some_and(|stored| {
+            stored.user_id == user_id && money_minor(stored.amount.as_ref()) == Ok(amount.0)
+        }))
+    }
+
+    /// Lets the money of a payout leave.
+    pub async fn release_payout(&self, context: &Context, payout_id: &str) -> Answer<()> {
+        let request = pb::ReleasePayoutRequest {
+            context: self.peer.keyed(context, &format!("{payout_id}:release")),
+            payout_id: payout_id.to_owned(),
+        };
+        self.peer.send(request, call!(release_payout)).await
+    }
+
+    /// Ends a payout whose money has not left.
+    pub async fn cancel_payout(
+        &self,
+        context: &Context,
+        payout_id: &str,
+        failure_code: &str,
+    ) -> Answer<()> {
+        let request = pb::CancelPayoutRequest {
+            context: self.peer.keyed(context, &format!("{payout_id}:cancel")),
+            payout_id: payout_id.to_owned(),
+            failure_code: failure_code.to_owned(),
+        };
+        self.peer.send(request, call!(cancel_payout)).await
+    }
+
+    /// State of a payout; `None` for an unknown one.
+    pub async fn payout(&self, context: &Context, id: &str) -> Answer<Option<PaymentStatus>> {
+        let request = pb::GetPayoutRequest {
+            context: self.peer.context(context),
+            payout_id: id.to_owned(),
+        };
+        let answer = found(self.peer.call(request, call!(get_payout)).await)?;
+        let payout = answer.and_then(|answer| answer.payout);
+        Ok(payout.and_then(|payout| PaymentStatus::from_code(payout.status)))
+    }
+}

@@ -1,0 +1,298 @@
+//! One policy for all calls between services (D30).
+//!
+//! | answer | becomes | repeated |
+//! |---|---|---|
+//! | none in time, no connection, or a code that time may cure | [`CallError::Unavailable`] | yes |
+//! | any other code | [`CallError::Refused`], the status as received | no |
+//! | a message that cannot be read | [`CallError::Unreadable`] | no |
+//!
+//! Every attempt of a call sends the same message. A write has an idempotency key in it, so it is
+//! repeated only under that key. Pauses double from [`Policy::pause`].
+
+use std::time::Duration;
+
+use proto::common::v1::{PaginationRequest, PaginationResponse, RequestContext};
+use rpc::Context;
+use tonic::{Code, Request, Response, Status};
+
+/// Rows per page of a list that is read to its end.
+const PAGE_SIZE: i32 = 1_000;
+/// When the caller of this service may ask again, if a peer is unavailable.
+const RETRY_AFTER_MS: u64 = 1_000;
+
+/// What a call returns.
+pub type Answer<T> = Result<T, CallError>;
+
+/// Limits of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Deadline of one attempt.
+    pub call_timeout: Duration,
+    /// Attempts, the first one included.
+    pub tries: u32,
+    /// Pause before the second attempt.
+    pub pause: Duration,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            call_timeout: Duration::from_millis(rpc::DEADLINE_MS_DEFAULT),
+            tries: 3,
+            pause: Duration::from_millis(200),
+        }
+    }
+}
+
+impl Policy {
+    /// For a caller that repeats its steps itself.
+    pub fn once() -> Self {
+        Self {
+            tries: 1,
+            ..Self::default()
+        }
+    }
+}
+
+/// Why a call brought no answer.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum CallError {
+    /// Every attempt failed. The same call may succeed later.
+    #[error("{service} is unavailable")]
+    Unavailable {
+        service: &'static str,
+        reason: String,
+    },
+    /// The service has understood and refuses.
+    #[error("{}", .0.message())]
+    Refused(Status),
+    #[error("{service} answered {what}")]
+    Unreadable { service: &'static str, what: String },
+}
+
+impl CallError {
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self, Self::Unavailable { .. })
+    }
+
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Refused(status) if status.code() == Code::NotFound)
+    }
+
+    /// `ErrorInfo.reason` of a refusal.
+    pub fn reason(&self) -> Option<String> {
+        match self {
+            Self::Refused(status) => rpc::status::reason(status),
+            _ => None,
+        }
+    }
+
+    /// For logs and health: the reason and what the service said.
+    pub fn describe(&self) -> String {
+        match self {
+            Self::Unavailable { service, reason } => format!("{service} is unavailable: {reason}"),
+            Self::Refused(status) => describe(status),
+            Self::Unreadable { .. } => self.to_string(),
+        }
+    }
+}
+
+impl From<CallError> for Status {
+    /// A refusal passes through. One of this service's own credential is a fault of the
+    /// installation.
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Unavailable { service, .. } => {
+                rpc::status::unavailable(service, RETRY_AFTER_MS)
+            }
+            CallError::Refused(status) => match status.code() {
+                Code::Unauthenticated | Code::PermissionDenied => rpc::status::internal(&status),
+                _ => status,
+            },
+            unreadable => rpc::status::internal(&unreadable),
+        }
+    }
+}
+
+fn describe(status: &Status) -> String {
+    let reason = rpc::status::reason(status).unwrap_or_else(|| format!("{:?}", status.code()));
+    format!("{reason}: {}", status.message())
+}
+
+/// Time may cure it: the service, its store or the way to it is away or too busy.
+fn is_unavailable(code: Code) -> bool {
+    matches!(
+        code,
+        Code::Unavailable
+            | Code::DeadlineExceeded
+            | Code::Cancelled
+            | Code::Unknown
+            | Code::Internal
+            | Code::ResourceExhausted
+            | Code::Aborted
+    )
+}
+
+/// Context of a call that a stored operation or an event causes.
+pub fn caused_by(correlation_id: &str) -> Context {
+    let mut context = Context::new("");
+    if !correlation_id.is_empty() {
+        correlation_id.clone_into(&mut context.correlation_id);
+    }
+    context
+}
+
+/// `None` where the service does not know the thing.
+pub(crate) fn found<T>(answer: Answer<T>) -> Answer<Option<T>> {
+    match answer {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads a list to its end.
+pub(crate) async fn all_pages<T, F>(
+    mut read: impl FnMut(Option<PaginationRequest>) -> F,
+) -> Answer<Vec<T>>
+where
+    F: Future<Output = Answer<(Vec<T>, Option<PaginationResponse>)>>,
+{
+    let mut rows = Vec::new();
+    let mut page_token = String::new();
+    loop {
+        let page = PaginationRequest {
+            page_size: PAGE_SIZE,
+            page_token,
+        };
+        let (part, next) = read(Some(page)).await?;
+        rows.extend(part);
+        page_token = next.unwrap_or_default().next_page_token;
+        if page_token.is_empty() {
+            return Ok(rows);
+        }
+    }
+}
+
+/// What all clients have in common.
+#[derive(Clone)]
+pub(crate) struct Peer<C> {
+    client: C,
+    /// The service called, as errors name it.
+    service: &'static str,
+    /// The calling service, as contexts name it.
+    pub source: &'static str,
+    pub policy: Policy,
+}
+
+impl<C: Clone> Peer<C> {
+    pub fn new(client: C, service: &'static str, source: &'static str) -> Self {
+        Self {
+            client,
+            service,
+            source,
+            policy: Policy::default(),
+        }
+    }
+
+    /// Context of a read.
+    pub fn context(&self, context: &Context) -> Option<RequestContext> {
+        Some(context.child(self.source, "").to_proto())
+    }
+
+    pub fn unreadable(&self, what: impl Into<String>) -> CallError {
+        CallError::Unreadable {
+            service: self.service,
+            what: what.into(),
+        }
+    }
+
+    /// Context of a write, which has an effect once per key.
+    pub fn keyed(&self, context: &Context, key: &str) -> Option<RequestContext> {
+        assert!(!key.is_empty(), "a write without a key may not be repeated");
+        Some(context.child(self.source, key).to_proto())
+    }
+
+    /// A call whose answer says nothing but that it is done.
+    pub async fn send<M, T, F>(&self, message: M, call: impl Fn(C, Request<M>) -> F) -> Answer<()>
+    where
+        M: Clone,
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        self.call(message, call).await.map(drop)
+    }
+
+    /// Sends the same message until there is an answer, at most [`Policy::tries`] times.
+    pub async fn call<M, T, F>(&self, message: M, call: impl Fn(C, Request<M>) -> F) -> Answer<T>
+    where
+        M: Clone,
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        let (call_timeout, mut pause) = (self.policy.call_timeout, self.policy.pause);
+        let mut attempt = 1;
+        loop {
+            let mut request = Request::new(message.clone());
+            request.set_timeout(call_timeout);
+            let called = Box::pin(call(self.client.clone(), request));
+            let status = match tokio::time::timeout(call_timeout, called).await {
+                Ok(Ok(answer)) => return Ok(answer.into_inner()),
+                Ok(Err(status)) => status,
+                Err(_) => Status::deadline_exceeded("no answer in time"),
+            };
+            if !is_unavailable(status.code()) {
+                return Err(CallError::Refused(status));
+            }
+            if attempt >= self.policy.tries {
+                let (service, reason) = (self.service, describe(&status));
+                tracing::warn!(service, reason, attempt, "service does not answer");
+                return Err(CallError::Unavailable { service, reason });
+            }
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+            attempt += 1;
+        }
+    }
+}
+
+/// `call!(get_hold)` calls that method of the generated client.
+macro_rules! call {
+    ($method:ident) => {
+        |mut client, request| async move { client.$method(request).await }
+    };
+}
+pub(crate) use call;
+
+/// The type of a client with its constructor: `client!(LedgerClient, LedgerServiceClient, "Ledger
+/// service")`.
+macro_rules! client {
+    ($(#[$meta:meta])* $name:ident, $grpc:ident, $service:literal) => {
+        $(#[$meta])*
+        #[derive(Clone)]
+        pub struct $name {
+            peer: $crate::policy::Peer<$grpc<rpc::Channel>>,
+        }
+
+        impl $name {
+            /// The service as errors name it.
+            pub const SERVICE: &'static str = $service;
+
+            /// Calls over `channel`; `source` is the calling service's name in every context.
+            pub fn new(channel: rpc::Channel, source: &'static str) -> Self {
+                let client = $grpc::new(channel)
+                    .max_decoding_message_size(rpc::MESSAGE_BYTES_MAX_SERVICE)
+                    .max_encoding_message_size(rpc::MESSAGE_BYTES_MAX_SERVICE);
+                Self {
+                    peer: $crate::policy::Peer::new(client, Self::SERVICE, source),
+                }
+            }
+
+            /// The same client under another policy.
+            #[must_use]
+            pub fn with_policy(mut self, policy: $crate::Policy) -> Self {
+                self.peer.policy = policy;
+                self
+            }
+        }
+    };
+}
+pub(crate) use client;
