@@ -107,7 +107,7 @@ async fn heal(
             .ledger
             .hold(&Context::new("market"), hold.hold_id)
             .await?;
-        if let Some(hold) = hold.filter(Hold::is_active) {
+        if let Some(hold) = hold.filter(LedgerHold::is_active) {
             let (user, kind) = (pool.user, pool.kind);
             funding::bring_up(market, user, &asset, kind, &hold, Id128::NONE).await?;
         }
@@ -128,7 +128,7 @@ async fn give_back_behind_settlement(
 }
 
 /// A hold that the journal does not know.
-async fn adopt(market: &Arc<Market>, hold: &Hold) -> Result<(), Status> {
+async fn adopt(market: &Arc<Market>, hold: &LedgerHold) -> Result<(), Status> {
     if age_ms(hold.created_at_us) < market.config.orphan_hold_age_ms {
         return Ok(()); // Its call may still be on the way.
     }

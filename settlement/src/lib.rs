@@ -8,7 +8,7 @@
 //! | `batch` | the settler: records in, sealed batches out |
 //! | `saga` | the life of a sealed batch, step by step |
 //! | `repo` | the store: which step of which batch is done |
-//! | `wire` | plans in the words of the contract |
+//! | `request` | plans as requests to ledger and chain |
 //! | `progress` | how far settlement is, for those who wait or must not run ahead |
 //! | `run` | the workers: follows, posts, brings to the chain, finalizes |
 //! | `failpoint` | where tests kill the process |
@@ -25,6 +25,7 @@ pub mod failpoint;
 pub mod plan;
 mod progress;
 mod repo;
+mod request;
 mod run;
 pub mod saga;
 mod wire;

@@ -1,23 +1,10 @@
-//! What a batch asks of the ledger and of the chain, in the room's own words; `wire` turns it into the contract's.
+//! What a batch asks of the ledger and of the chain, in the room's own words; `request` makes the requests of it.
 //!
 //! A plan is one database transaction: hold steps and operations in the order the journal gave them. Each prefix of that order is covered,
 //! because money is returned to a trading hold before anything else is split out of it.
 
-use types::{Decimal, HoldIx, HoldPart, Id128, InstrumentId, Minor, Sequence, UserId};
-
-/// An amount of one asset in minor units.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Amount {
-    pub instrument: InstrumentId,
-    pub decimals: u8,
-    pub minor: Minor,
-}
-
-impl Amount {
-    pub fn decimal(&self) -> Decimal {
-        Decimal::from_minor(self.minor.0, self.decimals)
-    }
-}
+pub use types::Amount;
+use types::{HoldIx, HoldPart, Id128, InstrumentId, Sequence, UserId};
 
 /// Why money goes back to a trading hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,22 +3,19 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use prost::Message;
-use proto::cfa::v1 as cfa;
-use proto::common::v1::OperationStatus;
-use proto::ledger::v1 as ledger;
-use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
+use service_clients::cfa::{TradeBatch, TradeBatchStatus};
+use service_clients::{CallError, LedgerClient, OperationStatus, caused_by};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
-use tonic::Status;
-use types::derived;
+use types::{Id128, derived};
 
 use super::retry::{Stopped, until_done, until_kept};
 use super::{Shared, now_ns, now_us, trouble};
 use crate::repo::Stored;
+use crate::request::SOURCE;
 use crate::saga::{Answer, Misplaced, Step};
-use crate::{failpoint, wire};
+use crate::{failpoint, request};
 
 /// How long one question for a batch may wait for its answer.
 const WAIT_MS: u32 = 5_000;
@@ -105,13 +102,15 @@ async fn bring(shared: Arc<Shared>, mut posted: UnboundedReceiver<Work>) -> Resu
 struct Life {
     shared: Arc<Shared>,
     row: Stored,
-    legs: cfa::SettleTradesRequest,
+    legs: TradeBatch,
 }
 
 impl Life {
     fn new(shared: Arc<Shared>, row: Stored) -> Result<Self, Halt> {
-        match cfa::SettleTradesRequest::decode(&*row.legs) {
-            Ok(legs) if legs.trades.len() == row.trades as usize => Ok(Self { shared, row, legs }),
+        match TradeBatch::from_bytes(&row.legs) {
+            Some(legs) if legs.trades.len() == row.trades as usize => {
+                Ok(Self { shared, row, legs })
+            }
             _ => Err(Halt::Legs(row.batch_id)),
         }
     }
@@ -162,13 +161,11 @@ impl Life {
     }
 
     async fn submit(&self, attempt: u8, trades: &[u32]) -> Result<Answer, Halt> {
-        let request = wire::attempt(&self.legs, attempt, trades);
-        let id = request.batch_id.clone();
-        self.call(&id, |shared| {
-            let (mut client, request) = (shared.cfa.clone(), request.clone());
-            async move { client.settle_trades(request).await }
-        })
-        .await?;
+        let batch = request::attempt(&self.legs, attempt, trades);
+        let context = caused_by(&format!("{SOURCE}:{}", batch.batch_id));
+        let cfa = &self.shared.cfa;
+        self.call(&batch.batch_id, || cfa.settle_trades(&context, &batch))
+            .await?;
         failpoint::reach(failpoint::SUBMITTED);
         Ok(Answer::Submitted)
     }
@@ -176,37 +173,27 @@ impl Life {
     /// Asks until the chain service says how the batch ended.
     async fn await_final(&self, attempt: u8) -> Result<Answer, Halt> {
         let id = derived::attempt_id(&self.row.batch_id, attempt);
+        let context = caused_by(&format!("{SOURCE}:{id}"));
+        let cfa = &self.shared.cfa;
         loop {
-            let request = cfa::GetTradeBatchRequest {
-                batch_id: id.clone(),
-                wait_ms: WAIT_MS,
-                ..Default::default()
-            };
-            let batch = self
-                .call(&id, |shared| {
-                    let (mut client, request) = (shared.cfa.clone(), request.clone());
-                    async move { client.get_trade_batch(request).await }
-                })
-                .await?
-                .into_inner()
-                .batch
-                .unwrap_or_default();
-            match batch.status() {
-                cfa::TradeBatchStatus::Finalized => {
-                    let failed = self.indices(&batch.failed_trade_ids);
+            let asked = self.call(&id, || cfa.trade_batch(&context, &id, WAIT_MS));
+            let batch = asked.await?;
+            match batch.status {
+                TradeBatchStatus::Finalized => {
+                    let failed = self.indices(&batch.failed);
                     if !failed.is_empty() {
-                        tracing::warn!(batch = id, trades = ?batch.failed_trade_ids, "the contract left trades out");
+                        tracing::warn!(batch = id, trades = ?self.trade_ids(&failed), "the contract left trades out");
                     }
                     return Ok(Answer::Included {
-                        tx_hash: batch.onchain_tx_hash,
+                        tx_hash: batch.tx_hash,
                         failed,
                     });
                 }
-                cfa::TradeBatchStatus::Failed => {
+                TradeBatchStatus::Failed => {
                     tracing::error!(batch = id, "the chain refused the batch");
                     return Ok(Answer::Dropped);
                 }
-                cfa::TradeBatchStatus::Submitted | cfa::TradeBatchStatus::Unspecified => {}
+                TradeBatchStatus::Submitted => {}
             }
             if self.shared.shutdown.is_cancelled() {
                 return Err(Halt::Stopped);
@@ -217,21 +204,16 @@ impl Life {
     async fn finalize(&self, trades: &[u32], tx_hash: &str) -> Result<Answer, Halt> {
         let operation_ids: Vec<String> = trades
             .iter()
-            .flat_map(|trade| wire::operation_ids(&self.legs.trades[*trade as usize]))
+            .flat_map(|trade| request::operation_ids(&self.legs.trades[*trade as usize]))
             .collect();
         for (part, operation_ids) in operation_ids.chunks(FINALIZE_MAX).enumerate() {
             let key = format!(
                 "settlement:{}:final:{}:{part}",
                 self.row.batch_id, self.row.saga.attempt
             );
-            let request = ledger::FinalizeOperationsRequest {
-                context: Some(wire::context(&key)),
-                operation_ids: operation_ids.to_vec(),
-                onchain_tx_hash: tx_hash.to_owned(),
-            };
-            self.call(&self.row.batch_id, |shared| {
-                let (client, request) = (shared.ledger.clone(), request.clone());
-                finalize(client, request)
+            let ledger = &self.shared.ledger;
+            self.call(&self.row.batch_id, || {
+                finalize(ledger, &key, operation_ids, tx_hash)
             })
             .await?;
         }
@@ -243,24 +225,20 @@ impl Life {
     async fn bust(&self, trades: &[u32]) -> Result<Answer, Halt> {
         for trade in trades {
             let leg = &self.legs.trades[*trade as usize];
+            let reason = format!("Trade {} failed on chain", leg.trade_id);
             // What came in last goes out first: fee, seller's money, buyer's units.
-            for operation_id in wire::operation_ids(leg).into_iter().rev() {
-                let request = ledger::ReverseOperationRequest {
-                    context: Some(wire::context(&format!("bust:{operation_id}"))),
-                    operation_id,
-                    reason: format!("Trade {} failed on chain", leg.trade_id),
-                };
-                self.call(&self.row.batch_id, |shared| {
-                    let (client, request) = (shared.ledger.clone(), request.clone());
-                    reverse(client, request)
+            for operation_id in request::operation_ids(leg).into_iter().rev() {
+                let (ledger, reason) = (&self.shared.ledger, &reason);
+                self.call(&self.row.batch_id, || {
+                    reverse(ledger, &operation_id, reason)
                 })
                 .await?;
             }
             tracing::error!(
-                trade_id = leg.trade_id,
+                trade_id = %leg.trade_id,
                 batch = self.row.batch_id,
-                buyer = leg.buyer_id,
-                seller = leg.seller_id,
+                buyer = %leg.buyer_id,
+                seller = %leg.seller_id,
                 "trade is bust: the chain refused it twice, its operations are reversed"
             );
             metrics::counter!("trades_bust_total").increment(1);
@@ -268,103 +246,83 @@ impl Life {
         Ok(Answer::Busted)
     }
 
-    async fn call<T, F: Future<Output = Result<T, Status>>>(
+    async fn call<T, F: Future<Output = Result<T, CallError>>>(
         &self,
         id: &str,
-        mut call: impl FnMut(&Shared) -> F,
+        call: impl FnMut() -> F,
     ) -> Result<T, Stopped> {
-        let shared = &self.shared;
-        until_done(shared, trouble::CHAIN, id, || call(shared)).await
+        until_done(&self.shared, trouble::CHAIN, id, call).await
     }
 
-    fn indices(&self, trade_ids: &[String]) -> Vec<u32> {
-        let by_id: HashMap<&str, u32> = self
-            .legs
-            .trades
-            .iter()
-            .map(|leg| leg.trade_id.as_str())
-            .zip(0u32..)
-            .collect();
-        trade_ids
-            .iter()
-            .filter_map(|id| by_id.get(id.as_str()).copied())
-            .collect()
+    fn indices(&self, trade_ids: &[Id128]) -> Vec<u32> {
+        let ids = self.legs.trades.iter().map(|leg| leg.trade_id);
+        let by_id: HashMap<Id128, u32> = ids.zip(0u32..).collect();
+        let found = trade_ids.iter().filter_map(|id| by_id.get(id).copied());
+        found.collect()
     }
 
     fn trade_ids(&self, trades: &[u32]) -> Vec<String> {
         trades
             .iter()
-            .map(|trade| self.legs.trades[*trade as usize].trade_id.clone())
+            .map(|trade| self.legs.trades[*trade as usize].trade_id.to_string())
             .collect()
     }
 }
 
 /// Finalizes operations. Where the ledger refuses for the status of one, each is finalized by itself and what is final already counts as done.
 async fn finalize(
-    mut client: LedgerServiceClient<rpc::Channel>,
-    request: ledger::FinalizeOperationsRequest,
-) -> Result<(), Status> {
-    match client.finalize_operations(request.clone()).await {
-        Ok(_) => return Ok(()),
-        Err(status) if !is_about_status(&status) => return Err(status),
+    ledger: &LedgerClient,
+    key: &str,
+    operation_ids: &[String],
+    tx_hash: &str,
+) -> Result<(), CallError> {
+    let context = caused_by(key);
+    match ledger.finalize(&context, key, operation_ids, tx_hash).await {
+        Ok(()) => return Ok(()),
+        Err(error) if !is_about_status(&error) => return Err(error),
         Err(_) => {}
     }
     let mut refused = Ok(());
-    for operation_id in request.operation_ids.clone() {
-        let single = ledger::FinalizeOperationsRequest {
-            operation_ids: vec![operation_id.clone()],
-            ..request.clone()
-        };
-        match client.finalize_operations(single).await {
-            Ok(_) => {}
-            Err(status) if is_about_status(&status) => {
-                if status_of(&mut client, &operation_id).await? != OperationStatus::Finalized {
+    for operation_id in operation_ids {
+        let single = std::slice::from_ref(operation_id);
+        match ledger.finalize(&context, key, single, tx_hash).await {
+            Ok(()) => {}
+            Err(error) if is_about_status(&error) => {
+                let status = ledger.operation_status(&context, operation_id).await?;
+                if status != OperationStatus::Finalized {
                     tracing::error!(
                         operation_id,
                         severity = "critical",
                         "final on chain, but the ledger does not take it"
                     );
-                    refused = Err(status);
+                    refused = Err(error);
                 }
             }
-            Err(status) => return Err(status),
+            Err(error) => return Err(error),
         }
     }
     refused
 }
 
 /// Reverses an operation; one that is reversed or has failed already counts as done.
-async fn reverse(
-    mut client: LedgerServiceClient<rpc::Channel>,
-    request: ledger::ReverseOperationRequest,
-) -> Result<(), Status> {
-    let operation_id = request.operation_id.clone();
-    let Err(status) = client.reverse_operation(request).await else {
+async fn reverse(ledger: &LedgerClient, operation_id: &str, reason: &str) -> Result<(), CallError> {
+    let key = format!("bust:{operation_id}");
+    let context = caused_by(&key);
+    let reversed = ledger.reverse(&context, &key, operation_id, reason);
+    let Err(error) = reversed.await else {
         return Ok(());
     };
-    let is_done = match rpc::status::reason(&status).as_deref() {
+    let is_done = match error.reason().as_deref() {
         Some("ALREADY_REVERSED") => true,
         Some("OPERATION_STATUS") => {
-            let now = status_of(&mut client, &operation_id).await?;
+            let now = ledger.operation_status(&context, operation_id).await?;
             matches!(now, OperationStatus::Failed | OperationStatus::Rejected)
         }
         _ => false,
     };
-    if is_done { Ok(()) } else { Err(status) }
+    if is_done { Ok(()) } else { Err(error) }
 }
 
-fn is_about_status(status: &Status) -> bool {
-    rpc::status::reason(status).as_deref() == Some("OPERATION_STATUS")
-}
-
-async fn status_of(
-    client: &mut LedgerServiceClient<rpc::Channel>,
-    operation_id: &str,
-) -> Result<OperationStatus, Status> {
-    let request = ledger::GetOperationRequest {
-        operation_id: operation_id.to_owned(),
-        ..Default::default()
-    };
-    let answer = client.get_operation(request).await?.into_inner();
-    Ok(answer.operation.unwrap_or_default().status())
+fn is_about_status(error: &CallError) -> bool {
+    error.reason().as_deref() == Some("OPERATION_STATUS")
 }

@@ -17,10 +17,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use proto::cfa::v1::cfa_registry_service_client::CfaRegistryServiceClient;
-use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use replica::Replica;
+use rpc::Context;
 use sequencer::{Backlog, Durable};
+use service_clients::{CallError, CfaClient, LedgerClient, Policy};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -29,6 +29,7 @@ use types::{NodeId, Sequence, derived};
 use crate::batch::{CHAIN_TRADES_MAX, Limits};
 use crate::progress::{Progress, Stats, Suspension, Tracker, TradeStatus};
 use crate::repo::{BreakRow, Repo, StoreError};
+use crate::request::SOURCE;
 use trouble::Troubles;
 
 /// Settings.
@@ -108,7 +109,7 @@ pub enum StartError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("the ledger does not tell settlement's position: {0}")]
-    Ledger(tonic::Status),
+    Ledger(CallError),
 }
 
 /// What the workers share.
@@ -117,8 +118,8 @@ struct Shared {
     node: NodeId,
     repo: Repo,
     tracker: Tracker,
-    ledger: LedgerServiceClient<rpc::Channel>,
-    cfa: CfaRegistryServiceClient<rpc::Channel>,
+    ledger: LedgerClient,
+    cfa: CfaClient,
     troubles: Troubles,
     suspended: watch::Sender<BTreeMap<String, Suspension>>,
     /// Ends with the platform, or as soon as one of the workers has ended.
@@ -156,8 +157,8 @@ pub fn settled_through(
 ) -> BoxFuture<'static, Result<Sequence, StartError>> {
     Box::pin(async move {
         let source = derived::settlement_source(NodeId::new(node).ok_or(StartError::Node(node))?);
-        let mut ledger = ledger::Ledger(LedgerServiceClient::new(ledger));
-        let position = ledger.position(&source).await;
+        let ledger = LedgerClient::new(ledger, SOURCE);
+        let position = ledger.source_position(&Context::new(SOURCE), &source).await;
         Ok(Sequence(position.map_err(StartError::Ledger)?))
     })
 }
@@ -181,8 +182,9 @@ pub fn start(
             node,
             repo,
             tracker,
-            ledger: client_limits!(LedgerServiceClient::new(deps.ledger)),
-            cfa: client_limits!(CfaRegistryServiceClient::new(deps.cfa)),
+            // Every step is repeated here until it succeeds.
+            ledger: LedgerClient::new(deps.ledger, SOURCE).with_policy(Policy::once()),
+            cfa: CfaClient::new(deps.cfa, SOURCE).with_policy(Policy::once()),
             troubles: Troubles::new(),
             suspended: watch::Sender::default(),
             shutdown: shutdown.child_token(),
@@ -325,16 +327,6 @@ impl SettlementView {
         self.0.publish_suspensions().await
     }
 }
-
-/// Answers of a batch are as large as the batch; a service may ask for more than its users.
-macro_rules! client_limits {
-    ($client:expr) => {
-        $client
-            .max_decoding_message_size(rpc::MESSAGE_BYTES_MAX_SERVICE)
-            .max_encoding_message_size(rpc::MESSAGE_BYTES_MAX_SERVICE)
-    };
-}
-use client_limits;
 
 fn now_ns() -> u64 {
     std::time::SystemTime::now()

@@ -9,10 +9,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use prost::Message;
-use proto::ledger::v1::CreateOperationsRequest;
 use replica::{Batch as Records, Follower, Replica, ReplicaError};
 use sequencer::Durable;
+use service_clients::ledger::SealedBatch;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 use types::{Handle, HoldIx, HoldPart, Id128, Sequence, derived};
@@ -23,7 +22,7 @@ use super::{Shared, chain, now_ns, now_us, trouble};
 use crate::batch::{Batch, Settler};
 use crate::repo::Stored;
 use crate::saga::{Answer, Misplaced, Saga, State};
-use crate::{failpoint, wire};
+use crate::{failpoint, request};
 
 /// How often the backlog is told while nothing comes: the replica may wait for its files.
 const IDLE_MS: u64 = 1_000;
@@ -340,21 +339,19 @@ impl Poster {
 
     /// Sends a sealed batch to the ledger until it has it.
     async fn post(&mut self, mut row: Stored) -> Result<(), Halt> {
-        let request = CreateOperationsRequest::decode(&*row.request)
-            .map_err(|_| Halt::Request(row.batch_id.clone()))?;
+        let sealed = SealedBatch::from_bytes(&row.request)
+            .ok_or_else(|| Halt::Request(row.batch_id.clone()))?;
         let shared = &self.shared;
         let started_ns = now_ns();
-        let answer = until_done(shared, trouble::LEDGER, &row.batch_id, || {
+        let replayed = until_done(shared, trouble::LEDGER, &row.batch_id, || {
             // While the ledger does not take the batch the journal grows.
             shared.tracker.behind(self.records_behind());
-            let (mut client, request) = (shared.ledger.clone(), request.clone());
-            async move { client.create_operations(request).await }
+            shared.ledger.post(&sealed)
         })
-        .await?
-        .into_inner();
+        .await?;
         failpoint::reach(failpoint::POSTED);
         metrics::histogram!("settlement_post_seconds").record((now_ns() - started_ns) as f64 / 1e9);
-        if answer.replayed {
+        if replayed {
             tracing::info!(batch = row.batch_id, "the ledger had the batch already");
         }
         row.saga.handle_answer(Answer::Posted)?;
@@ -426,8 +423,8 @@ fn stored(batch: &Batch) -> Stored {
         covers: batch.covers.0,
         saga: Saga::new(trades),
         trades,
-        request: wire::create_operations(batch).encode_to_vec(),
-        legs: wire::settle_trades(&batch.id, &batch.plan.trades).encode_to_vec(),
+        request: request::ledger_batch(batch).to_bytes(),
+        legs: request::trade_batch(batch).to_bytes(),
         executed_ns: batch
             .plan
             .trades

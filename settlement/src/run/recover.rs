@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 
 use replica::Follower;
+use rpc::Context;
 use types::{HoldIx, HoldPart, Id128, Minor, Sequence, derived};
 
 use super::check::{Subject, Verdict};
-use super::ledger::{Ledger, Scales};
+use super::ledger::{self, Scales};
 use super::poster::{Halt, Poster, READING};
 use super::retry::{until_done, until_kept};
 use super::{now_ns, now_us, trouble};
@@ -14,33 +15,30 @@ use crate::batch::Settler;
 use crate::carve::{self, Break, BreakName};
 use crate::copies::Copies;
 use crate::repo::BreakRow;
+use crate::request::SOURCE;
 
 impl Poster {
     /// Copies what the replica says at the ledger's position and takes over the holds carved there.
     pub(super) async fn recover(&mut self) -> Result<(Settler, Follower), Halt> {
         let shared = self.shared.clone();
-        let ledger = Ledger(shared.ledger.clone());
+        let ledger = &shared.ledger;
+        let context = Context::new(SOURCE);
         let (source, carve_source) = (
             derived::settlement_source(shared.node),
             derived::carve_source(shared.node),
         );
         let (position, carve_number) = until_done(&shared, trouble::LEDGER, &source, || {
-            let (mut ledger, source, carve_source) =
-                (ledger.clone(), source.clone(), carve_source.clone());
-            async move {
-                Ok((
-                    ledger.position(&source).await?,
-                    ledger.position(&carve_source).await?,
-                ))
-            }
+            futures::future::try_join(
+                ledger.source_position(&context, &source),
+                ledger.source_position(&context, &carve_source),
+            )
         })
         .await?;
         let position = Sequence(position);
         let (copies, follower) = self.begin(position).await?;
         let scales = scales(&copies);
         let holds = until_done(&shared, trouble::LEDGER, &source, || {
-            let (mut ledger, scales) = (ledger.clone(), &scales);
-            async move { ledger.holds(scales).await }
+            ledger::holds(ledger, &scales)
         })
         .await?;
         let (carved, mut breaks) = carve::carved_in_ledger(&copies, &holds);
@@ -149,16 +147,13 @@ impl Poster {
         with_children: bool,
         scales: &Scales,
     ) -> Result<Minor, Halt> {
-        let ledger = Ledger(self.shared.ledger.clone());
+        let ledger = &self.shared.ledger;
         let id = hold.to_string();
-        let found = until_done(&self.shared, trouble::LEDGER, &id, || {
-            let mut ledger = ledger.clone();
-            async move {
-                if with_children {
-                    ledger.total(hold, scales).await
-                } else {
-                    ledger.remaining(hold, scales).await
-                }
+        let found = until_done(&self.shared, trouble::LEDGER, &id, || async move {
+            if with_children {
+                ledger::total(ledger, hold, scales).await
+            } else {
+                ledger::remaining(ledger, hold, scales).await
             }
         });
         Ok(found.await?)

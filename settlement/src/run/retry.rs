@@ -7,7 +7,7 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use rand::Rng;
-use tonic::{Code, Status};
+use service_clients::CallError;
 
 use super::{Shared, trouble};
 use crate::repo::StoreError;
@@ -22,18 +22,15 @@ const REFUSALS_MAX: u32 = 5;
 pub struct Stopped;
 
 /// Repeats a call of another service until it succeeds. `part` of the health fails meanwhile, naming `id`.
-pub async fn until_done<T, F: Future<Output = Result<T, Status>>>(
+pub async fn until_done<T, F: Future<Output = Result<T, CallError>>>(
     shared: &Shared,
     part: &'static str,
     id: &str,
     call: impl FnMut() -> F,
 ) -> Result<T, Stopped> {
-    let describe = |status: &Status| {
-        let reason = rpc::status::reason(status).unwrap_or_else(|| format!("{:?}", status.code()));
-        format!("{reason}: {}", status.message())
-    };
-    let is_refused = |status: &Status| is_refused(status.code());
-    repeat(shared, part, id, describe, is_refused, call).await
+    // A refusal: the service has understood, and the same request again changes nothing by itself.
+    let is_refused = |error: &CallError| !error.is_unavailable();
+    repeat(shared, part, id, CallError::describe, is_refused, call).await
 }
 
 /// Repeats a read or write of the own store until it succeeds.
@@ -122,20 +119,4 @@ impl Failures {
         let jitter_ms = rand::rng().random_range(0..=wait_ms / 4);
         Duration::from_millis(wait_ms + jitter_ms)
     }
-}
-
-/// The other side has understood and says no: the same again changes nothing by itself.
-fn is_refused(code: Code) -> bool {
-    matches!(
-        code,
-        Code::InvalidArgument
-            | Code::NotFound
-            | Code::FailedPrecondition
-            | Code::AlreadyExists
-            | Code::OutOfRange
-            | Code::PermissionDenied
-            | Code::Unauthenticated
-            | Code::Unimplemented
-            | Code::DataLoss
-    )
 }

@@ -1,0 +1,208 @@
+//! Plans as requests to the ledger and to the chain.
+
+use service_clients::OperationType;
+use service_clients::cfa::{Trade, TradeBatch};
+use service_clients::ledger::{self, HoldChange, HoldStep, Operation, Posting, SealedBatch};
+use types::{Amount, CFA_RUB, HoldPart, Id128, InstrumentId, UserId, derived, subaccount};
+
+use crate::batch::Batch;
+use crate::plan::{Kind, Movement, Plan, Step, TradeLeg};
+
+/// This service's name in the calls it makes.
+pub const SOURCE: &str = "settlement";
+
+/// The one ledger request of a batch.
+pub fn ledger_batch(batch: &Batch) -> SealedBatch {
+    let plan = &batch.plan;
+    let operations = plan.operations.iter();
+    let request = ledger::Batch {
+        operations: operations
+            .map(|o| operation(o.kind, &plan.trades[o.trade as usize]))
+            .collect(),
+        hold_steps: plan.steps.iter().map(hold_step).collect(),
+        scales: scales(plan),
+        source: batch.source.clone(),
+        first: batch.first,
+        through: batch.through,
+    };
+    SealedBatch::new(request, SOURCE, &format!("{SOURCE}:{}", batch.id))
+}
+
+fn scales(plan: &Plan) -> Vec<(String, u8)> {
+    let mut seen: Vec<(InstrumentId, u8)> = Vec::new();
+    for leg in &plan.trades {
+        if !seen.iter().any(|(id, _)| *id == leg.units.instrument) {
+            seen.push((leg.units.instrument, leg.units.decimals));
+        }
+    }
+    let scales = seen.into_iter();
+    scales
+        .map(|(id, decimals)| (id.to_string(), decimals))
+        .collect()
+}
+
+/// TRADE_BUY, TRADE_SELL or FEE of a trade (T01, T05, T16).
+fn operation(kind: Kind, leg: &TradeLeg) -> Operation {
+    let units = leg.units.instrument.as_str();
+    let (operation_type, user, postings) = match kind {
+        Kind::TradeBuy => (
+            OperationType::TradeBuy,
+            leg.buyer,
+            vec![
+                spent(
+                    leg.value,
+                    account(leg.buyer, CFA_RUB),
+                    subaccount::reserve(CFA_RUB),
+                    Some(leg.paid_from.buyer_main),
+                ),
+                received(
+                    leg.units,
+                    subaccount::reserve(units),
+                    account(leg.buyer, units),
+                ),
+            ],
+        ),
+        Kind::TradeSell => (
+            OperationType::TradeSell,
+            leg.seller,
+            vec![
+                received(
+                    leg.value,
+                    subaccount::reserve(CFA_RUB),
+                    account(leg.seller, CFA_RUB),
+                ),
+                spent(
+                    leg.units,
+                    account(leg.seller, units),
+                    subaccount::reserve(units),
+                    Some(leg.paid_from.seller_main),
+                ),
+            ],
+        ),
+        Kind::Fee => (
+            OperationType::Fee,
+            leg.buyer,
+            vec![spent(
+                leg.fee,
+                account(leg.buyer, CFA_RUB),
+                subaccount::fees(CFA_RUB),
+                leg.paid_from.buyer_fee,
+            )],
+        ),
+    };
+    Operation {
+        operation_id: kind.operation_id(leg.trade).to_string(),
+        operation_type,
+        user_id: user.to_string(),
+        idempotency_key: kind.key(leg.trade),
+        external_ref: leg.trade.to_string(),
+        postings,
+    }
+}
+
+fn account(user: UserId, instrument: &str) -> String {
+    subaccount::of_user(user.as_str(), instrument)
+}
+
+/// Out of a hold of the order.
+fn spent(amount: Amount, debit: String, credit: String, hold: Option<Id128>) -> Posting {
+    Posting {
+        debit,
+        credit,
+        amount,
+        hold,
+        unsettled: false,
+    }
+}
+
+/// Not to be spent before the chain has it.
+fn received(amount: Amount, debit: String, credit: String) -> Posting {
+    Posting {
+        debit,
+        credit,
+        amount,
+        hold: None,
+        unsettled: true,
+    }
+}
+
+fn hold_step(step: &Step) -> HoldStep {
+    let (hold, change, amount, reason) = match step.movement {
+        Movement::Split {
+            parent,
+            hold,
+            amount,
+            order,
+            part,
+        } => {
+            let reason = match part {
+                HoldPart::Main => format!("Order {order}"),
+                HoldPart::Fee => format!("Fee for order {order}"),
+            };
+            (hold, HoldChange::SplitFrom { parent }, Some(amount), reason)
+        }
+        Movement::Grow { hold, amount } => (hold, HoldChange::Grow, Some(amount), String::new()),
+        Movement::Return {
+            hold,
+            amount,
+            order,
+            ending,
+        } => {
+            let reason = format!("Order {order}: {}", ending.as_str());
+            (hold, HoldChange::ReturnToParent, Some(amount), reason)
+        }
+        Movement::Release {
+            hold,
+            order,
+            ending,
+        } => {
+            let reason = format!("Order {order}: {}", ending.as_str());
+            (hold, HoldChange::Shrink, None, reason)
+        }
+    };
+    HoldStep {
+        before_operation: step.before_operation,
+        hold,
+        change,
+        amount,
+        reason,
+    }
+}
+
+/// The trades of a batch as they go to the chain.
+pub fn trade_batch(batch: &Batch) -> TradeBatch {
+    let trades = batch.plan.trades.iter();
+    TradeBatch {
+        batch_id: batch.id.clone(),
+        trades: trades
+            .map(|leg| Trade {
+                trade_id: leg.trade,
+                instrument_id: leg.instrument,
+                trade_number: leg.trade_number,
+                buyer_id: leg.buyer,
+                seller_id: leg.seller,
+                quantity: leg.units.decimal(),
+                payment: leg.value.decimal(),
+                fee: leg.fee.decimal(),
+            })
+            .collect(),
+    }
+}
+
+/// The request of another attempt for some of the trades.
+pub fn attempt(first: &TradeBatch, attempt: u8, trades: &[u32]) -> TradeBatch {
+    let trades = trades.iter();
+    TradeBatch {
+        batch_id: derived::attempt_id(&first.batch_id, attempt),
+        trades: trades.map(|index| first.trades[*index as usize]).collect(),
+    }
+}
+
+/// Ids of the operations that a trade has in the ledger.
+pub fn operation_ids(trade: &Trade) -> Vec<String> {
+    let kinds = Kind::ALL.into_iter();
+    kinds
+        .filter(|kind| *kind != Kind::Fee || trade.fee.is_positive())
+        .map(|kind| kind.operation_id(trade.trade_id).to_string())
+        .collect()
+}
