@@ -8,6 +8,7 @@
 //! | `repo` | the store: all SQL of this room |
 //! | `service` | use cases: deposits, payouts, reconciliation |
 //! | `worker` | what goes on without a caller: polls, expiry, payouts, cut-off |
+//! | `tokens` | the token side, as other services have it |
 //! | `api` | RPC, HTTP and events: the only files that know generated messages |
 //! | `alert` | where critical alerts go |
 //!
@@ -28,6 +29,7 @@ mod repo;
 pub mod rub;
 mod service;
 mod start;
+mod tokens;
 mod worker;
 
 pub use alert::AlertSinks;

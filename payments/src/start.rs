@@ -4,6 +4,7 @@ use futures::{FutureExt, future::BoxFuture};
 use std::sync::Arc;
 
 use proto::payments::v1::payments_service_server::PaymentsServiceServer;
+use service_clients::{CfaClient, ChainClient, IdentityClient};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
@@ -11,17 +12,17 @@ use tracing::Instrument;
 
 use crate::{
     alert::AlertSinks,
-    api::{
-        http,
-        peers::{CfaPeer, IdentityPeer},
-        rpc::Api,
-    },
+    api::{http, rpc::Api},
     config::PaymentsConfig,
     rail::{client::BankClient, client::BankError, keys::Keys, keys::KeysError, webhook::Verifier},
     repo::MIGRATOR,
     service::Gateway,
+    tokens::Tokens,
     worker,
 };
+
+/// This service's name in the calls it makes.
+const SOURCE: &str = "payments";
 
 /// What the gateway needs from the others.
 pub struct PaymentsDeps {
@@ -70,13 +71,17 @@ pub fn start(
             config.client.clone(),
         )?;
         let daily = config.daily_reconciliation;
+        let policy = config.client.policy();
         let gateway = Arc::new(Gateway::new(
             config.clone(),
             db.clone(),
             bank,
             Verifier::new(keys.webhook_secrets),
-            IdentityPeer::new(deps.identity, config.client.clone()),
-            CfaPeer::new(deps.cfa, deps.chain, config.client),
+            IdentityClient::new(deps.identity, SOURCE).with_policy(policy),
+            Tokens {
+                cfa: CfaClient::new(deps.cfa, SOURCE).with_policy(policy),
+                chain: ChainClient::new(deps.chain, SOURCE).with_policy(policy),
+            },
             rpc::Health::new("payments"),
         ));
 

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     alert::AlertSinks,
-    api::events as emit,
+    api::publish as emit,
     clock,
     day::BusinessDay,
     repo::{intents, payouts, reports},

@@ -21,7 +21,7 @@ use rpc::{
 use serde_json::json;
 use tonic::Status;
 
-use super::wire;
+use super::convert;
 use crate::{
     rail::webhook::{BODY_BYTES_MAX, ID_HEADER, SIGNATURE_HEADER, Signed, TIMESTAMP_HEADER},
     repo::payouts,
@@ -50,7 +50,7 @@ async fn payout(
         .ok_or_else(|| Status::from(Fault::PayoutNotFound))?;
     caller.require_user(&found.user_id)?;
     Ok(resource(
-        &wire::payout(&found),
+        &convert::payout(&found),
         "platform.payments.v1.Payout",
     ))
 }
@@ -58,7 +58,7 @@ async fn payout(
 async fn latest_report(State(gateway): State<Arc<Gateway>>) -> Result<Json, HttpError> {
     let report = gateway.latest_report().await.map_err(Status::from)?;
     Ok(resource(
-        &wire::report(&report),
+        &convert::report(&report),
         "platform.payments.v1.ReconcileReport",
     ))
 }

@@ -1,7 +1,6 @@
-//! Where the room meets generated messages: its RPC and HTTP shell, the events it writes, the peers it asks.
+//! Where the room meets generated messages: its RPC and HTTP shell, the events it writes.
 
-pub mod events;
+mod convert;
 pub mod http;
-pub mod peers;
+pub mod publish;
 pub mod rpc;
-mod wire;

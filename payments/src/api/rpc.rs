@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use proto::payments::v1::{self as wire, payments_service_server::PaymentsService};
+use proto::payments::v1::{self as pb, payments_service_server::PaymentsService};
 use rpc::{
     page::{self, Key},
     status::invalid_argument,
 };
 use tonic::{Request, Response, Status, metadata::MetadataMap};
 
-use super::wire as convert;
+use super::convert;
 use crate::{
     clock,
     day::BusinessDay,
@@ -28,8 +28,8 @@ pub struct Api(pub Arc<Gateway>);
 impl PaymentsService for Api {
     async fn create_payment_intent(
         &self,
-        request: Request<wire::CreatePaymentIntentRequest>,
-    ) -> Result<Response<wire::CreatePaymentIntentResponse>, Status> {
+        request: Request<pb::CreatePaymentIntentRequest>,
+    ) -> Result<Response<pb::CreatePaymentIntentResponse>, Status> {
         rpc::caller(&request)?.require_user(&request.get_ref().user_id)?;
         let ask = request.into_inner();
         let context = rpc::context::write(ask.context)?;
@@ -42,7 +42,7 @@ impl PaymentsService for Api {
                 context,
             })
             .await?;
-        let answer = wire::CreatePaymentIntentResponse {
+        let answer = pb::CreatePaymentIntentResponse {
             intent: Some(convert::intent(&intent)),
         };
         Ok(marked(answer, replayed))
@@ -50,23 +50,23 @@ impl PaymentsService for Api {
 
     async fn get_payment_intent(
         &self,
-        request: Request<wire::GetPaymentIntentRequest>,
-    ) -> Result<Response<wire::GetPaymentIntentResponse>, Status> {
+        request: Request<pb::GetPaymentIntentRequest>,
+    ) -> Result<Response<pb::GetPaymentIntentResponse>, Status> {
         rpc::context::read(request.get_ref().context.clone());
         let found = intents::get(self.0.db.read(), &request.get_ref().payment_id)
             .await
             .map_err(Fault::from)?
             .ok_or(Fault::IntentNotFound)?;
         rpc::caller(&request)?.require_user(&found.user_id)?;
-        Ok(Response::new(wire::GetPaymentIntentResponse {
+        Ok(Response::new(pb::GetPaymentIntentResponse {
             intent: Some(convert::intent(&found)),
         }))
     }
 
     async fn list_payment_intents(
         &self,
-        request: Request<wire::ListPaymentIntentsRequest>,
-    ) -> Result<Response<wire::ListPaymentIntentsResponse>, Status> {
+        request: Request<pb::ListPaymentIntentsRequest>,
+    ) -> Result<Response<pb::ListPaymentIntentsResponse>, Status> {
         rpc::caller(&request)?.require_user(&request.get_ref().user_id)?;
         let ask = request.into_inner();
         rpc::context::read(ask.context);
@@ -84,7 +84,7 @@ impl PaymentsService for Api {
             created_us: row.created_at_us,
             id: row.payment_id.clone(),
         });
-        Ok(Response::new(wire::ListPaymentIntentsResponse {
+        Ok(Response::new(pb::ListPaymentIntentsResponse {
             intents: rows.iter().map(convert::intent).collect(),
             pagination: Some(pagination),
         }))
@@ -92,8 +92,8 @@ impl PaymentsService for Api {
 
     async fn handle_payment_webhook(
         &self,
-        request: Request<wire::HandlePaymentWebhookRequest>,
-    ) -> Result<Response<wire::HandlePaymentWebhookResponse>, Status> {
+        request: Request<pb::HandlePaymentWebhookRequest>,
+    ) -> Result<Response<pb::HandlePaymentWebhookResponse>, Status> {
         let (metadata, _, ask) = request.into_parts();
         rpc::context::read(ask.context);
         let webhook = ask.webhook.unwrap_or_default();
@@ -117,7 +117,7 @@ impl PaymentsService for Api {
         };
         let body = webhook.provider_payload.as_bytes();
         match self.0.take_webhook(signed, body, Some(claim)).await? {
-            Taken::Payment(intent) => Ok(Response::new(wire::HandlePaymentWebhookResponse {
+            Taken::Payment(intent) => Ok(Response::new(pb::HandlePaymentWebhookResponse {
                 intent: Some(convert::intent(&intent)),
             })),
             Taken::Payout => Err(invalid_argument(
@@ -129,8 +129,8 @@ impl PaymentsService for Api {
 
     async fn initiate_payout(
         &self,
-        request: Request<wire::InitiatePayoutRequest>,
-    ) -> Result<Response<wire::InitiatePayoutResponse>, Status> {
+        request: Request<pb::InitiatePayoutRequest>,
+    ) -> Result<Response<pb::InitiatePayoutResponse>, Status> {
         let ask = request.into_inner();
         let context = rpc::context::write(ask.context)?;
         let payout = ask
@@ -150,7 +150,7 @@ impl PaymentsService for Api {
                 context,
             })
             .await?;
-        let answer = wire::InitiatePayoutResponse {
+        let answer = pb::InitiatePayoutResponse {
             payout: Some(convert::payout(&payout)),
         };
         Ok(marked(answer, replayed))
@@ -158,51 +158,51 @@ impl PaymentsService for Api {
 
     async fn release_payout(
         &self,
-        request: Request<wire::ReleasePayoutRequest>,
-    ) -> Result<Response<wire::ReleasePayoutResponse>, Status> {
+        request: Request<pb::ReleasePayoutRequest>,
+    ) -> Result<Response<pb::ReleasePayoutResponse>, Status> {
         let ask = request.into_inner();
         let context = rpc::context::write(ask.context)?;
         let payout = self
             .0
             .release_payout(&ask.payout_id, &context.correlation_id)
             .await?;
-        Ok(Response::new(wire::ReleasePayoutResponse {
+        Ok(Response::new(pb::ReleasePayoutResponse {
             payout: Some(convert::payout(&payout)),
         }))
     }
 
     async fn cancel_payout(
         &self,
-        request: Request<wire::CancelPayoutRequest>,
-    ) -> Result<Response<wire::CancelPayoutResponse>, Status> {
+        request: Request<pb::CancelPayoutRequest>,
+    ) -> Result<Response<pb::CancelPayoutResponse>, Status> {
         let ask = request.into_inner();
         rpc::context::write(ask.context)?;
         let code = text("failure_code", ask.failure_code)?;
         let payout = self.0.cancel_payout(&ask.payout_id, &code).await?;
-        Ok(Response::new(wire::CancelPayoutResponse {
+        Ok(Response::new(pb::CancelPayoutResponse {
             payout: Some(convert::payout(&payout)),
         }))
     }
 
     async fn get_payout(
         &self,
-        request: Request<wire::GetPayoutRequest>,
-    ) -> Result<Response<wire::GetPayoutResponse>, Status> {
+        request: Request<pb::GetPayoutRequest>,
+    ) -> Result<Response<pb::GetPayoutResponse>, Status> {
         rpc::context::read(request.get_ref().context.clone());
         let found = payouts::get(self.0.db.read(), &request.get_ref().payout_id)
             .await
             .map_err(Fault::from)?
             .ok_or(Fault::PayoutNotFound)?;
         rpc::caller(&request)?.require_user(&found.user_id)?;
-        Ok(Response::new(wire::GetPayoutResponse {
+        Ok(Response::new(pb::GetPayoutResponse {
             payout: Some(convert::payout(&found)),
         }))
     }
 
     async fn list_payouts(
         &self,
-        request: Request<wire::ListPayoutsRequest>,
-    ) -> Result<Response<wire::ListPayoutsResponse>, Status> {
+        request: Request<pb::ListPayoutsRequest>,
+    ) -> Result<Response<pb::ListPayoutsResponse>, Status> {
         rpc::caller(&request)?.require_user(&request.get_ref().user_id)?;
         let ask = request.into_inner();
         rpc::context::read(ask.context);
@@ -220,7 +220,7 @@ impl PaymentsService for Api {
             created_us: row.created_at_us,
             id: row.payout_id.clone(),
         });
-        Ok(Response::new(wire::ListPayoutsResponse {
+        Ok(Response::new(pb::ListPayoutsResponse {
             payouts: rows.iter().map(convert::payout).collect(),
             pagination: Some(pagination),
         }))
@@ -228,8 +228,8 @@ impl PaymentsService for Api {
 
     async fn reconcile(
         &self,
-        request: Request<wire::ReconcileRequest>,
-    ) -> Result<Response<wire::ReconcileResponse>, Status> {
+        request: Request<pb::ReconcileRequest>,
+    ) -> Result<Response<pb::ReconcileResponse>, Status> {
         let ask = request.into_inner();
         let context = rpc::context::write(ask.context)?;
         let today = BusinessDay::of(clock::now_us());
@@ -241,7 +241,7 @@ impl PaymentsService for Api {
         }
         let key = Some(context.idempotency_key.as_str());
         let (report, replayed) = self.0.reconcile(day, key, &context.correlation_id).await?;
-        let answer = wire::ReconcileResponse {
+        let answer = pb::ReconcileResponse {
             report: Some(convert::report(&report)),
         };
         Ok(marked(answer, replayed))
@@ -249,11 +249,11 @@ impl PaymentsService for Api {
 
     async fn get_latest_report(
         &self,
-        request: Request<wire::GetLatestReportRequest>,
-    ) -> Result<Response<wire::GetLatestReportResponse>, Status> {
+        request: Request<pb::GetLatestReportRequest>,
+    ) -> Result<Response<pb::GetLatestReportResponse>, Status> {
         rpc::context::read(request.into_inner().context);
         let report = self.0.latest_report().await?;
-        Ok(Response::new(wire::GetLatestReportResponse {
+        Ok(Response::new(pb::GetLatestReportResponse {
             report: Some(convert::report(&report)),
         }))
     }

@@ -1,10 +1,11 @@
 //! Deposits: intents made, and what the bank reports of them (specification 4.2.1 to 4.2.5).
 
+use service_clients::{LimitType, OperationType};
 use uuid::Uuid;
 
 use super::{Fault, Gateway};
 use crate::{
-    api::events as emit,
+    api::publish as emit,
     clock,
     intent::{Intent, PaymentMethod, PaymentStatus, Step, on_report},
     payout::pause_us,
@@ -48,9 +49,15 @@ impl Gateway {
             warn_on_mismatch(&stored, &ask);
             return Ok((stored, true));
         }
-        self.identity
-            .check_deposit_limit(&ask.context, &ask.user_id, ask.amount)
-            .await?;
+        // Specification 4.2.1.
+        let (limit, operation) = (LimitType::Deposit, OperationType::Deposit);
+        let (user_id, amount) = (&ask.user_id, ask.amount.to_decimal());
+        let refused =
+            self.identity
+                .check_limits(&ask.context, user_id, limit, operation, amount, None);
+        if let Some(reason) = refused.await? {
+            return Err(Fault::LimitExceeded(reason));
+        }
         let intent = self.register_at_bank(&ask).await?;
         let now_us = intent.created_at_us;
         let first_poll_us =

@@ -5,13 +5,14 @@ mod payouts;
 mod reconciliation;
 mod webhook;
 
+use service_clients::{CallError, IdentityClient};
 use tokio::sync::{Mutex, Notify};
 
 use crate::{
-    api::peers::{CfaPeer, IdentityPeer},
     config::PaymentsConfig,
     rail::{client::BankClient, client::BankError, webhook::Verifier},
     rub::RubError,
+    tokens::Tokens,
 };
 
 pub use deposits::NewIntent;
@@ -24,8 +25,8 @@ pub struct Gateway {
     pub db: events::Sqlite,
     pub bank: BankClient,
     pub verifier: Verifier,
-    pub identity: IdentityPeer,
-    pub cfa: CfaPeer,
+    pub identity: IdentityClient,
+    pub tokens: Tokens,
     pub health: rpc::Health,
     /// Wakes the payout worker.
     pub payouts_due: Notify,
@@ -41,8 +42,8 @@ impl Gateway {
         db: events::Sqlite,
         bank: BankClient,
         verifier: Verifier,
-        identity: IdentityPeer,
-        cfa: CfaPeer,
+        identity: IdentityClient,
+        tokens: Tokens,
         health: rpc::Health,
     ) -> Gateway {
         Gateway {
@@ -51,7 +52,7 @@ impl Gateway {
             bank,
             verifier,
             identity,
-            cfa,
+            tokens,
             health,
             payouts_due: Notify::new(),
             reconciling: Mutex::new(()),
@@ -110,11 +111,8 @@ pub enum Fault {
         problem: String,
     },
 
-    /// A peer's answer that goes to the caller as it is.
-    #[error("{}", .0.message())]
-    Peer(tonic::Status),
-    #[error("{0} is unavailable")]
-    Away(&'static str),
+    #[error(transparent)]
+    Call(#[from] CallError),
     #[error(transparent)]
     Bank(#[from] BankError),
     #[error(transparent)]

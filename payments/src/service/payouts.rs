@@ -1,11 +1,10 @@
 //! Payouts: recorded at once, sent after the burn has succeeded, followed until the bank has answered (T06, D16).
 
+use service_clients::caused_by;
+
 use super::{Fault, Gateway};
 use crate::{
-    api::{
-        events::{self as emit, UserChange},
-        peers::Receipt,
-    },
+    api::publish::{self as emit, UserChange},
     clock,
     intent::PaymentStatus,
     payout::{
@@ -152,11 +151,11 @@ impl Gateway {
     /// Money goes to the account of the user's profile and to no other.
     async fn require_own_account(&self, ask: &NewPayout) -> Result<(), Fault> {
         let correlation_id = &ask.context.correlation_id;
-        let account = self
+        let profile = self
             .identity
-            .bank_account(&ask.user_id, correlation_id)
+            .profile(&caused_by(correlation_id), &ask.user_id)
             .await?;
-        if account.trim() != ask.bank_account {
+        if profile.bank_account.trim() != ask.bank_account {
             return Err(Fault::AccountMismatch);
         }
         Ok(())
@@ -173,7 +172,10 @@ impl Gateway {
             return Ok(None);
         };
         let correlation_id = &ask.context.correlation_id;
-        let redemption = self.cfa.redemption(&ask.payout_id, correlation_id).await?;
+        let redemption = self
+            .tokens
+            .redemption(&ask.payout_id, correlation_id)
+            .await?;
         if !matches!(redemption.state, TokenState::Missing | TokenState::Ended) {
             return Ok(None);
         }
@@ -203,7 +205,7 @@ impl Gateway {
         if !received {
             return Ok(false);
         }
-        let issue = self.cfa.issue(payment_id, correlation_id).await?;
+        let issue = self.tokens.issue(payment_id, correlation_id).await?;
         Ok(matches!(
             issue.state,
             TokenState::Ended | TokenState::Refunded
@@ -256,14 +258,17 @@ impl Gateway {
         }
         // The redemption is still ONCHAIN_SUBMITTED, since the bank's report finalizes it (T08): the
         // receipt proves the burn.
-        let burn = self.cfa.burn(&payout.payout_id, correlation_id).await?;
+        let amount = payout.amount.to_decimal();
+        let burn = self.tokens.burn(&payout.payout_id, correlation_id).await?;
         let burn = burn
-            .filter(|burn| burn.user_id == payout.user_id && burn.amount == Some(payout.amount))
+            .filter(|burn| burn.user_id == payout.user_id && burn.amount == Some(amount))
             .ok_or(Fault::NotBurned)?;
-        match self.cfa.receipt(&burn.tx_hash, correlation_id).await? {
-            Receipt::Succeeded => Ok(()),
-            Receipt::Reverted => Err(Fault::NotBurned),
-            Receipt::None => Err(Fault::BurnNotFinal),
+        let context = caused_by(correlation_id);
+        let receipt = self.tokens.chain.has_succeeded(&context, &burn.tx_hash);
+        match receipt.await? {
+            Some(true) => Ok(()),
+            Some(false) => Err(Fault::NotBurned),
+            None => Err(Fault::BurnNotFinal),
         }
     }
 
@@ -439,14 +444,15 @@ impl Gateway {
 
     /// The name is screened again before money leaves, not only when it came in.
     async fn screen(&self, payout: &Payout) -> Result<Option<String>, Fault> {
+        let context = caused_by(&payout.correlation_id);
         let screened = self
             .identity
-            .check_sanctions(&payout.user_id, &payout.payout_id, &payout.correlation_id)
+            .check_sanctions(&context, &payout.user_id, &payout.payout_id)
             .await;
         if screened.is_err() {
             self.postpone(payout).await?;
         }
-        screened
+        Ok(screened?)
     }
 
     async fn stop(&self, payout: &Payout, reason: &str) -> Result<(), Fault> {

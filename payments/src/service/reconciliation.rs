@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::{Fault, Gateway};
 use crate::{
-    api::events as emit,
+    api::publish as emit,
     clock,
     day::BusinessDay,
     intent::Intent,
@@ -95,7 +95,7 @@ impl Gateway {
         self.poll_pending().await?;
         self.poll_ordered().await?;
         let bank_balance = self.bank_seen(self.bank.balance().await)?;
-        let (token_supply, supply_block) = self.cfa.rub_supply(correlation_id).await?;
+        let (token_supply, supply_block) = self.tokens.rub_supply(correlation_id).await?;
         let explained = self.explain(supply_block, correlation_id).await?;
         Ok(Assessment::new(bank_balance, token_supply, explained)?)
     }
@@ -152,7 +152,10 @@ impl Gateway {
     async fn issues(&self, correlation_id: &str) -> Result<Vec<(Intent, TokenSide)>, Fault> {
         let unsettled = stream::iter(intents::unsettled(self.db.read()).await?);
         let asked = unsettled.map(|intent| async move {
-            let token = self.cfa.issue(&intent.payment_id, correlation_id).await?;
+            let token = self
+                .tokens
+                .issue(&intent.payment_id, correlation_id)
+                .await?;
             Ok::<_, Fault>((intent, token))
         });
         asked.buffered(PEER_CALLS).try_collect().await
@@ -165,7 +168,7 @@ impl Gateway {
             let token = match payout.refunds {
                 Some(_) => TokenSide::MISSING,
                 None => {
-                    let asked = self.cfa.redemption(&payout.payout_id, correlation_id);
+                    let asked = self.tokens.redemption(&payout.payout_id, correlation_id);
                     asked.await?
                 }
             };

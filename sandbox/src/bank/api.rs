@@ -6,7 +6,7 @@ use payments::{Rub, intent::PaymentStatus};
 use proto::{
     common::v1 as common,
     convert::{money_minor, to_money, to_timestamp_us},
-    sandbox::v1::{self as wire, sandbox_bank_service_server::SandboxBankService},
+    sandbox::v1::{self as pb, sandbox_bank_service_server::SandboxBankService},
 };
 use rpc::{
     page::{self, Key},
@@ -26,8 +26,8 @@ pub struct Api(pub Arc<Desk>);
 impl SandboxBankService for Api {
     async fn pay(
         &self,
-        request: Request<wire::PayRequest>,
-    ) -> Result<Response<wire::PayResponse>, Status> {
+        request: Request<pb::PayRequest>,
+    ) -> Result<Response<pb::PayResponse>, Status> {
         let ask = request.into_inner();
         let context = rpc::context::write(ask.context)?;
         let amount = match &ask.amount {
@@ -54,7 +54,7 @@ impl SandboxBankService for Api {
             .pay(ask.qr_payload.trim(), amount, outcome, key)
             .await;
         let (transaction_id, status) = paid.map_err(refused)?;
-        Ok(Response::new(wire::PayResponse {
+        Ok(Response::new(pb::PayResponse {
             transaction_id,
             status: to_status(status),
         }))
@@ -62,20 +62,20 @@ impl SandboxBankService for Api {
 
     async fn set_fault(
         &self,
-        request: Request<wire::SetFaultRequest>,
-    ) -> Result<Response<wire::SetFaultResponse>, Status> {
+        request: Request<pb::SetFaultRequest>,
+    ) -> Result<Response<pb::SetFaultResponse>, Status> {
         let ask = request.into_inner();
         rpc::context::write(ask.context)?;
-        let fault = match wire::BankFault::try_from(ask.fault) {
-            Ok(wire::BankFault::None) => None,
-            Ok(wire::BankFault::RefuseTransfer) => Some(Fault::RefuseTransfer),
-            Ok(wire::BankFault::HoldTransfer) => Some(Fault::HoldTransfer),
-            Ok(wire::BankFault::Unavailable) => Some(Fault::Unavailable),
-            Ok(wire::BankFault::WebhookTwice) => Some(Fault::WebhookTwice),
-            Ok(wire::BankFault::WebhookForged) => Some(Fault::WebhookForged),
-            Ok(wire::BankFault::WebhookAmount) => Some(Fault::WebhookAmount),
-            Ok(wire::BankFault::WebhookLost) => Some(Fault::WebhookLost),
-            Ok(wire::BankFault::Unspecified) | Err(_) => {
+        let fault = match pb::BankFault::try_from(ask.fault) {
+            Ok(pb::BankFault::None) => None,
+            Ok(pb::BankFault::RefuseTransfer) => Some(Fault::RefuseTransfer),
+            Ok(pb::BankFault::HoldTransfer) => Some(Fault::HoldTransfer),
+            Ok(pb::BankFault::Unavailable) => Some(Fault::Unavailable),
+            Ok(pb::BankFault::WebhookTwice) => Some(Fault::WebhookTwice),
+            Ok(pb::BankFault::WebhookForged) => Some(Fault::WebhookForged),
+            Ok(pb::BankFault::WebhookAmount) => Some(Fault::WebhookAmount),
+            Ok(pb::BankFault::WebhookLost) => Some(Fault::WebhookLost),
+            Ok(pb::BankFault::Unspecified) | Err(_) => {
                 return Err(invalid_argument("fault", "is required; NONE clears"));
             }
         };
@@ -90,25 +90,25 @@ impl SandboxBankService for Api {
             .set_fault(&ask.account, fault)
             .await
             .map_err(refused)?;
-        Ok(Response::new(wire::SetFaultResponse { fault: ask.fault }))
+        Ok(Response::new(pb::SetFaultResponse { fault: ask.fault }))
     }
 
     async fn get_bank_balance(
         &self,
-        request: Request<wire::GetBankBalanceRequest>,
-    ) -> Result<Response<wire::GetBankBalanceResponse>, Status> {
+        request: Request<pb::GetBankBalanceRequest>,
+    ) -> Result<Response<pb::GetBankBalanceResponse>, Status> {
         rpc::context::read(request.into_inner().context);
         let balance = repo::balance(self.0.db.read(), &self.0.config.account_number).await;
         let balance = balance.map_err(|error| internal(&error))?;
-        Ok(Response::new(wire::GetBankBalanceResponse {
+        Ok(Response::new(pb::GetBankBalanceResponse {
             balance: Some(to_money(balance.kopecks())),
         }))
     }
 
     async fn list_transfers(
         &self,
-        request: Request<wire::ListTransfersRequest>,
-    ) -> Result<Response<wire::ListTransfersResponse>, Status> {
+        request: Request<pb::ListTransfersRequest>,
+    ) -> Result<Response<pb::ListTransfersResponse>, Status> {
         let ask = request.into_inner();
         rpc::context::read(ask.context);
         let page = page::parse(ask.pagination, page::filter_hash(&[]))?;
@@ -119,15 +119,15 @@ impl SandboxBankService for Api {
             created_us: transfer.created_at_us,
             id: transfer.transfer_id.clone(),
         });
-        Ok(Response::new(wire::ListTransfersResponse {
+        Ok(Response::new(pb::ListTransfersResponse {
             transfers: rows.iter().map(to_transfer).collect(),
             pagination: Some(pagination),
         }))
     }
 }
 
-fn to_transfer(transfer: &Transfer) -> wire::BankTransfer {
-    wire::BankTransfer {
+fn to_transfer(transfer: &Transfer) -> pb::BankTransfer {
+    pb::BankTransfer {
         transfer_id: transfer.transfer_id.clone(),
         recipient_account: transfer.recipient_account.clone(),
         amount: Some(to_money(transfer.amount.kopecks())),

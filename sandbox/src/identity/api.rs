@@ -11,7 +11,7 @@ use events::Sqlite;
 use payments::{BusinessDay, clock};
 use proto::{
     common::v1 as common,
-    identity::v1::{self as wire, identity_service_server::IdentityService},
+    identity::v1::{self as pb, identity_service_server::IdentityService},
 };
 use rpc::{
     Caller,
@@ -27,13 +27,13 @@ use types::{
 use uuid::Uuid;
 
 use super::{
-    repo::{self, User},
-    rules::{self, Defaults, Limit, LimitType, TradingBasis},
-    tell::{Kind, event},
-    wire::{
+    convert::{
         account_of, amount, hash_name, kyc_level, limit_amount, limit_type, money, profile,
         to_limit_type,
     },
+    repo::{self, User},
+    rules::{self, Defaults, Limit, LimitType, TradingBasis},
+    tell::{Kind, event},
 };
 
 const SOURCE: &str = "identity";
@@ -90,10 +90,10 @@ impl Api {
         &self,
         user_id: &str,
         limit_type: LimitType,
-    ) -> Result<wire::LimitUse, Status> {
+    ) -> Result<pb::LimitUse, Status> {
         let limit = self.limit(user_id, limit_type).await?;
         let used = self.used(user_id, limit_type).await?;
-        Ok(wire::LimitUse {
+        Ok(pb::LimitUse {
             limit_type: to_limit_type(limit_type),
             daily_limit: Some(money(limit.daily)),
             used_today: Some(money(used)),
@@ -107,13 +107,13 @@ impl Api {
             .map_err(store)
     }
 
-    async fn limits(&self, user_id: &str) -> Result<wire::GetLimitsResponse, Status> {
+    async fn limits(&self, user_id: &str) -> Result<pb::GetLimitsResponse, Status> {
         self.user(user_id).await?;
         let mut limits = Vec::new();
         for limit_type in LimitType::ALL {
             limits.push(self.limit_use(user_id, limit_type).await?);
         }
-        Ok(wire::GetLimitsResponse {
+        Ok(pb::GetLimitsResponse {
             user_id: user_id.to_owned(),
             limits,
         })
@@ -126,7 +126,7 @@ impl Api {
         correlation_id: &str,
         reason: &str,
         act: impl FnOnce(&mut User) -> Kind,
-    ) -> Result<wire::UserProfile, Status> {
+    ) -> Result<pb::UserProfile, Status> {
         let mut tx = self.0.db.write().await.map_err(log_store)?;
         let found = repo::get(&mut *tx, user_id).await.map_err(store)?;
         let mut user = found.ok_or_else(unknown_user)?;
@@ -149,21 +149,21 @@ impl Api {
 impl IdentityService for Api {
     async fn get_user_profile(
         &self,
-        request: Request<wire::GetUserProfileRequest>,
-    ) -> Result<Response<wire::GetUserProfileResponse>, Status> {
+        request: Request<pb::GetUserProfileRequest>,
+    ) -> Result<Response<pb::GetUserProfileResponse>, Status> {
         rpc::caller(&request)?.require_user(&request.get_ref().user_id)?;
         let ask = request.into_inner();
         rpc::context::read(ask.context);
         let user = self.user(&ask.user_id).await?;
-        Ok(Response::new(wire::GetUserProfileResponse {
+        Ok(Response::new(pb::GetUserProfileResponse {
             profile: Some(profile(&user)),
         }))
     }
 
     async fn list_users(
         &self,
-        request: Request<wire::ListUsersRequest>,
-    ) -> Result<Response<wire::ListUsersResponse>, Status> {
+        request: Request<pb::ListUsersRequest>,
+    ) -> Result<Response<pb::ListUsersResponse>, Status> {
         let ask = request.into_inner();
         rpc::context::read(ask.context);
         let page = page::parse(ask.pagination, page::filter_hash(&[]))?;
@@ -174,7 +174,7 @@ impl IdentityService for Api {
             created_us: user.created_at_us,
             id: user.user_id.clone(),
         });
-        Ok(Response::new(wire::ListUsersResponse {
+        Ok(Response::new(pb::ListUsersResponse {
             users: rows.iter().map(profile).collect(),
             pagination: Some(pagination),
         }))
@@ -182,8 +182,8 @@ impl IdentityService for Api {
 
     async fn check_limits(
         &self,
-        request: Request<wire::CheckLimitsRequest>,
-    ) -> Result<Response<wire::CheckLimitsResponse>, Status> {
+        request: Request<pb::CheckLimitsRequest>,
+    ) -> Result<Response<pb::CheckLimitsResponse>, Status> {
         rpc::caller(&request)?.require_user(&request.get_ref().user_id)?;
         let ask = request.into_inner();
         rpc::context::read(ask.context);
@@ -193,7 +193,7 @@ impl IdentityService for Api {
             && self.0.basis == TradingBasis::Notional
             && ask.notional.is_some()
         {
-            amount = super::wire::amount("notional", ask.notional.as_ref())?;
+            amount = super::convert::amount("notional", ask.notional.as_ref())?;
         }
         let user = self.user(&ask.user_id).await?;
         let limit = self.limit(&ask.user_id, limit_type).await?;
@@ -201,7 +201,7 @@ impl IdentityService for Api {
         let verdict = rules::check(user.standing(), limit_type, &limit, used, amount);
         tracing::info!(user_id = ask.user_id, limit_type = %limit_type, operation_type = ask.operation_type,
             amount = %amount, allowed = verdict.allowed.is_ok(), "limit checked");
-        Ok(Response::new(wire::CheckLimitsResponse {
+        Ok(Response::new(pb::CheckLimitsResponse {
             allowed: verdict.allowed.is_ok(),
             reason: verdict.allowed.err(),
             remaining: Some(money(verdict.remaining)),
@@ -210,8 +210,8 @@ impl IdentityService for Api {
 
     async fn check_sanctions(
         &self,
-        request: Request<wire::CheckSanctionsRequest>,
-    ) -> Result<Response<wire::CheckSanctionsResponse>, Status> {
+        request: Request<pb::CheckSanctionsRequest>,
+    ) -> Result<Response<pb::CheckSanctionsResponse>, Status> {
         let ask = request.into_inner();
         rpc::context::read(ask.context);
         let user = self.user(&ask.user_id).await?;
@@ -220,7 +220,7 @@ impl IdentityService for Api {
         } else {
             String::new()
         };
-        Ok(Response::new(wire::CheckSanctionsResponse {
+        Ok(Response::new(pb::CheckSanctionsResponse {
             hit: user.sanctioned,
             reason,
         }))
@@ -228,8 +228,8 @@ impl IdentityService for Api {
 
     async fn get_limits(
         &self,
-        request: Request<wire::GetLimitsRequest>,
-    ) -> Result<Response<wire::GetLimitsResponse>, Status> {
+        request: Request<pb::GetLimitsRequest>,
+    ) -> Result<Response<pb::GetLimitsResponse>, Status> {
         rpc::caller(&request)?.require_user(&request.get_ref().user_id)?;
         let ask = request.into_inner();
         rpc::context::read(ask.context);
@@ -238,8 +238,8 @@ impl IdentityService for Api {
 
     async fn create_user(
         &self,
-        request: Request<wire::CreateUserRequest>,
-    ) -> Result<Response<wire::CreateUserResponse>, Status> {
+        request: Request<pb::CreateUserRequest>,
+    ) -> Result<Response<pb::CreateUserResponse>, Status> {
         let ask = request.into_inner();
         let context = rpc::context::write(ask.context)?;
         let generated = ask.user_id.is_empty();
@@ -284,7 +284,7 @@ impl IdentityService for Api {
             if stored.idempotency_key != user.idempotency_key {
                 return Err(already_exists("USER_EXISTS", "User already exists"));
             }
-            return Ok(Response::new(wire::CreateUserResponse {
+            return Ok(Response::new(pb::CreateUserResponse {
                 profile: Some(profile(&stored)),
             }));
         }
@@ -304,15 +304,15 @@ impl IdentityService for Api {
             .map_err(log_store)?;
         tx.commit().await.map_err(log_store)?;
         tracing::info!(user_id = user.user_id, "user created");
-        Ok(Response::new(wire::CreateUserResponse {
+        Ok(Response::new(pb::CreateUserResponse {
             profile: Some(profile(&user)),
         }))
     }
 
     async fn update_user(
         &self,
-        request: Request<wire::UpdateUserRequest>,
-    ) -> Result<Response<wire::UpdateUserResponse>, Status> {
+        request: Request<pb::UpdateUserRequest>,
+    ) -> Result<Response<pb::UpdateUserResponse>, Status> {
         let ask = request.into_inner();
         let context = rpc::context::write(ask.context)?;
         let kyc = kyc_level(ask.kyc_status)?;
@@ -330,15 +330,15 @@ impl IdentityService for Api {
                 Kind::Updated
             },
         );
-        Ok(Response::new(wire::UpdateUserResponse {
+        Ok(Response::new(pb::UpdateUserResponse {
             profile: Some(changed.await?),
         }))
     }
 
     async fn set_limit(
         &self,
-        request: Request<wire::SetLimitRequest>,
-    ) -> Result<Response<wire::SetLimitResponse>, Status> {
+        request: Request<pb::SetLimitRequest>,
+    ) -> Result<Response<pb::SetLimitResponse>, Status> {
         let ask = request.into_inner();
         let context = rpc::context::write(ask.context)?;
         let limit_type = limit_type(ask.limit_type)?;
@@ -367,37 +367,37 @@ impl IdentityService for Api {
             .await
             .map_err(log_store)?;
         tx.commit().await.map_err(log_store)?;
-        Ok(Response::new(wire::SetLimitResponse {
+        Ok(Response::new(pb::SetLimitResponse {
             limit: Some(self.limit_use(&ask.user_id, limit_type).await?),
         }))
     }
 
     async fn block_user(
         &self,
-        request: Request<wire::BlockUserRequest>,
-    ) -> Result<Response<wire::BlockUserResponse>, Status> {
+        request: Request<pb::BlockUserRequest>,
+    ) -> Result<Response<pb::BlockUserResponse>, Status> {
         let ask = request.into_inner();
         let context = rpc::context::write(ask.context)?;
         let changed = self.change(&ask.user_id, &context.correlation_id, &ask.reason, |user| {
             user.blocked.get_or_insert_with(|| ask.reason.clone());
             Kind::Blocked
         });
-        Ok(Response::new(wire::BlockUserResponse {
+        Ok(Response::new(pb::BlockUserResponse {
             profile: Some(changed.await?),
         }))
     }
 
     async fn unblock_user(
         &self,
-        request: Request<wire::UnblockUserRequest>,
-    ) -> Result<Response<wire::UnblockUserResponse>, Status> {
+        request: Request<pb::UnblockUserRequest>,
+    ) -> Result<Response<pb::UnblockUserResponse>, Status> {
         let ask = request.into_inner();
         let context = rpc::context::write(ask.context)?;
         let changed = self.change(&ask.user_id, &context.correlation_id, &ask.reason, |user| {
             user.blocked = None;
             Kind::Unblocked
         });
-        Ok(Response::new(wire::UnblockUserResponse {
+        Ok(Response::new(pb::UnblockUserResponse {
             profile: Some(changed.await?),
         }))
     }

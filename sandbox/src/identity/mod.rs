@@ -6,14 +6,14 @@
 //! | `repo` | the store |
 //! | `uses` | what of the limits the platform's events have used up today |
 //! | `tell` | events of users |
-//! | `api`, `wire` | `IdentityService` and the HTTP reads |
+//! | `api`, `convert` | `IdentityService` and the HTTP reads |
 
 mod api;
+mod convert;
 mod repo;
 mod rules;
 mod tell;
 mod uses;
-mod wire;
 
 use futures::future::BoxFuture;
 use std::{path::PathBuf, sync::Arc};

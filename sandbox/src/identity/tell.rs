@@ -3,7 +3,7 @@
 use events::Event;
 use payments::clock;
 use prost::Message;
-use proto::{convert::to_timestamp_us, identity::v1 as wire};
+use proto::{convert::to_timestamp_us, identity::v1 as pb};
 use uuid::Uuid;
 
 const SOURCE: &str = "identity";
@@ -29,7 +29,7 @@ pub fn event(kind: Kind, user_id: &str, reason: &str, correlation_id: &str) -> E
         ($message:ident) => {
             (
                 stringify!($message),
-                wire::$message {
+                pb::$message {
                     context,
                     user_id: user,
                     reason,

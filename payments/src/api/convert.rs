@@ -2,8 +2,8 @@
 
 use proto::{
     common::v1 as common,
-    convert::{self, to_money, to_timestamp_us},
-    payments::v1 as wire,
+    convert::{money_minor, to_money, to_timestamp_us},
+    payments::v1 as pb,
 };
 use tonic::Status;
 
@@ -21,7 +21,7 @@ pub fn money(amount: Rub) -> common::Money {
 
 /// A required amount of roubles above zero.
 pub fn rub(field: &'static str, amount: Option<&common::Money>) -> Result<Rub, Status> {
-    convert::money_minor(amount)
+    money_minor(amount)
         .map(Rub::from_kopecks)
         .map_err(|error| rpc::status::invalid_argument(field, error.to_string()))
 }
@@ -34,22 +34,22 @@ pub fn claimed_rub(amount: Option<&common::Money>) -> Option<Rub> {
 }
 
 pub fn method(method: i32) -> Result<PaymentMethod, Status> {
-    match wire::PaymentMethod::try_from(method) {
-        Ok(wire::PaymentMethod::SbpC2b) => Ok(PaymentMethod::SbpC2b),
-        Ok(wire::PaymentMethod::SbpQr) => Ok(PaymentMethod::SbpQr),
-        Ok(wire::PaymentMethod::BankTransfer) => Ok(PaymentMethod::BankTransfer),
-        Ok(wire::PaymentMethod::Unspecified) | Err(_) => Err(rpc::status::invalid_argument(
+    match pb::PaymentMethod::try_from(method) {
+        Ok(pb::PaymentMethod::SbpC2b) => Ok(PaymentMethod::SbpC2b),
+        Ok(pb::PaymentMethod::SbpQr) => Ok(PaymentMethod::SbpQr),
+        Ok(pb::PaymentMethod::BankTransfer) => Ok(PaymentMethod::BankTransfer),
+        Ok(pb::PaymentMethod::Unspecified) | Err(_) => Err(rpc::status::invalid_argument(
             "method",
             "must be SBP_C2B, SBP_QR or BANK_TRANSFER",
         )),
     }
 }
 
-pub fn to_method(method: PaymentMethod) -> wire::PaymentMethod {
+pub fn to_method(method: PaymentMethod) -> pb::PaymentMethod {
     match method {
-        PaymentMethod::SbpC2b => wire::PaymentMethod::SbpC2b,
-        PaymentMethod::SbpQr => wire::PaymentMethod::SbpQr,
-        PaymentMethod::BankTransfer => wire::PaymentMethod::BankTransfer,
+        PaymentMethod::SbpC2b => pb::PaymentMethod::SbpC2b,
+        PaymentMethod::SbpQr => pb::PaymentMethod::SbpQr,
+        PaymentMethod::BankTransfer => pb::PaymentMethod::BankTransfer,
     }
 }
 
@@ -77,8 +77,8 @@ pub fn to_status(status: PaymentStatus) -> i32 {
     status as i32
 }
 
-pub fn intent(intent: &Intent) -> wire::PaymentIntent {
-    wire::PaymentIntent {
+pub fn intent(intent: &Intent) -> pb::PaymentIntent {
+    pb::PaymentIntent {
         payment_id: intent.payment_id.clone(),
         user_id: intent.user_id.clone(),
         amount: Some(money(intent.amount)),
@@ -92,8 +92,8 @@ pub fn intent(intent: &Intent) -> wire::PaymentIntent {
     }
 }
 
-pub fn payout(payout: &Payout) -> wire::Payout {
-    wire::Payout {
+pub fn payout(payout: &Payout) -> pb::Payout {
+    pb::Payout {
         payout_id: payout.payout_id.clone(),
         user_id: payout.user_id.clone(),
         amount: Some(money(payout.amount)),
@@ -110,10 +110,10 @@ pub fn payout(payout: &Payout) -> wire::Payout {
     }
 }
 
-pub fn report(report: &Report) -> wire::ReconcileReport {
+pub fn report(report: &Report) -> pb::ReconcileReport {
     let assessment = &report.assessment;
     let explained = &assessment.explained;
-    wire::ReconcileReport {
+    pb::ReconcileReport {
         report_id: report.report_id.clone(),
         business_date: Some(to_timestamp_us(report.day.start_us())),
         bank_balance: Some(money(assessment.bank_balance)),
@@ -151,8 +151,7 @@ impl From<Fault> for Status {
             Fault::DepositNotRefundable => failed_precondition("DEPOSIT_NOT_REFUNDABLE", text),
             Fault::AccountMismatch => failed_precondition("BANK_ACCOUNT_MISMATCH", text),
             Fault::Invalid { field, problem } => invalid_argument(field, problem),
-            Fault::Peer(status) => status,
-            Fault::Away(what) => unavailable(what, 1_000),
+            Fault::Call(error) => error.into(),
             Fault::Bank(error @ (BankError::Unavailable(_) | BankError::Protocol(_))) => {
                 tracing::warn!(%error, "bank call failed");
                 unavailable("Bank", 1_000)

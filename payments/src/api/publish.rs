@@ -3,16 +3,16 @@
 
 use events::Event;
 use prost::Message;
-use proto::{convert::to_timestamp_us, payments::v1 as wire};
+use proto::{convert::to_timestamp_us, payments::v1 as pb};
 use uuid::Uuid;
 
-use super::wire::{money, to_method};
+use super::convert::{money, to_method};
 use crate::{intent::Intent, payout::Payout, repo::reports::Report};
 
 const SOURCE: &str = "payments";
 
 pub fn intent_created(intent: &Intent) -> Event {
-    let message = wire::PaymentIntentCreatedEvent {
+    let message = pb::PaymentIntentCreatedEvent {
         context: context(&intent.correlation_id, intent.created_at_us),
         payment_id: intent.payment_id.clone(),
         user_id: intent.user_id.clone(),
@@ -30,7 +30,7 @@ pub fn intent_created(intent: &Intent) -> Event {
 }
 
 pub fn fiat_deposited(intent: &Intent, now_us: i64) -> Event {
-    let message = wire::FiatDepositedEvent {
+    let message = pb::FiatDepositedEvent {
         context: context(&intent.correlation_id, now_us),
         user_id: intent.user_id.clone(),
         amount: Some(money(intent.amount)),
@@ -47,7 +47,7 @@ pub fn fiat_deposited(intent: &Intent, now_us: i64) -> Event {
 }
 
 pub fn payout_confirmed(payout: &Payout, now_us: i64) -> Event {
-    let message = wire::PayoutConfirmedEvent {
+    let message = pb::PayoutConfirmedEvent {
         context: context(&payout.correlation_id, now_us),
         user_id: payout.user_id.clone(),
         amount: Some(money(payout.amount)),
@@ -64,7 +64,7 @@ pub fn payout_confirmed(payout: &Payout, now_us: i64) -> Event {
 }
 
 pub fn payout_failed(payout: &Payout, now_us: i64) -> Event {
-    let message = wire::PayoutFailedEvent {
+    let message = pb::PayoutFailedEvent {
         context: context(&payout.correlation_id, now_us),
         user_id: payout.user_id.clone(),
         amount: Some(money(payout.amount)),
@@ -82,7 +82,7 @@ pub fn payout_failed(payout: &Payout, now_us: i64) -> Event {
 }
 
 pub fn reconciliation_alert(report: &Report, correlation_id: &str) -> Event {
-    let message = wire::ReconciliationAlertEvent {
+    let message = pb::ReconciliationAlertEvent {
         context: context(correlation_id, report.created_at_us),
         report_id: report.report_id.clone(),
         severity: "critical".to_owned(),
@@ -103,7 +103,7 @@ pub fn read_alert(event: &Event) -> Option<(String, String)> {
     if event.short_type() != "ReconciliationAlertEvent" {
         return None;
     }
-    let alert = wire::ReconciliationAlertEvent::decode(event.payload.as_slice()).ok()?;
+    let alert = pb::ReconciliationAlertEvent::decode(event.payload.as_slice()).ok()?;
     Some((alert.report_id, alert.text))
 }
 

@@ -3,7 +3,7 @@
 use proto::{
     common::v1 as common,
     convert::{self, to_decimal, to_timestamp_us},
-    identity::v1 as wire,
+    identity::v1 as pb,
 };
 use rpc::status::invalid_argument;
 use sha2::{Digest, Sha256};
@@ -12,13 +12,13 @@ use types::Decimal;
 
 use super::{repo::User, rules::LimitType};
 
-pub fn profile(user: &User) -> wire::UserProfile {
+pub fn profile(user: &User) -> pb::UserProfile {
     let status = if user.blocked.is_some() {
-        wire::UserStatus::Blocked
+        pb::UserStatus::Blocked
     } else {
-        wire::UserStatus::Active
+        pb::UserStatus::Active
     };
-    wire::UserProfile {
+    pb::UserProfile {
         user_id: user.user_id.clone(),
         kyc_status: user.kyc_level,
         bank_account: user.bank_account.clone(),
