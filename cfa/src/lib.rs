@@ -5,7 +5,8 @@
 //! |---|---|
 //! | `saga`, `plan`, `model` | the rules as pure functions and values: no clock, no I/O |
 //! | `service` | the use cases: perform what the saga says, store what it brought |
-//! | `api` | wire shapes: the RPC service, HTTP reads, events in and out, calls to other services |
+//! | `peers` | calls to other services |
+//! | `api` | messages: the RPC service, HTTP reads, events in and out |
 //! | `repo` | SQL |
 //!
 //! What is ordered on chain goes through [`chain::Connector`], in that crate's own types.
@@ -18,6 +19,7 @@ mod api;
 pub mod clock;
 pub mod error;
 pub mod model;
+mod peers;
 pub mod plan;
 mod repo;
 pub mod saga;
@@ -94,7 +96,7 @@ pub fn start(
         let repo = repo::Repo::open(&config.data_dir.join("cfa.sqlite")).await?;
         let contracts = service::bootstrap::contracts(&repo, &deps.chain).await?;
         service::bootstrap::money_instrument(&repo, &contracts, clock::system_us()).await?;
-        let peers = api::peers::Peers::new(deps.ledger, deps.payments, deps.identity, deps.market);
+        let peers = peers::Peers::new(deps.ledger, deps.payments, deps.identity, deps.market);
         let db = repo.db();
         let health = rpc::Health::new("cfa");
         let service = Arc::new(service::Service::new(

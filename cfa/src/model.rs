@@ -1,14 +1,15 @@
 //! The rows of this service in its own types. Numbers of enumerations are those of the contract,
 //! which are also those in the database.
 
+use service_clients::OperationType;
 use types::Decimal;
 
 use crate::saga::Facts;
 
-/// The money claim (specification 1.1).
-pub const CFA_RUB: &str = "CFA-RUB";
-/// Its digits behind the point; the ledger has the same from the start.
-pub const CFA_RUB_DECIMALS: u8 = 2;
+pub use types::CFA_RUB;
+/// Digits of the money claim; the ledger has the same from the start.
+pub use types::instrument::MONEY_DECIMALS as CFA_RUB_DECIMALS;
+
 /// Owner of the fee account and of the redemption account, on chain and in the ledger.
 pub const FEES: &str = "system:fees";
 pub const REDEMPTION_ACCOUNT: &str = "system:redemption";
@@ -109,6 +110,12 @@ coded! {
     }
 }
 
+impl From<Kind> for OperationType {
+    fn from(kind: Kind) -> Self {
+        Self::from_code(kind.code()).expect("the numbers are those of the contract")
+    }
+}
+
 coded! {
     /// Which process an operation goes through. Part of the idempotency scope (T12).
     Flow {
@@ -148,15 +155,11 @@ coded! {
 /// Fixed texts of T51 and T35.
 pub const REVERTED_MESSAGE: &str = "Blockchain transaction reverted";
 pub const PAYOUT_FAILED_MESSAGE: &str = "Payout failed, tokens returned";
-pub const LIMIT_EXCEEDED_MESSAGE: &str = "Limit exceeded";
 /// What a blocked user's own call is refused with.
 pub const USER_BLOCKED_MESSAGE: &str = "User is blocked";
 
 /// The reason of a limit refusal (specification 3.2; case-sensitive, T35).
-pub fn limit_rejection(reason: Option<String>) -> (Rejection, String) {
-    let message = reason
-        .filter(|text| !text.is_empty())
-        .unwrap_or_else(|| LIMIT_EXCEEDED_MESSAGE.to_owned());
+pub fn limit_rejection(message: String) -> (Rejection, String) {
     let code = if message.contains("KYC") {
         Rejection::KycRequired
     } else {
@@ -447,19 +450,16 @@ mod tests {
     #[test]
     fn r042_reason_of_a_limit_refusal() {
         assert_eq!(
-            limit_rejection(Some("KYC level too low".into())),
+            limit_rejection("KYC level too low".into()),
             (Rejection::KycRequired, "KYC level too low".into())
         );
         assert_eq!(
-            limit_rejection(Some("Daily limit".into())),
+            limit_rejection("Daily limit".into()),
             (Rejection::LimitExceeded, "Daily limit".into())
         );
+        assert_eq!(limit_rejection("kyc".into()).0, Rejection::LimitExceeded);
         assert_eq!(
-            limit_rejection(Some("kyc".into())).0,
-            Rejection::LimitExceeded
-        );
-        assert_eq!(
-            limit_rejection(None),
+            limit_rejection("Limit exceeded".into()),
             (Rejection::LimitExceeded, "Limit exceeded".into())
         );
     }

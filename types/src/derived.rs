@@ -7,6 +7,7 @@
 //! | child: hold of an order, operation of a trade | its parent and a name |
 //! | key hash, session key, hold opened by a call | user and key, under one namespace |
 //! | source and batch of settlement | node and sequences |
+//! | redemption and its hold, operation of a holder | names of the CFA service |
 
 use alloc::format;
 use alloc::string::String;
@@ -124,6 +125,26 @@ pub fn client_order_number(text: &str) -> u64 {
             (high ^ low).max(1)
         }
     }
+}
+
+/// Id of a name of the CFA service.
+fn cfa_uuid(name: &str) -> Id128 {
+    Id128::from_u128(Uuid::new_v5(&Uuid::NAMESPACE_OID, name.as_bytes()).as_u128())
+}
+
+/// Ledger hold of the redemption of CFA-RUB that an operation makes.
+pub fn redemption_hold(operation_id: &str) -> Id128 {
+    cfa_uuid(&format!("{operation_id}:hold"))
+}
+
+/// The redemption of an issue.
+pub fn issue_redemption(instrument_id: &str) -> Id128 {
+    cfa_uuid(&format!("redemption:{instrument_id}"))
+}
+
+/// Operation of one holder in one attempt of an issue's redemption.
+pub fn holder_redemption(attempt: &str) -> Id128 {
+    cfa_uuid(attempt)
 }
 
 /// Source name under which the ledger keeps settlement's position.
@@ -252,6 +273,14 @@ mod tests {
             (
                 session_key("u1", "s"),
                 "de130481-7e4a-595e-b02d-b6007a33ae9e",
+            ),
+            (
+                redemption_hold("op-1"),
+                "1f4ea32a-9e68-5ecb-9246-2e3eb541a023",
+            ),
+            (
+                issue_redemption("BOND-1"),
+                "b5aff749-76ef-50bf-99ce-063b69fd217d",
             ),
         ] {
             assert_eq!(id.to_string(), text);

@@ -3,7 +3,6 @@
 pub mod consumers;
 mod convert;
 mod http;
-pub mod peers;
 pub mod publish;
 
 use std::sync::Arc;

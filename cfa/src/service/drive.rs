@@ -6,16 +6,18 @@
 
 use std::time::Duration;
 
-use uuid::Uuid;
+use service_clients::ledger::{Operation as LedgerOperation, Posting};
+use service_clients::{CallError, OperationType, caused_by};
+use types::{Amount, Minor, derived, subaccount};
 
 use super::{Service, unsigned};
-use crate::api::peers::{LedgerKind, LedgerOperation, MARKET, Posting};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
-    CFA_RUB, CFA_RUB_DECIMALS, FEES, Flow, Instrument, Operation, PAYOUT_FAILED_MESSAGE,
-    REVERTED_MESSAGE, Rejection, Status, SuspendedDeposit,
+    CFA_RUB, Flow, Instrument, Operation, PAYOUT_FAILED_MESSAGE, REVERTED_MESSAGE, Rejection,
+    Status, SuspendedDeposit,
 };
+use crate::peers::{self, MARKET};
 use crate::saga::{self, Chain, End, Payout, Step};
 use chain::{Action, Address, ChainError, ReceiptStatus, Trade, TxHash};
 
@@ -54,13 +56,11 @@ impl Service {
                 Step::StartPayout => self.start_payout(&mut operation).await?,
                 Step::ReleasePayout => self.release_payout(&mut operation).await?,
                 Step::CancelPayout => {
-                    self.peers
-                        .cancel_payout(
-                            &operation.correlation_id,
-                            &operation.external_ref,
-                            "BURN_REVERTED",
-                        )
-                        .await?;
+                    let context = caused_by(&operation.correlation_id);
+                    let payout_id = &operation.external_ref;
+                    let payments = &self.peers.payments;
+                    let cancelled = payments.cancel_payout(&context, payout_id, "BURN_REVERTED");
+                    cancelled.await?;
                     operation.facts.payout = Payout::Cancelled;
                     self.save(&mut operation).await?;
                 }
@@ -109,13 +109,9 @@ impl Service {
     /// Money leaves the reach of its owner before anything happens on chain. A refusal takes the intention back.
     async fn gate(&self, operation: &mut Operation) -> Result<(), Error> {
         let gated = if operation.flow == Flow::RedeemRub {
-            let hold_id = Uuid::new_v5(
-                &Uuid::NAMESPACE_OID,
-                format!("{}:hold", operation.operation_id).as_bytes(),
-            )
-            .to_string();
-            let held = self.hold_redemption(operation, &hold_id).await;
-            operation.hold_id = Some(hold_id);
+            let hold_id = derived::redemption_hold(&operation.operation_id);
+            let held = self.hold_redemption(operation, hold_id).await;
+            operation.hold_id = Some(hold_id.to_string());
             held
         } else {
             let posted = self.ledger_operation(operation).await?;
@@ -163,29 +159,28 @@ impl Service {
     /// The postings that mirror what the chain will do (T18).
     async fn ledger_operation(&self, operation: &Operation) -> Result<LedgerOperation, Error> {
         let instrument = self.known_instrument(&operation.instrument_id).await?;
+        let amount = peers::units(&instrument, operation.units_minor)?;
         let units = |debit: String, credit: String, unsettled| Posting {
             debit,
             credit,
-            instrument_id: instrument.instrument_id.clone(),
-            amount_minor: operation.units_minor,
-            decimals: instrument.decimals,
+            amount,
+            hold: None,
             unsettled,
         };
-        let money = |debit: String, credit: String, amount_minor| Posting {
+        let money = |debit: String, credit: String, kopecks| Posting {
             debit,
             credit,
-            instrument_id: CFA_RUB.into(),
-            amount_minor,
-            decimals: CFA_RUB_DECIMALS,
+            amount: Amount::rubles(Minor(kopecks)),
+            hold: None,
             unsettled: true,
         };
-        let of = |user_id: &str, instrument_id: &str| format!("{user_id}:{instrument_id}");
-        let reserve = format!("system:reserve:{}", instrument.instrument_id);
+        let of = subaccount::of_user;
+        let reserve = subaccount::reserve(&instrument.instrument_id);
         let mut postings = Vec::new();
         match operation.flow {
             Flow::IssueInvestment => {
                 if operation.payment_minor > 0 {
-                    let pass = format!("system:reserve:{CFA_RUB}");
+                    let pass = subaccount::reserve(CFA_RUB);
                     postings.push(Posting {
                         unsettled: false,
                         ..money(
@@ -237,19 +232,20 @@ impl Service {
                 if operation.fee_minor > 0 {
                     postings.push(money(
                         of(to, CFA_RUB),
-                        format!("{FEES}:{CFA_RUB}"),
+                        subaccount::fees(CFA_RUB),
                         operation.fee_minor,
                     ));
                 }
             }
             flow => unreachable!("{} has no ledger operation of its own", flow.name()),
         }
-        Ok(LedgerOperation {
-            operation_id: operation.operation_id.clone(),
-            kind: LedgerKind::Of(operation.flow.kind()),
-            user_id: operation.user_id.clone(),
+        let (id, kind) = (&operation.operation_id, operation.flow.kind());
+        Ok(peers::operation(
+            id,
+            kind.into(),
+            &operation.user_id,
             postings,
-        })
+        ))
     }
 
     /// What the operation orders on chain, and whom that needs on the allow-list.
@@ -401,15 +397,14 @@ impl Service {
         let profile = self
             .peers
             .profile(&operation.correlation_id, &operation.user_id)
-            .await?
-            .ok_or(Refusal::UserNotFound)?;
+            .await?;
         let started = self
             .peers
             .initiate_payout(
                 &operation.correlation_id,
                 &operation.external_ref,
                 &operation.user_id,
-                operation.units_minor,
+                Minor(operation.units_minor),
                 &profile.bank_account,
             )
             .await;
@@ -427,11 +422,11 @@ impl Service {
     /// Lets the money leave. A refusal is tried again, since payments may see the burn later. After
     /// `submit_attempts_max` refusals `report_releases` counts the payout.
     async fn release_payout(&self, operation: &mut Operation) -> Result<(), Error> {
-        let released = self
-            .peers
-            .release_payout(&operation.correlation_id, &operation.external_ref)
-            .await;
-        if matches!(released, Err(Error::Peer { .. }))
+        let context = caused_by(&operation.correlation_id);
+        let payments = &self.peers.payments;
+        let released = payments.release_payout(&context, &operation.external_ref);
+        let released = released.await;
+        if matches!(released, Err(CallError::Refused(_)))
             && operation.attempts < self.config.submit_attempts_max
         {
             operation.attempts += 1;
@@ -458,10 +453,11 @@ impl Service {
 
     async fn settle_gate(&self, operation: &mut Operation) -> Result<(), Error> {
         if operation.flow == Flow::RedeemRub {
-            let hold_id = operation.hold_id.as_deref().unwrap_or_default();
-            self.peers
-                .consume_hold(&operation.correlation_id, hold_id, &operation.operation_id)
-                .await?;
+            let hold_id = peers::hold_id(operation.hold_id.as_deref())?;
+            let context = caused_by(&operation.correlation_id);
+            let (kind, id) = (OperationType::Redemption, &operation.operation_id);
+            let ledger = &self.peers.ledger;
+            ledger.consume_hold(&context, hold_id, kind, id).await?;
         } else {
             let tx_hash = operation.tx_hash.as_deref().unwrap_or_default();
             self.peers
@@ -517,10 +513,10 @@ impl Service {
                 Chain::Succeeded => "Payout failed",
                 _ => "Burn reverted",
             };
-            let hold_id = operation.hold_id.as_deref().unwrap_or_default();
-            self.peers
-                .release_hold(&operation.correlation_id, hold_id, reason)
-                .await?;
+            let hold_id = peers::hold_id(operation.hold_id.as_deref())?;
+            let context = caused_by(&operation.correlation_id);
+            let ledger = &self.peers.ledger;
+            ledger.release_hold(&context, hold_id, reason).await?;
         } else {
             self.peers
                 .reverse(

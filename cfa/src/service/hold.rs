@@ -4,12 +4,14 @@
 
 use std::time::Duration;
 
-use types::Decimal;
+use service_clients::ledger::NewHold;
+use service_clients::{CallError, TradingHold, caused_by};
+use types::{Amount, CFA_RUB, Id128, Minor, subaccount};
 
 use super::Service;
-use crate::api::peers::{MARKET, TradingHold};
 use crate::error::Error;
 use crate::model::{CFA_RUB_DECIMALS, Operation};
+use crate::peers::{MARKET, SOURCE};
 
 /// The market may answer before the ledger has given the money back: so often, with such pauses,
 /// the hold is tried again.
@@ -26,31 +28,32 @@ impl Service {
     pub(super) async fn hold_redemption(
         &self,
         operation: &Operation,
-        hold_id: &str,
+        hold_id: Id128,
     ) -> Result<(), Error> {
         let shortage = match self.create_redemption_hold(operation, hold_id).await {
             Err(error) if error.is_insufficient() => error,
             other => return other,
         };
         let (correlation_id, user_id) = (&operation.correlation_id, &operation.user_id);
-        let trading = self.peers.trading_hold(correlation_id, user_id).await?;
-        let available = self.peers.available(correlation_id, user_id).await?;
+        let context = caused_by(correlation_id);
+        let trading = self.peers.market.trading_hold(&context, user_id).await?;
+        let account = subaccount::of_user(user_id, CFA_RUB);
+        let balance = self.peers.ledger.balance(&context, &account).await?;
+        let available = balance.available.to_minor(CFA_RUB_DECIMALS);
+        let available = available.map_err(|error| Error::Damaged(error.to_string()))?;
         let missing = operation.units_minor - available.max(0);
         let cover = trading
             .as_ref()
-            .filter(|hold| missing > 0 && hold.undrawn_minor >= missing);
+            .filter(|hold| missing > 0 && hold.undrawn.0 >= missing);
         if let Some(hold) = cover {
             let key = format!("{hold_id}:cover");
-            let rest = hold.undrawn_minor - missing;
-            let adjusted = self
-                .peers
-                .set_undrawn(correlation_id, &key, &hold.hold_id, rest)
-                .await;
-            match adjusted {
+            let rest = Minor(hold.undrawn.0 - missing);
+            let market = &self.peers.market;
+            match market.set_undrawn(&context, &key, hold.hold_id, rest).await {
                 Ok(()) => {}
                 // orders drew it meanwhile, or the hold was closed
-                Err(Error::Peer { .. }) => return Err(with_trading(shortage, Some(hold))),
-                Err(error) => return Err(error),
+                Err(CallError::Refused(_)) => return Err(with_trading(shortage, Some(hold))),
+                Err(error) => return Err(error.into()),
             }
         } else if missing > 0 {
             return Err(with_trading(shortage, trading.as_ref()));
@@ -67,27 +70,30 @@ impl Service {
     async fn create_redemption_hold(
         &self,
         operation: &Operation,
-        hold_id: &str,
+        hold_id: Id128,
     ) -> Result<(), Error> {
         let reason = format!("Redemption payout {}", operation.external_ref);
-        self.peers
-            .create_hold(
-                &operation.correlation_id,
-                hold_id,
-                &operation.user_id,
-                operation.units_minor,
-                &reason,
-            )
-            .await
+        let new = NewHold {
+            hold_id,
+            subaccount_id: &subaccount::of_user(&operation.user_id, CFA_RUB),
+            amount: Amount::rubles(Minor(operation.units_minor)),
+            reason: &reason,
+            owner: SOURCE,
+            destination: Some(&subaccount::reserve(CFA_RUB)),
+        };
+        let context = caused_by(&operation.correlation_id);
+        self.peers.ledger.create_hold(&context, new).await?;
+        Ok(())
     }
 }
 
 /// The ledger's breakdown, with what of the held is trading's.
 fn with_trading(mut shortage: Error, trading: Option<&TradingHold>) -> Error {
     if let Error::Peer { facts, .. } = &mut shortage {
-        let figures = trading.map_or((0, 0), |hold| (hold.undrawn_minor, hold.drawn_minor));
-        for (name, amount_minor) in [("undrawn", figures.0), ("drawn", figures.1)] {
-            let amount = Decimal::from_minor(amount_minor, CFA_RUB_DECIMALS);
+        let figures = trading.map(|hold| (hold.undrawn, hold.drawn));
+        let (undrawn, drawn) = figures.unwrap_or_default();
+        for (name, amount) in [("undrawn", undrawn), ("drawn", drawn)] {
+            let amount = Amount::rubles(amount).decimal();
             facts.insert(name.to_owned(), amount.to_string());
         }
     }

@@ -75,8 +75,7 @@ impl Service {
         )?;
         self.peers
             .profile(&asked.correlation_id, &request.issuer_id)
-            .await?
-            .ok_or(Refusal::UserNotFound)?;
+            .await?;
         if self
             .repo
             .instrument(&instrument.instrument_id)

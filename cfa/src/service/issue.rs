@@ -1,13 +1,12 @@
 //! IssueCfaRub (specification 4.1 rules 1 to 3), IssueInvestmentCfa (T18) and the list of deposits
 //! that were paid and refused (T24).
 
-use proto::common::v1::PaymentStatus;
-use types::Decimal;
+use service_clients::{LimitType, OperationType, PaymentStatus, caused_by};
+use types::{Decimal, Minor};
 use uuid::Uuid;
 
 use super::drive::{count, suspended};
 use super::{Asked, Service, Started, units};
-use crate::api::peers::{CheckedOperation, LimitType, PayoutState};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
@@ -64,26 +63,32 @@ impl Service {
         operation.external_ref = payment_id.to_owned();
         operation.to_user_id = user_id.to_owned();
 
-        let profile = self.peers.profile(&asked.correlation_id, user_id).await?;
+        let context = caused_by(&asked.correlation_id);
+        let profile = self.peers.profile(&asked.correlation_id, user_id).await;
         let refusal = match profile {
-            None if delivered.is_none() => return Err(Refusal::UserNotFound.into()),
             // the money is there already: it must not vanish with an error
-            None => Some((Rejection::KycRequired, "KYC: user not found".to_owned())),
-            Some(_) => match self
+            Err(Error::Refused(Refusal::UserNotFound)) if delivered.is_some() => {
+                Some((Rejection::KycRequired, "KYC: user not found".to_owned()))
+            }
+            Err(error) => return Err(error),
+            Ok(_) => match self
                 .peers
+                .identity
                 .check_limits(
-                    &asked.correlation_id,
+                    &context,
                     user_id,
                     LimitType::Deposit,
+                    OperationType::Issuance,
                     amount,
-                    CheckedOperation::Issuance,
+                    None,
                 )
                 .await?
             {
                 Some(reason) => Some(limit_rejection(reason)),
                 None => self
                     .peers
-                    .check_sanctions(&asked.correlation_id, user_id, payment_id)
+                    .identity
+                    .check_sanctions(&context, user_id, payment_id)
                     .await?
                     .map(|reason| (Rejection::SanctionsHit, reason)),
             },
@@ -225,33 +230,20 @@ impl Service {
 
         self.peers
             .profile(&asked.correlation_id, &request.investor_id)
-            .await?
-            .ok_or(Refusal::UserNotFound)?;
+            .await?;
         let checked_amount = if request.payment_minor > 0 {
             Decimal::from_minor(request.payment_minor, CFA_RUB_DECIMALS)
         } else {
             request.amount
         };
-        let limits = self
-            .peers
-            .check_limits(
-                &asked.correlation_id,
-                &request.investor_id,
-                LimitType::Trading,
-                checked_amount,
-                CheckedOperation::Issuance,
-            )
-            .await?;
-        let mut refusal = limits.map(limit_rejection);
+        let context = caused_by(&asked.correlation_id);
+        let (identity, investor) = (&self.peers.identity, &request.investor_id);
+        let (limit, issue) = (LimitType::Trading, OperationType::Issuance);
+        let limits = identity.check_limits(&context, investor, limit, issue, checked_amount, None);
+        let mut refusal = limits.await?.map(limit_rejection);
         if refusal.is_none() {
-            let hit = self
-                .peers
-                .check_sanctions(
-                    &asked.correlation_id,
-                    &request.investor_id,
-                    &instrument.instrument_id,
-                )
-                .await?;
+            let hit = identity.check_sanctions(&context, investor, &instrument.instrument_id);
+            let hit = hit.await?;
             refusal = hit.map(|reason| (Rejection::SanctionsHit, reason));
         }
         let mut tx = self.repo.begin().await?;
@@ -370,7 +362,7 @@ impl Service {
             .latest_refund(&asked.correlation_id, payment_id)
             .await?;
         // One that the bank has made already, after its answer was lost, is only recorded: its payment is REFUNDED.
-        if state == Some(PayoutState::Succeeded) {
+        if state == Some(PaymentStatus::Success) {
             self.require(PaymentStatus::Refunded, asked, &deposit)
                 .await?;
         } else {
@@ -379,20 +371,19 @@ impl Service {
             let profile = self
                 .peers
                 .profile(&asked.correlation_id, &deposit.user_id)
-                .await?
-                .ok_or(Refusal::UserNotFound)?;
+                .await?;
             self.peers
                 .initiate_payout(
                     &asked.correlation_id,
                     &payout_id,
                     &deposit.user_id,
-                    deposit.amount_minor,
+                    Minor(deposit.amount_minor),
                     &profile.bank_account,
                 )
                 .await?;
-            self.peers
-                .release_payout(&asked.correlation_id, &payout_id)
-                .await?;
+            let context = caused_by(&asked.correlation_id);
+            let released = self.peers.payments.release_payout(&context, &payout_id);
+            released.await?;
         }
         let before = operation.status.name();
         let now_us = self.now_us();
@@ -423,17 +414,13 @@ impl Service {
         asked: &Asked,
         deposit: &SuspendedDeposit,
     ) -> Result<(), Error> {
-        let is_so = self
-            .peers
-            .is_deposit(
-                status,
-                &asked.correlation_id,
-                &deposit.payment_id,
-                &deposit.user_id,
-                deposit.amount_minor,
-            )
-            .await?;
-        if is_so {
+        let context = caused_by(&asked.correlation_id);
+        let (user_id, amount) = (&deposit.user_id, Minor(deposit.amount_minor));
+        let is_so =
+            self.peers
+                .payments
+                .has_deposit(&context, &deposit.payment_id, user_id, amount, status);
+        if is_so.await? {
             Ok(())
         } else {
             Err(Refusal::PaymentUnpaid.into())
@@ -446,12 +433,13 @@ impl Service {
         &self,
         correlation_id: &str,
         payment_id: &str,
-    ) -> Result<(String, Option<PayoutState>), Error> {
+    ) -> Result<(String, Option<PaymentStatus>), Error> {
         let mut payout_id = format!("{REFUND_PREFIX}{payment_id}");
         let mut tries = 1u32;
         loop {
-            let state = self.peers.payout(correlation_id, &payout_id).await?;
-            if state != Some(PayoutState::Failed) {
+            let context = caused_by(correlation_id);
+            let state = self.peers.payments.payout(&context, &payout_id).await?;
+            if !matches!(state, Some(PaymentStatus::Failed | PaymentStatus::Expired)) {
                 return Ok((payout_id, state));
             }
             tries += 1;

@@ -23,20 +23,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use types::Decimal;
-use uuid::Uuid;
+use service_clients::OperationType;
+use service_clients::ledger::{Operation as LedgerOperation, Posting};
+use types::{Amount, Decimal, Minor, derived, subaccount};
 
 use super::drive::count;
 use super::workers::leave;
 use super::{Asked, Service, unsigned};
-use crate::api::peers::{LedgerKind, LedgerOperation, Posting};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
-    CFA_RUB, CFA_RUB_DECIMALS, Flow, Instrument, InstrumentStatus, IssueRedemption, Operation,
-    REDEMPTION_ACCOUNT, REVERTED_MESSAGE, RedemptionLine, RedemptionReason, RedemptionStatus,
-    Rejection, Status,
+    CFA_RUB, Flow, Instrument, InstrumentStatus, IssueRedemption, Operation, REDEMPTION_ACCOUNT,
+    REVERTED_MESSAGE, RedemptionLine, RedemptionReason, RedemptionStatus, Rejection, Status,
 };
+use crate::peers;
 use crate::plan;
 use crate::repo::Inserted;
 use crate::saga::Chain;
@@ -113,11 +113,7 @@ impl Service {
             );
         }
         let redemption = IssueRedemption {
-            redemption_id: Uuid::new_v5(
-                &Uuid::NAMESPACE_OID,
-                format!("redemption:{instrument_id}").as_bytes(),
-            )
-            .to_string(),
+            redemption_id: derived::issue_redemption(instrument_id).to_string(),
             instrument_id: instrument_id.to_owned(),
             reason: request.reason,
             status: RedemptionStatus::Snapshot,
@@ -348,19 +344,19 @@ impl Service {
     ) -> Result<bool, Error> {
         let id = tried(format!("{}:fund", redemption.redemption_id), redemption);
         if redemption.total_minor > 0 {
-            let operation = LedgerOperation {
-                operation_id: id.clone(),
-                kind: LedgerKind::Payment,
-                user_id: instrument.issuer_id.clone(),
-                postings: vec![Posting {
-                    debit: format!("{}:{CFA_RUB}", instrument.issuer_id),
-                    credit: format!("{REDEMPTION_ACCOUNT}:{CFA_RUB}"),
-                    instrument_id: CFA_RUB.into(),
-                    amount_minor: redemption.total_minor,
-                    decimals: CFA_RUB_DECIMALS,
-                    unsettled: false,
-                }],
+            let posting = Posting {
+                debit: subaccount::of_user(&instrument.issuer_id, CFA_RUB),
+                credit: subaccount::of_user(REDEMPTION_ACCOUNT, CFA_RUB),
+                amount: Amount::rubles(Minor(redemption.total_minor)),
+                hold: None,
+                unsettled: false,
             };
+            let operation = peers::operation(
+                &id,
+                OperationType::Payment,
+                &instrument.issuer_id,
+                vec![posting],
+            );
             match self
                 .peers
                 .post(&redemption.redemption_id, &[operation], &[])
@@ -498,7 +494,7 @@ impl Service {
         for (address, line) in lines {
             let reference = format!("{}:{address}", redemption.redemption_id);
             let tried = tried(reference.clone(), redemption);
-            let operation_id = Uuid::new_v5(&Uuid::NAMESPACE_OID, tried.as_bytes()).to_string();
+            let operation_id = derived::holder_redemption(&tried).to_string();
             if served.contains(&reference) || refused.contains(&reference) {
                 continue;
             }
@@ -590,8 +586,8 @@ impl Service {
         let mut operations: Vec<_> = rows
             .iter()
             .map(|row| ledger_operation(row, instrument))
-            .filter(|operation| !operation.postings.is_empty())
-            .collect();
+            .filter(|made| !matches!(made, Ok(operation) if operation.postings.is_empty()))
+            .collect::<Result<_, _>>()?;
         if !operations.is_empty() {
             let scales = [(instrument.instrument_id.clone(), instrument.decimals)];
             let unposted = self
@@ -885,34 +881,31 @@ fn holder_address(operation: &Operation) -> Result<Address, Error> {
         .map_err(|_| Error::Damaged("holder address".into()))
 }
 
-fn ledger_operation(operation: &Operation, instrument: &Instrument) -> LedgerOperation {
+fn ledger_operation(
+    operation: &Operation,
+    instrument: &Instrument,
+) -> Result<LedgerOperation, Error> {
     let user_id = &operation.user_id;
     let has_account = user_id.parse::<Address>().is_err();
     let mut postings = Vec::new();
     if has_account && operation.payment_minor > 0 {
         postings.push(Posting {
-            debit: format!("{REDEMPTION_ACCOUNT}:{CFA_RUB}"),
-            credit: format!("{user_id}:{CFA_RUB}"),
-            instrument_id: CFA_RUB.into(),
-            amount_minor: operation.payment_minor,
-            decimals: CFA_RUB_DECIMALS,
+            debit: subaccount::of_user(REDEMPTION_ACCOUNT, CFA_RUB),
+            credit: subaccount::of_user(user_id, CFA_RUB),
+            amount: Amount::rubles(Minor(operation.payment_minor)),
+            hold: None,
             unsettled: true,
         });
     }
     if has_account && operation.units_minor > 0 {
         postings.push(Posting {
-            debit: format!("{user_id}:{}", instrument.instrument_id),
-            credit: format!("system:reserve:{}", instrument.instrument_id),
-            instrument_id: instrument.instrument_id.clone(),
-            amount_minor: operation.units_minor,
-            decimals: instrument.decimals,
+            debit: subaccount::of_user(user_id, &instrument.instrument_id),
+            credit: subaccount::reserve(&instrument.instrument_id),
+            amount: peers::units(instrument, operation.units_minor)?,
+            hold: None,
             unsettled: false,
         });
     }
-    LedgerOperation {
-        operation_id: operation.operation_id.clone(),
-        kind: LedgerKind::Of(operation.flow.kind()),
-        user_id: user_id.clone(),
-        postings,
-    }
+    let (id, kind) = (&operation.operation_id, operation.flow.kind());
+    Ok(peers::operation(id, kind.into(), user_id, postings))
 }

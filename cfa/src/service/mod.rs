@@ -34,10 +34,10 @@ use tokio::sync::watch;
 use types::Decimal;
 
 use crate::CfaConfig;
-use crate::api::peers::Peers;
 use crate::clock::Clock;
 use crate::error::{Error, Refusal};
 use crate::model::{Instrument, InstrumentStatus, Operation};
+use crate::peers::Peers;
 use crate::repo::Repo;
 use chain::{Address, Connector, Contracts};
 

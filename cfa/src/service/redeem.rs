@@ -1,12 +1,12 @@
 //! RedeemCfaRub (specification 4.1 rules 4, 5, 7; T06 to T10), its finalization and the AML stop;
 //! RedeemInvestmentCfa (D09).
 
+use service_clients::{LimitType, OperationType, PaymentStatus, caused_by};
 use types::Decimal;
 
 use super::drive::count;
 use super::issue::{replayed, taken};
 use super::{Asked, Service, Started, units};
-use crate::api::peers::{CheckedOperation, LimitType, PayoutState};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
@@ -35,11 +35,7 @@ impl Service {
         {
             return Ok(replayed(operation, units_minor));
         }
-        let profile = self
-            .peers
-            .profile(&asked.correlation_id, user_id)
-            .await?
-            .ok_or(Refusal::UserNotFound)?;
+        let profile = self.peers.profile(&asked.correlation_id, user_id).await?;
         if !profile.is_standard {
             return Err(Refusal::KycTooLowForWithdrawal.into());
         }
@@ -56,21 +52,14 @@ impl Service {
         operation.instrument_id = CFA_RUB.into();
         operation.external_ref = payout_id.to_owned();
         operation.from_user_id = user_id.to_owned();
-        let limits = self
-            .peers
-            .check_limits(
-                &asked.correlation_id,
-                user_id,
-                LimitType::Withdrawal,
-                amount,
-                CheckedOperation::Withdrawal,
-            )
-            .await?;
-        let mut refusal = limits.map(limit_rejection);
+        let context = caused_by(&asked.correlation_id);
+        let identity = &self.peers.identity;
+        let (limit, kind) = (LimitType::Withdrawal, OperationType::Withdrawal);
+        let limits = identity.check_limits(&context, user_id, limit, kind, amount, None);
+        let mut refusal = limits.await?.map(limit_rejection);
         if refusal.is_none() {
-            let hit = self
-                .peers
-                .check_sanctions(&asked.correlation_id, user_id, payout_id)
+            let hit = identity
+                .check_sanctions(&context, user_id, payout_id)
                 .await?;
             refusal = hit.map(|reason| (Rejection::SanctionsHit, reason));
         }
@@ -129,7 +118,8 @@ impl Service {
             return Err(Refusal::OperationNotFound.into());
         }
         if !found.status.is_terminal() {
-            let state = self.peers.payout(&found.correlation_id, payout_id).await?;
+            let context = caused_by(&found.correlation_id);
+            let state = self.peers.payments.payout(&context, payout_id).await?;
             let _turn = self.turns.take(&found.operation_id).await;
             let mut operation = self
                 .repo
@@ -137,9 +127,9 @@ impl Service {
                 .await?
                 .ok_or(Refusal::OperationNotFound)?;
             let news = match state {
-                Some(PayoutState::Succeeded) => Some(Payout::Succeeded),
-                Some(PayoutState::Failed) => Some(Payout::Failed),
-                Some(PayoutState::Pending) | None => None,
+                Some(PaymentStatus::Success) => Some(Payout::Succeeded),
+                Some(PaymentStatus::Failed | PaymentStatus::Expired) => Some(Payout::Failed),
+                _ => None,
             };
             if let (Some(news), Payout::Started | Payout::Released) = (news, operation.facts.payout)
             {
@@ -273,10 +263,7 @@ impl Service {
         if payment_minor == 0 {
             return Err(Refusal::NothingToPay.into());
         }
-        self.peers
-            .profile(&asked.correlation_id, holder_id)
-            .await?
-            .ok_or(Refusal::UserNotFound)?;
+        self.peers.profile(&asked.correlation_id, holder_id).await?;
         let mut operation = Operation::new(
             Flow::RedeemInvestment,
             holder_id,
@@ -291,11 +278,10 @@ impl Service {
         operation.external_ref = redemption_id.to_owned();
         operation.payment_minor = payment_minor;
         operation.from_user_id = holder_id.to_owned();
-        if let Some(reason) = self
-            .peers
-            .check_sanctions(&asked.correlation_id, holder_id, redemption_id)
-            .await?
-        {
+        let context = caused_by(&asked.correlation_id);
+        let identity = &self.peers.identity;
+        let hit = identity.check_sanctions(&context, holder_id, redemption_id);
+        if let Some(reason) = hit.await? {
             operation.set_status(Status::Rejected, self.now_us());
             operation.rejection = Some((Rejection::SanctionsHit, reason));
         }

@@ -5,7 +5,8 @@
 use std::collections::HashMap;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
-use types::Decimal;
+use service_clients::caused_by;
+use types::{Decimal, subaccount};
 
 use super::{PEER_CALLS, Service};
 use crate::error::{Error, Refusal};
@@ -184,8 +185,11 @@ impl Service {
         let listed = stream::iter(holders).map(|holder| async move {
             let locked = match as_of_us {
                 None if !holder.user_id.is_empty() => {
-                    let subaccount = format!("{}:{}", holder.user_id, instrument.instrument_id);
-                    Some(self.peers.held(&subaccount).await?)
+                    let subaccount =
+                        subaccount::of_user(&holder.user_id, &instrument.instrument_id);
+                    let context = caused_by("");
+                    let balance = self.peers.ledger.balance(&context, &subaccount);
+                    Some(balance.await?.held)
                 }
                 _ => None,
             };

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use futures::stream::{self, StreamExt, TryStreamExt};
 use serde::{Deserialize, Serialize};
-use tonic::Code;
+use service_clients::caused_by;
 use types::Decimal;
 use uuid::Uuid;
 
@@ -218,12 +218,12 @@ impl Service {
             Err(error) => return Err(error),
             Ok(_) => {}
         }
-        let checked = self
-            .peers
-            .check_sanctions(&asked.correlation_id, party, "trade settlement");
+        let context = caused_by(&asked.correlation_id);
+        let identity = &self.peers.identity;
+        let checked = identity.check_sanctions(&context, party, "trade settlement");
         match checked.await {
-            Err(Error::Peer { code, message, .. }) if code == Code::NotFound as i32 => {
-                Ok(Some((Rejection::IntegrationError, message)))
+            Err(error) if error.is_not_found() => {
+                Ok(Some((Rejection::IntegrationError, error.to_string())))
             }
             hit => Ok(hit?.map(|reason| (Rejection::SanctionsHit, reason))),
         }

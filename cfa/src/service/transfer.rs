@@ -1,12 +1,12 @@
 //! TransferCfa (specification 4.1, T02, T11): units from one user to another, optionally against
 //! CFA-RUB in the same exchange.
 
+use service_clients::{LimitType, OperationType, caused_by};
 use types::Decimal;
 
 use super::issue::replayed;
 use super::settle::operation_of;
 use super::{Asked, Service, Started, units};
-use crate::api::peers::{CheckedOperation, LimitType};
 use crate::error::{Error, Refusal};
 use crate::model::{
     CFA_RUB, Flow, InstrumentStatus, Operation, Rejection, Status, TradeLeg, USER_BLOCKED_MESSAGE,
@@ -74,41 +74,27 @@ impl Service {
 
         let mut is_blocked = false;
         for user_id in [&request.from_user_id, &request.to_user_id] {
-            let profile = self
-                .peers
-                .profile(&asked.correlation_id, user_id)
-                .await?
-                .ok_or(Refusal::UserNotFound)?;
+            let profile = self.peers.profile(&asked.correlation_id, user_id).await?;
             is_blocked |= profile.is_blocked;
         }
+        let context = caused_by(&asked.correlation_id);
+        let identity = &self.peers.identity;
         let limit = if instrument.instrument_id == CFA_RUB {
             LimitType::Withdrawal
         } else {
             LimitType::Trading
         };
         // the answer to a blocked user's own call, whichever side of the transfer is blocked (D47)
-        let mut refusal =
-            is_blocked.then(|| limit_rejection(Some(USER_BLOCKED_MESSAGE.to_owned())));
+        let mut refusal = is_blocked.then(|| limit_rejection(USER_BLOCKED_MESSAGE.to_owned()));
         if refusal.is_none() {
-            let limits = self
-                .peers
-                .check_limits(
-                    &asked.correlation_id,
-                    &request.from_user_id,
-                    limit,
-                    request.amount,
-                    CheckedOperation::Transfer,
-                )
-                .await?;
-            refusal = limits.map(limit_rejection);
+            let (from, kind) = (&request.from_user_id, OperationType::P2pTransfer);
+            let limits = identity.check_limits(&context, from, limit, kind, request.amount, None);
+            refusal = limits.await?.map(limit_rejection);
         }
         for user_id in [&request.from_user_id, &request.to_user_id] {
             if refusal.is_none() {
-                let hit = self
-                    .peers
-                    .check_sanctions(&asked.correlation_id, user_id, &operation.operation_id)
-                    .await?;
-                refusal = hit.map(|reason| (Rejection::SanctionsHit, reason));
+                let hit = identity.check_sanctions(&context, user_id, &operation.operation_id);
+                refusal = hit.await?.map(|reason| (Rejection::SanctionsHit, reason));
             }
         }
         if refusal.is_some() {
@@ -167,7 +153,14 @@ impl Service {
         }
         let posted = self
             .peers
-            .has_trade(&asked.correlation_id, &leg.buyer_id, &leg.trade_id)
+            .ledger
+            .has_operation(
+                &caused_by(&asked.correlation_id),
+                &leg.buyer_id,
+                OperationType::TradeBuy,
+                &leg.trade_id,
+                &leg.trade_id,
+            )
             .await?;
         if !posted {
             return Err(Refusal::OperationNotFound.into());

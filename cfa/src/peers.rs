@@ -1,0 +1,182 @@
+//! The services this one calls: identity, ledger, payments, market.
+//!
+//! One that is unavailable is `Error::Unavailable`: the caller's step is repeated later with the
+//! same idempotency key. A refusal is `Error::Peer` with its reason and its exact words.
+
+use service_clients::identity::Profile;
+use service_clients::ledger::{Batch, Operation, Posting};
+use service_clients::{
+    CallError, IdentityClient, LedgerClient, MarketClient, OperationType, PaymentsClient, caused_by,
+};
+use tonic::Status;
+use tonic_types::StatusExt;
+use types::{Amount, Id128, InstrumentId, Minor};
+
+use crate::error::{Error, Refusal};
+use crate::model::Instrument;
+
+/// This service's name in the calls it makes, and owner of its holds: no other service may release
+/// or consume them.
+pub const SOURCE: &str = "cfa";
+pub const MARKET: &str = MarketClient::SERVICE;
+
+#[derive(Clone)]
+pub struct Peers {
+    pub ledger: LedgerClient,
+    pub payments: PaymentsClient,
+    pub identity: IdentityClient,
+    pub market: MarketClient,
+}
+
+impl From<CallError> for Error {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Unavailable { service, .. } => Self::Unavailable(service),
+            CallError::Refused(_) => {
+                let status = Status::from(error);
+                Self::Peer {
+                    code: status.code() as i32,
+                    reason: rpc::status::reason(&status).unwrap_or_default(),
+                    message: status.message().to_owned(),
+                    facts: status
+                        .get_details_error_info()
+                        .map(|info| info.metadata)
+                        .unwrap_or_default(),
+                }
+            }
+            CallError::Unreadable { .. } => Self::Damaged(error.to_string()),
+        }
+    }
+}
+
+/// A stored hold id.
+pub fn hold_id(text: Option<&str>) -> Result<Id128, Error> {
+    text.and_then(Id128::parse)
+        .ok_or_else(|| Error::Damaged("hold id".to_owned()))
+}
+
+/// An operation whose id is also its key and its external reference.
+pub fn operation(
+    operation_id: &str,
+    operation_type: OperationType,
+    user_id: &str,
+    postings: Vec<Posting>,
+) -> Operation {
+    Operation {
+        operation_id: operation_id.to_owned(),
+        operation_type,
+        user_id: user_id.to_owned(),
+        idempotency_key: operation_id.to_owned(),
+        external_ref: operation_id.to_owned(),
+        postings,
+    }
+}
+
+/// Units of an instrument.
+pub fn units(instrument: &Instrument, units_minor: i64) -> Result<Amount, Error> {
+    let id = InstrumentId::new(&instrument.instrument_id);
+    Ok(Amount {
+        instrument: id.map_err(|error| Error::Damaged(format!("instrument id {error}")))?,
+        decimals: instrument.decimals,
+        minor: Minor(units_minor),
+    })
+}
+
+impl Peers {
+    pub fn new(
+        ledger: rpc::Channel,
+        payments: rpc::Channel,
+        identity: rpc::Channel,
+        market: rpc::Channel,
+    ) -> Self {
+        Self {
+            ledger: LedgerClient::new(ledger, SOURCE),
+            payments: PaymentsClient::new(payments, SOURCE),
+            identity: IdentityClient::new(identity, SOURCE),
+            market: MarketClient::new(market, SOURCE),
+        }
+    }
+
+    // ---- identity
+
+    /// # Errors
+    /// `UserNotFound` for an unknown id.
+    pub async fn profile(&self, correlation_id: &str, user_id: &str) -> Result<Profile, Error> {
+        let context = caused_by(correlation_id);
+        let found = self.identity.find_profile(&context, user_id).await?;
+        Ok(found.ok_or(Refusal::UserNotFound)?)
+    }
+
+    // ---- ledger
+
+    /// Posts one operation or, with several, all of them or none. `scales` names instruments that
+    /// the ledger may not know yet. Repeating is harmless: each operation has its own key, which is
+    /// its id; that of the call is fresh.
+    pub async fn post(
+        &self,
+        correlation_id: &str,
+        operations: &[Operation],
+        scales: &[(String, u8)],
+    ) -> Result<(), Error> {
+        let batch = Batch {
+            operations: operations.to_vec(),
+            scales: scales.to_vec(),
+            ..Batch::default()
+        };
+        let key = uuid::Uuid::now_v7().to_string();
+        let context = caused_by(correlation_id);
+        let posted = self.ledger.create_operations(&context, &key, batch);
+        Ok(posted.await?)
+    }
+
+    /// Makes operations final; the first names the call.
+    pub async fn finalize(
+        &self,
+        correlation_id: &str,
+        operation_ids: &[String],
+        tx_hash: &str,
+    ) -> Result<(), Error> {
+        let first = operation_ids.first().map_or("", String::as_str);
+        let key = format!("{first}:finalize");
+        let context = caused_by(correlation_id);
+        let finalized = self.ledger.finalize(&context, &key, operation_ids, tx_hash);
+        Ok(finalized.await?)
+    }
+
+    pub async fn reverse(
+        &self,
+        correlation_id: &str,
+        operation_id: &str,
+        reason: &str,
+    ) -> Result<(), Error> {
+        let key = format!("{operation_id}:reverse");
+        let context = caused_by(correlation_id);
+        let reversed = self.ledger.reverse(&context, &key, operation_id, reason);
+        Ok(reversed.await?)
+    }
+
+    // ---- payments
+
+    /// Records a payout.
+    ///
+    /// # Errors
+    /// `PayoutIdTaken`: the id is another user's payout or of another amount. It must not be
+    /// released for this one.
+    pub async fn initiate_payout(
+        &self,
+        correlation_id: &str,
+        payout_id: &str,
+        user_id: &str,
+        amount: Minor,
+        bank_account: &str,
+    ) -> Result<(), Error> {
+        let context = caused_by(correlation_id);
+        let recorded =
+            self.payments
+                .initiate_payout(&context, payout_id, user_id, amount, bank_account);
+        match recorded.await? {
+            true => Ok(()),
+            false => Err(Refusal::PayoutIdTaken.into()),
+        }
+    }
+}
