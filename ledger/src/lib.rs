@@ -35,9 +35,9 @@ mod verify;
 use futures::{FutureExt, future::BoxFuture};
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use proto::cfa::v1::cfa_registry_service_client::CfaRegistryServiceClient;
 use proto::ledger::v1::ledger_service_server::LedgerServiceServer;
 use serde::{Deserialize, Serialize};
+use service_clients::CfaClient;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::service::Routes;
 
@@ -176,8 +176,7 @@ pub fn start(
             parked_retention_h: config.parked_retention_h,
         };
         let reconciler = Reconciler {
-            cfa: CfaRegistryServiceClient::new(deps.cfa)
-                .max_decoding_message_size(rpc::MESSAGE_BYTES_MAX_SERVICE),
+            cfa: CfaClient::new(deps.cfa, "ledger"),
             committer: committer.clone(),
             after: Duration::from_millis(config.reconcile_after_ms),
             shutdown: shutdown.clone(),

@@ -13,13 +13,13 @@ use std::{
 };
 
 use events::{BatchResult, Event, Failure, Later, Poison, Stopped};
-use proto::{
-    cfa::v1::{self as cfa, cfa_registry_service_client::CfaRegistryServiceClient},
-    chain::v1 as chain,
-    common::v1::{MonetaryAmount, OperationStatus, OperationType, PaginationRequest},
+use proto::{cfa::v1 as cfa, chain::v1 as chain, common::v1::MonetaryAmount, convert::to_decimal};
+use rpc::Context;
+use service_clients::{
+    CallError, CfaClient, OperationStatus, OperationType,
+    cfa::{Operation, OperationFilter},
 };
 use tokio_util::sync::CancellationToken;
-use tonic::{Code, Status};
 
 use crate::{
     committer::Committer,
@@ -31,7 +31,6 @@ use crate::{
 
 /// Transactions of one question; the CFA service takes no more.
 const HASHES_MAX: usize = 100;
-const PAGE: i32 = 1_000;
 /// Operations with an open end are asked for again after so many times the first pause.
 const REVISIT_AFTER: u32 = 5;
 const REVISIT_MIN: Duration = Duration::from_millis(100);
@@ -40,7 +39,7 @@ const OPEN_MAX: usize = 10_000;
 
 /// Looks for what blocks hold and the ledger does not.
 pub struct Reconciler {
-    pub cfa: CfaRegistryServiceClient<rpc::Channel>,
+    pub cfa: CfaClient,
     pub committer: Committer,
     /// How long events have before they count as missed.
     pub after: Duration,
@@ -125,45 +124,30 @@ impl Reconciler {
 
     /// Folds in what these transactions did.
     async fn restore(&self, tx_hashes: &[String]) -> Result<(), Failure> {
-        let mut token = String::new();
-        loop {
-            let request = cfa::ListOperationsRequest {
-                onchain_tx_hashes: tx_hashes.to_vec(),
-                without_trades: true,
-                pagination: Some(PaginationRequest {
-                    page_size: PAGE,
-                    page_token: token,
-                }),
-                ..Default::default()
-            };
-            let mut client = self.cfa.clone();
-            let answer = client.list_operations(request).await;
-            let page = answer.map_err(|status| failed(&status))?.into_inner();
-            for operation in page.operations {
-                self.fold_in(operation).await?;
-            }
-            token = page.pagination.unwrap_or_default().next_page_token;
-            if token.is_empty() {
-                return Ok(());
-            }
+        let filter = OperationFilter {
+            tx_hashes,
+            without_trades: true,
+            ..OperationFilter::default()
+        };
+        let context = Context::new("ledger");
+        let operations = self.cfa.operations(&context, filter).await;
+        for operation in operations.map_err(|error| failed(&error))? {
+            self.fold_in(operation).await?;
         }
+        Ok(())
     }
 
-    async fn fold_in(&self, operation: cfa::CfaOperation) -> Result<(), Failure> {
-        match operation.status() {
-            OperationStatus::Finalized => {}
-            OperationStatus::Failed | OperationStatus::Rejected | OperationStatus::Refunded => {
-                return Ok(());
-            }
+    async fn fold_in(&self, operation: Operation) -> Result<(), Failure> {
+        use OperationStatus::{Failed, Finalized, Refunded, Rejected};
+        match operation.status {
+            Some(Finalized) => {}
+            Some(Failed | Rejected | Refunded) => return Ok(()),
             _ => {
-                self.keep_open(operation.onchain_tx_hash);
+                self.keep_open(operation.tx_hash);
                 return Ok(());
             }
         }
-        let (operation_id, tx_hash) = (
-            operation.operation_id.clone(),
-            operation.onchain_tx_hash.clone(),
-        );
+        let (operation_id, tx_hash) = (operation.operation_id.clone(), operation.tx_hash.clone());
         let (act, context) = match effect(operation) {
             Ok(Some(effect)) => effect,
             Ok(None) => return Ok(()),
@@ -201,7 +185,7 @@ impl Reconciler {
         }
     }
 
-    async fn submit(&self, act: Act, context: rpc::Context) -> Result<Outcome, Failure> {
+    async fn submit(&self, act: Act, context: Context) -> Result<Outcome, Failure> {
         let command = Command {
             act,
             key: None,
@@ -215,47 +199,43 @@ impl Reconciler {
     }
 }
 
-/// A peer that is away comes back; what it refuses is tried some times and then given up.
-fn failed(status: &Status) -> Failure {
-    let text = format!("operations of a block: {status}");
-    match status.code() {
-        Code::Unavailable
-        | Code::DeadlineExceeded
-        | Code::ResourceExhausted
-        | Code::Aborted
-        | Code::Cancelled => Later(text).into(),
-        _ => text.into(),
+/// A service that is unavailable comes back; what it refuses is tried some times and then given up.
+fn failed(error: &CallError) -> Failure {
+    let text = format!("operations of a block: {}", error.describe());
+    match error.is_unavailable() {
+        true => Later(text).into(),
+        false => text.into(),
     }
 }
 
 /// What the operation's own event would ask for.
-fn effect(operation: cfa::CfaOperation) -> Result<Effect, Poison> {
+fn effect(operation: Operation) -> Result<Effect, Poison> {
     let amount = Some(MonetaryAmount {
         currency_code: operation.instrument_id.clone(),
-        amount: operation.amount.clone(),
+        amount: operation.amount.map(to_decimal),
     });
-    Ok(match operation.r#type() {
-        OperationType::Issuance => issued(cfa::CfaIssuedEvent {
+    Ok(match operation.operation_type {
+        Some(OperationType::Issuance) => issued(cfa::CfaIssuedEvent {
             operation_id: operation.operation_id,
             instrument_id: operation.instrument_id,
             holder_id: operation.user_id,
             amount,
-            tx_hash: operation.onchain_tx_hash,
+            tx_hash: operation.tx_hash,
             ..Default::default()
         })?,
-        OperationType::Redemption => Some(confirmed(
+        Some(OperationType::Redemption) => Some(confirmed(
             model::OperationType::Redemption,
             operation.operation_id,
-            &operation.onchain_tx_hash,
+            &operation.tx_hash,
             None,
         )?),
-        OperationType::P2pTransfer => transferred(cfa::CfaTransferredEvent {
+        Some(OperationType::P2pTransfer) => transferred(cfa::CfaTransferredEvent {
             operation_id: operation.operation_id,
             instrument_id: operation.instrument_id,
             from_user_id: operation.from_user_id,
             to_user_id: operation.to_user_id,
             amount,
-            tx_hash: operation.onchain_tx_hash,
+            tx_hash: operation.tx_hash,
             trade_id: operation.trade_id,
             ..Default::default()
         })?,
