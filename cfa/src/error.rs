@@ -1,9 +1,8 @@
 //! Why a call of this service did not do what it was asked for. Business refusals that the
 //! specification wants as a *result* (a REJECTED operation) are none of these.
 
-use std::collections::HashMap;
-
 use chain::ChainError;
+use tonic::Status;
 
 /// A refusal by rule: exact text and reason of D23.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -74,14 +73,8 @@ pub enum Error {
     #[error(transparent)]
     Refused(#[from] Refusal),
     /// Another service said no, in its own words; passed on unchanged.
-    #[error("{message}")]
-    Peer {
-        code: i32,
-        reason: String,
-        message: String,
-        /// Further facts of the refusal, such as the breakdown of a balance.
-        facts: HashMap<String, String>,
-    },
+    #[error("{}", .0.message())]
+    Peer(Status),
     /// Another service is away. Nothing is lost: ask again.
     #[error("{0} is unavailable")]
     Unavailable(&'static str),
@@ -109,14 +102,18 @@ impl Error {
         )
     }
 
+    /// Another service refused for this reason.
+    pub fn is_for(&self, reason: &str) -> bool {
+        matches!(self, Self::Peer(status) if rpc::status::reason(status).as_deref() == Some(reason))
+    }
+
     /// The ledger refused because there is not enough available.
     pub fn is_insufficient(&self) -> bool {
-        matches!(self, Self::Peer { reason, .. } if reason == "INSUFFICIENT_BALANCE")
+        self.is_for("INSUFFICIENT_BALANCE")
     }
 
     /// The ledger refused because there is not enough; who never had any has no sub-account.
     pub fn is_shortage(&self) -> bool {
-        self.is_insufficient()
-            || matches!(self, Self::Peer { reason, .. } if reason == "SUB_ACCOUNT_NOT_FOUND")
+        self.is_insufficient() || self.is_for("SUB_ACCOUNT_NOT_FOUND")
     }
 }

@@ -8,8 +8,6 @@ use service_clients::ledger::{Batch, Operation, Posting};
 use service_clients::{
     CallError, IdentityClient, LedgerClient, MarketClient, OperationType, PaymentsClient, caused_by,
 };
-use tonic::Status;
-use tonic_types::StatusExt;
 use types::{Amount, Id128, InstrumentId, Minor};
 
 use crate::error::{Error, Refusal};
@@ -20,7 +18,6 @@ use crate::model::Instrument;
 pub const SOURCE: &str = "cfa";
 pub const MARKET: &str = MarketClient::SERVICE;
 
-#[derive(Clone)]
 pub struct Peers {
     pub ledger: LedgerClient,
     pub payments: PaymentsClient,
@@ -32,18 +29,7 @@ impl From<CallError> for Error {
     fn from(error: CallError) -> Self {
         match error {
             CallError::Unavailable { service, .. } => Self::Unavailable(service),
-            CallError::Refused(_) => {
-                let status = Status::from(error);
-                Self::Peer {
-                    code: status.code() as i32,
-                    reason: rpc::status::reason(&status).unwrap_or_default(),
-                    message: status.message().to_owned(),
-                    facts: status
-                        .get_details_error_info()
-                        .map(|info| info.metadata)
-                        .unwrap_or_default(),
-                }
-            }
+            CallError::Refused(_) => Self::Peer(error.into()),
             CallError::Unreadable { .. } => Self::Damaged(error.to_string()),
         }
     }
@@ -103,8 +89,10 @@ impl Peers {
     /// `UserNotFound` for an unknown id.
     pub async fn profile(&self, correlation_id: &str, user_id: &str) -> Result<Profile, Error> {
         let context = caused_by(correlation_id);
-        let found = self.identity.find_profile(&context, user_id).await?;
-        Ok(found.ok_or(Refusal::UserNotFound)?)
+        match self.identity.profile(&context, user_id).await {
+            Err(error) if error.is_not_found() => Err(Refusal::UserNotFound.into()),
+            profile => Ok(profile?),
+        }
     }
 
     // ---- ledger

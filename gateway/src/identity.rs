@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rpc::Context;
 use serde::{Deserialize, Serialize};
-use service_clients::identity::{DayLimit, Profile};
+use service_clients::identity::Profile;
 use service_clients::{IdentityClient, LimitType, OperationType};
 use tonic::Status;
 use types::instrument::MONEY_DECIMALS;
@@ -31,7 +31,7 @@ pub enum LimitBasis {
 }
 
 pub struct Identity {
-    client: IdentityClient,
+    pub client: IdentityClient,
     basis: LimitBasis,
     cache: Mutex<Cache>,
 }
@@ -124,16 +124,5 @@ impl Identity {
             None => Ok(()),
             Some(reason) => Err(rpc::status::failed_precondition("LIMIT_EXCEEDED", reason)),
         }
-    }
-
-    /// The day's TRADING limit and what identity says is left of it: the budget that admission
-    /// counts down.
-    pub async fn trading_limit(
-        &self,
-        context: &Context,
-        user_id: &str,
-    ) -> Result<DayLimit, Status> {
-        let limit = LimitType::Trading;
-        Ok(self.client.day_limit(context, user_id, limit).await?)
     }
 }

@@ -1,4 +1,5 @@
-//! What the parts of this room share: the way into the trading path, the streams, the history, and the services it asks.
+//! What the parts of this room share: the way into the trading path, the streams, the history, and
+//! the services it asks.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -6,7 +7,7 @@ use std::time::Duration;
 use admission::{Known, Request};
 use replica::{Hold, Replica, State};
 use sequencer::{Commit, Core, NotTaken, Port, Record};
-use service_clients::{CfaClient, LedgerClient};
+use service_clients::{CfaClient, LedgerClient, LimitType};
 use settlement::SettlementView;
 use tokio::sync::Semaphore;
 use tonic::Status;
@@ -176,7 +177,8 @@ impl Market {
         Ok(record)
     }
 
-    /// Lets the history catch up with what is durable now, so that a reader sees what any report has told him. Bounded: past it he sees what there is.
+    /// Lets the history catch up with what is durable now, so that a reader sees what any report
+    /// has told him. Bounded: past it he sees what there is.
     pub async fn freshen(&self) {
         let bound = Duration::from_millis(self.config.read_wait_ms);
         let fresh = self.projection.wait(self.commit.position());
@@ -191,7 +193,8 @@ impl Market {
             .map_err(|error| rpc::status::internal(&error))
     }
 
-    /// Reads the node's state behind everything that has a sequence now, and is durable; for a call that changes something.
+    /// Reads the node's state behind everything that has a sequence now, and is durable; for a call
+    /// that changes something.
     pub async fn inspect<T>(&self, read: impl FnOnce(&Core) -> T) -> Result<T, Status> {
         self.state(|state| read(state.core())).await
     }
@@ -306,7 +309,8 @@ impl Market {
             .map_err(|error| rpc::status::internal(&error))
     }
 
-    /// Remembers that a call was answered whose answer the journal does not hold, because there was nothing left to do: a late repeat does nothing either.
+    /// Remembers that a call was answered whose answer the journal does not hold, because there was
+    /// nothing left to do: a late repeat does nothing either.
     pub async fn note_answered(&self, key_hash: Id128) -> Result<(), Status> {
         let seen = self
             .inspect(move |core| core.admission().seen(key_hash).is_some())
@@ -331,7 +335,11 @@ impl Market {
         user: UserIx,
         user_id: &str,
     ) -> Result<Minor, Status> {
-        let today = self.identity.trading_limit(context, user_id).await?;
+        // What is left of it is the budget that admission counts down.
+        let limits = &self.identity.client;
+        let today = limits
+            .day_limit(context, user_id, LimitType::Trading)
+            .await?;
         let day = admission::moscow_day(now_ns());
         let budget = self.budgets.of(user);
         let request = Request::SetBudget {

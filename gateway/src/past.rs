@@ -1,7 +1,8 @@
 //! The numbered messages of all time, told again from the journal: for what has left the windows of [`crate::streams`].
 //!
-//! Reads block: they run on threads of their own, few at a time ([`SCANS_MAX`]), and stop as soon as the caller has what it came for. Cost: every scan
-//! starts at the newest checkpoint before what it looks for, at the beginning of the journal without one.
+//! Reads block: they run on threads of their own, few at a time ([`SCANS_MAX`]), and stop as soon
+//! as the caller has what it came for. Cost: every scan starts at the newest checkpoint before what
+//! it looks for, at the beginning of the journal without one.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -46,7 +47,8 @@ pub enum PastError {
 }
 
 impl Past {
-    /// The newest place that `is_before` takes: asked with the last number and the last client sequence of each session there.
+    /// The newest place that `is_before` takes: asked with the last number and the last client
+    /// sequence of each session there.
     ///
     /// # Errors
     /// There is none, and the journal's beginning is gone: at the first scan.
@@ -74,7 +76,8 @@ impl Past {
         market: &Arc<Market>,
         finding: impl Fn() -> Result<CatchUp, ReplicaError> + Send + 'static,
     ) -> Result<Self, PastError> {
-        // Finding it reads whole files, and a place is as large as the node: the turn lasts as long as the thread, also when nobody waits for it any more.
+        // Finding it reads whole files, and a place is as large as the node: the turn lasts as long
+        // as the thread, also when nobody waits for it any more.
         let permit = turn(market).await?;
         let finding = move || Ok::<_, PastError>((with_descriptor(finding)?, permit));
         let found = tokio::task::spawn_blocking(finding).await;
@@ -91,8 +94,8 @@ impl Past {
         session.map_or(0, |session| session.client_seq)
     }
 
-    /// Reads on, up to `through` or until `emit` breaks off; a record is never left in the middle. `emit` is given the session, the number and the
-    /// message. Blocks.
+    /// Reads on, up to `through` or until `emit` breaks off; a record is never left in the middle.
+    /// `emit` is given the session, the number and the message. Blocks.
     fn read(
         &mut self,
         through: Sequence,
@@ -114,7 +117,8 @@ impl Past {
         Ok(())
     }
 
-    /// Reads on as far as the streams have come, on a thread that may block, when it is this scan's turn. Gives back the place and what was collected.
+    /// Reads on as far as the streams have come, on a thread that may block, when it is this scan's
+    /// turn. Gives back the place and what was collected.
     pub async fn scan<T: Send + 'static>(
         mut self,
         market: &Arc<Market>,

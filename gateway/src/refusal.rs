@@ -88,7 +88,8 @@ pub fn not_taken(error: &NotTaken) -> Status {
     }
 }
 
-/// The replica has not passed what has a sequence by so many records: what it says would be older than what callers were told.
+/// The replica has not passed what has a sequence by so many records: what it says would be older
+/// than what callers were told.
 pub fn replica_behind(records: u64) -> Status {
     let lag = HashMap::from([("lagRecords".to_owned(), records.to_string())]);
     let text = "Market state is behind the journal, retry later";
@@ -113,7 +114,8 @@ pub fn refused(reject: &Reject) -> Status {
         RejectReason::InsufficientBalance => {
             let mut short = Shortfall::default();
             if let Known::Balance { free, main, fee } = reject.known {
-                // Without the asset at hand the figures are in minor units of money; callers that know it build their own.
+                // Without the asset at hand the figures are in minor units of money; callers that
+                // know it build their own.
                 short.undrawn = Decimal::from_minor(free.0, 2);
                 short.required = Decimal::from_minor((main + fee).0, 2);
             }

@@ -1,8 +1,11 @@
-//! The numbered streams of all sessions: what the replica tells of the journal, kept in a window, handed to whoever is logged in.
+//! The numbered streams of all sessions: what the replica tells of the journal, kept in a window,
+//! handed to whoever is logged in.
 //!
-//! Invariants: a session's numbers are 1, 2, 3, ... without a gap and the same after every replay, since the replica gives them; a live session gets each number once; what is not in the
-//! window, of before the start for instance, is told again from the journal ([`crate::past`]), as far as that goes back. Cost: one lock a batch of records, at most
-//! [`WINDOW_MESSAGES_MAX`] messages kept a session and [`IDLE_MESSAGES_MAX`] for all that have no client.
+//! Invariants: a session's numbers are 1, 2, 3, ... without a gap and the same after every replay,
+//! since the replica gives them; a live session gets each number once; what is not in the window,
+//! of before the start for instance, is told again from the journal ([`crate::past`]), as far as
+//! that goes back. Cost: one lock a batch of records, at most [`WINDOW_MESSAGES_MAX`] messages kept
+//! a session and [`IDLE_MESSAGES_MAX`] for all that have no client.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,8 +23,8 @@ use crate::quic::outbound::Outbound;
 
 /// Messages of a session that can be sent again without reading the journal.
 pub const WINDOW_MESSAGES_MAX: usize = 16_384;
-/// Messages kept for all sessions together that nobody is logged in to. Past it the ones longest without a client lose theirs: they are told from the journal, as far as
-/// that goes back.
+/// Messages kept for all sessions together that nobody is logged in to. Past it the ones longest
+/// without a client lose theirs: they are told from the journal, as far as that goes back.
 pub const IDLE_MESSAGES_MAX: usize = 1 << 20;
 /// Messages of a window written at once to a client that comes back.
 const PIECE_MESSAGES: usize = 4_096;
@@ -256,7 +259,8 @@ impl Streams {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes records in and publishes the position behind the last one. `changed` is shown every instrument that is new or changed.
+    /// Takes records in and publishes the position behind the last one. `changed` is shown every
+    /// instrument that is new or changed.
     pub fn apply(&self, batch: &Batch, mut changed: impl FnMut(&InstrumentSpec)) {
         let mut state = self.lock();
         let State {
@@ -338,8 +342,10 @@ impl Streams {
         own.map(|(session, stream)| (session, stream.key)).collect()
     }
 
-    /// Tells the login and makes the session the connection's, taken over where it is live elsewhere. What its client lacks is then given by
-    /// [`Streams::advance`]. Returns the claim that names this login from now on. The caller has the session's turn and has opened it in the journal.
+    /// Tells the login and makes the session the connection's, taken over where it is live
+    /// elsewhere. What its client lacks is then given by [`Streams::advance`]. Returns the claim
+    /// that names this login from now on. The caller has the session's turn and has opened it in
+    /// the journal.
     pub fn attach(&self, outbound: &Arc<Outbound>, attach: &Attach) -> u64 {
         let mut state = self.lock();
         let State {
@@ -411,7 +417,8 @@ impl Streams {
         }
     }
 
-    /// Gives a client that comes back messages from the journal, the ones right behind `after`. False when the session is not its any more.
+    /// Gives a client that comes back messages from the journal, the ones right behind `after`.
+    /// False when the session is not its any more.
     pub fn hand_over(
         &self,
         session: SessionIx,

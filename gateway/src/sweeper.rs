@@ -81,11 +81,7 @@ fn age_ms(since_us: i64) -> u64 {
 }
 
 /// A hold that the journal knows.
-async fn heal(
-    market: &Arc<Market>,
-    hold: &LedgerHold,
-    pool: &Hold,
-) -> Result<(), Status> {
+async fn heal(market: &Arc<Market>, hold: &LedgerHold, pool: &Hold) -> Result<(), Status> {
     if pool.closed {
         return give_back_behind_settlement(market, hold.hold_id, pool).await;
     }

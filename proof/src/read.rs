@@ -177,7 +177,8 @@ async fn sub_accounts(
     }
 }
 
-/// Whose tokens a sub-account is about; `None` for the reserve. `<user>:<instrument>[:blocked]`, `system:<purpose>:<instrument>`.
+/// Whose tokens a sub-account is about; `None` for the reserve. `<user>:<instrument>[:blocked]`,
+/// `system:<purpose>:<instrument>`.
 fn holder_of(subaccount_id: &str) -> Option<&str> {
     let (first, rest) = subaccount_id.split_once(':')?;
     if first != "system" {

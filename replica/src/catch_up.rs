@@ -1,5 +1,5 @@
-//! A replica that lives for a while: it begins at a checkpoint and reads on from the files, for a follower that is behind what the live one keeps in memory, or
-//! for a look at the past.
+//! A replica that lives for a while: it begins at a checkpoint and reads on from the files, for a
+//! follower that is behind what the live one keeps in memory, or for a look at the past.
 
 use sequencer::{CheckpointError, ReadError, Reader};
 use types::Sequence;

@@ -1,5 +1,6 @@
-//! What a journal record did, in the order in which it did it: the effects of the command and of each of its events, with orders and holds as they
-//! stand afterwards. Whoever follows the replica reads these and folds nothing again.
+//! What a journal record did, in the order in which it did it: the effects of the command and of
+//! each of its events, with orders and holds as they stand afterwards. Whoever follows the replica
+//! reads these and folds nothing again.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -193,7 +194,8 @@ pub struct Recipient {
     pub client_seq: u64,
 }
 
-/// An effect with the sessions that are told: of a trade the maker's, then the taker's; of an amend or cancel the order's, then the one that asked.
+/// An effect with the sessions that are told: of a trade the maker's, then the taker's; of an amend
+/// or cancel the order's, then the one that asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
     pub effect: Effect,

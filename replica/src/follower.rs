@@ -1,4 +1,5 @@
-//! One subscriber's way through the journal: out of the live replica's memory while it keeps up, through a replica of its own from the files when it does not.
+//! One subscriber's way through the journal: out of the live replica's memory while it keeps up,
+//! through a replica of its own from the files when it does not.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,6 +27,8 @@ pub struct Follower {
     name: &'static str,
     position: Sequence,
     source: Source,
+    /// Read from files, and given once the live replica has it too: until then it knows no names for it.
+    read_ahead: Option<Batch>,
 }
 
 enum Source {
@@ -63,6 +66,7 @@ impl Follower {
             name,
             position,
             source: Source::Detached,
+            read_ahead: None,
         }
     }
 
@@ -103,6 +107,13 @@ impl Follower {
     /// The replica has ended, or the files do not give what is looked for.
     pub async fn next(&mut self) -> Result<Batch, ReplicaError> {
         loop {
+            if let Some(batch) = &self.read_ahead {
+                self.shared.wait(batch.last()).await?;
+                if let Some(batch) = self.read_ahead.take() {
+                    self.position = batch.last();
+                    return Ok(batch);
+                }
+            }
             let found = match &mut self.source {
                 Source::Live { backlog, queue } => match backlog.pop_front() {
                     Some(batch) => Some(batch),
@@ -123,7 +134,9 @@ impl Follower {
                     let (own, read) = round.unwrap_or_else(|panic| {
                         (None, Err(ReplicaError::Ended(panic.to_string())))
                     });
-                    self.caught(own, read)?
+                    let found = self.caught(own, read)?;
+                    self.read_ahead = found.and_then(|batch| batch.behind(self.position));
+                    None
                 }
             };
             if let Some(batch) = found.and_then(|batch| batch.behind(self.position)) {

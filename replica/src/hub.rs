@@ -1,5 +1,6 @@
-//! Who follows the live replica: the last records in memory, and a bounded queue for each follower. One whose queue is full is detached; it catches up from files
-//! and comes back. Nobody here can make the replica wait.
+//! Who follows the live replica: the last records in memory, and a bounded queue for each follower.
+//! One whose queue is full is detached; it catches up from files and comes back. Nobody here can
+//! make the replica wait.
 
 use std::collections::VecDeque;
 

@@ -128,7 +128,8 @@ impl Found {
         }
     }
 
-    /// Number of the last message of a session, and the last request of it that was answered; zeros for one that was not there.
+    /// Number of the last message of a session, and the last request of it that was answered; zeros
+    /// for one that was not there.
     pub fn told(&self, session: SessionIx) -> (u64, u64) {
         let details = self.beside.sessions.get(session.index());
         let row = self.image.session(session);
@@ -139,7 +140,8 @@ impl Found {
     }
 }
 
-/// The newest state at or before `until` that is written down and that `is_wanted` takes; the beginning of the journal without. Blocks.
+/// The newest state at or before `until` that is written down and that `is_wanted` takes; the
+/// beginning of the journal without. Blocks.
 ///
 /// # Errors
 /// The folder cannot be read.

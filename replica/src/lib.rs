@@ -1,5 +1,6 @@
-//! Room `replica`: the one reader of the journal. It decodes each record once, applies it to a second machine, compares the events, and hands what it did to bounded
-//! subscribers: session messages, history, settlement, Kafka; reads are answered from its state (`design.md` 6).
+//! Room `replica`: the one reader of the journal. It decodes each record once, applies it to a
+//! second machine, compares the events, and hands what it did to bounded subscribers: session
+//! messages, history, settlement, Kafka; reads are answered from its state (`design.md` 6).
 //!
 //! | file | what |
 //! |---|---|
@@ -12,8 +13,9 @@
 //! | `catch_up` | a replica from a checkpoint on, for a while |
 //! | `offline` | a checkpoint of a journal at rest |
 //!
-//! Architecture invariants: nothing that follows can make the replica wait; a difference between the replica and the journal stops publishing and closes admission to new orders; the
-//! same journal gives the same effects and numbers, whoever reads it.
+//! Architecture invariants: nothing that follows can make the replica wait; a difference between
+//! the replica and the journal stops publishing and closes admission to new orders; the same
+//! journal gives the same effects and numbers, whoever reads it.
 
 mod catch_up;
 mod facts;

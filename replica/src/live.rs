@@ -1,7 +1,10 @@
-//! The live replica: one thread per process reads the journal at the commit position, decodes and applies each record once, compares its events, and hands the effects
-//! to whoever follows. It also writes the checkpoints, and compares itself with the hot thread's machine whenever that is quiet.
+//! The live replica: one thread per process reads the journal at the commit position, decodes and
+//! applies each record once, compares its events, and hands the effects to whoever follows. It also
+//! writes the checkpoints, and compares itself with the hot thread's machine whenever that is
+//! quiet.
 //!
-//! A difference or a panic is the end of it: nothing more is published, and new orders are refused, because two machines that disagree cannot both be right.
+//! A difference or a panic is the end of it: nothing more is published, and new orders are refused,
+//! because two machines that disagree cannot both be right.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -112,6 +115,16 @@ impl Shared {
         Ok(CatchUp::new(state, &self.reader(Sequence::ZERO)))
     }
 
+    /// Returns when the live replica has handed the record on.
+    pub async fn wait(&self, sequence: Sequence) -> Result<(), ReplicaError> {
+        let mut position = self.position.subscribe();
+        let mut troubles = self.troubles.subscribe();
+        tokio::select! {
+            _ = position.wait_for(|position| *position >= sequence) => Ok(()),
+            reason = ended(self, &mut troubles) => Err(ReplicaError::Ended(reason)),
+        }
+    }
+
     pub fn trouble(&self, name: &'static str, reason: &str) {
         self.troubles.send_if_modified(|troubles| {
             let known = troubles.insert(name, reason.to_owned());
@@ -139,8 +152,9 @@ pub struct LiveReplica {
 }
 
 impl LiveReplica {
-    /// Begins at the newest checkpoint of the node, or at the beginning of its journal, and follows until the node stops. Checkpoints are written as `checkpoints`
-    /// says, none without. Blocks while the checkpoint is read.
+    /// Begins at the newest checkpoint of the node, or at the beginning of its journal, and follows
+    /// until the node stops. Checkpoints are written as `checkpoints` says, none without. Blocks
+    /// while the checkpoint is read.
     ///
     /// # Errors
     /// The folder of checkpoints cannot be read, the journal begins behind every one of them, or there is no thread.
@@ -214,7 +228,8 @@ impl Replica {
         read(&self.shared.state())
     }
 
-    /// Reads the state once it has passed every command that has a sequence now: never older than what the caller was told before (R178).
+    /// Reads the state once it has passed every command that has a sequence now: never older than
+    /// what the caller was told before (R178).
     ///
     /// # Errors
     /// It did not come that far within `patience`; how many records it lacks.
@@ -253,12 +268,7 @@ impl Replica {
     /// # Errors
     /// [`ReplicaError::Ended`]: it will not be.
     pub async fn wait(&self, sequence: Sequence) -> Result<(), ReplicaError> {
-        let mut position = self.shared.position.subscribe();
-        let mut troubles = self.shared.troubles.subscribe();
-        tokio::select! {
-            _ = position.wait_for(|position| *position >= sequence) => Ok(()),
-            reason = ended(&self.shared, &mut troubles) => Err(ReplicaError::Ended(reason)),
-        }
+        self.shared.wait(sequence).await
     }
 
     pub fn names(&self) -> &Arc<Names> {
@@ -341,7 +351,8 @@ impl Replica {
         self.shared.newest(Sequence(u64::MAX), is_before)
     }
 
-    /// The same; where the journal does not go on from there any more, the oldest checkpoint from which it does. Blocks.
+    /// The same; where the journal does not go on from there any more, the oldest checkpoint from
+    /// which it does. Blocks.
     ///
     /// # Errors
     /// Folder or journal cannot be read.

@@ -1,5 +1,5 @@
-//! What the dense indexes of a node stand for. Entries are added, never changed but for an instrument's terms of trading, so that whoever is behind the replica
-//! may ask too.
+//! What the dense indexes of a node stand for. Entries are added, never changed but for an
+//! instrument's terms of trading, so that whoever is behind the replica may ask too.
 
 use std::sync::{PoisonError, RwLock};
 

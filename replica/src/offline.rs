@@ -19,7 +19,8 @@ pub enum SnapshotError {
     Write(String),
 }
 
-/// Writes the state after command `until`, or at the end, down as a checkpoint; removes none. Not while a node runs in the folder: it makes its own.
+/// Writes the state after command `until`, or at the end, down as a checkpoint; removes none. Not
+/// while a node runs in the folder: it makes its own.
 ///
 /// # Errors
 /// [`SnapshotError`]: no journal, a damaged one, one that ends before `until`, or a folder that cannot be written.

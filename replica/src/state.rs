@@ -1,5 +1,6 @@
-//! The state behind the journal: the machine that the hot thread runs, and what others need to know of orders, holds and sessions that admission does
-//! not. A pure fold: the same records give the same effects and the same numbers.
+//! The state behind the journal: the machine that the hot thread runs, and what others need to know
+//! of orders, holds and sessions that admission does not. A pure fold: the same records give the
+//! same effects and the same numbers.
 
 use admission::{Admission, AdmissionConfig, OpenOrder};
 use sequencer::core::Hear;
@@ -429,7 +430,8 @@ impl Effects<'_> {
         self.tell(effect, [Some((order.session, client_seq)), None]);
     }
 
-    /// The order's session, and the session that asked when it is another one. The client sequence names a request of the session that is told.
+    /// The order's session, and the session that asked when it is another one. The client sequence
+    /// names a request of the session that is told.
     fn tell_both(&mut self, effect: Effect, order: &Order, request: RequestKind) {
         let asker = (self.cause.session, self.cause.client_seq);
         let is_asked = self.cause.request == request;

@@ -1,4 +1,5 @@
-//! Whoever follows the replica is told the same: from memory, from files, from any record on; and nobody who follows can make it wait.
+//! Whoever follows the replica is told the same: from memory, from files, from any record on; and
+//! nobody who follows can make it wait.
 
 #[path = "../../sequencer/tests/desk/mod.rs"]
 mod desk;

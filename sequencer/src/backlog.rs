@@ -1,5 +1,5 @@
-//! How far settlement is behind, and how far it may be: past the bounds new orders, and amends that better a price or grow, are refused with
-//! `SETTLEMENT_BACKLOG`; cancels still pass.
+//! How far settlement is behind, and how far it may be: past the bounds new orders, and amends that
+//! better a price or grow, are refused with `SETTLEMENT_BACKLOG`; cancels still pass.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -26,7 +26,8 @@ impl Backlog {
         }
     }
 
-    /// Refuses new orders until the next start, whatever settlement says: what stands behind the journal is not to be trusted.
+    /// Refuses new orders until the next start, whatever settlement says: what stands behind the
+    /// journal is not to be trusted.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
     }

@@ -11,7 +11,7 @@ use rpc::Context;
 use types::{Decimal, Minor, Rounding};
 
 use crate::convert::number_or_zero;
-use crate::policy::{call, client, found};
+use crate::policy::{call, client};
 use crate::{Answer, LimitType, OperationType};
 
 /// Texts of a refusal that names no reason.
@@ -55,11 +55,6 @@ impl IdentityClient {
             is_blocked: profile.status() == UserStatus::Blocked,
             bank_account: profile.bank_account,
         })
-    }
-
-    /// `None` for an unknown user.
-    pub async fn find_profile(&self, context: &Context, user_id: &str) -> Answer<Option<Profile>> {
-        found(self.profile(context, user_id).await)
     }
 
     /// `Some`: refused, with the reason. The amount is one of roubles; `notional` is the value of an

@@ -177,24 +177,15 @@ where
 /// What all clients have in common.
 #[derive(Clone)]
 pub(crate) struct Peer<C> {
-    client: C,
+    pub client: C,
     /// The service called, as errors name it.
-    service: &'static str,
+    pub service: &'static str,
     /// The calling service, as contexts name it.
     pub source: &'static str,
     pub policy: Policy,
 }
 
 impl<C: Clone> Peer<C> {
-    pub fn new(client: C, service: &'static str, source: &'static str) -> Self {
-        Self {
-            client,
-            service,
-            source,
-            policy: Policy::default(),
-        }
-    }
-
     /// Context of a read.
     pub fn context(&self, context: &Context) -> Option<RequestContext> {
         Some(context.child(self.source, "").to_proto())
@@ -281,9 +272,9 @@ macro_rules! client {
                 let client = $grpc::new(channel)
                     .max_decoding_message_size(rpc::MESSAGE_BYTES_MAX_SERVICE)
                     .max_encoding_message_size(rpc::MESSAGE_BYTES_MAX_SERVICE);
-                Self {
-                    peer: $crate::policy::Peer::new(client, Self::SERVICE, source),
-                }
+                let (service, policy) = (Self::SERVICE, $crate::Policy::default());
+                let peer = $crate::policy::Peer { client, service, source, policy };
+                Self { peer }
             }
 
             /// The same client under another policy.

@@ -28,7 +28,6 @@ mod repo;
 mod request;
 mod run;
 pub mod saga;
-mod wire;
 
 pub use progress::{Lag, Progress, Stats, Suspension, TradeStatus};
 pub use repo::{BreakRow, StoreError};

@@ -59,7 +59,9 @@ impl Run {
         if !self.settler.has_room(&record.applied) {
             self.seal(record.command.time_ns);
         }
+        let covered = self.settler.covered();
         self.settler.apply(&record.applied, record.command.time_ns);
+        assert!(self.settler.covered() >= covered, "never goes back");
         self.ledger.gateway(self.settler.copies(), record);
         if self
             .settler

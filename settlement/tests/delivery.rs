@@ -17,7 +17,6 @@ use proto::ledger::v1 as ledger_wire;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use rand::Rng;
 use settlement::copies::amount;
-use settlement::proof::{ProofDeps, ProofOptions, prove};
 use settlement::{SettlementConfig, SettlementDeps};
 use tokio_util::sync::CancellationToken;
 use types::*;

@@ -4,7 +4,7 @@ use proto::cfa::v1 as pb;
 use proto::common::v1 as common;
 use proto::convert::{self, ConvertError};
 use rpc::status;
-use tonic::{Code, Status};
+use tonic::Status;
 use types::Decimal;
 
 use crate::error::{Error, Refusal};
@@ -19,12 +19,7 @@ use chain::{Address, ChainError};
 pub fn to_status(error: Error) -> Status {
     match error {
         Error::Refused(refusal) => refusal_status(&refusal),
-        Error::Peer {
-            code,
-            reason,
-            message,
-            facts,
-        } => status::with_metadata(Code::from_i32(code), &reason, message, facts),
+        Error::Peer(status) => status,
         Error::Unavailable(peer) => status::unavailable(peer, 1_000),
         Error::Chain(ChainError::Unavailable(reason)) => {
             tracing::warn!(reason, "chain unavailable");

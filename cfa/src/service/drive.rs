@@ -127,7 +127,7 @@ impl Service {
             Err(error) => {
                 self.take_back(operation).await?;
                 // who never had any has no sub-account; the text is the same
-                let nothing = matches!(&error, Error::Peer { reason, .. } if reason == "SUB_ACCOUNT_NOT_FOUND");
+                let nothing = error.is_for("SUB_ACCOUNT_NOT_FOUND");
                 return Err(if nothing {
                     Refusal::InsufficientBalance.into()
                 } else {
@@ -410,7 +410,7 @@ impl Service {
             .await;
         operation.facts.payout = match started {
             Ok(()) => Payout::Started,
-            Err(error @ (Error::Peer { .. } | Error::Refused(Refusal::PayoutIdTaken))) => {
+            Err(error @ (Error::Peer(_) | Error::Refused(Refusal::PayoutIdTaken))) => {
                 tracing::error!(operation_id = operation.operation_id, %error, "payout refused");
                 Payout::Failed
             }

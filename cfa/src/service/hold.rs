@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use service_clients::ledger::NewHold;
 use service_clients::{CallError, TradingHold, caused_by};
+use tonic_types::StatusExt;
 use types::{Amount, CFA_RUB, Id128, Minor, subaccount};
 
 use super::Service;
@@ -89,13 +90,17 @@ impl Service {
 
 /// The ledger's breakdown, with what of the held is trading's.
 fn with_trading(mut shortage: Error, trading: Option<&TradingHold>) -> Error {
-    if let Error::Peer { facts, .. } = &mut shortage {
+    if let Error::Peer(status) = &mut shortage
+        && let Some(mut info) = status.get_details_error_info()
+    {
         let figures = trading.map(|hold| (hold.undrawn, hold.drawn));
         let (undrawn, drawn) = figures.unwrap_or_default();
         for (name, amount) in [("undrawn", undrawn), ("drawn", drawn)] {
             let amount = Amount::rubles(amount).decimal();
-            facts.insert(name.to_owned(), amount.to_string());
+            info.metadata.insert(name.to_owned(), amount.to_string());
         }
+        let (code, text) = (status.code(), status.message());
+        *status = rpc::status::with_metadata(code, &info.reason, text, info.metadata);
     }
     shortage
 }

@@ -1,9 +1,11 @@
 //! Trading holds (T49): money blocked in the ledger for trading, opened, resized, closed.
 //!
-//! Order of steps, always: to give, the ledger first and then the journalled `Fund`; to take, the journalled `Defund` or `CloseHold` first, and
-//! the ledger gives the money back once settlement has passed that place of the journal. A crash in between is healed by what both sides say, never by
-//! guessing: what the ledger hold was ever given and the journal has not funded is funded ([`bring_up`]), what the journal has taken and the ledger not
-//! given back is given back ([`give_back`]). Both may be repeated at any time; the sweeper does.
+//! Order of steps, always: to give, the ledger first and then the journalled `Fund`; to take, the
+//! journalled `Defund` or `CloseHold` first, and the ledger gives the money back once settlement
+//! has passed that place of the journal. A crash in between is healed by what both sides say, never
+//! by guessing: what the ledger hold was ever given and the journal has not funded is funded
+//! ([`bring_up`]), what the journal has taken and the ledger not given back is given back
+//! ([`give_back`]). Both may be repeated at any time; the sweeper does.
 
 mod release;
 
@@ -199,7 +201,8 @@ pub async fn adjust(
     Ok(Answered::now(view))
 }
 
-/// Grows out of available money, shrinks by what no order has drawn. The same target again changes nothing. The caller has the user's turn.
+/// Grows out of available money, shrinks by what no order has drawn. The same target again changes
+/// nothing. The caller has the user's turn.
 async fn set_in_turn(
     market: &Arc<Market>,
     context: &Context,
@@ -229,9 +232,10 @@ async fn set_in_turn(
     view(market, hold).await
 }
 
-/// Sees to it that a hold to be made is covered (4.3.3): what is missing in available money is taken out of what is undrawn in the user's trading hold, and
-/// waited for until settlement has given it back; `Insufficient balance` when that does not do either. A hold that is there already is covered. The caller
-/// has the user's turn, so nobody takes the same money twice.
+/// Sees to it that a hold to be made is covered (4.3.3): what is missing in available money is
+/// taken out of what is undrawn in the user's trading hold, and waited for until settlement has
+/// given it back; `Insufficient balance` when that does not do either. A hold that is there already
+/// is covered. The caller has the user's turn, so nobody takes the same money twice.
 pub async fn cover(
     market: &Arc<Market>,
     context: &Context,
@@ -352,7 +356,8 @@ pub async fn close(
     view(market, hold).await
 }
 
-/// Closes a pool that nobody uses: of an order that was refused, or of a user who was blocked. Nothing to do when it is closed or in use again.
+/// Closes a pool that nobody uses: of an order that was refused, or of a user who was blocked.
+/// Nothing to do when it is closed or in use again.
 pub async fn close_idle(market: &Arc<Market>, hold: HoldIx) -> Result<(), Status> {
     close_if(market, hold, |_| true).await
 }
@@ -398,7 +403,8 @@ async fn close_if(
     }
 }
 
-/// The trading holds of a user (empty = of everybody) for an asset (empty = any), closed ones included, newest first: at most `rows` of those before `before`.
+/// The trading holds of a user (empty = of everybody) for an asset (empty = any), closed ones
+/// included, newest first: at most `rows` of those before `before`.
 pub async fn list(
     market: &Market,
     user_id: &str,
@@ -430,8 +436,8 @@ fn asset_id(admission: &Admission, asset: AssetIx) -> &str {
     spec.map_or(CFA_RUB, |spec| spec.id.as_str())
 }
 
-/// Trading holds that nobody has used since `before_ns`, of users whose last session ended before that (`design.md` 4). A user who never had a session
-/// manages his holds by call.
+/// Trading holds that nobody has used since `before_ns`, of users whose last session ended before
+/// that (`design.md` 4). A user who never had a session manages his holds by call.
 pub fn abandoned(state: &State, before_ns: u64) -> Vec<HoldIx> {
     let mut gone: HashMap<UserIx, bool> = HashMap::new();
     for session in state.sessions() {
@@ -519,7 +525,8 @@ async fn ledger_hold(market: &Market, context: &Context, hold_id: Id128) -> Resu
     })
 }
 
-/// True when the ledger has too little to block, nothing at all included: it has never heard of the user or of his units.
+/// True when the ledger has too little to block, nothing at all included: it has never heard of the
+/// user or of his units.
 pub fn is_insufficient(error: &CallError) -> bool {
     matches!(
         error.reason().as_deref(),

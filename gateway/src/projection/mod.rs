@@ -1,7 +1,9 @@
-//! The readable history: orders and trades in SQLite and the market's events, both derived from what the replica tells of the journal.
+//! The readable history: orders and trades in SQLite and the market's events, both derived from
+//! what the replica tells of the journal.
 //!
-//! One transaction a batch of records holds the rows, the events and the position, so a crash leaves no half and a lost file is rebuilt by reading the
-//! journal again, as long as all of it is kept. A reader that must see its own write waits for the position ([`Projection::wait`]).
+//! One transaction a batch of records holds the rows, the events and the position, so a crash
+//! leaves no half and a lost file is rebuilt by reading the journal again, as long as all of it is
+//! kept. A reader that must see its own write waits for the position ([`Projection::wait`]).
 
 pub mod published;
 pub mod repo;

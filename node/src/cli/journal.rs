@@ -5,7 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::fmt::Display;
 use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -13,6 +13,8 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use sequencer::inspect::{DumpLine, Folder};
 use serde::Serialize;
 use types::{NodeId, Sequence};
+
+use crate::config::Config;
 
 /// How long `dump --follow` waits at the end before it looks again.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(50);
@@ -75,18 +77,17 @@ fn number(name: &'static str) -> Arg {
         .value_parser(value_parser!(u64).range(1..))
 }
 
-/// Does what `journal` was asked. `dir` is the folder unless `--dir` names another one, of engine node `node`.
+/// Does what `journal` was asked of the folder of the configuration, unless `--dir` names another.
 ///
 /// # Errors
 /// The journal cannot be read, or does not check.
-pub fn run(matches: &ArgMatches, dir: &Path, node: u8, json: bool) -> anyhow::Result<()> {
+pub fn run(matches: &ArgMatches, config: &Config, json: bool) -> anyhow::Result<()> {
     let Some((verb, matches)) = matches.subcommand() else {
         bail!("journal: a verb is expected");
     };
-    let dir = matches
-        .get_one::<PathBuf>("dir")
-        .map_or(dir, PathBuf::as_path);
-    let folder = Folder::new(dir);
+    let given = matches.get_one::<PathBuf>("dir");
+    let dir = given.map_or_else(|| config.journal_dir(), PathBuf::clone);
+    let folder = Folder::new(&dir);
     let sequence = |name: &str| matches.get_one::<u64>(name).copied();
     let until = || sequence("until").map(Sequence);
     let done = match verb {
@@ -100,7 +101,7 @@ pub fn run(matches: &ArgMatches, dir: &Path, node: u8, json: bool) -> anyhow::Re
             .map_err(Into::into)
             .and_then(|state| print(&state, json)),
         "snapshot" => {
-            let node = NodeId::new(node).context("node number")?;
+            let node = NodeId::new(config.market.node).context("node number")?;
             replica::snapshot(&folder, node, until())
                 .map_err(Into::into)
                 .and_then(|written| print(&written, json))
@@ -180,11 +181,15 @@ mod tests {
     #[test]
     fn r350_the_verbs_of_the_journal_work_on_a_folder_and_fail_on_none() {
         let folder = tempfile::tempdir().expect("folder");
-        let dir = folder.path().join("journal");
+        let config = Config {
+            data_dir: folder.path().to_path_buf(),
+            ..Config::default()
+        };
+        let dir = config.journal_dir();
         let ask = |words: &[&str]| {
             let words = std::iter::once("journal").chain(words.iter().copied());
             let matches = command().try_get_matches_from(words).expect("well formed");
-            run(&matches, &dir, 1, true)
+            run(&matches, &config, true)
         };
         for verb in ["ls", "verify", "dump", "replay", "snapshot"] {
             let error = format!("{:#}", ask(&[verb]).expect_err("no folder"));

@@ -227,8 +227,7 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
         }
         Some(("journal", matches)) => {
             let config = config()?;
-            let (dir, node) = (config.journal_dir(), config.market.node);
-            tokio::task::block_in_place(|| journal::run(matches, &dir, node, json))
+            tokio::task::block_in_place(|| journal::run(matches, &config, json))
         }
         Some(("proof", _)) => proof::run(&target()?, json).await,
         Some(("data", matches)) => data::run(matches, &config()?, json),

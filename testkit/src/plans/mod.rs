@@ -1,13 +1,16 @@
 //! Query plans: no statement may cost more the more rows are stored. This file is about SQLite,
 //! [`postgres`] about PostgreSQL.
 //!
-//! A test records the text of every statement that runs ([`record`]), drives its service through the life of what it stores, and explains the
-//! statements on the databases that they ran on ([`judge`]). The record is process-wide, so such a test is a test program of its own with one test.
+//! A test records the text of every statement that runs ([`record`]), drives its service through
+//! the life of what it stores, and explains the statements on the databases that they ran on
+//! ([`judge`]). The record is process-wide, so such a test is a test program of its own with one
+//! test.
 //!
 //! What counts as a scan on SQLite:
-//! - a walk over a table or a full index (`SCAN`), and an index that SQLite builds for one statement (`AUTOMATIC`). A walk over a partial index is
-//!   none: what is open, queued or refused ends where that does. Nor is one over the rows of a subquery,
-//!   whose own lines are judged, or over a table of one row;
+//! - a walk over a table or a full index (`SCAN`), and an index that SQLite builds for one
+//!   statement (`AUTOMATIC`). A walk over a partial index is none: what is open, queued or refused
+//!   ends where that does. Nor is one over the rows of a subquery, whose own lines are judged, or
+//!   over a table of one row;
 //! - a search by a bare code (`status=?`): most rows may have it;
 //! - a page found by time alone, whose other conditions are tested row by row: the rows that fit may be the oldest;
 //! - a page out of several indexes joined by `OR`: every row of each is read and sorted, for each page.
@@ -84,7 +87,8 @@ pub fn record() {
     tracing::subscriber::set_global_default(Statements).expect("one test per program");
 }
 
-/// Explains each recorded statement on the first of these SQLite files that can run it. Statements of other stores are passed over.
+/// Explains each recorded statement on the first of these SQLite files that can run it. Statements
+/// of other stores are passed over.
 ///
 /// # Panics
 /// A file cannot be read.
