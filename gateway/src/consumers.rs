@@ -334,7 +334,7 @@ async fn unblock(market: &Market, user_id: &str) -> HandlerResult {
 pub async fn ask_or_known(market: &Market, request: Request) -> Result<(), Status> {
     let sequence = match market.ask(request).await {
         Ok(record) => record.command.sequence,
-        Err(error) if is_known(&error) => market.replica.assigned(),
+        Err(error) if is_known(&error) => market.inspect(|core| core.sequence()).await?,
         Err(error) => return Err(refusal::not_taken(&error)),
     };
     market.durable(sequence).await
@@ -392,7 +392,8 @@ async fn hold_vanished(market: &Arc<Market>, hold_id: &str, reason: CancelReason
             Err(error) => return Err(error.into()),
         }
     }
-    market.durable(market.replica.assigned()).await?;
+    let sequence = market.inspect(|core| core.sequence()).await?;
+    market.durable(sequence).await?;
     if let Some(hold) = pool {
         funding::close_idle(market, hold).await?;
     }

@@ -2,7 +2,7 @@
 //! on disk, so that nobody sees what a crash could withdraw. Nothing is cached: a snapshot is never older than the last durable order (R178, T42).
 
 use tonic::Status;
-use types::{InstrumentSpec, Lots, Phase, Sequence, Side, Ticks, UserIx};
+use types::{InstrumentId, InstrumentSpec, Lots, Phase, Sequence, Side, Ticks, UserIx};
 
 use crate::market::{Market, now_us};
 use crate::refusal;
@@ -47,7 +47,7 @@ pub struct MarketView {
 
 /// `Instrument not found` for an unknown one; empty sides for an empty book.
 pub async fn book(market: &Market, instrument_id: &str, depth: u32) -> Result<BookView, Status> {
-    let spec = market.instrument(instrument_id).await?;
+    let id = InstrumentId::new(instrument_id).map_err(|_| refusal::instrument_not_found())?;
     let levels = match depth {
         0 => LEVELS_DEFAULT,
         given => given.min(LEVELS_MAX),
@@ -55,13 +55,14 @@ pub async fn book(market: &Market, instrument_id: &str, depth: u32) -> Result<Bo
     let view = market
         .look(|state| {
             let core = state.core();
-            let book = core.book(spec.ix)?;
+            let ix = core.admission().instrument_ix(&id)?;
+            let book = core.book(ix)?;
             let side = |side| {
                 let levels = book.depth(side).take(levels as usize);
                 levels.map(|level| (level.price, level.open)).collect()
             };
             Some(BookView {
-                spec,
+                spec: *core.admission().spec(ix)?,
                 phase: book.phase(),
                 bids: side(Side::Buy),
                 asks: side(Side::Sell),

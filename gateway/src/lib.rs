@@ -69,6 +69,8 @@ pub enum Error {
     Stored(String),
     #[error("journal: {0}")]
     Replica(#[from] replica::ReplicaError),
+    #[error("the sessions do not catch up with the journal: {0}")]
+    Start(String),
     #[error("instrument registry: {0}")]
     Registry(#[source] tonic::Status),
     #[error("the trading path refused an own request: {0}")]

@@ -193,13 +193,19 @@ impl Market {
             .map_err(|error| rpc::status::internal(&error))
     }
 
-    /// Reads the node's state behind everything that has a sequence now, and is durable; for a call
-    /// that changes something.
-    pub async fn inspect<T>(&self, read: impl FnOnce(&Core) -> T) -> Result<T, Status> {
-        self.state(|state| read(state.core())).await
+    /// Reads the trading path's state between two commands, for a call that decides by it: it does not
+    /// wait for the disk, so that what reduces risk passes while the journal has no room.
+    pub async fn inspect<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Core) -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        self.port
+            .inspect(read)
+            .await
+            .map_err(|error| refusal::not_taken(&error))
     }
 
-    /// The same with what the replica has beside the machine.
+    /// Reads the replica's state behind everything that has a sequence now, and is durable.
     pub async fn state<T>(&self, read: impl FnOnce(&State) -> T) -> Result<T, Status> {
         let state = self.replica.read_fresh(CALL_WAIT, read).await;
         state.map_err(refusal::replica_behind)
@@ -215,6 +221,28 @@ impl Market {
     /// A ledger hold as the journal has it where the replica stands.
     pub fn hold_of(&self, hold_id: Id128) -> Option<Hold> {
         self.replica.read(|state| state.hold_of(hold_id))
+    }
+
+    /// Returns when the sessions have the record's messages.
+    pub async fn told(&self, sequence: Sequence) -> Result<(), Status> {
+        self.unless_ended(self.streams.wait(sequence)).await
+    }
+
+    /// Returns when the history has the record.
+    pub async fn written(&self, sequence: Sequence) -> Result<(), Status> {
+        self.unless_ended(self.projection.wait(sequence)).await
+    }
+
+    /// Behind a replica that has ended nobody comes any further.
+    async fn unless_ended(&self, waiting: impl Future<Output = ()>) -> Result<(), Status> {
+        tokio::select! {
+            biased;
+            () = waiting => Ok(()),
+            reason = self.replica.ended() => {
+                tracing::warn!(reason, "a call cannot be answered any more");
+                Err(refusal::not_taken(&NotTaken::Stopping))
+            }
+        }
     }
 
     /// Returns when the replica has passed the record.
@@ -302,7 +330,7 @@ impl Market {
             .await?;
         if let Some(seen) = seen {
             self.durable(seen.sequence).await?;
-            self.projection.wait(seen.sequence).await;
+            self.written(seen.sequence).await?;
         }
         crate::projection::repo::answer(&self.projection.db, key_hash)
             .await

@@ -126,7 +126,7 @@ pub fn start(
             &telling,
             endless(troubles),
         ));
-        market.streams.wait(market.commit.position()).await;
+        catch_up(&market).await?;
         if let Err(error) = instruments::sync_all(&market, &Context::new("market")).await {
             tracing::warn!(%error, "the instrument registry is away: what was known is traded, the rest later");
             health.set_failing("instruments", error.to_string());
@@ -223,6 +223,12 @@ async fn sync_later(market: Arc<Market>, health: Health, shutdown: CancellationT
     }
 }
 
+/// Returns when the sessions have what was durable at the start.
+async fn catch_up(market: &Market) -> Result<(), Error> {
+    let told = market.told(market.commit.position()).await;
+    told.map_err(|status| Error::Start(status.message().to_owned()))
+}
+
 /// Work that never fails.
 async fn endless<T>(work: impl Future<Output = T>) -> Result<(), Error> {
     work.await;
@@ -276,8 +282,9 @@ impl GatewayHandle {
     /// Returns when the history holds everything that is durable now.
     pub async fn caught_up(&self) {
         let commit = self.market.commit.position();
-        self.market.streams.wait(commit).await;
-        self.market.projection.wait(commit).await;
+        // Behind a replica that has ended nothing comes any more.
+        let _ = self.market.told(commit).await;
+        let _ = self.market.written(commit).await;
     }
 
     /// Waits for every part to end after the shutdown token was cancelled, and closes the store. Whoever serves [`Self::service`] stops first: calls

@@ -87,17 +87,24 @@ impl Stream {
     fn push(&mut self, number: u64, message: &ServerMessage) {
         self.last += 1;
         assert_eq!(number, self.last, "a session's numbers have no gap");
+        let bytes = self.keep(number, message);
+        if let Some(live) = self.live.as_ref().filter(|live| live.follows) {
+            live.outbound.push(live.channel, &bytes);
+        }
+    }
+
+    /// Puts a message behind the window's last one.
+    fn keep(&mut self, number: u64, message: &ServerMessage) -> Bytes {
         let kept = Kept {
             answers: message.answers(),
-            bytes: encoded(message, self.last),
+            bytes: encoded(message, number),
         };
-        if let Some(live) = self.live.as_ref().filter(|live| live.follows) {
-            live.outbound.push(live.channel, &kept.bytes);
-        }
+        let bytes = kept.bytes.clone();
         if self.window.len() == WINDOW_MESSAGES_MAX {
             self.window.pop_front();
         }
         self.window.push_back(kept);
+        bytes
     }
 }
 
@@ -233,9 +240,21 @@ pub enum Again {
 }
 
 impl Streams {
-    /// The streams behind a state of the node, with nothing in their windows.
-    pub fn new(state: &NodeState) -> Self {
-        let streams: Vec<Stream> = state.sessions().map(|s| Stream::new(&s)).collect();
+    /// The streams behind a state of the node, with the messages of the records before it in their
+    /// windows.
+    pub fn new(state: &NodeState, recent: &[Batch]) -> Self {
+        let mut streams: Vec<Stream> = state.sessions().map(|s| Stream::new(&s)).collect();
+        let mut idle = Idle::default();
+        for applied in recent.iter().flat_map(|batch| batch.iter()) {
+            for told in &applied.effects {
+                numbered::messages(&applied.cause, told, |to, message| {
+                    let stream = &mut streams[to.session.index()];
+                    stream.keep(to.number, &message);
+                    idle.note(to.session.index(), stream);
+                });
+            }
+        }
+        idle.keep_bound(&mut streams, IDLE_MESSAGES_MAX);
         let sessions = state.sessions().map(|s| (s.key, s.session));
         let mut resting = Resting::default();
         for order in state.orders() {
@@ -247,7 +266,7 @@ impl Streams {
                 instruments: state.names().instruments(),
                 sessions: sessions.collect(),
                 streams,
-                idle: Idle::default(),
+                idle,
                 claim: 0,
                 resting,
             }),

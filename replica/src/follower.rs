@@ -196,7 +196,9 @@ impl Follower {
     ) -> Result<Option<Batch>, ReplicaError> {
         let found = match read {
             Ok(found) => {
-                self.shared.well(self.name);
+                if own.is_some() {
+                    self.shared.well(self.name);
+                }
                 found
             }
             Err(error) if error.is_transient() => {

@@ -12,7 +12,7 @@ use crate::facts::Batch;
 /// Records kept in memory, at least so many once there were.
 const WINDOW_RECORDS: usize = 16_384;
 /// Batches that wait for one follower at most.
-const QUEUE_BATCHES: usize = 64;
+const QUEUE_BATCHES: usize = 256;
 
 /// What a follower reads once it is attached.
 pub(crate) struct Attached {
@@ -26,6 +26,8 @@ pub(crate) struct Hub {
     records: usize,
     /// Everything behind here is in the window.
     begins: Sequence,
+    /// Last record published.
+    ends: Sequence,
     followers: Vec<(&'static str, Sender<Batch>)>,
     ended: Option<String>,
 }
@@ -37,6 +39,7 @@ impl Hub {
             window: VecDeque::new(),
             records: 0,
             begins,
+            ends: begins,
             followers: Vec::new(),
             ended: None,
         }
@@ -47,11 +50,11 @@ impl Hub {
             let is_taken = queue.try_send(batch.clone()).is_ok();
             if !is_taken && !queue.is_closed() {
                 metrics::counter!("replica_detached_total", "follower" => *name).increment(1);
-                tracing::warn!(follower = name, "behind the replica: it reads from files");
             }
             is_taken
         });
         self.records += batch.len();
+        self.ends = batch.last();
         self.window.push_back(batch);
         while let Some(oldest) = self.window.front()
             && self.records - oldest.len() >= WINDOW_RECORDS
@@ -77,11 +80,22 @@ impl Hub {
         }
         let (follower, queue) = mpsc::channel(QUEUE_BATCHES);
         self.followers.push((name, follower));
-        let backlog = self.window.iter().cloned();
+        let had = self.window.partition_point(|batch| batch.last() <= after);
+        let backlog = self.window.range(had..).cloned();
         Ok(Some(Attached {
-            backlog: backlog.filter_map(|batch| batch.behind(after)).collect(),
+            backlog: backlog.collect(),
             queue,
         }))
+    }
+
+    /// Last record published.
+    pub fn ends(&self) -> Sequence {
+        self.ends
+    }
+
+    /// The last records, as far as they are in memory.
+    pub fn recent(&self) -> Vec<Batch> {
+        self.window.iter().cloned().collect()
     }
 
     /// # Errors

@@ -120,6 +120,7 @@ impl Shared {
         let mut position = self.position.subscribe();
         let mut troubles = self.troubles.subscribe();
         tokio::select! {
+            biased;
             _ = position.wait_for(|position| *position >= sequence) => Ok(()),
             reason = ended(self, &mut troubles) => Err(ReplicaError::Ended(reason)),
         }
@@ -240,8 +241,9 @@ impl Replica {
     ) -> Result<T, u64> {
         let assigned = self.assigned();
         let waited = tokio::time::timeout(patience, self.wait(assigned)).await;
+        let is_running = self.shared.hub().is_running().is_ok();
         match waited {
-            Ok(Ok(())) => Ok(self.read(read)),
+            Ok(Ok(())) if is_running => Ok(self.read(read)),
             _ => Err(assigned.get().saturating_sub(self.position().get())),
         }
     }
@@ -271,6 +273,11 @@ impl Replica {
         self.shared.wait(sequence).await
     }
 
+    /// Returns when the replica has ended, and says why.
+    pub async fn ended(&self) -> String {
+        ended(&self.shared, &mut self.shared.troubles.subscribe()).await
+    }
+
     pub fn names(&self) -> &Arc<Names> {
         self.shared.names()
     }
@@ -280,23 +287,37 @@ impl Replica {
         self.shared.troubles.subscribe()
     }
 
-    /// Follows from where the replica stands; `begin` is shown the state there.
+    /// Follows from where the replica stands; `begin` is shown the state there and the last records
+    /// before it, as far as they are in memory.
     ///
     /// # Errors
     /// The replica has ended.
     pub fn follow<T>(
         &self,
         name: &'static str,
-        begin: impl FnOnce(&State) -> T,
+        begin: impl FnOnce(&State, &[Batch]) -> T,
     ) -> Result<(T, Follower), ReplicaError> {
-        // Held until the follower is known: nothing is applied in between.
-        let state = self.shared.state();
-        let position = state.sequence();
-        let attached = self.shared.attach(name, position)?;
-        let attached = attached.expect("the window ends where the replica stands");
-        let begun = begin(&state);
-        let shared = self.shared.clone();
-        Ok((begun, Follower::attached(shared, name, position, attached)))
+        loop {
+            // Held until the follower is known: nothing is applied in between.
+            let state = self.shared.state();
+            let position = state.sequence();
+            let attached = {
+                let mut hub = self.shared.hub();
+                match hub.attach(name, position).map_err(ReplicaError::Ended)? {
+                    Some(attached) if hub.ends() == position => Some((attached, hub.recent())),
+                    _ => None,
+                }
+            };
+            // What was just applied is published in a moment.
+            let Some((attached, recent)) = attached else {
+                drop(state);
+                std::thread::yield_now();
+                continue;
+            };
+            let begun = begin(&state, &recent);
+            let shared = self.shared.clone();
+            return Ok((begun, Follower::attached(shared, name, position, attached)));
+        }
     }
 
     /// Follows behind `after`, from files where that has left the memory.
@@ -410,13 +431,30 @@ enum End {
     Wrong(String),
 }
 
+impl End {
+    /// A journal that is closed or has failed takes no orders any more; one that cannot be read while it
+    /// is written goes on without anybody behind it.
+    fn of(error: ReadError) -> Self {
+        use journal::reader::ReadError as Frames;
+        match error {
+            ReadError::Journal(Frames::Closed | Frames::Failed(_)) => Self::Journal(error),
+            other => Self::Wrong(other.to_string()),
+        }
+    }
+}
+
 impl Live {
     fn run(mut self, stopped: oneshot::Receiver<()>) {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build();
         let end = match runtime {
-            Ok(runtime) => runtime.block_on(self.follow(stopped)),
+            Ok(runtime) => {
+                let following = || runtime.block_on(self.follow(stopped));
+                // Whatever ends the thread is told to everybody who waits for it.
+                catch_unwind(AssertUnwindSafe(following))
+                    .unwrap_or_else(|panic| End::Wrong(text_of(&*panic)))
+            }
             Err(error) => End::Wrong(error.to_string()),
         };
         let reason = match end {
@@ -436,9 +474,11 @@ impl Live {
                 reason
             }
         };
-        self.shared.hub().end(reason.clone());
-        self.shared.turns.close();
         self.shared.trouble(PART, &reason);
+        self.shared.hub().end(reason);
+        self.shared.turns.close();
+        // Whoever waits looks again, now that it has ended.
+        self.shared.troubles.send_modify(|_| {});
     }
 
     async fn follow(&mut self, mut stopped: oneshot::Receiver<()>) -> End {
@@ -456,7 +496,7 @@ impl Live {
                     tokio::time::sleep(RETRY).await;
                     Ok(())
                 }
-                Some(Err(error)) => Err(End::Journal(error)),
+                Some(Err(error)) => Err(End::of(error)),
                 None => self.rest(),
             };
             if let Err(end) = round {
@@ -479,7 +519,7 @@ impl Live {
                 // Met again by the next read, when these are handed on.
                 Err(error) if error.is_transient() => break,
                 Err(error) => {
-                    failed = Some(End::Journal(error));
+                    failed = Some(End::of(error));
                     break;
                 }
             }

@@ -130,7 +130,7 @@ async fn r180_from_memory_from_files_and_from_any_checkpoint_everybody_is_told_t
     let desk = open_desk(handle.port(), 2).await;
     let live = follow(&handle, every(300));
     let replica = live.replica();
-    let ((), mut from_memory) = replica.follow("memory", |_| ()).expect("runs");
+    let ((), mut from_memory) = replica.follow("memory", |_, _| ()).expect("runs");
     let begun = from_memory.position();
     let sessions = [desk.session(1, 0).await, desk.session(2, 1).await];
     let last = trade(&desk, sessions, 1, 3_000).await;
@@ -206,8 +206,8 @@ async fn a_follower_that_does_not_read_is_detached_and_loses_nothing() {
     let desk = open_desk(handle.port(), 1).await;
     let live = follow(&handle, every(5_000));
     let replica = live.replica();
-    let ((), mut slow) = replica.follow("slow", |_| ()).expect("runs");
-    let ((), mut quick) = replica.follow("quick", |_| ()).expect("runs");
+    let ((), mut slow) = replica.follow("slow", |_, _| ()).expect("runs");
+    let ((), mut quick) = replica.follow("quick", |_, _| ()).expect("runs");
     let begun = slow.position();
     // Far more than queue and window hold.
     let mut last = Sequence::ZERO;
@@ -251,9 +251,28 @@ async fn r178_a_read_is_never_older_than_the_answer_before_it() {
     handle.stop();
 }
 
+/// What is wrong with the journal that the replica reads.
+#[derive(Clone, Copy, PartialEq)]
+enum Wrong {
+    /// It lacks an event; all checksums are right.
+    Event,
+    /// A byte of a record.
+    Byte,
+}
+
 // Two machines that disagree cannot both be right: nothing more is published, and no new order is taken.
 #[tokio::test]
 async fn a_journal_that_says_something_else_ends_the_replica_and_closes_admission() {
+    ends_and_closes(Wrong::Event, "other events").await;
+}
+
+// The market would go on without reports, history and blocks.
+#[tokio::test]
+async fn a_journal_that_cannot_be_read_ends_the_replica_and_closes_admission() {
+    ends_and_closes(Wrong::Byte, "").await;
+}
+
+async fn ends_and_closes(wrong: Wrong, text: &str) {
     let (dir, other) = (
         tempfile::tempdir().expect("folder"),
         tempfile::tempdir().expect("folder"),
@@ -262,7 +281,7 @@ async fn a_journal_that_says_something_else_ends_the_replica_and_closes_admissio
     let desk = open_desk(handle.port(), 1).await;
     let resting = done(&desk.port, Request::New(desk.order(0, Side::Buy, 9_000, 1))).await;
 
-    // The same records in another log, with the last event taken out: whole by all checksums.
+    // The same records in another log.
     handle
         .commit()
         .wait(resting.command.sequence)
@@ -271,7 +290,9 @@ async fn a_journal_that_says_something_else_ends_the_replica_and_closes_admissio
     let mut reader = handle.reader(Sequence::ZERO);
     let records = std::iter::from_fn(|| reader.try_next().expect("read"));
     let mut records: Vec<Record> = records.collect();
-    records.last_mut().expect("records").events.pop();
+    if wrong == Wrong::Event {
+        records.last_mut().expect("records").events.pop();
+    }
     let storage: Arc<dyn Storage> =
         Arc::new(FileStorage::new(other.path(), false).expect("a folder"));
     let tampered = Journal::open(storage, journal::Config::default(), |_| Ok(())).expect("a log");
@@ -285,6 +306,13 @@ async fn a_journal_that_says_something_else_ends_the_replica_and_closes_admissio
         .wait(records.len() as u64)
         .await
         .expect("durable");
+    if wrong == Wrong::Byte {
+        let segment = other.path().join("0000000001.log");
+        let mut bytes = std::fs::read(&segment).expect("read");
+        // In the first record, behind the first mark.
+        bytes[100] ^= 1;
+        std::fs::write(&segment, bytes).expect("written");
+    }
     let mut parts = handle.replica_parts();
     parts.reader = Reader::new(tampered.reader(0));
     let live = LiveReplica::start(node(), parts, None).expect("a replica");
@@ -300,7 +328,7 @@ async fn a_journal_that_says_something_else_ends_the_replica_and_closes_admissio
         }
     };
     assert!(
-        matches!(&ended, ReplicaError::Ended(reason) if reason.contains("other events")),
+        matches!(&ended, ReplicaError::Ended(reason) if reason.contains(text)),
         "{ended}"
     );
     assert!(replica.troubles().borrow().contains_key(replica::PART));

@@ -301,11 +301,20 @@ impl Hot {
                 self.tally.not_taken += 1;
                 self.tally.busy += u64::from(no == NotTaken::Busy);
                 match owed {
-                    Owed::Reply(reply) => reply.send(Err(no)),
+                    Owed::Reply(reply) => {
+                        self.tell_sequence();
+                        reply.send(Err(no));
+                    }
                     Owed::Ring { port, tag } => self.rings[port].not_taken(tag, no),
                 }
             }
         }
+    }
+
+    /// Who is answered may read at once: what he reads then is not older than the answer (R178).
+    fn tell_sequence(&self) {
+        let sequence = self.core.sequence().get();
+        self.stats.sequence.store(sequence, Ordering::Release);
     }
 
     /// A request in the platform's own name.

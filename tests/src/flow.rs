@@ -196,11 +196,12 @@ impl Flow {
     }
 
     /// Sends no more, waits for every answer; gives what was told.
-    pub async fn finish(self) -> Told {
+    pub async fn finish(mut self) -> Told {
         self.stop.store(true, Ordering::SeqCst);
+        // First: it may have one more request to send.
+        (&mut self.sender).await.expect("the sender ends");
         self.until("the last answers", |told| told.in_flight() == 0)
             .await;
-        self.sender.await.expect("the sender ends");
         self.listener.abort();
         drop(self.connection);
         std::mem::take(&mut *lock(&self.told))

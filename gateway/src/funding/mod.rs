@@ -456,8 +456,8 @@ pub fn abandoned(state: &State, before_ns: u64) -> Vec<HoldIx> {
 pub async fn find(market: &Market, hold_id: &str) -> Result<(HoldIx, HoldView), Status> {
     let id = Id128::parse(hold_id).ok_or_else(refusal::hold_not_found)?;
     let found = market
-        .inspect(move |core| {
-            let admission = core.admission();
+        .state(|state| {
+            let admission = state.core().admission();
             let hold = admission.hold_ix(id)?;
             let pool = admission.pool(hold)?;
             (pool.kind == PoolKind::Trading).then(|| (hold, view_of(admission, pool)))
@@ -468,8 +468,8 @@ pub async fn find(market: &Market, hold_id: &str) -> Result<(HoldIx, HoldView), 
 
 async fn view(market: &Market, hold: HoldIx) -> Result<HoldView, Status> {
     let view = market
-        .inspect(|core| {
-            let admission = core.admission();
+        .state(|state| {
+            let admission = state.core().admission();
             Some(view_of(admission, admission.pool(hold)?))
         })
         .await?;

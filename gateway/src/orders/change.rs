@@ -240,7 +240,7 @@ pub async fn mass_cancel(
     };
     let sequence = record.command.sequence;
     market.durable(sequence).await?;
-    market.projection.wait(sequence).await;
+    market.written(sequence).await?;
     let count = record.events.iter().map(|e| match e.event {
         Event::MassCancelled(done) => done.count,
         _ => 0,

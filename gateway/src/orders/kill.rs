@@ -39,7 +39,7 @@ pub async fn set_kill_switch(
     };
     let sequence = record.command.sequence;
     market.durable(sequence).await?;
-    market.projection.wait(sequence).await;
+    market.written(sequence).await?;
     let count = record.events.iter().map(|e| match e.event {
         Event::MassCancelled(done) => done.count,
         _ => 0,

@@ -79,7 +79,7 @@ async fn stored(market: &Market, order_id: &str) -> Result<Option<OrderRow>, Sta
 async fn shown(market: &Market, record: &Record, order_id: &str) -> Result<OrderRow, Status> {
     let sequence = record.command.sequence;
     market.durable(sequence).await?;
-    market.projection.wait(sequence).await;
+    market.written(sequence).await?;
     stored(market, order_id)
         .await?
         .ok_or_else(refusal::order_not_found)

@@ -363,7 +363,9 @@ impl Connection {
     async fn hear_out(&self) {
         let market = &self.shared.market;
         let heard = async {
-            let sequence = market.replica.assigned();
+            let Ok(sequence) = market.inspect(|core| core.sequence()).await else {
+                return;
+            };
             if market.durable(sequence).await.is_ok() {
                 market.streams.wait(sequence).await;
             }

@@ -12,7 +12,7 @@ use rpc::{Context, Role};
 use sequencer::NotTaken;
 use tokio::sync::OwnedMutexGuard;
 use tonic::{Code, Status};
-use types::{Command, Id128, Minor, RejectReason, SessionIx, StpGroup, UserIx, derived};
+use types::{Command, Id128, Minor, RejectReason, Sequence, SessionIx, StpGroup, UserIx, derived};
 use wire::{DisconnectCode, LOGIN_CANCEL_ON_DISCONNECT, LOGIN_FROM_NOW, Login};
 
 use super::channel::Channel;
@@ -136,7 +136,7 @@ pub async fn open(
         return Err(failed("journal", &status)); // It takes no closing either.
     }
     // Everything before the opening is in the streams then, the last client sequence included.
-    market.streams.wait(record.command.sequence).await;
+    told(market, opened.session, record.command.sequence).await?;
     let heartbeat_ms = match login.heartbeat_ms {
         0 => market.config.heartbeat_ms,
         asked => asked.clamp(100, market.config.heartbeat_ms.max(100)),
@@ -163,6 +163,19 @@ pub async fn open(
         hold_pending: Arc::default(),
     };
     Ok(Opened { live, attach, turn })
+}
+
+/// Returns when the streams have the record that opened the session, which is closed where they never will.
+async fn told(
+    market: &Market,
+    session: SessionIx,
+    sequence: Sequence,
+) -> Result<(), DisconnectCode> {
+    let Err(status) = market.told(sequence).await else {
+        return Ok(());
+    };
+    close_if_left(market, session).await;
+    Err(failed("replica", &status))
 }
 
 /// A number that was sent, of a session that is there or may be made.

@@ -110,6 +110,12 @@ impl Outbound {
         self.drained.notify_waiters();
     }
 
+    /// Whether what can wait would be taken now.
+    pub fn has_room(&self) -> bool {
+        let state = self.lock();
+        state.end.is_none() && state.buffer.len() < OUTBOUND_LEN_ROOM
+    }
+
     /// Returns when there is room for what can wait; false when the connection ends.
     pub async fn room(&self) -> bool {
         loop {
