@@ -376,6 +376,8 @@ fn run_command(
                 address.to_string(),
             )
         }))
+        // No test is about how long a sync of a busy disk takes.
+        .env("PLATFORM_MARKET__REPLICA_WAIT_MS", "5000")
         .envs(env.iter().copied())
         .stdout(Stdio::piped())
         .stderr(log.expect("a log file"));

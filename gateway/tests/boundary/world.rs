@@ -47,6 +47,8 @@ impl Default for Settings {
             gateway: GatewayConfig {
                 quic_listen: ([127, 0, 0, 1], 0).into(),
                 gauge_interval_ms: 20,
+                // No test is about how long a sync of a busy disk takes.
+                replica_wait_ms: 5_000,
                 ..GatewayConfig::default()
             },
             grace_ms: 50,
