@@ -1,6 +1,6 @@
 //! What a journal record did, in the order in which it did it: the effects of the command and of
-//! each of its events, with orders and holds as they stand afterwards. Whoever follows the replica
-//! reads these and folds nothing again.
+//! each of its events, with the orders and holds after it. Followers read these effects and apply no
+//! record themselves.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -248,7 +248,7 @@ impl Applied {
     }
 }
 
-/// Consecutive records, shared by everybody who follows. Never empty.
+/// Consecutive records, shared by all followers. Never empty.
 #[derive(Clone, Debug)]
 pub struct Batch {
     applied: Arc<[Applied]>,

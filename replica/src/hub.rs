@@ -1,6 +1,6 @@
-//! Who follows the live replica: the last records in memory, and a bounded queue for each follower.
-//! One whose queue is full is detached; it catches up from files and comes back. Nobody here can
-//! make the replica wait.
+//! Distribution to followers: the last records in memory, and a bounded queue for each follower. A
+//! follower whose queue is full is detached; it catches up from files and attaches again. The
+//! replica never waits for a follower.
 
 use std::collections::VecDeque;
 

@@ -9,13 +9,13 @@
 //! | `names` | what indexes stand for |
 //! | `image` | checkpoints |
 //! | `live` | the thread, and what others may ask of it |
-//! | `hub`, `follower` | subscribers: a queue each; who falls behind reads from files |
+//! | `hub`, `follower` | followers: a queue each; one that falls behind reads from files |
 //! | `catch_up` | a replica from a checkpoint on, for a while |
 //! | `offline` | a checkpoint of a journal at rest |
 //!
-//! Architecture invariants: nothing that follows can make the replica wait; a difference between
-//! the replica and the journal stops publishing and closes admission to new orders; the same
-//! journal gives the same effects and numbers, whoever reads it.
+//! Architecture invariants: the replica never waits for a follower; a difference between the
+//! replica and the journal stops publishing and closes admission to new orders; the same journal
+//! gives the same effects and numbers to every reader.
 
 mod catch_up;
 mod facts;

@@ -1,10 +1,10 @@
 //! The live replica: one thread per process reads the journal at the commit position, decodes and
-//! applies each record once, compares its events, and hands the effects to whoever follows. It also
+//! applies each record once, compares its events, and hands the effects to its followers. It also
 //! writes the checkpoints, and compares itself with the hot thread's machine whenever that is
 //! quiet.
 //!
-//! A difference or a panic is the end of it: nothing more is published, and new orders are refused,
-//! because two machines that disagree cannot both be right.
+//! It stops at a difference, a panic or an unreadable journal: nothing more is published, and new
+//! orders are refused, because the state behind reports and settlement is unknown.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -46,7 +46,7 @@ const LOOK_WAIT: Duration = Duration::from_secs(5);
 /// Followers that catch up at the same moment; each has the state of the node in memory for as long.
 const CATCH_UPS_MAX: usize = 2;
 
-/// What everybody who knows the replica shares.
+/// State shared by the thread, its handles and its followers.
 pub(crate) struct Shared {
     node: NodeId,
     /// Any reader: others are made from it.
@@ -451,7 +451,7 @@ impl Live {
         let end = match runtime {
             Ok(runtime) => {
                 let following = || runtime.block_on(self.follow(stopped));
-                // Whatever ends the thread is told to everybody who waits for it.
+                // A panic too ends the waits of followers and calls.
                 catch_unwind(AssertUnwindSafe(following))
                     .unwrap_or_else(|panic| End::Wrong(text_of(&*panic)))
             }
@@ -477,7 +477,7 @@ impl Live {
         self.shared.trouble(PART, &reason);
         self.shared.hub().end(reason);
         self.shared.turns.close();
-        // Whoever waits looks again, now that it has ended.
+        // Wakes the waiters: they check whether the replica has ended.
         self.shared.troubles.send_modify(|_| {});
     }
 
@@ -571,7 +571,7 @@ impl Live {
         }
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         let asked = self.port.look(Box::new(move |live| {
-            // Nobody waits any more when the replica has ended.
+            // The receiver is gone when the replica has ended.
             let _ = tell.try_send((live.sequence(), live.state_hash()));
         }));
         if asked.is_err() {

@@ -1,5 +1,5 @@
-//! What the dense indexes of a node stand for. Entries are added, never changed but for an
-//! instrument's terms of trading, so that whoever is behind the replica may ask too.
+//! Names of the dense indexes of a node. Entries are added and never changed, except for an
+//! instrument's trading terms, so that a follower behind the replica can use the same table.
 
 use std::sync::{PoisonError, RwLock};
 
@@ -38,7 +38,7 @@ impl Names {
     }
 
     /// # Panics
-    /// Nobody has this index: it was not taken from an effect of this node.
+    /// The index is unknown: it was not taken from an effect of this node.
     pub fn user(&self, user: UserIx) -> UserId {
         self.read(|tables| tables.users[user.index()])
     }
