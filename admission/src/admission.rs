@@ -23,10 +23,6 @@ pub const KEY_LIFETIME_NS: u64 = 24 * 3_600 * 1_000_000_000;
 pub struct AdmissionConfig {
     /// Open orders of the node, all instruments together.
     pub orders_max: u32,
-    /// Unsettled trades past which new orders, and amends that better a price or grow, are refused.
-    pub backlog_trades_max: u64,
-    /// Unsettled journal records past which the same are refused.
-    pub backlog_records_max: u64,
     /// Where open orders stand in the table of client order ids, which clients choose: a secret of the process, so that nobody can choose ids that
     /// stand in one place. Never visible in any answer or state.
     pub client_id_key: [u64; 2],
@@ -36,8 +32,6 @@ impl Default for AdmissionConfig {
     fn default() -> Self {
         Self {
             orders_max: 1 << 20,
-            backlog_trades_max: 1_000_000,
-            backlog_records_max: 4_000_000,
             client_id_key: [0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93],
         }
     }
@@ -64,7 +58,7 @@ pub struct Admission {
     pub(crate) key_queue: VecDeque<(u64, Id128)>,
     // Caches: read by checks, no part of the state.
     quotes: Vec<Quote>,
-    backlogged: bool,
+    refusing: Option<RejectReason>,
 }
 
 impl Admission {
@@ -87,7 +81,7 @@ impl Admission {
             keys: BTreeMap::new(),
             key_queue: VecDeque::new(),
             quotes: Vec::new(),
-            backlogged: false,
+            refusing: None,
         }
     }
 
@@ -132,9 +126,12 @@ impl Admission {
     /// The record of a refusal, to be journalled so that its numbered answer survives (`design.md` 2). `None` for calls without session,
     /// for requests seen before and for what is no client's request.
     pub fn refusal(&self, request: &Request, reject: &Reject) -> Option<Command> {
-        if reject.reason == RejectReason::AlreadySeen
-            || reject.reason == RejectReason::UnknownSession
-        {
+        let is_unseen = self.refusing == Some(reject.reason)
+            || matches!(
+                reject.reason,
+                RejectReason::AlreadySeen | RejectReason::UnknownSession
+            );
+        if is_unseen {
             return None;
         }
         let (user, session, client_seq, key_hash) = match request {
@@ -185,14 +182,14 @@ impl Admission {
             .unwrap_or_default()
     }
 
-    /// Tells how far settlement is behind; past a bound new orders, and amends that better a price or grow, are refused; cancels still pass.
-    pub fn set_backlog(&mut self, trades: u64, records: u64) {
-        self.backlogged =
-            trades > self.config.backlog_trades_max || records > self.config.backlog_records_max;
+    /// Why new orders, and amends that better a price or grow, are refused at the moment, if they
+    /// are; cancels pass.
+    pub fn refuse_orders(&mut self, reason: Option<RejectReason>) {
+        self.refusing = reason;
     }
 
-    pub(crate) fn is_backlogged(&self) -> bool {
-        self.backlogged
+    pub(crate) fn refusing(&self) -> Option<RejectReason> {
+        self.refusing
     }
 
     /// The open order of a handle.

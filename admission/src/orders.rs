@@ -37,8 +37,8 @@ impl Admission {
         if user.is_killed || self.tables.is_killed {
             return Err(RejectReason::KillSwitch.into());
         }
-        if self.is_backlogged() {
-            return Err(RejectReason::SettlementBacklog.into());
+        if let Some(reason) = self.refusing() {
+            return Err(reason.into());
         }
         if r.client_order_id != 0
             && let Some(open) = self.client_order(r.user, r.client_order_id)
@@ -246,9 +246,9 @@ impl Admission {
         };
         let is_harmless = r.price.is_none_or(is_no_better)
             && r.quantity.is_none_or(|quantity| quantity <= order.quantity);
-        if self.is_backlogged() && !is_harmless {
-            // It may trade at a better price, and what it grows by is a new order's quantity.
-            return Err(RejectReason::SettlementBacklog.into());
+        // It may trade at a better price, and what it grows by is a new order's quantity.
+        if let Some(reason) = self.refusing().filter(|_| !is_harmless) {
+            return Err(reason.into());
         }
         let open = quantity - order.filled();
         let target = reserve(

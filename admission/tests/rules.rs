@@ -432,13 +432,11 @@ fn under_a_kill_switch_one_may_cancel_only() {
 }
 
 #[test]
-fn past_the_backlog_bound_new_orders_wait_and_cancels_pass() {
+fn while_new_orders_are_refused_cancels_pass() {
     let mut market = Market::small();
     let order = market.place(limit(ALICE, Side::Buy, 10_000, 2));
-    let bound = AdmissionConfig::default().backlog_trades_max;
-    market.room.set_backlog(bound, 0);
-    market.place(limit(ALICE, Side::Buy, 10_000, 1));
-    market.room.set_backlog(bound + 1, 0);
+    let refusing = Some(RejectReason::SettlementBacklog);
+    market.room.refuse_orders(refusing);
     let reject = market.refuse(Request::New(limit(ALICE, Side::Buy, 10_000, 1)));
     assert_eq!(reject.reason, RejectReason::SettlementBacklog);
     // An amend brings no trade when it neither betters the price nor grows.

@@ -23,6 +23,7 @@ pub mod migrations;
 pub mod outbox;
 mod pack;
 pub mod postgres;
+pub mod row;
 pub mod sqlite;
 pub mod topics;
 

@@ -54,7 +54,7 @@ pub async fn run(market: Arc<Market>, shutdown: CancellationToken) {
 }
 
 async fn stop(market: &Market, user_id: &str) -> Result<(), Status> {
-    if let Some(user) = bound(market, user_id).await? {
+    if let Some(user) = bound(market, user_id) {
         stop_trading(market, user).await?;
         tracing::error!(
             user_id,
@@ -67,7 +67,7 @@ async fn stop(market: &Market, user_id: &str) -> Result<(), Status> {
 
 /// Lifts the block, unless identity has one of its own.
 async fn let_go_on(market: &Market, user_id: &str) -> Result<(), Status> {
-    if let Some(user) = bound(market, user_id).await? {
+    if let Some(user) = bound(market, user_id) {
         market.identity.forget(user_id);
         let context = Context::new("market");
         if !market.identity.profile(&context, user_id).await?.is_blocked {

@@ -213,7 +213,7 @@ async fn handle(market: &Arc<Market>, event: &Event) -> HandlerResult {
         }
         "UserUpdatedEvent" => {
             let message: identity::UserUpdatedEvent = read(event)?;
-            forget(market, &message.user_id).await?;
+            forget(market, &message.user_id);
         }
         "InstrumentRegisteredEvent" => {
             let message: cfa::InstrumentRegisteredEvent = read(event)?;
@@ -257,23 +257,16 @@ fn negative(amount: Decimal) -> Result<Decimal, Poison> {
 }
 
 /// The index of a user who has traded here.
-pub async fn bound(market: &Market, user_id: &str) -> Result<Option<UserIx>, Status> {
-    let Ok(id) = UserId::new(user_id) else {
-        return Ok(None);
-    };
-    market
-        .inspect(move |core| core.admission().user_ix(&id))
-        .await
+pub fn bound(market: &Market, user_id: &str) -> Option<UserIx> {
+    market.replica.names().user_ix(&UserId::new(user_id).ok()?)
 }
 
 /// Drops what is cached of a user; his budget is read again with his next order.
-async fn forget(market: &Market, user_id: &str) -> Result<Option<UserIx>, Status> {
+fn forget(market: &Market, user_id: &str) {
     market.identity.forget(user_id);
-    let user = bound(market, user_id).await?;
-    if let Some(user) = user {
+    if let Some(user) = bound(market, user_id) {
         market.budgets.of(user).drop_figure();
     }
-    Ok(user)
 }
 
 async fn block(market: &Arc<Market>, user_id: &str) -> HandlerResult {
@@ -286,19 +279,17 @@ async fn block(market: &Arc<Market>, user_id: &str) -> HandlerResult {
     market.budgets.of(user).drop_figure();
     stop_trading(market, user).await?;
     login::end_user(market, user, DisconnectCode::UserBlocked).await;
-    let pools: Vec<HoldIx> = market
-        .inspect(move |core| {
-            let holds = core.admission().trading_pools(user);
-            holds.collect()
-        })
-        .await?;
-    for hold in pools {
-        funding::close_idle(market, hold).await?;
-    }
-    tracing::info!(
-        user_id,
-        "user blocked: orders cancelled, trading holds closed"
-    );
+    tracing::info!(user_id, "user blocked, orders cancelled");
+    // The next event does not wait for his money: what is not closed now the sweeper closes.
+    let own = market.clone();
+    tokio::spawn(async move {
+        let pools = own.state(|state| state.core().admission().trading_pools(user).collect());
+        let pools: Vec<HoldIx> = pools.await?;
+        for hold in pools {
+            funding::close_idle(&own, hold).await?;
+        }
+        Ok::<_, Status>(())
+    });
     Ok(())
 }
 
@@ -319,13 +310,17 @@ pub async fn stop_trading(market: &Market, user: UserIx) -> Result<(), Status> {
 }
 
 async fn unblock(market: &Market, user_id: &str) -> HandlerResult {
-    if let Some(user) = forget(market, user_id).await? {
-        if market.settlement.is_suspended(user_id) {
-            tracing::warn!(user_id, "user stays blocked: journal and ledger differ");
-            return Ok(());
-        }
-        ask_or_known(market, Request::UnblockUser(user)).await?;
+    forget(market, user_id);
+    if UserId::new(user_id).is_err() {
+        return Ok(()); // Nobody's: it could not be bound.
     }
+    if market.settlement.is_suspended(user_id) {
+        tracing::warn!(user_id, "user stays blocked: journal and ledger differ");
+        return Ok(());
+    }
+    // Bound, so that a block of a moment ago is found without waiting for the replica.
+    let user = market.bind_user(user_id).await?;
+    ask_or_known(market, Request::UnblockUser(user)).await?;
     Ok(())
 }
 
@@ -334,7 +329,7 @@ async fn unblock(market: &Market, user_id: &str) -> HandlerResult {
 pub async fn ask_or_known(market: &Market, request: Request) -> Result<(), Status> {
     let sequence = match market.ask(request).await {
         Ok(record) => record.command.sequence,
-        Err(error) if is_known(&error) => market.inspect(|core| core.sequence()).await?,
+        Err(error) if is_known(&error) => market.replica.assigned(),
         Err(error) => return Err(refusal::not_taken(&error)),
     };
     market.durable(sequence).await
@@ -392,7 +387,7 @@ async fn hold_vanished(market: &Arc<Market>, hold_id: &str, reason: CancelReason
             Err(error) => return Err(error.into()),
         }
     }
-    let sequence = market.inspect(|core| core.sequence()).await?;
+    let sequence = market.replica.assigned();
     market.durable(sequence).await?;
     if let Some(hold) = pool {
         funding::close_idle(market, hold).await?;

@@ -9,6 +9,8 @@ use crate::refusal;
 
 /// Levels a side when the caller names none (D40).
 pub const LEVELS_DEFAULT: u32 = 50;
+/// With more open orders no hash is told: while it is computed nobody reads and the replica waits.
+const HASHED_ORDERS_MAX: usize = 50_000;
 /// Most levels a side.
 pub const LEVELS_MAX: u32 = 1_000;
 
@@ -74,7 +76,8 @@ pub async fn book(market: &Market, instrument_id: &str, depth: u32) -> Result<Bo
     view.ok_or_else(refusal::instrument_not_found)
 }
 
-/// State of every instrument and of settlement. The hash walks the whole state while orders wait: for staff.
+/// State of every instrument and of settlement; for staff with the hash of a state that is not too
+/// large for it.
 pub async fn status(market: &Market, for_staff: bool) -> Result<MarketView, Status> {
     let (instruments, state_hash, is_killed, killed_users) = market
         .look(|state| {
@@ -88,8 +91,10 @@ pub async fn status(market: &Market, for_staff: bool) -> Result<MarketView, Stat
                 best_ask: book.best(Side::Sell),
             });
             let lines: Vec<InstrumentLine> = lines.collect();
-            let hash = for_staff.then(|| core.state_hash());
             let admission = core.admission();
+            let is_small = admission.orders().take(HASHED_ORDERS_MAX + 1).count();
+            let is_hashed = for_staff && is_small <= HASHED_ORDERS_MAX;
+            let hash = is_hashed.then(|| core.state_hash());
             let killed = admission.killed_users().filter(|_| for_staff);
             let killed: Vec<String> = killed.map(|id| id.to_string()).collect();
             let is_killed = admission.kill_switch(UserIx::NONE);

@@ -5,15 +5,21 @@ use std::time::Duration;
 
 use replica::{Follower, ReplicaError};
 use rpc::Health;
+use sequencer::Stage;
 use tokio_util::sync::CancellationToken;
 use types::Side;
 
 use crate::market::Market;
 
+/// Name of the sessions' messages in the health read.
+pub const SESSIONS: &str = "sessions";
+/// Pause before files that did not give what was looked for are read again.
+const RETRY: Duration = Duration::from_secs(5);
 /// How often the trading path is looked at: two flags.
 const PATH_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Runs until shutdown or until the replica has ended.
+/// Runs until shutdown or until the replica has ended. Where the files do not give what is looked for
+/// it goes on from the last batch after a pause.
 pub async fn run(
     market: Arc<Market>,
     mut follower: Follower,
@@ -21,12 +27,24 @@ pub async fn run(
 ) -> Result<(), ReplicaError> {
     loop {
         let batch = tokio::select! {
-            batch = follower.next() => batch?,
+            batch = follower.next() => batch,
             () = shutdown.cancelled() => return Ok(()),
         };
-        market.streams.apply(&batch, |spec| market.note_spec(spec));
-        // A long catch-up must not keep the runtime to itself.
-        tokio::task::yield_now().await;
+        match batch {
+            Ok(batch) => {
+                market.streams.apply(&batch);
+                market.replica.sessions_have(batch.last());
+                // A long catch-up must not keep the runtime to itself.
+                tokio::task::yield_now().await;
+            }
+            Err(ReplicaError::Ended(reason)) => return Err(ReplicaError::Ended(reason)),
+            Err(error) => {
+                tracing::error!(%error, "the sessions' messages do not come; tried again");
+                tokio::time::sleep(RETRY).await;
+                let position = market.streams.position();
+                follower = market.replica.follow_behind(SESSIONS, position);
+            }
+        }
     }
 }
 
@@ -53,11 +71,20 @@ pub async fn watch_replica(market: Arc<Market>, health: Health, shutdown: Cancel
 /// Says in the health read whether orders are taken at all (D41).
 pub async fn watch_path(market: Arc<Market>, health: Health, shutdown: CancellationToken) {
     const PART: &str = "trading_path";
+    let mut shown = Stage::Open;
     loop {
         let failure = market.commit.failure().map(|failure| failure.to_string());
         let closed = (!market.port.is_open()).then(|| "no more requests are taken".to_owned());
         let stalled = market.commit.stalled().map(|reason| reason.to_string());
-        match failure.or(closed).or(stalled) {
+        let stage = market.port.stage();
+        if stage != shown {
+            tracing::warn!(%stage, "orders are taken as followers of the journal allow");
+            metrics::gauge!("market_intake_stage").set(f64::from(stage.level()));
+            shown = stage;
+        }
+        // Before it is closed it takes what comes: no reason to send anybody elsewhere.
+        let lags = matches!(stage, Stage::Closed(_)).then(|| stage.to_string());
+        match failure.or(closed).or(stalled).or(lags) {
             Some(reason) => health.set_failing(PART, reason),
             None => health.set_ok(PART),
         }

@@ -1,10 +1,18 @@
-//! Parts that have to run until shutdown: one that ends before, by a panic too, fails the health read (D41).
+//! Parts that have to run until shutdown: one that ends before, by a panic too, fails the health read
+//! (D41). One that can go on from where it stopped is begun again.
+
+use std::time::Duration;
 
 use rpc::Health;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::Error;
+
+/// Pauses before a part is begun again: the first, and the longest, which it also has to run for the
+/// next pause to be the first again.
+const RETRY_FIRST: Duration = Duration::from_millis(500);
+const RETRY_MAX: Duration = Duration::from_secs(30);
 
 struct Guard {
     health: Health,
@@ -54,6 +62,58 @@ pub fn spawn(
     })
 }
 
+/// Starts a part that `make` begins again when it has ended, from where it stopped. `part` in the
+/// health read is this alone: failing from its end until it has run as long as the last pause.
+/// `shutdown` is the token that ends it.
+pub fn keep<F>(
+    health: &Health,
+    part: &'static str,
+    shutdown: &CancellationToken,
+    mut make: impl FnMut() -> F + Send + 'static,
+) -> JoinHandle<()>
+where
+    F: Future<Output = Result<(), Error>> + Send + 'static,
+{
+    let (health, shutdown) = (health.clone(), shutdown.clone());
+    tokio::spawn(async move {
+        let mut pause = RETRY_FIRST;
+        loop {
+            let begun = tokio::time::Instant::now();
+            let mut work = tokio::spawn(make());
+            let ended = match tokio::time::timeout(pause, &mut work).await {
+                Ok(ended) => ended,
+                Err(_) => {
+                    health.set_ok(part);
+                    work.await
+                }
+            };
+            if shutdown.is_cancelled() {
+                return;
+            }
+            let reason = match ended {
+                Ok(Ok(())) => "has stopped".to_owned(),
+                Ok(Err(error)) => error.to_string(),
+                Err(panic) => panic.to_string(),
+            };
+            if begun.elapsed() > RETRY_MAX {
+                pause = RETRY_FIRST;
+            }
+            tracing::error!(
+                part,
+                reason,
+                "a part of the market has failed; it is begun again"
+            );
+            metrics::counter!("market_restarts_total", "part" => part).increment(1);
+            health.set_failing(part, reason);
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = shutdown.cancelled() => return,
+            }
+            pause = (pause * 2).min(RETRY_MAX);
+        }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,5 +137,33 @@ mod tests {
         let parts: Vec<_> = failing.keys().map(String::as_str).collect();
         assert_eq!(parts, ["ended", "failed", "panicked"]);
         assert_eq!(failing["failed"], "9 is no node number");
+    }
+
+    #[tokio::test]
+    async fn a_part_that_fails_is_begun_again_until_it_runs() {
+        let (health, shutdown) = (Health::new("market"), CancellationToken::new());
+        let mut begun = 0;
+        let stop = shutdown.clone();
+        let kept = keep(&health, "history", &shutdown, move || {
+            begun += 1;
+            let (at, stop) = (begun, stop.clone());
+            async move {
+                match at {
+                    1 => return Err(Error::Node(9)),
+                    2 => panic!("on purpose"),
+                    _ => stop.cancelled().await,
+                }
+                Ok(())
+            }
+        });
+        let until = async |is_failing: bool| {
+            while health.failing().contains_key("history") != is_failing {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        until(true).await;
+        until(false).await;
+        shutdown.cancel();
+        kept.await.expect("no panic");
     }
 }

@@ -1,12 +1,12 @@
 //! What the parts of this room share: the way into the trading path, the streams, the history, and
 //! the services it asks.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use admission::{Known, Request};
+use admission::{Known, Reject, Request};
 use replica::{Hold, Replica, State};
-use sequencer::{Commit, Core, NotTaken, Port, Record};
+use sequencer::{Commit, NotTaken, Port, Record};
 use service_clients::{CfaClient, LedgerClient, LimitType};
 use settlement::SettlementView;
 use tokio::sync::Semaphore;
@@ -20,7 +20,8 @@ use crate::budget::Budgets;
 use crate::config::GatewayConfig;
 use crate::identity::Identity;
 use crate::past::SCANS_MAX;
-use crate::projection::Projection;
+use crate::projection::rows::AnswerRow;
+use crate::projection::{Projection, repo};
 use crate::refusal;
 use crate::streams::Streams;
 use crate::turns::Turns;
@@ -47,8 +48,6 @@ pub struct Market {
     pub identity: Identity,
     pub cfa: CfaClient,
     pub budgets: Budgets,
-    /// Instruments by index, as far as the journal is durable.
-    specs: RwLock<Vec<InstrumentSpec>>,
     /// One change of a user's trading holds at a time.
     funding: Turns<UserIx>,
     /// One coming or going of a session at a time, by its key.
@@ -125,7 +124,6 @@ pub struct Parts {
 
 impl Market {
     pub fn new(parts: Parts) -> Self {
-        let specs = parts.streams.specs();
         Self {
             port: parts.port,
             commit: parts.commit,
@@ -139,7 +137,6 @@ impl Market {
             identity: parts.identity,
             cfa: parts.cfa,
             budgets: Budgets::default(),
-            specs: RwLock::new(specs),
             funding: Turns::default(),
             sessions: Turns::default(),
             scans: Arc::new(Semaphore::new(SCANS_MAX)),
@@ -147,19 +144,9 @@ impl Market {
         }
     }
 
-    /// An instrument by index; cheap enough for every order.
+    /// An instrument by index, as far as the journal is durable; cheap enough for every order.
     pub fn spec(&self, instrument: InstrumentIx) -> Option<InstrumentSpec> {
-        let specs = self.specs.read().unwrap_or_else(PoisonError::into_inner);
-        specs.get(instrument.index()).copied()
-    }
-
-    /// An instrument is new or has changed.
-    pub fn note_spec(&self, spec: &InstrumentSpec) {
-        let mut specs = self.specs.write().unwrap_or_else(PoisonError::into_inner);
-        match specs.get_mut(spec.ix.index()) {
-            Some(known) => *known = *spec,
-            None => specs.push(*spec),
-        }
+        self.replica.names().known_instrument(instrument)
     }
 
     /// Asks the trading path; the answer is *accepted*, not yet durable.
@@ -191,18 +178,6 @@ impl Market {
             .wait(sequence)
             .await
             .map_err(|error| rpc::status::internal(&error))
-    }
-
-    /// Reads the trading path's state between two commands, for a call that decides by it: it does not
-    /// wait for the disk, so that what reduces risk passes while the journal has no room.
-    pub async fn inspect<T: Send + 'static>(
-        &self,
-        read: impl FnOnce(&Core) -> T + Send + 'static,
-    ) -> Result<T, Status> {
-        self.port
-            .inspect(read)
-            .await
-            .map_err(|error| refusal::not_taken(&error))
     }
 
     /// Reads the replica's state behind everything that has a sequence now, and is durable.
@@ -254,14 +229,14 @@ impl Market {
     /// The instrument of an id; `Instrument not found`.
     pub async fn instrument(&self, instrument_id: &str) -> Result<InstrumentSpec, Status> {
         let id = InstrumentId::new(instrument_id).map_err(|_| refusal::instrument_not_found())?;
-        let found = self
-            .inspect(move |core| {
-                let admission = core.admission();
-                let ix = admission.instrument_ix(&id)?;
-                admission.spec(ix).copied()
-            })
-            .await?;
-        found.ok_or_else(refusal::instrument_not_found)
+        let names = self.replica.names();
+        if let Some(spec) = names.instrument_of(&id) {
+            return Ok(spec);
+        }
+        // It may have been listed this moment.
+        self.state(|_| ()).await?;
+        let spec = names.instrument_of(&id);
+        spec.ok_or_else(refusal::instrument_not_found)
     }
 
     /// An asset by id: `CFA-RUB` or an instrument.
@@ -272,25 +247,19 @@ impl Market {
         self.instrument(instrument_id).await.map(Asset::units)
     }
 
-    /// An asset by index.
-    pub async fn asset_of(&self, asset: AssetIx) -> Result<Option<Asset>, Status> {
-        let Some(instrument) = asset.instrument() else {
-            return Ok(Some(Asset::MONEY));
-        };
-        let spec = self
-            .inspect(move |core| core.admission().spec(instrument).copied())
-            .await?;
-        Ok(spec.map(Asset::units))
+    /// An asset by the index that a hold or an effect names.
+    pub fn asset_of(&self, asset: AssetIx) -> Asset {
+        let instrument = asset.instrument();
+        instrument.map_or(Asset::MONEY, |ix| {
+            Asset::units(self.replica.names().instrument(ix))
+        })
     }
 
     /// The user's index, bound now if it was not.
     pub async fn bind_user(&self, user_id: &str) -> Result<UserIx, Status> {
         let id = UserId::new(user_id)
             .map_err(|error| rpc::status::invalid_argument("user_id", error.to_string()))?;
-        if let Some(user) = self
-            .inspect(move |core| core.admission().user_ix(&id))
-            .await?
-        {
+        if let Some(user) = self.replica.names().user_ix(&id) {
             return Ok(user);
         }
         match self.ask(Request::BindUser(id)).await {
@@ -312,43 +281,44 @@ impl Market {
         user: UserIx,
         asset: AssetIx,
     ) -> Result<Option<(types::HoldIx, admission::Pool)>, Status> {
-        self.inspect(move |core| {
-            let admission = core.admission();
+        self.state(|state| {
+            let admission = state.core().admission();
             let hold = admission.default_pool(user, asset)?;
             Some((hold, *admission.pool(hold)?))
         })
         .await
     }
 
-    /// What was answered before under a key, once the history has it.
-    pub async fn answered(
+    /// What was answered before under a key, once the history has it. A call whose command is on its
+    /// way this moment is not seen here: admission refuses the repeat ([`Market::answered_by`]).
+    pub async fn answered(&self, key_hash: Id128) -> Result<Option<AnswerRow>, Status> {
+        let seen = |state: &State| state.core().admission().seen(key_hash);
+        if let Some(seen) = self.replica.read(seen) {
+            self.written(seen.sequence).await?;
+        }
+        let answer = repo::answer(&self.projection.db, key_hash).await;
+        answer.map_err(|error| rpc::status::internal(&error))
+    }
+
+    /// The answer of the call that admission knew when it refused a repeat of it.
+    pub async fn answered_by(
         &self,
+        reject: &Reject,
         key_hash: Id128,
-    ) -> Result<Option<crate::projection::rows::AnswerRow>, Status> {
-        let seen = self
-            .inspect(move |core| core.admission().seen(key_hash))
-            .await?;
-        if let Some(seen) = seen {
+    ) -> Result<Option<AnswerRow>, Status> {
+        if let Known::Request(seen) = reject.known {
             self.durable(seen.sequence).await?;
             self.written(seen.sequence).await?;
         }
-        crate::projection::repo::answer(&self.projection.db, key_hash)
-            .await
-            .map_err(|error| rpc::status::internal(&error))
+        self.answered(key_hash).await
     }
 
-    /// Remembers that a call was answered whose answer the journal does not hold, because there was
-    /// nothing left to do: a late repeat does nothing either.
+    /// Remembers that a call was answered whose answer the journal may not hold, because there was
+    /// nothing left to do: a late repeat does nothing either. Where the journal has the key the row
+    /// says no more than that it was answered.
     pub async fn note_answered(&self, key_hash: Id128) -> Result<(), Status> {
-        let seen = self
-            .inspect(move |core| core.admission().seen(key_hash).is_some())
-            .await?;
-        if seen {
-            return Ok(());
-        }
-        crate::projection::repo::note_answer(&self.projection.db, key_hash)
-            .await
-            .map_err(|error| rpc::status::internal(&error))
+        let noted = repo::note_answer(&self.projection.db, key_hash).await;
+        noted.map_err(|error| rpc::status::internal(&error))
     }
 
     /// Turn of one change of the user's trading holds.

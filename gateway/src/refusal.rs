@@ -136,6 +136,15 @@ pub fn refused(reject: &Reject) -> Status {
             "Settlement is too far behind",
             5 * RETRY_MS,
         ),
+        RejectReason::SessionsBacklog | RejectReason::CheckpointBacklog => {
+            let text = "Market is too far behind its journal";
+            rpc::status::resource_exhausted(reject.reason.as_str(), text, 5 * RETRY_MS)
+        }
+        RejectReason::ReplicaEnded => {
+            let text = "Market takes no orders until its next start";
+            let facts = HashMap::new();
+            rpc::status::with_metadata(Code::Unavailable, reject.reason.as_str(), text, facts)
+        }
         RejectReason::DuplicateClientOrderId => rpc::status::already_exists(
             "DUPLICATE_CLIENT_ORDER_ID",
             "Client order id is in use by an open order",

@@ -19,6 +19,7 @@ use tonic::service::Routes;
 use types::{NodeId, Sequence};
 
 use crate::api::{self, Api};
+use crate::dispatch::SESSIONS;
 use crate::identity::Identity;
 use crate::market::{Market, Parts, SOURCE};
 use crate::projection::{self, Projection, repo};
@@ -26,8 +27,6 @@ use crate::quic::server::Server;
 use crate::streams::Streams;
 use crate::{Error, GatewayConfig, breaks, consumers, dispatch, guard, instruments, sweeper};
 
-/// Name of the sessions' messages in the health read.
-const SESSIONS: &str = "sessions";
 /// How long the workers together may take to stop.
 const WORKERS_STOP: Duration = Duration::from_secs(3);
 /// How long to wait before the registry is asked again.
@@ -83,9 +82,7 @@ pub fn start(
         let db = Sqlite::open(config.data_dir.join("market.db"), &MIGRATOR).await?;
         let projection = Projection::open(db.clone(), deps.history).await?;
         let (streams, told) = deps.replica.follow(SESSIONS, Streams::new)?;
-        let history = deps
-            .replica
-            .follow_behind(projection::PART, projection.position());
+        deps.replica.sessions_have(told.position());
         let health = Health::new("market");
         let basis = config.trading_limit_basis;
         let market = Arc::new(Market::new(Parts {
@@ -96,7 +93,7 @@ pub fn start(
             replica: deps.replica,
             settlement: deps.settlement,
             streams,
-            projection: projection.clone(),
+            projection,
             ledger: LedgerClient::new(deps.ledger, SOURCE),
             identity: Identity::new(IdentityClient::new(deps.identity, SOURCE), basis),
             cfa: CfaClient::new(deps.cfa, SOURCE),
@@ -110,15 +107,14 @@ pub fn start(
         tellers.push(guard::spawn(&health, SESSIONS, &telling, async {
             dispatching.await.map_err(Error::Replica)
         }));
-        let projecting = projection
-            .clone()
-            .run(node, history, health.clone(), telling.clone());
-        tellers.push(guard::spawn(
-            &health,
-            projection::PART,
-            &telling,
-            projecting,
-        ));
+        let (own, token, shown) = (market.clone(), telling.clone(), health.clone());
+        tellers.push(guard::keep(&health, "history_task", &telling, move || {
+            let history = own.projection.clone();
+            let behind = own
+                .replica
+                .follow_behind(projection::PART, history.position());
+            history.run(node, behind, shown.clone(), token.clone())
+        }));
         let troubles = dispatch::watch_replica(market.clone(), health.clone(), telling.clone());
         tellers.push(guard::spawn(
             &health,

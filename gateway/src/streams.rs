@@ -278,9 +278,8 @@ impl Streams {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes records in and publishes the position behind the last one. `changed` is shown every
-    /// instrument that is new or changed.
-    pub fn apply(&self, batch: &Batch, mut changed: impl FnMut(&InstrumentSpec)) {
+    /// Takes records in and publishes the position behind the last one.
+    pub fn apply(&self, batch: &Batch) {
         let mut state = self.lock();
         let State {
             instruments,
@@ -305,7 +304,6 @@ impl Streams {
                         sessions.insert(session.key, session.session);
                     }
                     Effect::Instrument(spec) => {
-                        changed(spec);
                         match instruments.get_mut(spec.ix.index()) {
                             Some(known) => *known = *spec,
                             None => instruments.push(*spec),
@@ -325,11 +323,6 @@ impl Streams {
         idle.keep_bound(streams, IDLE_MESSAGES_MAX);
         drop(state);
         self.position.send_replace(batch.last());
-    }
-
-    /// The instruments so far.
-    pub fn specs(&self) -> Vec<InstrumentSpec> {
-        self.lock().instruments.clone()
     }
 
     /// Last record taken in.

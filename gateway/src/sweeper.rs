@@ -90,10 +90,7 @@ async fn heal(market: &Arc<Market>, hold: &LedgerHold, pool: &Hold) -> Result<()
     if is_unused && idle_ms >= market.config.orphan_hold_age_ms {
         return funding::close_idle(market, pool.hold).await;
     }
-    let asset = market
-        .asset_of(pool.asset)
-        .await?
-        .expect("a pool's instrument is known");
+    let asset = market.asset_of(pool.asset);
     let given = hold.amount.to_minor(asset.decimals());
     let given = given.map_err(|error| rpc::status::internal(&error))?;
     if given > pool.funded.0 {

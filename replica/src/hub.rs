@@ -9,8 +9,9 @@ use types::Sequence;
 
 use crate::facts::Batch;
 
-/// Records kept in memory, at least so many once there were.
-const WINDOW_RECORDS: usize = 16_384;
+/// Records and effects kept in memory together, at least so many once there were: a mass cancel is
+/// one record with an effect per order.
+const WINDOW_WEIGHT: usize = 65_536;
 /// Batches that wait for one follower at most.
 const QUEUE_BATCHES: usize = 256;
 
@@ -23,7 +24,7 @@ pub(crate) struct Attached {
 
 pub(crate) struct Hub {
     window: VecDeque<Batch>,
-    records: usize,
+    weight: usize,
     /// Everything behind here is in the window.
     begins: Sequence,
     /// Last record published.
@@ -37,7 +38,7 @@ impl Hub {
     pub fn new(begins: Sequence) -> Self {
         Self {
             window: VecDeque::new(),
-            records: 0,
+            weight: 0,
             begins,
             ends: begins,
             followers: Vec::new(),
@@ -53,13 +54,13 @@ impl Hub {
             }
             is_taken
         });
-        self.records += batch.len();
+        self.weight += weight(&batch);
         self.ends = batch.last();
         self.window.push_back(batch);
         while let Some(oldest) = self.window.front()
-            && self.records - oldest.len() >= WINDOW_RECORDS
+            && self.weight - weight(oldest) >= WINDOW_WEIGHT
         {
-            self.records -= oldest.len();
+            self.weight -= weight(oldest);
             self.begins = oldest.last();
             self.window.pop_front();
         }
@@ -114,4 +115,9 @@ impl Hub {
         self.followers.clear();
         self.ended.get_or_insert(reason);
     }
+}
+
+fn weight(batch: &Batch) -> usize {
+    let effects = batch.iter().map(|applied| applied.effects.len());
+    batch.len() + effects.sum::<usize>()
 }

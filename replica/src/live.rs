@@ -60,6 +60,7 @@ pub(crate) struct Shared {
     position: watch::Sender<Sequence>,
     /// Last sequence that the hot thread has given.
     stats: Arc<Stats>,
+    backlog: Arc<Backlog>,
     turns: Arc<Semaphore>,
     /// What the live replica or a follower waits for, by its name.
     troubles: watch::Sender<BTreeMap<&'static str, String>>,
@@ -180,17 +181,18 @@ impl LiveReplica {
             hub: Mutex::new(Hub::new(from)),
             position: watch::Sender::new(from),
             stats: parts.stats,
+            backlog: parts.backlog,
             turns: Arc::new(Semaphore::new(CATCH_UPS_MAX)),
             troubles: watch::Sender::default(),
         });
         let keeper = checkpoints.map(|config| {
+            shared.backlog.checkpoint_at(from);
             CheckpointKeeper::new("node", &parts.dir, config, from, parts.proven.clone())
         });
         let live = Live {
             shared: shared.clone(),
             reader,
             port: parts.port,
-            backlog: parts.backlog,
             keeper,
             quiet_since: None,
             compared: Sequence::ZERO,
@@ -271,6 +273,11 @@ impl Replica {
     /// [`ReplicaError::Ended`]: it will not be.
     pub async fn wait(&self, sequence: Sequence) -> Result<(), ReplicaError> {
         self.shared.wait(sequence).await
+    }
+
+    /// The sessions have the messages of every record up to here: the market waits for them.
+    pub fn sessions_have(&self, sequence: Sequence) {
+        self.shared.backlog.sessions_have(sequence);
     }
 
     /// Returns when the replica has ended, and says why.
@@ -413,7 +420,6 @@ struct Live {
     shared: Arc<Shared>,
     reader: Reader,
     port: Port,
-    backlog: Arc<Backlog>,
     keeper: Option<CheckpointKeeper>,
     /// Since when the replica has stood at the commit position.
     quiet_since: Option<Instant>,
@@ -470,7 +476,7 @@ impl Live {
                     "the replica ends; no more orders are taken"
                 );
                 metrics::counter!("replica_failures_total").increment(1);
-                self.backlog.close();
+                self.shared.backlog.close();
                 reason
             }
         };
@@ -596,7 +602,9 @@ impl Live {
         let Some(keeper) = &mut self.keeper else {
             return;
         };
-        if keeper.is_due(position) {
+        let is_due = keeper.is_due(position);
+        self.shared.backlog.checkpoint_at(keeper.saved());
+        if is_due {
             let taken = self.shared.state().take();
             let reader = self.shared.reader(position);
             let older = Older::past(move || reader.removed_through());

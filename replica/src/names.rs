@@ -1,10 +1,13 @@
 //! Names of the dense indexes of a node. Entries are added and never changed, except for an
 //! instrument's trading terms, so that a follower behind the replica can use the same table.
 
+use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};
 
 use admission::Pool;
-use types::{AssetIx, HoldIx, Id128, InstrumentIx, InstrumentSpec, PoolKind, UserId, UserIx};
+use types::{
+    AssetIx, HoldIx, Id128, InstrumentId, InstrumentIx, InstrumentSpec, PoolKind, UserId, UserIx,
+};
 
 /// Users, instruments and holds by index.
 #[derive(Debug, Default)]
@@ -15,7 +18,9 @@ pub struct Names {
 #[derive(Debug, Default)]
 struct Tables {
     users: Vec<UserId>,
+    by_user: HashMap<UserId, UserIx>,
     instruments: Vec<InstrumentSpec>,
+    by_instrument: HashMap<InstrumentId, InstrumentIx>,
     holds: Vec<HoldName>,
 }
 
@@ -51,6 +56,21 @@ impl Names {
         self.read(|tables| tables.instruments[instrument.index()])
     }
 
+    /// The same for an index that may be of nobody's.
+    pub fn known_instrument(&self, instrument: InstrumentIx) -> Option<InstrumentSpec> {
+        self.read(|tables| tables.instruments.get(instrument.index()).copied())
+    }
+
+    /// The index of a user, if he is bound.
+    pub fn user_ix(&self, id: &UserId) -> Option<UserIx> {
+        self.read(|tables| tables.by_user.get(id).copied())
+    }
+
+    /// The instrument of an id, if it is there.
+    pub fn instrument_of(&self, id: &InstrumentId) -> Option<InstrumentSpec> {
+        self.read(|tables| Some(tables.instruments[tables.by_instrument.get(id)?.index()]))
+    }
+
     /// Every instrument, by index.
     pub fn instruments(&self) -> Vec<InstrumentSpec> {
         self.read(|tables| tables.instruments.clone())
@@ -63,13 +83,20 @@ impl Names {
     }
 
     pub(crate) fn add_user(&self, id: UserId) {
-        self.write(|tables| tables.users.push(id));
+        self.write(|tables| {
+            let user = u32::try_from(tables.users.len()).expect("users are numbered by 32 bits");
+            tables.by_user.insert(id, UserIx(user));
+            tables.users.push(id);
+        });
     }
 
     pub(crate) fn set_instrument(&self, spec: InstrumentSpec) {
         self.write(|tables| match tables.instruments.get_mut(spec.ix.index()) {
             Some(known) => *known = spec,
-            None => tables.instruments.push(spec),
+            None => {
+                tables.by_instrument.insert(spec.id, spec.ix);
+                tables.instruments.push(spec);
+            }
         });
     }
 

@@ -166,6 +166,7 @@ async fn r180_from_memory_from_files_and_from_any_checkpoint_everybody_is_told_t
     let replica = live.replica();
     replica.wait(last).await.expect("follows");
     assert_eq!(replica.read(|state| state.core().state_hash()), hash);
+    let mut followers = Vec::new();
     for after in [
         begun,
         Sequence(begun.get() + 700),
@@ -179,15 +180,14 @@ async fn r180_from_memory_from_files_and_from_any_checkpoint_everybody_is_told_t
         assert_eq!(read_to(&mut follower, last).await, followed[at..]);
         let mut behind = replica.follow_behind("behind", after);
         assert_eq!(read_to(&mut behind, last).await, followed[at..]);
-        // Both go on with what comes.
-        let next = done(&desk.port, Request::New(desk.order(0, Side::Buy, 9_000, 1))).await;
-        let next = next.command.sequence;
-        for follower in [&mut follower, &mut behind] {
-            assert_eq!(
-                read_to(follower, next).await.last().unwrap().sequence(),
-                next
-            );
-        }
+        followers.extend([follower, behind]);
+    }
+    // All of them go on with what comes.
+    let next = done(&desk.port, Request::New(desk.order(0, Side::Buy, 9_000, 1))).await;
+    let next = next.command.sequence;
+    for mut follower in followers {
+        let read = read_to(&mut follower, next).await;
+        assert_eq!(read.last().unwrap().sequence(), next);
     }
     let beyond = replica
         .follow_from("beyond", Sequence(u64::MAX), |_| ())
@@ -341,7 +341,7 @@ async fn ends_and_closes(wrong: Wrong, text: &str) {
         .call(Request::New(desk.order(0, Side::Buy, 9_000, 1)))
         .await;
     match refused.expect_err("closed") {
-        NotTaken::Refused(reject) => assert_eq!(reject.reason, RejectReason::SettlementBacklog),
+        NotTaken::Refused(reject) => assert_eq!(reject.reason, RejectReason::ReplicaEnded),
         other => panic!("{other:?}"),
     }
     // What reduces risk passes.

@@ -1,51 +1,373 @@
-//! How far settlement is behind, and how far it may be: past the bounds new orders, and amends that
-//! better a price or grow, are refused with `SETTLEMENT_BACKLOG`; cancels still pass.
+//! How far those who follow the journal are behind, and how far they may be (`design.md` 6).
+//!
+//! Settlement, the sessions' messages and the checkpoints gate the market: each has a bound. Past
+//! half of it there is a warning, past three quarters new orders are throttled, past the bound they
+//! are refused, and amends that better a price or grow with them; what lets the market drain passes.
+//! The market is open again at half of the bound. Other followers hold the log and never the market.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Written by settlement and the replica, read by the hot thread.
+use types::{RejectReason, Sequence};
+
+/// Pause between two new orders while they are throttled.
+const THROTTLE_GAP_NS: u64 = 1_000_000;
+
+/// Records and trades that may be outstanding. At the bound orders still pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Trades that are durable and not final.
+    pub trades: u64,
+    /// Records that settlement has not applied.
+    pub settlement: u64,
+    /// Records whose messages the sessions do not have.
+    pub sessions: u64,
+    /// Records behind the newest checkpoint: what a restart replays.
+    pub checkpoint: u64,
+}
+
+impl Bounds {
+    pub const NONE: Self = Self {
+        trades: u64::MAX,
+        settlement: u64::MAX,
+        sessions: u64::MAX,
+        checkpoint: u64::MAX,
+    };
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            trades: 200_000,
+            settlement: 1_000_000,
+            sessions: 1_000_000,
+            checkpoint: 20_000_000,
+        }
+    }
+}
+
+/// Written by the followers, read by the hot thread.
 pub struct Backlog {
     /// Trades that are durable and not final yet.
     pub pending_trades: AtomicU64,
     /// Records that settlement has not applied yet.
     pub pending_records: AtomicU64,
-    /// At the bound orders still pass, one past it they do not.
-    pub trades_max: u64,
-    pub records_max: u64,
+    /// Last record whose messages the sessions have, and that of the newest checkpoint.
+    sessions: AtomicU64,
+    checkpoint: AtomicU64,
+    bounds: Bounds,
     is_closed: AtomicBool,
 }
 
 impl Backlog {
-    pub fn new(trades_max: u64, records_max: u64) -> Self {
+    pub fn new(bounds: Bounds) -> Self {
         Self {
             pending_trades: AtomicU64::new(0),
             pending_records: AtomicU64::new(0),
-            trades_max,
-            records_max,
+            // Nobody follows yet.
+            sessions: AtomicU64::new(u64::MAX),
+            checkpoint: AtomicU64::new(u64::MAX),
+            bounds,
             is_closed: AtomicBool::new(false),
         }
     }
 
-    /// Refuses new orders until the next start, whatever settlement says: what stands behind the
+    /// The sessions have the messages of every record up to here.
+    pub fn sessions_have(&self, sequence: Sequence) {
+        self.sessions.store(sequence.get(), Ordering::Relaxed);
+    }
+
+    /// A restart reads the journal from here on.
+    pub fn checkpoint_at(&self, sequence: Sequence) {
+        self.checkpoint.store(sequence.get(), Ordering::Relaxed);
+    }
+
+    /// Refuses new orders until the next start, whatever followers say: what stands behind the
     /// journal is not to be trusted.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
     }
 
-    /// Trades and records that are not settled; more than any bound once it is closed.
-    pub(crate) fn pending(&self) -> (u64, u64) {
-        if self.is_closed.load(Ordering::Relaxed) {
-            return (u64::MAX, u64::MAX);
-        }
-        (
-            self.pending_trades.load(Ordering::Relaxed),
-            self.pending_records.load(Ordering::Relaxed),
-        )
+    /// What each of [`GATES`] is behind at `sequence`, and its bound.
+    #[inline]
+    fn lags(&self, sequence: Sequence) -> [(u64, u64); GATES.len()] {
+        let load = |of: &AtomicU64| of.load(Ordering::Relaxed);
+        let behind = |of: &AtomicU64| sequence.get().saturating_sub(load(of));
+        let (bounds, is_closed) = (&self.bounds, self.is_closed.load(Ordering::Relaxed));
+        [
+            (load(&self.pending_trades), bounds.trades),
+            (load(&self.pending_records), bounds.settlement),
+            (behind(&self.sessions), bounds.sessions),
+            (behind(&self.checkpoint), bounds.checkpoint),
+            (u64::from(is_closed), 0),
+        ]
     }
 }
 
+/// Whose lag each is, as [`Backlog::lags`] gives them.
+const GATES: [Laggard; 5] = [
+    Laggard::Settlement,
+    Laggard::Settlement,
+    Laggard::Sessions,
+    Laggard::Checkpoint,
+    Laggard::Replica,
+];
+
 impl Default for Backlog {
     fn default() -> Self {
-        Self::new(200_000, 1_000_000)
+        Self::new(Bounds::default())
+    }
+}
+
+/// Whom the market waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Laggard {
+    Settlement = 0,
+    Sessions = 1,
+    Checkpoint = 2,
+    /// It has ended: until the next start.
+    Replica = 3,
+}
+
+impl Laggard {
+    const ALL: [Self; 4] = [
+        Self::Settlement,
+        Self::Sessions,
+        Self::Checkpoint,
+        Self::Replica,
+    ];
+
+    fn reason(self) -> RejectReason {
+        match self {
+            Self::Settlement => RejectReason::SettlementBacklog,
+            Self::Sessions => RejectReason::SessionsBacklog,
+            Self::Checkpoint => RejectReason::CheckpointBacklog,
+            Self::Replica => RejectReason::ReplicaEnded,
+        }
+    }
+}
+
+/// What the market still takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stage {
+    #[default]
+    Open,
+    /// Everything; somebody should look.
+    Warning(Laggard),
+    /// One new order a millisecond.
+    Throttled(Laggard),
+    /// No new order.
+    Closed(Laggard),
+}
+
+impl Stage {
+    /// 0 for open to 3 for closed.
+    pub fn level(self) -> u8 {
+        (self.code() / 4) as u8
+    }
+
+    /// As one number: what [`Stage::of_code`] reads.
+    pub(crate) fn code(self) -> u64 {
+        match self {
+            Self::Open => 0,
+            Self::Warning(who) => 4 + who as u64,
+            Self::Throttled(who) => 8 + who as u64,
+            Self::Closed(who) => 12 + who as u64,
+        }
+    }
+
+    pub(crate) fn of_code(code: u64) -> Self {
+        Self::of((code / 4) as u8, Laggard::ALL[(code % 4) as usize])
+    }
+
+    fn of(level: u8, who: Laggard) -> Self {
+        match level {
+            0 => Self::Open,
+            1 => Self::Warning(who),
+            2 => Self::Throttled(who),
+            _ => Self::Closed(who),
+        }
+    }
+
+    /// Why new orders are refused, now and then or always; `None` while all of them are taken.
+    pub fn reason(self) -> Option<RejectReason> {
+        match self {
+            Self::Open | Self::Warning(_) => None,
+            Self::Throttled(who) | Self::Closed(who) => Some(who.reason()),
+        }
+    }
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Open => f.write_str("open"),
+            Self::Warning(who) => write!(f, "{}: past half of the bound", who.reason()),
+            Self::Throttled(who) => write!(f, "{}: new orders are throttled", who.reason()),
+            Self::Closed(who) => write!(f, "{}: new orders are refused", who.reason()),
+        }
+    }
+}
+
+/// The hot thread's memory of the stages: each follower opens the market again at half of its bound.
+#[derive(Debug, Default)]
+pub(crate) struct Intake {
+    /// Of each gate: 0 open to 3 closed.
+    levels: [u8; GATES.len()],
+    stage: Stage,
+    /// While throttled: when the next new order may enter.
+    next_new_ns: u64,
+}
+
+impl Intake {
+    /// Looks at the backlog behind `sequence`; true when the stage is another one.
+    #[inline]
+    pub fn look(&mut self, backlog: &Backlog, sequence: Sequence) -> bool {
+        let lags = backlog.lags(sequence);
+        let is_quiet = lags.iter().all(|(lag, bound)| *lag <= bound / 2);
+        if is_quiet && self.stage == Stage::Open {
+            return false;
+        }
+        self.judge(lags)
+    }
+
+    #[cold]
+    fn judge(&mut self, lags: [(u64, u64); GATES.len()]) -> bool {
+        for (level, (lag, bound)) in self.levels.iter_mut().zip(lags) {
+            *level = match lag {
+                lag if lag <= bound / 2 => 0,
+                lag if lag > bound => 3,
+                lag if lag > bound - bound / 4 => 2.max(*level),
+                // On its way back it stays as it was.
+                _ => 1.max(*level),
+            };
+        }
+        let worst = (0..GATES.len()).rev().max_by_key(|at| self.levels[*at]);
+        let worst = worst.expect("there are gates");
+        let stage = Stage::of(self.levels[worst], GATES[worst]);
+        std::mem::replace(&mut self.stage, stage) != stage
+    }
+
+    pub fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// Why a new order is refused at `now_ns`, if it is.
+    #[inline]
+    pub fn refuses(&self, now_ns: u64) -> Option<RejectReason> {
+        match self.stage {
+            Stage::Throttled(_) if now_ns >= self.next_new_ns => None,
+            stage => stage.reason(),
+        }
+    }
+
+    /// A new order has entered, or an amend, which may be as much.
+    #[inline]
+    pub fn entered(&mut self, now_ns: u64) {
+        self.next_new_ns = now_ns + THROTTLE_GAP_NS;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn backlog() -> Backlog {
+        Backlog::new(Bounds {
+            trades: 100,
+            settlement: 1_000,
+            sessions: 1_000,
+            checkpoint: 1_000,
+        })
+    }
+
+    fn stages(trades: &[u64]) -> Vec<Stage> {
+        let (backlog, mut intake) = (backlog(), Intake::default());
+        let mut stage = |trades: &u64| {
+            backlog.pending_trades.store(*trades, Ordering::Relaxed);
+            intake.look(&backlog, Sequence(5));
+            intake.stage()
+        };
+        trades.iter().map(&mut stage).collect()
+    }
+
+    #[test]
+    fn a_lag_warns_throttles_closes_and_opens_at_half_of_the_bound() {
+        use Laggard::Settlement as S;
+        use Stage::{Closed, Open, Throttled, Warning};
+        let grows = [50, 51, 75, 76, 100, 101];
+        let seen = [
+            Open,
+            Warning(S),
+            Warning(S),
+            Throttled(S),
+            Throttled(S),
+            Closed(S),
+        ];
+        assert_eq!(stages(&grows), seen);
+        assert_eq!(
+            stages(&[101, 100, 51, 50]),
+            [Closed(S), Closed(S), Closed(S), Open]
+        );
+        assert_eq!(
+            stages(&[76, 75, 51, 50]),
+            [Throttled(S), Throttled(S), Throttled(S), Open]
+        );
+    }
+
+    #[test]
+    fn who_lags_most_is_named() {
+        let (backlog, mut intake) = (backlog(), Intake::default());
+        assert!(
+            !intake.look(&backlog, Sequence(9_999)),
+            "nobody follows yet"
+        );
+        backlog.sessions_have(Sequence(4_000));
+        backlog.checkpoint_at(Sequence(3_200));
+        backlog.pending_records.store(600, Ordering::Relaxed);
+        assert!(intake.look(&backlog, Sequence(4_000)));
+        assert_eq!(intake.stage(), Stage::Throttled(Laggard::Checkpoint));
+        intake.look(&backlog, Sequence(5_001));
+        assert_eq!(intake.stage(), Stage::Closed(Laggard::Sessions));
+        assert_eq!(intake.refuses(0), Some(RejectReason::SessionsBacklog));
+        backlog.close();
+        intake.look(&backlog, Sequence(1));
+        assert_eq!(intake.refuses(0), Some(RejectReason::ReplicaEnded));
+    }
+
+    #[test]
+    fn a_follower_that_is_back_does_not_close_the_market_in_anothers_name() {
+        let (backlog, mut intake) = (backlog(), Intake::default());
+        backlog.sessions_have(Sequence(0));
+        let mut stage = |trades, sequence| {
+            backlog.pending_trades.store(trades, Ordering::Relaxed);
+            intake.look(&backlog, Sequence(sequence));
+            intake.stage()
+        };
+        assert_eq!(stage(101, 550), Stage::Closed(Laggard::Settlement));
+        assert_eq!(stage(60, 550), Stage::Closed(Laggard::Settlement));
+        assert_eq!(stage(0, 550), Stage::Warning(Laggard::Sessions));
+        assert_eq!(stage(0, 500), Stage::Open);
+    }
+
+    #[test]
+    fn a_throttled_market_takes_one_new_order_a_millisecond() {
+        let (backlog, mut intake) = (backlog(), Intake::default());
+        backlog.pending_trades.store(90, Ordering::Relaxed);
+        intake.look(&backlog, Sequence(5));
+        assert_eq!(intake.refuses(7), None);
+        intake.entered(7);
+        assert_eq!(intake.refuses(8), Some(RejectReason::SettlementBacklog));
+        assert_eq!(intake.refuses(7 + THROTTLE_GAP_NS), None);
+    }
+
+    #[test]
+    fn a_stage_is_read_from_its_code() {
+        let with = |make: fn(Laggard) -> Stage| Laggard::ALL.map(make);
+        let all = [Stage::Warning, Stage::Throttled, Stage::Closed].map(with);
+        for stage in all.into_iter().flatten().chain([Stage::Open]) {
+            assert_eq!(Stage::of_code(stage.code()), stage);
+        }
     }
 }

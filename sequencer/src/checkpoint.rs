@@ -243,6 +243,11 @@ impl CheckpointKeeper {
         }
     }
 
+    /// Where the newest one stands that is known to be written.
+    pub fn saved(&self) -> Sequence {
+        self.saved
+    }
+
     /// Whether the state at `position` should be written now; not while one is being written. One that failed is tried again after ten seconds, or sooner where one is
     /// due more often.
     pub fn is_due(&mut self, position: Sequence) -> bool {

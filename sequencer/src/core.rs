@@ -7,7 +7,9 @@
 use admission::{Admission, AdmissionConfig, Effects};
 use engine::{Book, BookConfig, EventSink};
 use types::command::Route;
-use types::{Command, Envelope, Event, EventEnvelope, InstrumentIx, Quote, Sequence, StateHash};
+use types::{
+    Command, Envelope, Event, EventEnvelope, InstrumentIx, Quote, RejectReason, Sequence, StateHash,
+};
 
 /// The state of an engine node.
 pub struct Core {
@@ -90,9 +92,10 @@ impl Core {
         core
     }
 
-    /// How far settlement is behind; a cache of admission's checks, no part of the state.
-    pub fn set_backlog(&mut self, trades: u64, records: u64) {
-        self.admission.set_backlog(trades, records);
+    /// Why new orders are refused at the moment, if they are; a cache of admission's checks, no part
+    /// of the state.
+    pub fn refuse_orders(&mut self, reason: Option<RejectReason>) {
+        self.admission.refuse_orders(reason);
     }
 
     /// Carries out a sequenced command with the books at hand and gives its events: by instrument, then in order.

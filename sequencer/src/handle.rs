@@ -211,7 +211,7 @@ fn prepare_on(
         segment_bytes: config.segment_bytes,
         pending_bytes_max: config.pending_bytes_max,
     };
-    let limits = limits(&backlog);
+    let limits = crate::limits::limits();
     let snapshot_dir = config.snapshot_dir.clone();
     let core = image::load(&snapshot_dir, Sequence(u64::MAX), limits)?
         .unwrap_or_else(|| Core::new(limits));
@@ -310,7 +310,7 @@ impl Drop for Volatile {
 
 /// Empty books and no journal; the hot thread is the caller's to start.
 pub(crate) fn prepare_volatile(config: Config, backlog: Arc<Backlog>) -> (Hot, Port, Arc<Stats>) {
-    let core = Core::new(limits(&backlog));
+    let core = Core::new(crate::limits::limits());
     let gate = Arc::new(Gate::new(config.queue_capacity));
     let stats = Arc::new(Stats::default());
     let hot = Hot::new(
@@ -322,12 +322,4 @@ pub(crate) fn prepare_volatile(config: Config, backlog: Arc<Backlog>) -> (Hot, P
         stats.clone(),
     );
     (hot, Port { gate }, stats)
-}
-
-fn limits(backlog: &Backlog) -> AdmissionConfig {
-    AdmissionConfig {
-        backlog_trades_max: backlog.trades_max,
-        backlog_records_max: backlog.records_max,
-        ..crate::limits::limits()
-    }
 }

@@ -13,7 +13,7 @@ use admission::Request;
 use types::command::{ExpireOrders, Route};
 use types::{Command, Envelope, Handle, InstrumentIx, Sequence};
 
-use crate::backlog::Backlog;
+use crate::backlog::{Backlog, Intake};
 use crate::config::Config;
 use crate::core::Core;
 use crate::crew::{Crew, pin};
@@ -52,6 +52,7 @@ pub(crate) struct Hot {
     gate: Arc<Gate>,
     keep: Keep,
     backlog: Arc<Backlog>,
+    intake: Intake,
     timers: Timers,
     lanes: Vec<Lane>,
     /// Lanes with commands under way.
@@ -90,6 +91,7 @@ impl Hot {
             gate,
             keep,
             backlog,
+            intake: Intake::default(),
             timers: Timers::default(),
             lanes: Vec::new(),
             busy: Vec::new(),
@@ -223,6 +225,7 @@ impl Hot {
     fn park(&mut self) {
         self.tally.parks += 1;
         self.publish();
+        self.look_at_backlog();
         // Nothing is under way: nobody's place is named by a flight.
         self.rings.retain(|ring| !ring.is_closed());
         let mut sleep = match self.next_ns() {
@@ -330,11 +333,11 @@ impl Hot {
         // First: what it reserves and amends decides about the next request.
         self.begin_last();
         let reduced = self.journal(source)?;
-        let (trades, records) = self.backlog.pending();
-        self.core.set_backlog(trades, records);
+        self.look_at_backlog();
         let mut waiting_since = None;
         loop {
             now_ns = now_ns.max(self.core.time_ns());
+            self.core.refuse_orders(self.intake.refuses(now_ns));
             let request = match source {
                 Source::Given(request) => request,
                 Source::Ring { port, at } => self.rings[port].request(at),
@@ -350,7 +353,11 @@ impl Hot {
             place.sequence = self.core.sequence().next();
             place.time_ns = now_ns;
             let route = place.command.route();
+            let is_order = matches!(place.command, Command::New(_) | Command::Amend(_));
             if self.has_room(route) {
+                if is_order {
+                    self.intake.entered(now_ns);
+                }
                 self.reduced.extend(reduced);
                 return Ok(());
             }
@@ -369,6 +376,13 @@ impl Hot {
                 }
             }
             now_ns = (self.config.clock)();
+        }
+    }
+
+    fn look_at_backlog(&mut self) {
+        if self.intake.look(&self.backlog, self.core.sequence()) {
+            let stage = self.intake.stage();
+            self.gate.stage.store(stage.code(), Ordering::Relaxed);
         }
     }
 

@@ -44,7 +44,7 @@ pub mod stats;
 mod timers;
 mod wake;
 
-pub use backlog::Backlog;
+pub use backlog::{Backlog, Bounds, Laggard, Stage};
 pub use by_hand::ByHand;
 pub use checkpoint::{
     CheckpointError, CheckpointKeeper, Checkpoints, Older, Proven, SnapshotConfig,

@@ -1,12 +1,13 @@
 //! The way into the hot thread: a bounded queue, a wake-up that costs nothing while the thread is awake, and an answer for every request.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use admission::{Reject, Request};
 use crossbeam::queue::ArrayQueue;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::backlog::Stage;
 use crate::core::Core;
 use crate::record::Record;
 use crate::ring_port::{self, RingEnd, RingPort};
@@ -69,6 +70,8 @@ pub(crate) struct Gate {
     /// Nothing new is taken; what waits is done.
     pub is_stopping: AtomicBool,
     pub is_failed: AtomicBool,
+    /// Code of the [`Stage`].
+    pub stage: AtomicU64,
     /// The hot thread is gone.
     is_closed: AtomicBool,
 }
@@ -80,6 +83,7 @@ impl Gate {
             wake: Wake::default(),
             is_stopping: AtomicBool::new(false),
             is_failed: AtomicBool::new(false),
+            stage: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
         }
     }
@@ -164,6 +168,11 @@ impl Port {
     pub fn is_open(&self) -> bool {
         !self.gate.is_stopping.load(Ordering::Acquire)
             && !self.gate.is_failed.load(Ordering::Acquire)
+    }
+
+    /// What the market still takes, by the lag of those who follow it.
+    pub fn stage(&self) -> Stage {
+        Stage::of_code(self.gate.stage.load(Ordering::Relaxed))
     }
 
     /// Rings of `capacity` (a power of two) requests and reports for a front that polls them.

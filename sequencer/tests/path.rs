@@ -7,7 +7,7 @@ use admission::{
     CancelRequest, FundRequest, Known, NewRequest, OrderRef, Reject, Request, SessionRequest,
 };
 use journal::fault::MemoryStorage;
-use sequencer::{Backlog, Config, NotTaken, Port, Record, SequencerHandle};
+use sequencer::{Backlog, Bounds, Config, NotTaken, Port, Record, SequencerHandle};
 use types::{
     AssetIx, CancelReason, Command, Event, FeeRate, Id128, InstrumentId, InstrumentIx,
     InstrumentParams, InstrumentSpec, Lots, Minor, OrderType, Phase, PoolKind, RejectReason,
@@ -256,7 +256,10 @@ async fn a_refusal_after_login_is_journalled_and_a_repeat_acts_no_more() {
 #[tokio::test]
 async fn past_the_backlog_orders_are_refused_and_cancels_pass() {
     let storage = Arc::new(MemoryStorage::default());
-    let backlog = Arc::new(Backlog::new(10, 4_096));
+    let backlog = Arc::new(Backlog::new(Bounds {
+        trades: 10,
+        ..Bounds::NONE
+    }));
     let handle = SequencerHandle::start_on(config(), backlog.clone(), Arc::new(storage.clone()))
         .expect("starts");
     let desk = open_desk(handle.port()).await;

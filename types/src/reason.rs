@@ -94,5 +94,11 @@ code_enum! {
         Malformed = 32 "MALFORMED",
         /// The kill switch is engaged, for the user or for everybody (F11).
         KillSwitch = 33 "KILL_SWITCH",
+        /// The messages of sessions are too far behind: new orders wait, cancels pass.
+        SessionsBacklog = 34 "SESSIONS_BACKLOG",
+        /// The newest checkpoint is too old: new orders wait, cancels pass.
+        CheckpointBacklog = 35 "CHECKPOINT_BACKLOG",
+        /// The reader of the journal has ended: no new orders until the next start, cancels pass.
+        ReplicaEnded = 36 "REPLICA_ENDED",
     }
 }

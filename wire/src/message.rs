@@ -259,7 +259,7 @@ messages! {
             node_sequence: u64,
             time_ns: u64,
         }
-        /// A request was refused. Numbered when it was journalled; unnumbered (sequence 0, `node_sequence` 0) for `THROTTLE`, `BUSY`, `NOT_READY`.
+        /// A request was refused. Numbered when it was journalled; unnumbered (sequence 0, `node_sequence` 0) where the request was not seen.
         0x92 Rejected {
             client_seq: u64,
             client_order_id: u64,

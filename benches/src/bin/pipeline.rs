@@ -22,8 +22,8 @@ use clap::{Parser, ValueEnum};
 use hdrhistogram::Histogram;
 use sequencer::ring_port::Outcome;
 use sequencer::{
-    Backlog, ByHand, Commit, Config, Layout, NotTaken, Port, Report, RingPort, SequencerHandle,
-    Stats, Volatile,
+    Backlog, Bounds, ByHand, Commit, Config, Layout, NotTaken, Port, Report, RingPort,
+    SequencerHandle, Stats, Volatile,
 };
 use types::Sequence;
 
@@ -114,7 +114,7 @@ impl Node {
         config.core = Some(args.hot_core);
         config.spin_us = args.spin_us;
         config.gather_us = args.gather_us.unwrap_or(config.gather_us);
-        let backlog = Arc::new(Backlog::new(u64::MAX, u64::MAX));
+        let backlog = Arc::new(Backlog::new(Bounds::NONE));
         Ok(if args.no_journal {
             Self::Volatile(Volatile::start(config, backlog)?)
         } else {
@@ -500,7 +500,7 @@ fn main() -> anyhow::Result<()> {
 fn by_hand(args: &Args, dir: &std::path::Path, commands: usize) -> anyhow::Result<()> {
     let mut config = Config::new(dir);
     config.layout = Layout::Fused;
-    let backlog = Arc::new(Backlog::new(u64::MAX, u64::MAX));
+    let backlog = Arc::new(Backlog::new(Bounds::NONE));
     let node = if args.no_journal {
         ByHand::volatile(config, backlog)
     } else {

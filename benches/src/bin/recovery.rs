@@ -16,7 +16,8 @@ use clap::Parser;
 use replica::LiveReplica;
 use sequencer::ring_port::Outcome;
 use sequencer::{
-    Backlog, Config, NotTaken, Port, Report, RingPort, SequencerHandle, SnapshotConfig, replay,
+    Backlog, Bounds, Config, NotTaken, Port, Report, RingPort, SequencerHandle, SnapshotConfig,
+    replay,
 };
 use types::{NodeId, Sequence};
 
@@ -53,7 +54,7 @@ struct Args {
 }
 
 fn start(dir: &Path) -> anyhow::Result<SequencerHandle> {
-    let backlog = Arc::new(Backlog::new(u64::MAX, u64::MAX));
+    let backlog = Arc::new(Backlog::new(Bounds::NONE));
     Ok(SequencerHandle::start(Config::new(dir), backlog)?)
 }
 

@@ -7,7 +7,7 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use sqlx::{FromRow, sqlite::SqlitePool};
+use sqlx::sqlite::SqlitePool;
 use tokio::sync::{Notify, OwnedMutexGuard};
 
 use super::Embedded;
@@ -101,11 +101,12 @@ impl Source for Member {
     }
 }
 
-#[derive(FromRow)]
-struct Row {
-    position: i64,
-    count: i64,
-    records: Vec<u8>,
+crate::row! {
+    struct Row {
+        position: i64,
+        count: i64,
+        records: Vec<u8>,
+    }
 }
 
 /// The next records after the cursors, in order; moves the cursors past them.

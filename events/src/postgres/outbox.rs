@@ -29,18 +29,19 @@ use crate::{
 /// Rows handed to the log at once.
 const BATCH: i64 = 2_048;
 
-#[derive(FromRow)]
-struct Row {
-    position: i64,
-    id: String,
-    aggregatetype: String,
-    aggregateid: String,
-    r#type: String,
-    payload: Vec<u8>,
-    subject: String,
-    source: String,
-    correlation_id: String,
-    occurred_at_us: i64,
+crate::row! {
+    struct Row {
+        position: i64,
+        id: String,
+        aggregatetype: String,
+        aggregateid: String,
+        type_name: String,
+        payload: Vec<u8>,
+        subject: String,
+        source: String,
+        correlation_id: String,
+        occurred_at_us: i64,
+    }
 }
 
 impl Row {
@@ -53,7 +54,7 @@ impl Row {
             id,
             topic: self.aggregatetype,
             key: self.aggregateid,
-            type_name: self.r#type,
+            type_name: self.type_name,
             subject: self.subject,
             source: self.source,
             correlation_id: self.correlation_id,
@@ -205,7 +206,7 @@ impl Session {
 
 async fn publish(connection: &mut PgConnection, log: &dyn Log) -> Result<Moved, Error> {
     let found: Vec<PgRow> = sqlx::query(
-        "SELECT position, id, aggregatetype, aggregateid, type, payload, subject, source, correlation_id, occurred_at_us, \
+        "SELECT position, id, aggregatetype, aggregateid, type AS type_name, payload, subject, source, correlation_id, occurred_at_us, \
          transaction_id < pg_snapshot_xmin(pg_current_snapshot()) OR transaction_id >= pg_snapshot_xmax(pg_current_snapshot()) \
          AS is_below_horizon FROM outbox ORDER BY position LIMIT $1",
     )

@@ -111,12 +111,15 @@ impl MarketService for Api {
         let caller = caller(&request)?.clone();
         let message = request.into_inner();
         let mut context = rpc::context::write(message.context)?;
-        let form = parse::order_form(message.order)?;
-        caller.require_user(&form.user_id)?;
-        context.user_id = form.user_id.clone();
-        let spec = self.market.instrument(&form.instrument_id).await?;
-        let order = form.on(spec)?;
-        let answered = orders::place(&self.market, &context, &order).await?;
+        let order = parse::given_order(message.order)?;
+        caller.require_user(&order.user_id)?;
+        context.user_id.clone_from(&order.user_id);
+        let form = parse::order(&order)?;
+        let client_order_id = parse::client_order_id(&order)?;
+        let spec = self.market.instrument(&order.instrument_id).await?;
+        let request = parse::in_steps(form, &spec)?;
+        let answered =
+            orders::place(&self.market, &context, spec, client_order_id, request).await?;
         Ok(reply(answered, Self::placed))
     }
 

@@ -1,39 +1,25 @@
 //! Messages of the contract as the market's own shapes. A bad field is INVALID_ARGUMENT under its name in the schema (D23, D35).
 
+use admission::NewRequest;
 use proto::common::v1::Decimal as WireDecimal;
 use proto::convert::{decimal, optional_decimal, timestamp_us};
 use proto::market::v1 as pb;
 use tonic::Status;
 use types::{
-    Decimal, InstrumentSpec, Lots, Minor, OrderStatus, OrderType, Phase, Side, StpMode, Ticks,
-    TimeInForce, UserId,
+    Decimal, Id128, InstrumentIx, InstrumentSpec, Lots, Minor, OrderStatus, OrderType, Phase,
+    SessionIx, Side, StpMode, Ticks, TimeInForce, UserId, UserIx,
 };
 
 use crate::market::Asset;
-use crate::orders::{Change, NewOrder};
+use crate::orders::Change;
 
 fn bad(field: &str, problem: impl ToString) -> Status {
     rpc::status::invalid_argument(field, problem.to_string())
 }
 
-/// What of an order can be read without knowing the instrument.
-pub struct OrderForm {
-    pub user_id: String,
-    pub instrument_id: String,
-    side: Side,
-    order_type: OrderType,
-    time_in_force: TimeInForce,
-    post_only: bool,
-    stp: StpMode,
-    expire_at_ns: u64,
-    price: Option<Decimal>,
-    quantity: Decimal,
-    client_order_id: String,
-}
-
-pub fn order_form(order: Option<pb::Order>) -> Result<OrderForm, Status> {
-    let order = order.ok_or_else(|| bad("order", "is required"))?;
-    UserId::new(&order.user_id).map_err(|error| bad("order.user_id", error))?;
+/// An order but for the instrument's steps: those are [`in_steps`]'s. User, key and client order id
+/// are the caller's to fill in.
+pub fn order(order: &pb::Order) -> Result<(NewRequest, Option<Decimal>, Decimal), Status> {
     let side = match order.side() {
         pb::OrderSide::Buy => Side::Buy,
         pb::OrderSide::Sell => Side::Sell,
@@ -84,49 +70,59 @@ pub fn order_form(order: Option<pb::Order>) -> Result<OrderForm, Status> {
         return Err(bad("order.price", "is required"));
     }
     let quantity = positive("order.quantity", order.quantity.as_ref())?;
-    let client_order_id = match (order.client_order_id, order.order_id) {
-        (id, _) if !id.is_empty() => id,
-        // A given order id is the caller's own name for the order (D37).
-        (_, id) => id,
-    };
-    if client_order_id.len() > 128 {
-        return Err(bad("order.client_order_id", "must have at most 128 bytes"));
-    }
-    Ok(OrderForm {
+    let request = NewRequest {
+        instrument: InstrumentIx::NONE,
+        user: UserIx::NONE,
+        session: SessionIx::NONE,
+        client_seq: 0,
+        client_order_id: 0,
+        stp_group: None,
+        stp,
         side,
         order_type,
         time_in_force,
         post_only: order.post_only,
-        stp,
         expire_at_ns,
-        price,
-        quantity,
-        client_order_id,
-        user_id: order.user_id,
-        instrument_id: order.instrument_id,
+        price: None,
+        quantity: Lots::ZERO,
+        pool: None,
+        limit_checked: false,
+        key_hash: Id128::NONE,
+    };
+    Ok((request, price, quantity))
+}
+
+/// The order on its instrument.
+pub fn in_steps(
+    (request, price, quantity): (NewRequest, Option<Decimal>, Decimal),
+    spec: &InstrumentSpec,
+) -> Result<NewRequest, Status> {
+    let price = price.map(|price| ticks(spec, "order.price", price));
+    Ok(NewRequest {
+        instrument: spec.ix,
+        price: price.transpose()?,
+        quantity: lots(spec, "order.quantity", quantity)?,
+        ..request
     })
 }
 
-impl OrderForm {
-    /// The order in the instrument's steps.
-    pub fn on(self, spec: InstrumentSpec) -> Result<NewOrder, Status> {
-        Ok(NewOrder {
-            price: self
-                .price
-                .map(|price| ticks(&spec, "order.price", price))
-                .transpose()?,
-            quantity: lots(&spec, "order.quantity", self.quantity)?,
-            user_id: self.user_id,
-            spec,
-            side: self.side,
-            order_type: self.order_type,
-            time_in_force: self.time_in_force,
-            post_only: self.post_only,
-            stp: self.stp,
-            expire_at_ns: self.expire_at_ns,
-            client_order_id: self.client_order_id,
-        })
+/// The caller's own name for an order, empty for none: a given order id is one too (D37).
+pub fn client_order_id(order: &pb::Order) -> Result<&str, Status> {
+    let id = match order.client_order_id.as_str() {
+        "" => &order.order_id,
+        id => id,
+    };
+    if id.len() > 128 {
+        return Err(bad("order.client_order_id", "must have at most 128 bytes"));
     }
+    Ok(id)
+}
+
+/// The order of a PlaceOrder, its user's id well-formed.
+pub fn given_order(order: Option<pb::Order>) -> Result<pb::Order, Status> {
+    let order = order.ok_or_else(|| bad("order", "is required"))?;
+    UserId::new(&order.user_id).map_err(|error| bad("order.user_id", error))?;
+    Ok(order)
 }
 
 fn positive(field: &str, value: Option<&WireDecimal>) -> Result<Decimal, Status> {

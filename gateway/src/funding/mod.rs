@@ -192,6 +192,8 @@ pub async fn adjust(
 ) -> Result<Answered<HoldView>, Status> {
     let pool = pool_row(market, hold).await?;
     let _turn = market.funding_turn(pool.user).await;
+    // Who had the turn before may have been this very call: its command is durable.
+    market.passed(market.commit.position()).await?;
     if market.answered(key_hash).await?.is_some() {
         return view(market, hold).await.map(Answered::before);
     }
@@ -215,7 +217,7 @@ async fn set_in_turn(
     if pool.closed {
         return Err(refusal::hold_not_found());
     }
-    let asset = asset_of(market, &pool).await?;
+    let asset = market.asset_of(pool.asset);
     if target > pool.free {
         let more = target - pool.free;
         grow(market, context, &pool, &asset, more, key, key_hash).await?;
@@ -293,7 +295,7 @@ pub async fn grow(
     key: &str,
     key_hash: Id128,
 ) -> Result<(), Status> {
-    let user_id = user_id(market, pool.user).await?;
+    let user_id = user_id(market, pool.user);
     let key = format!("grow:{}:{key}", pool.hold_id);
     let (change, added) = (HoldChange::Grow, asset.amount(amount));
     let grown = market
@@ -436,18 +438,22 @@ fn asset_id(admission: &Admission, asset: AssetIx) -> &str {
     spec.map_or(CFA_RUB, |spec| spec.id.as_str())
 }
 
-/// Trading holds that nobody has used since `before_ns`, of users whose last session ended before
-/// that (`design.md` 4). A user who never had a session manages his holds by call.
+/// Trading holds without open orders that serve nobody (`design.md` 4): of blocked users, and of
+/// users whose last session ended before `before_ns` where nothing has used the hold since. A user
+/// who never had a session manages his holds by call.
 pub fn abandoned(state: &State, before_ns: u64) -> Vec<HoldIx> {
     let mut gone: HashMap<UserIx, bool> = HashMap::new();
     for session in state.sessions() {
         let is_gone = !session.open && session.changed_ns < before_ns;
         *gone.entry(session.user).or_insert(true) &= is_gone;
     }
-    let idle = state
-        .trading_holds()
-        .filter(|hold| !hold.closed && hold.open_orders == 0 && hold.used_ns < before_ns);
-    idle.filter(|hold| gone.get(&hold.user) == Some(&true))
+    let admission = state.core().admission();
+    let is_blocked = |user| admission.user(user).is_some_and(|row| row.blocked);
+    let is_left = |hold: &replica::Hold| {
+        hold.used_ns < before_ns && gone.get(&hold.user) == Some(&true) || is_blocked(hold.user)
+    };
+    let idle = state.trading_holds();
+    idle.filter(|hold| !hold.closed && hold.open_orders == 0 && is_left(hold))
         .map(|hold| hold.hold)
         .collect()
 }
@@ -498,22 +504,12 @@ fn view_of(admission: &Admission, pool: &Pool) -> HoldView {
 }
 
 pub async fn pool_row(market: &Market, hold: HoldIx) -> Result<Pool, Status> {
-    market
-        .inspect(move |core| core.admission().pool(hold).copied())
-        .await?
-        .ok_or_else(refusal::hold_not_found)
+    let pool = market.state(|state| state.core().admission().pool(hold).copied());
+    pool.await?.ok_or_else(refusal::hold_not_found)
 }
 
-async fn asset_of(market: &Market, pool: &Pool) -> Result<Asset, Status> {
-    let asset = market.asset_of(pool.asset).await?;
-    Ok(asset.expect("a pool's instrument is known"))
-}
-
-async fn user_id(market: &Market, user: UserIx) -> Result<String, Status> {
-    let id = market
-        .inspect(move |core| core.admission().user(user).map(|row| row.id))
-        .await?;
-    Ok(id.expect("a pool's user is bound").to_string())
+fn user_id(market: &Market, user: UserIx) -> String {
+    market.replica.names().user(user).to_string()
 }
 
 async fn ledger_hold(market: &Market, context: &Context, hold_id: Id128) -> Result<Hold, Status> {

@@ -32,11 +32,8 @@ pub async fn give_back(market: &Market, hold_id: Id128) -> Result<(), Status> {
         // More was taken meanwhile; who took it gives it back.
         return Ok(());
     }
-    let asset = market
-        .asset_of(pool.asset)
-        .await?
-        .expect("a pool's instrument is known");
-    let user_id = user_id(market, pool.user).await?;
+    let asset = market.asset_of(pool.asset);
+    let user_id = user_id(market, pool.user);
     let mut context = Context::new("market");
     context.user_id = user_id;
     let hold = ledger_hold(market, &context, hold_id).await?;

@@ -158,15 +158,12 @@ async fn cover_growth(
     short: Minor,
     grown: bool,
 ) -> Result<(), Status> {
-    let hold = market
-        .inspect(move |core| core.admission().order(handle).map(|order| order.pool))
-        .await?
-        .ok_or_else(refusal::order_not_open)?;
-    let pool = funding::pool_row(market, hold).await?;
-    let asset = market
-        .asset_of(pool.asset)
-        .await?
-        .expect("a pool's instrument is known");
+    let pool = market.state(|state| {
+        let admission = state.core().admission();
+        admission.pool(admission.order(handle)?.pool).copied()
+    });
+    let pool = pool.await?.ok_or_else(refusal::order_not_open)?;
+    let asset = market.asset_of(pool.asset);
     if grown || pool.kind != PoolKind::Order {
         return Err(
             funding::short(market, context, &row.user_id, &asset, short, Some(&pool)).await,
@@ -231,10 +228,9 @@ pub async fn mass_cancel(
     let record = match market.ask(request).await {
         Ok(record) => record,
         Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
-            let answer = market.answered(key_hash).await?;
-            return Ok(Answered::before(
-                answer.map_or(0, |answer| answer.cancelled),
-            ));
+            let answer = market.answered_by(&reject, key_hash).await?;
+            let cancelled = answer.map_or(0, |answer| answer.cancelled);
+            return Ok(Answered::before(cancelled));
         }
         Err(error) => return Err(refusal::not_taken(&error)),
     };
@@ -289,7 +285,7 @@ async fn gone_or_before(
     match reject.reason {
         RejectReason::UnknownOrder | RejectReason::OrderNotOpen => Err(refusal::order_not_open()),
         RejectReason::DuplicateRequest => {
-            let answer = market.answered(key_hash).await?;
+            let answer = market.answered_by(reject, key_hash).await?;
             let order_id = answer.map(|answer| answer.order_id).unwrap_or_default();
             answered_order(market, &order_id, row).await.map(Some)
         }

@@ -1,6 +1,6 @@
 //! SetKillSwitch (F11): one journalled command ends the open orders and keeps every other one out, so that no crash can come between the two.
 
-use admission::Request;
+use admission::{Known, Request};
 use sequencer::NotTaken;
 use tonic::Status;
 use types::{Event, Id128, RejectReason, UserIx};
@@ -31,8 +31,10 @@ pub async fn set_kill_switch(
     let record = match market.ask(request).await {
         Ok(record) => record,
         Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
-            market.note_answered(key_hash).await?;
-            let answer = market.answered(key_hash).await?;
+            if !matches!(reject.known, Known::Request(_)) {
+                market.note_answered(key_hash).await?;
+            }
+            let answer = market.answered_by(&reject, key_hash).await?;
             return Ok(Answered::now(answer.map_or(0, |answer| answer.cancelled)));
         }
         Err(error) => return Err(refusal::not_taken(&error)),

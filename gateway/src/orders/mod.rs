@@ -20,7 +20,7 @@ use types::Id128;
 
 pub use change::{Change, MassCancel, amend, cancel, mass_cancel};
 pub use kill::set_kill_switch;
-pub use place::{NewOrder, place};
+pub use place::place;
 
 use crate::market::Market;
 use crate::projection::repo;

@@ -1,15 +1,19 @@
 //! PlaceOrder: the user's trading hold where it covers the order, else a hold of the order's own.
+//!
+//! Admission decides: whether the call is a repeat, whether a trading hold covers the order, and the
+//! price that a market order may come to. Nothing of it is read before.
 
 use std::sync::Arc;
 
-use admission::{NewRequest, Reject, Request};
+use admission::{Known, NewRequest, Reject, Request};
+use replica::State;
 use rpc::Context;
 use sequencer::{NotTaken, Record};
 use service_clients::ledger::NewHold;
 use tonic::Status;
 use types::{
-    Done, HoldIx, Id128, InstrumentSpec, Lots, OrderType, PoolKind, RejectReason, SessionIx, Side,
-    StpMode, Ticks, TimeInForce, derived, order_uuid, reserve,
+    Done, HoldIx, Id128, InstrumentSpec, Minor, PoolKind, RejectReason, Side, Ticks, derived,
+    order_uuid, reserve,
 };
 
 use super::{Answered, find, shown};
@@ -20,271 +24,301 @@ use crate::projection::repo;
 use crate::projection::rows::OrderRow;
 use crate::refusal;
 
-/// Reason text of a hold of an order's own. The order's number is not known before the journal has it; the holds that settlement splits out of it name
-/// the order.
+/// Reason text of a hold of an order's own. The order's number is not known before the journal has
+/// it; the holds that settlement splits out of it name the order.
 pub const ORDER_REASON: &str = "Order of request";
 
-/// A well-formed order.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NewOrder {
-    pub user_id: String,
-    pub spec: InstrumentSpec,
-    pub side: Side,
-    pub order_type: OrderType,
-    pub time_in_force: TimeInForce,
-    pub post_only: bool,
-    pub stp: StpMode,
-    pub expire_at_ns: u64,
-    pub price: Option<Ticks>,
-    pub quantity: Lots,
-    /// Empty for none.
-    pub client_order_id: String,
+/// A PlaceOrder on its way. The user is the context's.
+struct Placing<'a> {
+    market: &'a Arc<Market>,
+    context: &'a Context,
+    spec: InstrumentSpec,
+    request: NewRequest,
 }
 
-impl NewOrder {
-    fn asset(&self) -> Asset {
-        match self.side {
-            Side::Buy => Asset::MONEY,
-            Side::Sell => Asset::units(self.spec),
-        }
-    }
+/// What became of a request to enter.
+enum Asked {
+    Entered(Record),
+    /// The call was answered before, says admission.
+    Repeated(Reject),
+    /// The trading hold does not cover it: the order may still have a hold of its own.
+    NotCovered,
 }
 
-/// PlaceOrder.
+/// What came of making an order's own hold.
+enum Made {
+    /// With what it has of the asset.
+    Held(HoldIx, Minor),
+    /// The first call of this key has used it up.
+    Ended,
+    /// There is not that much.
+    Short,
+}
+
+/// PlaceOrder. `request` lacks the user, the key and the client order id's number, which are of the
+/// context and of `client_order_id` (empty for none).
 pub async fn place(
     market: &Arc<Market>,
     context: &Context,
-    order: &NewOrder,
+    spec: InstrumentSpec,
+    client_order_id: &str,
+    mut request: NewRequest,
 ) -> Result<Answered<OrderRow>, Status> {
-    let user_id = &order.user_id;
+    let user_id = &context.user_id;
     let key_hash = derived::key_hash("PlaceOrder", user_id, &context.idempotency_key);
     if let Some(answer) = market.answered(key_hash).await? {
         return find(market, &answer.order_id).await.map(Answered::before);
     }
     market.identity.check_may_trade(context, user_id).await?;
-    let user = market.bind_user(user_id).await?;
-    note(market, context, key_hash, order).await?;
-
-    let mut request = NewRequest {
-        instrument: order.spec.ix,
-        user,
-        session: SessionIx::NONE,
-        client_seq: 0,
-        client_order_id: match order.client_order_id.as_str() {
-            "" => 0,
-            text => derived::client_order_number(text),
-        },
-        stp_group: None,
-        stp: order.stp,
-        side: order.side,
-        order_type: order.order_type,
-        time_in_force: order.time_in_force,
-        post_only: order.post_only,
-        expire_at_ns: order.expire_at_ns,
-        price: spending_price(market, order).await?,
-        quantity: order.quantity,
-        pool: None,
-        limit_checked: false,
-        key_hash,
+    request.user = market.bind_user(user_id).await?;
+    request.key_hash = key_hash;
+    if !client_order_id.is_empty() {
+        request.client_order_id = derived::client_order_number(client_order_id);
+    }
+    note(market, context, &request, client_order_id).await?;
+    let mut placing = Placing {
+        market,
+        context,
+        spec,
+        request,
     };
-    let pool = market.default_pool(user, order.asset().ix).await?;
-    if pool.is_some() {
-        match draw_on_trading_hold(market, context, order, &mut request).await? {
-            Drawn::Done(record) => return placed(market, &record).await,
-            Drawn::AnsweredBefore => return before(market, key_hash).await,
-            Drawn::NotCovered => {}
-        }
-    }
-    if !request.limit_checked {
-        check_limit(market, context, order, request.price).await?;
-        request.limit_checked = true;
-    }
-    match own_hold(market, context, order, &mut request).await? {
-        Some(record) => placed(market, &record).await,
-        None => before(market, key_hash).await,
-    }
-}
-
-async fn placed(market: &Market, record: &Record) -> Result<Answered<OrderRow>, Status> {
-    let envelope = &record.command;
-    let id = order_uuid(envelope.time_ns, market.node, envelope.sequence);
-    shown(market, record, &id.to_string())
-        .await
-        .map(Answered::now)
-}
-
-/// Another call under the same key was faster.
-async fn before(market: &Market, key_hash: Id128) -> Result<Answered<OrderRow>, Status> {
-    match market.answered(key_hash).await? {
-        Some(answer) => find(market, &answer.order_id).await.map(Answered::before),
-        None => Err(refusal::request_expired()),
-    }
+    let asked = match placing.ask().await? {
+        Asked::NotCovered => placing.ask_with_own_hold().await?,
+        asked => asked,
+    };
+    placing.answer(asked).await
 }
 
 async fn note(
     market: &Market,
     context: &Context,
-    key_hash: Id128,
-    order: &NewOrder,
-) -> Result<(), Status> {
-    let text = order.client_order_id.as_str();
-    let client_order =
-        (!text.is_empty()).then(|| (&*order.user_id, derived::client_order_number(text), text));
-    repo::note_request(
-        &market.projection.db,
-        key_hash,
-        &context.correlation_id,
-        client_order,
-        now_us(),
-    )
-    .await
-    .map_err(|error| rpc::status::internal(&error))
-}
-
-/// The price the money is counted with. A market buy without its own price and without an offer in the book gets the lowest price of the band: it
-/// costs next to nothing and ends `NO_LIQUIDITY` (T19).
-async fn spending_price(market: &Market, order: &NewOrder) -> Result<Option<Ticks>, Status> {
-    if order.order_type == OrderType::Limit || order.price.is_some() {
-        return Ok(order.price);
-    }
-    let (ix, side) = (order.spec.ix, order.side);
-    let best = market
-        .inspect(move |core| core.admission().quote(ix).opposite(side))
-        .await?;
-    let protection = match (side, best) {
-        (Side::Buy, None) => None,
-        (_, best) => order.spec.protection_price(side, best),
-    };
-    Ok(Some(protection.unwrap_or(order.spec.band_low)))
-}
-
-async fn check_limit(
-    market: &Market,
-    context: &Context,
-    order: &NewOrder,
-    price: Option<Ticks>,
-) -> Result<(), Status> {
-    let terms = order.spec.terms;
-    let notional = terms
-        .value(price.unwrap_or(order.spec.band_low), order.quantity)
-        .ok_or_else(|| refusal::refused(&RejectReason::AmountOverflow.into()))?;
-    let quantity = order.spec.quantity(order.quantity);
-    market
-        .identity
-        .check_trading(context, &order.user_id, quantity, notional)
-        .await
-}
-
-enum Drawn {
-    Done(Record),
-    /// The key is known by now.
-    AnsweredBefore,
-    /// The trading hold does not cover it: the order may still have a hold of its own.
-    NotCovered,
-}
-
-async fn draw_on_trading_hold(
-    market: &Market,
-    context: &Context,
-    order: &NewOrder,
-    request: &mut NewRequest,
-) -> Result<Drawn, Status> {
-    loop {
-        match market.ask(Request::New(*request)).await {
-            Ok(record) => return Ok(Drawn::Done(record)),
-            Err(NotTaken::Refused(reject)) => match reject.reason {
-                // Past the budget of the day identity is asked for this order.
-                RejectReason::LimitExceeded if !request.limit_checked => {
-                    check_limit(market, context, order, request.price).await?;
-                    request.limit_checked = true;
-                }
-                RejectReason::InsufficientBalance | RejectReason::NoTradingHold => {
-                    return Ok(Drawn::NotCovered);
-                }
-                RejectReason::DuplicateRequest => return Ok(Drawn::AnsweredBefore),
-                _ => return Err(refusal::refused(&reject)),
-            },
-            Err(error) => return Err(refusal::not_taken(&error)),
-        }
-    }
-}
-
-/// Makes the order's own hold and enters the order with it. `None` when the key is known by now.
-async fn own_hold(
-    market: &Arc<Market>,
-    context: &Context,
-    order: &NewOrder,
-    request: &mut NewRequest,
-) -> Result<Option<Record>, Status> {
-    // While the journal has no room the hold would lock money for an order that cannot enter.
-    if market.commit.stalled().is_some() {
-        return Err(refusal::not_taken(&NotTaken::Busy));
-    }
-    let asset = order.asset();
-    let price = request.price.unwrap_or(order.spec.band_low);
-    let need = reserve(
-        &order.spec.terms,
-        order.side,
-        price,
-        order.quantity,
-        Done::default(),
-        order.spec.fee_rate,
-    )
-    .map_err(|_| refusal::refused(&RejectReason::AmountOverflow.into()))?
-    .total();
-    let hold_id = derived::dedicated_hold(&order.user_id, &context.idempotency_key);
-    let subaccount_id = asset.subaccount(&order.user_id);
-    let new = NewHold {
-        hold_id,
-        subaccount_id: &subaccount_id,
-        amount: asset.amount(need),
-        reason: &format!("{ORDER_REASON} {}", context.idempotency_key),
-        owner: SOURCE,
-        destination: None,
-    };
-    let turn = market.funding_turn(request.user).await;
-    funding::cover(market, context, request.user, &order.user_id, &asset, &new).await?;
-    let hold = match market.ledger.create_hold(context, new).await {
-        Err(error) if funding::is_insufficient(&error) => {
-            return Err(funding::short(market, context, &order.user_id, &asset, need, None).await);
-        }
-        other => other?,
-    };
-    failpoint::crash_at(failpoint::HOLD_PLACED);
-    if !hold.is_active() {
-        return Err(refusal::request_expired());
-    }
-    // The key is the order's.
-    let (kind, key_hash) = (PoolKind::Order, Id128::NONE);
-    let pool = funding::bring_up(market, request.user, &asset, kind, &hold, key_hash).await?;
-    drop(turn);
-    request.pool = Some(pool);
-    enter(market, pool, request).await
-}
-
-/// Enters the order; when it is refused, its hold is given back.
-async fn enter(
-    market: &Arc<Market>,
-    pool: HoldIx,
     request: &NewRequest,
-) -> Result<Option<Record>, Status> {
-    let error = match market.ask(Request::New(*request)).await {
-        Ok(record) => return Ok(Some(record)),
-        Err(NotTaken::Refused(Reject {
-            reason: RejectReason::DuplicateRequest,
-            ..
-        })) => return Ok(None),
-        Err(error) => error,
-    };
-    if let Err(status) = funding::close_idle(market, pool).await {
-        // The sweeper closes it later.
-        tracing::warn!(%status, pool = pool.get(), "the hold of a refused order stays open for now");
-    }
-    match &error {
-        // Closed by the sweeper while this call was on its way.
-        NotTaken::Refused(reject) if reject.reason == RejectReason::UnknownHold => {
-            Err(refusal::request_expired())
+    text: &str,
+) -> Result<(), Status> {
+    let number = request.client_order_id;
+    let client_order = (!text.is_empty()).then_some((&*context.user_id, number, text));
+    let (db, correlation_id) = (&market.projection.db, &context.correlation_id);
+    let noted = repo::note_request(db, request.key_hash, correlation_id, client_order, now_us());
+    noted.await.map_err(|error| rpc::status::internal(&error))
+}
+
+impl Placing<'_> {
+    /// Asks admission, and identity where the budget of the day does not cover the order.
+    async fn ask(&mut self) -> Result<Asked, Status> {
+        loop {
+            let reject = match self.market.ask(Request::New(self.request)).await {
+                Ok(record) => return Ok(Asked::Entered(record)),
+                Err(NotTaken::Refused(reject)) => reject,
+                Err(error) => return Err(refusal::not_taken(&error)),
+            };
+            match (reject.reason, reject.known) {
+                (RejectReason::LimitExceeded, Known::Budget { needed, .. })
+                    if !self.request.limit_checked =>
+                {
+                    self.check_limit(needed).await?;
+                }
+                (RejectReason::DuplicateRequest, _) => return Ok(Asked::Repeated(reject)),
+                (RejectReason::InsufficientBalance | RejectReason::NoTradingHold, _)
+                    if self.request.pool.is_none() =>
+                {
+                    return Ok(Asked::NotCovered);
+                }
+                // Its hold was closed by the sweeper while this call was on its way.
+                (RejectReason::UnknownHold, _) => return Err(refusal::request_expired()),
+                _ => return Err(refusal::refused(&reject)),
+            }
         }
-        error => Err(refusal::not_taken(error)),
     }
+
+    /// Asks identity for this one order: admission does not count it then.
+    async fn check_limit(&mut self, notional: Minor) -> Result<(), Status> {
+        let quantity = self.spec.quantity(self.request.quantity);
+        let (identity, user_id) = (&self.market.identity, &self.context.user_id);
+        identity
+            .check_trading(self.context, user_id, quantity, notional)
+            .await?;
+        self.request.limit_checked = true;
+        Ok(())
+    }
+
+    /// Makes the order's own hold and enters the order with it. The hold of an order that is refused
+    /// is given back; where the same call may be tried again it stays for that, and the sweeper gives
+    /// it back when nobody does (`design.md` 4).
+    async fn ask_with_own_hold(&mut self) -> Result<Asked, Status> {
+        // The hold would lock money for an order that cannot enter: the journal has no room, or those
+        // who follow it are behind.
+        if self.market.commit.stalled().is_some() {
+            return Err(refusal::not_taken(&NotTaken::Busy));
+        }
+        if let Some(reason) = self.market.port.stage().reason() {
+            return Err(refusal::refused(&reason.into()));
+        }
+        let (near, far) = self.prices();
+        if !self.request.limit_checked {
+            let notional = self.spec.terms.value(near, self.request.quantity);
+            self.check_limit(notional.ok_or_else(overflow)?).await?;
+        }
+        let Some(pool) = self.own_hold(near, far).await? else {
+            // The first call of this key has used its hold up: its answer is on the way.
+            self.market.state(|_| ()).await?;
+            return Ok(Asked::Repeated(RejectReason::DuplicateRequest.into()));
+        };
+        self.request.pool = Some(pool);
+        let asked = self.ask().await;
+        if let Err(status) = &asked
+            && !is_retryable(status)
+            && let Err(status) = funding::close_idle(self.market, pool).await
+        {
+            // The sweeper closes it later.
+            tracing::warn!(%status, pool = pool.get(), "the hold of a refused order stays open for now");
+        }
+        asked
+    }
+
+    /// What the order's own hold is sized by: `near`, or first `far`, where that is another price.
+    ///
+    /// Admission decides what a market order without a price may come to, so its hold covers the far
+    /// limit of the band; what the order does not need goes back when it ends, in the same command.
+    /// Who has not that much money, or trades without a band, pays for the replica's best offer plus
+    /// collar, which the order carries then (`design.md` 6). Without an offer a buy costs next to
+    /// nothing and ends `NO_LIQUIDITY` (T19).
+    fn prices(&self) -> (Ticks, Option<Ticks>) {
+        let (spec, side) = (&self.spec, self.request.side);
+        if let Some(price) = self.request.price {
+            return (price, None);
+        }
+        let quote = |state: &State| state.core().admission().quote(spec.ix);
+        let best = self.market.replica.read(quote).opposite(side);
+        let near = match (side, best) {
+            (Side::Buy, None) => None,
+            (_, best) => spec.protection_price(side, best),
+        };
+        let is_wide = side == Side::Buy && near.is_some() && spec.has_band();
+        let far = (is_wide && self.need(spec.band_high).is_some()).then_some(spec.band_high);
+        (near.unwrap_or(spec.band_low), far)
+    }
+
+    /// What the order reserves at a price; `None` past 64 bits.
+    fn need(&self, price: Ticks) -> Option<Minor> {
+        let (spec, request) = (&self.spec, &self.request);
+        let (side, quantity) = (request.side, request.quantity);
+        let done = Done::default();
+        let need = reserve(&spec.terms, side, price, quantity, done, spec.fee_rate);
+        need.ok().map(|need| need.total())
+    }
+
+    /// A hold of size one; `None` when it has ended already.
+    async fn own_hold(
+        &mut self,
+        near: Ticks,
+        far: Option<Ticks>,
+    ) -> Result<Option<HoldIx>, Status> {
+        let mut made = match far {
+            Some(far) => self.hold_of(far, false).await?,
+            None => Made::Short,
+        };
+        if matches!(made, Made::Short) {
+            made = self.hold_of(near, true).await?;
+        }
+        let Made::Held(pool, amount) = made else {
+            return Ok(None);
+        };
+        if self.request.side == Side::Buy && self.request.price.is_none() {
+            self.request.price = self.highest_price(amount);
+        }
+        Ok(Some(pool))
+    }
+
+    /// The highest price that `amount` pays for, as far as it has to be told: the hold may be one of an
+    /// earlier try of this call. `None` where the far limit of the band is paid for.
+    fn highest_price(&self, amount: Minor) -> Option<Ticks> {
+        let pays = |price| self.need(Ticks(price)).is_some_and(|need| need <= amount);
+        let (mut low, mut high) = (self.spec.band_low.0, self.spec.band_high.0);
+        if pays(high) {
+            return None;
+        }
+        while low < high {
+            let middle = low + (high - low + 1) / 2;
+            match pays(middle) {
+                true => low = middle,
+                false => high = middle - 1,
+            }
+        }
+        Some(Ticks(low))
+    }
+
+    /// Made in the ledger and then journalled. With `covers` what available money lacks comes out of the
+    /// user's trading hold, and `Insufficient balance` is an error.
+    async fn hold_of(&self, price: Ticks, covers: bool) -> Result<Made, Status> {
+        let (market, context, request) = (self.market, self.context, &self.request);
+        let user_id = &context.user_id;
+        let asset = match request.side {
+            Side::Buy => Asset::MONEY,
+            Side::Sell => Asset::units(self.spec),
+        };
+        let need = self.need(price).ok_or_else(overflow)?;
+        let subaccount_id = asset.subaccount(user_id);
+        let new = NewHold {
+            hold_id: derived::dedicated_hold(user_id, &context.idempotency_key),
+            subaccount_id: &subaccount_id,
+            amount: asset.amount(need),
+            reason: &format!("{ORDER_REASON} {}", context.idempotency_key),
+            owner: SOURCE,
+            destination: None,
+        };
+        let _turn = market.funding_turn(request.user).await;
+        if covers {
+            funding::cover(market, context, request.user, user_id, &asset, &new).await?;
+        }
+        let hold = match market.ledger.create_hold(context, new).await {
+            Err(error) if funding::is_insufficient(&error) => {
+                if !covers {
+                    return Ok(Made::Short);
+                }
+                return Err(funding::short(market, context, user_id, &asset, need, None).await);
+            }
+            other => other?,
+        };
+        failpoint::crash_at(failpoint::HOLD_PLACED);
+        if !hold.is_active() {
+            return Ok(Made::Ended);
+        }
+        let amount = hold.amount.to_minor(asset.decimals());
+        let amount = amount.map_err(|error| rpc::status::internal(&error))?;
+        // The key is the order's.
+        let (kind, key_hash) = (PoolKind::Order, Id128::NONE);
+        let pool = funding::bring_up(market, request.user, &asset, kind, &hold, key_hash).await?;
+        Ok(Made::Held(pool, Minor(amount)))
+    }
+
+    async fn answer(&self, asked: Asked) -> Result<Answered<OrderRow>, Status> {
+        let market = self.market;
+        match asked {
+            Asked::Entered(record) => {
+                let envelope = &record.command;
+                let id = order_uuid(envelope.time_ns, market.node, envelope.sequence);
+                let row = shown(market, &record, &id.to_string()).await?;
+                Ok(Answered::now(row))
+            }
+            Asked::Repeated(reject) => {
+                let answer = market.answered_by(&reject, self.request.key_hash).await?;
+                let answer = answer.ok_or_else(refusal::request_expired)?;
+                find(market, &answer.order_id).await.map(Answered::before)
+            }
+            Asked::NotCovered => {
+                unreachable!("an order with a hold of its own is covered or refused")
+            }
+        }
+    }
+}
+
+fn is_retryable(status: &Status) -> bool {
+    matches!(
+        status.code(),
+        tonic::Code::ResourceExhausted | tonic::Code::Unavailable
+    )
+}
+
+fn overflow() -> Status {
+    refusal::refused(&RejectReason::AmountOverflow.into())
 }

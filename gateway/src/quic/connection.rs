@@ -363,7 +363,8 @@ impl Connection {
     async fn hear_out(&self) {
         let market = &self.shared.market;
         let heard = async {
-            let Ok(sequence) = market.inspect(|core| core.sequence()).await else {
+            // A barrier in the queue behind the connection's own requests.
+            let Ok(sequence) = market.port.inspect(|core| core.sequence()).await else {
                 return;
             };
             if market.durable(sequence).await.is_ok() {

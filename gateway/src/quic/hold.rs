@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use rpc::Context;
-use types::{AssetIx, Id128, InstrumentIx, Minor, RejectReason};
+use types::{Id128, InstrumentIx, Minor, RejectReason};
 use wire::{SetTradingHold, TradingHold};
 
 use crate::funding;
-use crate::market::Market;
+use crate::market::{Asset, Market};
 
 /// A change that was not even looked at.
 pub fn refused(wanted: &SetTradingHold, reason: RejectReason) -> TradingHold {
@@ -32,19 +32,12 @@ fn unchanged(wanted: &SetTradingHold) -> TradingHold {
 pub async fn answer(market: &Arc<Market>, user_id: &str, wanted: SetTradingHold) -> TradingHold {
     let mut answer = unchanged(&wanted);
     let asset = match wanted.asset {
-        0 => AssetIx::MONEY,
-        n => AssetIx::units(InstrumentIx(n - 1)),
+        0 => Some(Asset::MONEY),
+        n => market.spec(InstrumentIx(n - 1)).map(Asset::units),
     };
-    let asset = match market.asset_of(asset).await {
-        Ok(Some(asset)) => asset,
-        Ok(None) => {
-            answer.outcome = RejectReason::UnknownInstrument.code();
-            return answer;
-        }
-        Err(_) => {
-            answer.outcome = RejectReason::NotReady.code();
-            return answer;
-        }
+    let Some(asset) = asset else {
+        answer.outcome = RejectReason::UnknownInstrument.code();
+        return answer;
     };
     if wanted.undrawn_minor < 0 {
         answer.outcome = RejectReason::Malformed.code();

@@ -1,9 +1,13 @@
 //! Orders over RPC: fields, checks, keys, what becomes of them.
 
+use std::sync::Arc;
+
+use proto::cfa::v1::Instrument;
 use proto::common::v1::{KycStatus, LimitType, OperationType};
 use proto::market::v1::*;
 use tonic::Code;
 
+use crate::doubles::Registry;
 use crate::world::*;
 
 pub fn text(value: &Option<proto::common::v1::Decimal>) -> &str {
@@ -491,6 +495,48 @@ async fn t19_market_orders_never_rest_and_say_why_they_end() {
         world.balance("bob", "CFA-RUB").await,
         ("849.85".into(), "0.00".into(), "849.85".into())
     );
+    world.stop().await;
+}
+
+/// The hold of a market order covers the far limit of the band where the money is there, so that
+/// admission alone decides what the order may come to; the rest is back when it is settled.
+#[tokio::test]
+async fn t19_a_market_orders_own_hold_covers_the_band() {
+    let folder = tempfile::tempdir().unwrap();
+    let registry = Arc::new(Registry::default());
+    let (low, high) = (decimal("1"), decimal("100"));
+    registry.list(Instrument {
+        price_band_low: low,
+        price_band_high: high,
+        ..bond(BOND)
+    });
+    let settings = Settings::default();
+    let mut world = World::start(folder.path(), settings, Arc::default(), registry).await;
+    world.user("ann", "0", "10").await;
+    world.user("bob", "301", "0").await;
+    world.place(sell("ann", "50", "4")).await.unwrap();
+    let market = |quantity: &str| Order {
+        r#type: OrderType::Market.into(),
+        time_in_force: 0,
+        price: None,
+        ..limit("bob", OrderSide::Buy, "1", quantity)
+    };
+    let bought = world.place(market("2")).await.unwrap();
+    assert_eq!(bought.status(), OrderStatus::Filled);
+    world.settled().await;
+    let holds = world.holds("bob", "CFA-RUB").await;
+    let own = holds
+        .iter()
+        .find(|hold| hold.reason.starts_with("Order of"));
+    let amount = own.unwrap().amount.clone().unwrap().amount;
+    assert_eq!(text(&amount), "200.20", "two at 100 and the fee");
+    let left = ("200.90".into(), "0.00".into(), "200.90".into());
+    assert_eq!(world.balance("bob", "CFA-RUB").await, left);
+    // For three at 100 there is not enough: for three at 52.50 there is.
+    let part = world.place(market("3")).await.unwrap();
+    assert_eq!(part.cancel_reason, "IOC_REMAINDER");
+    assert_eq!(text(&part.filled_quantity), "2");
+    world.settled().await;
     world.stop().await;
 }
 

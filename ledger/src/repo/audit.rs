@@ -1,21 +1,20 @@
 //! The rows of the audit chain: its head, and what it seals.
 
-use sqlx::FromRow;
-
 use super::rows;
 use crate::{
     Error,
     audit::{Hash, Head, OperationRecord, PostingRecord},
 };
 
-/// Where a group begins: the last block, and what there is to look for at all.
-#[derive(FromRow)]
-pub struct Start {
-    pub(super) block: i64,
-    pub(super) hash: Vec<u8>,
-    pub(super) sealed_at_us: i64,
-    pub has_limits: bool,
-    pub has_news: bool,
+events::row! {
+    /// Where a group begins: the last block, and what there is to look for at all.
+    pub struct Start {
+        pub(super) block: i64,
+        pub(super) hash: Vec<u8>,
+        pub(super) sealed_at_us: i64,
+        pub has_limits: bool,
+        pub has_news: bool,
+    }
 }
 
 impl Start {
@@ -32,21 +31,22 @@ impl Start {
     }
 }
 
-/// Operation row as it is sealed.
-#[derive(FromRow)]
-pub struct SealedOperation {
-    pub operation_id: String,
-    scope: i32,
-    kind: i32,
-    user_id: String,
-    idempotency_key: String,
-    external_ref: Option<String>,
-    awaits_chain: bool,
-    reverses: Option<String>,
-    digest: i64,
-    created_at_us: i64,
-    pub block: Option<i64>,
-    pub place: Option<i64>,
+events::row! {
+    /// Operation row as it is sealed.
+    pub struct SealedOperation {
+        pub operation_id: String,
+        scope: i32,
+        kind: i32,
+        user_id: String,
+        idempotency_key: String,
+        external_ref: Option<String>,
+        awaits_chain: bool,
+        reverses: Option<String>,
+        digest: i64,
+        created_at_us: i64,
+        pub block: Option<i64>,
+        pub place: Option<i64>,
+    }
 }
 
 impl SealedOperation {
@@ -69,23 +69,24 @@ impl SealedOperation {
     }
 }
 
-/// Posting row as it is sealed.
-#[derive(FromRow)]
-pub struct SealedPosting {
-    pub operation_id: String,
-    pub ordinal: i32,
-    pub posting_id: String,
-    pub debit_subaccount_id: String,
-    pub credit_subaccount_id: String,
-    pub instrument_id: String,
-    pub amount: i64,
-    pub hold_id: Option<String>,
-    unsettled: bool,
-    pub debit_balance_after: i64,
-    pub debit_version: i64,
-    pub credit_balance_after: i64,
-    pub credit_version: i64,
-    pub created_at_us: i64,
+events::row! {
+    /// Posting row as it is sealed.
+    pub struct SealedPosting {
+        pub operation_id: String,
+        pub ordinal: i32,
+        pub posting_id: String,
+        pub debit_subaccount_id: String,
+        pub credit_subaccount_id: String,
+        pub instrument_id: String,
+        pub amount: i64,
+        pub hold_id: Option<String>,
+        unsettled: bool,
+        pub debit_balance_after: i64,
+        pub debit_version: i64,
+        pub credit_balance_after: i64,
+        pub credit_version: i64,
+        pub created_at_us: i64,
+    }
 }
 
 impl SealedPosting {

@@ -29,21 +29,22 @@ pub const LIMIT: &str = "SELECT l.*, COALESCE(i.decimals, 0) AS decimals FROM ve
 /// Sub-accounts with fewer postings than this are summed without looking for where the window begins.
 const FEW: u64 = 64;
 
-/// Also the form in which a stored answer keeps a limit.
-#[derive(FromRow, serde::Serialize, serde::Deserialize)]
-pub struct LimitRow {
-    pub limit_id: String,
-    pub user_id: String,
-    pub account_kind: i32,
-    pub instrument_id: String,
-    #[sqlx(try_from = "i32")]
-    pub(super) decimals: u8,
-    pub side: i32,
-    pub window_s: i64,
-    pub amount: i64,
-    pub kinds: i64,
-    pub created_at_us: i64,
-    pub updated_at_us: i64,
+events::row! {
+    /// Also the form in which a stored answer keeps a limit.
+    #[derive(serde::Serialize, serde::Deserialize)]
+    pub struct LimitRow {
+        pub limit_id: String,
+        pub user_id: String,
+        pub account_kind: i32,
+        pub instrument_id: String,
+        pub(super) decimals: u8 as i32,
+        pub side: i32,
+        pub window_s: i64,
+        pub amount: i64,
+        pub kinds: i64,
+        pub created_at_us: i64,
+        pub updated_at_us: i64,
+    }
 }
 
 impl TryFrom<LimitRow> for VelocityLimit {

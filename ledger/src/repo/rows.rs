@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use sqlx::FromRow;
 use types::Minor;
 
 use super::limits::LimitRow;
@@ -30,13 +29,14 @@ pub fn wide(high: i64, low: i64) -> i128 {
     (i128::from(high) << 32) + i128::from(low)
 }
 
-#[derive(FromRow)]
-pub struct AccountRow {
-    pub(super) account_id: String,
-    pub(super) user_id: String,
-    pub(super) kind: i32,
-    pub(super) created_at_us: i64,
-    pub(super) updated_at_us: i64,
+events::row! {
+    pub struct AccountRow {
+        pub(super) account_id: String,
+        pub(super) user_id: String,
+        pub(super) kind: i32,
+        pub(super) created_at_us: i64,
+        pub(super) updated_at_us: i64,
+    }
 }
 
 impl TryFrom<AccountRow> for Account {
@@ -57,24 +57,24 @@ impl TryFrom<AccountRow> for Account {
 pub const SUB_ACCOUNT: &str = "SELECT s.*, COALESCE(i.decimals, 0) AS decimals FROM sub_accounts s \
      LEFT JOIN instruments i ON i.instrument_id = s.instrument_id";
 
-#[derive(Clone, FromRow)]
-pub struct SubAccountRow {
-    subaccount_id: String,
-    account_id: String,
-    user_id: String,
-    instrument_id: String,
-    #[sqlx(try_from = "i32")]
-    decimals: u8,
-    balance: i64,
-    held: i64,
-    unsettled: i64,
-    version: i64,
-    #[sqlx(try_from = "i32")]
-    freeze: u8,
-    closed: bool,
-    may_be_negative: bool,
-    created_at_us: i64,
-    updated_at_us: i64,
+events::row! {
+    #[derive(Clone)]
+    pub struct SubAccountRow {
+        subaccount_id: String,
+        account_id: String,
+        user_id: String,
+        instrument_id: String,
+        decimals: u8 as i32,
+        balance: i64,
+        held: i64,
+        unsettled: i64,
+        version: i64,
+        freeze: u8 as i32,
+        closed: bool,
+        may_be_negative: bool,
+        created_at_us: i64,
+        updated_at_us: i64,
+    }
 }
 
 impl SubAccountRow {
@@ -107,24 +107,25 @@ impl From<SubAccountRow> for SubAccount {
     }
 }
 
-#[derive(FromRow)]
-pub struct OperationRow {
-    pub(super) operation_id: String,
-    pub(super) scope: i32,
-    pub(super) kind: i32,
-    pub(super) status: i32,
-    pub(super) user_id: String,
-    pub(super) idempotency_key: String,
-    pub(super) external_ref: Option<String>,
-    pub(super) tx_hash: Option<String>,
-    pub(super) rejection_code: Option<i32>,
-    pub(super) rejection_message: Option<String>,
-    pub(super) awaits_chain: bool,
-    pub(super) reverses: Option<String>,
-    pub(super) reversed_by: Option<String>,
-    pub(super) digest: i64,
-    pub(super) created_at_us: i64,
-    pub(super) finalized_at_us: Option<i64>,
+events::row! {
+    pub struct OperationRow {
+        pub(super) operation_id: String,
+        pub(super) scope: i32,
+        pub(super) kind: i32,
+        pub(super) status: i32,
+        pub(super) user_id: String,
+        pub(super) idempotency_key: String,
+        pub(super) external_ref: Option<String>,
+        pub(super) tx_hash: Option<String>,
+        pub(super) rejection_code: Option<i32>,
+        pub(super) rejection_message: Option<String>,
+        pub(super) awaits_chain: bool,
+        pub(super) reverses: Option<String>,
+        pub(super) reversed_by: Option<String>,
+        pub(super) digest: i64,
+        pub(super) created_at_us: i64,
+        pub(super) finalized_at_us: Option<i64>,
+    }
 }
 
 impl TryFrom<OperationRow> for Operation {
@@ -158,25 +159,24 @@ impl TryFrom<OperationRow> for Operation {
 pub const POSTING: &str = "SELECT p.*, COALESCE(i.decimals, 0) AS decimals FROM postings p \
      LEFT JOIN instruments i ON i.instrument_id = p.instrument_id";
 
-#[derive(FromRow)]
-pub struct PostingRow {
-    pub(super) posting_id: String,
-    pub(super) operation_id: String,
-    #[sqlx(try_from = "i32")]
-    pub(super) ordinal: u32,
-    pub(super) debit_subaccount_id: String,
-    pub(super) credit_subaccount_id: String,
-    pub(super) instrument_id: String,
-    #[sqlx(try_from = "i32")]
-    pub(super) decimals: u8,
-    pub(super) amount: i64,
-    pub(super) hold_id: Option<String>,
-    pub(super) unsettled: bool,
-    pub(super) debit_balance_after: i64,
-    pub(super) debit_version: i64,
-    pub(super) credit_balance_after: i64,
-    pub(super) credit_version: i64,
-    pub(super) created_at_us: i64,
+events::row! {
+    pub struct PostingRow {
+        pub(super) posting_id: String,
+        pub(super) operation_id: String,
+        pub(super) ordinal: u32 as i32,
+        pub(super) debit_subaccount_id: String,
+        pub(super) credit_subaccount_id: String,
+        pub(super) instrument_id: String,
+        pub(super) decimals: u8 as i32,
+        pub(super) amount: i64,
+        pub(super) hold_id: Option<String>,
+        pub(super) unsettled: bool,
+        pub(super) debit_balance_after: i64,
+        pub(super) debit_version: i64,
+        pub(super) credit_balance_after: i64,
+        pub(super) credit_version: i64,
+        pub(super) created_at_us: i64,
+    }
 }
 
 impl From<PostingRow> for Posting {
@@ -207,31 +207,32 @@ impl From<PostingRow> for Posting {
 pub const HOLD: &str = "SELECT h.*, COALESCE(i.decimals, 0) AS decimals FROM holds h \
      LEFT JOIN instruments i ON i.instrument_id = h.instrument_id";
 
-/// Also the form in which a stored answer keeps a hold.
-#[derive(FromRow, serde::Serialize, serde::Deserialize)]
-pub struct HoldRow {
-    pub(super) hold_id: String,
-    pub(super) subaccount_id: String,
-    pub(super) user_id: String,
-    pub(super) instrument_id: String,
-    #[sqlx(try_from = "i32")]
-    pub(super) decimals: u8,
-    pub(super) amount: i64,
-    pub(super) remaining: i64,
-    pub(super) added: i64,
-    pub(super) split_off: i64,
-    pub(super) consumed: i64,
-    pub(super) released: i64,
-    pub(super) returned_by_children: i64,
-    pub(super) status: i32,
-    pub(super) expiry_told: bool,
-    pub(super) reason: String,
-    pub(super) owner: String,
-    pub(super) parent_hold_id: Option<String>,
-    pub(super) destination_subaccount_id: Option<String>,
-    pub(super) expires_at_us: Option<i64>,
-    pub(super) created_at_us: i64,
-    pub(super) updated_at_us: i64,
+events::row! {
+    /// Also the form in which a stored answer keeps a hold.
+    #[derive(serde::Serialize, serde::Deserialize)]
+    pub struct HoldRow {
+        pub(super) hold_id: String,
+        pub(super) subaccount_id: String,
+        pub(super) user_id: String,
+        pub(super) instrument_id: String,
+        pub(super) decimals: u8 as i32,
+        pub(super) amount: i64,
+        pub(super) remaining: i64,
+        pub(super) added: i64,
+        pub(super) split_off: i64,
+        pub(super) consumed: i64,
+        pub(super) released: i64,
+        pub(super) returned_by_children: i64,
+        pub(super) status: i32,
+        pub(super) expiry_told: bool,
+        pub(super) reason: String,
+        pub(super) owner: String,
+        pub(super) parent_hold_id: Option<String>,
+        pub(super) destination_subaccount_id: Option<String>,
+        pub(super) expires_at_us: Option<i64>,
+        pub(super) created_at_us: i64,
+        pub(super) updated_at_us: i64,
+    }
 }
 
 impl TryFrom<HoldRow> for Hold {
@@ -299,12 +300,13 @@ impl From<&Hold> for HoldRow {
     }
 }
 
-#[derive(FromRow)]
-pub struct ParkedRow {
-    pub match_key: String,
-    pub(super) tx_hash: Option<String>,
-    pub(super) reverted: bool,
-    pub(super) at_us: i64,
+events::row! {
+    pub struct ParkedRow {
+        pub match_key: String,
+        pub(super) tx_hash: Option<String>,
+        pub(super) reverted: bool,
+        pub(super) at_us: i64,
+    }
 }
 
 impl From<ParkedRow> for Parked {
@@ -317,13 +319,14 @@ impl From<ParkedRow> for Parked {
     }
 }
 
-#[derive(FromRow)]
-pub struct AnswerRow {
-    pub call: i32,
-    pub user_id: String,
-    pub idempotency_key: String,
-    pub digest: i64,
-    pub outcome: String,
+events::row! {
+    pub struct AnswerRow {
+        pub call: i32,
+        pub user_id: String,
+        pub idempotency_key: String,
+        pub digest: i64,
+        pub outcome: String,
+    }
 }
 
 /// A stored answer as JSON text.

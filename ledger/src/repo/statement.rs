@@ -28,16 +28,17 @@ pub struct Line {
     pub created_at_us: i64,
 }
 
-#[derive(FromRow)]
-pub struct LineRow {
-    version: i64,
-    posting_id: String,
-    operation_id: String,
-    kind: i32,
-    counterparty: String,
-    amount: i64,
-    balance: i64,
-    created_at_us: i64,
+events::row! {
+    pub struct LineRow {
+        version: i64,
+        posting_id: String,
+        operation_id: String,
+        kind: i32,
+        counterparty: String,
+        amount: i64,
+        balance: i64,
+        created_at_us: i64,
+    }
 }
 
 /// What sub-accounts were.

@@ -18,39 +18,42 @@ use crate::Error;
 /// Rows of one page.
 const PAGE: i64 = 1_000;
 
-#[derive(FromRow)]
-pub struct BlockRow {
-    pub block: i64,
-    pub previous_hash: Vec<u8>,
-    pub hash: Vec<u8>,
-    pub operations: i64,
-    pub postings: i64,
-    pub sealed_at_us: i64,
+events::row! {
+    pub struct BlockRow {
+        pub block: i64,
+        pub previous_hash: Vec<u8>,
+        pub hash: Vec<u8>,
+        pub operations: i64,
+        pub postings: i64,
+        pub sealed_at_us: i64,
+    }
 }
 
-/// The posting that made a version of a sub-account, as its neighbour has to fit it.
-#[derive(FromRow)]
-pub struct Predecessor {
-    pub balance: i64,
-    pub block: Option<i64>,
-    pub place: Option<i64>,
-    pub ordinal: i32,
+events::row! {
+    /// The posting that made a version of a sub-account, as its neighbour has to fit it.
+    pub struct Predecessor {
+        pub balance: i64,
+        pub block: Option<i64>,
+        pub place: Option<i64>,
+        pub ordinal: i32,
+    }
 }
 
-/// A sub-account beside what its postings and holds make of it.
-#[derive(FromRow)]
-pub struct SubAccountState {
-    pub subaccount_id: String,
-    pub balance: i64,
-    pub held: i64,
-    pub unsettled: i64,
-    pub version: i64,
-    last_version: i64,
-    last_balance: i64,
-    held_high: i64,
-    held_low: i64,
-    pending_high: i64,
-    pending_low: i64,
+events::row! {
+    /// A sub-account beside what its postings and holds make of it.
+    pub struct SubAccountState {
+        pub subaccount_id: String,
+        pub balance: i64,
+        pub held: i64,
+        pub unsettled: i64,
+        pub version: i64,
+        last_version: i64,
+        last_balance: i64,
+        held_high: i64,
+        held_low: i64,
+        pending_high: i64,
+        pending_low: i64,
+    }
 }
 
 impl SubAccountState {
@@ -69,20 +72,21 @@ impl SubAccountState {
     }
 }
 
-/// A hold beside what the postings that name it sum to.
-#[derive(FromRow)]
-pub struct HoldState {
-    pub hold_id: String,
-    pub amount: i64,
-    pub remaining: i64,
-    pub split_off: i64,
-    pub consumed: i64,
-    pub released: i64,
-    pub returned_by_children: i64,
-    pub status: i32,
-    pub destination_subaccount_id: Option<String>,
-    paid_high: i64,
-    paid_low: i64,
+events::row! {
+    /// A hold beside what the postings that name it sum to.
+    pub struct HoldState {
+        pub hold_id: String,
+        pub amount: i64,
+        pub remaining: i64,
+        pub split_off: i64,
+        pub consumed: i64,
+        pub released: i64,
+        pub returned_by_children: i64,
+        pub status: i32,
+        pub destination_subaccount_id: Option<String>,
+        paid_high: i64,
+        paid_low: i64,
+    }
 }
 
 impl HoldState {

@@ -13,7 +13,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sqlx::{AssertSqlSafe, FromRow, PgConnection};
+use sqlx::postgres::PgRow;
+use sqlx::{AssertSqlSafe, FromRow, PgConnection, Row};
 
 use super::limits;
 use crate::{
@@ -99,13 +100,21 @@ pub async fn load(
 }
 
 /// What a group finds behind its locks.
-#[derive(FromRow)]
 struct Begun {
-    #[sqlx(flatten)]
     start: Start,
     /// Whether there is any operation, or any stored answer, of the keys that the commands name themselves.
     has_operations: bool,
     has_answers: bool,
+}
+
+impl FromRow<'_, PgRow> for Begun {
+    fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+        Ok(Self {
+            start: Start::from_row(row)?,
+            has_operations: row.try_get("has_operations")?,
+            has_answers: row.try_get("has_answers")?,
+        })
+    }
 }
 
 /// Sub-accounts under lock.

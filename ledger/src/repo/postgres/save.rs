@@ -3,7 +3,7 @@
 //! New rows are inserted and nothing else: that one is there already means that another ledger was
 //! faster, and the group is folded again.
 
-use sqlx::{Arguments, FromRow, PgConnection, Postgres, postgres::PgArguments, query::Query};
+use sqlx::{Arguments, FromRow, PgConnection, Postgres, Row, postgres::PgArguments, query::Query};
 
 use super::limits;
 use crate::{
@@ -173,23 +173,16 @@ async fn moved_subaccounts(tx: &mut PgConnection, book: &Book) -> Result<(), Err
 /// As [`moved_subaccounts`], and in the same trip locks the chain of blocks and reads its end, for
 /// which other ledgers wait until the commit.
 async fn moved_subaccounts_and_head(tx: &mut PgConnection, book: &Book) -> Result<Head, Error> {
-    #[derive(FromRow)]
-    struct Locked {
-        #[sqlx(flatten)]
-        end: Start,
-        moved: i64,
-    }
     let (_, moved) = split(book.subaccounts.changes());
     let sql = concat!(
         "WITH moved AS (",
         moved_subaccounts!(),
         " RETURNING 1) SELECT e.*, (SELECT COUNT(*) FROM moved) AS moved FROM locked_end_of_chain() AS e"
     );
-    let locked: Locked = sqlx::query_as_with(sql, states(&moved)?)
-        .fetch_one(tx)
-        .await?;
-    check("sub-accounts", moved.len(), locked.moved.unsigned_abs())?;
-    locked.end.head()
+    let locked = sqlx::query_with(sql, states(&moved)?).fetch_one(tx).await?;
+    let written: i64 = locked.try_get("moved")?;
+    check("sub-accounts", moved.len(), written.unsigned_abs())?;
+    Start::from_row(&locked)?.head()
 }
 
 async fn holds(tx: &mut PgConnection, book: &Book) -> Result<(), Error> {
