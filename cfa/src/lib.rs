@@ -16,7 +16,6 @@
 //! derived from its operation; a state and the events that tell of it are one transaction.
 
 mod api;
-pub mod clock;
 pub mod error;
 pub mod model;
 mod peers;
@@ -33,8 +32,8 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use clock::Clock;
 pub use error::Error;
+pub use service_kit::Clock;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -95,7 +94,8 @@ pub fn start(
         }
         let repo = repo::Repo::open(&config.data_dir.join("cfa.sqlite")).await?;
         let contracts = service::bootstrap::contracts(&repo, &deps.chain).await?;
-        service::bootstrap::money_instrument(&repo, &contracts, clock::system_us()).await?;
+        service::bootstrap::money_instrument(&repo, &contracts, service_kit::clock::now_us())
+            .await?;
         let peers = peers::Peers::new(deps.ledger, deps.payments, deps.identity, deps.market);
         let db = repo.db();
         let health = rpc::Health::new("cfa");

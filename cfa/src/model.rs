@@ -1,8 +1,8 @@
 //! The rows of this service in its own types. Numbers of enumerations are those of the contract,
 //! which are also those in the database.
 
-use service_clients::OperationType;
-use types::Decimal;
+pub use types::OperationStatus as Status;
+use types::{Decimal, OperationType, code_enum};
 
 use crate::saga::Facts;
 
@@ -14,96 +14,9 @@ pub use types::instrument::MONEY_DECIMALS as CFA_RUB_DECIMALS;
 pub const FEES: &str = "system:fees";
 pub const REDEMPTION_ACCOUNT: &str = "system:redemption";
 
-macro_rules! coded {
-    ($(#[$meta:meta])* $name:ident { $($variant:ident = $code:literal $text:literal),+ $(,)? }) => {
-        $(#[$meta])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        #[repr(i32)]
-        pub enum $name { $($variant = $code),+ }
-
-        impl $name {
-            pub const ALL: &[Self] = &[$(Self::$variant),+];
-
-            pub const fn code(self) -> i32 {
-                self as i32
-            }
-
-            /// `None` for a number that is none of these, zero included.
-            pub const fn from_code(code: i32) -> Option<Self> {
-                match code {
-                    $($code => Some(Self::$variant),)+
-                    _ => None,
-                }
-            }
-
-            /// The specification's word.
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $text),+ }
-            }
-        }
-    };
-}
-
-coded! {
-    /// States of an operation (specification 3.1, D10).
-    Status {
-        Created = 1 "CREATED",
-        KycRequired = 2 "KYC_REQUIRED",
-        ComplianceCheck = 3 "COMPLIANCE_CHECK",
-        AwaitingPayment = 4 "AWAITING_PAYMENT",
-        Processing = 5 "PROCESSING",
-        OnchainSubmitted = 6 "ONCHAIN_SUBMITTED",
-        Finalized = 7 "FINALIZED",
-        Rejected = 8 "REJECTED",
-        Failed = 9 "FAILED",
-        Settled = 10 "SETTLED",
-        Blocked = 11 "BLOCKED",
-        Refunded = 12 "REFUNDED",
-    }
-}
-
-impl Status {
-    /// D10: does the table of moves have this one?
-    pub fn may_become(self, next: Self) -> bool {
-        use Status::{
-            AwaitingPayment, Blocked, ComplianceCheck, Created, Failed, Finalized, KycRequired,
-            OnchainSubmitted, Processing, Refunded, Rejected, Settled,
-        };
-        match self {
-            Created => matches!(
-                next,
-                KycRequired | ComplianceCheck | AwaitingPayment | Processing | Rejected | Failed
-            ),
-            KycRequired | AwaitingPayment => matches!(next, Processing | Rejected | Failed),
-            ComplianceCheck => matches!(next, Processing | Rejected | Failed | Blocked),
-            Processing => matches!(
-                next,
-                OnchainSubmitted | Rejected | Failed | Blocked | Settled
-            ),
-            OnchainSubmitted | Settled => matches!(next, Finalized | Rejected | Failed | Blocked),
-            Blocked => matches!(
-                next,
-                ComplianceCheck | Processing | OnchainSubmitted | Refunded
-            ),
-            // a trade that the chain left out may come again in a later batch (`design.md` 4)
-            Failed => matches!(next, Processing),
-            // a deposit that was paid and refused is paid back (T24)
-            Rejected => matches!(next, Refunded),
-            Finalized | Refunded => false,
-        }
-    }
-
-    pub fn is_terminal(self) -> bool {
-        matches!(
-            self,
-            Self::Finalized | Self::Rejected | Self::Failed | Self::Refunded
-        )
-    }
-}
-
-coded! {
+code_enum! {
     /// Kinds of operation that this service makes, by their number in the contract.
-    Kind {
+    Kind: i32 {
         Transfer = 3 "P2P_TRANSFER",
         Issuance = 5 "ISSUANCE",
         Redemption = 6 "REDEMPTION",
@@ -116,9 +29,9 @@ impl From<Kind> for OperationType {
     }
 }
 
-coded! {
+code_enum! {
     /// Which process an operation goes through. Part of the idempotency scope (T12).
-    Flow {
+    Flow: i32 {
         IssueRub = 1 "IssueCfaRub",
         RedeemRub = 2 "RedeemCfaRub",
         IssueInvestment = 3 "IssueInvestmentCfa",
@@ -139,8 +52,8 @@ impl Flow {
     }
 }
 
-coded! {
-    Rejection {
+code_enum! {
+    Rejection: i32 {
         KycRequired = 1 "KYC_REQUIRED",
         LimitExceeded = 2 "LIMIT_EXCEEDED",
         IntegrationError = 3 "INTEGRATION_ERROR",
@@ -250,8 +163,8 @@ impl Operation {
             self.status == next || self.status.may_become(next),
             "operation {} cannot go from {} to {}",
             self.operation_id,
-            self.status.name(),
-            next.name()
+            self.status.as_str(),
+            next.as_str()
         );
         self.status = next;
         self.updated_at_us = now_us;
@@ -268,8 +181,8 @@ impl Operation {
     }
 }
 
-coded! {
-    InstrumentStatus {
+code_enum! {
+    InstrumentStatus: i32 {
         Draft = 1 "DRAFT",
         Active = 2 "ACTIVE",
         Halted = 3 "HALTED",
@@ -291,8 +204,8 @@ impl InstrumentStatus {
     }
 }
 
-coded! {
-    InstrumentType {
+code_enum! {
+    InstrumentType: i32 {
         Bond = 1 "CFA_BOND",
         MoneyClaim = 2 "MONEY_CLAIM",
         Equity = 3 "CFA_EQUITY",
@@ -338,8 +251,8 @@ pub struct Instrument {
     pub updated_at_us: i64,
 }
 
-coded! {
-    BatchStatus {
+code_enum! {
+    BatchStatus: i32 {
         Submitted = 1 "SUBMITTED",
         Finalized = 2 "FINALIZED",
         Failed = 3 "FAILED",
@@ -383,8 +296,8 @@ pub struct SuspendedDeposit {
     pub resolved: bool,
 }
 
-coded! {
-    RedemptionStatus {
+code_enum! {
+    RedemptionStatus: i32 {
         Snapshot = 1 "SNAPSHOT",
         Underfunded = 2 "UNDERFUNDED",
         Funded = 3 "FUNDED",
@@ -394,8 +307,8 @@ coded! {
     }
 }
 
-coded! {
-    RedemptionReason {
+code_enum! {
+    RedemptionReason: i32 {
         Maturity = 1 "MATURITY",
         Buyback = 2 "BUYBACK",
     }

@@ -7,32 +7,38 @@
 //! CFA-RUB adds the payout: recorded at once, released to the bank only when the burn is final
 //! (T06), undone by a mint-back only after a final burn (T07, T09).
 
+use types::code_enum;
+
 use crate::model::Flow;
 
-/// The chain leg.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Chain {
-    #[default]
-    Unsent = 0,
-    Sent = 1,
-    Succeeded = 2,
-    Reverted = 3,
-    /// The node will never take it.
-    Refused = 4,
+code_enum! {
+    /// The chain leg.
+    #[derive(Default)]
+    Chain: i32 {
+        #[default]
+        Unsent = 0 "UNSENT",
+        Sent = 1 "SENT",
+        Succeeded = 2 "SUCCEEDED",
+        Reverted = 3 "REVERTED",
+        /// The node will never take it.
+        Refused = 4 "REFUSED",
+    }
 }
 
-/// The payout of a redemption.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Payout {
-    #[default]
-    None = 0,
-    /// Recorded at the gateway, not at the bank.
-    Started = 1,
-    /// The bank may pay.
-    Released = 2,
-    Succeeded = 3,
-    Failed = 4,
-    Cancelled = 5,
+code_enum! {
+    /// The payout of a redemption.
+    #[derive(Default)]
+    Payout: i32 {
+        #[default]
+        None = 0 "NONE",
+        /// Recorded at the gateway, not at the bank.
+        Started = 1 "STARTED",
+        /// The bank may pay.
+        Released = 2 "RELEASED",
+        Succeeded = 3 "SUCCEEDED",
+        Failed = 4 "FAILED",
+        Cancelled = 5 "CANCELLED",
+    }
 }
 
 /// Everything `next` looks at; stored with the operation.
@@ -131,31 +137,6 @@ fn after_burn(facts: &Facts) -> Step {
         Payout::Failed | Payout::Cancelled => Step::End(End::PayoutFailed),
     }
 }
-
-macro_rules! stored {
-    ($name:ident { $($variant:ident),+ }) => {
-        impl $name {
-            pub fn from_code(code: i64) -> Option<Self> {
-                [$(Self::$variant),+].into_iter().find(|value| *value as i64 == code)
-            }
-        }
-    };
-}
-stored!(Chain {
-    Unsent,
-    Sent,
-    Succeeded,
-    Reverted,
-    Refused
-});
-stored!(Payout {
-    None,
-    Started,
-    Released,
-    Succeeded,
-    Failed,
-    Cancelled
-});
 
 #[cfg(test)]
 mod tests {

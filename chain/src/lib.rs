@@ -14,7 +14,6 @@
 
 mod address;
 mod api;
-mod clock;
 pub mod connector;
 pub mod contracts;
 #[cfg(test)]

@@ -12,7 +12,7 @@
 
 use std::{error::Error as StdError, fmt, future::Future, sync::Arc, time::Duration};
 
-use rand::Rng;
+use service_kit::backoff;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
@@ -120,11 +120,10 @@ impl RetryPolicy {
 
     /// Pause after the given number of failures (1 = after the first).
     pub fn delay(&self, failures: u32) -> Duration {
-        let doubled = self
-            .first_ms
-            .saturating_mul(1_u64 << failures.saturating_sub(1).min(32));
-        let base = doubled.min(self.max_ms);
-        Duration::from_millis(base - rand::rng().random_range(0..=base / 4))
+        let first = Duration::from_millis(self.first_ms);
+        let max = Duration::from_millis(self.max_ms);
+        let pause = backoff::doubled(first, failures.saturating_sub(1), max);
+        pause - backoff::jitter(pause)
     }
 }
 

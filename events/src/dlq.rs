@@ -4,11 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use uuid::Uuid;
 
-use crate::{
-    Delivery, Error, Log, Position, Record,
-    event::{now_us, rfc3339},
-    topics,
-};
+use crate::{Delivery, Error, Log, Position, Record, event::rfc3339, topics};
 
 pub const REASON: &str = "dlq_reason";
 pub const GROUP: &str = "dlq_group";
@@ -32,7 +28,7 @@ pub(crate) fn letter(delivery: &Delivery, group: &str, attempts: u32, reason: &s
         (GROUP, group.to_owned()),
         (ATTEMPTS, attempts.to_string()),
         (POSITION, delivery.position.to_string()),
-        (AT, rfc3339(now_us())),
+        (AT, rfc3339(service_kit::clock::now_us())),
     ];
     Record {
         event,

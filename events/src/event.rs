@@ -132,11 +132,6 @@ pub(crate) fn from_rfc3339(text: &str) -> Option<i64> {
     i64::try_from(at.unix_timestamp_nanos() / 1_000).ok()
 }
 
-/// Wall clock for this room's own bookkeeping (inbox rows, dead letters), microseconds since the epoch.
-pub(crate) fn now_us() -> i64 {
-    i64::try_from(OffsetDateTime::now_utc().unix_timestamp_nanos() / 1_000).unwrap_or(i64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use sqlx::SqliteConnection;
 use uuid::Uuid;
 
-use crate::{Error, event::now_us};
+use crate::Error;
 
 /// Consumer, event, now in microseconds.
 pub(crate) const ACCEPT: &str = "INSERT INTO inbox (consumer, event_id, accepted_at_us) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";
@@ -45,7 +45,7 @@ pub async fn accept_many_in_tx(
     )
     .bind(consumer)
     .bind(serde_json::json!(texts).to_string())
-    .bind(now_us())
+    .bind(service_kit::clock::now_us())
     .fetch_all(tx)
     .await?;
     Ok(first_of_each(event_ids, accepted.into_iter().collect()))

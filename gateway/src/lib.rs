@@ -9,32 +9,30 @@
 //!
 //! Architecture invariants: the gateway never touches a book and no other room's tables; what a client is told for good derives from the journal at the
 //! commit position, hints excepted; money is blocked in the ledger before an order can reach a book. Prost types appear under `api` and where
-//! events are read and written (`consumers`, `projection/published`); SQL in `projection/repo`.
+//! events are written (`projection/published`); SQL in `projection/repo`.
 //!
 //! | file | what |
 //! |---|---|
 //! | `start`, `config`, `guard` | putting the room together; what fails the health read |
 //! | `market` | what the parts share |
-//! | `api` | MarketService and the diagnostic reads |
+//! | `api` | MarketService, the diagnostic reads, other services' events (`consumers`) |
 //! | `orders` | place, cancel, amend, mass cancel over RPC |
 //! | `funding`, `sweeper` | trading holds, and how every hold ends |
 //! | `quic` | trading sessions |
 //! | `budget`, `throttle` | what a session may send |
 //! | `numbered`, `streams`, `past`, `dispatch` | from the replica to the sessions |
 //! | `projection` | from the replica to history and events |
-//! | `instruments`, `consumers` | what other services' events change here |
+//! | `instruments` | what a change of an instrument changes here |
 //! | `breaks` | users whose money differs between journal and ledger |
 //! | `identity` | who may trade, with a cache of profiles |
-//! | `refusal`, `depth`, `turns`, `failpoint` | error texts, book views, one at a time, a place to crash at |
+//! | `refusal`, `depth` | error texts, book views |
 
 mod api;
 mod breaks;
 mod budget;
 mod config;
-mod consumers;
 mod depth;
 mod dispatch;
-mod failpoint;
 mod funding;
 mod guard;
 mod identity;
@@ -50,7 +48,8 @@ mod start;
 mod streams;
 mod sweeper;
 mod throttle;
-mod turns;
+
+use api::consumers;
 
 pub use config::GatewayConfig;
 pub use identity::LimitBasis;

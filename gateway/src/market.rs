@@ -8,6 +8,8 @@ use admission::{Known, Reject, Request};
 use replica::{Hold, Replica, State};
 use sequencer::{Commit, NotTaken, Port, Record};
 use service_clients::{CfaClient, LedgerClient, LimitType};
+use service_kit::KeyedMutex;
+pub use service_kit::clock::{now_ns, now_us};
 use settlement::SettlementView;
 use tokio::sync::Semaphore;
 use tonic::Status;
@@ -24,7 +26,6 @@ use crate::projection::rows::AnswerRow;
 use crate::projection::{Projection, repo};
 use crate::refusal;
 use crate::streams::Streams;
-use crate::turns::Turns;
 
 /// How long a call that changes something waits for the replica.
 const CALL_WAIT: Duration = Duration::from_secs(5);
@@ -49,9 +50,9 @@ pub struct Market {
     pub cfa: CfaClient,
     pub budgets: Budgets,
     /// One change of a user's trading holds at a time.
-    funding: Turns<UserIx>,
+    funding: KeyedMutex<UserIx>,
     /// One coming or going of a session at a time, by its key.
-    pub sessions: Turns<Id128>,
+    pub sessions: KeyedMutex<Id128>,
     /// Readings of the past at the same moment.
     pub scans: Arc<Semaphore>,
     /// One giving back at a time: what is missing is read from both sides and then released.
@@ -137,8 +138,8 @@ impl Market {
             identity: parts.identity,
             cfa: parts.cfa,
             budgets: Budgets::default(),
-            funding: Turns::default(),
-            sessions: Turns::default(),
+            funding: KeyedMutex::default(),
+            sessions: KeyedMutex::default(),
             scans: Arc::new(Semaphore::new(SCANS_MAX)),
             giving: tokio::sync::Mutex::new(()),
         }
@@ -323,7 +324,7 @@ impl Market {
 
     /// Turn of one change of the user's trading holds.
     pub async fn funding_turn(&self, user: UserIx) -> tokio::sync::OwnedMutexGuard<()> {
-        self.funding.take(user).await
+        self.funding.lock(user).await
     }
 
     /// Sets what the user may still order today without asking identity again.
@@ -360,17 +361,4 @@ impl Market {
 /// True for a refusal that only says that the thing is so already.
 pub fn is_known(error: &NotTaken) -> bool {
     matches!(error, NotTaken::Refused(reject) if reject.reason == RejectReason::DuplicateRequest)
-}
-
-/// Wall clock, nanoseconds since 1970.
-pub fn now_ns() -> u64 {
-    let since = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// Wall clock, microseconds since 1970.
-pub fn now_us() -> i64 {
-    i64::try_from(now_ns() / 1_000).unwrap_or(i64::MAX)
 }

@@ -1,4 +1,4 @@
-//! What happened, in the ledger's own words; `outbox.rs` turns each into an event of specification 6.5.
+//! What happened, in the ledger's own words; `publish.rs` turns each into an event of specification 6.5.
 
 use types::Decimal;
 

@@ -7,28 +7,24 @@
 //! ```
 //!
 //! Architecture invariants: money changes only in [`fold`], which knows no clock, file or wire;
-//! only [`committer`] writes; SQL only in [`repo`]; prost types only in `api`, `outbox`,
-//! `consumers`, `topics` and `http`. Per instrument the sum over all sub-accounts is zero, always.
+//! only [`committer`] writes; SQL only in [`repo`]; prost types only in `api` and
+//! `publish`. Per instrument the sum over all sub-accounts is zero, always.
 
 mod api;
 mod audit;
 mod book;
-mod clock;
 mod committer;
-mod consumers;
 mod facts;
 mod fold;
-mod http;
 mod ids;
 mod limit;
 mod model;
 mod names;
-mod outbox;
+mod publish;
 mod reconcile;
 mod refusal;
 mod repo;
 mod sweeper;
-mod topics;
 mod url;
 mod verify;
 
@@ -41,14 +37,14 @@ use service_clients::CfaClient;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::service::Routes;
 
-pub use clock::Clock;
-pub use topics::{
+pub use api::topics::{
     CORRELATION as CORRELATION_HEADER, TOPICS as REQUEST_TOPICS, all as request_and_reply_topics,
 };
+pub use service_kit::Clock;
 pub use url::StoreUrl;
 pub use verify::{Fault, Verified, verify};
 
-use api::Api;
+use api::{Api, consumers, topics};
 use committer::Committer;
 use reconcile::Reconciler;
 use repo::Store;
@@ -223,7 +219,7 @@ impl LedgerHandle {
             routes: Routes::new(rpc::grpc_server!(LedgerServiceServer::from_arc(
                 self.api.clone()
             ))),
-            http: http::router(self.api.clone()),
+            http: api::http::router(self.api.clone()),
             health: self.health.clone(),
         }
     }

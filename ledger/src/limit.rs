@@ -115,10 +115,10 @@ impl VelocityLimit {
         } else {
             &self.user_id
         };
-        let kinds: Vec<&str> = self.kinds.named().map(OperationType::name).collect();
+        let kinds: Vec<&str> = self.kinds.named().map(OperationType::as_str).collect();
         format!(
             "{user}, {}, {} at most {} {} in {} s, {}",
-            self.account_kind.map_or("any account", AccountType::name),
+            self.account_kind.map_or("any account", AccountType::as_str),
             if self.side == Side::Debit {
                 "debits"
             } else {

@@ -8,7 +8,8 @@
 
 use std::{borrow::Borrow, fmt, ops::Deref, sync::Arc};
 
-use types::{Decimal, Minor};
+use types::{Decimal, Minor, code_enum};
+pub use types::{HoldStatus, OperationStatus, OperationType};
 
 use crate::refusal::Refusal;
 
@@ -54,79 +55,21 @@ impl fmt::Debug for Id {
     }
 }
 
-/// An enumeration with the numbers of the contract, which are also the numbers in the database.
-macro_rules! coded {
-    ($(#[$meta:meta])* $name:ident { $($variant:ident = $code:literal $text:literal),+ $(,)? }) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[repr(i32)]
-        pub enum $name { $($variant = $code),+ }
-
-        #[allow(dead_code)] // not every enumeration is read by name
-        impl $name {
-            pub const fn code(self) -> i32 {
-                self as i32
-            }
-
-            /// `None` for a number that is none of these, zero included.
-            pub const fn from_code(code: i32) -> Option<Self> {
-                match code {
-                    $($code => Some(Self::$variant),)+
-                    _ => None,
-                }
-            }
-
-            /// The specification's word.
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $text),+ }
-            }
-
-            /// Reads the specification's word, with or without the prefix of the contract.
-            pub fn from_name(text: &str) -> Option<Self> {
-                match text { $($text => Some(Self::$variant),)+ _ => None }
-            }
-        }
-    };
-}
-
-coded!(AccountType { Main = 1 "MAIN", Invest = 2 "INVEST", Blocked = 3 "BLOCKED" });
-coded!(SubAccountStatus { Active = 1 "ACTIVE", Frozen = 2 "FROZEN", Closed = 3 "CLOSED" });
-coded!(HoldStatus { Active = 1 "ACTIVE", Released = 2 "RELEASED", Consumed = 3 "CONSUMED", Expired = 4 "EXPIRED" });
-coded!(OperationType {
-    Deposit = 1 "DEPOSIT", Withdrawal = 2 "WITHDRAWAL", P2pTransfer = 3 "P2P_TRANSFER", Payment = 4 "PAYMENT",
-    Issuance = 5 "ISSUANCE", Redemption = 6 "REDEMPTION", TradeBuy = 7 "TRADE_BUY", TradeSell = 8 "TRADE_SELL",
-    Dividend = 9 "DIVIDEND", Coupon = 10 "COUPON", ExternalWithdrawal = 11 "EXTERNAL_WITHDRAWAL",
-    ExternalTransfer = 12 "EXTERNAL_TRANSFER", Trading = 13 "TRADING", Fee = 14 "FEE",
-});
-coded!(OperationStatus {
-    Created = 1 "CREATED", KycRequired = 2 "KYC_REQUIRED", ComplianceCheck = 3 "COMPLIANCE_CHECK",
-    AwaitingPayment = 4 "AWAITING_PAYMENT", Processing = 5 "PROCESSING", OnchainSubmitted = 6 "ONCHAIN_SUBMITTED",
-    Finalized = 7 "FINALIZED", Rejected = 8 "REJECTED", Failed = 9 "FAILED", Settled = 10 "SETTLED",
-    Blocked = 11 "BLOCKED", Refunded = 12 "REFUNDED",
-});
-coded!(
+code_enum!(AccountType: i32 { Main = 1 "MAIN", Invest = 2 "INVEST", Blocked = 3 "BLOCKED" });
+code_enum!(SubAccountStatus: i32 { Active = 1 "ACTIVE", Frozen = 2 "FROZEN", Closed = 3 "CLOSED" });
+code_enum!(
     /// Which call made an operation: idempotency keys of different calls never meet (T12).
-    Scope { Create = 1 "CREATE", Reverse = 2 "REVERSE", Consume = 3 "CONSUME", Event = 4 "EVENT" }
+    Scope: i32 { Create = 1 "CREATE", Reverse = 2 "REVERSE", Consume = 3 "CONSUME", Event = 4 "EVENT" }
 );
-coded!(
+code_enum!(
     /// Calls whose answers are stored for their key.
-    Call {
+    Call: i32 {
         CreateOperation = 1 "CREATE_OPERATION", CreateOperations = 2 "CREATE_OPERATIONS", CreateHold = 3 "CREATE_HOLD",
         ReleaseHold = 4 "RELEASE_HOLD", ConsumeHold = 5 "CONSUME_HOLD", AdjustHold = 6 "ADJUST_HOLD",
         ReverseOperation = 7 "REVERSE_OPERATION", SetSubAccountStatus = 8 "SET_SUB_ACCOUNT_STATUS",
         SetVelocityLimit = 9 "SET_VELOCITY_LIMIT", RemoveVelocityLimit = 10 "REMOVE_VELOCITY_LIMIT",
     }
 );
-
-impl OperationStatus {
-    /// Postings stand, the chain has not confirmed them yet: unsettled credits of such an operation cannot be spent.
-    pub const fn is_open(self) -> bool {
-        matches!(
-            self,
-            Self::Processing | Self::OnchainSubmitted | Self::Settled
-        )
-    }
-}
 
 /// An amount as somebody asked for it: decimals of the instrument are not known yet.
 #[derive(Clone, Debug)]

@@ -96,7 +96,7 @@ pub fn routed<'a>(subaccount_id: &'a str, instrument_id: &str) -> Cow<'a, str> {
 
 /// `<user>:MAIN`: one account of each type per user, so its id is derived.
 pub fn account_id(user_id: &str, kind: AccountType) -> String {
-    format!("{user_id}:{}", kind.name())
+    format!("{user_id}:{}", kind.as_str())
 }
 
 #[cfg(test)]

@@ -12,20 +12,18 @@ use std::{
     time::Duration,
 };
 
-use events::{BatchResult, Event, Failure, Later, Poison, Stopped};
-use proto::{cfa::v1 as cfa, chain::v1 as chain, common::v1::MonetaryAmount, convert::to_decimal};
+use events::{BatchResult, Event, Failure, Later, Stopped};
 use rpc::Context;
 use service_clients::{
-    CallError, CfaClient, OperationStatus, OperationType,
+    CallError, CfaClient, OperationStatus,
     cfa::{Operation, OperationFilter},
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    api::consumers::{act_of, transactions_of},
     committer::Committer,
-    consumers::{Effect, confirmed, issued, read, transferred},
     fold::{Act, Answer, Command, Outcome, Replay},
-    model,
     refusal::Refusal,
 };
 
@@ -55,15 +53,11 @@ impl Reconciler {
         let mut first = None;
         let mut unreadable = None;
         for (handled, event) in events.iter().enumerate() {
-            if event.short_type() != "BlockReadEvent" {
-                continue;
-            }
-            let block: Result<chain::BlockReadEvent, Poison> = read(event);
-            match block {
-                Ok(block) if block.tx_hashes.is_empty() => {}
-                Ok(block) => {
+            match transactions_of(event) {
+                Ok(found) if found.is_empty() => {}
+                Ok(found) => {
                     first.get_or_insert(handled);
-                    hashes.extend(block.tx_hashes);
+                    hashes.extend(found);
                 }
                 Err(poison) => {
                     let error = poison.into();
@@ -148,15 +142,15 @@ impl Reconciler {
             }
         }
         let (operation_id, tx_hash) = (operation.operation_id.clone(), operation.tx_hash.clone());
-        let (act, context) = match effect(operation) {
-            Ok(Some(effect)) => effect,
+        let act = match act_of(operation) {
+            Ok(Some(act)) => act,
             Ok(None) => return Ok(()),
             Err(poison) => {
                 tracing::error!(operation_id, %poison, "operation of a block cannot be read");
                 return Ok(());
             }
         };
-        match self.submit(act, rpc::context::read(context)).await? {
+        match self.submit(act, Context::new("ledger")).await? {
             Ok(answered) if is_new(&answered.answer) => {
                 tracing::warn!(
                     operation_id,
@@ -206,41 +200,6 @@ fn failed(error: &CallError) -> Failure {
         true => Later(text).into(),
         false => text.into(),
     }
-}
-
-/// What the operation's own event would ask for.
-fn effect(operation: Operation) -> Result<Effect, Poison> {
-    let amount = Some(MonetaryAmount {
-        currency_code: operation.instrument_id.clone(),
-        amount: operation.amount.map(to_decimal),
-    });
-    Ok(match operation.operation_type {
-        Some(OperationType::Issuance) => issued(cfa::CfaIssuedEvent {
-            operation_id: operation.operation_id,
-            instrument_id: operation.instrument_id,
-            holder_id: operation.user_id,
-            amount,
-            tx_hash: operation.tx_hash,
-            ..Default::default()
-        })?,
-        Some(OperationType::Redemption) => Some(confirmed(
-            model::OperationType::Redemption,
-            operation.operation_id,
-            &operation.tx_hash,
-            None,
-        )?),
-        Some(OperationType::P2pTransfer) => transferred(cfa::CfaTransferredEvent {
-            operation_id: operation.operation_id,
-            instrument_id: operation.instrument_id,
-            from_user_id: operation.from_user_id,
-            to_user_id: operation.to_user_id,
-            amount,
-            tx_hash: operation.tx_hash,
-            trade_id: operation.trade_id,
-            ..Default::default()
-        })?,
-        _ => None,
-    })
 }
 
 fn is_new(answer: &Answer) -> bool {

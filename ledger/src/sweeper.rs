@@ -6,8 +6,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Error, LedgerConfig,
-    clock::Clock,
+    Clock, Error, LedgerConfig,
     committer::Committer,
     fold::{Act, Command},
     repo::Store,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::rail::{policy::ClientPolicy, purpose_code::Requisites};
+use rail::{policy::ClientPolicy, purpose_code::Requisites};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

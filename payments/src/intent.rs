@@ -10,75 +10,20 @@
 //! SUCCESS is never taken back by a report; only a refund that the bank has paid moves it on.
 //! Anything else leaves the intent as it is.
 
-use std::{fmt, str::FromStr};
+use rail::Rub;
+use types::{PaymentStatus, code_enum};
 
-use crate::rub::Rub;
-
-/// `PaymentStatus` of the specification; also that of payouts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PaymentStatus {
-    Pending,
-    Success,
-    Failed,
-    Expired,
-    Refunded,
+code_enum! {
+    /// How the payer pays.
+    PaymentMethod: i32 {
+        /// A fast-payment link to open on the payer's phone; no picture.
+        SbpC2b = 1 "SBP_C2B",
+        /// A fast-payment QR code and its link.
+        SbpQr = 2 "SBP_QR",
+        /// Bank requisites with a unique purpose code.
+        BankTransfer = 3 "BANK_TRANSFER",
+    }
 }
-
-/// How the payer pays.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PaymentMethod {
-    /// A fast-payment link to open on the payer's phone; no picture.
-    SbpC2b,
-    /// A fast-payment QR code and its link.
-    SbpQr,
-    /// Bank requisites with a unique purpose code.
-    BankTransfer,
-}
-
-macro_rules! names {
-    ($kind:ident { $($variant:ident = $name:literal),+ $(,)? }) => {
-        impl $kind {
-            pub const ALL: &[$kind] = &[$($kind::$variant),+];
-
-            /// Bare name, as in rows, logs, labels and the bank's messages (T40).
-            pub const fn as_str(self) -> &'static str {
-                match self { $($kind::$variant => $name),+ }
-            }
-        }
-
-        impl fmt::Display for $kind {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.as_str())
-            }
-        }
-
-        impl FromStr for $kind {
-            type Err = UnknownName;
-
-            fn from_str(text: &str) -> Result<Self, UnknownName> {
-                match text { $($name => Ok($kind::$variant),)+ _ => Err(UnknownName(text.to_owned())) }
-            }
-        }
-    };
-}
-
-names!(PaymentStatus {
-    Pending = "PENDING",
-    Success = "SUCCESS",
-    Failed = "FAILED",
-    Expired = "EXPIRED",
-    Refunded = "REFUNDED",
-});
-names!(PaymentMethod {
-    SbpC2b = "SBP_C2B",
-    SbpQr = "SBP_QR",
-    BankTransfer = "BANK_TRANSFER",
-});
-
-/// A name that is none of the known ones.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a known name")]
-pub struct UnknownName(pub String);
 
 /// A stored intent.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,8 +3,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `intent`, `payout`, `reconcile`, `day`, `rub` | the pure core: life cycles, arithmetic |
-//! | `rail` | the bank's contract: links, signatures, messages, client |
+//! | `intent`, `payout`, `reconcile` | the pure core: life cycles, arithmetic |
 //! | `repo` | the store: all SQL of this room |
 //! | `service` | use cases: deposits, payouts, reconciliation |
 //! | `worker` | what goes on without a caller: polls, expiry, payouts, cut-off |
@@ -18,15 +17,11 @@
 
 pub mod alert;
 mod api;
-pub mod clock;
 pub mod config;
-pub mod day;
 pub mod intent;
 pub mod payout;
-pub mod rail;
 pub mod reconcile;
 mod repo;
-pub mod rub;
 mod service;
 mod start;
 mod tokens;
@@ -34,6 +29,4 @@ mod worker;
 
 pub use alert::AlertSinks;
 pub use config::PaymentsConfig;
-pub use day::BusinessDay;
-pub use rub::Rub;
 pub use start::{Error, PaymentsDeps, PaymentsHandle, start};

@@ -12,8 +12,8 @@
 //! (`ordered_at_us` is set *before* the request goes out) the payout can no longer be cancelled,
 //! and every further attempt repeats the same bank request id, which the bank answers with the same
 //! transfer. A stopped payout (its user is blocked, T48) waits.
-
-use crate::{intent::PaymentStatus, rub::Rub};
+use rail::Rub;
+use types::PaymentStatus;
 
 /// Cancelled because the burn was reverted: no event, for no token is missing (T07).
 pub const BURN_REVERTED: &str = "BURN_REVERTED";
@@ -160,13 +160,6 @@ pub fn on_cancel(payout: &Payout, failure_code: &str) -> Cancel {
     }
 }
 
-/// Pause before the next attempt or poll: 1 s, doubled each time, at most 5 min (D26), in microseconds.
-pub fn pause_us(attempts: u32, first_ms: u64, most_ms: u64) -> i64 {
-    let factor = 1_u64.checked_shl(attempts.min(32)).unwrap_or(u64::MAX);
-    let pause_ms = first_ms.saturating_mul(factor).min(most_ms);
-    i64::try_from(pause_ms.saturating_mul(1_000)).unwrap_or(i64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -265,11 +258,5 @@ mod tests {
                 assert_eq!(on_bank_word(&p, word), outcome);
             }
         }
-    }
-
-    #[test]
-    fn pauses_double_up_to_the_limit() {
-        let seconds = |attempts| pause_us(attempts, 1_000, 300_000) / 1_000_000;
-        assert_eq!([0, 1, 2, 8, 9, 40].map(seconds), [1, 2, 4, 256, 300, 300]);
     }
 }

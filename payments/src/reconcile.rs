@@ -5,13 +5,11 @@
 //! (suspense) + unexplained`. `balanced` is strict: the first two numbers are equal. The
 //! unexplained part is what a person has to look at.
 
+use rail::{Rub, RubError};
 use std::fmt;
+use types::PaymentStatus;
 
-use crate::{
-    intent::PaymentStatus,
-    payout::Payout,
-    rub::{Rub, RubError},
-};
+use crate::payout::Payout;
 
 /// Notes of a report whose bank balance equals the token supply.
 pub const BALANCED: &str = "Balanced";

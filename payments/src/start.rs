@@ -1,10 +1,11 @@
 //! Brings the service up: store, keys, workers; and down again: workers first, outbox last.
 
 use futures::{FutureExt, future::BoxFuture};
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use proto::payments::v1::payments_service_server::PaymentsServiceServer;
-use service_clients::{CfaClient, ChainClient, IdentityClient};
+use rail::{client::BankClient, client::BankError, keys::Keys, keys::KeysError, webhook::Verifier};
+use service_clients::{CfaClient, ChainClient, IdentityClient, Policy};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
@@ -14,7 +15,6 @@ use crate::{
     alert::AlertSinks,
     api::{http, rpc::Api},
     config::PaymentsConfig,
-    rail::{client::BankClient, client::BankError, keys::Keys, keys::KeysError, webhook::Verifier},
     repo::MIGRATOR,
     service::Gateway,
     tokens::Tokens,
@@ -71,7 +71,12 @@ pub fn start(
             config.client.clone(),
         )?;
         let daily = config.daily_reconciliation;
-        let policy = config.client.policy();
+        let limits = &config.client;
+        let policy = Policy {
+            call_timeout: Duration::from_millis(limits.call_timeout_ms),
+            tries: limits.tries,
+            pause: Duration::from_millis(limits.retry_pause_ms),
+        };
         let gateway = Arc::new(Gateway::new(
             config.clone(),
             db.clone(),

@@ -1,5 +1,6 @@
 //! The token side of payments and payouts, as CFA service and chain connector have it.
 
+use rail::Rub;
 use rpc::Context;
 use service_clients::cfa::{Operation, OperationFilter};
 use service_clients::{
@@ -9,7 +10,6 @@ use types::CFA_RUB;
 
 use crate::{
     reconcile::{TokenSide, TokenState},
-    rub::Rub,
     service::Fault,
 };
 

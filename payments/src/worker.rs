@@ -6,13 +6,13 @@
 
 use std::{sync::Arc, time::Duration};
 
+use service_kit::clock;
 use tokio_util::sync::CancellationToken;
+use types::BusinessDay;
 
 use crate::{
     alert::AlertSinks,
     api::publish as emit,
-    clock,
-    day::BusinessDay,
     repo::{intents, payouts, reports},
     service::{Fault, Gateway},
 };

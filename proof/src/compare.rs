@@ -100,106 +100,33 @@ pub fn judge(reading: &Reading) -> (Vec<InstrumentProof>, Vec<Difference>) {
 /// Stands for a figure that cannot be read: never zero.
 const ONE: Decimal = Decimal::from_integer(1);
 
+const ON_ITS_WAY: &str =
+    "redemption under way: burned on chain, held in the ledger until it is paid";
+
 fn judge_instrument(
     id: &str,
     of: &InstrumentReading,
     differences: &mut Vec<Difference>,
 ) -> InstrumentProof {
-    let mut add =
-        |name, holder: &str, left: Decimal, right: Decimal, explained: Option<(Decimal, &str)>| {
-            let rest = minus(left, right);
-            if rest.is_zero() {
-                return;
-            }
-            // What is on its way out has left the chain (left) and not yet the ledger (right).
-            let explanation = explained
-                .filter(|(up_to, _)| rest.is_negative() && rest.negated() <= *up_to)
-                .map(|(_, why)| why.to_owned());
-            differences.push(Difference {
-                name,
-                instrument_id: id.to_owned(),
-                holder: holder.to_owned(),
-                left: left.to_string(),
-                right: right.to_string(),
-                difference: rest.to_string(),
-                explanation,
-            });
-        };
+    use DifferenceName::{ChainHolders, Holds, Supply, TrialBalance, UnknownInstrument};
+    let mut differ = Comparison { id, differences };
     let chain_holders = sum(of.chain.values());
     let ledger_holders = sum(of.ledger.values());
     let in_flight = sum(of.in_flight.values());
-    const ON_ITS_WAY: &str =
-        "redemption under way: burned on chain, held in the ledger until it is paid";
-
-    add(
-        DifferenceName::TrialBalance,
-        "",
-        of.trial_balance,
-        Decimal::from_integer(0),
-        None,
-    );
-    add(DifferenceName::Holds, "", of.active_holds, of.held, None);
-    let Some(chain_supply) = of.chain_supply else {
-        add(
-            DifferenceName::UnknownInstrument,
-            "",
-            Decimal::from_integer(0),
-            ledger_holders,
-            None,
-        );
-        return proof(
-            id,
-            of,
-            Decimal::from_integer(0),
-            chain_holders,
-            ledger_holders,
-            in_flight,
-        );
-    };
-    add(
-        DifferenceName::Supply,
-        "",
-        chain_supply,
-        of.ledger_supply,
-        Some((in_flight, ON_ITS_WAY)),
-    );
-    add(
-        DifferenceName::ChainHolders,
-        "",
-        chain_supply,
-        chain_holders,
-        None,
-    );
+    differ.compare(TrialBalance, "", of.trial_balance, Decimal::ZERO, None);
+    differ.compare(Holds, "", of.active_holds, of.held, None);
     let names: BTreeSet<&String> = of.chain.keys().chain(of.ledger.keys()).collect();
-    for name in names {
-        let on_its_way = of.in_flight.get(name).map(|amount| (*amount, ON_ITS_WAY));
-        add(
-            DifferenceName::Holder,
-            name,
-            side(&of.chain, name),
-            side(&of.ledger, name),
-            on_its_way,
-        );
+    if let Some(supply) = of.chain_supply {
+        differ.compare(Supply, "", supply, of.ledger_supply, Some(in_flight));
+        differ.compare(ChainHolders, "", supply, chain_holders, None);
+        for name in &names {
+            let (chain, ledger) = (side(&of.chain, name), side(&of.ledger, name));
+            let on_its_way = of.in_flight.get(*name).copied();
+            differ.compare(DifferenceName::Holder, name, chain, ledger, on_its_way);
+        }
+    } else {
+        differ.compare(UnknownInstrument, "", Decimal::ZERO, ledger_holders, None);
     }
-    proof(
-        id,
-        of,
-        chain_supply,
-        chain_holders,
-        ledger_holders,
-        in_flight,
-    )
-}
-
-fn proof(
-    id: &str,
-    of: &InstrumentReading,
-    chain_supply: Decimal,
-    chain_holders: Decimal,
-    ledger_holders: Decimal,
-    in_flight: Decimal,
-) -> InstrumentProof {
-    let names: BTreeSet<&String> = of.chain.keys().chain(of.ledger.keys()).collect();
     let holders = names.into_iter().map(|name| Holder {
         holder: name.clone(),
         chain: side(&of.chain, name).to_string(),
@@ -207,7 +134,7 @@ fn proof(
     });
     InstrumentProof {
         instrument_id: id.to_owned(),
-        chain_supply: chain_supply.to_string(),
+        chain_supply: of.chain_supply.unwrap_or_default().to_string(),
         ledger_supply: of.ledger_supply.to_string(),
         chain_holders: chain_holders.to_string(),
         ledger_holders: ledger_holders.to_string(),
@@ -219,16 +146,49 @@ fn proof(
     }
 }
 
+/// Collects the differences of one instrument.
+struct Comparison<'a> {
+    id: &'a str,
+    differences: &'a mut Vec<Difference>,
+}
+
+impl Comparison<'_> {
+    /// `on_its_way` has left the chain (left) and not yet the ledger (right): it explains a
+    /// difference up to itself.
+    fn compare(
+        &mut self,
+        name: DifferenceName,
+        holder: &str,
+        left: Decimal,
+        right: Decimal,
+        on_its_way: Option<Decimal>,
+    ) {
+        let rest = minus(left, right);
+        if rest.is_zero() {
+            return;
+        }
+        let is_explained =
+            on_its_way.is_some_and(|up_to| rest.is_negative() && rest.negated() <= up_to);
+        self.differences.push(Difference {
+            name,
+            instrument_id: self.id.to_owned(),
+            holder: holder.to_owned(),
+            left: left.to_string(),
+            right: right.to_string(),
+            difference: rest.to_string(),
+            explanation: is_explained.then(|| ON_ITS_WAY.to_owned()),
+        });
+    }
+}
+
 fn side(side: &BTreeMap<String, Decimal>, name: &str) -> Decimal {
-    side.get(name).copied().unwrap_or(Decimal::from_integer(0))
+    side.get(name).copied().unwrap_or(Decimal::ZERO)
 }
 
 pub(super) fn sum<'a>(amounts: impl IntoIterator<Item = &'a Decimal>) -> Decimal {
     amounts
         .into_iter()
-        .fold(Decimal::from_integer(0), |total, amount| {
-            plus(total, *amount)
-        })
+        .fold(Decimal::ZERO, |total, amount| plus(total, *amount))
 }
 
 pub(super) fn plus(a: Decimal, b: Decimal) -> Decimal {

@@ -18,7 +18,7 @@ mod read;
 use std::time::Duration;
 
 use serde::Serialize;
-use tonic::Status;
+use service_clients::CallError;
 
 pub use compare::{Difference, DifferenceName, Holder, InstrumentProof, judge};
 pub use read::Reading;
@@ -77,8 +77,8 @@ pub struct Proof {
 /// Reads everything and judges it, again while there are differences and patience.
 ///
 /// # Errors
-/// The status of a call that failed.
-pub async fn prove(deps: &ProofDeps, options: ProofOptions) -> Result<Proof, Status> {
+/// The call that failed.
+pub async fn prove(deps: &ProofDeps, options: ProofOptions) -> Result<Proof, CallError> {
     let mut readings = 0;
     loop {
         readings += 1;

@@ -2,22 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use proto::cfa::v1 as cfa;
-use proto::cfa::v1::cfa_registry_service_client::CfaRegistryServiceClient;
-use proto::common::v1::{PaginationRequest, PaginationResponse, RequestContext};
-use proto::convert;
-use proto::ledger::v1 as ledger;
-use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
-use proto::payments::v1 as payments;
-use proto::payments::v1::payments_service_client::PaymentsServiceClient;
-use tonic::{Code, Status};
-use types::address::{eip55, onchain_address};
-use types::{CFA_RUB, Decimal, subaccount};
+use rpc::Context;
+use service_clients::{Answer, CfaClient, LedgerClient, PaymentsClient, cfa::InstrumentStatus};
+use types::{
+    CFA_RUB, Decimal,
+    address::{eip55, onchain_address},
+    subaccount,
+};
 
 use crate::compare::{plus, sum};
 use crate::{BankProof, ProofDeps};
 
-const PAGE: i32 = 1_000;
+/// This crate as the calling service.
+const SOURCE: &str = "proof";
 
 /// Everything both sides say, per instrument.
 #[derive(Clone, Debug)]
@@ -27,7 +24,7 @@ pub struct Reading {
 }
 
 /// One instrument on both sides.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct InstrumentReading {
     /// None: not registered.
     pub chain_supply: Option<Decimal>,
@@ -43,62 +40,37 @@ pub struct InstrumentReading {
     pub unsettled: Decimal,
 }
 
-impl Default for InstrumentReading {
-    fn default() -> Self {
-        let zero = Decimal::from_integer(0);
-        Self {
-            chain_supply: None,
-            ledger_supply: zero,
-            chain: BTreeMap::new(),
-            ledger: BTreeMap::new(),
-            in_flight: BTreeMap::new(),
-            trial_balance: zero,
-            active_holds: zero,
-            held: zero,
-            unsettled: zero,
-        }
-    }
-}
-
 /// Reads all of it once.
-pub async fn read(deps: &ProofDeps) -> Result<Reading, Status> {
-    let mut ledger = LedgerServiceClient::new(deps.ledger.clone())
-        .max_decoding_message_size(4 * rpc::MESSAGE_BYTES_MAX);
-    let mut cfa = CfaRegistryServiceClient::new(deps.cfa.clone())
-        .max_decoding_message_size(4 * rpc::MESSAGE_BYTES_MAX);
+pub async fn read(deps: &ProofDeps) -> Answer<Reading> {
+    let context = &Context::new(SOURCE);
+    let ledger = LedgerClient::new(deps.ledger.clone(), SOURCE);
+    let cfa = CfaClient::new(deps.cfa.clone(), SOURCE);
     let mut instruments: BTreeMap<String, InstrumentReading> = BTreeMap::new();
 
-    let lines = ledger
-        .get_trial_balance(ledger::GetTrialBalanceRequest::default())
-        .await?
-        .into_inner()
-        .lines;
-    for line in lines {
-        let of = instruments.entry(line.instrument_id.clone()).or_default();
-        of.trial_balance = number(line.total.as_ref())?;
-        of.ledger_supply = number(line.circulating.as_ref())?;
-        of.active_holds = number(line.active_holds.as_ref())?;
-        of.unsettled = number(line.unsettled.as_ref())?;
+    for line in ledger.trial_balance(context).await? {
+        let of = instruments.entry(line.instrument_id).or_default();
+        of.trial_balance = line.total;
+        of.ledger_supply = line.circulating;
+        of.active_holds = line.active_holds;
+        of.unsettled = line.unsettled;
     }
-    for id in registered(&mut cfa).await? {
-        let supply = cfa
-            .get_supply(cfa::GetSupplyRequest {
-                instrument_id: id.clone(),
-                ..Default::default()
-            })
-            .await?
-            .into_inner();
-        instruments.entry(id).or_default().chain_supply =
-            Some(number(supply.total_supply.as_ref())?);
+    let mut registered = vec![CFA_RUB.to_owned()];
+    let known = cfa.instruments(context).await?.into_iter();
+    let known = known.filter(|one| one.status != InstrumentStatus::Draft);
+    registered.extend(known.map(|one| one.instrument_id));
+    registered.sort();
+    registered.dedup();
+    for id in registered {
+        let (supply, _) = cfa.supply(context, &id).await?;
+        instruments.entry(id).or_default().chain_supply = Some(supply);
     }
     for (id, of) in &mut instruments {
-        let mut names = BTreeMap::new();
-        sub_accounts(&mut ledger, id, of, &mut names).await?;
+        let names = sub_accounts(&ledger, context, id, of).await?;
         if id == CFA_RUB {
-            redemptions(&mut ledger, of).await?;
+            redemptions(&ledger, context, of).await?;
         }
         if of.chain_supply.is_some() {
-            holders(&mut cfa, id, of, &names).await?;
+            holders(&cfa, context, id, of, &names).await?;
         }
     }
     // A house account that never had units of an instrument says nothing.
@@ -106,75 +78,34 @@ pub async fn read(deps: &ProofDeps) -> Result<Reading, Status> {
         of.chain_supply.is_some() || of.ledger.values().any(|balance| !balance.is_zero())
     });
     let bank = match &deps.payments {
-        Some(channel) => Some(bank(channel.clone()).await?),
+        Some(channel) => Some(bank(PaymentsClient::new(channel.clone(), SOURCE), context).await?),
         None => None,
     };
     Ok(Reading { instruments, bank })
 }
 
-/// Every instrument of the registry, CFA-RUB included.
-async fn registered(
-    cfa: &mut CfaRegistryServiceClient<rpc::Channel>,
-) -> Result<Vec<String>, Status> {
-    let mut ids = vec![CFA_RUB.to_owned()];
-    let mut token = String::new();
-    loop {
-        let request = cfa::ListInstrumentsRequest {
-            pagination: page(token),
-            ..Default::default()
-        };
-        let answer = cfa.list_instruments(request).await?.into_inner();
-        ids.extend(
-            answer
-                .instruments
-                .into_iter()
-                .filter(|i| i.status() != cfa::InstrumentStatus::Draft)
-                .map(|i| i.instrument_id),
-        );
-        token = next(answer.pagination);
-        if token.is_empty() {
-            ids.sort();
-            ids.dedup();
-            return Ok(ids);
-        }
-    }
-}
-
-/// Balances by holder, and the address of each holder's name.
+/// Reads balances by holder; returns the name of each holder by address.
 async fn sub_accounts(
-    client: &mut LedgerServiceClient<rpc::Channel>,
+    ledger: &LedgerClient,
+    context: &Context,
     id: &str,
     of: &mut InstrumentReading,
-    names: &mut BTreeMap<String, String>,
-) -> Result<(), Status> {
-    let mut token = String::new();
-    let mut held = Vec::new();
-    loop {
-        let request = ledger::ListSubAccountsRequest {
-            instrument_id: id.to_owned(),
-            pagination: page(token),
-            ..Default::default()
-        };
-        let answer = client.list_sub_accounts(request).await?.into_inner();
-        for account in &answer.subaccounts {
-            held.push(number(account.held.as_ref())?);
-            let Some(holder) = holder_of(&account.subaccount_id) else {
-                continue;
-            };
-            let balance = number(account.balance.as_ref())?;
+) -> Answer<BTreeMap<String, String>> {
+    let mut names = BTreeMap::new();
+    let accounts = ledger.sub_accounts(context, id).await?;
+    of.held = sum(accounts.iter().map(|account| &account.held));
+    for account in accounts {
+        if let Some(holder) = holder_of(&account.subaccount_id) {
             names.insert(address(holder), holder.to_owned());
-            let total = of
-                .ledger
-                .entry(holder.to_owned())
-                .or_insert(Decimal::from_integer(0));
-            *total = plus(*total, balance);
-        }
-        token = next(answer.pagination);
-        if token.is_empty() {
-            of.held = sum(&held);
-            return Ok(());
+            add(&mut of.ledger, holder.to_owned(), account.balance);
         }
     }
+    Ok(names)
+}
+
+fn add(side: &mut BTreeMap<String, Decimal>, holder: String, amount: Decimal) {
+    let total = side.entry(holder).or_insert(Decimal::ZERO);
+    *total = plus(*total, amount);
 }
 
 /// Whose tokens a sub-account is about; `None` for the reserve. `<user>:<instrument>[:blocked]`,
@@ -192,132 +123,53 @@ fn address(holder: &str) -> String {
     eip55(&onchain_address(holder)).to_ascii_lowercase()
 }
 
-/// Active holds with the reserve as destination: their money leaves the chain before it leaves the ledger (T10).
+/// Active holds with the reserve as destination: their money leaves the chain before it leaves the
+/// ledger (T10).
 async fn redemptions(
-    client: &mut LedgerServiceClient<rpc::Channel>,
+    ledger: &LedgerClient,
+    context: &Context,
     of: &mut InstrumentReading,
-) -> Result<(), Status> {
-    let mut token = String::new();
+) -> Answer<()> {
     let reserve = subaccount::reserve(CFA_RUB);
-    loop {
-        let request = ledger::ListHoldsRequest {
-            status: ledger::HoldStatus::Active.into(),
-            pagination: page(token),
-            ..Default::default()
-        };
-        let answer = client.list_holds(request).await?.into_inner();
-        for hold in &answer.holds {
-            if hold.destination_subaccount_id.as_deref() != Some(&reserve) {
-                continue;
-            }
-            let Some(holder) = holder_of(&hold.subaccount_id) else {
-                continue;
-            };
-            let remaining = hold
-                .remaining_amount
-                .as_ref()
-                .and_then(|amount| amount.amount.as_ref());
-            let total = of
-                .in_flight
-                .entry(holder.to_owned())
-                .or_insert(Decimal::from_integer(0));
-            *total = plus(*total, number(remaining)?);
-        }
-        token = next(answer.pagination);
-        if token.is_empty() {
-            return Ok(());
+    for hold in ledger.reserved(context).await? {
+        if hold.destination == reserve
+            && let Some(holder) = holder_of(&hold.subaccount_id)
+        {
+            add(&mut of.in_flight, holder.to_owned(), hold.remaining);
         }
     }
+    Ok(())
 }
 
 async fn holders(
-    client: &mut CfaRegistryServiceClient<rpc::Channel>,
+    cfa: &CfaClient,
+    context: &Context,
     id: &str,
     of: &mut InstrumentReading,
     names: &BTreeMap<String, String>,
-) -> Result<(), Status> {
-    let mut token = String::new();
-    loop {
-        let request = cfa::ListHoldersRequest {
-            instrument_id: id.to_owned(),
-            pagination: page(token),
-            ..Default::default()
+) -> Answer<()> {
+    for holder in cfa.holders(context, id).await? {
+        let at = holder.address.to_ascii_lowercase();
+        let name = match names.get(&at) {
+            Some(name) => name.clone(),
+            None if holder.user_id.is_empty() => at,
+            None => holder.user_id,
         };
-        let answer = client.list_holders(request).await?.into_inner();
-        for holder in &answer.holders {
-            let at = holder.address.to_ascii_lowercase();
-            let name = names.get(&at).cloned().unwrap_or_else(|| {
-                if holder.user_id.is_empty() {
-                    at
-                } else {
-                    holder.user_id.clone()
-                }
-            });
-            let balance = number(holder.balance.as_ref())?;
-            let total = of.chain.entry(name).or_insert(Decimal::from_integer(0));
-            *total = plus(*total, balance);
-        }
-        token = next(answer.pagination);
-        if token.is_empty() {
-            return Ok(());
-        }
+        add(&mut of.chain, name, holder.balance);
     }
+    Ok(())
 }
 
 /// Bank against supply, reconciled now.
-async fn bank(channel: rpc::Channel) -> Result<BankProof, Status> {
-    let key = uuid::Uuid::now_v7().to_string();
-    let request = payments::ReconcileRequest {
-        context: Some(context(&format!("proof:{key}"))),
-        business_date: Some(std::time::SystemTime::now().into()),
-    };
-    let report = PaymentsServiceClient::new(channel)
-        .reconcile(request)
-        .await?
-        .into_inner()
-        .report
-        .ok_or_else(|| Status::data_loss("reconciliation without a report"))?;
-    let roubles = |money: &Option<proto::common::v1::Money>| {
-        money
-            .as_ref()
-            .and_then(|money| money.amount.as_ref())
-            .map_or_else(|| "0.00".to_owned(), |amount| amount.value.clone())
-    };
+async fn bank(payments: PaymentsClient, context: &Context) -> Answer<BankProof> {
+    let report = payments.reconcile(context).await?;
     Ok(BankProof {
-        bank_balance: roubles(&report.bank_balance),
-        token_supply: roubles(&report.token_supply),
-        in_flight_deposits: roubles(&report.in_flight_deposits),
-        in_flight_payouts: roubles(&report.in_flight_payouts),
-        suspense: roubles(&report.suspense),
-        unexplained_difference: roubles(&report.unexplained_difference),
+        bank_balance: report.bank_balance.to_string(),
+        token_supply: report.token_supply.to_string(),
+        in_flight_deposits: report.in_flight_deposits.to_string(),
+        in_flight_payouts: report.in_flight_payouts.to_string(),
+        suspense: report.suspense.to_string(),
+        unexplained_difference: report.unexplained_difference.to_string(),
         notes: report.notes,
     })
-}
-
-/// The key is new for each reading: a repeat would return the report of an earlier one.
-fn context(key: &str) -> RequestContext {
-    RequestContext {
-        request_id: key.to_owned(),
-        correlation_id: key.to_owned(),
-        idempotency_key: key.to_owned(),
-        source: "proof".to_owned(),
-        ..Default::default()
-    }
-}
-
-fn page(page_token: String) -> Option<PaginationRequest> {
-    Some(PaginationRequest {
-        page_size: PAGE,
-        page_token,
-    })
-}
-
-fn next(pagination: Option<PaginationResponse>) -> String {
-    pagination.map(|p| p.next_page_token).unwrap_or_default()
-}
-
-fn number(value: Option<&proto::common::v1::Decimal>) -> Result<Decimal, Status> {
-    convert::optional_decimal(value)
-        .map(|value| value.unwrap_or(Decimal::from_integer(0)))
-        .map_err(|error| Status::new(Code::DataLoss, format!("an amount {error}")))
 }

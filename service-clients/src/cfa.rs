@@ -64,6 +64,36 @@ pub struct OperationFilter<'a> {
     pub without_trades: bool,
 }
 
+/// What an address has of an instrument on chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Empty for an address of no user.
+    pub user_id: String,
+    pub address: String,
+    pub balance: Decimal,
+}
+
+/// A transfer of tokens in the log of the chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainTransfer {
+    /// Empty for a token that is no instrument.
+    pub instrument_id: String,
+    /// Empty: issued.
+    pub from_address: String,
+    /// Empty: burned.
+    pub to_address: String,
+    pub quantity: Decimal,
+}
+
+/// Part of the log of the chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainTransfers {
+    pub transfers: Vec<ChainTransfer>,
+    pub through_block: u64,
+    /// Last block of the chain.
+    pub last_block: u64,
+}
+
 /// A trade as it goes to the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trade {
@@ -148,6 +178,61 @@ impl CfaClient {
         let total = number(answer.total_supply.as_ref());
         let total = total.map_err(|what| self.peer.unreadable(what))?;
         Ok((total, answer.block_number))
+    }
+
+    /// Who has how much of an instrument on chain.
+    pub async fn holders(&self, context: &Context, instrument_id: &str) -> Answer<Vec<Holder>> {
+        all_pages(|pagination| {
+            let request = pb::ListHoldersRequest {
+                context: self.peer.context(context),
+                instrument_id: instrument_id.to_owned(),
+                pagination,
+                ..Default::default()
+            };
+            async move {
+                let page = self.peer.call(request, call!(list_holders)).await?;
+                let holders = page.holders.into_iter().map(|holder| {
+                    let balance = number_or_zero(holder.balance.as_ref());
+                    Ok(Holder {
+                        balance: balance.map_err(|what| self.peer.unreadable(what))?,
+                        user_id: holder.user_id,
+                        address: holder.address,
+                    })
+                });
+                Ok((holders.collect::<Result<_, _>>()?, page.pagination))
+            }
+        })
+        .await
+    }
+
+    /// Transfers of tokens from a block on, as many as one answer holds.
+    pub async fn chain_transfers(
+        &self,
+        context: &Context,
+        from_block: u64,
+    ) -> Answer<ChainTransfers> {
+        let request = pb::ReplayChainTransfersRequest {
+            context: self.peer.context(context),
+            from_block,
+        };
+        let part = self
+            .peer
+            .call(request, call!(replay_chain_transfers))
+            .await?;
+        let transfers = part.transfers.into_iter().map(|transfer| {
+            let quantity = number_or_zero(transfer.quantity.as_ref());
+            Ok(ChainTransfer {
+                quantity: quantity.map_err(|what| self.peer.unreadable(what))?,
+                instrument_id: transfer.instrument_id,
+                from_address: transfer.from_address,
+                to_address: transfer.to_address,
+            })
+        });
+        Ok(ChainTransfers {
+            transfers: transfers.collect::<Result<_, _>>()?,
+            through_block: part.through_block,
+            last_block: part.last_block,
+        })
     }
 
     /// Every operation that passes the filter, newest first.

@@ -7,7 +7,7 @@ use proto::ledger::v1 as pb;
 use proto::ledger::v1::hold_step::Step;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use rpc::Context;
-use types::{Amount, Decimal, Id128};
+use types::{Amount, Decimal, HoldStatus, Id128};
 use uuid::Uuid;
 
 use crate::convert::{number, number_or_zero, to_amount};
@@ -21,14 +21,6 @@ pub struct Balance {
     pub held: Decimal,
     pub unsettled: Decimal,
     pub available: Decimal,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HoldStatus {
-    Active,
-    Consumed,
-    /// Released or expired: the money is available again.
-    Released,
 }
 
 /// A hold as the ledger has it.
@@ -52,6 +44,42 @@ impl Hold {
     pub fn is_active(&self) -> bool {
         self.status == HoldStatus::Active
     }
+
+    /// Released or expired: the money is available again.
+    pub fn has_returned(&self) -> bool {
+        matches!(self.status, HoldStatus::Released | HoldStatus::Expired)
+    }
+}
+
+/// A sub-account as the ledger has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubAccount {
+    pub subaccount_id: String,
+    pub instrument_id: String,
+    pub balance: Decimal,
+    pub held: Decimal,
+}
+
+/// What an active hold keeps back, and where it ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reserved {
+    pub subaccount_id: String,
+    pub instrument_id: String,
+    pub remaining: Decimal,
+    /// Empty: none is fixed.
+    pub destination: String,
+}
+
+/// Totals of an instrument over all sub-accounts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrialBalance {
+    pub instrument_id: String,
+    /// Of all balances: zero.
+    pub total: Decimal,
+    /// -balance of the reserve.
+    pub circulating: Decimal,
+    pub active_holds: Decimal,
+    pub unsettled: Decimal,
 }
 
 /// A hold to make.
@@ -243,7 +271,7 @@ impl LedgerClient {
         );
         if has_ended {
             let hold = self.hold(context, hold_id).await?;
-            if hold.is_some_and(|hold| hold.status == HoldStatus::Released) {
+            if hold.is_some_and(|hold| hold.has_returned()) {
                 return Ok(());
             }
         }
@@ -289,6 +317,80 @@ impl LedgerClient {
             }
         })
         .await
+    }
+
+    /// Every sub-account of an instrument, or of all for an empty one.
+    pub async fn sub_accounts(
+        &self,
+        context: &Context,
+        instrument_id: &str,
+    ) -> Answer<Vec<SubAccount>> {
+        all_pages(|pagination| {
+            let request = pb::ListSubAccountsRequest {
+                context: self.peer.context(context),
+                instrument_id: instrument_id.to_owned(),
+                pagination,
+                ..Default::default()
+            };
+            async move {
+                let page = self.peer.call(request, call!(list_sub_accounts)).await?;
+                let rows = page.subaccounts.into_iter().map(|row| {
+                    Ok(SubAccount {
+                        balance: self.read_or_zero(row.balance.as_ref())?,
+                        held: self.read_or_zero(row.held.as_ref())?,
+                        subaccount_id: row.subaccount_id,
+                        instrument_id: row.instrument_id,
+                    })
+                });
+                Ok((rows.collect::<Result<_, _>>()?, page.pagination))
+            }
+        })
+        .await
+    }
+
+    /// What every active hold keeps back, whoever made it.
+    pub async fn reserved(&self, context: &Context) -> Answer<Vec<Reserved>> {
+        all_pages(|pagination| {
+            let request = pb::ListHoldsRequest {
+                context: self.peer.context(context),
+                status: HoldStatus::Active.code(),
+                pagination,
+                ..Default::default()
+            };
+            async move {
+                let page = self.peer.call(request, call!(list_holds)).await?;
+                let rows = page.holds.into_iter().map(|hold| {
+                    let left = hold.remaining_amount.unwrap_or_default();
+                    Ok(Reserved {
+                        remaining: self.read_or_zero(left.amount.as_ref())?,
+                        subaccount_id: hold.subaccount_id,
+                        instrument_id: left.currency_code,
+                        destination: hold.destination_subaccount_id.unwrap_or_default(),
+                    })
+                });
+                Ok((rows.collect::<Result<_, _>>()?, page.pagination))
+            }
+        })
+        .await
+    }
+
+    /// Totals per instrument.
+    pub async fn trial_balance(&self, context: &Context) -> Answer<Vec<TrialBalance>> {
+        let request = pb::GetTrialBalanceRequest {
+            context: self.peer.context(context),
+            ..Default::default()
+        };
+        let answer = self.peer.call(request, call!(get_trial_balance)).await?;
+        let lines = answer.lines.into_iter().map(|line| {
+            Ok(TrialBalance {
+                total: self.read_or_zero(line.total.as_ref())?,
+                circulating: self.read_or_zero(line.circulating.as_ref())?,
+                active_holds: self.read_or_zero(line.active_holds.as_ref())?,
+                unsettled: self.read_or_zero(line.unsettled.as_ref())?,
+                instrument_id: line.instrument_id,
+            })
+        });
+        lines.collect()
     }
 
     /// Makes the operations and changes the holds of a batch, once per key.
@@ -412,6 +514,10 @@ impl LedgerClient {
         Ok(answer.await?.through_sequence)
     }
 
+    fn read_or_zero(&self, value: Option<&common::Decimal>) -> Answer<Decimal> {
+        number_or_zero(value).map_err(|what| self.peer.unreadable(what))
+    }
+
     fn read_hold(&self, hold: Option<pb::Hold>) -> Result<Hold, CallError> {
         let hold = hold.ok_or_else(|| self.peer.unreadable("without the hold"))?;
         let id = hold.hold_id.clone();
@@ -420,12 +526,7 @@ impl LedgerClient {
 }
 
 fn read_hold(hold: pb::Hold) -> Result<Hold, String> {
-    let status = match hold.status() {
-        pb::HoldStatus::Active => HoldStatus::Active,
-        pb::HoldStatus::Consumed => HoldStatus::Consumed,
-        pb::HoldStatus::Released | pb::HoldStatus::Expired => HoldStatus::Released,
-        pb::HoldStatus::Unspecified => return Err("no status".to_owned()),
-    };
+    let status = HoldStatus::from_code(hold.status).ok_or("no status")?;
     let hold_id = Id128::parse(&hold.hold_id).ok_or("an id that is no UUID")?;
     let amount = hold.amount.ok_or("no amount")?;
     let remaining = hold.remaining_amount.and_then(|left| left.amount);
@@ -602,7 +703,7 @@ mod tests {
         };
         let read = read_hold(whole.clone()).unwrap();
         assert_eq!((read.hold_id, read.parent), (HOLD, None));
-        assert_eq!(read.status, HoldStatus::Released);
+        assert!(read.has_returned());
         assert_eq!(read.remaining, Decimal::from_minor(2_500, 2));
         assert_eq!(read.released, Decimal::ZERO);
         for broken in [

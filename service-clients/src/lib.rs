@@ -3,7 +3,6 @@
 //! | file | what |
 //! |---|---|
 //! | `policy` | deadline, retry, and what a failed call becomes ([`CallError`]) |
-//! | `codes` | types and states of the contract as enums |
 //! | `convert` | numbers and amounts out of messages |
 //! | `ledger`, `cfa`, `identity`, `payments`, `market`, `chain` | one client per service |
 //!
@@ -12,7 +11,6 @@
 
 pub mod cfa;
 mod chain;
-mod codes;
 mod convert;
 pub mod identity;
 pub mod ledger;
@@ -22,9 +20,9 @@ mod policy;
 
 pub use cfa::CfaClient;
 pub use chain::ChainClient;
-pub use codes::{LimitType, OperationStatus, OperationType, PaymentStatus};
 pub use identity::IdentityClient;
 pub use ledger::LedgerClient;
 pub use market::{MarketClient, TradingHold};
 pub use payments::PaymentsClient;
 pub use policy::{Answer, CallError, Policy, caused_by};
+pub use types::{HoldStatus, LimitType, OperationStatus, OperationType, PaymentStatus};

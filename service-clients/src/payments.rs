@@ -1,13 +1,28 @@
-//! Client of the payments gateway: payment intents and payouts.
+//! Client of the payments gateway: payment intents, payouts, reconciliation.
 
+use proto::common::v1 as common;
 use proto::convert::{money_minor, to_money};
 use proto::payments::v1 as pb;
 use proto::payments::v1::payments_service_client::PaymentsServiceClient;
 use rpc::Context;
-use types::Minor;
+use types::{Decimal, Minor};
+use uuid::Uuid;
 
+use crate::convert::number_or_zero;
 use crate::policy::{call, client, found};
 use crate::{Answer, PaymentStatus};
+
+/// A reconciliation with the bank, in roubles.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reconciliation {
+    pub bank_balance: Decimal,
+    pub token_supply: Decimal,
+    pub in_flight_deposits: Decimal,
+    pub in_flight_payouts: Decimal,
+    pub suspense: Decimal,
+    pub unexplained_difference: Decimal,
+    pub notes: String,
+}
 
 client! {
     /// Client of the payments gateway.
@@ -85,6 +100,32 @@ impl PaymentsClient {
             failure_code: failure_code.to_owned(),
         };
         self.peer.send(request, call!(cancel_payout)).await
+    }
+
+    /// Reconciles bank and supply of today, anew at each call.
+    pub async fn reconcile(&self, context: &Context) -> Answer<Reconciliation> {
+        // A repeat under one key would return the report of an earlier call.
+        let key = format!("{}:{}", self.peer.source, Uuid::now_v7());
+        let request = pb::ReconcileRequest {
+            context: self.peer.keyed(context, &key),
+            business_date: None,
+        };
+        let answer = self.peer.call(request, call!(reconcile)).await?;
+        let report = answer.report;
+        let report = report.ok_or_else(|| self.peer.unreadable("without the report"))?;
+        let rubles = |money: Option<common::Money>| {
+            let amount = money.and_then(|money| money.amount);
+            number_or_zero(amount.as_ref()).map_err(|what| self.peer.unreadable(what))
+        };
+        Ok(Reconciliation {
+            bank_balance: rubles(report.bank_balance)?,
+            token_supply: rubles(report.token_supply)?,
+            in_flight_deposits: rubles(report.in_flight_deposits)?,
+            in_flight_payouts: rubles(report.in_flight_payouts)?,
+            suspense: rubles(report.suspense)?,
+            unexplained_difference: rubles(report.unexplained_difference)?,
+            notes: report.notes,
+        })
     }
 
     /// State of a payout; `None` for an unknown one.

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use proto::common::v1::{PaginationRequest, PaginationResponse, RequestContext};
 use rpc::Context;
+use service_kit::backoff::doubled;
 use tonic::{Code, Request, Response, Status};
 
 /// Rows per page of a list that is read to its end.
@@ -219,7 +220,7 @@ impl<C: Clone> Peer<C> {
         M: Clone,
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        let (call_timeout, mut pause) = (self.policy.call_timeout, self.policy.pause);
+        let call_timeout = self.policy.call_timeout;
         let mut attempt = 1;
         loop {
             let mut request = Request::new(message.clone());
@@ -238,8 +239,8 @@ impl<C: Clone> Peer<C> {
                 tracing::warn!(service, reason, attempt, "service does not answer");
                 return Err(CallError::Unavailable { service, reason });
             }
+            let pause = doubled(self.policy.pause, attempt - 1, Duration::MAX);
             tokio::time::sleep(pause).await;
-            pause *= 2;
             attempt += 1;
         }
     }

@@ -1,49 +1,59 @@
-//! One macro for the enumerations that travel as one byte: journal, wire protocol and text names stay in one place.
+//! One macro for all enumerations with stable codes and names, so that both stand in one place.
 
-/// Declares a one-byte enumeration with its stable code and its upper-case name.
+/// Declares an enumeration with its stable codes and its names.
 ///
-/// Codes are part of the journal format: never renumber, only add.
+/// `Name { Variant = 0 "NAME" }`: one byte, part of the journal format; only for this crate.
+/// `Name: i32 { Variant = 1 "NAME" }`: numbers of the contract, which are also those in databases.
+/// Codes are never renumbered, only added.
+#[macro_export]
 macro_rules! code_enum {
-    ($(#[$meta:meta])* $name:ident { $($(#[$vmeta:meta])* $variant:ident = $code:literal $text:literal),+ $(,)? }) => {
-        $(#[$meta])*
-        #[derive(
-            Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash,
-            rkyv::Archive, rkyv::Serialize, rkyv::Deserialize,
-        )]
-        #[repr(u8)]
-        pub enum $name {
-            $($(#[$vmeta])* $variant = $code),+
-        }
-
-        impl $name {
-            /// Every value, in code order.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
-
-            /// The stable one-byte code.
-            pub const fn code(self) -> u8 {
-                self as u8
-            }
-
-            /// The value of a code, `None` for a code nobody has assigned.
-            pub const fn from_code(code: u8) -> Option<Self> {
-                match code {
-                    $($code => Some(Self::$variant),)+
-                    _ => None,
-                }
-            }
-
-            /// The upper-case name used in contracts, logs and error details.
-            pub const fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $text),+
-                }
-            }
+    ($(#[$meta:meta])* $name:ident { $($variants:tt)+ }) => {
+        $crate::code_enum! {
+            $(#[$meta])*
+            #[derive(PartialOrd, Ord, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+            $name: u8 { $($variants)+ }
         }
 
         #[cfg(feature = "serde")]
         impl serde::Serialize for $name {
             fn serialize<S: serde::Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
                 out.serialize_str(self.as_str())
+            }
+        }
+    };
+    ($(#[$meta:meta])* $name:ident: $code_type:ident {
+        $($(#[$vmeta:meta])* $variant:ident = $code:literal $text:literal),+ $(,)?
+    }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr($code_type)]
+        pub enum $name {
+            $($(#[$vmeta])* $variant = $code),+
+        }
+
+        #[allow(dead_code)] // not every enumeration is read in every way
+        impl $name {
+            /// Every value, in code order.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// The stable code.
+            pub const fn code(self) -> $code_type {
+                self as $code_type
+            }
+
+            /// The value of a code, `None` for one that is not assigned.
+            pub const fn from_code(code: $code_type) -> Option<Self> {
+                match code {
+                    $($code => Some(Self::$variant),)+
+                    _ => None,
+                }
+            }
+
+            /// The name used in contracts, logs and error details.
+            pub const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text),+
+                }
             }
         }
 
@@ -54,16 +64,14 @@ macro_rules! code_enum {
         }
 
         impl core::str::FromStr for $name {
-            type Err = crate::text::TextError;
+            type Err = $crate::TextError;
 
             fn from_str(text: &str) -> Result<Self, Self::Err> {
                 match text {
                     $($text => Ok(Self::$variant),)+
-                    _ => Err(crate::text::TextError::Unknown),
+                    _ => Err($crate::TextError::Unknown),
                 }
             }
         }
     };
 }
-
-pub(crate) use code_enum;

@@ -267,7 +267,7 @@ record! {
     }
 }
 
-crate::codes::code_enum! {
+crate::code_enum! {
     /// Kind of a client's request.
     RequestKind {
         New = 0 "NEW",

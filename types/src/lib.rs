@@ -10,6 +10,9 @@
 //! | `text` | `InstrumentId`, `UserId`: short ids held inline |
 //! | `ids` | dense indices, order handles, sequence numbers, 128-bit ids |
 //! | `derived` | every id that is a pure function of other ids and names |
+//! | `codes` | the macro of enumerations with codes and names |
+//! | `operation` | types and states of operations, holds, payments, limits |
+//! | `day` | the business day |
 //! | `order` | side, type, time in force, self-trade mode, order status, phase |
 //! | `reason` | why an order was cancelled or refused |
 //! | `instrument` | what a market needs to know of an instrument |
@@ -25,6 +28,7 @@ extern crate alloc;
 pub mod address;
 mod codes;
 pub mod command;
+pub mod day;
 pub mod decimal;
 pub mod derived;
 pub mod event;
@@ -33,12 +37,14 @@ pub mod ids;
 pub mod instrument;
 pub mod money;
 pub mod number;
+pub mod operation;
 pub mod order;
 pub mod reason;
 pub mod subaccount;
 pub mod text;
 
 pub use command::{Command, Envelope, Route};
+pub use day::BusinessDay;
 pub use decimal::{Decimal, DecimalError, Rounding};
 pub use derived::{HoldPart, child_uuid, order_hold, order_uuid, trade_uuid};
 pub use event::{Event, EventEnvelope, Quote};
@@ -49,6 +55,7 @@ pub use ids::{
 pub use instrument::{InstrumentParams, InstrumentSpec, SpecError, Terms, VelocityRule};
 pub use money::{Amount, Done, MoneyError, Reserve, fee, reserve};
 pub use number::{FeeRate, Lots, Minor, Ticks};
+pub use operation::{HoldStatus, LimitType, OperationStatus, OperationType, PaymentStatus};
 pub use order::{OrderStatus, OrderType, Phase, PhaseCause, PoolKind, Side, StpMode, TimeInForce};
 pub use reason::{CancelReason, RejectReason};
 pub use subaccount::{CFA_RUB, SYSTEM_USER};

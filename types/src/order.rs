@@ -1,6 +1,6 @@
 //! What an order says about itself (specification 1.3, decisions D13, D38, T19, T22).
 
-use crate::codes::code_enum;
+use crate::code_enum;
 
 code_enum! {
     /// Side of an order.

@@ -1,6 +1,6 @@
 //! Why an order ended or was refused. Names are the ones a client reads (D14, D23).
 
-use crate::codes::code_enum;
+use crate::code_enum;
 
 code_enum! {
     /// Why open quantity was cancelled (D14).

@@ -74,16 +74,10 @@ async fn operations(
         context: None,
         user_id: filters.user_id,
         r#type: code(&filters.kind, "OPERATION_TYPE_", |name| {
-            Kind::ALL
-                .iter()
-                .find(|kind| kind.name() == name)
-                .map(|kind| kind.code())
+            name.parse().ok().map(Kind::code)
         }),
         status: code(&filters.status, "OPERATION_STATUS_", |name| {
-            Status::ALL
-                .iter()
-                .find(|status| status.name() == name)
-                .map(|status| status.code())
+            name.parse().ok().map(Status::code)
         }),
         external_ref: filters.external_ref,
         pagination,
@@ -117,10 +111,7 @@ async fn instruments(
     Query(filters): Query<Filters>,
 ) -> Result<Json, HttpError> {
     let status = code(&filters.status, "INSTRUMENT_STATUS_", |name| {
-        InstrumentStatus::ALL
-            .iter()
-            .find(|status| status.name() == name)
-            .map(|status| status.code())
+        name.parse().ok().map(InstrumentStatus::code)
     });
     let page = api
         .instruments(pb::ListInstrumentsRequest {

@@ -361,7 +361,7 @@ pub fn audit_operation(operation: &Operation, action: &str, before: &str) -> Eve
         &operation.operation_id,
         &operation.user_id,
         before,
-        operation.status.name(),
+        operation.status.as_str(),
         reason,
         &operation.correlation_id,
         operation.updated_at_us,

@@ -357,8 +357,8 @@ impl Repo {
         values.push_bind(i64::from(operation.attempts));
         values.push_bind(&operation.correlation_id);
         values.push_bind(operation.facts.gated);
-        values.push_bind(operation.facts.chain as i64);
-        values.push_bind(operation.facts.payout as i64);
+        values.push_bind(operation.facts.chain.code());
+        values.push_bind(operation.facts.payout.code());
         values.push_bind(operation.facts.settled);
         values.push_bind(operation.facts.minted_back);
         values.push_bind(operation.facts.undone);
@@ -393,8 +393,8 @@ impl Repo {
         .bind(operation.block_number.map(|number| number as i64))
         .bind(i64::from(operation.attempts))
         .bind(facts.gated)
-        .bind(facts.chain as i64)
-        .bind(facts.payout as i64)
+        .bind(facts.chain.code())
+        .bind(facts.payout.code())
         .bind(facts.settled)
         .bind(facts.minted_back)
         .bind(facts.undone)

@@ -29,7 +29,7 @@ impl Service {
     /// Goes on with the operation as far as it can and returns it. An error leaves it where it was;
     /// the sweep tries again.
     pub async fn drive(&self, operation_id: &str) -> Result<Operation, Error> {
-        let _turn = self.turns.take(operation_id).await;
+        let _turn = self.turns.lock(operation_id).await;
         let operation = self
             .repo
             .operation(operation_id)
@@ -79,7 +79,7 @@ impl Service {
             Ok(operation) => Ok(operation),
             // money that trading has is not there yet and nothing was done: the caller asks again
             Err(error @ Error::Unavailable(MARKET)) => {
-                let _turn = self.turns.take(&operation.operation_id).await;
+                let _turn = self.turns.lock(&operation.operation_id).await;
                 if self.take_back(&operation).await? {
                     return Err(error);
                 }
@@ -237,7 +237,7 @@ impl Service {
                     ));
                 }
             }
-            flow => unreachable!("{} has no ledger operation of its own", flow.name()),
+            flow => unreachable!("{} has no ledger operation of its own", flow.as_str()),
         }
         let (id, kind) = (&operation.operation_id, operation.flow.kind());
         Ok(peers::operation(
@@ -339,7 +339,7 @@ impl Service {
                 }
             }
             flow @ (Flow::Trade | Flow::Maturity) => {
-                unreachable!("{} is not driven alone", flow.name())
+                unreachable!("{} is not driven alone", flow.as_str())
             }
         })
     }
@@ -531,7 +531,7 @@ impl Service {
     }
 
     async fn end(&self, operation: &mut Operation, end: End) -> Result<(), Error> {
-        let before = operation.status.name();
+        let before = operation.status.as_str();
         let now_us = self.now_us();
         assert!(!operation.facts.blocked, "a blocked operation waits");
         let (status, message) = match end {
@@ -587,10 +587,10 @@ impl Service {
                 "transfer"
             }
             flow @ (Flow::Trade | Flow::Maturity) => {
-                unreachable!("{} is not driven alone", flow.name())
+                unreachable!("{} is not driven alone", flow.as_str())
             }
         };
-        let action = format!("{noun}.{}", operation.status.name().to_lowercase());
+        let action = format!("{noun}.{}", operation.status.as_str().to_lowercase());
         events.push(publish::audit_operation(operation, &action, before));
         self.repo.save_operation_in_tx(&mut tx, operation).await?;
         self.repo.publish_in_tx(&mut tx, &events).await?;
@@ -622,7 +622,7 @@ impl Service {
             if matches!(operation.flow, Flow::Trade | Flow::Maturity) {
                 continue;
             }
-            let _turn = self.turns.take(&operation.operation_id).await;
+            let _turn = self.turns.lock(&operation.operation_id).await;
             let Some(mut operation) = self.repo.operation(&operation.operation_id).await? else {
                 continue;
             };
@@ -658,8 +658,8 @@ pub(super) fn suspended(operation: &Operation, reason: &str, now_us: i64) -> Sus
 
 /// Metrics of an operation that is at its end (specification 1.6, T39).
 pub(super) fn count(operation: &Operation) {
-    let kind = operation.flow.name();
-    let status = operation.status.name();
+    let kind = operation.flow.as_str();
+    let status = operation.status.as_str();
     let seconds = (operation.updated_at_us - operation.created_at_us).max(0) as f64 / 1e6;
     match operation.flow {
         Flow::IssueRub | Flow::IssueInvestment => {

@@ -111,7 +111,7 @@ impl Service {
         &self,
         instrument: Instrument,
     ) -> Result<Instrument, Error> {
-        let _turn = self.turns.take(&instrument.instrument_id).await;
+        let _turn = self.turns.lock(&instrument.instrument_id).await;
         let mut instrument = self.known_instrument(&instrument.instrument_id).await?;
         if instrument.status != InstrumentStatus::Draft {
             return Ok(instrument);
@@ -151,8 +151,8 @@ impl Service {
                 "instrument.registered",
                 &instrument.instrument_id,
                 &instrument.issuer_id,
-                InstrumentStatus::Draft.name(),
-                instrument.status.name(),
+                InstrumentStatus::Draft.as_str(),
+                instrument.status.as_str(),
                 "",
                 &instrument.idempotency_key,
                 instrument.updated_at_us,
@@ -245,7 +245,7 @@ impl Service {
         instrument_id: &str,
         change: InstrumentChange,
     ) -> Result<Instrument, Error> {
-        let _turn = self.turns.take(instrument_id).await;
+        let _turn = self.turns.lock(instrument_id).await;
         let mut instrument = self.known_instrument(instrument_id).await?;
         let before = instrument.clone();
         if let Some(status) = change.status
@@ -289,8 +289,8 @@ impl Service {
                 "instrument.updated",
                 instrument_id,
                 &asked.actor,
-                before.status.name(),
-                instrument.status.name(),
+                before.status.as_str(),
+                instrument.status.as_str(),
                 "",
                 &asked.correlation_id,
                 instrument.updated_at_us,

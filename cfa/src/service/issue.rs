@@ -105,10 +105,10 @@ impl Service {
             events.push(publish::audit_operation(
                 &operation,
                 "issuance.rejected",
-                Status::Created.name(),
+                Status::Created.as_str(),
             ));
         }
-        let turn = self.deposits.take(payment_id).await;
+        let turn = self.deposits.lock(payment_id).await;
         self.check_undecided(&operation).await?;
         let mut tx = self.repo.begin().await?;
         if let Some((consumer, event_id)) = delivered {
@@ -280,7 +280,7 @@ impl Service {
                     &[publish::audit_operation(
                         &operation,
                         "issuance.rejected",
-                        Status::Created.name(),
+                        Status::Created.as_str(),
                     )],
                 )
                 .await?;
@@ -348,7 +348,7 @@ impl Service {
                 .operation);
         }
         // against another operator, against an issue of the same money, and against the news that this refund failed
-        let _turn = self.deposits.take(payment_id).await;
+        let _turn = self.deposits.lock(payment_id).await;
         let undecided = self.repo.suspended_deposit(payment_id).await?;
         let deposit = undecided
             .filter(|deposit| !deposit.resolved)
@@ -385,7 +385,7 @@ impl Service {
             let released = self.peers.payments.release_payout(&context, &payout_id);
             released.await?;
         }
-        let before = operation.status.name();
+        let before = operation.status.as_str();
         let now_us = self.now_us();
         if operation.status == Status::Rejected {
             operation.set_status(Status::Refunded, now_us);
@@ -398,7 +398,7 @@ impl Service {
             &operation.operation_id,
             &asked.actor,
             before,
-            operation.status.name(),
+            operation.status.as_str(),
             &deposit.reason,
             &asked.correlation_id,
             now_us,
@@ -457,7 +457,7 @@ impl Service {
         let payment_id = rest
             .split_once(':')
             .map_or(rest, |(payment_id, _)| payment_id);
-        let _turn = self.deposits.take(payment_id).await;
+        let _turn = self.deposits.lock(payment_id).await;
         let Some(deposit) = self.repo.suspended_deposit(payment_id).await? else {
             return Ok(());
         };
@@ -514,7 +514,7 @@ pub(super) fn replayed(operation: Operation, units_minor: i64) -> Started {
             operation_id = operation.operation_id,
             "idempotency key came back with another content; the stored operation stands"
         );
-        metrics::counter!("idempotency_mismatches_total", "call" => operation.flow.name())
+        metrics::counter!("idempotency_mismatches_total", "call" => operation.flow.as_str())
             .increment(1);
     }
     Started {

@@ -140,8 +140,8 @@ impl Service {
             instrument_id,
             &asked.actor,
             "",
-            redemption.status.name(),
-            redemption.reason.name(),
+            redemption.status.as_str(),
+            redemption.reason.as_str(),
             &asked.correlation_id,
             redemption.created_at_us,
         );
@@ -186,7 +186,7 @@ impl Service {
         asked: &Asked,
         mut redemption: IssueRedemption,
     ) -> Result<IssueRedemption, Error> {
-        let before = redemption.status.name();
+        let before = redemption.status.as_str();
         // a part of the distribution went out: the issuer's money is there
         redemption.status = if redemption.tx_hash.is_some() {
             RedemptionStatus::Funded
@@ -208,8 +208,8 @@ impl Service {
             &redemption.instrument_id,
             &asked.actor,
             before,
-            redemption.status.name(),
-            redemption.reason.name(),
+            redemption.status.as_str(),
+            redemption.reason.as_str(),
             &asked.correlation_id,
             self.now_us(),
         );
@@ -236,7 +236,7 @@ impl Service {
     }
 
     async fn stop_trading(&self, asked: &Asked, instrument: Instrument) -> Result<(), Error> {
-        let _turn = self.turns.take(&instrument.instrument_id).await;
+        let _turn = self.turns.lock(&instrument.instrument_id).await;
         let mut instrument = self.known_instrument(&instrument.instrument_id).await?;
         if instrument.status == InstrumentStatus::Matured {
             return Ok(());
@@ -285,7 +285,7 @@ impl Service {
 
     /// Goes on with a redemption as far as it can.
     pub async fn drive_redemption(&self, redemption_id: &str) -> Result<IssueRedemption, Error> {
-        let _turn = self.turns.take(redemption_id).await;
+        let _turn = self.turns.lock(redemption_id).await;
         let mut redemption = self
             .repo
             .redemption(redemption_id)
@@ -376,8 +376,8 @@ impl Service {
                             "redemption.underfunded",
                             &redemption.instrument_id,
                             &instrument.issuer_id,
-                            redemption.status.name(),
-                            RedemptionStatus::Underfunded.name(),
+                            redemption.status.as_str(),
+                            RedemptionStatus::Underfunded.as_str(),
                             "",
                             &redemption.redemption_id,
                             self.now_us(),
@@ -433,7 +433,7 @@ impl Service {
             severity = "critical",
             "redemption failed"
         );
-        let before = redemption.status.name();
+        let before = redemption.status.as_str();
         redemption.status = RedemptionStatus::Failed;
         let id = redemption.redemption_id.clone();
         let record = publish::audit(
@@ -441,7 +441,7 @@ impl Service {
             &redemption.instrument_id,
             "",
             before,
-            redemption.status.name(),
+            redemption.status.as_str(),
             why,
             &id,
             self.now_us(),
@@ -781,9 +781,9 @@ impl Service {
                 "redemption.finalized",
                 &instrument.instrument_id,
                 &instrument.issuer_id,
-                RedemptionStatus::Submitted.name(),
-                redemption.status.name(),
-                redemption.reason.name(),
+                RedemptionStatus::Submitted.as_str(),
+                redemption.status.as_str(),
+                redemption.reason.as_str(),
                 &redemption.redemption_id,
                 now_us,
             ),

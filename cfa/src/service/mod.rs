@@ -30,11 +30,11 @@ pub mod workers;
 use std::collections::HashSet;
 use std::sync::Mutex;
 
+use service_kit::{Clock, KeyedMutex, clock};
 use tokio::sync::watch;
 use types::Decimal;
 
 use crate::CfaConfig;
-use crate::clock::Clock;
 use crate::error::{Error, Refusal};
 use crate::model::{Instrument, InstrumentStatus, Operation};
 use crate::peers::Peers;
@@ -76,11 +76,10 @@ pub struct Service {
     pub clock: Clock,
     pub config: CfaConfig,
     pub health: rpc::Health,
-    /// One worker at a time per operation, batch or redemption. Never taken by who has one of them:
-    /// two names may share a lock.
-    turns: Turns,
+    /// One worker at a time per operation, batch, instrument or redemption.
+    turns: KeyedMutex<String>,
     /// One decision at a time per deposit. Taken before `turns`, never by who has one of those.
-    deposits: Turns,
+    deposits: KeyedMutex<String>,
     registry_turn: tokio::sync::Mutex<()>,
     /// Users whose allow-list transaction is in the queue.
     registered: Mutex<HashSet<String>>,
@@ -106,8 +105,8 @@ impl Service {
             clock,
             config,
             health,
-            turns: Turns::default(),
-            deposits: Turns::default(),
+            turns: KeyedMutex::default(),
+            deposits: KeyedMutex::default(),
             registry_turn: tokio::sync::Mutex::new(()),
             registered: Mutex::new(HashSet::new()),
             batches_done: watch::Sender::new(0),
@@ -116,7 +115,7 @@ impl Service {
 
     /// Time of rows and events. Maturity looks at `clock` instead, which tests and the sandbox may move.
     fn now_us(&self) -> i64 {
-        crate::clock::system_us()
+        clock::now_us()
     }
 
     pub async fn known_instrument(&self, instrument_id: &str) -> Result<Instrument, Error> {
@@ -155,22 +154,4 @@ pub fn units(field: &'static str, amount: Decimal, decimals: u8) -> Result<i64, 
 
 fn unsigned(units_minor: i64) -> u128 {
     u128::try_from(units_minor).expect("amounts of stored operations are not negative")
-}
-
-/// Locks by name. The number of locks is fixed, so two names may share one: that costs time, never correctness.
-struct Turns(Vec<tokio::sync::Mutex<()>>);
-
-impl Default for Turns {
-    fn default() -> Self {
-        Self((0..64).map(|_| tokio::sync::Mutex::new(())).collect())
-    }
-}
-
-impl Turns {
-    async fn take(&self, name: &str) -> tokio::sync::MutexGuard<'_, ()> {
-        let index = name.bytes().fold(0usize, |hash, byte| {
-            hash.wrapping_mul(31).wrapping_add(usize::from(byte))
-        }) % self.0.len();
-        self.0[index].lock().await
-    }
 }

@@ -82,7 +82,7 @@ impl Service {
                     &[publish::audit_operation(
                         &operation,
                         "redemption.rejected",
-                        Status::Created.name(),
+                        Status::Created.as_str(),
                     )],
                 )
                 .await?;
@@ -120,7 +120,7 @@ impl Service {
         if !found.status.is_terminal() {
             let context = caused_by(&found.correlation_id);
             let state = self.peers.payments.payout(&context, payout_id).await?;
-            let _turn = self.turns.take(&found.operation_id).await;
+            let _turn = self.turns.lock(&found.operation_id).await;
             let mut operation = self
                 .repo
                 .operation(&found.operation_id)
@@ -154,7 +154,7 @@ impl Service {
         reason: &str,
     ) -> Result<Operation, Error> {
         {
-            let _turn = self.turns.take(operation_id).await;
+            let _turn = self.turns.lock(operation_id).await;
             let mut operation = self
                 .repo
                 .operation(operation_id)
@@ -197,8 +197,8 @@ impl Service {
                 action,
                 operation_id,
                 &asked.actor,
-                before.name(),
-                operation.status.name(),
+                before.as_str(),
+                operation.status.as_str(),
                 reason,
                 &asked.correlation_id,
                 now_us,
@@ -313,5 +313,5 @@ impl Service {
 
 /// Counts requests, whatever becomes of them (T39).
 fn requested(operation: &Operation) {
-    metrics::counter!("redemptions_total", "type" => operation.flow.name(), "status" => operation.status.name()).increment(1);
+    metrics::counter!("redemptions_total", "type" => operation.flow.as_str(), "status" => operation.status.as_str()).increment(1);
 }

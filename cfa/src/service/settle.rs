@@ -58,7 +58,7 @@ impl Service {
         batch_id: &str,
         legs: &[TradeLeg],
     ) -> Result<Batch, Error> {
-        let _turn = self.turns.take(batch_id).await;
+        let _turn = self.turns.lock(batch_id).await;
         if let Some(batch) = self.repo.batch(batch_id).await? {
             return self.submit_batch(batch).await;
         }
@@ -310,7 +310,7 @@ impl Service {
         batch_id: &str,
         receipt: &Receipt,
     ) -> Result<(), Error> {
-        let _turn = self.turns.take(batch_id).await;
+        let _turn = self.turns.lock(batch_id).await;
         let Some(mut batch) = self.repo.batch(batch_id).await? else {
             return Ok(());
         };
@@ -373,7 +373,7 @@ impl Service {
                     events.push(publish::audit_operation(
                         &operation,
                         "transfer.failed",
-                        Status::OnchainSubmitted.name(),
+                        Status::OnchainSubmitted.as_str(),
                     ));
                 }
             }
@@ -438,7 +438,7 @@ impl Service {
                     leave("batch", &batch.batch_id, self.on_receipt(tx_hash).await);
                 }
                 None if first_refused.is_none() => {
-                    let _turn = self.turns.take(&batch.batch_id).await;
+                    let _turn = self.turns.lock(&batch.batch_id).await;
                     if let Some(batch) = self.repo.batch(&batch.batch_id).await? {
                         first_refused = self.submit_batch(batch).await.err();
                     }

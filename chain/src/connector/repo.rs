@@ -77,7 +77,7 @@ impl Repo {
             .bind(submission.submitted.tx_hash.to_string())
             .bind(submission.raw.as_slice())
             .bind(submission.submitted.contract.map(|address| address.to_string()).unwrap_or_default())
-            .bind(crate::clock::now_us())
+            .bind(service_kit::clock::now_us())
             .execute(&mut *tx)
             .await?;
         tx.commit().await?;

@@ -198,7 +198,7 @@ fn event_of(key: &str, type_name: &str, payload: Vec<u8>) -> events::Event {
         subject: key.into(),
         source: "chain".into(),
         correlation_id: id.to_string(),
-        occurred_at_us: crate::clock::now_us(),
+        occurred_at_us: service_kit::clock::now_us(),
         payload,
     }
 }

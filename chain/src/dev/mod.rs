@@ -36,10 +36,10 @@ use alloy::primitives::{Address, B256, Bytes, U256};
 use alloy::rpc::types::{Log as RpcLog, TransactionReceipt};
 use revm::context_interface::cfg::gas::calculate_initial_tx_gas;
 use revm::primitives::eip3860::MAX_INITCODE_SIZE;
+use service_kit::{backoff::doubled, clock};
 use tokio::sync::{Notify, RwLock, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::now_s;
 use pool::{Pool, Ready};
 pub use repo::StoreError;
 use repo::{Store, StoredTransaction};
@@ -94,8 +94,12 @@ impl DevChain {
         let state = match store.load(config.chain_id).await? {
             Some((header, db)) => State::new(config.chain_id, BLOCK_GAS_LIMIT, db, header),
             None => {
-                let (state, diff) =
-                    State::genesis(config.chain_id, BLOCK_GAS_LIMIT, &config.funded, now_s());
+                let (state, diff) = State::genesis(
+                    config.chain_id,
+                    BLOCK_GAS_LIMIT,
+                    &config.funded,
+                    clock::now_s() as u64,
+                );
                 store
                     .append(config.chain_id, &state.head, state.head_hash, &[], &diff)
                     .await?;
@@ -165,7 +169,7 @@ impl DevChain {
         }
         // the write lock is held until the block is on disk: no reader sees it before
         let (state, block) = tokio::task::spawn_blocking(move || {
-            let block = state.execute_block(ready, now_s());
+            let block = state.execute_block(ready, clock::now_s() as u64);
             (state, block)
         })
         .await
@@ -175,8 +179,7 @@ impl DevChain {
         }
         let (transactions, diff) = (stored_transactions(&block), &block.diff);
         let (header, hash) = (&block.header, block.hash);
-        let mut pause = RETRY_FIRST;
-        loop {
+        for failures in 0.. {
             let chain_id = self.inner.chain_id;
             let store = &self.inner.store;
             let Err(error) = store
@@ -192,9 +195,8 @@ impl DevChain {
             tracing::error!(%error, block = header.number, "a block cannot be stored, tried again");
             tokio::select! {
                 () = shutdown.cancelled() => return Err(error),
-                () = tokio::time::sleep(pause) => {}
+                () = tokio::time::sleep(doubled(RETRY_FIRST, failures, RETRY_MAX)) => {}
             }
-            pause = (pause * 2).min(RETRY_MAX);
         }
         self.inner.halted.store(false, Ordering::Release);
         drop(state);

@@ -20,9 +20,7 @@ use uuid::Uuid;
 
 use super::Postgres;
 use crate::{
-    Error, Event, Log,
-    event::now_us,
-    inbox,
+    Error, Event, Log, inbox,
     outbox::{Moved, Queue},
 };
 
@@ -127,7 +125,7 @@ pub async fn accept_many_in_tx(
     )
     .bind(consumer)
     .bind(texts)
-    .bind(now_us())
+    .bind(service_kit::clock::now_us())
     .fetch_all(tx)
     .await?;
     Ok(inbox::first_of_each(

@@ -28,9 +28,7 @@ use super::{
     WRITER_STATEMENTS, outbox,
 };
 use crate::{
-    Error, Event, EventRef, Log,
-    event::now_us,
-    inbox,
+    Error, Event, EventRef, Log, inbox,
     outbox::{Moved, Queue},
     pack,
 };
@@ -213,7 +211,7 @@ impl DirectTx {
     /// # Errors
     /// [`Error::Sqlite`].
     pub fn accept(&self, consumer: &str, event_id: Uuid) -> Result<bool, Error> {
-        let values = (consumer, event_id.to_string(), now_us());
+        let values = (consumer, event_id.to_string(), service_kit::clock::now_us());
         Ok(self.prepare_cached(inbox::ACCEPT)?.execute(values)? == 1)
     }
 

@@ -1,6 +1,7 @@
-//! MarketService (specification 4.3): reads the message, asks the use case, writes the answer. The only file, with `parse` and `render`, that sees the
-//! contract's messages on the way in.
+//! MarketService (specification 4.3): reads the message, asks the use case, writes the answer. The
+//! only folder that sees the contract's messages on the way in.
 
+pub mod consumers;
 pub mod http;
 mod parse;
 pub mod render;

@@ -17,7 +17,6 @@ use types::{
 };
 
 use super::{Answered, find, shown};
-use crate::failpoint;
 use crate::funding;
 use crate::market::{Asset, Market, SOURCE, now_us};
 use crate::projection::repo;
@@ -279,7 +278,8 @@ impl Placing<'_> {
             }
             other => other?,
         };
-        failpoint::crash_at(failpoint::HOLD_PLACED);
+        // The ledger has the hold, the journal does not know of it.
+        service_kit::failpoint::reach("market.hold_placed");
         if !hold.is_active() {
             return Ok(Made::Ended);
         }

@@ -250,7 +250,7 @@ impl Connection {
             return Err(DisconnectCode::LoginExpected);
         };
         let market = &self.shared.market;
-        let _turn = market.sessions.take(live.key).await;
+        let _turn = market.sessions.lock(live.key).await;
         if live.cancel_on_disconnect && market.streams.is_of(live.session, live.claim) {
             // An orderly end cancels nothing: the journal is told before it is told of the end.
             let request = SessionRequest {
@@ -390,7 +390,7 @@ impl Connection {
         };
         let market = &self.shared.market;
         for live in sessions {
-            let _turn = market.sessions.take(live.key).await;
+            let _turn = market.sessions.lock(live.key).await;
             if market.streams.detach(live.session, live.claim) {
                 login::close_if_left(market, live.session).await;
             }

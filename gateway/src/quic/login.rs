@@ -108,7 +108,7 @@ pub async fn open(
             })?;
     }
 
-    let turn = market.sessions.take(key).await;
+    let turn = market.sessions.lock(key).await;
     check_place(market, user, key, login)?;
     let cancel_on_disconnect = login.flags & LOGIN_CANCEL_ON_DISCONNECT != 0;
     let request = SessionRequest {
@@ -219,7 +219,7 @@ pub async fn close_if_left(market: &Market, session: SessionIx) {
 /// Ends every live session of a user.
 pub async fn end_user(market: &Market, user: UserIx, code: DisconnectCode) {
     for (session, key) in market.streams.sessions_of(user) {
-        let _turn = market.sessions.take(key).await;
+        let _turn = market.sessions.lock(key).await;
         if market.streams.end(session, code) {
             close_if_left(market, session).await;
         }

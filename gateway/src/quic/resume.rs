@@ -48,7 +48,7 @@ pub async fn catch_up(
             }
             Err(PastError::GivenUp) => return,
             Err(error) if error.is_removed() => {
-                let _turn = market.sessions.take(key).await;
+                let _turn = market.sessions.lock(key).await;
                 let code = DisconnectCode::MessagesRemoved;
                 if market.streams.is_of(session, claim) && market.streams.end(session, code) {
                     close_if_left(market, session).await;

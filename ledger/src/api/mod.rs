@@ -4,10 +4,13 @@
 //! `idempotent-replayed: true`; a key that came back with another content is answered all the same,
 //! logged and counted (T12).
 
+pub mod consumers;
 pub mod convert;
+pub mod http;
 mod limits;
 mod reads;
 mod statement;
+pub mod topics;
 mod writes;
 
 use std::time::Instant;
@@ -20,8 +23,7 @@ use tonic::{
 };
 
 use crate::{
-    Error,
-    clock::Clock,
+    Clock, Error,
     committer::{Committer, LARGE_WEIGHT_MIN},
     fold::{Act, Answer, Answered, CallKey, Command, Outcome, Replay},
     refusal::{Refusal, Refused},

@@ -380,7 +380,7 @@ impl Api {
         let subaccount_id = convert::id("subaccount_id", message.subaccount_id).map_err(refused)?;
         let status = convert::subaccount_status(message.status).map_err(refused)?;
         let reason = convert::text("reason", message.reason).map_err(refused)?;
-        tracing::info!(subaccount_id = %subaccount_id, status = status.name(), reason, "sub-account status asked for");
+        tracing::info!(%subaccount_id, %status, reason, "sub-account status asked for");
         let act = Act::SetStatus {
             subaccount_id,
             status,

@@ -34,8 +34,7 @@ use job::{Job, Reply};
 use worker::Worker;
 
 use crate::{
-    Error,
-    clock::Clock,
+    Clock, Error,
     fold::{Command, Outcome},
     repo::Store,
 };

@@ -16,13 +16,12 @@ use uuid::Uuid;
 
 use super::job::{Asked, Job, answer};
 use crate::{
-    Error,
+    Clock, Error,
     book::Book,
-    clock::Clock,
     facts::Fact,
     fold::{self, Act, Along, Answer, Answered, Command, Outcome},
     ids::Fresh,
-    outbox,
+    publish,
     repo::{Again, Group, Store},
 };
 
@@ -190,7 +189,7 @@ impl Worker {
         };
         let contexts: Vec<&rpc::Context> = commands.iter().map(|(_, context)| *context).collect();
         let events = |book: &Book, tell: &mut dyn FnMut(EventRef<'_>)| {
-            outbox::tell(&book.facts, &contexts, book.now_us, tell)
+            publish::tell(&book.facts, &contexts, book.now_us, tell)
         };
         let book = tx.fold_and_save(book, &mut fold, &events).await?;
         let has_chores = commands
@@ -253,7 +252,7 @@ impl Worker {
             let contexts: Vec<&rpc::Context> =
                 commands.iter().map(|(_, context)| *context).collect();
             let events = |book: &Book, tell: &mut dyn FnMut(EventRef<'_>)| {
-                outbox::tell(&book.facts, &contexts, book.now_us, tell)
+                publish::tell(&book.facts, &contexts, book.now_us, tell)
             };
             tx.save(&book, &events).await?;
             finish(tx, &book, &commands).await?;
@@ -334,13 +333,15 @@ fn count(book: &Book) {
     for (_, fact) in &book.facts {
         match fact {
             Fact::OperationCreated { kind, status, .. } => {
-                *operations.entry((kind.name(), status.name())).or_default() += 1;
+                *operations
+                    .entry((kind.as_str(), status.as_str()))
+                    .or_default() += 1;
             }
             Fact::StatusChanged {
                 operation_id, new, ..
             } => {
                 if let Some(row) = book.operations.get(operation_id) {
-                    let key = (row.terms.kind.name(), new.name());
+                    let key = (row.terms.kind.as_str(), new.as_str());
                     *operations.entry(key).or_default() += 1;
                 }
             }

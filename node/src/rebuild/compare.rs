@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use proto::cfa::v1 as cfa;
-use proto::convert;
 use serde::Serialize;
-use types::address::{eip55, onchain_address};
-use types::{Decimal, subaccount};
+use service_clients::cfa::ChainTransfer;
+use types::{
+    Decimal,
+    address::{eip55, onchain_address},
+    subaccount,
+};
 
 /// A balance on one side and on the other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -44,16 +46,15 @@ pub struct Ledger {
 
 impl Chain {
     /// Folds one transfer.
-    pub fn apply(&mut self, transfer: &cfa::ChainTransfer) -> anyhow::Result<()> {
-        let quantity = number(transfer.quantity.as_ref())?;
+    pub fn apply(&mut self, transfer: &ChainTransfer) -> anyhow::Result<()> {
         // Of a token that is no instrument the ledger keeps nothing.
         if transfer.instrument_id.is_empty() {
             return Ok(());
         }
         self.transfers += 1;
         for (address, change) in [
-            (&transfer.from_address, quantity.negated()),
-            (&transfer.to_address, quantity),
+            (&transfer.from_address, transfer.quantity.negated()),
+            (&transfer.to_address, transfer.quantity),
         ] {
             let key = (transfer.instrument_id.clone(), address.to_ascii_lowercase());
             add(&mut self.balances, key, change)?;
@@ -151,30 +152,20 @@ fn address_of(instrument_id: &str, name: &str) -> String {
     eip55(&onchain_address(holder)).to_ascii_lowercase()
 }
 
-pub fn number(value: Option<&proto::common::v1::Decimal>) -> anyhow::Result<Decimal> {
-    convert::optional_decimal(value)
-        .map(|value| value.unwrap_or(Decimal::ZERO))
-        .map_err(|error| anyhow::anyhow!("an amount {error}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn transfer(from: &str, to: &str, quantity: &str) -> cfa::ChainTransfer {
+    fn transfer(from: &str, to: &str, quantity: &str) -> ChainTransfer {
         let address = |holder: &str| match holder {
             "" => String::new(),
             holder => eip55(&onchain_address(holder)),
         };
-        cfa::ChainTransfer {
+        ChainTransfer {
             instrument_id: "CFA-RUB".to_owned(),
-            token_address: "0x1".to_owned(),
             from_address: address(from),
             to_address: address(to),
-            quantity: Some(proto::common::v1::Decimal {
-                value: quantity.to_owned(),
-            }),
-            block_number: 1,
+            quantity: quantity.parse().expect("number"),
         }
     }
 

@@ -11,19 +11,17 @@ mod compare;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use proto::cfa::v1 as cfa;
-use proto::cfa::v1::cfa_registry_service_client::CfaRegistryServiceClient;
-use proto::common::v1::{PaginationRequest, PaginationResponse};
-use proto::ledger::v1 as ledger;
-use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
-use rpc::Channel;
+use rpc::{Channel, Context as CallContext};
 use serde::Serialize;
+use service_clients::{CfaClient, LedgerClient};
+use types::subaccount;
 
 use crate::cli::call::Target;
 use crate::cli::output;
-use compare::{Chain, Difference, Ledger, add, compare, number, own_name};
+use compare::{Chain, Difference, Ledger, add, compare, own_name};
 
-const PAGE: i32 = 1_000;
+/// This command as the calling service.
+const SOURCE: &str = "rebuild";
 /// Readings before a difference is believed, and the time between two.
 const READINGS_MAX: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(500);
@@ -49,12 +47,14 @@ pub struct Rebuilt {
 /// A service that does not answer; balances that differ.
 pub async fn run(target: &Target, json: bool) -> anyhow::Result<()> {
     let channel = Channel::remote(&target.url, &target.token).context("address of the platform")?;
+    let cfa = CfaClient::new(channel.clone(), SOURCE);
+    let ledger_client = LedgerClient::new(channel, SOURCE);
     let mut chain = Chain::default();
     let mut readings = 0;
     let rebuilt = loop {
         readings += 1;
-        chain.replay(&channel).await?;
-        let ledger = read_ledger(&channel).await?;
+        chain.replay(&cfa).await.context("log of the chain")?;
+        let ledger = read_ledger(&ledger_client).await.context("the ledger")?;
         let differences = compare(&chain, &ledger);
         let ok = differences.iter().all(|found| found.explanation.is_some());
         if ok || readings == READINGS_MAX {
@@ -105,19 +105,10 @@ fn text(rebuilt: &Rebuilt) -> String {
 
 impl Chain {
     /// Folds the log from where the last call ended to its end.
-    async fn replay(&mut self, channel: &Channel) -> anyhow::Result<()> {
-        let mut client = CfaRegistryServiceClient::new(channel.clone())
-            .max_decoding_message_size(4 * rpc::MESSAGE_BYTES_MAX);
+    async fn replay(&mut self, cfa: &CfaClient) -> anyhow::Result<()> {
+        let context = CallContext::new(SOURCE);
         loop {
-            let request = cfa::ReplayChainTransfersRequest {
-                context: None,
-                from_block: self.next_block,
-            };
-            let part = client
-                .replay_chain_transfers(request)
-                .await
-                .context("log of the chain")?
-                .into_inner();
+            let part = cfa.chain_transfers(&context, self.next_block).await?;
             for transfer in &part.transfers {
                 self.apply(transfer)?;
             }
@@ -132,70 +123,25 @@ impl Chain {
     }
 }
 
-async fn read_ledger(channel: &Channel) -> anyhow::Result<Ledger> {
-    let mut client = LedgerServiceClient::new(channel.clone())
-        .max_decoding_message_size(4 * rpc::MESSAGE_BYTES_MAX);
+async fn read_ledger(ledger: &LedgerClient) -> anyhow::Result<Ledger> {
+    let context = CallContext::new(SOURCE);
     let mut read = Ledger::default();
-    let mut token = String::new();
-    loop {
-        let request = ledger::ListSubAccountsRequest {
-            pagination: page(token),
-            ..Default::default()
-        };
-        let answer = client
-            .list_sub_accounts(request)
-            .await
-            .context("sub-accounts of the ledger")?
-            .into_inner();
-        for row in answer.subaccounts {
-            read.subaccounts += 1;
-            let key = (row.instrument_id, own_name(&row.subaccount_id));
-            add(&mut read.balances, key, number(row.balance.as_ref())?)?;
-        }
-        token = next(answer.pagination);
-        if token.is_empty() {
-            break;
+    for row in ledger.sub_accounts(&context, "").await? {
+        read.subaccounts += 1;
+        let key = (row.instrument_id, own_name(&row.subaccount_id));
+        add(&mut read.balances, key, row.balance)?;
+    }
+    for hold in ledger.reserved(&context).await? {
+        let reserve = subaccount::reserve(&hold.instrument_id);
+        if hold.destination == reserve {
+            let key = (hold.instrument_id.clone(), own_name(&hold.subaccount_id));
+            add(&mut read.in_flight, key, hold.remaining)?;
+            add(
+                &mut read.in_flight,
+                (hold.instrument_id, reserve),
+                hold.remaining,
+            )?;
         }
     }
-    loop {
-        let request = ledger::ListHoldsRequest {
-            status: ledger::HoldStatus::Active.into(),
-            pagination: page(token),
-            ..Default::default()
-        };
-        let answer = client
-            .list_holds(request)
-            .await
-            .context("holds of the ledger")?
-            .into_inner();
-        for hold in answer.holds {
-            let Some(left) = hold.remaining_amount else {
-                continue;
-            };
-            let reserve = types::subaccount::reserve(&left.currency_code);
-            if hold.destination_subaccount_id.as_deref() == Some(&reserve) {
-                let amount = number(left.amount.as_ref())?;
-                let key = (left.currency_code.clone(), own_name(&hold.subaccount_id));
-                add(&mut read.in_flight, key, amount)?;
-                add(&mut read.in_flight, (left.currency_code, reserve), amount)?;
-            }
-        }
-        token = next(answer.pagination);
-        if token.is_empty() {
-            return Ok(read);
-        }
-    }
-}
-
-fn page(page_token: String) -> Option<PaginationRequest> {
-    Some(PaginationRequest {
-        page_size: PAGE,
-        page_token,
-    })
-}
-
-fn next(pagination: Option<PaginationResponse>) -> String {
-    pagination
-        .map(|page| page.next_page_token)
-        .unwrap_or_default()
+    Ok(read)
 }

@@ -5,13 +5,14 @@ use proto::{
     convert::{money_minor, to_money, to_timestamp_us},
     payments::v1 as pb,
 };
+use rail::Rub;
 use tonic::Status;
+use types::PaymentStatus;
 
 use crate::{
-    intent::{Intent, PaymentMethod, PaymentStatus},
+    intent::{Intent, PaymentMethod},
     payout::Payout,
     repo::reports::Report,
-    rub::Rub,
     service::Fault,
 };
 
@@ -29,52 +30,23 @@ pub fn rub(field: &'static str, amount: Option<&common::Money>) -> Result<Rub, S
 /// An amount as the bank may claim it: `None` for one that is not roubles or not exact in kopecks,
 /// which no intent equals.
 pub fn claimed_rub(amount: Option<&common::Money>) -> Option<Rub> {
-    let amount = amount.filter(|amount| amount.currency_code == crate::rub::CURRENCY)?;
+    let amount = amount.filter(|amount| amount.currency_code == rail::CURRENCY)?;
     amount.amount.as_ref()?.value.parse().ok()
 }
 
 pub fn method(method: i32) -> Result<PaymentMethod, Status> {
-    match pb::PaymentMethod::try_from(method) {
-        Ok(pb::PaymentMethod::SbpC2b) => Ok(PaymentMethod::SbpC2b),
-        Ok(pb::PaymentMethod::SbpQr) => Ok(PaymentMethod::SbpQr),
-        Ok(pb::PaymentMethod::BankTransfer) => Ok(PaymentMethod::BankTransfer),
-        Ok(pb::PaymentMethod::Unspecified) | Err(_) => Err(rpc::status::invalid_argument(
-            "method",
-            "must be SBP_C2B, SBP_QR or BANK_TRANSFER",
-        )),
-    }
-}
-
-pub fn to_method(method: PaymentMethod) -> pb::PaymentMethod {
-    match method {
-        PaymentMethod::SbpC2b => pb::PaymentMethod::SbpC2b,
-        PaymentMethod::SbpQr => pb::PaymentMethod::SbpQr,
-        PaymentMethod::BankTransfer => pb::PaymentMethod::BankTransfer,
-    }
+    PaymentMethod::from_code(method).ok_or_else(|| {
+        rpc::status::invalid_argument("method", "must be SBP_C2B, SBP_QR or BANK_TRANSFER")
+    })
 }
 
 /// A status filter or claim: `None` when unset.
 pub fn status(field: &'static str, status: i32) -> Result<Option<PaymentStatus>, Status> {
-    match common::PaymentStatus::try_from(status) {
-        Ok(common::PaymentStatus::Unspecified) => Ok(None),
-        Ok(common::PaymentStatus::Pending) => Ok(Some(PaymentStatus::Pending)),
-        Ok(common::PaymentStatus::Success) => Ok(Some(PaymentStatus::Success)),
-        Ok(common::PaymentStatus::Failed) => Ok(Some(PaymentStatus::Failed)),
-        Ok(common::PaymentStatus::Expired) => Ok(Some(PaymentStatus::Expired)),
-        Ok(common::PaymentStatus::Refunded) => Ok(Some(PaymentStatus::Refunded)),
-        Err(_) => Err(rpc::status::invalid_argument(field, "is not a status")),
+    match (status, PaymentStatus::from_code(status)) {
+        (0, _) => Ok(None),
+        (_, Some(status)) => Ok(Some(status)),
+        _ => Err(rpc::status::invalid_argument(field, "is not a status")),
     }
-}
-
-pub fn to_status(status: PaymentStatus) -> i32 {
-    let status = match status {
-        PaymentStatus::Pending => common::PaymentStatus::Pending,
-        PaymentStatus::Success => common::PaymentStatus::Success,
-        PaymentStatus::Failed => common::PaymentStatus::Failed,
-        PaymentStatus::Expired => common::PaymentStatus::Expired,
-        PaymentStatus::Refunded => common::PaymentStatus::Refunded,
-    };
-    status as i32
 }
 
 pub fn intent(intent: &Intent) -> pb::PaymentIntent {
@@ -82,8 +54,8 @@ pub fn intent(intent: &Intent) -> pb::PaymentIntent {
         payment_id: intent.payment_id.clone(),
         user_id: intent.user_id.clone(),
         amount: Some(money(intent.amount)),
-        method: to_method(intent.method) as i32,
-        status: to_status(intent.status),
+        method: intent.method.code(),
+        status: intent.status.code(),
         payment_url: intent.payment_url.clone(),
         qr_payload: intent.qr_payload.clone(),
         created_at: Some(to_timestamp_us(intent.created_at_us)),
@@ -98,7 +70,7 @@ pub fn payout(payout: &Payout) -> pb::Payout {
         user_id: payout.user_id.clone(),
         amount: Some(money(payout.amount)),
         bank_account: payout.bank_account.clone(),
-        status: to_status(payout.status),
+        status: payout.status.code(),
         sent: payout.ordered_at_us.is_some(),
         bank_transfer_id: payout.bank_transfer_id.clone(),
         failure_code: payout.failure_code.clone(),
@@ -136,7 +108,7 @@ impl From<Fault> for Status {
             unavailable,
         };
 
-        use crate::rail::client::BankError;
+        use rail::client::BankError;
         let text = fault.to_string();
         match fault {
             Fault::InvalidSignature => unauthenticated("INVALID_SIGNATURE", text),

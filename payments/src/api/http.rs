@@ -22,8 +22,9 @@ use serde_json::json;
 use tonic::Status;
 
 use super::convert;
+use rail::webhook::{BODY_BYTES_MAX, ID_HEADER, SIGNATURE_HEADER, Signed, TIMESTAMP_HEADER};
+
 use crate::{
-    rail::webhook::{BODY_BYTES_MAX, ID_HEADER, SIGNATURE_HEADER, Signed, TIMESTAMP_HEADER},
     repo::payouts,
     service::{Fault, Gateway},
 };

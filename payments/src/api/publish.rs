@@ -6,7 +6,7 @@ use prost::Message;
 use proto::{convert::to_timestamp_us, payments::v1 as pb};
 use uuid::Uuid;
 
-use super::convert::{money, to_method};
+use super::convert::money;
 use crate::{intent::Intent, payout::Payout, repo::reports::Report};
 
 const SOURCE: &str = "payments";
@@ -17,7 +17,7 @@ pub fn intent_created(intent: &Intent) -> Event {
         payment_id: intent.payment_id.clone(),
         user_id: intent.user_id.clone(),
         amount: Some(money(intent.amount)),
-        method: to_method(intent.method) as i32,
+        method: intent.method.code(),
         at: Some(to_timestamp_us(intent.created_at_us)),
     };
     event(

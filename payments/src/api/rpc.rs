@@ -10,10 +10,11 @@ use rpc::{
 use tonic::{Request, Response, Status, metadata::MetadataMap};
 
 use super::convert;
+use rail::webhook::{BODY_BYTES_MAX, ID_HEADER, SIGNATURE_HEADER, Signed, TIMESTAMP_HEADER};
+use service_kit::clock;
+use types::BusinessDay;
+
 use crate::{
-    clock,
-    day::BusinessDay,
-    rail::webhook::{BODY_BYTES_MAX, ID_HEADER, SIGNATURE_HEADER, Signed, TIMESTAMP_HEADER},
     repo::{Before, Filter, intents, payouts},
     service::{Claim, Fault, Gateway, NewIntent, NewPayout, Taken},
 };

@@ -3,10 +3,10 @@
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 
 use super::{Before, Filter, name, page};
-use crate::{
-    intent::{Intent, PaymentStatus},
-    rub::Rub,
-};
+use rail::Rub;
+use types::PaymentStatus;
+
+use crate::intent::Intent;
 
 fn read(row: &SqliteRow) -> sqlx::Result<Intent> {
     Ok(Intent {

@@ -10,8 +10,7 @@ pub mod reports;
 use std::str::FromStr;
 
 use sqlx::{QueryBuilder, Row, Sqlite, sqlite::SqliteRow};
-
-use crate::intent::UnknownName;
+use types::TextError;
 
 /// Schema, applied after that of outbox and inbox.
 pub static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!("migrations/sqlite": "0001_payments", "0002_report_keys", "0003_payout_refunds", "0004_payout_keys", "0005_refunds", "0006_lists");
@@ -55,11 +54,10 @@ fn page(table: &str, id: &str, filter: Filter<'_>, before: Before<'_>) -> QueryB
 }
 
 /// A column that holds a name of ours.
-fn name<T: FromStr<Err = UnknownName>>(row: &SqliteRow, column: &str) -> sqlx::Result<T> {
+fn name<T: FromStr<Err = TextError>>(row: &SqliteRow, column: &str) -> sqlx::Result<T> {
     let text: String = row.try_get(column)?;
-    text.parse()
-        .map_err(|error: UnknownName| sqlx::Error::ColumnDecode {
-            index: column.to_owned(),
-            source: Box::new(error),
-        })
+    text.parse().map_err(|error| sqlx::Error::ColumnDecode {
+        index: column.to_owned(),
+        source: Box::new(error),
+    })
 }

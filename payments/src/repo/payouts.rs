@@ -3,7 +3,9 @@
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
 
 use super::{Before, Filter, name, page};
-use crate::{payout::Payout, rub::Rub};
+use rail::Rub;
+
+use crate::payout::Payout;
 
 fn read(row: &SqliteRow) -> sqlx::Result<Payout> {
     Ok(Payout {

@@ -2,7 +2,7 @@
 
 use sqlx::{SqliteConnection, SqliteExecutor};
 
-use crate::rub::{Rub, RubError};
+use rail::{Rub, RubError};
 
 /// False when the bank's event was taken before (T25).
 pub async fn note_webhook_in_tx(

@@ -1,12 +1,10 @@
 //! Reconciliation reports.
 
+use rail::Rub;
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
+use types::BusinessDay;
 
-use crate::{
-    day::BusinessDay,
-    reconcile::{Assessment, Explained},
-    rub::Rub,
-};
+use crate::reconcile::{Assessment, Explained};
 
 /// A stored report.
 #[derive(Clone, Debug, PartialEq, Eq)]

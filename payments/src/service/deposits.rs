@@ -4,18 +4,19 @@ use service_clients::{LimitType, OperationType};
 use uuid::Uuid;
 
 use super::{Fault, Gateway};
+use rail::{
+    Rub,
+    client::BankError,
+    messages::{self, CreateQr, ExpectTransfer},
+    purpose_code,
+};
+use service_kit::{backoff::doubled_us, clock};
+use types::PaymentStatus;
+
 use crate::{
     api::publish as emit,
-    clock,
-    intent::{Intent, PaymentMethod, PaymentStatus, Step, on_report},
-    payout::pause_us,
-    rail::{
-        client::BankError,
-        messages::{self, CreateQr, ExpectTransfer},
-        purpose_code,
-    },
+    intent::{Intent, PaymentMethod, Step, on_report},
     repo::{intents, receipts},
-    rub::Rub,
 };
 
 /// Intents polled before a reconciliation at most; the oldest polls first.
@@ -61,7 +62,7 @@ impl Gateway {
         let intent = self.register_at_bank(&ask).await?;
         let now_us = intent.created_at_us;
         let first_poll_us =
-            now_us + pause_us(0, self.config.poll_first_ms, self.config.poll_most_ms);
+            now_us + doubled_us(self.config.poll_first_ms, 0, self.config.poll_most_ms);
 
         let mut tx = self.db.write().await?;
         if !intents::insert_in_tx(&mut tx, &intent, first_poll_us.min(intent.expires_at_us)).await?
@@ -256,12 +257,8 @@ impl Gateway {
     }
 
     async fn schedule_poll(&self, intent: &Intent, polls: u32, now_us: i64) -> Result<(), Fault> {
-        let pause_us = pause_us(
-            polls.saturating_add(1),
-            self.config.poll_first_ms,
-            self.config.poll_most_ms,
-        );
-        let mut next_us = now_us + pause_us;
+        let (first_ms, max_ms) = (self.config.poll_first_ms, self.config.poll_most_ms);
+        let mut next_us = now_us + doubled_us(first_ms, polls.saturating_add(1), max_ms);
         if now_us < intent.expires_at_us {
             next_us = next_us.min(intent.expires_at_us);
         }

@@ -5,15 +5,11 @@ mod payouts;
 mod reconciliation;
 mod webhook;
 
+use rail::{RubError, client::BankClient, client::BankError, webhook::Verifier};
 use service_clients::{CallError, IdentityClient};
 use tokio::sync::{Mutex, Notify};
 
-use crate::{
-    config::PaymentsConfig,
-    rail::{client::BankClient, client::BankError, webhook::Verifier},
-    rub::RubError,
-    tokens::Tokens,
-};
+use crate::{config::PaymentsConfig, tokens::Tokens};
 
 pub use deposits::NewIntent;
 pub use payouts::NewPayout;

@@ -3,21 +3,21 @@
 use service_clients::caused_by;
 
 use super::{Fault, Gateway};
+use rail::{
+    Rub,
+    client::{BankError, Ordered},
+    messages::{Status, TransferReport},
+};
+use service_kit::{backoff::doubled_us, clock};
+use types::PaymentStatus;
+
 use crate::{
     api::publish::{self as emit, UserChange},
-    clock,
-    intent::PaymentStatus,
     payout::{
-        BankWord, Cancel, Next, Outcome, Payout, next, on_bank_word, on_cancel, pause_us,
-        refund_candidate,
-    },
-    rail::{
-        client::{BankError, Ordered},
-        messages::{Status, TransferReport},
+        BankWord, Cancel, Next, Outcome, Payout, next, on_bank_word, on_cancel, refund_candidate,
     },
     reconcile::TokenState,
     repo::{intents, payouts},
-    rub::Rub,
 };
 
 /// Failure code of a refusal whose error register is empty.
@@ -489,11 +489,9 @@ impl Gateway {
     }
 
     fn payout_pause_us(&self, attempts: u32) -> i64 {
-        let (first, most) = (
-            self.config.payout_pause_first_ms,
-            self.config.payout_pause_most_ms,
-        );
-        pause_us(attempts, first, most)
+        let config = &self.config;
+        let (first_ms, max_ms) = (config.payout_pause_first_ms, config.payout_pause_most_ms);
+        doubled_us(first_ms, attempts, max_ms)
     }
 
     /// Asks the bank about every payout that may be there, so that a lost answer does not look like a difference.

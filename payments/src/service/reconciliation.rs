@@ -11,17 +11,18 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use uuid::Uuid;
 
 use super::{Fault, Gateway};
+use rail::Rub;
+use service_kit::clock;
+use types::BusinessDay;
+
 use crate::{
     api::publish as emit,
-    clock,
-    day::BusinessDay,
     intent::Intent,
     payout::Payout,
     reconcile::{
         Assessment, DepositPart, Explained, PayoutPart, TokenSide, deposit_part, payout_part,
     },
     repo::{intents, payouts, receipts, reports, reports::Report},
-    rub::Rub,
 };
 
 /// Calls to the CFA service under way at a time.

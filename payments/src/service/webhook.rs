@@ -2,15 +2,15 @@
 //! before anything of them is read.
 
 use super::{Fault, Gateway, deposits::PaymentWord};
-use crate::{
-    clock,
-    intent::{Intent, PaymentStatus},
-    rail::{
-        messages::Notice,
-        webhook::{InvalidSignature, Signed},
-    },
-    rub::Rub,
+use rail::{
+    Rub,
+    messages::Notice,
+    webhook::{InvalidSignature, Signed},
 };
+use service_kit::clock;
+use types::PaymentStatus;
+
+use crate::intent::Intent;
 
 /// What the RPC form says beside the signed bytes; it must not say anything else than they do.
 #[derive(Clone, Debug)]

@@ -1,12 +1,12 @@
 //! Intents: limits, methods, events, expiry, polls.
 
-use payments::rail::{purpose_code, sbp_link::SbpLink};
 use proto::{
     common::v1 as common,
     identity::v1::{BlockUserRequest, SetLimitRequest},
     payments::v1::{self as wire, PaymentMethod},
     sandbox::v1::BankFault,
 };
+use rail::{purpose_code, sbp_link::SbpLink};
 use tonic::Code;
 
 use crate::world::{ALICE, World, amount_of, ctx, ctx_with, intent_ask, rub, until};

@@ -7,7 +7,6 @@ use std::sync::{
 
 use axum::{Router, body::Bytes, extract::State};
 use http::HeaderMap;
-use payments::rail::account;
 use proto::{
     chain::v1::ReceiptStatus,
     common::v1 as common,
@@ -15,6 +14,7 @@ use proto::{
     payments::v1::{self as wire, PaymentMethod},
     sandbox::v1::BankFault,
 };
+use rail::account;
 use tokio::net::TcpListener;
 use tonic::Code;
 

@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use axum::{Router, extract::State, http::StatusCode, routing::post};
-use payments::{AlertSinks, rail::account};
+use payments::AlertSinks;
 use proto::{common::v1::OperationStatus, payments::v1 as wire, sandbox::v1::BankFault};
+use rail::account;
 use tokio::net::TcpListener;
 use tonic::Code;
 
@@ -68,7 +69,7 @@ async fn r129_equal_values_balance_whatever_their_scale() {
 #[tokio::test]
 async fn r128_a_future_day_is_refused() {
     let world = World::start().await;
-    let tomorrow = payments::clock::now_us() + 2 * 86_400_000_000;
+    let tomorrow = service_kit::clock::now_us() + 2 * 86_400_000_000;
     let ask = wire::ReconcileRequest {
         context: ctx(),
         business_date: Some(proto::convert::to_timestamp_us(tomorrow)),
@@ -334,7 +335,7 @@ async fn t28_a_day_that_ended_while_the_service_was_down_is_reconciled_at_the_ne
         (status == 200).then_some(body)
     })
     .await;
-    let today = payments::BusinessDay::of(payments::clock::now_us());
+    let today = types::BusinessDay::of(service_kit::clock::now_us());
     let yesterday = proto::convert::to_timestamp_us(today.previous().start_us());
     assert_eq!(body["businessDate"], yesterday.to_string());
     world.stop().await;

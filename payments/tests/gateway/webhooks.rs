@@ -18,7 +18,7 @@ fn rpc_form(
     amount: &str,
 ) -> Request<HandlePaymentWebhookRequest> {
     let body = payment_notice(payment_id, "SUCCESS", amount);
-    let now_s = payments::clock::now_us() / 1_000_000;
+    let now_s = service_kit::clock::now_us() / 1_000_000;
     let signature = world.sign(webhook_id, now_s, &body);
     let mut request = Request::new(HandlePaymentWebhookRequest {
         context: ctx(),
@@ -42,7 +42,7 @@ fn rpc_form(
 async fn r114_a_bad_signature_is_refused_before_anything_else() {
     let world = World::start().await;
     let intent = world.qr("100.00").await;
-    let now_s = payments::clock::now_us() / 1_000_000;
+    let now_s = service_kit::clock::now_us() / 1_000_000;
     for payment_id in [intent.payment_id.as_str(), "unknown"] {
         let body = payment_notice(payment_id, "SUCCESS", "100.00");
         let good = world.sign("w1", now_s, &body);
@@ -294,7 +294,7 @@ async fn r114_more_than_eight_signatures_are_refused_even_if_one_is_valid() {
     let world = World::start().await;
     let intent = world.qr("10.00").await;
     let notice = payment_notice(&intent.payment_id, "SUCCESS", "10.00");
-    let now_s = payments::clock::now_us() / 1_000_000;
+    let now_s = service_kit::clock::now_us() / 1_000_000;
     let signed = |webhook_id: &str, others: usize| {
         let good = world.sign(webhook_id, now_s, &notice);
         format!("{}{good}", "v1,AAAA ".repeat(others))

@@ -12,10 +12,7 @@ use std::{
 
 use axum::{Router, body::Body, extract::State, middleware::Next};
 use events::{Embedded, Event, Log};
-use payments::{
-    AlertSinks, PaymentsConfig, PaymentsDeps, PaymentsHandle,
-    rail::{account, keys::Keys},
-};
+use payments::{AlertSinks, PaymentsConfig, PaymentsDeps, PaymentsHandle};
 use prost::Message;
 use proto::{
     cfa::v1::{
@@ -31,6 +28,7 @@ use proto::{
     payments::v1::{self as wire, payments_service_client::PaymentsServiceClient},
     sandbox::v1::{self as sandbox_wire, sandbox_bank_service_client::SandboxBankServiceClient},
 };
+use rail::{account, keys::Keys};
 use rpc::{Authenticator, Channel, LocalSlot};
 use sandbox::{
     bank::{BankConfig, BankHandle},
@@ -506,7 +504,7 @@ impl World {
 
     /// Posts a body to the webhook, signed as the bank would sign it.
     pub async fn post_webhook(&self, webhook_id: &str, body: &str) -> (u16, String) {
-        let now_s = payments::clock::now_us() / 1_000_000;
+        let now_s = service_kit::clock::now_us() / 1_000_000;
         let signature = self.sign(webhook_id, now_s, body);
         self.post_signed(webhook_id, now_s, &signature, body).await
     }

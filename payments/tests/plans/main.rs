@@ -8,10 +8,10 @@
 #[allow(dead_code)]
 mod world;
 
-use payments::rail::account;
 use proto::common::v1::{self as common, OperationStatus, PaymentStatus};
 use proto::identity::v1::{BlockUserRequest, UnblockUserRequest};
 use proto::payments::v1 as wire;
+use rail::account;
 use testkit::plans::{self, Allowed};
 
 use crate::world::{ALICE, World, ctx, ctx_with, payment_notice, until, valid_account};

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use payments::{Rub, intent::PaymentStatus};
 use proto::{
-    common::v1 as common,
     convert::{money_minor, to_money, to_timestamp_us},
     sandbox::v1::{self as pb, sandbox_bank_service_server::SandboxBankService},
 };
+use rail::Rub;
 use rpc::{
     page::{self, Key},
     status::{failed_precondition, internal, invalid_argument, not_found},
 };
 use tonic::{Request, Response, Status};
+use types::PaymentStatus;
 
 use super::{
     desk::{Desk, Fault, Refusal, Transfer},
@@ -37,16 +37,10 @@ impl SandboxBankService for Api {
             )),
             None => None,
         };
-        let outcome = match common::PaymentStatus::try_from(ask.outcome) {
-            Ok(common::PaymentStatus::Unspecified | common::PaymentStatus::Success) => {
-                PaymentStatus::Success
-            }
-            Ok(common::PaymentStatus::Pending) => PaymentStatus::Pending,
-            Ok(common::PaymentStatus::Failed) => PaymentStatus::Failed,
-            Ok(common::PaymentStatus::Expired) => PaymentStatus::Expired,
-            Ok(common::PaymentStatus::Refunded) | Err(_) => {
-                return Err(invalid_argument("outcome", "is not what a payment ends in"));
-            }
+        let outcome = match PaymentStatus::from_code(ask.outcome) {
+            None if ask.outcome == 0 => PaymentStatus::Success,
+            Some(outcome) if outcome != PaymentStatus::Refunded => outcome,
+            _ => return Err(invalid_argument("outcome", "is not what a payment ends in")),
         };
         let key = &context.idempotency_key;
         let paid = self
@@ -56,7 +50,7 @@ impl SandboxBankService for Api {
         let (transaction_id, status) = paid.map_err(refused)?;
         Ok(Response::new(pb::PayResponse {
             transaction_id,
-            status: to_status(status),
+            status: status.code(),
         }))
     }
 
@@ -66,19 +60,10 @@ impl SandboxBankService for Api {
     ) -> Result<Response<pb::SetFaultResponse>, Status> {
         let ask = request.into_inner();
         rpc::context::write(ask.context)?;
-        let fault = match pb::BankFault::try_from(ask.fault) {
-            Ok(pb::BankFault::None) => None,
-            Ok(pb::BankFault::RefuseTransfer) => Some(Fault::RefuseTransfer),
-            Ok(pb::BankFault::HoldTransfer) => Some(Fault::HoldTransfer),
-            Ok(pb::BankFault::Unavailable) => Some(Fault::Unavailable),
-            Ok(pb::BankFault::WebhookTwice) => Some(Fault::WebhookTwice),
-            Ok(pb::BankFault::WebhookForged) => Some(Fault::WebhookForged),
-            Ok(pb::BankFault::WebhookAmount) => Some(Fault::WebhookAmount),
-            Ok(pb::BankFault::WebhookLost) => Some(Fault::WebhookLost),
-            Ok(pb::BankFault::Unspecified) | Err(_) => {
-                return Err(invalid_argument("fault", "is required; NONE clears"));
-            }
-        };
+        let fault = Fault::from_code(ask.fault);
+        if fault.is_none() && ask.fault != pb::BankFault::None as i32 {
+            return Err(invalid_argument("fault", "is required; NONE clears"));
+        }
         let for_transfers = matches!(
             fault,
             None | Some(Fault::RefuseTransfer | Fault::HoldTransfer)
@@ -131,21 +116,10 @@ fn to_transfer(transfer: &Transfer) -> pb::BankTransfer {
         transfer_id: transfer.transfer_id.clone(),
         recipient_account: transfer.recipient_account.clone(),
         amount: Some(to_money(transfer.amount.kopecks())),
-        status: to_status(transfer.status),
+        status: transfer.status.code(),
         purpose: transfer.purpose.clone(),
         created_at: Some(to_timestamp_us(transfer.created_at_us)),
     }
-}
-
-fn to_status(status: PaymentStatus) -> i32 {
-    let status = match status {
-        PaymentStatus::Pending => common::PaymentStatus::Pending,
-        PaymentStatus::Success => common::PaymentStatus::Success,
-        PaymentStatus::Failed => common::PaymentStatus::Failed,
-        PaymentStatus::Expired => common::PaymentStatus::Expired,
-        PaymentStatus::Refunded => common::PaymentStatus::Refunded,
-    };
-    status as i32
 }
 
 fn refused(refusal: Refusal) -> Status {

@@ -5,24 +5,20 @@
 //! back by a fault. The balance moves when it is executed; what is taken and not executed is
 //! reserved.
 
-use std::{fmt, str::FromStr};
-
 use events::Sqlite;
-use payments::{
-    Rub, clock,
-    intent::PaymentStatus,
-    rail::{
-        account,
-        messages::{
-            Balance, CreateQr, ErrorBody, ExpectTransfer, Notice, PaymentReport, QrCreated,
-            RegisterEntry, Status, TransferExpected, TransferOrder, TransferReport, time_text,
-        },
-        purpose_code,
-        sbp_link::{LinkKind, SbpLink},
+use rail::{
+    Rub, account,
+    messages::{
+        Balance, CreateQr, ErrorBody, ExpectTransfer, Notice, PaymentReport, QrCreated,
+        RegisterEntry, Status, TransferExpected, TransferOrder, TransferReport, time_text,
     },
+    purpose_code,
+    sbp_link::{LinkKind, SbpLink},
 };
 use rand::Rng;
+use service_kit::clock;
 use tokio::sync::Notify;
+use types::{PaymentStatus, code_enum};
 use uuid::Uuid;
 
 use super::{BankConfig, repo};
@@ -80,35 +76,16 @@ impl Transfer {
     }
 }
 
-/// A button for what banks do wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    RefuseTransfer,
-    HoldTransfer,
-    Unavailable,
-    WebhookTwice,
-    WebhookForged,
-    WebhookAmount,
-    WebhookLost,
-}
-
-impl Fault {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Fault::RefuseTransfer => "REFUSE_TRANSFER",
-            Fault::HoldTransfer => "HOLD_TRANSFER",
-            Fault::Unavailable => "UNAVAILABLE",
-            Fault::WebhookTwice => "WEBHOOK_TWICE",
-            Fault::WebhookForged => "WEBHOOK_FORGED",
-            Fault::WebhookAmount => "WEBHOOK_AMOUNT",
-            Fault::WebhookLost => "WEBHOOK_LOST",
-        }
-    }
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+code_enum! {
+    /// A button for what banks do wrong.
+    Fault: i32 {
+        RefuseTransfer = 2 "REFUSE_TRANSFER",
+        HoldTransfer = 3 "HOLD_TRANSFER",
+        Unavailable = 4 "UNAVAILABLE",
+        WebhookTwice = 5 "WEBHOOK_TWICE",
+        WebhookForged = 6 "WEBHOOK_FORGED",
+        WebhookAmount = 7 "WEBHOOK_AMOUNT",
+        WebhookLost = 8 "WEBHOOK_LOST",
     }
 }
 
@@ -484,24 +461,5 @@ fn wire_status(status: PaymentStatus) -> Status {
         PaymentStatus::Success | PaymentStatus::Refunded => Status::Success,
         PaymentStatus::Failed => Status::Failed,
         PaymentStatus::Expired => Status::Expired,
-    }
-}
-
-impl FromStr for Fault {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Fault, ()> {
-        [
-            Fault::RefuseTransfer,
-            Fault::HoldTransfer,
-            Fault::Unavailable,
-            Fault::WebhookTwice,
-            Fault::WebhookForged,
-            Fault::WebhookAmount,
-            Fault::WebhookLost,
-        ]
-        .into_iter()
-        .find(|fault| fault.as_str() == text)
-        .ok_or(())
     }
 }

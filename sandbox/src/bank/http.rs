@@ -1,4 +1,4 @@
-//! The bank's contract over plain HTTP and JSON (`payments::rail::messages`). Every request but
+//! The bank's contract over plain HTTP and JSON (`rail::messages`). Every request but
 //! `/health` must carry the gateway's signature over its method, path, time and body (R021); an
 //! unsigned or altered one is answered 401 and does nothing.
 
@@ -13,20 +13,18 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use payments::{
-    clock,
-    intent::PaymentStatus,
-    rail::{
-        messages::ErrorBody,
-        request_signature::{
-            self, KEY_ID_HEADER, SIGNATURE_HEADER, SignatureError, Signed, TIMESTAMP_HEADER,
-        },
+use rail::{
+    messages::ErrorBody,
+    request_signature::{
+        self, KEY_ID_HEADER, SIGNATURE_HEADER, SignatureError, Signed, TIMESTAMP_HEADER,
     },
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
+use service_kit::clock;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use types::PaymentStatus;
 
 use super::{
     desk::{Desk, Fault, Refusal},

@@ -23,8 +23,8 @@ use std::{
     sync::Arc,
 };
 
-use payments::rail::{account, keys, purpose_code::Requisites};
 use proto::sandbox::v1::sandbox_bank_service_server::SandboxBankServiceServer;
+use rail::{account, keys, purpose_code::Requisites};
 use serde::{Deserialize, Serialize};
 use tokio::{net::TcpListener, task::JoinSet};
 use tokio_util::sync::CancellationToken;

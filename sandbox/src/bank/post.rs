@@ -4,13 +4,9 @@
 //! 2xx ends it, 4xx too (the gateway has understood and refuses), anything else comes again with a
 //! growing pause.
 
+use rail::webhook::{ID_HEADER, SIGNATURE_HEADER, Secret, TIMESTAMP_HEADER};
+use service_kit::{backoff::doubled_us, clock};
 use std::{sync::Arc, time::Duration};
-
-use payments::{
-    clock,
-    payout::pause_us,
-    rail::webhook::{ID_HEADER, SIGNATURE_HEADER, Secret, TIMESTAMP_HEADER},
-};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -103,7 +99,7 @@ impl Postman {
                 _ if attempts >= self.attempts_max => "GIVEN_UP",
                 _ => "QUEUED",
             };
-            let pause_us = pause_us(queued.attempts, self.pause_first_ms, self.pause_most_ms);
+            let pause_us = doubled_us(self.pause_first_ms, queued.attempts, self.pause_most_ms);
             let next_us = clock::now_us() + pause_us;
             let mut tx = desk.db.write().await?;
             repo::end_attempt_in_tx(&mut tx, &queued.webhook_id, state, next_us).await?;

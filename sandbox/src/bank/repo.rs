@@ -1,9 +1,9 @@
 //! Store of the bank: all of its SQL.
 
-use std::str::FromStr;
-
-use payments::{Rub, intent::PaymentStatus};
+use rail::Rub;
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
+use std::str::FromStr;
+use types::PaymentStatus;
 
 use super::desk::{Code, Fault, Transfer};
 

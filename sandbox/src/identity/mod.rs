@@ -4,16 +4,14 @@
 //! |---|---|
 //! | `rules` | the pure core: what a check answers |
 //! | `repo` | the store |
-//! | `uses` | what of the limits the platform's events have used up today |
-//! | `tell` | events of users |
-//! | `api`, `convert` | `IdentityService` and the HTTP reads |
+//! | `api` | `IdentityService` and the HTTP reads |
+//! | `api/uses` | what of the limits the platform's events have used up today |
+//! | `publish` | events of users |
 
 mod api;
-mod convert;
+mod publish;
 mod repo;
 mod rules;
-mod tell;
-mod uses;
 
 use futures::future::BoxFuture;
 use std::{path::PathBuf, sync::Arc};
@@ -93,7 +91,9 @@ pub fn start(
         let span = || tracing::info_span!("worker", service_name = "identity");
         let basis = config.trading_limit_basis;
         let mut workers = JoinSet::new();
-        workers.spawn(uses::run(db.clone(), deps.log.clone(), basis, shutdown).instrument(span()));
+        workers.spawn(
+            api::uses::run(db.clone(), deps.log.clone(), basis, shutdown).instrument(span()),
+        );
         let relay_shutdown = CancellationToken::new();
         let mut relay = JoinSet::new();
         relay.spawn(

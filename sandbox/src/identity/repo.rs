@@ -1,10 +1,9 @@
 //! Store of the identity stand-in: all of its SQL.
 
-use payments::BusinessDay;
 use sqlx::{Row, SqliteConnection, SqliteExecutor, sqlite::SqliteRow};
-use types::Decimal;
+use types::{BusinessDay, Decimal, LimitType};
 
-use super::rules::{Limit, LimitType, Standing};
+use super::rules::{Limit, Standing};
 
 pub static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
     events::migrations!("migrations/identity": "0001_identity");

@@ -1,41 +1,11 @@
 //! What a limit check answers, pure. A check is a question: it reserves nothing and uses nothing up (T24).
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use types::Decimal;
+use types::{Decimal, LimitType};
 
 use super::{Error, IdentityConfig};
-
-/// Limit types of the specification.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum LimitType {
-    Deposit,
-    Withdrawal,
-    Trading,
-}
-
-impl LimitType {
-    pub const ALL: [LimitType; 3] = [
-        LimitType::Deposit,
-        LimitType::Withdrawal,
-        LimitType::Trading,
-    ];
-
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            LimitType::Deposit => "DEPOSIT",
-            LimitType::Withdrawal => "WITHDRAWAL",
-            LimitType::Trading => "TRADING",
-        }
-    }
-}
-
-impl fmt::Display for LimitType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
 
 /// What of an order counts against the trading limit (T23).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

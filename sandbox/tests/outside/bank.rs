@@ -2,23 +2,20 @@
 
 use std::path::Path;
 
-use payments::{
-    Rub,
-    rail::{
-        account,
-        client::{BankClient, BankError, Ordered},
-        keys::Keys,
-        messages::{CreateQr, Kopecks, Status},
-        policy::ClientPolicy,
-        purpose_code::Requisites,
-        request_signature::{KEY_ID_HEADER, SIGNATURE_HEADER, Signer, TIMESTAMP_HEADER},
-        sbp_link::{LinkKind, SbpLink},
-    },
-};
 use proto::{
     common::v1 as common,
     convert::to_money,
     sandbox::v1::{self as wire, sandbox_bank_service_client::SandboxBankServiceClient},
+};
+use rail::{
+    Rub, account,
+    client::{BankClient, BankError, Ordered},
+    keys::Keys,
+    messages::{CreateQr, Kopecks, Status},
+    policy::ClientPolicy,
+    purpose_code::Requisites,
+    request_signature::{KEY_ID_HEADER, SIGNATURE_HEADER, Signer, TIMESTAMP_HEADER},
+    sbp_link::{LinkKind, SbpLink},
 };
 use rpc::{Authenticator, Channel, LocalSlot};
 use sandbox::bank::{BankConfig, BankHandle};
@@ -142,7 +139,7 @@ fn rub(kopecks: i64) -> Rub {
     Rub::from_kopecks(kopecks)
 }
 
-fn report(ordered: Ordered) -> payments::rail::messages::TransferReport {
+fn report(ordered: Ordered) -> rail::messages::TransferReport {
     match ordered {
         Ordered::Taken(report) | Ordered::Refused(report) => report,
     }
@@ -163,7 +160,7 @@ async fn r021_the_bank_does_nothing_for_a_request_that_is_not_the_gateways() {
     let keys = Keys::load_or_create(&world.keys_dir()).unwrap();
     let http = reqwest::Client::new();
     let path = "/bank/v1/transfers";
-    let now_s = payments::clock::now_us() / 1_000_000;
+    let now_s = service_kit::clock::now_us() / 1_000_000;
     let order = |amount: &str| {
         format!(
             r#"{{"requestId":"r1","accountNumber":"{}","recipientAccount":"{}","amount":{{"value":"{amount}","currency":"RUB"}},"purpose":"x"}}"#,
@@ -222,9 +219,7 @@ async fn r134_codes_are_real_links_paid_once() {
         (LinkKind::Dynamic, Some(rub(150_050)))
     );
     assert!(link.id().starts_with("AD") && link.bank().starts_with("100000000"));
-    assert!(
-        payments::rail::messages::time_us(&made.expires_at).unwrap() > payments::clock::now_us()
-    );
+    assert!(rail::messages::time_us(&made.expires_at).unwrap() > service_kit::clock::now_us());
     let pending = client.payment_status("p1").await.unwrap();
     assert_eq!(
         (pending.status, pending.transaction_id),

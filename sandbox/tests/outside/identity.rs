@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use events::{Embedded, Event, Log};
-use payments::{BusinessDay, clock, rail::account};
 use prost::Message;
 use proto::{
     cfa::v1::{CfaIssuedEvent, CfaRedeemedEvent},
@@ -12,12 +11,15 @@ use proto::{
     identity::v1::{self as wire, identity_service_client::IdentityServiceClient},
     market::v1::TradeExecutedEvent,
 };
+use rail::account;
 use rpc::{Authenticator, Channel, LocalSlot};
 use sandbox::identity::{IdentityConfig, IdentityDeps, IdentityHandle, TradingBasis};
+use service_kit::clock;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
+use types::BusinessDay;
 use uuid::Uuid;
 
 struct World {

@@ -10,17 +10,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use events::{Embedded, Log};
-use payments::Rub;
-use payments::rail::messages::{CreateQr, Kopecks, Status};
-use payments::rail::{
-    account, client::BankClient, keys::Keys, policy::ClientPolicy, purpose_code::Requisites,
-};
 use prost::Message;
 use proto::cfa::v1::CfaIssuedEvent;
 use proto::common::v1::{KycStatus, LimitType, RequestContext};
 use proto::convert::{to_monetary_amount_minor, to_money, to_timestamp_us};
 use proto::identity::v1::{self as identity, identity_service_client::IdentityServiceClient};
 use proto::sandbox::v1::{self as bank, sandbox_bank_service_client::SandboxBankServiceClient};
+use rail::{
+    Rub, account,
+    client::BankClient,
+    keys::Keys,
+    messages::{CreateQr, Kopecks, Status},
+    policy::ClientPolicy,
+    purpose_code::Requisites,
+};
 use rpc::{Authenticator, Channel, LocalSlot};
 use sandbox::bank::BankConfig;
 use sandbox::identity::{IdentityConfig, IdentityDeps};
@@ -116,7 +119,7 @@ async fn users(folder: &Path) {
         instrument_id: "CFA-RUB".into(),
         holder_id: user_id.clone(),
         amount: Some(to_monetary_amount_minor("CFA-RUB", 777, 2)),
-        issued_at: Some(to_timestamp_us(payments::clock::now_us())),
+        issued_at: Some(to_timestamp_us(service_kit::clock::now_us())),
         ..Default::default()
     };
     let event = events::Event {
@@ -127,7 +130,7 @@ async fn users(folder: &Path) {
         subject: "k".into(),
         source: "test".into(),
         correlation_id: "c".into(),
-        occurred_at_us: payments::clock::now_us(),
+        occurred_at_us: service_kit::clock::now_us(),
         payload: issued.encode_to_vec(),
     };
     log.publish(&[event]).await.unwrap();
@@ -200,8 +203,9 @@ async fn money(folder: &Path) {
     let amount = Rub::from_kopecks(4_000);
     let ordered = client.initiate_transfer("r1", &to, amount, "x").await;
     let transfer_id = match ordered.unwrap() {
-        payments::rail::client::Ordered::Taken(report)
-        | payments::rail::client::Ordered::Refused(report) => report.transfer_id,
+        rail::client::Ordered::Taken(report) | rail::client::Ordered::Refused(report) => {
+            report.transfer_id
+        }
     };
     until(|| async {
         let report = client.transfer_status(&transfer_id).await.unwrap();

@@ -21,6 +21,7 @@ use replica::Replica;
 use rpc::Context;
 use sequencer::{Backlog, Durable};
 use service_clients::{CallError, CfaClient, LedgerClient, Policy};
+use service_kit::clock::{now_ns, now_us};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -326,16 +327,4 @@ impl SettlementView {
         self.0.repo.lifted(user_id, now_us()).await?;
         self.0.publish_suspensions().await
     }
-}
-
-fn now_ns() -> u64 {
-    std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |since| {
-            u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
-        })
-}
-
-fn now_us() -> i64 {
-    i64::try_from(now_ns() / 1_000).unwrap_or(i64::MAX)
 }

@@ -6,14 +6,14 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use rand::Rng;
 use service_clients::CallError;
+use service_kit::backoff;
 
 use super::{Shared, trouble};
 use crate::repo::StoreError;
 
-const FIRST_MS: u64 = 100;
-const MAX_MS: u64 = 5_000;
+const FIRST: Duration = Duration::from_millis(100);
+const MAX: Duration = Duration::from_secs(5);
 /// Refusals in a row after which somebody has to look.
 const REFUSALS_MAX: u32 = 5;
 
@@ -96,9 +96,7 @@ impl Failures {
             0
         };
         let is_stuck = self.refusals_in_a_row >= REFUSALS_MAX;
-        let mut wait_ms = FIRST_MS
-            .saturating_mul(1 << self.in_all.min(16))
-            .min(MAX_MS);
+        let mut pause = backoff::doubled(FIRST, self.in_all, MAX);
         self.in_all += 1;
         if is_stuck {
             tracing::error!(
@@ -108,7 +106,7 @@ impl Failures {
                 severity = "critical",
                 "a settlement step is refused again and again: everything behind it waits"
             );
-            wait_ms = shared.config.refused_retry_ms;
+            pause = Duration::from_millis(shared.config.refused_retry_ms);
         } else if is_refused {
             tracing::error!(part, id, reason, "settlement step was refused");
         } else {
@@ -116,7 +114,6 @@ impl Failures {
         }
         shared.troubles.note(part, id, reason, is_stuck);
         metrics::counter!("settlement_retries_total", "step" => part).increment(1);
-        let jitter_ms = rand::rng().random_range(0..=wait_ms / 4);
-        Duration::from_millis(wait_ms + jitter_ms)
+        pause + backoff::jitter(pause)
     }
 }

@@ -35,7 +35,8 @@ const TRADING: &[&str] = &[
 /// Layers below the services.
 #[rustfmt::skip]
 const LOWER: &[&str] = &[
-    "admission", "engine", "events", "journal", "proto", "rpc", "sequencer", "types", "wire",
+    "admission", "engine", "events", "journal", "proto", "rail", "rpc", "sequencer", "service-kit",
+    "types", "wire",
 ];
 
 enum To {
@@ -62,11 +63,13 @@ const RULES: &[Rule] = &[
     (&["admission"], Only(&["types"]), "admission has no I/O and no order book; its state changes only by apply"),
     (&["wire"], Only(&["types"]), "the codec has no I/O and no sessions"),
     (&["journal"], Only(&["types"]), "the journal does not know what its payloads mean"),
-    (&["events"], Only(&[]), "the event log does not know what its events mean"),
+    (&["service-kit"], Only(&[]), "what every shell needs knows none of them"),
+    (&["events"], Only(&["service-kit"]), "the event log does not know what its events mean"),
+    (&["rail"], Only(&["events", "service-kit", "types"]), "the bank's contract knows neither of its two sides"),
     (&["proto"], Only(&["types"]), "the contracts have no rules"),
     (&["rpc"], Only(&["proto", "types"]), "the server side of every service knows none of them"),
-    (&["service-clients"], Only(&["proto", "rpc", "types"]), CONTRACT),
-    (&["proof"], Only(&["proto", "rpc", "service-clients", "types"]), "it compares over public calls"),
+    (&["service-clients"], Only(&["proto", "rpc", "service-kit", "types"]), CONTRACT),
+    (&["proof"], Only(&["rpc", "service-clients", "types"]), "it compares over public calls"),
     // The trading path.
     (&["sequencer"], Only(&["admission", "engine", "journal", "types"]), "the hot path has no socket and no SQL"),
     (&["replica"], Only(&["admission", "engine", "journal", "sequencer", "types"]), "it does not know its subscribers"),

@@ -12,7 +12,7 @@ type Wall = (
 
 const CHAIN: &[&str] = &["alloy", "revm"];
 
-/// Crates of tests and chores are free, but for the chain library.
+/// Tests, and crates of tests and chores, are free, but for the chain library.
 #[rustfmt::skip]
 const WALLS: [Wall; 4] = [
     (
@@ -52,7 +52,8 @@ fn judge(edge: &Edge) -> Option<Finding> {
         let wall = WALLS
             .iter()
             .find(|(packages, ..)| packages.contains(&package))?;
-        let is_free = TEST_CRATES.contains(&from) && !CHAIN.contains(&package);
+        let is_test = edge.is_dev || TEST_CRATES.contains(&from);
+        let is_free = is_test && !CHAIN.contains(&package);
         if is_free || wall.1.contains(&from) {
             return None;
         }
@@ -116,6 +117,10 @@ mod tests {
         assert!(
             !is_forbidden("engine", "proptest", true),
             "tests of a pure crate are free"
+        );
+        assert!(
+            !is_forbidden("settlement", "tonic", true),
+            "tests stand in for other services"
         );
         assert!(
             is_forbidden("cfa", "alloy", true),

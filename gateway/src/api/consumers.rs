@@ -1,7 +1,7 @@
 //! What the market does on other services' events (specification 6.6, D28).
 //!
-//! - identity: a blocked user gets no order in, loses the open ones (`USER_BLOCKED`), his sessions and his trading holds (`design.md` 4); any word about a user
-//!   drops what is cached of him.
+//! - identity: a blocked user gets no order in, loses the open ones (`USER_BLOCKED`), his sessions and
+//!   his trading holds (`design.md` 4); any word about a user drops what is cached of him.
 //! - cfa: instruments come, change and end; issues, redemptions and transfers move the positions kept here.
 //! - ledger: a hold behind orders that has vanished by somebody else's doing cancels the orders behind it.
 
@@ -40,7 +40,8 @@ const POSITIONS: &str = "market.positions";
 /// Changes of positions handed over together.
 const MOVES_MAX: usize = 256;
 
-/// Topics heard here, each with the part it is in the health read: on its own, so that a block does not wait behind the ledger's crowd.
+/// Topics heard here, each with the part it is in the health read: on its own, so that a block does
+/// not wait behind the ledger's crowd.
 pub const TOPICS: [(&str, &str); 3] = [
     (topics::IDENTITY, "identity_events"),
     (topics::CFA, "cfa_events"),
@@ -335,7 +336,8 @@ pub async fn ask_or_known(market: &Market, request: Request) -> Result<(), Statu
     market.durable(sequence).await
 }
 
-/// The open orders that a ledger hold stands behind, and its pool where it is a trading hold that nobody has closed.
+/// The open orders that a ledger hold stands behind, and its pool where it is a trading hold that is
+/// open.
 fn behind(market: &Market, hold_id: Id128) -> (Option<HoldIx>, Vec<Handle>) {
     market.replica.read(|state| {
         let Some(hold) = state.hold_of(hold_id) else {
@@ -360,9 +362,10 @@ fn behind(market: &Market, hold_id: Id128) -> (Option<HoldIx>, Vec<Handle>) {
 
 /// Cancels what a vanished hold stood behind: the orders of its pool, or the one order whose main hold it was.
 ///
-/// The market and settlement end a hold only behind the journal: its pool is closed there, or its order has ended, before the ledger says so. What is still
-/// open at that moment was ended by somebody else; an order that ended a moment ago is simply not there to be cancelled. (The fee hold of an open order may
-/// run out by rounding alone: it is not looked at.)
+/// The market and settlement end a hold only after the journal: its pool is closed there, or its
+/// order has ended, before the ledger says so. What is still open at that moment was ended by another
+/// service; an order that ended a moment ago is simply not there to be cancelled. (The fee hold of an
+/// open order may run out by rounding alone: it is not looked at.)
 async fn hold_vanished(market: &Arc<Market>, hold_id: &str, reason: CancelReason) -> HandlerResult {
     let Some(id) = Id128::parse(hold_id) else {
         return Ok(()); // Not one of the market's: those are UUIDs.

@@ -1,5 +1,8 @@
 //! `IdentityService` and its HTTP reads.
 
+mod convert;
+pub mod uses;
+
 use std::sync::Arc;
 
 use axum::{
@@ -8,7 +11,6 @@ use axum::{
     routing::get,
 };
 use events::Sqlite;
-use payments::{BusinessDay, clock};
 use proto::{
     common::v1 as common,
     identity::v1::{self as pb, identity_service_server::IdentityService},
@@ -19,21 +21,21 @@ use rpc::{
     page::{self, Key},
     status::{already_exists, internal, invalid_argument, not_found},
 };
+use service_kit::clock;
 use tonic::{Request, Response, Status};
 use types::{
-    Decimal, SYSTEM_USER, UserId,
+    BusinessDay, Decimal, LimitType, SYSTEM_USER, UserId,
     address::{eip55, onchain_address},
 };
 use uuid::Uuid;
 
+use self::convert::{
+    account_of, amount, hash_name, kyc_level, limit_amount, limit_type, money, profile,
+};
 use super::{
-    convert::{
-        account_of, amount, hash_name, kyc_level, limit_amount, limit_type, money, profile,
-        to_limit_type,
-    },
+    publish::{Kind, event},
     repo::{self, User},
-    rules::{self, Defaults, Limit, LimitType, TradingBasis},
-    tell::{Kind, event},
+    rules::{self, Defaults, Limit, TradingBasis},
 };
 
 const SOURCE: &str = "identity";
@@ -94,7 +96,7 @@ impl Api {
         let limit = self.limit(user_id, limit_type).await?;
         let used = self.used(user_id, limit_type).await?;
         Ok(pb::LimitUse {
-            limit_type: to_limit_type(limit_type),
+            limit_type: limit_type.code(),
             daily_limit: Some(money(limit.daily)),
             used_today: Some(money(used)),
         })
@@ -111,7 +113,7 @@ impl Api {
         self.user(user_id).await?;
         let mut limits = Vec::new();
         for limit_type in LimitType::ALL {
-            limits.push(self.limit_use(user_id, limit_type).await?);
+            limits.push(self.limit_use(user_id, *limit_type).await?);
         }
         Ok(pb::GetLimitsResponse {
             user_id: user_id.to_owned(),
@@ -193,7 +195,7 @@ impl IdentityService for Api {
             && self.0.basis == TradingBasis::Notional
             && ask.notional.is_some()
         {
-            amount = super::convert::amount("notional", ask.notional.as_ref())?;
+            amount = convert::amount("notional", ask.notional.as_ref())?;
         }
         let user = self.user(&ask.user_id).await?;
         let limit = self.limit(&ask.user_id, limit_type).await?;

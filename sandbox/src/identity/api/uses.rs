@@ -7,17 +7,13 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use events::{BatchResult, Event, Failure, Poison, Sqlite, Stopped};
-use payments::BusinessDay;
 use prost::Message;
 use proto::{cfa::v1 as cfa, common::v1 as common, convert, market::v1 as market};
 use tokio_util::sync::CancellationToken;
-use types::{CFA_RUB, Decimal};
+use types::{BusinessDay, CFA_RUB, Decimal, LimitType};
 use uuid::Uuid;
 
-use super::{
-    repo,
-    rules::{LimitType, TradingBasis},
-};
+use crate::identity::{repo, rules::TradingBasis};
 
 const GROUP: &str = "identity.uses";
 /// Events of one transaction.

@@ -8,9 +8,9 @@ use proto::{
 use rpc::status::invalid_argument;
 use sha2::{Digest, Sha256};
 use tonic::Status;
-use types::Decimal;
+use types::{Decimal, LimitType};
 
-use super::{repo::User, rules::LimitType};
+use crate::identity::repo::User;
 
 pub fn profile(user: &User) -> pb::UserProfile {
     let status = if user.blocked.is_some() {
@@ -31,24 +31,8 @@ pub fn profile(user: &User) -> pb::UserProfile {
 }
 
 pub fn limit_type(number: i32) -> Result<LimitType, Status> {
-    match common::LimitType::try_from(number) {
-        Ok(common::LimitType::Deposit) => Ok(LimitType::Deposit),
-        Ok(common::LimitType::Withdrawal) => Ok(LimitType::Withdrawal),
-        Ok(common::LimitType::Trading) => Ok(LimitType::Trading),
-        Ok(common::LimitType::Unspecified) | Err(_) => Err(invalid_argument(
-            "limit_type",
-            "must be DEPOSIT, WITHDRAWAL or TRADING",
-        )),
-    }
-}
-
-pub fn to_limit_type(limit_type: LimitType) -> i32 {
-    let limit_type = match limit_type {
-        LimitType::Deposit => common::LimitType::Deposit,
-        LimitType::Withdrawal => common::LimitType::Withdrawal,
-        LimitType::Trading => common::LimitType::Trading,
-    };
-    limit_type as i32
+    LimitType::from_code(number)
+        .ok_or_else(|| invalid_argument("limit_type", "must be DEPOSIT, WITHDRAWAL or TRADING"))
 }
 
 /// `None` when unset.
@@ -99,7 +83,7 @@ pub fn money(amount: Decimal) -> common::Money {
 pub fn account_of(user_id: &str) -> String {
     let hash = Sha256::digest(user_id.as_bytes());
     let sequence = u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]]);
-    payments::rail::account::number("40817", sequence)
+    rail::account::number("40817", sequence)
 }
 
 pub fn hash_name(full_name: &str) -> String {

@@ -4,7 +4,7 @@
 //!
 //! The purpose ends in `PAY-<payment id>`: unique, and short enough to be typed by hand into a bank client.
 
-use crate::rub::Rub;
+use crate::{Rub, account};
 
 const HEADER: &str = "ST00012";
 const CODE_PREFIX: &str = "PAY-";
@@ -25,9 +25,9 @@ impl Default for Requisites {
     fn default() -> Self {
         Requisites {
             name: "ООО Платформа".into(),
-            account_number: crate::rail::account::number("40702", 1),
+            account_number: account::number("40702", 1),
             bank_name: "АО Банк-песочница".into(),
-            bic: crate::rail::account::BIC.into(),
+            bic: account::BIC.into(),
             correspondent_account: "30101810000000000000".into(),
         }
     }

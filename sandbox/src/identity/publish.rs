@@ -1,9 +1,9 @@
 //! What identity tells the others: events on `platform.identity.events.v1` (D27, D28), keyed by the user.
 
 use events::Event;
-use payments::clock;
 use prost::Message;
 use proto::{convert::to_timestamp_us, identity::v1 as pb};
+use service_kit::clock;
 use uuid::Uuid;
 
 const SOURCE: &str = "identity";

@@ -12,7 +12,10 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::{
+use service_kit::{backoff, clock};
+
+use crate::{
+    Rub,
     messages::{
         Balance, CreateQr, ErrorBody, ExpectTransfer, PaymentReport, QrCreated, TransferExpected,
         TransferOrder, TransferReport,
@@ -20,7 +23,6 @@ use super::{
     policy::{Admitted, Breaker, ClientPolicy},
     request_signature::{KEY_ID_HEADER, SIGNATURE_HEADER, Signer, TIMESTAMP_HEADER},
 };
-use crate::{clock, rub::Rub};
 
 /// Largest answer read from the bank, in bytes.
 const ANSWER_BYTES_MAX: usize = 256 * 1024;
@@ -173,7 +175,7 @@ impl BankClient {
         path: &str,
         body: &[u8],
     ) -> Result<A, BankError> {
-        let mut pause = Duration::from_millis(self.policy.retry_pause_ms);
+        let first = Duration::from_millis(self.policy.retry_pause_ms);
         let mut attempt = 1;
         loop {
             match self.attempt(method, path, body).await {
@@ -181,8 +183,7 @@ impl BankClient {
                 Err(error) if attempt >= self.policy.tries => return Err(error),
                 Err(error) => tracing::warn!(%error, path, attempt, "bank call is repeated"),
             }
-            tokio::time::sleep(pause).await;
-            pause *= 2;
+            tokio::time::sleep(backoff::doubled(first, attempt - 1, Duration::MAX)).await;
             attempt += 1;
         }
     }
@@ -197,7 +198,7 @@ impl BankClient {
         let Some(mut call) = Call::begin(self) else {
             return Err(BankError::Unavailable("circuit breaker is open".into()));
         };
-        let now_s = clock::now_us() / 1_000_000;
+        let now_s = clock::now_s();
         let url = format!("{}{path}", self.base);
         let request = match method {
             "GET" => self.http.get(url),

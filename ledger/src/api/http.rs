@@ -1,6 +1,6 @@
 //! Diagnostic HTTP reads of specification 4.6 (D43): the same resources as the RPCs, for staff.
 
-use std::sync::Arc;
+use std::{str::FromStr, sync::Arc};
 
 use axum::{
     Router,
@@ -18,10 +18,8 @@ use rpc::{
 use serde::Deserialize;
 use tonic::Request;
 
-use crate::{
-    api::Api,
-    model::{HoldStatus, OperationStatus, OperationType},
-};
+use super::Api;
+use crate::model::{HoldStatus, OperationStatus, OperationType};
 
 const ACCOUNT: &str = "platform.ledger.v1.Account";
 const OPERATION: &str = "platform.ledger.v1.Operation";
@@ -50,19 +48,19 @@ fn request<M>(caller: Caller, message: M) -> Request<M> {
 }
 
 /// A bare or prefixed enum name as its number; empty is 0.
-fn code<T>(
+fn code<T: FromStr>(
     name: &str,
     prefix: &str,
     field: &str,
-    from_name: impl Fn(&str) -> Option<T>,
     code: impl Fn(T) -> i32,
 ) -> Result<i32, HttpError> {
     if name.is_empty() {
         return Ok(0);
     }
-    from_name(name.strip_prefix(prefix).unwrap_or(name))
+    let known: Result<T, _> = name.strip_prefix(prefix).unwrap_or(name).parse();
+    known
         .map(code)
-        .ok_or_else(|| rpc::status::invalid_argument(field, "is not a known value").into())
+        .map_err(|_| rpc::status::invalid_argument(field, "is not a known value").into())
 }
 
 fn missing(message: &str) -> HttpError {
@@ -128,14 +126,12 @@ async fn operations(State(api): Reader, caller: Caller, Query(query): Query<List
             &query.r#type,
             "OPERATION_TYPE_",
             "type",
-            OperationType::from_name,
             OperationType::code,
         )?,
         status: code(
             &query.status,
             "OPERATION_STATUS_",
             "status",
-            OperationStatus::from_name,
             OperationStatus::code,
         )?,
         pagination: query.pagination(),
@@ -174,13 +170,7 @@ async fn hold(State(api): Reader, caller: Caller, Path(hold_id): Path<String>) -
 async fn holds(State(api): Reader, caller: Caller, Query(query): Query<ListQuery>) -> Answer {
     let message = wire::ListHoldsRequest {
         context: None,
-        status: code(
-            &query.status,
-            "HOLD_STATUS_",
-            "status",
-            HoldStatus::from_name,
-            HoldStatus::code,
-        )?,
+        status: code(&query.status, "HOLD_STATUS_", "status", HoldStatus::code)?,
         pagination: query.pagination(),
         subaccount_id: query.subaccount_id,
         owner: query.owner,

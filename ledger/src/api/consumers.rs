@@ -11,9 +11,13 @@ use std::sync::Arc;
 use events::{BatchResult, Event, Later, Poison, Stopped, topics};
 use prost::Message;
 use proto::{
-    cfa::v1 as cfa, chain::v1 as chain, common::v1::RequestContext, convert,
+    cfa::v1 as cfa,
+    chain::v1 as chain,
+    common::v1::{MonetaryAmount, RequestContext},
+    convert,
     identity::v1 as identity,
 };
+use service_clients::{OperationType as CfaOperationType, cfa::Operation as CfaOperation};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use types::{CFA_RUB, subaccount};
 
@@ -157,9 +161,9 @@ async fn take(
     Ok(())
 }
 
-pub type Effect = Option<(Act, Option<RequestContext>)>;
+type Effect = Option<(Act, Option<RequestContext>)>;
 
-pub fn read<M: Message + Default>(event: &Event) -> Result<M, Poison> {
+fn read<M: Message + Default>(event: &Event) -> Result<M, Poison> {
     M::decode(event.payload.as_slice())
         .map_err(|error| Poison(format!("payload is no {}: {error}", event.type_name)))
 }
@@ -248,8 +252,53 @@ fn effect(event: &Event) -> Result<Effect, Poison> {
     })
 }
 
+/// What the event of an operation of the CFA service would ask for.
+pub fn act_of(operation: CfaOperation) -> Result<Option<Act>, Poison> {
+    let amount = Some(MonetaryAmount {
+        currency_code: operation.instrument_id.clone(),
+        amount: operation.amount.map(convert::to_decimal),
+    });
+    let effect = match operation.operation_type {
+        Some(CfaOperationType::Issuance) => issued(cfa::CfaIssuedEvent {
+            operation_id: operation.operation_id,
+            instrument_id: operation.instrument_id,
+            holder_id: operation.user_id,
+            amount,
+            tx_hash: operation.tx_hash,
+            ..Default::default()
+        })?,
+        Some(CfaOperationType::Redemption) => Some(confirmed(
+            OperationType::Redemption,
+            operation.operation_id,
+            &operation.tx_hash,
+            None,
+        )?),
+        Some(CfaOperationType::P2pTransfer) => transferred(cfa::CfaTransferredEvent {
+            operation_id: operation.operation_id,
+            instrument_id: operation.instrument_id,
+            from_user_id: operation.from_user_id,
+            to_user_id: operation.to_user_id,
+            amount,
+            tx_hash: operation.tx_hash,
+            trade_id: operation.trade_id,
+            ..Default::default()
+        })?,
+        _ => None,
+    };
+    Ok(effect.map(|(act, _)| act))
+}
+
+/// Hashes of a block's transactions; none for another event.
+pub fn transactions_of(event: &Event) -> Result<Vec<String>, Poison> {
+    if event.short_type() != "BlockReadEvent" {
+        return Ok(Vec::new());
+    }
+    let block: chain::BlockReadEvent = read(event)?;
+    Ok(block.tx_hashes)
+}
+
 /// An operation that another service posted is final.
-pub fn confirmed(
+fn confirmed(
     kind: OperationType,
     operation_id: String,
     tx_hash: &str,
@@ -264,7 +313,7 @@ pub fn confirmed(
 }
 
 /// CFA-RUB: the deposit is posted now (D21). Anything else was posted by the CFA service and is final now.
-pub fn issued(event: cfa::CfaIssuedEvent) -> Result<Effect, Poison> {
+fn issued(event: cfa::CfaIssuedEvent) -> Result<Effect, Poison> {
     if event.instrument_id != CFA_RUB {
         return confirmed(
             OperationType::Issuance,
@@ -292,7 +341,7 @@ pub fn issued(event: cfa::CfaIssuedEvent) -> Result<Effect, Poison> {
 }
 
 /// With a trade: its operations exist and are final now (T11). Without: final, or posted now if nobody did.
-pub fn transferred(event: cfa::CfaTransferredEvent) -> Result<Effect, Poison> {
+fn transferred(event: cfa::CfaTransferredEvent) -> Result<Effect, Poison> {
     let from = required("from_user_id", event.from_user_id)?;
     let to = required("to_user_id", event.to_user_id)?;
     if !event.trade_id.is_empty() {
@@ -321,10 +370,7 @@ pub fn transferred(event: cfa::CfaTransferredEvent) -> Result<Effect, Poison> {
     Ok(Some((post(operation), event.context)))
 }
 
-fn amount(
-    value: Option<&proto::common::v1::MonetaryAmount>,
-    instrument_id: &str,
-) -> Result<Amount, Poison> {
+fn amount(value: Option<&MonetaryAmount>, instrument_id: &str) -> Result<Amount, Poison> {
     let (_, value) =
         convert::monetary_amount(value).map_err(|error| Poison(format!("amount {error}")))?;
     Ok(Amount {

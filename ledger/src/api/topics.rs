@@ -21,7 +21,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Code, Request, Response, Status};
 use uuid::Uuid;
 
-use crate::api::{Api, REPLAYED};
+use super::{Api, REPLAYED};
 
 /// Correlation header of D26.
 pub const CORRELATION: &str = "kafka_correlationId";

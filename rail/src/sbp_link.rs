@@ -11,7 +11,7 @@
 
 use std::fmt;
 
-use crate::rub::Rub;
+use crate::Rub;
 
 const PREFIX: &str = "https://qr.nspk.ru/";
 const ID_LEN: usize = 32;
@@ -275,7 +275,8 @@ mod tests {
 
     #[test]
     fn no_single_changed_character_survives() {
-        let text = "https://qr.nspk.ru/AD10001246OADML79D5OP9279JLPI2V6?type=02&bank=100000000001&sum=253&cur=RUB&crc=D959";
+        let text = "https://qr.nspk.ru/AD10001246OADML79D5OP9279JLPI2V6?type=02&bank=100000000001\
+                    &sum=253&cur=RUB&crc=D959";
         for at in 0..text.len() {
             let mut bytes = text.as_bytes().to_vec();
             bytes[at] = if bytes[at] == b'7' { b'8' } else { b'7' };

@@ -1,4 +1,4 @@
-//! Roubles in kopecks: the only kind of money this room handles.
+//! Roubles in kopecks: the only kind of money the bank knows.
 //!
 //! Exact on the way in (an amount with a third fraction digit is refused, never rounded) and always
 //! two digits on the way out. May be negative: a difference found by reconciliation, for instance.

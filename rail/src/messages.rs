@@ -15,7 +15,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{intent::PaymentStatus, rub::Rub};
+use types::PaymentStatus;
+
+use crate::{CURRENCY, Rub};
 
 /// Kopecks as a JSON integer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,7 +47,7 @@ impl From<Rub> for Amount {
     fn from(amount: Rub) -> Amount {
         Amount {
             value: amount.to_string(),
-            currency: crate::rub::CURRENCY.to_owned(),
+            currency: CURRENCY.to_owned(),
         }
     }
 }
@@ -53,7 +55,7 @@ impl From<Rub> for Amount {
 impl Amount {
     /// `None` when it is not roubles or not exact in kopecks.
     pub fn rub(&self) -> Option<Rub> {
-        (self.currency == crate::rub::CURRENCY)
+        (self.currency == CURRENCY)
             .then(|| self.value.parse().ok())
             .flatten()
     }

@@ -14,7 +14,7 @@ use std::{fs, io, path::Path};
 use events::files::{self, read_or_make};
 use rand::RngCore;
 
-use super::{
+use crate::{
     request_signature::{BadKey, Signer},
     webhook::Secret,
 };

@@ -5,10 +5,7 @@
 //!                                   ^-----------failed----+
 //! ```
 
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
-use service_clients::Policy;
 
 /// Limits of outgoing calls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,17 +34,6 @@ impl Default for ClientPolicy {
             breaker_failures: 5,
             // Payments are back within 10 s of the end of an outage.
             breaker_open_ms: 5_000,
-        }
-    }
-}
-
-impl ClientPolicy {
-    /// The same limits for calls of other services.
-    pub fn policy(&self) -> Policy {
-        Policy {
-            call_timeout: Duration::from_millis(self.call_timeout_ms),
-            tries: self.tries,
-            pause: Duration::from_millis(self.retry_pause_ms),
         }
     }
 }
