@@ -9,7 +9,7 @@
 use std::{borrow::Borrow, fmt, ops::Deref, sync::Arc};
 
 use types::{Decimal, Minor, code_enum};
-pub use types::{HoldStatus, OperationStatus, OperationType};
+pub use types::{HoldStatus, OperationStatus, OperationType, subaccount::AccountType};
 
 use crate::refusal::Refusal;
 
@@ -55,7 +55,6 @@ impl fmt::Debug for Id {
     }
 }
 
-code_enum!(AccountType: i32 { Main = 1 "MAIN", Invest = 2 "INVEST", Blocked = 3 "BLOCKED" });
 code_enum!(SubAccountStatus: i32 { Active = 1 "ACTIVE", Frozen = 2 "FROZEN", Closed = 3 "CLOSED" });
 code_enum!(
     /// Which call made an operation: idempotency keys of different calls never meet (T12).

@@ -95,7 +95,7 @@ async fn sub_accounts(
     let accounts = ledger.sub_accounts(context, id).await?;
     of.held = sum(accounts.iter().map(|account| &account.held));
     for account in accounts {
-        if let Some(holder) = holder_of(&account.subaccount_id) {
+        if let Some(holder) = subaccount::holder(&account.subaccount_id) {
             names.insert(address(holder), holder.to_owned());
             add(&mut of.ledger, holder.to_owned(), account.balance);
         }
@@ -106,17 +106,6 @@ async fn sub_accounts(
 fn add(side: &mut BTreeMap<String, Decimal>, holder: String, amount: Decimal) {
     let total = side.entry(holder).or_insert(Decimal::ZERO);
     *total = plus(*total, amount);
-}
-
-/// Whose tokens a sub-account is about; `None` for the reserve. `<user>:<instrument>[:blocked]`,
-/// `system:<purpose>:<instrument>`.
-fn holder_of(subaccount_id: &str) -> Option<&str> {
-    let (first, rest) = subaccount_id.split_once(':')?;
-    if first != "system" {
-        return Some(first);
-    }
-    let (purpose, _) = rest.split_once(':')?;
-    (purpose != "reserve").then(|| &subaccount_id[..first.len() + 1 + purpose.len()])
 }
 
 fn address(holder: &str) -> String {
@@ -133,7 +122,7 @@ async fn redemptions(
     let reserve = subaccount::reserve(CFA_RUB);
     for hold in ledger.reserved(context).await? {
         if hold.destination == reserve
-            && let Some(holder) = holder_of(&hold.subaccount_id)
+            && let Some(holder) = subaccount::holder(&hold.subaccount_id)
         {
             add(&mut of.in_flight, holder.to_owned(), hold.remaining);
         }

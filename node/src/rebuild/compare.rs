@@ -81,7 +81,7 @@ pub fn compare(chain: &Chain, ledger: &Ledger) -> Vec<Difference> {
     let mut named: BTreeMap<(String, String), Decimal> = BTreeMap::new();
     let mut known: BTreeSet<(String, String)> = BTreeSet::new();
     for (instrument_id, name) in ledger.balances.keys() {
-        let key = (instrument_id.clone(), address_of(instrument_id, name));
+        let key = (instrument_id.clone(), address_of(name));
         if let Some(balance) = chain.balances.get(&key) {
             named.insert((instrument_id.clone(), name.clone()), *balance);
         }
@@ -142,14 +142,11 @@ pub fn own_name(subaccount_id: &str) -> String {
         .to_owned()
 }
 
-/// Where the units of a sub-account lie on chain: under the address of its user, or of
-/// `system:<purpose>`; the reserve is nobody's.
-fn address_of(instrument_id: &str, name: &str) -> String {
-    if name == subaccount::reserve(instrument_id) {
-        return String::new();
-    }
-    let holder = name.rsplit_once(':').map_or(name, |(holder, _)| holder);
-    eip55(&onchain_address(holder)).to_ascii_lowercase()
+/// The address of a sub-account's holder on chain, in lower case; empty for a reserve.
+fn address_of(subaccount_id: &str) -> String {
+    subaccount::holder(subaccount_id).map_or_else(String::new, |holder| {
+        eip55(&onchain_address(holder)).to_ascii_lowercase()
+    })
 }
 
 #[cfg(test)]
