@@ -4,7 +4,7 @@
 pub use types::OperationStatus as Status;
 use types::{Decimal, OperationType, code_enum};
 
-use crate::saga::Facts;
+use crate::saga::{Chain, Facts};
 
 pub use types::CFA_RUB;
 /// Digits of the money claim; the ledger has the same from the start.
@@ -171,6 +171,36 @@ impl Operation {
         if next == Status::Finalized {
             self.finalized_at_us = Some(now_us);
         }
+    }
+
+    /// What contradicts itself; asserted before a row is written and checked after it is read.
+    pub fn contradiction(&self) -> Option<&'static str> {
+        let facts = &self.facts;
+        let amounts = [self.units_minor, self.payment_minor, self.fee_minor];
+        [
+            (
+                "an amount below zero",
+                amounts.iter().any(|amount| *amount < 0),
+            ),
+            ("settled and undone", facts.settled && facts.undone),
+            (
+                "minted back without a burn",
+                facts.minted_back && facts.chain != Chain::Succeeded,
+            ),
+            (
+                "final without its time",
+                (self.status == Status::Finalized) != self.finalized_at_us.is_some(),
+            ),
+        ]
+        .into_iter()
+        .find_map(|(what, is_so)| is_so.then_some(what))
+    }
+
+    /// # Panics
+    /// Our own bug: money of the operation appeared twice or vanished.
+    pub fn assert_whole(&self) {
+        let contradiction = self.contradiction();
+        assert!(contradiction.is_none(), "{contradiction:?}: {self:?}");
     }
 
     /// May this user see the operation?
@@ -375,6 +405,22 @@ mod tests {
             limit_rejection("Limit exceeded".into()),
             (Rejection::LimitExceeded, "Limit exceeded".into())
         );
+    }
+
+    #[test]
+    fn an_operation_that_contradicts_itself_is_found() {
+        let whole = Operation::new(Flow::Transfer, "u1", "k1", "c1", 1);
+        assert_eq!(whole.contradiction(), None);
+        let of = |change: fn(&mut Operation)| {
+            let mut operation = whole.clone();
+            change(&mut operation);
+            operation.contradiction()
+        };
+        let both = of(|o| (o.facts.settled, o.facts.undone) = (true, true));
+        assert_eq!(both, Some("settled and undone"));
+        assert_eq!(of(|o| o.fee_minor = -1), Some("an amount below zero"));
+        let early = of(|o| o.status = Status::Finalized);
+        assert_eq!(early, Some("final without its time"));
     }
 
     // rows: R320

@@ -24,6 +24,7 @@ mod publish;
 mod reconcile;
 mod refusal;
 mod repo;
+mod soundness;
 mod sweeper;
 mod url;
 mod verify;

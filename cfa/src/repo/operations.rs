@@ -299,6 +299,7 @@ impl Repo {
         tx: &mut Tx,
         operation: &Operation,
     ) -> Result<Inserted, Error> {
+        operation.assert_whole();
         let mut taken = select("(flow = ");
         taken
             .push_bind(operation.flow.code())
@@ -374,6 +375,7 @@ impl Repo {
         tx: &mut Tx,
         operation: &Operation,
     ) -> Result<(), Error> {
+        operation.assert_whole();
         let facts = &operation.facts;
         let done = sqlx::query(
             "UPDATE operation SET status = $2, status_before_block = $3, hold_id = $4, tx_hash = $5, rejection = $6, rejection_message = $7,
@@ -540,7 +542,7 @@ fn decode(row: &SqliteRow) -> Result<Operation, Error> {
         None => None,
     };
     let before_block = row.try_get::<Option<i32>, _>("status_before_block")?;
-    Ok(Operation {
+    let operation = Operation {
         operation_id: row.try_get("operation_id")?,
         flow: code(row, "flow", Flow::from_code)?,
         status: code(row, "status", Status::from_code)?,
@@ -580,5 +582,9 @@ fn decode(row: &SqliteRow) -> Result<Operation, Error> {
             undone: row.try_get("fact_undone")?,
             blocked: row.try_get("fact_blocked")?,
         },
-    })
+    };
+    match operation.contradiction() {
+        Some(what) => Err(damaged(what)),
+        None => Ok(operation),
+    }
 }

@@ -278,6 +278,7 @@ impl Worker {
         let bare: Vec<&Command> = commands.iter().map(|(command, _)| *command).collect();
         let clock_us = self.clock.now_us();
         let mut book = tx.load(&bare, clock_us).await?;
+        book.assert_read();
         self.tell_clock(clock_us, book.now_us);
         book.reserve(bare.iter().map(|command| command.weight()).sum());
         Ok(book)
@@ -303,6 +304,7 @@ fn fold_all(
         }
         along(book);
     }
+    book.assert_balanced();
     outcomes
 }
 

@@ -267,3 +267,24 @@ async fn failed_assertion(others: usize) {
     audit(&rows, "after a failed assertion").await;
     rows.close().await;
 }
+
+/// Rows that no ledger wrote are not gone on from: the writer ends, health says so.
+// rows: R237
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn r237_holds_past_what_their_sub_account_holds_back_end_the_writer() {
+    let world = World::new().await;
+    world.fund("u1", RUB, "100").await;
+    let hold_id = world.hold("u1", RUB, "60").await.hold_id;
+    let rows = world.rows().await;
+    let changed = rows
+        .execute("UPDATE sub_accounts SET held = held - 1 WHERE held > 0")
+        .await;
+    assert_eq!(changed.unwrap(), 1);
+    let status = world.consume("k1", &hold_id, amount(RUB, "10")).await;
+    let status = status.expect_err("the hold is larger than what is held");
+    assert_eq!(status.code(), Code::Unavailable, "{status}");
+    let failing = world.handle.service().health.failing();
+    assert!(format!("{failing:?}").contains("committer"), "{failing:?}");
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "100.00");
+    rows.close().await;
+}
