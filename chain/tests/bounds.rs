@@ -13,7 +13,8 @@ use chain::{
 };
 use rpc::{Connections, Limits};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use testkit::ports::{patient, until, until_closed};
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
@@ -32,19 +33,6 @@ struct Port {
     http: reqwest::Client,
     shutdown: CancellationToken,
     _folder: tempfile::TempDir,
-}
-
-/// Limits that no test waits for.
-fn patient() -> Limits {
-    let hour = Duration::from_secs(3_600);
-    Limits {
-        first_request: hour,
-        idle: hour,
-        silence: hour,
-        body: hour,
-        http: hour,
-        connections: Connections::of(1_000, 1_000, 1_000),
-    }
 }
 
 async fn started(
@@ -150,26 +138,6 @@ fn transfer(nonce: u64, to: RawAddress, wei: u64, fee: u128) -> TxEip1559 {
         to: TxKind::Call(to),
         value: U256::from(wei),
         ..Default::default()
-    }
-}
-
-/// What the port sends until it closes the connection.
-async fn until_closed(stream: &mut TcpStream) -> String {
-    let mut answer = Vec::new();
-    // A reset closes as well.
-    let _ = tokio::time::timeout(WAIT, stream.read_to_end(&mut answer))
-        .await
-        .expect("closed");
-    String::from_utf8_lossy(&answer).into_owned()
-}
-
-/// Waits until the port has sent `text`.
-async fn until(stream: &mut TcpStream, text: &str) {
-    let mut answer = Vec::new();
-    while !String::from_utf8_lossy(&answer).contains(text) {
-        let read = tokio::time::timeout(WAIT, stream.read_buf(&mut answer)).await;
-        let read = read.expect("in time").expect("read");
-        assert_ne!(read, 0, "closed after {}", String::from_utf8_lossy(&answer));
     }
 }
 

@@ -14,8 +14,9 @@ use proto::{
         sandbox_bank_service_client::SandboxBankServiceClient,
     },
 };
-use rpc::{Authenticator, Channel, Connections, Limits, LocalSlot};
+use rpc::{Channel, Connections, Limits};
 use serde_json::Value;
+use testkit::ports::{patient, until, until_closed};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -31,19 +32,6 @@ const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// The preface and an empty SETTINGS frame.
 const HTTP2_SETTINGS: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// Limits that no test waits for.
-fn patient() -> Limits {
-    let hour = Duration::from_secs(3_600);
-    Limits {
-        first_request: hour,
-        idle: hour,
-        silence: hour,
-        body: hour,
-        http: hour,
-        connections: Connections::of(1_000, 1_000, 1_000),
-    }
-}
-
 const SHORT: Duration = Duration::from_millis(200);
 
 fn client(port: &Port) -> SandboxBankServiceClient<Channel> {
@@ -54,32 +42,11 @@ async fn connect(port: &Port) -> TcpStream {
     TcpStream::connect(port.address()).await.unwrap()
 }
 
-/// What the port sends until it closes the connection.
-async fn until_closed(stream: &mut TcpStream) -> String {
-    let mut answer = Vec::new();
-    // A reset closes as well.
-    let _ = in_time(stream.read_to_end(&mut answer)).await;
-    String::from_utf8_lossy(&answer).into_owned()
-}
-
 fn head(path: &str, body_bytes: usize) -> String {
     format!(
         "POST {path} HTTP/1.1\r\nhost: h\r\nauthorization: Bearer {TOKEN}\r\n\
          content-type: application/json\r\ncontent-length: {body_bytes}\r\n\r\n"
     )
-}
-
-/// What the port sends up to and with `text`.
-async fn until(stream: &mut TcpStream, text: &str) -> String {
-    let mut answer = Vec::new();
-    loop {
-        let so_far = String::from_utf8_lossy(&answer).into_owned();
-        if so_far.contains(text) {
-            return so_far;
-        }
-        let read = in_time(stream.read_buf(&mut answer)).await.unwrap();
-        assert_ne!(read, 0, "closed after {so_far}");
-    }
 }
 
 async fn answered(stream: &mut TcpStream) {
@@ -282,11 +249,7 @@ async fn a_panic_is_an_internal_error_in_every_protocol() {
         read.json::<Value>().await.unwrap()["message"],
         "Internal error"
     );
-    let slot = LocalSlot::new();
-    slot.fill(rpc::with_auth(
-        port.bank.service().routes,
-        &Authenticator::Sandbox,
-    ));
+    let slot = testkit::in_memory(port.bank.service().routes);
     let refused = SandboxBankServiceClient::new(Channel::local(&slot, TOKEN))
         .get_bank_balance(GetBankBalanceRequest::default())
         .await
@@ -316,11 +279,7 @@ fn pay(seconds: i64) -> PayRequest {
 #[tokio::test]
 async fn d49_a_time_out_of_range_is_refused_by_its_field_in_every_protocol() {
     let port = Port::start().await;
-    let slot = LocalSlot::new();
-    slot.fill(rpc::with_auth(
-        port.bank.service().routes,
-        &Authenticator::Sandbox,
-    ));
+    let slot = testkit::in_memory(port.bank.service().routes);
     let mut local = SandboxBankServiceClient::new(Channel::local(&slot, TOKEN));
     let gzip = tonic::codec::CompressionEncoding::Gzip;
     let mut compressed = client(&port).send_compressed(gzip);

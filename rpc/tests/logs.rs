@@ -9,7 +9,7 @@ use proto::{
     common::v1::RequestContext,
     sandbox::v1::{PayRequest, sandbox_bank_service_client::SandboxBankServiceClient},
 };
-use rpc::{Authenticator, Channel, LocalSlot, logging::JsonLines};
+use rpc::{Channel, logging::JsonLines};
 use serde_json::Value;
 use tracing_subscriber::layer::SubscriberExt;
 
@@ -24,11 +24,7 @@ async fn r260_a_correlation_id_is_on_every_line_of_its_request() {
     // The runtime has one thread, this one.
     let guard = tracing::subscriber::set_default(tracing_subscriber::registry().with(layer));
 
-    let slot = LocalSlot::new();
-    slot.fill(rpc::with_auth(
-        Bank::default().service().routes,
-        &Authenticator::Sandbox,
-    ));
+    let slot = testkit::in_memory(Bank::default().service().routes);
     let pay = |correlation_id: &str| PayRequest {
         context: Some(RequestContext {
             request_id: "r1".into(),

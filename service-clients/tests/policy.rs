@@ -2,32 +2,16 @@
 //! while.
 
 use std::collections::VecDeque;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use proto::payments::v1::payments_service_server::{PaymentsService, PaymentsServiceServer};
 use proto::payments::v1::*;
-use rpc::{Authenticator, Channel, Context, LocalSlot};
+use rpc::{Channel, Context};
 use service_clients::{CallError, PaymentStatus, PaymentsClient, Policy};
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status};
 use types::Minor;
-
-type Answer<'b, T> = Pin<Box<dyn Future<Output = Result<Response<T>, Status>> + Send + 'b>>;
-
-/// The other calls of the contract.
-macro_rules! unanswered {
-    ($($name:ident: $ask:ty => $answer:ty),* $(,)?) => {
-        $(fn $name<'a, 'b>(&'a self, _: Request<$ask>) -> Answer<'b, $answer>
-        where
-            'a: 'b,
-            Self: 'b,
-        {
-            Box::pin(async { Err(Status::unimplemented("not part of the test")) })
-        })*
-    };
-}
 
 #[derive(Clone, Copy)]
 enum Fault {
@@ -93,7 +77,7 @@ impl PaymentsService for Double {
         Ok(Response::new(GetPayoutResponse { payout }))
     }
 
-    unanswered!(
+    testkit::unanswered!(
         create_payment_intent: CreatePaymentIntentRequest => CreatePaymentIntentResponse,
         get_payment_intent: GetPaymentIntentRequest => GetPaymentIntentResponse,
         list_payment_intents: ListPaymentIntentsRequest => ListPaymentIntentsResponse,
@@ -115,10 +99,8 @@ const POLICY: Policy = Policy {
 fn world(faults: impl IntoIterator<Item = Fault>) -> (PaymentsClient, Double) {
     let double = Double::default();
     double.0.lock().unwrap().faults = faults.into_iter().collect();
-    let slot = LocalSlot::new();
     let routes = Routes::new(PaymentsServiceServer::new(double.clone()));
-    slot.fill(rpc::with_auth(routes, &Authenticator::Sandbox));
-    let channel = Channel::local(&slot, "sandbox.service");
+    let channel = Channel::local(&testkit::in_memory(routes), "sandbox.service");
     (
         PaymentsClient::new(channel, "cfa").with_policy(POLICY),
         double,

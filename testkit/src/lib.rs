@@ -1,3 +1,19 @@
-//! What tests of several crates share. A dev-dependency only: no program that runs in production is built with it.
+//! What tests of several crates share. A dev-dependency only: no program that runs in production is
+//! built with it.
+//!
+//! | file | what |
+//! |---|---|
+//! | `messages` | contexts and amounts of the contract, in short words |
+//! | `doubles` | what a double of a service leaves unanswered; a service in memory |
+//! | `ports` | limits that no test waits for, and raw sockets |
+//! | `wait` | waiting for what becomes so |
+//! | `plans` | query plans of every statement that runs |
 
+mod doubles;
+pub mod messages;
 pub mod plans;
+pub mod ports;
+mod wait;
+
+pub use doubles::{Answer, in_memory};
+pub use wait::{PATIENCE, eventually};

@@ -112,10 +112,7 @@ async fn r038_deposit_becomes_tokens_and_a_balance() {
     );
     assert_eq!(issued.tx_hash, operation.onchain_tx_hash);
     assert!(issued.issued_at.is_some());
-    assert_eq!(
-        issued.context.expect("context").correlation_id,
-        "correlation of k-1"
-    );
+    assert_eq!(issued.context.expect("context").correlation_id, "corr-k-1");
     assert_eq!(seen[2].key, operation.operation_id);
     let records = world.events_until(events::topics::AUDIT, |_| true).await;
     let record = audit::AuditRecordEvent::decode(records[0].payload.as_slice()).expect("decodes");

@@ -23,6 +23,8 @@ use tonic::{Request, Response, Status};
 
 use crate::losing::Losing;
 
+pub use testkit::messages::{amount, context, decimal, rubles as roubles};
+
 pub const WAIT: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
@@ -80,18 +82,6 @@ impl Double {
         });
     }
 }
-
-/// Calls this service has no business making; written out as `async_trait` would, since it does not look into macros.
-macro_rules! unasked {
-    ($($name:ident($request:ty) -> $response:ty;)+) => {
-        $(fn $name<'a, 'b>(&'a self, _: Request<$request>) -> Answer<'b, $response> where 'a: 'b, Self: 'b {
-            Box::pin(async { Err(Status::unimplemented("the service does not ask this")) })
-        })+
-    };
-}
-
-type Answer<'b, T> =
-    std::pin::Pin<Box<dyn Future<Output = Result<Response<T>, Status>> + Send + 'b>>;
 
 #[tonic::async_trait]
 impl identity::identity_service_server::IdentityService for Double {
@@ -180,14 +170,14 @@ impl identity::identity_service_server::IdentityService for Double {
         })
     }
 
-    unasked! {
-        list_users(identity::ListUsersRequest) -> identity::ListUsersResponse;
-        get_limits(identity::GetLimitsRequest) -> identity::GetLimitsResponse;
-        create_user(identity::CreateUserRequest) -> identity::CreateUserResponse;
-        update_user(identity::UpdateUserRequest) -> identity::UpdateUserResponse;
-        set_limit(identity::SetLimitRequest) -> identity::SetLimitResponse;
-        block_user(identity::BlockUserRequest) -> identity::BlockUserResponse;
-        unblock_user(identity::UnblockUserRequest) -> identity::UnblockUserResponse;
+    testkit::unanswered! {
+        list_users: identity::ListUsersRequest => identity::ListUsersResponse,
+        get_limits: identity::GetLimitsRequest => identity::GetLimitsResponse,
+        create_user: identity::CreateUserRequest => identity::CreateUserResponse,
+        update_user: identity::UpdateUserRequest => identity::UpdateUserResponse,
+        set_limit: identity::SetLimitRequest => identity::SetLimitResponse,
+        block_user: identity::BlockUserRequest => identity::BlockUserResponse,
+        unblock_user: identity::UnblockUserRequest => identity::UnblockUserResponse,
     }
 }
 
@@ -313,13 +303,13 @@ impl payments::payments_service_server::PaymentsService for Double {
         })
     }
 
-    unasked! {
-        create_payment_intent(payments::CreatePaymentIntentRequest) -> payments::CreatePaymentIntentResponse;
-        list_payment_intents(payments::ListPaymentIntentsRequest) -> payments::ListPaymentIntentsResponse;
-        handle_payment_webhook(payments::HandlePaymentWebhookRequest) -> payments::HandlePaymentWebhookResponse;
-        list_payouts(payments::ListPayoutsRequest) -> payments::ListPayoutsResponse;
-        reconcile(payments::ReconcileRequest) -> payments::ReconcileResponse;
-        get_latest_report(payments::GetLatestReportRequest) -> payments::GetLatestReportResponse;
+    testkit::unanswered! {
+        create_payment_intent: payments::CreatePaymentIntentRequest => payments::CreatePaymentIntentResponse,
+        list_payment_intents: payments::ListPaymentIntentsRequest => payments::ListPaymentIntentsResponse,
+        handle_payment_webhook: payments::HandlePaymentWebhookRequest => payments::HandlePaymentWebhookResponse,
+        list_payouts: payments::ListPayoutsRequest => payments::ListPayoutsResponse,
+        reconcile: payments::ReconcileRequest => payments::ReconcileResponse,
+        get_latest_report: payments::GetLatestReportRequest => payments::GetLatestReportResponse,
     }
 }
 
@@ -374,21 +364,21 @@ impl market::market_service_server::MarketService for Double {
         }))
     }
 
-    unasked! {
-        place_order(market::PlaceOrderRequest) -> market::PlaceOrderResponse;
-        cancel_order(market::CancelOrderRequest) -> market::CancelOrderResponse;
-        amend_order(market::AmendOrderRequest) -> market::AmendOrderResponse;
-        mass_cancel(market::MassCancelRequest) -> market::MassCancelResponse;
-        get_order(market::GetOrderRequest) -> market::GetOrderResponse;
-        list_orders(market::ListOrdersRequest) -> market::ListOrdersResponse;
-        get_trade(market::GetTradeRequest) -> market::GetTradeResponse;
-        list_trades(market::ListTradesRequest) -> market::ListTradesResponse;
-        get_order_book(market::GetOrderBookRequest) -> market::GetOrderBookResponse;
-        open_trading_hold(market::OpenTradingHoldRequest) -> market::OpenTradingHoldResponse;
-        close_trading_hold(market::CloseTradingHoldRequest) -> market::CloseTradingHoldResponse;
-        set_trading_phase(market::SetTradingPhaseRequest) -> market::SetTradingPhaseResponse;
-        set_kill_switch(market::SetKillSwitchRequest) -> market::SetKillSwitchResponse;
-        get_market_status(market::GetMarketStatusRequest) -> market::GetMarketStatusResponse;
+    testkit::unanswered! {
+        place_order: market::PlaceOrderRequest => market::PlaceOrderResponse,
+        cancel_order: market::CancelOrderRequest => market::CancelOrderResponse,
+        amend_order: market::AmendOrderRequest => market::AmendOrderResponse,
+        mass_cancel: market::MassCancelRequest => market::MassCancelResponse,
+        get_order: market::GetOrderRequest => market::GetOrderResponse,
+        list_orders: market::ListOrdersRequest => market::ListOrdersResponse,
+        get_trade: market::GetTradeRequest => market::GetTradeResponse,
+        list_trades: market::ListTradesRequest => market::ListTradesResponse,
+        get_order_book: market::GetOrderBookRequest => market::GetOrderBookResponse,
+        open_trading_hold: market::OpenTradingHoldRequest => market::OpenTradingHoldResponse,
+        close_trading_hold: market::CloseTradingHoldRequest => market::CloseTradingHoldResponse,
+        set_trading_phase: market::SetTradingPhaseRequest => market::SetTradingPhaseResponse,
+        set_kill_switch: market::SetKillSwitchRequest => market::SetKillSwitchResponse,
+        get_market_status: market::GetMarketStatusRequest => market::GetMarketStatusResponse,
     }
 }
 
@@ -817,35 +807,6 @@ pub async fn alter_store(folder: &Path, statement: &'static str) {
 /// A fresh key.
 pub fn key() -> String {
     uuid::Uuid::now_v7().to_string()
-}
-
-pub fn context(key: &str) -> Option<common::RequestContext> {
-    Some(common::RequestContext {
-        request_id: format!("request of {key}"),
-        correlation_id: format!("correlation of {key}"),
-        idempotency_key: key.to_owned(),
-        ..Default::default()
-    })
-}
-
-pub fn decimal(text: &str) -> Option<common::Decimal> {
-    Some(common::Decimal {
-        value: text.to_owned(),
-    })
-}
-
-pub fn roubles(amount: &str) -> Option<common::Money> {
-    Some(common::Money {
-        currency_code: "RUB".into(),
-        amount: decimal(amount),
-    })
-}
-
-pub fn amount(code: &str, amount: &str) -> Option<common::MonetaryAmount> {
-    Some(common::MonetaryAmount {
-        currency_code: code.into(),
-        amount: decimal(amount),
-    })
 }
 
 pub fn bond(symbol: &str) -> pb::RegisterInstrumentRequest {

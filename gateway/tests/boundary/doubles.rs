@@ -1,7 +1,6 @@
 //! Doubles of the services around the market: identity remembers every question, the registry lists what a test registers and settles every trade.
 
 use std::collections::HashMap;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
 use proto::cfa::v1::cfa_registry_service_server::{CfaRegistryService, CfaRegistryServiceServer};
@@ -12,21 +11,6 @@ use proto::identity::v1::identity_service_server::{IdentityService, IdentityServ
 use proto::identity::v1::*;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
-
-type Answer<'b, T> = Pin<Box<dyn Future<Output = Result<Response<T>, Status>> + Send + 'b>>;
-
-/// The other calls of a contract: not answered here.
-macro_rules! unanswered {
-    ($($name:ident: $ask:ty => $answer:ty),* $(,)?) => {
-        $(fn $name<'a, 'b>(&'a self, _: Request<$ask>) -> Answer<'b, $answer>
-        where
-            'a: 'b,
-            Self: 'b,
-        {
-            Box::pin(async { Err(Status::unimplemented("not asked by the market")) })
-        })*
-    };
-}
 
 /// A question to identity, in its order.
 #[derive(Clone, Debug, PartialEq)]
@@ -153,7 +137,7 @@ impl IdentityService for IdentityApi {
         }))
     }
 
-    unanswered!(
+    testkit::unanswered!(
         list_users: ListUsersRequest => ListUsersResponse,
         check_sanctions: CheckSanctionsRequest => CheckSanctionsResponse,
         create_user: CreateUserRequest => CreateUserResponse,
@@ -242,7 +226,7 @@ impl CfaRegistryService for RegistryApi {
         Ok(Response::new(GetTradeBatchResponse { batch: Some(batch) }))
     }
 
-    unanswered!(
+    testkit::unanswered!(
         register_instrument: RegisterInstrumentRequest => RegisterInstrumentResponse,
         update_instrument: UpdateInstrumentRequest => UpdateInstrumentResponse,
         issue_cfa_rub: IssueCfaRubRequest => IssueCfaRubResponse,

@@ -126,7 +126,7 @@ async fn r156_trades_are_told_to_both_sides_and_published_in_order() {
     assert!(placed.placed_at.is_some());
     assert_eq!(
         placed.context.unwrap().correlation_id,
-        "correlation-sweep",
+        "corr-sweep",
         "one correlation id from call to event (R004)"
     );
     let executed: TradeExecutedEvent = prost::Message::decode(&*events[3].payload).unwrap();

@@ -9,7 +9,7 @@ use events::Log;
 use gateway::{GatewayConfig, GatewayDeps, GatewayHandle};
 use journal::fault::MemoryStorage;
 use proto::cfa::v1::{Instrument, InstrumentStatus};
-use proto::common::v1::{Decimal, InstrumentType, MonetaryAmount, OperationType, RequestContext};
+use proto::common::v1::{Decimal, InstrumentType, MonetaryAmount, OperationType};
 use proto::ledger::v1 as books;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use proto::market::v1::market_service_client::MarketServiceClient;
@@ -24,6 +24,8 @@ use types::{NodeId, OrderType as Type, Sequence, Side, StpMode, TimeInForce as T
 use wire::ServerMessage;
 
 use crate::doubles::{Identity, Registry};
+
+pub use testkit::messages::{context, decimal, fresh as unique};
 
 pub const BOND: &str = "BOND-1";
 
@@ -466,25 +468,6 @@ pub fn bond(id: &str) -> Instrument {
         price_band_high: decimal("100000"),
         ..Instrument::default()
     }
-}
-
-pub fn unique() -> String {
-    uuid::Uuid::now_v7().to_string()
-}
-
-pub fn context(key: &str) -> Option<RequestContext> {
-    Some(RequestContext {
-        request_id: unique(),
-        correlation_id: format!("correlation-{key}"),
-        idempotency_key: key.to_owned(),
-        ..Default::default()
-    })
-}
-
-pub fn decimal(text: &str) -> Option<Decimal> {
-    Some(Decimal {
-        value: text.to_owned(),
-    })
 }
 
 /// A limit order, good till cancelled.

@@ -48,11 +48,7 @@ impl Running {
         let shutdown = CancellationToken::new();
         let handle = ledger::start(config(folder), deps, shutdown.clone());
         let handle = handle.await.unwrap();
-        let slot = rpc::LocalSlot::new();
-        slot.fill(rpc::with_auth(
-            handle.service().routes,
-            &rpc::Authenticator::Sandbox,
-        ));
+        let slot = testkit::in_memory(handle.service().routes);
         Running {
             handle,
             log,

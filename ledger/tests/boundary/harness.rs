@@ -1,12 +1,12 @@
 //! A ledger of one's own for each test, and short words for its calls.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use events::{Event, Log, Subscription, topics};
 use ledger::{Clock, LedgerConfig, LedgerDeps, LedgerHandle, StoreUrl};
 use prost::Message;
 use proto::{
-    common::v1::{Decimal, MonetaryAmount, OperationType, RequestContext},
+    common::v1::{Decimal, MonetaryAmount, OperationType},
     ledger::v1::{ledger_service_client::LedgerServiceClient, *},
 };
 use tempfile::TempDir;
@@ -19,8 +19,9 @@ use crate::rows::{Database, Rows};
 pub type Client = LedgerServiceClient<rpc::Channel>;
 pub type Answer<T> = Result<Response<T>, Status>;
 
-/// Nothing in these tests takes this long; it only ends a test that would hang.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub use testkit::messages::{amount, context as write, fresh};
+pub use testkit::{PATIENCE, eventually};
+
 pub const START_US: i64 = 1_780_000_000_000_000;
 pub const RUB: &str = "CFA-RUB";
 pub const BOND: &str = "BOND-1";
@@ -91,11 +92,7 @@ impl World {
             clock: clock.clone(),
         };
         let handle = ledger::start(config, deps, shutdown.clone()).await.unwrap();
-        let slot = rpc::LocalSlot::new();
-        slot.fill(rpc::with_auth(
-            handle.service().routes,
-            &rpc::Authenticator::Sandbox,
-        ));
+        let slot = testkit::in_memory(handle.service().routes);
         World {
             client: LedgerServiceClient::new(rpc::Channel::local(&slot, "sandbox.service")),
             clock,
@@ -381,42 +378,6 @@ impl Watch {
             }
         }
     }
-}
-
-/// Asks again until it is so.
-pub async fn eventually<T, F: Future<Output = Option<T>>>(ask: impl Fn() -> F) -> T {
-    tokio::time::timeout(PATIENCE, async {
-        loop {
-            if let Some(answer) = ask().await {
-                return answer;
-            }
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    })
-    .await
-    .expect("it becomes so")
-}
-
-pub fn fresh() -> String {
-    Uuid::now_v7().to_string()
-}
-
-pub fn write(key: &str) -> Option<RequestContext> {
-    Some(RequestContext {
-        request_id: fresh(),
-        correlation_id: format!("corr-{key}"),
-        idempotency_key: key.to_owned(),
-        ..Default::default()
-    })
-}
-
-pub fn amount(instrument: &str, value: &str) -> Option<MonetaryAmount> {
-    Some(MonetaryAmount {
-        currency_code: instrument.to_owned(),
-        amount: Some(Decimal {
-            value: value.to_owned(),
-        }),
-    })
 }
 
 pub fn scale(instrument: &str) -> Vec<InstrumentScale> {

@@ -40,6 +40,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, service::Routes};
 use uuid::Uuid;
 
+pub use testkit::eventually as until;
+pub use testkit::messages::{context as ctx_with, rubles as rub};
+
 pub const ALICE: &str = "alice";
 
 /// The token side as the tests set it.
@@ -571,25 +574,7 @@ pub fn intent_ask(
 
 /// A context with a fresh key.
 pub fn ctx() -> Option<common::RequestContext> {
-    ctx_with(&Uuid::now_v7().to_string())
-}
-
-pub fn ctx_with(key: &str) -> Option<common::RequestContext> {
-    Some(common::RequestContext {
-        request_id: Uuid::now_v7().to_string(),
-        correlation_id: format!("corr-{key}"),
-        idempotency_key: key.into(),
-        ..Default::default()
-    })
-}
-
-pub fn rub(amount: &str) -> Option<common::Money> {
-    Some(common::Money {
-        currency_code: "RUB".into(),
-        amount: Some(common::Decimal {
-            value: amount.into(),
-        }),
-    })
+    ctx_with(&testkit::messages::fresh())
 }
 
 pub fn amount_of(money: Option<&common::Money>) -> String {
@@ -598,21 +583,6 @@ pub fn amount_of(money: Option<&common::Money>) -> String {
 
 pub fn valid_account() -> String {
     account::number("40817", 7)
-}
-
-/// Polls until there is an answer; a test that waits longer than this has failed.
-pub async fn until<T>(ask: impl AsyncFn() -> Option<T>) -> T {
-    let answer = async {
-        loop {
-            if let Some(answer) = ask().await {
-                return answer;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), answer)
-        .await
-        .expect("what the test waits for happens")
 }
 
 /// Remembers what identity is asked, in order, and lets it answer.

@@ -17,7 +17,7 @@ use rail::{
     request_signature::{KEY_ID_HEADER, SIGNATURE_HEADER, Signer, TIMESTAMP_HEADER},
     sbp_link::{LinkKind, SbpLink},
 };
-use rpc::{Authenticator, Channel, LocalSlot};
+use rpc::{Channel, LocalSlot};
 use sandbox::bank::{BankConfig, BankHandle};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -43,11 +43,7 @@ impl World {
             ..BankConfig::default()
         };
         let bank = sandbox::bank::start(config, stop.clone()).await.unwrap();
-        let slot = LocalSlot::new();
-        slot.fill(rpc::with_auth(
-            bank.service().routes,
-            &Authenticator::Sandbox,
-        ));
+        let slot = testkit::in_memory(bank.service().routes);
         World {
             folder,
             bank,
@@ -119,11 +115,7 @@ async fn new_world() -> World {
 }
 
 fn ctx() -> Option<common::RequestContext> {
-    Some(common::RequestContext {
-        request_id: "r".into(),
-        idempotency_key: Uuid::now_v7().to_string(),
-        ..Default::default()
-    })
+    testkit::messages::context(&testkit::messages::fresh())
 }
 
 fn qr(payment_id: &str, kopecks: i64) -> CreateQr {

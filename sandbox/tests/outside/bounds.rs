@@ -5,13 +5,10 @@ use std::time::Duration;
 use rpc::{Connections, Limits};
 use sandbox::bank::{BankConfig, BankHandle};
 use tempfile::TempDir;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-};
+use testkit::ports::{patient, until, until_closed};
+use tokio::{io::AsyncWriteExt, net::TcpStream};
 use tokio_util::sync::CancellationToken;
 
-const WAIT: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(200);
 const BODY_BYTES_MAX: usize = 64 * 1024;
 
@@ -19,19 +16,6 @@ struct Port {
     bank: BankHandle,
     stop: CancellationToken,
     _folder: TempDir,
-}
-
-/// Limits that no test waits for.
-fn patient() -> Limits {
-    let hour = Duration::from_secs(3_600);
-    Limits {
-        first_request: hour,
-        idle: hour,
-        silence: hour,
-        body: hour,
-        http: hour,
-        connections: Connections::of(1_000, 1_000, 1_000),
-    }
 }
 
 impl Port {
@@ -61,26 +45,6 @@ impl Port {
     async fn stop(self) {
         self.stop.cancel();
         self.bank.stopped().await;
-    }
-}
-
-/// What the port sends until it closes the connection.
-async fn until_closed(stream: &mut TcpStream) -> String {
-    let mut answer = Vec::new();
-    // A reset closes as well.
-    let _ = tokio::time::timeout(WAIT, stream.read_to_end(&mut answer))
-        .await
-        .unwrap();
-    String::from_utf8_lossy(&answer).into_owned()
-}
-
-/// Waits until the port has sent `text`.
-async fn until(stream: &mut TcpStream, text: &str) {
-    let mut answer = Vec::new();
-    while !String::from_utf8_lossy(&answer).contains(text) {
-        let read = tokio::time::timeout(WAIT, stream.read_buf(&mut answer)).await;
-        let so_far = String::from_utf8_lossy(&answer);
-        assert_ne!(read.unwrap().unwrap(), 0, "closed after {so_far}");
     }
 }
 

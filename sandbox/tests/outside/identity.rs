@@ -45,16 +45,14 @@ impl World {
         let handle = sandbox::identity::start(config, deps, stop.clone())
             .await
             .unwrap();
-        let slot = LocalSlot::new();
-        let auth = Authenticator::Sandbox;
-        slot.fill(rpc::with_auth(handle.service().routes, &auth));
+        let slot = testkit::in_memory(handle.service().routes);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let services = vec![handle.service()];
         tokio::spawn(rpc::serve(
             listener,
             services,
-            auth,
+            Authenticator::Sandbox,
             rpc::metrics_init(),
             stop.clone(),
         ));

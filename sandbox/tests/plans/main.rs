@@ -24,7 +24,7 @@ use rail::{
     policy::ClientPolicy,
     purpose_code::Requisites,
 };
-use rpc::{Authenticator, Channel, LocalSlot};
+use rpc::Channel;
 use sandbox::bank::BankConfig;
 use sandbox::identity::{IdentityConfig, IdentityDeps};
 use testkit::plans::{self, Allowed};
@@ -45,11 +45,7 @@ const ALLOWED: [Allowed; 2] = [
 ];
 
 fn ctx() -> Option<RequestContext> {
-    Some(RequestContext {
-        request_id: "r".into(),
-        idempotency_key: Uuid::now_v7().to_string(),
-        ..Default::default()
-    })
+    testkit::messages::context(&testkit::messages::fresh())
 }
 
 async fn until<F: Future<Output = bool>>(seen: impl Fn() -> F) {
@@ -72,9 +68,7 @@ async fn users(folder: &Path) {
     let deps = IdentityDeps { log: log.clone() };
     let handle = sandbox::identity::start(config, deps, stop.clone());
     let handle = handle.await.unwrap();
-    let slot = LocalSlot::new();
-    let routes = handle.service().routes;
-    slot.fill(rpc::with_auth(routes, &Authenticator::Sandbox));
+    let slot = testkit::in_memory(handle.service().routes);
     let client = || IdentityServiceClient::new(Channel::local(&slot, OPERATOR));
 
     for user_id in ["alice", ""] {
@@ -163,9 +157,7 @@ async fn money(folder: &Path) {
         ..BankConfig::default()
     };
     let handle = sandbox::bank::start(config, stop.clone()).await.unwrap();
-    let slot = LocalSlot::new();
-    let routes = handle.service().routes;
-    slot.fill(rpc::with_auth(routes, &Authenticator::Sandbox));
+    let slot = testkit::in_memory(handle.service().routes);
     let hand = || SandboxBankServiceClient::new(Channel::local(&slot, OPERATOR));
     let client = BankClient::new(
         &format!("http://{}", handle.address()),

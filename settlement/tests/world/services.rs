@@ -4,12 +4,11 @@
 use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
 use proto::cfa::v1::cfa_registry_service_server::{CfaRegistryService, CfaRegistryServiceServer};
 use proto::cfa::v1::*;
-use proto::common::v1::{MonetaryAmount, RequestContext};
+use proto::common::v1::MonetaryAmount;
 use proto::ledger::v1 as wire;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use replica::{Names, Replica, ReplicaError};
@@ -93,19 +92,6 @@ impl Chain {
     }
 }
 
-/// The other calls of the contract: not answered here.
-macro_rules! unanswered {
-    ($($name:ident: $ask:ty => $answer:ty),* $(,)?) => {
-        $(fn $name<'a, 'b>(&'a self, _: Request<$ask>) -> Pin<Box<dyn Future<Output = Result<Response<$answer>, Status>> + Send + 'b>>
-        where
-            'a: 'b,
-            Self: 'b,
-        {
-            Box::pin(async { Err(Status::unimplemented("the double settles trades only")) })
-        })*
-    };
-}
-
 /// The contract answered by the double.
 pub struct Service(pub Arc<Chain>);
 
@@ -172,7 +158,7 @@ impl CfaRegistryService for Service {
         Ok(Response::new(GetTradeBatchResponse { batch: Some(batch) }))
     }
 
-    unanswered!(
+    testkit::unanswered!(
         register_instrument: RegisterInstrumentRequest => RegisterInstrumentResponse,
         get_instrument: GetInstrumentRequest => GetInstrumentResponse,
         list_instruments: ListInstrumentsRequest => ListInstrumentsResponse,
@@ -484,10 +470,4 @@ impl Platform {
     }
 }
 
-pub fn context(key: &str) -> Option<RequestContext> {
-    Some(RequestContext {
-        request_id: key.to_owned(),
-        idempotency_key: key.to_owned(),
-        ..Default::default()
-    })
-}
+pub use testkit::messages::context;

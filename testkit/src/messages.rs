@@ -1,0 +1,40 @@
+//! Values of the contract in short words. Each is `Some`, as the fields of messages want it.
+
+use proto::common::v1::{Decimal, MonetaryAmount, Money, RequestContext};
+use uuid::Uuid;
+
+/// An id that no other test has.
+pub fn fresh() -> String {
+    Uuid::now_v7().to_string()
+}
+
+/// Context of a write with this key; its correlation id is `corr-<key>`.
+pub fn context(key: &str) -> Option<RequestContext> {
+    Some(RequestContext {
+        request_id: fresh(),
+        correlation_id: format!("corr-{key}"),
+        idempotency_key: key.to_owned(),
+        ..Default::default()
+    })
+}
+
+pub fn decimal(value: &str) -> Option<Decimal> {
+    let value = value.to_owned();
+    Some(Decimal { value })
+}
+
+/// Roubles of the bank.
+pub fn rubles(value: &str) -> Option<Money> {
+    Some(Money {
+        currency_code: "RUB".to_owned(),
+        amount: decimal(value),
+    })
+}
+
+/// Units of an instrument.
+pub fn amount(instrument_id: &str, value: &str) -> Option<MonetaryAmount> {
+    Some(MonetaryAmount {
+        currency_code: instrument_id.to_owned(),
+        amount: decimal(value),
+    })
+}
