@@ -2,12 +2,11 @@
 //! here from the published rules, not with the platform's own code
 //! (`v1,<base64 HMAC-SHA256(secret, id.timestamp.body)>`).
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hmac::{Hmac, Mac};
 use serde_json::{Value, json};
+pub use service_kit::clock::now_s;
 use sha2::Sha256;
 
 use crate::{Platform, Refusal};
@@ -25,14 +24,6 @@ pub struct Webhook {
 pub fn notice(payment_id: &str, status: &str, rub: &str) -> Value {
     json!({ "type": "payment", "paymentId": payment_id, "status": status,
         "amount": { "value": rub, "currency": "RUB" }, "occurredAt": "2026-01-01T00:00:00Z" })
-}
-
-/// Seconds since 1970.
-pub fn now_s() -> i64 {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .expect("after 1970");
-    i64::try_from(now.as_secs()).expect("small")
 }
 
 impl Platform {

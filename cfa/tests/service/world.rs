@@ -518,8 +518,7 @@ impl World {
 
     /// Sets the service's clock this far before the time of the blocks that are sealed now.
     pub fn turn_back_us(&self, by_us: i64) {
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let now_us = since.expect("after 1970").as_micros() as i64;
+        let now_us = Clock::System.now_us();
         self.clock.advance_us(now_us - by_us - self.clock.now_us());
     }
 

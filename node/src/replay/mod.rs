@@ -12,11 +12,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
+use service_kit::clock::now_ns;
 
 use crate::cli::call::Target;
 use crate::demo::{Story, text};
@@ -271,12 +272,8 @@ impl Watch {
             let mut seen = BTreeMap::new();
             loop {
                 let settled = settled_trades(&story).await?.saturating_sub(before);
-                let now = SystemTime::now()
-                    .duration_since(UNIX_EPOCH)
-                    .unwrap_or_default();
                 if settled > 0 {
-                    seen.entry(settled)
-                        .or_insert(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX));
+                    seen.entry(settled).or_insert_with(now_ns);
                 }
                 if settled >= wanted.load(Ordering::SeqCst) || stopping.load(Ordering::SeqCst) {
                     return Ok(seen);
