@@ -15,21 +15,6 @@ pub const FEES: &str = "system:fees";
 pub const REDEMPTION_ACCOUNT: &str = "system:redemption";
 
 code_enum! {
-    /// Kinds of operation that this service makes, by their number in the contract.
-    Kind: i32 {
-        Transfer = 3 "P2P_TRANSFER",
-        Issuance = 5 "ISSUANCE",
-        Redemption = 6 "REDEMPTION",
-    }
-}
-
-impl From<Kind> for OperationType {
-    fn from(kind: Kind) -> Self {
-        Self::from_code(kind.code()).expect("the numbers are those of the contract")
-    }
-}
-
-code_enum! {
     /// Which process an operation goes through. Part of the idempotency scope (T12).
     Flow: i32 {
         IssueRub = 1 "IssueCfaRub",
@@ -43,11 +28,11 @@ code_enum! {
 }
 
 impl Flow {
-    pub fn kind(self) -> Kind {
+    pub fn kind(self) -> OperationType {
         match self {
-            Self::IssueRub | Self::IssueInvestment => Kind::Issuance,
-            Self::RedeemRub | Self::RedeemInvestment | Self::Maturity => Kind::Redemption,
-            Self::Transfer | Self::Trade => Kind::Transfer,
+            Self::IssueRub | Self::IssueInvestment => OperationType::Issuance,
+            Self::RedeemRub | Self::RedeemInvestment | Self::Maturity => OperationType::Redemption,
+            Self::Transfer | Self::Trade => OperationType::P2pTransfer,
         }
     }
 }

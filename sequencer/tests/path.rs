@@ -268,7 +268,7 @@ async fn past_the_backlog_orders_are_refused_and_cancels_pass() {
         Request::New(order(&desk, 0, Side::Buy, 10_000, 5)),
     )
     .await;
-    backlog.pending_trades.store(10, Ordering::Relaxed);
+    backlog.pending_trades.store(8, Ordering::Relaxed);
     done(
         &desk.port,
         Request::New(order(&desk, 0, Side::Buy, 9_999, 5)),

@@ -26,3 +26,31 @@ pub use market::{MarketClient, TradingHold};
 pub use payments::PaymentsClient;
 pub use policy::{Answer, CallError, Policy, caused_by};
 pub use types::{HoldStatus, LimitType, OperationStatus, OperationType, PaymentStatus};
+
+#[cfg(test)]
+mod tests {
+    use proto::{common::v1 as common, ledger::v1 as ledger};
+
+    /// Each number of the contract has the same name in `types`, and none else has one.
+    #[test]
+    fn types_and_states_are_those_of_the_contract() {
+        macro_rules! same {
+            ($($contract:ident::$name:ident $prefix:literal)+) => {
+                $(for code in 1..100 {
+                    let known = $contract::$name::try_from(code).ok();
+                    let name = known.map(|known| known.as_str_name());
+                    let name = name.and_then(|name| name.strip_prefix($prefix));
+                    let ours = super::$name::from_code(code).map(super::$name::as_str);
+                    assert_eq!(ours, name, "{} {code}", stringify!($name));
+                })+
+            };
+        }
+        same! {
+            common::OperationType "OPERATION_TYPE_"
+            common::OperationStatus "OPERATION_STATUS_"
+            common::PaymentStatus "PAYMENT_STATUS_"
+            common::LimitType "LIMIT_TYPE_"
+            ledger::HoldStatus "HOLD_STATUS_"
+        }
+    }
+}

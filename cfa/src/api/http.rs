@@ -8,9 +8,10 @@ use proto::cfa::v1 as pb;
 use proto::common::v1::PaginationRequest;
 use rpc::json::{HttpError, Json, list, resource};
 use serde::Deserialize;
+use types::OperationType;
 
 use super::{Api, convert, to_status};
-use crate::model::{InstrumentStatus, Kind, Status};
+use crate::model::{InstrumentStatus, Status};
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
@@ -74,7 +75,7 @@ async fn operations(
         context: None,
         user_id: filters.user_id,
         r#type: code(&filters.kind, "OPERATION_TYPE_", |name| {
-            name.parse().ok().map(Kind::code)
+            name.parse().ok().map(OperationType::code)
         }),
         status: code(&filters.status, "OPERATION_STATUS_", |name| {
             name.parse().ok().map(Status::code)

@@ -16,9 +16,10 @@ use rpc::page::{self, Key};
 use rpc::status;
 use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status};
+use types::{OperationStatus, OperationType};
 
 use crate::error::{Error, Refusal};
-use crate::model::{CFA_RUB, InstrumentType, Kind, RedemptionReason, Status as OperationStatus};
+use crate::model::{CFA_RUB, InstrumentType, RedemptionReason};
 use crate::repo::OperationFilter;
 use crate::service::{Asked, IssueInvestment, NewRedemption, NewTransfer, Service, Started};
 use convert::to_status;
@@ -147,7 +148,7 @@ impl Api {
         // a kind or state that this service never has: an empty page (D45)
         let known = filter
             .kind
-            .is_none_or(|kind| Kind::from_code(kind).is_some())
+            .is_none_or(|kind| OperationType::from_code(kind).is_some())
             && filter
                 .status
                 .is_none_or(|status| OperationStatus::from_code(status).is_some());
@@ -775,12 +776,4 @@ impl CfaRegistryService for Api {
 
 const _: () = assert!(
     InstrumentType::MoneyClaim.code() == proto::common::v1::InstrumentType::MoneyClaim as i32
-);
-const _: () =
-    assert!(Kind::Redemption.code() == proto::common::v1::OperationType::Redemption as i32);
-const _: () = assert!(Kind::Issuance.code() == proto::common::v1::OperationType::Issuance as i32);
-const _: () =
-    assert!(Kind::Transfer.code() == proto::common::v1::OperationType::P2pTransfer as i32);
-const _: () = assert!(
-    OperationStatus::Refunded.code() == proto::common::v1::OperationStatus::Refunded as i32
 );

@@ -5,10 +5,11 @@ use std::collections::HashSet;
 use events::Tx;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{QueryBuilder, Row};
+use types::OperationType;
 
 use super::{Repo, code, damaged, decimal, optional_u64};
 use crate::error::Error;
-use crate::model::{Flow, Kind, Operation, Rejection, Status, SuspendedDeposit};
+use crate::model::{Flow, Operation, Rejection, Status, SuspendedDeposit};
 use crate::saga::{Chain, Facts, Payout};
 
 /// What became of an insert.
@@ -124,7 +125,7 @@ impl Repo {
     /// The operation that a payment, payout or trade acted through; a rejected one did not act.
     pub async fn operation_by_reference(
         &self,
-        kind: Kind,
+        kind: OperationType,
         external_ref: &str,
     ) -> Result<Option<Operation>, Error> {
         let mut query = select("kind = ");
@@ -139,13 +140,13 @@ impl Repo {
 
     /// The operation of a trade, whatever its status; a batch uses the row of a rejected one again.
     pub async fn operation_of_trade(&self, trade_id: &str) -> Result<Option<Operation>, Error> {
-        let acted = self.operation_by_reference(Kind::Transfer, trade_id);
+        let acted = self.operation_by_reference(OperationType::P2pTransfer, trade_id);
         if let Some(acted) = acted.await? {
             return Ok(Some(acted));
         }
         let mut query = select("kind = ");
         query
-            .push_bind(Kind::Transfer.code())
+            .push_bind(OperationType::P2pTransfer.code())
             .push(" AND external_ref = ")
             .push_bind(trade_id)
             .push(format!(

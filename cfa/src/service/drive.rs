@@ -240,12 +240,7 @@ impl Service {
             flow => unreachable!("{} has no ledger operation of its own", flow.as_str()),
         }
         let (id, kind) = (&operation.operation_id, operation.flow.kind());
-        Ok(peers::operation(
-            id,
-            kind.into(),
-            &operation.user_id,
-            postings,
-        ))
+        Ok(peers::operation(id, kind, &operation.user_id, postings))
     }
 
     /// What the operation orders on chain, and whom that needs on the allow-list.

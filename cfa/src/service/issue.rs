@@ -10,7 +10,7 @@ use super::{Asked, Service, Started, units};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
-    CFA_RUB, CFA_RUB_DECIMALS, Flow, Kind, Operation, Rejection, Status, SuspendedDeposit,
+    CFA_RUB, CFA_RUB_DECIMALS, Flow, Operation, Rejection, Status, SuspendedDeposit,
     limit_rejection,
 };
 use crate::repo::Inserted;
@@ -168,7 +168,7 @@ impl Service {
         }
         let acted = self
             .repo
-            .operation_by_reference(Kind::Issuance, payment_id)
+            .operation_by_reference(OperationType::Issuance, payment_id)
             .await?;
         // issued again already: the insert answers with that operation
         if acted.is_some() {
@@ -464,7 +464,7 @@ impl Service {
         let (_, under_way) = self.latest_refund(correlation_id, payment_id).await?;
         let issued = self
             .repo
-            .operation_by_reference(Kind::Issuance, payment_id)
+            .operation_by_reference(OperationType::Issuance, payment_id)
             .await?
             .is_some_and(|operation| operation.operation_id != deposit.operation_id);
         if !deposit.resolved || under_way.is_some() || issued {

@@ -907,5 +907,5 @@ fn ledger_operation(
         });
     }
     let (id, kind) = (&operation.operation_id, operation.flow.kind());
-    Ok(peers::operation(id, kind.into(), user_id, postings))
+    Ok(peers::operation(id, kind, user_id, postings))
 }

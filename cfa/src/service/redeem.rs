@@ -10,7 +10,7 @@ use super::{Asked, Service, Started, units};
 use crate::api::publish;
 use crate::error::{Error, Refusal};
 use crate::model::{
-    CFA_RUB, CFA_RUB_DECIMALS, Flow, Kind, Operation, RedemptionReason, Rejection, Status,
+    CFA_RUB, CFA_RUB_DECIMALS, Flow, Operation, RedemptionReason, Rejection, Status,
     limit_rejection,
 };
 use crate::plan;
@@ -111,7 +111,7 @@ impl Service {
     pub async fn finalize_redemption(&self, payout_id: &str) -> Result<Operation, Error> {
         let found = self
             .repo
-            .operation_by_reference(Kind::Redemption, payout_id)
+            .operation_by_reference(OperationType::Redemption, payout_id)
             .await?
             .ok_or(Refusal::OperationNotFound)?;
         if found.flow != Flow::RedeemRub {
