@@ -1,6 +1,6 @@
 //! The room itself: the folded tables, the indexes over them, and the few caches that checks may read but the state does not contain.
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use types::command::{ExpireOrders, Refused};
@@ -53,6 +53,7 @@ pub struct Admission {
     /// Who may use a chosen self-trade group: the first user who named it, as far as sessions and open orders tell after a restart.
     pub(crate) groups: BTreeMap<StpGroup, UserIx>,
     pub(crate) client_ids: ClientIds,
+    pub(crate) busts: BTreeSet<Id128>,
     pub(crate) keys: BTreeMap<Id128, Seen>,
     /// Keys by age.
     pub(crate) key_queue: VecDeque<(u64, Id128)>,
@@ -78,6 +79,7 @@ impl Admission {
             default_pools: DefaultPools::default(),
             groups: BTreeMap::new(),
             client_ids: ClientIds::new(config.orders_max, config.client_id_key),
+            busts: BTreeSet::new(),
             keys: BTreeMap::new(),
             key_queue: VecDeque::new(),
             quotes: Vec::new(),

@@ -1,12 +1,12 @@
 //! Checks of everything that is no client's order: binding, instruments, sessions, money of pools, blocks and budgets.
 
 use types::command::{
-    BindUser, BlockUser, CloseHold, CloseSession, Command, Defund, ExpireOrders, Fund, OpenSession,
-    SetBudget, SetInstrument, SetKillSwitch, SetPhase, UnblockUser,
+    BindUser, BlockCause, BlockUser, Bust, CloseHold, CloseSession, Command, Defund, ExpireOrders,
+    Fund, OpenSession, SetBudget, SetInstrument, SetKillSwitch, SetPhase, Settled, UnblockUser,
 };
 use types::{
-    HoldIx, Id128, InstrumentIx, InstrumentSpec, Phase, PoolKind, RejectReason, SessionIx,
-    StpGroup, UserIx,
+    HoldIx, Id128, InstrumentIx, InstrumentSpec, Phase, PoolKind, RejectReason, Sequence,
+    SessionIx, StpGroup, UserIx,
 };
 
 use crate::admission::Admission;
@@ -79,16 +79,16 @@ impl Admission {
                     key_hash: *key_hash,
                 }))
             }
-            Request::BlockUser(user) => match self.user(*user) {
-                Some(row) if row.blocked => Err(already(Known::User(*user))),
-                Some(_) => Ok(Command::BlockUser(BlockUser { user: *user })),
-                None => Err(RejectReason::UnknownUser.into()),
-            },
-            Request::UnblockUser(user) => match self.user(*user) {
-                Some(row) if !row.blocked => Err(already(Known::User(*user))),
-                Some(_) => Ok(Command::UnblockUser(UnblockUser { user: *user })),
-                None => Err(RejectReason::UnknownUser.into()),
-            },
+            Request::BlockUser { user, cause } => self.admit_block(*user, *cause, true),
+            Request::UnblockUser { user, cause } => self.admit_block(*user, *cause, false),
+            Request::Settled {
+                posted,
+                finalized,
+                trades_final,
+            } => self.admit_settled(*posted, *finalized, *trades_final),
+            Request::Bust(trade) if trade.is_none() => Err(RejectReason::Malformed.into()),
+            Request::Bust(trade) if self.is_bust(*trade) => Err(already(Known::Nothing)),
+            Request::Bust(trade) => Ok(Command::Bust(Bust { trade: *trade })),
             Request::SetBudget {
                 user,
                 day,
@@ -260,6 +260,41 @@ impl Admission {
             funding_seq: r.funding_seq,
             hold_id: r.hold_id,
             key_hash: r.key_hash,
+        }))
+    }
+
+    fn admit_block(
+        &self,
+        user: UserIx,
+        cause: BlockCause,
+        is_blocked: bool,
+    ) -> Result<Command, Reject> {
+        let row = self.user(user).ok_or(RejectReason::UnknownUser)?;
+        match (row.blocks.has(cause), is_blocked) {
+            (false, true) => Ok(Command::BlockUser(BlockUser { user, cause })),
+            (true, false) => Ok(Command::UnblockUser(UnblockUser { user, cause })),
+            _ => Err(already(Known::User(user))),
+        }
+    }
+
+    /// Settlement's positions never go back, also when it begins before them after a restart.
+    fn admit_settled(
+        &self,
+        posted: Sequence,
+        finalized: Sequence,
+        trades_final: u64,
+    ) -> Result<Command, Reject> {
+        if finalized > posted || posted > self.tables.sequence {
+            return Err(RejectReason::Malformed.into());
+        }
+        let known = &self.tables.settlement;
+        if posted <= known.posted && finalized <= known.finalized {
+            return Err(already(Known::Nothing));
+        }
+        Ok(Command::Settled(Settled {
+            posted: posted.max(known.posted),
+            finalized: finalized.max(known.finalized),
+            trades_final: trades_final.max(known.trades_final),
         }))
     }
 

@@ -1,12 +1,12 @@
 //! How a command changes the state. Every command of the node passes here, in sequence without gap; nothing is refused any more, a command that
 //! does not fit the state is our bug.
 
-use types::command::{Amend, CloseHold, Command, Defund, Fund, New, OpenSession};
-use types::{Envelope, Handle, HoldIx, Id128, Minor, PoolKind, SessionIx};
+use types::command::{Amend, CloseHold, Command, Defund, Fund, New, OpenSession, Settled};
+use types::{Envelope, Handle, HoldIx, Id128, Minor, PoolKind, Sequence, SessionIx};
 
 use crate::admission::{Admission, KEY_LIFETIME_NS};
 use crate::orders::worst;
-use crate::state::{Instrument, OpenOrder, Pool, Seen, Session, Slot, User};
+use crate::state::{Blocks, Instrument, OpenOrder, Pool, Seen, Session, Slot, User};
 
 impl Admission {
     /// Applies the next command. Panics on a gap in the sequence.
@@ -32,7 +32,7 @@ impl Admission {
                 self.users.insert(c.id, c.user);
                 self.tables.users.push(User {
                     id: c.id,
-                    blocked: false,
+                    blocks: Blocks::default(),
                     is_killed: false,
                     budget_day: 0,
                     budget_minor: Minor::ZERO,
@@ -47,8 +47,14 @@ impl Admission {
             Command::Fund(c) => self.fund(c),
             Command::Defund(c) => self.defund(c),
             Command::CloseHold(c) => self.close_hold(c),
-            Command::BlockUser(c) => self.tables.users[c.user.index()].blocked = true,
-            Command::UnblockUser(c) => self.tables.users[c.user.index()].blocked = false,
+            Command::BlockUser(c) => self.tables.users[c.user.index()].blocks.set(c.cause),
+            Command::UnblockUser(c) => self.tables.users[c.user.index()].blocks.lift(c.cause),
+            Command::Settled(c) => self.settled(c, envelope.sequence),
+            Command::Bust(c) => {
+                assert!(self.busts.insert(c.trade), "a trade is bust once");
+                self.tables.busts.push(c.trade);
+                self.tables.settlement.note_own(envelope.sequence);
+            }
             Command::SetKillSwitch(c) => match self.tables.users.get_mut(c.user.index()) {
                 _ if c.user.is_none() => self.tables.is_killed = c.is_engaged,
                 Some(user) => user.is_killed = c.is_engaged,
@@ -67,6 +73,22 @@ impl Admission {
             | Command::Refused(_) => {}
         }
         self.remember_key(envelope);
+    }
+
+    fn settled(&mut self, c: &Settled, sequence: Sequence) {
+        let known = &mut self.tables.settlement;
+        assert!(
+            c.finalized <= c.posted && c.posted < sequence,
+            "what is settled is journalled"
+        );
+        assert!(
+            c.posted >= known.posted && c.finalized >= known.finalized,
+            "settlement's positions never go back"
+        );
+        known.posted = c.posted;
+        known.finalized = c.finalized;
+        known.trades_final = c.trades_final;
+        known.note_own(sequence);
     }
 
     fn set_instrument(&mut self, spec: &types::InstrumentSpec) {

@@ -39,5 +39,7 @@ pub use request::{
     AmendRequest, CancelRequest, FundRequest, Known, MassCancelRequest, NewRequest, OrderRef,
     Reject, Request, SessionRequest,
 };
-pub use state::{AdmissionImage, Instrument, OpenOrder, Pool, Seen, Session, User};
+pub use state::{
+    AdmissionImage, Blocks, Instrument, OpenOrder, Pool, Seen, Session, Settlement, User,
+};
 pub use view::PoolTotals;

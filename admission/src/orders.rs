@@ -31,7 +31,7 @@ impl Admission {
             .users
             .get(r.user.index())
             .ok_or(RejectReason::UnknownUser)?;
-        if user.blocked {
+        if user.blocks.any() {
             return Err(RejectReason::UserBlocked.into());
         }
         if user.is_killed || self.tables.is_killed {
@@ -225,7 +225,7 @@ impl Admission {
             .tables
             .users
             .get(order.user.index())
-            .is_some_and(|u| u.blocked)
+            .is_some_and(|u| u.blocks.any())
         {
             return Err(RejectReason::UserBlocked.into());
         }

@@ -1,10 +1,10 @@
 //! What may be asked of admission. Texts have become indices already, decimals ticks and lots; everything else is checked here.
 
-use types::command::{MassScope, RequestKind};
+use types::command::{BlockCause, MassCancel, MassScope, RequestKind};
 use types::{
-    AssetIx, CancelReason, Handle, HoldIx, Id128, InstrumentIx, InstrumentSpec, Lots, Minor,
-    OrderType, Phase, PoolKind, RejectReason, SessionIx, Side, StpGroup, StpMode, Ticks,
-    TimeInForce, UserId, UserIx,
+    AssetIx, CancelReason, Command, Handle, HoldIx, Id128, InstrumentIx, InstrumentSpec, Lots,
+    Minor, OrderType, Phase, PoolKind, RejectReason, Sequence, SessionIx, Side, StpGroup, StpMode,
+    Ticks, TimeInForce, UserId, UserIx,
 };
 
 /// Names an open order.
@@ -87,6 +87,21 @@ pub struct MassCancelRequest {
     pub key_hash: Id128,
 }
 
+impl From<&MassCancel> for MassCancelRequest {
+    fn from(c: &MassCancel) -> Self {
+        Self {
+            scope: c.scope,
+            instrument: c.instrument,
+            side: c.side,
+            reason: c.reason,
+            user: c.user,
+            session: c.session,
+            client_seq: c.client_seq,
+            key_hash: c.key_hash,
+        }
+    }
+}
+
 /// Open or resume a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionRequest {
@@ -143,8 +158,14 @@ pub enum Request {
         funding_seq: u64,
         key_hash: Id128,
     },
-    BlockUser(UserIx),
-    UnblockUser(UserIx),
+    BlockUser {
+        user: UserIx,
+        cause: BlockCause,
+    },
+    UnblockUser {
+        user: UserIx,
+        cause: BlockCause,
+    },
     SetBudget {
         user: UserIx,
         day: u32,
@@ -161,9 +182,41 @@ pub enum Request {
         is_engaged: bool,
         key_hash: Id128,
     },
+    /// How far settlement is. What lies at or before the known positions changes nothing.
+    Settled {
+        posted: Sequence,
+        finalized: Sequence,
+        /// Final trades, bust ones included.
+        trades_final: u64,
+    },
+    /// The trade of this public id is bust.
+    Bust(Id128),
 }
 
 impl Request {
+    /// What settlement asks for with a command; `None` for a command that is not settlement's.
+    pub fn of_settlement(command: &Command) -> Option<Self> {
+        let request = match command {
+            Command::Settled(c) => Self::Settled {
+                posted: c.posted,
+                finalized: c.finalized,
+                trades_final: c.trades_final,
+            },
+            Command::Bust(c) => Self::Bust(c.trade),
+            Command::BlockUser(c) => Self::BlockUser {
+                user: c.user,
+                cause: c.cause,
+            },
+            Command::UnblockUser(c) => Self::UnblockUser {
+                user: c.user,
+                cause: c.cause,
+            },
+            Command::MassCancel(c) => Self::MassCancel(c.into()),
+            _ => return None,
+        };
+        Some(request)
+    }
+
     /// The idempotency key hash of a gRPC call, `NONE` without.
     pub fn key_hash(&self) -> Id128 {
         match self {

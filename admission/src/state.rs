@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use types::command::RequestKind;
+use types::command::{BlockCause, RequestKind};
 use types::{
     AssetIx, Done, FeeRate, Handle, HoldIx, Id128, InstrumentIx, InstrumentSpec, Lots, Minor,
     PoolKind, Reserve, Sequence, SessionIx, Side, StpGroup, Ticks, UserId, UserIx,
@@ -17,9 +17,45 @@ macro_rules! table_row {
 }
 
 table_row! {
+    /// The causes of a block that hold, a bit each.
+    #[derive(Default)]
+    pub struct Blocks {
+        bits: u8,
+    }
+}
+
+impl Blocks {
+    /// True while any cause holds.
+    pub fn any(self) -> bool {
+        self.bits != 0
+    }
+
+    pub fn has(self, cause: BlockCause) -> bool {
+        self.bits & Self::bit(cause) != 0
+    }
+
+    pub(crate) fn set(&mut self, cause: BlockCause) {
+        self.bits |= Self::bit(cause);
+    }
+
+    pub(crate) fn lift(&mut self, cause: BlockCause) {
+        self.bits &= !Self::bit(cause);
+    }
+
+    pub(crate) fn bits(self) -> u8 {
+        self.bits
+    }
+
+    const fn bit(cause: BlockCause) -> u8 {
+        1 << cause.code()
+    }
+}
+
+table_row! {
     pub struct User {
         pub id: UserId,
-        pub blocked: bool,
+        /// Why no order enters, if so.
+        pub blocks: Blocks,
         /// His kill switch is engaged (F11).
         pub is_killed: bool,
         /// Moscow day of the budget, 0 = never set.
@@ -117,6 +153,38 @@ table_row! {
 }
 
 table_row! {
+    /// How far settlement is, as it has journalled. `finalized <= posted <= sequence`.
+    #[derive(Default)]
+    pub struct Settlement {
+        /// The ledger has every posting of the records up to here.
+        pub posted: Sequence,
+        /// Every trade of the records up to here is final or bust.
+        pub finalized: Sequence,
+        /// Trades that are final, bust ones included.
+        pub trades_final: u64,
+        /// The last run of settlement's own records: nothing in it is to be settled.
+        pub(crate) own_first: Sequence,
+        pub(crate) own_last: Sequence,
+    }
+}
+
+impl Settlement {
+    /// Notes a record of settlement's own. It moves no money, so a position that reaches the run of
+    /// such records which it continues also covers it: at rest, `posted` is the last record.
+    pub(crate) fn note_own(&mut self, sequence: Sequence) {
+        if self.own_last.next() != sequence {
+            self.own_first = sequence;
+        }
+        self.own_last = sequence;
+        for position in [&mut self.posted, &mut self.finalized] {
+            if position.next() >= self.own_first {
+                *position = sequence;
+            }
+        }
+    }
+}
+
+table_row! {
     /// A slot of the order table.
     pub struct Slot {
         /// Of its last order; 0 = never used.
@@ -135,6 +203,10 @@ pub struct AdmissionImage {
     pub time_ns: u64,
     /// Everybody's kill switch is engaged (F11).
     pub is_killed: bool,
+    pub settlement: Settlement,
+    /// Bust trades, in journal order: 16 bytes each for the life of the journal. The chain has to
+    /// refuse the same trade twice for one of them.
+    pub busts: Vec<Id128>,
     pub instruments: Vec<Instrument>,
     pub users: Vec<User>,
     pub sessions: Vec<Session>,

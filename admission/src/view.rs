@@ -9,7 +9,7 @@ use types::{
 };
 
 use crate::admission::{Admission, AdmissionConfig};
-use crate::state::{AdmissionImage, OpenOrder, Pool, Seen, Session, User};
+use crate::state::{AdmissionImage, OpenOrder, Pool, Seen, Session, Settlement, User};
 
 /// A pool's money: what `design.md` 4 compares with the ledger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,6 +89,21 @@ impl Admission {
     pub fn killed_users(&self) -> impl Iterator<Item = UserId> {
         let rows = self.tables.users.iter();
         rows.filter(|row| row.is_killed).map(|row| row.id)
+    }
+
+    /// How far settlement is, as it has journalled.
+    pub fn settlement(&self) -> &Settlement {
+        &self.tables.settlement
+    }
+
+    /// Has the chain refused this trade for good?
+    pub fn is_bust(&self, trade: Id128) -> bool {
+        self.busts.contains(&trade)
+    }
+
+    /// Bust trades since the beginning of the journal.
+    pub fn busts(&self) -> u64 {
+        self.tables.busts.len() as u64
     }
 
     pub fn session(&self, session: SessionIx) -> Option<&Session> {
@@ -205,6 +220,8 @@ impl Admission {
             sequence: image.sequence,
             time_ns: image.time_ns,
             is_killed: image.is_killed,
+            settlement: image.settlement,
+            busts: image.busts.clone(),
             instruments: image.instruments.clone(),
             users: image.users.clone(),
             sessions: image.sessions.clone(),
@@ -212,6 +229,7 @@ impl Admission {
             slots,
             keys: Vec::new(),
         };
+        room.busts.extend(&image.busts);
         for (key, seen) in &image.keys {
             room.insert_key(*key, *seen);
         }
@@ -259,6 +277,7 @@ impl Admission {
             tables.time_ns,
             u64::from(tables.is_killed),
         ]);
+        hash_settlement(&mut hash, tables);
         for row in &tables.instruments {
             hash.bytes(row.spec.id.as_str().as_bytes());
             hash.words(&[
@@ -273,7 +292,7 @@ impl Admission {
         for row in &tables.users {
             hash.bytes(row.id.as_str().as_bytes());
             hash.words(&[
-                u64::from(row.blocked),
+                u64::from(row.blocks.bits()),
                 u64::from(row.is_killed),
                 u64::from(row.budget_day),
                 row.budget_minor.0 as u64,
@@ -348,6 +367,10 @@ impl Admission {
             }
         }
         assert_eq!(client_ids, self.client_ids.len());
+        let settlement = &self.tables.settlement;
+        assert!(settlement.finalized <= settlement.posted);
+        assert!(settlement.posted <= self.tables.sequence);
+        assert_eq!(self.busts.len(), self.tables.busts.len());
         for (row, found) in self.tables.instruments.iter().zip(per_instrument) {
             assert_eq!(row.open_orders, found);
         }
@@ -368,6 +391,21 @@ impl PoolTotals {
         self.reserved.main += order.reserved.main;
         self.reserved.fee += order.reserved.fee;
         self.orders += 1;
+    }
+}
+
+fn hash_settlement(hash: &mut StateHash, tables: &AdmissionImage) {
+    let known = &tables.settlement;
+    hash.words(&[
+        known.posted.0,
+        known.finalized.0,
+        known.trades_final,
+        known.own_first.0,
+        known.own_last.0,
+    ]);
+    for trade in &tables.busts {
+        let (high, low) = trade.halves();
+        hash.words(&[high, low]);
     }
 }
 

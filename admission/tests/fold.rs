@@ -4,7 +4,7 @@ mod support;
 
 use admission::*;
 use support::*;
-use types::command::MassScope;
+use types::command::{BlockCause, MassScope};
 use types::*;
 
 struct Random(u64);
@@ -205,6 +205,7 @@ fn request(random: &mut Random, market: &Market) -> Request {
             key_hash: Id128::NONE,
         },
         (61, _) => Request::ExpireOrders(InstrumentIx::NONE),
+        (62, _) => settlements(random, market, UserIx(user)),
         _ => {
             let side = Side::ALL[random.below(2) as usize];
             let quantity = 1 + random.below(60);
@@ -232,6 +233,34 @@ fn request(random: &mut Random, market: &Market) -> Request {
             }
             new.key_hash = Id128::from_u128(u128::from(random.below(1 << 20)));
             Request::New(new)
+        }
+    }
+}
+
+/// What settlement journals; a user whose money differs is soon free again.
+fn settlements(random: &mut Random, market: &Market, user: UserIx) -> Request {
+    let last = market.room.sequence();
+    match random.below(8) {
+        0..=1 => Request::Settled {
+            posted: last,
+            finalized: Sequence(random.below(last.get() + 1)),
+            trades_final: last.get() / 4,
+        },
+        2 => Request::Bust(Id128::from_u128(1 + u128::from(random.below(50)))),
+        3 => {
+            let cause = BlockCause::ALL[random.below(2) as usize];
+            Request::BlockUser { user, cause }
+        }
+        _ => {
+            let users = (0..USERS).map(UserIx);
+            let blocked = |cause: BlockCause| {
+                let is_blocked = |user| market.room.user(user).unwrap().blocks.has(cause);
+                let user = users.clone().find(|user| is_blocked(*user))?;
+                Some(Request::UnblockUser { user, cause })
+            };
+            let found = BlockCause::ALL.iter().copied().find_map(blocked);
+            let cause = BlockCause::Identity;
+            found.unwrap_or(Request::UnblockUser { user, cause })
         }
     }
 }
@@ -304,8 +333,8 @@ fn replay_mixed(steps: &[Step], seed: u64) -> Admission {
 #[test]
 fn free_and_reserves_are_conserved_and_every_slot_is_freed_once() {
     for seed in 1..=12 {
-        let mut run = live(seed, 1_500);
-        assert!(run.trades > 100, "a day with trades: {}", run.trades);
+        let mut run = live(seed, 2_000);
+        assert!(run.trades > 100, "seed {seed}, trades: {}", run.trades);
         let everyone = Request::MassCancel(MassCancelRequest {
             scope: MassScope::All,
             instrument: InstrumentIx::NONE,

@@ -4,7 +4,7 @@ mod support;
 
 use admission::*;
 use support::*;
-use types::command::MassScope;
+use types::command::{BlockCause, MassScope};
 use types::*;
 
 const ALICE: u32 = 0;
@@ -393,14 +393,100 @@ fn the_budget_shrinks_with_each_order_and_ends_with_the_day() {
 fn a_blocked_user_may_cancel_only() {
     let mut market = Market::small();
     let order = market.place(limit(ALICE, Side::Buy, 10_000, 1));
-    market.go(Request::BlockUser(UserIx(ALICE))).unwrap();
+    let (user, cause) = (UserIx(ALICE), BlockCause::Identity);
+    market.go(Request::BlockUser { user, cause }).unwrap();
     let reject = market.refuse(Request::New(limit(ALICE, Side::Buy, 10_000, 1)));
     assert_eq!(reject.reason, RejectReason::UserBlocked);
     let reject = market.refuse(amend(ALICE, order, Some(9_000), None));
     assert_eq!(reject.reason, RejectReason::UserBlocked);
     market.go(cancel(ALICE, OrderRef::Handle(order))).unwrap();
-    market.go(Request::UnblockUser(UserIx(ALICE))).unwrap();
+    market.go(Request::UnblockUser { user, cause }).unwrap();
     market.place(limit(ALICE, Side::Buy, 10_000, 1));
+}
+
+#[test]
+fn a_user_is_blocked_while_any_cause_holds() {
+    let mut market = Market::small();
+    let user = UserIx(ALICE);
+    let block = |cause| Request::BlockUser { user, cause };
+    let lift = |cause| Request::UnblockUser { user, cause };
+    let order = || Request::New(limit(ALICE, Side::Buy, 10_000, 1));
+    for cause in BlockCause::ALL.iter().copied() {
+        market.go(block(cause)).unwrap();
+        let repeated = market.refuse(block(cause));
+        assert_eq!(repeated.reason, RejectReason::DuplicateRequest);
+    }
+    for cause in BlockCause::ALL.iter().copied() {
+        assert_eq!(market.refuse(order()).reason, RejectReason::UserBlocked);
+        market.go(lift(cause)).unwrap();
+        let repeated = market.refuse(lift(cause));
+        assert_eq!(repeated.reason, RejectReason::DuplicateRequest);
+    }
+    market.go(order()).unwrap();
+    let unknown = Request::BlockUser {
+        user: UserIx(999),
+        cause: BlockCause::Difference,
+    };
+    assert_eq!(market.refuse(unknown).reason, RejectReason::UnknownUser);
+}
+
+fn settled(posted: u64, finalized: u64) -> Request {
+    Request::Settled {
+        posted: Sequence(posted),
+        finalized: Sequence(finalized),
+        trades_final: finalized,
+    }
+}
+
+#[test]
+fn settlements_positions_never_go_back_and_never_pass_the_journal() {
+    let mut market = Market::small();
+    market.place(limit(ALICE, Side::Buy, 10_000, 1));
+    let last = market.room.sequence().get();
+    let reason = |reject: Reject| reject.reason;
+    for wrong in [settled(last + 1, 0), settled(last - 2, last - 1)] {
+        assert_eq!(reason(market.refuse(wrong)), RejectReason::Malformed);
+    }
+    // The market is closed to new orders until settlement is further: this enters all the same.
+    market.room.set_backlog(u64::MAX, u64::MAX);
+    market.go(settled(last - 1, last - 2)).unwrap();
+    for known in [settled(last - 1, last - 2), settled(last - 2, 0)] {
+        assert_eq!(reason(market.refuse(known)), RejectReason::DuplicateRequest);
+    }
+    let Ok(Command::Settled(both)) = market.go(settled(last, 0)) else {
+        panic!("one of them is further");
+    };
+    assert_eq!((both.posted.0, both.finalized.0), (last, last - 2));
+    let trade = Id128::from_u128(7);
+    market.go(Request::Bust(trade)).unwrap();
+    assert!(market.room.is_bust(trade));
+    let repeated = market.refuse(Request::Bust(trade));
+    assert_eq!(repeated.reason, RejectReason::DuplicateRequest);
+    let none = market.refuse(Request::Bust(Id128::NONE));
+    assert_eq!(none.reason, RejectReason::Malformed);
+    market.room.check_invariants();
+}
+
+#[test]
+fn where_everything_is_settled_settlements_own_records_are_too() {
+    let mut market = Market::small();
+    market.place(limit(ALICE, Side::Buy, 10_000, 1));
+    let last = market.room.sequence().get();
+    let at = |market: &Market| {
+        let known = market.room.settlement();
+        (known.posted.0, known.finalized.0)
+    };
+    market.go(settled(last, last - 1)).unwrap();
+    assert_eq!(at(&market), (last + 1, last - 1));
+    market.go(Request::Bust(Id128::from_u128(7))).unwrap();
+    assert_eq!(at(&market), (last + 2, last - 1));
+    // Settlement had not read its own records yet.
+    market.go(settled(last, last)).unwrap();
+    assert_eq!(at(&market), (last + 3, last + 3));
+    // A record of others ends the run.
+    market.place(limit(ALICE, Side::Buy, 10_000, 1));
+    market.go(Request::Bust(Id128::from_u128(8))).unwrap();
+    assert_eq!(at(&market), (last + 3, last + 3));
 }
 
 #[test]
@@ -1027,7 +1113,10 @@ fn end_for(market: &mut Market, reason: CancelReason) -> Handle {
         ),
         CancelReason::KillSwitch => (market.place(resting), vec![mass(MassScope::All, platform)]),
         CancelReason::UserBlocked => {
-            let block = Request::BlockUser(alice);
+            let block = Request::BlockUser {
+                user: alice,
+                cause: BlockCause::Identity,
+            };
             (
                 market.place(resting),
                 vec![block, mass(MassScope::User(alice), platform)],

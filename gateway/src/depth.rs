@@ -79,7 +79,7 @@ pub async fn book(market: &Market, instrument_id: &str, depth: u32) -> Result<Bo
 /// State of every instrument and of settlement; for staff with the hash of a state that is not too
 /// large for it.
 pub async fn status(market: &Market, for_staff: bool) -> Result<MarketView, Status> {
-    let (instruments, state_hash, is_killed, killed_users) = market
+    market
         .look(|state| {
             let core = state.core();
             let lines = core.books().map(|book| InstrumentLine {
@@ -97,19 +97,17 @@ pub async fn status(market: &Market, for_staff: bool) -> Result<MarketView, Stat
             let hash = is_hashed.then(|| core.state_hash());
             let killed = admission.killed_users().filter(|_| for_staff);
             let killed: Vec<String> = killed.map(|id| id.to_string()).collect();
-            let is_killed = admission.kill_switch(UserIx::NONE);
-            (lines, hash, is_killed, killed)
+            let settlement = admission.settlement();
+            MarketView {
+                commit_sequence: core.sequence().0,
+                settled_sequence: settlement.posted.0,
+                trades_pending: core.trades().saturating_sub(settlement.trades_final),
+                trades_settled: settlement.trades_final.saturating_sub(admission.busts()),
+                instruments: lines,
+                state_hash: hash,
+                is_killed: admission.kill_switch(UserIx::NONE),
+                killed_users: killed,
+            }
         })
-        .await?;
-    let settled = market.settlement.stats();
-    Ok(MarketView {
-        commit_sequence: market.commit.position().0,
-        settled_sequence: settled.progress.settled.0,
-        trades_pending: settled.trades_pending,
-        trades_settled: settled.trades_settled,
-        instruments,
-        state_hash,
-        is_killed,
-        killed_users,
-    })
+        .await
 }

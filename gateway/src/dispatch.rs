@@ -100,10 +100,13 @@ pub async fn gauges(market: Arc<Market>, shutdown: CancellationToken) {
     let interval = Duration::from_millis(market.config.gauge_interval_ms.max(10));
     loop {
         let depths = market.replica.read(|state| {
-            let levels = |book: &engine::Book, side| book.depth(side).count();
             let lines = state.core().books().map(|book| {
-                let (bids, asks) = (levels(book, Side::Buy), levels(book, Side::Sell));
-                (book.spec().id.to_string(), bids, asks)
+                let levels = |side| book.depth(side).count();
+                (
+                    book.spec().id.to_string(),
+                    levels(Side::Buy),
+                    levels(Side::Sell),
+                )
             });
             lines.collect::<Vec<_>>()
         });

@@ -23,12 +23,10 @@
 //! | `numbered`, `streams`, `past`, `dispatch` | from the replica to the sessions |
 //! | `projection` | from the replica to history and events |
 //! | `instruments` | what a change of an instrument changes here |
-//! | `breaks` | users whose money differs between journal and ledger |
 //! | `identity` | who may trade, with a cache of profiles |
 //! | `refusal`, `depth` | error texts, book views |
 
 mod api;
-mod breaks;
 mod budget;
 mod config;
 mod depth;

@@ -10,7 +10,6 @@ use sequencer::{Commit, NotTaken, Port, Record};
 use service_clients::{CfaClient, LedgerClient, LimitType};
 use service_kit::KeyedMutex;
 pub use service_kit::clock::{now_ns, now_us};
-use settlement::SettlementView;
 use tokio::sync::Semaphore;
 use tonic::Status;
 use types::{
@@ -42,7 +41,6 @@ pub struct Market {
     pub port: Port,
     pub commit: Commit,
     pub replica: Replica,
-    pub settlement: SettlementView,
     pub streams: Streams,
     pub projection: Projection,
     pub ledger: LedgerClient,
@@ -115,7 +113,6 @@ pub struct Parts {
     pub port: Port,
     pub commit: Commit,
     pub replica: Replica,
-    pub settlement: SettlementView,
     pub streams: Streams,
     pub projection: Projection,
     pub ledger: LedgerClient,
@@ -128,7 +125,6 @@ impl Market {
         Self {
             port: parts.port,
             commit: parts.commit,
-            settlement: parts.settlement,
             replica: parts.replica,
             streams: parts.streams,
             config: parts.config,
@@ -225,6 +221,19 @@ impl Market {
     pub async fn passed(&self, sequence: Sequence) -> Result<(), Status> {
         let passed = self.replica.wait(sequence).await;
         passed.map_err(|error| rpc::status::internal(&error))
+    }
+
+    /// Returns when the journal says that the ledger has every posting up to the record. Money that a
+    /// Defund or CloseHold at `sequence` took out of a pool may be released in the ledger only then:
+    /// before, part of it may still be in the hold of an order.
+    pub async fn posted(&self, sequence: Sequence) -> Result<(), Status> {
+        let posted = self.replica.wait_posted(sequence).await;
+        posted.map_err(|error| rpc::status::internal(&error))
+    }
+
+    /// Whether [`Self::posted`] would return at once.
+    pub fn is_posted(&self, sequence: Sequence) -> bool {
+        self.replica.settlement().posted >= sequence
     }
 
     /// The instrument of an id; `Instrument not found`.

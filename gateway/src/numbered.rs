@@ -85,7 +85,9 @@ fn message(cause: &Cause, effect: &Effect, at: usize, client_seq: u64) -> Option
         | Effect::Session(_)
         | Effect::Hold(_)
         | Effect::Entered(_)
-        | Effect::Rested(_) => return None,
+        | Effect::Rested(_)
+        | Effect::Settled { .. }
+        | Effect::Bust(_) => return None,
     })
 }
 

@@ -12,7 +12,6 @@ use replica::Replica;
 use rpc::{Context, Health};
 use sequencer::{Commit, Durable, Port};
 use service_clients::{CfaClient, IdentityClient, LedgerClient};
-use settlement::SettlementView;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
@@ -25,7 +24,7 @@ use crate::market::{Market, Parts, SOURCE};
 use crate::projection::{self, Projection, repo};
 use crate::quic::server::Server;
 use crate::streams::Streams;
-use crate::{Error, GatewayConfig, breaks, consumers, dispatch, guard, instruments, sweeper};
+use crate::{Error, GatewayConfig, consumers, dispatch, guard, instruments, sweeper};
 
 /// How long the workers together may take to stop.
 const WORKERS_STOP: Duration = Duration::from_secs(3);
@@ -45,7 +44,6 @@ pub struct GatewayDeps {
     pub replica: Replica,
     /// Told how far the history has come.
     pub history: Durable,
-    pub settlement: SettlementView,
 }
 
 /// The running room.
@@ -91,7 +89,6 @@ pub fn start(
             port: deps.port,
             commit: deps.commit,
             replica: deps.replica,
-            settlement: deps.settlement,
             streams,
             projection,
             ledger: LedgerClient::new(deps.ledger, SOURCE),
@@ -154,8 +151,6 @@ pub fn start(
             &shutdown,
             endless(sweeping),
         ));
-        let breaks = breaks::run(market.clone(), shutdown.clone());
-        workers.push(guard::spawn(&health, "breaks", &shutdown, endless(breaks)));
         let gauges = dispatch::gauges(market.clone(), shutdown.clone());
         workers.push(guard::spawn(&health, "gauges", &shutdown, endless(gauges)));
         let path = dispatch::watch_path(market.clone(), health.clone(), shutdown.clone());

@@ -114,7 +114,7 @@ async fn give_back_behind_settlement(
     hold_id: Id128,
     pool: &Hold,
 ) -> Result<(), Status> {
-    if market.settlement.progress().settled < pool.taken_at {
+    if !market.is_posted(pool.taken_at) {
         return Ok(());
     }
     funding::give_back(market, hold_id).await

@@ -302,6 +302,7 @@ impl Platform {
             replica: live_replica.replica(),
             durable: settled,
             backlog,
+            journal: settlement::journal_port(sequencer.port()),
             ledger: doors.ledger(),
             cfa: doors.cfa(),
         };
@@ -324,7 +325,6 @@ impl Platform {
             commit: sequencer.commit(),
             replica: live_replica.replica(),
             history,
-            settlement: settlement.view(),
         };
         let gateway = gateway::start(market_config, gateway_deps, stages.edge.clone())
             .await

@@ -183,6 +183,13 @@ pub enum Effect {
         instrument: InstrumentIx,
         count: u32,
     },
+    /// Settlement is further.
+    Settled {
+        posted: Sequence,
+        finalized: Sequence,
+    },
+    /// The trade of this public id is bust.
+    Bust(Id128),
 }
 
 /// A session that is told of an effect, and the number of the message.
@@ -200,6 +207,17 @@ pub struct Recipient {
 pub struct Told {
     pub effect: Effect,
     pub to: [Option<Recipient>; 2],
+}
+
+/// What became of a trade.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TradeStatus {
+    /// Not final.
+    Pending,
+    /// Final on chain and in the ledger.
+    Settled,
+    /// Bust: its operations are reversed.
+    Failed,
 }
 
 /// The command behind effects.
@@ -245,6 +263,12 @@ pub struct Applied {
 impl Applied {
     pub fn sequence(&self) -> Sequence {
         self.cause.sequence
+    }
+
+    /// True for a record that settlement itself has journalled to say how far it is.
+    pub fn is_settlements_own(&self) -> bool {
+        let own = |told: &Told| matches!(told.effect, Effect::Settled { .. } | Effect::Bust(_));
+        self.effects.iter().any(own)
     }
 }
 

@@ -29,7 +29,7 @@ mod state;
 
 pub use catch_up::{CatchUp, ReplicaError};
 pub use facts::{
-    Applied, Batch, Cause, Effect, Hold, Moved, Order, Recipient, Session, Told, Trade,
+    Applied, Batch, Cause, Effect, Hold, Moved, Order, Recipient, Session, Told, Trade, TradeStatus,
 };
 pub use follower::Follower;
 pub use image::Found;

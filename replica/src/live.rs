@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use admission::AdmissionConfig;
+use admission::{AdmissionConfig, Settlement};
 use sequencer::handle::ReplicaParts;
 use sequencer::{
     Backlog, CheckpointKeeper, Older, Port, ReadError, Reader, Record, SnapshotConfig, Stats,
@@ -58,6 +58,8 @@ pub(crate) struct Shared {
     names: Arc<Names>,
     hub: Mutex<Hub>,
     position: watch::Sender<Sequence>,
+    /// How far settlement is, as journalled.
+    settlement: watch::Sender<Settlement>,
     /// Last sequence that the hot thread has given.
     stats: Arc<Stats>,
     backlog: Arc<Backlog>,
@@ -177,6 +179,7 @@ impl LiveReplica {
             dir: parts.dir.clone(),
             limits: parts.limits,
             names: state.names().clone(),
+            settlement: watch::Sender::new(*state.core().admission().settlement()),
             state: RwLock::new(state),
             hub: Mutex::new(Hub::new(from)),
             position: watch::Sender::new(from),
@@ -283,6 +286,24 @@ impl Replica {
     /// Returns when the replica has ended, and says why.
     pub async fn ended(&self) -> String {
         ended(&self.shared, &mut self.shared.troubles.subscribe()).await
+    }
+
+    /// How far settlement is, as journalled and applied here.
+    pub fn settlement(&self) -> Settlement {
+        *self.shared.settlement.borrow()
+    }
+
+    /// Returns when the journal says that the ledger has every posting up to the record.
+    ///
+    /// # Errors
+    /// [`ReplicaError::Ended`]: it will not.
+    pub async fn wait_posted(&self, sequence: Sequence) -> Result<(), ReplicaError> {
+        let mut settlement = self.shared.settlement.subscribe();
+        tokio::select! {
+            biased;
+            _ = settlement.wait_for(|settlement| settlement.posted >= sequence) => Ok(()),
+            reason = self.ended() => Err(ReplicaError::Ended(reason)),
+        }
     }
 
     pub fn names(&self) -> &Arc<Names> {
@@ -548,6 +569,12 @@ impl Live {
         let position = batch.last();
         self.shared.hub().publish(batch);
         self.shared.position.send_replace(position);
+        let settlement = *self.shared.state().core().admission().settlement();
+        self.shared.settlement.send_if_modified(|known| {
+            let is_new = *known != settlement;
+            *known = settlement;
+            is_new
+        });
         let assigned = self
             .shared
             .stats

@@ -13,7 +13,9 @@ use types::{
     TimeInForce, order_uuid,
 };
 
-use crate::facts::{Applied, Cause, Effect, Hold, Moved, Order, Recipient, Session, Told, Trade};
+use crate::facts::{
+    Applied, Cause, Effect, Hold, Moved, Order, Recipient, Session, Told, Trade, TradeStatus,
+};
 use crate::names::Names;
 
 /// What admission does not need of an open order.
@@ -177,6 +179,19 @@ impl State {
         self.hold(self.core.admission().hold_ix(hold_id)?)
     }
 
+    /// What became of a trade: of which command it was, and its public id. It is bust before
+    /// settlement's position passes it.
+    pub fn trade_status(&self, sequence: Sequence, trade: Id128) -> TradeStatus {
+        let admission = self.core.admission();
+        if admission.is_bust(trade) {
+            TradeStatus::Failed
+        } else if sequence <= admission.settlement().finalized {
+            TradeStatus::Settled
+        } else {
+            TradeStatus::Pending
+        }
+    }
+
     /// Every trading hold, closed ones included, oldest first.
     pub fn trading_holds(&self) -> impl DoubleEndedIterator<Item = Hold> + '_ {
         let hold = |ix: &HoldIx| self.hold(*ix).expect("it was funded");
@@ -322,6 +337,15 @@ impl Hear for Effects<'_> {
                 client_order_id: c.client_order_id,
                 reason: c.reason,
             }),
+            Command::Settled(_) => {
+                // What the state holds, which covers the record itself where nothing is left.
+                let known = admission.settlement();
+                self.tell_nobody(Effect::Settled {
+                    posted: known.posted,
+                    finalized: known.finalized,
+                });
+            }
+            Command::Bust(c) => self.tell_nobody(Effect::Bust(c.trade)),
             Command::SetPhase(_)
             | Command::BlockUser(_)
             | Command::UnblockUser(_)

@@ -15,9 +15,10 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use replica::{Applied, CatchUp, Effect, Follower, LiveReplica, ReplicaError, State};
 use sequencer::{Backlog, Config, NotTaken, Reader, Record, SequencerHandle, SnapshotConfig};
-use types::command::MassScope;
+use types::command::{BlockCause, BlockUser, Bust, MassScope, Settled, UnblockUser};
 use types::{
-    CancelReason, Id128, InstrumentIx, Lots, NodeId, RejectReason, Sequence, SessionIx, Side, Ticks,
+    CancelReason, Command, Id128, InstrumentIx, Lots, NodeId, RejectReason, Sequence, SessionIx,
+    Side, Ticks, UserIx,
 };
 
 fn node() -> NodeId {
@@ -48,13 +49,17 @@ fn follow(handle: &SequencerHandle, checkpoints: Option<SnapshotConfig>) -> Live
     LiveReplica::start(node(), handle.replica_parts(), checkpoints).expect("a replica")
 }
 
-/// Orders, amends, cancels and mass cancels of two sessions; gives the last sequence.
+/// Orders, amends, cancels and mass cancels of two sessions, with commands of settlement in between.
+/// Returns the last sequence.
 async fn trade(desk: &Desk, sessions: [SessionIx; 2], from: u64, count: u64) -> Sequence {
     let mut rng = SmallRng::seed_from_u64(from);
     let mut last = Sequence::ZERO;
     for client_seq in from..from + count {
         let at = rng.random_range(0..2);
         let (user, session) = (desk.users[at], sessions[at]);
+        if client_seq.is_multiple_of(40) && last > Sequence::ZERO {
+            last = settle(desk, user, last).await;
+        }
         let named = OrderRef::Client(rng.random_range(1..60));
         let price = Ticks(rng.random_range(9_990..10_010));
         let request = match rng.random_range(0..100) {
@@ -102,12 +107,41 @@ async fn trade(desk: &Desk, sessions: [SessionIx; 2], from: u64, count: u64) -> 
     last
 }
 
+/// Settlement has posted what there is, a trade is bust, and a block comes and goes.
+async fn settle(desk: &Desk, user: UserIx, last: Sequence) -> Sequence {
+    let cause = BlockCause::Difference;
+    let commands = [
+        Command::Settled(Settled {
+            posted: last,
+            finalized: Sequence(last.get() / 2),
+            trades_final: last.get() / 4,
+        }),
+        Command::Bust(Bust {
+            trade: Id128::from_u128(last.get().into()),
+        }),
+        Command::BlockUser(BlockUser { user, cause }),
+        Command::UnblockUser(UnblockUser { user, cause }),
+    ];
+    let mut sequence = None;
+    for command in commands {
+        sequence = desk.port.settlement(command).await.expect("journalled");
+        let again = desk.port.settlement(command).await;
+        assert!(
+            sequence.is_some() && again == Ok(None),
+            "{command:?} twice: {again:?}"
+        );
+    }
+    sequence.expect("four commands")
+}
+
 async fn read_to(follower: &mut Follower, last: Sequence) -> Vec<Applied> {
     let mut all = Vec::new();
     while follower.position() < last {
         let batch = tokio::time::timeout(HANG, follower.next()).await;
         all.extend_from_slice(&batch.expect("in time").expect("follows"));
     }
+    // A batch may hold more than what was asked for.
+    all.retain(|applied| applied.sequence() <= last);
     all
 }
 
@@ -146,6 +180,7 @@ async fn r180_from_memory_from_files_and_from_any_checkpoint_everybody_is_told_t
         has(|e| matches!(e, Effect::Traded(_))) && has(|e| matches!(e, Effect::Amended { .. }))
     );
     assert!(has(|e| matches!(e, Effect::Cancelled { .. })));
+    assert!(has(|e| matches!(e, Effect::Settled { .. })) && has(|e| matches!(e, Effect::Bust(_))));
     let hash = handle.port().inspect(|core| core.state_hash()).await;
     let hash = hash.expect("looked");
     replica.wait(last).await.expect("follows");
@@ -345,7 +380,7 @@ async fn ends_and_closes(wrong: Wrong, text: &str) {
         other => panic!("{other:?}"),
     }
     // What reduces risk passes.
-    let types::Command::New(new) = resting.command.command else {
+    let Command::New(new) = resting.command.command else {
         panic!("an order")
     };
     let cancel = CancelRequest {

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use admission::{Reject, Request};
 use crossbeam::queue::ArrayQueue;
 use tokio::sync::{mpsc, oneshot};
+use types::{Command, RejectReason, Sequence};
 
 use crate::backlog::Stage;
 use crate::core::Core;
@@ -142,6 +143,25 @@ impl Port {
         let (tx, rx) = oneshot::channel();
         self.submit(request, Reply::Oneshot(tx))?;
         rx.await.unwrap_or(Err(NotTaken::Stopping))
+    }
+
+    /// Journals a command of settlement's (`Settled`, `Bust`, a block, its end, a mass cancel) and
+    /// returns its sequence; `None` for one whose effect is journalled already.
+    ///
+    /// # Errors
+    /// [`NotTaken`].
+    ///
+    /// # Panics
+    /// The command is not one of settlement's.
+    pub async fn settlement(&self, command: Command) -> Result<Option<Sequence>, NotTaken> {
+        let request = Request::of_settlement(&command);
+        match self.call(request.expect("a command of settlement's")).await {
+            Ok(record) => Ok(Some(record.command.sequence)),
+            Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Runs `read` between two commands. The hot thread waits for it: keep it short.

@@ -17,7 +17,7 @@ use desk::{Desk, Time, config, done, open_desk, start};
 use journal::fault::MemoryStorage;
 use journal::{Frame, FrameKind, Journal, walk};
 use sequencer::record::{decode_command, decode_event};
-use types::command::{Cancel, MassScope};
+use types::command::{BlockCause, Cancel, MassScope};
 use types::event::CancelRejected;
 use types::{
     AssetIx, CancelReason, Command, Envelope, Event, EventEnvelope, Handle, HoldIx, Id128,
@@ -28,7 +28,7 @@ use types::{
 /// Mutations of each seed.
 const MUTATIONS: u64 = 2_000;
 /// Kinds of commands and of events.
-const KINDS: usize = 18 + 11;
+const KINDS: usize = 20 + 11;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../journal/fuzz/seeds/commands")
@@ -137,9 +137,16 @@ fn kind_of(shown: &str) -> String {
 
 async fn rest_of_the_commands(desk: &Desk, time: &Time) {
     let (user, hold, key_hash) = (desk.users[0], HoldIx(0), Id128::NONE);
+    let cause = BlockCause::Difference;
     for request in [
-        Request::BlockUser(user),
-        Request::UnblockUser(user),
+        Request::BlockUser { user, cause },
+        Request::UnblockUser { user, cause },
+        Request::Settled {
+            posted: Sequence(2),
+            finalized: Sequence(1),
+            trades_final: 1,
+        },
+        Request::Bust(Id128::from_u128(78)),
         Request::SetBudget {
             user,
             day: moscow_day(desk::START_NS),

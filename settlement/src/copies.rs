@@ -234,7 +234,9 @@ impl Copies {
             | Effect::Accepted(_)
             | Effect::Rested(_)
             | Effect::RequestRefused { .. }
-            | Effect::MassCancelled { .. } => {}
+            | Effect::MassCancelled { .. }
+            | Effect::Settled { .. }
+            | Effect::Bust(_) => {}
         }
     }
 
@@ -403,7 +405,9 @@ pub fn money_effects(applied: &Applied) -> usize {
         | Effect::Accepted(_)
         | Effect::Rested(_)
         | Effect::RequestRefused { .. }
-        | Effect::MassCancelled { .. } => false,
+        | Effect::MassCancelled { .. }
+        | Effect::Settled { .. }
+        | Effect::Bust(_) => false,
     };
     let effects = applied.effects.iter();
     effects.filter(|told| moves(&told.effect)).count()

@@ -10,7 +10,7 @@
 //! | `repo` | the store: which step of which batch is done |
 //! | `request` | plans as requests to ledger and chain |
 //! | `progress` | how far settlement is, for those who wait or must not run ahead |
-//! | `run` | the workers: follows, posts, brings to the chain, finalizes |
+//! | `run` | the workers: follows, posts, brings to the chain, finalizes, journals how far it is |
 //! | `failpoint` | where tests kill the process |
 //!
 //! Architecture invariants: `copies` to `saga` read no clock, no file, no network, and compute no
@@ -29,9 +29,9 @@ mod request;
 mod run;
 pub mod saga;
 
-pub use progress::{Lag, Progress, Stats, Suspension, TradeStatus};
+pub use progress::{Lag, Progress, Stats, Suspension};
 pub use repo::{BreakRow, StoreError};
 pub use run::{
-    SettlementConfig, SettlementDeps, SettlementHandle, SettlementView, StartError,
+    JournalPort, SettlementConfig, SettlementDeps, SettlementHandle, StartError, journal_port,
     settled_through, start,
 };

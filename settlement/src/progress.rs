@@ -1,15 +1,15 @@
-//! How far settlement is: published to the sequencer (backlog), to the gateway (status of trades, funding) and to whoever waits for the end.
+//! How far settlement is: published to the sequencer (backlog), to the journal (`Settled`, `Bust`) and to callers that wait for the end.
 //!
 //! `folded >= settled >= finalized`: read from the journal, in the ledger, final on chain and in the ledger. Each means "everything up to here".
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use hdrhistogram::Histogram;
 use sequencer::Backlog;
 use tokio::sync::watch;
-use types::Sequence;
+use types::{Id128, Sequence};
 
 /// Longest lag that is told apart, in microseconds.
 const LAG_US_MAX: u64 = 3_600_000_000;
@@ -23,6 +23,23 @@ pub struct Progress {
     pub settled: Sequence,
     #[serde(serialize_with = "number")]
     pub finalized: Sequence,
+    /// Last record read that settlement has not journalled itself.
+    #[serde(skip)]
+    pub others: Sequence,
+    /// Bust trades of all time.
+    #[serde(skip)]
+    pub busts: u64,
+}
+
+impl Progress {
+    /// What a `Settled` would be about: positions among the records of others. Settlement's own
+    /// records move neither, or each `Settled` would ask for the next one.
+    pub fn reportable(&self) -> (Sequence, Sequence) {
+        (
+            self.settled.min(self.others),
+            self.finalized.min(self.others),
+        )
+    }
 }
 
 fn number<S: serde::Serializer>(sequence: &Sequence, serializer: S) -> Result<S::Ok, S::Error> {
@@ -59,14 +76,6 @@ pub enum Suspension {
     Agrees,
 }
 
-/// What became of a trade.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TradeStatus {
-    Pending,
-    Settled,
-    Failed,
-}
-
 struct Flight {
     /// Everything up to here is final once all earlier flights are.
     floor: Sequence,
@@ -77,7 +86,11 @@ struct Inner {
     flights: BTreeMap<i64, Flight>,
     open_trades: u64,
     trades_folded: u64,
-    bust: HashSet<String>,
+    bust: BTreeSet<Id128>,
+    /// Bust trades that [`Tracker::report`] has not returned.
+    unreported: Vec<Id128>,
+    /// Own records journalled since the start and not read back yet.
+    own_unread: i64,
     lag_us: Histogram<u64>,
     given_up: bool,
 }
@@ -90,7 +103,12 @@ pub struct Tracker {
 }
 
 impl Tracker {
-    pub fn new(backlog: Arc<Backlog>, bust: Vec<String>) -> Self {
+    /// `bust`: trades of before the start.
+    pub fn new(backlog: Arc<Backlog>, bust: Vec<Id128>) -> Self {
+        let progress = Progress {
+            busts: bust.len() as u64,
+            ..Progress::default()
+        };
         let lag_us =
             Histogram::new_with_bounds(1, LAG_US_MAX, 2).expect("the bounds are constants");
         Self {
@@ -98,11 +116,13 @@ impl Tracker {
                 flights: BTreeMap::new(),
                 open_trades: 0,
                 trades_folded: 0,
-                bust: bust.into_iter().collect(),
+                bust: bust.iter().copied().collect(),
+                unreported: bust,
+                own_unread: 0,
                 lag_us,
                 given_up: false,
             }),
-            progress: watch::Sender::new(Progress::default()),
+            progress: watch::Sender::new(progress),
             backlog,
         }
     }
@@ -122,11 +142,12 @@ impl Tracker {
     }
 
     /// A batch is final. `lags_us` of the trades that were settled.
-    pub fn land(&self, number: i64, lags_us: impl IntoIterator<Item = u64>, bust: &[String]) {
+    pub fn land(&self, number: i64, lags_us: impl IntoIterator<Item = u64>, bust: &[Id128]) {
         {
             let mut inner = self.inner();
             inner.flights.remove(&number);
-            inner.bust.extend(bust.iter().cloned());
+            inner.bust.extend(bust);
+            inner.unreported.extend(bust);
             for lag_us in lags_us {
                 inner.lag_us.saturating_record(lag_us.clamp(1, LAG_US_MAX));
             }
@@ -139,10 +160,11 @@ impl Tracker {
         self.inner().flights.len()
     }
 
-    /// What the poster has read and posted.
+    /// What the poster has read and posted. `others`: last record read that is not settlement's own.
     pub fn moved(
         &self,
         folded: Sequence,
+        others: Sequence,
         settled: Sequence,
         trades_folded: u64,
         open_trades: usize,
@@ -156,12 +178,25 @@ impl Tracker {
         self.behind(records_behind);
         self.publish(|progress| {
             progress.folded = folded;
+            progress.others = others;
             progress.settled = settled;
         });
     }
 
-    /// Records that have a sequence and are not applied here yet.
+    /// A record of settlement's own has a sequence.
+    pub fn own_journalled(&self) {
+        self.inner().own_unread += 1;
+    }
+
+    /// A record of settlement's own was read that was journalled since the start.
+    pub fn own_read(&self) {
+        self.inner().own_unread -= 1;
+    }
+
+    /// Records that have a sequence and are not applied here yet. Settlement's own are no backlog.
     pub fn behind(&self, records: u64) {
+        let own = self.inner().own_unread.max(0).cast_unsigned();
+        let records = records.saturating_sub(own);
         // Under the lock, so that nothing is written over the end.
         if !self.inner().given_up {
             self.backlog
@@ -190,6 +225,7 @@ impl Tracker {
         self.progress.send_if_modified(|progress| {
             let before = *progress;
             change(progress);
+            progress.busts = inner.bust.len() as u64;
             let finalized = floor.map_or(progress.settled, |floor| floor.min(progress.settled));
             progress.finalized = progress.finalized.max(finalized);
             *progress != before
@@ -223,14 +259,13 @@ impl Tracker {
         }
     }
 
-    pub fn status(&self, sequence: Sequence, trade_id: &str) -> TradeStatus {
-        if self.inner().bust.contains(trade_id) {
-            TradeStatus::Failed
-        } else if sequence <= self.progress.borrow().finalized {
-            TradeStatus::Settled
-        } else {
-            TradeStatus::Pending
-        }
+    /// For the journal, of one moment: positions, trades that are final, and the bust trades since
+    /// the last report, among them all up to the final position. At first those of before the start.
+    pub fn report(&self) -> (Progress, u64, Vec<Id128>) {
+        let mut inner = self.inner();
+        let trades_final = inner.trades_folded.saturating_sub(inner.pending());
+        let bust = std::mem::take(&mut inner.unreported);
+        (*self.progress.borrow(), trades_final, bust)
     }
 
     pub fn watch(&self) -> watch::Receiver<Progress> {

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use events::Sqlite;
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
+use types::Id128;
 
 use crate::progress::Suspension;
 use crate::saga::Saga;
@@ -19,6 +20,8 @@ pub enum StoreError {
     Sql(#[from] sqlx::Error),
     #[error("settlement store holds an unreadable batch: {0}")]
     Saga(#[from] serde_json::Error),
+    #[error("settlement store holds a bust trade with the unreadable id {0}")]
+    Trade(String),
 }
 
 /// A batch as it is stored.
@@ -153,11 +156,15 @@ impl Repo {
             .collect()
     }
 
-    pub async fn bust_trades(&self) -> Result<Vec<String>, StoreError> {
+    pub async fn bust_trades(&self) -> Result<Vec<Id128>, StoreError> {
         let rows = sqlx::query("SELECT trade_id FROM bust_trades")
             .fetch_all(self.db.read())
             .await?;
-        rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
+        let id = |row: &SqliteRow| {
+            let id: String = row.try_get(0)?;
+            Id128::parse(&id).ok_or(StoreError::Trade(id))
+        };
+        rows.iter().map(id).collect()
     }
 
     /// Keeps a difference: one open row per hold.

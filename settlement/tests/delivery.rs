@@ -286,6 +286,7 @@ async fn r187_both_legs_of_every_trade_are_on_chain_as_in_the_ledger() {
             replica: journal.replica(),
             durable: sequencer::Durable::new("settlement"),
             backlog: Arc::default(),
+            journal: world::services::journal_double().0,
             ledger: services.ledger.clone(),
             cfa: services.cfa.clone(),
         },

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use admission::{FundRequest, NewRequest, Request};
 use proto::ledger::v1::HoldStatus;
-use replica::LiveReplica;
+use replica::{LiveReplica, Replica};
 use sequencer::{Backlog, Config, Record, SequencerHandle};
 use types::*;
 use types::{HoldPart, order_hold};
@@ -48,6 +48,38 @@ fn order(user: u32, side: Side, price: i64, quantity: u64) -> Request {
     })
 }
 
+/// Settlement journals that everything up to `last` is final, and then nothing more: its own
+/// records ask for no further ones, and are no backlog.
+async fn comes_to_rest(replica: &Replica, backlog: &Backlog, last: Sequence) {
+    let rested = tokio::time::timeout(PATIENCE, async {
+        while replica.settlement().finalized < last {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        // Several times the interval between two records, without one.
+        loop {
+            let end = replica.assigned();
+            tokio::time::sleep(Duration::from_millis(1_000)).await;
+            if replica.assigned() == end {
+                break end;
+            }
+        }
+    });
+    let end = rested.await.expect("the journal comes to rest");
+    assert!(end.get() - last.get() <= 20, "{last} to {end}");
+    let known = replica.settlement();
+    assert_eq!((known.posted, known.finalized), (end, end));
+    let trades = replica.read(|state| state.core().trades());
+    assert_eq!(known.trades_final, trades);
+    let pending = || backlog.pending_records.load(Ordering::Relaxed);
+    let settled = tokio::time::timeout(PATIENCE, async {
+        while pending() > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    settled.await.expect("no backlog");
+    assert_eq!(replica.assigned(), end, "still at rest");
+}
+
 // rows: R181 R151
 #[tokio::test]
 async fn r181_trades_of_a_running_node_are_settled_and_orders_get_their_holds() {
@@ -64,8 +96,10 @@ async fn r181_trades_of_a_running_node_are_settled_and_orders_get_their_holds() 
     let replica = live.replica();
     let mut settings = config(folder.path());
     settings.wait_ms = 1_000;
+    let journal = settlement::journal_port(sequencer.port());
+    let shared = backlog.clone();
     let mut platform =
-        Platform::over(folder.path(), settings, replica.clone(), backlog.clone()).await;
+        Platform::over(folder.path(), settings, replica.clone(), shared, journal).await;
     for user in 0..2 {
         let id = UserId::new(&format!("user-{user}")).unwrap();
         call(&sequencer, Request::BindUser(id)).await;
@@ -99,11 +133,11 @@ async fn r181_trades_of_a_running_node_are_settled_and_orders_get_their_holds() 
     }
     call(&sequencer, order(1, Side::Sell, 10_000, 10)).await;
     let bought = call(&sequencer, order(0, Side::Buy, 10_000, 4)).await;
-    let view = platform.settlement.view();
-    tokio::time::timeout(PATIENCE, view.finalized(bought.command.sequence))
+    let settlement = &platform.settlement;
+    tokio::time::timeout(PATIENCE, settlement.drained(bought.command.sequence))
         .await
-        .unwrap_or_else(|_| panic!("not final: {:?}", view.stats()));
-    let stats = view.stats();
+        .unwrap_or_else(|_| panic!("not final: {:?}", settlement.stats()));
+    let stats = settlement.stats();
     assert_eq!((stats.trades_settled, stats.trades_pending), (1, 0));
     assert!(stats.settlement_lag_ms.max > 0);
     assert_eq!(backlog.pending_trades.load(Ordering::Relaxed), 0);
@@ -112,9 +146,8 @@ async fn r181_trades_of_a_running_node_are_settled_and_orders_get_their_holds() 
     // Nothing more happens: an order that stays open gets its holds all the same.
     let resting = call(&sequencer, order(0, Side::Buy, 9_000, 3)).await;
     let id = order_uuid(resting.command.time_ns, node(), resting.command.sequence);
-    tokio::time::timeout(PATIENCE, view.settled(resting.command.sequence))
-        .await
-        .unwrap();
+    let settled = platform.settlement.settled(resting.command.sequence);
+    tokio::time::timeout(PATIENCE, settled).await.unwrap();
     let hold = tokio::time::timeout(PATIENCE, async {
         loop {
             let request = proto::ledger::v1::GetHoldRequest {
@@ -132,6 +165,7 @@ async fn r181_trades_of_a_running_node_are_settled_and_orders_get_their_holds() 
     assert_eq!(hold.status(), HoldStatus::Active);
     assert_eq!(hold.amount.unwrap().amount.unwrap().value, "270.00");
     assert_eq!(hold.reason, format!("Order {id}"));
+    comes_to_rest(&replica, &backlog, resting.command.sequence).await;
     platform.stop().await;
     let stop = move || {
         drop(live);

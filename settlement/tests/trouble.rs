@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use proto::common::v1::OperationStatus;
 use proto::ledger::v1 as wire;
-use settlement::{Suspension, TradeStatus};
+use settlement::Suspension;
+use types::command::{BlockCause, BlockUser, MassCancel, UnblockUser};
 use types::*;
 use world::services::{Platform, config, context};
 use world::{Market, node};
@@ -66,6 +67,21 @@ fn pool(market: &Market) -> (i64, impl Fn(i64, &str) -> wire::AdjustHoldRequest 
     (pool.free.0, adjust)
 }
 
+/// Block of user 0, what follows it, and its end.
+fn block() -> Command {
+    let (user, cause) = (UserIx(0), BlockCause::Difference);
+    Command::BlockUser(BlockUser { user, cause })
+}
+
+fn cancel() -> Command {
+    Command::MassCancel(MassCancel::of_blocked(UserIx(0)))
+}
+
+fn unblock() -> Command {
+    let (user, cause) = (UserIx(0), BlockCause::Difference);
+    Command::UnblockUser(UnblockUser { user, cause })
+}
+
 async fn sql(folder: &Path, statement: &'static str) {
     let options = sqlx::sqlite::SqliteConnectOptions::new()
         .filename(folder.join("settlement").join("settlement.db"));
@@ -93,10 +109,14 @@ async fn a_hold_that_is_short_stops_its_user_in_the_market_and_nobody_in_settlem
     platform.stop().await;
 
     let platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
-    let view = platform.settlement.view();
-    let suspended = |view: &settlement::SettlementView| view.suspensions().borrow().clone();
-    until("suspension", &platform, || view.is_suspended("user-0")).await;
-    let found = view.breaks().await.unwrap().remove(0);
+    until("block", &platform, || platform.has_asked(cancel())).await;
+    assert!(!platform.has_asked(unblock()));
+    let suspended = |platform: &Platform| platform.settlement.suspensions().get("user-0").copied();
+    assert_eq!(suspended(&platform), Some(Suspension::Differs));
+    let asked = platform.asked.lock().unwrap().clone();
+    let at = |command| asked.iter().position(|asked| *asked == command);
+    assert!(at(block()).unwrap() < at(cancel()).unwrap(), "{asked:?}");
+    let found = platform.settlement.breaks().await.unwrap().remove(0);
     assert_eq!(
         (found.name.as_str(), found.user_id.as_str()),
         ("HOLD_SHORT", "user-0")
@@ -114,28 +134,27 @@ async fn a_hold_that_is_short_stops_its_user_in_the_market_and_nobody_in_settlem
     // A restart forgets nothing and tells nothing twice.
     platform.stop().await;
     let mut platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
-    let view = platform.settlement.view();
-    assert!(view.is_suspended("user-0"));
+    until("block again", &platform, || platform.has_asked(cancel())).await;
     trade(&mut market, 2, 3);
     platform.feed(&market.records[fed..]);
     drained(&platform, market.position()).await;
-    assert_eq!(view.breaks().await.unwrap().len(), 1);
+    assert_eq!(platform.settlement.breaks().await.unwrap().len(), 1);
 
-    // Repaired, it goes by itself, and the market is told to let him go on.
+    // Repaired, it goes by itself, and so does this cause of the block.
     let (free, adjust) = pool(&market);
     let repaired = adjust(free, "repair");
     platform.ledger.adjust_hold(repaired).await.unwrap();
-    until("end of it", &platform, || !view.is_suspended("user-0")).await;
-    assert_eq!(suspended(&view)["user-0"], Suspension::Agrees);
-    assert!(view.breaks().await.unwrap().is_empty());
+    until("end of the block", &platform, || {
+        platform.has_asked(unblock()) && suspended(&platform).is_none()
+    })
+    .await;
+    assert!(platform.settlement.breaks().await.unwrap().is_empty());
     platform.stop().await;
 
-    // The market's word that it has done so is kept as well.
+    // Nothing of it is left for the next start.
     let platform = Platform::start(folder.path(), config(folder.path()), &market.records).await;
-    let view = platform.settlement.view();
-    assert_eq!(suspended(&view)["user-0"], Suspension::Agrees);
-    view.lifted("user-0").await.unwrap();
-    assert!(suspended(&view).is_empty());
+    drained(&platform, market.position()).await;
+    assert!(!platform.has_asked(block()) && !platform.has_asked(unblock()));
     let mut platform = platform;
     platform.assert_agrees(&market).await;
     platform.stop().await;
@@ -246,7 +265,6 @@ async fn r189_operations_that_somebody_has_ended_the_same_way_count_as_done() {
     platform.chain.left_out.lock().unwrap().insert(2);
     let mut market = Market::new(1);
     let kept = trade(&mut market, 1, 0);
-    let kept_at = market.position();
     let bust = trade(&mut market, 2, 3);
     platform.fund(&market).await;
     platform.feed(&market.records);
@@ -263,12 +281,8 @@ async fn r189_operations_that_somebody_has_ended_the_same_way_count_as_done() {
         let (operation, _) = platform.operation(&key).await.unwrap();
         assert_eq!(operation.status(), OperationStatus::Failed, "{key}");
     }
-    let view = platform.settlement.view();
-    assert_eq!(view.trade_status(kept_at, &kept), TradeStatus::Settled);
-    assert_eq!(
-        view.trade_status(market.position(), &bust),
-        TradeStatus::Failed
-    );
+    until("bust", &platform, || platform.is_bust(&bust)).await;
+    assert!(!platform.is_bust(&kept));
     assert!(platform.settlement.health().failing().is_empty());
     platform.stop().await;
 }

@@ -111,16 +111,49 @@ record! {
     }
 }
 
-record! {
-    /// No more orders of this user; its open ones are cancelled by a `MassCancel` that follows.
-    pub struct BlockUser {
-        pub user: UserIx,
+crate::codes::code_enum! {
+    /// Why a user may not trade. A user is blocked while any cause holds; each is lifted on its own.
+    BlockCause {
+        /// The identity service has blocked the user.
+        Identity = 0 "IDENTITY",
+        /// Journal and ledger differ about the user's money (`design.md` 4).
+        Difference = 1 "DIFFERENCE",
     }
 }
 
 record! {
+    /// No more orders of this user; its open ones are cancelled by a `MassCancel` that follows.
+    pub struct BlockUser {
+        pub user: UserIx,
+        pub cause: BlockCause,
+    }
+}
+
+record! {
+    /// Lifts one cause. The user may trade once no other one is left.
     pub struct UnblockUser {
         pub user: UserIx,
+        pub cause: BlockCause,
+    }
+}
+
+record! {
+    /// How far settlement is (`design.md` 4). Positions never go back; `finalized <= posted`.
+    pub struct Settled {
+        /// The ledger has every posting of the records up to here.
+        pub posted: Sequence,
+        /// Every trade of the records up to here is final: on chain, or bust.
+        pub finalized: Sequence,
+        /// Trades that are final, bust ones included, wherever in the journal they stand.
+        pub trades_final: u64,
+    }
+}
+
+record! {
+    /// The chain has refused a trade for good: its operations are reversed, its orders stay ended.
+    pub struct Bust {
+        /// Public id.
+        pub trade: Id128,
     }
 }
 
@@ -230,6 +263,22 @@ record! {
     }
 }
 
+impl MassCancel {
+    /// Every open order of a user who was blocked.
+    pub const fn of_blocked(user: UserIx) -> Self {
+        Self {
+            scope: MassScope::User(user),
+            instrument: InstrumentIx::NONE,
+            side: None,
+            reason: CancelReason::UserBlocked,
+            user: UserIx::NONE,
+            session: SessionIx::NONE,
+            client_seq: 0,
+            key_hash: Id128::NONE,
+        }
+    }
+}
+
 record! {
     /// The kill switch of one user or of everybody (F11). Engaged: open orders end (`KILL_SWITCH`), in slot order, and neither a new order nor an amend
     /// enters until a command lifts it. The two levels are apart: lifting everybody's leaves a user's own engaged.
@@ -304,6 +353,8 @@ pub enum Command {
     ExpireOrders(ExpireOrders),
     Refused(Refused),
     SetKillSwitch(SetKillSwitch),
+    Settled(Settled),
+    Bust(Bust),
 }
 
 /// Which engines a command goes to.
@@ -346,7 +397,9 @@ impl Command {
             | Self::UnblockUser(_)
             | Self::SetBudget(_)
             | Self::SetKillSwitch(_)
-            | Self::Refused(_) => Route::Admission,
+            | Self::Refused(_)
+            | Self::Settled(_)
+            | Self::Bust(_) => Route::Admission,
         }
     }
 
@@ -402,6 +455,8 @@ impl Command {
             Self::ExpireOrders(_) => "EXPIRE_ORDERS",
             Self::Refused(_) => "REFUSED",
             Self::SetKillSwitch(_) => "SET_KILL_SWITCH",
+            Self::Settled(_) => "SETTLED",
+            Self::Bust(_) => "BUST",
         }
     }
 }

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use admission::{CancelRequest, MassCancelRequest, OrderRef, Request};
+use admission::{CancelRequest, OrderRef, Request};
 use events::{BatchResult, Event, Failure, HandlerResult, Later, Poison, Stopped, topics};
 use prost::Message;
 use proto::{
@@ -18,10 +18,8 @@ use rpc::Context;
 use sequencer::NotTaken;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
-use types::command::MassScope;
-use types::{
-    CancelReason, Decimal, Handle, HoldIx, Id128, InstrumentIx, PoolKind, SessionIx, UserId, UserIx,
-};
+use types::command::{BlockCause, MassCancel};
+use types::{CancelReason, Decimal, Handle, HoldIx, Id128, PoolKind, SessionIx, UserId, UserIx};
 use uuid::Uuid;
 use wire::DisconnectCode;
 
@@ -258,7 +256,7 @@ fn negative(amount: Decimal) -> Result<Decimal, Poison> {
 }
 
 /// The index of a user who has traded here.
-pub fn bound(market: &Market, user_id: &str) -> Option<UserIx> {
+fn bound(market: &Market, user_id: &str) -> Option<UserIx> {
     market.replica.names().user_ix(&UserId::new(user_id).ok()?)
 }
 
@@ -295,19 +293,11 @@ async fn block(market: &Arc<Market>, user_id: &str) -> HandlerResult {
 }
 
 /// No more orders of a user, the open ones cancelled (`USER_BLOCKED`).
-pub async fn stop_trading(market: &Market, user: UserIx) -> Result<(), Status> {
-    ask_or_known(market, Request::BlockUser(user)).await?;
-    let cancel = MassCancelRequest {
-        scope: MassScope::User(user),
-        instrument: InstrumentIx::NONE,
-        side: None,
-        reason: CancelReason::UserBlocked,
-        user: UserIx::NONE,
-        session: SessionIx::NONE,
-        client_seq: 0,
-        key_hash: Id128::NONE,
-    };
-    ask_or_known(market, Request::MassCancel(cancel)).await
+async fn stop_trading(market: &Market, user: UserIx) -> Result<(), Status> {
+    let cause = BlockCause::Identity;
+    ask_or_known(market, Request::BlockUser { user, cause }).await?;
+    let cancel = MassCancel::of_blocked(user);
+    ask_or_known(market, Request::MassCancel((&cancel).into())).await
 }
 
 async fn unblock(market: &Market, user_id: &str) -> HandlerResult {
@@ -315,19 +305,16 @@ async fn unblock(market: &Market, user_id: &str) -> HandlerResult {
     if UserId::new(user_id).is_err() {
         return Ok(()); // Nobody's: it could not be bound.
     }
-    if market.settlement.is_suspended(user_id) {
-        tracing::warn!(user_id, "user stays blocked: journal and ledger differ");
-        return Ok(());
-    }
     // Bound, so that a block of a moment ago is found without waiting for the replica.
     let user = market.bind_user(user_id).await?;
-    ask_or_known(market, Request::UnblockUser(user)).await?;
+    let cause = BlockCause::Identity;
+    ask_or_known(market, Request::UnblockUser { user, cause }).await?;
     Ok(())
 }
 
 /// Submits the request and waits until it, or the state that it repeats, is durable: the event that
 /// caused it is not redelivered after the handler returns.
-pub async fn ask_or_known(market: &Market, request: Request) -> Result<(), Status> {
+async fn ask_or_known(market: &Market, request: Request) -> Result<(), Status> {
     let sequence = match market.ask(request).await {
         Ok(record) => record.command.sequence,
         Err(error) if is_known(&error) => market.replica.assigned(),

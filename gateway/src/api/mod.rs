@@ -78,10 +78,14 @@ pub(crate) async fn find_trade(
     Ok(row)
 }
 
-/// A trade with what settlement says of it now.
+/// A trade with what the journal says of its settlement.
 pub(crate) fn render_trade(market: &Market, row: &TradeRow) -> Trade {
     let sequence = types::Sequence(row.sequence);
-    render::trade(row, market.settlement.trade_status(sequence, &row.trade_id))
+    let trade = types::Id128::parse(&row.trade_id).unwrap_or(types::Id128::NONE);
+    let status = market
+        .replica
+        .read(|state| state.trade_status(sequence, trade));
+    render::trade(row, status)
 }
 
 /// The order of an id, for its owner or for staff.

@@ -3,7 +3,7 @@
 use proto::common::v1::Fee;
 use proto::convert::{to_decimal, to_money, to_timestamp_us};
 use proto::market::v1 as pb;
-use settlement::TradeStatus;
+use replica::TradeStatus;
 use types::{Decimal, OrderStatus, OrderType, Phase, Side, StpMode, TimeInForce};
 
 use crate::depth::{BookView, MarketView};

@@ -22,13 +22,13 @@ pub async fn give_back(market: &Market, hold_id: Id128) -> Result<(), Status> {
     if pool.taken_at == Sequence::ZERO || settlement_releases(&pool) {
         return Ok(());
     }
-    market.settlement.settled(pool.taken_at).await;
+    market.posted(pool.taken_at).await?;
     // Two that read the same figures would both release the difference.
     let _one_at_a_time = market.giving.lock().await;
     let Some(pool) = market.hold_of(hold_id) else {
         return Ok(());
     };
-    if market.settlement.progress().settled < pool.taken_at {
+    if !market.is_posted(pool.taken_at) {
         // More was taken meanwhile; who took it gives it back.
         return Ok(());
     }

@@ -294,7 +294,9 @@ impl<'a> Batch<'a> {
                 | Effect::Instrument(_)
                 | Effect::Session(_)
                 | Effect::Hold(_)
-                | Effect::Entered(_) => {}
+                | Effect::Entered(_)
+                | Effect::Settled { .. }
+                | Effect::Bust(_) => {}
             }
         }
         if !cause.key_hash.is_none() {

@@ -58,16 +58,16 @@ async fn a_user_whose_hold_is_short_may_not_trade_until_it_agrees() {
     world.place(buy("ann", "10", "1")).await.unwrap_err();
     let other = world.order(&other.order_id).await.unwrap();
     assert_eq!(other.status(), OrderStatus::Open);
-    assert!(world.settlement.view().is_suspended("ann"));
+    assert!(world.settlement.suspensions().contains_key("ann"));
 
-    // Repaired, he goes on by himself.
+    // Repaired, the user goes on without anybody's help.
     world.settled().await;
     adjust(&mut world, &hold.hold_id, "600").await;
     while world.place(buy("ann", "10", "1")).await.is_err() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert!(world.settlement.view().breaks().await.unwrap().is_empty());
-    while !world.settlement.view().suspensions().borrow().is_empty() {
+    assert!(world.settlement.breaks().await.unwrap().is_empty());
+    while !world.settlement.suspensions().is_empty() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     world.stop().await;

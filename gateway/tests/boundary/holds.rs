@@ -4,6 +4,7 @@ use prost::Message;
 use proto::ledger::v1 as books;
 use proto::market::v1::*;
 use tonic::Code;
+use types::Sequence;
 
 use crate::orders::publish;
 use crate::world::*;
@@ -35,6 +36,41 @@ async fn close(world: &World, user: &str, hold_id: &str) -> Result<TradingHold, 
     };
     let answer = world.trader(user).close_trading_hold(request).await?;
     Ok(answer.into_inner().trading_hold.unwrap())
+}
+
+// rows: R160
+#[tokio::test]
+async fn t49_money_out_of_a_trading_hold_is_free_only_after_settlement_has_passed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings {
+        linger_ms: 1_000,
+        ..Settings::default()
+    };
+    settings.gateway.release_wait_ms = 0;
+    let mut world = World::with(folder.path(), settings).await;
+    world.user("ann", "1000", "0").await;
+    world.user("bob", "0", "10").await;
+    let hold = world.open_hold("ann", "CFA-RUB", "600").await;
+    world.open_hold("bob", BOND, "10").await;
+    world.settled().await;
+    world.place(sell("bob", "10", "10")).await.unwrap();
+    world.place(buy("ann", "10", "10")).await.unwrap();
+    // The trade is not posted: the ledger has all of the hold, 100.10 of it the trade's.
+    let less = adjust(&world, "ann", &hold.hold_id, "100").await.unwrap();
+    assert_eq!(figures(&less), ("100.00".into(), "0.00".into()));
+    let id = types::Id128::parse(&hold.hold_id).unwrap();
+    let replica = world.replica();
+    let taken_at = replica.read(|state| state.hold_of(id).unwrap().taken_at);
+    assert!(taken_at > Sequence::ZERO);
+    while world.balance("ann", "CFA-RUB").await.1 != "100.00" {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    let known = replica.settlement();
+    assert!(known.posted >= taken_at, "{known:?} before {taken_at}");
+    world.settled().await;
+    let trade = world.trades("ann").await.remove(0);
+    assert_eq!(trade.settlement_status(), SettlementStatus::Settled);
+    world.stop().await;
 }
 
 // rows: R160

@@ -34,6 +34,8 @@ pub struct Settings {
     pub gateway: GatewayConfig,
     /// Time between a lost session and the cancel of its orders.
     pub grace_ms: u64,
+    /// How long settlement keeps a trade waiting for company.
+    pub linger_ms: u64,
     /// When the state behind the journal is written down.
     pub checkpoints: Option<SnapshotConfig>,
     /// Bytes of a segment of the journal, and of the journal that are kept, if not all are.
@@ -54,6 +56,7 @@ impl Default for Settings {
                 ..GatewayConfig::default()
             },
             grace_ms: 50,
+            linger_ms: 0,
             checkpoints: None,
             segment_bytes: 16 << 20,
             retain_bytes: None,
@@ -143,7 +146,7 @@ impl World {
         }
         let settlement_config = SettlementConfig {
             data_dir: folder.join("settlement"),
-            linger_ms: 0,
+            linger_ms: settings.linger_ms,
             wait_ms: 20,
             ..SettlementConfig::default()
         };
@@ -151,6 +154,7 @@ impl World {
             replica: replica.replica(),
             durable: settled,
             backlog,
+            journal: settlement::journal_port(sequencer.port()),
             ledger: service(0),
             cfa: service(2),
         };
@@ -171,7 +175,6 @@ impl World {
             commit: sequencer.commit(),
             replica: replica.replica(),
             history,
-            settlement: settlement.view(),
         };
         let gateway = gateway::start(gateway_config, gateway_deps, stop_gateway.clone())
             .await
@@ -307,10 +310,21 @@ impl World {
         )
     }
 
-    /// Waits until settlement and what follows it have caught up with everything durable: holds are given back then.
+    pub fn replica(&self) -> replica::Replica {
+        self.replica.as_ref().expect("the trading path").replica()
+    }
+
+    /// Waits until settlement has caught up with everything durable, and the market knows it: holds are
+    /// given back then.
     pub async fn settled(&self) {
-        let status = self.status().await;
-        let drained = self.settlement.drained(Sequence(status.commit_sequence));
+        let last = Sequence(self.status().await.commit_sequence);
+        let replica = self.replica();
+        let drained = async {
+            self.settlement.drained(last).await;
+            while replica.settlement().finalized < last {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
         let waited = tokio::time::timeout(Duration::from_secs(60), drained).await;
         waited.unwrap_or_else(|_| {
             let failing = self.settlement.health().failing();

@@ -126,7 +126,7 @@ impl Life {
         while self.row.saga.next() != Step::Done {
             self.step().await?;
         }
-        let bust = self.trade_ids(&self.row.saga.bust);
+        let bust = self.ids(&self.row.saga.bust);
         let now_us = now_ns() / 1_000;
         let settled = (0u32..)
             .zip(&self.row.executed_ns)
@@ -261,11 +261,13 @@ impl Life {
         found.collect()
     }
 
+    fn ids(&self, trades: &[u32]) -> Vec<Id128> {
+        let id = |trade: &u32| self.legs.trades[*trade as usize].trade_id;
+        trades.iter().map(id).collect()
+    }
+
     fn trade_ids(&self, trades: &[u32]) -> Vec<String> {
-        trades
-            .iter()
-            .map(|trade| self.legs.trades[*trade as usize].trade_id.to_string())
-            .collect()
+        self.ids(trades).iter().map(Id128::to_string).collect()
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod chain;
 mod check;
+mod commands;
 mod ledger;
 mod poster;
 mod recover;
@@ -28,9 +29,11 @@ use tokio_util::sync::CancellationToken;
 use types::{NodeId, Sequence, derived};
 
 use crate::batch::{CHAIN_TRADES_MAX, Limits};
-use crate::progress::{Progress, Stats, Suspension, Tracker, TradeStatus};
+use crate::progress::{Progress, Stats, Suspension, Tracker};
 use crate::repo::{BreakRow, Repo, StoreError};
 use crate::request::SOURCE;
+use commands::Commands;
+pub use commands::{JournalPort, journal_port};
 use trouble::Troubles;
 
 /// Settings.
@@ -97,6 +100,8 @@ pub struct SettlementDeps {
     pub durable: Durable,
     /// Where the sequencer looks before it takes an order.
     pub backlog: Arc<Backlog>,
+    /// Takes what settlement journals itself: [`journal_port`] of a running node.
+    pub journal: JournalPort,
     /// Both with the credential of a service.
     pub ledger: rpc::Channel,
     pub cfa: rpc::Channel,
@@ -128,7 +133,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Tells the market who may not trade, as the store has it.
+    /// Publishes which users may not trade, as the store has it.
     async fn publish_suspensions(&self) -> Result<(), StoreError> {
         let now = self.repo.suspensions().await?;
         let differing = now.values().filter(|s| **s == Suspension::Differs).count();
@@ -139,6 +144,16 @@ impl Shared {
             is_new
         });
         Ok(())
+    }
+}
+
+/// Work that a shutdown ends without an error.
+async fn stopping(
+    work: impl Future<Output = Result<(), commands::Halt>>,
+) -> Result<(), commands::Halt> {
+    match work.await {
+        Err(commands::Halt::Stopped) => Ok(()),
+        ended => ended,
     }
 }
 
@@ -192,11 +207,26 @@ pub fn start(
         });
         shared.publish_suspensions().await?;
         let (posted, batches) = tokio::sync::mpsc::unbounded_channel();
+        let commands = Commands {
+            shared: shared.clone(),
+            replica: deps.replica.clone(),
+            journal: deps.journal,
+        };
         let poster = poster::Poster::new(shared.clone(), deps.replica, deps.durable, posted);
         let bringing = chain::run(shared.clone(), batches);
         let workers = vec![
             watched(&shared, trouble::JOURNAL, poster.run(open)),
             watched(&shared, trouble::CHAIN, bringing),
+            watched(
+                &shared,
+                trouble::JOURNAL,
+                stopping(commands.clone().report_progress()),
+            ),
+            watched(
+                &shared,
+                trouble::JOURNAL,
+                stopping(commands.follow_suspensions()),
+            ),
         ];
         Ok(SettlementHandle { shared, workers })
     })
@@ -231,7 +261,8 @@ fn watched<E: std::fmt::Display + Send + 'static>(
 
 impl SettlementHandle {
     pub fn stats(&self) -> Stats {
-        self.view().stats()
+        let shared = &self.shared;
+        shared.tracker.stats(shared.troubles.stuck())
     }
 
     /// Parts `settlement-ledger`, `settlement-chain`, `settlement-journal`, `settlement-store`, each with what waits and why.
@@ -239,14 +270,35 @@ impl SettlementHandle {
         self.shared.troubles.health()
     }
 
-    /// What others may ask while settlement runs.
-    pub fn view(&self) -> SettlementView {
-        SettlementView(self.shared.clone())
+    /// Waits until the ledger has everything up to `sequence`.
+    pub async fn settled(&self, sequence: Sequence) {
+        self.wait(|progress| progress.settled >= sequence).await;
     }
 
     /// Waits until every trade up to `sequence` is final. For ever, when settlement has halted.
     pub async fn drained(&self, sequence: Sequence) {
-        self.view().finalized(sequence).await;
+        self.wait(|progress| progress.finalized >= sequence).await;
+    }
+
+    async fn wait(&self, until: impl FnMut(&Progress) -> bool) {
+        let mut progress = self.shared.tracker.watch();
+        let reached = progress.wait_for(until).await;
+        drop(reached.expect("the tracker outlives its handle"));
+    }
+
+    /// Differences between journal and ledger that are still there. One that has gone is removed by
+    /// settlement itself.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub async fn breaks(&self) -> Result<Vec<BreakRow>, StoreError> {
+        self.shared.repo.breaks().await
+    }
+
+    /// Users whom settlement blocks or is about to unblock, by user id; kept over a restart until the
+    /// journal has the end of the block.
+    pub fn suspensions(&self) -> BTreeMap<String, Suspension> {
+        self.shared.suspended.borrow().clone()
     }
 
     /// Waits for the workers to end after the shutdown token was cancelled; what is under way is taken up at the next start.
@@ -259,72 +311,5 @@ impl SettlementHandle {
             }
             self.shared.repo.close().await;
         })
-    }
-}
-
-/// A cloneable look at settlement: for the gateway (status of trades, releases after a Defund) and for reports.
-#[derive(Clone)]
-pub struct SettlementView(Arc<Shared>);
-
-impl SettlementView {
-    pub fn stats(&self) -> Stats {
-        self.0.tracker.stats(self.0.troubles.stuck())
-    }
-
-    pub fn progress(&self) -> Progress {
-        *self.0.tracker.watch().borrow()
-    }
-
-    /// What became of a trade: of which command it was, and its id.
-    pub fn trade_status(&self, sequence: Sequence, trade_id: &str) -> TradeStatus {
-        self.0.tracker.status(sequence, trade_id)
-    }
-
-    /// Waits until the ledger has everything up to `sequence`. Money that a Defund or CloseHold at `sequence` took out of a pool may be
-    /// released in the ledger only then: before, part of it may still be in the hold of an order.
-    pub async fn settled(&self, sequence: Sequence) {
-        self.wait(|progress| progress.settled >= sequence).await;
-    }
-
-    /// Waits until every trade up to `sequence` is final.
-    pub async fn finalized(&self, sequence: Sequence) {
-        self.wait(|progress| progress.finalized >= sequence).await;
-    }
-
-    async fn wait(&self, until: impl FnMut(&Progress) -> bool) {
-        // The sender lives in `Shared`, which this view keeps.
-        self.0
-            .tracker
-            .watch()
-            .wait_for(until)
-            .await
-            .expect("the tracker outlives its views");
-    }
-
-    /// Differences between journal and ledger that are still there. One that has gone is taken off by itself.
-    ///
-    /// # Errors
-    /// The store cannot be read.
-    pub async fn breaks(&self) -> Result<Vec<BreakRow>, StoreError> {
-        self.0.repo.breaks().await
-    }
-
-    /// By user id, whom the market has to stop or to let go on; kept over a restart until [`Self::lifted`].
-    pub fn suspensions(&self) -> watch::Receiver<BTreeMap<String, Suspension>> {
-        self.0.suspended.subscribe()
-    }
-
-    /// True while the user's money differs between journal and ledger: he may not trade.
-    pub fn is_suspended(&self, user_id: &str) -> bool {
-        self.0.suspended.borrow().get(user_id) == Some(&Suspension::Differs)
-    }
-
-    /// The market lets a user go on who was [`Suspension::Agrees`].
-    ///
-    /// # Errors
-    /// The store cannot be written.
-    pub async fn lifted(&self, user_id: &str) -> Result<(), StoreError> {
-        self.0.repo.lifted(user_id, now_us()).await?;
-        self.0.publish_suspensions().await
     }
 }

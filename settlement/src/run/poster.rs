@@ -94,6 +94,10 @@ pub struct Poster {
     /// Last record applied. Before the ledger's position is known, the last one that had a sequence
     /// at the start: then those since then are the backlog.
     pub(super) position: Sequence,
+    /// Last record applied that settlement has not journalled itself.
+    pub(super) others: Sequence,
+    /// Last record that had a sequence at the start.
+    started: Sequence,
     /// Journal time of the last record applied, and whether more follow: then it is the time by
     /// which orders age.
     applied_ns: u64,
@@ -112,9 +116,12 @@ impl Poster {
         posted: UnboundedSender<chain::Work>,
     ) -> Self {
         let checks = Checks::new(&shared.config);
+        let started = replica.assigned().max(replica.position());
         Self {
             shared,
-            position: replica.assigned().max(replica.position()),
+            position: started,
+            others: Sequence::ZERO,
+            started,
             waits: replica.troubles(),
             replica,
             durable,
@@ -205,6 +212,11 @@ impl Poster {
             }
             settler.apply(applied, now_ns());
             self.position = applied.sequence();
+            if !applied.is_settlements_own() {
+                self.others = self.position;
+            } else if self.position > self.started {
+                self.shared.tracker.own_read();
+            }
             self.applied_ns = applied.cause.time_ns;
             if settler.is_due(now_ns(), None, false) {
                 self.seal(settler).await?;
@@ -395,6 +407,7 @@ impl Poster {
         self.durable.set(settler.sealed());
         self.shared.tracker.moved(
             copies.position(),
+            self.others,
             settler.covered(),
             copies.trades(),
             settler.open_trades(),

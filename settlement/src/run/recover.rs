@@ -81,6 +81,7 @@ impl Poster {
         }
         self.durable.set(position);
         self.position = position;
+        self.others = position;
         self.shared.tracker.behind(self.records_behind());
         // The names are the live replica's, which may have started a moment ago.
         self.reached(position).await?;

@@ -6,6 +6,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
+use sequencer::NotTaken;
 use service_clients::CallError;
 use service_kit::backoff;
 
@@ -41,6 +42,17 @@ pub async fn until_kept<T, F: Future<Output = Result<T, StoreError>>>(
 ) -> Result<T, Stopped> {
     let describe = |error: &StoreError| error.to_string();
     repeat(shared, trouble::STORE, id, describe, |_| false, write).await
+}
+
+/// Repeats a command until it is journalled.
+pub async fn until_journalled<T, F: Future<Output = Result<T, NotTaken>>>(
+    shared: &Shared,
+    name: &str,
+    ask: impl FnMut() -> F,
+) -> Result<T, Stopped> {
+    let is_refused = |error: &NotTaken| matches!(error, NotTaken::Refused(_));
+    let describe = |error: &NotTaken| error.to_string();
+    repeat(shared, trouble::JOURNAL, name, describe, is_refused, ask).await
 }
 
 async fn repeat<T, E: Display, F: Future<Output = Result<T, E>>>(

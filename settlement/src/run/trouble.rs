@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard};
 pub const LEDGER: &str = "settlement-ledger";
 /// Bringing batches to the chain and to their end.
 pub const CHAIN: &str = "settlement-chain";
-/// Following the replica; the follower has this name too.
+/// Following the replica and journalling what settlement says; the follower has this name too.
 pub const JOURNAL: &str = "settlement-journal";
 /// Settlement's own store.
 pub const STORE: &str = "settlement-store";

@@ -88,13 +88,12 @@ async fn differ(folder: &Path) {
     platform.ledger.adjust_hold(taken).await.unwrap();
     platform.stop().await;
     let mut platform = Platform::start(folder, config(folder), &market.records).await;
-    let view = platform.settlement.view();
-    until("suspension", || view.is_suspended("user-0")).await;
-    assert_eq!(view.breaks().await.unwrap().len(), 1);
+    let is_suspended = || !platform.settlement.suspensions().is_empty();
+    until("suspension", is_suspended).await;
+    assert_eq!(platform.settlement.breaks().await.unwrap().len(), 1);
     let repaired = adjust(pool.free.0, "repaired");
     platform.ledger.adjust_hold(repaired).await.unwrap();
-    until("end of it", || !view.is_suspended("user-0")).await;
-    view.lifted("user-0").await.unwrap();
+    until("end of it", || platform.settlement.suspensions().is_empty()).await;
     platform.stop().await;
 }
 

@@ -14,7 +14,7 @@ use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use replica::{Names, Replica, ReplicaError};
 use sequencer::{Backlog, Durable};
 use settlement::copies::amount;
-use settlement::{SettlementConfig, SettlementDeps, SettlementHandle};
+use settlement::{JournalPort, SettlementConfig, SettlementDeps, SettlementHandle};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
@@ -184,12 +184,28 @@ impl CfaRegistryService for Service {
     );
 }
 
+/// What settlement has asked for.
+pub type Asked = Arc<Mutex<Vec<Command>>>;
+
+/// A journal that accepts everything settlement asks for, and the list of it for the test.
+pub fn journal_double() -> (JournalPort, Asked) {
+    let asked = Asked::default();
+    let noted = asked.clone();
+    let port: JournalPort = Arc::new(move |command| {
+        noted.lock().unwrap().push(command);
+        Box::pin(std::future::ready(Ok(None)))
+    });
+    (port, asked)
+}
+
 /// Ledger, chain double and settlement over one folder.
 pub struct Platform {
     pub chain: Arc<Chain>,
     pub ledger: LedgerServiceClient<rpc::Channel>,
     pub settlement: SettlementHandle,
     pub backlog: Arc<Backlog>,
+    /// What settlement has asked the journal for, in order.
+    pub asked: Asked,
     /// Unless the test has a node of its own.
     journal: Option<Journalled>,
     ledger_handle: ledger::LedgerHandle,
@@ -231,8 +247,9 @@ impl Platform {
         let backlog = Arc::<Backlog>::default();
         let journal = Journalled::open(folder, backlog.clone())?;
         journal.feed(records);
-        let mut platform = Self::over(folder, config, journal.replica(), backlog).await;
-        platform.journal = Some(journal);
+        let (port, asked) = journal_double();
+        let mut platform = Self::over(folder, config, journal.replica(), backlog, port).await;
+        (platform.journal, platform.asked) = (Some(journal), asked);
         Ok(platform)
     }
 
@@ -242,6 +259,7 @@ impl Platform {
         config: SettlementConfig,
         replica: Replica,
         backlog: Arc<Backlog>,
+        journal: JournalPort,
     ) -> Self {
         let log: Arc<dyn events::Log> =
             Arc::new(events::Embedded::open(folder.join("events")).await.unwrap());
@@ -270,6 +288,7 @@ impl Platform {
             replica,
             durable: Durable::new("settlement"),
             backlog: backlog.clone(),
+            journal,
             ledger: channel.clone(),
             cfa: rpc::Channel::local(&cfa_slot, "sandbox.service"),
         };
@@ -279,6 +298,7 @@ impl Platform {
             ledger: LedgerServiceClient::new(channel),
             settlement: settlement.await.unwrap(),
             backlog,
+            asked: Asked::default(),
             journal: None,
             ledger_handle,
             ledger_slot,
@@ -341,6 +361,32 @@ impl Platform {
                 .await
                 .unwrap();
         }
+    }
+
+    /// Whether settlement has asked for a command.
+    pub fn has_asked(&self, command: Command) -> bool {
+        self.asked.lock().unwrap().contains(&command)
+    }
+
+    /// Waits until settlement has journalled that everything up to `sequence` is final.
+    pub async fn reported(&self, sequence: types::Sequence) {
+        let is_final = |command: &Command| match command {
+            Command::Settled(settled) => settled.finalized >= sequence,
+            _ => false,
+        };
+        let waiting = async {
+            while !self.asked.lock().unwrap().iter().any(is_final) {
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        };
+        let waited = tokio::time::timeout(std::time::Duration::from_secs(60), waiting).await;
+        waited.unwrap_or_else(|_| panic!("not reported: {:?}", self.asked.lock().unwrap()));
+    }
+
+    /// Whether settlement has journalled that a trade is bust.
+    pub fn is_bust(&self, trade: &str) -> bool {
+        let trade = types::Id128::parse(trade).expect("a public id");
+        self.has_asked(Command::Bust(types::command::Bust { trade }))
     }
 
     pub fn feed(&self, records: &[Record]) {
