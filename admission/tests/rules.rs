@@ -448,7 +448,9 @@ fn settlements_positions_never_go_back_and_never_pass_the_journal() {
         assert_eq!(reason(market.refuse(wrong)), RejectReason::Malformed);
     }
     // The market is closed to new orders until settlement is further: this enters all the same.
-    market.room.set_backlog(u64::MAX, u64::MAX);
+    market
+        .room
+        .refuse_orders(Some(RejectReason::SettlementBacklog));
     market.go(settled(last - 1, last - 2)).unwrap();
     for known in [settled(last - 1, last - 2), settled(last - 2, 0)] {
         assert_eq!(reason(market.refuse(known)), RejectReason::DuplicateRequest);

@@ -3,13 +3,14 @@
 //!
 //! ```text
 //! QUIC session --+                                                 +--> streams ----> numbered messages of sessions
-//!                +--> checks --> sequencer --> journal --> replica --+--> projection -> orders, trades, events
-//! MarketService -+   (identity, ledger holds)                       +--> reads of books and holds
+//!                +--> checks --> sequencer --> journal --> replica --+--> projection -> orders, trades
+//! MarketService -+   (identity, ledger holds)                       +--> feed -> market events
+//!                                                                   +--> reads of books and holds
 //! ```
 //!
 //! Architecture invariants: the gateway never touches a book and no other room's tables; what a client is told for good derives from the journal at the
 //! commit position, hints excepted; money is blocked in the ledger before an order can reach a book. Prost types appear under `api` and where
-//! events are written (`projection/published`); SQL in `projection/repo`.
+//! events are read and written (`api/consumers`, `feed/publish`); SQL in `projection/repo`.
 //!
 //! | file | what |
 //! |---|---|
@@ -21,8 +22,10 @@
 //! | `quic` | trading sessions |
 //! | `budget`, `throttle` | what a session may send |
 //! | `numbered`, `streams`, `past`, `dispatch` | from the replica to the sessions |
-//! | `projection` | from the replica to history and events |
+//! | `projection` | from the replica to the history |
+//! | `feed` | from the replica to the market's events |
 //! | `instruments` | what a change of an instrument changes here |
+//! | `retry` | pauses while a store or the log is away |
 //! | `identity` | who may trade, with a cache of profiles |
 //! | `refusal`, `depth` | error texts, book views |
 
@@ -31,6 +34,7 @@ mod budget;
 mod config;
 mod depth;
 mod dispatch;
+mod feed;
 mod funding;
 mod guard;
 mod identity;
@@ -39,9 +43,10 @@ mod market;
 mod numbered;
 mod orders;
 mod past;
-mod projection;
+pub mod projection;
 mod quic;
 mod refusal;
+mod retry;
 mod start;
 mod streams;
 mod sweeper;

@@ -96,6 +96,20 @@ pub fn replica_behind(records: u64) -> Status {
     rpc::status::with_metadata(Code::Unavailable, "REPLICA_BEHIND", text, lag)
 }
 
+/// New orders are refused because those who follow the journal are behind, or have ended.
+fn behind(reason: RejectReason) -> Status {
+    let text = match reason {
+        RejectReason::SettlementBacklog => "Settlement is too far behind",
+        RejectReason::ReplicaEnded => {
+            let text = "Market takes no orders until its next start";
+            let facts = HashMap::new();
+            return rpc::status::with_metadata(Code::Unavailable, reason.as_str(), text, facts);
+        }
+        _ => "Market is too far behind its journal",
+    };
+    rpc::status::resource_exhausted(reason.as_str(), text, 5 * RETRY_MS)
+}
+
 /// A refusal of admission.
 pub fn refused(reject: &Reject) -> Status {
     let failed = |text: &str| rpc::status::failed_precondition(reject.reason.as_str(), text);
@@ -131,20 +145,10 @@ pub fn refused(reject: &Reject) -> Status {
             rpc::status::resource_exhausted("THROTTLE", "Too many requests", RETRY_MS)
         }
         RejectReason::Busy => rpc::status::resource_exhausted("BUSY", "Market is busy", RETRY_MS),
-        RejectReason::SettlementBacklog => rpc::status::resource_exhausted(
-            "SETTLEMENT_BACKLOG",
-            "Settlement is too far behind",
-            5 * RETRY_MS,
-        ),
-        RejectReason::SessionsBacklog | RejectReason::CheckpointBacklog => {
-            let text = "Market is too far behind its journal";
-            rpc::status::resource_exhausted(reject.reason.as_str(), text, 5 * RETRY_MS)
-        }
-        RejectReason::ReplicaEnded => {
-            let text = "Market takes no orders until its next start";
-            let facts = HashMap::new();
-            rpc::status::with_metadata(Code::Unavailable, reject.reason.as_str(), text, facts)
-        }
+        RejectReason::SettlementBacklog
+        | RejectReason::SessionsBacklog
+        | RejectReason::CheckpointBacklog
+        | RejectReason::ReplicaEnded => behind(reject.reason),
         RejectReason::DuplicateClientOrderId => rpc::status::already_exists(
             "DUPLICATE_CLIENT_ORDER_ID",
             "Client order id is in use by an open order",

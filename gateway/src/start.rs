@@ -6,9 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use events::Sqlite;
 use proto::market::v1::market_service_server::MarketServiceServer;
-use replica::Replica;
+use replica::{Follower, Replica};
 use rpc::{Context, Health};
 use sequencer::{Commit, Durable, Port};
 use service_clients::{CfaClient, IdentityClient, LedgerClient};
@@ -19,6 +18,7 @@ use types::{NodeId, Sequence};
 
 use crate::api::{self, Api};
 use crate::dispatch::SESSIONS;
+use crate::feed::{self, Feed};
 use crate::identity::Identity;
 use crate::market::{Market, Parts, SOURCE};
 use crate::projection::{self, Projection, repo};
@@ -26,6 +26,8 @@ use crate::quic::server::Server;
 use crate::streams::Streams;
 use crate::{Error, GatewayConfig, consumers, dispatch, guard, instruments, sweeper};
 
+/// The room's store in its data folder.
+const FILE: &str = "market.db";
 /// How long the workers together may take to stop.
 const WORKERS_STOP: Duration = Duration::from_secs(3);
 /// How long to wait before the registry is asked again.
@@ -42,8 +44,9 @@ pub struct GatewayDeps {
     pub commit: Commit,
     /// Behind the journal that `port` writes.
     pub replica: Replica,
-    /// Told how far the history has come.
+    /// Told how far the history and the feed of market events have come.
     pub history: Durable,
+    pub feed: Durable,
 }
 
 /// The running room.
@@ -59,10 +62,6 @@ pub struct GatewayHandle {
     telling: CancellationToken,
 }
 
-/// The schema, applied after that of outbox and inbox.
-static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> =
-    events::migrations!("migrations/sqlite": "0001_market", "0002_lists");
-
 /// Opens the store, catches up with the journal, takes the instruments over and begins to serve. Returns when sessions and calls are answered.
 ///
 /// `shutdown` ends what comes in. The way back (sessions' messages, history, published events) goes on until [`GatewayHandle::stopped`]: a call that
@@ -77,8 +76,11 @@ pub fn start(
 ) -> BoxFuture<'static, Result<GatewayHandle, Error>> {
     Box::pin(async move {
         let node = NodeId::new(config.node).ok_or(Error::Node(config.node))?;
-        let db = Sqlite::open(config.data_dir.join("market.db"), &MIGRATOR).await?;
-        let projection = Projection::open(db.clone(), deps.history).await?;
+        let file = config.data_dir.join(FILE);
+        let projection = Projection::open(file, node, deps.history).await?;
+        let db = projection.db.clone();
+        // Known before the journal's beginning may go.
+        Feed::open(db.clone(), node, deps.log.clone(), deps.feed.clone()).await?;
         let (streams, told) = deps.replica.follow(SESSIONS, Streams::new)?;
         deps.replica.sessions_have(told.position());
         let health = Health::new("market");
@@ -98,102 +100,146 @@ pub fn start(
         let server = Server::bind(&market)?;
         let (address, fingerprint) = (server.address(), server.fingerprint().to_owned());
 
-        let (mut workers, mut tellers) = (Vec::new(), Vec::new());
-        let telling = CancellationToken::new();
-        let dispatching = dispatch::run(market.clone(), told, telling.clone());
-        tellers.push(guard::spawn(&health, SESSIONS, &telling, async {
-            dispatching.await.map_err(Error::Replica)
-        }));
-        let (own, token, shown) = (market.clone(), telling.clone(), health.clone());
-        tellers.push(guard::keep(&health, "history_task", &telling, move || {
-            let history = own.projection.clone();
-            let behind = own
-                .replica
-                .follow_behind(projection::PART, history.position());
-            history.run(node, behind, shown.clone(), token.clone())
-        }));
-        let troubles = dispatch::watch_replica(market.clone(), health.clone(), telling.clone());
-        tellers.push(guard::spawn(
-            &health,
-            "replica_watch",
-            &telling,
-            endless(troubles),
-        ));
+        let mut tellers = Tasks::new(&health);
+        tellers.keep_telling(&market, told, &deps.log, &deps.feed);
         catch_up(&market).await?;
+        let mut workers = Tasks::of(&health, shutdown);
         if let Err(error) = instruments::sync_all(&market, &Context::new("market")).await {
             tracing::warn!(%error, "the instrument registry is away: what was known is traded, the rest later");
             health.set_failing("instruments", error.to_string());
-            workers.push(tokio::spawn(sync_later(
-                market.clone(),
-                health.clone(),
-                shutdown.clone(),
-            )));
+            let later = sync_later(market.clone(), health.clone(), workers.token.clone());
+            workers.running.push(tokio::spawn(later));
         }
-
-        let relay = events::outbox::Relay::run(db, deps.log.clone(), telling.clone());
-        tellers.push(guard::spawn(&health, "outbox", &telling, endless(relay)));
-        for (topic, part) in consumers::TOPICS {
-            let (log, token) = (deps.log.clone(), shutdown.clone());
-            let hearing = consumers::run(market.clone(), log, topic, token);
-            workers.push(guard::spawn(&health, part, &shutdown, hearing));
-        }
-        let showing = consumers::show_events(deps.log.clone(), health.clone(), shutdown.clone());
-        workers.push(guard::spawn(
-            &health,
-            "events_health",
-            &shutdown,
-            endless(showing),
-        ));
-        let sweeping = sweeper::run(market.clone(), shutdown.clone());
-        workers.push(guard::spawn(
-            &health,
-            "sweeper",
-            &shutdown,
-            endless(sweeping),
-        ));
-        let gauges = dispatch::gauges(market.clone(), shutdown.clone());
-        workers.push(guard::spawn(&health, "gauges", &shutdown, endless(gauges)));
-        let path = dispatch::watch_path(market.clone(), health.clone(), shutdown.clone());
-        workers.push(guard::spawn(
-            &health,
-            "trading_path_watch",
-            &shutdown,
-            endless(path),
-        ));
-        let serving = server.run(market.clone(), deps.auth, shutdown.clone());
-        workers.push(guard::spawn(
-            &health,
-            "trading_sessions",
-            &shutdown,
-            endless(serving),
-        ));
+        workers.begin(&market, &deps.log);
+        let serving = server.run(market.clone(), deps.auth, workers.token.clone());
+        workers.endless("trading_sessions", serving);
         tracing::info!(%address, fingerprint, "trading sessions over QUIC");
         Ok(GatewayHandle {
             market,
             health,
             address,
             fingerprint,
-            workers,
-            tellers,
-            telling,
+            workers: workers.running,
+            telling: tellers.token,
+            tellers: tellers.running,
         })
     })
 }
 
-/// Last record of the journal that the history in this data folder holds; zero without one.
+/// Parts that one token ends.
+struct Tasks {
+    health: Health,
+    token: CancellationToken,
+    running: Vec<JoinHandle<()>>,
+}
+
+impl Tasks {
+    fn new(health: &Health) -> Self {
+        Self::of(health, CancellationToken::new())
+    }
+
+    fn of(health: &Health, token: CancellationToken) -> Self {
+        Self {
+            health: health.clone(),
+            token,
+            running: Vec::new(),
+        }
+    }
+
+    fn spawn(
+        &mut self,
+        part: &'static str,
+        work: impl Future<Output = Result<(), Error>> + Send + 'static,
+    ) {
+        let spawned = guard::spawn(&self.health, part, &self.token, work);
+        self.running.push(spawned);
+    }
+
+    /// Work that never fails.
+    fn endless(&mut self, part: &'static str, work: impl Future<Output: Send> + Send + 'static) {
+        self.spawn(part, async {
+            work.await;
+            Ok(())
+        });
+    }
+
+    /// The way back: sessions' messages, history, market events.
+    fn keep_telling(
+        &mut self,
+        market: &Arc<Market>,
+        told: Follower,
+        log: &Arc<dyn events::Log>,
+        fed: &Durable,
+    ) {
+        let dispatching = dispatch::run(market.clone(), told, self.token.clone());
+        self.spawn(SESSIONS, async {
+            dispatching.await.map_err(Error::Replica)
+        });
+        let troubles =
+            dispatch::watch_replica(market.clone(), self.health.clone(), self.token.clone());
+        self.endless("replica_watch", troubles);
+
+        let (own, token, shown) = (market.clone(), self.token.clone(), self.health.clone());
+        let history = guard::keep(&self.health, "history_task", &self.token, move || {
+            let history = own.projection.clone();
+            let behind = own
+                .replica
+                .follow_behind(projection::PART, history.position());
+            history.run(behind, shown.clone(), token.clone())
+        });
+        let (own, token, shown) = (market.clone(), self.token.clone(), self.health.clone());
+        let (log, fed) = (log.clone(), fed.clone());
+        let feed = guard::keep(&self.health, "feed_task", &self.token, move || {
+            let db = own.projection.db.clone();
+            let feed = Feed::open(db, own.node, log.clone(), fed.clone());
+            let (own, shown, token) = (own.clone(), shown.clone(), token.clone());
+            async move {
+                let feed = feed.await?;
+                let behind = own.replica.follow_behind(feed::PART, feed.position());
+                feed.run(behind, shown, token).await
+            }
+        });
+        self.running.extend([history, feed]);
+    }
+
+    /// What takes other services' events, and what looks after the market.
+    fn begin(&mut self, market: &Arc<Market>, log: &Arc<dyn events::Log>) {
+        let token = || self.token.clone();
+        let (health, own) = (self.health.clone(), || market.clone());
+        let showing = consumers::show_events(log.clone(), health.clone(), token());
+        let (sweeping, gauges) = (
+            sweeper::run(own(), token()),
+            dispatch::gauges(own(), token()),
+        );
+        let path = dispatch::watch_path(own(), health, token());
+        for (topic, part) in consumers::TOPICS {
+            let hearing = consumers::run(own(), log.clone(), topic, self.token.clone());
+            self.spawn(part, hearing);
+        }
+        self.endless("events_health", showing);
+        self.endless("sweeper", sweeping);
+        self.endless("gauges", gauges);
+        self.endless("trading_path_watch", path);
+    }
+}
+
+/// Last record of the journal that the history in this data folder holds, or that its feed has
+/// published; zero without one.
 ///
 /// # Errors
 /// The store cannot be opened.
 pub fn told_through(data_dir: &Path) -> BoxFuture<'_, Result<Sequence, Error>> {
     Box::pin(async move {
-        let file = data_dir.join("market.db");
+        let file = data_dir.join(FILE);
         if !file.exists() {
             return Ok(Sequence::ZERO);
         }
-        let db = Sqlite::open(file, &MIGRATOR).await?;
-        let position = Projection::open(db.clone(), Durable::new(projection::PART)).await;
-        db.close().await;
-        position.map(|history| history.position())
+        // Positions are of no node.
+        let history =
+            Projection::open(file, NodeId::default(), Durable::new(projection::PART)).await?;
+        let fed = repo::fed(&history.db).await;
+        history.db.file.close().await;
+        fed.map(|fed| fed.max(history.position()))
     })
 }
 
@@ -218,12 +264,6 @@ async fn sync_later(market: Arc<Market>, health: Health, shutdown: CancellationT
 async fn catch_up(market: &Market) -> Result<(), Error> {
     let told = market.told(market.commit.position()).await;
     told.map_err(|status| Error::Start(status.message().to_owned()))
-}
-
-/// Work that never fails.
-async fn endless<T>(work: impl Future<Output = T>) -> Result<(), Error> {
-    work.await;
-    Ok(())
 }
 
 impl GatewayHandle {
@@ -298,7 +338,7 @@ impl GatewayHandle {
             if ended.iter().any(Result::is_err) {
                 tracing::error!("a worker of the market ended with a panic");
             }
-            self.market.projection.db.close().await;
+            self.market.projection.db.file.close().await;
         })
     }
 }

@@ -243,10 +243,9 @@ impl Platform {
             .fill(rpc::with_auth(ledger.service().routes, &auth));
 
         // 5. What lies outside: identity and bank.
-        let identity_deps = sandbox::identity::IdentityDeps { log: log.clone() };
         let identity = sandbox::identity::start(
             config.identity.clone(),
-            identity_deps,
+            sandbox::identity::IdentityDeps { log: log.clone() },
             stages.services.clone(),
         )
         .await
@@ -293,8 +292,8 @@ impl Platform {
 
         // 7. The trading path: journal, books, settlement behind them, the gateway in front.
         let backlog = Arc::new(Backlog::default());
-        let (history, settled) = (Durable::new("history"), Durable::new("settlement"));
-        let followers = vec![history.clone(), settled.clone()];
+        let [history, feed, settled] = ["history", "feed", "settlement"].map(Durable::new);
+        let followers = vec![history.clone(), feed.clone(), settled.clone()];
         let reach = journal_reach(&config, doors.ledger()).await?;
         let (sequencer, live_replica) =
             start_sequencer(&config, followers, reach, backlog.clone()).await?;
@@ -325,6 +324,7 @@ impl Platform {
             commit: sequencer.commit(),
             replica: live_replica.replica(),
             history,
+            feed,
         };
         let gateway = gateway::start(market_config, gateway_deps, stages.edge.clone())
             .await

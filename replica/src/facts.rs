@@ -281,7 +281,9 @@ pub struct Batch {
 }
 
 impl Batch {
-    pub(crate) fn new(applied: Vec<Applied>) -> Self {
+    /// # Panics
+    /// There are no records.
+    pub fn new(applied: Vec<Applied>) -> Self {
         assert!(!applied.is_empty(), "a batch has records");
         Self {
             applied: applied.into(),

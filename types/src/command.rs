@@ -111,7 +111,7 @@ record! {
     }
 }
 
-crate::codes::code_enum! {
+crate::code_enum! {
     /// Why a user may not trade. A user is blocked while any cause holds; each is lifted on its own.
     BlockCause {
         /// The identity service has blocked the user.

@@ -44,6 +44,38 @@ pub const fn trade_uuid(time_ns: u64, node: NodeId, sequence: Sequence, index: u
     derived_uuid(time_ns, node, sequence, index + 1)
 }
 
+/// What the id of an order or a trade says of its command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DerivedFrom {
+    /// Latest time of a command with such an id. The earliest is less than 245 ns before.
+    pub latest_ns: u64,
+    /// The 32 low bits.
+    pub sequence_low: u32,
+    /// Place of the trade among the command's events; `None` for an order.
+    pub index: Option<u32>,
+}
+
+/// Reads what [`order_uuid`] and [`trade_uuid`] wrote. `None`: no id of this node. A caller that
+/// finds the command makes the id again and compares: not every such id was ever given.
+pub const fn derived_from(id: Id128, node: NodeId) -> Option<DerivedFrom> {
+    let (high, low) = id.halves();
+    if (high >> 12) & 0xf != 7 || low >> 56 != (0b10 << 6) | node.get() as u64 {
+        return None;
+    }
+    let next = ((high & 0xfff) + 1) * 1_000_000;
+    Some(DerivedFrom {
+        latest_ns: (high >> 16) * 1_000_000 + next.div_ceil(4096) - 1,
+        sequence_low: (low >> 24) as u32,
+        index: trade_index(id),
+    })
+}
+
+/// Place of a trade among its command's events; `None` for the id of an order.
+pub const fn trade_index(trade: Id128) -> Option<u32> {
+    let (_, low) = trade.halves();
+    ((low & (DERIVED_PER_COMMAND_MAX as u64 - 1)) as u32).checked_sub(1)
+}
+
 /// UUIDv8 of `name` under a time-ordered `parent` (`design.md` 4): the first 48 bits are the
 /// parent's milliseconds, the rest is the SHA-1 of (parent, name). The same pair gives the same id.
 ///
@@ -208,6 +240,26 @@ mod tests {
         assert_ne!(trade, trade_uuid(time_ns, node, Sequence(77), 1));
         assert_ne!(trade, trade_uuid(time_ns, node, Sequence(78), 0));
         assert!(order < order_uuid(time_ns + 1_000_000, node, Sequence(1)));
+    }
+
+    #[test]
+    fn an_id_says_what_it_was_derived_from() {
+        let node = NodeId::new(5).unwrap();
+        let sequence = Sequence((7 << 32) | 77);
+        for fraction in [0, 1, 243, 244, 245, 456_789, 999_755, 999_756, 999_999] {
+            let time_ns = 1_700_000_000_123_000_000 + fraction;
+            let order = order_uuid(time_ns, node, sequence);
+            let from = derived_from(order, node).unwrap();
+            assert_eq!((from.sequence_low, from.index), (77, None));
+            assert!((time_ns..time_ns + 245).contains(&from.latest_ns));
+            assert_eq!(order, order_uuid(from.latest_ns, node, sequence));
+            assert!(order < order_uuid(from.latest_ns + 1, node, sequence));
+            let trade = derived_from(trade_uuid(time_ns, node, sequence, 9), node).unwrap();
+            assert_eq!((trade.sequence_low, trade.index), (77, Some(9)));
+            assert_eq!(derived_from(order, NodeId::new(6).unwrap()), None);
+            assert_eq!(derived_from(child_uuid(order, "main"), node), None);
+        }
+        assert_eq!(derived_from(Id128::NONE, node), None);
     }
 
     #[test]

@@ -84,6 +84,37 @@ impl Direct {
         })
     }
 
+    /// Runs `work` in a write transaction on a thread that may block, and commits it; what `work`
+    /// refuses is rolled back. A caller that goes away meanwhile does not undo it.
+    ///
+    /// # Errors
+    /// [`Error::Sqlite`], [`Error::Closed`], and what `work` refuses.
+    pub fn transact<'a, T, E>(
+        &'a self,
+        work: impl FnOnce(&DirectTx) -> Result<T, E> + Send + 'static,
+    ) -> BoxFuture<'a, Result<T, E>>
+    where
+        T: Send + 'static,
+        E: From<Error> + Send + 'static,
+    {
+        Box::pin(async move {
+            let (file, writer) = (self.file.clone(), self.writer.clone().lock_owned().await);
+            let run = move || {
+                let tx = DirectTx::begin(file, writer)?;
+                let done = work(&tx)?;
+                tx.commit()?;
+                Ok(done)
+            };
+            match tokio::task::spawn_blocking(run).await {
+                Ok(done) => done,
+                Err(ended) => match ended.try_into_panic() {
+                    Ok(panic) => std::panic::resume_unwind(panic),
+                    Err(_) => Err(Error::Closed.into()),
+                },
+            }
+        })
+    }
+
     /// Waits for the writer's turn and for the readers, and closes the file.
     pub fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async move {

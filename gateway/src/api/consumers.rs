@@ -5,7 +5,6 @@
 //! - cfa: instruments come, change and end; issues, redemptions and transfers move the positions kept here.
 //! - ledger: a hold behind orders that has vanished by somebody else's doing cancels the orders behind it.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use admission::{CancelRequest, OrderRef, Request};
@@ -20,14 +19,13 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use types::command::{BlockCause, MassCancel};
 use types::{CancelReason, Decimal, Handle, HoldIx, Id128, PoolKind, SessionIx, UserId, UserIx};
-use uuid::Uuid;
 use wire::DisconnectCode;
 
 use crate::Error;
 use crate::funding;
 use crate::instruments;
 use crate::market::{Market, is_known};
-use crate::projection::repo;
+use crate::projection::repo::{self, Moves};
 use crate::quic::login;
 use crate::refusal;
 
@@ -88,13 +86,15 @@ async fn handle_in_order(market: &Arc<Market>, events: &[Event]) -> BatchResult 
             Ok(run) => run,
             Err(poison) => return stopped(handled, poison.into()),
         };
+        let count = run.len().max(1);
         let done = if run.is_empty() {
             handle(market, &events[handled]).await.map_err(or_later)
         } else {
-            move_positions(market, &run).await
+            let moved = repo::move_positions(&market.projection.db, POSITIONS, run).await;
+            moved.map_err(Failure::from)
         };
         match done {
-            Ok(()) => handled += run.len().max(1),
+            Ok(()) => handled += count,
             Err(error) => return stopped(handled, error),
         }
     }
@@ -103,13 +103,6 @@ async fn handle_in_order(market: &Arc<Market>, events: &[Event]) -> BatchResult 
 
 fn stopped(handled: usize, error: Failure) -> BatchResult {
     Err(Stopped { handled, error })
-}
-
-/// What an event adds to the positions of an instrument.
-struct Moves {
-    event_id: Uuid,
-    instrument_id: String,
-    of_user: Vec<(String, Decimal)>,
 }
 
 /// The events at the front that move positions, up to the first other or unreadable one.
@@ -126,7 +119,7 @@ fn moves_at_front(events: &[Event]) -> Result<Vec<Moves>, Poison> {
 }
 
 fn moves(event: &Event) -> Result<Option<Moves>, Poison> {
-    let (instrument_id, of_user) = match event.short_type() {
+    let (instrument_id, changes) = match event.short_type() {
         "CfaIssuedEvent" => {
             let m: cfa::CfaIssuedEvent = read(event)?;
             (
@@ -150,29 +143,8 @@ fn moves(event: &Event) -> Result<Option<Moves>, Poison> {
     Ok(Some(Moves {
         event_id: event.id,
         instrument_id,
-        of_user,
+        changes,
     }))
-}
-
-/// Each event once, the changes of a position summed up.
-async fn move_positions(market: &Market, run: &[Moves]) -> HandlerResult {
-    let event_ids: Vec<Uuid> = run.iter().map(|moves| moves.event_id).collect();
-    let mut tx = market.projection.db.write().await?;
-    let are_new = events::inbox::accept_many_in_tx(&mut tx, POSITIONS, &event_ids).await?;
-    let mut sums: BTreeMap<(&str, &str), Decimal> = BTreeMap::new();
-    for (moves, _) in run.iter().zip(are_new).filter(|(_, is_new)| *is_new) {
-        for (user_id, change) in &moves.of_user {
-            let sum = sums.entry((user_id, &moves.instrument_id)).or_default();
-            *sum = sum.checked_add(*change)?;
-        }
-    }
-    if sums.is_empty() {
-        return Ok(());
-    }
-    for ((user_id, instrument_id), change) in sums {
-        repo::move_position_in_tx(&mut tx, user_id, instrument_id, change).await?;
-    }
-    Ok(tx.commit().await?)
 }
 
 /// What only a store, a peer or the journal can mend waits for it instead of being given up.

@@ -19,7 +19,7 @@ use crate::depth;
 use crate::funding::{self, HoldView};
 use crate::market::Market;
 use crate::orders::{self, Actor, Answered, MassCancel};
-use crate::projection::repo::{self, OrderFilter, TradeFilter};
+use crate::projection::repo::{self, Before, OrderFilter, TradeFilter};
 use crate::projection::rows::{OrderRow, TradeRow};
 use crate::refusal;
 
@@ -59,6 +59,29 @@ pub(crate) fn own_filter(caller: &Caller, user_id: String) -> Result<String, Sta
         caller.require_user(&user_id)?;
     }
     Ok(user_id)
+}
+
+/// Where a page of orders or trades begins. A token of the time when lists were kept by time and id
+/// is refused: its number means something else now.
+fn before(page: &rpc::page::Page) -> Result<Before, Status> {
+    let (key, id) = match &page.after {
+        Some(after) => (after.created_us, after.id.as_str()),
+        None => (i64::MAX, ""),
+    };
+    if !id.is_empty() {
+        let why = "is of an earlier version: begin the list again";
+        return Err(rpc::status::invalid_argument("pagination.page_token", why));
+    }
+    let limit = page.rows_limit();
+    Ok(Before { key, limit })
+}
+
+/// Place of a row in a list of orders or trades, for the page token.
+fn place(key: i64) -> Key {
+    Key {
+        created_us: key,
+        id: String::new(),
+    }
 }
 
 /// The trade of an id, for one of its parties or for staff.
@@ -217,13 +240,10 @@ impl MarketService for Api {
         let hash = rpc::page::filter_hash(&[&filter.user_id, &filter.instrument_id, status]);
         let page = rpc::page::parse(message.pagination, hash)?;
         self.market.freshen().await;
-        let mut rows = repo::orders(&self.market.projection.db, &filter, &page)
+        let mut rows = repo::orders(&self.market.projection.db, &filter, before(&page)?)
             .await
             .map_err(|error| rpc::status::internal(&error))?;
-        let pagination = page.finish(&mut rows, |row| Key {
-            created_us: row.created_at_us,
-            id: row.order_id.clone(),
-        });
+        let pagination = page.finish(&mut rows, |row| place(row.sequence.cast_signed()));
         Ok(Response::new(ListOrdersResponse {
             orders: rows.iter().map(render::order).collect(),
             pagination: Some(pagination),
@@ -257,13 +277,10 @@ impl MarketService for Api {
         let hash = rpc::page::filter_hash(&[&filter.user_id, &filter.instrument_id]);
         let page = rpc::page::parse(message.pagination, hash)?;
         self.market.freshen().await;
-        let mut rows = repo::trades(&self.market.projection.db, &filter, &page)
+        let mut rows = repo::trades(&self.market.projection.db, &filter, before(&page)?)
             .await
             .map_err(|error| rpc::status::internal(&error))?;
-        let pagination = page.finish(&mut rows, |row| Key {
-            created_us: row.executed_at_us,
-            id: row.trade_id.clone(),
-        });
+        let pagination = page.finish(&mut rows, |row| place(row.key));
         Ok(Response::new(ListTradesResponse {
             trades: rows
                 .iter()

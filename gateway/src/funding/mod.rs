@@ -19,6 +19,7 @@ use sequencer::NotTaken;
 use service_clients::CallError;
 use service_clients::ledger::{Hold, HoldChange, NewHold};
 use tonic::Status;
+use types::command::BlockCause;
 use types::{
     AssetIx, CFA_RUB, Decimal, HoldIx, Id128, Minor, PoolKind, RejectReason, UserIx, derived,
 };
@@ -438,7 +439,7 @@ fn asset_id(admission: &Admission, asset: AssetIx) -> &str {
     spec.map_or(CFA_RUB, |spec| spec.id.as_str())
 }
 
-/// Trading holds without open orders that serve nobody (`design.md` 4): of blocked users, and of
+/// Trading holds without open orders that serve nobody (`design.md` 4): of users whom identity blocked, and of
 /// users whose last session ended before `before_ns` where nothing has used the hold since. A user
 /// who never had a session manages his holds by call.
 pub fn abandoned(state: &State, before_ns: u64) -> Vec<HoldIx> {
@@ -448,7 +449,10 @@ pub fn abandoned(state: &State, before_ns: u64) -> Vec<HoldIx> {
         *gone.entry(session.user).or_insert(true) &= is_gone;
     }
     let admission = state.core().admission();
-    let is_blocked = |user| admission.user(user).is_some_and(|row| row.blocked);
+    let is_blocked = |user| {
+        let row = admission.user(user);
+        row.is_some_and(|row| row.blocks.has(BlockCause::Identity))
+    };
     let is_left = |hold: &replica::Hold| {
         hold.used_ns < before_ns && gone.get(&hold.user) == Some(&true) || is_blocked(hold.user)
     };

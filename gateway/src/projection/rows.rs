@@ -1,4 +1,4 @@
-//! Rows of the projection's store, in the market's own words.
+//! Rows of the history as its readers see them.
 
 use types::{Decimal, OrderStatus, OrderType, Side, StpMode, TimeInForce};
 
@@ -26,8 +26,6 @@ pub struct OrderRow {
     /// As the caller gave it, empty for none.
     pub client_order_id: String,
     pub engine_order_id: u64,
-    /// It has a hold of its own and draws on no trading hold.
-    pub own_hold: bool,
     pub sequence: u64,
     pub created_at_us: i64,
     pub updated_at_us: i64,
@@ -61,6 +59,8 @@ impl OrderRow {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TradeRow {
     pub trade_id: String,
+    /// Place in the lists.
+    pub key: i64,
     pub buy_order_id: String,
     pub sell_order_id: String,
     pub buyer_id: String,
@@ -107,7 +107,6 @@ mod tests {
             cancel_reason: String::new(),
             client_order_id: String::new(),
             engine_order_id: 0,
-            own_hold: false,
             sequence: 1,
             created_at_us: 0,
             updated_at_us: 0,

@@ -1,14 +1,17 @@
 //! Doubles of the services around the market: identity remembers every question, the registry lists what a test registers and settles every trade.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use events::Log;
 use proto::cfa::v1::cfa_registry_service_server::{CfaRegistryService, CfaRegistryServiceServer};
 use proto::cfa::v1::*;
 use proto::common::v1::{KycStatus, LimitType, Money};
 use proto::convert::to_money;
 use proto::identity::v1::identity_service_server::{IdentityService, IdentityServiceServer};
 use proto::identity::v1::*;
+use tokio::sync::watch;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
@@ -248,4 +251,60 @@ impl CfaRegistryService for RegistryApi {
         resolve_suspended_deposit: ResolveSuspendedDepositRequest => ResolveSuspendedDepositResponse,
         set_redemption_block: SetRedemptionBlockRequest => SetRedemptionBlockResponse,
     );
+}
+
+/// A log that takes no events while it is away.
+pub struct LogThatGoesAway {
+    pub log: Arc<dyn Log>,
+    pub is_away: Arc<AtomicBool>,
+}
+
+impl LogThatGoesAway {
+    fn check(&self) -> Result<(), events::Error> {
+        match self.is_away.load(Ordering::SeqCst) {
+            true => Err(events::Error::Closed),
+            false => Ok(()),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Log for LogThatGoesAway {
+    async fn publish(&self, events: &[events::Event]) -> Result<(), events::Error> {
+        self.check()?;
+        self.log.publish(events).await
+    }
+
+    async fn append(&self, records: &[events::Record]) -> Result<(), events::Error> {
+        self.check()?;
+        self.log.append(records).await
+    }
+
+    async fn subscribe(
+        &self,
+        group: &str,
+        topics: &[&str],
+    ) -> Result<events::Subscription, events::Error> {
+        self.log.subscribe(group, topics).await
+    }
+
+    async fn backlog(
+        &self,
+        group: &str,
+        topics: &[&str],
+    ) -> Result<Vec<events::Delivery>, events::Error> {
+        self.log.backlog(group, topics).await
+    }
+
+    async fn commit(&self, group: &str, position: &events::Position) -> Result<(), events::Error> {
+        self.log.commit(group, position).await
+    }
+
+    fn failing(&self) -> watch::Receiver<Option<String>> {
+        self.log.failing()
+    }
+
+    fn waiting(&self) -> &events::Waiting {
+        self.log.waiting()
+    }
 }

@@ -9,6 +9,7 @@ mod checkpoints;
 mod crash;
 mod descriptors;
 mod doubles;
+mod feed;
 mod history;
 mod holds;
 mod orders;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use client::{Connection, LoginOptions, Report, Reports, Trust};
@@ -23,7 +24,7 @@ use tonic::Status;
 use types::{NodeId, OrderType as Type, Sequence, Side, StpMode, TimeInForce as Tif};
 use wire::ServerMessage;
 
-use crate::doubles::{Identity, Registry};
+use crate::doubles::{Identity, LogThatGoesAway, Registry};
 
 pub use testkit::messages::{context, decimal, fresh as unique};
 
@@ -41,6 +42,8 @@ pub struct Settings {
     /// Bytes of a segment of the journal, and of the journal that are kept, if not all are.
     pub segment_bytes: u64,
     pub retain_bytes: Option<u64>,
+    /// While true, the market's events are not taken by the log.
+    pub log_is_away: Arc<AtomicBool>,
     /// What holds the journal instead of the folder.
     pub journal: Option<Arc<MemoryStorage>>,
 }
@@ -60,6 +63,7 @@ impl Default for Settings {
             checkpoints: None,
             segment_bytes: 16 << 20,
             retain_bytes: None,
+            log_is_away: Arc::default(),
             journal: None,
         }
     }
@@ -127,7 +131,7 @@ impl World {
         config.grace_ms = settings.grace_ms;
         config.sync = false;
         config.segment_bytes = settings.segment_bytes;
-        let (history, settled) = (Durable::new("history"), Durable::new("settlement"));
+        let [history, feed, settled] = ["history", "feed", "settlement"].map(Durable::new);
         let shared = backlog.clone();
         let journal = settings.journal;
         let start = move || match journal {
@@ -139,7 +143,7 @@ impl World {
         let live = move || LiveReplica::start(node, parts, settings.checkpoints);
         let replica = tokio::task::spawn_blocking(live).await.unwrap().unwrap();
         if let Some(bytes) = settings.retain_bytes {
-            let followers = vec![history.clone(), settled.clone()];
+            let followers = vec![history.clone(), feed.clone(), settled.clone()];
             let mut retention = Retention::new(bytes, followers);
             retention.every = Duration::from_millis(20);
             sequencer.keep_log(retention).unwrap();
@@ -166,7 +170,10 @@ impl World {
             ..settings.gateway
         };
         let gateway_deps = GatewayDeps {
-            log: log.clone(),
+            log: Arc::new(LogThatGoesAway {
+                log: log.clone(),
+                is_away: settings.log_is_away,
+            }),
             auth: auth.clone(),
             identity: service(1),
             ledger: service(0),
@@ -175,6 +182,7 @@ impl World {
             commit: sequencer.commit(),
             replica: replica.replica(),
             history,
+            feed,
         };
         let gateway = gateway::start(gateway_config, gateway_deps, stop_gateway.clone())
             .await

@@ -12,7 +12,8 @@
 //!   ends where that does. Nor is one over the rows of a subquery, whose own lines are judged, or
 //!   over a table of one row;
 //! - a search by a bare code (`status=?`): most rows may have it;
-//! - a page found by time alone, whose other conditions are tested row by row: the rows that fit may be the oldest;
+//! - a page found by time (or sequence) alone, whose other conditions are tested row by row: the rows
+//!   that fit may be the oldest;
 //! - a page out of several indexes joined by `OR`: every row of each is read and sorted, for each page.
 
 pub mod postgres;
@@ -163,7 +164,7 @@ fn is_scan(line: &str, plan: &[String], statement: &str, bounded: &Bounded) -> b
             && !line.contains("CONSTANT ROW");
     }
     let by_code = ["(flow=?)", "(kind=?)", "(status=?)"];
-    let is_page = statement.contains(") < (");
+    let is_page = statement.contains(") < (") || statement.contains("sequence < ?");
     line.contains(" AUTOMATIC ")
         || by_code.iter().any(|code| line.ends_with(code))
         || is_page && line == "MULTI-INDEX OR"

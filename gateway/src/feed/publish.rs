@@ -1,17 +1,18 @@
-//! Effects of the journal as events of `platform.market.events.v1` (specification 6.4, T41): the journal is the outbox, ids derive from it, so that
-//! publishing a record again gives the same ids (`ce_id` of node, sequence and place).
+//! Effects of the journal as events of `platform.market.events.v1` (specification 6.4, T41). Ids
+//! derive from node, sequence and place, so that publishing a record again gives the same ids.
 
 use events::{Event, topics};
 use prost::Message;
 use proto::common::v1::{Fee, RequestContext};
 use proto::convert::{to_decimal, to_money, to_timestamp_us};
 use proto::market::v1::{OrderCancelledEvent, OrderPlacedEvent, TradeExecutedEvent};
-use replica::{Cause, Effect, Names, Order};
-use types::{InstrumentSpec, NodeId, OrderType, Ticks, child_uuid, order_uuid};
+use replica::{Cause, Effect, Names};
+use types::{InstrumentSpec, NodeId, child_uuid, order_uuid};
 use uuid::Uuid;
 
-use super::micros;
 use crate::api::render;
+use crate::projection::batch::limit;
+use crate::projection::micros;
 
 /// Names one record's events in turn.
 pub struct Publisher<'a> {
@@ -49,7 +50,7 @@ impl<'a> Publisher<'a> {
                     instrument_id: spec.id.to_string(),
                     side: render::side(order.side).into(),
                     r#type: render::order_type(order.order_type).into(),
-                    price: price(spec, order).map(to_decimal),
+                    price: limit(order).map(|ticks| to_decimal(spec.price(ticks))),
                     quantity: Some(to_decimal(spec.quantity(order.quantity))),
                     placed_at: Some(at),
                 };
@@ -126,13 +127,5 @@ impl<'a> Publisher<'a> {
             occurred_at_us: micros(self.cause.time_ns),
             payload: message.encode_to_vec(),
         }
-    }
-}
-
-/// Limit or protection price, where there is one.
-pub fn price(spec: &InstrumentSpec, order: &Order) -> Option<types::Decimal> {
-    match order.order_type {
-        OrderType::Market if order.price == Ticks::ZERO || order.price == Ticks::MAX => None,
-        _ => Some(spec.price(order.price)),
     }
 }

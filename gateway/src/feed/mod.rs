@@ -1,0 +1,228 @@
+//! Market events on their topic: the journal is the outbox (`design.md` 4).
+//!
+//! A follower of the replica with a position of its own makes the events of each record and hands
+//! them to the log in the order of the journal. Delivery is at least once: the position is saved
+//! after the events, at most a second later, and events that are published again have the same ids.
+//! A log that is away is waited for; the health read names it, and the journal is kept from the
+//! saved position on ([`Durable`]).
+
+mod publish;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use events::{Event, Log, outbox::Relay};
+use replica::{Batch, Follower, Names};
+use rpc::Health;
+use sequencer::Durable;
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
+use types::{Id128, NodeId, Sequence};
+
+use crate::Error;
+use crate::projection::repo::{self, Store};
+use crate::retry::Retry;
+use publish::Publisher;
+
+/// Name in the health read.
+pub const PART: &str = "feed";
+/// Records published together, at least where so many wait.
+const BATCH_RECORDS: usize = 512;
+/// Pause after a batch, so that a stream of small ones shares the log's durable writes; the longer
+/// one where several batches were waiting already.
+const PACE: Duration = Duration::from_millis(2);
+const STREAM_PACE: Duration = Duration::from_millis(8);
+/// Longest time between publishing and saving the position: what a crash has published again.
+const SAVE_EVERY: Duration = Duration::from_secs(1);
+/// How long a shutdown waits for the log.
+const FLUSH: Duration = Duration::from_secs(1);
+
+/// Publishes what the replica reports.
+pub struct Feed {
+    db: Store,
+    node: NodeId,
+    log: Arc<dyn Log>,
+    durable: Durable,
+    published: Sequence,
+    saved: Sequence,
+    /// When `published` has to be saved.
+    save_at: Option<Instant>,
+}
+
+impl Feed {
+    /// Begins at the stored position, which `durable` is told.
+    ///
+    /// # Errors
+    /// The store.
+    pub async fn open(
+        db: Store,
+        node: NodeId,
+        log: Arc<dyn Log>,
+        durable: Durable,
+    ) -> Result<Self, Error> {
+        let position = repo::fed(&db).await?;
+        durable.set(position);
+        Ok(Self {
+            db,
+            node,
+            log,
+            durable,
+            published: position,
+            saved: position,
+            save_at: None,
+        })
+    }
+
+    /// Last record whose events are published.
+    pub fn position(&self) -> Sequence {
+        self.published
+    }
+
+    /// Publishes until shutdown. `follower` begins after the position.
+    ///
+    /// # Errors
+    /// The replica has ended, or the log refuses an event for good.
+    pub async fn run(
+        mut self,
+        mut follower: Follower,
+        health: Health,
+        shutdown: CancellationToken,
+    ) -> Result<(), Error> {
+        self.drain_outbox(&health, &shutdown).await?;
+        let names = follower.names().clone();
+        loop {
+            let first = tokio::select! {
+                biased;
+                () = shutdown.cancelled() => break,
+                () = until(self.save_at) => None,
+                batch = follower.next() => Some(batch?),
+            };
+            let Some(first) = first else {
+                self.save().await;
+                continue;
+            };
+            let batches = gather(first, &mut follower);
+            let mut retry = Retry::new(PART, &health, &shutdown);
+            loop {
+                let published = tokio::select! {
+                    biased;
+                    // A log that is away may keep a batch waiting for ever.
+                    () = shutdown.cancelled() => timeout(FLUSH, self.publish(&names, &batches))
+                        .await
+                        .unwrap_or(Err(events::Error::Closed.into())),
+                    published = self.publish(&names, &batches) => published,
+                };
+                match published {
+                    Ok(()) => break,
+                    Err(error) => retry.wait(error).await?,
+                }
+            }
+            drop(retry);
+            if self.save_at.is_some_and(|at| at <= Instant::now()) {
+                self.save().await;
+            }
+            let pace = if batches.len() > 1 { STREAM_PACE } else { PACE };
+            tokio::select! {
+                () = shutdown.cancelled() => {}
+                () = sleep(pace) => {}
+            }
+        }
+        // What is durable still goes out, if the log takes it in time.
+        let deadline = Instant::now() + FLUSH;
+        while let Some(first) = follower.try_next() {
+            let batches = gather(first, &mut follower);
+            match timeout_at(deadline, self.publish(&names, &batches)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) | Err(_) => break,
+            }
+        }
+        self.save().await;
+        Ok(())
+    }
+
+    /// Publishes what a version with an outbox has left: it is older than the position.
+    async fn drain_outbox(
+        &self,
+        health: &Health,
+        shutdown: &CancellationToken,
+    ) -> Result<(), Error> {
+        let mut retry = Retry::new(PART, health, shutdown);
+        loop {
+            match Relay::step(&self.db.file, &*self.log).await {
+                Ok(0) => return Ok(()),
+                Ok(_) => {}
+                Err(error) => retry.wait(error.into()).await?,
+            }
+        }
+    }
+
+    async fn publish(&mut self, names: &Names, batches: &[Batch]) -> Result<(), Error> {
+        let events = self.events(names, batches).await?;
+        if !events.is_empty() {
+            self.log.publish(&events).await?;
+            metrics::counter!("market_events_published_total").increment(events.len() as u64);
+        }
+        self.published = batches.last().expect("a batch").last();
+        self.save_at
+            .get_or_insert_with(|| Instant::now() + SAVE_EVERY);
+        Ok(())
+    }
+
+    async fn events(&self, names: &Names, batches: &[Batch]) -> Result<Vec<Event>, Error> {
+        let records = || batches.iter().flat_map(|batch| batch.iter());
+        let keys = records().map(|applied| applied.cause.key_hash);
+        let keys: Vec<Id128> = keys.filter(|key| !key.is_none()).collect();
+        let known = match keys.as_slice() {
+            [] => Default::default(),
+            keys => repo::correlations(&self.db, keys).await?,
+        };
+        let mut events = Vec::new();
+        for applied in records().filter(|applied| !applied.effects.is_empty()) {
+            let cause = applied.cause;
+            let own = || format!("{}:{}", self.node.get(), cause.sequence);
+            let correlation_id = known.get(&cause.key_hash).cloned().unwrap_or_else(own);
+            let mut publisher = Publisher::new(self.node, names, cause, &correlation_id);
+            let effects = applied.effects.iter();
+            events.extend(effects.filter_map(|told| publisher.event(&told.effect)));
+        }
+        Ok(events)
+    }
+
+    /// Saves the position. A store that is away only has more published again after a crash.
+    async fn save(&mut self) {
+        self.save_at = None;
+        if self.published == self.saved {
+            return;
+        }
+        match repo::set_fed(&self.db, self.published).await {
+            Ok(()) => {
+                self.saved = self.published;
+                self.durable.set(self.saved);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the feed's position is not saved, tried again");
+                self.save_at = Some(Instant::now() + SAVE_EVERY);
+            }
+        }
+    }
+}
+
+/// The batch and what is at hand after it.
+fn gather(first: Batch, follower: &mut Follower) -> Vec<Batch> {
+    let mut records = first.len();
+    let mut batches = vec![first];
+    while records < BATCH_RECORDS
+        && let Some(more) = follower.try_next()
+    {
+        records += more.len();
+        batches.push(more);
+    }
+    batches
+}
+
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}

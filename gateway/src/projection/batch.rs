@@ -1,0 +1,161 @@
+//! What records of the journal change in the history: references into the records, no copy of an
+//! order and no text.
+
+use replica::{Applied, Batch, Cause, Effect, Order, Trade};
+use types::{Id128, OrderStatus, OrderType, Sequence, Ticks};
+
+/// An order as the last record of a batch leaves it.
+#[derive(Clone, Copy)]
+pub struct OrderChange<'a> {
+    /// Of the command that brought it.
+    pub sequence: Sequence,
+    /// The batch brought it: it has no row yet.
+    pub is_new: bool,
+    pub order: &'a Order,
+    pub updated_ns: u64,
+    /// Why it was cancelled or refused, else empty.
+    pub reason: &'static str,
+}
+
+/// A trade and its command.
+#[derive(Clone, Copy)]
+pub struct NewTrade<'a> {
+    pub sequence: Sequence,
+    pub executed_ns: u64,
+    pub trade: &'a Trade,
+}
+
+/// The answer to a call with an idempotency key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    pub key_hash: Id128,
+    /// Its command; zero where it needed none.
+    pub sequence: Sequence,
+    /// Order that the call was about; zero for none.
+    pub order: Sequence,
+    /// Orders that a mass cancel took.
+    pub cancelled: u32,
+}
+
+/// Everything that a batch writes.
+#[derive(Default)]
+pub struct Rows<'a> {
+    /// Each once, by sequence.
+    pub orders: Vec<OrderChange<'a>>,
+    /// By command and event.
+    pub trades: Vec<NewTrade<'a>>,
+    pub answers: Vec<Answer>,
+}
+
+impl<'a> Rows<'a> {
+    pub fn of(batches: &'a [Batch]) -> Self {
+        let mut rows = Self::default();
+        for applied in batches.iter().flat_map(|batch| batch.iter()) {
+            rows.take(applied);
+        }
+        // Stable: of one order the last change is last.
+        rows.orders.sort_by_key(|change| change.sequence);
+        rows.orders.dedup_by(|later, earlier| {
+            let is_same = later.sequence == earlier.sequence;
+            if is_same {
+                later.is_new |= earlier.is_new;
+                *earlier = *later;
+            }
+            is_same
+        });
+        rows
+    }
+
+    fn take(&mut self, applied: &'a Applied) {
+        let cause = &applied.cause;
+        let mut answer = Answer {
+            key_hash: cause.key_hash,
+            sequence: cause.sequence,
+            order: Sequence::ZERO,
+            cancelled: 0,
+        };
+        for told in &applied.effects {
+            match &told.effect {
+                Effect::Accepted(order) => {
+                    self.order(cause, order, true, "");
+                    if cause.sequence == order.sequence {
+                        answer.order = order.sequence;
+                    }
+                }
+                Effect::Refused(order, _, reason) => {
+                    self.order(cause, order, true, reason.as_str());
+                    answer.order = order.sequence;
+                }
+                Effect::Rested(order) => self.order(cause, order, false, ""),
+                Effect::Traded(trade) => {
+                    self.order(cause, &trade.maker, false, "");
+                    self.order(cause, &trade.taker, false, "");
+                    self.trades.push(NewTrade {
+                        sequence: cause.sequence,
+                        executed_ns: cause.time_ns,
+                        trade,
+                    });
+                }
+                Effect::Amended { order, .. } | Effect::Reduced { order, .. } => {
+                    self.order(cause, order, false, "");
+                    answer.about(order);
+                }
+                Effect::Cancelled { order, reason, .. } => {
+                    self.order(cause, order, false, reason.as_str());
+                    answer.about(order);
+                }
+                Effect::MassCancelled { count, .. } => {
+                    answer.order = Sequence::ZERO;
+                    answer.cancelled += count;
+                }
+                Effect::RequestRefused { .. }
+                | Effect::User(..)
+                | Effect::Instrument(_)
+                | Effect::Session(_)
+                | Effect::Hold(_)
+                | Effect::Entered(_)
+                | Effect::Settled { .. }
+                | Effect::Bust(_) => {}
+            }
+        }
+        if !cause.key_hash.is_none() {
+            self.answers.push(answer);
+        }
+    }
+
+    fn order(&mut self, cause: &Cause, order: &'a Order, is_new: bool, reason: &'static str) {
+        self.orders.push(OrderChange {
+            sequence: order.sequence,
+            is_new,
+            order,
+            updated_ns: cause.time_ns,
+            reason,
+        });
+    }
+}
+
+impl Answer {
+    /// The first order counts.
+    fn about(&mut self, order: &Order) {
+        if self.order == Sequence::ZERO {
+            self.order = order.sequence;
+        }
+    }
+}
+
+impl OrderChange<'_> {
+    pub fn status(&self) -> OrderStatus {
+        match self.order.status {
+            OrderStatus::Open if !self.order.filled.is_zero() => OrderStatus::PartiallyFilled,
+            status => status,
+        }
+    }
+}
+
+/// Limit or protection price, where there is one.
+pub fn limit(order: &Order) -> Option<Ticks> {
+    match order.order_type {
+        OrderType::Market if order.price == Ticks::ZERO || order.price == Ticks::MAX => None,
+        _ => Some(order.price),
+    }
+}

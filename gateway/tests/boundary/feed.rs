@@ -1,0 +1,78 @@
+//! The market's events out of the journal: after the log was away, and once more after a crash.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use events::topics;
+use sqlx::{Connection, SqliteConnection};
+
+use crate::world::*;
+
+const HANG: Duration = Duration::from_secs(60);
+
+async fn feed_until(world: &World, is_wanted: impl Fn(Option<&String>) -> bool) {
+    let health = world.gateway.service().health;
+    let mut failing = health.watch();
+    let wanted = failing.wait_for(|failing| is_wanted(failing.get("feed")));
+    let waited = tokio::time::timeout(HANG, wanted).await;
+    drop(waited.expect("the health read follows the feed"));
+}
+
+// rows: R248
+#[tokio::test]
+async fn r248_events_wait_for_a_log_that_is_away_and_the_market_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let log_is_away = Arc::new(AtomicBool::new(true));
+    let settings = Settings {
+        log_is_away: log_is_away.clone(),
+        ..Settings::default()
+    };
+    let mut world = World::with(folder.path(), settings).await;
+    world.user("ann", "0", "10").await;
+    let order = world.place_with("ann", "one", sell("ann", "100", "1"));
+    let order = order.await.unwrap();
+    feed_until(&world, |reason| reason.is_some()).await;
+    assert_eq!(world.order(&order.order_id).await.unwrap(), order);
+    let backlog = world.log.backlog(&unique(), &[topics::MARKET]).await;
+    assert!(backlog.unwrap().is_empty());
+
+    log_is_away.store(false, Ordering::SeqCst);
+    let events = world.events(topics::MARKET, 1, |_| true).await;
+    assert_eq!(events[0].correlation_id, "correlation-one");
+    feed_until(&world, |reason| reason.is_none()).await;
+    world.stop().await;
+}
+
+// rows: R248 R180
+#[tokio::test]
+async fn r248_events_published_again_have_the_same_ids() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "0", "10").await;
+    world.user("bob", "1000", "0").await;
+    world.place(sell("ann", "100", "1")).await.unwrap();
+    world.place(buy("bob", "100", "1")).await.unwrap();
+    let before = world.events(topics::MARKET, 3, |_| true).await;
+    let (path, identity, registry) = world.stop().await;
+
+    // As after a crash: what was published is not saved.
+    let file = path.join("gateway/market.db");
+    let url = format!("sqlite://{}", file.display());
+    let mut db = SqliteConnection::connect(&url).await.unwrap();
+    let saved: i64 = sqlx::query_scalar("SELECT sequence FROM feed")
+        .fetch_one(&mut db)
+        .await
+        .unwrap();
+    let reset = sqlx::query("UPDATE feed SET sequence = 0");
+    reset.execute(&mut db).await.unwrap();
+    db.close().await.unwrap();
+    assert!(saved > 0, "a stop saves the position");
+    let world = World::start(&path, Settings::default(), identity, registry).await;
+    world.place(sell("ann", "101", "1")).await.unwrap();
+    let all = world.events(topics::MARKET, 4, |_| true).await;
+    // The log drops what it knows by its id: nothing is there twice, and nothing is another.
+    assert_eq!(all[..3], before);
+    assert_eq!(all[3].short_type(), "OrderPlacedEvent");
+    world.stop().await;
+}
