@@ -2,9 +2,15 @@
 
 use std::time::Duration;
 
+use admission::Blocks;
+use prost::Message;
+use proto::identity::v1 as identity;
 use proto::ledger::v1 as books;
 use proto::market::v1::OrderStatus;
+use types::UserId;
+use types::command::BlockCause::{Difference, Identity};
 
+use crate::orders::publish;
 use crate::world::*;
 
 /// Sets what the ledger has left in a hold.
@@ -24,6 +30,47 @@ async fn adjust(world: &mut World, hold_id: &str, remaining: &str) {
 async fn is_carved(world: &mut World) -> bool {
     let holds = world.holds("ann", "CFA-RUB").await;
     holds.iter().any(|hold| hold.parent_hold_id.is_some())
+}
+
+/// The causes of a user's block, as the journal has them.
+fn blocks(world: &World, user_id: &str) -> Blocks {
+    let id = UserId::new(user_id).unwrap();
+    world.replica().read(|state| {
+        let admission = state.core().admission();
+        admission
+            .user(admission.user_ix(&id).unwrap())
+            .unwrap()
+            .blocks
+    })
+}
+
+async fn until_blocks(world: &World, user_id: &str, wanted: impl Fn(Blocks) -> bool) {
+    while !wanted(blocks(world, user_id)) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Identity says that a user is blocked, or no longer, in the order of the calls.
+async fn identity_says(world: &World, user_id: &str, is_blocked: bool) {
+    let (context, user_id) = (context(&unique()), user_id.to_owned());
+    let (name, payload) = if is_blocked {
+        let event = identity::UserBlockedEvent {
+            context,
+            user_id,
+            reason: "court".into(),
+            at: None,
+        };
+        ("UserBlockedEvent", event.encode_to_vec())
+    } else {
+        let event = identity::UserUnblockedEvent {
+            context,
+            user_id,
+            ..Default::default()
+        };
+        ("UserUnblockedEvent", event.encode_to_vec())
+    };
+    let name = format!("platform.identity.v1.{name}");
+    publish(world, events::topics::IDENTITY, "user", &name, payload).await;
 }
 
 fn settings() -> Settings {
@@ -70,5 +117,40 @@ async fn a_user_whose_hold_is_short_may_not_trade_until_it_agrees() {
     while !world.settlement.suspensions().is_empty() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_user_with_two_causes_of_a_block_stays_blocked_until_both_are_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::with(folder.path(), settings()).await;
+    world.user("ann", "1000", "0").await;
+    world.user("bob", "1000", "0").await;
+    let hold = world.open_hold("ann", "CFA-RUB", "600").await;
+    world.place(buy("ann", "10", "10")).await.unwrap();
+    world.place(buy("bob", "9", "10")).await.unwrap();
+    while !is_carved(&mut world).await {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    adjust(&mut world, &hold.hold_id, "499.8").await;
+    let world = world.restart(settings()).await;
+    until_blocks(&world, "ann", |blocks| blocks.has(Difference)).await;
+
+    // Identity has nothing against her: that lifts no block of settlement's.
+    identity_says(&world, "ann", false).await;
+    identity_says(&world, "bob", true).await;
+    until_blocks(&world, "bob", |blocks| blocks.has(Identity)).await;
+    let left = blocks(&world, "ann");
+    assert!(left.has(Difference) && !left.has(Identity));
+
+    // Now it has. Her hold is closed and released, so that journal and ledger agree: she stays out.
+    identity_says(&world, "ann", true).await;
+    until_blocks(&world, "ann", |blocks| blocks.has(Identity)).await;
+    until_blocks(&world, "ann", |blocks| !blocks.has(Difference)).await;
+    assert!(blocks(&world, "ann").any());
+    world.place(buy("ann", "10", "1")).await.unwrap_err();
+    identity_says(&world, "ann", false).await;
+    until_blocks(&world, "ann", |blocks| !blocks.any()).await;
+    world.place(buy("ann", "10", "1")).await.unwrap();
     world.stop().await;
 }
