@@ -288,7 +288,10 @@ impl Admission {
             return Err(RejectReason::Malformed.into());
         }
         let known = &self.tables.settlement;
-        if posted <= known.posted && finalized <= known.finalized {
+        if posted <= known.posted
+            && finalized <= known.finalized
+            && trades_final <= known.trades_final
+        {
             return Err(already(Known::Nothing));
         }
         Ok(Command::Settled(Settled {

@@ -162,11 +162,19 @@ impl Market {
     }
 
     /// Lets the history catch up with what is durable now, so that a reader sees what any report
-    /// has told him. Bounded: past it he sees what there is.
-    pub async fn freshen(&self) {
+    /// has told him. Bounded: gives how many records it lacks when the time is over, zero else.
+    pub async fn freshen(&self) -> u64 {
         let bound = Duration::from_millis(self.config.read_wait_ms);
-        let fresh = self.projection.wait(self.commit.position());
-        let _ = tokio::time::timeout(bound, fresh).await;
+        let commit = self.commit.position();
+        let fresh = tokio::time::timeout(bound, self.projection.wait(commit)).await;
+        fresh.map_or_else(
+            |_| {
+                commit
+                    .get()
+                    .saturating_sub(self.projection.position().get())
+            },
+            |()| 0,
+        )
     }
 
     /// Returns when the journal has the sequence on disk.

@@ -110,6 +110,16 @@ fn behind(reason: RejectReason) -> Status {
     rpc::status::resource_exhausted(reason.as_str(), text, 5 * RETRY_MS)
 }
 
+/// What is not in the history: nowhere, or in the records that the history lacks.
+pub fn missing(lag: u64, not_found: impl FnOnce() -> Status) -> Status {
+    if lag == 0 {
+        return not_found();
+    }
+    let facts = HashMap::from([("lagRecords".to_owned(), lag.to_string())]);
+    let text = "History is behind the journal, retry later";
+    rpc::status::with_metadata(Code::Unavailable, "HISTORY_BEHIND", text, facts)
+}
+
 /// A refusal of admission.
 pub fn refused(reject: &Reject) -> Status {
     let failed = |text: &str| rpc::status::failed_precondition(reject.reason.as_str(), text);

@@ -18,7 +18,7 @@ use types::{NodeId, Sequence};
 
 use crate::api::{self, Api};
 use crate::dispatch::SESSIONS;
-use crate::feed::{self, Feed};
+use crate::feed::Feed;
 use crate::identity::Identity;
 use crate::market::{Market, Parts, SOURCE};
 use crate::projection::{self, Projection, repo};
@@ -195,8 +195,7 @@ impl Tasks {
             let (own, shown, token) = (own.clone(), shown.clone(), token.clone());
             async move {
                 let feed = feed.await?;
-                let behind = own.replica.follow_behind(feed::PART, feed.position());
-                feed.run(behind, shown, token).await
+                feed.run(own.replica.clone(), shown, token).await
             }
         });
         self.running.extend([history, feed]);

@@ -29,15 +29,19 @@ pub struct Progress {
     /// Bust trades of all time.
     #[serde(skip)]
     pub busts: u64,
+    /// Trades that are final, wherever in the journal they stand.
+    #[serde(skip)]
+    pub trades_final: u64,
 }
 
 impl Progress {
     /// What a `Settled` would be about: positions among the records of others. Settlement's own
     /// records move neither, or each `Settled` would ask for the next one.
-    pub fn reportable(&self) -> (Sequence, Sequence) {
+    pub fn reportable(&self) -> (Sequence, Sequence, u64) {
         (
             self.settled.min(self.others),
             self.finalized.min(self.others),
+            self.trades_final,
         )
     }
 }
@@ -226,6 +230,7 @@ impl Tracker {
             let before = *progress;
             change(progress);
             progress.busts = inner.bust.len() as u64;
+            progress.trades_final = inner.trades_folded.saturating_sub(pending);
             let finalized = floor.map_or(progress.settled, |floor| floor.min(progress.settled));
             progress.finalized = progress.finalized.max(finalized);
             *progress != before
@@ -259,13 +264,12 @@ impl Tracker {
         }
     }
 
-    /// For the journal, of one moment: positions, trades that are final, and the bust trades since
-    /// the last report, among them all up to the final position. At first those of before the start.
-    pub fn report(&self) -> (Progress, u64, Vec<Id128>) {
+    /// For the journal, of one moment: positions, and the bust trades since the last report, among
+    /// them all up to the final position. At first those of before the start.
+    pub fn report(&self) -> (Progress, Vec<Id128>) {
         let mut inner = self.inner();
-        let trades_final = inner.trades_folded.saturating_sub(inner.pending());
         let bust = std::mem::take(&mut inner.unreported);
-        (*self.progress.borrow(), trades_final, bust)
+        (*self.progress.borrow(), bust)
     }
 
     pub fn watch(&self) -> watch::Receiver<Progress> {

@@ -156,10 +156,15 @@ impl Repo {
             .collect()
     }
 
+    /// Trades that the chain refused and whose operations are reversed: those of batches under way
+    /// come when they are final.
     pub async fn bust_trades(&self) -> Result<Vec<Id128>, StoreError> {
-        let rows = sqlx::query("SELECT trade_id FROM bust_trades")
-            .fetch_all(self.db.read())
-            .await?;
+        let rows = sqlx::query(
+            "SELECT trade_id FROM bust_trades WHERE batch_id NOT IN \
+             (SELECT batch_id FROM batches WHERE state <> 'FINAL')",
+        )
+        .fetch_all(self.db.read())
+        .await?;
         let id = |row: &SqliteRow| {
             let id: String = row.try_get(0)?;
             Id128::parse(&id).ok_or(StoreError::Trade(id))

@@ -113,11 +113,12 @@ record! {
 
 crate::code_enum! {
     /// Why a user may not trade. A user is blocked while any cause holds; each is lifted on its own.
+    /// None is 0: a record from before causes were journalled is not taken for one with a cause.
     BlockCause {
         /// The identity service has blocked the user.
-        Identity = 0 "IDENTITY",
+        Identity = 1 "IDENTITY",
         /// Journal and ledger differ about the user's money (`design.md` 4).
-        Difference = 1 "DIFFERENCE",
+        Difference = 2 "DIFFERENCE",
     }
 }
 

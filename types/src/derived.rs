@@ -62,9 +62,16 @@ pub const fn derived_from(id: Id128, node: NodeId) -> Option<DerivedFrom> {
     if (high >> 12) & 0xf != 7 || low >> 56 != (0b10 << 6) | node.get() as u64 {
         return None;
     }
+    // Times end in 2554; a caller may write any other.
+    let Some(whole_ns) = (high >> 16).checked_mul(1_000_000) else {
+        return None;
+    };
     let next = ((high & 0xfff) + 1) * 1_000_000;
+    let Some(latest_ns) = whole_ns.checked_add(next.div_ceil(4096) - 1) else {
+        return None;
+    };
     Some(DerivedFrom {
-        latest_ns: (high >> 16) * 1_000_000 + next.div_ceil(4096) - 1,
+        latest_ns,
         sequence_low: (low >> 24) as u32,
         index: trade_index(id),
     })
@@ -260,6 +267,12 @@ mod tests {
             assert_eq!(derived_from(child_uuid(order, "main"), node), None);
         }
         assert_eq!(derived_from(Id128::NONE, node), None);
+        for high in [u64::MAX, ((u64::MAX / 1_000_000) << 16) | 0xffff] {
+            let high = high & !0xf000 | 0x7000;
+            let low = 0x85ff_ffff_ffff_ffffu64;
+            let forged = Id128::from_u128(u128::from(high) << 64 | u128::from(low));
+            assert_eq!(derived_from(forged, node), None, "past the end of time");
+        }
     }
 
     #[test]

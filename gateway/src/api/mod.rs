@@ -90,11 +90,11 @@ pub(crate) async fn find_trade(
     caller: &Caller,
     trade_id: &str,
 ) -> Result<TradeRow, Status> {
-    market.freshen().await;
+    let lag = market.freshen().await;
     let row = repo::trade(&market.projection.db, trade_id)
         .await
         .map_err(|error| rpc::status::internal(&error))?;
-    let row = row.ok_or_else(refusal::trade_not_found)?;
+    let row = row.ok_or_else(|| refusal::missing(lag, refusal::trade_not_found))?;
     caller
         .require_user(&row.buyer_id)
         .or_else(|_| caller.require_user(&row.seller_id))?;

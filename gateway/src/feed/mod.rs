@@ -8,11 +8,12 @@
 
 mod publish;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use events::{Event, Log, outbox::Relay};
-use replica::{Batch, Follower, Names};
+use replica::{Batch, Follower, Names, Replica};
 use rpc::Health;
 use sequencer::Durable;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
@@ -27,13 +28,15 @@ use publish::Publisher;
 /// Name in the health read.
 pub const PART: &str = "feed";
 /// Records published together, at least where so many wait.
-const BATCH_RECORDS: usize = 512;
-/// Pause after a batch, so that a stream of small ones shares the log's durable writes; the longer
-/// one where several batches were waiting already.
+const BATCH_RECORDS: usize = 4_096;
+/// How long a batch waits for more.
 const PACE: Duration = Duration::from_millis(2);
-const STREAM_PACE: Duration = Duration::from_millis(8);
+/// How long the log may take for a batch before the health says so.
+const SLOW: Duration = Duration::from_secs(5);
 /// Longest time between publishing and saving the position: what a crash has published again.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
+/// Events between the two, at most a batch more: the embedded log knows four times as many again.
+const UNSAVED_MAX: usize = 16_384;
 /// How long a shutdown waits for the log.
 const FLUSH: Duration = Duration::from_secs(1);
 
@@ -45,6 +48,8 @@ pub struct Feed {
     durable: Durable,
     published: Sequence,
     saved: Sequence,
+    /// Events since.
+    unsaved: usize,
     /// When `published` has to be saved.
     save_at: Option<Instant>,
 }
@@ -69,27 +74,36 @@ impl Feed {
             durable,
             published: position,
             saved: position,
+            unsaved: 0,
             save_at: None,
         })
     }
 
-    /// Last record whose events are published.
-    pub fn position(&self) -> Sequence {
-        self.published
-    }
-
-    /// Publishes until shutdown. `follower` begins after the position.
+    /// Publishes until shutdown, from the position on.
     ///
     /// # Errors
     /// The replica has ended, or the log refuses an event for good.
     pub async fn run(
         mut self,
-        mut follower: Follower,
+        replica: Replica,
         health: Health,
         shutdown: CancellationToken,
     ) -> Result<(), Error> {
-        self.drain_outbox(&health, &shutdown).await?;
-        let names = follower.names().clone();
+        let ended = self.follow(&replica, &health, &shutdown).await;
+        // However it ends: what is published is not published again.
+        self.save().await;
+        ended
+    }
+
+    async fn follow(
+        &mut self,
+        replica: &Replica,
+        health: &Health,
+        shutdown: &CancellationToken,
+    ) -> Result<(), Error> {
+        self.drain_outbox(health, shutdown).await?;
+        let mut follower = replica.follow_behind(PART, self.published);
+        let names = replica.names().clone();
         loop {
             let first = tokio::select! {
                 biased;
@@ -101,43 +115,74 @@ impl Feed {
                 self.save().await;
                 continue;
             };
-            let batches = gather(first, &mut follower);
-            let mut retry = Retry::new(PART, &health, &shutdown);
-            loop {
-                let published = tokio::select! {
-                    biased;
-                    // A log that is away may keep a batch waiting for ever.
-                    () = shutdown.cancelled() => timeout(FLUSH, self.publish(&names, &batches))
-                        .await
-                        .unwrap_or(Err(events::Error::Closed.into())),
-                    published = self.publish(&names, &batches) => published,
-                };
-                match published {
-                    Ok(()) => break,
-                    Err(error) => retry.wait(error).await?,
-                }
-            }
-            drop(retry);
-            if self.save_at.is_some_and(|at| at <= Instant::now()) {
+            let batches = gather(first, &mut follower).await;
+            let is_in_time = self.hand_over(&names, &batches, health, shutdown, || {
+                // A place among those that catch up is not for one that waits.
+                follower = replica.follow_behind(PART, batches.last().expect("a batch").last());
+            });
+            is_in_time.await?;
+            let is_due = self.save_at.is_some_and(|at| at <= Instant::now());
+            if is_due || self.unsaved >= UNSAVED_MAX {
                 self.save().await;
             }
-            let pace = if batches.len() > 1 { STREAM_PACE } else { PACE };
-            tokio::select! {
-                () = shutdown.cancelled() => {}
-                () = sleep(pace) => {}
-            }
+            let lag = replica
+                .position()
+                .get()
+                .saturating_sub(self.published.get());
+            metrics::gauge!("market_feed_lag_records").set(lag as f64);
         }
         // What is durable still goes out, if the log takes it in time.
         let deadline = Instant::now() + FLUSH;
         while let Some(first) = follower.try_next() {
-            let batches = gather(first, &mut follower);
-            match timeout_at(deadline, self.publish(&names, &batches)).await {
+            match timeout_at(deadline, self.publish(&names, &[first])).await {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) | Err(_) => break,
             }
         }
-        self.save().await;
         Ok(())
+    }
+
+    /// Publishes the batches, however long the log is away; `waits` is called when it takes long.
+    async fn hand_over(
+        &mut self,
+        names: &Names,
+        batches: &[Batch],
+        health: &Health,
+        shutdown: &CancellationToken,
+        waits: impl FnOnce(),
+    ) -> Result<(), Error> {
+        let mut waits = Some(waits);
+        let mut retry = Retry::new(PART, health, shutdown);
+        loop {
+            // One attempt goes on until it ends: given up and repeated it would publish twice.
+            let mut publishing = pin!(self.publish(names, batches));
+            let published = tokio::select! {
+                biased;
+                published = &mut publishing => published,
+                () = sleep(SLOW) => {
+                    health.set_failing(PART, "the log takes no events");
+                    if let Some(waits) = waits.take() {
+                        waits();
+                    }
+                    let published = tokio::select! {
+                        biased;
+                        published = &mut publishing => published,
+                        () = shutdown.cancelled() => timeout(FLUSH, &mut publishing)
+                            .await
+                            .unwrap_or(Err(events::Error::Closed.into())),
+                    };
+                    health.set_ok(PART);
+                    published
+                }
+                () = shutdown.cancelled() => timeout(FLUSH, &mut publishing)
+                    .await
+                    .unwrap_or(Err(events::Error::Closed.into())),
+            };
+            match published {
+                Ok(()) => return Ok(()),
+                Err(error) => retry.wait(error).await?,
+            }
+        }
     }
 
     /// Publishes what a version with an outbox has left: it is older than the position.
@@ -146,9 +191,15 @@ impl Feed {
         health: &Health,
         shutdown: &CancellationToken,
     ) -> Result<(), Error> {
-        let mut retry = Retry::new(PART, health, shutdown);
         loop {
-            match Relay::step(&self.db.file, &*self.log).await {
+            let mut retry = Retry::new(PART, health, shutdown);
+            let step = tokio::select! {
+                biased;
+                // The rest at the next start.
+                () = shutdown.cancelled() => return Ok(()),
+                step = Relay::step(&self.db.file, &*self.log) => step,
+            };
+            match step {
                 Ok(0) => return Ok(()),
                 Ok(_) => {}
                 Err(error) => retry.wait(error.into()).await?,
@@ -163,6 +214,7 @@ impl Feed {
             metrics::counter!("market_events_published_total").increment(events.len() as u64);
         }
         self.published = batches.last().expect("a batch").last();
+        self.unsaved += events.len();
         self.save_at
             .get_or_insert_with(|| Instant::now() + SAVE_EVERY);
         Ok(())
@@ -196,6 +248,7 @@ impl Feed {
         }
         match repo::set_fed(&self.db, self.published).await {
             Ok(()) => {
+                self.unsaved = 0;
                 self.saved = self.published;
                 self.durable.set(self.saved);
             }
@@ -207,12 +260,13 @@ impl Feed {
     }
 }
 
-/// The batch and what is at hand after it.
-fn gather(first: Batch, follower: &mut Follower) -> Vec<Batch> {
+/// The batch and what comes in a moment: a stream of small ones shares the log's durable writes.
+async fn gather(first: Batch, follower: &mut Follower) -> Vec<Batch> {
+    let deadline = Instant::now() + PACE;
     let mut records = first.len();
     let mut batches = vec![first];
     while records < BATCH_RECORDS
-        && let Some(more) = follower.try_next()
+        && let Ok(Ok(more)) = timeout_at(deadline, follower.next()).await
     {
         records += more.len();
         batches.push(more);

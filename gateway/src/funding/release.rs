@@ -12,6 +12,9 @@ use types::{Id128, Minor, PoolKind, Sequence};
 use super::{ledger_hold, user_id};
 use crate::market::Market;
 
+/// How long one try waits for settlement: one that has ended must not keep tasks and turns.
+const GIVE_BACK_MAX: Duration = Duration::from_secs(30);
+
 /// Gives back in the ledger what the journal has taken out of a pool: all of a closed one, what was defunded of an open one. Only behind settlement,
 /// since before it part of the money may still be in the hold of an order that was just cancelled. May be repeated at any time: what is missing is
 /// computed from what both sides say, and the keys derive from it.
@@ -77,8 +80,13 @@ pub(super) async fn give_back_now(
 ) -> Result<(), Status> {
     let own = market.clone();
     let giving = tokio::spawn(async move {
-        own.passed(sequence).await?;
-        give_back(&own, hold_id).await
+        let given = async {
+            own.passed(sequence).await?;
+            give_back(&own, hold_id).await
+        };
+        let given = tokio::time::timeout(GIVE_BACK_MAX, given).await;
+        // The sweeper goes on with it.
+        given.unwrap_or_else(|_| Err(rpc::status::unavailable("Settlement", 1_000)))
     });
     giving
         .await
@@ -93,9 +101,10 @@ pub(super) async fn released(market: &Arc<Market>, hold_id: Id128, sequence: Seq
             own.passed(sequence).await?;
             give_back(&own, hold_id).await
         };
-        if let Err(status) = given.await {
+        let given = tokio::time::timeout(GIVE_BACK_MAX, given).await;
+        if !matches!(given, Ok(Ok(()))) {
             // The sweeper tries again.
-            tracing::warn!(%status, %hold_id, "money taken out of a trading hold is not back yet");
+            tracing::warn!(?given, %hold_id, "money taken out of a trading hold is not back yet");
         }
     });
     let bound = Duration::from_millis(market.config.release_wait_ms);

@@ -63,10 +63,9 @@ pub async fn find(market: &Market, order_id: &str) -> Result<OrderRow, Status> {
     if Id128::parse(order_id).is_none() {
         return Err(refusal::order_not_found());
     }
-    market.freshen().await;
-    stored(market, order_id)
-        .await?
-        .ok_or_else(refusal::order_not_found)
+    let lag = market.freshen().await;
+    let found = stored(market, order_id).await?;
+    found.ok_or_else(|| refusal::missing(lag, refusal::order_not_found))
 }
 
 async fn stored(market: &Market, order_id: &str) -> Result<Option<OrderRow>, Status> {

@@ -39,7 +39,7 @@ async fn r248_events_wait_for_a_log_that_is_away_and_the_market_does_not() {
 
     log_is_away.store(false, Ordering::SeqCst);
     let events = world.events(topics::MARKET, 1, |_| true).await;
-    assert_eq!(events[0].correlation_id, "correlation-one");
+    assert_eq!(events[0].correlation_id, "corr-one");
     feed_until(&world, |reason| reason.is_none()).await;
     world.stop().await;
 }

@@ -7,7 +7,7 @@
 //!
 //! Cost: at most ten `Settled` a second, whatever the number of batches.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,12 +17,17 @@ use sequencer::{NotTaken, Port};
 use types::command::{BlockCause, BlockUser, Bust, MassCancel, Settled, UnblockUser};
 use types::{Command, Sequence, UserId, UserIx};
 
-use super::retry::{Stopped, until_journalled, until_kept};
-use super::{Shared, now_us};
+use super::retry::{Stopped, until_journalled};
+use super::{Shared, now_us, trouble};
 use crate::progress::{Progress, Suspension};
+use crate::repo::StoreError;
 
 /// Time between two `Settled`.
 const INTERVAL: Duration = Duration::from_millis(100);
+/// Pause before a block, or its end, that was not journalled is tried again.
+const LATE: Duration = Duration::from_secs(1);
+/// How long one user's turn waits for the replica.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The way into the journal: the sequence that a command of settlement's was given, `None` for one
 /// whose effect is journalled already.
@@ -44,6 +49,19 @@ pub(super) enum Halt {
     Stopped,
     #[error(transparent)]
     Replica(#[from] ReplicaError),
+}
+
+/// Why a block, or its end, waits for another try.
+#[derive(Debug, thiserror::Error)]
+enum Undone {
+    #[error(transparent)]
+    NotTaken(#[from] NotTaken),
+    #[error(transparent)]
+    Replica(#[from] ReplicaError),
+    #[error("the replica is behind")]
+    Behind,
+    #[error(transparent)]
+    Store(#[from] StoreError),
 }
 
 impl From<Stopped> for Halt {
@@ -76,7 +94,7 @@ impl Commands {
                 () = self.shared.shutdown.cancelled() => return Ok(()),
             }
             // Taken together: busts are known before the position passes them.
-            let (now, trades_final, bust_now) = self.shared.tracker.report();
+            let (now, bust_now) = self.shared.tracker.report();
             busts = now.busts;
             for trade in bust_now {
                 // Those of before the start are journalled already, but for the last ones.
@@ -85,25 +103,37 @@ impl Commands {
                     self.ask(Command::Bust(Bust { trade })).await?;
                 }
             }
-            if now.reportable() == reported {
-                continue;
+            if now.reportable() != reported && self.settled(now).await? {
+                reported = now.reportable();
             }
-            reported = now.reportable();
-            let known = self.replica.settlement();
-            if now.settled <= known.posted && now.finalized <= known.finalized {
-                continue;
-            }
-            let settled = Settled {
-                posted: now.settled,
-                finalized: now.finalized,
-                trades_final,
-            };
-            self.ask(Command::Settled(settled)).await?;
             tokio::select! {
                 () = tokio::time::sleep(INTERVAL) => {}
                 () = self.shared.shutdown.cancelled() => return Ok(()),
             }
         }
+    }
+
+    /// Journals how far settlement is; false where the market is busy: by the next try it is further.
+    async fn settled(&self, now: Progress) -> Result<bool, Stopped> {
+        let known = self.replica.settlement();
+        let is_further = now.settled > known.posted
+            || now.finalized > known.finalized
+            || now.trades_final > known.trades_final;
+        if !is_further {
+            return Ok(true);
+        }
+        let settled = Command::Settled(Settled {
+            posted: now.settled,
+            finalized: now.finalized,
+            trades_final: now.trades_final,
+        });
+        match (self.journal)(settled).await {
+            Err(NotTaken::Busy) => return Ok(false),
+            Ok(Some(_)) => self.shared.tracker.own_journalled(),
+            Ok(None) => {}
+            Err(_) => drop(self.ask(settled).await?),
+        }
+        Ok(true)
     }
 
     /// Blocks users with a difference, and lifts the block once it has gone, until shutdown. Another
@@ -112,80 +142,150 @@ impl Commands {
     /// # Errors
     /// [`Halt`].
     pub async fn follow_suspensions(self) -> Result<(), Halt> {
+        self.forget_unknown().await?;
         let mut suspended = self.shared.suspended.subscribe();
-        let mut done = BTreeMap::new();
+        let (mut blocked, mut done) = (BTreeSet::new(), BTreeMap::new());
         loop {
             let wanted = suspended.borrow_and_update().clone();
             done.retain(|user_id, _| wanted.contains_key(user_id));
-            for (user_id, suspension) in wanted {
-                if done.get(&user_id) == Some(&suspension) {
+            let differs = |user_id: &String| wanted.get(user_id) == Some(&Suspension::Differs);
+            blocked.retain(|user_id| differs(user_id));
+            let mut is_late = false;
+            // Blocks first: they pass whatever the engines do, and nobody waits for another's orders.
+            for user_id in wanted.keys().filter(|user_id| differs(user_id)) {
+                if !blocked.contains(user_id) {
+                    match self.noted(user_id, self.block(user_id)).await? {
+                        true => drop(blocked.insert(user_id.clone())),
+                        false => is_late = true,
+                    }
+                }
+            }
+            for (user_id, suspension) in &wanted {
+                if done.get(user_id) == Some(suspension) {
                     continue;
                 }
-                match suspension {
-                    Suspension::Differs => self.block(&user_id).await?,
-                    Suspension::Agrees => self.lift(&user_id).await?,
+                let is_done = match suspension {
+                    Suspension::Differs => self.noted(user_id, self.cancel(user_id)).await?,
+                    Suspension::Agrees => self.noted(user_id, self.lift(user_id)).await?,
+                };
+                match is_done {
+                    true => drop(done.insert(user_id.clone(), *suspension)),
+                    false => is_late = true,
                 }
-                done.insert(user_id, suspension);
             }
             tokio::select! {
                 changed = suspended.changed() => changed.expect("the sender is shared with this"),
+                () = tokio::time::sleep(LATE), if is_late => {}
                 () = self.shared.shutdown.cancelled() => return Ok(()),
             }
         }
     }
 
-    /// No more orders of the user; then the open ones are cancelled.
-    async fn block(&self, user_id: &str) -> Result<(), Halt> {
+    /// True when it is done; what failed is shown in the health until it is.
+    async fn noted(
+        &self,
+        user_id: &str,
+        work: impl Future<Output = Result<(), Undone>>,
+    ) -> Result<bool, Halt> {
+        let troubles = &self.shared.troubles;
+        let done = tokio::select! {
+            done = work => done,
+            () = self.shared.shutdown.cancelled() => return Err(Halt::Stopped),
+        };
+        match done {
+            Ok(()) => troubles.clear(trouble::JOURNAL, user_id),
+            Err(Undone::Replica(error)) => return Err(error.into()),
+            Err(error) => {
+                tracing::warn!(user_id, %error, "a block or its end is journalled later");
+                troubles.note(trouble::JOURNAL, user_id, &error.to_string(), false);
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Blocks of the journal that the store does not know, for it was put back from a copy, are
+    /// lifted: who still differs is blocked again by the comparison.
+    async fn forget_unknown(&self) -> Result<(), Halt> {
+        let suspended = self.shared.suspended.borrow().clone();
+        let unknown: Vec<UserIx> = self.replica.read(|state| {
+            let admission = state.core().admission();
+            let users = (0..)
+                .map(UserIx)
+                .map_while(|ix| Some((ix, admission.user(ix)?)));
+            let unknown = users.filter(|(_, user)| {
+                user.blocks.has(BlockCause::Difference) && !suspended.contains_key(user.id.as_str())
+            });
+            unknown.map(|(ix, _)| ix).collect()
+        });
+        for user in unknown {
+            let cause = BlockCause::Difference;
+            self.ask(Command::UnblockUser(UnblockUser { user, cause }))
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// No more orders of the user.
+    async fn block(&self, user_id: &str) -> Result<(), Undone> {
         let Some(user) = self.user(user_id).await? else {
             return Ok(());
         };
         let cause = BlockCause::Difference;
-        self.ask(Command::BlockUser(BlockUser { user, cause }))
-            .await?;
-        let cancel = MassCancel::of_blocked(user);
-        self.ask(Command::MassCancel(cancel)).await?;
+        (self.journal)(Command::BlockUser(BlockUser { user, cause })).await?;
         tracing::error!(
             user_id,
             severity = "critical",
-            "user blocked, orders cancelled: journal and ledger differ"
+            "user blocked: journal and ledger differ"
         );
         Ok(())
     }
 
-    async fn lift(&self, user_id: &str) -> Result<(), Halt> {
+    /// The open orders of a blocked user are cancelled.
+    async fn cancel(&self, user_id: &str) -> Result<(), Undone> {
         if let Some(user) = self.user(user_id).await? {
+            let cancel = MassCancel::of_blocked(user);
+            (self.journal)(Command::MassCancel(cancel)).await?;
+        }
+        Ok(())
+    }
+
+    async fn lift(&self, user_id: &str) -> Result<(), Undone> {
+        let shared = &self.shared;
+        if let Some(user) = self.user(user_id).await? {
+            if shared.suspended.borrow().get(user_id) != Some(&Suspension::Agrees) {
+                // It differs again: the next round sees it.
+                return Ok(());
+            }
             let cause = BlockCause::Difference;
             let unblock = Command::UnblockUser(UnblockUser { user, cause });
-            let sequence = self.ask(unblock).await?;
+            let sequence = (self.journal)(unblock).await?;
             // Durable before the store forgets it.
             self.reached(sequence.unwrap_or(self.replica.assigned()))
                 .await?;
             tracing::info!(user_id, "user unblocked: journal and ledger agree again");
         }
-        let shared = &self.shared;
-        until_kept(shared, user_id, || async {
-            shared.repo.lifted(user_id, now_us()).await?;
-            shared.publish_suspensions().await
-        })
-        .await?;
+        shared.repo.lifted(user_id, now_us()).await?;
+        shared.publish_suspensions().await?;
         Ok(())
     }
 
     /// The index of a user, who has a hold and so is bound.
-    async fn user(&self, user_id: &str) -> Result<Option<UserIx>, Halt> {
-        self.reached(self.replica.durable()).await?;
+    async fn user(&self, user_id: &str) -> Result<Option<UserIx>, Undone> {
         let Ok(id) = UserId::new(user_id) else {
             return Ok(None);
         };
-        let user = |state: &State| state.core().admission().user_ix(&id);
-        Ok(self.replica.read(user))
+        let names = self.replica.names();
+        if let Some(user) = names.user_ix(&id) {
+            return Ok(Some(user));
+        }
+        self.reached(self.replica.durable()).await?;
+        Ok(names.user_ix(&id))
     }
 
-    async fn reached(&self, sequence: Sequence) -> Result<(), Halt> {
-        tokio::select! {
-            reached = self.replica.wait(sequence) => Ok(reached?),
-            () = self.shared.shutdown.cancelled() => Err(Halt::Stopped),
-        }
+    async fn reached(&self, sequence: Sequence) -> Result<(), Undone> {
+        let reached = tokio::time::timeout(PATIENCE, self.replica.wait(sequence)).await;
+        Ok(reached.map_err(|_| Undone::Behind)??)
     }
 
     /// Repeats a command until it is journalled.

@@ -1,8 +1,9 @@
-//! The shell around the pure part: one worker follows the replica and posts to the ledger, one brings posted batches to the chain and to their end.
+//! The shell around the pure part: one worker follows the replica and posts to the ledger, one brings posted batches to the chain and to their end,
+//! two journal what settlement has to say: how far it is, and whose money differs.
 //!
 //! Invariants: a batch is in the store before it is sent anywhere; a step's result is in the store before the next step; batches are posted
 //! in the order in which they were sealed, and submitted in that order; the ledger is ahead of the chain, never behind; one worker never outlives
-//! the other.
+//! the others.
 
 mod chain;
 mod check;
@@ -128,6 +129,8 @@ struct Shared {
     cfa: CfaClient,
     troubles: Troubles,
     suspended: watch::Sender<BTreeMap<String, Suspension>>,
+    /// Held from the reading of the store to the publishing of what it says.
+    publishing: tokio::sync::Mutex<()>,
     /// Ends with the platform, or as soon as one of the workers has ended.
     shutdown: CancellationToken,
 }
@@ -135,6 +138,7 @@ struct Shared {
 impl Shared {
     /// Publishes which users may not trade, as the store has it.
     async fn publish_suspensions(&self) -> Result<(), StoreError> {
+        let _in_order = self.publishing.lock().await;
         let now = self.repo.suspensions().await?;
         let differing = now.values().filter(|s| **s == Suspension::Differs).count();
         metrics::gauge!("settlement_users_suspended").set(differing as f64);
@@ -203,6 +207,7 @@ pub fn start(
             cfa: CfaClient::new(deps.cfa, SOURCE).with_policy(Policy::once()),
             troubles: Troubles::new(),
             suspended: watch::Sender::default(),
+            publishing: tokio::sync::Mutex::default(),
             shutdown: shutdown.child_token(),
         });
         shared.publish_suspensions().await?;
@@ -232,7 +237,7 @@ pub fn start(
     })
 }
 
-/// A worker that takes the other one with it: half a settlement would post what never gets to the chain, or the reverse.
+/// A worker that takes the others with it: half a settlement would post what never gets to the chain, or the reverse.
 fn watched<E: std::fmt::Display + Send + 'static>(
     shared: &Arc<Shared>,
     part: &'static str,
