@@ -5,6 +5,7 @@ pub mod by_hand;
 pub mod drive;
 pub mod floor;
 pub mod generate;
+pub mod history;
 pub mod hop;
 pub mod ledger;
 pub mod load;

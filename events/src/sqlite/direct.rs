@@ -7,12 +7,7 @@
 //! `block_in_place`). Invariants are those of [`Sqlite`]: this is its one writer.
 
 use futures::future::BoxFuture;
-use std::{
-    ops::Deref,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{ops::Deref, path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use rusqlite::{
@@ -24,8 +19,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use uuid::Uuid;
 
 use super::{
-    BUSY_TIMEOUT_MS, CHECKPOINT_PAGES, CODES_OF_THE_CALL, Sqlite, WRITER_CACHE_KIB,
-    WRITER_STATEMENTS, outbox,
+    BUSY_TIMEOUT_MS, CODES_OF_THE_CALL, Sqlite, WRITER_CACHE_KIB, WRITER_STATEMENTS, outbox,
 };
 use crate::{
     Error, Event, EventRef, Log, inbox,
@@ -57,11 +51,25 @@ impl Direct {
     /// # Errors
     /// As [`Sqlite::open`].
     pub fn open(path: PathBuf, migrator: &Migrator) -> BoxFuture<'_, Result<Self, Error>> {
+        Self::open_with(path, migrator, super::CHECKPOINT_PAGES)
+    }
+
+    /// The same with another number of pages of the write-ahead log after which a commit also moves
+    /// them into the file. The log takes four KiB per page of disk, and grows no further.
+    ///
+    /// # Errors
+    /// As [`Sqlite::open`].
+    pub fn open_with(
+        path: PathBuf,
+        migrator: &Migrator,
+        checkpoint_pages: u32,
+    ) -> BoxFuture<'_, Result<Self, Error>> {
         Box::pin(async move {
-            let file = Sqlite::open(&path, migrator).await?;
+            let mut file = Sqlite::open(&path, migrator).await?;
             // One writer: a second one that wrote would make this one forget its pages.
             file.writer.close().await;
-            let writer = connect(&path)?;
+            file.checkpoint_pages = checkpoint_pages;
+            let writer = connect(&file)?;
             Ok(Direct {
                 file,
                 writer: Arc::new(Mutex::new(Some(writer))),
@@ -84,7 +92,7 @@ impl Direct {
         })
     }
 
-    /// Runs `work` in a write transaction on a thread that may block, and commits it; what `work`
+    /// Runs `work` in a write transaction on a thread that may block, and commits it. What `work`
     /// refuses is rolled back. A caller that goes away meanwhile does not undo it.
     ///
     /// # Errors
@@ -136,13 +144,14 @@ impl Direct {
 }
 
 /// The writer with the settings of [`Sqlite`]'s own.
-fn connect(path: &Path) -> Result<Connection, Error> {
+fn connect(file: &Sqlite) -> Result<Connection, Error> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let db = Connection::open_with_flags(path, flags)?;
+    let db = Connection::open_with_flags(file.path(), flags)?;
     db.busy_timeout(Duration::from_millis(BUSY_TIMEOUT_MS))?;
     db.execute_batch(&format!(
         "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; \
-         PRAGMA cache_size = -{WRITER_CACHE_KIB}; PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES};"
+         PRAGMA cache_size = -{WRITER_CACHE_KIB}; PRAGMA wal_autocheckpoint = {};",
+        file.checkpoint_pages
     ))?;
     db.set_prepared_statement_cache_capacity(WRITER_STATEMENTS);
     if tracing::enabled!(target: STATEMENTS, tracing::Level::TRACE) {
@@ -204,7 +213,7 @@ impl DirectTx {
         let db = writer.as_mut().ok_or(Error::Closed)?;
         if !db.is_autocommit() && db.execute_batch("ROLLBACK").is_err() {
             // The transaction before cannot be ended: it ends with its connection.
-            *db = connect(file.path())?;
+            *db = connect(&file)?;
         }
         db.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         let deletes = file.relayed.due();

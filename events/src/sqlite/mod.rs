@@ -89,6 +89,8 @@ pub struct Sqlite {
     writer: SqlitePool,
     committed: Arc<Notify>,
     relayed: Arc<Relayed>,
+    /// As [`CHECKPOINT_PAGES`].
+    checkpoint_pages: u32,
 }
 
 /// How far the outbox has been relayed, and up to where its rows are gone. Rows that may go do so
@@ -175,6 +177,7 @@ impl Sqlite {
             writer,
             committed: Arc::new(Notify::new()),
             relayed: Arc::default(),
+            checkpoint_pages: CHECKPOINT_PAGES,
         })
     }
 

@@ -472,3 +472,35 @@ impl Api {
         Ok((hold, view))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proto::common::v1::PaginationRequest;
+
+    use super::*;
+
+    // rows: R010
+    #[test]
+    fn r010_a_token_holds_the_key_and_one_of_the_earlier_version_is_refused() {
+        let page = |page_token: String| {
+            let request = PaginationRequest {
+                page_size: 1,
+                page_token,
+            };
+            rpc::page::parse(Some(request), 9).unwrap()
+        };
+        let first = page(String::new());
+        assert_eq!(before(&first).unwrap().key, i64::MAX);
+        let after = |key: Key| {
+            let next = first.finish(&mut vec![(), ()], |()| key.clone());
+            page(next.next_page_token)
+        };
+        assert_eq!(before(&after(place(77))).unwrap().key, 77);
+        let old = Key {
+            created_us: 1_700_000_000_123_456,
+            id: "018bcfe5-687b-774f-8500-00004d000000".to_owned(),
+        };
+        let refused = before(&after(old)).unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+    }
+}

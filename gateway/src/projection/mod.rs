@@ -1,12 +1,12 @@
-//! The readable history: orders, trades and answers in SQLite, derived from what the replica reports
-//! of the journal.
+//! The readable history: orders, trades and answers in SQLite, derived from what the replica
+//! reports of the journal.
 //!
 //! One transaction per batch of records holds the rows and the position, so a crash leaves no half
 //! and a lost file is rebuilt by reading the journal again, as long as all of it is kept. A reader
 //! that must see its own write waits for the position ([`Projection::wait`]).
 //!
-//! Cost: an order is written once per batch that changes it, and read by its key; a batch is written
-//! on one thread, a prepared statement per row, without a copy of an order or a text.
+//! Cost: an order is written once per batch that changes it, and read by its key; a batch is
+//! written on one thread, a prepared statement per row, without a copy of an order or a text.
 
 pub mod batch;
 pub mod repo;
@@ -28,8 +28,9 @@ use batch::Rows;
 use repo::Store;
 use repo::writer::{Brought, Writer};
 
-/// Records in one transaction, at least where so many wait.
-pub const BATCH_RECORDS: usize = 2_048;
+/// Records in one transaction, where so many wait: a page that several of them change is written
+/// once. Half of what the replica keeps in memory.
+pub const BATCH_RECORDS: usize = 8_192;
 /// Name in the health read.
 pub const PART: &str = "history";
 

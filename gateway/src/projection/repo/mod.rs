@@ -1,10 +1,10 @@
-//! The only files of this room with SQL. Reads go through sqlx's pool, writes through the file's one
-//! writer ([`events::Direct`]).
+//! The only files of this room with SQL. Reads go through sqlx's pool, writes through the file's
+//! one writer ([`events::Direct`]).
 //!
 //! | file | what |
 //! |---|---|
 //! | `mod` | the store, lookups by public id, lists |
-//! | `requests` | what is kept beside the journal: requests, answers, positions, listings, how far the feed is |
+//! | `requests` | what is kept beside the journal: requests, positions, listings, the feed's place |
 //! | `writer` | a batch of records |
 
 mod requests;
@@ -35,6 +35,10 @@ static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migratio
     "migrations/sqlite": "0001_market", "0002_lists", "0003_integer_keys"
 );
 
+/// Pages of the write-ahead log between two checkpoints, 64 MiB. A busy market changes the last page
+/// of each of its users in three indexes with every batch: each is moved into the file once for
+/// many batches.
+pub const CHECKPOINT_PAGES: u32 = 16_000;
 /// Bits of a trade's key for its place among the command's events.
 const PLACE_BITS: u32 = 20;
 /// A public id has 32 bits of the sequence.
@@ -55,7 +59,7 @@ impl Store {
     /// # Errors
     /// The store cannot be opened.
     pub async fn open(path: PathBuf, node: NodeId) -> Result<Self, Error> {
-        let file = Direct::open(path, &MIGRATOR).await?;
+        let file = Direct::open_with(path, &MIGRATOR, CHECKPOINT_PAGES).await?;
         let position = sqlx::query_scalar("SELECT sequence FROM projection WHERE id = 1")
             .fetch_one(file.read())
             .await?;
@@ -171,8 +175,8 @@ pub async fn order(db: &Store, order_id: &str) -> Result<Option<OrderRow>, Error
     .transpose()
 }
 
-/// The index that leads to the rows of a list; the table itself for all of them. Named, since SQLite
-/// would as soon walk all rows of an instrument as those of a user.
+/// The index that leads to the rows of a list; the table itself for all of them. Named, since
+/// SQLite would as soon walk all rows of an instrument as those of a user.
 fn indexed_by(table: &str, user_id: &str, of_user: &str, instrument_id: &str) -> String {
     match (user_id, instrument_id) {
         ("", "") => String::new(),
@@ -236,7 +240,8 @@ pub async fn trades(
     filter: &TradeFilter,
     before: Before,
 ) -> Result<Vec<TradeRow>, Error> {
-    // Of each side a page of its own: out of two indexes at once SQLite would read and sort all trades of the user.
+    // Of each side a page of its own: out of two indexes at once SQLite would read and sort all
+    // trades of the user.
     let sides = [
         ("buyer", " AND p.buyer"),
         ("seller", " AND p.buyer <> p.seller AND p.seller"),

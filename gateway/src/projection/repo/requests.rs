@@ -1,5 +1,5 @@
-//! What the market keeps beside the journal: requests and answers of calls, positions, listings, and
-//! how far the feed is.
+//! What the market keeps beside the journal: requests and answers of calls, positions, listings,
+//! and how far the feed is.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -24,7 +24,8 @@ pub async fn note_answer(db: &Store, key_hash: Id128) -> Result<(), Error> {
     db.file.transact(note).await
 }
 
-/// Keeps what a call said beside the journal: its correlation id and the text of the client's order id.
+/// Keeps what a call said beside the journal: its correlation id and the text of the client's order
+/// id.
 pub async fn note_request(
     db: &Store,
     key_hash: Id128,

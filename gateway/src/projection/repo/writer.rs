@@ -1,4 +1,5 @@
-//! The statements that write a batch of records: one a row, prepared once, run where they are called.
+//! The statements that write a batch of records: one per row, prepared once, run where they are
+//! called.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,0 +1,346 @@
+//! The market's history: records of a generated flow for it to write, and the bare statements that
+//! write the same rows.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use admission::{AmendRequest, CancelRequest, FundRequest, NewRequest, OrderRef, Request};
+use gateway::projection::batch::{OrderChange, Rows, limit};
+use gateway::projection::repo::CHECKPOINT_PAGES;
+use gateway::projection::repo::writer::{INSERT_ORDER, INSERT_TRADE, SET_POSITION, UPDATE_ORDER};
+use replica::Batch;
+use rusqlite::{Connection, Statement};
+use sequencer::{Core, Record};
+use types::{
+    AssetIx, CancelReason, Command, Envelope, Handle, Id128, InstrumentIx, Lots, Minor, OrderType,
+    PoolKind, Sequence, SessionIx, Side, StpMode, Ticks, TimeInForce, UserId, UserIx, derived,
+};
+
+use crate::xflow::{self, Flow, Kind, Op};
+
+/// Nanoseconds between two commands: 100,000 a second.
+const PACE_NS: u64 = 10_000;
+/// Time of the first.
+const BEGIN_NS: u64 = 1_760_000_000_000_000_000;
+
+/// Plays a flow through admission and book, as the hot thread does: the journal's records.
+pub struct Source {
+    core: Core,
+    users: Vec<UserIx>,
+    /// By file id.
+    handles: Vec<Handle>,
+    flow: std::vec::IntoIter<xflow::Record>,
+    /// Records of instrument, users and money, still to be given.
+    opening: std::vec::IntoIter<Record>,
+}
+
+impl Source {
+    pub fn new(flow: Flow) -> Self {
+        let accounts = flow.records.iter().map(|record| record.account).max();
+        let mut source = Self {
+            core: Core::new(sequencer::limits()),
+            users: vec![UserIx::NONE; accounts.unwrap_or(0) as usize + 1],
+            handles: vec![Handle::NONE; flow.header.id_max as usize + 1],
+            flow: flow.records.into_iter(),
+            opening: Vec::new().into_iter(),
+        };
+        let mut spec = crate::instrument(InstrumentIx::NONE, "FLOW");
+        (spec.band_low, spec.band_high) = (
+            Ticks(flow.header.price_low.max(1)),
+            Ticks(flow.header.price_high),
+        );
+        let mut opening = vec![source.ask(&Request::SetInstrument(spec)).expect("new")];
+        for account in 0..source.users.len() {
+            let id = UserId::new(&format!("user-{account}")).expect("an id");
+            let bound = source.ask(&Request::BindUser(id)).expect("new");
+            let Command::BindUser(bind) = &bound.command.command else {
+                unreachable!("a binding is journalled as one")
+            };
+            source.users[account] = bind.user;
+            let assets = [AssetIx::MONEY, AssetIx::units(InstrumentIx(0))];
+            let funds = assets.map(|asset| {
+                Request::Fund(FundRequest {
+                    hold_id: Id128::from_u128(
+                        1 + 2 * account as u128 + u128::from(asset.is_money()),
+                    ),
+                    kind: PoolKind::Trading,
+                    user: bind.user,
+                    asset,
+                    amount_minor: Minor(1_000_000_000_000_000),
+                    funding_seq: 1,
+                    key_hash: Id128::NONE,
+                })
+            });
+            opening.push(bound);
+            opening.extend(funds.iter().filter_map(|fund| source.ask(fund)));
+        }
+        source.opening = opening.into_iter();
+        source
+    }
+
+    /// `None`: refused, so that nothing is journalled.
+    fn ask(&mut self, request: &Request) -> Option<Record> {
+        let sequence = self.core.sequence().next();
+        let time_ns = BEGIN_NS + sequence.get() * PACE_NS;
+        let command = self.core.admission().admit(request, time_ns).ok()?;
+        let command = Envelope {
+            sequence,
+            time_ns,
+            command,
+        };
+        let events = self.core.apply(&command).to_vec();
+        Some(Record { command, events })
+    }
+
+    fn request(&self, record: &xflow::Record) -> Request {
+        let user = self.users[record.account as usize];
+        let handle = self.handles[record.id as usize];
+        match record.op {
+            Op::New(kind) => Request::New(NewRequest {
+                instrument: InstrumentIx(0),
+                user,
+                session: SessionIx::NONE,
+                client_seq: 0,
+                client_order_id: record.id,
+                stp_group: None,
+                stp: StpMode::None,
+                side: side(record),
+                order_type: match kind {
+                    Kind::Market => OrderType::Market,
+                    _ => OrderType::Limit,
+                },
+                time_in_force: match kind {
+                    Kind::Gtc => TimeInForce::Gtc,
+                    Kind::Ioc | Kind::Market => TimeInForce::Ioc,
+                    Kind::Fok => TimeInForce::Fok,
+                },
+                post_only: false,
+                expire_at_ns: 0,
+                price: (kind != Kind::Market).then_some(Ticks(record.price)),
+                quantity: Lots(record.quantity),
+                pool: None,
+                limit_checked: true,
+                key_hash: Id128::NONE,
+            }),
+            Op::Cancel => Request::Cancel(CancelRequest {
+                order: OrderRef::Handle(handle),
+                // The file names the account of the record, not of the order.
+                user: UserIx::NONE,
+                session: SessionIx::NONE,
+                client_seq: 0,
+                reason: CancelReason::UserRequest,
+                key_hash: Id128::NONE,
+            }),
+            Op::Replace { .. } => {
+                let open = self.core.admission().order(handle);
+                Request::Amend(AmendRequest {
+                    order: OrderRef::Handle(handle),
+                    user: open.map_or(user, |order| order.user),
+                    session: SessionIx::NONE,
+                    client_seq: 0,
+                    price: Some(Ticks(record.price)),
+                    quantity: open.map(|order| order.filled() + Lots(record.quantity)),
+                    limit_checked: true,
+                    key_hash: Id128::NONE,
+                })
+            }
+        }
+    }
+}
+
+fn side(record: &xflow::Record) -> Side {
+    match record.side {
+        0 => Side::Buy,
+        _ => Side::Sell,
+    }
+}
+
+impl Iterator for Source {
+    type Item = Record;
+
+    fn next(&mut self) -> Option<Record> {
+        if let Some(record) = self.opening.next() {
+            return Some(record);
+        }
+        loop {
+            let asked = self.flow.next()?;
+            let request = self.request(&asked);
+            let Some(record) = self.ask(&request) else {
+                continue;
+            };
+            if let Command::New(new) = &record.command.command {
+                self.handles[asked.id as usize] = new.handle;
+            }
+            return Some(record);
+        }
+    }
+}
+
+/// What a transaction writes, in the order of the statements' values.
+pub struct BareRows {
+    inserts: Vec<Vec<Value>>,
+    updates: Vec<Vec<Value>>,
+    trades: Vec<Vec<Value>>,
+    through: Sequence,
+}
+
+#[derive(Clone, Copy)]
+enum Value {
+    Number(i64),
+    Text(&'static str),
+    Null,
+}
+
+impl BareRows {
+    /// Made before the clock runs. Users and instruments have the numbers that the history gives
+    /// them where all come in the order of the journal.
+    pub fn of(batches: &[Batch]) -> Self {
+        let rows = Rows::of(batches);
+        let (new, old): (Vec<_>, Vec<_>) = rows.orders.iter().partition(|change| change.is_new);
+        let trades = rows.trades.iter().map(|new| {
+            let (trade, buy, sell) = (new.trade, new.trade.buy(), new.trade.sell());
+            let index = derived::trade_index(trade.id).expect("a trade's id has one");
+            let key = (new.sequence.get() << 20) | u64::from(index);
+            numbers([
+                key as i64,
+                buy.sequence.get() as i64,
+                sell.sequence.get() as i64,
+                i64::from(buy.user.get()) + 1,
+                i64::from(sell.user.get()) + 1,
+                i64::from(trade.instrument.get()) + 1,
+                trade.price.0,
+                trade.quantity.0 as i64,
+                trade.fee_minor.0,
+                trade.number as i64,
+                i64::from(trade.taker.side.code()),
+                new.executed_ns as i64,
+            ])
+        });
+        Self {
+            inserts: new.into_iter().map(inserted).collect(),
+            updates: old.into_iter().map(updated).collect(),
+            trades: trades.collect(),
+            through: batches.last().expect("a batch").last(),
+        }
+    }
+}
+
+fn numbers<const N: usize>(values: [i64; N]) -> Vec<Value> {
+    values.map(Value::Number).to_vec()
+}
+
+fn changing(change: &OrderChange<'_>) -> [Value; 6] {
+    let order = change.order;
+    [
+        limit(order).map_or(Value::Null, |ticks| Value::Number(ticks.0)),
+        Value::Number(order.quantity.0 as i64),
+        Value::Number(order.filled.0 as i64),
+        Value::Number(order.done.value_minor.0),
+        Value::Number(i64::from(change.status().code())),
+        Value::Text(change.reason),
+    ]
+}
+
+fn inserted(change: &OrderChange<'_>) -> Vec<Value> {
+    let order = change.order;
+    let mut values = numbers([
+        change.sequence.get() as i64,
+        i64::from(order.user.get()) + 1,
+        i64::from(order.instrument.get()) + 1,
+        i64::from(order.side.code()),
+        i64::from(order.order_type.code()),
+        i64::from(order.time_in_force.code()),
+        i64::from(order.post_only),
+        i64::from(order.stp.code()),
+        (order.expire_at_ns / 1_000) as i64,
+    ]);
+    values.extend(changing(change));
+    values.extend(numbers([
+        order.client_order_id as i64,
+        order.handle.engine_id() as i64,
+        order.created_ns as i64,
+        (change.updated_ns / 1_000) as i64,
+    ]));
+    values
+}
+
+fn updated(change: &OrderChange<'_>) -> Vec<Value> {
+    let mut values = numbers([change.sequence.get() as i64]);
+    values.extend(changing(change));
+    values.push(Value::Number((change.updated_ns / 1_000) as i64));
+    values
+}
+
+/// The floor: the history's own statements on a file with its schema and its connection's settings,
+/// each prepared once, a transaction per batch.
+pub struct Bare {
+    db: Connection,
+}
+
+impl Bare {
+    /// `path`: an empty history.
+    ///
+    /// # Errors
+    /// SQLite's.
+    pub fn open(path: &Path) -> rusqlite::Result<Self> {
+        let db = Connection::open(path)?;
+        db.execute_batch(&format!(
+            "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; \
+             PRAGMA cache_size = -65536; PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES};"
+        ))?;
+        Ok(Self { db })
+    }
+
+    /// Time that the statements take.
+    ///
+    /// # Errors
+    /// SQLite's.
+    pub fn write(&mut self, transactions: &[BareRows]) -> rusqlite::Result<Duration> {
+        let start = Instant::now();
+        for rows in transactions {
+            self.db.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+            let mut insert = self.db.prepare_cached(INSERT_ORDER)?;
+            for row in &rows.inserts {
+                run(&mut insert, row)?;
+            }
+            let mut update = self.db.prepare_cached(UPDATE_ORDER)?;
+            for row in &rows.updates {
+                run(&mut update, row)?;
+            }
+            let mut trade = self.db.prepare_cached(INSERT_TRADE)?;
+            for row in &rows.trades {
+                run(&mut trade, row)?;
+            }
+            let mut position = self.db.prepare_cached(SET_POSITION)?;
+            position.execute([rows.through.get() as i64])?;
+            self.db.prepare_cached("COMMIT")?.execute([])?;
+        }
+        Ok(start.elapsed())
+    }
+
+    /// Orders, trades and a sum over their values: equal to the history's where the rows are.
+    ///
+    /// # Errors
+    /// SQLite's.
+    pub fn digest(path: &Path) -> rusqlite::Result<[i64; 4]> {
+        let db = Connection::open(path)?;
+        let read = |sql| db.query_row(sql, [], |row| Ok([row.get(0)?, row.get(1)?]));
+        let [orders, filled] =
+            read("SELECT count(*), sum(filled * 7 + status * 31 + value_minor) FROM orders")?;
+        let [trades, quantity] =
+            read("SELECT count(*), sum(quantity * 7 + fee_minor + id % 1048576) FROM trades")?;
+        Ok([orders, filled, trades, quantity])
+    }
+}
+
+fn run(statement: &mut Statement<'_>, values: &[Value]) -> rusqlite::Result<()> {
+    for (at, value) in values.iter().enumerate() {
+        match value {
+            Value::Number(number) => statement.raw_bind_parameter(at + 1, number)?,
+            Value::Text(text) => statement.raw_bind_parameter(at + 1, text)?,
+            Value::Null => statement.raw_bind_parameter(at + 1, None::<i64>)?,
+        }
+    }
+    statement.raw_execute()?;
+    Ok(())
+}
