@@ -3,6 +3,8 @@
 mod world;
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use proto::common::v1::OperationStatus;
@@ -10,7 +12,7 @@ use proto::ledger::v1 as wire;
 use settlement::Suspension;
 use types::command::{BlockCause, BlockUser, MassCancel, UnblockUser};
 use types::*;
-use world::services::{Platform, config, context};
+use world::services::{Platform, config, context, journal_of_busy_engines};
 use world::{Market, node};
 
 /// Long enough for any machine; nothing is measured by it.
@@ -55,7 +57,14 @@ fn trade(market: &mut Market, seller: u32, buyer: u32) -> String {
 
 /// What is free in user 0's trading hold for money, and a request that sets what the ledger has left in it.
 fn pool(market: &Market) -> (i64, impl Fn(i64, &str) -> wire::AdjustHoldRequest + use<>) {
-    let pool = Market::pool(UserIx(0), AssetIx::MONEY);
+    pool_of(market, UserIx(0))
+}
+
+fn pool_of(
+    market: &Market,
+    user: UserIx,
+) -> (i64, impl Fn(i64, &str) -> wire::AdjustHoldRequest + use<>) {
+    let pool = Market::pool(user, AssetIx::MONEY);
     let pool = *market.admission().pool(pool).unwrap();
     let adjust = move |minor: i64, key: &str| wire::AdjustHoldRequest {
         context: context(key),
@@ -157,6 +166,51 @@ async fn a_hold_that_is_short_stops_its_user_in_the_market_and_nobody_in_settlem
     assert!(!platform.has_asked(block()) && !platform.has_asked(unblock()));
     let mut platform = platform;
     platform.assert_agrees(&market).await;
+    platform.stop().await;
+}
+
+#[tokio::test]
+async fn no_block_waits_for_the_cancel_of_another_users_orders() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut platform = Platform::start(folder.path(), config(folder.path()), &[]).await;
+    let mut market = Market::new(1);
+    trade(&mut market, 1, 0);
+    platform.fund(&market).await;
+    platform.feed(&market.records);
+    drained(&platform, market.position()).await;
+    let users = [UserIx(0), UserIx(1)];
+    for user in users {
+        let (free, adjust) = pool_of(&market, user);
+        let taken = adjust(free - 1, &format!("steal-{}", user.0));
+        platform.ledger.adjust_hold(taken).await.unwrap();
+    }
+    platform.stop().await;
+
+    let are_busy = Arc::new(AtomicBool::new(true));
+    let journal = journal_of_busy_engines(are_busy.clone());
+    let config = config(folder.path());
+    let platform = Platform::start_on(folder.path(), config, &market.records, journal);
+    let platform = platform.await.unwrap();
+    let cause = BlockCause::Difference;
+    let block = |user| Command::BlockUser(BlockUser { user, cause });
+    let cancel = |user| Command::MassCancel(MassCancel::of_blocked(user));
+    until("both blocks", &platform, || {
+        users.iter().all(|user| platform.has_asked(block(*user)))
+    })
+    .await;
+    until("the health", &platform, || {
+        is_failing(&platform, "settlement-journal")
+    })
+    .await;
+    are_busy.store(false, Ordering::SeqCst);
+    until("both cancels", &platform, || {
+        users.iter().all(|user| platform.has_asked(cancel(*user)))
+    })
+    .await;
+    until("the health again", &platform, || {
+        !is_failing(&platform, "settlement-journal")
+    })
+    .await;
     platform.stop().await;
 }
 
@@ -332,9 +386,7 @@ async fn a_worker_that_ends_takes_the_other_with_it_and_the_market_takes_no_more
     assert!(platform.settlement.stats().halted.contains("unreadable"));
     let pending = || {
         let backlog = &platform.backlog;
-        backlog
-            .pending_records
-            .load(std::sync::atomic::Ordering::Relaxed)
+        backlog.pending_records.load(Ordering::Relaxed)
     };
     until("end of orders", &platform, || pending() == u64::MAX).await;
     // The other worker ends too.

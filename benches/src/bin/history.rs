@@ -5,8 +5,9 @@
 //! trade) of 1,000 users. Admission and book make the records before the clock runs. Then a
 //! thread applies them as the live replica does (`State::apply`, batches of 256) and hands the
 //! effects over a queue of 256 batches; the history gathers what is there and writes it, as it does
-//! in a platform. Both are timed, per 100,000 records. In turns with each 100,000, bare statements write the same
-//! rows into a file of their own, in the same transactions; making their values is not timed.
+//! in a platform. Both are timed, per 100,000 records. In turns with each 100,000, bare statements
+//! write the same rows into a file of their own, in the same transactions; making their values is
+//! not timed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -69,7 +70,8 @@ impl Part {
         let ratio = history / bare;
         let transactions = self.transactions;
         format!(
-            "from {from:>9}: history {history:>9.0}/s  bare {bare:>9.0}/s  ratio {ratio:.2}  {transactions} transactions"
+            "from {from:>9}: history {history:>9.0}/s  bare {bare:>9.0}/s  ratio {ratio:.2}  \
+             {transactions} transactions"
         )
     }
 }

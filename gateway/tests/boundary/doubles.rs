@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use events::Log;
 use proto::cfa::v1::cfa_registry_service_server::{CfaRegistryService, CfaRegistryServiceServer};
@@ -257,6 +258,8 @@ impl CfaRegistryService for RegistryApi {
 pub struct LogThatGoesAway {
     pub log: Arc<dyn Log>,
     pub is_away: Arc<AtomicBool>,
+    /// Away it answers nothing, as a Kafka does, instead of an error.
+    pub hangs: bool,
 }
 
 impl LogThatGoesAway {
@@ -271,6 +274,9 @@ impl LogThatGoesAway {
 #[tonic::async_trait]
 impl Log for LogThatGoesAway {
     async fn publish(&self, events: &[events::Event]) -> Result<(), events::Error> {
+        while self.hangs && self.is_away.load(Ordering::SeqCst) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         self.check()?;
         self.log.publish(events).await
     }

@@ -76,3 +76,27 @@ async fn r248_events_published_again_have_the_same_ids() {
     assert_eq!(all[3].short_type(), "OrderPlacedEvent");
     world.stop().await;
 }
+
+// rows: R248
+#[tokio::test]
+async fn r248_a_stop_does_not_wait_for_a_log_that_takes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings {
+        log_is_away: Arc::new(AtomicBool::new(true)),
+        log_hangs: true,
+        ..Settings::default()
+    };
+    let mut world = World::with(folder.path(), settings).await;
+    world.user("ann", "0", "10").await;
+    let placed = world.place(sell("ann", "100", "1")).await.unwrap();
+    feed_until(&world, |reason| reason.is_some()).await;
+    let stopped = tokio::time::timeout(HANG, world.stop()).await;
+    let (path, identity, registry) = stopped.expect("it stops");
+
+    let world = World::start(&path, Settings::default(), identity, registry).await;
+    world.place(sell("ann", "101", "1")).await.unwrap();
+    let events = world.events(topics::MARKET, 2, |_| true).await;
+    assert_eq!(events[0].subject, placed.order_id);
+    assert_ne!(events[1].subject, placed.order_id, "once each");
+    world.stop().await;
+}

@@ -44,6 +44,7 @@ pub struct Settings {
     pub retain_bytes: Option<u64>,
     /// While true, the market's events are not taken by the log.
     pub log_is_away: Arc<AtomicBool>,
+    pub log_hangs: bool,
     /// What holds the journal instead of the folder.
     pub journal: Option<Arc<MemoryStorage>>,
 }
@@ -64,6 +65,7 @@ impl Default for Settings {
             segment_bytes: 16 << 20,
             retain_bytes: None,
             log_is_away: Arc::default(),
+            log_hangs: false,
             journal: None,
         }
     }
@@ -173,6 +175,7 @@ impl World {
             log: Arc::new(LogThatGoesAway {
                 log: log.clone(),
                 is_away: settings.log_is_away,
+                hangs: settings.log_hangs,
             }),
             auth: auth.clone(),
             identity: service(1),

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use proto::cfa::v1::cfa_registry_service_server::{CfaRegistryService, CfaRegistryServiceServer};
@@ -12,7 +13,7 @@ use proto::common::v1::MonetaryAmount;
 use proto::ledger::v1 as wire;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
 use replica::{Names, Replica, ReplicaError};
-use sequencer::{Backlog, Durable};
+use sequencer::{Backlog, Durable, NotTaken};
 use settlement::copies::amount;
 use settlement::{JournalPort, SettlementConfig, SettlementDeps, SettlementHandle};
 use tokio_util::sync::CancellationToken;
@@ -189,11 +190,23 @@ pub type Asked = Arc<Mutex<Vec<Command>>>;
 
 /// A journal that accepts everything settlement asks for, and the list of it for the test.
 pub fn journal_double() -> (JournalPort, Asked) {
+    journal_of_busy_engines(Arc::default())
+}
+
+/// The same, but for mass cancels while the engines are busy.
+pub fn journal_of_busy_engines(are_busy: Arc<AtomicBool>) -> (JournalPort, Asked) {
     let asked = Asked::default();
     let noted = asked.clone();
     let port: JournalPort = Arc::new(move |command| {
-        noted.lock().unwrap().push(command);
-        Box::pin(std::future::ready(Ok(None)))
+        let is_cancel = matches!(command, Command::MassCancel(_));
+        let answer = match is_cancel && are_busy.load(Ordering::SeqCst) {
+            true => Err(NotTaken::Busy),
+            false => {
+                noted.lock().unwrap().push(command);
+                Ok(None)
+            }
+        };
+        Box::pin(std::future::ready(answer))
     });
     (port, asked)
 }
@@ -244,10 +257,22 @@ impl Platform {
         config: SettlementConfig,
         records: &[Record],
     ) -> Result<Self, ReplicaError> {
+        Self::start_on(folder, config, records, journal_double()).await
+    }
+
+    /// The same with a journal for what settlement asks.
+    ///
+    /// # Errors
+    /// The replica does not start.
+    pub async fn start_on(
+        folder: &Path,
+        config: SettlementConfig,
+        records: &[Record],
+        (port, asked): (JournalPort, Asked),
+    ) -> Result<Self, ReplicaError> {
         let backlog = Arc::<Backlog>::default();
         let journal = Journalled::open(folder, backlog.clone())?;
         journal.feed(records);
-        let (port, asked) = journal_double();
         let mut platform = Self::over(folder, config, journal.replica(), backlog, port).await;
         (platform.journal, platform.asked) = (Some(journal), asked);
         Ok(platform)
