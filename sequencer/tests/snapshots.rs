@@ -188,7 +188,9 @@ async fn a_bad_snapshot_is_passed_over_for_the_one_before_it() {
             Sequence(found[0]),
             admission::AdmissionConfig::default(),
         );
-        broken += usize::from(restored.expect("read").is_none());
+        // Passed over for an older one, where the thinning series has one.
+        let restored = restored.expect("read");
+        broken += usize::from(restored.is_none_or(|core| core.sequence() != Sequence(found[0])));
     }
     assert!(broken > 0, "some of it is noticed");
 
