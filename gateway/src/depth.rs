@@ -9,7 +9,8 @@ use crate::refusal;
 
 /// Levels a side when the caller names none (D40).
 pub const LEVELS_DEFAULT: u32 = 50;
-/// With more open orders no hash is told: while it is computed nobody reads and the replica waits.
+/// With more open orders no hash is returned: while it is computed no reads are served and the replica
+/// waits.
 const HASHED_ORDERS_MAX: usize = 50_000;
 /// Most levels a side.
 pub const LEVELS_MAX: u32 = 1_000;

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use rpc::Health;
+use service_kit::backoff;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -76,11 +77,12 @@ where
 {
     let (health, shutdown) = (health.clone(), shutdown.clone());
     tokio::spawn(async move {
-        let mut pause = RETRY_FIRST;
+        let mut failed = 0;
         loop {
+            let probation = backoff::doubled(RETRY_FIRST, failed, RETRY_MAX);
             let begun = tokio::time::Instant::now();
             let mut work = tokio::spawn(make());
-            let ended = match tokio::time::timeout(pause, &mut work).await {
+            let ended = match tokio::time::timeout(probation, &mut work).await {
                 Ok(ended) => ended,
                 Err(_) => {
                     health.set_ok(part);
@@ -96,7 +98,7 @@ where
                 Err(panic) => panic.to_string(),
             };
             if begun.elapsed() > RETRY_MAX {
-                pause = RETRY_FIRST;
+                failed = 0;
             }
             tracing::error!(
                 part,
@@ -106,10 +108,10 @@ where
             metrics::counter!("market_restarts_total", "part" => part).increment(1);
             health.set_failing(part, reason);
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                () = tokio::time::sleep(backoff::doubled(RETRY_FIRST, failed, RETRY_MAX)) => {}
                 () = shutdown.cancelled() => return,
             }
-            pause = (pause * 2).min(RETRY_MAX);
+            failed += 1;
         }
     })
 }

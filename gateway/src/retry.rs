@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use rpc::Health;
+use service_kit::backoff;
 use tokio_util::sync::CancellationToken;
 
 use crate::Error;
@@ -16,8 +17,8 @@ pub struct Retry<'a> {
     part: &'static str,
     health: &'a Health,
     shutdown: &'a CancellationToken,
-    /// The next pause.
-    pause: Duration,
+    /// Tries that failed.
+    failed: u32,
 }
 
 impl<'a> Retry<'a> {
@@ -26,7 +27,7 @@ impl<'a> Retry<'a> {
             part,
             health,
             shutdown,
-            pause: RETRY_FIRST,
+            failed: 0,
         }
     }
 
@@ -41,17 +42,17 @@ impl<'a> Retry<'a> {
         tracing::warn!(%error, part = self.part, "store or log is away: tried again");
         self.health.set_failing(self.part, error.to_string());
         tokio::select! {
-            () = tokio::time::sleep(self.pause) => {}
+            () = tokio::time::sleep(backoff::doubled(RETRY_FIRST, self.failed, RETRY_MAX)) => {}
             () = self.shutdown.cancelled() => return Err(error),
         }
-        self.pause = (self.pause * 2).min(RETRY_MAX);
+        self.failed += 1;
         Ok(())
     }
 }
 
 impl Drop for Retry<'_> {
     fn drop(&mut self) {
-        if self.pause > RETRY_FIRST {
+        if self.failed > 0 {
             self.health.set_ok(self.part);
         }
     }

@@ -64,7 +64,7 @@ impl Backlog {
         Self {
             pending_trades: AtomicU64::new(0),
             pending_records: AtomicU64::new(0),
-            // Nobody follows yet.
+            // No follower has attached.
             sessions: AtomicU64::new(u64::MAX),
             checkpoint: AtomicU64::new(u64::MAX),
             bounds,
@@ -82,8 +82,8 @@ impl Backlog {
         self.checkpoint.store(sequence.get(), Ordering::Relaxed);
     }
 
-    /// Refuses new orders until the next start, whatever followers say: what stands behind the
-    /// journal is not to be trusted.
+    /// Refuses new orders until the next start, whatever followers say: the state that
+    /// reports and settlement read is not to be trusted.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
     }

@@ -36,7 +36,7 @@ struct Args {
     records: usize,
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Records in one transaction where so many wait; the history's own number by default.
+    /// Most records in one transaction; the history's own number by default.
     #[arg(long, default_value_t = BATCH_RECORDS)]
     batch: usize,
     /// Folder for the files; the system's for temporary files by default.

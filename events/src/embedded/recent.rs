@@ -2,7 +2,7 @@
 //!
 //! A relay that crashed after publishing, or whose deletes a power loss took back, sends the same
 //! ids again: at most some batches, far fewer than are remembered here; so does the market's feed,
-//! which saves its position every so many events. What is older than that
+//! which saves its position after 16,384 events. What is older than that
 //! comes twice, and consumers drop it by their inbox as they do with any log. Records with headers
 //! of their own (dead letters, replays) are meant to repeat and are not remembered. Cost: 48 bytes
 //! a record; read from the log at the first write, and again where another process has written

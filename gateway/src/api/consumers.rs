@@ -37,7 +37,7 @@ const POSITIONS: &str = "market.positions";
 const MOVES_MAX: usize = 256;
 
 /// Topics heard here, each with the part it is in the health read: on its own, so that a block does
-/// not wait behind the ledger's crowd.
+/// not queue after the ledger's many events.
 pub const TOPICS: [(&str, &str); 3] = [
     (topics::IDENTITY, "identity_events"),
     (topics::CFA, "cfa_events"),
@@ -243,7 +243,7 @@ fn forget(market: &Market, user_id: &str) {
 async fn block(market: &Arc<Market>, user_id: &str) -> HandlerResult {
     market.identity.forget(user_id);
     if UserId::new(user_id).is_err() {
-        return Ok(()); // Nobody's: it could not be bound.
+        return Ok(()); // No valid user id: it could not be bound.
     }
     // Somebody may be binding him this moment, with the profile of before.
     let user = market.bind_user(user_id).await?;
@@ -275,7 +275,7 @@ async fn stop_trading(market: &Market, user: UserIx) -> Result<(), Status> {
 async fn unblock(market: &Market, user_id: &str) -> HandlerResult {
     forget(market, user_id);
     if UserId::new(user_id).is_err() {
-        return Ok(()); // Nobody's: it could not be bound.
+        return Ok(()); // No valid user id: it could not be bound.
     }
     // Bound, so that a block of a moment ago is found without waiting for the replica.
     let user = market.bind_user(user_id).await?;
@@ -295,7 +295,7 @@ async fn ask_or_known(market: &Market, request: Request) -> Result<(), Status> {
     market.durable(sequence).await
 }
 
-/// The open orders that a ledger hold stands behind, and its pool where it is a trading hold that is
+/// The open orders that a ledger hold covers, and its pool where it is a trading hold that is
 /// open.
 fn behind(market: &Market, hold_id: Id128) -> (Option<HoldIx>, Vec<Handle>) {
     market.replica.read(|state| {

@@ -2,7 +2,8 @@
 //!
 //! A follower of the replica with a position of its own makes the events of each record and hands
 //! them to the log in the order of the journal. Delivery is at least once: the position is saved
-//! after the events, at most a second later, and events that are published again have the same ids.
+//! after the events (a second or 16,384 events later), and events that are published again have the
+//! same ids.
 //! A log that is away is waited for; the health read names it, and the journal is kept from the
 //! saved position on ([`Durable`]).
 
@@ -27,7 +28,7 @@ use publish::Publisher;
 
 /// Name in the health read.
 pub const PART: &str = "feed";
-/// Records published together, at least where so many wait.
+/// Records that fill a batch: the last one added may exceed it.
 const BATCH_RECORDS: usize = 4_096;
 /// How long a batch waits for more.
 const PACE: Duration = Duration::from_millis(2);
@@ -116,11 +117,11 @@ impl Feed {
                 continue;
             };
             let batches = gather(first, &mut follower).await;
-            let is_in_time = self.hand_over(&names, &batches, health, shutdown, || {
+            let handing_over = self.hand_over(&names, &batches, health, shutdown, || {
                 // A place among those that catch up is not for one that waits.
                 follower = replica.follow_behind(PART, batches.last().expect("a batch").last());
             });
-            is_in_time.await?;
+            handing_over.await?;
             let is_due = self.save_at.is_some_and(|at| at <= Instant::now());
             if is_due || self.unsaved >= UNSAVED_MAX {
                 self.save().await;

@@ -28,7 +28,7 @@ use batch::Rows;
 use repo::Store;
 use repo::writer::{Brought, Writer};
 
-/// Records in one transaction, where so many wait: a page that several of them change is written
+/// Records that fill a transaction: a page that several of them change is written
 /// once. Half of what the replica keeps in memory.
 pub const BATCH_RECORDS: usize = 8_192;
 /// Name in the health read.
