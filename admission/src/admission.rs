@@ -3,7 +3,7 @@
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
-use types::command::{ExpireOrders, Refused};
+use types::command::{ExpireOrders, MassScope, Refused};
 use types::{
     Command, Handle, HoldIx, Id128, InstrumentId, InstrumentIx, Quote, RejectReason, SessionIx,
     StpGroup, UserId, UserIx,
@@ -113,6 +113,34 @@ impl Admission {
                 *place = self.admit_rarely(request, now_ns)?;
                 Ok(())
             }
+        }
+    }
+
+    /// A request past its session's rate: taken if it reduces risk, a cancel of an open order of the
+    /// user's own or a mass cancel that finds one (`design.md` 5).
+    ///
+    /// # Errors
+    /// `THROTTLE` for anything else; the request was not seen.
+    #[cold]
+    pub fn admit_reduction(
+        &self,
+        request: &Request,
+        now_ns: u64,
+        place: &mut Command,
+    ) -> Result<(), Reject> {
+        let open_orders = |scope: &MassScope| match scope {
+            MassScope::Session(session) => self.session(*session).map_or(0, |row| row.open_orders),
+            MassScope::User(user) => self.user(*user).map_or(0, |row| row.open_orders),
+            MassScope::Group(_) | MassScope::All => 0,
+        };
+        let reduces = match request {
+            Request::Cancel(_) => true,
+            Request::MassCancel(r) => open_orders(&r.scope) > 0,
+            _ => false,
+        };
+        match reduces && self.admit_into(request, now_ns, place).is_ok() {
+            true => Ok(()),
+            false => Err(RejectReason::Throttle.into()),
         }
     }
 

@@ -32,9 +32,16 @@ impl Admission {
                 key_hash,
             } => self.admit_phase(*instrument, *phase, *cancel_orders, *key_hash),
             Request::OpenSession(r) => self.admit_session(r),
-            Request::CloseSession(session) => match self.session(*session) {
-                Some(row) if row.open => {
-                    Ok(Command::CloseSession(CloseSession { session: *session }))
+            Request::CloseSession {
+                session,
+                epoch,
+                keep_orders,
+            } => match self.session(*session) {
+                Some(row) if row.open && epoch.is_none_or(|epoch| epoch == row.epoch) => {
+                    Ok(Command::CloseSession(CloseSession {
+                        session: *session,
+                        keep_orders: *keep_orders,
+                    }))
                 }
                 _ => Err(RejectReason::UnknownSession.into()),
             },

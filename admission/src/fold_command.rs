@@ -36,14 +36,20 @@ impl Admission {
                     is_killed: false,
                     budget_day: 0,
                     budget_minor: Minor::ZERO,
+                    open_orders: 0,
+                    sessions: 0,
                 });
             }
             Command::SetInstrument(c) => self.set_instrument(&c.spec),
             Command::SetPhase(c) => {
                 self.tables.instruments[c.instrument.index()].spec.phase = c.phase
             }
-            Command::OpenSession(c) => self.open_session(c),
-            Command::CloseSession(c) => self.tables.sessions[c.session.index()].open = false,
+            Command::OpenSession(c) => self.open_session(c, envelope.sequence),
+            Command::CloseSession(c) => {
+                let row = &mut self.tables.sessions[c.session.index()];
+                row.open = false;
+                row.cancel_on_disconnect &= !c.keep_orders;
+            }
             Command::Fund(c) => self.fund(c),
             Command::Defund(c) => self.defund(c),
             Command::CloseHold(c) => self.close_hold(c),
@@ -110,35 +116,33 @@ impl Admission {
         }
     }
 
-    fn open_session(&mut self, c: &OpenSession) {
-        let table = &self.tables.sessions;
-        let client_seq = match table.get(c.session.index()) {
-            Some(row) => {
-                assert!(
-                    row.key == c.key && row.user == c.user,
-                    "a session keeps its key"
-                );
-                row.client_seq
-            }
-            None => 0,
-        };
+    fn open_session(&mut self, c: &OpenSession, sequence: Sequence) {
         self.note_group(c.stp_group, c.user);
-        let row = Session {
-            key: c.key,
-            user: c.user,
-            stp_group: c.stp_group,
-            cancel_on_disconnect: c.cancel_on_disconnect,
-            open: true,
-            client_seq,
-        };
         let table = &mut self.tables.sessions;
-        if c.session.index() < table.len() {
-            table[c.session.index()] = row;
-        } else {
-            assert_eq!(c.session.index(), table.len(), "sessions are dense");
-            table.push(row);
+        if c.session.index() == table.len() {
+            table.push(Session {
+                key: c.key,
+                user: c.user,
+                stp_group: c.stp_group,
+                cancel_on_disconnect: false,
+                open: false,
+                client_seq: 0,
+                epoch: Sequence::ZERO,
+                last_number: 0,
+                open_orders: 0,
+            });
             self.sessions.insert(c.key, c.session);
+            self.tables.users[c.user.index()].sessions += 1;
         }
+        let row = &mut table[c.session.index()];
+        assert!(
+            row.key == c.key && row.user == c.user,
+            "a session keeps its key"
+        );
+        row.stp_group = c.stp_group;
+        row.cancel_on_disconnect = c.cancel_on_disconnect;
+        row.open = true;
+        row.epoch = sequence;
     }
 
     /// A group that somebody has chosen is his from then on.
@@ -250,6 +254,10 @@ impl Admission {
         pool.reserved += c.draw.total();
         pool.open_orders += 1;
         self.tables.instruments[c.instrument.index()].open_orders += 1;
+        self.tables.users[c.user.index()].open_orders += 1;
+        if let Some(session) = self.tables.sessions.get_mut(c.session.index()) {
+            session.open_orders += 1;
+        }
         self.spend_budget(c.user, c.budget_minor);
         if c.client_order_id != 0 {
             self.client_ids

@@ -4,10 +4,12 @@
 //! the order are on their way nothing goes back: the reserve covers the worst of their outcomes. The last outcome settles it, so the state at a
 //! sequence with all its events applied is the same, however they interleaved with later commands.
 
+use types::command::Cause;
 use types::event::{Event, Trade};
 use types::{EventEnvelope, Handle, Lots, Minor, Reserve, Side, Terms, Ticks, reserve};
 
 use crate::admission::Admission;
+use crate::report::{Brief, ReportSink, Touched};
 use crate::state::{OpenOrder, Pool};
 
 /// What one event did to one order's money.
@@ -57,24 +59,52 @@ impl Hear for Effects {
     }
 }
 
-/// Nobody listens: nothing is copied.
-impl Hear for () {
+/// What reports need, and no more.
+impl Hear for Touched {
     #[inline(always)]
-    fn hear(&mut self, _: &OpenOrder, _: Reserve, _: Reserve, _: bool) {}
+    fn hear(&mut self, order: &OpenOrder, spent: Reserve, _: Reserve, _: bool) {
+        let brief = Some(Brief::of(order, spent));
+        match self.order {
+            None => self.order = brief,
+            Some(_) => self.taker = brief,
+        }
+    }
 }
 
 impl Admission {
-    /// Applies the next event of its instrument and gives what it did. Panics on a gap in the instrument's numbers, or on an event of a command not
-    /// applied yet.
-    pub fn apply_event(&mut self, envelope: &EventEnvelope) -> Effects {
+    /// Applies the next event of its instrument, numbers the messages it makes, and returns what it
+    /// did to orders and money. `cause` is its command.
+    ///
+    /// # Panics
+    /// A gap in the instrument's event numbers, or an event of a command that was not applied.
+    pub fn apply_event(
+        &mut self,
+        envelope: &EventEnvelope,
+        cause: &Cause,
+        to: &mut impl ReportSink,
+    ) -> Effects {
         let mut effects = Effects::default();
         self.fold(envelope, &mut effects);
+        let brief = |effect: &Effect| Brief::of(&effect.order, effect.spent);
+        let touched = Touched {
+            order: effects.order.as_ref().map(brief),
+            taker: effects.taker.as_ref().map(brief),
+        };
+        self.report_event(envelope, cause, &touched, to);
         effects
     }
 
-    /// The same for who does not ask what it did.
-    pub fn apply_event_unheard(&mut self, envelope: &EventEnvelope) {
-        self.fold(envelope, &mut ());
+    /// As [`Admission::apply_event`] without copies of what it did.
+    #[inline]
+    pub fn apply_event_brief(
+        &mut self,
+        envelope: &EventEnvelope,
+        cause: &Cause,
+        to: &mut impl ReportSink,
+    ) {
+        let mut touched = Touched::default();
+        self.fold(envelope, &mut touched);
+        self.report_event(envelope, cause, &touched, to);
     }
 
     #[inline]
@@ -231,11 +261,16 @@ impl Admission {
         heard.hear(order, spent, returned, true);
         let (pool, instrument) = (order.pool, order.instrument);
         let (user, client_order_id) = (order.user, order.client_order_id);
+        let session = order.session;
         self.tables.slots[handle.slot as usize].order = None;
         let pool = self.pool_mut(pool);
         move_money(pool, spent, returned);
         pool.open_orders -= 1;
         self.tables.instruments[instrument.index()].open_orders -= 1;
+        self.tables.users[user.index()].open_orders -= 1;
+        if let Some(session) = self.tables.sessions.get_mut(session.index()) {
+            session.open_orders -= 1;
+        }
         if handle.generation < u32::MAX {
             // A slot whose generations are used up is retired.
             self.slots.give_back(handle.slot);

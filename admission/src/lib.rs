@@ -12,6 +12,7 @@
 //! | `orders` | checks of a client's requests: new, cancel, amend, mass cancel |
 //! | `control` | checks of everything else: binding, funding, phases, blocks |
 //! | `fold_command`, `fold_event` | the two ways in which the state changes |
+//! | `report` | the numbered messages of sessions that follow from both |
 //! | `slots`, `client_ids`, `default_pools` | free slots of the order table; open orders by their user's own id; trading holds by user |
 //! | `view` | totals, lookups, state hash, snapshot, invariants |
 //!
@@ -28,6 +29,7 @@ mod default_pools;
 mod fold_command;
 mod fold_event;
 mod orders;
+mod report;
 mod request;
 mod slots;
 mod state;
@@ -35,6 +37,7 @@ mod view;
 
 pub use admission::{Admission, AdmissionConfig, KEY_LIFETIME_NS, moscow_day};
 pub use fold_event::{Effect, Effects};
+pub use report::{Report, ReportBody, ReportSink};
 pub use request::{
     AmendRequest, CancelRequest, FundRequest, Known, MassCancelRequest, NewRequest, OrderRef,
     Reject, Request, SessionRequest,

@@ -145,7 +145,13 @@ pub enum Request {
         key_hash: Id128,
     },
     OpenSession(SessionRequest),
-    CloseSession(SessionIx),
+    /// The session's connection is gone. With `epoch`, only if no later login has the session.
+    CloseSession {
+        session: SessionIx,
+        epoch: Option<Sequence>,
+        /// An orderly end: cancel-on-disconnect does not run.
+        keep_orders: bool,
+    },
     Fund(FundRequest),
     Defund {
         hold: HoldIx,
@@ -231,6 +237,18 @@ impl Request {
             | Self::CloseHold { key_hash, .. } => *key_hash,
             _ => Id128::NONE,
         }
+    }
+
+    /// Session and client sequence of a session's own request.
+    pub fn client(&self) -> Option<(SessionIx, u64)> {
+        let (session, client_seq) = match self {
+            Self::New(r) => (r.session, r.client_seq),
+            Self::Cancel(r) => (r.session, r.client_seq),
+            Self::Amend(r) => (r.session, r.client_seq),
+            Self::MassCancel(r) => (r.session, r.client_seq),
+            _ => return None,
+        };
+        (!session.is_none()).then_some((session, client_seq))
     }
 
     /// Which client request it is.

@@ -62,6 +62,9 @@ table_row! {
         pub budget_day: u32,
         /// What may still be ordered on that day.
         pub budget_minor: Minor,
+        pub open_orders: u32,
+        /// Sessions ever opened.
+        pub sessions: u32,
     }
 }
 
@@ -74,6 +77,11 @@ table_row! {
         pub open: bool,
         /// Last client sequence seen.
         pub client_seq: u64,
+        /// The command that opened it last: requests of an earlier login are refused.
+        pub epoch: Sequence,
+        /// Number of its last message.
+        pub last_number: u64,
+        pub open_orders: u32,
     }
 }
 

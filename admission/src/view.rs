@@ -306,6 +306,8 @@ impl Admission {
                 u64::from(row.user.0) << 32 | u64::from(row.stp_group.0),
                 u64::from(row.open) << 1 | u64::from(row.cancel_on_disconnect),
                 row.client_seq,
+                row.epoch.0,
+                row.last_number,
             ]);
         }
         for row in &tables.pools {
@@ -339,6 +341,8 @@ impl Admission {
     /// client order ids point at open orders, and an order without amends on their way reserves no more than the formula says.
     pub fn check_invariants(&self) {
         let mut per_instrument = vec![0; self.tables.instruments.len()];
+        let mut per_user = vec![0; self.tables.users.len()];
+        let mut per_session = vec![0; self.tables.sessions.len()];
         let mut client_ids = 0;
         for (at, slot) in self.tables.slots.iter().enumerate() {
             let Some(order) = &slot.order else { continue };
@@ -346,6 +350,10 @@ impl Admission {
             assert_eq!(order.handle.generation, slot.generation);
             assert!(!order.open.is_zero() && order.open <= order.quantity);
             per_instrument[order.instrument.index()] += 1;
+            per_user[order.user.index()] += 1;
+            if let Some(count) = per_session.get_mut(order.session.index()) {
+                *count += 1;
+            }
             if order.client_order_id != 0 {
                 client_ids += 1;
                 let found = self.client_order(order.user, order.client_order_id);
@@ -372,6 +380,12 @@ impl Admission {
         assert!(settlement.posted <= self.tables.sequence);
         assert_eq!(self.busts.len(), self.tables.busts.len());
         for (row, found) in self.tables.instruments.iter().zip(per_instrument) {
+            assert_eq!(row.open_orders, found);
+        }
+        for (row, found) in self.tables.users.iter().zip(per_user) {
+            assert_eq!(row.open_orders, found);
+        }
+        for (row, found) in self.tables.sessions.iter().zip(per_session) {
             assert_eq!(row.open_orders, found);
         }
         for (row, totals) in self.tables.pools.iter().zip(self.all_pool_totals()) {

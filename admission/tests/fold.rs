@@ -285,12 +285,17 @@ fn replay_strict(steps: &[Step]) -> Admission {
         if let Step::Command(envelope) = step {
             room.apply_command(envelope);
             while let Some(event) = events.next_if(|event| event.sequence == envelope.sequence) {
-                room.apply_event(&event);
+                apply(&mut room, steps, &event);
             }
             room.check_invariants();
         }
     }
     room
+}
+
+fn apply(room: &mut Admission, steps: &[Step], event: &EventEnvelope) {
+    let cause = support::cause_of(steps, event);
+    room.apply_event(event, &cause, &mut ());
 }
 
 /// The same steps, every event somewhere between its command and the moment it was applied live.
@@ -313,7 +318,7 @@ fn replay_mixed(steps: &[Step], seed: u64) -> Admission {
                     .front()
                     .is_some_and(|next| next.number <= event.number)
                 {
-                    room.apply_event(&queue.pop_front().unwrap());
+                    apply(&mut room, steps, &queue.pop_front().unwrap());
                 }
             }
         }
@@ -323,7 +328,7 @@ fn replay_mixed(steps: &[Step], seed: u64) -> Admission {
                 .front()
                 .is_some_and(|next| next.sequence <= room.sequence())
             {
-                room.apply_event(&queue.pop_front().unwrap());
+                apply(&mut room, steps, &queue.pop_front().unwrap());
             }
         }
     }
@@ -385,7 +390,7 @@ fn r174_a_restored_state_goes_on_as_the_one_that_never_stopped() {
         match step {
             Step::Command(envelope) => room.apply_command(envelope),
             Step::Event(event) => {
-                room.apply_event(event);
+                apply(&mut room, steps, event);
             }
         }
         if at % 97 == 0 {

@@ -2,11 +2,10 @@
 //! waits for a core, a cache line or a clock. Only the turns are timed. Of use for counting
 //! instructions too: `valgrind --tool=callgrind --toggle-collect='*ByHand::turn*'`.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use admission::Request;
-use sequencer::ring_port::Outcome;
-use sequencer::{ByHand, Commit, NotTaken, Reply, Report, RingPort};
+use sequencer::{Asked, ByHand, Commit, NotTaken, Reply, Report, RingPort};
 use types::Sequence;
 
 use crate::load::Load;
@@ -51,6 +50,7 @@ pub fn run(
     commands: usize,
 ) -> anyhow::Result<Vec<Cost>> {
     let port = node.port();
+    let mut ring = port.rings(1_024, Arc::default())?;
     let cell = std::cell::RefCell::new(&mut node);
     let mut load = Load::open_by(
         |request| {
@@ -59,11 +59,12 @@ pub fn run(
             while cell.borrow_mut().turn() {}
             answer.try_recv().unwrap_or(Err(NotTaken::Stopping))
         },
+        &mut ring,
+        || while cell.borrow_mut().turn() {},
         instruments,
         seed,
     )
     .map_err(|error| anyhow::anyhow!("the load is refused: {error}"))?;
-    let mut ring = port.rings(1_024)?;
     let commit = node.commit();
     while node.turn() {}
     let mut costs = Vec::new();
@@ -110,16 +111,12 @@ fn turns(
 ) -> anyhow::Result<(Duration, usize)> {
     let (mut spent, mut turns) = (Duration::ZERO, 0);
     let mut last = Sequence::ZERO;
-    let mut numbers = vec![0; batch];
     let mut sent = 0;
     while sent < commands {
-        for (tag, number) in numbers.iter_mut().enumerate() {
+        for tag in 0..batch {
             let request = load.ask();
-            *number = match &request {
-                Request::New(_) => load.number(),
-                _ => 0,
-            };
-            ring.submit(tag as u64, &request)?;
+            load.tagged(&request, tag as u64);
+            ring.submit(Asked::default(), &request)?;
         }
         sent += batch;
         let mut answered = 0;
@@ -129,7 +126,7 @@ fn turns(
             node.turn();
             spent += start.elapsed();
             turns += 1;
-            answered += read(ring, load, &numbers, &mut last)?;
+            answered += read(ring, load, &mut last)?;
             anyhow::ensure!(begun.elapsed() < PATIENCE, "the node does not answer");
         }
         // The disk is not what is measured: no turn meets a full buffer.
@@ -140,33 +137,17 @@ fn turns(
     Ok((spent, turns))
 }
 
-fn read(
-    ring: &mut RingPort,
-    load: &mut Load,
-    numbers: &[u64],
-    last: &mut Sequence,
-) -> anyhow::Result<usize> {
+/// Reads what the turn has reported; the number of answers.
+fn read(ring: &mut RingPort, load: &mut Load, last: &mut Sequence) -> anyhow::Result<usize> {
     let mut answered = 0;
     let mut is_refused = false;
     ring.poll(|report| match report {
-        Report::Taken(taken) => {
-            answered += 1;
-            *last = taken.sequence;
-            let number = numbers[taken.tag as usize];
-            if number != 0 && !taken.handle.is_none() {
-                load.taken(number, taken.handle);
-                if !matches!(taken.outcome, Outcome::Rests { .. }) {
-                    load.ended(taken.handle);
-                }
-            }
+        Report::Numbered(stamp, message) => {
+            *last = stamp.sequence;
+            answered += usize::from(load.heard(message).is_some());
         }
-        Report::Event(event) => {
-            for handle in event.closed().into_iter().flatten() {
-                load.ended(handle);
-            }
-        }
-        Report::NotTaken { .. } => is_refused = true,
+        _ => is_refused = true,
     })?;
-    anyhow::ensure!(!is_refused, "the node takes nothing");
+    anyhow::ensure!(!is_refused, "the node refuses the load");
     Ok(answered)
 }

@@ -157,6 +157,7 @@ impl Translator {
         let envelope = Envelope {
             sequence: Sequence(self.sequence),
             time_ns: self.sequence,
+            received_ns: self.sequence,
             command: self.command(book, spec, record),
         };
         let mut events = Collect::default();

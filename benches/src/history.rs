@@ -86,6 +86,7 @@ impl Source {
         let command = Envelope {
             sequence,
             time_ns,
+            received_ns: time_ns,
             command,
         };
         let events = self.core.apply(&command).to_vec();

@@ -60,6 +60,7 @@ impl Desk {
         Envelope {
             sequence: Sequence(self.sequence),
             time_ns: self.sequence,
+            received_ns: self.sequence,
             command,
         }
     }

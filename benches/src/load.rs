@@ -3,9 +3,11 @@
 //! orders that cross, about 2,000 orders resting.
 
 use admission::{
-    AmendRequest, CancelRequest, FundRequest, NewRequest, OrderRef, Request, SessionRequest,
+    AmendRequest, CancelRequest, FundRequest, NewRequest, OrderRef, Report as Message, ReportBody,
+    Request, SessionRequest,
 };
-use sequencer::{NotTaken, Outcome, Port};
+use sequencer::{Asked, NotTaken, Outcome, Port, Report, RingPort};
+use types::command::RequestKind;
 use types::{
     AssetIx, CancelReason, Command, Handle, Id128, InstrumentIx, Lots, Minor, OrderType, PoolKind,
     SessionIx, Side, StpMode, Ticks, TimeInForce, UserId, UserIx,
@@ -77,7 +79,15 @@ pub struct Load {
     ended: Vec<bool>,
     /// By slot: number of the order in it.
     numbers: Vec<u64>,
+    by_session: Vec<usize>,
+    /// By user and client sequence, wrapped: tag of the request.
+    tags: Vec<Vec<u64>>,
+    /// By user and own id, wrapped: number of the order.
+    orders: Vec<Vec<u64>>,
 }
+
+/// Requests of one user that may be under way.
+const TAGS: usize = 1 << 12;
 
 /// Orders told apart at once.
 const NUMBERS: usize = 1 << 16;
@@ -87,16 +97,23 @@ impl Load {
     ///
     /// # Errors
     /// The node refuses one of them.
-    pub fn open(port: &Port, instruments: usize, seed: u64) -> Result<Self, NotTaken> {
-        Self::open_by(|request| wait(port.call(request)), instruments, seed)
+    pub fn open(
+        port: &Port,
+        ring: &mut RingPort,
+        instruments: usize,
+        seed: u64,
+    ) -> Result<Self, NotTaken> {
+        Self::open_by(|request| wait(port.call(request)), ring, || (), instruments, seed)
     }
 
-    /// The same over any way to ask.
+    /// The same over any way to ask; `poll` lets the node work while a report is waited for.
     ///
     /// # Errors
     /// The node refuses one of them.
     pub fn open_by(
         ask: impl Fn(Request) -> Outcome,
+        ring: &mut RingPort,
+        poll: impl Fn(),
         instruments: usize,
         seed: u64,
     ) -> Result<Self, NotTaken> {
@@ -110,6 +127,9 @@ impl Load {
             open: Vec::with_capacity(2 * OPEN),
             ended: vec![true; NUMBERS],
             numbers: vec![0; 1 << 20],
+            by_session: Vec::new(),
+            tags: vec![vec![0; TAGS]; USERS],
+            orders: vec![vec![0; TAGS]; USERS],
         };
         for number in 0..instruments {
             let spec = crate::instrument(InstrumentIx::NONE, &format!("BENCH-{number}"));
@@ -135,17 +155,58 @@ impl Load {
                     key_hash: Id128::NONE,
                 }))?;
             }
-            let session = ask(Request::OpenSession(SessionRequest {
+            let open = Request::OpenSession(SessionRequest {
                 key: Id128::from_u128(1 + number as u128),
                 user: bind.user,
                 stp_group: None,
                 cancel_on_disconnect: false,
-            }))?;
-            if let Command::OpenSession(open) = session.command.command {
-                load.users.push((bind.user, open.session));
+            });
+            ring.submit(Asked::default(), &open)?;
+            let mut opened = None;
+            while opened.is_none() {
+                poll();
+                ring.poll(|report| match report {
+                    Report::Opened(found) => opened = Some(*found),
+                    other => panic!("a session is opened, not {other:?}"),
+                })?;
             }
+            let session = opened.expect("just opened").session;
+            load.by_session.resize(session.index() + 1, number);
+            load.by_session[session.index()] = number;
+            load.users.push((bind.user, session));
         }
         Ok(load)
+    }
+
+    /// Takes in a message of one of the load's sessions. Returns the tag of the request that it
+    /// answers, if it answers one.
+    pub fn heard(&mut self, message: &Message) -> Option<u64> {
+        let user = self.by_session[message.session.index()];
+        let answered = match message.client_seq {
+            0 => None,
+            seq => Some(self.tags[user][seq as usize % TAGS]),
+        };
+        match message.body {
+            ReportBody::Acknowledged { .. } => {
+                let number = self.orders[user][message.client_order_id as usize % TAGS];
+                self.numbers[message.handle.slot as usize] = number;
+            }
+            ReportBody::Filled { open, .. } if open.is_zero() => self.ended(message.handle),
+            ReportBody::Cancelled { .. } => self.ended(message.handle),
+            ReportBody::Rejected { request: RequestKind::New, .. } => {
+                let number = self.orders[user][message.client_order_id as usize % TAGS];
+                self.ended[number as usize % NUMBERS] = true;
+            }
+            _ => {}
+        }
+        answered
+    }
+
+    /// The request made last goes out under this tag.
+    pub fn tagged(&mut self, request: &Request, tag: u64) {
+        let (session, seq) = request.client().expect("the load has sessions");
+        let user = self.by_session[session.index()];
+        self.tags[user][seq as usize % TAGS] = tag;
     }
 
     /// Ends every session, as a restart would: without one that is open a restart journals nothing.
@@ -154,7 +215,7 @@ impl Load {
     /// The node refuses.
     pub fn close(&self, port: &Port) -> Result<(), NotTaken> {
         for (_, session) in &self.users {
-            wait(port.call(Request::CloseSession(*session)))?;
+            wait(port.call(Request::CloseSession { session: *session, epoch: None, keep_orders: false }))?;
         }
         Ok(())
     }
@@ -227,6 +288,7 @@ impl Load {
         self.ended[number as usize % NUMBERS] = false;
         self.ids[at] += 1;
         let id = self.ids[at];
+        self.orders[at][id as usize % TAGS] = number;
         let (price, time_in_force) = if is_aggressive {
             let reach = match side {
                 Side::Buy => 20,
@@ -280,18 +342,8 @@ impl Load {
         self.sequences[user]
     }
 
-    /// Number of the order asked for last, from 1.
-    pub fn number(&self) -> u64 {
-        self.count
-    }
-
-    /// The order with that number has been taken on under a handle.
-    pub fn taken(&mut self, number: u64, handle: Handle) {
-        self.numbers[handle.slot as usize] = number;
-    }
-
     /// An order has ended.
-    pub fn ended(&mut self, handle: Handle) {
+    fn ended(&mut self, handle: Handle) {
         let number = self.numbers[handle.slot as usize];
         self.ended[number as usize % NUMBERS] = true;
     }

@@ -1003,6 +1003,7 @@ fn r180_a_batch_gives_what_its_commands_give_one_by_one() {
             .map(|(command, number)| Envelope {
                 sequence: Sequence(number),
                 time_ns: number * 1_000,
+                received_ns: number * 1_000,
                 command: *command,
             })
             .collect();
@@ -1127,6 +1128,7 @@ fn r174_a_restored_book_goes_on_as_the_one_that_never_stopped() {
         let envelope = Envelope {
             sequence: back.sequence,
             time_ns: back.time_ns,
+            received_ns: back.time_ns,
             command,
         };
         let from = back.tape.events.len();

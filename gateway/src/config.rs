@@ -18,6 +18,15 @@ pub struct GatewayConfig {
     pub quic_listen: SocketAddr,
     /// Messages a second and session; 0 = no limit (D33).
     pub throttle_per_s: u32,
+    /// Messages a second and user, over all its sessions; 0 = no limit.
+    pub user_throttle_per_s: u32,
+    /// Trading connections at once, and those of one address.
+    pub connections_max: u32,
+    pub connections_per_address_max: u32,
+    /// Bytes of messages that all sessions together can send again from memory, and messages of one
+    /// session; older ones come from the journal.
+    pub window_bytes_max: usize,
+    pub window_messages_max: usize,
     /// Sessions a user may ever name: each is kept for good.
     pub sessions_per_user_max: u32,
     /// Logins a second and user; 0 = no limit.
@@ -64,6 +73,11 @@ impl Default for GatewayConfig {
             node: 1,
             quic_listen: SocketAddr::from(([127, 0, 0, 1], 8090)),
             throttle_per_s: 5_000,
+            user_throttle_per_s: 20_000,
+            connections_max: 1_024,
+            connections_per_address_max: 512,
+            window_bytes_max: 128 << 20,
+            window_messages_max: 16_384,
             sessions_per_user_max: 1_000,
             logins_per_s: 100,
             heartbeat_ms: 10_000,

@@ -1,9 +1,8 @@
-//! Feeds the session streams from the replica; reads the gauges off the books.
+//! What the health read and the gauges show of the trading path.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use replica::{Follower, ReplicaError};
 use rpc::Health;
 use sequencer::Stage;
 use tokio_util::sync::CancellationToken;
@@ -11,42 +10,8 @@ use types::Side;
 
 use crate::market::Market;
 
-/// Name of the sessions' messages in the health read.
-pub const SESSIONS: &str = "sessions";
-/// Pause before files that did not give what was looked for are read again.
-const RETRY: Duration = Duration::from_secs(5);
 /// How often the trading path is looked at: two flags.
 const PATH_INTERVAL: Duration = Duration::from_millis(250);
-
-/// Runs until shutdown or until the replica has ended. Where the files do not give what is looked for
-/// it goes on from the last batch after a pause.
-pub async fn run(
-    market: Arc<Market>,
-    mut follower: Follower,
-    shutdown: CancellationToken,
-) -> Result<(), ReplicaError> {
-    loop {
-        let batch = tokio::select! {
-            batch = follower.next() => batch,
-            () = shutdown.cancelled() => return Ok(()),
-        };
-        match batch {
-            Ok(batch) => {
-                market.streams.apply(&batch);
-                market.replica.sessions_have(batch.last());
-                // A long catch-up must not keep the runtime to itself.
-                tokio::task::yield_now().await;
-            }
-            Err(ReplicaError::Ended(reason)) => return Err(ReplicaError::Ended(reason)),
-            Err(error) => {
-                tracing::error!(%error, "the sessions' messages do not come; tried again");
-                tokio::time::sleep(RETRY).await;
-                let position = market.streams.position();
-                follower = market.replica.follow_behind(SESSIONS, position);
-            }
-        }
-    }
-}
 
 /// Shows what the replica and its followers wait for in the health read.
 pub async fn watch_replica(market: Arc<Market>, health: Health, shutdown: CancellationToken) {

@@ -1,11 +1,12 @@
-//! Room `gateway`: the market service. Trading sessions over QUIC and MarketService over RPC in front of one trading path; sessions' numbered streams,
-//! the readable history and the market's events behind it.
+//! Room `gateway`: the market service. Trading sessions over QUIC and MarketService over RPC in front
+//! of one trading path; the readable history and the market's events behind it.
 //!
 //! ```text
-//! QUIC session --+                                                 +--> streams ----> numbered messages of sessions
-//!                +--> checks --> sequencer --> journal --> replica --+--> projection -> orders, trades
-//! MarketService -+   (identity, ledger holds)                       +--> feed -> market events
-//!                                                                   +--> reads of books and holds
+//! QUIC session --> front ==ring==+==> hot thread ==> reports (from memory, at the commit position)
+//! MarketService --> checks ------+        |
+//!             (identity, ledger holds)    +--> journal --> replica --+--> projection --> orders, trades
+//!                                                                    +--> feed --> market events
+//!                                                                    +--> reads, resends of old messages
 //! ```
 //!
 //! Architecture invariants: the gateway never touches a book and no other room's tables; what a client is told for good derives from the journal at the
@@ -19,9 +20,10 @@
 //! | `api` | MarketService, the diagnostic reads, other services' events (`consumers`) |
 //! | `orders` | place, cancel, amend, mass cancel over RPC |
 //! | `funding`, `sweeper` | trading holds, and how every hold ends |
-//! | `quic` | trading sessions |
-//! | `budget`, `throttle` | what a session may send |
-//! | `numbered`, `streams`, `past`, `dispatch` | from the replica to the sessions |
+//! | `front` | trading sessions, on a polled thread |
+//! | `budget` | what a user may still order today |
+//! | `past` | from the journal to a session that lacks old messages |
+//! | `dispatch` | what health and gauges show of the trading path |
 //! | `projection` | from the replica to the history |
 //! | `feed` | from the replica to the market's events |
 //! | `instruments` | what a change of an instrument changes here |
@@ -35,22 +37,19 @@ mod config;
 mod depth;
 mod dispatch;
 mod feed;
+mod front;
 mod funding;
 mod guard;
 mod identity;
 mod instruments;
 mod market;
-mod numbered;
 mod orders;
 mod past;
 pub mod projection;
-mod quic;
 mod refusal;
 mod retry;
 mod start;
-mod streams;
 mod sweeper;
-mod throttle;
 
 use api::consumers;
 

@@ -19,12 +19,12 @@ use types::{
 
 use crate::budget::Budgets;
 use crate::config::GatewayConfig;
+use crate::front::Orders;
 use crate::identity::Identity;
 use crate::past::SCANS_MAX;
 use crate::projection::rows::AnswerRow;
 use crate::projection::{Projection, repo};
 use crate::refusal;
-use crate::streams::Streams;
 
 /// How long a call that changes something waits for the replica.
 const CALL_WAIT: Duration = Duration::from_secs(5);
@@ -41,7 +41,8 @@ pub struct Market {
     pub port: Port,
     pub commit: Commit,
     pub replica: Replica,
-    pub streams: Streams,
+    /// The way to the front.
+    pub orders: Orders,
     pub projection: Projection,
     pub ledger: LedgerClient,
     pub identity: Identity,
@@ -49,8 +50,6 @@ pub struct Market {
     pub budgets: Budgets,
     /// One change of a user's trading holds at a time.
     funding: KeyedMutex<UserIx>,
-    /// One coming or going of a session at a time, by its key.
-    pub sessions: KeyedMutex<Id128>,
     /// Readings of the past at the same moment.
     pub scans: Arc<Semaphore>,
     /// One giving back at a time: what is missing is read from both sides and then released.
@@ -113,7 +112,8 @@ pub struct Parts {
     pub port: Port,
     pub commit: Commit,
     pub replica: Replica,
-    pub streams: Streams,
+    /// The way to the front.
+    pub orders: Orders,
     pub projection: Projection,
     pub ledger: LedgerClient,
     pub identity: Identity,
@@ -126,7 +126,7 @@ impl Market {
             port: parts.port,
             commit: parts.commit,
             replica: parts.replica,
-            streams: parts.streams,
+            orders: parts.orders,
             config: parts.config,
             node: parts.node,
             projection: parts.projection,
@@ -135,7 +135,6 @@ impl Market {
             cfa: parts.cfa,
             budgets: Budgets::default(),
             funding: KeyedMutex::default(),
-            sessions: KeyedMutex::default(),
             scans: Arc::new(Semaphore::new(SCANS_MAX)),
             giving: tokio::sync::Mutex::new(()),
         }
@@ -201,11 +200,6 @@ impl Market {
     /// A ledger hold as the journal has it where the replica stands.
     pub fn hold_of(&self, hold_id: Id128) -> Option<Hold> {
         self.replica.read(|state| state.hold_of(hold_id))
-    }
-
-    /// Returns when the sessions have the record's messages.
-    pub async fn told(&self, sequence: Sequence) -> Result<(), Status> {
-        self.unless_ended(self.streams.wait(sequence)).await
     }
 
     /// Returns when the history has the record.

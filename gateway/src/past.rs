@@ -1,4 +1,4 @@
-//! The numbered messages of all time, told again from the journal: for what has left the windows of [`crate::streams`].
+//! The numbered messages of all time, told again from the journal: for what has left the windows of the front.
 //!
 //! Reads block: they run on threads of their own, few at a time ([`SCANS_MAX`]), and stop as soon
 //! as the caller has what it came for. Cost: every scan starts at the newest checkpoint before what
@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use replica::{CatchUp, ReplicaError};
 use tokio::sync::OwnedSemaphorePermit;
-use types::{Sequence, SessionIx};
+use sequencer::Stamp;
+use types::{NodeId, Sequence, SessionIx};
 use wire::ServerMessage;
 
 use crate::market::Market;
-use crate::numbered;
+use crate::front::report::message;
 
 /// Scans that read at the same moment, of all connections together.
 pub const SCANS_MAX: usize = 2;
@@ -32,9 +33,10 @@ impl PastError {
 
 /// A place in the past.
 pub struct Past {
+    node: NodeId,
     replica: CatchUp,
-    /// The turn in which the place was found: the first scan takes it over.
-    permit: Option<OwnedSemaphorePermit>,
+    /// One of the [`SCANS_MAX`] turns, until it has been read from.
+    _permit: OwnedSemaphorePermit,
 }
 
 /// Why the past cannot be told.
@@ -83,8 +85,9 @@ impl Past {
         let found = tokio::task::spawn_blocking(finding).await;
         let (replica, permit) = found.map_err(|_| PastError::GivenUp)??;
         Ok(Self {
+            node: market.node,
             replica,
-            permit: Some(permit),
+            _permit: permit,
         })
     }
 
@@ -106,36 +109,35 @@ impl Past {
             let Some(applied) = with_descriptor(|| self.replica.step())? else {
                 return Ok(());
             };
-            for told in &applied.effects {
-                numbered::messages(&applied.cause, told, |to, message| {
-                    if emit(to.session, to.number, message).is_break() {
-                        flow = ControlFlow::Break(());
-                    }
-                });
+            let stamp = Stamp {
+                sequence: applied.cause.sequence,
+                time_ns: applied.cause.time_ns,
+                received_ns: applied.cause.received_ns,
+            };
+            for report in &applied.reports {
+                let message = message(self.node, &stamp, report);
+                if emit(report.session, report.number, message).is_break() {
+                    flow = ControlFlow::Break(());
+                }
             }
         }
         Ok(())
     }
 
-    /// Reads on as far as the streams have come, on a thread that may block, when it is this scan's
-    /// turn. Gives back the place and what was collected.
+    /// Reads on as far as the journal is durable, on a thread that may block. Returns what was
+    /// collected.
     pub async fn scan<T: Send + 'static>(
         mut self,
         market: &Arc<Market>,
         mut collected: T,
         mut take: impl FnMut(&mut T, SessionIx, u64, ServerMessage) -> ControlFlow<()> + Send + 'static,
-    ) -> Result<(Self, T), PastError> {
-        let permit = match self.permit.take() {
-            Some(permit) => permit,
-            None => turn(market).await?,
-        };
-        let through = market.streams.position();
+    ) -> Result<T, PastError> {
+        let through = market.commit.position();
         let reading = tokio::task::spawn_blocking(move || {
-            let _permit = permit;
             let read = self.read(through, |session, number, message| {
                 take(&mut collected, session, number, message)
             });
-            read.map(|()| (self, collected))
+            read.map(|()| collected)
         });
         let read = reading.await.map_err(|_| PastError::GivenUp)?;
         read.map_err(PastError::Replica)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proto::market::v1::market_service_server::MarketServiceServer;
-use replica::{Follower, Replica};
+use replica::Replica;
 use rpc::{Context, Health};
 use sequencer::{Commit, Durable, Port};
 use service_clients::{CfaClient, IdentityClient, LedgerClient};
@@ -17,15 +17,16 @@ use tonic::service::Routes;
 use types::{NodeId, Sequence};
 
 use crate::api::{self, Api};
-use crate::dispatch::SESSIONS;
 use crate::feed::Feed;
+use crate::front::Orders;
+use crate::front::server::{Bound, parker};
 use crate::identity::Identity;
 use crate::market::{Market, Parts, SOURCE};
 use crate::projection::{self, Projection, repo};
-use crate::quic::server::Server;
-use crate::streams::Streams;
 use crate::{Error, GatewayConfig, consumers, dispatch, guard, instruments, sweeper};
 
+/// What the front follows of the replica, in the health read.
+const SESSIONS: &str = "sessions";
 /// The room's store in its data folder.
 const FILE: &str = "market.db";
 /// How long the workers together may take to stop.
@@ -81,8 +82,11 @@ pub fn start(
         let db = projection.db.clone();
         // Known before the journal's beginning may go.
         Feed::open(db.clone(), node, deps.log.clone(), deps.feed.clone()).await?;
-        let (streams, told) = deps.replica.follow(SESSIONS, Streams::new)?;
-        deps.replica.sessions_have(told.position());
+        let ((), followed) = deps.replica.follow(SESSIONS, |_, _| ())?;
+        deps.replica.sessions_have(followed.position());
+        let bound = Bound::bind(&config)?;
+        let (address, fingerprint) = (bound.address(), bound.fingerprint().to_owned());
+        let orders = Orders::new(parker(&deps.port));
         let health = Health::new("market");
         let basis = config.trading_limit_basis;
         let market = Arc::new(Market::new(Parts {
@@ -91,17 +95,14 @@ pub fn start(
             port: deps.port,
             commit: deps.commit,
             replica: deps.replica,
-            streams,
+            orders: orders.clone(),
             projection,
             ledger: LedgerClient::new(deps.ledger, SOURCE),
             identity: Identity::new(IdentityClient::new(deps.identity, SOURCE), basis),
             cfa: CfaClient::new(deps.cfa, SOURCE),
         }));
-        let server = Server::bind(&market)?;
-        let (address, fingerprint) = (server.address(), server.fingerprint().to_owned());
-
         let mut tellers = Tasks::new(&health);
-        tellers.keep_telling(&market, told, &deps.log, &deps.feed);
+        tellers.keep_telling(&market, &deps.log, &deps.feed);
         catch_up(&market).await?;
         let mut workers = Tasks::of(&health, shutdown);
         if let Err(error) = instruments::sync_all(&market, &Context::new("market")).await {
@@ -111,8 +112,9 @@ pub fn start(
             workers.running.push(tokio::spawn(later));
         }
         workers.begin(&market, &deps.log);
-        let serving = server.run(market.clone(), deps.auth, workers.token.clone());
-        workers.endless("trading_sessions", serving);
+        let token = workers.token.clone();
+        let serving = bound.run(market.clone(), deps.auth, orders, followed, token);
+        workers.spawn("trading_sessions", serving);
         tracing::info!(%address, fingerprint, "trading sessions over QUIC");
         Ok(GatewayHandle {
             market,
@@ -163,18 +165,13 @@ impl Tasks {
         });
     }
 
-    /// The way back: sessions' messages, history, market events.
+    /// The way back: history, market events.
     fn keep_telling(
         &mut self,
         market: &Arc<Market>,
-        told: Follower,
         log: &Arc<dyn events::Log>,
         fed: &Durable,
     ) {
-        let dispatching = dispatch::run(market.clone(), told, self.token.clone());
-        self.spawn(SESSIONS, async {
-            dispatching.await.map_err(Error::Replica)
-        });
         let troubles =
             dispatch::watch_replica(market.clone(), self.health.clone(), self.token.clone());
         self.endless("replica_watch", troubles);
@@ -259,10 +256,10 @@ async fn sync_later(market: Arc<Market>, health: Health, shutdown: CancellationT
     }
 }
 
-/// Returns when the sessions have what was durable at the start.
+/// Returns when the replica has what was durable at the start.
 async fn catch_up(market: &Market) -> Result<(), Error> {
-    let told = market.told(market.commit.position()).await;
-    told.map_err(|status| Error::Start(status.message().to_owned()))
+    let passed = market.passed(market.commit.position()).await;
+    passed.map_err(|status| Error::Start(status.message().to_owned()))
 }
 
 impl GatewayHandle {
@@ -313,7 +310,7 @@ impl GatewayHandle {
     pub async fn caught_up(&self) {
         let commit = self.market.commit.position();
         // Behind a replica that has ended nothing comes any more.
-        let _ = self.market.told(commit).await;
+        let _ = self.market.passed(commit).await;
         let _ = self.market.written(commit).await;
     }
 

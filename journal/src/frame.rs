@@ -32,7 +32,7 @@ pub const SMALL_BYTES: usize = 144;
 /// Bytes of a mark.
 pub const MARK_BYTES: usize = HEADER_BYTES + MARK_PAYLOAD_BYTES;
 /// Version written today.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// A header that claims a version up to this one is believed: in the noise of a torn header one
 /// word in thousands is as small.
 const VERSION_NEAR: u16 = 16;

@@ -36,7 +36,7 @@ pub use appender::Appender;
 pub use follower::Follower;
 pub use frame::{Frame, FrameKind, SMALL_BYTES};
 pub use front::Front;
-pub use log::{Commit, Config, Journal, JournalError, JournalFailed, Stats};
+pub use log::{Commit, Config, Journal, JournalError, JournalFailed, Listener, Stats};
 pub use reader::Reader;
 pub use snapshot::{Snapshot, Snapshots};
 pub use storage::{FileStorage, Mode, Storage, is_out_of_descriptors, make_folder};

@@ -133,12 +133,23 @@ pub(crate) struct State {
 pub struct Commit {
     state: watch::Receiver<State>,
     durable: Arc<AtomicU64>,
+    listeners: Arc<Mutex<Vec<Listener>>>,
 }
+
+/// Called by the writer's thread after each advance of the commit position and when the log fails:
+/// short, and without waiting.
+pub type Listener = Box<dyn Fn() + Send>;
 
 impl Commit {
     /// Last durable node sequence. One load: who spins on it disturbs the writer no more than that.
     pub fn position(&self) -> u64 {
         self.durable.load(Ordering::Acquire)
+    }
+
+    /// Adds a listener, for the life of the log.
+    pub fn listen(&self, listener: Listener) {
+        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.push(listener);
     }
 
     /// Why the log no longer accepts anything, if so.
@@ -226,6 +237,7 @@ pub(crate) struct Shared {
     pub state: watch::Sender<State>,
     /// The commit position, for the appender.
     pub durable: Arc<AtomicU64>,
+    pub listeners: Arc<Mutex<Vec<Listener>>>,
     pub pending_bytes: AtomicUsize,
     pub is_failed: AtomicBool,
     /// The next segment cannot be made or opened at the moment.
@@ -258,6 +270,12 @@ impl Shared {
         self.state.send_modify(|state| {
             state.failed.get_or_insert_with(|| reason.into());
         });
+        self.tell_listeners();
+    }
+
+    pub fn tell_listeners(&self) {
+        let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        listeners.iter().for_each(|listener| listener());
     }
 }
 
@@ -328,6 +346,7 @@ impl Journal {
             wake: Condvar::new(),
             state,
             durable: Arc::new(AtomicU64::new(end.sequence)),
+            listeners: Arc::default(),
             pending_bytes: AtomicUsize::new(0),
             is_failed: AtomicBool::new(false),
             is_stalled: AtomicBool::new(false),
@@ -411,6 +430,7 @@ impl Journal {
         Commit {
             state: self.shared.state.subscribe(),
             durable: self.shared.durable.clone(),
+            listeners: self.shared.listeners.clone(),
         }
     }
 

@@ -187,6 +187,8 @@ impl Writer {
             .fetch_add(frame_bytes, Ordering::Relaxed);
         counters.written_bytes.fetch_add(extent, Ordering::Relaxed);
         self.shared.durable.store(tail.sequence, Ordering::Release);
+        // First: fronts release reports, everything else follows.
+        self.shared.tell_listeners();
         let end = self.end;
         self.shared.state.send_modify(|state| {
             state.sequence = end.sequence;

@@ -5,9 +5,10 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use types::command::RequestKind;
+use admission::Report;
+use types::command::Cause;
 use types::{
-    AssetIx, CancelReason, Command, Done, Envelope, FeeRate, Handle, HoldIx, Id128, InstrumentIx,
+    AssetIx, CancelReason, Done, FeeRate, Handle, HoldIx, Id128, InstrumentIx,
     InstrumentSpec, Lots, Minor, OrderStatus, OrderType, PoolKind, RejectReason, Reserve, Sequence,
     SessionIx, Side, StpGroup, StpMode, Ticks, TimeInForce, UserId, UserIx,
 };
@@ -172,13 +173,6 @@ pub enum Effect {
         quantity: Lots,
         reason: CancelReason,
     },
-    /// A request found its order gone, or was refused after login.
-    RequestRefused {
-        request: RequestKind,
-        handle: Handle,
-        client_order_id: u64,
-        reason: RejectReason,
-    },
     MassCancelled {
         instrument: InstrumentIx,
         count: u32,
@@ -192,23 +186,6 @@ pub enum Effect {
     Bust(Id128),
 }
 
-/// A session that is told of an effect, and the number of the message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Recipient {
-    pub session: SessionIx,
-    pub number: u64,
-    /// Its own request that the message answers, 0 for none.
-    pub client_seq: u64,
-}
-
-/// An effect with the sessions that are told: of a trade the maker's, then the taker's; of an amend
-/// or cancel the order's, then the one that asked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
-    pub effect: Effect,
-    pub to: [Option<Recipient>; 2],
-}
-
 /// What became of a trade.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TradeStatus {
@@ -220,44 +197,13 @@ pub enum TradeStatus {
     Failed,
 }
 
-/// The command behind effects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cause {
-    pub sequence: Sequence,
-    pub time_ns: u64,
-    /// Who asked, `NONE` without session.
-    pub session: SessionIx,
-    pub client_seq: u64,
-    pub key_hash: Id128,
-    pub request: RequestKind,
-}
-
-impl Cause {
-    pub(crate) fn of(envelope: &Envelope) -> Self {
-        let (session, client_seq) = envelope.command.client().unwrap_or((SessionIx::NONE, 0));
-        Self {
-            sequence: envelope.sequence,
-            time_ns: envelope.time_ns,
-            session,
-            client_seq,
-            key_hash: envelope.command.key_hash().unwrap_or(Id128::NONE),
-            request: match &envelope.command {
-                Command::New(_) => RequestKind::New,
-                Command::Cancel(_) => RequestKind::Cancel,
-                Command::Amend(_) => RequestKind::Amend,
-                Command::MassCancel(_) => RequestKind::MassCancel,
-                Command::Refused(c) => c.request,
-                _ => RequestKind::Other,
-            },
-        }
-    }
-}
-
 /// A record and everything it did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Applied {
     pub cause: Cause,
-    pub effects: Vec<Told>,
+    pub effects: Vec<Effect>,
+    /// The numbered messages of sessions.
+    pub reports: Vec<Report>,
 }
 
 impl Applied {
@@ -267,7 +213,7 @@ impl Applied {
 
     /// True for a record that settlement itself has journalled to say how far it is.
     pub fn is_settlements_own(&self) -> bool {
-        let own = |told: &Told| matches!(told.effect, Effect::Settled { .. } | Effect::Bust(_));
+        let own = |effect: &Effect| matches!(effect, Effect::Settled { .. } | Effect::Bust(_));
         self.effects.iter().any(own)
     }
 }

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use types::Sequence;
 
-use crate::facts::Batch;
+use crate::facts::{Applied, Batch};
 
 /// Records and effects kept in memory together, at least so many once there were: a mass cancel is
 /// one record with an effect per order.
@@ -118,6 +118,6 @@ impl Hub {
 }
 
 fn weight(batch: &Batch) -> usize {
-    let effects = batch.iter().map(|applied| applied.effects.len());
-    batch.len() + effects.sum::<usize>()
+    let of = |applied: &Applied| applied.effects.len() + applied.reports.len();
+    batch.len() + batch.iter().map(of).sum::<usize>()
 }

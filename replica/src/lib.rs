@@ -4,7 +4,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `facts` | what a record did: effects with orders, holds and the numbers of session messages |
+//! | `facts` | what a record did: effects with orders and holds, and the sessions' numbered messages |
 //! | `state` | the machine and the tables beside it: a pure fold |
 //! | `names` | what indexes stand for |
 //! | `image` | checkpoints |
@@ -29,7 +29,7 @@ mod state;
 
 pub use catch_up::{CatchUp, ReplicaError};
 pub use facts::{
-    Applied, Batch, Cause, Effect, Hold, Moved, Order, Recipient, Session, Told, Trade, TradeStatus,
+    Applied, Batch, Effect, Hold, Moved, Order, Session, Trade, TradeStatus,
 };
 pub use follower::Follower;
 pub use image::Found;
@@ -37,3 +37,4 @@ pub use live::{LiveReplica, PART, Replica};
 pub use names::{HoldName, Names};
 pub use offline::{SnapshotError, snapshot};
 pub use state::{Differs, State};
+pub use types::command::Cause;

@@ -2,19 +2,19 @@
 //! of orders, holds and sessions that admission does not. A pure fold: the same records give the
 //! same effects and the same numbers.
 
-use admission::{Admission, AdmissionConfig, OpenOrder};
+use admission::{Admission, AdmissionConfig, OpenOrder, Report, ReportSink};
 use sequencer::core::Hear;
 use sequencer::{Core, Record};
 use std::sync::Arc;
-use types::command::RequestKind;
+use types::command::Cause;
 use types::{
     Command, Envelope, Event, EventEnvelope, Handle, HoldIx, Id128, InstrumentIx, Lots, Minor,
-    NodeId, OrderStatus, OrderType, PoolKind, RejectReason, Sequence, SessionIx, Side, StpMode,
+    NodeId, OrderStatus, OrderType, PoolKind, Sequence, SessionIx, Side, StpMode,
     TimeInForce, order_uuid,
 };
 
 use crate::facts::{
-    Applied, Cause, Effect, Hold, Moved, Order, Recipient, Session, Told, Trade, TradeStatus,
+    Applied, Effect, Hold, Moved, Order, Session, Trade, TradeStatus,
 };
 use crate::names::Names;
 
@@ -50,8 +50,6 @@ pub(crate) struct HoldDetails {
 )]
 pub(crate) struct SessionDetails {
     pub changed_ns: u64,
-    /// Number of its last message.
-    pub last_number: u64,
 }
 
 /// The tables beside the machine, by the machine's own indexes.
@@ -126,13 +124,20 @@ impl State {
             tables: &mut self.tables,
             names: &self.names,
             // A command has an effect or two of its own, an event one.
-            told: Vec::with_capacity(record.events.len() + 1),
+            effects: Vec::with_capacity(record.events.len() + 1),
+            reports: Vec::with_capacity(record.events.len()),
         };
         if self.core.apply_heard(envelope, &mut effects) != record.events {
             return Err(Differs(envelope.sequence));
         }
-        let effects = effects.told;
-        Ok(Applied { cause, effects })
+        let Effects {
+            effects, reports, ..
+        } = effects;
+        Ok(Applied {
+            cause,
+            effects,
+            reports,
+        })
     }
 
     pub fn node(&self) -> NodeId {
@@ -283,7 +288,7 @@ impl Tables {
             stp_group: row.stp_group,
             client_seq: row.client_seq,
             changed_ns: details.changed_ns,
-            last_number: details.last_number,
+            last_number: row.last_number,
         })
     }
 }
@@ -294,7 +299,14 @@ struct Effects<'a> {
     cause: Cause,
     tables: &'a mut Tables,
     names: &'a Names,
-    told: Vec<Told>,
+    effects: Vec<Effect>,
+    reports: Vec<Report>,
+}
+
+impl ReportSink for Effects<'_> {
+    fn report(&mut self, report: &Report) {
+        self.reports.push(*report);
+    }
 }
 
 impl Hear for Effects<'_> {
@@ -302,7 +314,7 @@ impl Hear for Effects<'_> {
         match &envelope.command {
             Command::BindUser(c) => {
                 self.names.add_user(c.id);
-                self.tell_nobody(Effect::User(c.user, c.id));
+                self.note(Effect::User(c.user, c.id));
             }
             Command::SetInstrument(c) => self.instrument(admission, c.spec.ix),
             Command::OpenSession(c) => self.session(admission, c.session),
@@ -331,21 +343,15 @@ impl Hear for Effects<'_> {
                 details.taken_at = cause.sequence;
             }),
             Command::New(c) => self.entered(admission, c),
-            Command::Refused(c) => self.tell_asker(Effect::RequestRefused {
-                request: c.request,
-                handle: c.handle,
-                client_order_id: c.client_order_id,
-                reason: c.reason,
-            }),
             Command::Settled(_) => {
                 // What the state holds, which covers the record itself where nothing is left.
                 let known = admission.settlement();
-                self.tell_nobody(Effect::Settled {
+                self.note(Effect::Settled {
                     posted: known.posted,
                     finalized: known.finalized,
                 });
             }
-            Command::Bust(c) => self.tell_nobody(Effect::Bust(c.trade)),
+            Command::Bust(c) => self.note(Effect::Bust(c.trade)),
             Command::SetPhase(_)
             | Command::BlockUser(_)
             | Command::UnblockUser(_)
@@ -354,6 +360,7 @@ impl Hear for Effects<'_> {
             | Command::Amend(_)
             | Command::MassCancel(_)
             | Command::SetKillSwitch(_)
+            | Command::Refused(_)
             | Command::ExpireOrders(_) => {}
         }
     }
@@ -362,19 +369,19 @@ impl Hear for Effects<'_> {
         match &e.event {
             Event::Accepted(event) => {
                 let order = self.open_order(admission, event.handle);
-                self.tell_owner(Effect::Accepted(order), &order);
+                self.note(Effect::Accepted(order));
                 if event.rests {
-                    self.tell_nobody(Effect::Rested(order));
+                    self.note(Effect::Rested(order));
                 }
             }
             Event::Rested(event) => {
                 let order = self.open_order(admission, event.handle);
-                self.tell_nobody(Effect::Rested(order));
+                self.note(Effect::Rested(order));
             }
             Event::Rejected(event) => {
                 let (mut order, moved) = self.first(effects, admission);
                 order.status = OrderStatus::Rejected;
-                self.tell_owner(Effect::Refused(order, moved, event.reason), &order);
+                self.note(Effect::Refused(order, moved, event.reason));
             }
             Event::Trade(event) => self.trade(e, event, effects, admission),
             Event::Amended(event) => {
@@ -384,7 +391,7 @@ impl Hear for Effects<'_> {
                     moved,
                     kept_priority: event.kept_priority,
                 };
-                self.tell_both(effect, &order, RequestKind::Amend);
+                self.note(effect);
             }
             Event::Reduced(event) => {
                 let (order, moved) = self.first(effects, admission);
@@ -394,7 +401,7 @@ impl Hear for Effects<'_> {
                     quantity: event.quantity,
                     reason: event.reason,
                 };
-                self.tell_owner(effect, &order);
+                self.note(effect);
             }
             Event::Cancelled(event) => {
                 let (mut order, moved) = self.first(effects, admission);
@@ -406,71 +413,27 @@ impl Hear for Effects<'_> {
                     quantity: event.quantity,
                     reason: event.reason,
                 };
-                self.tell_both(effect, &order, RequestKind::Cancel);
+                self.note(effect);
             }
-            Event::AmendRejected(event) => {
-                self.gone(admission, RequestKind::Amend, event.handle, event.reason);
-            }
-            Event::CancelRejected(event) => {
-                self.gone(admission, RequestKind::Cancel, event.handle, event.reason);
-            }
-            Event::MassCancelled(event) => self.tell_asker(Effect::MassCancelled {
+            Event::MassCancelled(event) => self.note(Effect::MassCancelled {
                 instrument: e.instrument,
                 count: event.count,
             }),
             Event::PhaseChanged(_) => self.instrument(admission, e.instrument),
+            Event::AmendRejected(_) | Event::CancelRejected(_) => {}
         }
     }
 }
 
 impl Effects<'_> {
-    fn tell(&mut self, effect: Effect, to: [Option<(SessionIx, u64)>; 2]) {
-        let to = to.map(|to| {
-            let (session, client_seq) = to.filter(|(session, _)| !session.is_none())?;
-            let details = &mut self.tables.sessions[session.index()];
-            details.last_number += 1;
-            Some(Recipient {
-                session,
-                number: details.last_number,
-                client_seq,
-            })
-        });
-        self.told.push(Told { effect, to });
-    }
-
-    fn tell_nobody(&mut self, effect: Effect) {
-        self.tell(effect, [None, None]);
-    }
-
-    fn tell_asker(&mut self, effect: Effect) {
-        let cause = self.cause;
-        self.tell(effect, [Some((cause.session, cause.client_seq)), None]);
-    }
-
-    /// The session that entered the order; it is answered where it has entered it with this command.
-    fn tell_owner(&mut self, effect: Effect, order: &Order) {
-        let is_answer = order.sequence == self.cause.sequence;
-        let client_seq = if is_answer { self.cause.client_seq } else { 0 };
-        self.tell(effect, [Some((order.session, client_seq)), None]);
-    }
-
-    /// The order's session, and the session that asked when it is another one. The client sequence
-    /// names a request of the session that is told.
-    fn tell_both(&mut self, effect: Effect, order: &Order, request: RequestKind) {
-        let asker = (self.cause.session, self.cause.client_seq);
-        let is_asked = self.cause.request == request;
-        let to = match is_asked {
-            true if asker.0 == order.session => [Some(asker), None],
-            true => [Some((order.session, 0)), Some(asker)],
-            false => [Some((order.session, 0)), None],
-        };
-        self.tell(effect, to);
+    fn note(&mut self, effect: Effect) {
+        self.effects.push(effect);
     }
 
     fn instrument(&mut self, admission: &Admission, ix: InstrumentIx) {
         let spec = admission.spec(ix).expect("it is set");
         self.names.set_instrument(*spec);
-        self.tell_nobody(Effect::Instrument(*spec));
+        self.note(Effect::Instrument(*spec));
     }
 
     fn session(&mut self, admission: &Admission, session: SessionIx) {
@@ -479,7 +442,7 @@ impl Effects<'_> {
         }
         self.tables.sessions[session.index()].changed_ns = self.cause.time_ns;
         let session = self.tables.session(admission, session);
-        self.tell_nobody(Effect::Session(session.expect("it is there")));
+        self.note(Effect::Session(session.expect("it is there")));
     }
 
     fn hold(
@@ -490,7 +453,7 @@ impl Effects<'_> {
     ) {
         change(&mut self.tables.holds[hold.index()], &self.cause);
         let hold = self.tables.hold(admission, hold);
-        self.tell_nobody(Effect::Hold(hold.expect("it is there")));
+        self.note(Effect::Hold(hold.expect("it is there")));
     }
 
     fn entered(&mut self, admission: &Admission, c: &types::command::New) {
@@ -513,7 +476,7 @@ impl Effects<'_> {
         details.orders += 1;
         details.used_ns = cause.time_ns;
         let order = self.open_order(admission, c.handle);
-        self.tell_nobody(Effect::Entered(order));
+        self.note(Effect::Entered(order));
     }
 
     fn trade(
@@ -544,8 +507,7 @@ impl Effects<'_> {
             maker_moved,
             taker_moved,
         };
-        let to = [Some((maker.session, 0)), Some((taker.session, 0))];
-        self.tell(Effect::Traded(Box::new(trade)), to);
+        self.note(Effect::Traded(Box::new(trade)));
     }
 
     /// The order that an event names, as the event leaves it, and what it did to its money.
@@ -573,21 +535,5 @@ impl Effects<'_> {
         let open = admission.order(handle);
         self.tables
             .order(open.expect("events speak of open orders"))
-    }
-
-    fn gone(
-        &mut self,
-        admission: &Admission,
-        request: RequestKind,
-        handle: Handle,
-        reason: RejectReason,
-    ) {
-        let open = admission.order(handle);
-        self.tell_asker(Effect::RequestRefused {
-            request,
-            handle,
-            client_order_id: open.map_or(0, |order| order.client_order_id),
-            reason,
-        });
     }
 }

@@ -148,10 +148,9 @@ async fn read_to(follower: &mut Follower, last: Sequence) -> Vec<Applied> {
 /// Every message number of every session follows the one before.
 fn check_numbers(all: &[Applied]) -> usize {
     let mut last = std::collections::HashMap::new();
-    let told = all.iter().flat_map(|applied| &applied.effects);
-    for to in told.flat_map(|told| told.to.iter().flatten()) {
-        let before = last.insert(to.session, to.number).unwrap_or(0);
-        assert_eq!(to.number, before + 1, "{to:?}");
+    for report in all.iter().flat_map(|applied| &applied.reports) {
+        let before = last.insert(report.session, report.number).unwrap_or(0);
+        assert_eq!(report.number, before + 1, "{report:?}");
     }
     last.values().map(|number| *number as usize).sum()
 }
@@ -174,7 +173,7 @@ async fn r180_from_memory_from_files_and_from_any_checkpoint_everybody_is_told_t
     assert!(check_numbers(&followed) > 1_000);
     let has = |wanted: fn(&Effect) -> bool| {
         let effects = followed.iter().flat_map(|applied| &applied.effects);
-        effects.filter(|told| wanted(&told.effect)).count() > 10
+        effects.filter(|effect| wanted(effect)).count() > 10
     };
     assert!(
         has(|e| matches!(e, Effect::Traded(_))) && has(|e| matches!(e, Effect::Amended { .. }))

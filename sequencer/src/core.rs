@@ -4,9 +4,9 @@
 //! Recovery and replay call [`Core::apply`]. The hot thread keeps the admission here, lends the books to its engines, and feeds back what they
 //! report; the fold does not depend on how the reports of different instruments interleave, so both ways end in the same state.
 
-use admission::{Admission, AdmissionConfig, Effects};
+use admission::{Admission, AdmissionConfig, Effects, Report, ReportSink};
 use engine::{Book, BookConfig, EventSink};
-use types::command::Route;
+use types::command::{Cause, Route};
 use types::{
     Command, Envelope, Event, EventEnvelope, InstrumentIx, Quote, RejectReason, Sequence, StateHash,
 };
@@ -22,8 +22,9 @@ pub struct Core {
     trades: u64,
 }
 
-/// Hears what a command and its events do to admission, each right after it was done.
-pub trait Hear {
+/// Hears what a command and its events do to admission, each right after it was done, and the
+/// numbered messages that follow from it.
+pub trait Hear: ReportSink {
     fn command(&mut self, envelope: &Envelope, admission: &Admission);
 
     fn event(&mut self, event: &EventEnvelope, effects: &Effects, admission: &Admission);
@@ -31,6 +32,10 @@ pub trait Hear {
 
 /// Nobody listens: nothing is copied.
 enum Nobody {}
+
+impl ReportSink for Nobody {
+    fn report(&mut self, _: &Report) {}
+}
 
 impl Hear for Nobody {
     fn command(&mut self, _: &Envelope, _: &Admission) {}
@@ -115,8 +120,13 @@ impl Core {
         if let Some(book) = self.begin(envelope) {
             self.books.push(Some(book));
         }
-        if let Some(heard) = &mut heard {
-            heard.command(envelope, &self.admission);
+        let cause = Cause::of(envelope);
+        match &mut heard {
+            None => self.report(&cause, &envelope.command, &mut ()),
+            Some(heard) => {
+                heard.command(envelope, &self.admission);
+                self.report(&cause, &envelope.command, *heard);
+            }
         }
         let named = match envelope.command.route() {
             Route::Admission => 0..0,
@@ -130,10 +140,10 @@ impl Core {
         let outbox = std::mem::take(&mut self.outbox);
         for event in &outbox.events {
             match &mut heard {
-                None => self.event(event),
+                None => self.event(event, &cause, &mut ()),
                 Some(heard) => {
                     self.trades += u64::from(matches!(event.event, Event::Trade(_)));
-                    let effects = self.admission.apply_event(event);
+                    let effects = self.admission.apply_event(event, &cause, *heard);
                     heard.event(event, &effects, &self.admission);
                 }
             }
@@ -168,10 +178,23 @@ impl Core {
         }
     }
 
+    /// Numbers the message of a command itself, before those of its events and after those of every
+    /// command before it.
+    #[inline]
+    pub(crate) fn report(&mut self, cause: &Cause, command: &Command, to: &mut impl ReportSink) {
+        self.admission.report_command(cause, command, to);
+    }
+
     /// Feeds back an event that an engine has reported.
-    pub(crate) fn event(&mut self, event: &EventEnvelope) {
+    #[inline]
+    pub(crate) fn event(
+        &mut self,
+        event: &EventEnvelope,
+        cause: &Cause,
+        to: &mut impl ReportSink,
+    ) {
         self.trades += u64::from(matches!(event.event, Event::Trade(_)));
-        self.admission.apply_event_unheard(event);
+        self.admission.apply_event_brief(event, cause, to);
     }
 
     pub(crate) fn quote(&mut self, instrument: InstrumentIx, quote: Quote) {

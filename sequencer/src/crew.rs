@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::{Config, Layout};
 use crate::lane::Engine;
-use crate::wake::Wake;
+use crate::park::Parker;
 
 /// Longest sleep of an engine thread without work.
 const PARK: Duration = Duration::from_millis(500);
@@ -35,7 +35,7 @@ struct Hand {
 
 #[derive(Default)]
 struct Shared {
-    wake: Wake,
+    parker: Parker,
     /// Engines on their way to the thread.
     arriving: Mutex<Vec<Engine>>,
     has_arriving: AtomicBool,
@@ -73,7 +73,7 @@ impl Crew {
         self.given += 1;
         hand.shared.arriving().push(engine);
         hand.shared.has_arriving.store(true, Ordering::Release);
-        hand.shared.wake.ring();
+        hand.shared.parker.unpark();
     }
 
     fn hire(&self) -> Hand {
@@ -109,7 +109,7 @@ impl Crew {
     /// Makes sure that the engine of lane `lane` is awake.
     pub fn ring(&self, lane: usize) {
         if self.threads_max > 0 {
-            self.threads[lane % self.threads_max].shared.wake.ring();
+            self.threads[lane % self.threads_max].shared.parker.unpark();
         }
     }
 
@@ -122,7 +122,7 @@ impl Drop for Crew {
     fn drop(&mut self) {
         for hand in &self.threads {
             hand.shared.is_stopping.store(true, Ordering::Release);
-            hand.shared.wake.ring();
+            hand.shared.parker.unpark();
         }
         for hand in &mut self.threads {
             // A panic has been reported by the thread's guard.
@@ -151,7 +151,6 @@ impl Drop for Guard {
 }
 
 fn run(shared: &Shared, core: Option<usize>, spin: Duration) {
-    shared.wake.adopt();
     if let Some(core) = core {
         pin(core);
     }
@@ -172,7 +171,7 @@ fn run(shared: &Shared, core: Option<usize>, spin: Duration) {
         } else if last_work.elapsed() < spin || engines.iter().any(Engine::has_work) {
             std::hint::spin_loop();
         } else {
-            shared.wake.park(PARK, || {
+            shared.parker.park(PARK, &[], || {
                 engines.iter().any(Engine::has_work)
                     || shared.has_arriving.load(Ordering::Acquire)
                     || shared.is_stopping.load(Ordering::Acquire)

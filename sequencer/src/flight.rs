@@ -248,6 +248,7 @@ mod tests {
         Envelope {
             sequence: Sequence::ZERO,
             time_ns: 0,
+            received_ns: 0,
             command: Command::ExpireOrders(ExpireOrders {
                 instrument: InstrumentIx::NONE,
             }),

@@ -17,6 +17,7 @@ use crate::core::Core;
 use crate::hot::Hot;
 use crate::image;
 use crate::keep::Keep;
+use crate::park::Parker;
 use crate::port::{Gate, Port};
 use crate::reader::Reader;
 use crate::recover::{self, StartError};
@@ -38,6 +39,11 @@ impl Commit {
     /// The journal failed before; the command may or may not be found after a restart.
     pub async fn wait(&self, sequence: Sequence) -> Result<(), JournalFailed> {
         self.0.wait(sequence.get()).await
+    }
+
+    /// Wakes a front whenever the position has moved, and when the journal fails.
+    pub fn wake(&self, front: Arc<Parker>) {
+        self.0.listen(Box::new(move || front.unpark()));
     }
 
     pub fn failure(&self) -> Option<JournalFailed> {
@@ -233,7 +239,7 @@ fn prepare_on(
         journal.gather(Duration::from_micros(config.gather_us));
     }
     let recovered = core.sequence();
-    let gate = Arc::new(Gate::new(config.queue_capacity));
+    let gate = Arc::new(Gate::new(config.queue_capacity, config.layout));
     let stats = Arc::new(Stats::default());
     let hot = Hot::new(
         config,
@@ -311,7 +317,7 @@ impl Drop for Volatile {
 /// Empty books and no journal; the hot thread is the caller's to start.
 pub(crate) fn prepare_volatile(config: Config, backlog: Arc<Backlog>) -> (Hot, Port, Arc<Stats>) {
     let core = Core::new(crate::limits::limits());
-    let gate = Arc::new(Gate::new(config.queue_capacity));
+    let gate = Arc::new(Gate::new(config.queue_capacity, config.layout));
     let stats = Arc::new(Stats::default());
     let hot = Hot::new(
         config,

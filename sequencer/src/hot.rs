@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use admission::Request;
 use types::command::{ExpireOrders, Route};
-use types::{Command, Envelope, Handle, InstrumentIx, Sequence};
+use types::{Command, Envelope, Handle, InstrumentIx, RejectReason, Sequence};
 
 use crate::backlog::{Backlog, Intake};
 use crate::config::Config;
@@ -21,7 +21,8 @@ use crate::flight::{Flights, Owed};
 use crate::keep::Keep;
 use crate::lane::{Lane, connect};
 use crate::port::{Gate, Job, NotTaken, Reply};
-use crate::ring_port::RingEnd;
+use crate::polled::{PARK, Polled, sleep_for};
+use crate::ring_port::{Asked, RingEnd};
 use crate::stats::{Stats, Tally};
 use crate::timers::Timers;
 
@@ -41,10 +42,10 @@ const LOOKS: usize = 16;
 /// whose core was taken away for a moment costs no order. Once, until that engine reports again: those behind are `BUSY` at once, and other engines'
 /// requests wait for none of them.
 const ROOM_WAIT: Duration = Duration::from_millis(10);
-/// Longest sleep of an idle thread.
-const PARK: Duration = Duration::from_millis(500);
-/// The same while a front is behind with its reports: it rings no bell when it has read some.
+/// Longest sleep while a front is behind with its reports: it wakes nobody when it has read some.
 const PARK_BEHIND: Duration = Duration::from_millis(1);
+/// A session that no front has.
+const NO_PORT: u16 = u16::MAX;
 
 pub(crate) struct Hot {
     config: Config,
@@ -67,8 +68,12 @@ pub(crate) struct Hot {
     is_last_owed: bool,
     /// Orders that were reduced since the journal stalled. Once each: lot by lot they would fill the buffer that cancels need.
     reduced: HashSet<Handle>,
-    /// Fronts that poll.
+    /// Fronts.
     rings: Vec<RingEnd>,
+    /// By session: whose messages go into which ring.
+    routes: Vec<u16>,
+    /// A front that shares this thread.
+    polled: Option<Box<dyn Polled>>,
     stats: Arc<Stats>,
     tally: Tally,
 }
@@ -101,6 +106,8 @@ impl Hot {
             is_last_owed: false,
             reduced: HashSet::new(),
             rings: Vec::new(),
+            routes: Vec::new(),
+            polled: None,
             stats,
             tally: Tally::default(),
         }
@@ -108,7 +115,6 @@ impl Hot {
 
     /// Opens the books that recovery found, and ends the sessions of before. First of all, and once.
     pub fn begin(&mut self) {
-        self.gate.wake.adopt();
         for at in 0..self.core.places().len() {
             let book = self.core.places()[at]
                 .take()
@@ -131,7 +137,7 @@ impl Hot {
         let mut idle_since = None;
         loop {
             let is_stopping = self.gate.is_stopping.load(Ordering::Acquire);
-            if self.step() {
+            if self.step() | self.poll_front() {
                 idle_since = None;
                 continue;
             }
@@ -149,8 +155,23 @@ impl Hot {
         }
     }
 
+    /// A round of the front that shares the thread; true when it had anything to do.
+    fn poll_front(&mut self) -> bool {
+        let Some(polled) = &mut self.polled else {
+            return false;
+        };
+        let did_work = polled.round();
+        if polled.is_over() {
+            self.polled = None;
+        }
+        did_work
+    }
+
     /// Looks for requests alone, for a moment: what a whole turn would look at besides has no hurry.
     fn watch(&self) {
+        if self.polled.is_some() {
+            return;
+        }
         for _ in 0..LOOKS {
             if self.rings.iter().any(RingEnd::has_request) || !self.gate.queue.is_empty() {
                 return;
@@ -166,6 +187,7 @@ impl Hot {
         self.keep.flush();
         self.watch_journal();
         if did_work {
+            self.rings.iter().for_each(RingEnd::wake);
             self.publish();
         }
         did_work
@@ -186,6 +208,11 @@ impl Hot {
             return Err(NotTaken::JournalFailed);
         }
         if self.keep.is_full() || self.flights.room() == 0 {
+            return Err(NotTaken::Busy);
+        }
+        // A front that does not read is its own trouble as long as the node has room for its reports.
+        let is_order = matches!(self.request(source), Request::New(_) | Request::Amend(_));
+        if is_order && self.rings.iter().any(RingEnd::is_overrun) {
             return Err(NotTaken::Busy);
         }
         if !self.keep.is_stalled() {
@@ -226,8 +253,7 @@ impl Hot {
         self.tally.parks += 1;
         self.publish();
         self.look_at_backlog();
-        // Nothing is under way: nobody's place is named by a flight.
-        self.rings.retain(|ring| !ring.is_closed());
+        self.drop_closed_rings();
         let mut sleep = match self.next_ns() {
             // After a failure nothing more is done in the name of time.
             Some(at_ns) if !self.keep.is_failed() => {
@@ -238,12 +264,34 @@ impl Hot {
         if self.rings.iter().any(RingEnd::is_behind) {
             sleep = sleep.min(PARK_BEHIND);
         }
-        let (gate, rings) = (&self.gate, &self.rings);
-        gate.wake.park(sleep, || {
+        let (gate, rings, polled) = (&self.gate, &self.rings, self.polled.as_deref());
+        if let Some(polled) = polled {
+            sleep = sleep.min(sleep_for(polled));
+        }
+        let fd = polled.map(|polled| [polled.fd()]);
+        let fds = fd.as_ref().map_or(&[][..], |fd| &fd[..]);
+        gate.parker.park(sleep, fds, || {
             !gate.queue.is_empty()
                 || rings.iter().any(RingEnd::has_request)
+                || polled.is_some_and(Polled::has_work)
                 || gate.is_stopping.load(Ordering::Acquire)
         });
+    }
+
+    /// Forgets the fronts that are gone, from the end: rings are named by their place.
+    fn drop_closed_rings(&mut self) {
+        if !self.flights.is_empty() {
+            return;
+        }
+        while self.rings.last().is_some_and(RingEnd::is_closed) {
+            self.rings.pop();
+            let gone = self.rings.len();
+            for port in &mut self.routes {
+                if usize::from(*port) == gone {
+                    *port = NO_PORT;
+                }
+            }
+        }
     }
 
     /// One round; true when there was something to do.
@@ -268,11 +316,10 @@ impl Hot {
                 }
                 Job::Inspect(read) => self.show(read),
                 Job::Attach(ring) => {
-                    if self.flights.is_empty() {
-                        self.rings.retain(|ring| !ring.is_closed());
-                    }
+                    self.drop_closed_rings();
                     self.rings.push(*ring);
                 }
+                Job::Host(polled) => self.polled = Some(polled),
             }
             self.pump();
         }
@@ -287,9 +334,10 @@ impl Hot {
         let now_ns = (self.config.clock)();
         let mut did_work = false;
         while self.flights.room() > 0
-            && let Some((at, tag)) = self.rings[port].next()
+            && let Some(at) = self.rings[port].next()
         {
             did_work = true;
+            let tag = self.rings[port].asked(at).tag;
             let request = Source::Ring { port, at };
             self.serve(request, now_ns, Owed::Ring { port, tag });
             self.pump();
@@ -308,7 +356,11 @@ impl Hot {
                         self.tell_sequence();
                         reply.send(Err(no));
                     }
-                    Owed::Ring { port, tag } => self.rings[port].not_taken(tag, no),
+                    Owed::Ring { port, .. } => {
+                        if let Source::Ring { at, .. } = request {
+                            self.rings[port].refuse(at, no);
+                        }
+                    }
                 }
             }
         }
@@ -332,6 +384,8 @@ impl Hot {
     fn admit(&mut self, source: Source, mut now_ns: u64) -> Result<(), NotTaken> {
         // First: what it reserves and amends decides about the next request.
         self.begin_last();
+        let asked = self.asked(source);
+        self.check_epoch(source, asked)?;
         let reduced = self.journal(source)?;
         self.look_at_backlog();
         let mut waiting_since = None;
@@ -344,7 +398,14 @@ impl Hot {
             };
             let admission = self.core.admission();
             let place = self.flights.vacant();
-            if let Err(reject) = admission.admit_into(request, now_ns, &mut place.command) {
+            let admitted = match asked.is_over_rate {
+                false => admission.admit_into(request, now_ns, &mut place.command),
+                true => admission.admit_reduction(request, now_ns, &mut place.command),
+            };
+            if let Err(reject) = admitted {
+                if asked.is_over_rate {
+                    return Err(NotTaken::Refused(reject));
+                }
                 // A refusal after login is journalled too, so that its numbered answer survives.
                 place.command = admission
                     .refusal(request, &reject)
@@ -352,6 +413,10 @@ impl Hot {
             }
             place.sequence = self.core.sequence().next();
             place.time_ns = now_ns;
+            place.received_ns = match asked.received_ns {
+                0 => now_ns,
+                at => at.clamp(now_ns.saturating_sub(u64::from(u32::MAX)), now_ns),
+            };
             let route = place.command.route();
             let is_order = matches!(place.command, Command::New(_) | Command::Amend(_));
             if self.has_room(route) {
@@ -376,6 +441,27 @@ impl Hot {
                 }
             }
             now_ns = (self.config.clock)();
+        }
+    }
+
+    fn asked(&self, source: Source) -> Asked {
+        match source {
+            Source::Given(_) => Asked::default(),
+            Source::Ring { port, at } => *self.rings[port].asked(at),
+        }
+    }
+
+    /// A request that was read before a later login has taken its session is not carried out.
+    fn check_epoch(&self, source: Source, asked: Asked) -> Result<(), NotTaken> {
+        if asked.epoch == Sequence::ZERO {
+            return Ok(());
+        }
+        let Some((session, _)) = self.request(source).client() else {
+            return Ok(());
+        };
+        match self.core.admission().session(session) {
+            Some(row) if row.epoch == asked.epoch => Ok(()),
+            _ => Err(NotTaken::Refused(RejectReason::UnknownSession.into())),
         }
     }
 
@@ -487,6 +573,7 @@ fn nothing() -> Envelope {
     Envelope {
         sequence: Sequence::ZERO,
         time_ns: 0,
+        received_ns: 0,
         command: Command::ExpireOrders(ExpireOrders {
             instrument: InstrumentIx::NONE,
         }),

@@ -25,7 +25,7 @@ pub struct CoreImage {
     beside: Vec<u8>,
 }
 
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 
 /// Why a snapshot cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -372,6 +372,7 @@ mod tests {
             assert!(lane.push(&Envelope {
                 sequence: Sequence(sequence),
                 time_ns: 0,
+                received_ns: 0,
                 command: Command::ExpireOrders(ExpireOrders {
                     instrument: InstrumentIx::NONE,
                 }),

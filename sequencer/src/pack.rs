@@ -5,7 +5,6 @@
 //! | lengths of the words, 4 bits each, the first in the low half | low bytes of the first word | of the second | ...
 //! ```
 
-use journal::SMALL_BYTES;
 use rkyv::util::Align;
 
 use crate::flat::{Put, WORDS_MAX};
@@ -23,7 +22,8 @@ const fn tag_bytes(archive: usize) -> usize {
 
 /// Packs an archive of `COUNT` words, one after the other, where they stay. Words that are not put at the end are zero: no length, no bytes.
 pub(crate) struct Packer<'a, const COUNT: usize> {
-    out: &'a mut [u8; SMALL_BYTES],
+    /// At least [`PACKED_BYTES_MAX`].
+    out: &'a mut [u8],
     at: usize,
     tags: u64,
     /// Four bits a word that was put.
@@ -34,7 +34,7 @@ impl<'a, const COUNT: usize> Packer<'a, COUNT> {
     const FRONT: usize = tag_bytes(COUNT * 8);
 
     #[inline(always)]
-    pub fn new(out: &'a mut [u8; SMALL_BYTES]) -> Self {
+    pub fn new(out: &'a mut [u8]) -> Self {
         Self {
             out,
             at: Self::FRONT,
@@ -88,6 +88,8 @@ pub(crate) fn unpack<const N: usize>(payload: &[u8]) -> Option<Align<[u8; N]>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const SMALL_BYTES: usize = journal::SMALL_BYTES;
 
     #[test]
     fn what_is_packed_comes_back() {

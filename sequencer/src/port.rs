@@ -9,10 +9,12 @@ use tokio::sync::{mpsc, oneshot};
 use types::{Command, RejectReason, Sequence};
 
 use crate::backlog::Stage;
+use crate::config::Layout;
 use crate::core::Core;
 use crate::record::Record;
 use crate::ring_port::{self, RingEnd, RingPort};
-use crate::wake::Wake;
+use crate::park::Parker;
+use crate::polled::Polled;
 
 /// Why a request is not in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,14 +62,17 @@ pub type Look = Box<dyn FnOnce(&Core) + Send>;
 pub(crate) enum Job {
     Request(Request, Reply),
     Inspect(Look),
-    /// A front with rings of its own.
+    /// A front's rings.
     Attach(Box<RingEnd>),
+    /// A front that shares the hot thread.
+    Host(Box<dyn Polled>),
 }
 
 /// What ports and the hot thread share.
 pub(crate) struct Gate {
     pub queue: ArrayQueue<Job>,
-    pub wake: Wake,
+    pub parker: Arc<Parker>,
+    pub layout: Layout,
     /// Nothing new is taken; what waits is done.
     pub is_stopping: AtomicBool,
     pub is_failed: AtomicBool,
@@ -78,10 +83,11 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    pub fn new(capacity: usize) -> Self {
+    pub fn new(capacity: usize, layout: Layout) -> Self {
         Self {
             queue: ArrayQueue::new(capacity),
-            wake: Wake::default(),
+            layout,
+            parker: Arc::default(),
             is_stopping: AtomicBool::new(false),
             is_failed: AtomicBool::new(false),
             stage: AtomicU64::new(0),
@@ -92,7 +98,7 @@ impl Gate {
     /// Tells the hot thread to finish what waits and to end.
     pub fn stop(&self) {
         self.is_stopping.store(true, Ordering::SeqCst);
-        self.wake.ring();
+        self.parker.unpark();
     }
 
     /// Is anything taken at all?
@@ -195,14 +201,33 @@ impl Port {
         Stage::of_code(self.gate.stage.load(Ordering::Relaxed))
     }
 
-    /// Rings of `capacity` (a power of two) requests and reports for a front that polls them.
+    /// Rings of `capacity` (a power of two) requests and reports for a front that polls them. `front`
+    /// is where its thread sleeps.
     ///
     /// # Errors
     /// [`NotTaken::Busy`], [`NotTaken::Stopping`].
-    pub fn rings(&self, capacity: usize) -> Result<RingPort, NotTaken> {
-        let (port, end) = ring_port::connect(self.gate.clone(), capacity);
+    pub fn rings(&self, capacity: usize, front: Arc<Parker>) -> Result<RingPort, NotTaken> {
+        let (port, end) = ring_port::connect(self.gate.clone(), front, capacity);
         self.push(Job::Attach(Box::new(end)))?;
         Ok(port)
+    }
+
+    /// Which threads poll what.
+    pub fn layout(&self) -> Layout {
+        self.gate.layout
+    }
+
+    /// Where the hot thread sleeps: the parker of a front that shares it.
+    pub fn parker(&self) -> Arc<Parker> {
+        self.gate.parker.clone()
+    }
+
+    /// Lets the hot thread poll a front between its own rounds, until it is over (layout `fused`).
+    ///
+    /// # Errors
+    /// [`NotTaken::Busy`], [`NotTaken::Stopping`].
+    pub fn host(&self, polled: Box<dyn Polled>) -> Result<(), NotTaken> {
+        self.push(Job::Host(polled))
     }
 
     fn push(&self, job: Job) -> Result<(), NotTaken> {
@@ -211,7 +236,7 @@ impl Port {
             outcome => outcome?,
         }
         self.gate.queue.push(job).map_err(|_| NotTaken::Busy)?;
-        self.gate.wake.ring();
+        self.gate.parker.unpark();
         // The hot thread may have emptied the queue for the last time before this job came in.
         if self.gate.is_closed.load(Ordering::SeqCst) {
             self.gate.turn_away();

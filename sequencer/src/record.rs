@@ -30,7 +30,10 @@ const COMMAND_BYTES: usize = size_of::<ArchivedCommand>();
 const EVENT_BYTES: usize = size_of::<ArchivedEventBody>();
 
 const _: () = assert!(COMMAND_BYTES == COMMAND_WORDS * 8 && EVENT_BYTES == EVENT_WORDS * 8);
-const _: () = assert!(PACKED_BYTES_MAX <= SMALL_BYTES);
+/// In front of a command's archive: how long it had waited since the front read it, in nanoseconds.
+const WAITED_BYTES: usize = 4;
+
+const _: () = assert!(WAITED_BYTES + PACKED_BYTES_MAX <= SMALL_BYTES);
 
 /// Appends a command and its events as one unit, each frame written once, where it is checked and copied from.
 pub fn append(appender: &mut Appender, command: &Envelope, events: &[EventEnvelope]) {
@@ -41,11 +44,13 @@ pub fn append(appender: &mut Appender, command: &Envelope, events: &[EventEnvelo
         sequence,
         command.time_ns,
         |payload| {
+            let (waited, payload) = payload.split_first_chunk_mut().expect("room for both");
+            *waited = waited_ns(command).to_le_bytes();
             let mut packer = Packer::<COMMAND_WORDS>::new(payload);
             if !flat::command(&command.command, &mut packer) {
                 archive::<_, COMMAND_WORDS>(&command.command, &mut packer);
             }
-            packer.finish()
+            WAITED_BYTES + packer.finish()
         },
     );
     for (at, event) in events.iter().enumerate() {
@@ -63,6 +68,12 @@ pub fn append(appender: &mut Appender, command: &Envelope, events: &[EventEnvelo
             },
         );
     }
+}
+
+/// Nanoseconds between a request's arrival and its command.
+fn waited_ns(command: &Envelope) -> u32 {
+    let waited = command.time_ns.saturating_sub(command.received_ns);
+    u32::try_from(waited).unwrap_or(u32::MAX)
 }
 
 impl From<&EventEnvelope> for EventBody {
@@ -97,12 +108,18 @@ where
 /// # Errors
 /// A text: the payload is no command of this version.
 pub fn decode_command(frame: &Frame) -> Result<Envelope, String> {
-    let command = decode::<Command, COMMAND_BYTES>(&frame.payload)
+    let (waited, archive) = frame
+        .payload
+        .split_first_chunk::<WAITED_BYTES>()
+        .ok_or("no readable command: it is too short")?;
+    let command = decode::<Command, COMMAND_BYTES>(archive)
         .map_err(|error| format!("no readable command: {error}"))?;
+    let waited = u64::from(u32::from_le_bytes(*waited));
     Ok(Envelope {
         sequence: Sequence(frame.sequence),
         time_ns: frame.time_ns,
         command,
+        received_ns: frame.time_ns.saturating_sub(waited),
     })
 }
 

@@ -14,11 +14,10 @@ use disruptor::{
     BusySpin, EventPoller, Polling, Producer, SingleConsumerBarrier, SingleProducer,
     SingleProducerBarrier, build_single_producer,
 };
-use types::{
-    CancelReason, Command, Envelope, Event, EventEnvelope, Handle, Id128, InstrumentIx, Lots,
-    RejectReason, Sequence, UserIx,
-};
+use types::command::RequestKind;
+use types::{Id128, Sequence, SessionIx, StpGroup, UserIx};
 
+use crate::park::Parker;
 use crate::port::{Gate, NotTaken};
 
 /// Requests taken out of a ring at once.
@@ -26,54 +25,57 @@ const INBOX: usize = 64;
 /// Reports put aside without a further allocation. What is not touched costs address space alone.
 const SPILL_ROOM: usize = 65_536;
 
-/// What has become of the order that a request made or named.
+/// Place and times of the command behind a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// No order of its own, or all of it was traded: the events say so.
-    Nothing,
-    /// The order rests with this open quantity.
-    Rests { open: Lots },
-    /// The amend is done and the order rests.
-    Amended { open: Lots, kept_priority: bool },
-    /// The order has ended with this quantity unfilled.
-    Cancelled {
-        reason: CancelReason,
-        quantity: Lots,
-    },
-    /// The book has refused the order, the amend or the cancel.
-    Rejected(RejectReason),
-    /// Admission has refused the request, and the journal says so.
-    Refused(RejectReason),
-}
-
-/// A request that is sequenced and matched: *accepted*, not yet durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Taken {
-    /// The front's own name for the request.
-    pub tag: u64,
+pub struct Stamp {
     pub sequence: Sequence,
     /// Journalled nanoseconds since 1970.
     pub time_ns: u64,
-    /// The order it made or named; `NONE` for other requests.
-    pub handle: Handle,
-    /// Where that order is.
-    pub instrument: InstrumentIx,
-    /// [`Report::Event`]s that follow: everything but what `outcome` says.
-    pub events: u32,
-    pub outcome: Outcome,
+    /// When the front read the request.
+    pub received_ns: u64,
+}
+
+/// A session that is open from its command on, at this front.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// The front's own name for the request.
+    pub tag: u64,
+    /// The login's epoch: requests that name an earlier one are refused.
+    pub epoch: Sequence,
+    pub session: SessionIx,
+    pub user: UserIx,
+    pub stp_group: StpGroup,
+    /// The last request seen before.
+    pub client_seq: u64,
+    /// Number of the last message before: later ones come as reports.
+    pub last_number: u64,
 }
 
 /// What the hot thread reports to a front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "places in a ring, all of one size")]
 pub enum Report {
-    Taken(Taken),
-    /// Of the last [`Report::Taken`]: its trades, and what happened to other orders. A handle names an order of the whole node; commands to all
-    /// instruments report them by index.
-    Event(Event),
-    /// The request is not in the journal.
+    /// A numbered message of one of the front's sessions: *accepted*, not yet durable. The one with a
+    /// client sequence answers the session's request.
+    Numbered(Stamp, admission::Report),
+    Opened(Opened),
+    /// The front's request has become this command, and no other report says so.
+    Taken {
+        tag: u64,
+        stamp: Stamp,
+    },
+    /// The front's request is not in the journal.
     NotTaken {
         tag: u64,
+        session: SessionIx,
+        client_seq: u64,
+        request: RequestKind,
         reason: NotTaken,
+    },
+    /// Another front has the session from this login on.
+    TakenOver {
+        session: SessionIx,
+        epoch: Sequence,
     },
 }
 
@@ -82,23 +84,37 @@ pub enum Report {
 #[repr(align(64))]
 struct Line(Report);
 
-/// A request in the ring: two cache lines.
+/// What a front says of a request beside the request itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// Comes back with the answer that names no session.
+    pub tag: u64,
+    /// Epoch of the login it came over; zero = any.
+    pub epoch: Sequence,
+    /// When the front read it, nanoseconds since 1970; zero = now.
+    pub received_ns: u64,
+    /// Past the session's rate: only what reduces risk is taken, a cancel of an own open order or a
+    /// mass cancel that finds one.
+    pub is_over_rate: bool,
+}
+
+/// A request in the ring.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Asked {
-    tag: u64,
+struct Place {
+    asked: Asked,
     request: Request,
 }
 
-const _: () = assert!(size_of::<Line>() == 64);
-const _: () = assert!(size_of::<Asked>() <= 128);
+const _: () = assert!(size_of::<Line>() == 128);
+const _: () = assert!(size_of::<Place>() <= 192);
 
 /// Reports that a hot thread which has ended leaves for a front. Locked once by each: at the end.
 type LastWords = Arc<Mutex<Vec<Report>>>;
 
 /// A front's end of the rings.
 pub struct RingPort {
-    requests: SingleProducer<Asked, SingleConsumerBarrier>,
+    requests: SingleProducer<Place, SingleConsumerBarrier>,
     reports: EventPoller<Line, SingleProducerBarrier>,
     gate: Arc<Gate>,
     last_words: LastWords,
@@ -108,24 +124,30 @@ pub struct RingPort {
 
 /// The hot thread's end of the rings.
 pub(crate) struct RingEnd {
-    requests: EventPoller<Asked, SingleProducerBarrier>,
+    requests: EventPoller<Place, SingleProducerBarrier>,
     reports: SingleProducer<Line, SingleConsumerBarrier>,
     spill: VecDeque<Report>,
     /// Requests taken out of the ring together: one look at the other core's cache for all that wait.
-    inbox: Box<[Asked; INBOX]>,
+    inbox: Box<[Place; INBOX]>,
     /// How many they are.
     inbox_count: usize,
     /// The first of them that is not served.
     inbox_at: usize,
     last_words: LastWords,
-    /// The front is gone: nobody reads any more.
+    /// Where the front sleeps.
+    front: Arc<Parker>,
+    /// The front is gone: its reports are dropped.
     is_gone: Arc<AtomicBool>,
     /// It is gone and everything it asked is taken.
     is_closed: bool,
 }
 
 /// Makes the rings. `capacity`, a power of two, is the number of requests, and of reports, that they hold.
-pub(crate) fn connect(gate: Arc<Gate>, capacity: usize) -> (RingPort, RingEnd) {
+pub(crate) fn connect(
+    gate: Arc<Gate>,
+    front: Arc<Parker>,
+    capacity: usize,
+) -> (RingPort, RingEnd) {
     // What a slot holds before its first use is never read.
     let unused = SessionRequest {
         key: Id128::NONE,
@@ -133,14 +155,14 @@ pub(crate) fn connect(gate: Arc<Gate>, capacity: usize) -> (RingPort, RingEnd) {
         stp_group: None,
         cancel_on_disconnect: false,
     };
-    let asked = move || Asked {
-        tag: 0,
+    let asked = move || Place {
+        asked: Asked::default(),
         request: Request::OpenSession(unused),
     };
     let report = || {
-        Line(Report::NotTaken {
-            tag: 0,
-            reason: NotTaken::Stopping,
+        Line(Report::TakenOver {
+            session: SessionIx::NONE,
+            epoch: Sequence::ZERO,
         })
     };
     let (requests_poller, builder) =
@@ -166,6 +188,7 @@ pub(crate) fn connect(gate: Arc<Gate>, capacity: usize) -> (RingPort, RingEnd) {
         inbox_count: 0,
         inbox_at: 0,
         last_words,
+        front,
         is_gone,
         is_closed: false,
     };
@@ -177,16 +200,21 @@ impl RingPort {
     ///
     /// # Errors
     /// [`NotTaken::Busy`] when the ring is full, [`NotTaken::Stopping`], [`NotTaken::JournalFailed`]: nothing will be reported for it.
-    pub fn submit(&mut self, tag: u64, request: &Request) -> Result<(), NotTaken> {
+    pub fn submit(&mut self, asked: Asked, request: &Request) -> Result<(), NotTaken> {
         self.gate.check()?;
         self.requests
             .try_publish(|slot| {
-                slot.tag = tag;
+                slot.asked = asked;
                 slot.request = *request;
             })
             .map_err(|_| NotTaken::Busy)?;
-        self.gate.wake.ring();
+        self.gate.parker.unpark();
         Ok(())
+    }
+
+    /// True when [`RingPort::poll`] would give a report.
+    pub fn has_report(&self) -> bool {
+        self.reports.has_available()
     }
 
     /// Gives the reports that are there, in order; true when there were any.
@@ -222,7 +250,7 @@ fn words(shared: &LastWords) -> std::sync::MutexGuard<'_, Vec<Report>> {
 impl Drop for RingPort {
     fn drop(&mut self) {
         self.is_gone.store(true, Ordering::Release);
-        self.gate.wake.ring();
+        self.gate.parker.unpark();
     }
 }
 
@@ -253,9 +281,10 @@ impl RingEnd {
         }
     }
 
-    /// Place and tag of the next of the requests that [`RingEnd::fill`] has taken out, unless reports wait for room. It is read where it lies.
+    /// Place of the next of the requests that [`RingEnd::fill`] has taken out, unless reports wait for
+    /// room. It is read where it is.
     #[inline]
-    pub fn next(&mut self) -> Option<(usize, u64)> {
+    pub fn next(&mut self) -> Option<usize> {
         if self.is_behind() {
             return None;
         }
@@ -264,13 +293,35 @@ impl RingEnd {
             return None;
         }
         self.inbox_at += 1;
-        Some((at, self.inbox[at].tag))
+        Some(at)
     }
 
     /// The request that [`RingEnd::next`] named.
     #[inline]
     pub fn request(&self, at: usize) -> &Request {
         &self.inbox[at].request
+    }
+
+    /// What the front said of it.
+    #[inline]
+    pub fn asked(&self, at: usize) -> &Asked {
+        &self.inbox[at].asked
+    }
+
+    /// The request that [`RingEnd::next`] named is not taken.
+    pub fn refuse(&mut self, at: usize, reason: NotTaken) {
+        let report = not_taken(&self.inbox[at], reason);
+        self.put(report);
+    }
+
+    /// More reports wait than a front that runs leaves behind.
+    pub fn is_overrun(&self) -> bool {
+        self.spill.len() > SPILL_ROOM / 2
+    }
+
+    /// Wakes the front where it has a thread of its own that sleeps.
+    pub fn wake(&self) {
+        self.front.unpark();
     }
 
     /// True when a request waits that [`RingEnd::next`] would give.
@@ -287,63 +338,9 @@ impl RingEnd {
         self.is_closed
     }
 
-    /// A command of this front is complete.
-    pub fn taken(&mut self, tag: u64, command: &Envelope, events: &[EventEnvelope]) {
-        let (handle, instrument) = match &command.command {
-            Command::New(c) => (c.handle, c.instrument),
-            Command::Cancel(c) => (c.handle, c.instrument),
-            Command::Amend(c) => (c.handle, c.instrument),
-            Command::Refused(c) => (c.handle, c.instrument),
-            _ => (Handle::NONE, InstrumentIx::NONE),
-        };
-        let mut outcome = match &command.command {
-            Command::Refused(c) => Outcome::Refused(c.reason),
-            _ => Outcome::Nothing,
-        };
-        let mut told = 0;
-        for event in events {
-            if let Some(is_now) = outcome_of(&event.event, handle, outcome) {
-                outcome = is_now;
-                told += 1;
-            }
-        }
-        let taken = Report::Taken(Taken {
-            tag,
-            sequence: command.sequence,
-            time_ns: command.time_ns,
-            handle,
-            instrument,
-            events: u32::try_from(events.len() - told).expect("events of a command fit 32 bits"),
-            outcome,
-        });
-        if told == events.len() {
-            return self.put(taken);
-        }
-        let others = events
-            .iter()
-            .filter(|event| outcome_of(&event.event, handle, outcome).is_none())
-            .map(|event| Report::Event(event.event));
-        let reports = std::iter::once(taken).chain(others);
-        // All of them become visible at once, where they fit.
-        let is_published = self.spill.is_empty()
-            && self
-                .reports
-                .try_batch_publish(1 + events.len() - told, |slots| {
-                    for (slot, report) in slots.zip(reports.clone()) {
-                        *slot = Line(report);
-                    }
-                })
-                .is_ok();
-        if !is_published {
-            reports.for_each(|report| self.put(report));
-        }
-    }
-
-    pub fn not_taken(&mut self, tag: u64, reason: NotTaken) {
-        self.put(Report::NotTaken { tag, reason });
-    }
-
-    fn put(&mut self, report: Report) {
+    /// Puts a report into the ring, or aside while that is full.
+    #[inline]
+    pub fn put(&mut self, report: Report) {
         let is_put = self.spill.is_empty()
             && self
                 .reports
@@ -388,56 +385,25 @@ impl Drop for RingEnd {
         if self.is_gone() {
             return;
         }
+        let refuse = |place: &Place| not_taken(place, NotTaken::Stopping);
         let unserved = &self.inbox[self.inbox_at..self.inbox_count];
-        let mut left: Vec<u64> = unserved.iter().map(|asked| asked.tag).collect();
-        if let Ok(mut asked) = self.requests.poll() {
-            left.extend((&mut asked).map(|asked| asked.tag));
+        let mut refused: Vec<Report> = unserved.iter().map(refuse).collect();
+        if let Ok(mut places) = self.requests.poll() {
+            refused.extend((&mut places).map(refuse));
         }
-        let refused = left.into_iter().map(|tag| Report::NotTaken {
-            tag,
-            reason: NotTaken::Stopping,
-        });
         // Before the ring of reports ends, which tells the front to look here.
         words(&self.last_words).extend(self.spill.drain(..).chain(refused));
+        self.front.unpark();
     }
 }
 
-/// What an event makes of the order `own`, which stood at `before`; `None` when the event tells of a trade or of another order.
-fn outcome_of(event: &Event, own: Handle, before: Outcome) -> Option<Outcome> {
-    let (handle, outcome) = match event {
-        Event::Accepted(e) if e.rests => (e.handle, Outcome::Rests { open: e.open }),
-        Event::Accepted(e) => (e.handle, Outcome::Nothing),
-        Event::Rested(e) => {
-            let open = e.open;
-            let outcome = match before {
-                Outcome::Amended { kept_priority, .. } => Outcome::Amended {
-                    open,
-                    kept_priority,
-                },
-                _ => Outcome::Rests { open },
-            };
-            (e.handle, outcome)
-        }
-        Event::Amended(e) => (
-            e.handle,
-            Outcome::Amended {
-                open: e.open,
-                kept_priority: e.kept_priority,
-            },
-        ),
-        Event::Cancelled(e) => (
-            e.handle,
-            Outcome::Cancelled {
-                reason: e.reason,
-                quantity: e.quantity,
-            },
-        ),
-        Event::Rejected(e) => (e.handle, Outcome::Rejected(e.reason)),
-        Event::AmendRejected(e) => (e.handle, Outcome::Rejected(e.reason)),
-        Event::CancelRejected(e) => (e.handle, Outcome::Rejected(e.reason)),
-        Event::Trade(_) | Event::Reduced(_) | Event::MassCancelled(_) | Event::PhaseChanged(_) => {
-            return None;
-        }
-    };
-    (!own.is_none() && handle == own).then_some(outcome)
+fn not_taken(place: &Place, reason: NotTaken) -> Report {
+    let (session, client_seq) = place.request.client().unwrap_or((SessionIx::NONE, 0));
+    Report::NotTaken {
+        tag: place.asked.tag,
+        session,
+        client_seq,
+        request: place.request.kind(),
+        reason,
+    }
 }

@@ -6,10 +6,13 @@ use std::alloc::System;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use admission::{AmendRequest, CancelRequest, MassCancelRequest, NewRequest, OrderRef, Request};
+use admission::{
+    AmendRequest, CancelRequest, MassCancelRequest, NewRequest, OrderRef, ReportBody, Request,
+    SessionRequest,
+};
 use desk::{Desk, HANG, Time, config, open_desk};
 use sequencer::{
-    Backlog, Config, Layout, NotTaken, Port, Report, RingPort, SequencerHandle, Volatile,
+    Asked, Backlog, Config, Layout, NotTaken, Port, Report, RingPort, SequencerHandle, Volatile,
 };
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use types::command::MassScope;
@@ -121,21 +124,49 @@ fn play(
     while answered < range.end {
         assert!(since.elapsed() < 4 * HANG, "nobody answers");
         if next < range.end && next - answered < 200 {
-            match front.submit(next, &request(desk, sessions, next)) {
+            match front.submit(Asked::default(), &request(desk, sessions, next)) {
                 Ok(()) => next += 1,
                 Err(NotTaken::Busy) => {}
                 Err(other) => panic!("{other}"),
             }
         }
         let read = front.poll(|report| match report {
-            Report::Taken(_) | Report::NotTaken { .. } => answered += 1,
-            Report::Event(_) => events += 1,
+            Report::NotTaken { .. } => answered += 1,
+            // A mass cancel is answered by each of the three instruments.
+            Report::Numbered(_, message) => {
+                let is_last = !matches!(message.body, ReportBody::MassCancelled { .. })
+                    || message.instrument == desk.instruments[2];
+                answered += u64::from(message.client_seq != 0 && is_last);
+                events += 1;
+            }
+            Report::Opened(_) | Report::Taken { .. } | Report::TakenOver { .. } => {}
         });
         if !read.expect("the node runs") {
             std::thread::yield_now();
         }
     }
     events
+}
+
+/// Opens a session whose messages go to the front.
+fn open(front: &mut RingPort, desk: &Desk, user: usize) -> SessionIx {
+    let request = Request::OpenSession(SessionRequest {
+        key: Id128::from_u128(1 + user as u128),
+        user: desk.users[user],
+        stp_group: None,
+        cancel_on_disconnect: false,
+    });
+    front.submit(Asked::default(), &request).expect("room");
+    let (mut opened, since) = (None, Instant::now());
+    while opened.is_none() {
+        assert!(since.elapsed() < HANG, "nobody answers");
+        let read = front.poll(|report| match report {
+            Report::Opened(found) => opened = Some(found.session),
+            other => panic!("{other:?}"),
+        });
+        read.expect("the node runs");
+    }
+    opened.expect("just opened")
 }
 
 /// A node that keeps nothing, or one with a journal on real files.
@@ -180,12 +211,9 @@ fn main() {
             config.segment_bytes = SEGMENT_BYTES;
             config.sync = false;
             let node = Node::start(config, has_journal);
-            let (desk, sessions) = runtime.block_on(async {
-                let desk = open_desk(node.port(), 3).await;
-                let sessions = [desk.session(1, 0).await, desk.session(2, 1).await];
-                (desk, sessions)
-            });
-            let mut front = node.port().rings(1_024).expect("rings");
+            let desk = runtime.block_on(open_desk(node.port(), 3));
+            let mut front = node.port().rings(1_024, Arc::default()).expect("rings");
+            let sessions = [0, 1].map(|user| open(&mut front, &desk, user));
             play(&mut front, &desk, sessions, 1..10_000);
             // The test's own threads are at rest: what is counted is the path, the journal's writer included.
             std::thread::sleep(Duration::from_millis(20));

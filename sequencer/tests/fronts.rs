@@ -1,49 +1,63 @@
-//! Fronts with rings of their own: every answer, in order, whatever the size of the rings and the pace of the reader.
+//! Fronts with rings of their own: every answer, in order, whatever the size of the rings and the pace
+//! of the reader; every message of a session under the number that the journal gives it.
 
 mod desk;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use admission::{CancelRequest, MassCancelRequest, OrderRef, Request};
+use admission::{
+    AdmissionConfig, AmendRequest, CancelRequest, MassCancelRequest, NewRequest, OrderRef,
+    Report as Message, ReportBody, Request, SessionRequest,
+};
 use desk::{Desk, HANG, Time, config, done, open_desk, start};
 use journal::fault::MemoryStorage;
-use sequencer::ring_port::Outcome;
-use sequencer::{Backlog, Layout, NotTaken, Report, RingPort, Taken, Volatile};
-use types::command::MassScope;
+use replica::State;
+use sequencer::{
+    Asked, Backlog, Layout, NotTaken, Opened, Parker, Report, RingPort, SequencerHandle, Stamp,
+    Volatile,
+};
+use types::command::{MassScope, RequestKind};
 use types::{
-    CancelReason, Event, Id128, InstrumentIx, Lots, RejectReason, Sequence, SessionIx, Side,
-    TimeInForce, UserIx,
+    CancelReason, Handle, Id128, InstrumentIx, Lots, NodeId, RejectReason, Sequence, SessionIx,
+    Side, TimeInForce, UserIx,
 };
 
 /// What a front was told, in order.
 #[derive(Default)]
 struct Told {
-    taken: Vec<(Taken, Vec<Event>)>,
+    numbered: Vec<(Stamp, Message)>,
+    opened: Vec<Opened>,
+    /// Tags of requests without a numbered answer.
+    taken: Vec<(u64, Stamp)>,
     not_taken: Vec<(u64, NotTaken)>,
+    taken_over: Vec<SessionIx>,
 }
 
 impl Told {
-    fn read(&mut self, front: &mut RingPort) -> bool {
-        let read = front.poll(|report| match report {
-            Report::Taken(taken) => self.taken.push((*taken, Vec::new())),
-            Report::Event(event) => {
-                let last = self.taken.last_mut().expect("events follow their answer");
-                last.1.push(*event);
-            }
-            Report::NotTaken { tag, reason } => self.not_taken.push((*tag, *reason)),
-        });
-        read.expect("the node runs")
+    fn note(&mut self, report: &Report) {
+        match report {
+            Report::Numbered(stamp, message) => self.numbered.push((*stamp, *message)),
+            Report::Opened(opened) => self.opened.push(*opened),
+            Report::Taken { tag, stamp } => self.taken.push((*tag, *stamp)),
+            Report::NotTaken { tag, reason, .. } => self.not_taken.push((*tag, *reason)),
+            Report::TakenOver { session, .. } => self.taken_over.push(*session),
+        }
     }
 
-    /// Reads until there are `count` answers, each with all its events.
-    fn wait(&mut self, front: &mut RingPort, count: usize) {
-        let since = std::time::Instant::now();
-        while self.taken.len() + self.not_taken.len() < count
-            || self
-                .taken
-                .last()
-                .is_some_and(|(taken, events)| events.len() < taken.events as usize)
-        {
+    fn read(&mut self, front: &mut RingPort) -> bool {
+        front.poll(|report| self.note(report)).expect("the node runs")
+    }
+
+    fn answers(&self) -> usize {
+        let answered = |(_, message): &&(Stamp, Message)| message.client_seq != 0;
+        let numbered = self.numbered.iter().filter(answered).count();
+        numbered + self.opened.len() + self.taken.len() + self.not_taken.len()
+    }
+
+    fn wait(&mut self, front: &mut RingPort, is_there: impl Fn(&Self) -> bool) {
+        let since = Instant::now();
+        while !is_there(self) {
             assert!(since.elapsed() < HANG, "nobody answers");
             if !self.read(front) {
                 std::thread::yield_now();
@@ -52,30 +66,96 @@ impl Told {
     }
 }
 
-fn ask(front: &mut RingPort, told: &mut Told, tag: u64, request: Request) {
-    let since = std::time::Instant::now();
-    while let Err(no) = front.submit(tag, &request) {
+fn rings(desk: &Desk, capacity: usize) -> RingPort {
+    let parker = Arc::new(Parker::default());
+    desk.port.rings(capacity, parker).expect("rings")
+}
+
+fn tagged(tag: u64) -> Asked {
+    Asked {
+        tag,
+        ..Asked::default()
+    }
+}
+
+fn ask(front: &mut RingPort, told: &mut Told, asked: Asked, request: Request) {
+    let since = Instant::now();
+    while let Err(no) = front.submit(asked, &request) {
         assert_eq!(no, NotTaken::Busy);
         assert!(since.elapsed() < HANG, "the ring stays full");
         told.read(front);
     }
 }
 
-fn mass_cancel(scope: MassScope) -> Request {
+/// Opens a session at the front.
+fn open(front: &mut RingPort, told: &mut Told, desk: &Desk, user: usize, key: u128) -> Opened {
+    let before = told.opened.len();
+    let request = Request::OpenSession(SessionRequest {
+        key: Id128::from_u128(key),
+        user: desk.users[user],
+        stp_group: None,
+        cancel_on_disconnect: true,
+    });
+    ask(front, told, tagged(1 << 40), request);
+    told.wait(front, |told| told.opened.len() > before);
+    told.opened[before]
+}
+
+fn of_session(order: NewRequest, session: SessionIx, client_seq: u64) -> Request {
+    Request::New(NewRequest {
+        session,
+        client_seq,
+        ..order
+    })
+}
+
+fn cancel(desk: &Desk, user: usize, session: SessionIx, seq: u64, handle: Handle) -> Request {
+    Request::Cancel(CancelRequest {
+        order: OrderRef::Handle(handle),
+        user: desk.users[user],
+        session,
+        client_seq: seq,
+        reason: CancelReason::UserRequest,
+        key_hash: Id128::NONE,
+    })
+}
+
+fn mass_cancel(scope: MassScope, user: UserIx, session: SessionIx, client_seq: u64) -> Request {
     Request::MassCancel(MassCancelRequest {
         scope,
         instrument: InstrumentIx::NONE,
         side: None,
         reason: CancelReason::MassCancel,
-        user: UserIx::NONE,
-        session: SessionIx::NONE,
-        client_seq: 0,
+        user,
+        session,
+        client_seq,
         key_hash: Id128::NONE,
     })
 }
 
+/// The numbered messages that the journal's records make, as every reader of it makes them.
+async fn rebuilt(handle: &SequencerHandle, through: Sequence) -> Vec<(Stamp, Message)> {
+    handle.commit().wait(through).await.expect("durable");
+    let node = NodeId::new(1).expect("a node");
+    let mut state = State::new(node, AdmissionConfig::default());
+    let mut reader = handle.reader(Sequence::ZERO);
+    let mut all = Vec::new();
+    while state.sequence() < through {
+        let record = reader.try_next().expect("readable").expect("journalled");
+        let applied = state.apply(&record).expect("agrees");
+        let stamp = Stamp {
+            sequence: applied.cause.sequence,
+            time_ns: applied.cause.time_ns,
+            received_ns: applied.cause.received_ns,
+        };
+        all.extend(applied.reports.iter().map(|report| (stamp, *report)));
+    }
+    all
+}
+
+// rows: R343
 #[tokio::test]
-async fn a_front_is_told_everything_the_journal_says_in_every_layout() {
+async fn r343_live_messages_are_those_of_the_journal_in_every_layout() {
     for layout in [Layout::Fused, Layout::Shared, Layout::Pinned] {
         let storage = Arc::new(MemoryStorage::default());
         let mut config = config(&Time::new());
@@ -83,117 +163,94 @@ async fn a_front_is_told_everything_the_journal_says_in_every_layout() {
         config.ring_capacity = 64;
         let handle = start(config, &storage);
         let desk = open_desk(handle.port(), 2).await;
-        let begun = desk.port.inspect(|core| core.sequence()).await;
-        let begun = begun.expect("looked");
-        let mut front = desk.port.rings(16).expect("rings");
+        let mut front = rings(&desk, 16);
         let mut told = Told::default();
-        let count = 3_000;
-        for tag in 0..count {
-            let user = usize::from(tag % 2 == 0);
-            let side = if tag % 3 == 0 { Side::Buy } else { Side::Sell };
-            let price = 10_000 + i64::try_from(tag * 7 % 23).expect("small");
-            let mut order = desk.order(user, side, price, tag % 9 + 1);
-            order.instrument = desk.instruments[usize::from(tag % 5 == 0)];
-            if tag % 11 == 0 {
+        let sessions = [0, 1].map(|user| {
+            let key = 77 + user as u128;
+            open(&mut front, &mut told, &desk, user, key).session
+        });
+        let (mut seqs, count) = ([0u64; 2], 3_000u64);
+        for number in 0..count {
+            let user = usize::from(number % 2 == 0);
+            seqs[user] += 1;
+            let (session, seq) = (sessions[user], seqs[user]);
+            let side = if number % 3 == 0 { Side::Buy } else { Side::Sell };
+            let price = 10_000 + i64::try_from(number * 7 % 23).expect("small");
+            let mut order = desk.order(user, side, price, number % 9 + 1);
+            order.instrument = desk.instruments[usize::from(number % 5 == 0)];
+            if number % 11 == 0 {
                 order.time_in_force = TimeInForce::Ioc;
             }
-            let request = match tag % 100 {
-                50 => mass_cancel(MassScope::User(desk.users[0])),
-                51 => Request::BindUser(types::UserId::new("alice").expect("id")),
-                _ => Request::New(order),
-            };
-            ask(&mut front, &mut told, tag, request);
-        }
-        told.wait(&mut front, usize::try_from(count).expect("small"));
-        // An engine whose core was taken away for long enough costs an order: `BUSY` is an answer too.
-        let of = |is_busy: bool| {
-            let refused = told.not_taken.iter();
-            let refused = refused.filter(|(_, reason)| (*reason == NotTaken::Busy) == is_busy);
-            refused.map(|(tag, _)| *tag).collect::<Vec<u64>>()
-        };
-        let busy = of(true);
-        let expected = |is_bound: bool| {
-            let tags = (0..count).filter(|tag| !busy.contains(tag));
-            tags.filter(|tag| (tag % 100 == 51) == is_bound)
-                .collect::<Vec<u64>>()
-        };
-        assert!(busy.len() < 300, "{layout:?}: {} BUSY", busy.len());
-        assert_eq!(
-            of(false),
-            expected(true),
-            "{layout:?}: who is bound already is told so"
-        );
-        let tags: Vec<u64> = told.taken.iter().map(|(taken, _)| taken.tag).collect();
-        assert_eq!(tags, expected(false), "{layout:?}");
-
-        let last = told.taken.last().expect("some").0.sequence;
-        handle.commit().wait(last).await.expect("durable");
-        let mut reader = handle.reader(begun);
-        for (taken, events) in &told.taken {
-            let record = reader.try_next().expect("readable").expect("journalled");
-            assert_eq!(taken.sequence, record.command.sequence, "{layout:?}");
-            assert_eq!(taken.time_ns, record.command.time_ns);
-            // Trades and other people's orders come as events; what became of its own order is in the answer.
-            let own = |event: &Event| match event {
-                Event::Accepted(e) => e.handle == taken.handle,
-                Event::Rested(e) => e.handle == taken.handle,
-                Event::Rejected(e) => e.handle == taken.handle,
-                Event::Cancelled(e) => e.handle == taken.handle,
-                _ => false,
-            };
-            let others: Vec<Event> = record
-                .events
-                .iter()
-                .map(|event| event.event)
-                .filter(|event| !own(event))
-                .collect();
-            assert_eq!(&others, events, "{layout:?}");
-            let rests = record
-                .events
-                .iter()
-                .rev()
-                .find_map(|event| match event.event {
-                    Event::Accepted(e) if e.rests && e.handle == taken.handle => Some(e.open),
-                    Event::Rested(e) if e.handle == taken.handle => Some(e.open),
-                    _ => None,
-                });
-            match taken.outcome {
-                Outcome::Rests { open } => assert_eq!(rests, Some(open)),
-                _ => assert_eq!(rests, None),
+            // Some are more than there is: refused, journalled, told.
+            if number % 13 == 0 {
+                order.quantity = Lots(1_000_000_000_000);
             }
+            let own = desk.users[user];
+            let request = match number % 100 {
+                50 => mass_cancel(MassScope::User(own), own, session, seq),
+                51 => cancel(&desk, user, session, seq, Handle { slot: 3, generation: 1 }),
+                _ => of_session(order, session, seq),
+            };
+            ask(&mut front, &mut told, tagged(number), request);
+        }
+        let last = |told: &Told, user: usize| {
+            let own = told.numbered.iter().rev();
+            let mut own = own.filter(|(_, message)| message.session == sessions[user]);
+            own.any(|(_, message)| message.client_seq == seqs[user])
+        };
+        told.wait(&mut front, |told| last(told, 0) && last(told, 1));
+        // A mass cancel answers once per instrument.
+        let ended = |told: &Told| told.numbered.last().map(|(stamp, _)| stamp.sequence);
+        let through = ended(&told).expect("some");
+        let rebuilt = rebuilt(&handle, through).await;
+        told.wait(&mut front, |told| told.numbered.len() >= rebuilt.len());
+        let busy = told.not_taken.len();
+        assert!(busy < 300, "{layout:?}: {busy} BUSY");
+        assert_eq!(told.numbered, rebuilt, "{layout:?}");
+        let mut numbers = [0, 0];
+        for (_, message) in &told.numbered {
+            let user = usize::from(message.session == sessions[1]);
+            numbers[user] += 1;
+            assert_eq!(message.number, numbers[user], "{layout:?}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_front_hears_what_became_of_its_order() {
+async fn a_front_is_told_what_becomes_of_its_sessions_orders() {
     let storage = Arc::new(MemoryStorage::default());
     let handle = start(config(&Time::new()), &storage);
     let desk = open_desk(handle.port(), 1).await;
-    let session = desk.session(7, 0).await;
-    let mut front = desk.port.rings(64).expect("rings");
+    let mut front = rings(&desk, 64);
     let mut told = Told::default();
-    let mut asked = 0;
-    let mut say = |request: Request| {
-        asked += 1;
-        ask(&mut front, &mut told, asked, request);
-        told.wait(&mut front, usize::try_from(asked).expect("small"));
-        told.taken.last().cloned().expect("an answer")
+    let opened = open(&mut front, &mut told, &desk, 0, 7);
+    assert_eq!((opened.client_seq, opened.last_number), (0, 0));
+    let (session, user) = (opened.session, desk.users[0]);
+    let mut say = |request: Request, messages: usize| {
+        let before = told.numbered.len();
+        ask(&mut front, &mut told, tagged(9), request);
+        told.wait(&mut front, |told| told.numbered.len() >= before + messages);
+        told.numbered[before..].iter().map(|(_, m)| *m).collect::<Vec<_>>()
     };
-    let mut order = desk.order(0, Side::Buy, 10_000, 5);
-    (order.session, order.client_seq) = (session, 1);
-    let (rests, _) = say(Request::New(order));
-    assert_eq!(rests.outcome, Outcome::Rests { open: Lots(5) });
-    // More than there is: refused, journalled, told.
-    (order.client_seq, order.quantity) = (2, Lots(1_000_000_000_000));
-    let (refused, _) = say(Request::New(order));
+    let order = desk.order(0, Side::Buy, 10_000, 5);
+    let acked = say(of_session(order, session, 1), 1)[0];
+    let open_lots = |message: &Message| match message.body {
+        ReportBody::Acknowledged { open, .. } | ReportBody::Amended { open, .. } => open,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!((open_lots(&acked), acked.client_seq), (Lots(5), 1));
+    let dear = desk.order(0, Side::Buy, 10_000, 1_000_000_000_000);
+    let refused = say(of_session(dear, session, 2), 1)[0];
     assert!(matches!(
-        refused.outcome,
-        Outcome::Refused(RejectReason::InsufficientBalance | RejectReason::QuantityLot)
+        refused.body,
+        ReportBody::Rejected {
+            request: RequestKind::New,
+            reason: RejectReason::InsufficientBalance | RejectReason::QuantityLot
+        }
     ));
-    let amend = admission::AmendRequest {
-        order: OrderRef::Handle(rests.handle),
-        user: desk.users[0],
+    let amend = AmendRequest {
+        order: OrderRef::Handle(acked.handle),
+        user,
         session,
         client_seq: 3,
         price: None,
@@ -201,50 +258,126 @@ async fn a_front_hears_what_became_of_its_order() {
         limit_checked: true,
         key_hash: Id128::NONE,
     };
-    let (amended, _) = say(Request::Amend(amend));
+    let amended = say(Request::Amend(amend), 1)[0];
+    assert_eq!(open_lots(&amended), Lots(3));
+    // Another one's order meets it: the maker's session is told although it asked for nothing.
+    done(&desk.port, Request::New(desk.order(1, Side::Sell, 10_000, 1))).await;
+    let cancelled = say(cancel(&desk, 0, session, 4, acked.handle), 2);
+    let filled = cancelled[0];
+    assert!(matches!(
+        filled.body,
+        ReportBody::Filled { is_taker: false, quantity: Lots(1), open: Lots(2), .. }
+    ));
+    assert_eq!((filled.client_seq, filled.handle), (0, acked.handle));
     assert_eq!(
-        amended.outcome,
-        Outcome::Amended {
-            open: Lots(3),
-            kept_priority: true
-        }
-    );
-    let (sold, events) = say(Request::New(desk.order(1, Side::Sell, 10_000, 1)));
-    assert_eq!((sold.outcome, events.len()), (Outcome::Nothing, 1));
-    let cancel = CancelRequest {
-        order: OrderRef::Handle(rests.handle),
-        user: desk.users[0],
-        session,
-        client_seq: 4,
-        reason: CancelReason::UserRequest,
-        key_hash: Id128::NONE,
-    };
-    let (cancelled, events) = say(Request::Cancel(cancel));
-    assert_eq!(
-        cancelled.outcome,
-        Outcome::Cancelled {
+        cancelled[1].body,
+        ReportBody::Cancelled {
             reason: CancelReason::UserRequest,
             quantity: Lots(2)
         }
     );
-    assert!(events.is_empty());
-    // An order that trades in part and leaves nothing behind.
-    done(
-        &desk.port,
-        Request::New(desk.order(1, Side::Sell, 9_000, 2)),
-    )
-    .await;
+    assert_eq!(cancelled[1].client_seq, 4);
+    // An order that trades in part and leaves nothing.
+    done(&desk.port, Request::New(desk.order(1, Side::Sell, 9_000, 2))).await;
     let mut order = desk.order(0, Side::Buy, 9_000, 5);
     order.time_in_force = TimeInForce::Ioc;
-    let (swept, events) = say(Request::New(order));
-    assert!(matches!(events[..], [Event::Trade(_)]));
+    let swept = say(of_session(order, session, 5), 3);
+    assert!(matches!(swept[0].body, ReportBody::Acknowledged { .. }));
+    assert!(matches!(swept[1].body, ReportBody::Filled { is_taker: true, .. }));
     assert_eq!(
-        swept.outcome,
-        Outcome::Cancelled {
+        swept[2].body,
+        ReportBody::Cancelled {
             reason: CancelReason::IocRemainder,
             quantity: Lots(3)
         }
     );
+    let numbers: Vec<u64> = told.numbered.iter().map(|(_, m)| m.number).collect();
+    assert_eq!(numbers, (1..=numbers.len() as u64).collect::<Vec<_>>());
+}
+
+// rows: R343
+#[tokio::test]
+async fn r343_a_request_of_an_earlier_login_is_not_carried_out() {
+    let storage = Arc::new(MemoryStorage::default());
+    let handle = start(config(&Time::new()), &storage);
+    let desk = open_desk(handle.port(), 1).await;
+    let (mut old, mut new) = (rings(&desk, 64), rings(&desk, 64));
+    let (mut of_old, mut of_new) = (Told::default(), Told::default());
+    let first = open(&mut old, &mut of_old, &desk, 0, 7);
+    let second = open(&mut new, &mut of_new, &desk, 0, 7);
+    assert_eq!(first.session, second.session);
+    assert!(second.epoch > first.epoch);
+    of_old.wait(&mut old, |told| !told.taken_over.is_empty());
+    let order = of_session(desk.order(0, Side::Buy, 100, 1), first.session, 1);
+    let with = |epoch| Asked {
+        epoch,
+        ..Asked::default()
+    };
+    ask(&mut old, &mut of_old, with(first.epoch), order);
+    of_old.wait(&mut old, |told| !told.not_taken.is_empty());
+    assert!(matches!(
+        of_old.not_taken[0].1,
+        NotTaken::Refused(reject) if reject.reason == RejectReason::UnknownSession
+    ));
+    ask(&mut new, &mut of_new, with(second.epoch), order);
+    of_new.wait(&mut new, |told| !told.numbered.is_empty());
+    assert_eq!(of_new.numbered[0].1.client_seq, 1);
+    // The end of the old connection does not close what the new one has.
+    let close = |epoch| Request::CloseSession {
+        session: first.session,
+        epoch: Some(epoch),
+        keep_orders: false,
+    };
+    ask(&mut old, &mut of_old, tagged(5), close(first.epoch));
+    of_old.wait(&mut old, |told| told.not_taken.len() > 1);
+    ask(&mut new, &mut of_new, tagged(6), close(second.epoch));
+    of_new.wait(&mut new, |told| !told.taken.is_empty());
+    assert_eq!(of_new.taken[0].0, 6);
+}
+
+// rows: R345
+#[tokio::test]
+async fn r345_what_reduces_risk_passes_beyond_the_rate() {
+    let storage = Arc::new(MemoryStorage::default());
+    let handle = start(config(&Time::new()), &storage);
+    let desk = open_desk(handle.port(), 1).await;
+    let mut front = rings(&desk, 64);
+    let mut told = Told::default();
+    let opened = open(&mut front, &mut told, &desk, 0, 7);
+    let (session, user) = (opened.session, desk.users[0]);
+    let over = Asked {
+        tag: 1,
+        is_over_rate: true,
+        ..Asked::default()
+    };
+    let order = |seq| of_session(desk.order(0, Side::Buy, 100, 1), session, seq);
+    let mut say = |asked, request| {
+        let before = (told.numbered.len(), told.not_taken.len());
+        ask(&mut front, &mut told, asked, request);
+        told.wait(&mut front, |t| (t.numbered.len(), t.not_taken.len()) != before);
+        match told.not_taken.len() > before.1 {
+            true => Err(told.not_taken[before.1].1),
+            false => Ok(told.numbered.last().expect("one").1),
+        }
+    };
+    let throttled = NotTaken::Refused(RejectReason::Throttle.into());
+    let acked = say(Asked::default(), order(1)).expect("taken");
+    assert_eq!(say(over, order(2)), Err(throttled), "a new order waits");
+    let unknown = Handle {
+        slot: acked.handle.slot,
+        generation: 99,
+    };
+    assert_eq!(
+        say(over, cancel(&desk, 0, session, 3, unknown)),
+        Err(throttled),
+        "a cancel of no open order counts as any request"
+    );
+    let done = say(over, cancel(&desk, 0, session, 4, acked.handle)).expect("passes");
+    assert!(matches!(done.body, ReportBody::Cancelled { .. }));
+    let all = |seq| mass_cancel(MassScope::User(user), user, session, seq);
+    assert_eq!(say(over, all(5)), Err(throttled), "nothing is open");
+    say(Asked::default(), order(6)).expect("taken");
+    say(over, all(7)).expect("passes");
 }
 
 #[tokio::test]
@@ -258,32 +391,29 @@ async fn a_front_that_reads_nothing_holds_up_nobody_but_itself() {
     for _ in 0..makers {
         done(&desk.port, Request::New(desk.order(0, Side::Sell, 100, 1))).await;
     }
-    let mut front = desk.port.rings(8).expect("rings");
-    // Far more reports than its ring holds, and more requests behind.
-    front
-        .submit(0, &Request::New(desk.order(1, Side::Buy, 100, makers)))
-        .expect("room");
-    let mut behind = 0;
-    while front
-        .submit(1 + behind, &Request::New(desk.order(1, Side::Buy, 50, 1)))
-        .is_ok()
-    {
-        behind += 1;
-        assert!(behind <= 80, "the ring has an end");
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    let mut front = rings(&desk, 8);
+    let mut told = Told::default();
+    let session = open(&mut front, &mut told, &desk, 1, 7).session;
+    // Far more reports than its ring holds, and more requests after it.
+    let sweep = of_session(desk.order(1, Side::Buy, 100, makers), session, 1);
+    front.submit(tagged(0), &sweep).expect("room");
+    let mut more = 0;
+    let small = |seq| of_session(desk.order(1, Side::Buy, 50, 1), session, seq);
+    while front.submit(tagged(0), &small(2 + more)).is_ok() {
+        more += 1;
+        assert!(more <= 80, "the ring has an end");
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
     for _ in 0..200 {
         done(&desk.port, Request::New(desk.order(0, Side::Sell, 200, 1))).await;
     }
-    let mut told = Told::default();
-    told.wait(&mut front, 1 + usize::try_from(behind).expect("small"));
-    assert_eq!(told.taken[0].1.len() as u64, makers);
+    let all = makers as usize + 1 + more as usize;
+    told.wait(&mut front, |told| told.numbered.len() == all);
     assert!(told.not_taken.is_empty());
 
     // It leaves with a question open: answered into the void.
-    front
-        .submit(99, &Request::New(desk.order(1, Side::Buy, 200, 200)))
-        .expect("room");
+    let last = of_session(desk.order(1, Side::Buy, 200, 200), session, 2 + more);
+    front.submit(tagged(0), &last).expect("room");
     drop(front);
     let mut traded = 0;
     while traded < makers + 200 {
@@ -291,13 +421,13 @@ async fn a_front_that_reads_nothing_holds_up_nobody_but_itself() {
     }
     done(&desk.port, Request::New(desk.order(0, Side::Sell, 200, 1))).await;
     // Nobody waits for its reports any more: the node sleeps as ever.
-    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
     let parks = || {
         let stats = handle.stats();
         stats.parks.load(std::sync::atomic::Ordering::Relaxed)
     };
     let before = parks();
-    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(parks() - before < 30, "it wakes again and again");
     handle.stop();
 }
@@ -307,39 +437,28 @@ async fn a_front_learns_that_the_node_has_ended() {
     let config = config(&Time::new());
     let node = Volatile::start(config, Arc::new(Backlog::default())).expect("starts");
     let desk: Desk = open_desk(node.port(), 1).await;
-    let mut front = desk.port.rings(8).expect("rings");
-    front
-        .submit(1, &Request::New(desk.order(0, Side::Sell, 100, 1)))
-        .expect("room");
+    let mut front = rings(&desk, 8);
+    let order = Request::New(desk.order(0, Side::Sell, 100, 1));
+    front.submit(tagged(1), &order).expect("room");
     let mut told = Told::default();
-    told.wait(&mut front, 1);
-    assert_ne!(told.taken[0].0.sequence, Sequence::ZERO);
+    told.wait(&mut front, |told| !told.taken.is_empty());
+    assert_ne!(told.taken[0].1.sequence, Sequence::ZERO);
     drop(node);
-    assert_eq!(
-        front.submit(2, &Request::New(desk.order(0, Side::Sell, 100, 1))),
-        Err(NotTaken::Stopping)
-    );
+    assert_eq!(front.submit(tagged(2), &order), Err(NotTaken::Stopping));
     assert_eq!(front.poll(|_| {}), Err(NotTaken::Stopping));
-    assert!(matches!(desk.port.rings(8), Err(NotTaken::Stopping)));
+    let rings = desk.port.rings(8, Arc::new(Parker::default()));
+    assert!(matches!(rings, Err(NotTaken::Stopping)));
 }
 
 /// Reads until the node says that it has ended.
-fn read_out(front: &mut RingPort) -> Told {
-    let (mut told, since) = (Told::default(), std::time::Instant::now());
+fn read_out(front: &mut RingPort, told: &mut Told) {
+    let since = Instant::now();
     loop {
         assert!(since.elapsed() < HANG, "nobody says that it is over");
-        let read = front.poll(|report| match report {
-            Report::Taken(taken) => told.taken.push((*taken, Vec::new())),
-            Report::Event(event) => told.taken.last_mut().expect("its answer").1.push(*event),
-            Report::NotTaken { tag, reason } => told.not_taken.push((*tag, *reason)),
-        });
-        match read {
+        match front.poll(|report| told.note(report)) {
             Ok(true) => {}
             Ok(false) => std::thread::yield_now(),
-            Err(no) => {
-                assert_eq!(no, NotTaken::Stopping);
-                return told;
-            }
+            Err(no) => return assert_eq!(no, NotTaken::Stopping),
         }
     }
 }
@@ -353,33 +472,31 @@ async fn a_front_that_is_behind_when_the_node_stops_is_told_everything_all_the_s
     for _ in 0..makers {
         done(&desk.port, Request::New(desk.order(0, Side::Sell, 100, 1))).await;
     }
-    let mut front = desk.port.rings(8).expect("rings");
-    let sweep = Request::New(desk.order(1, Side::Buy, 100, makers));
-    front.submit(0, &sweep).expect("room");
+    let mut front = rings(&desk, 8);
+    let mut told = Told::default();
+    let session = open(&mut front, &mut told, &desk, 1, 7).session;
+    let sweep = of_session(desk.order(1, Side::Buy, 100, makers), session, 1);
+    front.submit(tagged(0), &sweep).expect("room");
     // The hot thread is behind with its reports once the sweep is done; what comes now stays in the ring.
     while desk.port.inspect(|core| core.trades()).await != Ok(makers) {}
     let mut asked = 1;
-    while front
-        .submit(asked, &Request::New(desk.order(1, Side::Buy, 50, 1)))
-        .is_ok()
-    {
+    let small = |seq| of_session(desk.order(1, Side::Buy, 50, 1), session, seq);
+    while front.submit(tagged(asked), &small(1 + asked)).is_ok() {
         asked += 1;
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert!(asked > 8, "the ring is full");
     handle.stop();
-    let told = read_out(&mut front);
-    assert_eq!(told.taken[0].1.len() as u64, makers);
-    let answered = told.taken.len() + told.not_taken.len();
-    assert_eq!(answered as u64, asked, "an answer for each");
-    assert!(
-        told.not_taken
-            .iter()
-            .all(|(_, reason)| *reason == NotTaken::Stopping)
-    );
+    read_out(&mut front, &mut told);
+    let fills = told.numbered.iter();
+    let fills = fills.filter(|(_, m)| matches!(m.body, ReportBody::Filled { .. }));
+    assert_eq!(fills.count() as u64, makers);
+    assert_eq!(told.answers() as u64, asked + 1, "an answer for each, and the login's");
+    let stopped = |(_, reason): &(u64, NotTaken)| *reason == NotTaken::Stopping;
+    assert!(told.not_taken.iter().all(stopped));
     assert_eq!(front.poll(|_| {}), Err(NotTaken::Stopping));
     let again = start(config(&Time::new()), &storage);
-    let last = told.taken.last().expect("the sweep").0.sequence;
+    let last = told.numbered.last().expect("the sweep").0.sequence;
     assert_eq!(again.recovered(), last, "what is journalled was told");
 }
 
@@ -399,33 +516,23 @@ fn a_front_that_races_with_the_stop_knows_what_was_taken() {
         let begun = runtime
             .block_on(desk.port.inspect(|core| core.sequence()))
             .expect("looked");
-        let mut front = desk.port.rings(16).expect("rings");
+        let mut front = rings(&desk, 16);
         let asking = std::thread::spawn(move || {
             let (mut asked, mut told) = (0, Told::default());
             loop {
                 let order = desk.order(usize::from(asked % 2 == 0), Side::Sell, 100, 1);
-                match front.submit(asked, &Request::New(order)) {
+                match front.submit(tagged(asked), &Request::New(order)) {
                     Ok(()) => asked += 1,
                     // Some fronts read now and then, some not before the end.
                     Err(NotTaken::Busy) if round % 3 > 0 && !told.taken.is_empty() => {}
-                    Err(NotTaken::Busy) => {
-                        let _ = front.poll(|report| match report {
-                            Report::Taken(taken) => told.taken.push((*taken, Vec::new())),
-                            Report::NotTaken { tag, reason } => {
-                                told.not_taken.push((*tag, *reason));
-                            }
-                            Report::Event(_) => {}
-                        });
-                    }
+                    Err(NotTaken::Busy) => drop(front.poll(|report| told.note(report))),
                     Err(no) => {
                         assert_eq!(no, NotTaken::Stopping);
                         break;
                     }
                 }
             }
-            let rest = read_out(&mut front);
-            told.taken.extend(rest.taken);
-            told.not_taken.extend(rest.not_taken);
+            read_out(&mut front, &mut told);
             (asked, told)
         });
         for _ in 0..round * 2_000 {
@@ -433,7 +540,7 @@ fn a_front_that_races_with_the_stop_knows_what_was_taken() {
         }
         handle.stop();
         let (asked, told) = asking.join().expect("joins");
-        let mut tags: Vec<u64> = told.taken.iter().map(|(taken, _)| taken.tag).collect();
+        let mut tags: Vec<u64> = told.taken.iter().map(|(tag, _)| *tag).collect();
         tags.extend(told.not_taken.iter().map(|(tag, _)| *tag));
         tags.sort_unstable();
         let answered = tags.len() as u64;
@@ -442,7 +549,7 @@ fn a_front_that_races_with_the_stop_knows_what_was_taken() {
             "round {round}: {asked} asked, {answered} answered"
         );
         assert_eq!(tags, (0..answered).collect::<Vec<_>>(), "round {round}");
-        let last = told.taken.last().map_or(begun, |(taken, _)| taken.sequence);
+        let last = told.taken.last().map_or(begun, |(_, stamp)| stamp.sequence);
         let again = start(config, &storage);
         assert_eq!(
             again.recovered(),

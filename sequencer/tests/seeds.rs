@@ -103,7 +103,7 @@ async fn write_seeds() {
         key_hash: Id128::NONE,
     };
     done(&desk.port, Request::MassCancel(all)).await;
-    done(&desk.port, Request::CloseSession(session)).await;
+    done(&desk.port, Request::CloseSession { session, epoch: None, keep_orders: false }).await;
     rest_of_the_commands(&desk, &time).await;
     rest_of_the_events(&desk).await;
     handle.stop();
@@ -255,6 +255,7 @@ fn late_cancel() -> Arc<MemoryStorage> {
     let command = Envelope {
         sequence: Sequence(1),
         time_ns: desk::START_NS,
+        received_ns: desk::START_NS,
         command: Command::Cancel(Cancel {
             handle,
             instrument: InstrumentIx(0),

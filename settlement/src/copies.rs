@@ -205,8 +205,8 @@ impl Copies {
     pub fn apply(&mut self, applied: &Applied, out: &mut Vec<Change>) {
         let sequence = applied.sequence();
         assert_eq!(sequence, self.position.next(), "records come without gap");
-        for told in &applied.effects {
-            self.effect(&applied.cause, &told.effect, out);
+        for effect in &applied.effects {
+            self.effect(&applied.cause, effect, out);
         }
         self.position = sequence;
     }
@@ -233,7 +233,6 @@ impl Copies {
             | Effect::Session(_)
             | Effect::Accepted(_)
             | Effect::Rested(_)
-            | Effect::RequestRefused { .. }
             | Effect::MassCancelled { .. }
             | Effect::Settled { .. }
             | Effect::Bust(_) => {}
@@ -404,11 +403,10 @@ pub fn money_effects(applied: &Applied) -> usize {
         | Effect::Entered(_)
         | Effect::Accepted(_)
         | Effect::Rested(_)
-        | Effect::RequestRefused { .. }
         | Effect::MassCancelled { .. }
         | Effect::Settled { .. }
         | Effect::Bust(_) => false,
     };
     let effects = applied.effects.iter();
-    effects.filter(|told| moves(&told.effect)).count()
+    effects.filter(|effect| moves(effect)).count()
 }

@@ -430,8 +430,8 @@ fn an_effect_that_does_not_add_up_is_refused() {
     let mut copies = market.copies();
     market.cancel(handle.unwrap());
     let mut applied = market.records.last().unwrap().applied.clone();
-    for told in &mut applied.effects {
-        if let Effect::Cancelled { moved, .. } = &mut told.effect {
+    for effect in &mut applied.effects {
+        if let Effect::Cancelled { moved, .. } = effect {
             moved.held += Minor(1);
         }
     }

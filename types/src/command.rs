@@ -70,6 +70,8 @@ record! {
     /// The session's connection is gone; its client sequence stays.
     pub struct CloseSession {
         pub session: SessionIx,
+        /// An orderly end: the session's orders stay although it asked for cancel-on-disconnect.
+        pub keep_orders: bool,
     }
 }
 
@@ -471,11 +473,51 @@ pub struct Envelope {
     /// Journalled time, nanoseconds since 1970, monotonic on its node.
     pub time_ns: u64,
     pub command: Command,
+    /// When the gateway's front read the request, nanoseconds since 1970, by the clock of `time_ns`;
+    /// `time_ns` for what did not come over a front. At most 4.29 s before it.
+    pub received_ns: u64,
+}
+
+/// What caused events: the command's place, and who asked for what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cause {
+    pub sequence: Sequence,
+    pub time_ns: u64,
+    pub received_ns: u64,
+    /// Who asked, `NONE` without session.
+    pub session: SessionIx,
+    pub client_seq: u64,
+    pub key_hash: Id128,
+    pub request: RequestKind,
+}
+
+impl Cause {
+    #[inline]
+    pub fn of(envelope: &Envelope) -> Self {
+        let command = &envelope.command;
+        let (session, client_seq) = command.client().unwrap_or((SessionIx::NONE, 0));
+        Self {
+            sequence: envelope.sequence,
+            time_ns: envelope.time_ns,
+            received_ns: envelope.received_ns,
+            session,
+            client_seq,
+            key_hash: command.key_hash().unwrap_or(Id128::NONE),
+            request: match command {
+                Command::New(_) => RequestKind::New,
+                Command::Cancel(_) => RequestKind::Cancel,
+                Command::Amend(_) => RequestKind::Amend,
+                Command::MassCancel(_) => RequestKind::MassCancel,
+                Command::Refused(c) => c.request,
+                _ => RequestKind::Other,
+            },
+        }
+    }
 }
 
 const _: () = assert!(size_of::<New>() == 120);
 const _: () = assert!(size_of::<Command>() == 120);
-const _: () = assert!(size_of::<Envelope>() == 136);
+const _: () = assert!(size_of::<Envelope>() == 144);
 const _: () = assert!(align_of::<Envelope>() == 8);
 const _: () = assert!(size_of::<ArchivedCommand>() <= 128);
 const _: () = assert!(align_of::<ArchivedCommand>() == 8);

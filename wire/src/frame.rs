@@ -11,10 +11,13 @@
 //! `length` counts the header. `channel` names the session on this connection, chosen by the client at login. From a client, `sequence` is the request's client sequence (0 for messages that ask for no act); from the
 //! server it is the number of the message in the session's stream (0 = unnumbered: it may be withdrawn and is not sent again).
 
-use bytes::{Buf, BufMut, BytesMut};
+use bytes::{Buf, BytesMut};
 
 /// Bytes of the header.
 pub const HEADER_LEN: usize = 14;
+/// Where channel and sequence are in the header.
+const CHANNEL_AT: usize = 4;
+const SEQUENCE_AT: usize = 6;
 /// Version byte of this layout.
 pub const VERSION: u8 = 1;
 /// Longest message with its header: what a receiver must be ready to keep while it waits for the rest.
@@ -53,21 +56,44 @@ pub trait Message: Sized {
     fn get_body(kind: u8, body: &[u8]) -> Result<Self, WireError>;
 }
 
-/// Appends one message.
+/// Appends one message to a buffer that shares its memory.
 pub fn encode<M: Message>(message: &M, channel: u16, sequence: u64, out: &mut BytesMut) {
+    let start = out.len();
+    let body_len = M::body_len(message.kind()).expect("a message knows its own length");
+    out.resize(start + HEADER_LEN + body_len, 0);
+    encode_into(message, channel, sequence, &mut out[start..]);
+}
+
+/// Writes one message to the front of `out` and returns its length.
+///
+/// # Panics
+/// `out` is shorter than the message.
+#[inline]
+pub fn encode_into<M: Message>(message: &M, channel: u16, sequence: u64, out: &mut [u8]) -> usize {
     let kind = message.kind();
     let body_len = M::body_len(kind).expect("a message knows its own length");
     let length = HEADER_LEN + body_len;
-    assert!(length <= MESSAGE_LEN_MAX);
-    out.reserve(length);
-    out.put_u16_le(length as u16);
-    out.put_u8(kind);
-    out.put_u8(VERSION);
-    out.put_u16_le(channel);
-    out.put_u64_le(sequence);
+    let out = &mut out[..length];
+    out[..2].copy_from_slice(&(length as u16).to_le_bytes());
+    out[2] = kind;
+    out[3] = VERSION;
+    out[CHANNEL_AT..SEQUENCE_AT].copy_from_slice(&channel.to_le_bytes());
+    out[SEQUENCE_AT..HEADER_LEN].copy_from_slice(&sequence.to_le_bytes());
+    message.put_body(&mut out[HEADER_LEN..]);
+    length
+}
+
+/// Appends one message.
+pub fn append<M: Message>(message: &M, channel: u16, sequence: u64, out: &mut Vec<u8>) {
     let start = out.len();
-    out.resize(start + body_len, 0);
-    message.put_body(&mut out[start..]);
+    let body_len = M::body_len(message.kind()).expect("a message knows its own length");
+    out.resize(start + HEADER_LEN + body_len, 0);
+    encode_into(message, channel, sequence, &mut out[start..]);
+}
+
+/// Gives an encoded message another channel.
+pub fn set_channel(message: &mut [u8], channel: u16) {
+    message[CHANNEL_AT..SEQUENCE_AT].copy_from_slice(&channel.to_le_bytes());
 }
 
 /// The header at the front of the buffer, checked against the message set; `None` until it is complete.
@@ -94,16 +120,26 @@ pub fn peek<M: Message>(buffer: &[u8]) -> Result<Option<Header>, WireError> {
     }))
 }
 
-/// Cuts the next message off the front; `None` until it is complete. After an error the rest of the buffer means nothing.
-pub fn take<M: Message>(buffer: &mut BytesMut) -> Result<Option<(Header, M)>, WireError> {
+/// The message at the front of the buffer, whose length its header says; `None` until it is complete.
+///
+/// # Errors
+/// The bytes are no message; what follows them means nothing.
+pub fn parse<M: Message>(buffer: &[u8]) -> Result<Option<(Header, M)>, WireError> {
     let Some(header) = peek::<M>(buffer)? else {
         return Ok(None);
     };
-    let length = usize::from(header.length);
-    if buffer.len() < length {
-        return Ok(None);
+    match buffer.get(HEADER_LEN..usize::from(header.length)) {
+        Some(body) => Ok(Some((header, M::get_body(header.kind, body)?))),
+        None => Ok(None),
     }
-    let message = M::get_body(header.kind, &buffer[HEADER_LEN..length])?;
-    buffer.advance(length);
-    Ok(Some((header, message)))
+}
+
+/// Cuts the next message off the front; `None` until it is complete. After an error the rest of the
+/// buffer means nothing.
+pub fn take<M: Message>(buffer: &mut BytesMut) -> Result<Option<(Header, M)>, WireError> {
+    let next = parse::<M>(buffer)?;
+    if let Some((header, _)) = &next {
+        buffer.advance(usize::from(header.length));
+    }
+    Ok(next)
 }

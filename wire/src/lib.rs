@@ -23,7 +23,10 @@ mod frame;
 mod message;
 
 pub use field::Text;
-pub use frame::{HEADER_LEN, Header, MESSAGE_LEN_MAX, VERSION, WireError, encode, peek, take};
+pub use frame::{
+    HEADER_LEN, Header, MESSAGE_LEN_MAX, VERSION, WireError, append, encode, encode_into, parse, peek,
+    set_channel, take,
+};
 pub use message::*;
 
 /// ALPN name of the protocol.
@@ -97,6 +100,10 @@ pub enum DisconnectCode {
     TooManySessions = 19,
     #[error("messages behind the last received number are no longer kept: log in from now on")]
     MessagesRemoved = 20,
+    #[error("the client has finished its stream")]
+    StreamFinished = 21,
+    #[error("too many connections")]
+    TooManyConnections = 22,
 }
 
 impl DisconnectCode {
@@ -122,6 +129,8 @@ impl DisconnectCode {
         Self::Internal,
         Self::TooManySessions,
         Self::MessagesRemoved,
+        Self::StreamFinished,
+        Self::TooManyConnections,
     ];
 
     pub const fn code(self) -> u16 {

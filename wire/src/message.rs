@@ -258,6 +258,8 @@ messages! {
             open_lots: u64,
             node_sequence: u64,
             time_ns: u64,
+            /// When the exchange read the request that caused it, nanoseconds since 1970.
+            received_ns: u64,
         }
         /// A request was refused. Numbered when it was journalled; unnumbered (sequence 0, `node_sequence` 0) where the request was not seen.
         0x92 Rejected {
@@ -268,6 +270,8 @@ messages! {
             reason: RejectReason,
             node_sequence: u64,
             time_ns: u64,
+            /// When the exchange read the request that caused it, nanoseconds since 1970.
+            received_ns: u64,
         }
         /// Numbered. One trade as this order sees it.
         0x93 Fill {
@@ -302,6 +306,8 @@ messages! {
             quantity_lots: u64,
             node_sequence: u64,
             time_ns: u64,
+            /// When the exchange read the request that caused it, nanoseconds since 1970.
+            received_ns: u64,
         }
         /// Numbered. Price or total quantity changed.
         0x95 Amended {
@@ -317,6 +323,8 @@ messages! {
             kept_priority: u8,
             node_sequence: u64,
             time_ns: u64,
+            /// When the exchange read the request that caused it, nanoseconds since 1970.
+            received_ns: u64,
         }
         /// Numbered. Self-trade prevention took quantity away without a trade; the order lives on.
         0x96 Reduced {
@@ -352,4 +360,27 @@ impl ServerMessage {
             _ => 0,
         }
     }
+}
+
+/// Bytes of the longest numbered message.
+pub const NUMBERED_LEN_MAX: usize = crate::HEADER_LEN + longest();
+
+const fn longest() -> usize {
+    let lengths = [
+        OrderAck::LEN,
+        Rejected::LEN,
+        Fill::LEN,
+        Cancelled::LEN,
+        Amended::LEN,
+        Reduced::LEN,
+        MassCancelled::LEN,
+    ];
+    let (mut longest, mut at) = (0, 0);
+    while at < lengths.len() {
+        if lengths[at] > longest {
+            longest = lengths[at];
+        }
+        at += 1;
+    }
+    longest
 }

@@ -169,6 +169,7 @@ impl Market {
         let envelope = Envelope {
             sequence: self.room.sequence().next(),
             time_ns: self.time_ns,
+            received_ns: self.time_ns,
             command,
         };
         self.room.apply_command(&envelope);
@@ -200,7 +201,8 @@ impl Market {
         let Some(event) = self.queues[at].events.pop_front() else {
             return false;
         };
-        let effects = self.room.apply_event(&event);
+        let cause = cause_of(&self.steps, &event);
+        let effects = self.room.apply_event(&event, &cause, &mut ());
         self.effects.extend(effects.iter());
         self.steps.push(Step::Event(event));
         if self.queues[at].events.is_empty() {
@@ -308,4 +310,13 @@ pub fn amend(user: u32, order: Handle, price: Option<i64>, quantity: Option<u64>
         limit_checked: false,
         key_hash: Id128::NONE,
     })
+}
+
+/// The cause of an event: its command is among the steps.
+pub fn cause_of(steps: &[Step], event: &EventEnvelope) -> Cause {
+    let command = steps.iter().rev().find_map(|step| match step {
+        Step::Command(envelope) if envelope.sequence == event.sequence => Some(envelope),
+        _ => None,
+    });
+    Cause::of(command.expect("an event follows its command"))
 }

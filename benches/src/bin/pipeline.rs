@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use admission::Request;
+use admission::{ReportBody, Request};
 use anyhow::Context;
 use benches::bare::{self, Writes};
 use benches::hop::{self, Spread, Timer, histogram, ping_pong, ring_hop};
@@ -20,9 +20,8 @@ use benches::load::Load;
 use benches::plot::{self, Line};
 use clap::{Parser, ValueEnum};
 use hdrhistogram::Histogram;
-use sequencer::ring_port::Outcome;
 use sequencer::{
-    Backlog, Bounds, ByHand, Commit, Config, Layout, NotTaken, Port, Report, RingPort,
+    Asked, Backlog, Bounds, ByHand, Commit, Config, Layout, NotTaken, Port, Report, RingPort,
     SequencerHandle, Stats, Volatile,
 };
 use types::Sequence;
@@ -163,8 +162,6 @@ impl Node {
 struct Sent {
     /// When it should have been sent, nanoseconds since the start.
     due_ns: u64,
-    /// The load's number of a new order, 0 for anything else.
-    number: u64,
 }
 
 /// What has been measured.
@@ -212,12 +209,9 @@ impl Client {
                 let request = ready.take().unwrap_or_else(|| self.load.ask());
                 self.sent[sent as usize % WINDOW] = Sent {
                     due_ns: next_due_ns,
-                    number: match &request {
-                        Request::New(_) => self.load.number(),
-                        _ => 0,
-                    },
                 };
-                match self.ring.submit(sent, &request) {
+                self.load.tagged(&request, sent);
+                match self.ring.submit(Asked::default(), &request) {
                     Ok(()) => {
                         sent += 1;
                         next_due_ns = due_ns(sent);
@@ -248,36 +242,28 @@ impl Client {
         let (pending, from_ns, timer) = (&mut self.pending, self.from_ns, &self.timer);
         let is_kept = self.commit.is_some();
         self.ring.poll(|report| match report {
-            Report::Taken(taken) => {
+            Report::Numbered(stamp, message) => {
+                measured.events += u64::from(message.client_seq == 0);
+                let Some(tag) = load.heard(message) else { return };
                 answered += 1;
-                let request = sent[taken.tag as usize % WINDOW];
-                if request.number != 0 && !taken.handle.is_none() {
-                    load.taken(request.number, taken.handle);
-                    if !matches!(taken.outcome, Outcome::Rests { .. }) {
-                        load.ended(taken.handle);
-                    }
-                }
+                let request = sent[tag as usize % WINDOW];
                 if is_kept {
-                    pending.push_back((taken.sequence, request.due_ns));
+                    pending.push_back((stamp.sequence, request.due_ns));
                 }
                 if request.due_ns >= from_ns {
                     // When this report is read, not when the batch was begun.
                     let ns = timer.ns().saturating_sub(request.due_ns).max(1);
                     measured.accepted.saturating_record(ns);
                     measured.requests += 1;
-                    measured.refused += u64::from(matches!(taken.outcome, Outcome::Refused(_)));
-                }
-            }
-            Report::Event(event) => {
-                measured.events += 1;
-                for handle in event.closed().into_iter().flatten() {
-                    load.ended(handle);
+                    let is_refused = matches!(message.body, ReportBody::Rejected { .. });
+                    measured.refused += u64::from(is_refused);
                 }
             }
             Report::NotTaken { .. } => {
                 answered += 1;
                 measured.not_taken += 1;
             }
+            Report::Opened(_) | Report::Taken { .. } | Report::TakenOver { .. } => {}
         })?;
         Ok(answered)
     }
@@ -357,7 +343,8 @@ fn main() -> anyhow::Result<()> {
         "there is no core {}",
         args.client_core
     );
-    let load = Load::open(&node.port(), args.instruments, args.seed)
+    let mut ring = node.port().rings(RING, Arc::default())?;
+    let load = Load::open(&node.port(), &mut ring, args.instruments, args.seed)
         .map_err(|error| anyhow::anyhow!("the load is refused: {error}"))?;
     let threads = threads(&args, cores);
     if !args.json {
@@ -377,7 +364,6 @@ fn main() -> anyhow::Result<()> {
     let before = ping_pong(args.hot_core, ROUNDS);
     let hop_before = ring_hop(args.hot_core, ROUNDS);
 
-    let ring = node.port().rings(RING)?;
     let mut client = Client {
         ring,
         load,

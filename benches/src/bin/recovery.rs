@@ -14,9 +14,8 @@ use anyhow::{Context, ensure};
 use benches::load::{Load, wait};
 use clap::Parser;
 use replica::LiveReplica;
-use sequencer::ring_port::Outcome;
 use sequencer::{
-    Backlog, Bounds, Config, NotTaken, Port, Report, RingPort, SequencerHandle, SnapshotConfig,
+    Asked, Backlog, Bounds, Config, NotTaken, Port, Report, RingPort, SequencerHandle, SnapshotConfig,
     replay,
 };
 use types::{NodeId, Sequence};
@@ -59,10 +58,13 @@ fn start(dir: &Path) -> anyhow::Result<SequencerHandle> {
 }
 
 /// Sends the load as fast as it is taken, until `commands` are journalled.
-fn fill(handle: &SequencerHandle, load: &mut Load, commands: u64) -> anyhow::Result<()> {
-    let mut front = handle.port().rings(WINDOW)?;
+fn fill(
+    handle: &SequencerHandle,
+    front: &mut RingPort,
+    load: &mut Load,
+    commands: u64,
+) -> anyhow::Result<()> {
     let commit = handle.commit();
-    let mut numbers = vec![0; WINDOW];
     let (mut sent, mut answered) = (0u64, 0u64);
     let mut last = Sequence::ZERO;
     let mut pending: Option<Request> = None;
@@ -72,17 +74,14 @@ fn fill(handle: &SequencerHandle, load: &mut Load, commands: u64) -> anyhow::Res
             && last.get() - commit.position().get().min(last.get()) < UNDURABLE_MAX;
         if is_room {
             let request = pending.take().unwrap_or_else(|| load.ask());
-            numbers[sent as usize % WINDOW] = match &request {
-                Request::New(_) => load.number(),
-                _ => 0,
-            };
-            match front.submit(sent, &request) {
+            load.tagged(&request, sent);
+            match front.submit(Asked::default(), &request) {
                 Ok(()) => sent += 1,
                 Err(NotTaken::Busy) => pending = Some(request),
                 Err(other) => anyhow::bail!("the node ended: {other}"),
             }
         }
-        read(&mut front, load, &numbers, &mut answered, &mut last)?;
+        read(front, load, &mut answered, &mut last)?;
     }
     wait(commit.wait(last)).context("the journal")?;
     Ok(())
@@ -91,28 +90,15 @@ fn fill(handle: &SequencerHandle, load: &mut Load, commands: u64) -> anyhow::Res
 fn read(
     front: &mut RingPort,
     load: &mut Load,
-    numbers: &[u64],
     answered: &mut u64,
     last: &mut Sequence,
 ) -> anyhow::Result<()> {
     front.poll(|report| match report {
-        Report::Taken(taken) => {
-            *answered += 1;
-            *last = taken.sequence;
-            let number = numbers[taken.tag as usize % WINDOW];
-            if number != 0 && !taken.handle.is_none() {
-                load.taken(number, taken.handle);
-                if !matches!(taken.outcome, Outcome::Rests { .. }) {
-                    load.ended(taken.handle);
-                }
-            }
+        Report::Numbered(stamp, message) => {
+            *last = stamp.sequence;
+            *answered += u64::from(load.heard(message).is_some());
         }
-        Report::Event(event) => {
-            for handle in event.closed().into_iter().flatten() {
-                load.ended(handle);
-            }
-        }
-        Report::NotTaken { .. } => *answered += 1,
+        _ => *answered += 1,
     })?;
     Ok(())
 }
@@ -160,10 +146,11 @@ fn main() -> anyhow::Result<()> {
     };
     let node = NodeId::new(1).context("node number")?;
     let replica = LiveReplica::start(node, handle.replica_parts(), Some(checkpoints))?;
-    let mut load = Load::open(&handle.port(), args.instruments, args.seed)
+    let mut front = handle.port().rings(WINDOW, Arc::default())?;
+    let mut load = Load::open(&handle.port(), &mut front, args.instruments, args.seed)
         .map_err(|error| anyhow::anyhow!("the load is refused: {error}"))?;
     let filling = Instant::now();
-    fill(&handle, &mut load, args.commands)?;
+    fill(&handle, &mut front, &mut load, args.commands)?;
     let fill_s = filling.elapsed().as_secs_f64();
     load.close(&handle.port())
         .map_err(|error| anyhow::anyhow!("the sessions stay open: {error}"))?;

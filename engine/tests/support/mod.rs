@@ -122,6 +122,7 @@ impl Runner {
         let envelope = Envelope {
             sequence: self.sequence,
             time_ns: self.time_ns,
+            received_ns: self.time_ns,
             command,
         };
         let count = self.book.apply(&envelope, &mut self.tape);

@@ -7,26 +7,30 @@
 
 use std::sync::Arc;
 
-use admission::{CancelRequest, OrderRef, Request};
+use admission::{CancelRequest, OpenOrder, OrderRef, Request};
 use events::{BatchResult, Event, Failure, HandlerResult, Later, Poison, Stopped, topics};
 use prost::Message;
 use proto::{
     cfa::v1 as cfa, common::v1::MonetaryAmount, identity::v1 as identity, ledger::v1 as ledger,
 };
+use replica::State;
 use rpc::Context;
 use sequencer::NotTaken;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use types::command::{BlockCause, MassCancel};
-use types::{CancelReason, Decimal, Handle, HoldIx, Id128, PoolKind, SessionIx, UserId, UserIx};
+use types::{
+    CancelReason, Decimal, Handle, HoldIx, HoldPart, Id128, PoolKind, SessionIx, UserId, UserIx,
+    order_hold, order_uuid,
+};
 use wire::DisconnectCode;
 
 use crate::Error;
+use crate::front::Order;
 use crate::funding;
 use crate::instruments;
 use crate::market::{Market, is_known};
 use crate::projection::repo::{self, Moves};
-use crate::quic::login;
 use crate::refusal;
 
 /// Consumer group of this room.
@@ -249,7 +253,8 @@ async fn block(market: &Arc<Market>, user_id: &str) -> HandlerResult {
     let user = market.bind_user(user_id).await?;
     market.budgets.of(user).drop_figure();
     stop_trading(market, user).await?;
-    login::end_user(market, user, DisconnectCode::UserBlocked).await;
+    let end = Order::EndUser(user, DisconnectCode::UserBlocked);
+    market.orders.give(end).await;
     tracing::info!(user_id, "user blocked, orders cancelled");
     // The next event does not wait for his money: what is not closed now the sweeper closes.
     let own = market.clone();
@@ -300,7 +305,7 @@ async fn ask_or_known(market: &Market, request: Request) -> Result<(), Status> {
 fn behind(market: &Market, hold_id: Id128) -> (Option<HoldIx>, Vec<Handle>) {
     market.replica.read(|state| {
         let Some(hold) = state.hold_of(hold_id) else {
-            return (None, market.streams.order_of(hold_id).into_iter().collect());
+            return (None, order_of(state, hold_id).into_iter().collect());
         };
         if hold.closed {
             return (None, Vec::new());
@@ -317,6 +322,18 @@ fn behind(market: &Market, hold_id: Id128) -> (Option<HoldIx>, Vec<Handle>) {
         let serves = hold.kind == PoolKind::Trading;
         (serves.then_some(hold.hold), orders)
     })
+}
+
+/// The open order whose own main hold this is. The ids of both begin with the same time, so few
+/// orders are looked at twice.
+fn order_of(state: &State, hold_id: Id128) -> Option<Handle> {
+    let time = |id: Id128| id.as_u128() >> 80;
+    let (node, wanted) = (state.node(), time(hold_id));
+    let open = state.core().admission().orders();
+    let id = |order: &OpenOrder| order_uuid(order.time_ns, node, order.sequence);
+    let mut same = open.filter(|order| time(id(order)) == wanted);
+    let found = same.find(|order| order_hold(id(order), HoldPart::Main) == hold_id);
+    found.map(|order| order.handle)
 }
 
 /// Cancels what a vanished hold stood behind: the orders of its pool, or the one order whose main hold it was.

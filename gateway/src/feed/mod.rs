@@ -236,7 +236,7 @@ impl Feed {
             let correlation_id = known.get(&cause.key_hash).cloned().unwrap_or_else(own);
             let mut publisher = Publisher::new(self.node, names, cause, &correlation_id);
             let effects = applied.effects.iter();
-            events.extend(effects.filter_map(|told| publisher.event(&told.effect)));
+            events.extend(effects.filter_map(|effect| publisher.event(effect)));
         }
         Ok(events)
     }

@@ -74,8 +74,8 @@ impl<'a> Rows<'a> {
             order: Sequence::ZERO,
             cancelled: 0,
         };
-        for told in &applied.effects {
-            match &told.effect {
+        for effect in &applied.effects {
+            match effect {
                 Effect::Accepted(order) => {
                     self.order(cause, order, true, "");
                     if cause.sequence == order.sequence {
@@ -108,8 +108,7 @@ impl<'a> Rows<'a> {
                     answer.order = Sequence::ZERO;
                     answer.cancelled += count;
                 }
-                Effect::RequestRefused { .. }
-                | Effect::User(..)
+                Effect::User(..)
                 | Effect::Instrument(_)
                 | Effect::Session(_)
                 | Effect::Hold(_)

@@ -1,12 +1,59 @@
-//! What comes back: events and best prices out of the rings, and commands that are complete. Who asked hears first; state and journal follow.
+//! What comes back: events and best prices out of the rings, and commands that are complete: into
+//! admission's state, to the fronts of the sessions they concern, into the journal's buffer.
 
 use std::sync::atomic::Ordering;
 
-use super::Hot;
+use admission::ReportSink;
+use types::command::Cause;
+use types::{Command, SessionIx};
+
+use super::{Hot, NO_PORT};
 use crate::flight::Owed;
-use crate::lane::Report;
+use crate::lane;
 use crate::port::Reply;
 use crate::record::Record;
+use crate::ring_port::{Opened, Report, RingEnd, Stamp};
+
+/// Hands the numbered messages of one command to the fronts that have the sessions.
+struct Router<'a> {
+    rings: &'a mut [RingEnd],
+    /// Ring of each session.
+    routes: &'a [u16],
+    stamp: Stamp,
+    /// The request's own session was answered.
+    has_answered: bool,
+}
+
+impl ReportSink for Router<'_> {
+    #[inline]
+    fn report(&mut self, report: &admission::Report) {
+        let port = self.routes.get(report.session.index());
+        let port = usize::from(port.copied().unwrap_or(NO_PORT));
+        if let Some(ring) = self.rings.get_mut(port) {
+            self.has_answered |= report.client_seq != 0;
+            ring.put(Report::Numbered(self.stamp, *report));
+        }
+    }
+}
+
+/// From now on a session's messages go to the front that has opened it.
+#[cold]
+fn route(rings: &mut [RingEnd], routes: &mut Vec<u16>, port: usize, opened: Opened) {
+    let SessionIx(session) = opened.session;
+    let at = session as usize;
+    if routes.len() <= at {
+        routes.resize(at + 1, NO_PORT);
+    }
+    let to = u16::try_from(port).expect("fronts are few");
+    let before = usize::from(std::mem::replace(&mut routes[at], to));
+    if before != port
+        && let Some(ring) = rings.get_mut(before)
+    {
+        let (session, epoch) = (opened.session, opened.epoch);
+        ring.put(Report::TakenOver { session, epoch });
+    }
+    rings[port].put(Report::Opened(opened));
+}
 
 impl Hot {
     /// Lets the hot thread's own engines work, takes all reports, lets complete commands land. True when there was anything.
@@ -22,10 +69,10 @@ impl Hot {
             let expiry_ns = lane.next_expiry_ns;
             did_work |= lane.drain(|report| match report {
                 // Folded when its command lands.
-                Report::Event(event) => flights.event(event),
-                Report::Quote(instrument, quote) => core.quote(*instrument, *quote),
-                Report::Done { sequence, .. } => flights.done(*sequence),
-                Report::Nothing => {}
+                lane::Report::Event(event) => flights.event(event),
+                lane::Report::Quote(instrument, quote) => core.quote(*instrument, *quote),
+                lane::Report::Done { sequence, .. } => flights.done(*sequence),
+                lane::Report::Nothing => {}
             });
             is_expiry_new |= expiry_ns != lane.next_expiry_ns;
             if lane.is_idle() {
@@ -46,8 +93,8 @@ impl Hot {
         did_work
     }
 
-    /// If the next command is complete, it goes to who asked, *accepted*, then into admission's state and the journal's buffer: whoever polls has
-    /// the answer while the rest is done. Nothing is taken in between, so nobody can ask about a state without it.
+    /// If the next command is complete, it goes into admission's state, its messages to the fronts,
+    /// *accepted*, and its record into the journal's buffer. No request is taken in between.
     fn land(&mut self) -> bool {
         let is_last = self.flights.len() == 1;
         let Some(flight) = self.flights.complete() else {
@@ -55,15 +102,43 @@ impl Hot {
         };
         let command = &flight.command;
         self.tally.events += flight.events.len() as u64;
-        if let Owed::Ring { port, tag } = flight.owed {
-            self.rings[port].taken(tag, command, &flight.events);
-        }
         if is_last && std::mem::take(&mut self.is_last_owed) {
             let book = self.core.begin(command);
             assert!(book.is_none(), "an order makes no book");
         }
+        let cause = Cause::of(command);
+        let mut router = Router {
+            rings: &mut self.rings,
+            routes: &self.routes,
+            stamp: Stamp {
+                sequence: command.sequence,
+                time_ns: command.time_ns,
+                received_ns: command.received_ns,
+            },
+            has_answered: false,
+        };
+        self.core.report(&cause, &command.command, &mut router);
         for event in &flight.events {
-            self.core.event(event);
+            self.core.event(event, &cause, &mut router);
+        }
+        if let Owed::Ring { port, tag } = flight.owed {
+            let (has_answered, stamp) = (router.has_answered, router.stamp);
+            if let Command::OpenSession(open) = &command.command {
+                let row = self.core.admission().session(open.session);
+                let row = row.expect("its command is applied");
+                let opened = Opened {
+                    tag,
+                    epoch: stamp.sequence,
+                    session: open.session,
+                    user: open.user,
+                    stp_group: open.stp_group,
+                    client_seq: row.client_seq,
+                    last_number: row.last_number,
+                };
+                route(&mut self.rings, &mut self.routes, port, opened);
+            } else if !has_answered {
+                self.rings[port].put(Report::Taken { tag, stamp });
+            }
         }
         self.keep.append(command, &flight.events);
         let owed = std::mem::replace(&mut flight.owed, Owed::Reply(Reply::None));

@@ -26,7 +26,12 @@ impl Hot {
             self.timers.session_ended(session, now_ns + self.grace_ns());
         }
         for session in open {
-            while self.own_request(&Request::CloseSession(session)) == Err(NotTaken::Busy) {
+            let close = Request::CloseSession {
+                session,
+                epoch: None,
+                keep_orders: false,
+            };
+            while self.own_request(&close) == Err(NotTaken::Busy) {
                 // What the writer does not take now it takes in the next round.
                 let _ = self.keep.flush();
                 self.pump();

@@ -187,6 +187,7 @@ impl Market {
         let command = Envelope {
             sequence: self.position().next(),
             time_ns: self.time_ns,
+            received_ns: self.time_ns,
             command,
         };
         let events = self.core.apply(&command).to_vec();

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use events::files;
-use quinn::crypto::rustls::QuicServerConfig;
+use transport::proto::crypto::rustls::QuicServerConfig;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
@@ -50,7 +50,7 @@ fn is_there(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|file| file.len() > 0)
 }
 
-/// TLS 1.3 with the protocol's ALPN, as quinn takes it.
+/// TLS 1.3 with the protocol's ALPN, as QUIC takes it.
 pub fn server_crypto(identity: &Identity) -> Result<QuicServerConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let tls_error = |error: rustls::Error| Error::Tls(error.to_string());

@@ -1,26 +1,27 @@
 //! The TRADING limit of session orders: counted down here, asked for past it (`design.md` 3).
 
-use admission::Request;
+use admission::NewRequest;
 use rpc::Context;
-use types::{Minor, RejectReason};
+use types::{InstrumentSpec, Minor, RejectReason};
 
-use super::channel::Channel;
+use crate::budget::Budget;
 use crate::market::{Market, now_ns};
 
-/// Takes an order off the user's budget; false when it is past it.
-pub fn is_in_budget(market: &Market, live: &Channel, request: &Request) -> bool {
-    let Request::New(new) = request else {
+/// Takes an order off the user's budget; false when it is past it. What admission refuses for its
+/// form takes nothing.
+pub fn is_in_budget(spec: Option<&InstrumentSpec>, budget: &Budget, new: &NewRequest) -> bool {
+    let (Some(spec), false) = (spec, new.quantity.is_zero()) else {
         return true;
-    };
-    let Some(spec) = market.spec(new.instrument) else {
-        return true; // Refused further on.
     };
     // A market order may come to the highest price of the band.
     let price = new.price.unwrap_or(spec.band_high);
-    let Some(value) = spec.terms.value(price, new.quantity) else {
-        return new.price.is_some();
-    };
-    live.budget.take(value, admission::moscow_day(now_ns()))
+    if price.0 <= 0 {
+        return true;
+    }
+    match spec.terms.value(price, new.quantity) {
+        Some(value) => budget.take(value, admission::moscow_day(now_ns())),
+        None => new.price.is_some(),
+    }
 }
 
 /// Past the budget: reads it again when it is of another day, else asks identity for this order. `Ok(true)` = identity allows it, `Ok(false)` = the
@@ -29,8 +30,8 @@ pub async fn check(
     market: &Market,
     user: types::UserIx,
     user_id: &str,
-    budget: &crate::budget::Budget,
-    new: &admission::NewRequest,
+    budget: &Budget,
+    new: &NewRequest,
 ) -> Result<bool, RejectReason> {
     let mut context = Context::new("market");
     context.user_id = user_id.to_owned();

@@ -1,0 +1,335 @@
+//! Numbered messages of sessions: which session is told what a command and its events did, and
+//! under which number (`design.md` 2).
+//!
+//! Live path, replica and recovery number with this code, each in the order of the journal: a
+//! command's own message first, then those of its events by instrument and index. So a message has
+//! the same number wherever it is made. Cost: a look at the order and at its session's row.
+
+use types::command::{Cause, RequestKind};
+use types::event::Event;
+use types::{
+    CancelReason, Command, EventEnvelope, Handle, InstrumentIx, Lots, Minor,
+    RejectReason, Reserve, SessionIx, Side, Ticks,
+};
+
+use crate::admission::Admission;
+use crate::state::OpenOrder;
+
+/// A numbered message of a session. Sequence and times are its command's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    pub session: SessionIx,
+    /// `NONE` where no instrument is concerned.
+    pub instrument: InstrumentIx,
+    /// 1, 2, 3, ... per session.
+    pub number: u64,
+    /// The session's own request that it answers, 0 for none.
+    pub client_seq: u64,
+    /// 0 for none.
+    pub client_order_id: u64,
+    /// `NONE` for none.
+    pub handle: Handle,
+    pub body: ReportBody,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReportBody {
+    /// The order of this command reached the book.
+    Acknowledged {
+        side: Side,
+        price: Ticks,
+        open: Lots,
+    },
+    /// Admission or the book has refused the request.
+    Rejected {
+        request: RequestKind,
+        reason: RejectReason,
+    },
+    Filled {
+        side: Side,
+        is_taker: bool,
+        /// Of the event among its command's on this instrument: the trade's public id derives from it.
+        index: u32,
+        trade_number: u64,
+        price: Ticks,
+        quantity: Lots,
+        /// Open quantity after the trade.
+        open: Lots,
+        /// Charged to this order.
+        fee: Minor,
+        /// The order on the other side.
+        counter: Handle,
+    },
+    /// The order has ended with this quantity unfilled.
+    Cancelled {
+        reason: CancelReason,
+        quantity: Lots,
+    },
+    Amended {
+        kept_priority: bool,
+        price: Ticks,
+        /// Total, what was filled included.
+        quantity: Lots,
+        open: Lots,
+    },
+    /// Self-trade prevention took this quantity away.
+    Reduced {
+        reason: CancelReason,
+        quantity: Lots,
+        open: Lots,
+    },
+    MassCancelled {
+        count: u32,
+    },
+}
+
+/// Takes reports in their order.
+pub trait ReportSink {
+    fn report(&mut self, report: &Report);
+}
+
+/// They are numbered and not looked at.
+impl ReportSink for () {
+    #[inline(always)]
+    fn report(&mut self, _: &Report) {}
+}
+
+impl ReportSink for alloc::vec::Vec<Report> {
+    fn report(&mut self, report: &Report) {
+        self.push(*report);
+    }
+}
+
+/// Who is told of which order.
+#[derive(Clone, Copy, Debug)]
+struct Subject {
+    session: SessionIx,
+    client_order_id: u64,
+    handle: Handle,
+}
+
+/// What a report needs of an order, as its event left it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Brief {
+    subject: Subject,
+    price: Ticks,
+    quantity: Lots,
+    open: Lots,
+    side: Side,
+    /// Charged by the event.
+    fee: Minor,
+}
+
+impl Brief {
+    #[inline(always)]
+    pub fn of(order: &OpenOrder, spent: Reserve) -> Self {
+        Self {
+            subject: Subject {
+                session: order.session,
+                client_order_id: order.client_order_id,
+                handle: order.handle,
+            },
+            price: order.price,
+            quantity: order.quantity,
+            open: order.open,
+            side: order.side,
+            fee: spent.fee,
+        }
+    }
+}
+
+/// The orders that an event named: one, or of a trade maker and taker.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Touched {
+    pub order: Option<Brief>,
+    pub taker: Option<Brief>,
+}
+
+impl Admission {
+    /// Numbers the message of a command itself: of a refusal that was journalled.
+    pub fn report_command(&mut self, cause: &Cause, command: &Command, to: &mut impl ReportSink) {
+        if let Command::Refused(c) = command {
+            let subject = Subject {
+                session: c.session,
+                client_order_id: c.client_order_id,
+                handle: c.handle,
+            };
+            let body = ReportBody::Rejected {
+                request: c.request,
+                reason: c.reason,
+            };
+            self.tell(subject, c.instrument, cause.client_seq, body, to);
+        }
+    }
+
+    /// Numbers the messages of an event that was applied.
+    #[inline]
+    pub(crate) fn report_event(
+        &mut self,
+        e: &EventEnvelope,
+        cause: &Cause,
+        touched: &Touched,
+        to: &mut impl ReportSink,
+    ) {
+        let instrument = e.instrument;
+        match &e.event {
+            Event::Accepted(event) => {
+                let order = self.order(event.handle);
+                let order = order.expect("a book speaks of open orders");
+                let brief = Brief::of(order, Reserve::ZERO);
+                let body = ReportBody::Acknowledged {
+                    side: brief.side,
+                    price: brief.price,
+                    open: brief.open,
+                };
+                self.tell(brief.subject, instrument, cause.client_seq, body, to);
+            }
+            Event::Rejected(event) => {
+                let body = ReportBody::Rejected {
+                    request: RequestKind::New,
+                    reason: event.reason,
+                };
+                let order = named(touched);
+                self.tell(order.subject, instrument, cause.client_seq, body, to);
+            }
+            Event::Trade(event) => {
+                let (maker, taker) = (named(touched), touched.taker.as_ref());
+                let taker = taker.expect("a trade has a taker");
+                for (order, counter, is_taker) in [(maker, taker, false), (taker, maker, true)] {
+                    let body = ReportBody::Filled {
+                        side: order.side,
+                        is_taker,
+                        index: e.index,
+                        trade_number: event.trade_number,
+                        price: event.price,
+                        quantity: event.quantity,
+                        open: order.open,
+                        fee: order.fee,
+                        counter: counter.subject.handle,
+                    };
+                    self.tell(order.subject, instrument, 0, body, to);
+                }
+            }
+            Event::Amended(event) => {
+                let order = named(touched);
+                let body = ReportBody::Amended {
+                    kept_priority: event.kept_priority,
+                    price: order.price,
+                    quantity: order.quantity,
+                    open: order.open,
+                };
+                self.tell_both(order, instrument, cause, RequestKind::Amend, body, to);
+            }
+            Event::Reduced(event) => {
+                let order = named(touched);
+                let body = ReportBody::Reduced {
+                    reason: event.reason,
+                    quantity: event.quantity,
+                    open: order.open,
+                };
+                self.tell(order.subject, instrument, 0, body, to);
+            }
+            Event::Cancelled(event) => {
+                let order = named(touched);
+                let body = ReportBody::Cancelled {
+                    reason: event.reason,
+                    quantity: event.quantity,
+                };
+                self.tell_both(order, instrument, cause, RequestKind::Cancel, body, to);
+            }
+            Event::AmendRejected(event) => {
+                let (request, reason) = (RequestKind::Amend, event.reason);
+                self.tell_refused(event.handle, instrument, cause, request, reason, to);
+            }
+            Event::CancelRejected(event) => {
+                let (request, reason) = (RequestKind::Cancel, event.reason);
+                self.tell_refused(event.handle, instrument, cause, request, reason, to);
+            }
+            Event::MassCancelled(event) => {
+                let body = ReportBody::MassCancelled { count: event.count };
+                let subject = Subject {
+                    session: cause.session,
+                    client_order_id: 0,
+                    handle: Handle::NONE,
+                };
+                self.tell(subject, instrument, cause.client_seq, body, to);
+            }
+            Event::Rested(_) | Event::PhaseChanged(_) => {}
+        }
+    }
+
+    /// The order's session, and the session that asked where that is another one.
+    fn tell_both(
+        &mut self,
+        order: &Brief,
+        instrument: InstrumentIx,
+        cause: &Cause,
+        request: RequestKind,
+        body: ReportBody,
+        to: &mut impl ReportSink,
+    ) {
+        let is_asked = cause.request == request;
+        let is_own = is_asked && cause.session == order.subject.session;
+        let client_seq = if is_own { cause.client_seq } else { 0 };
+        self.tell(order.subject, instrument, client_seq, body, to);
+        if is_asked && !is_own {
+            let asker = Subject {
+                session: cause.session,
+                ..order.subject
+            };
+            self.tell(asker, instrument, cause.client_seq, body, to);
+        }
+    }
+
+    /// The session that asked for what the book refuses.
+    fn tell_refused(
+        &mut self,
+        handle: Handle,
+        instrument: InstrumentIx,
+        cause: &Cause,
+        request: RequestKind,
+        reason: RejectReason,
+        to: &mut impl ReportSink,
+    ) {
+        let open = self.order(handle);
+        let subject = Subject {
+            session: cause.session,
+            client_order_id: open.map_or(0, |order| order.client_order_id),
+            handle,
+        };
+        let body = ReportBody::Rejected { request, reason };
+        self.tell(subject, instrument, cause.client_seq, body, to);
+    }
+
+    #[inline]
+    fn tell(
+        &mut self,
+        subject: Subject,
+        instrument: InstrumentIx,
+        client_seq: u64,
+        body: ReportBody,
+        to: &mut impl ReportSink,
+    ) {
+        if subject.session.is_none() {
+            return;
+        }
+        let row = &mut self.tables.sessions[subject.session.index()];
+        row.last_number += 1;
+        let report = Report {
+            session: subject.session,
+            instrument,
+            number: row.last_number,
+            client_seq,
+            client_order_id: subject.client_order_id,
+            handle: subject.handle,
+            body,
+        };
+        to.report(&report);
+    }
+}
+
+fn named(touched: &Touched) -> &Brief {
+    let order = touched.order.as_ref();
+    order.expect("the event names an open order")
+}

@@ -1,0 +1,502 @@
+//! What a connection's messages do: sessions on channels, requests into the ring.
+//!
+//! Bytes that are no message end the connection with their code. A session's own mistake, its end or
+//! its refused login ends its channel alone: a request that was on its way then is refused
+//! `UNKNOWN_SESSION`, because its sender could not know.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use admission::Request;
+use sequencer::{Asked, NotTaken};
+use transport::proto::ConnectionError;
+use transport::{Driver, Incoming, Link, Taken};
+use types::RejectReason;
+use types::command::RequestKind;
+use wire::{
+    CHANNELS_MAX, CONNECTION_CHANNEL, ClientMessage, Disconnect, DisconnectCode, Header, Rejected,
+    ServerHeartbeat, ServerMessage, SetTradingHold, Text, append,
+};
+
+use super::desk::Question;
+use super::session::{At, PARKED_MAX};
+use super::state::{IN_FLIGHT_MAX, State};
+use super::{hold, limit};
+
+/// Client sequences below 2^48: a century at a thousand per second.
+const CLIENT_SEQ_MAX: u64 = (1 << 48) - 1;
+/// Messages of one connection per round.
+const MESSAGES_MAX: usize = 32;
+/// Unsent bytes that a client may leave for [`SLOW_FOR`], and those that end it at once.
+const SLOW_BYTES: usize = 1 << 20;
+const SLOW_BYTES_MAX: usize = 16 << 20;
+const SLOW_FOR: Duration = Duration::from_secs(1);
+/// Half-open connections from which on a peer has to show that it owns its address.
+const HALF_OPEN_MAX: usize = 64;
+
+/// What is on a channel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Channel {
+    #[default]
+    Free,
+    LoggingIn,
+    Live(At),
+    /// A session was there, or a login was refused.
+    Ended,
+}
+
+/// The front's own of a connection.
+pub struct Conn {
+    pub address: IpAddr,
+    pub channels: Box<[Channel; CHANNELS_MAX]>,
+    /// Longest silence on either side: the shortest that a session asked for.
+    heartbeat: Duration,
+    last_received: Instant,
+    last_sent: Instant,
+    /// By when the first session has to be logged in; heartbeats do not move it.
+    login_by: Option<Instant>,
+    /// Since when the client has left more than [`SLOW_BYTES`].
+    slow_since: Option<Instant>,
+}
+
+impl Conn {
+    pub fn channel(&mut self, channel: u16) -> &mut Channel {
+        &mut self.channels[usize::from(channel)]
+    }
+
+    /// A session has been logged in that wants this heartbeat.
+    pub fn logged_in(&mut self, heartbeat: Duration) {
+        self.heartbeat = self.heartbeat.min(heartbeat);
+        self.login_by = None;
+    }
+
+    fn next_look(&self) -> Instant {
+        let silent = self.last_received + self.heartbeat;
+        let quiet = self.last_sent + self.heartbeat / 2;
+        let slow = self.slow_since.map(|since| since + SLOW_FOR);
+        let others = [self.login_by, slow].into_iter().flatten();
+        others.fold(silent.min(quiet), Instant::min)
+    }
+}
+
+/// Appends a message for the peer.
+pub fn send(link: &mut Link<Conn>, now: Instant, channel: u16, message: &ServerMessage) {
+    append(message, channel, 0, link.out());
+    link.user.last_sent = now;
+}
+
+/// Appends an encoded message under the owner's channel.
+#[inline]
+pub fn send_encoded(link: &mut Link<Conn>, now: Instant, channel: u16, bytes: &[u8]) {
+    let out = link.out();
+    let start = out.len();
+    out.extend_from_slice(bytes);
+    wire::set_channel(&mut out[start..], channel);
+    link.user.last_sent = now;
+}
+
+/// Says why a channel carries no session any more.
+pub fn end_channel(link: &mut Link<Conn>, now: Instant, channel: u16, code: DisconnectCode) {
+    *link.user.channel(channel) = Channel::Ended;
+    send(link, now, channel, &disconnect(code));
+}
+
+/// Says why and ends the connection once the client has that.
+pub fn end_connection(link: &mut Link<Conn>, now: Instant, code: DisconnectCode) {
+    if link.is_open() {
+        send(link, now, CONNECTION_CHANNEL, &disconnect(code));
+        link.finish(now, u32::from(code.code()), &code.to_string());
+    }
+}
+
+/// Ends a connection whose client leaves too much; call it after each append of reports.
+pub fn check_slow(state: &mut State, now: Instant, link: &mut Link<Conn>) {
+    let waiting = link.waiting_bytes();
+    if waiting <= SLOW_BYTES {
+        link.user.slow_since = None;
+        return;
+    }
+    let since = *link.user.slow_since.get_or_insert(now);
+    if waiting > SLOW_BYTES_MAX || now.saturating_duration_since(since) >= SLOW_FOR {
+        state.stats.slow_consumers += 1;
+        let code = DisconnectCode::SlowConsumer;
+        link.close(u32::from(code.code()), &code.to_string());
+    } else {
+        let at = link.user.next_look();
+        link.set_deadline(Some(at));
+    }
+}
+
+fn disconnect(code: DisconnectCode) -> ServerMessage {
+    Disconnect {
+        code: code.code(),
+        text: Text::truncated(&code.to_string()),
+    }
+    .into()
+}
+
+/// Which kind of request a message is, with the ids that its refusal names.
+fn names(message: &ClientMessage) -> Option<(RequestKind, u64, u64)> {
+    match message {
+        ClientMessage::NewOrder(m) => Some((RequestKind::New, m.client_order_id, 0)),
+        ClientMessage::Cancel(m) => {
+            Some((RequestKind::Cancel, m.client_order_id, m.engine_order_id))
+        }
+        ClientMessage::Amend(m) => Some((RequestKind::Amend, m.client_order_id, m.engine_order_id)),
+        ClientMessage::MassCancel(_) => Some((RequestKind::MassCancel, 0, 0)),
+        ClientMessage::Login(_)
+        | ClientMessage::Logout(_)
+        | ClientMessage::Heartbeat(_)
+        | ClientMessage::SetTradingHold(_) => None,
+    }
+}
+
+/// An unnumbered refusal: the request was not seen.
+pub fn rejected(
+    now_ns: u64,
+    client_seq: u64,
+    (request, client_order_id, engine_order_id): (RequestKind, u64, u64),
+    reason: RejectReason,
+) -> ServerMessage {
+    Rejected {
+        client_seq,
+        client_order_id,
+        engine_order_id,
+        request,
+        reason,
+        node_sequence: 0,
+        time_ns: now_ns,
+        received_ns: now_ns,
+    }
+    .into()
+}
+
+impl Driver<Conn> for State {
+    fn incoming(
+        &mut self,
+        now: Instant,
+        from: SocketAddr,
+        is_validated: bool,
+        half_open: usize,
+    ) -> Incoming<Conn> {
+        let address = from.ip();
+        let config = &self.market.config;
+        let count = self.addresses.get(&address).copied().unwrap_or(0);
+        if self.failures.is_shut_out(address, config.failed_logins_max)
+            || self.stopping.is_some()
+            || count >= config.connections_per_address_max
+            || self.connections >= config.connections_max as usize
+        {
+            return Incoming::Refuse;
+        }
+        if half_open >= HALF_OPEN_MAX && !is_validated {
+            return Incoming::Retry;
+        }
+        *self.addresses.entry(address).or_default() += 1;
+        self.connections += 1;
+        let heartbeat = Duration::from_millis(u64::from(config.heartbeat_ms.max(100)));
+        Incoming::Accept(Conn {
+            address,
+            channels: Box::new([Channel::Free; CHANNELS_MAX]),
+            heartbeat,
+            last_received: now,
+            last_sent: now,
+            login_by: Some(now + Duration::from_millis(config.login_timeout_ms)),
+            slow_since: None,
+        })
+    }
+
+    fn opened(&mut self, _: Instant, link: &mut Link<Conn>) {
+        let at = link.user.next_look();
+        link.set_deadline(Some(at));
+    }
+
+    fn data(&mut self, now: Instant, link: &mut Link<Conn>, bytes: &[u8]) -> Taken {
+        link.user.last_received = now;
+        let mut at = 0;
+        for _ in 0..MESSAGES_MAX {
+            if self.in_flight >= IN_FLIGHT_MAX || self.stopping.is_some() {
+                break;
+            }
+            match wire::parse::<ClientMessage>(&bytes[at..]) {
+                Ok(Some((header, message))) => {
+                    at += usize::from(header.length);
+                    if let Err(code) = self.handle(now, link, &header, &message) {
+                        end_connection(link, now, code);
+                        return done(bytes.len());
+                    }
+                }
+                Ok(None) => return done(at),
+                Err(error) => {
+                    end_connection(link, now, error.disconnect_code());
+                    return done(bytes.len());
+                }
+            }
+        }
+        Taken {
+            bytes: at,
+            is_paused: at < bytes.len(),
+        }
+    }
+
+    fn finished(&mut self, now: Instant, link: &mut Link<Conn>) {
+        end_connection(link, now, DisconnectCode::StreamFinished);
+    }
+
+    fn timeout(&mut self, now: Instant, link: &mut Link<Conn>) {
+        if link.user.login_by.is_some_and(|by| by <= now) {
+            return end_connection(link, now, DisconnectCode::LoginExpected);
+        }
+        if link.user.last_received + link.user.heartbeat <= now {
+            return end_connection(link, now, DisconnectCode::HeartbeatTimeout);
+        }
+        if link.user.slow_since.is_some() {
+            check_slow(self, now, link);
+        }
+        if link.user.last_sent + link.user.heartbeat / 2 <= now {
+            let time_ns = self.now_ns;
+            send(link, now, CONNECTION_CHANNEL, &ServerHeartbeat { time_ns }.into());
+        }
+        let at = link.user.next_look();
+        link.set_deadline(Some(at));
+    }
+
+    fn closed(&mut self, _: Instant, link: &mut Link<Conn>, _: &ConnectionError) {
+        self.connections -= 1;
+        if let Some(count) = self.addresses.get_mut(&link.user.address) {
+            *count -= 1;
+            if *count == 0 {
+                self.addresses.remove(&link.user.address);
+            }
+        }
+        for channel in link.user.channels.iter_mut() {
+            if let Channel::Live(at) = std::mem::take(channel) {
+                self.lose(at, false);
+            }
+        }
+    }
+}
+
+fn done(bytes: usize) -> Taken {
+    Taken {
+        bytes,
+        is_paused: false,
+    }
+}
+
+impl State {
+    /// Handles one message; an error ends the connection.
+    fn handle(
+        &mut self,
+        now: Instant,
+        link: &mut Link<Conn>,
+        header: &Header,
+        message: &ClientMessage,
+    ) -> Result<(), DisconnectCode> {
+        if let ClientMessage::Heartbeat(_) = message {
+            return Ok(());
+        }
+        let channel = header.channel;
+        if usize::from(channel) >= CHANNELS_MAX {
+            return Err(DisconnectCode::BadField);
+        }
+        match message {
+            ClientMessage::Login(login) => self.log_in(now, link, channel, login),
+            ClientMessage::Logout(_) => match *link.user.channel(channel) {
+                Channel::Live(at) => {
+                    self.lose(at, true);
+                    end_channel(link, now, channel, DisconnectCode::Logout);
+                    Ok(())
+                }
+                Channel::Free => Err(DisconnectCode::LoginExpected),
+                Channel::LoggingIn | Channel::Ended => Ok(()),
+            },
+            ClientMessage::SetTradingHold(wanted) => {
+                self.set_trading_hold(now, link, channel, wanted)
+            }
+            _ => self.act(now, link, header, message),
+        }
+    }
+
+    fn log_in(
+        &mut self,
+        now: Instant,
+        link: &mut Link<Conn>,
+        channel: u16,
+        login: &wire::Login,
+    ) -> Result<(), DisconnectCode> {
+        let to = (link.key(), channel);
+        let address = link.user.address;
+        match link.user.channel(channel) {
+            Channel::Free | Channel::Ended => {}
+            Channel::LoggingIn | Channel::Live(_) => return Err(DisconnectCode::LoginExpected),
+        }
+        let login = Box::new(*login);
+        let question = Question::Login { to, address, login };
+        match self.questions.try_send(question) {
+            Ok(()) => *link.user.channel(channel) = Channel::LoggingIn,
+            Err(_) => end_channel(link, now, channel, DisconnectCode::NotReady),
+        }
+        Ok(())
+    }
+
+    fn set_trading_hold(
+        &mut self,
+        now: Instant,
+        link: &mut Link<Conn>,
+        channel: u16,
+        wanted: &SetTradingHold,
+    ) -> Result<(), DisconnectCode> {
+        let reason = match *link.user.channel(channel) {
+            Channel::Live(at) => self.ask_for_hold(at, wanted),
+            Channel::Free => return Err(DisconnectCode::LoginExpected),
+            Channel::LoggingIn | Channel::Ended => Some(RejectReason::UnknownSession),
+        };
+        if let Some(reason) = reason {
+            send(link, now, channel, &hold::refused(wanted, reason).into());
+        }
+        Ok(())
+    }
+
+    /// One change at a time and session; every one counts as a message. Why not, if not.
+    fn ask_for_hold(&mut self, at: At, wanted: &SetTradingHold) -> Option<RejectReason> {
+        if !self.is_in_rate(at) {
+            self.stats.throttled += 1;
+            return Some(RejectReason::Throttle);
+        }
+        let session = self.sessions.row(at);
+        if std::mem::replace(&mut session.is_setting_hold, true) {
+            return Some(RejectReason::Busy);
+        }
+        let question = Question::Hold {
+            session: (at, session.epoch),
+            user_id: session.user_id.clone(),
+            wanted: *wanted,
+        };
+        if self.questions.try_send(question).is_err() {
+            session.is_setting_hold = false;
+            return Some(RejectReason::NotReady);
+        }
+        None
+    }
+
+    /// A request: rate, limit, then the ring.
+    fn act(
+        &mut self,
+        now: Instant,
+        link: &mut Link<Conn>,
+        header: &Header,
+        message: &ClientMessage,
+    ) -> Result<(), DisconnectCode> {
+        let (channel, client_seq) = (header.channel, header.sequence);
+        let ids = names(message).ok_or(DisconnectCode::BadField)?;
+        if client_seq == 0 || client_seq > CLIENT_SEQ_MAX {
+            return Err(DisconnectCode::BadField);
+        }
+        let refusal = match *link.user.channel(channel) {
+            Channel::Live(at) => self.enter(at, client_seq, message)?,
+            Channel::Free => return Err(DisconnectCode::LoginExpected),
+            Channel::LoggingIn | Channel::Ended => Some(RejectReason::UnknownSession),
+        };
+        if let Some(reason) = refusal {
+            let refusal = rejected(self.now_ns, client_seq, ids, reason);
+            send(link, now, channel, &refusal);
+        }
+        Ok(())
+    }
+
+    /// Sends a session's request on its way, or says why it was not seen.
+    fn enter(
+        &mut self,
+        at: At,
+        client_seq: u64,
+        message: &ClientMessage,
+    ) -> Result<Option<RejectReason>, DisconnectCode> {
+        self.stats.requests += 1;
+        let is_over_rate = !self.is_in_rate(at);
+        let may_reduce = matches!(
+            message,
+            ClientMessage::Cancel(_) | ClientMessage::MassCancel(_)
+        );
+        if is_over_rate && !may_reduce {
+            self.stats.throttled += 1;
+            return Ok(Some(RejectReason::Throttle));
+        }
+        let session = self.sessions.row(at);
+        let request = session.request(client_seq, message);
+        let request = request.map_err(|_| DisconnectCode::BadField)?;
+        if let Some(parked) = &mut session.parked {
+            // In the order of the session: nothing overtakes what waits for identity.
+            if parked.len() >= PARKED_MAX {
+                return Ok(Some(RejectReason::Busy));
+            }
+            parked.push_back((client_seq, *message));
+            return Ok(None);
+        }
+        Ok(self.submit_within_limit(at, request, is_over_rate))
+    }
+
+    /// Submits a request; an order past the budget goes to identity first, and its session waits.
+    pub fn submit_within_limit(
+        &mut self,
+        at: At,
+        request: Request,
+        is_over_rate: bool,
+    ) -> Option<RejectReason> {
+        if let Request::New(new) = &request {
+            let session = self.sessions.row(at);
+            let spec = self.specs.get(new.instrument.index());
+            if !limit::is_in_budget(spec, &session.budget, new) {
+                let question = Question::Limit {
+                    session: (at, session.epoch),
+                    user: session.user,
+                    user_id: session.user_id.clone(),
+                    budget: session.budget.clone(),
+                    new: Box::new(*new),
+                };
+                if self.questions.try_send(question).is_err() {
+                    return Some(RejectReason::NotReady);
+                }
+                session.parked = Some(Box::default());
+                self.limited.insert(at, *new);
+                return None;
+            }
+        }
+        self.submit(at, &request, is_over_rate)
+    }
+
+    /// Puts a request into the ring, or says why not.
+    pub fn submit(
+        &mut self,
+        at: At,
+        request: &Request,
+        is_over_rate: bool,
+    ) -> Option<RejectReason> {
+        let asked = Asked {
+            tag: 0,
+            epoch: self.sessions.row(at).epoch,
+            received_ns: self.now_ns,
+            is_over_rate,
+        };
+        match self.ring.submit(asked, request) {
+            Ok(()) => {
+                self.in_flight += 1;
+                None
+            }
+            Err(NotTaken::Busy) => Some(RejectReason::Busy),
+            Err(_) => Some(RejectReason::NotReady),
+        }
+    }
+
+    /// True within the rates of the session and of its user over all sessions.
+    fn is_in_rate(&mut self, at: At) -> bool {
+        let config = &self.market.config;
+        let session = self.sessions.row(at);
+        let user = session.user;
+        if !session.rate.admit(self.now_ns, config.throttle_per_s) {
+            return false;
+        }
+        let user = self.sessions.users.entry(user).or_default();
+        user.rate.admit(self.now_ns, config.user_throttle_per_s)
+    }
+}

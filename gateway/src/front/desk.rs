@@ -1,0 +1,259 @@
+//! Between the front's thread and tokio: what takes time or other services goes out as a question and
+//! comes back as an order to the front. Both ways are bounded and neither side waits for the other.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use admission::NewRequest;
+use bytes::Bytes;
+use crossbeam::queue::ArrayQueue;
+use sequencer::Parker;
+use tokio::sync::{Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+use transport::Key;
+use types::{InstrumentSpec, RejectReason, Sequence, SessionIx, UserIx};
+use wire::{DisconnectCode, SetTradingHold, TradingHold};
+
+use super::login::{self, Admitted};
+use super::rate::Rate;
+use super::session::At;
+use super::{hold, limit, resend};
+use crate::budget::Budget;
+use crate::market::{Market, now_ns};
+
+/// Questions under way, and orders that wait for the front.
+const QUESTIONS_MAX: usize = 4_096;
+/// Questions answered at the same moment.
+const AT_ONCE: usize = 512;
+/// Window in which failed logins of an address are counted.
+const FAILURES_WINDOW: Duration = Duration::from_secs(60);
+/// Addresses whose failures are counted; past it the oldest are forgotten.
+const ADDRESSES_MAX: usize = 65_536;
+/// Pause before an order is offered again to a front that has not taken the ones before.
+const OFFER_PAUSE: Duration = Duration::from_millis(1);
+
+/// What the front asks.
+pub enum Question {
+    Login {
+        to: (Key, u16),
+        address: IpAddr,
+        login: Box<wire::Login>,
+    },
+    /// May the order be entered although the budget does not cover it?
+    Limit {
+        session: (At, Sequence),
+        user: UserIx,
+        user_id: Arc<str>,
+        budget: Arc<Budget>,
+        new: Box<NewRequest>,
+    },
+    Hold {
+        session: (At, Sequence),
+        user_id: Arc<str>,
+        wanted: SetTradingHold,
+    },
+    /// Messages of a session after a number, which have left its window.
+    Messages {
+        session: (At, Sequence),
+        ix: SessionIx,
+        after: u64,
+    },
+    /// The message that answers a request, which has left the window.
+    Answer {
+        session: (At, Sequence),
+        ix: SessionIx,
+        client_seq: u64,
+    },
+}
+
+/// What the front is told.
+pub enum Order {
+    Login {
+        to: (Key, u16),
+        outcome: Result<Box<Admitted>, DisconnectCode>,
+    },
+    /// `Ok(checked)`: the order is entered, past the budget's count where identity allowed it.
+    Limit {
+        session: (At, Sequence),
+        outcome: Result<bool, RejectReason>,
+    },
+    Hold {
+        session: (At, Sequence),
+        answer: TradingHold,
+    },
+    /// Consecutive messages after `after`, or why there are none.
+    Messages {
+        session: (At, Sequence),
+        after: u64,
+        outcome: Result<Vec<Bytes>, DisconnectCode>,
+    },
+    /// `None`: it is no longer kept.
+    Answer {
+        session: (At, Sequence),
+        client_seq: u64,
+        message: Option<Bytes>,
+    },
+    /// New or changed.
+    Instrument(InstrumentSpec),
+    /// Ends every session of a user.
+    EndUser(UserIx, DisconnectCode),
+    Shutdown,
+}
+
+/// The way to the front, from any task.
+#[derive(Clone)]
+pub struct Orders {
+    queue: Arc<ArrayQueue<Order>>,
+    parker: Arc<Parker>,
+}
+
+impl Orders {
+    pub fn new(parker: Arc<Parker>) -> Self {
+        let queue = Arc::new(ArrayQueue::new(QUESTIONS_MAX));
+        Self { queue, parker }
+    }
+
+    /// Where the front's thread sleeps.
+    pub fn parker(&self) -> &Arc<Parker> {
+        &self.parker
+    }
+
+    pub fn pop(&self) -> Option<Order> {
+        self.queue.pop()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Hands an order over; waits while the front has not taken the ones before.
+    pub async fn give(&self, mut order: Order) {
+        while let Err(back) = self.queue.push(order) {
+            order = back;
+            self.parker.unpark();
+            tokio::time::sleep(OFFER_PAUSE).await;
+        }
+        self.parker.unpark();
+    }
+}
+
+/// Addresses that tried tokens that are not valid.
+#[derive(Default)]
+pub struct Failures(Mutex<HashMap<IpAddr, (u32, Instant)>>);
+
+impl Failures {
+    /// True when the address has failed too often lately.
+    pub fn is_shut_out(&self, address: IpAddr, failures_max: u32) -> bool {
+        let failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.get(&address).is_some_and(|(count, since)| {
+            *count >= failures_max && since.elapsed() < FAILURES_WINDOW
+        })
+    }
+
+    pub fn note(&self, address: IpAddr) {
+        let mut failures = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if failures.len() >= ADDRESSES_MAX {
+            failures.retain(|_, (_, since)| since.elapsed() < FAILURES_WINDOW);
+        }
+        let entry = failures.entry(address).or_insert((0, Instant::now()));
+        if entry.1.elapsed() >= FAILURES_WINDOW {
+            *entry = (0, Instant::now());
+        }
+        entry.0 += 1;
+    }
+}
+
+/// What the answers are made with.
+pub struct Desk {
+    pub market: Arc<Market>,
+    pub auth: rpc::Authenticator,
+    pub failures: Arc<Failures>,
+    pub orders: Orders,
+    /// Logins of each user.
+    pub logins: Mutex<HashMap<UserIx, Rate>>,
+}
+
+pub fn questions() -> (mpsc::Sender<Question>, mpsc::Receiver<Question>) {
+    mpsc::channel(QUESTIONS_MAX)
+}
+
+impl Desk {
+    /// False when the user logs in too fast: every login asks other services and is journalled.
+    pub fn admits_login(&self, user: UserIx) -> bool {
+        let mut logins = self.logins.lock().unwrap_or_else(PoisonError::into_inner);
+        let rate = logins.entry(user).or_default();
+        rate.admit(now_ns(), self.market.config.logins_per_s)
+    }
+
+    /// Answers questions until shutdown, many at the same moment.
+    pub async fn run(self, mut questions: mpsc::Receiver<Question>, shutdown: CancellationToken) {
+        let desk = Arc::new(self);
+        let room = Arc::new(Semaphore::new(AT_ONCE));
+        loop {
+            let question = tokio::select! {
+                question = questions.recv() => question,
+                () = shutdown.cancelled() => return,
+            };
+            let (Some(question), Ok(permit)) = (question, room.clone().acquire_owned().await)
+            else {
+                return;
+            };
+            let desk = desk.clone();
+            tokio::spawn(async move {
+                let _permit = permit;
+                let order = desk.answer(question).await;
+                desk.orders.give(order).await;
+            });
+        }
+    }
+
+    async fn answer(&self, question: Question) -> Order {
+        let market = &self.market;
+        match question {
+            Question::Login { to, address, login } => {
+                let outcome = login::admit(self, address, &login).await.map(Box::new);
+                Order::Login { to, outcome }
+            }
+            Question::Limit {
+                session,
+                user,
+                user_id,
+                budget,
+                new,
+            } => {
+                let outcome = limit::check(market, user, &user_id, &budget, &new).await;
+                Order::Limit { session, outcome }
+            }
+            Question::Hold {
+                session,
+                user_id,
+                wanted,
+            } => {
+                let answer = hold::answer(market, &user_id, wanted).await;
+                Order::Hold { session, answer }
+            }
+            Question::Messages { session, ix, after } => {
+                let outcome = resend::messages(market, ix, after).await;
+                Order::Messages {
+                    session,
+                    after,
+                    outcome,
+                }
+            }
+            Question::Answer {
+                session,
+                ix,
+                client_seq,
+            } => {
+                let message = resend::answer(market, ix, client_seq).await;
+                Order::Answer {
+                    session,
+                    client_seq,
+                    message,
+                }
+            }
+        }
+    }
+}

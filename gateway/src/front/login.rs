@@ -1,0 +1,152 @@
+//! From a credential to a session that may be opened: who is it, may it trade, with how much, and is
+//! the number it has one that was sent. The front then journals the opening.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use rpc::{Context, Role};
+use tonic::{Code, Status};
+use types::{Id128, Minor, StpGroup, UserIx, derived};
+use wire::{DisconnectCode, LOGIN_CANCEL_ON_DISCONNECT, LOGIN_FROM_NOW, Login};
+
+use super::desk::Desk;
+use crate::budget::Budget;
+use crate::funding;
+use crate::market::{Asset, Market, now_ns};
+
+/// A login that everybody asked has agreed to.
+pub struct Admitted {
+    pub user: UserIx,
+    pub user_id: Arc<str>,
+    /// Names the session across connections.
+    pub key: Id128,
+    pub stp_group: Option<StpGroup>,
+    pub cancel_on_disconnect: bool,
+    pub budget: Arc<Budget>,
+    /// Last number that the client has.
+    pub last_sequence: u64,
+    /// It does not want what was numbered before.
+    pub from_now: bool,
+    /// Longest silence on either side, in milliseconds.
+    pub heartbeat_ms: u32,
+}
+
+/// Answers a login. The error is what the client is told; the session then is as it was before.
+pub async fn admit(desk: &Desk, address: IpAddr, login: &Login) -> Result<Admitted, DisconnectCode> {
+    let market = &desk.market;
+    check_form(market, login)?;
+    let caller = desk.auth.authenticate(login.token.as_str()).map_err(|_| {
+        desk.failures.note(address);
+        DisconnectCode::Credentials
+    })?;
+    caller
+        .require(&[Role::Trader, Role::Investor])
+        .map_err(|_| DisconnectCode::Role)?;
+    let user_id = caller.user_id.ok_or(DisconnectCode::Role)?;
+    let mut context = Context::new("market");
+    context.user_id = user_id.clone();
+    check_profile(market, &context, &user_id).await?;
+    let user = market.bind_user(&user_id).await;
+    let user = user.map_err(|status| failed("binding", &status))?;
+    if !desk.admits_login(user) {
+        return Err(DisconnectCode::TooManySessions);
+    }
+    let key = derived::session_key(&user_id, login.session_name.as_str());
+    check_place(market, user, key, login).await?;
+    let budget = market.budgets.of(user);
+    if budget.is_stale(admission::moscow_day(now_ns())) {
+        let refreshed = market.refresh_budget(&context, user, &user_id).await;
+        refreshed.map_err(|status| failed("budget", &status))?;
+    }
+    if login.money_hold_minor > 0 {
+        let target = Minor(login.money_hold_minor);
+        funding::open_or_set(market, &context, &user_id, &Asset::MONEY, target)
+            .await
+            .map_err(|status| {
+                tracing::info!(user_id, %status, "trading hold asked for at login refused");
+                DisconnectCode::TradingHold
+            })?;
+    }
+    let longest = market.config.heartbeat_ms.max(HEARTBEAT_MS_MIN);
+    Ok(Admitted {
+        user,
+        user_id: user_id.into(),
+        key,
+        stp_group: (login.stp_group != 0).then(|| StpGroup::explicit(login.stp_group)),
+        cancel_on_disconnect: login.flags & LOGIN_CANCEL_ON_DISCONNECT != 0,
+        budget,
+        last_sequence: login.last_sequence,
+        from_now: login.flags & LOGIN_FROM_NOW != 0,
+        heartbeat_ms: match login.heartbeat_ms {
+            0 => longest,
+            asked => asked.clamp(HEARTBEAT_MS_MIN, longest),
+        },
+    })
+}
+
+/// Shortest heartbeat interval that a client may ask for.
+const HEARTBEAT_MS_MIN: u32 = 100;
+
+fn check_form(market: &Market, login: &Login) -> Result<(), DisconnectCode> {
+    let known_flags = LOGIN_CANCEL_ON_DISCONNECT | LOGIN_FROM_NOW;
+    let name = login.session_name.as_str();
+    let is_wrong = login.flags & !known_flags != 0
+        || name.is_empty()
+        || name.chars().any(char::is_control)
+        || (login.stp_group != 0 && !market.config.stp_groups)
+        || login.stp_group >= u32::MAX >> 1
+        || login.money_hold_minor < 0;
+    match is_wrong {
+        true => Err(DisconnectCode::BadField),
+        false => Ok(()),
+    }
+}
+
+async fn check_profile(
+    market: &Market,
+    context: &Context,
+    user_id: &str,
+) -> Result<(), DisconnectCode> {
+    let profile = market.identity.profile(context, user_id).await;
+    let profile = profile.map_err(|status| match status.code() {
+        Code::NotFound => DisconnectCode::Credentials,
+        _ => failed("identity", &status),
+    })?;
+    if !profile.is_standard {
+        return Err(DisconnectCode::KycLevel);
+    }
+    match profile.is_blocked {
+        true => Err(DisconnectCode::UserBlocked),
+        false => Ok(()),
+    }
+}
+
+/// A number that was sent, of a session that is there or may be made. Numbers only grow: one that was
+/// sent now was sent when the session is opened.
+async fn check_place(
+    market: &Market,
+    user: UserIx,
+    key: Id128,
+    login: &Login,
+) -> Result<(), DisconnectCode> {
+    let known = market.state(|state| {
+        let admission = state.core().admission();
+        let session = admission.session_ix(key).and_then(|ix| admission.session(ix));
+        let sessions = admission.user(user).map_or(0, |user| user.sessions);
+        (session.map(|session| session.last_number), sessions)
+    });
+    let (last_number, sessions) = known.await.map_err(|status| failed("replica", &status))?;
+    let from_now = login.flags & LOGIN_FROM_NOW != 0;
+    if !from_now && login.last_sequence > last_number.unwrap_or(0) {
+        return Err(DisconnectCode::SequenceAhead);
+    }
+    if last_number.is_none() && sessions >= market.config.sessions_per_user_max {
+        return Err(DisconnectCode::TooManySessions);
+    }
+    Ok(())
+}
+
+fn failed(what: &str, status: &Status) -> DisconnectCode {
+    tracing::warn!(what, %status, "login cannot be answered now");
+    DisconnectCode::NotReady
+}

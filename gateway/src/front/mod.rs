@@ -1,0 +1,613 @@
+//! The front: trading sessions over QUIC on a polled thread (`design.md` 5). Requests go straight into
+//! the ring of the hot thread; reports come out of it, are kept in the session's window, and are sent
+//! once the commit position has passed them.
+//!
+//! | file | what |
+//! |---|---|
+//! | `connection` | bytes and timers of a connection, its channels |
+//! | `state` | sessions, ring, what waits for the disk |
+//! | `session`, `window`, `rate` | what is kept of a session |
+//! | `report` | reports as messages of the protocol |
+//! | `desk` | questions to tokio and their answers: `login`, `limit`, `hold`, `resend` |
+//! | `server` | putting it together |
+//!
+//! A round: orders from tokio, reports, datagrams in, messages that became durable, resumes, datagrams
+//! out. Nothing in it blocks. Invariants: requests of a session enter in the order of their client
+//! sequences; a numbered message is sent at or behind the commit position and once per login; what one
+//! client takes of memory is bounded (`design.md` 7).
+
+mod connection;
+mod desk;
+mod hold;
+mod limit;
+mod login;
+mod rate;
+pub mod report;
+mod resend;
+pub mod server;
+mod session;
+mod state;
+mod tls;
+mod window;
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+use admission::{Known, Request};
+use sequencer::{Commit, NotTaken, Opened, Polled, Stamp};
+use transport::{Endpoint, Key, Link};
+use types::command::RequestKind;
+use types::{InstrumentSpec, RejectReason, UserIx};
+use wire::{Accepted, DisconnectCode, InstrumentDefinition, LoginAccepted, ServerMessage, Text};
+
+use self::connection::{
+    Channel, Conn, check_slow, end_channel, end_connection, rejected, send, send_encoded,
+};
+pub use self::desk::{Order, Orders};
+use self::desk::Question;
+use self::session::{At, Owner};
+use self::state::{Due, LAST_REPORTS, State, Told, reason_of};
+use crate::market::now_ns;
+
+/// Unsent bytes of a connection below which a resume goes on.
+const RESUME_BYTES: usize = 256 << 10;
+/// Messages that a resume takes from the window per round.
+const RESUME_MESSAGES: usize = 1_024;
+/// Messages that such a request counts as in its session's rate, beyond itself.
+const RESEND_COST: u64 = 100;
+
+/// The front of the market's trading sessions.
+pub struct Front {
+    endpoint: Endpoint<Conn>,
+    state: State,
+    commit: Commit,
+    orders: Orders,
+    /// Used again in each round.
+    told: Vec<Told>,
+    /// When a stopping front has ended its connections.
+    goodbye: Option<Instant>,
+}
+
+impl Front {
+    /// One order of tokio's.
+    fn carry_out(&mut self, now: Instant, order: Order) {
+        match order {
+            Order::Login { to, outcome } => self.open(now, to, outcome),
+            Order::Limit { session, outcome } => {
+                if self.is_current(session) {
+                    self.unpark(now, session.0, outcome);
+                }
+            }
+            Order::Hold { session, answer } => {
+                if self.is_current(session) {
+                    self.state.sessions.row(session.0).is_setting_hold = false;
+                    self.send(now, session.0, &answer.into());
+                }
+            }
+            Order::Messages {
+                session,
+                after,
+                outcome,
+            } => {
+                if self.is_current(session) {
+                    self.take_messages(now, session.0, after, outcome);
+                }
+            }
+            Order::Answer {
+                session,
+                client_seq,
+                message,
+            } => {
+                if !self.is_current(session) {
+                    return;
+                }
+                match message {
+                    Some(bytes) => self.with_owner(session.0, |link, owner| {
+                        send_encoded(link, now, owner.channel, &bytes);
+                    }),
+                    None => self.refuse(now, session.0, client_seq, RejectReason::AlreadySeen),
+                }
+            }
+            Order::Instrument(spec) => {
+                self.state.instrument(spec);
+                self.broadcast(now, &spec);
+            }
+            Order::EndUser(user, code) => self.end_user(now, user, code),
+            Order::Shutdown => {
+                self.state.stopping.get_or_insert(now + LAST_REPORTS);
+            }
+        }
+    }
+
+    /// The login of this epoch still has the session.
+    fn is_current(&mut self, (at, epoch): (At, types::Sequence)) -> bool {
+        let session = self.state.sessions.row(at);
+        session.epoch == epoch && session.owner.is_some()
+    }
+
+    fn with_owner(&mut self, at: At, act: impl FnOnce(&mut Link<Conn>, Owner)) {
+        if let Some(owner) = self.state.sessions.row(at).owner
+            && let Some(link) = self.endpoint.link(owner.connection)
+        {
+            act(link, owner);
+        }
+    }
+
+    fn send(&mut self, now: Instant, at: At, message: &ServerMessage) {
+        self.with_owner(at, |link, owner| send(link, now, owner.channel, message));
+    }
+
+    /// Says that a request was not seen.
+    fn refuse(&mut self, now: Instant, at: At, client_seq: u64, reason: RejectReason) {
+        let ids = (RequestKind::Other, 0, 0);
+        let refusal = rejected(self.state.now_ns, client_seq, ids, reason);
+        self.send(now, at, &refusal);
+    }
+
+    /// A login that has been checked: opened in the journal next.
+    fn open(
+        &mut self,
+        now: Instant,
+        to: (Key, u16),
+        outcome: Result<Box<login::Admitted>, DisconnectCode>,
+    ) {
+        let Some(link) = self.endpoint.link(to.0).filter(|link| link.is_open()) else {
+            return;
+        };
+        let code = match outcome {
+            Ok(_) if self.state.stopping.is_some() => DisconnectCode::Shutdown,
+            Ok(admitted) => match self.state.open(to, admitted) {
+                true => return,
+                false => DisconnectCode::NotReady,
+            },
+            Err(code) => code,
+        };
+        end_channel(link, now, to.1, code);
+    }
+
+    /// The session waits no longer for identity: its order, then what came after it.
+    fn unpark(&mut self, now: Instant, at: At, outcome: Result<bool, RejectReason>) {
+        let Some(mut new) = self.state.limited.remove(&at) else {
+            return;
+        };
+        let waiting = self.state.sessions.row(at).parked.take();
+        let refusal = match outcome {
+            Ok(checked) => {
+                new.limit_checked = checked;
+                self.state.submit(at, &Request::New(new), false)
+            }
+            Err(reason) => Some(reason),
+        };
+        if let Some(reason) = refusal {
+            self.refuse(now, at, new.client_seq, reason);
+        }
+        for (client_seq, message) in waiting.into_iter().flat_map(|waiting| *waiting) {
+            if let Some(parked) = &mut self.state.sessions.row(at).parked {
+                // One of them is past the budget too.
+                parked.push_back((client_seq, message));
+                continue;
+            }
+            let request = self.state.sessions.row(at).request(client_seq, &message);
+            let request = request.expect("its form was checked when it came");
+            if let Some(reason) = self.state.submit_within_limit(at, request, false) {
+                self.refuse(now, at, client_seq, reason);
+            }
+        }
+    }
+
+    /// Ends every session of a user.
+    fn end_user(&mut self, now: Instant, user: UserIx, code: DisconnectCode) {
+        let Some(user) = self.state.sessions.users.get(&user) else {
+            return;
+        };
+        for at in user.sessions.clone() {
+            self.end_session(now, at, code);
+        }
+    }
+
+    /// Ends the session's channel, if it has one, and tells the journal.
+    fn end_session(&mut self, now: Instant, at: At, code: DisconnectCode) {
+        if self.state.sessions.row(at).owner.is_some() {
+            self.with_owner(at, |link, owner| end_channel(link, now, owner.channel, code));
+            self.state.lose(at, false);
+        }
+    }
+
+    fn broadcast(&mut self, now: Instant, spec: &InstrumentSpec) {
+        let message = definition(spec).into();
+        for at in 0..self.state.sessions.len() {
+            self.send(now, at, &message);
+        }
+    }
+
+    /// Reports, and what they mean for clients at once.
+    fn read_reports(&mut self, now: Instant) -> bool {
+        let mut told = std::mem::take(&mut self.told);
+        let did_work = self.state.read_reports(&mut told);
+        for told in told.drain(..) {
+            match told {
+                Told::Answered(at, stamp, report) => self.accepted(now, at, &stamp, &report),
+                Told::Refused(at, client_seq, request, reason) => {
+                    self.not_taken(now, at, client_seq, request, reason);
+                }
+                Told::Opened(opened) => self.state.opened(&opened),
+                Told::NotOpened(tag, reason) => self.not_opened(now, tag, reason),
+                Told::TakenOver(at, epoch) => {
+                    if self.state.sessions.row(at).epoch < epoch {
+                        self.end_session(now, at, DisconnectCode::TakenOver);
+                    }
+                }
+            }
+        }
+        self.told = told;
+        did_work
+    }
+
+    /// The hint that comes before anything is durable.
+    fn accepted(&mut self, now: Instant, at: At, stamp: &Stamp, report: &admission::Report) {
+        if matches!(report.body, admission::ReportBody::Rejected { .. }) {
+            return;
+        }
+        let hint = Accepted {
+            client_seq: report.client_seq,
+            client_order_id: report.client_order_id,
+            engine_order_id: match report.handle.is_none() {
+                true => 0,
+                false => report.handle.engine_id(),
+            },
+            node_sequence: stamp.sequence.0,
+        };
+        self.send(now, at, &hint.into());
+    }
+
+    /// A request that is not in the journal, or was there before.
+    fn not_taken(
+        &mut self,
+        now: Instant,
+        at: At,
+        client_seq: u64,
+        request: RequestKind,
+        not_taken: NotTaken,
+    ) {
+        self.state.stats.not_taken += 1;
+        if let NotTaken::Refused(reject) = not_taken
+            && reject.reason == RejectReason::AlreadySeen
+        {
+            let seen = match reject.known {
+                Known::ClientSeq(seen) => seen,
+                _ => 0,
+            };
+            return self.answer_again(now, at, client_seq, seen);
+        }
+        let reason = reason_of(not_taken);
+        let refusal = rejected(self.state.now_ns, client_seq, (request, 0, 0), reason);
+        self.send(now, at, &refusal);
+    }
+
+    /// Sends the original answer to a request again, under its number.
+    fn answer_again(&mut self, now: Instant, at: At, client_seq: u64, seen: u64) {
+        self.state.stats.resends += 1;
+        let now_ns = self.state.now_ns;
+        let rate = self.state.market.config.throttle_per_s;
+        let (session, pool) = self.state.sessions.parts(at);
+        let Some(owner) = session.owner else { return };
+        if let Some(number) = session.window.answer(pool, client_seq) {
+            // What is not durable, or on its way to a client that catches up, comes by itself.
+            if number <= session.released && (session.is_following || number <= session.sent) {
+                let bytes = session.window.get(pool, number);
+                if let Some(link) = self.endpoint.link(owner.connection) {
+                    send_encoded(link, now, owner.channel, bytes);
+                }
+            }
+            return;
+        }
+        if client_seq > session.answered && client_seq <= seen {
+            return; // Its report is on its way.
+        }
+        session.rate.charge(now_ns, rate, RESEND_COST);
+        let question = Question::Answer {
+            session: (at, session.epoch),
+            ix: session.ix,
+            client_seq,
+        };
+        if self.state.questions.try_send(question).is_err() {
+            self.refuse(now, at, client_seq, RejectReason::AlreadySeen);
+        }
+    }
+
+    fn not_opened(&mut self, now: Instant, tag: u64, not_taken: NotTaken) {
+        let Some(pending) = self.state.logins.remove(&tag) else {
+            return;
+        };
+        let code = match not_taken {
+            // The self-trade group is another member's.
+            NotTaken::Refused(reject) if reject.reason == RejectReason::NotOwner => {
+                DisconnectCode::BadField
+            }
+            NotTaken::Refused(reject) => {
+                tracing::error!(%reject, "admission refused to open a session");
+                DisconnectCode::Internal
+            }
+            _ => DisconnectCode::NotReady,
+        };
+        if let Some(link) = self.endpoint.link(pending.to.0) {
+            end_channel(link, now, pending.to.1, code);
+        }
+    }
+
+    /// Sends what the journal has on disk now.
+    fn release(&mut self, now: Instant) -> bool {
+        let commit = self.commit.position();
+        let mut did_work = false;
+        while let Some((sequence, due)) = self.state.due.front().copied() {
+            if sequence > commit {
+                break;
+            }
+            self.state.due.pop_front();
+            did_work = true;
+            match due {
+                Due::Message(at) => self.release_one(now, at),
+                Due::Login(tag) => self.log_in(now, tag),
+            }
+        }
+        did_work
+    }
+
+    #[inline]
+    fn release_one(&mut self, now: Instant, at: At) {
+        let (session, pool) = self.state.sessions.parts(at);
+        session.released += 1;
+        let Some(owner) = session.owner.filter(|_| session.is_following) else {
+            return;
+        };
+        let Some(link) = self.endpoint.link(owner.connection) else {
+            return;
+        };
+        let bytes = session.window.get(pool, session.released);
+        send_encoded(link, now, owner.channel, bytes);
+        session.sent = session.released;
+        if link.waiting_bytes() > RESUME_BYTES {
+            check_slow(&mut self.state, now, link);
+        }
+    }
+
+    /// The opening of a session is durable: its client is told, and gets what it lacks.
+    fn log_in(&mut self, now: Instant, tag: u64) {
+        let Some(pending) = self.state.logins.remove(&tag) else {
+            return;
+        };
+        let opened = pending.opened.expect("the report came before it was durable");
+        let (key, channel) = pending.to;
+        let at = self.state.sessions.at(opened.session).expect("placed");
+        let link = self.endpoint.link(key).filter(|link| link.is_open());
+        if link.is_none() || self.state.stopping.is_some() {
+            self.state.close(opened.session, opened.epoch, false);
+            return;
+        }
+        if let Some(old) = self.state.sessions.row(at).owner {
+            // The journal has the newer opening: there is no closing to tell.
+            if let Some(link) = self.endpoint.link(old.connection) {
+                end_channel(link, now, old.channel, DisconnectCode::TakenOver);
+            }
+            self.state.sessions.idle(at);
+        }
+        self.state.stats.logins += 1;
+        let admitted = pending.admitted;
+        let session = self.state.sessions.row(at);
+        session.owner = Some(Owner {
+            connection: key,
+            channel,
+        });
+        session.epoch = opened.epoch;
+        session.stp_group = opened.stp_group;
+        session.parked = None;
+        session.is_setting_hold = false;
+        session.is_fetching = false;
+        session.sent = match admitted.from_now {
+            true => session.released,
+            false => admitted.last_sequence.min(session.released),
+        };
+        session.is_following = session.sent == session.released;
+        if !session.is_following {
+            self.state.resuming.push(at);
+        }
+        self.welcome(now, at, &opened, admitted.heartbeat_ms);
+    }
+
+    /// Instruments, then the login's acceptance.
+    fn welcome(&mut self, now: Instant, at: At, opened: &Opened, heartbeat_ms: u32) {
+        let market = &self.state.market;
+        let accepted = LoginAccepted {
+            session: opened.session.get(),
+            last_client_seq: opened.client_seq,
+            next_sequence: 0,
+            node: market.node.get(),
+            throttle_per_s: market.config.throttle_per_s,
+            heartbeat_ms,
+            time_ns: self.state.now_ns,
+        };
+        let session = self.state.sessions.row(at);
+        let accepted = LoginAccepted {
+            next_sequence: session.sent + 1,
+            ..accepted
+        };
+        let Some(owner) = session.owner else { return };
+        let Some(link) = self.endpoint.link(owner.connection) else {
+            return;
+        };
+        *link.user.channel(owner.channel) = Channel::Live(at);
+        let heartbeat = std::time::Duration::from_millis(u64::from(heartbeat_ms));
+        link.user.logged_in(heartbeat);
+        link.set_deadline(Some(now));
+        for spec in &self.state.specs {
+            send(link, now, owner.channel, &definition(spec).into());
+        }
+        send(link, now, owner.channel, &accepted.into());
+    }
+
+    /// Gives clients that have come back the next of what they lack, as fast as they read.
+    fn resume(&mut self, now: Instant) -> bool {
+        let mut did_work = false;
+        let mut at = 0;
+        while let Some(session) = self.state.resuming.get(at).copied() {
+            let (is_over, has_sent) = self.resume_one(now, session);
+            did_work |= has_sent;
+            match is_over {
+                true => drop(self.state.resuming.swap_remove(at)),
+                false => at += 1,
+            }
+        }
+        did_work
+    }
+
+    /// Whether the session has what it lacked, or is gone; and whether anything was sent.
+    fn resume_one(&mut self, now: Instant, at: At) -> (bool, bool) {
+        let (session, pool) = self.state.sessions.parts(at);
+        let Some(owner) = session.owner.filter(|_| !session.is_following) else {
+            return (true, false);
+        };
+        let Some(link) = self.endpoint.link(owner.connection) else {
+            return (true, false);
+        };
+        if session.is_fetching || link.waiting_bytes() >= RESUME_BYTES {
+            return (false, false);
+        }
+        if session.sent + 1 < session.window.first() {
+            let question = Question::Messages {
+                session: (at, session.epoch),
+                ix: session.ix,
+                after: session.sent,
+            };
+            session.is_fetching = self.state.questions.try_send(question).is_ok();
+            return (false, false);
+        }
+        let through = session.released.min(session.sent + RESUME_MESSAGES as u64);
+        for number in session.sent + 1..=through {
+            send_encoded(link, now, owner.channel, session.window.get(pool, number));
+        }
+        session.sent = through;
+        session.is_following = session.sent == session.released;
+        (session.is_following, true)
+    }
+
+    /// Messages from before the window.
+    fn take_messages(
+        &mut self,
+        now: Instant,
+        at: At,
+        after: u64,
+        outcome: Result<Vec<bytes::Bytes>, DisconnectCode>,
+    ) {
+        let session = self.state.sessions.row(at);
+        session.is_fetching = false;
+        match outcome {
+            Ok(messages) if session.sent == after => {
+                // Only what is durable was read, but the window may have moved on meanwhile.
+                let lacks = session.released - session.sent;
+                let count = messages.len().min(usize::try_from(lacks).unwrap_or(usize::MAX));
+                session.sent += count as u64;
+                session.is_following = session.sent == session.released;
+                self.with_owner(at, |link, owner| {
+                    for bytes in &messages[..count] {
+                        send_encoded(link, now, owner.channel, bytes);
+                    }
+                });
+            }
+            Ok(_) => {}
+            Err(code) => self.end_session(now, at, code),
+        }
+    }
+
+    /// A stopping front ends its connections once the last reports are out.
+    fn stop(&mut self, now: Instant) {
+        let Some(until) = self.state.stopping else {
+            return;
+        };
+        if self.goodbye.is_none() && (self.state.is_quiet() || until <= now) {
+            self.goodbye = Some(now);
+            let keys: Vec<Key> = self.endpoint.keys().collect();
+            for key in keys {
+                if let Some(link) = self.endpoint.link(key) {
+                    end_connection(link, now, DisconnectCode::Shutdown);
+                }
+            }
+        }
+    }
+}
+
+impl Polled for Front {
+    fn round(&mut self) -> bool {
+        let now = Instant::now();
+        self.state.now_ns = now_ns();
+        let mut did_work = false;
+        while let Some(order) = self.orders.pop() {
+            did_work = true;
+            self.carry_out(now, order);
+        }
+        did_work |= self.read_reports(now);
+        match self.endpoint.receive(now, &mut self.state) {
+            Ok(received) => did_work |= received,
+            Err(error) => {
+                tracing::error!(%error, "the trading socket is broken; sessions end");
+                self.state.stopping.get_or_insert(now);
+            }
+        }
+        did_work |= self.release(now);
+        if !self.state.resuming.is_empty() {
+            did_work |= self.resume(now);
+        }
+        did_work |= self.state.submit_closings();
+        self.stop(now);
+        did_work |= self.endpoint.flush(now, &mut self.state);
+        did_work
+    }
+
+    fn has_work(&self) -> bool {
+        let durable = self.commit.position();
+        let is_due = self.state.due.front().is_some_and(|(at, _)| *at <= durable);
+        is_due
+            || !self.orders.is_empty()
+            || self.state.ring.has_report()
+            || self.endpoint.has_work()
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let stopping = self.state.stopping.filter(|_| self.goodbye.is_none());
+        let next = self.endpoint.next_deadline();
+        [stopping, next].into_iter().flatten().min()
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.endpoint.as_fd()
+    }
+
+    fn is_over(&self) -> bool {
+        let Some(since) = self.goodbye else {
+            return false;
+        };
+        let is_done = self.state.connections == 0 && self.state.has_closed();
+        is_done || since.elapsed() >= server::GOODBYE
+    }
+}
+
+fn definition(spec: &InstrumentSpec) -> InstrumentDefinition {
+    let (tick, lot) = (spec.tick_size(), spec.lot_size());
+    let mantissa = |value: types::Decimal| {
+        i64::try_from(value.mantissa()).expect("a tick or lot was made from 64 bits")
+    };
+    InstrumentDefinition {
+        instrument: spec.ix.get(),
+        id: Text::truncated(spec.id.as_str()),
+        decimals: spec.decimals,
+        phase: spec.phase,
+        tick_mantissa: mantissa(tick),
+        tick_scale: tick.scale(),
+        lot_mantissa: mantissa(lot),
+        lot_scale: lot.scale(),
+        value_minor: spec.terms.value_minor,
+        units_minor: spec.terms.units_minor,
+        band_low_ticks: spec.band_low.0,
+        band_high_ticks: spec.band_high.0,
+        fee_ppm: spec.fee_rate.0,
+    }
+}

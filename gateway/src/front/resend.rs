@@ -1,0 +1,81 @@
+//! Messages that have left the windows, made again from the journal. Reads block: they run on threads
+//! of their own, few at a time, each from the newest checkpoint before what it looks for.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use types::SessionIx;
+use wire::{DisconnectCode, ServerMessage, encode};
+
+use crate::market::Market;
+use crate::past::{Past, PastError};
+
+/// Messages of one piece.
+const PIECE_MESSAGES: usize = 16_384;
+
+/// The messages of a session after a number, a piece of them.
+pub async fn messages(
+    market: &Arc<Market>,
+    session: SessionIx,
+    after: u64,
+) -> Result<Vec<Bytes>, DisconnectCode> {
+    let reading = async {
+        let past = Past::before(market, move |last| last(session).0 <= after).await?;
+        past.scan(market, Vec::new(), move |found, to, number, message| {
+            if to == session && number > after {
+                found.push(encoded(&message, number));
+            }
+            match found.len() < PIECE_MESSAGES {
+                true => ControlFlow::Continue(()),
+                false => ControlFlow::Break(()),
+            }
+        })
+        .await
+    };
+    match reading.await {
+        // What is durable is in the journal, unless its beginning has gone.
+        Ok(found) if found.is_empty() => Err(DisconnectCode::MessagesRemoved),
+        Ok(found) => Ok(found),
+        Err(error) if error.is_removed() => Err(DisconnectCode::MessagesRemoved),
+        Err(PastError::GivenUp) => Err(DisconnectCode::Shutdown),
+        Err(error) => {
+            tracing::error!(%error, "the journal cannot be read for a resume");
+            Err(DisconnectCode::Internal)
+        }
+    }
+}
+
+/// The message that answered a request; `None` when it is no longer kept.
+pub async fn answer(market: &Arc<Market>, session: SessionIx, client_seq: u64) -> Option<Bytes> {
+    let reading = async {
+        let is_before = move |last: &dyn Fn(SessionIx) -> (u64, u64)| last(session).1 < client_seq;
+        let past = Past::before_or_oldest(market, is_before).await?;
+        if past.client_seq(session) >= client_seq {
+            return Ok(None);
+        }
+        past.scan(market, None, move |found, to, number, message| {
+            if to == session && message.answers() == client_seq {
+                *found = Some(encoded(&message, number));
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        })
+        .await
+    };
+    let mut read: Result<_, PastError> = reading.await;
+    if let Err(error) = &read
+        && !error.is_removed()
+    {
+        tracing::error!(%error, "the journal cannot be read for a resend");
+        read = Ok(None);
+    }
+    read.unwrap_or_default()
+}
+
+/// A numbered message for channel 0.
+fn encoded(message: &ServerMessage, number: u64) -> Bytes {
+    let mut bytes = BytesMut::with_capacity(wire::NUMBERED_LEN_MAX);
+    encode(message, 0, number, &mut bytes);
+    bytes.freeze()
+}

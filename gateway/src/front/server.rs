@@ -1,0 +1,203 @@
+//! Puts the front together: socket, certificate, rings, and the tasks that answer it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use replica::{Effect, Follower};
+use sequencer::{Layout, Parker, Polled, run_polled};
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+use transport::proto::{IdleTimeout, ServerConfig, TransportConfig};
+use transport::Endpoint;
+
+use super::desk::{Desk, Failures, Order, Orders, questions};
+use super::state::{RING, State};
+use super::{Conn, Front, tls};
+use crate::Error;
+use crate::market::Market;
+
+/// How long connections may take to say goodbye.
+pub const GOODBYE: Duration = Duration::from_secs(2);
+/// Bytes of requests of one connection that may wait unread.
+const RECEIVE_WINDOW: u32 = 512 << 10;
+/// Bytes of reports of one connection that may be under way.
+const SEND_WINDOW: u64 = 4 << 20;
+/// How long a front with a thread of its own spins after the last work.
+const SPIN: Duration = Duration::from_millis(2);
+
+/// A bound socket, before anybody is taken.
+pub struct Bound {
+    endpoint: Endpoint<Conn>,
+    address: SocketAddr,
+    fingerprint: String,
+}
+
+/// Says when the front has ended.
+struct Watched {
+    front: Front,
+    _ended: oneshot::Sender<()>,
+}
+
+impl Polled for Watched {
+    fn round(&mut self) -> bool {
+        self.front.round()
+    }
+
+    fn has_work(&self) -> bool {
+        self.front.has_work()
+    }
+
+    fn next_deadline(&self) -> Option<std::time::Instant> {
+        self.front.next_deadline()
+    }
+
+    fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.front.fd()
+    }
+
+    fn is_over(&self) -> bool {
+        self.front.is_over()
+    }
+}
+
+impl Bound {
+    /// Binds the socket.
+    ///
+    /// # Errors
+    /// The certificate cannot be read or made, or the address is taken.
+    pub fn bind(config: &crate::GatewayConfig) -> Result<Self, Error> {
+        let identity = tls::load_or_make(&config.data_dir.join("tls"))?;
+        let crypto = tls::server_crypto(&identity)?;
+        let mut server = ServerConfig::with_crypto(Arc::new(crypto));
+        server.transport_config(transport(config.heartbeat_ms));
+        let endpoint = Endpoint::bind(config.quic_listen, Some(server))?;
+        Ok(Self {
+            address: endpoint.local_address()?,
+            fingerprint: identity.fingerprint,
+            endpoint,
+        })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// SHA-256 of the certificate, 64 hexadecimal digits.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// Serves until shutdown: on the hot thread in layout `fused`, else on a thread of the front's own.
+    ///
+    /// # Errors
+    /// The trading path has ended, or there is no thread.
+    pub async fn run(
+        self,
+        market: Arc<Market>,
+        auth: rpc::Authenticator,
+        orders: Orders,
+        mut instruments: Follower,
+        shutdown: CancellationToken,
+    ) -> Result<(), Error> {
+        let parker = orders.parker().clone();
+        let failures = Arc::new(Failures::default());
+        let (asking, asked) = questions();
+        let ring = market.port.rings(RING, parker.clone()).map_err(ended)?;
+        market.commit.wake(parker.clone());
+        let (ended_tx, mut has_ended) = oneshot::channel();
+        let front = Front {
+            endpoint: self.endpoint,
+            state: State::new(market.clone(), asking, ring, failures.clone()),
+            commit: market.commit.clone(),
+            orders: orders.clone(),
+            told: Vec::new(),
+            goodbye: None,
+        };
+        let watched = Box::new(Watched {
+            front,
+            _ended: ended_tx,
+        });
+        start(&market, watched, parker)?;
+        let desk = Desk {
+            market: market.clone(),
+            auth,
+            failures,
+            orders: orders.clone(),
+            logins: Default::default(),
+        };
+        let answering = CancellationToken::new();
+        let answers = tokio::spawn(desk.run(asked, answering.clone()));
+        let follow = follow_instruments(&market, &orders, &mut instruments);
+        tokio::select! {
+            failed = follow => failed?,
+            _ = &mut has_ended => {
+                answering.cancel();
+                return Err(Error::Start("the front has ended".to_owned()));
+            }
+            () = shutdown.cancelled() => {}
+        }
+        orders.give(Order::Shutdown).await;
+        let _ = tokio::time::timeout(GOODBYE * 2, has_ended).await;
+        answering.cancel();
+        let _ = answers.await;
+        Ok(())
+    }
+}
+
+fn ended(not_taken: sequencer::NotTaken) -> Error {
+    Error::Start(format!("the trading path takes no front: {not_taken}"))
+}
+
+/// Hands the front to the thread that polls it.
+fn start(market: &Market, front: Box<Watched>, parker: Arc<Parker>) -> Result<(), Error> {
+    if market.port.layout() == Layout::Fused {
+        return market.port.host(front).map_err(ended);
+    }
+    std::thread::Builder::new()
+        .name("front".to_owned())
+        .spawn(move || run_polled(front, &parker, SPIN))
+        .map(drop)
+        .map_err(Error::Files)
+}
+
+/// Tells the front of instruments that are new or changed.
+async fn follow_instruments(
+    market: &Market,
+    orders: &Orders,
+    follower: &mut Follower,
+) -> Result<(), Error> {
+    loop {
+        let batch = follower.next().await.map_err(Error::Replica)?;
+        for effect in batch.iter().flat_map(|applied| &applied.effects) {
+            if let Effect::Instrument(spec) = effect {
+                orders.give(Order::Instrument(*spec)).await;
+            }
+        }
+        market.replica.sessions_have(batch.last());
+    }
+}
+
+/// One bidirectional stream, nothing else.
+fn transport(heartbeat_ms: u32) -> Arc<TransportConfig> {
+    let mut transport = TransportConfig::default();
+    transport.max_concurrent_bidi_streams(1u8.into());
+    transport.max_concurrent_uni_streams(0u8.into());
+    transport.datagram_receive_buffer_size(None);
+    transport.stream_receive_window(RECEIVE_WINDOW.into());
+    transport.receive_window(RECEIVE_WINDOW.into());
+    transport.send_window(SEND_WINDOW);
+    let idle = Duration::from_millis(u64::from(heartbeat_ms.max(1_000)) * 2);
+    if let Ok(idle) = IdleTimeout::try_from(idle) {
+        transport.max_idle_timeout(Some(idle));
+    }
+    Arc::new(transport)
+}
+
+/// The parker of the thread that will poll the front.
+pub fn parker(port: &sequencer::Port) -> Arc<Parker> {
+    match port.layout() {
+        Layout::Fused => port.parker(),
+        Layout::Shared | Layout::Pinned => Arc::default(),
+    }
+}

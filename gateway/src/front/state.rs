@@ -1,0 +1,338 @@
+//! The front without its connections: sessions, the ring into the hot thread, what waits for the disk.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use admission::{NewRequest, Report as Message, Request, SessionRequest};
+use sequencer::{Asked, NotTaken, Opened, Report, RingPort, Stamp};
+use tokio::sync::mpsc;
+use transport::Key;
+use types::command::RequestKind;
+use types::{InstrumentSpec, RejectReason, Sequence, SessionIx};
+
+use super::desk::{Failures, Question};
+use super::login::Admitted;
+use super::session::{At, Session, Sessions};
+use super::window::Window;
+use crate::market::Market;
+
+/// Requests without an answer: half of what the ring holds. Past it no connection is read.
+pub const IN_FLIGHT_MAX: usize = RING / 2;
+/// Requests, and reports, in the ring.
+pub const RING: usize = 4_096;
+/// Tags of requests that concern sessions rather than orders are above this.
+const CLOSING: u64 = 1 << 63;
+
+/// Something that is told once the journal has its command.
+#[derive(Clone, Copy)]
+pub enum Due {
+    /// The next message of this session.
+    Message(At),
+    /// The login of this tag.
+    Login(u64),
+}
+
+/// A login whose opening is on its way.
+pub struct Pending {
+    pub to: (Key, u16),
+    pub admitted: Box<Admitted>,
+    pub opened: Option<Opened>,
+}
+
+/// The end of a session that the journal has to be told.
+#[derive(Clone, Copy)]
+struct Closing {
+    session: SessionIx,
+    epoch: Sequence,
+    keep_orders: bool,
+}
+
+/// What metrics show.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counters {
+    pub requests: u64,
+    pub throttled: u64,
+    pub not_taken: u64,
+    pub resends: u64,
+    pub logins: u64,
+    pub slow_consumers: u64,
+}
+
+pub struct State {
+    pub market: Arc<Market>,
+    pub questions: mpsc::Sender<Question>,
+    pub ring: RingPort,
+    pub in_flight: usize,
+    pub sessions: Sessions,
+    /// In the order of the journal.
+    pub due: VecDeque<(Sequence, Due)>,
+    pub logins: HashMap<u64, Pending>,
+    tag: u64,
+    /// Orders that wait for identity, by session.
+    pub limited: HashMap<At, NewRequest>,
+    /// Sessions whose client lacks messages.
+    pub resuming: Vec<At>,
+    closings: VecDeque<Closing>,
+    /// Closings in the ring, by tag.
+    closing: HashMap<u64, Closing>,
+    pub specs: Vec<InstrumentSpec>,
+    pub failures: Arc<Failures>,
+    pub addresses: HashMap<IpAddr, u32>,
+    pub connections: usize,
+    /// Nanoseconds since 1970, once per round.
+    pub now_ns: u64,
+    /// The platform stops: until when the last reports are waited for.
+    pub stopping: Option<Instant>,
+    /// The trading path takes nothing any more.
+    pub has_ended: bool,
+    pub stats: Counters,
+}
+
+impl State {
+    pub fn new(
+        market: Arc<Market>,
+        questions: mpsc::Sender<Question>,
+        ring: RingPort,
+        failures: Arc<Failures>,
+    ) -> Self {
+        let config = &market.config;
+        let sessions = Sessions::new(config.window_bytes_max, config.window_messages_max);
+        Self {
+            specs: market.replica.names().instruments(),
+            market,
+            questions,
+            ring,
+            in_flight: 0,
+            sessions,
+            due: VecDeque::with_capacity(1 << 16),
+            logins: HashMap::new(),
+            tag: 0,
+            limited: HashMap::new(),
+            resuming: Vec::new(),
+            closings: VecDeque::new(),
+            closing: HashMap::new(),
+            failures,
+            addresses: HashMap::new(),
+            connections: 0,
+            now_ns: 0,
+            stopping: None,
+            has_ended: false,
+            stats: Counters::default(),
+        }
+    }
+
+    /// Nothing is under way: no request, no message that is not durable, no end of a session.
+    pub fn is_quiet(&self) -> bool {
+        self.has_ended
+            || (self.in_flight == 0 && self.due.is_empty() && self.logins.is_empty())
+    }
+
+    /// The journal knows of every session that has ended here.
+    pub fn has_closed(&self) -> bool {
+        self.has_ended || (self.closings.is_empty() && self.closing.is_empty())
+    }
+
+    pub fn instrument(&mut self, spec: InstrumentSpec) {
+        match self.specs.get_mut(spec.ix.index()) {
+            Some(known) => *known = spec,
+            None => self.specs.push(spec),
+        }
+    }
+
+    /// Journals the opening of a session that every check has admitted. False when it cannot be now.
+    pub fn open(&mut self, to: (Key, u16), admitted: Box<Admitted>) -> bool {
+        self.tag += 1;
+        let request = Request::OpenSession(SessionRequest {
+            key: admitted.key,
+            user: admitted.user,
+            stp_group: admitted.stp_group,
+            cancel_on_disconnect: admitted.cancel_on_disconnect,
+        });
+        let asked = Asked {
+            tag: self.tag,
+            received_ns: self.now_ns,
+            ..Asked::default()
+        };
+        if self.ring.submit(asked, &request).is_err() {
+            return false;
+        }
+        let pending = Pending {
+            to,
+            admitted,
+            opened: None,
+        };
+        self.logins.insert(self.tag, pending);
+        true
+    }
+
+    /// The session has lost its connection, or the client has logged it out.
+    pub fn lose(&mut self, at: At, keep_orders: bool) {
+        let session = self.sessions.row(at);
+        let (ix, epoch) = (session.ix, session.epoch);
+        self.sessions.idle(at);
+        self.limited.remove(&at);
+        self.close(ix, epoch, keep_orders);
+    }
+
+    /// Tells the journal that a login's connection is gone.
+    pub fn close(&mut self, session: SessionIx, epoch: Sequence, keep_orders: bool) {
+        self.closings.push_back(Closing {
+            session,
+            epoch,
+            keep_orders,
+        });
+    }
+
+    /// Submits the ends of sessions that the ring had no room for.
+    pub fn submit_closings(&mut self) -> bool {
+        let mut did_work = false;
+        while let Some(closing) = self.closings.front().copied() {
+            self.tag += 1;
+            let request = Request::CloseSession {
+                session: closing.session,
+                epoch: Some(closing.epoch),
+                keep_orders: closing.keep_orders,
+            };
+            let asked = Asked {
+                tag: CLOSING | self.tag,
+                ..Asked::default()
+            };
+            match self.ring.submit(asked, &request) {
+                Ok(()) => drop(self.closing.insert(asked.tag, closing)),
+                Err(NotTaken::Busy) => break,
+                // The next start treats every session as disconnected.
+                Err(_) => self.has_ended = true,
+            }
+            self.closings.pop_front();
+            did_work = true;
+        }
+        did_work
+    }
+
+    /// Reads the reports that are there. `accepted` and `refused` are told what concerns a client
+    /// at once.
+    pub fn read_reports(&mut self, told: &mut Vec<Told>) -> bool {
+        let Self {
+            market,
+            ring,
+            in_flight,
+            sessions,
+            due,
+            logins,
+            closings,
+            closing,
+            ..
+        } = self;
+        let node = market.node;
+        let read = ring.poll(|report| match report {
+            Report::Numbered(stamp, report) => {
+                let Some(at) = sessions.at(report.session) else {
+                    return;
+                };
+                let message = super::report::message(node, stamp, report);
+                sessions.keep(at, report.number, &message, report.client_seq);
+                due.push_back((stamp.sequence, Due::Message(at)));
+                let session = sessions.row(at);
+                if report.client_seq > session.answered {
+                    session.answered = report.client_seq;
+                    *in_flight = in_flight.saturating_sub(1);
+                    told.push(Told::Answered(at, *stamp, *report));
+                }
+            }
+            Report::NotTaken {
+                tag,
+                session,
+                client_seq,
+                request,
+                reason,
+            } => {
+                if let Some(ended) = closing.remove(tag) {
+                    if *reason == NotTaken::Busy {
+                        closings.push_back(ended);
+                    }
+                } else if logins.contains_key(tag) {
+                    told.push(Told::NotOpened(*tag, *reason));
+                } else {
+                    *in_flight = in_flight.saturating_sub(1);
+                    if let Some(at) = sessions.at(*session) {
+                        told.push(Told::Refused(at, *client_seq, *request, *reason));
+                    }
+                }
+            }
+            Report::Opened(opened) => {
+                due.push_back((opened.epoch, Due::Login(opened.tag)));
+                told.push(Told::Opened(*opened));
+            }
+            Report::Taken { tag, .. } => {
+                if closing.remove(tag).is_none() {
+                    *in_flight = in_flight.saturating_sub(1);
+                }
+            }
+            Report::TakenOver { session, epoch } => {
+                if let Some(at) = sessions.at(*session) {
+                    told.push(Told::TakenOver(at, *epoch));
+                }
+            }
+        });
+        match read {
+            Ok(did_work) => did_work,
+            Err(_) => {
+                self.has_ended = true;
+                false
+            }
+        }
+    }
+
+    /// Takes note of an opening, so that the session's messages are kept from here on.
+    pub fn opened(&mut self, opened: &Opened) {
+        let Some(pending) = self.logins.get_mut(&opened.tag) else {
+            return;
+        };
+        pending.opened = Some(*opened);
+        let admitted = &pending.admitted;
+        self.sessions.place(opened, || Session {
+            ix: opened.session,
+            user: opened.user,
+            user_id: admitted.user_id.clone(),
+            epoch: Sequence::ZERO,
+            stp_group: opened.stp_group,
+            window: Window::after(opened.last_number),
+            released: opened.last_number,
+            sent: opened.last_number,
+            is_following: false,
+            owner: None,
+            answered: opened.client_seq,
+            rate: Default::default(),
+            budget: admitted.budget.clone(),
+            parked: None,
+            is_setting_hold: false,
+            is_fetching: false,
+            is_idle: false,
+        });
+    }
+}
+
+/// What a report means for a client right away.
+pub enum Told {
+    /// A request is admitted and matched.
+    Answered(At, Stamp, Message),
+    /// A request was not seen, or was seen before.
+    Refused(At, u64, RequestKind, NotTaken),
+    Opened(Opened),
+    NotOpened(u64, NotTaken),
+    TakenOver(At, Sequence),
+}
+
+/// How an unnumbered refusal says it.
+pub fn reason_of(not_taken: NotTaken) -> RejectReason {
+    match not_taken {
+        NotTaken::Busy => RejectReason::Busy,
+        NotTaken::Stopping | NotTaken::JournalFailed => RejectReason::NotReady,
+        NotTaken::Refused(reject) => reject.reason,
+    }
+}
+
+/// How long a shutdown waits for the reports of what sessions have sent.
+pub const LAST_REPORTS: Duration = Duration::from_millis(500);

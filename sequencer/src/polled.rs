@@ -1,0 +1,49 @@
+//! Work that is polled in rounds: a front. It shares the hot thread (layout `fused`) or has a thread
+//! of its own; the rounds are the same.
+
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use crate::park::Parker;
+
+/// Longest sleep of a thread with nothing to do.
+pub(crate) const PARK: Duration = Duration::from_millis(500);
+
+/// Something that a thread polls.
+pub trait Polled: Send {
+    /// One round, which never blocks; true when there was anything to do.
+    fn round(&mut self) -> bool;
+
+    /// True when a round would do something that no descriptor and no moment announces.
+    fn has_work(&self) -> bool;
+
+    /// Earliest moment at which a round has something to do by itself.
+    fn next_deadline(&self) -> Option<Instant>;
+
+    /// Readable when a round has something to do.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// No further round is needed.
+    fn is_over(&self) -> bool;
+}
+
+/// How long a thread may sleep until the next moment of `polled`.
+pub(crate) fn sleep_for(polled: &dyn Polled) -> Duration {
+    let next = polled.next_deadline();
+    next.map_or(PARK, |at| at.saturating_duration_since(Instant::now()).min(PARK))
+}
+
+/// Polls on the calling thread until it is over: spins for `spin` after the last work, then parks.
+pub fn run_polled(mut polled: Box<dyn Polled>, parker: &Parker, spin: Duration) {
+    let mut idle_since = None;
+    while !polled.is_over() {
+        if polled.round() {
+            idle_since = None;
+        } else if idle_since.get_or_insert_with(Instant::now).elapsed() < spin {
+            std::hint::spin_loop();
+        } else {
+            let sleep = sleep_for(&*polled);
+            parker.park(sleep, &[polled.fd()], || polled.has_work());
+        }
+    }
+}

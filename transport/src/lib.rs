@@ -1,0 +1,20 @@
+//! Room `transport`: QUIC on a polled thread. quinn-proto's state machines over one UDP socket,
+//! driven by their owner: the gateway's front, a spinning client, the echo that benches measure.
+//!
+//! | file | what |
+//! |---|---|
+//! | `endpoint` | rounds: receive, timers, connections, transmit |
+//! | `link` | one connection with its one bidirectional stream |
+//! | `socket` | the UDP socket, in batches (GRO and GSO where the system has them) |
+//!
+//! The owner polls: nothing happens between two calls. There is no task, no lock, and per message
+//! no allocation other than quinn-proto's own. A connection carries one bidirectional stream, which
+//! the client opens; the room knows nothing of what the bytes mean.
+
+mod endpoint;
+mod link;
+mod socket;
+
+pub use endpoint::{Driver, Endpoint, Incoming, Taken};
+pub use link::{Key, Link};
+pub use quinn_proto as proto;

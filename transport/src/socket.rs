@@ -1,0 +1,126 @@
+//! A UDP socket that never blocks. One system call moves up to [`quinn_udp::BATCH_SIZE`] buffers in,
+//! and a run of equal datagrams out.
+
+use std::io::{self, ErrorKind, IoSliceMut};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use bytes::BytesMut;
+use quinn_proto::EcnCodepoint;
+use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSockRef, UdpSocketState};
+
+/// Bytes of the kernel's buffers, as far as the system allows: bursts of all members together.
+const KERNEL_BUFFER_BYTES: usize = 8 << 20;
+/// Longest datagram that is received: what the endpoint announces.
+const DATAGRAM_BYTES_MAX: usize = 1_500;
+
+pub(crate) struct Socket {
+    io: UdpSocket,
+    state: UdpSocketState,
+    /// [`BATCH_SIZE`] buffers, each as long as what GRO may put into one.
+    buffers: Box<[u8]>,
+    metas: [RecvMeta; BATCH_SIZE],
+}
+
+/// One datagram's origin.
+pub(crate) struct From {
+    pub address: SocketAddr,
+    pub local_ip: Option<std::net::IpAddr>,
+    pub ecn: Option<EcnCodepoint>,
+}
+
+impl Socket {
+    pub fn bind(address: SocketAddr) -> io::Result<Self> {
+        let io = UdpSocket::bind(address)?;
+        let state = UdpSocketState::new(UdpSockRef::from(&io))?;
+        // A smaller buffer than asked for only drops bursts earlier.
+        let _ = state.set_recv_buffer_size(UdpSockRef::from(&io), KERNEL_BUFFER_BYTES);
+        let _ = state.set_send_buffer_size(UdpSockRef::from(&io), KERNEL_BUFFER_BYTES);
+        let one = DATAGRAM_BYTES_MAX * state.gro_segments();
+        Ok(Self {
+            buffers: vec![0; one * BATCH_SIZE].into(),
+            metas: [RecvMeta::default(); BATCH_SIZE],
+            io,
+            state,
+        })
+    }
+
+    pub fn local_address(&self) -> io::Result<SocketAddr> {
+        self.io.local_addr()
+    }
+
+    /// Datagrams that one [`Socket::send`] may carry.
+    pub fn segments_max(&self) -> usize {
+        self.state.max_gso_segments()
+    }
+
+    /// Receives what is there, in one system call, and gives each datagram to `each`; false when
+    /// there was nothing.
+    ///
+    /// # Errors
+    /// The socket is broken: nothing that a peer can cause.
+    pub fn receive(&mut self, mut each: impl FnMut(From, BytesMut)) -> io::Result<bool> {
+        let one = self.buffers.len() / BATCH_SIZE;
+        let mut buffers = self.buffers.chunks_exact_mut(one);
+        let mut slices: [IoSliceMut; BATCH_SIZE] =
+            std::array::from_fn(|_| IoSliceMut::new(buffers.next().expect("one per place")));
+        let socket = UdpSockRef::from(&self.io);
+        let count = match self.state.recv(socket, &mut slices, &mut self.metas) {
+            Ok(count) => count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            // What an ICMP message said of a datagram sent earlier.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::ConnectionReset
+                        | ErrorKind::ConnectionRefused
+                        | ErrorKind::Interrupted
+                ) =>
+            {
+                return Ok(true);
+            }
+            Err(error) => return Err(error),
+        };
+        for (meta, buffer) in self.metas[..count].iter().zip(&slices) {
+            // One allocation for all datagrams that arrived together.
+            let mut data = BytesMut::from(&buffer[..meta.len]);
+            while !data.is_empty() {
+                let length = meta.stride.min(data.len());
+                let from = From {
+                    address: meta.addr,
+                    local_ip: meta.dst_ip,
+                    ecn: meta.ecn.map(|ecn| match ecn {
+                        quinn_udp::EcnCodepoint::Ect0 => EcnCodepoint::Ect0,
+                        quinn_udp::EcnCodepoint::Ect1 => EcnCodepoint::Ect1,
+                        quinn_udp::EcnCodepoint::Ce => EcnCodepoint::Ce,
+                    }),
+                };
+                each(from, data.split_to(length));
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sends; false when the kernel's buffer is full. Other errors count as loss, which QUIC repairs.
+    pub fn send(&self, transmit: &quinn_proto::Transmit, contents: &[u8]) -> bool {
+        let transmit = quinn_udp::Transmit {
+            destination: transmit.destination,
+            ecn: transmit.ecn.map(|ecn| match ecn {
+                EcnCodepoint::Ect0 => quinn_udp::EcnCodepoint::Ect0,
+                EcnCodepoint::Ect1 => quinn_udp::EcnCodepoint::Ect1,
+                EcnCodepoint::Ce => quinn_udp::EcnCodepoint::Ce,
+            }),
+            contents,
+            segment_size: transmit.segment_size,
+            src_ip: transmit.src_ip,
+        };
+        let sent = self.state.send(UdpSockRef::from(&self.io), &transmit);
+        !sent.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.io.as_fd()
+    }
+}
