@@ -180,7 +180,7 @@ fn people_see_the_rest(journal: &Path, last: Sequence, hash: u64) {
     assert_eq!(replayed.state_hash, verified.state_hash);
     let mut next = first;
     let dumped = folder.dump(first..=u64::MAX, |line| {
-        assert_eq!(line.sequence, Sequence(next));
+        assert_eq!(line.command.sequence, Sequence(next));
         next += 1;
         Ok(())
     });
@@ -188,8 +188,8 @@ fn people_see_the_rest(journal: &Path, last: Sequence, hash: u64) {
     assert_eq!(next, last.get() + 1);
     let follow = |from: u64| {
         let mut last = 0;
-        let seen = |line: sequencer::inspect::DumpLine| {
-            last = line.sequence.get();
+        let seen = |line: sequencer::Record| {
+            last = line.command.sequence.get();
             Ok(())
         };
         folder
