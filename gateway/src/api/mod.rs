@@ -2,6 +2,7 @@
 //! only folder that sees the contract's messages on the way in.
 
 pub mod consumers;
+mod depth;
 pub mod http;
 mod parse;
 pub mod render;
@@ -15,7 +16,6 @@ use rpc::{Caller, Role, caller};
 use tonic::{Request, Response, Status};
 use types::derived;
 
-use crate::depth;
 use crate::funding::{self, HoldView};
 use crate::market::Market;
 use crate::orders::{self, Actor, Answered, MassCancel};
@@ -298,7 +298,7 @@ impl MarketService for Api {
         rpc::context::read(message.context);
         let view = depth::book(&self.market, &message.instrument_id, message.depth).await?;
         Ok(Response::new(GetOrderBookResponse {
-            snapshot: Some(render::book(&view)),
+            snapshot: Some(view),
         }))
     }
 
@@ -457,7 +457,7 @@ impl MarketService for Api {
         let for_staff = caller(&request)?.acts_for_anyone();
         rpc::context::read(request.into_inner().context);
         let view = depth::status(&self.market, for_staff).await?;
-        Ok(Response::new(render::market_status(&view)))
+        Ok(Response::new(view))
     }
 }
 
