@@ -21,10 +21,7 @@ pub fn messages(cause: &Cause, told: &Told, mut emit: impl FnMut(Recipient, Serv
 fn message(cause: &Cause, effect: &Effect, at: usize, client_seq: u64) -> Option<ServerMessage> {
     Some(match effect {
         Effect::Accepted(order) => ack(cause, order).into(),
-        Effect::Refused(order, _, reason) => {
-            let (handle, id) = (order.handle, order.client_order_id);
-            rejected(cause, handle, id, RequestKind::New, *reason).into()
-        }
+        Effect::Refused(o, _, reason) => refused(cause, o, *reason).into(),
         Effect::Traded(trade) => {
             let (order, other) = match at {
                 0 => (&trade.maker, &trade.taker),
@@ -107,6 +104,11 @@ fn ack(cause: &Cause, order: &Order) -> OrderAck {
         node_sequence: cause.sequence.0,
         time_ns: cause.time_ns,
     }
+}
+
+fn refused(cause: &Cause, order: &Order, reason: RejectReason) -> Rejected {
+    let (handle, id) = (order.handle, order.client_order_id);
+    rejected(cause, handle, id, RequestKind::New, reason)
 }
 
 fn fill(cause: &Cause, trade: &Trade, order: &Order, other: &Order) -> Fill {
