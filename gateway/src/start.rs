@@ -11,16 +11,20 @@ use replica::{Follower, Replica};
 use rpc::{Context, Health};
 use sequencer::{Commit, Durable, Port};
 use service_clients::{CfaClient, IdentityClient, LedgerClient};
+use service_kit::KeyedMutex;
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use types::{NodeId, Sequence};
 
 use crate::api::{self, Api};
+use crate::budget::Budgets;
 use crate::dispatch::SESSIONS;
 use crate::feed::Feed;
 use crate::identity::Identity;
-use crate::market::{Market, Parts, SOURCE};
+use crate::market::{Market, SOURCE};
+use crate::past::SCANS_MAX;
 use crate::projection::{self, Projection, repo};
 use crate::quic::server::Server;
 use crate::streams::Streams;
@@ -85,7 +89,7 @@ pub fn start(
         deps.replica.sessions_have(told.position());
         let health = Health::new("market");
         let basis = config.trading_limit_basis;
-        let market = Arc::new(Market::new(Parts {
+        let market = Arc::new(Market {
             config,
             node,
             port: deps.port,
@@ -96,11 +100,16 @@ pub fn start(
             ledger: LedgerClient::new(deps.ledger, SOURCE),
             identity: Identity::new(IdentityClient::new(deps.identity, SOURCE), basis),
             cfa: CfaClient::new(deps.cfa, SOURCE),
-        }));
+            budgets: Budgets::default(),
+            funding: KeyedMutex::default(),
+            sessions: KeyedMutex::default(),
+            scans: Arc::new(Semaphore::new(SCANS_MAX)),
+            giving: tokio::sync::Mutex::default(),
+        });
         let server = Server::bind(&market)?;
         let (address, fingerprint) = (server.address(), server.fingerprint().to_owned());
 
-        let mut tellers = Tasks::new(&health);
+        let mut tellers = Tasks::of(&health, CancellationToken::new());
         tellers.keep_telling(&market, told, &deps.log, &deps.feed);
         catch_up(&market).await?;
         let mut workers = Tasks::of(&health, shutdown);
@@ -134,10 +143,6 @@ struct Tasks {
 }
 
 impl Tasks {
-    fn new(health: &Health) -> Self {
-        Self::of(health, CancellationToken::new())
-    }
-
     fn of(health: &Health, token: CancellationToken) -> Self {
         Self {
             health: health.clone(),

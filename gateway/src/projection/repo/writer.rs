@@ -88,10 +88,6 @@ impl Writer {
         }
     }
 
-    pub fn names(&self) -> &Arc<Names> {
-        &self.names
-    }
-
     /// Writes rows and position.
     ///
     /// # Errors
