@@ -345,6 +345,30 @@ messages! {
     }
 }
 
+impl NewOrder {
+    /// A good-till-cancelled limit order.
+    pub fn limit(
+        client_order_id: u64,
+        instrument: u32,
+        side: Side,
+        price_ticks: i64,
+        quantity_lots: u64,
+    ) -> Self {
+        Self {
+            client_order_id,
+            instrument,
+            side,
+            order_type: OrderType::Limit,
+            time_in_force: TimeInForce::Gtc,
+            stp: StpMode::CancelNewest,
+            flags: 0,
+            price_ticks,
+            quantity_lots,
+            expire_at_ns: 0,
+        }
+    }
+}
+
 impl ServerMessage {
     /// The request that this message answers for good, 0 for none.
     pub fn answers(&self) -> u64 {
