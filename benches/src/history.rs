@@ -97,14 +97,8 @@ impl Source {
         let handle = self.handles[record.id as usize];
         match record.op {
             Op::New(kind) => Request::New(NewRequest {
-                instrument: InstrumentIx(0),
-                user,
-                session: SessionIx::NONE,
-                client_seq: 0,
                 client_order_id: record.id,
-                stp_group: None,
                 stp: StpMode::None,
-                side: side(record),
                 order_type: match kind {
                     Kind::Market => OrderType::Market,
                     _ => OrderType::Limit,
@@ -114,13 +108,15 @@ impl Source {
                     Kind::Ioc | Kind::Market => TimeInForce::Ioc,
                     Kind::Fok => TimeInForce::Fok,
                 },
-                post_only: false,
-                expire_at_ns: 0,
                 price: (kind != Kind::Market).then_some(Ticks(record.price)),
-                quantity: Lots(record.quantity),
-                pool: None,
                 limit_checked: true,
-                key_hash: Id128::NONE,
+                ..NewRequest::limit(
+                    InstrumentIx(0),
+                    user,
+                    side(record),
+                    Ticks(record.price),
+                    Lots(record.quantity),
+                )
             }),
             Op::Cancel => Request::Cancel(CancelRequest {
                 order: OrderRef::Handle(handle),
