@@ -244,11 +244,11 @@ fn inserted(change: &OrderChange<'_>) -> Vec<Value> {
         i64::from(order.user.get()) + 1,
         i64::from(order.instrument.get()) + 1,
         i64::from(order.side.code()),
-        i64::from(order.order_type.code()),
-        i64::from(order.time_in_force.code()),
-        i64::from(order.post_only),
-        i64::from(order.stp.code()),
-        (order.expire_at_ns / 1_000) as i64,
+        i64::from(order.terms.order_type.code()),
+        i64::from(order.terms.time_in_force.code()),
+        i64::from(order.terms.post_only),
+        i64::from(order.terms.stp.code()),
+        (order.terms.expire_at_ns / 1_000) as i64,
     ]);
     values.extend(changing(change));
     values.extend(numbers([

@@ -13,7 +13,7 @@ use types::{NodeId, PoolKind, Sequence, SessionIx};
 use crate::state::{HoldDetails, OrderDetails, SessionDetails, State, Tables};
 
 /// Version of the tables below. They keep fields of commands, so [`FORMAT`] is part of the version.
-const TABLES: u32 = 1;
+const TABLES: u32 = 2;
 /// A checkpoint of another version is passed over.
 const VERSION: u32 = TABLES << 16 | FORMAT;
 
