@@ -7,12 +7,15 @@ use rkyv::rancor::Error as RkyvError;
 use rkyv::util::AlignedVec;
 use sequencer::image::CoreImage;
 use sequencer::{CheckpointError, Checkpoints, Core};
+use types::command::FORMAT;
 use types::{NodeId, PoolKind, Sequence, SessionIx};
 
 use crate::state::{HoldDetails, OrderDetails, SessionDetails, State, Tables};
 
-/// Of the format: another one is passed over.
-const VERSION: u32 = 1;
+/// Version of the tables below. They keep fields of commands, so [`FORMAT`] is part of the version.
+const TABLES: u32 = 2;
+/// A checkpoint of another version is passed over.
+const VERSION: u32 = TABLES << 16 | FORMAT;
 
 /// The replica's own tables, beside the image of the machine.
 #[derive(rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
