@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 
 use types::command::{ExpireOrders, MassScope, Refused};
 use types::{
-    Command, Handle, HoldIx, Id128, InstrumentId, InstrumentIx, Quote, RejectReason, SessionIx,
-    StpGroup, UserId, UserIx,
+    BusinessDay, Command, Handle, HoldIx, Id128, InstrumentId, InstrumentIx, Quote, RejectReason,
+    SessionIx, StpGroup, UserId, UserIx,
 };
 
 use crate::client_ids::ClientIds;
@@ -233,7 +233,7 @@ impl Admission {
     }
 }
 
-/// Days since 1970 in Moscow (UTC+3, no summer time) at a journalled time.
+/// Number of the business day of a journalled time.
 pub const fn moscow_day(time_ns: u64) -> u32 {
-    ((time_ns / 1_000_000_000 + 3 * 3_600) / 86_400) as u32
+    BusinessDay::of((time_ns / 1_000) as i64).number() as u32
 }

@@ -46,6 +46,37 @@ pub struct NewRequest {
     pub key_hash: Id128,
 }
 
+impl NewRequest {
+    /// A good-till-cancelled limit order without session, paid for by the user's trading hold.
+    pub fn limit(
+        instrument: InstrumentIx,
+        user: UserIx,
+        side: Side,
+        price: Ticks,
+        quantity: Lots,
+    ) -> Self {
+        Self {
+            instrument,
+            user,
+            session: SessionIx::NONE,
+            client_seq: 0,
+            client_order_id: 0,
+            stp_group: None,
+            stp: StpMode::CancelNewest,
+            side,
+            order_type: OrderType::Limit,
+            time_in_force: TimeInForce::Gtc,
+            post_only: false,
+            expire_at_ns: 0,
+            price: Some(price),
+            quantity,
+            pool: None,
+            limit_checked: false,
+            key_hash: Id128::NONE,
+        }
+    }
+}
+
 /// Cancel one order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CancelRequest {

@@ -10,9 +10,9 @@ use std::collections::VecDeque;
 use engine::{Book, BookConfig, EventSink};
 use types::command::{Amend, Cancel, New};
 use types::{
-    CancelReason, Command, Envelope, Event, EventEnvelope, FeeRate, Handle, HoldIx, Id128,
-    InstrumentId, InstrumentIx, InstrumentParams, InstrumentSpec, Lots, Minor, OrderType, Phase,
-    Quote, Reserve, Sequence, SessionIx, Side, StpGroup, StpMode, Ticks, TimeInForce, UserIx,
+    CancelReason, Command, Envelope, Event, EventEnvelope, FeeRate, Handle, Id128, InstrumentId,
+    InstrumentIx, InstrumentParams, InstrumentSpec, Lots, Minor, OrderType, Phase, Quote, Reserve,
+    Sequence, SessionIx, Side, Ticks, TimeInForce, UserIx,
 };
 
 use crate::xflow::{Flow, Kind, Op, Record, TapeHash};
@@ -254,14 +254,6 @@ fn new_order(
         _ => Ticks(record.price),
     };
     New {
-        handle,
-        instrument: IX,
-        user,
-        session: SessionIx::NONE,
-        stp_group: StpGroup::of_user(user),
-        pool: HoldIx(0),
-        fee_rate: FeeRate::TRADING,
-        side,
         order_type: if kind == Kind::Market {
             OrderType::Market
         } else {
@@ -272,15 +264,7 @@ fn new_order(
             Kind::Ioc | Kind::Market => TimeInForce::Ioc,
             Kind::Fok => TimeInForce::Fok,
         },
-        post_only: false,
-        stp: StpMode::CancelNewest,
         client_order_id: record.id,
-        client_seq: 0,
-        expire_at_ns: 0,
-        price,
-        quantity: Lots(record.quantity),
-        draw: Reserve::ZERO,
-        budget_minor: Minor::ZERO,
-        key_hash: Id128::NONE,
+        ..crate::limit(handle, user, side, price, Lots(record.quantity))
     }
 }

@@ -98,14 +98,8 @@ impl Source {
         let handle = self.handles[record.id as usize];
         match record.op {
             Op::New(kind) => Request::New(NewRequest {
-                instrument: InstrumentIx(0),
-                user,
-                session: SessionIx::NONE,
-                client_seq: 0,
                 client_order_id: record.id,
-                stp_group: None,
                 stp: StpMode::None,
-                side: side(record),
                 order_type: match kind {
                     Kind::Market => OrderType::Market,
                     _ => OrderType::Limit,
@@ -115,13 +109,15 @@ impl Source {
                     Kind::Ioc | Kind::Market => TimeInForce::Ioc,
                     Kind::Fok => TimeInForce::Fok,
                 },
-                post_only: false,
-                expire_at_ns: 0,
                 price: (kind != Kind::Market).then_some(Ticks(record.price)),
-                quantity: Lots(record.quantity),
-                pool: None,
                 limit_checked: true,
-                key_hash: Id128::NONE,
+                ..NewRequest::limit(
+                    InstrumentIx(0),
+                    user,
+                    side(record),
+                    Ticks(record.price),
+                    Lots(record.quantity),
+                )
             }),
             Op::Cancel => Request::Cancel(CancelRequest {
                 order: OrderRef::Handle(handle),
@@ -249,11 +245,11 @@ fn inserted(change: &OrderChange<'_>) -> Vec<Value> {
         i64::from(order.user.get()) + 1,
         i64::from(order.instrument.get()) + 1,
         i64::from(order.side.code()),
-        i64::from(order.order_type.code()),
-        i64::from(order.time_in_force.code()),
-        i64::from(order.post_only),
-        i64::from(order.stp.code()),
-        (order.expire_at_ns / 1_000) as i64,
+        i64::from(order.terms.order_type.code()),
+        i64::from(order.terms.time_in_force.code()),
+        i64::from(order.terms.post_only),
+        i64::from(order.terms.stp.code()),
+        (order.terms.expire_at_ns / 1_000) as i64,
     ]);
     values.extend(changing(change));
     values.extend(numbers([

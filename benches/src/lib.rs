@@ -17,8 +17,8 @@ pub mod xflow;
 use types::command::{Cancel, New, SetInstrument};
 use types::{
     CancelReason, Command, Envelope, FeeRate, Handle, HoldIx, Id128, InstrumentId, InstrumentIx,
-    InstrumentParams, InstrumentSpec, Lots, OrderType, Phase, Reserve, Sequence, SessionIx, Side,
-    StpGroup, StpMode, Ticks, TimeInForce, UserIx,
+    InstrumentParams, InstrumentSpec, Lots, Minor, OrderType, Phase, Reserve, Sequence, SessionIx,
+    Side, StpGroup, StpMode, Ticks, TimeInForce, UserIx,
 };
 
 /// An instrument with a tick of a cent, a lot of one and a wide band. Panics when `id` is none.
@@ -88,26 +88,8 @@ impl Desk {
         };
         let user = UserIx(slot);
         let command = Command::New(New {
-            handle,
-            instrument: InstrumentIx(0),
-            user,
-            session: SessionIx::NONE,
-            stp_group: StpGroup::of_user(user),
-            pool: HoldIx(0),
-            fee_rate: FeeRate::TRADING,
-            side,
-            order_type: OrderType::Limit,
             time_in_force,
-            post_only: false,
-            stp: StpMode::CancelNewest,
-            client_order_id: 0,
-            client_seq: 0,
-            expire_at_ns: 0,
-            price: Ticks(price),
-            quantity: Lots(quantity),
-            draw: Reserve::default(),
-            budget_minor: types::Minor(0),
-            key_hash: Id128::NONE,
+            ..limit(handle, user, side, Ticks(price), Lots(quantity))
         });
         (self.envelope(command), handle)
     }
@@ -127,5 +109,31 @@ impl Desk {
     /// The order of this slot has ended.
     pub fn closed(&mut self, handle: Handle) {
         self.free.push_front(handle.slot);
+    }
+}
+
+/// A good-till-cancelled limit order of the first instrument that draws nothing: for a book alone.
+pub fn limit(handle: Handle, user: UserIx, side: Side, price: Ticks, quantity: Lots) -> New {
+    New {
+        handle,
+        instrument: InstrumentIx(0),
+        user,
+        session: SessionIx::NONE,
+        stp_group: StpGroup::of_user(user),
+        pool: HoldIx(0),
+        fee_rate: FeeRate::TRADING,
+        side,
+        order_type: OrderType::Limit,
+        time_in_force: TimeInForce::Gtc,
+        post_only: false,
+        stp: StpMode::CancelNewest,
+        client_order_id: 0,
+        client_seq: 0,
+        expire_at_ns: 0,
+        price,
+        quantity,
+        draw: Reserve::ZERO,
+        budget_minor: Minor::ZERO,
+        key_hash: Id128::NONE,
     }
 }

@@ -9,8 +9,8 @@ use admission::{
 use sequencer::{Asked, NotTaken, Outcome, Port, Report, RingPort};
 use types::command::RequestKind;
 use types::{
-    AssetIx, CancelReason, Command, Handle, Id128, InstrumentIx, Lots, Minor, OrderType, PoolKind,
-    SessionIx, Side, StpMode, Ticks, TimeInForce, UserId, UserIx,
+    AssetIx, CancelReason, Command, Handle, Id128, InstrumentIx, Lots, Minor, PoolKind, SessionIx,
+    Side, Ticks, TimeInForce, UserId, UserIx,
 };
 
 /// Users, each with one session.
@@ -306,24 +306,14 @@ impl Load {
         };
         // An order stays on its instrument; which one does not matter to the flow.
         let instrument = self.instruments[number as usize % self.instruments.len()];
+        let quantity = Lots(1 + self.random.below(100));
         Request::New(NewRequest {
-            instrument,
-            user,
             session,
             client_seq,
             client_order_id: id,
-            stp_group: None,
-            stp: StpMode::CancelNewest,
-            side,
-            order_type: OrderType::Limit,
             time_in_force,
-            post_only: false,
-            expire_at_ns: 0,
-            price: Some(price),
-            quantity: Lots(1 + self.random.below(100)),
-            pool: None,
             limit_checked: true,
-            key_hash: Id128::NONE,
+            ..NewRequest::limit(instrument, user, side, price, quantity)
         })
     }
 

@@ -9,16 +9,16 @@ use sequencer::NotTaken;
 use service_clients::CallError;
 use service_clients::cfa::{Instrument, InstrumentStatus};
 use tonic::Status;
+use types::RejectReason::{self, DuplicateRequest};
 use types::{
     Decimal, FeeRate, Id128, InstrumentId, InstrumentIx, InstrumentParams, InstrumentSpec, Phase,
     Rounding, Ticks, VelocityRule,
 };
 
 use crate::Error;
-use crate::market::{Market, is_known};
+use crate::market::Market;
 use crate::orders::Answered;
 use crate::projection::repo;
-use crate::refusal;
 
 /// Takes over every instrument of the registry.
 pub async fn sync_all(market: &Market, context: &Context) -> Result<(), Error> {
@@ -71,7 +71,7 @@ async fn sync(market: &Market, listed: &Instrument) -> Result<(), Error> {
         },
         Err(NotTaken::Refused(reject)) => match reject.known {
             Known::Instrument(ix) => {
-                if reject.reason != types::RejectReason::DuplicateRequest {
+                if reject.reason != DuplicateRequest {
                     tracing::error!(
                         instrument_id = listed.instrument_id,
                         "tick, lot or decimals of a traded instrument were changed in the registry; the market keeps the old ones"
@@ -127,18 +127,12 @@ pub async fn set_phase(
         cancel_orders,
         key_hash,
     };
-    match market.ask(request).await {
-        Ok(record) => market.durable(record.command.sequence).await,
-        Err(error) if is_known(&error) => Ok(()),
-        // Nothing follows maturity.
-        Err(NotTaken::Refused(reject))
-            if reject.reason == types::RejectReason::InstrumentMatured
-                && phase == Phase::Matured =>
-        {
-            Ok(())
-        }
-        Err(error) => Err(refusal::not_taken(&error)),
-    }
+    // Nothing follows maturity.
+    let unless: &[RejectReason] = match phase {
+        Phase::Matured => &[DuplicateRequest, RejectReason::InstrumentMatured],
+        _ => &[DuplicateRequest],
+    };
+    market.ask_unless(request, unless).await.map(drop)
 }
 
 fn phase_of(status: InstrumentStatus) -> Phase {

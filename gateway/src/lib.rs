@@ -17,7 +17,7 @@
 //! |---|---|
 //! | `start`, `config`, `guard` | putting the room together; what fails the health read |
 //! | `market` | what the parts share |
-//! | `api` | MarketService, the diagnostic reads, other services' events (`consumers`) |
+//! | `api` | MarketService, book views (`depth`), the diagnostic reads, other services' events (`consumers`) |
 //! | `orders` | place, cancel, amend, mass cancel over RPC |
 //! | `funding`, `sweeper` | trading holds, and how every hold ends |
 //! | `front` | trading sessions, on a polled thread |
@@ -29,12 +29,11 @@
 //! | `instruments` | what a change of an instrument changes here |
 //! | `retry` | pauses while a store or the log is away |
 //! | `identity` | who may trade, with a cache of profiles |
-//! | `refusal`, `depth` | error texts, book views |
+//! | `refusal` | error texts |
 
 mod api;
 mod budget;
 mod config;
-mod depth;
 mod dispatch;
 mod feed;
 mod front;

@@ -13,15 +13,14 @@ pub use service_kit::clock::{now_ns, now_us};
 use tokio::sync::Semaphore;
 use tonic::Status;
 use types::{
-    Amount, AssetIx, CFA_RUB, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor, NodeId,
-    RejectReason, Sequence, UserId, UserIx, subaccount,
+    Amount, AssetIx, CFA_RUB, Decimal, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor,
+    NodeId, RejectReason, Sequence, UserId, UserIx, subaccount,
 };
 
 use crate::budget::Budgets;
 use crate::config::GatewayConfig;
 use crate::front::Orders;
 use crate::identity::Identity;
-use crate::past::SCANS_MAX;
 use crate::projection::rows::AnswerRow;
 use crate::projection::{Projection, repo};
 use crate::refusal;
@@ -49,7 +48,7 @@ pub struct Market {
     pub cfa: CfaClient,
     pub budgets: Budgets,
     /// One change of a user's trading holds at a time.
-    funding: KeyedMutex<UserIx>,
+    pub funding: KeyedMutex<UserIx>,
     /// Readings of the past at the same moment.
     pub scans: Arc<Semaphore>,
     /// One giving back at a time: what is missing is read from both sides and then released.
@@ -96,50 +95,18 @@ impl Asset {
     pub fn amount(&self, minor: Minor) -> Amount {
         match &self.instrument {
             None => Amount::rubles(minor),
-            Some(spec) => Amount {
-                instrument: spec.id,
-                decimals: spec.decimals,
-                minor,
-            },
+            Some(spec) => spec.amount(minor),
         }
     }
-}
 
-/// What the parts are made from.
-pub struct Parts {
-    pub config: GatewayConfig,
-    pub node: NodeId,
-    pub port: Port,
-    pub commit: Commit,
-    pub replica: Replica,
-    /// The way to the front.
-    pub orders: Orders,
-    pub projection: Projection,
-    pub ledger: LedgerClient,
-    pub identity: Identity,
-    pub cfa: CfaClient,
+    /// An amount of another service, in minor units.
+    pub fn minor(&self, amount: Decimal) -> Result<Minor, Status> {
+        let minor = amount.to_minor(self.decimals());
+        minor.map(Minor).map_err(refusal::internal)
+    }
 }
 
 impl Market {
-    pub fn new(parts: Parts) -> Self {
-        Self {
-            port: parts.port,
-            commit: parts.commit,
-            replica: parts.replica,
-            orders: parts.orders,
-            config: parts.config,
-            node: parts.node,
-            projection: parts.projection,
-            ledger: parts.ledger,
-            identity: parts.identity,
-            cfa: parts.cfa,
-            budgets: Budgets::default(),
-            funding: KeyedMutex::default(),
-            scans: Arc::new(Semaphore::new(SCANS_MAX)),
-            giving: tokio::sync::Mutex::new(()),
-        }
-    }
-
     /// An instrument by index, as far as the journal is durable; cheap enough for every order.
     pub fn spec(&self, instrument: InstrumentIx) -> Option<InstrumentSpec> {
         self.replica.names().known_instrument(instrument)
@@ -152,12 +119,26 @@ impl Market {
 
     /// Asks and waits until it is durable.
     pub async fn ask_durable(&self, request: Request) -> Result<Record, Status> {
-        let record = self
-            .ask(request)
-            .await
-            .map_err(|error| refusal::not_taken(&error))?;
+        let record = self.ask(request).await;
+        let record = record.map_err(|error| refusal::not_taken(&error))?;
         self.durable(record.command.sequence).await?;
         Ok(record)
+    }
+
+    /// The same; `None` for a refusal with one of the reasons in `unless`.
+    pub async fn ask_unless(
+        &self,
+        request: Request,
+        unless: &[RejectReason],
+    ) -> Result<Option<Record>, Status> {
+        match self.ask(request).await {
+            Ok(record) => {
+                self.durable(record.command.sequence).await?;
+                Ok(Some(record))
+            }
+            Err(NotTaken::Refused(reject)) if unless.contains(&reject.reason) => Ok(None),
+            Err(error) => Err(refusal::not_taken(&error)),
+        }
     }
 
     /// Lets the history catch up with what is durable now, so that a reader sees what any report
@@ -178,10 +159,8 @@ impl Market {
 
     /// Returns when the journal has the sequence on disk.
     pub async fn durable(&self, sequence: Sequence) -> Result<(), Status> {
-        self.commit
-            .wait(sequence)
-            .await
-            .map_err(|error| rpc::status::internal(&error))
+        let durable = self.commit.wait(sequence).await;
+        durable.map_err(refusal::internal)
     }
 
     /// Reads the replica's state behind everything that has a sequence now, and is durable.
@@ -202,8 +181,9 @@ impl Market {
         self.replica.read(|state| state.hold_of(hold_id))
     }
 
-    /// Returns when the history has the record.
+    /// Returns when the record is durable and the history has it.
     pub async fn written(&self, sequence: Sequence) -> Result<(), Status> {
+        self.durable(sequence).await?;
         self.unless_ended(self.projection.wait(sequence)).await
     }
 
@@ -222,7 +202,7 @@ impl Market {
     /// Returns when the replica has passed the record.
     pub async fn passed(&self, sequence: Sequence) -> Result<(), Status> {
         let passed = self.replica.wait(sequence).await;
-        passed.map_err(|error| rpc::status::internal(&error))
+        passed.map_err(refusal::internal)
     }
 
     /// Returns when the journal says that the ledger has every posting up to the record. Money that a
@@ -230,7 +210,7 @@ impl Market {
     /// before, part of it may still be in the hold of an order.
     pub async fn posted(&self, sequence: Sequence) -> Result<(), Status> {
         let posted = self.replica.wait_posted(sequence).await;
-        posted.map_err(|error| rpc::status::internal(&error))
+        posted.map_err(refusal::internal)
     }
 
     /// Whether [`Self::posted`] would return at once.
@@ -309,7 +289,7 @@ impl Market {
             self.written(seen.sequence).await?;
         }
         let answer = repo::answer(&self.projection.db, key_hash).await;
-        answer.map_err(|error| rpc::status::internal(&error))
+        answer.map_err(refusal::internal)
     }
 
     /// The answer of the call that admission knew when it refused a repeat of it.
@@ -319,7 +299,6 @@ impl Market {
         key_hash: Id128,
     ) -> Result<Option<AnswerRow>, Status> {
         if let Known::Request(seen) = reject.known {
-            self.durable(seen.sequence).await?;
             self.written(seen.sequence).await?;
         }
         self.answered(key_hash).await
@@ -330,7 +309,20 @@ impl Market {
     /// says no more than that it was answered.
     pub async fn note_answered(&self, key_hash: Id128) -> Result<(), Status> {
         let noted = repo::note_answer(&self.projection.db, key_hash).await;
-        noted.map_err(|error| rpc::status::internal(&error))
+        noted.map_err(refusal::internal)
+    }
+
+    /// Keeps what a call says beside the journal. `client_order`: user, number and text of the
+    /// client's order id.
+    pub async fn note_request(
+        &self,
+        context: &rpc::Context,
+        key_hash: Id128,
+        client_order: Option<(&str, u64, &str)>,
+    ) -> Result<(), Status> {
+        let (db, id) = (&self.projection.db, &context.correlation_id);
+        let noted = repo::note_request(db, key_hash, id, client_order, now_us()).await;
+        noted.map_err(refusal::internal)
     }
 
     /// Turn of one change of the user's trading holds.
@@ -367,9 +359,4 @@ impl Market {
         budget.set(set.amount_minor, day);
         Ok(set.amount_minor)
     }
-}
-
-/// True for a refusal that only says that the thing is so already.
-pub fn is_known(error: &NotTaken) -> bool {
-    matches!(error, NotTaken::Refused(reject) if reject.reason == RejectReason::DuplicateRequest)
 }

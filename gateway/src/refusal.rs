@@ -77,6 +77,11 @@ pub fn insufficient_balance(short: &Shortfall) -> Status {
     )
 }
 
+/// An operational failure of ours or of a store: logged here, opaque to the caller.
+pub fn internal(error: impl std::error::Error) -> Status {
+    rpc::status::internal(&error)
+}
+
 /// A request the journal does not know.
 pub fn not_taken(error: &NotTaken) -> Status {
     match error {

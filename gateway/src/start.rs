@@ -11,17 +11,21 @@ use replica::Replica;
 use rpc::{Context, Health};
 use sequencer::{Commit, Durable, Port};
 use service_clients::{CfaClient, IdentityClient, LedgerClient};
+use service_kit::KeyedMutex;
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use types::{NodeId, Sequence};
 
 use crate::api::{self, Api};
+use crate::budget::Budgets;
 use crate::feed::Feed;
 use crate::front::Orders;
 use crate::front::server::{Bound, parker};
 use crate::identity::Identity;
-use crate::market::{Market, Parts, SOURCE};
+use crate::market::{Market, SOURCE};
+use crate::past::SCANS_MAX;
 use crate::projection::{self, Projection, repo};
 use crate::{Error, GatewayConfig, consumers, dispatch, guard, instruments, sweeper};
 
@@ -89,7 +93,7 @@ pub fn start(
         let orders = Orders::new(parker(&deps.port));
         let health = Health::new("market");
         let basis = config.trading_limit_basis;
-        let market = Arc::new(Market::new(Parts {
+        let market = Arc::new(Market {
             config,
             node,
             port: deps.port,
@@ -100,8 +104,12 @@ pub fn start(
             ledger: LedgerClient::new(deps.ledger, SOURCE),
             identity: Identity::new(IdentityClient::new(deps.identity, SOURCE), basis),
             cfa: CfaClient::new(deps.cfa, SOURCE),
-        }));
-        let mut tellers = Tasks::new(&health);
+            budgets: Budgets::default(),
+            funding: KeyedMutex::default(),
+            scans: Arc::new(Semaphore::new(SCANS_MAX)),
+            giving: tokio::sync::Mutex::default(),
+        });
+        let mut tellers = Tasks::of(&health, CancellationToken::new());
         tellers.keep_telling(&market, &deps.log, &deps.feed);
         catch_up(&market).await?;
         let mut workers = Tasks::of(&health, shutdown);
@@ -136,10 +144,6 @@ struct Tasks {
 }
 
 impl Tasks {
-    fn new(health: &Health) -> Self {
-        Self::of(health, CancellationToken::new())
-    }
-
     fn of(health: &Health, token: CancellationToken) -> Self {
         Self {
             health: health.clone(),

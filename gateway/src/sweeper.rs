@@ -91,9 +91,7 @@ async fn heal(market: &Arc<Market>, hold: &LedgerHold, pool: &Hold) -> Result<()
         return funding::close_idle(market, pool.hold).await;
     }
     let asset = market.asset_of(pool.asset);
-    let given = hold.amount.to_minor(asset.decimals());
-    let given = given.map_err(|error| rpc::status::internal(&error))?;
-    if given > pool.funded.0 {
+    if asset.minor(hold.amount)? > pool.funded {
         // A call that is growing it right now has the turn: behind it there may be nothing left to do.
         let _turn = market.funding_turn(pool.user).await;
         let hold = market

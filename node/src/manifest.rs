@@ -22,9 +22,10 @@ use crate::config::Config;
 
 /// Name of the file in the data folder.
 pub const FILE: &str = "manifest.toml";
-/// Version of the layout of the folder, of the manifest and of the commands in the journal: 2 since
-/// blocks of users have a cause and settlement journals how far it is.
-const FORMAT: u32 = 2;
+/// Version of the layout of the folder and of the manifest.
+const LAYOUT: u32 = 1;
+/// Version of the data folder: grows with its layout and with the commands in the journal.
+const FORMAT: u32 = LAYOUT + types::command::FORMAT;
 const HEADER: &str = "\
 # What belongs to this data folder, checked at each start. Written by the platform at its first
 # start and by `platform data accept`; not to be edited.

@@ -6,12 +6,36 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use admission::Report;
-use types::command::Cause;
+use types::command::{Cause, New};
 use types::{
     AssetIx, CancelReason, Done, FeeRate, Handle, HoldIx, Id128, InstrumentIx,
     InstrumentSpec, Lots, Minor, OrderStatus, OrderType, PoolKind, RejectReason, Reserve, Sequence,
     SessionIx, Side, StpGroup, StpMode, Ticks, TimeInForce, UserId, UserIx,
 };
+
+/// What the member asked for and no amend changes, as the journal has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+pub struct OrderTerms {
+    pub order_type: OrderType,
+    pub time_in_force: TimeInForce,
+    pub post_only: bool,
+    pub stp: StpMode,
+    pub expire_at_ns: u64,
+    pub key_hash: Id128,
+}
+
+impl From<&New> for OrderTerms {
+    fn from(c: &New) -> Self {
+        Self {
+            order_type: c.order_type,
+            time_in_force: c.time_in_force,
+            post_only: c.post_only,
+            stp: c.stp,
+            expire_at_ns: c.expire_at_ns,
+            key_hash: c.key_hash,
+        }
+    }
+}
 
 /// An order as it stands after the effect that carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,11 +49,7 @@ pub struct Order {
     pub pool: HoldIx,
     pub client_order_id: u64,
     pub side: Side,
-    pub order_type: OrderType,
-    pub time_in_force: TimeInForce,
-    pub post_only: bool,
-    pub stp: StpMode,
-    pub expire_at_ns: u64,
+    pub terms: OrderTerms,
     pub price: Ticks,
     /// Total, what was filled included.
     pub quantity: Lots,
@@ -41,7 +61,6 @@ pub struct Order {
     /// The command that brought it, and its time.
     pub sequence: Sequence,
     pub created_ns: u64,
-    pub key_hash: Id128,
     /// What it reserves of its hold.
     pub reserved: Reserve,
 }

@@ -1,19 +1,17 @@
 //! One subscriber's way through the journal: out of the live replica's memory while it keeps up,
 //! through a replica of its own from the files when it does not.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::sync::mpsc::Receiver;
 use tokio::task::JoinHandle;
 use types::Sequence;
 
 use crate::catch_up::{CatchUp, ReplicaError};
 use crate::facts::Batch;
 use crate::hub::Attached;
-use crate::live::Shared;
+use crate::live::Replica;
 use crate::names::Names;
 
 /// Records that a catching up follower is given at once.
@@ -23,7 +21,7 @@ const RETRY: Duration = Duration::from_millis(250);
 
 /// A subscriber. It never slows the replica down, whatever it does with its time.
 pub struct Follower {
-    shared: Arc<Shared>,
+    replica: Replica,
     name: &'static str,
     position: Sequence,
     source: Source,
@@ -31,63 +29,37 @@ pub struct Follower {
     read_ahead: Option<Batch>,
 }
 
-enum Source {
-    Live {
-        backlog: VecDeque<Batch>,
-        queue: Receiver<Batch>,
-    },
+pub(crate) enum Source {
+    Live(Attached),
     Detached,
     CatchingUp(JoinHandle<Round>),
 }
 
-/// A temporary replica in its turn.
-pub(crate) struct Own {
-    pub catch_up: CatchUp,
-    /// Its turn, for as long as it lives.
-    pub _permit: OwnedSemaphorePermit,
-}
+/// A temporary replica, and its turn for as long as it lives.
+pub(crate) type Own = (CatchUp, OwnedSemaphorePermit);
 
 /// What came of reading a batch from files: who goes on, and what there was.
 type Round = (Option<Own>, Result<Option<Batch>, ReplicaError>);
 
-impl From<Attached> for Source {
-    fn from(attached: Attached) -> Self {
-        Self::Live {
-            backlog: attached.backlog,
-            queue: attached.queue,
-        }
+impl Source {
+    pub fn catching_up(own: Own) -> Self {
+        Self::CatchingUp(read(own, None))
     }
 }
 
 impl Follower {
-    pub(crate) fn detached(shared: Arc<Shared>, name: &'static str, position: Sequence) -> Self {
-        Self {
-            shared,
-            name,
-            position,
-            source: Source::Detached,
-            read_ahead: None,
-        }
-    }
-
-    pub(crate) fn attached(
-        shared: Arc<Shared>,
+    pub(crate) fn new(
+        replica: Replica,
         name: &'static str,
         position: Sequence,
-        attached: Attached,
+        source: Source,
     ) -> Self {
         Self {
-            source: attached.into(),
-            ..Self::detached(shared, name, position)
-        }
-    }
-
-    pub(crate) fn catching_up(shared: Arc<Shared>, name: &'static str, own: Own) -> Self {
-        let position = own.catch_up.state().sequence();
-        let source = Source::CatchingUp(read(own, None));
-        Self {
+            replica,
+            name,
+            position,
             source,
-            ..Self::detached(shared, name, position)
+            read_ahead: None,
         }
     }
 
@@ -98,7 +70,7 @@ impl Follower {
 
     /// What the indexes in effects stand for.
     pub fn names(&self) -> &Arc<Names> {
-        self.shared.names()
+        self.replica.names()
     }
 
     /// Waits for the records behind the last ones given. Cancel safe.
@@ -108,23 +80,20 @@ impl Follower {
     pub async fn next(&mut self) -> Result<Batch, ReplicaError> {
         loop {
             if let Some(batch) = &self.read_ahead {
-                self.shared.wait(batch.last()).await?;
+                self.replica.wait(batch.last()).await?;
                 if let Some(batch) = self.read_ahead.take() {
                     self.position = batch.last();
                     return Ok(batch);
                 }
             }
             let found = match &mut self.source {
-                Source::Live { backlog, queue } => match backlog.pop_front() {
-                    Some(batch) => Some(batch),
-                    None => match queue.recv().await {
-                        Some(batch) => Some(batch),
-                        None => {
-                            self.source = Source::Detached;
-                            None
-                        }
-                    },
-                },
+                Source::Live(live) => {
+                    let found = live.next().await;
+                    if found.is_none() {
+                        self.source = Source::Detached;
+                    }
+                    found
+                }
                 Source::Detached => {
                     self.attach().await?;
                     None
@@ -149,11 +118,10 @@ impl Follower {
     /// More records if they are in memory now.
     pub fn try_next(&mut self) -> Option<Batch> {
         loop {
-            let Source::Live { backlog, queue } = &mut self.source else {
+            let Source::Live(live) = &mut self.source else {
                 return None;
             };
-            let found = backlog.pop_front().or_else(|| queue.try_recv().ok())?;
-            if let Some(batch) = found.behind(self.position) {
+            if let Some(batch) = live.try_next()?.behind(self.position) {
                 self.position = batch.last();
                 return Some(batch);
             }
@@ -161,27 +129,21 @@ impl Follower {
     }
 
     async fn attach(&mut self) -> Result<(), ReplicaError> {
-        if let Some(attached) = self.shared.attach(self.name, self.position)? {
-            self.source = attached.into();
+        let shared = &self.replica.shared;
+        if let Some(attached) = shared.attach(self.name, self.position)? {
+            self.source = Source::Live(attached);
             return Ok(());
         }
-        let permit = self.shared.turn().await?;
-        let (shared, position) = (self.shared.clone(), self.position);
+        let permit = shared.turn().await?;
+        let (shared, position) = (shared.clone(), self.position);
         tracing::info!(
             follower = self.name,
             position = position.get(),
             "catching up from the files"
         );
         self.source = Source::CatchingUp(tokio::task::spawn_blocking(move || {
-            let opened = shared.state_before(position);
-            match opened {
-                Ok(catch_up) => step(
-                    Own {
-                        catch_up,
-                        _permit: permit,
-                    },
-                    position,
-                ),
+            match shared.newest(position, |_| true) {
+                Ok(catch_up) => step((catch_up, permit), position),
                 Err(error) => (None, Err(error)),
             }
         }));
@@ -194,15 +156,16 @@ impl Follower {
         own: Option<Own>,
         read: Result<Option<Batch>, ReplicaError>,
     ) -> Result<Option<Batch>, ReplicaError> {
+        let shared = &self.replica.shared;
         let found = match read {
             Ok(found) => {
                 if own.is_some() {
-                    self.shared.well(self.name);
+                    shared.well(self.name);
                 }
                 found
             }
             Err(error) if error.is_transient() => {
-                self.shared.trouble(self.name, &error.to_string());
+                shared.trouble(self.name, &error.to_string());
                 self.source = match own {
                     Some(own) => Source::CatchingUp(self::read(own, Some(RETRY))),
                     None => Source::CatchingUp(tokio::task::spawn_blocking(|| {
@@ -220,9 +183,7 @@ impl Follower {
         let position = found.as_ref().map_or(self.position, Batch::last);
         self.source = match own {
             // At the end of the files the live replica is no further than that, or its window begins there soon.
-            Some(own) if found.is_some() && !self.shared.reaches(position) => {
-                Source::CatchingUp(self::read(own, None))
-            }
+            Some(own) if found.is_some() && !shared.reaches(position) => Source::catching_up(own),
             _ => Source::Detached,
         };
         Ok(found)
@@ -231,7 +192,7 @@ impl Follower {
 
 /// Reads the next batch on a thread that may block.
 fn read(own: Own, pause: Option<Duration>) -> JoinHandle<Round> {
-    let position = own.catch_up.state().sequence();
+    let position = own.0.state().sequence();
     tokio::task::spawn_blocking(move || {
         if let Some(pause) = pause {
             std::thread::sleep(pause);
@@ -244,7 +205,7 @@ fn read(own: Own, pause: Option<Duration>) -> JoinHandle<Round> {
 fn step(mut own: Own, after: Sequence) -> Round {
     let mut applied = Vec::new();
     let read = loop {
-        match own.catch_up.step() {
+        match own.0.step() {
             Ok(Some(record)) if record.sequence() <= after => {}
             Ok(Some(record)) => {
                 applied.push(record);

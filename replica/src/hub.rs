@@ -18,8 +18,25 @@ const QUEUE_BATCHES: usize = 256;
 /// What a follower reads once it is attached.
 pub(crate) struct Attached {
     /// What the window had for it.
-    pub backlog: VecDeque<Batch>,
-    pub queue: Receiver<Batch>,
+    backlog: VecDeque<Batch>,
+    queue: Receiver<Batch>,
+}
+
+impl Attached {
+    /// The next batch; `None` when nothing comes any more. Cancel safe.
+    pub async fn next(&mut self) -> Option<Batch> {
+        match self.backlog.pop_front() {
+            Some(batch) => Some(batch),
+            None => self.queue.recv().await,
+        }
+    }
+
+    /// The next batch if it is there.
+    pub fn try_next(&mut self) -> Option<Batch> {
+        self.backlog
+            .pop_front()
+            .or_else(|| self.queue.try_recv().ok())
+    }
 }
 
 pub(crate) struct Hub {

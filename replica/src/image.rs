@@ -7,12 +7,15 @@ use rkyv::rancor::Error as RkyvError;
 use rkyv::util::AlignedVec;
 use sequencer::image::CoreImage;
 use sequencer::{CheckpointError, Checkpoints, Core};
+use types::command::FORMAT;
 use types::{NodeId, PoolKind, Sequence, SessionIx};
 
 use crate::state::{HoldDetails, OrderDetails, SessionDetails, State, Tables};
 
-/// Of the format: another one is passed over.
-const VERSION: u32 = 2;
+/// Version of the tables below. They keep fields of commands, so [`FORMAT`] is part of the version.
+const TABLES: u32 = 2;
+/// A checkpoint of another version is passed over.
+const VERSION: u32 = TABLES << 16 | FORMAT;
 
 /// The replica's own tables, beside the image of the machine.
 #[derive(rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
@@ -25,22 +28,22 @@ struct Beside {
     sessions: Vec<SessionDetails>,
 }
 
-/// A state copied in a moment, to be written elsewhere.
-pub(crate) struct Taken {
+/// A checkpoint as it is written and read: the state is made of it where it is wanted.
+pub struct Checkpoint {
     image: CoreImage,
     beside: Beside,
 }
 
 impl State {
     /// Cost: a copy of the state.
-    pub(crate) fn take(&self) -> Taken {
+    pub(crate) fn take(&self) -> Checkpoint {
         let tables = self.tables();
         let open = self.core().admission().orders();
         let details = open.map(|order| {
             let details = tables.orders[order.handle.slot as usize];
             details.expect("an open order has details")
         });
-        Taken {
+        Checkpoint {
             image: self.core().image(),
             beside: Beside {
                 version: VERSION,
@@ -56,19 +59,10 @@ impl State {
     ///
     /// # Errors
     /// A text: no journal of this node can have made it.
-    fn restore(node: NodeId, limits: AdmissionConfig, found: &Found) -> Result<Self, String> {
+    fn restore(node: NodeId, limits: AdmissionConfig, found: &Checkpoint) -> Result<Self, String> {
         let core = Core::restore(&found.image, limits).map_err(|error| error.to_string())?;
         let tables = found.beside.tables(node, &core)?;
         Ok(Self::from_parts(node, core, tables))
-    }
-}
-
-impl Taken {
-    /// # Errors
-    /// There is no memory for it.
-    pub fn encode(self) -> Result<AlignedVec, RkyvError> {
-        let beside = rkyv::to_bytes::<RkyvError>(&self.beside)?;
-        self.image.with_beside(beside.to_vec()).encode()
     }
 }
 
@@ -109,14 +103,15 @@ impl Beside {
     }
 }
 
-/// A checkpoint before its state is made of it.
-pub struct Found {
-    image: CoreImage,
-    beside: Beside,
-}
+impl Checkpoint {
+    /// # Errors
+    /// There is no memory for it.
+    pub(crate) fn encode(self) -> Result<AlignedVec, RkyvError> {
+        let beside = rkyv::to_bytes::<RkyvError>(&self.beside)?;
+        self.image.with_beside(beside.to_vec()).encode()
+    }
 
-impl Found {
-    fn of(payload: &AlignedVec) -> Result<Self, String> {
+    fn decode(payload: &AlignedVec) -> Result<Self, String> {
         let image = CoreImage::decode(payload).map_err(|error| error.to_string())?;
         let mut aligned = AlignedVec::<16>::with_capacity(image.beside().len());
         aligned.extend_from_slice(image.beside());
@@ -146,25 +141,14 @@ pub(crate) fn newest(
     node: NodeId,
     limits: AdmissionConfig,
     until: Sequence,
-    is_wanted: impl Fn(&Found) -> bool,
+    is_wanted: impl Fn(&Checkpoint) -> bool,
 ) -> Result<State, CheckpointError> {
-    let checkpoints = Checkpoints::new(dir);
-    let mut until = until;
-    loop {
-        let found = checkpoints.newest(until, |sequence, payload| {
-            let found = Found::of(payload)?;
-            let is_wanted = is_wanted(&found);
-            let state = is_wanted.then(|| State::restore(node, limits, &found));
-            Ok((sequence, state.transpose()?))
-        })?;
-        match found {
-            Some((_, Some(state))) => return Ok(state),
-            Some((sequence, None)) if sequence > Sequence(1) => {
-                until = Sequence(sequence.get() - 1)
-            }
-            _ => return Ok(State::new(node, limits)),
-        }
-    }
+    let newest = Checkpoints::new(dir).newest(until, |_, payload| {
+        let found = Checkpoint::decode(payload)?;
+        let restore = || State::restore(node, limits, &found);
+        is_wanted(&found).then(restore).transpose()
+    })?;
+    Ok(newest.unwrap_or_else(|| State::new(node, limits)))
 }
 
 /// The oldest state at or behind `from`; `None` without one. Blocks.
@@ -178,7 +162,7 @@ pub(crate) fn oldest(
     from: Sequence,
 ) -> Result<Option<State>, CheckpointError> {
     let restored = Checkpoints::new(dir).oldest(from, |_, payload| {
-        State::restore(node, limits, &Found::of(payload)?)
+        State::restore(node, limits, &Checkpoint::decode(payload)?)
     });
     Ok(restored?)
 }

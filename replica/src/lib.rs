@@ -32,7 +32,7 @@ pub use facts::{
     Applied, Batch, Effect, Hold, Moved, Order, Session, Trade, TradeStatus,
 };
 pub use follower::Follower;
-pub use image::Found;
+pub use image::Checkpoint;
 pub use live::{LiveReplica, PART, Replica};
 pub use names::{HoldName, Names};
 pub use offline::{SnapshotError, snapshot};

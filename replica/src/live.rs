@@ -15,17 +15,18 @@ use std::time::{Duration, Instant};
 
 use admission::{AdmissionConfig, Settlement};
 use sequencer::handle::ReplicaParts;
+use sequencer::image::panic_text;
 use sequencer::{
-    Backlog, CheckpointKeeper, Older, Port, ReadError, Reader, Record, SnapshotConfig, Stats,
+    Backlog, CheckpointKeeper, Port, ReadError, Reader, Record, SnapshotConfig, Stats,
 };
 use tokio::sync::{Semaphore, oneshot, watch};
 use types::{NodeId, Sequence};
 
 use crate::catch_up::{CatchUp, ReplicaError};
 use crate::facts::Batch;
-use crate::follower::{Follower, Own};
+use crate::follower::{Follower, Source};
 use crate::hub::{Attached, Hub};
-use crate::image::{self, Found};
+use crate::image::{self, Checkpoint};
 use crate::names::Names;
 use crate::state::State;
 
@@ -77,10 +78,6 @@ impl Shared {
         self.hub.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn names(&self) -> &Arc<Names> {
-        &self.names
-    }
-
     pub fn attach(
         &self,
         name: &'static str,
@@ -104,29 +101,14 @@ impl Shared {
         permit.map_err(|_| ReplicaError::Ended("the replica has stopped".to_owned()))
     }
 
-    /// The newest state that is written down at or before `position`. Blocks.
-    pub fn state_before(&self, position: Sequence) -> Result<CatchUp, ReplicaError> {
-        self.newest(position, |_| true)
-    }
-
-    fn newest(
+    /// The newest state that is written down at or before `until` and that `is_wanted` takes. Blocks.
+    pub fn newest(
         &self,
         until: Sequence,
-        is_wanted: impl Fn(&Found) -> bool,
+        is_wanted: impl Fn(&Checkpoint) -> bool,
     ) -> Result<CatchUp, ReplicaError> {
         let state = image::newest(&self.dir, self.node, self.limits, until, is_wanted)?;
         Ok(CatchUp::new(state, &self.reader(Sequence::ZERO)))
-    }
-
-    /// Returns when the live replica has handed the record on.
-    pub async fn wait(&self, sequence: Sequence) -> Result<(), ReplicaError> {
-        let mut position = self.position.subscribe();
-        let mut troubles = self.troubles.subscribe();
-        tokio::select! {
-            biased;
-            _ = position.wait_for(|position| *position >= sequence) => Ok(()),
-            reason = ended(self, &mut troubles) => Err(ReplicaError::Ended(reason)),
-        }
     }
 
     pub fn trouble(&self, name: &'static str, reason: &str) {
@@ -145,7 +127,7 @@ impl Shared {
 /// A look at the replica, to be cloned and handed round.
 #[derive(Clone)]
 pub struct Replica {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 /// The live replica; stops when it is dropped.
@@ -275,7 +257,17 @@ impl Replica {
     /// # Errors
     /// [`ReplicaError::Ended`]: it will not be.
     pub async fn wait(&self, sequence: Sequence) -> Result<(), ReplicaError> {
-        self.shared.wait(sequence).await
+        let mut position = self.shared.position.subscribe();
+        let reached = position.wait_for(|position| *position >= sequence);
+        self.unless_ended(reached).await
+    }
+
+    async fn unless_ended(&self, waiting: impl Future) -> Result<(), ReplicaError> {
+        tokio::select! {
+            biased;
+            _ = waiting => Ok(()),
+            reason = self.ended() => Err(ReplicaError::Ended(reason)),
+        }
     }
 
     /// The sessions have the messages of every record up to here: the market waits for them.
@@ -285,7 +277,15 @@ impl Replica {
 
     /// Returns when the replica has ended, and says why.
     pub async fn ended(&self) -> String {
-        ended(&self.shared, &mut self.shared.troubles.subscribe()).await
+        let mut troubles = self.troubles();
+        loop {
+            if let Err(reason) = self.shared.hub().is_running() {
+                return reason;
+            }
+            if troubles.changed().await.is_err() {
+                return "the replica has stopped".to_owned();
+            }
+        }
     }
 
     /// How far settlement is, as journalled and applied here.
@@ -299,15 +299,12 @@ impl Replica {
     /// [`ReplicaError::Ended`]: it will not.
     pub async fn wait_posted(&self, sequence: Sequence) -> Result<(), ReplicaError> {
         let mut settlement = self.shared.settlement.subscribe();
-        tokio::select! {
-            biased;
-            _ = settlement.wait_for(|settlement| settlement.posted >= sequence) => Ok(()),
-            reason = self.ended() => Err(ReplicaError::Ended(reason)),
-        }
+        let posted = settlement.wait_for(|settlement| settlement.posted >= sequence);
+        self.unless_ended(posted).await
     }
 
     pub fn names(&self) -> &Arc<Names> {
-        self.shared.names()
+        &self.shared.names
     }
 
     /// What the live replica and its followers wait for, by name; empty while all is well.
@@ -343,14 +340,14 @@ impl Replica {
                 continue;
             };
             let begun = begin(&state, &recent);
-            let shared = self.shared.clone();
-            return Ok((begun, Follower::attached(shared, name, position, attached)));
+            let source = Source::Live(attached);
+            return Ok((begun, Follower::new(self.clone(), name, position, source)));
         }
     }
 
     /// Follows behind `after`, from files where that has left the memory.
     pub fn follow_behind(&self, name: &'static str, after: Sequence) -> Follower {
-        Follower::detached(self.shared.clone(), name, after)
+        Follower::new(self.clone(), name, after, Source::Detached)
     }
 
     /// The same; `begin` is shown the state at `after`.
@@ -366,37 +363,30 @@ impl Replica {
         let permit = self.shared.turn().await?;
         let shared = self.shared.clone();
         let opening = tokio::task::spawn_blocking(move || {
-            let mut catch_up = shared.state_before(after)?;
+            let mut catch_up = shared.newest(after, |_| true)?;
             let reached = catch_up.run_to(after)?;
             if reached < after {
                 let reason = format!("the journal ends at {reached}, before {after}");
                 return Err(ReplicaError::Ended(reason));
             }
-            let begun = begin(catch_up.state());
-            Ok((
-                begun,
-                Own {
-                    catch_up,
-                    _permit: permit,
-                },
-            ))
+            Ok((begin(catch_up.state()), (catch_up, permit)))
         });
         let opened = opening.await;
         let opened = opened.map_err(|panic| ReplicaError::Ended(panic.to_string()))?;
         let (begun, own) = opened?;
         // Where the live replica has the rest in memory the own one goes at once.
-        let follower = match self.shared.attach(name, after)? {
-            Some(attached) => Follower::attached(self.shared.clone(), name, after, attached),
-            None => Follower::catching_up(self.shared.clone(), name, own),
+        let source = match self.shared.attach(name, after)? {
+            Some(attached) => Source::Live(attached),
+            None => Source::catching_up(own),
         };
-        Ok((begun, follower))
+        Ok((begun, Follower::new(self.clone(), name, after, source)))
     }
 
     /// The newest checkpoint that `is_before` takes, to read on from; the beginning of the journal without. Blocks.
     ///
     /// # Errors
     /// The folder cannot be read.
-    pub fn past(&self, is_before: impl Fn(&Found) -> bool) -> Result<CatchUp, ReplicaError> {
+    pub fn past(&self, is_before: impl Fn(&Checkpoint) -> bool) -> Result<CatchUp, ReplicaError> {
         self.shared.newest(Sequence(u64::MAX), is_before)
     }
 
@@ -407,7 +397,7 @@ impl Replica {
     /// Folder or journal cannot be read.
     pub fn past_or_oldest(
         &self,
-        is_before: impl Fn(&Found) -> bool,
+        is_before: impl Fn(&Checkpoint) -> bool,
     ) -> Result<CatchUp, ReplicaError> {
         let past = self.past(is_before)?;
         let shared = &self.shared;
@@ -418,21 +408,6 @@ impl Replica {
         }
         let oldest = image::oldest(&shared.dir, shared.node, shared.limits, removed)?;
         Ok(oldest.map_or(past, |state| CatchUp::new(state, &reader)))
-    }
-}
-
-/// Waits until the replica has ended, and says why.
-async fn ended(
-    shared: &Shared,
-    troubles: &mut watch::Receiver<BTreeMap<&'static str, String>>,
-) -> String {
-    loop {
-        if let Err(reason) = shared.hub().is_running() {
-            return reason;
-        }
-        if troubles.changed().await.is_err() {
-            return "the replica has stopped".to_owned();
-        }
     }
 }
 
@@ -480,7 +455,7 @@ impl Live {
                 let following = || runtime.block_on(self.follow(stopped));
                 // A panic too ends the waits of followers and calls.
                 catch_unwind(AssertUnwindSafe(following))
-                    .unwrap_or_else(|panic| End::Wrong(text_of(&*panic)))
+                    .unwrap_or_else(|panic| End::Wrong(panic_text(&*panic)))
             }
             Err(error) => End::Wrong(error.to_string()),
         };
@@ -563,18 +538,15 @@ impl Live {
             }))
         };
         let applied = applied
-            .map_err(|panic| End::Wrong(text_of(&*panic)))?
+            .map_err(|panic| End::Wrong(panic_text(&*panic)))?
             .map_err(|differs| End::Wrong(differs.to_string()))?;
         let batch = Batch::new(applied);
         let position = batch.last();
         self.shared.hub().publish(batch);
         self.shared.position.send_replace(position);
         let settlement = *self.shared.state().core().admission().settlement();
-        self.shared.settlement.send_if_modified(|known| {
-            let is_new = *known != settlement;
-            *known = settlement;
-            is_new
-        });
+        let known = &self.shared.settlement;
+        known.send_if_modified(|known| std::mem::replace(known, settlement) != settlement);
         let assigned = self
             .shared
             .stats
@@ -634,14 +606,8 @@ impl Live {
         if is_due {
             let taken = self.shared.state().take();
             let reader = self.shared.reader(position);
-            let older = Older::past(move || reader.removed_through());
-            keeper.write(position, older, move || taken.encode());
+            let removed = move || reader.removed_through().map_err(std::io::Error::other);
+            keeper.write(position, removed, move || taken.encode());
         }
     }
-}
-
-fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    text.unwrap_or("a panic without a text").to_owned()
 }

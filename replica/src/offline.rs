@@ -39,7 +39,7 @@ pub fn snapshot(
             .map_err(ReplicaError::from)?,
     };
     let after = state.sequence();
-    let end = folder.records(after, last, |record| {
+    let end = folder.dump(after.next().get()..=last.get(), |record| {
         let applied = state.apply(&record);
         applied.map(drop).map_err(|differs| differs.to_string())
     })?;

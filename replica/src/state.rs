@@ -9,12 +9,11 @@ use std::sync::Arc;
 use types::command::Cause;
 use types::{
     Command, Envelope, Event, EventEnvelope, Handle, HoldIx, Id128, InstrumentIx, Lots, Minor,
-    NodeId, OrderStatus, OrderType, PoolKind, Sequence, SessionIx, Side, StpMode,
-    TimeInForce, order_uuid,
+    NodeId, OrderStatus, PoolKind, Sequence, SessionIx, Side, order_uuid,
 };
 
 use crate::facts::{
-    Applied, Effect, Hold, Moved, Order, Session, Trade, TradeStatus,
+    Applied, Effect, Hold, Moved, Order, OrderTerms, Session, Trade, TradeStatus,
 };
 use crate::names::Names;
 
@@ -23,12 +22,7 @@ use crate::names::Names;
 pub(crate) struct OrderDetails {
     pub generation: u32,
     pub id: Id128,
-    pub order_type: OrderType,
-    pub time_in_force: TimeInForce,
-    pub post_only: bool,
-    pub stp: StpMode,
-    pub expire_at_ns: u64,
-    pub key_hash: Id128,
+    pub terms: OrderTerms,
 }
 
 /// What admission does not need of a hold.
@@ -231,11 +225,7 @@ impl Tables {
             pool: open.pool,
             client_order_id: open.client_order_id,
             side: open.side,
-            order_type: details.order_type,
-            time_in_force: details.time_in_force,
-            post_only: details.post_only,
-            stp: details.stp,
-            expire_at_ns: details.expire_at_ns,
+            terms: details.terms,
             price: open.price,
             quantity: open.quantity,
             open: open.open,
@@ -249,7 +239,6 @@ impl Tables {
             },
             sequence: open.sequence,
             created_ns: open.time_ns,
-            key_hash: details.key_hash,
             reserved: open.reserved,
         }
     }
@@ -465,12 +454,7 @@ impl Effects<'_> {
         self.tables.orders[slot] = Some(OrderDetails {
             generation: c.handle.generation,
             id: order_uuid(cause.time_ns, self.node, cause.sequence),
-            order_type: c.order_type,
-            time_in_force: c.time_in_force,
-            post_only: c.post_only,
-            stp: c.stp,
-            expire_at_ns: c.expire_at_ns,
-            key_hash: c.key_hash,
+            terms: c.into(),
         });
         let details = &mut self.tables.holds[c.pool.index()];
         details.orders += 1;

@@ -121,19 +121,20 @@ impl Checkpoints {
         }
     }
 
-    /// The newest one at or before `until` that checks and that `restore` takes; a reason from it passes the checkpoint over with a warning.
+    /// The newest one at or before `until` that checks and that `restore` takes. `restore` passes a
+    /// checkpoint over with `None`; with a reason, which is logged as a warning.
     ///
     /// # Errors
     /// The folder cannot be read.
     pub fn newest<T>(
         &self,
         until: Sequence,
-        mut restore: impl FnMut(Sequence, &AlignedVec) -> Result<T, String>,
+        mut restore: impl FnMut(Sequence, &AlignedVec) -> Result<Option<T>, String>,
     ) -> io::Result<Option<T>> {
         let mut until = until.get();
         while let Some(found) = self.snapshots.newest(until)? {
             let sequence = found.sequence;
-            let restored = restored(found, &mut restore);
+            let restored = restored(found, &mut restore).flatten();
             let (None, Some(before)) = (&restored, sequence.checked_sub(1)) else {
                 return Ok(restored);
             };
@@ -191,23 +192,6 @@ fn restored<T>(
         .ok()
 }
 
-/// Which older checkpoints stay when one was written: the newest good ones, as many as the settings
-/// say, and, the further back the fewer, some from where the journal begins.
-pub struct Older(Box<dyn FnOnce() -> io::Result<Sequence> + Send>);
-
-impl Older {
-    /// `removed_through` returns the last record that has left the journal; called when the new
-    /// checkpoint is durable.
-    pub fn past<E>(removed_through: impl FnOnce() -> Result<Sequence, E> + Send + 'static) -> Self
-    where
-        E: std::error::Error + Send + Sync + 'static,
-    {
-        Self(Box::new(move || {
-            removed_through().map_err(io::Error::other)
-        }))
-    }
-}
-
 /// Writes a reader's checkpoints when they are due, one at a time, on a thread of low priority.
 pub struct CheckpointKeeper {
     reader: &'static str,
@@ -263,11 +247,14 @@ impl CheckpointKeeper {
             || (new > 0 && self.saved_at.elapsed() >= self.config.every)
     }
 
-    /// Writes the state at `position`. What fails is said aloud and tried again when the next one is due.
+    /// Writes the state at `position`. A failure is logged, and retried when the next one is due.
+    /// `removed_through` returns the last record that has left the journal, and is called when the
+    /// checkpoint is durable. Of older checkpoints stay the newest good ones, as many as the settings
+    /// say, and, the further back the fewer, some from where the journal begins.
     pub fn write(
         &mut self,
         position: Sequence,
-        older: Older,
+        removed_through: impl FnOnce() -> io::Result<Sequence> + Send + 'static,
         encode: impl FnOnce() -> Result<AlignedVec, RkyvError> + Send + 'static,
     ) {
         self.finish();
@@ -278,7 +265,11 @@ impl CheckpointKeeper {
             .name("checkpoint".to_owned())
             .spawn(move || {
                 lower_priority();
-                write(reader, &snapshots, &proven, position, older, encode)
+                let written = write(reader, &snapshots, &proven, position, encode);
+                if written.is_some() {
+                    thin(reader, &snapshots, &proven, position, removed_through);
+                }
+                written
             });
         match started {
             Ok(writing) => self.writing = Some(writing),
@@ -314,7 +305,6 @@ fn write(
     snapshots: &Snapshots,
     proven: &Proven,
     position: Sequence,
-    older: Older,
     encode: impl FnOnce() -> Result<AlignedVec, RkyvError>,
 ) -> Option<Sequence> {
     let began = Instant::now();
@@ -346,14 +336,23 @@ fn write(
         seconds = began.elapsed().as_secs_f64(),
         "a checkpoint is written"
     );
+    Some(position)
+}
+
+/// Removes older checkpoints.
+fn thin(
+    reader: &'static str,
+    snapshots: &Snapshots,
+    proven: &Proven,
+    position: Sequence,
+    removed_through: impl FnOnce() -> io::Result<Sequence>,
+) {
     let _held = proven.hold();
-    let own = position.get();
     let is_of_use = |sequence| proven.has(sequence);
-    let first = (older.0)();
-    match first.and_then(|first| snapshots.thin(own, first.get(), is_of_use)) {
+    let first = removed_through().map(Sequence::get);
+    match first.and_then(|first| snapshots.thin(position.get(), first, is_of_use)) {
         Ok(removed) => proven.forget(&removed),
         // The new one is there: what cannot be removed now is removed another time.
         Err(error) => tracing::warn!(%error, reader, "older checkpoints stay"),
     }
-    Some(position)
 }

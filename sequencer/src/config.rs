@@ -72,6 +72,15 @@ pub struct Config {
 }
 
 impl Config {
+    /// Most threads that poll engines beside the hot thread.
+    pub(crate) fn engine_threads(&self) -> usize {
+        match self.layout {
+            Layout::Fused => 0,
+            Layout::Shared => 1,
+            Layout::Pinned => self.engine_threads_max.max(1),
+        }
+    }
+
     pub fn new(dir: &Path) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::config::{Config, Layout};
+use crate::config::Config;
 use crate::lane::Engine;
 use crate::park::Parker;
 
@@ -44,15 +44,10 @@ struct Shared {
 
 impl Crew {
     pub fn new(config: &Config) -> Self {
-        let threads_max = match config.layout {
-            Layout::Fused => 0,
-            Layout::Shared => 1,
-            Layout::Pinned => config.engine_threads_max.max(1),
-        };
         Self {
             own: Vec::new(),
             threads: Vec::new(),
-            threads_max,
+            threads_max: config.engine_threads(),
             given: 0,
             core_first: config.core.map(|core| core + 1),
             spin: Duration::from_micros(config.spin_us),

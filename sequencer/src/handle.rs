@@ -12,7 +12,7 @@ use types::Sequence;
 
 use crate::backlog::Backlog;
 use crate::checkpoint::{CheckpointError, Checkpoints, Proven};
-use crate::config::{Config, Layout};
+use crate::config::Config;
 use crate::core::Core;
 use crate::hot::Hot;
 use crate::image;
@@ -70,12 +70,43 @@ pub struct ReplicaParts {
     pub backlog: Arc<Backlog>,
 }
 
-/// Owns the hot thread and the journal.
-pub struct SequencerHandle {
+/// A running hot thread. Dropping it lets the thread finish the requests that wait, and joins it.
+struct HotThread {
     port: Port,
-    journal: Option<Journal>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl HotThread {
+    fn start(hot: Hot, port: Port) -> Result<Self, StartError> {
+        let thread = std::thread::Builder::new()
+            .name("hot".to_owned())
+            .spawn(move || hot.run())
+            .map_err(StartError::Thread)?;
+        Ok(Self {
+            port,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for HotThread {
+    fn drop(&mut self) {
+        self.port.gate.stop();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the hot thread ended with a panic");
+        }
+    }
+}
+
+/// Owns the hot thread and the journal. Fields are dropped in their order: the hot thread appends to
+/// the journal until it has ended.
+pub struct SequencerHandle {
+    hot: Option<HotThread>,
     retention: Option<RetentionService>,
-    hot: Option<JoinHandle<()>>,
+    journal: Journal,
+    port: Port,
     recovered: Sequence,
     stats: Arc<Stats>,
     backlog: Arc<Backlog>,
@@ -107,7 +138,7 @@ impl SequencerHandle {
     }
 
     fn run(mut self, hot: Hot) -> Result<Self, StartError> {
-        self.hot = Some(spawn(hot)?);
+        self.hot = Some(HotThread::start(hot, self.port())?);
         Ok(self)
     }
 
@@ -116,12 +147,12 @@ impl SequencerHandle {
     }
 
     pub fn commit(&self) -> Commit {
-        Commit(self.journal().commit())
+        Commit(self.journal.commit())
     }
 
     /// Records of commands after `after`; `Sequence(0)` reads from the beginning.
     pub fn reader(&self, after: Sequence) -> Reader {
-        Reader::new(self.journal().reader(after.get()))
+        Reader::new(self.journal.reader(after.get()))
     }
 
     /// Last command found at the start.
@@ -150,7 +181,7 @@ impl SequencerHandle {
     pub fn keep_log(&mut self, retention: Retention) -> Result<(), StartError> {
         // One service at a time: the one before ends first.
         self.retention = None;
-        let (front, proven) = (self.journal().front(), self.proven.clone());
+        let (front, proven) = (self.journal.front(), self.proven.clone());
         let started = RetentionService::start(front, &self.snapshot_dir, proven, retention);
         self.retention = Some(started.map_err(StartError::Thread)?);
         Ok(())
@@ -163,36 +194,12 @@ impl SequencerHandle {
 
     /// Counters of the journal's writer.
     pub fn journal_stats(&self) -> journal::Stats {
-        self.journal().stats()
-    }
-
-    fn journal(&self) -> &Journal {
-        self.journal
-            .as_ref()
-            .expect("open until the handle is gone")
+        self.journal.stats()
     }
 
     /// Stops taking requests, finishes those that wait, writes the journal out, ends the threads. Blocks.
-    pub fn stop(mut self) {
-        self.shut();
-    }
-
-    fn shut(&mut self) {
-        self.port.gate.stop();
-        if let Some(hot) = self.hot.take()
-            && hot.join().is_err()
-        {
-            tracing::error!("the hot thread ended with a panic");
-        }
-        drop(self.retention.take());
-        drop(self.journal.take());
-        drop(self.lock.take());
-    }
-}
-
-impl Drop for SequencerHandle {
-    fn drop(&mut self) {
-        self.shut();
+    pub fn stop(self) {
+        drop(self);
     }
 }
 
@@ -230,12 +237,7 @@ fn prepare_on(
     let reach = config.reach.max(newest.map_err(CheckpointError::Io)?);
     let (journal, core) = recover::open(storage, sizes, core, reach)?;
     if let Some(first) = config.core {
-        let engines = match config.layout {
-            Layout::Fused => 0,
-            Layout::Shared => 1,
-            Layout::Pinned => config.engine_threads_max.max(1),
-        };
-        journal.keep_off(first..first + 1 + engines);
+        journal.keep_off(first..first + 1 + config.engine_threads());
         journal.gather(Duration::from_micros(config.gather_us));
     }
     let recovered = core.sequence();
@@ -245,15 +247,15 @@ fn prepare_on(
         config,
         core,
         gate.clone(),
-        Keep::journal(journal.appender()),
+        Keep::Journal(journal.appender()),
         backlog.clone(),
         stats.clone(),
     );
     let handle = SequencerHandle {
-        port: Port { gate },
-        journal: Some(journal),
-        retention: None,
         hot: None,
+        retention: None,
+        journal,
+        port: Port { gate },
         recovered,
         stats,
         backlog,
@@ -265,17 +267,9 @@ fn prepare_on(
     Ok((hot, handle))
 }
 
-fn spawn(hot: Hot) -> Result<JoinHandle<()>, StartError> {
-    std::thread::Builder::new()
-        .name("hot".to_owned())
-        .spawn(move || hot.run())
-        .map_err(StartError::Thread)
-}
-
 /// A node that keeps nothing: the same path without a journal. For measurements and simulations; what it accepts is gone when it stops.
 pub struct Volatile {
-    port: Port,
-    hot: Option<JoinHandle<()>>,
+    hot: HotThread,
     stats: Arc<Stats>,
 }
 
@@ -286,31 +280,17 @@ impl Volatile {
     /// [`StartError::Thread`].
     pub fn start(config: Config, backlog: Arc<Backlog>) -> Result<Self, StartError> {
         let (hot, port, stats) = prepare_volatile(config, backlog);
-        Ok(Self {
-            hot: Some(spawn(hot)?),
-            port,
-            stats,
-        })
+        let hot = HotThread::start(hot, port)?;
+        Ok(Self { hot, stats })
     }
 
     pub fn port(&self) -> Port {
-        self.port.clone()
+        self.hot.port.clone()
     }
 
     /// Counters of the hot thread.
     pub fn stats(&self) -> &Arc<Stats> {
         &self.stats
-    }
-}
-
-impl Drop for Volatile {
-    fn drop(&mut self) {
-        self.port.gate.stop();
-        if let Some(hot) = self.hot.take()
-            && hot.join().is_err()
-        {
-            tracing::error!("the hot thread ended with a panic");
-        }
     }
 }
 

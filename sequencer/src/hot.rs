@@ -216,7 +216,9 @@ impl Hot {
             return Err(NotTaken::Busy);
         }
         if !self.keep.is_stalled() {
-            self.reduced.clear();
+            if !self.reduced.is_empty() {
+                self.reduced.clear();
+            }
             return Ok(None);
         }
         let reduced = match self.request(source) {
@@ -423,7 +425,9 @@ impl Hot {
                 if is_order {
                     self.intake.entered(now_ns);
                 }
-                self.reduced.extend(reduced);
+                if let Some(order) = reduced {
+                    self.reduced.insert(order);
+                }
                 return Ok(());
             }
             // Asked again after the wait: what the engines report meanwhile may change the answer.

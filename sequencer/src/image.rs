@@ -1,5 +1,6 @@
 //! The state of a node as a snapshot. The replica makes it, and keeps what is its own beside the machine; a start of the hot thread needs the machine alone.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -62,11 +63,7 @@ impl Core {
     pub fn restore(image: &CoreImage, config: AdmissionConfig) -> Result<Self, ImageError> {
         // Both rooms assert their invariants. Here a broken one is the file's fault, and there is a log to replay instead.
         let restored = catch_unwind(AssertUnwindSafe(|| Self::restored(image, config)));
-        restored.unwrap_or_else(|panic| {
-            let reason = panic.downcast_ref::<String>().map(String::as_str);
-            let reason = reason.or_else(|| panic.downcast_ref::<&str>().copied());
-            Err(ImageError::Invariant(reason.unwrap_or_default().to_owned()))
-        })
+        restored.unwrap_or_else(|panic| Err(ImageError::Invariant(panic_text(&*panic))))
     }
 
     fn restored(image: &CoreImage, config: AdmissionConfig) -> Result<Self, ImageError> {
@@ -87,6 +84,13 @@ impl Core {
         }
         Ok(core)
     }
+}
+
+/// The text of a panic that was caught.
+pub fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("a panic without a text").to_owned()
 }
 
 impl CoreImage {
@@ -137,7 +141,7 @@ pub fn load(
 ) -> Result<Option<Core>, ImageError> {
     let restored = Checkpoints::new(dir).newest(until, |_, payload| {
         CoreImage::decode(payload)
-            .and_then(|image| Core::restore(&image, config))
+            .and_then(|image| Core::restore(&image, config).map(Some))
             .map_err(|error| error.to_string())
     });
     Ok(restored?)

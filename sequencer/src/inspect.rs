@@ -10,11 +10,11 @@ use std::sync::Arc;
 use engine::Book;
 use journal::{FileStorage, Follower, Frame, FrameKind, JournalError, SegmentInfo, Snapshots};
 use serde::Serialize;
-use types::{Command, EventEnvelope, Phase, Sequence, Side};
+use types::{Phase, Sequence, Side};
 
 use crate::core::Core;
 use crate::image::{self, ImageError};
-use crate::record::{Record, decode_command, decode_event};
+use crate::record::{Record, RecordBuilder};
 use crate::recover::{self, Replay, StartError, replay};
 
 mod text;
@@ -88,51 +88,6 @@ pub struct Verified {
     pub bad_snapshots: Vec<u64>,
     /// File and offset of a torn tail, which the next start cuts.
     pub torn_tail: Option<(String, u64)>,
-}
-
-/// A command and what it caused.
-#[derive(Debug, Serialize)]
-pub struct DumpLine {
-    pub sequence: Sequence,
-    pub time_ns: u64,
-    pub command: Command,
-    pub events: Vec<EventEnvelope>,
-}
-
-impl From<Record> for DumpLine {
-    fn from(record: Record) -> Self {
-        Self {
-            sequence: record.command.sequence,
-            time_ns: record.command.time_ns,
-            command: record.command.command,
-            events: record.events,
-        }
-    }
-}
-
-/// Puts records together from frames.
-#[derive(Default)]
-struct Records {
-    record: Option<Record>,
-}
-
-impl Records {
-    /// The record that the frame ends.
-    fn add(&mut self, frame: &Frame) -> Result<Option<Record>, String> {
-        match frame.kind {
-            FrameKind::Command => {
-                self.record = Some(Record {
-                    command: decode_command(frame)?,
-                    events: Vec::new(),
-                });
-            }
-            FrameKind::Event => {
-                let record = self.record.as_mut().ok_or("an event without its command")?;
-                record.events.push(decode_event(frame)?);
-            }
-        }
-        Ok(self.record.take_if(|_| frame.unit_end))
-    }
 }
 
 /// The machine at one sequence.
@@ -284,27 +239,24 @@ impl Folder {
         Ok(journal::removed_through(&self.storage()?)? + 1)
     }
 
-    /// Gives every command in `range` with its events, in order.
+    /// Passes every record in `range` to `visit`, in order; returns the last sequence there is.
     ///
     /// # Errors
     /// The journal is damaged, the range begins before what is kept, or `visit` says no.
     pub fn dump(
         &self,
         range: RangeInclusive<u64>,
-        mut visit: impl FnMut(DumpLine) -> Result<(), String>,
-    ) -> Result<(), InspectError> {
-        let mut records = Records::default();
+        mut visit: impl FnMut(Record) -> Result<(), String>,
+    ) -> Result<Sequence, InspectError> {
+        let mut records = RecordBuilder::default();
         let after = range.start().saturating_sub(1);
-        journal::walk_after(&self.storage()?, after, |frame| {
+        let end = journal::walk_after(&self.storage()?, after, |frame| {
             if !range.contains(&frame.sequence) {
                 return Ok(());
             }
-            match records.add(frame)? {
-                Some(record) => visit(record.into()),
-                None => Ok(()),
-            }
+            records.add(frame)?.map_or(Ok(()), &mut visit)
         })?;
-        Ok(())
+        Ok(Sequence(end))
     }
 
     /// The same beside a running node, which goes on writing: gives what is durable as it comes, up to the end of `range`. At the end of what there is `wait` is asked, which
@@ -315,10 +267,10 @@ impl Folder {
     pub fn follow(
         &self,
         range: RangeInclusive<u64>,
-        mut visit: impl FnMut(DumpLine) -> Result<(), String>,
+        mut visit: impl FnMut(Record) -> Result<(), String>,
         mut wait: impl FnMut() -> bool,
     ) -> Result<(), InspectError> {
-        let mut records = Records::default();
+        let mut records = RecordBuilder::default();
         let after = range.start().saturating_sub(1);
         let mut follower = Follower::new(Arc::new(self.storage()?), after);
         loop {
@@ -339,7 +291,7 @@ impl Folder {
             let reason = |reason| at(format!("record {}: {reason}", frame.sequence));
             if let Some(record) = records.add(&frame).map_err(reason)? {
                 let is_last = record.command.sequence.get() == *range.end();
-                visit(record.into()).map_err(at)?;
+                visit(record).map_err(at)?;
                 if is_last {
                     return Ok(());
                 }
@@ -372,29 +324,6 @@ impl Folder {
         let lock = recover::lock(&self.dir)?;
         sync_segments(&self.dir).map_err(JournalError::Io)?;
         Ok(lock)
-    }
-
-    /// Gives every record behind `after` up to `until`, in order; gives the last sequence there is.
-    ///
-    /// # Errors
-    /// The journal is damaged, begins later, or `visit` says no.
-    pub fn records(
-        &self,
-        after: Sequence,
-        until: Sequence,
-        mut visit: impl FnMut(Record) -> Result<(), String>,
-    ) -> Result<Sequence, InspectError> {
-        let mut records = Records::default();
-        let end = journal::walk_after(&self.storage()?, after.get(), |frame| {
-            if frame.sequence <= after.get() || frame.sequence > until.get() {
-                return Ok(());
-            }
-            match records.add(frame)? {
-                Some(record) => visit(record),
-                None => Ok(()),
-            }
-        })?;
-        Ok(Sequence(end))
     }
 
     /// Last record that was removed from its beginning.

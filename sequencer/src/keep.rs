@@ -13,10 +13,6 @@ pub(crate) enum Keep {
 }
 
 impl Keep {
-    pub fn journal(appender: Appender) -> Self {
-        Self::Journal(appender)
-    }
-
     /// Adds a command and its events to what [`Keep::flush`] hands over.
     pub fn append(&mut self, command: &Envelope, events: &[EventEnvelope]) {
         if let Self::Journal(appender) = self {

@@ -47,9 +47,7 @@ mod timers;
 
 pub use backlog::{Backlog, Bounds, Laggard, Stage};
 pub use by_hand::ByHand;
-pub use checkpoint::{
-    CheckpointError, CheckpointKeeper, Checkpoints, Older, Proven, SnapshotConfig,
-};
+pub use checkpoint::{CheckpointError, CheckpointKeeper, Checkpoints, Proven, SnapshotConfig};
 pub use config::{Clock, Config, Layout};
 pub use core::Core;
 pub use handle::{Commit, ReplicaParts, SequencerHandle, Volatile};

@@ -179,9 +179,7 @@ impl Port {
         read: impl FnOnce(&Core) -> T + Send + 'static,
     ) -> Result<T, NotTaken> {
         let (tx, rx) = oneshot::channel();
-        self.push(Job::Inspect(Box::new(move |core| {
-            drop(tx.send(read(core)))
-        })))?;
+        self.look(Box::new(move |core| drop(tx.send(read(core)))))?;
         rx.await.map_err(|_| NotTaken::Stopping)
     }
 
@@ -192,8 +190,7 @@ impl Port {
 
     /// False once the node has stopped, its hot thread has ended or its journal has failed: no more requests are taken.
     pub fn is_open(&self) -> bool {
-        !self.gate.is_stopping.load(Ordering::Acquire)
-            && !self.gate.is_failed.load(Ordering::Acquire)
+        self.gate.check().is_ok()
     }
 
     /// What the market still takes, by the lag of those who follow it.

@@ -2,7 +2,7 @@
 
 use types::Sequence;
 
-use crate::record::{Record, decode_command, decode_event};
+use crate::record::{Record, RecordBuilder};
 
 /// Why a reader cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -32,8 +32,7 @@ impl ReadError {
 /// Tails the journal record by record.
 pub struct Reader {
     frames: journal::Reader,
-    /// A record whose last event has not come yet.
-    partial: Option<Record>,
+    records: RecordBuilder,
 }
 
 impl Reader {
@@ -41,7 +40,7 @@ impl Reader {
     pub fn new(frames: journal::Reader) -> Self {
         Self {
             frames,
-            partial: None,
+            records: RecordBuilder::default(),
         }
     }
 
@@ -92,29 +91,10 @@ impl Reader {
     }
 
     fn add(&mut self, frame: &journal::Frame) -> Result<Option<Record>, ReadError> {
-        let fault = |reason| ReadError::Record {
+        let added = self.records.add(frame);
+        added.map_err(|reason| ReadError::Record {
             sequence: frame.sequence,
             reason,
-        };
-        match (&mut self.partial, frame.kind) {
-            (None, journal::FrameKind::Command) => {
-                let command = decode_command(frame).map_err(fault)?;
-                self.partial = Some(Record {
-                    command,
-                    events: Vec::new(),
-                });
-            }
-            (Some(record), journal::FrameKind::Event)
-                if record.command.sequence == Sequence(frame.sequence) =>
-            {
-                record.events.push(decode_event(frame).map_err(fault)?);
-            }
-            _ => return Err(fault("frames out of order".to_owned())),
-        }
-        Ok(if frame.unit_end {
-            self.partial.take()
-        } else {
-            None
         })
     }
 }

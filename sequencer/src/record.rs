@@ -11,10 +11,43 @@ use crate::flat::{self, COMMAND_WORDS, EVENT_WORDS, Put, WORDS_MAX};
 use crate::pack::{PACKED_BYTES_MAX, Packer, unpack};
 
 /// A journalled command and what it caused.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Record {
+    #[serde(flatten)]
     pub command: Envelope,
     pub events: Vec<EventEnvelope>,
+}
+
+/// Puts records together from the frames of a log.
+#[derive(Default)]
+pub(crate) struct RecordBuilder {
+    /// A record whose last event has not come yet.
+    partial: Option<Record>,
+}
+
+impl RecordBuilder {
+    /// Adds the next frame; returns the record that it ends.
+    ///
+    /// # Errors
+    /// A text: the frame is unreadable or does not follow the one before.
+    pub fn add(&mut self, frame: &Frame) -> Result<Option<Record>, String> {
+        match (&mut self.partial, frame.kind) {
+            (None, FrameKind::Command) => {
+                self.partial = Some(Record {
+                    command: decode_command(frame)?,
+                    events: Vec::new(),
+                });
+            }
+            (None, FrameKind::Event) => return Err("an event without its command".to_owned()),
+            (Some(record), FrameKind::Event)
+                if record.command.sequence == Sequence(frame.sequence) =>
+            {
+                record.events.push(decode_event(frame)?);
+            }
+            (Some(_), _) => return Err("frames out of order".to_owned()),
+        }
+        Ok(self.partial.take_if(|_| frame.unit_end))
+    }
 }
 
 /// An event as a payload: what its frame's header does not say.

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use journal::{FileStorage, Frame, FrameKind, Journal, JournalError, Storage};
-use types::{EventEnvelope, Sequence};
+use journal::{FileStorage, Frame, Journal, JournalError, Storage};
+use types::Sequence;
 
 use crate::checkpoint::CheckpointError;
 use crate::core::Core;
 use crate::image::{self, ImageError};
-use crate::record::{decode_command, decode_event};
+use crate::record::RecordBuilder;
 
 /// Why a node cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -33,11 +33,10 @@ pub enum StartError {
     Thread(std::io::Error),
 }
 
-/// Applies frames and compares.
+/// Applies records and compares their events.
 pub(crate) struct Replay {
     pub core: Core,
-    expected: Vec<EventEnvelope>,
-    compared: usize,
+    records: RecordBuilder,
     /// Where the core stood at the beginning: what is in it is not applied again.
     from: Sequence,
     until: Option<Sequence>,
@@ -48,8 +47,7 @@ impl Replay {
         Self {
             from: core.sequence(),
             core,
-            expected: Vec::new(),
-            compared: 0,
+            records: RecordBuilder::default(),
             until,
         }
     }
@@ -61,39 +59,26 @@ impl Replay {
         if is_past || frame.sequence <= self.from.get() {
             return Ok(());
         }
-        match frame.kind {
-            FrameKind::Command => {
-                let envelope = decode_command(frame)?;
-                if envelope.sequence != self.core.sequence().next() {
-                    return Err(format!(
-                        "command {} does not follow {}",
-                        envelope.sequence.get(),
-                        self.core.sequence().get()
-                    ));
-                }
-                self.expected.clear();
-                self.expected.extend_from_slice(self.core.apply(&envelope));
-                self.compared = 0;
-            }
-            FrameKind::Event => {
-                let event = decode_event(frame)?;
-                if self.expected.get(self.compared) != Some(&event) {
-                    return Err(format!(
-                        "command {} caused {:?} when it was journalled and causes {:?} now",
-                        frame.sequence,
-                        event,
-                        self.expected.get(self.compared)
-                    ));
-                }
-                self.compared += 1;
-            }
+        let Some(record) = self.records.add(frame)? else {
+            return Ok(());
+        };
+        let (sequence, before) = (record.command.sequence, self.core.sequence());
+        if sequence != before.next() {
+            return Err(format!("command {sequence} does not follow {before}"));
         }
-        if frame.unit_end && self.compared != self.expected.len() {
+        let (then, now) = (&record.events, self.core.apply(&record.command));
+        let same = then.iter().zip(now).take_while(|(then, now)| then == now);
+        let same = same.count();
+        if let Some(event) = then.get(same) {
             return Err(format!(
-                "command {} caused {} events when it was journalled and causes {} now",
-                frame.sequence,
-                self.compared,
-                self.expected.len()
+                "command {sequence} caused {event:?} when it was journalled and causes {:?} now",
+                now.get(same)
+            ));
+        }
+        if same < now.len() {
+            return Err(format!(
+                "command {sequence} caused {same} events when it was journalled and causes {} now",
+                now.len()
             ));
         }
         Ok(())

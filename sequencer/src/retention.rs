@@ -85,10 +85,9 @@ impl RetentionService {
         let seen = is_stopping.clone();
         let mut keeper = Keeper {
             front,
-            bytes: retention.bytes,
+            retention,
             checkpoints: Snapshots::new(dir),
             proven,
-            followers: retention.followers,
             is_waiting: false,
         };
         let thread = std::thread::Builder::new()
@@ -97,7 +96,7 @@ impl RetentionService {
                 lower_priority();
                 while !seen.load(Ordering::Acquire) {
                     keeper.round();
-                    std::thread::park_timeout(retention.every);
+                    std::thread::park_timeout(keeper.retention.every);
                 }
             })?;
         Ok(Self {
@@ -121,10 +120,9 @@ impl Drop for RetentionService {
 
 struct Keeper {
     front: Front,
-    bytes: u64,
+    retention: Retention,
     checkpoints: Snapshots,
     proven: Proven,
-    followers: Vec<Durable>,
     /// Everything is kept for want of checkpoints: logged once.
     is_waiting: bool,
 }
@@ -149,7 +147,7 @@ impl Keeper {
     /// Gives the number of segments removed.
     fn remove(&mut self) -> Result<usize, JournalError> {
         let gone = self.front.removed_through()?;
-        let limit = self.front.beyond(self.bytes)?;
+        let limit = self.front.beyond(self.retention.bytes)?;
         // What is counted on stays until the segments are gone.
         let proven = self.proven.clone();
         let _held = proven.hold();
@@ -173,7 +171,7 @@ impl Keeper {
         is_good: impl Fn(&Snapshots, u64) -> bool,
     ) -> Result<u64, JournalError> {
         let mut floor = limit;
-        for follower in &self.followers {
+        for follower in &self.retention.followers {
             let through = follower.through.load(Ordering::Acquire);
             metrics::gauge!("journal_needed_behind", "follower" => follower.name)
                 .set(through as f64);

@@ -77,11 +77,11 @@ async fn r174_r180_a_folder_is_listed_verified_dumped_replayed_and_written_down(
         .dump(1..=u64::MAX, |line| {
             commands += 1;
             events += line.events.len() as u64;
-            assert_eq!(line.sequence, Sequence(commands));
+            assert_eq!(line.command.sequence, Sequence(commands));
             let json = serde_json::to_value(&line).map_err(|error| error.to_string())?;
             assert_eq!(json["sequence"], commands);
             assert!(json["command"]["type"].is_string());
-            if matches!(line.command, Command::New(_)) {
+            if matches!(line.command.command, Command::New(_)) {
                 assert_eq!(json["command"]["type"], "NEW");
                 assert_eq!(json["command"]["order_type"], "LIMIT");
                 assert_eq!(json["events"][0]["event"]["type"], "ACCEPTED");
@@ -96,7 +96,7 @@ async fn r174_r180_a_folder_is_listed_verified_dumped_replayed_and_written_down(
     let mut some = Vec::new();
     folder
         .dump(100..=102, |line| {
-            some.push(line.sequence.get());
+            some.push(line.command.sequence.get());
             Ok(())
         })
         .expect("readable");
@@ -214,7 +214,7 @@ async fn what_is_wrong_with_a_folder_is_said_with_its_place() {
     let mut shown = Vec::new();
     folder
         .dump(first..=u64::MAX, |line| {
-            shown.push(line.sequence.get());
+            shown.push(line.command.sequence.get());
             Ok(())
         })
         .expect("readable");

@@ -10,8 +10,8 @@ use journal::fault::MemoryStorage;
 use sequencer::{Backlog, Bounds, Config, NotTaken, Port, Record, SequencerHandle};
 use types::{
     AssetIx, CancelReason, Command, Event, FeeRate, Id128, InstrumentId, InstrumentIx,
-    InstrumentParams, InstrumentSpec, Lots, Minor, OrderType, Phase, PoolKind, RejectReason,
-    Sequence, SessionIx, Side, StpMode, Ticks, TimeInForce, UserId, UserIx,
+    InstrumentParams, InstrumentSpec, Lots, Minor, Phase, PoolKind, RejectReason, Sequence,
+    SessionIx, Side, Ticks, UserId, UserIx,
 };
 
 struct Desk {
@@ -107,24 +107,10 @@ async fn open_desk(port: Port) -> Desk {
 }
 
 fn order(desk: &Desk, user: usize, side: Side, price: i64, quantity: u64) -> NewRequest {
+    let (price, quantity) = (Ticks(price), Lots(quantity));
     NewRequest {
-        instrument: desk.instrument,
-        user: desk.users[user],
-        session: SessionIx::NONE,
-        client_seq: 0,
-        client_order_id: 0,
-        stp_group: None,
-        stp: StpMode::CancelNewest,
-        side,
-        order_type: OrderType::Limit,
-        time_in_force: TimeInForce::Gtc,
-        post_only: false,
-        expire_at_ns: 0,
-        price: Some(Ticks(price)),
-        quantity: Lots(quantity),
-        pool: None,
         limit_checked: true,
-        key_hash: Id128::NONE,
+        ..NewRequest::limit(desk.instrument, desk.users[user], side, price, quantity)
     }
 }
 

@@ -11,8 +11,8 @@ use desk::{HANG, Time, done, open_desk};
 use journal::Snapshots;
 use sequencer::inspect::{Folder, SegmentLine};
 use sequencer::{
-    Backlog, CheckpointError, CheckpointKeeper, Checkpoints, Config, Durable, Older, Proven,
-    Retention, SequencerHandle, SnapshotConfig, StartError,
+    Backlog, CheckpointError, CheckpointKeeper, Checkpoints, Config, Durable, Proven, Retention,
+    SequencerHandle, SnapshotConfig, StartError,
 };
 use types::{Sequence, Side};
 
@@ -180,7 +180,7 @@ fn people_see_the_rest(journal: &Path, last: Sequence, hash: u64) {
     assert_eq!(replayed.state_hash, verified.state_hash);
     let mut next = first;
     let dumped = folder.dump(first..=u64::MAX, |line| {
-        assert_eq!(line.sequence, Sequence(next));
+        assert_eq!(line.command.sequence, Sequence(next));
         next += 1;
         Ok(())
     });
@@ -188,8 +188,8 @@ fn people_see_the_rest(journal: &Path, last: Sequence, hash: u64) {
     assert_eq!(next, last.get() + 1);
     let follow = |from: u64| {
         let mut last = 0;
-        let seen = |line: sequencer::inspect::DumpLine| {
-            last = line.sequence.get();
+        let seen = |line: sequencer::Record| {
+            last = line.command.sequence.get();
             Ok(())
         };
         folder
@@ -232,8 +232,8 @@ async fn the_past_is_kept_from_a_checkpoint_on() {
 }
 
 /// Of a journal from which nothing was removed.
-fn whole() -> Older {
-    Older::past(|| Ok::<_, std::io::Error>(Sequence::ZERO))
+fn whole() -> std::io::Result<Sequence> {
+    Ok(Sequence::ZERO)
 }
 
 // The hot thread ends the sessions that were open, with records of their own: what the journal lacks has to be seen before.
@@ -294,7 +294,7 @@ fn a_checkpoint_that_failed_is_tried_again_after_a_pause() {
     let fail = |keeper: &mut CheckpointKeeper| {
         assert!(keeper.is_due(Sequence(5)));
         let (made, seen) = std::sync::mpsc::channel();
-        keeper.write(Sequence(5), whole(), move || {
+        keeper.write(Sequence(5), whole, move || {
             made.send(()).expect("heard");
             rkyv::to_bytes::<rkyv::rancor::Error>(&5)
         });
@@ -312,7 +312,7 @@ fn a_checkpoint_that_failed_is_tried_again_after_a_pause() {
     fail(&mut often);
     wait_until("tried again", || often.is_due(Sequence(6)));
     std::fs::remove_file(&file).expect("removed");
-    often.write(Sequence(6), whole(), || {
+    often.write(Sequence(6), whole, || {
         rkyv::to_bytes::<rkyv::rancor::Error>(&6)
     });
     drop(often);
@@ -333,7 +333,7 @@ fn older_checkpoints_stand_at_growing_distances() {
     let found = || Snapshots::new(dir.path()).sequences().expect("listed");
     for at in 1..=300 {
         wait_until("written", || keeper.is_due(Sequence(at)));
-        keeper.write(Sequence(at), whole(), move || {
+        keeper.write(Sequence(at), whole, move || {
             rkyv::to_bytes::<rkyv::rancor::Error>(&at)
         });
     }
@@ -359,7 +359,7 @@ fn older_checkpoints_stand_at_growing_distances() {
         tried.push(sequence.get());
         match tried.len() {
             1 => Err("on purpose".to_owned()),
-            _ => Ok(sequence),
+            _ => Ok(Some(sequence)),
         }
     });
     assert_eq!(newest.expect("read"), Some(Sequence(tried[1])));

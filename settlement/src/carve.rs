@@ -346,7 +346,7 @@ impl Carver {
     fn carve(&mut self, copies: &Copies, order: &Order, reserve: types::Reserve, plan: &mut Plan) {
         self.give_back(copies, order.pool, plan);
         let mut carved = Carved::default();
-        for (part, amount) in [(HoldPart::Main, reserve.main), (HoldPart::Fee, reserve.fee)] {
+        for (part, amount) in reserve.parts() {
             if !amount.is_zero() {
                 self.push(order.pool, split(copies, order, part, amount), plan);
                 *carved.part_mut(part) = Child {
@@ -446,6 +446,25 @@ pub fn compare(copies: &Copies, ix: HoldIx, found: Minor) -> Option<Break> {
     })
 }
 
+/// Compares one hold of an order with what it must have.
+pub fn compare_part(
+    copies: &Copies,
+    order: &Order,
+    hold: Id128,
+    expected: Minor,
+    found: Minor,
+) -> Option<Break> {
+    (found != expected).then(|| Break {
+        name: BreakName::OrderHoldDiffers,
+        at: copies.position(),
+        pool: order.pool,
+        user: order.user,
+        hold,
+        expected,
+        found,
+    })
+}
+
 /// Finds the carved orders among the active holds of the ledger.
 pub fn carved_in_ledger(
     copies: &Copies,
@@ -459,24 +478,10 @@ pub fn carved_in_ledger(
             continue;
         }
         let mut taken = Carved::default();
-        let parts = [
-            (HoldPart::Main, order.reserved.main),
-            (HoldPart::Fee, order.reserved.fee),
-        ];
-        for (part, expected) in parts {
+        for (part, expected) in order.reserved.parts() {
             let hold = order_hold(order.id, part);
             let found = holds.get(&hold).map_or(Minor::ZERO, |h| h.remaining);
-            if found != expected {
-                breaks.push(Break {
-                    name: BreakName::OrderHoldDiffers,
-                    at: copies.position(),
-                    pool: order.pool,
-                    user: order.user,
-                    hold,
-                    expected,
-                    found,
-                });
-            }
+            breaks.extend(compare_part(copies, order, hold, expected, found));
             // A fee hold with nothing left is no longer active: fees were charged, so it was there.
             let used_up = part == HoldPart::Fee && !order.done.fee_minor.is_zero();
             *taken.part_mut(part) = Child {

@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use replica::{Applied, Cause, Effect, Hold, Names, Order, State, Trade};
 use types::{
-    AssetIx, CFA_RUB, Handle, HoldIx, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor,
-    PoolKind, Reserve, Sequence, Side, UserId, UserIx,
+    AssetIx, Handle, HoldIx, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor, PoolKind,
+    Reserve, Sequence, Side, UserId, UserIx,
 };
 
 use crate::plan::{Amount, Ending};
@@ -372,19 +372,8 @@ impl Copies {
 /// An amount of an asset, with the instrument's name and decimals.
 pub fn amount(names: &Names, asset: AssetIx, minor: Minor) -> Amount {
     match asset.instrument() {
-        None => Amount {
-            instrument: InstrumentId::new(CFA_RUB).expect("the name is within the alphabet"),
-            decimals: types::instrument::MONEY_DECIMALS,
-            minor,
-        },
-        Some(ix) => {
-            let spec = names.instrument(ix);
-            Amount {
-                instrument: spec.id,
-                decimals: spec.decimals,
-                minor,
-            }
-        }
+        None => Amount::rubles(minor),
+        Some(ix) => names.instrument(ix).amount(minor),
     }
 }
 

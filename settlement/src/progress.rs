@@ -17,11 +17,8 @@ const LAG_US_MAX: u64 = 3_600_000_000;
 /// Positions in the journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Progress {
-    #[serde(serialize_with = "number")]
     pub folded: Sequence,
-    #[serde(serialize_with = "number")]
     pub settled: Sequence,
-    #[serde(serialize_with = "number")]
     pub finalized: Sequence,
     /// Last record read that settlement has not journalled itself.
     #[serde(skip)]
@@ -44,10 +41,6 @@ impl Progress {
             self.trades_final,
         )
     }
-}
-
-fn number<S: serde::Serializer>(sequence: &Sequence, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_u64(sequence.0)
 }
 
 /// Time from execution to finality, in milliseconds.

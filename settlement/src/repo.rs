@@ -227,16 +227,9 @@ impl Repo {
 
     /// The difference of a hold has gone.
     pub async fn clear_break(&self, hold_id: &str, now_us: i64) -> Result<(), StoreError> {
-        let mut tx = self.db.write().await?;
-        sqlx::query(
-            "UPDATE breaks SET cleared_at_us = $2 WHERE hold_id = $1 AND cleared_at_us IS NULL",
-        )
-        .bind(hold_id)
-        .bind(now_us)
-        .execute(&mut *tx)
-        .await?;
-        tx.commit().await?;
-        Ok(())
+        const CLEAR: &str =
+            "UPDATE breaks SET cleared_at_us = $2 WHERE hold_id = $1 AND cleared_at_us IS NULL";
+        self.stamp(CLEAR, hold_id, now_us).await
     }
 
     /// Users that the market has to stop, or, where nothing differs any more, to let go on.
@@ -260,14 +253,19 @@ impl Repo {
 
     /// The market lets a user go on whose differences have gone.
     pub async fn lifted(&self, user_id: &str, now_us: i64) -> Result<(), StoreError> {
+        const LIFT: &str = "UPDATE breaks SET lifted_at_us = $2 \
+             WHERE user_id = $1 AND cleared_at_us IS NOT NULL AND lifted_at_us IS NULL";
+        self.stamp(LIFT, user_id, now_us).await
+    }
+
+    /// Writes the time into the rows of an id.
+    async fn stamp(&self, sql: &'static str, id: &str, now_us: i64) -> Result<(), StoreError> {
         let mut tx = self.db.write().await?;
-        sqlx::query(
-            "UPDATE breaks SET lifted_at_us = $2 WHERE user_id = $1 AND cleared_at_us IS NOT NULL AND lifted_at_us IS NULL",
-        )
-        .bind(user_id)
-        .bind(now_us)
-        .execute(&mut *tx)
-        .await?;
+        sqlx::query(sql)
+            .bind(id)
+            .bind(now_us)
+            .execute(&mut *tx)
+            .await?;
         tx.commit().await?;
         Ok(())
     }

@@ -23,14 +23,6 @@ pub enum State {
 }
 
 impl State {
-    pub const ALL: [Self; 5] = [
-        Self::Sealed,
-        Self::Posted,
-        Self::Submitted,
-        Self::Included,
-        Self::Final,
-    ];
-
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Sealed => "SEALED",
@@ -39,10 +31,6 @@ impl State {
             Self::Included => "INCLUDED",
             Self::Final => "FINAL",
         }
-    }
-
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.as_str() == name)
     }
 }
 

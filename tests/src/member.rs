@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use client::{Connection, LoginOptions, Report, Reports, Trust};
-use types::{OrderType, Side, StpMode, TimeInForce};
+use types::Side;
 use wire::{NewOrder, ServerMessage};
 
 use crate::Platform;
@@ -25,18 +25,7 @@ pub fn limit(
     price_ticks: i64,
     quantity_lots: u64,
 ) -> NewOrder {
-    NewOrder {
-        client_order_id: id,
-        instrument,
-        side,
-        order_type: OrderType::Limit,
-        time_in_force: TimeInForce::Gtc,
-        stp: StpMode::CancelNewest,
-        flags: 0,
-        price_ticks,
-        quantity_lots,
-        expire_at_ns: 0,
-    }
+    NewOrder::limit(id, instrument, side, price_ticks, quantity_lots)
 }
 
 /// The protocol's number of an instrument.

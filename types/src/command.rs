@@ -15,6 +15,10 @@ use crate::order::{OrderType, Phase, PoolKind, Side, StpMode, TimeInForce};
 use crate::reason::{CancelReason, RejectReason};
 use crate::text::UserId;
 
+/// Version of the commands and events in the journal. Raise it with every change after which an
+/// older journal or checkpoint cannot be read; the data folder's format and that of checkpoints follow.
+pub const FORMAT: u32 = 2;
+
 /// Declares a command struct with the derives that all of them share.
 macro_rules! record {
     ($(#[$meta:meta])* pub struct $name:ident { $($body:tt)* }) => {

@@ -5,6 +5,7 @@ use core::fmt;
 
 use crate::decimal::{Decimal, DecimalError};
 use crate::ids::InstrumentIx;
+use crate::money::Amount;
 use crate::number::{FeeRate, Lots, Minor, Ticks};
 use crate::order::{Phase, Side};
 use crate::text::InstrumentId;
@@ -133,6 +134,15 @@ pub struct InstrumentSpec {
 }
 
 impl InstrumentSpec {
+    /// An amount of its units.
+    pub fn amount(&self, minor: Minor) -> Amount {
+        Amount {
+            instrument: self.id,
+            decimals: self.decimals,
+            minor,
+        }
+    }
+
     /// Checks the parameters and derives the integers.
     pub fn new(params: &InstrumentParams) -> Result<Self, SpecError> {
         let (tick, lot) = (params.tick_size.normalized(), params.lot_size.normalized());

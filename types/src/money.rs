@@ -6,6 +6,7 @@
 use core::fmt;
 
 use crate::decimal::Decimal;
+use crate::derived::HoldPart;
 use crate::instrument::{MONEY_DECIMALS, Terms};
 use crate::number::{FeeRate, Lots, Minor, Ticks};
 use crate::order::Side;
@@ -75,6 +76,11 @@ impl Reserve {
         main: Minor::ZERO,
         fee: Minor::ZERO,
     };
+
+    /// What goes into each hold of an order.
+    pub fn parts(self) -> [(HoldPart, Minor); 2] {
+        [(HoldPart::Main, self.main), (HoldPart::Fee, self.fee)]
+    }
 
     /// Both parts together: they are of one asset, since a sell has no fee part.
     pub fn total(self) -> Minor {

@@ -13,13 +13,13 @@
 
 use bytes::{Buf, BytesMut};
 
+use crate::message::VERSION;
+
 /// Bytes of the header.
 pub const HEADER_LEN: usize = 14;
 /// Where channel and sequence are in the header.
 const CHANNEL_AT: usize = 4;
 const SEQUENCE_AT: usize = 6;
-/// Version byte of this layout.
-pub const VERSION: u8 = 1;
 /// Longest message with its header: what a receiver must be ready to keep while it waits for the rest.
 pub const MESSAGE_LEN_MAX: usize = 2_048;
 

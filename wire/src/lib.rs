@@ -9,12 +9,9 @@
 //! compares the tables in `docs/protocol.md` with [`ClientMessage::LAYOUTS`] and
 //! [`ServerMessage::LAYOUTS`].
 //!
-//! Versioning: the header's version names this layout. A new layout takes a new ALPN name and a
-//! new version byte.
-//!
 //! | file | what |
 //! |---|---|
-//! | `message` | every message with its fields, and the layout tables |
+//! | `message` | protocol version, every message with its fields, and the layout tables |
 //! | `field` | length, bytes and valid values of one field |
 //! | `frame` | header, `encode`, `take` |
 
@@ -24,13 +21,10 @@ mod message;
 
 pub use field::Text;
 pub use frame::{
-    HEADER_LEN, Header, MESSAGE_LEN_MAX, VERSION, WireError, append, encode, encode_into, parse, peek,
+    HEADER_LEN, Header, MESSAGE_LEN_MAX, WireError, append, encode, encode_into, parse, peek,
     set_channel, take,
 };
 pub use message::*;
-
-/// ALPN name of the protocol.
-pub const ALPN: &[u8] = b"cfa-trade/1";
 
 /// Most sessions on one connection: channels 0 to 63.
 pub const CHANNELS_MAX: usize = 64;

@@ -6,6 +6,11 @@ use types::{CancelReason, Id128, OrderType, Phase, RejectReason, Side, StpMode, 
 use crate::field::{Field, Text};
 use crate::frame::{Message, WireError};
 
+/// ALPN name of the protocol. A change of any layout below takes a new name and a new [`VERSION`].
+pub const ALPN: &[u8] = b"cfa-trade/1";
+/// Version byte of the layouts below.
+pub const VERSION: u8 = 1;
+
 /// One row of a layout table: field, offset in the body, length, kind.
 pub type LayoutRow = (&'static str, usize, usize, &'static str);
 
@@ -344,6 +349,30 @@ messages! {
             count: u32,
             node_sequence: u64,
             time_ns: u64,
+        }
+    }
+}
+
+impl NewOrder {
+    /// A good-till-cancelled limit order.
+    pub fn limit(
+        client_order_id: u64,
+        instrument: u32,
+        side: Side,
+        price_ticks: i64,
+        quantity_lots: u64,
+    ) -> Self {
+        Self {
+            client_order_id,
+            instrument,
+            side,
+            order_type: OrderType::Limit,
+            time_in_force: TimeInForce::Gtc,
+            stp: StpMode::CancelNewest,
+            flags: 0,
+            price_ticks,
+            quantity_lots,
+            expire_at_ns: 0,
         }
     }
 }

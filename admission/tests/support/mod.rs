@@ -258,25 +258,13 @@ impl Market {
 
 /// A good-till-cancelled limit order of the first instrument, without session.
 pub fn limit(user: u32, side: Side, price: i64, quantity: u64) -> NewRequest {
-    NewRequest {
-        instrument: InstrumentIx(0),
-        user: UserIx(user),
-        session: SessionIx::NONE,
-        client_seq: 0,
-        client_order_id: 0,
-        stp_group: None,
-        stp: StpMode::CancelNewest,
+    NewRequest::limit(
+        InstrumentIx(0),
+        UserIx(user),
         side,
-        order_type: OrderType::Limit,
-        time_in_force: TimeInForce::Gtc,
-        post_only: false,
-        expire_at_ns: 0,
-        price: Some(Ticks(price)),
-        quantity: Lots(quantity),
-        pool: None,
-        limit_checked: false,
-        key_hash: Id128::NONE,
-    }
+        Ticks(price),
+        Lots(quantity),
+    )
 }
 
 pub fn market_order(user: u32, side: Side, quantity: u64) -> NewRequest {

@@ -18,6 +18,7 @@ use rpc::Context;
 use sequencer::NotTaken;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
+use types::RejectReason::DuplicateRequest;
 use types::command::{BlockCause, MassCancel};
 use types::{
     CancelReason, Decimal, Handle, HoldIx, HoldPart, Id128, PoolKind, SessionIx, UserId, UserIx,
@@ -29,9 +30,8 @@ use crate::Error;
 use crate::front::Order;
 use crate::funding;
 use crate::instruments;
-use crate::market::{Market, is_known};
+use crate::market::Market;
 use crate::projection::repo::{self, Moves};
-use crate::refusal;
 
 /// Consumer group of this room.
 const GROUP: &str = "market";
@@ -292,12 +292,10 @@ async fn unblock(market: &Market, user_id: &str) -> HandlerResult {
 /// Submits the request and waits until it, or the state that it repeats, is durable: the event that
 /// caused it is not redelivered after the handler returns.
 async fn ask_or_known(market: &Market, request: Request) -> Result<(), Status> {
-    let sequence = match market.ask(request).await {
-        Ok(record) => record.command.sequence,
-        Err(error) if is_known(&error) => market.replica.assigned(),
-        Err(error) => return Err(refusal::not_taken(&error)),
-    };
-    market.durable(sequence).await
+    match market.ask_unless(request, &[DuplicateRequest]).await? {
+        Some(_) => Ok(()),
+        None => market.durable(market.replica.assigned()).await,
+    }
 }
 
 /// The open orders that a ledger hold covers, and its pool where it is a trading hold that is

@@ -9,8 +9,7 @@ use rpc::Caller;
 use rpc::json::{HttpError, Json, resource};
 use serde::Deserialize;
 
-use super::{find_order, find_trade, render, render_trade};
-use crate::depth;
+use super::{depth, find_order, find_trade, render, render_trade};
 use crate::market::Market;
 
 pub fn routes(market: Arc<Market>) -> Router {
@@ -34,10 +33,7 @@ async fn order_book(
     Query(query): Query<BookQuery>,
 ) -> Result<Json, HttpError> {
     let view = depth::book(&market, &query.instrument_id, query.depth).await?;
-    Ok(resource(
-        &render::book(&view),
-        "platform.market.v1.OrderBookSnapshot",
-    ))
+    Ok(resource(&view, "platform.market.v1.OrderBookSnapshot"))
 }
 
 async fn order(

@@ -2,6 +2,7 @@
 //! only folder that sees the contract's messages on the way in.
 
 pub mod consumers;
+mod depth;
 pub mod http;
 mod parse;
 pub mod render;
@@ -15,7 +16,6 @@ use rpc::{Caller, Role, caller};
 use tonic::{Request, Response, Status};
 use types::derived;
 
-use crate::depth;
 use crate::funding::{self, HoldView};
 use crate::market::Market;
 use crate::orders::{self, Actor, Answered, MassCancel};
@@ -31,6 +31,12 @@ pub struct Api {
 /// Response metadata of a call that was answered before (T12).
 const REPLAYED: &str = "idempotent-replayed";
 
+/// The caller of a request, and its message.
+fn opened<M>(request: Request<M>) -> Result<(Caller, M), Status> {
+    let caller = caller(&request)?.clone();
+    Ok((caller, request.into_inner()))
+}
+
 fn reply<T, M>(answered: Answered<T>, message: impl FnOnce(T) -> M) -> Response<M> {
     let mut response = Response::new(message(answered.value));
     if answered.replayed {
@@ -42,12 +48,11 @@ fn reply<T, M>(answered: Answered<T>, message: impl FnOnce(T) -> M) -> Response<
 }
 
 /// Owners act as themselves; staff and services for anybody.
-fn actor(caller: &Caller, user_id: &str) -> Result<Actor, Status> {
-    caller.require_user(user_id)?;
-    Ok(match caller.user_id.as_deref() == Some(user_id) {
+fn actor(caller: &Caller, user_id: &str) -> Actor {
+    match caller.user_id.as_deref() == Some(user_id) {
         true => Actor::Owner,
         false => Actor::Staff,
-    })
+    }
 }
 
 /// Users see their own only: an empty filter means oneself.
@@ -91,9 +96,8 @@ pub(crate) async fn find_trade(
     trade_id: &str,
 ) -> Result<TradeRow, Status> {
     let lag = market.freshen().await;
-    let row = repo::trade(&market.projection.db, trade_id)
-        .await
-        .map_err(|error| rpc::status::internal(&error))?;
+    let row = repo::trade(&market.projection.db, trade_id).await;
+    let row = row.map_err(refusal::internal)?;
     let row = row.ok_or_else(|| refusal::missing(lag, refusal::trade_not_found))?;
     caller
         .require_user(&row.buyer_id)
@@ -122,22 +126,13 @@ pub(crate) async fn find_order(
     Ok(row)
 }
 
-impl Api {
-    fn placed(row: OrderRow) -> PlaceOrderResponse {
-        PlaceOrderResponse {
-            order: Some(render::order(&row)),
-        }
-    }
-}
-
 #[tonic::async_trait]
 impl MarketService for Api {
     async fn place_order(
         &self,
         request: Request<PlaceOrderRequest>,
     ) -> Result<Response<PlaceOrderResponse>, Status> {
-        let caller = caller(&request)?.clone();
-        let message = request.into_inner();
+        let (caller, message) = opened(request)?;
         let mut context = rpc::context::write(message.context)?;
         let order = parse::given_order(message.order)?;
         caller.require_user(&order.user_id)?;
@@ -148,19 +143,20 @@ impl MarketService for Api {
         let request = parse::in_steps(form, &spec)?;
         let answered =
             orders::place(&self.market, &context, spec, client_order_id, request).await?;
-        Ok(reply(answered, Self::placed))
+        Ok(reply(answered, |row| PlaceOrderResponse {
+            order: Some(render::order(&row)),
+        }))
     }
 
     async fn cancel_order(
         &self,
         request: Request<CancelOrderRequest>,
     ) -> Result<Response<CancelOrderResponse>, Status> {
-        let caller = caller(&request)?.clone();
-        let message = request.into_inner();
+        let (caller, message) = opened(request)?;
         let mut context = rpc::context::write(message.context)?;
         let row = find_order(&self.market, &caller, &message.order_id).await?;
         context.user_id = row.user_id.clone();
-        let actor = actor(&caller, &row.user_id)?;
+        let actor = actor(&caller, &row.user_id);
         let answered = orders::cancel(&self.market, &context, actor, &row).await?;
         Ok(reply(answered, |row| CancelOrderResponse {
             order: Some(render::order(&row)),
@@ -171,8 +167,7 @@ impl MarketService for Api {
         &self,
         request: Request<AmendOrderRequest>,
     ) -> Result<Response<AmendOrderResponse>, Status> {
-        let caller = caller(&request)?.clone();
-        let message = request.into_inner();
+        let (caller, message) = opened(request)?;
         let mut context = rpc::context::write(message.context)?;
         let row = find_order(&self.market, &caller, &message.order_id).await?;
         context.user_id = row.user_id.clone();
@@ -188,8 +183,7 @@ impl MarketService for Api {
         &self,
         request: Request<MassCancelRequest>,
     ) -> Result<Response<MassCancelResponse>, Status> {
-        let caller = caller(&request)?.clone();
-        let message = request.into_inner();
+        let (caller, message) = opened(request)?;
         let context = rpc::context::write(message.context)?;
         let user_id = own_filter(&caller, message.user_id)?;
         let instrument = match message.instrument_id.as_str() {
@@ -201,10 +195,7 @@ impl MarketService for Api {
             side: parse::side("side", message.side)?,
             user_id,
         };
-        let actor = match caller.user_id.as_deref() == Some(&wanted.user_id) {
-            true => Actor::Owner,
-            false => Actor::Staff,
-        };
+        let actor = actor(&caller, &wanted.user_id);
         let answered = orders::mass_cancel(&self.market, &context, actor, &wanted).await?;
         Ok(reply(answered, |cancelled| MassCancelResponse {
             cancelled,
@@ -215,8 +206,7 @@ impl MarketService for Api {
         &self,
         request: Request<GetOrderRequest>,
     ) -> Result<Response<GetOrderResponse>, Status> {
-        let caller = caller(&request)?.clone();
-        let message = request.into_inner();
+        let (caller, message) = opened(request)?;
         rpc::context::read(message.context);
         let row = find_order(&self.market, &caller, &message.order_id).await?;
         Ok(Response::new(GetOrderResponse {
@@ -228,8 +218,7 @@ impl MarketService for Api {
         &self,
         request: Request<ListOrdersRequest>,
     ) -> Result<Response<ListOrdersResponse>, Status> {
-        let caller = caller(&request)?.clone();
-        let message = request.into_inner();
+        let (caller, message) = opened(request)?;
         rpc::context::read(message.context);
         let filter = OrderFilter {
             user_id: own_filter(&caller, message.user_id)?,
@@ -240,9 +229,8 @@ impl MarketService for Api {
         let hash = rpc::page::filter_hash(&[&filter.user_id, &filter.instrument_id, status]);
         let page = rpc::page::parse(message.pagination, hash)?;
         self.market.freshen().await;
-        let mut rows = repo::orders(&self.market.projection.db, &filter, before(&page)?)
-            .await
-            .map_err(|error| rpc::status::internal(&error))?;
+        let rows = repo::orders(&self.market.projection.db, &filter, before(&page)?).await;
+        let mut rows = rows.map_err(refusal::internal)?;
         let pagination = page.finish(&mut rows, |row| place(row.sequence.cast_signed()));
         Ok(Response::new(ListOrdersResponse {
             orders: rows.iter().map(render::order).collect(),
@@ -254,8 +242,7 @@ impl MarketService for Api {
         &self,
         request: Request<GetTradeRequest>,
     ) -> Result<Response<GetTradeResponse>, Status> {
-        let caller = caller(&request)?.clone();
-        let message = request.into_inner();
+        let (caller, message) = opened(request)?;
         rpc::context::read(message.context);
         let row = find_trade(&self.market, &caller, &message.trade_id).await?;
         Ok(Response::new(GetTradeResponse {
@@ -267,8 +254,7 @@ impl MarketService for Api {
         &self,
         request: Request<ListTradesRequest>,
     ) -> Result<Response<ListTradesResponse>, Status> {
-        let caller = caller(&request)?.clone();
-        let message = request.into_inner();
+        let (caller, message) = opened(request)?;
         rpc::context::read(message.context);
         let filter = TradeFilter {
             user_id: own_filter(&caller, message.user_id)?,
@@ -277,9 +263,8 @@ impl MarketService for Api {
         let hash = rpc::page::filter_hash(&[&filter.user_id, &filter.instrument_id]);
         let page = rpc::page::parse(message.pagination, hash)?;
         self.market.freshen().await;
-        let mut rows = repo::trades(&self.market.projection.db, &filter, before(&page)?)
-            .await
-            .map_err(|error| rpc::status::internal(&error))?;
+        let rows = repo::trades(&self.market.projection.db, &filter, before(&page)?).await;
+        let mut rows = rows.map_err(refusal::internal)?;
         let pagination = page.finish(&mut rows, |row| place(row.key));
         Ok(Response::new(ListTradesResponse {
             trades: rows
@@ -298,7 +283,7 @@ impl MarketService for Api {
         rpc::context::read(message.context);
         let view = depth::book(&self.market, &message.instrument_id, message.depth).await?;
         Ok(Response::new(GetOrderBookResponse {
-            snapshot: Some(render::book(&view)),
+            snapshot: Some(view),
         }))
     }
 
@@ -306,8 +291,7 @@ impl MarketService for Api {
         &self,
         request: Request<OpenTradingHoldRequest>,
     ) -> Result<Response<OpenTradingHoldResponse>, Status> {
-        let caller = caller(&request)?.clone();
-        let message = request.into_inner();
+        let (caller, message) = opened(request)?;
         let mut context = rpc::context::write(message.context)?;
         types::UserId::new(&message.user_id)
             .map_err(|error| rpc::status::invalid_argument("user_id", error.to_string()))?;
@@ -329,8 +313,7 @@ impl MarketService for Api {
         &self,
         request: Request<AdjustTradingHoldRequest>,
     ) -> Result<Response<AdjustTradingHoldResponse>, Status> {
-        let caller = caller(&request)?.clone();
-        let message = request.into_inner();
+        let (caller, message) = opened(request)?;
         let mut context = rpc::context::write(message.context)?;
         let (hold, view) = self.own_hold(&caller, &message.hold_id).await?;
         context.user_id = view.user_id.clone();
@@ -348,8 +331,7 @@ impl MarketService for Api {
         &self,
         request: Request<CloseTradingHoldRequest>,
     ) -> Result<Response<CloseTradingHoldResponse>, Status> {
-        let caller = caller(&request)?.clone();
-        let message = request.into_inner();
+        let (caller, message) = opened(request)?;
         let context = rpc::context::write(message.context)?;
         let (hold, view) = self.own_hold(&caller, &message.hold_id).await?;
         let key = &context.idempotency_key;
@@ -364,8 +346,7 @@ impl MarketService for Api {
         &self,
         request: Request<ListTradingHoldsRequest>,
     ) -> Result<Response<ListTradingHoldsResponse>, Status> {
-        let caller = caller(&request)?.clone();
-        let message = request.into_inner();
+        let (caller, message) = opened(request)?;
         rpc::context::read(message.context);
         let user_id = own_filter(&caller, message.user_id)?;
         let hash = rpc::page::filter_hash(&[&user_id, &message.instrument_id]);
@@ -391,8 +372,7 @@ impl MarketService for Api {
         &self,
         request: Request<SetTradingPhaseRequest>,
     ) -> Result<Response<SetTradingPhaseResponse>, Status> {
-        let caller = caller(&request)?.clone();
-        let message = request.into_inner();
+        let (caller, message) = opened(request)?;
         let context = rpc::context::write(message.context)?;
         let phase = parse::phase("phase", message.phase)?;
         let spec = self.market.instrument(&message.instrument_id).await?;
@@ -417,8 +397,7 @@ impl MarketService for Api {
         &self,
         request: Request<SetKillSwitchRequest>,
     ) -> Result<Response<SetKillSwitchResponse>, Status> {
-        let caller = caller(&request)?.clone();
-        let message = request.into_inner();
+        let (caller, message) = opened(request)?;
         let context = rpc::context::write(message.context)?;
         let user_id = own_filter(&caller, message.user_id)?;
         let is_own = !user_id.is_empty() && caller.user_id.as_deref() == Some(&user_id);
@@ -457,7 +436,7 @@ impl MarketService for Api {
         let for_staff = caller(&request)?.acts_for_anyone();
         rpc::context::read(request.into_inner().context);
         let view = depth::status(&self.market, for_staff).await?;
-        Ok(Response::new(render::market_status(&view)))
+        Ok(Response::new(view))
     }
 }
 

@@ -20,11 +20,8 @@ fn bad(field: &str, problem: impl ToString) -> Status {
 /// An order but for the instrument's steps: those are [`in_steps`]'s. User, key and client order id
 /// are the caller's to fill in.
 pub fn order(order: &pb::Order) -> Result<(NewRequest, Option<Decimal>, Decimal), Status> {
-    let side = match order.side() {
-        pb::OrderSide::Buy => Side::Buy,
-        pb::OrderSide::Sell => Side::Sell,
-        pb::OrderSide::Unspecified => return Err(bad("order.side", "is required")),
-    };
+    let side = side("order.side", order.side).ok().flatten();
+    let side = side.ok_or_else(|| bad("order.side", "is required"))?;
     let order_type = match order.r#type() {
         pb::OrderType::Limit => OrderType::Limit,
         pb::OrderType::Market => OrderType::Market,
@@ -62,10 +59,7 @@ pub fn order(order: &pb::Order) -> Result<(NewRequest, Option<Decimal>, Decimal)
         (Some(_), _) => return Err(bad("order.expires_at", "is for GTD orders only")),
         (None, _) => 0,
     };
-    let price = optional_decimal(order.price.as_ref()).map_err(|e| bad("order.price", e))?;
-    if price.is_some_and(|price| !price.is_positive()) {
-        return Err(bad("order.price", "must be greater than zero"));
-    }
+    let price = optional_positive("order.price", order.price.as_ref())?;
     if price.is_none() && order_type == OrderType::Limit {
         return Err(bad("order.price", "is required"));
     }
@@ -125,6 +119,14 @@ pub fn given_order(order: Option<pb::Order>) -> Result<pb::Order, Status> {
     Ok(order)
 }
 
+fn optional_positive(field: &str, value: Option<&WireDecimal>) -> Result<Option<Decimal>, Status> {
+    let value = optional_decimal(value).map_err(|error| bad(field, error))?;
+    match value {
+        Some(value) if !value.is_positive() => Err(bad(field, "must be greater than zero")),
+        value => Ok(value),
+    }
+}
+
 fn positive(field: &str, value: Option<&WireDecimal>) -> Result<Decimal, Status> {
     let value = decimal(value).map_err(|error| bad(field, error))?;
     if value.is_positive() {
@@ -154,14 +156,8 @@ pub fn change(
     price: Option<&WireDecimal>,
     quantity: Option<&WireDecimal>,
 ) -> Result<Change, Status> {
-    let given = |field: &str, value: Option<&WireDecimal>| {
-        let value = optional_decimal(value).map_err(|error| bad(field, error))?;
-        match value {
-            Some(value) if !value.is_positive() => Err(bad(field, "must be greater than zero")),
-            value => Ok(value),
-        }
-    };
-    let (price, quantity) = (given("price", price)?, given("quantity", quantity)?);
+    let price = optional_positive("price", price)?;
+    let quantity = optional_positive("quantity", quantity)?;
     if price.is_none() && quantity.is_none() {
         return Err(bad("quantity", "price or quantity is required"));
     }

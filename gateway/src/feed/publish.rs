@@ -49,7 +49,7 @@ impl<'a> Publisher<'a> {
                     user_id: user.to_string(),
                     instrument_id: spec.id.to_string(),
                     side: render::side(order.side).into(),
-                    r#type: render::order_type(order.order_type).into(),
+                    r#type: render::order_type(order.terms.order_type).into(),
                     price: limit(order).map(|ticks| to_decimal(spec.price(ticks))),
                     quantity: Some(to_decimal(spec.quantity(order.quantity))),
                     placed_at: Some(at),

@@ -19,16 +19,15 @@ use sequencer::NotTaken;
 use service_clients::CallError;
 use service_clients::ledger::{Hold, HoldChange, NewHold};
 use tonic::Status;
+use types::RejectReason::{DuplicateRequest, HoldInUse};
 use types::command::BlockCause;
-use types::{
-    AssetIx, CFA_RUB, Decimal, HoldIx, Id128, Minor, PoolKind, RejectReason, UserIx, derived,
-};
+use types::{AssetIx, CFA_RUB, Decimal, HoldIx, Id128, Minor, PoolKind, UserIx, derived};
 use uuid::Uuid;
 
 pub use release::give_back;
 use release::{give_back_now, released};
 
-use crate::market::{Asset, Market, SOURCE, is_known};
+use crate::market::{Asset, Market, SOURCE};
 use crate::orders::Answered;
 use crate::refusal::{self, Shortfall};
 
@@ -44,11 +43,7 @@ pub struct HoldView {
     pub closed: bool,
 }
 
-/// Reason text of a trading hold in the ledger.
-pub fn trading_reason(hold_id: Id128) -> String {
-    format!("{TRADING_REASON} {hold_id}")
-}
-
+/// Beginning of a trading hold's reason in the ledger; its id follows.
 pub const TRADING_REASON: &str = "Trading hold";
 
 /// Opens the trading hold of an asset. ALREADY_EXISTS when there is one, unless it is the one this very call has made.
@@ -93,42 +88,27 @@ async fn open_in_turn(
             "Trading hold already exists",
         ));
     }
-    let (amount, hold_id) = (new.amount, new.hold_id);
-    let hold = create(market, context, user_id, asset, amount, hold_id).await?;
-    let kind = PoolKind::Trading;
-    let hold = bring_up(market, user, asset, kind, &hold, new.key_hash).await?;
-    view(market, hold).await
-}
-
-/// Makes the ledger hold of a trading hold.
-async fn create(
-    market: &Market,
-    context: &Context,
-    user_id: &str,
-    asset: &Asset,
-    amount: Minor,
-    hold_id: Id128,
-) -> Result<Hold, Status> {
     let subaccount_id = asset.subaccount(user_id);
-    let new = NewHold {
-        hold_id,
+    let wanted = NewHold {
+        hold_id: new.hold_id,
         subaccount_id: &subaccount_id,
-        amount: asset.amount(amount),
-        reason: &trading_reason(hold_id),
+        amount: asset.amount(new.amount),
+        reason: &format!("{TRADING_REASON} {}", new.hold_id),
         owner: SOURCE,
         destination: None,
     };
-    let hold = match market.ledger.create_hold(context, new).await {
+    let hold = match market.ledger.create_hold(context, wanted).await {
         Err(error) if is_insufficient(&error) => {
-            return Err(short(market, context, user_id, asset, amount, None).await);
+            return Err(short(market, context, user_id, asset, new.amount, None).await);
         }
         other => other?,
     };
-    if hold.is_active() {
-        Ok(hold)
-    } else {
-        Err(refusal::request_expired())
+    if !hold.is_active() {
+        return Err(refusal::request_expired());
     }
+    let kind = PoolKind::Trading;
+    let hold = bring_up(market, user, asset, kind, &hold, new.key_hash).await?;
+    view(market, hold).await
 }
 
 /// How often a funding is computed again when another one came first.
@@ -143,41 +123,34 @@ pub async fn bring_up(
     hold: &Hold,
     key_hash: Id128,
 ) -> Result<HoldIx, Status> {
-    let given = hold
-        .amount
-        .to_minor(asset.decimals())
-        .map_err(|error| rpc::status::internal(&error))?;
+    let given = asset.minor(hold.amount)?;
     for _ in 0..FUNDING_TRIES {
         let known = market.state(|state| state.hold_of(hold.hold_id)).await?;
         if let Some(pool) = known {
             if pool.closed {
                 return Err(refusal::request_expired());
             }
-            if given <= pool.funded.0 {
+            if given <= pool.funded {
                 return Ok(pool.hold);
             }
         }
-        let (funded, funding_seq) = known.map_or((0, 0), |pool| (pool.funded.0, pool.funding_seq));
+        let (funded, funding_seq) =
+            known.map_or((Minor::ZERO, 0), |pool| (pool.funded, pool.funding_seq));
         let request = Request::Fund(FundRequest {
             hold_id: hold.hold_id,
             kind,
             user,
             asset: asset.ix,
-            amount_minor: Minor(given - funded),
+            amount_minor: given - funded,
             funding_seq: funding_seq + 1,
             key_hash,
         });
-        match market.ask(request).await {
-            Ok(record) => {
-                market.durable(record.command.sequence).await?;
-                return match record.command.command {
-                    types::Command::Fund(fund) => Ok(fund.hold),
-                    _ => unreachable!("a funding is journalled as one"),
-                };
-            }
-            // The pool has moved on meanwhile: compute again.
-            Err(error) if is_known(&error) => {}
-            Err(error) => return Err(refusal::not_taken(&error)),
+        // Refused where the pool has moved on meanwhile: compute again.
+        if let Some(record) = market.ask_unless(request, &[DuplicateRequest]).await? {
+            return match record.command.command {
+                types::Command::Fund(fund) => Ok(fund.hold),
+                _ => unreachable!("a funding is journalled as one"),
+            };
         }
     }
     Err(refusal::not_taken(&NotTaken::Busy))
@@ -249,18 +222,15 @@ pub async fn cover(
 ) -> Result<(), Status> {
     for _ in 0..FUNDING_TRIES {
         let balance = market.ledger.balance(context, new.subaccount_id).await?;
-        let available = balance
-            .available
-            .to_minor(asset.decimals())
-            .map_err(|error| rpc::status::internal(&error))?;
+        let available = asset.minor(balance.available)?;
         let needed = new.amount.minor;
-        if available >= needed.0 {
+        if available >= needed {
             return Ok(());
         }
         if market.ledger.hold(context, new.hold_id).await?.is_some() {
             return Ok(());
         }
-        let missing = Minor(needed.0 - available.max(0));
+        let missing = needed - available.or_zero();
         let pool = market.default_pool(user, asset.ix).await?;
         let Some((hold, pool)) = pool.filter(|(_, pool)| pool.free >= missing) else {
             let pool = pool.as_ref().map(|(_, pool)| pool);
@@ -272,15 +242,10 @@ pub async fn cover(
             funding_seq: pool.funding_seq + 1,
             key_hash: Id128::NONE,
         };
-        match market.ask(request).await {
-            Ok(record) => {
-                market.durable(record.command.sequence).await?;
-                give_back_now(market, pool.hold_id, record.command.sequence).await?;
-            }
-            // Orders have drawn on it meanwhile, or it has moved on: look again.
-            Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::HoldInUse => {}
-            Err(error) if is_known(&error) => {}
-            Err(error) => return Err(refusal::not_taken(&error)),
+        // Refused where orders have drawn on it meanwhile, or it has moved on: look again.
+        let unless = [DuplicateRequest, HoldInUse];
+        if let Some(record) = market.ask_unless(request, &unless).await? {
+            give_back_now(market, pool.hold_id, record.command.sequence).await?;
         }
     }
     Err(refusal::not_taken(&NotTaken::Busy))
@@ -393,17 +358,12 @@ async fn close_if(
         funding_seq: pool.funding_seq + 1,
         key_hash: Id128::NONE,
     };
-    match market.ask(request).await {
-        Ok(record) => {
-            market.durable(record.command.sequence).await?;
-            let (own, sequence) = (market.clone(), record.command.sequence);
-            tokio::spawn(async move { released(&own, pool.hold_id, sequence).await });
-            Ok(())
-        }
-        Err(error) if is_known(&error) => Ok(()),
-        Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::HoldInUse => Ok(()),
-        Err(error) => Err(refusal::not_taken(&error)),
+    let unless = [DuplicateRequest, HoldInUse];
+    if let Some(record) = market.ask_unless(request, &unless).await? {
+        let (own, sequence) = (market.clone(), record.command.sequence);
+        tokio::spawn(async move { released(&own, pool.hold_id, sequence).await });
     }
+    Ok(())
 }
 
 /// The trading holds of a user (empty = of everybody) for an asset (empty = any), closed ones
@@ -518,11 +478,8 @@ fn user_id(market: &Market, user: UserIx) -> String {
 
 async fn ledger_hold(market: &Market, context: &Context, hold_id: Id128) -> Result<Hold, Status> {
     let hold = market.ledger.hold(context, hold_id).await?;
-    hold.ok_or_else(|| {
-        rpc::status::internal(&std::io::Error::other(format!(
-            "the ledger does not know hold {hold_id}"
-        )))
-    })
+    let unknown = || std::io::Error::other(format!("the ledger does not know hold {hold_id}"));
+    hold.ok_or_else(|| refusal::internal(unknown()))
 }
 
 /// True when the ledger has too little to block, nothing at all included: it has never heard of the

@@ -11,6 +11,7 @@ use types::{Id128, Minor, PoolKind, Sequence};
 
 use super::{ledger_hold, user_id};
 use crate::market::Market;
+use crate::refusal;
 
 /// How long one try waits for settlement: one that has ended must not keep tasks and turns.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(30);
@@ -51,12 +52,8 @@ pub async fn give_back(market: &Market, hold_id: Id128) -> Result<(), Status> {
             Ok(()) | Err(_) => Ok(()),
         };
     }
-    let released = hold
-        .released
-        .to_minor(asset.decimals())
-        .map_err(|error| rpc::status::internal(&error))?;
-    let missing = pool.defunded - Minor(released);
-    if missing.0 <= 0 {
+    let missing = pool.defunded - asset.minor(hold.released)?;
+    if missing <= Minor::ZERO {
         return Ok(());
     }
     let key = format!("give back:{hold_id}:{}", pool.defunded);
@@ -90,21 +87,16 @@ pub(super) async fn give_back_now(
     });
     giving
         .await
-        .unwrap_or_else(|error| Err(rpc::status::internal(&error)))
+        .unwrap_or_else(|error| Err(refusal::internal(error)))
 }
 
 /// Starts giving back and waits for it within bounds; the answer to the call does not depend on it.
 pub(super) async fn released(market: &Arc<Market>, hold_id: Id128, sequence: Sequence) {
     let own = market.clone();
     let giving = tokio::spawn(async move {
-        let given = async {
-            own.passed(sequence).await?;
-            give_back(&own, hold_id).await
-        };
-        let given = tokio::time::timeout(GIVE_BACK_MAX, given).await;
-        if !matches!(given, Ok(Ok(()))) {
+        if let Err(status) = give_back_now(&own, hold_id, sequence).await {
             // The sweeper tries again.
-            tracing::warn!(?given, %hold_id, "money taken out of a trading hold is not back yet");
+            tracing::warn!(%status, %hold_id, "money taken out of a trading hold is not back yet");
         }
     });
     let bound = Duration::from_millis(market.config.release_wait_ms);

@@ -12,8 +12,7 @@ use types::{
 
 use super::{Actor, Answered, find, shown};
 use crate::funding;
-use crate::market::{MONEY_DECIMALS, Market, now_us};
-use crate::projection::repo;
+use crate::market::{MONEY_DECIMALS, Market};
 use crate::projection::rows::OrderRow;
 use crate::refusal;
 
@@ -28,7 +27,7 @@ pub async fn cancel(
     if let Some(answer) = market.answered(key_hash).await? {
         return answered_order(market, &answer.order_id, row).await;
     }
-    note_key(market, context, key_hash).await?;
+    market.note_request(context, key_hash, None).await?;
     let (user, reason) = match actor {
         Actor::Owner => (
             market.bind_user(&row.user_id).await?,
@@ -80,7 +79,7 @@ pub async fn amend(
         .identity
         .check_may_trade(context, &row.user_id)
         .await?;
-    note_key(market, context, key_hash).await?;
+    market.note_request(context, key_hash, None).await?;
     let user = market.bind_user(&row.user_id).await?;
     let handle = Handle::from_engine_id(row.engine_order_id);
     let mut request = AmendRequest {
@@ -203,7 +202,7 @@ pub async fn mass_cancel(
     if let Some(answer) = market.answered(key_hash).await? {
         return Ok(Answered::before(answer.cancelled));
     }
-    note_key(market, context, key_hash).await?;
+    market.note_request(context, key_hash, None).await?;
     let scope = match wanted.user_id.as_str() {
         "" => MassScope::All,
         user_id => MassScope::User(market.bind_user(user_id).await?),
@@ -225,18 +224,30 @@ pub async fn mass_cancel(
         client_seq: 0,
         key_hash,
     });
+    cancel_all(market, request, key_hash).await
+}
+
+/// Asks for a command that cancels orders: how many it took. A state that is so already takes none.
+pub(super) async fn cancel_all(
+    market: &Market,
+    request: Request,
+    key_hash: Id128,
+) -> Result<Answered<u32>, Status> {
     let record = match market.ask(request).await {
         Ok(record) => record,
         Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
+            if !matches!(reject.known, Known::Request(_)) {
+                market.note_answered(key_hash).await?;
+                return Ok(Answered::now(0));
+            }
             let answer = market.answered_by(&reject, key_hash).await?;
-            let cancelled = answer.map_or(0, |answer| answer.cancelled);
-            return Ok(Answered::before(cancelled));
+            return Ok(Answered::before(
+                answer.map_or(0, |answer| answer.cancelled),
+            ));
         }
         Err(error) => return Err(refusal::not_taken(&error)),
     };
-    let sequence = record.command.sequence;
-    market.durable(sequence).await?;
-    market.written(sequence).await?;
+    market.written(record.command.sequence).await?;
     let count = record.events.iter().map(|e| match e.event {
         Event::MassCancelled(done) => done.count,
         _ => 0,
@@ -258,18 +269,6 @@ async fn answered_order(
         return Ok(Answered::before(row.clone()));
     }
     find(market, order_id).await.map(Answered::before)
-}
-
-async fn note_key(market: &Market, context: &Context, key_hash: Id128) -> Result<(), Status> {
-    repo::note_request(
-        &market.projection.db,
-        key_hash,
-        &context.correlation_id,
-        None,
-        now_us(),
-    )
-    .await
-    .map_err(|error| rpc::status::internal(&error))
 }
 
 /// The answers to a refusal that are no plain error: the order has ended (its handle names nobody any more), or the call was answered before.

@@ -69,16 +69,13 @@ pub async fn find(market: &Market, order_id: &str) -> Result<OrderRow, Status> {
 }
 
 async fn stored(market: &Market, order_id: &str) -> Result<Option<OrderRow>, Status> {
-    repo::order(&market.projection.db, order_id)
-        .await
-        .map_err(|error| rpc::status::internal(&error))
+    let row = repo::order(&market.projection.db, order_id).await;
+    row.map_err(refusal::internal)
 }
 
 /// The order once everything up to the record is durable and shown.
 async fn shown(market: &Market, record: &Record, order_id: &str) -> Result<OrderRow, Status> {
-    let sequence = record.command.sequence;
-    market.durable(sequence).await?;
-    market.written(sequence).await?;
+    market.written(record.command.sequence).await?;
     stored(market, order_id)
         .await?
         .ok_or_else(refusal::order_not_found)

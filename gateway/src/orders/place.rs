@@ -18,8 +18,7 @@ use types::{
 
 use super::{Answered, find, shown};
 use crate::funding;
-use crate::market::{Asset, Market, SOURCE, now_us};
-use crate::projection::repo;
+use crate::market::{Asset, Market, SOURCE};
 use crate::projection::rows::OrderRow;
 use crate::refusal;
 
@@ -74,7 +73,9 @@ pub async fn place(
     if !client_order_id.is_empty() {
         request.client_order_id = derived::client_order_number(client_order_id);
     }
-    note(market, context, &request, client_order_id).await?;
+    let client_order = (user_id.as_str(), request.client_order_id, client_order_id);
+    let client_order = (!client_order_id.is_empty()).then_some(client_order);
+    market.note_request(context, key_hash, client_order).await?;
     let mut placing = Placing {
         market,
         context,
@@ -86,19 +87,6 @@ pub async fn place(
         asked => asked,
     };
     placing.answer(asked).await
-}
-
-async fn note(
-    market: &Market,
-    context: &Context,
-    request: &NewRequest,
-    text: &str,
-) -> Result<(), Status> {
-    let number = request.client_order_id;
-    let client_order = (!text.is_empty()).then_some((&*context.user_id, number, text));
-    let (db, correlation_id) = (&market.projection.db, &context.correlation_id);
-    let noted = repo::note_request(db, request.key_hash, correlation_id, client_order, now_us());
-    noted.await.map_err(|error| rpc::status::internal(&error))
 }
 
 impl Placing<'_> {
@@ -283,12 +271,11 @@ impl Placing<'_> {
         if !hold.is_active() {
             return Ok(Made::Ended);
         }
-        let amount = hold.amount.to_minor(asset.decimals());
-        let amount = amount.map_err(|error| rpc::status::internal(&error))?;
+        let amount = asset.minor(hold.amount)?;
         // The key is the order's.
         let (kind, key_hash) = (PoolKind::Order, Id128::NONE);
         let pool = funding::bring_up(market, request.user, &asset, kind, &hold, key_hash).await?;
-        Ok(Made::Held(pool, Minor(amount)))
+        Ok(Made::Held(pool, amount))
     }
 
     async fn answer(&self, asked: Asked) -> Result<Answered<OrderRow>, Status> {

@@ -153,7 +153,7 @@ impl OrderChange<'_> {
 
 /// Limit or protection price, where there is one.
 pub fn limit(order: &Order) -> Option<Ticks> {
-    match order.order_type {
+    match order.terms.order_type {
         OrderType::Market if order.price == Ticks::ZERO || order.price == Ticks::MAX => None,
         _ => Some(order.price),
     }

@@ -99,6 +99,7 @@ impl Projection {
     pub fn writer(&self, names: Arc<Names>) -> HistoryWriter {
         HistoryWriter {
             projection: self.clone(),
+            names: names.clone(),
             writer: Arc::new(Mutex::new(Writer::new(names))),
         }
     }
@@ -107,6 +108,7 @@ impl Projection {
 /// Writes batches of records.
 pub struct HistoryWriter {
     projection: Projection,
+    names: Arc<Names>,
     writer: Arc<Mutex<Writer>>,
 }
 
@@ -130,7 +132,7 @@ impl HistoryWriter {
             Ok(brought) => {
                 durable.set(through);
                 db.position.send_replace(through);
-                count(&self.names(), &brought);
+                count(&self.names, &brought);
                 Ok(())
             }
             Err(error) => {
@@ -139,11 +141,6 @@ impl HistoryWriter {
                 Err(error)
             }
         }
-    }
-
-    fn names(&self) -> Arc<Names> {
-        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        writer.names().clone()
     }
 }
 

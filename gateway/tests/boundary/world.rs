@@ -21,7 +21,7 @@ use sequencer::{Backlog, Config, Durable, Retention, SequencerHandle, SnapshotCo
 use settlement::{SettlementConfig, SettlementDeps, SettlementHandle};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
-use types::{NodeId, OrderType as Type, Sequence, Side, StpMode, TimeInForce as Tif};
+use types::{NodeId, Sequence, Side};
 use wire::ServerMessage;
 
 use crate::doubles::{Identity, LogThatGoesAway, Registry};
@@ -524,18 +524,7 @@ pub fn wire_order(
     price_ticks: i64,
     quantity_lots: u64,
 ) -> wire::NewOrder {
-    wire::NewOrder {
-        client_order_id,
-        instrument: 0,
-        side,
-        order_type: Type::Limit,
-        time_in_force: Tif::Gtc,
-        stp: StpMode::CancelNewest,
-        flags: 0,
-        price_ticks,
-        quantity_lots,
-        expire_at_ns: 0,
-    }
+    wire::NewOrder::limit(client_order_id, 0, side, price_ticks, quantity_lots)
 }
 
 pub fn login(user_id: &str, name: &str) -> LoginOptions {

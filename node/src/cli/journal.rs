@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use sequencer::inspect::{DumpLine, Folder};
+use sequencer::Record;
+use sequencer::inspect::Folder;
 use serde::Serialize;
 use types::{NodeId, Sequence};
 
@@ -138,14 +139,14 @@ fn dump(
     let closed = |error: &io::Error| {
         is_closed.set(is_closed.get() || error.kind() == io::ErrorKind::BrokenPipe);
     };
-    let show = |line: DumpLine| {
+    let show = |record: Record| {
         let mut out = out.borrow_mut();
         let written = if json {
-            serde_json::to_writer(&mut *out, &line)
+            serde_json::to_writer(&mut *out, &record)
                 .map_err(io::Error::from)
                 .and_then(|()| writeln!(out))
         } else {
-            write!(out, "{line}")
+            write!(out, "{record}")
         };
         written.map_err(|error| {
             closed(&error);
@@ -160,7 +161,7 @@ fn dump(
         };
         folder.follow(from..=until, show, wait)
     } else {
-        folder.dump(from..=until, show)
+        folder.dump(from..=until, show).map(drop)
     };
     // Whoever reads has seen enough.
     if is_closed.get() {

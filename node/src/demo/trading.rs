@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use client::{Connection, LoginOptions, Report, Reports, Trust};
 use serde_json::{Value, json};
-use types::{OrderType, Side, StpMode, TimeInForce};
+use types::{OrderType, Side, TimeInForce};
 use wire::{Cancel, NewOrder, ServerMessage};
 
 use super::cast::Cast;
@@ -79,20 +79,13 @@ impl Terminal {
         quantity: u64,
     ) -> anyhow::Result<u64> {
         let order = NewOrder {
-            client_order_id: id,
-            instrument: self.instrument,
-            side: Side::Buy,
             order_type,
             time_in_force: if order_type == OrderType::Market {
                 TimeInForce::Ioc
             } else {
                 TimeInForce::Gtc
             },
-            stp: StpMode::CancelNewest,
-            flags: 0,
-            price_ticks,
-            quantity_lots: quantity,
-            expire_at_ns: 0,
+            ..NewOrder::limit(id, self.instrument, Side::Buy, price_ticks, quantity)
         };
         self.connection.send(CHANNEL, order).await?;
         self.expect("the acknowledgement", |message| match message {

@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use client::{Connection, LoginOptions, Report, Reports, Trust};
 use hdrhistogram::Histogram;
 use types::command::RequestKind;
-use types::{OrderType, RejectReason, Side, StpMode, TimeInForce};
+use types::{RejectReason, Side, TimeInForce};
 use wire::{Amend, Cancel, ClientMessage, NewOrder, ServerMessage};
 
 use super::lobster::{Kind, Row};
@@ -223,17 +223,11 @@ impl Sender<'_> {
     }
 
     fn order(&self, id: u64, is_buy: bool, time_in_force: TimeInForce, row: &Row) -> NewOrder {
+        let side = if is_buy { Side::Buy } else { Side::Sell };
+        let price_ticks = row.price_x10000 / 100;
         NewOrder {
-            client_order_id: id,
-            instrument: self.instrument,
-            side: if is_buy { Side::Buy } else { Side::Sell },
-            order_type: OrderType::Limit,
             time_in_force,
-            stp: StpMode::CancelNewest,
-            flags: 0,
-            price_ticks: row.price_x10000 / 100,
-            quantity_lots: row.size,
-            expire_at_ns: 0,
+            ..NewOrder::limit(id, self.instrument, side, price_ticks, row.size)
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::{DumpLine, Listing, State, Verified, Written};
+use super::{Listing, State, Verified, Written};
+use crate::record::Record;
 
 impl fmt::Display for Listing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -67,14 +68,14 @@ impl fmt::Display for Verified {
     }
 }
 
-impl fmt::Display for DumpLine {
+impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
             "{} {} {:?}",
-            self.sequence.get(),
-            self.time_ns,
-            self.command
+            self.command.sequence.get(),
+            self.command.time_ns,
+            self.command.command
         )?;
         for event in &self.events {
             writeln!(

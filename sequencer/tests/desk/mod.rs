@@ -10,8 +10,7 @@ use journal::fault::MemoryStorage;
 use sequencer::{Backlog, Config, Port, Record, SequencerHandle};
 use types::{
     AssetIx, Command, Event, FeeRate, Id128, InstrumentId, InstrumentIx, InstrumentParams,
-    InstrumentSpec, Lots, Minor, OrderType, Phase, PoolKind, SessionIx, Side, StpMode, Ticks,
-    TimeInForce, UserId, UserIx,
+    InstrumentSpec, Lots, Minor, Phase, PoolKind, SessionIx, Side, Ticks, UserId, UserIx,
 };
 
 pub const START_NS: u64 = 1_700_000_000_000_000_000;
@@ -120,24 +119,10 @@ pub async fn open_desk(port: Port, instruments: usize) -> Desk {
 
 impl Desk {
     pub fn order(&self, user: usize, side: Side, price: i64, quantity: u64) -> NewRequest {
+        let (instrument, user) = (self.instruments[0], self.users[user]);
         NewRequest {
-            instrument: self.instruments[0],
-            user: self.users[user],
-            session: SessionIx::NONE,
-            client_seq: 0,
-            client_order_id: 0,
-            stp_group: None,
-            stp: StpMode::CancelNewest,
-            side,
-            order_type: OrderType::Limit,
-            time_in_force: TimeInForce::Gtc,
-            post_only: false,
-            expire_at_ns: 0,
-            price: Some(Ticks(price)),
-            quantity: Lots(quantity),
-            pool: None,
             limit_checked: true,
-            key_hash: Id128::NONE,
+            ..NewRequest::limit(instrument, user, side, Ticks(price), Lots(quantity))
         }
     }
 

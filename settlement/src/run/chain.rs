@@ -10,11 +10,11 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
 use types::{Id128, derived};
 
-use super::retry::{Stopped, until_done, until_kept};
-use super::{Shared, now_ns, now_us, trouble};
+use super::retry::{until_done, until_kept};
+use super::{Halt, Shared, now_ns, now_us, trouble};
 use crate::repo::Stored;
 use crate::request::SOURCE;
-use crate::saga::{Answer, Misplaced, Step};
+use crate::saga::{Answer, Step};
 use crate::{failpoint, request};
 
 /// How long one question for a batch may wait for its answer.
@@ -22,60 +22,26 @@ const WAIT_MS: u32 = 5_000;
 /// Operations finalized by one call.
 const FINALIZE_MAX: usize = 1_000;
 
-/// Why batches are left as they are until the next start.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Halt {
-    #[error("shutting down")]
-    Stopped,
-    #[error("batch {0}: {1}")]
-    Saga(String, Misplaced),
-    #[error("batch {0}: stored trades are unreadable")]
-    Legs(String),
-    #[error("{0}")]
-    Panic(tokio::task::JoinError),
-}
-
-impl From<Stopped> for Halt {
-    fn from(_: Stopped) -> Self {
-        Self::Stopped
-    }
-}
-
-/// A posted batch.
-pub struct Work {
-    row: Stored,
-}
-
-impl Work {
-    pub fn new(row: Stored) -> Self {
-        Self { row }
-    }
-}
-
-/// Takes batches in the order in which they were posted, until shutdown.
+/// Takes posted batches in the order in which they were posted, until shutdown.
 ///
 /// # Errors
 /// [`Halt`]: nothing is brought to the chain any more until the next start.
-pub(super) async fn run(shared: Arc<Shared>, posted: UnboundedReceiver<Work>) -> Result<(), Halt> {
-    match bring(shared, posted).await {
-        Ok(()) | Err(Halt::Stopped) => Ok(()),
-        Err(halt) => Err(halt),
-    }
-}
-
-async fn bring(shared: Arc<Shared>, mut posted: UnboundedReceiver<Work>) -> Result<(), Halt> {
+pub(super) async fn run(
+    shared: Arc<Shared>,
+    mut posted: UnboundedReceiver<Stored>,
+) -> Result<(), Halt> {
     let room = Arc::new(Semaphore::new(shared.config.chain_batches_max.max(1)));
     let mut under_way = JoinSet::new();
     loop {
-        let work = tokio::select! {
-            work = posted.recv() => work,
+        let row = tokio::select! {
+            row = posted.recv() => row,
             Some(ended) = under_way.join_next() => {
                 ended.map_err(Halt::Panic)??;
                 continue;
             }
             () = shared.shutdown.cancelled() => None,
         };
-        let Some(work) = work else { break };
+        let Some(row) = row else { break };
         let permit = loop {
             tokio::select! {
                 permit = room.clone().acquire_owned() => break permit.expect("the semaphore is never closed"),
@@ -83,7 +49,7 @@ async fn bring(shared: Arc<Shared>, mut posted: UnboundedReceiver<Work>) -> Resu
                 () = shared.shutdown.cancelled() => return Err(Halt::Stopped),
             }
         };
-        let mut life = Life::new(shared.clone(), work.row)?;
+        let mut life = Life::new(shared.clone(), row)?;
         // Batches are submitted in order: a later one may move what an earlier one brought.
         life.submit_first().await?;
         under_way.spawn(async move {
@@ -250,7 +216,7 @@ impl Life {
         &self,
         id: &str,
         call: impl FnMut() -> F,
-    ) -> Result<T, Stopped> {
+    ) -> Result<T, Halt> {
         until_done(&self.shared, trouble::CHAIN, id, call).await
     }
 

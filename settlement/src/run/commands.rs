@@ -17,8 +17,8 @@ use sequencer::{NotTaken, Port};
 use types::command::{BlockCause, BlockUser, Bust, MassCancel, Settled, UnblockUser};
 use types::{Command, Sequence, UserId, UserIx};
 
-use super::retry::{Stopped, until_journalled};
-use super::{Shared, now_us, trouble};
+use super::retry::until_journalled;
+use super::{Halt, Shared, now_us, trouble};
 use crate::progress::{Progress, Suspension};
 use crate::repo::StoreError;
 
@@ -42,15 +42,6 @@ pub fn journal_port(port: Port) -> JournalPort {
     })
 }
 
-/// Why nothing is journalled any more.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Halt {
-    #[error("shutting down")]
-    Stopped,
-    #[error(transparent)]
-    Replica(#[from] ReplicaError),
-}
-
 /// Why a block, or its end, waits for another try.
 #[derive(Debug, thiserror::Error)]
 enum Undone {
@@ -62,12 +53,6 @@ enum Undone {
     Behind,
     #[error(transparent)]
     Store(#[from] StoreError),
-}
-
-impl From<Stopped> for Halt {
-    fn from(_: Stopped) -> Self {
-        Self::Stopped
-    }
 }
 
 /// What the workers below share.
@@ -89,10 +74,8 @@ impl Commands {
         let mut busts = 0;
         loop {
             let wanted = progress.wait_for(|p| p.reportable() != reported || p.busts != busts);
-            tokio::select! {
-                changed = wanted => drop(changed.expect("the tracker outlives its workers")),
-                () = self.shared.shutdown.cancelled() => return Ok(()),
-            }
+            let changed = self.shared.unless_stopped(wanted).await?;
+            drop(changed.expect("the tracker outlives its workers"));
             // Taken together: busts are known before the position passes them.
             let (now, bust_now) = self.shared.tracker.report();
             busts = now.busts;
@@ -106,15 +89,13 @@ impl Commands {
             if now.reportable() != reported && self.settled(now).await? {
                 reported = now.reportable();
             }
-            tokio::select! {
-                () = tokio::time::sleep(INTERVAL) => {}
-                () = self.shared.shutdown.cancelled() => return Ok(()),
-            }
+            let pause = tokio::time::sleep(INTERVAL);
+            self.shared.unless_stopped(pause).await?;
         }
     }
 
     /// Journals how far settlement is; false where the market is busy: by the next try it is further.
-    async fn settled(&self, now: Progress) -> Result<bool, Stopped> {
+    async fn settled(&self, now: Progress) -> Result<bool, Halt> {
         let known = self.replica.settlement();
         let is_further = now.settled > known.posted
             || now.finalized > known.finalized
@@ -188,11 +169,7 @@ impl Commands {
         work: impl Future<Output = Result<(), Undone>>,
     ) -> Result<bool, Halt> {
         let troubles = &self.shared.troubles;
-        let done = tokio::select! {
-            done = work => done,
-            () = self.shared.shutdown.cancelled() => return Err(Halt::Stopped),
-        };
-        match done {
+        match self.shared.unless_stopped(work).await? {
             Ok(()) => troubles.clear(trouble::JOURNAL, user_id),
             Err(Undone::Replica(error)) => return Err(error.into()),
             Err(error) => {
@@ -289,9 +266,9 @@ impl Commands {
     }
 
     /// Repeats a command until it is journalled.
-    async fn ask(&self, command: Command) -> Result<Option<Sequence>, Stopped> {
-        let sequence =
-            until_journalled(&self.shared, command.name(), || (self.journal)(command)).await?;
+    async fn ask(&self, command: Command) -> Result<Option<Sequence>, Halt> {
+        let asking = until_journalled(&self.shared, command.name(), || (self.journal)(command));
+        let sequence = asking.await?;
         let is_own = matches!(command, Command::Settled(_) | Command::Bust(_));
         if is_own && sequence.is_some() {
             self.shared.tracker.own_journalled();

@@ -8,6 +8,7 @@
 mod chain;
 mod check;
 mod commands;
+mod halt;
 mod ledger;
 mod poster;
 mod recover;
@@ -35,6 +36,7 @@ use crate::repo::{BreakRow, Repo, StoreError};
 use crate::request::SOURCE;
 use commands::Commands;
 pub use commands::{JournalPort, journal_port};
+use halt::Halt;
 use trouble::Troubles;
 
 /// Settings.
@@ -136,6 +138,12 @@ struct Shared {
 }
 
 impl Shared {
+    /// What the work returns, unless shutdown comes first.
+    async fn unless_stopped<T>(&self, work: impl Future<Output = T>) -> Result<T, Halt> {
+        let ended = self.shutdown.run_until_cancelled(work).await;
+        ended.ok_or(Halt::Stopped)
+    }
+
     /// Publishes which users may not trade, as the store has it.
     async fn publish_suspensions(&self) -> Result<(), StoreError> {
         let _in_order = self.publishing.lock().await;
@@ -148,16 +156,6 @@ impl Shared {
             is_new
         });
         Ok(())
-    }
-}
-
-/// Work that a shutdown ends without an error.
-async fn stopping(
-    work: impl Future<Output = Result<(), commands::Halt>>,
-) -> Result<(), commands::Halt> {
-    match work.await {
-        Err(commands::Halt::Stopped) => Ok(()),
-        ended => ended,
     }
 }
 
@@ -225,28 +223,24 @@ pub fn start(
             watched(
                 &shared,
                 trouble::JOURNAL,
-                stopping(commands.clone().report_progress()),
+                commands.clone().report_progress(),
             ),
-            watched(
-                &shared,
-                trouble::JOURNAL,
-                stopping(commands.follow_suspensions()),
-            ),
+            watched(&shared, trouble::JOURNAL, commands.follow_suspensions()),
         ];
         Ok(SettlementHandle { shared, workers })
     })
 }
 
 /// A worker that takes the others with it: half a settlement would post what never gets to the chain, or the reverse.
-fn watched<E: std::fmt::Display + Send + 'static>(
+fn watched(
     shared: &Arc<Shared>,
     part: &'static str,
-    work: impl Future<Output = Result<(), E>> + Send + 'static,
+    work: impl Future<Output = Result<(), Halt>> + Send + 'static,
 ) -> JoinHandle<()> {
     let shared = shared.clone();
     tokio::spawn(async move {
         let failed = match tokio::spawn(work).await {
-            Ok(Ok(())) => None,
+            Ok(Ok(()) | Err(Halt::Stopped)) => None,
             Ok(Err(error)) => Some(error.to_string()),
             Err(panic) => Some(panic.to_string()),
         };

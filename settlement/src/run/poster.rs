@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use replica::{Batch as Records, Follower, Replica, ReplicaError};
+use replica::{Batch as Records, Follower, Replica};
 use sequencer::Durable;
 use service_clients::ledger::SealedBatch;
 use tokio::sync::mpsc::UnboundedSender;
@@ -17,63 +17,17 @@ use tokio::sync::watch;
 use types::{Handle, HoldIx, HoldPart, Id128, Sequence, derived};
 
 use super::check::Checks;
-use super::retry::{Stopped, until_done, until_kept};
-use super::{Shared, chain, now_ns, now_us, trouble};
+use super::retry::{until_done, until_kept};
+use super::{Halt, Shared, now_ns, now_us, trouble};
 use crate::batch::{Batch, Settler};
 use crate::repo::Stored;
-use crate::saga::{Answer, Misplaced, Saga, State};
+use crate::saga::{Answer, Saga, State};
 use crate::{failpoint, request};
 
 /// How often the backlog is told while nothing comes: the replica may wait for its files.
 const IDLE_MS: u64 = 1_000;
 /// Records that the replica lacks for it to count as catching up: more than it applies at once.
 const REPLICA_LAG_MAX: u64 = 1_024;
-
-/// Why the poster stopped for good.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Halt {
-    #[error("shutting down")]
-    Stopped,
-    #[error(transparent)]
-    Replica(#[from] ReplicaError),
-    #[error(transparent)]
-    Saga(#[from] Misplaced),
-    #[error(
-        "the ledger is at {ledger}, before every checkpoint the journal continues, as if an older copy of it had been put back: {reason}; restore ledger, settlement and journal from one moment"
-    )]
-    Behind { ledger: Sequence, reason: String },
-    #[error(
-        "sealed batch {batch} settles records up to {last}, the journal ends at {journal}: a journal was lost"
-    )]
-    Unjournalled {
-        batch: String,
-        last: Sequence,
-        journal: Sequence,
-    },
-    #[error("stored batch {0} is unreadable")]
-    Request(String),
-    #[error("the journal ends at {journal}, the ledger is at {ledger}: a journal was lost")]
-    JournalLost { journal: Sequence, ledger: Sequence },
-}
-
-impl Halt {
-    /// The replica cannot be followed on from the ledger's position.
-    pub(super) fn following(error: ReplicaError, ledger: Sequence) -> Self {
-        if !error.is_removed() {
-            return error.into();
-        }
-        Self::Behind {
-            ledger,
-            reason: error.to_string(),
-        }
-    }
-}
-
-impl From<Stopped> for Halt {
-    fn from(_: Stopped) -> Self {
-        Self::Stopped
-    }
-}
 
 /// What is named in the health while the journal cannot be read.
 pub(super) const READING: &str = "reading";
@@ -84,7 +38,7 @@ pub struct Poster {
     pub(super) shared: Arc<Shared>,
     pub(super) replica: Replica,
     pub(super) durable: Durable,
-    posted: UnboundedSender<chain::Work>,
+    posted: UnboundedSender<Stored>,
     /// What the replica and its followers wait for, by name.
     waits: watch::Receiver<BTreeMap<&'static str, String>>,
     /// Received, not applied yet.
@@ -113,7 +67,7 @@ impl Poster {
         shared: Arc<Shared>,
         replica: Replica,
         durable: Durable,
-        posted: UnboundedSender<chain::Work>,
+        posted: UnboundedSender<Stored>,
     ) -> Self {
         let checks = Checks::new(&shared.config);
         let started = replica.assigned().max(replica.position());
@@ -141,16 +95,8 @@ impl Poster {
     /// # Errors
     /// [`Halt`]: nothing can be posted any more until the next start.
     pub async fn run(mut self, open: Vec<Stored>) -> Result<(), Halt> {
-        match self.work(open).await {
-            Ok(()) | Err(Halt::Stopped) => Ok(()),
-            Err(halt) => Err(halt),
-        }
-    }
-
-    async fn work(&mut self, open: Vec<Stored>) -> Result<(), Halt> {
         for row in open {
-            let floor = floor(&row.source, row.first, row.covers, self.shared.node);
-            self.shared.tracker.take_off(row.number, floor, row.trades);
+            self.take_off(&row);
             if row.saga.state == State::Sealed {
                 self.refuse_unjournalled(&row)?;
                 self.post(row).await?;
@@ -234,10 +180,8 @@ impl Poster {
         if self.replica.position() >= sequence {
             return Ok(());
         }
-        tokio::select! {
-            reached = self.replica.wait(sequence) => Ok(reached?),
-            () = self.shared.shutdown.cancelled() => Err(Halt::Stopped),
-        }
+        let waiting = self.replica.wait(sequence);
+        Ok(self.shared.unless_stopped(waiting).await??)
     }
 
     /// Whether more records are known than the follower has in memory: it reads from files, or the
@@ -299,10 +243,8 @@ impl Poster {
     pub(super) async fn pause(&self, reason: &str) -> Result<(), Halt> {
         let troubles = &self.shared.troubles;
         troubles.note(trouble::JOURNAL, READING, reason, false);
-        tokio::select! {
-            () = tokio::time::sleep(READ_RETRY) => Ok(()),
-            () = self.shared.shutdown.cancelled() => Err(Halt::Stopped),
-        }
+        let pause = tokio::time::sleep(READ_RETRY);
+        self.shared.unless_stopped(pause).await
     }
 
     /// Seals what is open, keeps it, posts it.
@@ -323,8 +265,7 @@ impl Poster {
         })
         .await?;
         for (row, batch) in rows.iter().zip(&batches) {
-            let floor = floor(&row.source, row.first, row.covers, self.shared.node);
-            self.shared.tracker.take_off(row.number, floor, row.trades);
+            self.take_off(row);
             tracing::debug!(
                 batch = row.batch_id,
                 trades = row.trades,
@@ -366,7 +307,8 @@ impl Poster {
         if replayed {
             tracing::info!(batch = row.batch_id, "the ledger had the batch already");
         }
-        row.saga.handle_answer(Answer::Posted)?;
+        let misplaced = |error| Halt::Saga(row.batch_id.clone(), error);
+        row.saga.handle_answer(Answer::Posted).map_err(misplaced)?;
         row.request = Vec::new();
         until_kept(shared, &row.batch_id, || {
             shared.repo.advance(&row, &[], now_us())
@@ -377,7 +319,7 @@ impl Poster {
 
     /// What was sealed and not posted comes from records that were durable: a journal that ends before them is another one.
     fn refuse_unjournalled(&self, row: &Stored) -> Result<(), Halt> {
-        let is_main = row.source == derived::settlement_source(self.shared.node);
+        let is_main = self.is_main(row);
         let last = Sequence(if is_main { row.through } else { row.covers });
         let journal = self.replica.durable();
         if last > journal {
@@ -396,9 +338,19 @@ impl Poster {
             self.shared.tracker.land(row.number, [], &[]);
             return Ok(());
         }
-        self.posted
-            .send(chain::Work::new(row))
-            .map_err(|_| Halt::Stopped)
+        self.posted.send(row).map_err(|_| Halt::Stopped)
+    }
+
+    /// Whether the batch moves the ledger's position; parts and carve batches do not.
+    fn is_main(&self, row: &Stored) -> bool {
+        row.source == derived::settlement_source(self.shared.node)
+    }
+
+    /// Everything before the batch is settled when it is.
+    fn take_off(&self, row: &Stored) {
+        let is_main = self.is_main(row);
+        let floor = Sequence(if is_main { row.first - 1 } else { row.covers });
+        self.shared.tracker.take_off(row.number, floor, row.trades);
     }
 
     pub(super) fn publish(&self, settler: &Settler) {
@@ -413,15 +365,6 @@ impl Poster {
             settler.open_trades(),
             self.records_behind(),
         );
-    }
-}
-
-/// Everything up to here is settled before the batch.
-fn floor(source: &str, first: u64, covers: u64, node: types::NodeId) -> Sequence {
-    if source == derived::settlement_source(node) {
-        Sequence(first - 1)
-    } else {
-        Sequence(covers)
     }
 }
 

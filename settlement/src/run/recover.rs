@@ -8,11 +8,11 @@ use types::{HoldIx, HoldPart, Id128, Minor, Sequence, derived};
 
 use super::check::{Subject, Verdict};
 use super::ledger::{self, Scales};
-use super::poster::{Halt, Poster, READING};
+use super::poster::{Poster, READING};
 use super::retry::{until_done, until_kept};
-use super::{now_ns, now_us, trouble};
+use super::{Halt, now_ns, now_us, trouble};
 use crate::batch::Settler;
-use crate::carve::{self, Break, BreakName};
+use crate::carve::{self, Break};
 use crate::copies::Copies;
 use crate::repo::BreakRow;
 use crate::request::SOURCE;
@@ -90,11 +90,7 @@ impl Poster {
             let names = self.replica.names().clone();
             let copy = move |state: &replica::State| Copies::of(state, names);
             let following = self.replica.follow_from(trouble::JOURNAL, position, copy);
-            let begun = tokio::select! {
-                begun = following => begun,
-                () = shared.shutdown.cancelled() => return Err(Halt::Stopped),
-            };
-            match begun {
+            match shared.unless_stopped(following).await? {
                 Ok(begun) => {
                     shared.troubles.clear(trouble::JOURNAL, READING);
                     return Ok(begun);
@@ -157,7 +153,7 @@ impl Poster {
                 ledger::remaining(ledger, hold, scales).await
             }
         });
-        Ok(found.await?)
+        found.await
     }
 
     /// Compares one hold of an order. What is left of an ended one is seen at its pool.
@@ -169,15 +165,7 @@ impl Poster {
             HoldPart::Main => carved.main.remaining,
             HoldPart::Fee => carved.fee.remaining,
         };
-        (found != expected).then(|| Break {
-            name: BreakName::OrderHoldDiffers,
-            at: settler.copies().position(),
-            pool: order.pool,
-            user: order.user,
-            hold,
-            expected,
-            found,
-        })
+        carve::compare_part(settler.copies(), order, hold, expected, found)
     }
 
     /// Goes on comparing what was a break before: at the last run, or just now.
@@ -250,7 +238,7 @@ impl Poster {
 
     async fn publish_suspensions(&self) -> Result<(), Halt> {
         let shared = &self.shared;
-        Ok(until_kept(shared, "suspensions", || shared.publish_suspensions()).await?)
+        until_kept(shared, "suspensions", || shared.publish_suspensions()).await
     }
 }
 

@@ -1,7 +1,8 @@
-//! Calls and writes are repeated until they succeed: every step may be, and there is nobody to give the failure to.
+//! Retries idempotent steps until they succeed.
 //!
-//! What time cures is repeated within seconds. A refusal that waiting cannot mend is repeated too, since somebody may mend what it is about, but
-//! slowly, and after [`REFUSALS_MAX`] in a row it is a critical alarm and fails the health: it keeps everything behind it waiting.
+//! What time cures is retried within seconds. A refusal is retried too, since an operator may remove
+//! its cause, but slowly; after [`REFUSALS_MAX`] in a row it is a critical alarm and fails the health:
+//! every later step waits for it.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -10,46 +11,42 @@ use sequencer::NotTaken;
 use service_clients::CallError;
 use service_kit::backoff;
 
-use super::{Shared, trouble};
+use super::{Halt, Shared, trouble};
 use crate::repo::StoreError;
 
 const FIRST: Duration = Duration::from_millis(100);
 const MAX: Duration = Duration::from_secs(5);
-/// Refusals in a row after which somebody has to look.
+/// Refusals in a row after which an operator has to act.
 const REFUSALS_MAX: u32 = 5;
 
-/// The token was cancelled while a call waited for its next try.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stopped;
-
 /// Repeats a call of another service until it succeeds. `part` of the health fails meanwhile, naming `id`.
-pub async fn until_done<T, F: Future<Output = Result<T, CallError>>>(
+pub(super) async fn until_done<T, F: Future<Output = Result<T, CallError>>>(
     shared: &Shared,
     part: &'static str,
     id: &str,
     call: impl FnMut() -> F,
-) -> Result<T, Stopped> {
+) -> Result<T, Halt> {
     // A refusal: the service has understood, and the same request again changes nothing by itself.
     let is_refused = |error: &CallError| !error.is_unavailable();
     repeat(shared, part, id, CallError::describe, is_refused, call).await
 }
 
 /// Repeats a read or write of the own store until it succeeds.
-pub async fn until_kept<T, F: Future<Output = Result<T, StoreError>>>(
+pub(super) async fn until_kept<T, F: Future<Output = Result<T, StoreError>>>(
     shared: &Shared,
     id: &str,
     write: impl FnMut() -> F,
-) -> Result<T, Stopped> {
+) -> Result<T, Halt> {
     let describe = |error: &StoreError| error.to_string();
     repeat(shared, trouble::STORE, id, describe, |_| false, write).await
 }
 
 /// Repeats a command until it is journalled.
-pub async fn until_journalled<T, F: Future<Output = Result<T, NotTaken>>>(
+pub(super) async fn until_journalled<T, F: Future<Output = Result<T, NotTaken>>>(
     shared: &Shared,
     name: &str,
     ask: impl FnMut() -> F,
-) -> Result<T, Stopped> {
+) -> Result<T, Halt> {
     let is_refused = |error: &NotTaken| matches!(error, NotTaken::Refused(_));
     let describe = |error: &NotTaken| error.to_string();
     repeat(shared, trouble::JOURNAL, name, describe, is_refused, ask).await
@@ -62,24 +59,17 @@ async fn repeat<T, E: Display, F: Future<Output = Result<T, E>>>(
     describe: impl Fn(&E) -> String,
     is_refused: impl Fn(&E) -> bool,
     mut call: impl FnMut() -> F,
-) -> Result<T, Stopped> {
+) -> Result<T, Halt> {
     let mut failures = Failures::default();
     loop {
-        let answer = tokio::select! {
-            answer = call() => answer,
-            () = shared.shutdown.cancelled() => return Err(Stopped),
-        };
-        match answer {
+        match shared.unless_stopped(call()).await? {
             Ok(value) => {
                 shared.troubles.clear(part, id);
                 return Ok(value);
             }
             Err(error) => {
                 let pause = failures.note(shared, part, id, &describe(&error), is_refused(&error));
-                tokio::select! {
-                    () = tokio::time::sleep(pause) => {}
-                    () = shared.shutdown.cancelled() => return Err(Stopped),
-                }
+                shared.unless_stopped(tokio::time::sleep(pause)).await?;
             }
         }
     }

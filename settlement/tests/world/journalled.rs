@@ -97,7 +97,7 @@ pub fn checkpoints(folder: &Path) -> Vec<Sequence> {
     let checkpoints = Checkpoints::new(&folder.join("snapshots"));
     let mut found = Vec::new();
     let mut until = Sequence(u64::MAX);
-    while let Some(at) = checkpoints.newest(until, |at, _| Ok(at)).unwrap() {
+    while let Some(at) = checkpoints.newest(until, |at, _| Ok(Some(at))).unwrap() {
         found.insert(0, at);
         until = Sequence(at.get() - 1);
     }

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use events::Direct;
-use sqlx::{QueryBuilder, Row, SqlitePool, sqlite::SqliteRow};
+use sqlx::{QueryBuilder, Row, Sqlite, SqlitePool, sqlite::SqliteRow};
 use tokio::sync::watch;
 use types::derived::{self, DerivedFrom};
 use types::{
@@ -162,17 +162,32 @@ pub async fn order(db: &Store, order_id: &str) -> Result<Option<OrderRow>, Error
         return Ok(None);
     };
     let sql = format!("{ORDER_COLUMNS}{ORDER_NAMES} WHERE o.sequence IN (?, ?, ?)");
+    let keys = db.candidates(&from).await?;
+    let rows = rows_of(db, sql, keys, order_row).await?;
+    let id = id.to_string();
+    Ok(rows.into_iter().find(|row| row.order_id == id))
+}
+
+/// The rows of these keys: `sql` has three places.
+async fn rows_of<T>(
+    db: &Store,
+    sql: String,
+    keys: [i64; 3],
+    read: fn(&SqliteRow, NodeId) -> Result<T, Error>,
+) -> Result<Vec<T>, Error> {
     let mut query = sqlx::query(sqlx::AssertSqlSafe(sql));
-    for candidate in db.candidates(&from).await? {
-        query = query.bind(candidate);
+    for key in keys {
+        query = query.bind(key);
     }
     let rows = query.fetch_all(db.read()).await?;
-    let mut rows = rows.iter().map(|row| order_row(row, db.node));
-    rows.find(|row| {
-        row.as_ref()
-            .map_or(true, |row| row.order_id == id.to_string())
-    })
-    .transpose()
+    rows.iter().map(|row| read(row, db.node)).collect()
+}
+
+/// Narrows a list to the rows of a user or an instrument, where one is named.
+fn only(query: &mut QueryBuilder<Sqlite>, column: &str, numbers: &str, name: &str) {
+    if !name.is_empty() {
+        query.push(column).push(numbers).push_bind(name).push(")");
+    }
 }
 
 /// The index that leads to the rows of a list; the table itself for all of them. Named, since
@@ -194,14 +209,14 @@ pub async fn orders(
     let mut query = QueryBuilder::new(ORDER_COLUMNS);
     query.push(by).push(ORDER_NAMES);
     query.push(" WHERE o.sequence < ").push_bind(before.key);
-    if !filter.user_id.is_empty() {
-        query.push(" AND o.user").push(OF_USER);
-        query.push_bind(&filter.user_id).push(")");
-    }
-    if !filter.instrument_id.is_empty() {
-        query.push(" AND o.instrument").push(OF_INSTRUMENT);
-        query.push_bind(&filter.instrument_id).push(")");
-    }
+    let (user_id, instrument_id) = (&filter.user_id, &filter.instrument_id);
+    only(&mut query, " AND o.user", OF_USER, user_id);
+    only(
+        &mut query,
+        " AND o.instrument",
+        OF_INSTRUMENT,
+        instrument_id,
+    );
     if let Some(status) = filter.status {
         query.push(" AND o.status = ").push_bind(status.code());
     }
@@ -222,17 +237,11 @@ pub async fn trade(db: &Store, trade_id: &str) -> Result<Option<TradeRow>, Error
         return Ok(None);
     };
     let sql = format!("{TRADE_COLUMNS}trades t{TRADE_NAMES} WHERE t.id IN (?, ?, ?)");
-    let mut query = sqlx::query(sqlx::AssertSqlSafe(sql));
-    for candidate in db.candidates(&from).await? {
-        query = query.bind((candidate << PLACE_BITS) | i64::from(index));
-    }
-    let rows = query.fetch_all(db.read()).await?;
-    let mut rows = rows.iter().map(|row| trade_row(row, db.node));
-    rows.find(|row| {
-        row.as_ref()
-            .map_or(true, |row| row.trade_id == id.to_string())
-    })
-    .transpose()
+    let keys = db.candidates(&from).await?;
+    let keys = keys.map(|sequence| (sequence << PLACE_BITS) | i64::from(index));
+    let rows = rows_of(db, sql, keys, trade_row).await?;
+    let id = id.to_string();
+    Ok(rows.into_iter().find(|row| row.trade_id == id))
 }
 
 pub async fn trades(
@@ -246,24 +255,24 @@ pub async fn trades(
         ("buyer", " AND p.buyer"),
         ("seller", " AND p.buyer <> p.seller AND p.seller"),
     ];
-    let sides = match filter.user_id.as_str() {
+    let (user_id, instrument_id) = (&filter.user_id, &filter.instrument_id);
+    let sides = match user_id.as_str() {
         "" => &sides[..1],
         _ => &sides[..],
     };
     let mut query = QueryBuilder::new(TRADE_COLUMNS);
     let mut between = "(SELECT * FROM (SELECT p.* FROM trades p";
     for (side, condition) in sides {
-        let by = indexed_by("trades", &filter.user_id, side, &filter.instrument_id);
+        let by = indexed_by("trades", user_id, side, instrument_id);
         query.push(between).push(by);
         query.push(" WHERE p.id < ").push_bind(before.key);
-        if !filter.user_id.is_empty() {
-            query.push(condition).push(OF_USER);
-            query.push_bind(&filter.user_id).push(")");
-        }
-        if !filter.instrument_id.is_empty() {
-            query.push(" AND p.instrument").push(OF_INSTRUMENT);
-            query.push_bind(&filter.instrument_id).push(")");
-        }
+        only(&mut query, condition, OF_USER, user_id);
+        only(
+            &mut query,
+            " AND p.instrument",
+            OF_INSTRUMENT,
+            instrument_id,
+        );
         query.push(" ORDER BY p.id DESC LIMIT ");
         query.push_bind(before.limit);
         between = ") UNION ALL SELECT * FROM (SELECT p.* FROM trades p";

@@ -88,10 +88,6 @@ impl Writer {
         }
     }
 
-    pub fn names(&self) -> &Arc<Names> {
-        &self.names
-    }
-
     /// Writes rows and position.
     ///
     /// # Errors
@@ -150,11 +146,11 @@ impl Writer {
                 self.user(tx, order.user)?,
                 units.instrument,
                 order.side.code(),
-                order.order_type.code(),
-                order.time_in_force.code(),
-                order.post_only,
-                order.stp.code(),
-                micros(order.expire_at_ns),
+                order.terms.order_type.code(),
+                order.terms.time_in_force.code(),
+                order.terms.post_only,
+                order.terms.stp.code(),
+                micros(order.terms.expire_at_ns),
                 price,
                 quantity,
                 filled,

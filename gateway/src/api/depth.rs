@@ -1,0 +1,100 @@
+//! What the books show: depth of one instrument, state of all. Read from the replica once it has
+//! passed what has a sequence, so that no reader sees what a crash could withdraw. Nothing is cached:
+//! a snapshot is never older than the last durable order (R178, T42).
+
+use proto::convert::{to_decimal, to_timestamp_us};
+use proto::market::v1 as pb;
+use tonic::Status;
+use types::{InstrumentId, Lots, Side, Ticks, UserIx};
+
+use super::render;
+use crate::market::{Market, now_us};
+use crate::refusal;
+
+/// Levels a side when the caller names none (D40).
+const LEVELS_DEFAULT: u32 = 50;
+/// Most levels a side.
+const LEVELS_MAX: u32 = 1_000;
+/// With more open orders no hash is returned: while it is computed no reads are served and the replica
+/// waits.
+const HASHED_ORDERS_MAX: usize = 50_000;
+
+/// `Instrument not found` for an unknown one; empty sides for an empty book.
+pub async fn book(
+    market: &Market,
+    instrument_id: &str,
+    depth: u32,
+) -> Result<pb::OrderBookSnapshot, Status> {
+    let id = InstrumentId::new(instrument_id).map_err(|_| refusal::instrument_not_found())?;
+    let levels = match depth {
+        0 => LEVELS_DEFAULT,
+        given => given.min(LEVELS_MAX),
+    };
+    let seen = market.look(|state| {
+        let core = state.core();
+        let ix = core.admission().instrument_ix(&id)?;
+        let (spec, book) = (*core.admission().spec(ix)?, core.book(ix)?);
+        let side = |side| -> Vec<(Ticks, Lots)> {
+            let levels = book.depth(side).take(levels as usize);
+            levels.map(|level| (level.price, level.open)).collect()
+        };
+        let sides = (side(Side::Buy), side(Side::Sell));
+        Some((spec, book.phase(), sides, core.sequence(), now_us()))
+    });
+    let seen = seen.await?.ok_or_else(refusal::instrument_not_found)?;
+    let (spec, phase, (bids, asks), sequence, captured_at_us) = seen;
+    let levels = |side: Vec<(Ticks, Lots)>| {
+        let levels = side.into_iter().map(|(price, open)| pb::OrderBookLevel {
+            price: Some(to_decimal(spec.price(price))),
+            quantity: Some(to_decimal(spec.quantity(open))),
+        });
+        levels.collect()
+    };
+    Ok(pb::OrderBookSnapshot {
+        instrument_id: spec.id.to_string(),
+        bids: levels(bids),
+        asks: levels(asks),
+        captured_at: Some(to_timestamp_us(captured_at_us)),
+        sequence: sequence.0,
+        phase: render::phase(phase).into(),
+    })
+}
+
+/// State of every instrument and of settlement. For staff alone: whose kill switch is engaged, and
+/// the hash of a state that is not too large for it.
+pub async fn status(
+    market: &Market,
+    for_staff: bool,
+) -> Result<pb::GetMarketStatusResponse, Status> {
+    let seen = market.look(|state| {
+        let core = state.core();
+        let instruments = core.books().map(|book| {
+            let best = |side| Some(to_decimal(book.spec().price(book.best(side)?)));
+            pb::InstrumentMarketStatus {
+                instrument_id: book.spec().id.to_string(),
+                phase: render::phase(book.phase()).into(),
+                open_orders: book.resting().into(),
+                trades: book.trade_number(),
+                best_bid: best(Side::Buy),
+                best_ask: best(Side::Sell),
+            }
+        });
+        let admission = core.admission();
+        let settlement = admission.settlement();
+        let counted = admission.orders().take(HASHED_ORDERS_MAX + 1).count();
+        let is_hashed = for_staff && counted <= HASHED_ORDERS_MAX;
+        let hash = is_hashed.then(|| format!("{:016x}", core.state_hash()));
+        let killed = admission.killed_users().filter(|_| for_staff);
+        pb::GetMarketStatusResponse {
+            commit_sequence: core.sequence().0,
+            settled_sequence: settlement.posted.0,
+            trades_pending: core.trades().saturating_sub(settlement.trades_final),
+            trades_settled: settlement.trades_final.saturating_sub(admission.busts()),
+            instruments: instruments.collect(),
+            kill_switch_engaged: admission.kill_switch(UserIx::NONE),
+            killed_user_ids: killed.map(|id| id.to_string()).collect(),
+            state_hash: hash.unwrap_or_default(),
+        }
+    });
+    seen.await
+}

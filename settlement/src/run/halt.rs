@@ -1,0 +1,51 @@
+//! Why a worker ends: with the platform, or for good until the next start.
+
+use replica::ReplicaError;
+use types::Sequence;
+
+use crate::saga::Misplaced;
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Halt {
+    #[error("shutting down")]
+    Stopped,
+    #[error(transparent)]
+    Replica(#[from] ReplicaError),
+    #[error("batch {0}: {1}")]
+    Saga(String, Misplaced),
+    #[error("stored batch {0} is unreadable")]
+    Request(String),
+    #[error("batch {0}: stored trades are unreadable")]
+    Legs(String),
+    #[error("{0}")]
+    Panic(tokio::task::JoinError),
+    #[error(
+        "the ledger is at {ledger}, before every checkpoint the journal continues, \
+         as if an older copy of it had been put back: {reason}; \
+         restore ledger, settlement and journal from one moment"
+    )]
+    Behind { ledger: Sequence, reason: String },
+    #[error(
+        "sealed batch {batch} settles records up to {last}, the journal ends at {journal}: a journal was lost"
+    )]
+    Unjournalled {
+        batch: String,
+        last: Sequence,
+        journal: Sequence,
+    },
+    #[error("the journal ends at {journal}, the ledger is at {ledger}: a journal was lost")]
+    JournalLost { journal: Sequence, ledger: Sequence },
+}
+
+impl Halt {
+    /// The replica cannot be followed on from the ledger's position.
+    pub(super) fn following(error: ReplicaError, ledger: Sequence) -> Self {
+        if !error.is_removed() {
+            return error.into();
+        }
+        Self::Behind {
+            ledger,
+            reason: error.to_string(),
+        }
+    }
+}
