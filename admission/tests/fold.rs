@@ -294,7 +294,7 @@ fn replay_strict(steps: &[Step]) -> Admission {
 }
 
 fn apply(room: &mut Admission, steps: &[Step], event: &EventEnvelope) {
-    let cause = support::cause_of(steps, event);
+    let cause = cause_of(steps, event);
     room.apply_event(event, &cause, &mut ());
 }
 

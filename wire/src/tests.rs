@@ -79,6 +79,7 @@ fn server_messages_round_trip() {
             quantity_lots: 9,
             node_sequence: 10,
             time_ns: 11,
+            received_ns: 5,
         }
         .into(),
         Rejected {
@@ -89,6 +90,7 @@ fn server_messages_round_trip() {
             reason: RejectReason::OrderNotOpen,
             node_sequence: 8,
             time_ns: 9,
+            received_ns: 5,
         }
         .into(),
         TradingHold {

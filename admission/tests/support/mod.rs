@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use admission::*;
 use engine::{Book, BookConfig, EventSink};
+use types::command::Cause;
 use types::*;
 
 /// 2024-01-01, noon in Moscow.

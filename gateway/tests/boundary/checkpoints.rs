@@ -34,6 +34,7 @@ fn kept_short() -> Settings {
         ..Settings::default()
     };
     settings.gateway.throttle_per_s = 0;
+    settings.gateway.user_throttle_per_s = 0;
     settings
 }
 

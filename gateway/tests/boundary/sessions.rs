@@ -820,6 +820,7 @@ async fn r343_a_client_far_behind_gets_everything_once_and_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::default();
     settings.gateway.throttle_per_s = 0;
+    settings.gateway.user_throttle_per_s = 0;
     let world = members(folder.path(), settings).await;
     let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
     for id in 1..=ORDERS {
