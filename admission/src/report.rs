@@ -8,8 +8,8 @@
 use types::command::{Cause, RequestKind};
 use types::event::Event;
 use types::{
-    CancelReason, Command, EventEnvelope, Handle, InstrumentIx, Lots, Minor,
-    RejectReason, Reserve, SessionIx, Side, Ticks,
+    CancelReason, Command, EventEnvelope, Handle, InstrumentIx, Lots, Minor, RejectReason, Reserve,
+    SessionIx, Side, Ticks,
 };
 
 use crate::admission::Admission;

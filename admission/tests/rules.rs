@@ -292,7 +292,13 @@ fn a_resend_acts_no_more() {
     market.go(order(4)).unwrap();
     assert_eq!(market.money(ALICE).orders, 2);
     // Resumed by its key, the session goes on where it was.
-    market.go(Request::CloseSession { session, epoch: None, keep_orders: false }).unwrap();
+    market
+        .go(Request::CloseSession {
+            session,
+            epoch: None,
+            keep_orders: false,
+        })
+        .unwrap();
     let reject = market.refuse(order(5));
     assert_eq!(reject.reason, RejectReason::UnknownSession);
     assert_eq!(market.session(UserIx(ALICE), 77), session);
@@ -1104,7 +1110,11 @@ fn end_for(market: &mut Market, reason: CancelReason) -> Handle {
                 ..resting
             });
             let gone = [
-                Request::CloseSession { session, epoch: None, keep_orders: false },
+                Request::CloseSession {
+                    session,
+                    epoch: None,
+                    keep_orders: false,
+                },
                 mass(MassScope::Session(session), platform),
             ];
             (order, gone.to_vec())

@@ -12,6 +12,7 @@ pub mod load;
 #[cfg(feature = "peers")]
 pub mod peers;
 pub mod plot;
+pub mod wire;
 pub mod xflow;
 
 use types::command::{Cancel, New, SetInstrument};

@@ -103,7 +103,13 @@ impl Load {
         instruments: usize,
         seed: u64,
     ) -> Result<Self, NotTaken> {
-        Self::open_by(|request| wait(port.call(request)), ring, || (), instruments, seed)
+        Self::open_by(
+            |request| wait(port.call(request)),
+            ring,
+            || (),
+            instruments,
+            seed,
+        )
     }
 
     /// The same over any way to ask; `poll` lets the node work while a report is waited for.
@@ -193,7 +199,10 @@ impl Load {
             }
             ReportBody::Filled { open, .. } if open.is_zero() => self.ended(message.handle),
             ReportBody::Cancelled { .. } => self.ended(message.handle),
-            ReportBody::Rejected { request: RequestKind::New, .. } => {
+            ReportBody::Rejected {
+                request: RequestKind::New,
+                ..
+            } => {
                 let number = self.orders[user][message.client_order_id as usize % TAGS];
                 self.ended[number as usize % NUMBERS] = true;
             }
@@ -215,7 +224,11 @@ impl Load {
     /// The node refuses.
     pub fn close(&self, port: &Port) -> Result<(), NotTaken> {
         for (_, session) in &self.users {
-            wait(port.call(Request::CloseSession { session: *session, epoch: None, keep_orders: false }))?;
+            wait(port.call(Request::CloseSession {
+                session: *session,
+                epoch: None,
+                keep_orders: false,
+            }))?;
         }
         Ok(())
     }

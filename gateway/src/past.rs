@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use replica::{CatchUp, ReplicaError};
-use tokio::sync::OwnedSemaphorePermit;
 use sequencer::Stamp;
+use tokio::sync::OwnedSemaphorePermit;
 use types::{NodeId, Sequence, SessionIx};
 use wire::ServerMessage;
 
-use crate::market::Market;
 use crate::front::report::message;
+use crate::market::Market;
 
 /// Scans that read at the same moment, of all connections together.
 pub const SCANS_MAX: usize = 2;

@@ -170,12 +170,7 @@ impl Tasks {
     }
 
     /// The way back: history, market events.
-    fn keep_telling(
-        &mut self,
-        market: &Arc<Market>,
-        log: &Arc<dyn events::Log>,
-        fed: &Durable,
-    ) {
+    fn keep_telling(&mut self, market: &Arc<Market>, log: &Arc<dyn events::Log>, fed: &Durable) {
         let troubles =
             dispatch::watch_replica(market.clone(), self.health.clone(), self.token.clone());
         self.endless("replica_watch", troubles);

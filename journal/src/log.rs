@@ -148,7 +148,10 @@ impl Commit {
 
     /// Adds a listener, for the life of the log.
     pub fn listen(&self, listener: Listener) {
-        let mut listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut listeners = self
+            .listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         listeners.push(listener);
     }
 
@@ -274,7 +277,10 @@ impl Shared {
     }
 
     pub fn tell_listeners(&self) {
-        let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        let listeners = self
+            .listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         listeners.iter().for_each(|listener| listener());
     }
 }

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use admission::Report;
 use types::command::{Cause, New};
 use types::{
-    AssetIx, CancelReason, Done, FeeRate, Handle, HoldIx, Id128, InstrumentIx,
-    InstrumentSpec, Lots, Minor, OrderStatus, OrderType, PoolKind, RejectReason, Reserve, Sequence,
-    SessionIx, Side, StpGroup, StpMode, Ticks, TimeInForce, UserId, UserIx,
+    AssetIx, CancelReason, Done, FeeRate, Handle, HoldIx, Id128, InstrumentIx, InstrumentSpec,
+    Lots, Minor, OrderStatus, OrderType, PoolKind, RejectReason, Reserve, Sequence, SessionIx,
+    Side, StpGroup, StpMode, Ticks, TimeInForce, UserId, UserIx,
 };
 
 /// What the member asked for and no amend changes, as the journal has it.

@@ -28,9 +28,7 @@ mod offline;
 mod state;
 
 pub use catch_up::{CatchUp, ReplicaError};
-pub use facts::{
-    Applied, Batch, Effect, Hold, Moved, Order, Session, Trade, TradeStatus,
-};
+pub use facts::{Applied, Batch, Effect, Hold, Moved, Order, Session, Trade, TradeStatus};
 pub use follower::Follower;
 pub use image::Checkpoint;
 pub use live::{LiveReplica, PART, Replica};

@@ -12,9 +12,7 @@ use types::{
     NodeId, OrderStatus, PoolKind, Sequence, SessionIx, Side, order_uuid,
 };
 
-use crate::facts::{
-    Applied, Effect, Hold, Moved, Order, OrderTerms, Session, Trade, TradeStatus,
-};
+use crate::facts::{Applied, Effect, Hold, Moved, Order, OrderTerms, Session, Trade, TradeStatus};
 use crate::names::Names;
 
 /// What admission does not need of an open order.

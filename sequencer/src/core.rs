@@ -187,12 +187,7 @@ impl Core {
 
     /// Feeds back an event that an engine has reported.
     #[inline]
-    pub(crate) fn event(
-        &mut self,
-        event: &EventEnvelope,
-        cause: &Cause,
-        to: &mut impl ReportSink,
-    ) {
+    pub(crate) fn event(&mut self, event: &EventEnvelope, cause: &Cause, to: &mut impl ReportSink) {
         self.trades += u64::from(matches!(event.event, Event::Trade(_)));
         self.admission.apply_event_brief(event, cause, to);
     }

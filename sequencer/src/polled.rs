@@ -30,7 +30,9 @@ pub trait Polled: Send {
 /// How long a thread may sleep until the next moment of `polled`.
 pub(crate) fn sleep_for(polled: &dyn Polled) -> Duration {
     let next = polled.next_deadline();
-    next.map_or(PARK, |at| at.saturating_duration_since(Instant::now()).min(PARK))
+    next.map_or(PARK, |at| {
+        at.saturating_duration_since(Instant::now()).min(PARK)
+    })
 }
 
 /// Polls on the calling thread until it is over: spins for `spin` after the last work, then parks.

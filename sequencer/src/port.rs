@@ -11,10 +11,10 @@ use types::{Command, RejectReason, Sequence};
 use crate::backlog::Stage;
 use crate::config::Layout;
 use crate::core::Core;
-use crate::record::Record;
-use crate::ring_port::{self, RingEnd, RingPort};
 use crate::park::Parker;
 use crate::polled::Polled;
+use crate::record::Record;
+use crate::ring_port::{self, RingEnd, RingPort};
 
 /// Why a request is not in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -53,7 +53,10 @@ pub struct Opened {
 
 /// What the hot thread reports to a front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "places in a ring, all of one size")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "places in a ring, all of one size"
+)]
 pub enum Report {
     /// A numbered message of one of the front's sessions: *accepted*, not yet durable. The one with a
     /// client sequence answers the session's request.
@@ -143,11 +146,7 @@ pub(crate) struct RingEnd {
 }
 
 /// Makes the rings. `capacity`, a power of two, is the number of requests, and of reports, that they hold.
-pub(crate) fn connect(
-    gate: Arc<Gate>,
-    front: Arc<Parker>,
-    capacity: usize,
-) -> (RingPort, RingEnd) {
+pub(crate) fn connect(gate: Arc<Gate>, front: Arc<Parker>, capacity: usize) -> (RingPort, RingEnd) {
     // What a slot holds before its first use is never read.
     let unused = SessionRequest {
         key: Id128::NONE,

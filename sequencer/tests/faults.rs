@@ -39,7 +39,15 @@ async fn the_grace_of_a_session_runs_on_after_a_restart() {
     let mut order = desk.order(0, Side::Buy, 10_000, 5);
     (order.session, order.client_seq) = (session, 1);
     done(&desk.port, Request::New(order)).await;
-    let closed = done(&desk.port, Request::CloseSession { session, epoch: None, keep_orders: false }).await;
+    let closed = done(
+        &desk.port,
+        Request::CloseSession {
+            session,
+            epoch: None,
+            keep_orders: false,
+        },
+    )
+    .await;
     handle
         .commit()
         .wait(closed.command.sequence)
@@ -70,7 +78,15 @@ async fn a_resumed_session_keeps_its_orders() {
     let mut order = desk.order(0, Side::Buy, 10_000, 5);
     (order.session, order.client_seq) = (session, 1);
     done(&desk.port, Request::New(order)).await;
-    done(&desk.port, Request::CloseSession { session, epoch: None, keep_orders: false }).await;
+    done(
+        &desk.port,
+        Request::CloseSession {
+            session,
+            epoch: None,
+            keep_orders: false,
+        },
+    )
+    .await;
     time.advance_ms(9_000);
     assert_eq!(desk.session(7, 0).await, session);
     time.advance_ms(60_000);
@@ -152,7 +168,11 @@ fn a_request_that_races_with_the_stop_is_answered() {
                             tx: tx.clone(),
                             tag: taken,
                         };
-                        let request = Request::CloseSession { session: SessionIx(9), epoch: None, keep_orders: false };
+                        let request = Request::CloseSession {
+                            session: SessionIx(9),
+                            epoch: None,
+                            keep_orders: false,
+                        };
                         match port.submit(request, reply) {
                             Ok(()) => taken += 1,
                             Err(NotTaken::Busy) => std::thread::yield_now(),
@@ -178,7 +198,14 @@ fn a_request_that_races_with_the_stop_is_answered() {
         }
         assert_eq!(answers, expected, "round {round}");
         assert_eq!(
-            port.submit(Request::CloseSession { session: SessionIx(9), epoch: None, keep_orders: false }, Reply::None),
+            port.submit(
+                Request::CloseSession {
+                    session: SessionIx(9),
+                    epoch: None,
+                    keep_orders: false
+                },
+                Reply::None
+            ),
             Err(NotTaken::Stopping)
         );
     }
@@ -215,7 +242,15 @@ async fn what_time_owes_waits_for_a_slow_disk() {
     let mut order = desk.order(0, Side::Buy, 10_000, 5);
     (order.session, order.client_seq) = (session, 1);
     done(&desk.port, Request::New(order)).await;
-    let closed = done(&desk.port, Request::CloseSession { session, epoch: None, keep_orders: false }).await;
+    let closed = done(
+        &desk.port,
+        Request::CloseSession {
+            session,
+            epoch: None,
+            keep_orders: false,
+        },
+    )
+    .await;
     let after = closed.command.sequence;
     handle.commit().wait(after).await.expect("durable");
     storage.stall(true);

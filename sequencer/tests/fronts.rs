@@ -46,7 +46,9 @@ impl Told {
     }
 
     fn read(&mut self, front: &mut RingPort) -> bool {
-        front.poll(|report| self.note(report)).expect("the node runs")
+        front
+            .poll(|report| self.note(report))
+            .expect("the node runs")
     }
 
     fn answers(&self) -> usize {
@@ -174,7 +176,11 @@ async fn r343_live_messages_are_those_of_the_journal_in_every_layout() {
             let user = usize::from(number % 2 == 0);
             seqs[user] += 1;
             let (session, seq) = (sessions[user], seqs[user]);
-            let side = if number % 3 == 0 { Side::Buy } else { Side::Sell };
+            let side = if number % 3 == 0 {
+                Side::Buy
+            } else {
+                Side::Sell
+            };
             let price = 10_000 + i64::try_from(number * 7 % 23).expect("small");
             let mut order = desk.order(user, side, price, number % 9 + 1);
             order.instrument = desk.instruments[usize::from(number % 5 == 0)];
@@ -188,7 +194,16 @@ async fn r343_live_messages_are_those_of_the_journal_in_every_layout() {
             let own = desk.users[user];
             let request = match number % 100 {
                 50 => mass_cancel(MassScope::User(own), own, session, seq),
-                51 => cancel(&desk, user, session, seq, Handle { slot: 3, generation: 1 }),
+                51 => cancel(
+                    &desk,
+                    user,
+                    session,
+                    seq,
+                    Handle {
+                        slot: 3,
+                        generation: 1,
+                    },
+                ),
                 _ => of_session(order, session, seq),
             };
             ask(&mut front, &mut told, tagged(number), request);
@@ -230,7 +245,10 @@ async fn a_front_is_told_what_becomes_of_its_sessions_orders() {
         let before = told.numbered.len();
         ask(&mut front, &mut told, tagged(9), request);
         told.wait(&mut front, |told| told.numbered.len() >= before + messages);
-        told.numbered[before..].iter().map(|(_, m)| *m).collect::<Vec<_>>()
+        told.numbered[before..]
+            .iter()
+            .map(|(_, m)| *m)
+            .collect::<Vec<_>>()
     };
     let order = desk.order(0, Side::Buy, 10_000, 5);
     let acked = say(of_session(order, session, 1), 1)[0];
@@ -261,12 +279,21 @@ async fn a_front_is_told_what_becomes_of_its_sessions_orders() {
     let amended = say(Request::Amend(amend), 1)[0];
     assert_eq!(open_lots(&amended), Lots(3));
     // Another one's order meets it: the maker's session is told although it asked for nothing.
-    done(&desk.port, Request::New(desk.order(1, Side::Sell, 10_000, 1))).await;
+    done(
+        &desk.port,
+        Request::New(desk.order(1, Side::Sell, 10_000, 1)),
+    )
+    .await;
     let cancelled = say(cancel(&desk, 0, session, 4, acked.handle), 2);
     let filled = cancelled[0];
     assert!(matches!(
         filled.body,
-        ReportBody::Filled { is_taker: false, quantity: Lots(1), open: Lots(2), .. }
+        ReportBody::Filled {
+            is_taker: false,
+            quantity: Lots(1),
+            open: Lots(2),
+            ..
+        }
     ));
     assert_eq!((filled.client_seq, filled.handle), (0, acked.handle));
     assert_eq!(
@@ -278,12 +305,19 @@ async fn a_front_is_told_what_becomes_of_its_sessions_orders() {
     );
     assert_eq!(cancelled[1].client_seq, 4);
     // An order that trades in part and leaves nothing.
-    done(&desk.port, Request::New(desk.order(1, Side::Sell, 9_000, 2))).await;
+    done(
+        &desk.port,
+        Request::New(desk.order(1, Side::Sell, 9_000, 2)),
+    )
+    .await;
     let mut order = desk.order(0, Side::Buy, 9_000, 5);
     order.time_in_force = TimeInForce::Ioc;
     let swept = say(of_session(order, session, 5), 3);
     assert!(matches!(swept[0].body, ReportBody::Acknowledged { .. }));
-    assert!(matches!(swept[1].body, ReportBody::Filled { is_taker: true, .. }));
+    assert!(matches!(
+        swept[1].body,
+        ReportBody::Filled { is_taker: true, .. }
+    ));
     assert_eq!(
         swept[2].body,
         ReportBody::Cancelled {
@@ -354,7 +388,9 @@ async fn r345_what_reduces_risk_passes_beyond_the_rate() {
     let mut say = |asked, request| {
         let before = (told.numbered.len(), told.not_taken.len());
         ask(&mut front, &mut told, asked, request);
-        told.wait(&mut front, |t| (t.numbered.len(), t.not_taken.len()) != before);
+        told.wait(&mut front, |t| {
+            (t.numbered.len(), t.not_taken.len()) != before
+        });
         match told.not_taken.len() > before.1 {
             true => Err(told.not_taken[before.1].1),
             false => Ok(told.numbered.last().expect("one").1),
@@ -491,7 +527,11 @@ async fn a_front_that_is_behind_when_the_node_stops_is_told_everything_all_the_s
     let fills = told.numbered.iter();
     let fills = fills.filter(|(_, m)| matches!(m.body, ReportBody::Filled { .. }));
     assert_eq!(fills.count() as u64, makers);
-    assert_eq!(told.answers() as u64, asked + 1, "an answer for each, and the login's");
+    assert_eq!(
+        told.answers() as u64,
+        asked + 1,
+        "an answer for each, and the login's"
+    );
     let stopped = |(_, reason): &(u64, NotTaken)| *reason == NotTaken::Stopping;
     assert!(told.not_taken.iter().all(stopped));
     assert_eq!(front.poll(|_| {}), Err(NotTaken::Stopping));

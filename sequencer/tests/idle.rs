@@ -49,7 +49,9 @@ async fn an_idle_node_burns_no_core() {
         let desk = open_desk(handle.port(), 3).await;
         let mut front = desk.port.rings(64, Arc::default()).expect("rings");
         let order = Request::New(desk.order(0, Side::Sell, 100, 1));
-        front.submit(sequencer::Asked::default(), &order).expect("room");
+        front
+            .submit(sequencer::Asked::default(), &order)
+            .expect("room");
         done(&desk.port, order).await;
         // Past every spin; the replica has compared itself with the quiet node.
         tokio::time::sleep(Duration::from_millis(1_500)).await;

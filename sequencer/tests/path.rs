@@ -226,7 +226,15 @@ async fn a_refusal_after_login_is_journalled_and_a_repeat_acts_no_more() {
     }
 
     // The session ends; its order is cancelled when the grace is over.
-    done(&desk.port, Request::CloseSession { session, epoch: None, keep_orders: false }).await;
+    done(
+        &desk.port,
+        Request::CloseSession {
+            session,
+            epoch: None,
+            keep_orders: false,
+        },
+    )
+    .await;
     let mut reader = handle.reader(placed.command.sequence);
     loop {
         let record = reader.next().await.expect("record");

@@ -103,7 +103,15 @@ async fn write_seeds() {
         key_hash: Id128::NONE,
     };
     done(&desk.port, Request::MassCancel(all)).await;
-    done(&desk.port, Request::CloseSession { session, epoch: None, keep_orders: false }).await;
+    done(
+        &desk.port,
+        Request::CloseSession {
+            session,
+            epoch: None,
+            keep_orders: false,
+        },
+    )
+    .await;
     rest_of_the_commands(&desk, &time).await;
     rest_of_the_events(&desk).await;
     handle.stop();

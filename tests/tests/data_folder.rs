@@ -112,7 +112,7 @@ fn every_store_and_key_that_a_start_makes_is_in_the_manifest() {
         let data = platform.data_dir();
         let text = std::fs::read_to_string(data.join(MANIFEST)).expect("a manifest");
         assert!(
-            text.contains("format = 2") && text.contains("pending = []"),
+            text.contains("format = 3") && text.contains("pending = []"),
             "{text}"
         );
         for name in STORES.into_iter().chain(KEYS) {
@@ -183,7 +183,7 @@ fn a_folder_without_a_manifest_is_adopted_once_and_another_format_is_refused_by_
         let (data, manifest) = (platform.data_dir(), platform.data_dir().join(MANIFEST));
         let written = std::fs::read_to_string(&manifest).expect("a manifest");
 
-        let other = written.replace("format = 2", "format = 7\nnew = true");
+        let other = written.replace("format = 3", "format = 7\nnew = true");
         std::fs::write(&manifest, other).expect("written");
         let before = files(&data);
         for said in [

@@ -358,13 +358,7 @@ struct Parts<'a, T> {
 }
 
 impl<T> Parts<'_, T> {
-    fn datagram(
-        &mut self,
-        now: Instant,
-        driver: &mut impl Driver<T>,
-        from: From,
-        data: BytesMut,
-    ) {
+    fn datagram(&mut self, now: Instant, driver: &mut impl Driver<T>, from: From, data: BytesMut) {
         self.scratch.clear();
         let (local_ip, ecn) = (from.local_ip, from.ecn);
         let event = self
@@ -410,16 +404,14 @@ impl<T> Parts<'_, T> {
         let half_open = self.half_open + self.accepted.len();
         self.scratch.clear();
         match driver.incoming(now, from, is_validated, half_open) {
-            Incoming::Accept(user) => {
-                match self.proto.accept(incoming, now, self.scratch, None) {
-                    Ok((handle, quic)) => self.accepted.push((handle, quic, user)),
-                    Err(error) => {
-                        if let Some(transmit) = error.response {
-                            self.respond(transmit);
-                        }
+            Incoming::Accept(user) => match self.proto.accept(incoming, now, self.scratch, None) {
+                Ok((handle, quic)) => self.accepted.push((handle, quic, user)),
+                Err(error) => {
+                    if let Some(transmit) = error.response {
+                        self.respond(transmit);
                     }
                 }
-            }
+            },
             Incoming::Retry => match self.proto.retry(incoming, self.scratch) {
                 Ok(transmit) => self.respond(transmit),
                 // It has been asked before.
@@ -518,9 +510,11 @@ fn give<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>) -> boo
         return true;
     }
     // A message that began in an earlier chunk.
-    let more = link
-        .rest
-        .split_to(link.rest.len().min(CARRY_BYTES.saturating_sub(link.carry.len())));
+    let more = link.rest.split_to(
+        link.rest
+            .len()
+            .min(CARRY_BYTES.saturating_sub(link.carry.len())),
+    );
     link.carry.extend_from_slice(&more);
     let mut carry = std::mem::take(&mut link.carry);
     let taken = driver.data(now, link, &carry);

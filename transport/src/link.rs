@@ -27,7 +27,10 @@ pub(crate) enum End {
         is_finished: bool,
     },
     /// To be closed in this round.
-    Close { code: u32, reason: Bytes },
+    Close {
+        code: u32,
+        reason: Bytes,
+    },
     /// The driver has been told.
     Closed,
 }

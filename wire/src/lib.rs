@@ -96,8 +96,6 @@ pub enum DisconnectCode {
     MessagesRemoved = 20,
     #[error("the client has finished its stream")]
     StreamFinished = 21,
-    #[error("too many connections")]
-    TooManyConnections = 22,
 }
 
 impl DisconnectCode {
@@ -124,7 +122,6 @@ impl DisconnectCode {
         Self::TooManySessions,
         Self::MessagesRemoved,
         Self::StreamFinished,
-        Self::TooManyConnections,
     ];
 
     pub const fn code(self) -> u16 {

@@ -244,7 +244,9 @@ impl Client {
         self.ring.poll(|report| match report {
             Report::Numbered(stamp, message) => {
                 measured.events += u64::from(message.client_seq == 0);
-                let Some(tag) = load.heard(message) else { return };
+                let Some(tag) = load.heard(message) else {
+                    return;
+                };
                 answered += 1;
                 let request = sent[tag as usize % WINDOW];
                 if is_kept {

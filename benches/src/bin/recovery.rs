@@ -15,8 +15,8 @@ use benches::load::{Load, wait};
 use clap::Parser;
 use replica::LiveReplica;
 use sequencer::{
-    Asked, Backlog, Bounds, Config, NotTaken, Port, Report, RingPort, SequencerHandle, SnapshotConfig,
-    replay,
+    Asked, Backlog, Bounds, Config, NotTaken, Port, Report, RingPort, SequencerHandle,
+    SnapshotConfig, replay,
 };
 use types::{NodeId, Sequence};
 

@@ -255,7 +255,12 @@ impl Driver<Conn> for State {
         }
         if link.user.last_sent + link.user.heartbeat / 2 <= now {
             let time_ns = self.now_ns;
-            send(link, now, CONNECTION_CHANNEL, &ServerHeartbeat { time_ns }.into());
+            send(
+                link,
+                now,
+                CONNECTION_CHANNEL,
+                &ServerHeartbeat { time_ns }.into(),
+            );
         }
         let at = link.user.next_look();
         link.set_deadline(Some(at));

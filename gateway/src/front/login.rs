@@ -32,7 +32,11 @@ pub struct Admitted {
 }
 
 /// Answers a login. The error is what the client is told; the session then is as it was before.
-pub async fn admit(desk: &Desk, address: IpAddr, login: &Login) -> Result<Admitted, DisconnectCode> {
+pub async fn admit(
+    desk: &Desk,
+    address: IpAddr,
+    login: &Login,
+) -> Result<Admitted, DisconnectCode> {
     let market = &desk.market;
     check_form(market, login)?;
     let caller = desk.auth.authenticate(login.token.as_str()).map_err(|_| {
@@ -131,7 +135,9 @@ async fn check_place(
 ) -> Result<(), DisconnectCode> {
     let known = market.state(|state| {
         let admission = state.core().admission();
-        let session = admission.session_ix(key).and_then(|ix| admission.session(ix));
+        let session = admission
+            .session_ix(key)
+            .and_then(|ix| admission.session(ix));
         let sessions = admission.user(user).map_or(0, |user| user.sessions);
         (session.map(|session| session.last_number), sessions)
     });

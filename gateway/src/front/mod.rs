@@ -43,8 +43,8 @@ use wire::{Accepted, DisconnectCode, InstrumentDefinition, LoginAccepted, Server
 use self::connection::{
     Channel, Conn, check_slow, end_channel, end_connection, rejected, send, send_encoded,
 };
-pub use self::desk::{Order, Orders};
 use self::desk::Question;
+pub use self::desk::{Order, Orders};
 use self::session::{At, Owner};
 use self::state::{Due, LAST_REPORTS, State, Told, reason_of};
 use crate::market::now_ns;
@@ -208,7 +208,9 @@ impl Front {
     /// Ends the session's channel, if it has one, and tells the journal.
     fn end_session(&mut self, now: Instant, at: At, code: DisconnectCode) {
         if self.state.sessions.row(at).owner.is_some() {
-            self.with_owner(at, |link, owner| end_channel(link, now, owner.channel, code));
+            self.with_owner(at, |link, owner| {
+                end_channel(link, now, owner.channel, code)
+            });
             self.state.lose(at, false);
         }
     }
@@ -376,7 +378,9 @@ impl Front {
         let Some(pending) = self.state.logins.remove(&tag) else {
             return;
         };
-        let opened = pending.opened.expect("the report came before it was durable");
+        let opened = pending
+            .opened
+            .expect("the report came before it was durable");
         let (key, channel) = pending.to;
         let at = self.state.sessions.at(opened.session).expect("placed");
         let link = self.endpoint.link(key).filter(|link| link.is_open());
@@ -504,7 +508,9 @@ impl Front {
             Ok(messages) if session.sent == after => {
                 // Only what is durable was read, but the window may have moved on meanwhile.
                 let lacks = session.released - session.sent;
-                let count = messages.len().min(usize::try_from(lacks).unwrap_or(usize::MAX));
+                let count = messages
+                    .len()
+                    .min(usize::try_from(lacks).unwrap_or(usize::MAX));
                 session.sent += count as u64;
                 session.is_following = session.sent == session.released;
                 self.with_owner(at, |link, owner| {

@@ -8,8 +8,8 @@ use replica::{Effect, Follower};
 use sequencer::{Layout, Parker, Polled, run_polled};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
-use transport::proto::{IdleTimeout, ServerConfig, TransportConfig};
 use transport::Endpoint;
+use transport::proto::{IdleTimeout, ServerConfig, TransportConfig};
 
 use super::desk::{Desk, Failures, Order, Orders, questions};
 use super::state::{RING, State};

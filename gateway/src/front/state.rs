@@ -125,8 +125,7 @@ impl State {
 
     /// Nothing is under way: no request, no message that is not durable, no end of a session.
     pub fn is_quiet(&self) -> bool {
-        self.has_ended
-            || (self.in_flight == 0 && self.due.is_empty() && self.logins.is_empty())
+        self.has_ended || (self.in_flight == 0 && self.due.is_empty() && self.logins.is_empty())
     }
 
     /// The journal knows of every session that has ended here.

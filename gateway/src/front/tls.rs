@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use events::files;
-use transport::proto::crypto::rustls::QuicServerConfig;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
+use transport::proto::crypto::rustls::QuicServerConfig;
 
 use crate::Error;
 

@@ -909,3 +909,210 @@ async fn t49_sessions_logging_in_together_share_one_trading_hold() {
     drop(open);
     world.stop().await;
 }
+
+/// The first message of a session that `wanted` takes, within a minute.
+async fn within<T>(waiting: impl Future<Output = T>) -> T {
+    let waited = tokio::time::timeout(std::time::Duration::from_secs(60), waiting);
+    waited.await.expect("in time")
+}
+
+// rows: R341
+#[tokio::test]
+async fn r341_a_new_login_does_not_refill_the_rate() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.throttle_per_s = 50;
+    settings.gateway.user_throttle_per_s = 80;
+    let world = members(folder.path(), settings).await;
+    let begun = std::time::Instant::now();
+    let (mut acked, mut refused, mut id) = (0, 0, 0);
+    // Two sessions, each logged in again and again: one connection after the other takes it over.
+    for round in 0..6 {
+        let options = LoginOptions {
+            from_now: true,
+            ..with_money("ann", if round % 2 == 0 { "a" } else { "b" })
+        };
+        let (ann, mut reports) = world.session(options).await;
+        for _ in 0..60 {
+            id += 1;
+            ann.send(0, wire_order(id, Side::Buy, 100, 1)).await.unwrap();
+        }
+        let mut answers = 0;
+        while answers < 60 {
+            match reports.recv().await.unwrap().unwrap().message {
+                ServerMessage::OrderAck(_) => acked += 1,
+                ServerMessage::Rejected(m) => {
+                    assert_eq!(m.reason, RejectReason::Throttle);
+                    refused += 1;
+                }
+                _ => continue,
+            }
+            answers += 1;
+        }
+    }
+    // What the user's rate allows: a burst, and what it has earned since.
+    let most = 80 + 80 * (begun.elapsed().as_secs() + 1);
+    assert!(acked >= 80 && acked <= most, "{acked} of {id}, {most} at most");
+    assert!(refused > 0);
+    world.stop().await;
+}
+
+// rows: R345
+#[tokio::test]
+async fn r345_a_session_past_its_rate_cancels_its_open_orders() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.throttle_per_s = 5;
+    let world = members(folder.path(), settings).await;
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    for id in 1..=5 {
+        ann.send(0, wire_order(id, Side::Buy, 100, 1)).await.unwrap();
+        until(&mut of_ann, ack).await;
+    }
+    let named = |client_order_id| wire::Cancel {
+        client_order_id,
+        engine_order_id: 0,
+    };
+    // The order that is not there counts as any request does, those that are open pass.
+    ann.send(0, wire_order(9, Side::Buy, 100, 1)).await.unwrap();
+    ann.send(0, named(77)).await.unwrap();
+    for id in 1..=4 {
+        ann.send(0, named(id)).await.unwrap();
+    }
+    let all = wire::MassCancel {
+        scope: 1,
+        instrument: wire::ALL_INSTRUMENTS,
+        side: wire::BOTH_SIDES,
+    };
+    ann.send(0, all).await.unwrap();
+    let (mut gone, mut throttled) = (0, 0);
+    while gone < 5 {
+        match of_ann.recv().await.unwrap().unwrap().message {
+            ServerMessage::Cancelled(_) => gone += 1,
+            ServerMessage::Rejected(m) => {
+                assert_eq!(m.reason, RejectReason::Throttle);
+                throttled += 1;
+            }
+            _ => {}
+        }
+    }
+    assert!(throttled <= 2, "only the new order and the cancel of none: {throttled}");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_request_on_its_way_when_its_session_ends_leaves_the_other_sessions_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    let mut raw = Raw::connect(&world).await;
+    for (channel, name) in [(0, "a"), (1, "b")] {
+        raw.send(channel, 0, raw_login("ann", name, 5_000_000)).await;
+        raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_))).await;
+    }
+    // Sent behind a logout, and behind a login that is refused.
+    raw.send(0, 0, wire::Logout {}).await;
+    raw.send(0, 1, wire_order(1, Side::Buy, 100, 1)).await;
+    let unknown = |m: &ServerMessage| {
+        rejected(m).is_some_and(|m| m.reason == RejectReason::UnknownSession)
+    };
+    assert_eq!(raw.until(unknown).await.0, 0, "unnumbered: not seen");
+    raw.send(2, 0, raw_login("nobody", "x", 0)).await;
+    raw.send(2, 1, wire_order(2, Side::Buy, 100, 1)).await;
+    raw.until(unknown).await;
+    // Taken over by another connection: its next request is refused, the rest goes on.
+    let (other, mut of_other) = world.session(login("ann", "b")).await;
+    raw.until(|m| matches!(m, ServerMessage::Disconnect(end) if end.code == DisconnectCode::TakenOver.code()))
+        .await;
+    raw.send(1, 1, wire_order(3, Side::Buy, 100, 1)).await;
+    raw.until(unknown).await;
+    raw.send(0, 0, raw_login("ann", "a", 0)).await;
+    raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_))).await;
+    raw.send(0, 2, wire_order(4, Side::Buy, 100, 1)).await;
+    raw.until(|m| ack(m).is_some()).await;
+    other.send(0, wire_order(5, Side::Buy, 100, 1)).await.unwrap();
+    until(&mut of_other, ack).await;
+    world.stop().await;
+}
+
+// rows: R345
+#[tokio::test]
+async fn r345_a_client_that_does_not_read_is_ended_and_its_orders_are_cancelled() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.throttle_per_s = 0;
+    settings.gateway.user_throttle_per_s = 0;
+    let world = members(folder.path(), settings).await;
+    let mut raw = Raw::connect(&world).await;
+    let guarded = wire::Login {
+        flags: wire::LOGIN_CANCEL_ON_DISCONNECT,
+        ..raw_login("ann", "a", 5_000_000)
+    };
+    raw.send(0, 0, guarded).await;
+    raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_))).await;
+    raw.send(0, 1, wire_order(1, Side::Buy, 100, 1)).await;
+    raw.until(|m| ack(m).is_some()).await;
+    // Refused cancels, 64 bytes of report each, until the exchange has had enough: nothing is read.
+    let refused = async {
+        for seq in 2..2_000_000u64 {
+            let cancel = wire::Cancel {
+                client_order_id: 7,
+                engine_order_id: 0,
+            };
+            let mut out = bytes::BytesMut::new();
+            wire::encode(&wire::ClientMessage::from(cancel), 0, seq, &mut out);
+            if raw.send.write_all(&out).await.is_err() {
+                return;
+            }
+        }
+        panic!("the client is never ended");
+    };
+    within(refused).await;
+    match raw.connection.closed().await {
+        quinn::ConnectionError::ApplicationClosed(close) => {
+            let code = u64::from(DisconnectCode::SlowConsumer.code());
+            assert_eq!(close.error_code.into_inner(), code);
+        }
+        other => panic!("{other}"),
+    }
+    within(async {
+        while !world.book().await.0.is_empty() {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn heartbeats_come_as_asked_for_and_do_not_stand_in_for_a_login() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.login_timeout_ms = 600;
+    let world = members(folder.path(), settings).await;
+    // Silent for longer than the interval that it asked for: ended, although the server's is 10 s.
+    let mut silent = Raw::connect(&world).await;
+    let often = wire::Login {
+        heartbeat_ms: 200,
+        ..raw_login("ann", "a", 0)
+    };
+    silent.send(0, 0, often).await;
+    let (_, accepted) = silent.until(|m| matches!(m, ServerMessage::LoginAccepted(_))).await;
+    assert!(matches!(accepted, ServerMessage::LoginAccepted(a) if a.heartbeat_ms == 200));
+    silent.until(|m| matches!(m, ServerMessage::ServerHeartbeat(_))).await;
+    let code = DisconnectCode::HeartbeatTimeout.code();
+    assert_eq!(within(silent.end()).await, (Some(code), u64::from(code)));
+    // Never logged in: heartbeats do not keep the connection.
+    let mut idle = Raw::connect(&world).await;
+    let mut out = bytes::BytesMut::new();
+    let beat = wire::ClientMessage::from(wire::Heartbeat {});
+    wire::encode(&beat, wire::CONNECTION_CHANNEL, 0, &mut out);
+    within(async {
+        while idle.send.write_all(&out).await.is_ok() {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    let code = DisconnectCode::LoginExpected.code();
+    assert_eq!(within(idle.end()).await.1, u64::from(code));
+    world.stop().await;
+}

@@ -36,7 +36,7 @@ const TRADING: &[&str] = &[
 #[rustfmt::skip]
 const LOWER: &[&str] = &[
     "admission", "engine", "events", "journal", "proto", "rail", "rpc", "sequencer", "service-kit",
-    "types", "wire",
+    "transport", "types", "wire",
 ];
 
 enum To {
@@ -62,6 +62,7 @@ const RULES: &[Rule] = &[
     (&["engine"], Only(&["types"]), "matching has no I/O, no time and no accounts' money"),
     (&["admission"], Only(&["types"]), "admission has no I/O and no order book; its state changes only by apply"),
     (&["wire"], Only(&["types"]), "the codec has no I/O and no sessions"),
+    (&["transport"], Only(&[]), "it moves bytes and knows nothing of what they mean"),
     (&["journal"], Only(&["types"]), "the journal does not know what its payloads mean"),
     (&["service-kit"], Only(&[]), "what every shell needs knows none of them"),
     (&["events"], Only(&["service-kit"]), "the event log does not know what its events mean"),
@@ -73,7 +74,7 @@ const RULES: &[Rule] = &[
     // The trading path.
     (&["sequencer"], Only(&["admission", "engine", "journal", "types"]), "the hot path has no socket and no SQL"),
     (&["replica"], Only(&["admission", "engine", "journal", "sequencer", "types"]), "it does not know its subscribers"),
-    (&["client"], Only(&["types", "wire"]), "client and gateway share only the wire protocol"),
+    (&["client"], Only(&["transport", "types", "wire"]), "client and gateway share only the wire protocol"),
     (&["gateway"], Never(&["client"]), "client and gateway share only the wire protocol"),
     (&["gateway"], Never(&["engine"]), "order books belong to the engine and the replica"),
     (&["gateway", "settlement"], Never(&["journal"]), "one reader decodes the journal for all"),

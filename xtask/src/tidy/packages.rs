@@ -14,7 +14,7 @@ const CHAIN: &[&str] = &["alloy", "revm"];
 
 /// Tests, and crates of tests and chores, are free, but for the chain library.
 #[rustfmt::skip]
-const WALLS: [Wall; 4] = [
+const WALLS: [Wall; 5] = [
     (
         &["prost", "prost-types", "tonic", "tonic-prost", "tonic-types"],
         &["cfa", "chain", "gateway", "ledger", "payments", "proto", "rpc", "sandbox", "service-clients"],
@@ -26,6 +26,7 @@ const WALLS: [Wall; 4] = [
         "SQL stays with the crates that have a store",
     ),
     (&["rusqlite"], &["events", "ledger"], "only the ledger's writer uses SQLite without sqlx"),
+    (&["quinn-proto", "quinn-udp"], &["transport"], "QUIC is driven by hand in one place"),
     (CHAIN, &["chain"], "the chain library stays in chain"),
 ];
 

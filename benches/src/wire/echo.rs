@@ -1,0 +1,177 @@
+//! The floor: the same transport on both sides, and a server that only sends each message back.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use anyhow::Context;
+use hdrhistogram::Histogram;
+use transport::proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use transport::proto::{ClientConfig, ConnectionError, ServerConfig};
+use transport::{Driver, Endpoint, Incoming, Link, Taken};
+
+use crate::hop;
+
+/// Sends back what comes, a message of `answer` bytes for each of `question`.
+struct Echo {
+    question: usize,
+    answer: usize,
+    /// Bytes of a question that is not complete.
+    pending: usize,
+}
+
+impl Driver<()> for Echo {
+    fn incoming(&mut self, _: Instant, _: SocketAddr, _: bool, _: usize) -> Incoming<()> {
+        Incoming::Accept(())
+    }
+
+    fn data(&mut self, _: Instant, link: &mut Link<()>, bytes: &[u8]) -> Taken {
+        self.pending += bytes.len();
+        let count = self.pending / self.question;
+        self.pending %= self.question;
+        let out = link.out();
+        out.resize(out.len() + count * self.answer, 7);
+        Taken {
+            bytes: bytes.len(),
+            is_paused: false,
+        }
+    }
+
+    fn finished(&mut self, now: Instant, link: &mut Link<()>) {
+        link.finish(now, 0, "");
+    }
+
+    fn closed(&mut self, _: Instant, _: &mut Link<()>, _: &ConnectionError) {}
+}
+
+/// Counts what comes.
+#[derive(Default)]
+pub struct Count {
+    bytes: usize,
+    is_open: bool,
+}
+
+impl Driver<()> for Count {
+    fn incoming(&mut self, _: Instant, _: SocketAddr, _: bool, _: usize) -> Incoming<()> {
+        Incoming::Refuse
+    }
+
+    fn opened(&mut self, _: Instant, _: &mut Link<()>) {
+        self.is_open = true;
+    }
+
+    fn data(&mut self, _: Instant, _: &mut Link<()>, bytes: &[u8]) -> Taken {
+        self.bytes += bytes.len();
+        Taken {
+            bytes: bytes.len(),
+            is_paused: false,
+        }
+    }
+
+    fn finished(&mut self, _: Instant, _: &mut Link<()>) {}
+
+    fn closed(&mut self, _: Instant, _: &mut Link<()>, _: &ConnectionError) {}
+}
+
+/// A self-signed certificate, and both sides' settings with it.
+fn configs() -> anyhow::Result<(ServerConfig, ClientConfig)> {
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])?;
+    let certificate = made.cert.der().clone();
+    let key = rustls::pki_types::PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let server = rustls::ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.clone()], key.into())?;
+    let server = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(server)?));
+    Ok((server, client(&certificate, &[])?))
+}
+
+/// A client's settings that trust this certificate alone.
+///
+/// # Errors
+/// It is none.
+pub fn client(certificate: &[u8], alpn: &[u8]) -> anyhow::Result<ClientConfig> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(certificate.to_vec().into())?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut tls = rustls::ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    if !alpn.is_empty() {
+        tls.alpn_protocols = vec![alpn.to_vec()];
+    }
+    Ok(ClientConfig::new(Arc::new(QuicClientConfig::try_from(
+        tls,
+    )?)))
+}
+
+/// There and back, one message at a time, server on `core`, nanoseconds.
+///
+/// # Errors
+/// No socket, or no connection.
+pub fn run(
+    core: usize,
+    question: usize,
+    answer: usize,
+    rounds: usize,
+) -> anyhow::Result<Histogram<u64>> {
+    let (server, client) = configs()?;
+    let mut endpoint = Endpoint::<()>::bind(([127, 0, 0, 1], 0).into(), Some(server))?;
+    let address = endpoint.local_address()?;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let over = is_over.clone();
+    let serving: JoinHandle<()> = std::thread::spawn(move || {
+        hop::pin(core);
+        let mut echo = Echo {
+            question,
+            answer,
+            pending: 0,
+        };
+        while !over.load(Ordering::Relaxed) {
+            let now = Instant::now();
+            let received = endpoint.receive(now, &mut echo);
+            endpoint.flush(now, &mut echo);
+            if received.is_err() {
+                return;
+            }
+        }
+    });
+    let mut endpoint = Endpoint::<()>::bind(([127, 0, 0, 1], 0).into(), None)?;
+    let key = endpoint.connect(Instant::now(), client, address, "localhost", ())?;
+    let mut count = Count::default();
+    let poll = |endpoint: &mut Endpoint<()>, count: &mut Count| -> anyhow::Result<()> {
+        let now = Instant::now();
+        endpoint.receive(now, count)?;
+        endpoint.flush(now, count);
+        Ok(())
+    };
+    let since = Instant::now();
+    while !count.is_open {
+        anyhow::ensure!(since.elapsed().as_secs() < 10, "the echo does not answer");
+        poll(&mut endpoint, &mut count)?;
+    }
+    let mut histogram = hop::histogram();
+    for round in 0..rounds + rounds / 10 {
+        let sent = Instant::now();
+        let link = endpoint.link(key).context("the echo is gone")?;
+        let out = link.out();
+        out.resize(out.len() + question, 7);
+        let wanted = count.bytes + answer;
+        endpoint.flush(sent, &mut count);
+        while count.bytes < wanted {
+            poll(&mut endpoint, &mut count)?;
+        }
+        if round >= rounds / 10 {
+            histogram.saturating_record(sent.elapsed().as_nanos() as u64);
+        }
+    }
+    is_over.store(true, Ordering::Relaxed);
+    serving
+        .join()
+        .map_err(|_| anyhow::anyhow!("the echo panicked"))?;
+    Ok(histogram)
+}

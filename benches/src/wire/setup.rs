@@ -1,0 +1,110 @@
+//! Brings a user with money into a running platform, over its JSON port.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+/// How long a deposit may take until it is final on chain.
+const DEPOSIT_MAX: Duration = Duration::from_secs(60);
+
+/// Calls of the platform's RPC port.
+pub struct Caller {
+    pub address: SocketAddr,
+}
+
+impl Caller {
+    /// One call in JSON; the context is added.
+    ///
+    /// # Errors
+    /// No connection, or an answer other than 200.
+    pub fn call(&self, token: &str, method: &str, mut body: Value) -> anyhow::Result<Value> {
+        let id = Uuid::new_v4().to_string();
+        body["context"] = json!({ "requestId": id, "idempotencyKey": id });
+        let body = body.to_string();
+        let mut stream = TcpStream::connect(self.address)?;
+        write!(
+            stream,
+            "POST /{method} HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {token}\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+            self.address,
+            body.len()
+        )?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
+        let status = head.lines().next().unwrap_or_default();
+        anyhow::ensure!(status.contains(" 200 "), "{method}: {status}: {body}");
+        Ok(serde_json::from_str(body)?)
+    }
+
+    /// A new user who may trade, with so much CFA-RUB; gives its id.
+    ///
+    /// # Errors
+    /// A call fails, or the deposit does not become final.
+    pub fn member(&self, roubles: u64) -> anyhow::Result<String> {
+        const IDENTITY: &str = "platform.identity.v1.IdentityService";
+        let operator = "sandbox.operator";
+        let user = format!("wire-{}", Uuid::new_v4().simple());
+        let new = json!({ "userId": user, "kycStatus": "KYC_STATUS_STANDARD",
+                          "bankAccount": "40817810100000000001" });
+        self.call(operator, &format!("{IDENTITY}/CreateUser"), new)?;
+        for limit in ["LIMIT_TYPE_DEPOSIT", "LIMIT_TYPE_TRADING"] {
+            let limit = json!({ "userId": user, "limitType": limit, "dailyLimit":
+                { "currencyCode": "RUB", "amount": { "value": "1000000000000.00" } } });
+            self.call(operator, &format!("{IDENTITY}/SetLimit"), limit)?;
+        }
+        let intent = self.call(
+            &format!("sandbox.investor.{user}"),
+            "platform.payments.v1.PaymentsService/CreatePaymentIntent",
+            json!({ "userId": user, "method": "PAYMENT_METHOD_SBP_QR", "amount":
+                { "currencyCode": "RUB", "amount": { "value": format!("{roubles}.00") } } }),
+        )?;
+        let link = intent.pointer("/intent/qrPayload").cloned();
+        let pay = json!({ "qrPayload": link.context("no payment link")? });
+        self.call(operator, "platform.sandbox.v1.SandboxBankService/Pay", pay)?;
+        let balance = json!({ "subaccountId": format!("{user}:CFA-RUB") });
+        let since = Instant::now();
+        loop {
+            let method = "platform.ledger.v1.LedgerService/GetBalance";
+            let found = self.call("sandbox.auditor", method, balance.clone());
+            let available = found.ok().and_then(|found| {
+                let value = found.pointer("/available/value")?.as_str()?;
+                value.split('.').next()?.parse::<u64>().ok()
+            });
+            if available == Some(roubles) {
+                return Ok(user);
+            }
+            anyhow::ensure!(since.elapsed() < DEPOSIT_MAX, "the deposit does not arrive");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// A new instrument whose market is open; gives its id.
+    ///
+    /// # Errors
+    /// A call fails.
+    pub fn instrument(&self) -> anyhow::Result<String> {
+        const CFA: &str = "platform.cfa.v1.CfaRegistryService";
+        let symbol = format!(
+            "W{}",
+            &Uuid::new_v4().simple().to_string()[..10].to_uppercase()
+        );
+        let new = json!({ "symbol": symbol, "name": "Bench", "type": "INSTRUMENT_TYPE_CFA_BOND",
+            "decimals": 0, "issuerId": "bench", "currencyCode": "RUB",
+            "issueLimit": { "value": "1000000000" }, "nominal": { "value": "1000.00" },
+            "tickSize": { "value": "0.01" }, "lotSize": { "value": "1" } });
+        let made = self.call(
+            "sandbox.operator",
+            &format!("{CFA}/RegisterInstrument"),
+            new,
+        )?;
+        let id = made
+            .pointer("/instrument/instrumentId")
+            .and_then(Value::as_str);
+        Ok(id.context("no instrument id")?.to_owned())
+    }
+}
