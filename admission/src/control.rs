@@ -36,15 +36,7 @@ impl Admission {
                 session,
                 epoch,
                 keep_orders,
-            } => match self.session(*session) {
-                Some(row) if row.open && epoch.is_none_or(|epoch| epoch == row.epoch) => {
-                    Ok(Command::CloseSession(CloseSession {
-                        session: *session,
-                        keep_orders: *keep_orders,
-                    }))
-                }
-                _ => Err(RejectReason::UnknownSession.into()),
-            },
+            } => self.admit_close(*session, *epoch, *keep_orders),
             Request::Fund(r) => self.admit_fund(r),
             Request::Defund {
                 hold,
@@ -219,6 +211,23 @@ impl Admission {
             cancel_on_disconnect: r.cancel_on_disconnect,
             key: r.key,
         }))
+    }
+
+    fn admit_close(
+        &self,
+        session: SessionIx,
+        epoch: Option<Sequence>,
+        keep_orders: bool,
+    ) -> Result<Command, Reject> {
+        match self.session(session) {
+            Some(row) if row.open && epoch.is_none_or(|epoch| epoch == row.epoch) => {
+                Ok(Command::CloseSession(CloseSession {
+                    session,
+                    keep_orders,
+                }))
+            }
+            _ => Err(RejectReason::UnknownSession.into()),
+        }
     }
 
     fn admit_fund(&self, r: &FundRequest) -> Result<Command, Reject> {

@@ -6,7 +6,7 @@
 //! the same number wherever it is made. Cost: a look at the order and at its session's row.
 
 use types::command::{Cause, RequestKind};
-use types::event::Event;
+use types::event::{Event, Trade};
 use types::{
     CancelReason, Command, EventEnvelope, Handle, InstrumentIx, Lots, Minor, RejectReason, Reserve,
     SessionIx, Side, Ticks,
@@ -193,24 +193,7 @@ impl Admission {
                 let order = named(touched);
                 self.tell(order.subject, instrument, cause.client_seq, body, to);
             }
-            Event::Trade(event) => {
-                let (maker, taker) = (named(touched), touched.taker.as_ref());
-                let taker = taker.expect("a trade has a taker");
-                for (order, counter, is_taker) in [(maker, taker, false), (taker, maker, true)] {
-                    let body = ReportBody::Filled {
-                        side: order.side,
-                        is_taker,
-                        index: e.index,
-                        trade_number: event.trade_number,
-                        price: event.price,
-                        quantity: event.quantity,
-                        open: order.open,
-                        fee: order.fee,
-                        counter: counter.subject.handle,
-                    };
-                    self.tell(order.subject, instrument, 0, body, to);
-                }
-            }
+            Event::Trade(event) => self.report_trade(e, event, touched, to),
             Event::Amended(event) => {
                 let order = named(touched);
                 let body = ReportBody::Amended {
@@ -256,6 +239,33 @@ impl Admission {
                 self.tell(subject, instrument, cause.client_seq, body, to);
             }
             Event::Rested(_) | Event::PhaseChanged(_) => {}
+        }
+    }
+
+    /// The maker's message, then the taker's.
+    #[inline]
+    fn report_trade(
+        &mut self,
+        e: &EventEnvelope,
+        event: &Trade,
+        touched: &Touched,
+        to: &mut impl ReportSink,
+    ) {
+        let taker = touched.taker.as_ref().expect("a trade has a taker");
+        let maker = named(touched);
+        for (order, counter, is_taker) in [(maker, taker, false), (taker, maker, true)] {
+            let body = ReportBody::Filled {
+                side: order.side,
+                is_taker,
+                index: e.index,
+                trade_number: event.trade_number,
+                price: event.price,
+                quantity: event.quantity,
+                open: order.open,
+                fee: order.fee,
+                counter: counter.subject.handle,
+            };
+            self.tell(order.subject, e.instrument, 0, body, to);
         }
     }
 

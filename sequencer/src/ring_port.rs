@@ -53,10 +53,6 @@ pub struct Opened {
 
 /// What the hot thread reports to a front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "places in a ring, all of one size"
-)]
 pub enum Report {
     /// A numbered message of one of the front's sessions: *accepted*, not yet durable. The one with a
     /// client sequence answers the session's request.

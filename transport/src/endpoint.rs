@@ -461,11 +461,9 @@ fn on_event<T>(now: Instant, driver: &mut impl Driver<T>, link: &mut Link<T>, ev
                 link.end = End::Close { code, reason };
             }
         }
-        Event::ConnectionLost { reason } => {
-            if !matches!(link.end, End::Closed) {
-                link.end = End::Closed;
-                driver.closed(now, link, &reason);
-            }
+        Event::ConnectionLost { reason } if !matches!(link.end, End::Closed) => {
+            link.end = End::Closed;
+            driver.closed(now, link, &reason);
         }
         _ => {}
     }

@@ -24,8 +24,8 @@ pub fn is_in_budget(spec: Option<&InstrumentSpec>, budget: &Budget, new: &NewReq
     }
 }
 
-/// Past the budget: reads it again when it is of another day, else asks identity for this order. `Ok(true)` = identity allows it, `Ok(false)` = the
-/// budget decides, `Err` = nobody could be asked.
+/// Past the budget: reads it again when it is of another day, else asks identity for this order.
+/// `Ok(true)`: identity allows it. `Ok(false)`: the budget decides. `Err`: identity is away.
 pub async fn check(
     market: &Market,
     user: types::UserIx,

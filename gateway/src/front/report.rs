@@ -3,127 +3,175 @@
 
 use admission::{Report, ReportBody};
 use sequencer::Stamp;
-use types::{Handle, InstrumentIx, NodeId, order_uuid, trade_uuid};
+use types::{Handle, NodeId, order_uuid, trade_uuid};
 use wire::{Amended, Cancelled, Fill, MassCancelled, OrderAck, Reduced, Rejected, ServerMessage};
+
+/// What the messages of a report have in common.
+struct Head {
+    node: NodeId,
+    stamp: Stamp,
+    client_seq: u64,
+    client_order_id: u64,
+    engine_order_id: u64,
+    instrument: u32,
+}
 
 /// The numbered message of a report.
 pub fn message(node: NodeId, stamp: &Stamp, report: &Report) -> ServerMessage {
-    let Stamp {
-        sequence,
-        time_ns,
-        received_ns,
-    } = *stamp;
-    let node_sequence = sequence.0;
-    let (client_seq, client_order_id) = (report.client_seq, report.client_order_id);
-    let engine_order_id = engine_id(report.handle);
-    let InstrumentIx(instrument) = report.instrument;
-    match report.body {
-        ReportBody::Acknowledged { side, price, open } => OrderAck {
-            client_seq,
-            client_order_id,
-            engine_order_id,
-            order_id: order_uuid(time_ns, node, sequence),
-            instrument,
-            side,
-            price_ticks: price.0,
-            open_lots: open.0,
-            node_sequence,
+    let head = Head {
+        node,
+        stamp: *stamp,
+        client_seq: report.client_seq,
+        client_order_id: report.client_order_id,
+        engine_order_id: engine_id(report.handle),
+        instrument: report.instrument.0,
+    };
+    match &report.body {
+        body @ (ReportBody::Acknowledged { .. } | ReportBody::Rejected { .. }) => head.answer(body),
+        body @ (ReportBody::Filled { .. } | ReportBody::Reduced { .. }) => head.change(body),
+        body => head.end(body),
+    }
+}
+
+impl Head {
+    /// What a request became.
+    fn answer(&self, body: &ReportBody) -> ServerMessage {
+        let Stamp {
+            sequence,
             time_ns,
             received_ns,
+        } = self.stamp;
+        match *body {
+            ReportBody::Acknowledged { side, price, open } => OrderAck {
+                client_seq: self.client_seq,
+                client_order_id: self.client_order_id,
+                engine_order_id: self.engine_order_id,
+                order_id: order_uuid(time_ns, self.node, sequence),
+                instrument: self.instrument,
+                side,
+                price_ticks: price.0,
+                open_lots: open.0,
+                node_sequence: sequence.0,
+                time_ns,
+                received_ns,
+            }
+            .into(),
+            ReportBody::Rejected { request, reason } => Rejected {
+                client_seq: self.client_seq,
+                client_order_id: self.client_order_id,
+                engine_order_id: self.engine_order_id,
+                request,
+                reason,
+                node_sequence: sequence.0,
+                time_ns,
+                received_ns,
+            }
+            .into(),
+            _ => unreachable!("told apart by the caller"),
         }
-        .into(),
-        ReportBody::Rejected { request, reason } => Rejected {
-            client_seq,
-            client_order_id,
-            engine_order_id,
-            request,
-            reason,
-            node_sequence,
+    }
+
+    /// What others' orders did to an order.
+    fn change(&self, body: &ReportBody) -> ServerMessage {
+        let Stamp {
+            sequence, time_ns, ..
+        } = self.stamp;
+        match *body {
+            ReportBody::Filled {
+                side,
+                is_taker,
+                index,
+                trade_number,
+                price,
+                quantity,
+                open,
+                fee,
+                counter,
+            } => Fill {
+                client_order_id: self.client_order_id,
+                engine_order_id: self.engine_order_id,
+                instrument: self.instrument,
+                trade_id: trade_uuid(time_ns, self.node, sequence, index),
+                trade_number,
+                side,
+                aggressor: u8::from(is_taker),
+                price_ticks: price.0,
+                quantity_lots: quantity.0,
+                open_lots: open.0,
+                fee_minor: fee.0,
+                counter_order_id: engine_id(counter),
+                node_sequence: sequence.0,
+                time_ns,
+            }
+            .into(),
+            ReportBody::Reduced {
+                reason,
+                quantity,
+                open,
+            } => Reduced {
+                client_order_id: self.client_order_id,
+                engine_order_id: self.engine_order_id,
+                instrument: self.instrument,
+                reason,
+                quantity_lots: quantity.0,
+                open_lots: open.0,
+                node_sequence: sequence.0,
+                time_ns,
+            }
+            .into(),
+            _ => unreachable!("told apart by the caller"),
+        }
+    }
+
+    /// What changed or ended an order on request.
+    fn end(&self, body: &ReportBody) -> ServerMessage {
+        let Stamp {
+            sequence,
             time_ns,
             received_ns,
+        } = self.stamp;
+        match *body {
+            ReportBody::Cancelled { reason, quantity } => Cancelled {
+                client_seq: self.client_seq,
+                client_order_id: self.client_order_id,
+                engine_order_id: self.engine_order_id,
+                instrument: self.instrument,
+                reason,
+                quantity_lots: quantity.0,
+                node_sequence: sequence.0,
+                time_ns,
+                received_ns,
+            }
+            .into(),
+            ReportBody::Amended {
+                kept_priority,
+                price,
+                quantity,
+                open,
+            } => Amended {
+                client_seq: self.client_seq,
+                client_order_id: self.client_order_id,
+                engine_order_id: self.engine_order_id,
+                instrument: self.instrument,
+                price_ticks: price.0,
+                quantity_lots: quantity.0,
+                open_lots: open.0,
+                kept_priority: u8::from(kept_priority),
+                node_sequence: sequence.0,
+                time_ns,
+                received_ns,
+            }
+            .into(),
+            ReportBody::MassCancelled { count } => MassCancelled {
+                client_seq: self.client_seq,
+                instrument: self.instrument,
+                count,
+                node_sequence: sequence.0,
+                time_ns,
+            }
+            .into(),
+            _ => unreachable!("told apart by the caller"),
         }
-        .into(),
-        ReportBody::Filled {
-            side,
-            is_taker,
-            index,
-            trade_number,
-            price,
-            quantity,
-            open,
-            fee,
-            counter,
-        } => Fill {
-            client_order_id,
-            engine_order_id,
-            instrument,
-            trade_id: trade_uuid(time_ns, node, sequence, index),
-            trade_number,
-            side,
-            aggressor: u8::from(is_taker),
-            price_ticks: price.0,
-            quantity_lots: quantity.0,
-            open_lots: open.0,
-            fee_minor: fee.0,
-            counter_order_id: engine_id(counter),
-            node_sequence,
-            time_ns,
-        }
-        .into(),
-        ReportBody::Cancelled { reason, quantity } => Cancelled {
-            client_seq,
-            client_order_id,
-            engine_order_id,
-            instrument,
-            reason,
-            quantity_lots: quantity.0,
-            node_sequence,
-            time_ns,
-            received_ns,
-        }
-        .into(),
-        ReportBody::Amended {
-            kept_priority,
-            price,
-            quantity,
-            open,
-        } => Amended {
-            client_seq,
-            client_order_id,
-            engine_order_id,
-            instrument,
-            price_ticks: price.0,
-            quantity_lots: quantity.0,
-            open_lots: open.0,
-            kept_priority: u8::from(kept_priority),
-            node_sequence,
-            time_ns,
-            received_ns,
-        }
-        .into(),
-        ReportBody::Reduced {
-            reason,
-            quantity,
-            open,
-        } => Reduced {
-            client_order_id,
-            engine_order_id,
-            instrument,
-            reason,
-            quantity_lots: quantity.0,
-            open_lots: open.0,
-            node_sequence,
-            time_ns,
-        }
-        .into(),
-        ReportBody::MassCancelled { count } => MassCancelled {
-            client_seq,
-            instrument,
-            count,
-            node_sequence,
-            time_ns,
-        }
-        .into(),
     }
 }
 

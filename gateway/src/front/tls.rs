@@ -1,4 +1,5 @@
-//! The server's certificate: self-signed, made at the first start, kept in the data directory, pinned by clients through its fingerprint.
+//! The server's certificate: self-signed, made at the first start, kept in the data directory, and
+//! pinned by clients through its fingerprint.
 
 use std::path::Path;
 

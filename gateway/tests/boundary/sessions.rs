@@ -935,7 +935,9 @@ async fn r341_a_new_login_does_not_refill_the_rate() {
         let (ann, mut reports) = world.session(options).await;
         for _ in 0..60 {
             id += 1;
-            ann.send(0, wire_order(id, Side::Buy, 100, 1)).await.unwrap();
+            ann.send(0, wire_order(id, Side::Buy, 100, 1))
+                .await
+                .unwrap();
         }
         let mut answers = 0;
         while answers < 60 {
@@ -952,7 +954,10 @@ async fn r341_a_new_login_does_not_refill_the_rate() {
     }
     // What the user's rate allows: a burst, and what it has earned since.
     let most = 80 + 80 * (begun.elapsed().as_secs() + 1);
-    assert!(acked >= 80 && acked <= most, "{acked} of {id}, {most} at most");
+    assert!(
+        acked >= 80 && acked <= most,
+        "{acked} of {id}, {most} at most"
+    );
     assert!(refused > 0);
     world.stop().await;
 }
@@ -966,7 +971,9 @@ async fn r345_a_session_past_its_rate_cancels_its_open_orders() {
     let world = members(folder.path(), settings).await;
     let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
     for id in 1..=5 {
-        ann.send(0, wire_order(id, Side::Buy, 100, 1)).await.unwrap();
+        ann.send(0, wire_order(id, Side::Buy, 100, 1))
+            .await
+            .unwrap();
         until(&mut of_ann, ack).await;
     }
     let named = |client_order_id| wire::Cancel {
@@ -996,7 +1003,10 @@ async fn r345_a_session_past_its_rate_cancels_its_open_orders() {
             _ => {}
         }
     }
-    assert!(throttled <= 2, "only the new order and the cancel of none: {throttled}");
+    assert!(
+        throttled <= 2,
+        "only the new order and the cancel of none: {throttled}"
+    );
     world.stop().await;
 }
 
@@ -1006,15 +1016,16 @@ async fn a_request_on_its_way_when_its_session_ends_leaves_the_other_sessions_al
     let world = members(folder.path(), Settings::default()).await;
     let mut raw = Raw::connect(&world).await;
     for (channel, name) in [(0, "a"), (1, "b")] {
-        raw.send(channel, 0, raw_login("ann", name, 5_000_000)).await;
-        raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_))).await;
+        raw.send(channel, 0, raw_login("ann", name, 5_000_000))
+            .await;
+        raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
+            .await;
     }
     // Sent behind a logout, and behind a login that is refused.
     raw.send(0, 0, wire::Logout {}).await;
     raw.send(0, 1, wire_order(1, Side::Buy, 100, 1)).await;
-    let unknown = |m: &ServerMessage| {
-        rejected(m).is_some_and(|m| m.reason == RejectReason::UnknownSession)
-    };
+    let unknown =
+        |m: &ServerMessage| rejected(m).is_some_and(|m| m.reason == RejectReason::UnknownSession);
     assert_eq!(raw.until(unknown).await.0, 0, "unnumbered: not seen");
     raw.send(2, 0, raw_login("nobody", "x", 0)).await;
     raw.send(2, 1, wire_order(2, Side::Buy, 100, 1)).await;
@@ -1026,10 +1037,14 @@ async fn a_request_on_its_way_when_its_session_ends_leaves_the_other_sessions_al
     raw.send(1, 1, wire_order(3, Side::Buy, 100, 1)).await;
     raw.until(unknown).await;
     raw.send(0, 0, raw_login("ann", "a", 0)).await;
-    raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_))).await;
+    raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
+        .await;
     raw.send(0, 2, wire_order(4, Side::Buy, 100, 1)).await;
     raw.until(|m| ack(m).is_some()).await;
-    other.send(0, wire_order(5, Side::Buy, 100, 1)).await.unwrap();
+    other
+        .send(0, wire_order(5, Side::Buy, 100, 1))
+        .await
+        .unwrap();
     until(&mut of_other, ack).await;
     world.stop().await;
 }
@@ -1048,7 +1063,8 @@ async fn r345_a_client_that_does_not_read_is_ended_and_its_orders_are_cancelled(
         ..raw_login("ann", "a", 5_000_000)
     };
     raw.send(0, 0, guarded).await;
-    raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_))).await;
+    raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
+        .await;
     raw.send(0, 1, wire_order(1, Side::Buy, 100, 1)).await;
     raw.until(|m| ack(m).is_some()).await;
     // Refused cancels, 64 bytes of report each, until the exchange has had enough: nothing is read.
@@ -1096,9 +1112,13 @@ async fn heartbeats_come_as_asked_for_and_do_not_stand_in_for_a_login() {
         ..raw_login("ann", "a", 0)
     };
     silent.send(0, 0, often).await;
-    let (_, accepted) = silent.until(|m| matches!(m, ServerMessage::LoginAccepted(_))).await;
+    let (_, accepted) = silent
+        .until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
+        .await;
     assert!(matches!(accepted, ServerMessage::LoginAccepted(a) if a.heartbeat_ms == 200));
-    silent.until(|m| matches!(m, ServerMessage::ServerHeartbeat(_))).await;
+    silent
+        .until(|m| matches!(m, ServerMessage::ServerHeartbeat(_)))
+        .await;
     let code = DisconnectCode::HeartbeatTimeout.code();
     assert_eq!(within(silent.end()).await, (Some(code), u64::from(code)));
     // Never logged in: heartbeats do not keep the connection.
