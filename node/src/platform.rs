@@ -542,8 +542,12 @@ async fn start_sequencer(
         }
         anyhow::Ok((sequencer, replica))
     };
-    tokio::task::spawn_blocking(start)
-        .await
+    // Its threads go before the runtime's, whose priority a thread of the pool would hand down.
+    let (tell, told) = tokio::sync::oneshot::channel();
+    std::thread::Builder::new()
+        .name("start".to_owned())
+        .spawn(move || drop(tell.send(start())))?;
+    told.await
         .context("the trading path")?
         .context("the trading path")
 }

@@ -16,10 +16,10 @@ use rkyv::rancor::Error as RkyvError;
 use rkyv::util::AlignedVec;
 use types::Sequence;
 
+use crate::priority;
+
 /// Pause after a checkpoint that could not be written.
 const RETRY: Duration = Duration::from_secs(10);
-/// Niceness of threads that write states down: the hot thread and the journal go first.
-const NICE: i32 = 10;
 
 /// When a checkpoint is made and what is kept.
 #[derive(Clone, Copy, Debug)]
@@ -39,14 +39,6 @@ impl Default for SnapshotConfig {
             every: Duration::from_secs(60),
             kept: 2,
         }
-    }
-}
-
-/// Lets the hot thread and the journal go before this thread.
-pub(crate) fn lower_priority() {
-    let thread = rustix::thread::gettid();
-    if let Err(error) = rustix::process::setpriority_process(Some(thread), NICE) {
-        tracing::warn!(%error, "a thread that writes states down keeps the priority of the others");
     }
 }
 
@@ -264,7 +256,7 @@ impl CheckpointKeeper {
         let started = std::thread::Builder::new()
             .name("checkpoint".to_owned())
             .spawn(move || {
-                lower_priority();
+                priority::lower(priority::WRITING_CHECKPOINTS);
                 let written = write(reader, &snapshots, &proven, position, encode);
                 if written.is_some() {
                     thin(reader, &snapshots, &proven, position, removed_through);

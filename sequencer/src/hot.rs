@@ -5,6 +5,7 @@
 //! let somebody look at the books.
 
 use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -160,7 +161,14 @@ impl Hot {
         let Some(polled) = &mut self.polled else {
             return false;
         };
-        let did_work = polled.round();
+        // A bug in a front must not stop the market: its sessions count as disconnected.
+        let round = catch_unwind(AssertUnwindSafe(|| polled.round()));
+        let Ok(did_work) = round else {
+            tracing::error!("the front ended with a panic; its sessions are disconnected");
+            self.polled = None;
+            self.disconnect_all();
+            return true;
+        };
         if polled.is_over() {
             self.polled = None;
         }

@@ -37,6 +37,7 @@ mod pack;
 pub mod park;
 mod polled;
 pub mod port;
+pub mod priority;
 pub mod reader;
 pub mod record;
 pub mod recover;

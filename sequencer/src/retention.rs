@@ -16,7 +16,8 @@ use std::time::Duration;
 use journal::{Front, JournalError, Snapshots};
 use types::Sequence;
 
-use crate::checkpoint::{Proven, lower_priority};
+use crate::checkpoint::Proven;
+use crate::priority;
 
 /// States that stand behind a segment that goes: the newest, and one in case it is damaged.
 const STATES: usize = 2;
@@ -93,7 +94,7 @@ impl RetentionService {
         let thread = std::thread::Builder::new()
             .name("retention".to_owned())
             .spawn(move || {
-                lower_priority();
+                priority::lower(priority::WRITING_CHECKPOINTS);
                 while !seen.load(Ordering::Acquire) {
                     keeper.round();
                     std::thread::park_timeout(keeper.retention.every);

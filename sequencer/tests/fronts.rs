@@ -14,8 +14,8 @@ use desk::{Desk, HANG, Time, config, done, open_desk, start};
 use journal::fault::MemoryStorage;
 use replica::State;
 use sequencer::{
-    Asked, Backlog, Layout, NotTaken, Opened, Parker, Report, RingPort, SequencerHandle, Stamp,
-    Volatile,
+    Asked, Backlog, Layout, NotTaken, Opened, Parker, Polled, Report, RingPort, SequencerHandle,
+    Stamp, Volatile,
 };
 use types::command::{MassScope, RequestKind};
 use types::{
@@ -597,4 +597,54 @@ fn a_front_that_races_with_the_stop_knows_what_was_taken() {
             "round {round}: journalled and told"
         );
     }
+}
+
+/// A front with a bug.
+struct Broken(std::net::UdpSocket);
+
+impl Polled for Broken {
+    fn round(&mut self) -> bool {
+        panic!("a bug of the front's");
+    }
+
+    fn has_work(&self) -> bool {
+        true
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        std::os::fd::AsFd::as_fd(&self.0)
+    }
+
+    fn is_over(&self) -> bool {
+        false
+    }
+}
+
+// rows: R345
+#[tokio::test]
+async fn r345_a_front_that_panics_stops_no_market_and_its_sessions_are_disconnected() {
+    let storage = Arc::new(MemoryStorage::default());
+    let mut config = config(&Time::new());
+    config.layout = Layout::Fused;
+    let handle = start(config, &storage);
+    let desk = open_desk(handle.port(), 1).await;
+    let session = desk.session(7, 0).await;
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    desk.port.host(Box::new(Broken(socket))).expect("taken");
+    let since = Instant::now();
+    loop {
+        let is_open = move |core: &sequencer::Core| {
+            let row = core.admission().session(session);
+            row.is_some_and(|row| row.open)
+        };
+        if desk.port.inspect(is_open).await == Ok(false) {
+            break;
+        }
+        assert!(since.elapsed() < HANG, "the session stays open");
+    }
+    done(&desk.port, Request::New(desk.order(0, Side::Sell, 100, 1))).await;
 }

@@ -232,7 +232,6 @@ impl Front {
                 Told::Refused(at, client_seq, request, reason) => {
                     self.not_taken(now, at, client_seq, request, reason);
                 }
-                Told::Opened(opened) => self.state.opened(&opened),
                 Told::NotOpened(tag, reason) => self.not_opened(now, tag, reason),
                 Told::TakenOver(at, epoch) => {
                     if self.state.sessions.row(at).epoch < epoch {

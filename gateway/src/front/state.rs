@@ -14,6 +14,7 @@ use types::{InstrumentSpec, RejectReason, Sequence, SessionIx};
 
 use super::desk::{Failures, Question};
 use super::login::Admitted;
+use super::rate::Rate;
 use super::session::{At, Session, Sessions};
 use super::window::Window;
 use crate::market::Market;
@@ -262,7 +263,11 @@ impl State {
             }
             Report::Opened(opened) => {
                 due.push_back((opened.epoch, Due::Login(opened.tag)));
-                told.push(Told::Opened(*opened));
+                if let Some(pending) = logins.get_mut(&opened.tag) {
+                    pending.opened = Some(*opened);
+                    // Now: the next report may be a message of the session.
+                    sessions.place(opened, || session(opened, &pending.admitted));
+                }
             }
             Report::Taken { tag, .. } => {
                 if closing.remove(tag).is_none() {
@@ -283,33 +288,28 @@ impl State {
             }
         }
     }
+}
 
-    /// Takes note of an opening, so that the session's messages are kept from here on.
-    pub fn opened(&mut self, opened: &Opened) {
-        let Some(pending) = self.logins.get_mut(&opened.tag) else {
-            return;
-        };
-        pending.opened = Some(*opened);
-        let admitted = &pending.admitted;
-        self.sessions.place(opened, || Session {
-            ix: opened.session,
-            user: opened.user,
-            user_id: admitted.user_id.clone(),
-            epoch: Sequence::ZERO,
-            stp_group: opened.stp_group,
-            window: Window::after(opened.last_number),
-            released: opened.last_number,
-            sent: opened.last_number,
-            is_following: false,
-            owner: None,
-            answered: opened.client_seq,
-            rate: Default::default(),
-            budget: admitted.budget.clone(),
-            parked: None,
-            is_setting_hold: false,
-            is_fetching: false,
-            is_idle: false,
-        });
+/// A session that is new at this front.
+fn session(opened: &Opened, admitted: &Admitted) -> Session {
+    Session {
+        ix: opened.session,
+        user: opened.user,
+        user_id: admitted.user_id.clone(),
+        epoch: Sequence::ZERO,
+        stp_group: opened.stp_group,
+        window: Window::after(opened.last_number),
+        released: opened.last_number,
+        sent: opened.last_number,
+        is_following: false,
+        owner: None,
+        answered: opened.client_seq,
+        rate: Rate::default(),
+        budget: admitted.budget.clone(),
+        parked: None,
+        is_setting_hold: false,
+        is_fetching: false,
+        is_idle: false,
     }
 }
 
@@ -319,7 +319,6 @@ pub enum Told {
     Answered(At, Stamp, Message),
     /// A request was not seen, or was seen before.
     Refused(At, u64, RequestKind, NotTaken),
-    Opened(Opened),
     NotOpened(u64, NotTaken),
     TakenOver(At, Sequence),
 }

@@ -1136,3 +1136,46 @@ async fn heartbeats_come_as_asked_for_and_do_not_stand_in_for_a_login() {
     assert_eq!(within(idle.end()).await.1, u64::from(code));
     world.stop().await;
 }
+
+// rows: R343
+#[tokio::test]
+async fn r343_trades_at_the_moment_of_a_login_are_told_once_and_in_order() {
+    const LOTS: u64 = 400;
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.throttle_per_s = 0;
+    settings.gateway.user_throttle_per_s = 0;
+    let world = members(folder.path(), settings).await;
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    ann.send(0, wire_order(1, Side::Buy, 1_000, LOTS))
+        .await
+        .unwrap();
+    until(&mut of_ann, ack).await;
+    drop((ann, of_ann));
+    // After a restart the front knows of no session: ann's is opened while her order trades.
+    let world = world.restart(Settings::default()).await;
+    let (bob, mut of_bob) = world.session(login("bob", "b")).await;
+    let (ann, mut of_ann) = world.connect().await;
+    let selling = async {
+        for id in 1..=LOTS {
+            bob.send(0, wire_order(id, Side::Sell, 1_000, 1))
+                .await
+                .unwrap();
+            tokio::task::yield_now().await;
+        }
+    };
+    let (logged_in, ()) = tokio::join!(ann.login(0, login("ann", "a")), selling);
+    logged_in.unwrap();
+    // Her order's acknowledgement, and a fill per lot.
+    within(async {
+        for number in 1..=LOTS + 1 {
+            assert_eq!(numbered(&mut of_ann).await.sequence, number);
+        }
+    })
+    .await;
+    within(until(&mut of_bob, |m| {
+        fill(m).filter(|fill| fill.client_order_id == LOTS)
+    }))
+    .await;
+    world.stop().await;
+}

@@ -10,6 +10,7 @@ pub mod output;
 pub mod schema;
 pub mod table;
 
+use sequencer::priority;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -36,6 +37,7 @@ pub fn main() -> ExitCode {
     let workers = std::thread::available_parallelism().map_or(4, |cores| cores.get().max(4));
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .worker_threads(workers)
+        .on_thread_start(|| priority::lower(priority::SERVING))
         .enable_all()
         .build()
     {
