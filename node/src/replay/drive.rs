@@ -79,7 +79,10 @@ pub async fn play(
             .login(u16::try_from(channel)?, LoginOptions::new(&token, "replay"))
             .await
             .with_context(|| format!("login of member {channel}"))?;
-        per_s = per_s.min(info.throttle_per_s);
+        // 0 = no limit.
+        if info.throttle_per_s > 0 {
+            per_s = per_s.min(info.throttle_per_s);
+        }
     }
     let ix = connection
         .instruments()
