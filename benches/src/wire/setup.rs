@@ -86,25 +86,46 @@ impl Caller {
     /// A new instrument whose market is open; gives its id.
     ///
     /// # Errors
-    /// A call fails.
+    /// A call fails, or the market does not open.
     pub fn instrument(&self) -> anyhow::Result<String> {
         const CFA: &str = "platform.cfa.v1.CfaRegistryService";
+        let operator = "sandbox.operator";
+        let issuer = format!("wire-issuer-{}", Uuid::new_v4().simple());
+        let new = json!({ "userId": issuer, "kycStatus": "KYC_STATUS_STANDARD" });
+        self.call(
+            operator,
+            "platform.identity.v1.IdentityService/CreateUser",
+            new,
+        )?;
         let symbol = format!(
             "W{}",
             &Uuid::new_v4().simple().to_string()[..10].to_uppercase()
         );
-        let new = json!({ "symbol": symbol, "name": "Bench", "type": "INSTRUMENT_TYPE_CFA_BOND",
-            "decimals": 0, "issuerId": "bench", "currencyCode": "RUB",
-            "issueLimit": { "value": "1000000000" }, "nominal": { "value": "1000.00" },
-            "tickSize": { "value": "0.01" }, "lotSize": { "value": "1" } });
-        let made = self.call(
-            "sandbox.operator",
-            &format!("{CFA}/RegisterInstrument"),
-            new,
-        )?;
-        let id = made
-            .pointer("/instrument/instrumentId")
-            .and_then(Value::as_str);
-        Ok(id.context("no instrument id")?.to_owned())
+        let new = json!({ "symbol": symbol, "name": "Bench", "type": "INSTRUMENT_TYPE_CFA_EQUITY",
+            "decimals": 0, "issuerId": issuer, "currencyCode": "RUB",
+            "tickSize": { "value": "0.01" }, "lotSize": { "value": "1" },
+            "priceBandLow": { "value": "0.01" }, "priceBandHigh": { "value": "1000.00" } });
+        let made = self.call(operator, &format!("{CFA}/RegisterInstrument"), new)?;
+        let id = made.pointer("/instrumentId").and_then(Value::as_str);
+        let id = id.context("no instrument id")?.to_owned();
+        if made.pointer("/instrument/status") != Some(&json!("INSTRUMENT_STATUS_ACTIVE")) {
+            let active = json!({ "instrumentId": id, "status": "INSTRUMENT_STATUS_ACTIVE" });
+            self.call(operator, &format!("{CFA}/UpdateInstrument"), active)?;
+        }
+        let since = Instant::now();
+        loop {
+            let method = "platform.market.v1.MarketService/GetMarketStatus";
+            let status = self.call("sandbox.auditor", method, json!({}))?;
+            let is_open = status["instruments"].as_array().is_some_and(|all| {
+                all.iter().any(|one| {
+                    one["instrumentId"] == json!(id) && one["phase"] == json!("TRADING_PHASE_OPEN")
+                })
+            });
+            if is_open {
+                return Ok(id);
+            }
+            anyhow::ensure!(since.elapsed() < DEPOSIT_MAX, "the market does not open");
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 }
