@@ -28,7 +28,7 @@ impl Caller {
         let mut stream = TcpStream::connect(self.address)?;
         write!(
             stream,
-            "POST /{method} HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {token}\r\n\
+            "POST /{method} HTTP/1.0\r\nhost: {}\r\nauthorization: Bearer {token}\r\n\
              content-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
             self.address,
             body.len()
