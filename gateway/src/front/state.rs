@@ -263,11 +263,8 @@ impl State {
             }
             Report::Opened(opened) => {
                 due.push_back((opened.epoch, Due::Login(opened.tag)));
-                if let Some(pending) = logins.get_mut(&opened.tag) {
-                    pending.opened = Some(*opened);
-                    // Now: the next report may be a message of the session.
-                    sessions.place(opened, || session(opened, &pending.admitted));
-                }
+                // Now: the next report may be a message of the session.
+                note_opened(opened, logins, sessions);
             }
             Report::Taken { tag, .. } => {
                 if closing.remove(tag).is_none() {
@@ -287,6 +284,14 @@ impl State {
                 false
             }
         }
+    }
+}
+
+/// Takes note of an opening, so that the session's messages are kept from here on.
+fn note_opened(opened: &Opened, logins: &mut HashMap<u64, Pending>, sessions: &mut Sessions) {
+    if let Some(pending) = logins.get_mut(&opened.tag) {
+        pending.opened = Some(*opened);
+        sessions.place(opened, || session(opened, &pending.admitted));
     }
 }
 
