@@ -1,4 +1,4 @@
-//! The room itself: the folded tables, the indexes over them, and the few caches that checks may read but the state does not contain.
+//! `Admission`: the state tables, the indexes over them, and the few caches that checks may read but the state does not contain.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;

@@ -1,5 +1,5 @@
 //! Room `gateway`: the market service. Trading sessions over QUIC and MarketService over RPC in front
-//! of one trading path; the readable history and the market's events behind it.
+//! of one trading path; the queryable history and the market event feed that follow the journal.
 //!
 //! ```text
 //! QUIC session --> front ==ring==+==> hot thread ==> reports (from memory, at the commit position)

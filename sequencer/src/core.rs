@@ -30,14 +30,14 @@ pub trait Hear: ReportSink {
     fn event(&mut self, event: &EventEnvelope, effects: &Effects, admission: &Admission);
 }
 
-/// Nobody listens: nothing is copied.
-enum Nobody {}
+/// No reports and no events are wanted: nothing is copied.
+enum NoSink {}
 
-impl ReportSink for Nobody {
+impl ReportSink for NoSink {
     fn report(&mut self, _: &Report) {}
 }
 
-impl Hear for Nobody {
+impl Hear for NoSink {
     fn command(&mut self, _: &Envelope, _: &Admission) {}
 
     fn event(&mut self, _: &EventEnvelope, _: &Effects, _: &Admission) {}
@@ -105,7 +105,7 @@ impl Core {
 
     /// Carries out a sequenced command with the books at hand and gives its events: by instrument, then in order.
     pub fn apply(&mut self, envelope: &Envelope) -> &[EventEnvelope] {
-        self.run(envelope, None::<&mut Nobody>)
+        self.run(envelope, None::<&mut NoSink>)
     }
 
     /// The same, and tells what it did.

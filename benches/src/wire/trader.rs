@@ -92,7 +92,7 @@ impl Trader {
         Ok(trader)
     }
 
-    /// Logs a session in with so many kopecks for trading.
+    /// Opens and logs in a session whose user has `kopecks` of cash reserved for trading.
     ///
     /// # Errors
     /// It is refused, or not answered in time.

@@ -13,8 +13,8 @@
 //!
 //! A round: orders from tokio, reports, datagrams in, messages that became durable, resumes, datagrams
 //! out. Nothing in it blocks. Invariants: requests of a session enter in the order of their client
-//! sequences; a numbered message is sent at or behind the commit position and once per login; what one
-//! client takes of memory is bounded (`design.md` 7).
+//! sequences; a numbered message is sent only when the commit position has reached it, and once per
+//! login; what one client takes of memory is bounded (`design.md` 7).
 
 mod connection;
 mod desk;
@@ -205,7 +205,7 @@ impl Front {
         }
     }
 
-    /// Ends the session's channel, if it has one, and tells the journal.
+    /// Ends the session's channel, if it has one, and journals the disconnect.
     fn end_session(&mut self, now: Instant, at: At, code: DisconnectCode) {
         if self.state.sessions.row(at).owner.is_some() {
             self.with_owner(at, |link, owner| {

@@ -161,7 +161,7 @@ fn start(market: &Market, front: Box<Watched>, parker: Arc<Parker>) -> Result<()
         .map_err(Error::Files)
 }
 
-/// Tells the front of instruments that are new or changed.
+/// Sends the front every instrument that is new or changed.
 async fn follow_instruments(
     market: &Market,
     orders: &Orders,

@@ -176,7 +176,7 @@ impl State {
         self.close(ix, epoch, keep_orders);
     }
 
-    /// Tells the journal that a login's connection is gone.
+    /// Submits the disconnect of a login as a command, so that the journal holds it and replay repeats it.
     pub fn close(&mut self, session: SessionIx, epoch: Sequence, keep_orders: bool) {
         self.closings.push_back(Closing {
             session,

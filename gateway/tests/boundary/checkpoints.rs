@@ -272,7 +272,7 @@ async fn r343_a_client_behind_everything_that_is_kept_is_told_so() {
     })
     .await;
     let deadline = tokio::time::Instant::now() + HANG;
-    // Two checkpoints have to be behind the segment, and a flood may end before the second one.
+    // Two checkpoints must follow the segment, and a flood may end before the second one.
     let (bob, _of_bob) = world.session(login("bob", "b")).await;
     while first_segment(&world.folder) == 1 {
         assert!(tokio::time::Instant::now() < deadline, "nothing is removed");

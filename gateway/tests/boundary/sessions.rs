@@ -1021,7 +1021,7 @@ async fn a_request_on_its_way_when_its_session_ends_leaves_the_other_sessions_al
         raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
             .await;
     }
-    // Sent behind a logout, and behind a login that is refused.
+    // Sent after a logout, and after a login that is refused.
     raw.send(0, 0, wire::Logout {}).await;
     raw.send(0, 1, wire_order(1, Side::Buy, 100, 1)).await;
     let unknown =
