@@ -435,6 +435,10 @@ pub struct Raw {
 
 impl Raw {
     pub async fn connect(world: &World) -> Self {
+        Self::try_connect(world).await.unwrap()
+    }
+
+    async fn try_connect(world: &World) -> Result<Self, quinn::ConnectionError> {
         let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
         let certificate = std::fs::read(world.folder.join("gateway/tls/cert.der")).unwrap();
         let mut roots = rustls::RootCertStore::empty();
@@ -451,16 +455,15 @@ impl Raw {
         let connection = endpoint
             .connect(world.gateway.trading_address(), "cfa-trade")
             .unwrap()
-            .await
-            .unwrap();
-        let (send, receive) = connection.open_bi().await.unwrap();
-        Self {
+            .await?;
+        let (send, receive) = connection.open_bi().await?;
+        Ok(Self {
             _endpoint: endpoint,
             connection,
             send,
             receive,
             buffer: bytes::BytesMut::new(),
-        }
+        })
     }
 
     pub async fn send(
@@ -1135,6 +1138,32 @@ async fn heartbeats_come_as_asked_for_and_do_not_stand_in_for_a_login() {
     let code = DisconnectCode::LoginExpected.code();
     assert_eq!(within(idle.end()).await.1, u64::from(code));
     world.stop().await;
+}
+
+#[tokio::test]
+async fn connections_are_bounded_per_address_and_in_all_and_a_closed_one_makes_room() {
+    for (per_address, in_all) in [(2, 1_024), (512, 2)] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut settings = Settings::default();
+        settings.gateway.connections_per_address_max = per_address;
+        settings.gateway.connections_max = in_all;
+        let world = members(folder.path(), settings).await;
+        let first = Raw::connect(&world).await;
+        let _second = Raw::connect(&world).await;
+        let refused = Raw::try_connect(&world).await.err();
+        assert!(
+            matches!(refused, Some(quinn::ConnectionError::ConnectionClosed(_))),
+            "{refused:?}"
+        );
+        first.connection.close(0_u32.into(), b"");
+        within(async {
+            while Raw::try_connect(&world).await.is_err() {
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            }
+        })
+        .await;
+        world.stop().await;
+    }
 }
 
 // rows: R343
