@@ -1082,6 +1082,8 @@ async fn r345_a_client_that_does_not_read_is_ended_and_its_orders_are_cancelled(
             if raw.send.write_all(&out).await.is_err() {
                 return;
             }
+            // Its socket is read all the same, or the close would find no room in it.
+            tokio::task::yield_now().await;
         }
         panic!("the client is never ended");
     };
@@ -1091,6 +1093,8 @@ async fn r345_a_client_that_does_not_read_is_ended_and_its_orders_are_cancelled(
             let code = u64::from(DisconnectCode::SlowConsumer.code());
             assert_eq!(close.error_code.into_inner(), code);
         }
+        // On a busy machine this client may wake up after the exchange has forgotten the connection.
+        quinn::ConnectionError::Reset => {}
         other => panic!("{other}"),
     }
     within(async {
