@@ -125,6 +125,27 @@ fn a_replay_of_made_up_flow_settles_every_trade_and_is_proved() {
 }
 
 #[test]
+fn a_replay_leaves_no_open_order_behind() {
+    run(async {
+        let platform = platform().await;
+        let args = ["replay", "--json", "--synthetic", "7", "--rows", "400"];
+        let replay = platform.cli(&args).await;
+        assert!(replay.status.success(), "{replay:?}");
+        let instrument = &replay.json()["instrument"];
+        let book = platform
+            .ok(
+                AUDITOR,
+                "market.GetOrderBook",
+                json!({ "instrumentId": instrument }),
+            )
+            .await;
+        for side in ["bids", "asks"] {
+            assert!(book[side].as_array().is_none_or(Vec::is_empty), "{book}");
+        }
+    });
+}
+
+#[test]
 fn ctrl_c_and_sigterm_end_with_zero_in_time_whatever_is_connected() {
     run(async {
         let mut platform = Platform::start().await;

@@ -1,5 +1,6 @@
 //! Sends the rows and listens to the reports: open loop, in file order over one stream, each
-//! session no faster than its throttle admits.
+//! session no faster than its throttle admits. At the end each session cancels what it has open:
+//! one run leaves nothing in the book, so that the next one meets the same platform.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
@@ -10,7 +11,7 @@ use client::{Connection, LoginOptions, Report, Reports, Trust};
 use hdrhistogram::Histogram;
 use types::command::RequestKind;
 use types::{RejectReason, Side, TimeInForce};
-use wire::{Amend, Cancel, ClientMessage, NewOrder, ServerMessage};
+use wire::{Amend, Cancel, ClientMessage, MassCancel, NewOrder, ServerMessage};
 
 use super::lobster::{Kind, Row};
 use super::members::{Member, channel_of};
@@ -102,6 +103,8 @@ pub async fn play(
         sent_tx,
     };
     let sent = plan.send(rows, speed, progress).await?;
+    plan.cancel_all(members.len()).await?;
+    drop(plan);
     let mut listener = match tokio::time::timeout(Duration::from_secs(60), listening).await {
         Ok(joined) => joined.context("listener")??,
         Err(_) => bail!("reports are missing a minute after the last row"),
@@ -130,8 +133,26 @@ struct Sent {
 }
 
 impl Sender<'_> {
+    /// Mass cancels are not among the requests of the report.
+    async fn cancel_all(&self, sessions: usize) -> anyhow::Result<()> {
+        for channel in 0..sessions {
+            let channel = u16::try_from(channel)?;
+            let sent_at = Instant::now();
+            let all = MassCancel {
+                scope: 0,
+                instrument: self.instrument,
+                side: 255,
+            };
+            let client_seq = self.connection.send(channel, all).await?;
+            self.sent_tx
+                .send((channel, client_seq, sent_at, false))
+                .context("the listener has ended early")?;
+        }
+        Ok(())
+    }
+
     async fn send(
-        self,
+        &self,
         rows: &[Row],
         speed: Option<f64>,
         progress: impl Fn(u64),
@@ -308,6 +329,7 @@ impl Listener {
             ServerMessage::Cancelled(cancelled) if cancelled.client_seq != 0 => {
                 self.answered(report, cancelled.client_seq);
             }
+            ServerMessage::MassCancelled(done) => self.answered(report, done.client_seq),
             ServerMessage::Rejected(rejected) => {
                 let reason = rejected.reason.as_str();
                 *self.tally.rejects.entry(reason).or_default() += 1;

@@ -271,11 +271,18 @@ impl Watch {
             let story = Story::new(target, true);
             let mut seen = BTreeMap::new();
             loop {
-                let settled = settled_trades(&story).await?.saturating_sub(before);
+                let looked = settled_trades(&story).await;
+                let is_stopping = stopping.load(Ordering::SeqCst);
+                // A busy platform may not answer a look: the next one tells the same.
+                let settled = match looked {
+                    Ok(settled) => settled.saturating_sub(before),
+                    Err(error) if is_stopping => return Err(error),
+                    Err(_) => 0,
+                };
                 if settled > 0 {
                     seen.entry(settled).or_insert_with(now_ns);
                 }
-                if settled >= wanted.load(Ordering::SeqCst) || stopping.load(Ordering::SeqCst) {
+                if settled >= wanted.load(Ordering::SeqCst) || is_stopping {
                     return Ok(seen);
                 }
                 tokio::time::sleep(LOOK).await;
