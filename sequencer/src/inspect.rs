@@ -254,7 +254,8 @@ impl Folder {
             if !range.contains(&frame.sequence) {
                 return Ok(());
             }
-            records.add(frame)?.map_or(Ok(()), &mut visit)
+            let record = records.add(frame)?.map(Record::take);
+            record.map_or(Ok(()), &mut visit)
         })?;
         Ok(Sequence(end))
     }
@@ -291,7 +292,7 @@ impl Folder {
             let reason = |reason| at(format!("record {}: {reason}", frame.sequence));
             if let Some(record) = records.add(&frame).map_err(reason)? {
                 let is_last = record.command.sequence.get() == *range.end();
-                visit(record).map_err(at)?;
+                visit(record.take()).map_err(at)?;
                 if is_last {
                     return Ok(());
                 }

@@ -92,9 +92,11 @@ impl Reader {
 
     fn add(&mut self, frame: &journal::Frame) -> Result<Option<Record>, ReadError> {
         let added = self.records.add(frame);
-        added.map_err(|reason| ReadError::Record {
-            sequence: frame.sequence,
-            reason,
-        })
+        added
+            .map(|record| record.map(Record::take))
+            .map_err(|reason| ReadError::Record {
+                sequence: frame.sequence,
+                reason,
+            })
     }
 }

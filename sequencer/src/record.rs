@@ -18,35 +18,52 @@ pub struct Record {
     pub events: Vec<EventEnvelope>,
 }
 
-/// Puts records together from the frames of a log.
+/// Puts records together from the frames of a log, in memory that it uses again.
 #[derive(Default)]
 pub(crate) struct RecordBuilder {
-    /// A record whose last event has not come yet.
-    partial: Option<Record>,
+    record: Option<Record>,
+    /// The last event of the record has not come yet.
+    is_partial: bool,
 }
 
 impl RecordBuilder {
-    /// Adds the next frame; returns the record that it ends.
+    /// Adds the next frame; returns the record that it ends. The caller may take its events.
     ///
     /// # Errors
     /// A text: the frame is unreadable or does not follow the one before.
-    pub fn add(&mut self, frame: &Frame) -> Result<Option<Record>, String> {
-        match (&mut self.partial, frame.kind) {
-            (None, FrameKind::Command) => {
-                self.partial = Some(Record {
-                    command: decode_command(frame)?,
-                    events: Vec::new(),
-                });
-            }
-            (None, FrameKind::Event) => return Err("an event without its command".to_owned()),
-            (Some(record), FrameKind::Event)
-                if record.command.sequence == Sequence(frame.sequence) =>
-            {
+    pub fn add(&mut self, frame: &Frame) -> Result<Option<&mut Record>, String> {
+        match (&mut self.record, frame.kind) {
+            (Some(record), FrameKind::Event) if self.is_partial => {
+                if record.command.sequence != Sequence(frame.sequence) {
+                    return Err("frames out of order".to_owned());
+                }
                 record.events.push(decode_event(frame)?);
             }
-            (Some(_), _) => return Err("frames out of order".to_owned()),
+            (_, FrameKind::Event) => return Err("an event without its command".to_owned()),
+            (_, FrameKind::Command) if self.is_partial => {
+                return Err("frames out of order".to_owned());
+            }
+            (Some(record), FrameKind::Command) => {
+                record.command = decode_command(frame)?;
+                record.events.clear();
+            }
+            (none, FrameKind::Command) => {
+                let (command, events) = (decode_command(frame)?, Vec::new());
+                *none = Some(Record { command, events });
+            }
         }
-        Ok(self.partial.take_if(|_| frame.unit_end))
+        self.is_partial = !frame.unit_end;
+        Ok(self.record.as_mut().filter(|_| frame.unit_end))
+    }
+}
+
+impl Record {
+    /// What the builder has put together, as the caller's own.
+    pub(crate) fn take(&mut self) -> Self {
+        Self {
+            command: self.command,
+            events: std::mem::take(&mut self.events),
+        }
     }
 }
 
