@@ -322,6 +322,7 @@ impl Hot {
             match job {
                 Job::Request(request, reply) => {
                     let now_ns = (self.config.clock)();
+                    self.look_at_backlog();
                     self.serve(Source::Given(&request), now_ns, Owed::Reply(reply));
                 }
                 Job::Inspect(read) => self.show(read),
@@ -342,6 +343,8 @@ impl Hot {
             return false;
         }
         let now_ns = (self.config.clock)();
+        // Once for all of them: it reads what other threads write.
+        self.look_at_backlog();
         let mut did_work = false;
         while self.flights.room() > 0
             && let Some(at) = self.rings[port].next()
@@ -395,9 +398,8 @@ impl Hot {
         // First: what it reserves and amends decides about the next request.
         self.begin_last();
         let asked = self.asked(source);
-        self.check_epoch(source, asked)?;
+        self.check_epoch(source, asked.epoch)?;
         let reduced = self.journal(source)?;
-        self.look_at_backlog();
         let mut waiting_since = None;
         loop {
             now_ns = now_ns.max(self.core.time_ns());
@@ -464,15 +466,15 @@ impl Hot {
     }
 
     /// A request that was read before a later login has taken its session is not carried out.
-    fn check_epoch(&self, source: Source, asked: Asked) -> Result<(), NotTaken> {
-        if asked.epoch == Sequence::ZERO {
+    fn check_epoch(&self, source: Source, epoch: Sequence) -> Result<(), NotTaken> {
+        if epoch == Sequence::ZERO {
             return Ok(());
         }
         let Some((session, _)) = self.request(source).client() else {
             return Ok(());
         };
         match self.core.admission().session(session) {
-            Some(row) if row.epoch == asked.epoch => Ok(()),
+            Some(row) if row.epoch == epoch => Ok(()),
             _ => Err(NotTaken::Refused(RejectReason::UnknownSession.into())),
         }
     }

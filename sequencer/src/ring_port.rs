@@ -306,7 +306,7 @@ impl RingEnd {
     /// The request that [`RingEnd::next`] named is not taken.
     pub fn refuse(&mut self, at: usize, reason: NotTaken) {
         let report = not_taken(&self.inbox[at], reason);
-        self.put(report);
+        self.put(|| report);
     }
 
     /// More reports wait than a front that runs leaves behind.
@@ -333,17 +333,22 @@ impl RingEnd {
         self.is_closed
     }
 
-    /// Puts a report into the ring, or aside while that is full.
-    #[inline]
-    pub fn put(&mut self, report: Report) {
+    /// Puts a report into the ring, where it is made, or aside while that is full.
+    #[inline(always)]
+    pub fn put(&mut self, report: impl Fn() -> Report) {
         let is_put = self.spill.is_empty()
             && self
                 .reports
-                .try_publish(|slot| *slot = Line(report))
+                .try_publish(|slot| *slot = Line(report()))
                 .is_ok();
         if !is_put {
-            self.spill.push_back(report);
+            self.set_aside(report());
         }
+    }
+
+    #[cold]
+    fn set_aside(&mut self, report: Report) {
+        self.spill.push_back(report);
     }
 
     fn is_gone(&self) -> bool {

@@ -31,7 +31,7 @@ impl ReportSink for Router<'_> {
         let port = usize::from(port.copied().unwrap_or(NO_PORT));
         if let Some(ring) = self.rings.get_mut(port) {
             self.has_answered |= report.client_seq != 0;
-            ring.put(Report::Numbered(self.stamp, *report));
+            ring.put(|| Report::Numbered(self.stamp, *report));
         }
     }
 }
@@ -50,9 +50,9 @@ fn route(rings: &mut [RingEnd], routes: &mut Vec<u16>, port: usize, opened: Open
         && let Some(ring) = rings.get_mut(before)
     {
         let (session, epoch) = (opened.session, opened.epoch);
-        ring.put(Report::TakenOver { session, epoch });
+        ring.put(|| Report::TakenOver { session, epoch });
     }
-    rings[port].put(Report::Opened(opened));
+    rings[port].put(|| Report::Opened(opened));
 }
 
 impl Hot {
@@ -137,7 +137,7 @@ impl Hot {
                 };
                 route(&mut self.rings, &mut self.routes, port, opened);
             } else if !has_answered {
-                self.rings[port].put(Report::Taken { tag, stamp });
+                self.rings[port].put(|| Report::Taken { tag, stamp });
             }
         }
         self.keep.append(command, &flight.events);
