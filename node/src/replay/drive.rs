@@ -11,7 +11,7 @@ use client::{Connection, LoginOptions, Report, Reports, Trust};
 use hdrhistogram::Histogram;
 use types::command::RequestKind;
 use types::{RejectReason, Side, TimeInForce};
-use wire::{Amend, Cancel, ClientMessage, MassCancel, NewOrder, ServerMessage};
+use wire::{Amend, BOTH_SIDES, Cancel, ClientMessage, MassCancel, NewOrder, ServerMessage};
 
 use super::lobster::{Kind, Row};
 use super::members::{Member, channel_of};
@@ -141,7 +141,7 @@ impl Sender<'_> {
             let all = MassCancel {
                 scope: 0,
                 instrument: self.instrument,
-                side: 255,
+                side: BOTH_SIDES,
             };
             let client_seq = self.connection.send(channel, all).await?;
             self.sent_tx

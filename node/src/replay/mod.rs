@@ -271,10 +271,10 @@ impl Watch {
             let story = Story::new(target, true);
             let mut seen = BTreeMap::new();
             loop {
-                let looked = settled_trades(&story).await;
+                let polled = settled_trades(&story).await;
                 let is_stopping = stopping.load(Ordering::SeqCst);
-                // A busy platform may not answer a look: the next one tells the same.
-                let settled = match looked {
+                // A busy platform may refuse one poll; the next returns the same count or a higher one.
+                let settled = match polled {
                     Ok(settled) => settled.saturating_sub(before),
                     Err(error) if is_stopping => return Err(error),
                     Err(_) => 0,
