@@ -1,7 +1,7 @@
 //! A platform as a child process.
 //!
 //! The binary is `PLATFORM_BIN`, else the one beside the test's own target folder. The child sees
-//! no `PLATFORM_*` variable of ours, a working folder of its own and free ports; a restart keeps
+//! no `PLATFORM_*` variable of ours, a working folder and ports of its own; a restart keeps
 //! ports and state. A watchdog shell holds a pipe of the test process: when that ends, however it
 //! ends, the pipe closes and the watchdog kills the platform and removes its folder, so that
 //! statics may own platforms.
@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -144,7 +145,7 @@ pub async fn run(folder: &Path, args: &[&str]) -> Finished {
 }
 
 impl Platform {
-    /// A platform on free ports in a new folder; ready when this returns.
+    /// A platform on ports of its own in a new folder; ready when this returns.
     pub async fn start() -> Self {
         Self::start_with(&[]).await
     }
@@ -169,7 +170,7 @@ impl Platform {
         descriptors: Option<u64>,
         env: &[(&str, &str)],
     ) -> Self {
-        let (child, addresses) = launch(&folder, &anywhere(), descriptors, env).await;
+        let (child, addresses) = launch(&folder, None, descriptors, env).await;
         let watchdog = watch(&child, &folder);
         Self {
             child,
@@ -185,7 +186,7 @@ impl Platform {
     pub async fn start_after_kills(moments: &[Duration]) -> Self {
         let folder = new_folder();
         for moment in moments {
-            let mut child = run_command(&folder, &anywhere(), None, &[])
+            let mut child = run_command(&folder, &new_ports(), None, &[])
                 .spawn()
                 .expect("the binary starts");
             tokio::time::sleep(*moment).await;
@@ -203,7 +204,8 @@ impl Platform {
     pub async fn restart_with(&mut self, env: &[(&str, &str)]) {
         let running = self.child.try_wait().expect("the child can be asked");
         assert!(running.is_some(), "the platform still runs");
-        let (child, addresses) = launch(&self.folder, &self.addresses, self.descriptors, env).await;
+        let ports = Some(&self.addresses);
+        let (child, addresses) = launch(&self.folder, ports, self.descriptors, env).await;
         assert_eq!(addresses, self.addresses, "a restart keeps its ports");
         self.child = child;
         // Pooled connections lead to the process that is gone.
@@ -346,12 +348,27 @@ fn new_folder() -> PathBuf {
     folder.expect("a temporary folder").keep()
 }
 
-/// Free ports for all.
-fn anywhere() -> BTreeMap<String, SocketAddr> {
-    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+/// A port of its own for every listener, below those that the kernel gives to outgoing connections
+/// (from 32,768 on by default). A port that the kernel chose may be some connection's while the
+/// platform restarts, and then for as long as that connection lives.
+fn new_ports() -> BTreeMap<String, SocketAddr> {
+    const FIRST: u32 = 10_000;
+    const COUNT: u32 = 22_000;
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    // Processes that run side by side begin apart; whoever meets another takes the next ports.
+    let start = std::process::id().wrapping_mul(997);
+    let port = || {
+        let offset = start.wrapping_add(TAKEN.fetch_add(1, Relaxed)) % COUNT;
+        u16::try_from(FIRST + offset).expect("below 32,768")
+    };
     LISTENERS
         .iter()
-        .map(|name| ((*name).to_owned(), any))
+        .map(|name| {
+            (
+                (*name).to_owned(),
+                SocketAddr::from(([127, 0, 0, 1], port())),
+            )
+        })
         .collect()
 }
 
@@ -430,22 +447,25 @@ fn watch(child: &Child, folder: &Path) -> Child {
         .expect("a shell")
 }
 
-/// Starts the process until it is ready. Ports are free for a moment between two runs: when another
-/// process was faster, it is tried again.
+/// Starts the process until it is ready: on these ports, or on new ones. When somebody else has one of them,
+/// it is tried again.
 async fn launch(
     folder: &Path,
-    listen: &BTreeMap<String, SocketAddr>,
+    ports: Option<&BTreeMap<String, SocketAddr>>,
     descriptors: Option<u64>,
     env: &[(&str, &str)],
 ) -> (Child, BTreeMap<String, SocketAddr>) {
-    for _ in 0..5 {
-        match try_launch(folder, listen, descriptors, env).await {
+    let started = Instant::now();
+    loop {
+        let listen = ports.cloned().unwrap_or_else(new_ports);
+        match try_launch(folder, &listen, descriptors, env).await {
             Ok(launched) => return launched,
-            Err(log) if log.contains("Address already in use") => {}
+            Err(log) if log.contains("Address already in use") && started.elapsed() < PATIENCE => {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
             Err(log) => panic!("the platform did not become ready\n{log}"),
         }
     }
-    panic!("the ports stay taken: {listen:?}")
 }
 
 /// The end of the log when it does not become ready.
