@@ -18,9 +18,9 @@ use crate::velocity::Velocity;
 /// How much room a book gets at the start. It changes speed, never results.
 #[derive(Clone, Copy, Debug)]
 pub struct BookConfig {
-    /// Slots allocated at once: admission's number of open orders.
+    /// Slots that have their place at once: admission's number of open orders.
     pub orders: u32,
-    /// Ticks that the fast window of price levels may span.
+    /// Ticks that the fast window of price levels may grow to span.
     pub levels: u32,
 }
 
@@ -75,7 +75,7 @@ pub struct Book {
     /// When the first of them ends; `NEVER` when none has a date.
     pub(crate) next_expiry_ns: u64,
     pub(crate) velocity: Velocity,
-    /// Room for the walk over all resting orders; empty in between.
+    /// Room for the walk over all resting orders, made by the first one; empty in between.
     pub(crate) links: Vec<u32>,
 }
 
@@ -92,7 +92,7 @@ impl Book {
             dates: Dates::new(config.orders),
             next_expiry_ns: NEVER,
             velocity: Velocity::new(spec.velocity),
-            links: Vec::with_capacity(config.orders as usize),
+            links: Vec::new(),
         }
     }
 

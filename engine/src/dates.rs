@@ -2,7 +2,7 @@
 //!
 //! Every resting order with a date has exactly one entry, so an order that leaves early leaves nothing behind: the book never wakes in vain, and
 //! no pile of dead entries has to be cleared at once. Taking in, taking out and finding the next one cost a logarithm of the orders with dates,
-//! however far their dates lie apart. Nothing allocates as long as links stay below the room given.
+//! however far their dates lie apart. The first order with a date makes the room given; nothing allocates after it as long as links stay below that.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -17,14 +17,28 @@ pub(crate) struct Dates {
     heap: Vec<Entry>,
     /// Place in the heap plus one, by link; 0 = no entry.
     places: Vec<u32>,
+    /// Orders to make room for.
+    orders: usize,
 }
 
 impl Dates {
-    /// Untouched room costs address space alone.
+    /// Room for so many orders, once the first one has a date.
     pub fn new(orders: u32) -> Self {
         Self {
-            heap: Vec::with_capacity(orders as usize),
-            places: vec![0; orders as usize + 1],
+            heap: Vec::new(),
+            places: Vec::new(),
+            orders: orders as usize,
+        }
+    }
+
+    /// Makes room for a link. Untouched room costs address space alone.
+    #[cold]
+    fn extend(&mut self, link: usize) {
+        if self.places.is_empty() {
+            self.heap.reserve_exact(self.orders);
+            self.places = vec![0; (self.orders + 1).max(link + 1)];
+        } else {
+            self.places.resize((link + 1).next_power_of_two(), 0);
         }
     }
 
@@ -44,7 +58,7 @@ impl Dates {
     pub fn insert(&mut self, at_ns: u64, link: u32) {
         let index = link as usize;
         if index >= self.places.len() {
-            self.places.resize((index + 1).next_power_of_two(), 0);
+            self.extend(index);
         }
         assert!(self.places[index] == 0, "an order has one date");
         self.heap.push((at_ns, link));

@@ -1,6 +1,8 @@
 //! Price levels of both sides: a window of consecutive ticks, one 16-byte level each, with one occupancy bitmap, and a map for prices outside the
 //! window. The best price of each side is cached.
 //!
+//! A window begins with [`LEVELS_FIRST`] ticks and grows, up to the width that the book is given, when orders rest outside it.
+//!
 //! Both sides share window and bitmap: a book is never crossed, so a price holds orders of one side only, and what is occupied at or below the
 //! best bid are bids. Inside the window nothing allocates; outside it a level costs a map entry (correct, slower).
 //!
@@ -17,15 +19,20 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::hint::select_unpredictable;
 use core::mem::size_of;
+use core::ops::Range;
 
 use types::{InstrumentSpec, Lots, Side, Ticks};
 
 use crate::bits::Bits;
 use crate::slab::{NIL, prefetch};
 
+/// Ticks that a window begins with: 64 KiB of levels.
+const LEVELS_FIRST: usize = 1 << 12;
+/// How many times as wide a window becomes when it grows.
+const GROWTH: usize = 16;
 /// Widest window, in ticks (16 bytes each).
 pub const LEVELS_MAX: u32 = 1 << 22;
-/// Window width unless configured otherwise: 16 MiB of levels, of which the untouched ones cost address space alone.
+/// Width that a window grows to unless configured otherwise: 16 MiB of levels, of which the untouched ones cost address space alone.
 pub const LEVELS_DEFAULT: u32 = 1 << 20;
 
 /// Orders of one price in time order.
@@ -85,6 +92,8 @@ pub(crate) struct Ladder {
     /// Price of the first place; `UNPLACED`, which no price is near, until a price or a narrow band fixes it.
     base: i64,
     levels: Vec<Words>,
+    /// Levels that the window may grow to.
+    levels_max: usize,
     bits: Bits,
     outside: [BTreeMap<Ticks, Level>; 2],
     /// Key of the best price, by side.
@@ -106,10 +115,12 @@ const CREDITS_MAX: u32 = 1_024;
 
 impl Ladder {
     pub fn new(spec: &InstrumentSpec, levels_max: u32) -> Self {
-        let count = levels_max.clamp(64, LEVELS_MAX) as usize;
+        let levels_max = levels_max.clamp(64, LEVELS_MAX) as usize;
+        let count = LEVELS_FIRST.min(levels_max);
         let mut ladder = Self {
             base: UNPLACED,
             levels: alloc::vec![Level::EMPTY.words(); count],
+            levels_max,
             bits: Bits::new(count),
             outside: [BTreeMap::new(), BTreeMap::new()],
             best: [NO_KEY; 2],
@@ -133,22 +144,24 @@ impl Ladder {
             .into_iter()
             .find_map(|side| self.best(side));
         match leader {
-            _ if self.is_band_narrow() => self.move_to(self.base_for(spec.band_low)),
-            Some(price) => self.move_to(self.base_for(price)),
+            _ if self.is_band_within(self.levels.len()) => self.move_to(spec.band_low),
+            Some(price) => self.move_to(price),
             None => self.base = UNPLACED,
         }
     }
 
-    fn is_band_narrow(&self) -> bool {
+    /// True when the band lies within a window of so many ticks.
+    fn is_band_within(&self, count: usize) -> bool {
         let (low, high) = self.band;
-        high.saturating_sub(low) < self.levels.len() as i64
+        high.saturating_sub(low) < count as i64
     }
 
-    /// Where the window belongs when trading happens around `price`.
-    fn base_for(&self, price: Ticks) -> i64 {
-        let count = self.levels.len() as i64;
+    /// Prices of a window of so many ticks when trading happens around `price`.
+    fn range_for(&self, price: Ticks, count: usize) -> Range<Ticks> {
+        let is_band_within = self.is_band_within(count);
+        let count = count as i64;
         let (low, high) = self.band;
-        let base = if self.is_band_narrow() {
+        let base = if is_band_within {
             low.saturating_sub((count - (high.saturating_sub(low) + 1)) / 2)
         } else {
             price
@@ -156,13 +169,19 @@ impl Ladder {
                 .saturating_sub(count / 2)
                 .clamp(low, high - count + 1)
         };
-        base.clamp(1, Ticks::ORDER_MAX.0 - count + 1)
+        let base = base.clamp(1, Ticks::ORDER_MAX.0 - count + 1);
+        Ticks(base)..Ticks(base + count)
     }
 
-    /// Puts the window to `base` and every level to where it then belongs.
+    /// Puts the window round `price` and every level to where it then belongs.
     #[cold]
     #[inline(never)]
-    fn move_to(&mut self, base: i64) {
+    fn move_to(&mut self, price: Ticks) {
+        self.widen_to(price, self.levels.len());
+    }
+
+    /// The same with a window of so many ticks.
+    fn widen_to(&mut self, price: Ticks, count: usize) {
         let mut from = self.bits.up(0);
         while let Some(place) = from {
             let price = self.price(place);
@@ -172,12 +191,16 @@ impl Ladder {
             self.bits.clear(place);
             from = self.bits.up(place);
         }
-        self.base = base;
-        let range = Ticks(base)..Ticks(base + self.levels.len() as i64);
+        if count != self.levels.len() {
+            self.levels = alloc::vec![Level::EMPTY.words(); count];
+            self.bits = Bits::new(count);
+        }
+        let range = self.range_for(price, count);
+        self.base = range.start.0;
         for outside in &mut self.outside {
             while let Some((price, level)) = outside.range(range.clone()).next() {
                 let (price, level) = (*price, *level);
-                let place = (price.0 - base) as usize;
+                let place = (price.0 - self.base) as usize;
                 self.levels[place] = level.words();
                 self.bits.set(place);
                 outside.remove(&price);
@@ -186,9 +209,8 @@ impl Ladder {
         (self.credits, self.look_at) = (0, 1);
     }
 
-    /// Levels that a move to `base` would carry, counted up to a bound.
-    fn cost_of(&self, base: i64, bound: usize) -> usize {
-        let range = Ticks(base)..Ticks(base + self.levels.len() as i64);
+    /// Levels that a move to these prices would carry, counted up to a bound.
+    fn cost_of(&self, range: Range<Ticks>, bound: usize) -> usize {
         let near = self.outside.iter().flat_map(|map| map.range(range.clone()));
         let inside = core::iter::successors(self.bits.up(0), |place| self.bits.up(place + 1));
         near.map(|_| ())
@@ -197,23 +219,23 @@ impl Ladder {
             .count()
     }
 
-    /// An order has come to rest outside the window: moves the window when the market is outside too and enough has been paid for it.
+    /// An order has come to rest outside the window. Once enough has been paid for it, the window grows if it
+    /// may, or else moves if the market is outside too.
     fn follow_market(&mut self, side: Side) {
         self.credits = (self.credits + 1).min(CREDITS_MAX);
         let is_inside = |price: Option<Ticks>| price.is_some_and(|p| self.place(p).is_some());
         let Some(leader) = self.best(side) else {
             return;
         };
-        if self.credits < self.look_at
-            || is_inside(Some(leader))
-            || is_inside(self.best(side.opposite()))
-        {
+        let count = (self.levels.len() * GROWTH).min(self.levels_max);
+        let has_market = is_inside(Some(leader)) || is_inside(self.best(side.opposite()));
+        if self.credits < self.look_at || (has_market && count == self.levels.len()) {
             return;
         }
-        let base = self.base_for(leader);
+        let range = self.range_for(leader, count);
         let bound = self.credits as usize * LEVELS_PER_CREDIT;
-        if base != self.base && self.cost_of(base, bound) < bound {
-            self.move_to(base);
+        if range.start.0 != self.base && self.cost_of(range, bound) < bound {
+            self.widen_to(leader, count);
         } else {
             (self.credits, self.look_at) = (0, (self.look_at * 2).min(CREDITS_MAX));
         }
@@ -320,7 +342,7 @@ impl Ladder {
     #[inline(never)]
     fn push_outside(&mut self, side: Side, price: Ticks, link: u32, open: Lots) -> u32 {
         if self.base == UNPLACED {
-            self.move_to(self.base_for(price));
+            self.move_to(price);
             if let Some(place) = self.place(price) {
                 return self.push_at(place, link, open);
             }
@@ -597,6 +619,30 @@ mod tests {
             .chain((1..=400).rev())
             .collect();
         assert_eq!(prices(&ladder), [bids, Vec::new()]);
+    }
+
+    #[test]
+    fn a_window_begins_small_and_grows_for_orders_outside() {
+        let mut ladder = Ladder::new(&spec(1, Ticks::ORDER_MAX.0), 100_000);
+        push(&mut ladder, Side::Buy, 500_000);
+        assert_eq!(ladder.levels.len(), LEVELS_FIRST);
+        push(&mut ladder, Side::Sell, 503_000);
+        assert_eq!(ladder.levels.len(), LEVELS_FIRST * GROWTH);
+        assert!(ladder.is_inside(503_000) && ladder.is_inside(500_000));
+        // What rests inside has to be paid for, however often; then the widest window is reached.
+        for price in 490_000..490_800 {
+            push(&mut ladder, Side::Buy, price);
+        }
+        let mut price = 540_000;
+        while ladder.levels.len() < 100_000 {
+            push(&mut ladder, Side::Sell, price);
+            price += 1;
+            assert!(price < 541_000, "orders outside pay for the growth");
+        }
+        assert!((price - 540_000) as usize * LEVELS_PER_CREDIT > 800);
+        let bids = [500_000].into_iter().chain((490_000..490_800).rev());
+        let asks = [503_000].into_iter().chain(540_000..price);
+        assert_eq!(prices(&ladder), [bids.collect::<Vec<_>>(), asks.collect()]);
     }
 
     #[test]

@@ -19,8 +19,9 @@
 //! | `invariants` | the walk that proves the structure |
 //! | `sink` | where events go |
 //!
-//! Architecture invariants: no `unsafe` but the prefetch in `slab`; no heap allocation in `apply` as long as slots stay below the capacity given
-//! and prices inside the window; a book is never crossed.
+//! Architecture invariants: no `unsafe` but in `slab`, for its records' memory and for prefetches; a book is never crossed; no heap allocation in
+//! `apply` as long as slots stay below the capacity given and prices inside the window, but for the room that the first order with a date, the
+//! first mass cancel and each growth of the window make.
 #![no_std]
 
 extern crate alloc;

@@ -3,13 +3,20 @@
 //! A link is the slot plus one. Link 0 is nobody: it has a record of its own, which takes the writes meant for a neighbour that is not there, so
 //! that linking and unlinking need no branch. What it holds decides nothing: only the look-ahead reads it, to ask for memory.
 //!
+//! The records of all slots have their place from the start, all zero; the system gives the memory of those that are used. Slots are the whole
+//! node's, so a book that is quiet, or whose orders have high slots, costs what its own orders touch.
+//!
 //! Invariant: a slot is live exactly while its order rests in the ladder. The generation is asserted at every access by handle: admission frees a
 //! slot only after the closing event, so a foreign generation in a live slot is our bug.
 
 use alloc::vec::Vec;
+use core::fmt;
 use core::mem::{align_of, size_of};
+use core::ops::{Deref, DerefMut};
+use core::ptr::NonNull;
 
 use types::{Handle, Lots, SessionIx, Side, StpGroup, StpMode, Ticks, UserIx};
+use zerocopy::FromZeros;
 
 /// No link.
 pub(crate) const NIL: u32 = 0;
@@ -17,8 +24,8 @@ pub(crate) const NIL: u32 = 0;
 /// Never expires.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// One resting order.
-#[derive(Clone, Copy, Debug)]
+/// One resting order. All zero where none has rested yet.
+#[derive(Clone, Copy, Debug, FromZeros)]
 pub(crate) struct Order {
     pub price: Ticks,
     pub open: Lots,
@@ -39,30 +46,13 @@ pub(crate) struct Order {
 }
 
 /// A record has a cache line of its own.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, FromZeros)]
 #[repr(align(64))]
 struct Line(Order);
 
 const _: () = assert!(size_of::<Line>() == 64 && align_of::<Line>() == 64);
 
 impl Order {
-    const EMPTY: Self = Self {
-        price: Ticks::ZERO,
-        open: Lots::ZERO,
-        quantity: Lots::ZERO,
-        expire_at_ns: NEVER,
-        next: NIL,
-        prev: NIL,
-        generation: 0,
-        user: UserIx::NONE,
-        session: SessionIx::NONE,
-        group: StpGroup::NONE,
-        side: Side::Buy,
-        stp: StpMode::CancelNewest,
-        post_only: false,
-        live: false,
-    };
-
     /// True while this order, which a handle names by its slot, rests.
     #[inline(always)]
     fn is(&self, handle: Handle) -> bool {
@@ -132,18 +122,110 @@ pub(crate) fn prefetch_head<T>(value: &T) {
 /// Slots that come into play at once.
 const BLOCK: usize = 512;
 
-#[derive(Clone, Debug)]
+/// Records in a row, all zero at first; the system gives their memory when it is touched.
+///
+/// An allocator that is asked for zeroed memory of a wide alignment may write all of it. So plain words are asked
+/// for, and the first aligned place among them is taken.
+struct Lines {
+    first: NonNull<Line>,
+    count: usize,
+    /// Owns the memory, and is not looked at: records are reached through `first` alone.
+    _words: Vec<u64>,
+}
+
+/// Words of a record.
+const WORDS: usize = size_of::<Line>() / size_of::<u64>();
+
+// SAFETY: it owns its records, which are plain values, and gives them out as a slice does.
+#[allow(unsafe_code)]
+unsafe impl Send for Lines {}
+// SAFETY: as above; nothing changes behind a shared reference.
+#[allow(unsafe_code)]
+unsafe impl Sync for Lines {}
+
+impl Lines {
+    fn new(count: usize) -> Self {
+        // A record of zeros is a record.
+        const fn is_valid_as_zeros<Record: FromZeros>() {}
+        const { is_valid_as_zeros::<Line>() };
+        let mut words = alloc::vec![0; (count + 1) * WORDS];
+        let start = words.as_mut_ptr();
+        let skipped = start.align_offset(align_of::<Line>());
+        assert!(skipped < WORDS, "an aligned place comes within a record");
+        let first = start.wrapping_add(skipped).cast();
+        Self {
+            first: NonNull::new(first).expect("memory does not begin at zero"),
+            count,
+            _words: words,
+        }
+    }
+}
+
+impl Deref for Lines {
+    type Target = [Line];
+
+    #[inline(always)]
+    fn deref(&self) -> &[Line] {
+        // SAFETY: `count` aligned records lie behind `first` within `_words`, which lives as long as this does and is reached no
+        // other way; they were all zero, which is a record, and only records have been written since.
+        #[allow(unsafe_code)]
+        unsafe {
+            core::slice::from_raw_parts(self.first.as_ptr(), self.count)
+        }
+    }
+}
+
+impl DerefMut for Lines {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [Line] {
+        // SAFETY: as in `deref`; `first` comes from a pointer that may write, and `self` is borrowed for as long.
+        #[allow(unsafe_code)]
+        unsafe {
+            core::slice::from_raw_parts_mut(self.first.as_ptr(), self.count)
+        }
+    }
+}
+
 pub(crate) struct Slab {
-    /// By link. As long as the highest slot used so far asks for, in whole blocks: bound of every walk.
-    orders: Vec<Line>,
+    /// By link, one for every slot there is room for.
+    orders: Lines,
+    /// Links in play: up to the highest one used so far, in whole blocks. Bound of every walk.
+    in_play: usize,
     live: u32,
+}
+
+impl Clone for Slab {
+    fn clone(&self) -> Self {
+        self.with_room(self.orders.len())
+    }
+}
+
+impl fmt::Debug for Slab {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list()
+            .entries(&self.orders[..self.in_play])
+            .finish()
+    }
 }
 
 impl Slab {
     pub fn new(capacity: u32) -> Self {
-        let mut orders = Vec::with_capacity(capacity as usize + 1);
-        orders.push(Line(Order::EMPTY));
-        Self { orders, live: 0 }
+        Self {
+            orders: Lines::new(capacity as usize + 1),
+            in_play: 1,
+            live: 0,
+        }
+    }
+
+    /// A copy with room for so many links.
+    fn with_room(&self, links: usize) -> Self {
+        let mut orders = Lines::new(links);
+        orders[..self.in_play].copy_from_slice(&self.orders[..self.in_play]);
+        Self {
+            orders,
+            in_play: self.in_play,
+            live: self.live,
+        }
     }
 
     /// The order that a link names.
@@ -175,30 +257,26 @@ impl Slab {
     #[inline(always)]
     pub fn vacate(&mut self, handle: Handle) -> u32 {
         let link = handle.slot as usize + 1;
-        let (is_live, generation) = match self.orders.get(link) {
-            Some(Line(order)) => (order.live, order.generation),
-            None => self.extend(link),
-        };
+        if link >= self.in_play {
+            self.extend(link);
+        }
+        let Line(order) = &self.orders[link];
         assert!(
-            !is_live & (generation <= handle.generation) & !handle.is_none(),
+            !order.live & (order.generation <= handle.generation) & !handle.is_none(),
             "admission gave away a taken slot"
         );
         link as u32
     }
 
-    /// Brings slots up to this link into play; gives whether the link is live, and its generation.
+    /// Brings slots up to this link into play.
     #[cold]
     #[inline(never)]
-    fn extend(&mut self, link: usize) -> (bool, u32) {
+    fn extend(&mut self, link: usize) {
         assert!(link < u32::MAX as usize, "slot is no slot");
-        let mut room = self.orders.capacity();
-        if link >= room {
-            room = (link + 1).next_power_of_two();
-            self.orders.reserve_exact(room - self.orders.len());
+        if link >= self.orders.len() {
+            *self = self.with_room((link + 1).next_power_of_two());
         }
-        let length = (link.next_multiple_of(BLOCK) + 1).min(room);
-        self.orders.resize(length, Line(Order::EMPTY));
-        (Order::EMPTY.live, Order::EMPTY.generation)
+        self.in_play = (link.next_multiple_of(BLOCK) + 1).min(self.orders.len());
     }
 
     /// An order begins to rest behind `order.prev`, which may be nobody.
@@ -250,14 +328,19 @@ impl Slab {
         self.live
     }
 
-    /// Memory of the slots in play.
+    /// Memory of the slots in play, of which the system has given what was touched.
     pub fn bytes(&self) -> usize {
-        self.orders.len() * size_of::<Line>()
+        self.in_play * size_of::<Line>()
+    }
+
+    /// Orders that there is room for.
+    pub fn room(&self) -> usize {
+        self.orders.len() - 1
     }
 
     /// Every link used so far, in slot order.
     pub fn links(&self) -> core::ops::Range<u32> {
-        1..self.orders.len() as u32
+        1..self.in_play as u32
     }
 
     #[inline(always)]
@@ -273,6 +356,48 @@ impl Slab {
 mod tests {
     use super::*;
 
+    #[test]
+    fn records_are_aligned_zero_and_apart() {
+        for count in [1, 2, 7, 600] {
+            let mut lines = Lines::new(count);
+            assert_eq!((lines.len(), lines.as_ptr().align_offset(64)), (count, 0));
+            for (at, Line(order)) in lines.iter_mut().enumerate() {
+                assert!(!order.live && order.generation == 0 && order.side == Side::Buy);
+                order.generation = at as u32 + 1;
+            }
+            let numbers = lines.iter().map(|Line(order)| order.generation);
+            assert!(numbers.eq(1..=count as u32));
+        }
+    }
+
+    #[test]
+    fn a_slab_grows_and_is_copied_with_its_orders() {
+        let mut slab = Slab::new(2);
+        let handle = |slot| Handle {
+            slot,
+            generation: 5,
+        };
+        for slot in [0, 1, 700] {
+            let link = slab.vacate(handle(slot));
+            let order = Order {
+                generation: 5,
+                open: Lots(u64::from(slot)),
+                ..Order::new_zeroed()
+            };
+            slab.open(link, order);
+        }
+        let mut copy = slab.clone();
+        slab.close(1);
+        assert_eq!(
+            (slab.live(), copy.live(), slab.find(handle(0))),
+            (2, 3, None)
+        );
+        for slot in [0, 1, 700] {
+            let order = copy.find_mut(handle(slot)).expect("it rests");
+            assert_eq!(order.open, Lots(u64::from(slot)));
+        }
+    }
+
     // Miri runs this too: what is asked for may lie anywhere, also at the very end of what there is.
     #[test]
     fn a_prefetch_reads_nothing_and_changes_nothing() {
@@ -280,7 +405,7 @@ mod tests {
         prefetch(&bytes);
         prefetch(&bytes[64]);
         prefetch_head(&bytes[64]);
-        prefetch_head(&Line(Order::EMPTY));
+        prefetch_head(&Line::new_zeroed());
         prefetch(&());
         let mut slab = Slab::new(1);
         let link = slab.vacate(Handle {

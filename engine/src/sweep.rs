@@ -115,6 +115,9 @@ impl Book {
     /// prices are walked instead.
     fn take_resting_links(&mut self) -> Vec<u32> {
         let mut links = core::mem::take(&mut self.links);
+        if links.capacity() == 0 {
+            links.reserve_exact(self.slab.room());
+        }
         let (live, slots) = (self.slab.live() as usize, self.slab.links().len());
         if live < slots / SPARSE {
             for side in [Side::Buy, Side::Sell] {

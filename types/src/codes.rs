@@ -22,7 +22,7 @@ macro_rules! code_enum {
         }
     };
     ($(#[$meta:meta])* $name:ident: $code_type:ident {
-        $($(#[$vmeta:meta])* $variant:ident = $code:literal $text:literal),+ $(,)?
+        $($(#[$vmeta:meta])* $variant:ident = $code:tt $text:literal),+ $(,)?
     }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

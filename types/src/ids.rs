@@ -10,7 +10,7 @@ macro_rules! index {
         $(#[$meta])*
         #[derive(
             Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash,
-            rkyv::Archive, rkyv::Serialize, rkyv::Deserialize,
+            rkyv::Archive, rkyv::Serialize, rkyv::Deserialize, zerocopy::FromZeros,
         )]
         #[repr(transparent)]
         pub struct $name(pub u32);

@@ -8,7 +8,7 @@ macro_rules! integer {
         $(#[$meta])*
         #[derive(
             Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
-            rkyv::Archive, rkyv::Serialize, rkyv::Deserialize,
+            rkyv::Archive, rkyv::Serialize, rkyv::Deserialize, zerocopy::FromZeros,
         )]
         #[cfg_attr(feature = "serde", derive(serde::Serialize))]
         #[repr(transparent)]

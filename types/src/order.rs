@@ -4,6 +4,7 @@ use crate::code_enum;
 
 code_enum! {
     /// Side of an order.
+    #[derive(zerocopy::FromZeros)]
     Side {
         Buy = 0 "BUY",
         Sell = 1 "SELL",
@@ -56,6 +57,7 @@ impl TimeInForce {
 
 code_enum! {
     /// What happens when two orders of one self-trade group meet; the incoming order decides (D38).
+    #[derive(zerocopy::FromZeros)]
     StpMode {
         /// The incoming order is cancelled (default, T43).
         CancelNewest = 0 "CANCEL_NEWEST",

@@ -1,5 +1,5 @@
-//! The book's rules under Miri, which sees undefined behaviour: `engine` has two `unsafe` blocks (`slab.rs`), the only
-//! ones of the trading path.
+//! The book's rules under Miri, which sees undefined behaviour: `engine` has all its `unsafe` in `slab.rs`, the
+//! only one of the trading path.
 //!
 //! Needs a nightly toolchain with Miri: `rustup toolchain install nightly --component miri rust-src`.
 

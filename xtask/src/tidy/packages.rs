@@ -34,7 +34,8 @@ const WALLS: [Wall; 5] = [
 /// has no I/O, clock and threads.
 const PURE: [&str; 4] = ["admission", "engine", "types", "wire"];
 #[rustfmt::skip]
-const PURE_PACKAGES: [&str; 7] = ["bytes", "foldhash", "rkyv", "serde", "sha3", "thiserror", "uuid"];
+const PURE_PACKAGES: [&str; 8] =
+    ["bytes", "foldhash", "rkyv", "serde", "sha3", "thiserror", "uuid", "zerocopy"];
 
 pub fn check(edges: &[Edge]) -> Vec<Finding> {
     edges

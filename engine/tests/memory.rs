@@ -1,0 +1,56 @@
+//! Resident memory of books, in a process of its own: other tests would be counted too.
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use engine::{Book, BookConfig};
+use support::*;
+use types::command::Command;
+use types::{Side, Ticks};
+
+/// Resident memory of this process, KiB.
+fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().nth(1));
+    number.unwrap().parse().unwrap()
+}
+
+/// A book with room for every order of a node of default size, and a band wider than any window.
+fn book() -> Book {
+    let config = BookConfig {
+        orders: 1 << 20,
+        ..BookConfig::default()
+    };
+    Book::new(spec_with_band(1, Ticks::ORDER_MAX.0), config)
+}
+
+/// Slots are the whole node's: a quiet book must not pay for those that others use, nor an idle one for
+/// what it might need.
+#[test]
+fn a_book_costs_what_its_own_orders_touch() {
+    const IDLE: u64 = 3_000;
+    const QUIET: u32 = 64;
+    const MOST_KIB: u64 = 256;
+
+    let before = resident_kib();
+    let idle: Vec<_> = (0..IDLE).map(|_| book()).collect();
+    let each = (resident_kib() - before) / IDLE;
+    assert!(each <= MOST_KIB, "{each} KiB an idle book");
+
+    let before = resident_kib();
+    let quiet: Vec<_> = (0..QUIET)
+        .map(|at| {
+            let mut runner = Runner::new(book());
+            let mut slot = (1 << 20) - 1 - at;
+            for (side, price) in [(Side::Buy, 10_000), (Side::Sell, 10_010)] {
+                runner.apply(Command::New(limit(slot, side, price, 1)));
+                slot /= 2;
+            }
+            runner
+        })
+        .collect();
+    let each = (resident_kib() - before) / u64::from(QUIET);
+    assert!(each <= MOST_KIB, "{each} KiB a book of two orders");
+    drop((idle, quiet));
+}
