@@ -1,5 +1,5 @@
-//! Compiles the contracts without protoc: protox reads the `.proto` files, tonic-prost-build writes Rust, the descriptor set is kept for
-//! reflection, JSON and the command line.
+//! Compiles the contracts without protoc: protox reads the `.proto` files, tonic-prost-build writes Rust, the
+//! descriptor set is kept for reflection, JSON and the command line.
 
 use std::path::PathBuf;
 

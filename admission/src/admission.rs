@@ -1,4 +1,5 @@
-//! `Admission`: the state tables, the indexes over them, and the few caches that checks may read but the state does not contain.
+//! `Admission`: the state tables, the indexes over them, and the few caches that checks may read but the state
+//! does not contain.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -23,8 +24,8 @@ pub const KEY_LIFETIME_NS: u64 = 24 * 3_600 * 1_000_000_000;
 pub struct AdmissionConfig {
     /// Open orders of the node, all instruments together.
     pub orders_max: u32,
-    /// Where open orders stand in the table of client order ids, which clients choose: a secret of the process, so that nobody can choose ids that
-    /// stand in one place. Never visible in any answer or state.
+    /// Where open orders stand in the table of client order ids, which clients choose: a secret of the process,
+    /// so that nobody can choose ids that stand in one place. Never visible in any answer or state.
     pub client_id_key: [u64; 2],
 }
 
@@ -41,7 +42,8 @@ impl Default for AdmissionConfig {
 #[derive(Clone, Debug)]
 pub struct Admission {
     pub(crate) config: AdmissionConfig,
-    /// The state: changed by `apply_command` and `apply_event` alone. Its `keys` stay empty, they live in the index below.
+    /// The state: changed by `apply_command` and `apply_event` alone. Its `keys` stay empty, they live in the
+    /// index below.
     pub(crate) tables: AdmissionImage,
     pub(crate) slots: FreeSlots,
     pub(crate) users: BTreeMap<UserId, UserIx>,
@@ -50,7 +52,8 @@ pub struct Admission {
     pub(crate) holds: BTreeMap<Id128, HoldIx>,
     /// The open trading hold of a (user, asset).
     pub(crate) default_pools: DefaultPools,
-    /// Who may use a chosen self-trade group: the first user who named it, as far as sessions and open orders tell after a restart.
+    /// Who may use a chosen self-trade group: the first user who named it, as far as sessions and open orders
+    /// tell after a restart.
     pub(crate) groups: BTreeMap<StpGroup, UserIx>,
     pub(crate) client_ids: ClientIds,
     pub(crate) busts: BTreeSet<Id128>,
@@ -87,8 +90,8 @@ impl Admission {
         }
     }
 
-    /// Turns a request into the command to journal and apply, or says why not. Reads only: two calls without an apply between them give the
-    /// same answer. `now_ns` is the time the command will be stamped with.
+    /// Turns a request into the command to journal and apply, or says why not. Reads only: two calls without an
+    /// apply between them give the same answer. `now_ns` is the time the command will be stamped with.
     pub fn admit(&self, request: &Request, now_ns: u64) -> Result<Command, Reject> {
         let mut command = Command::ExpireOrders(ExpireOrders {
             instrument: InstrumentIx::NONE,
@@ -153,8 +156,8 @@ impl Admission {
         }
     }
 
-    /// The record of a refusal, to be journalled so that its numbered answer survives (`design.md` 2). `None` for calls without session,
-    /// for requests seen before and for what is no client's request.
+    /// The record of a refusal, to be journalled so that its numbered answer survives (`design.md` 2). `None`
+    /// for calls without session, for requests seen before and for what is no client's request.
     pub fn refusal(&self, request: &Request, reject: &Reject) -> Option<Command> {
         let is_unseen = self.refusing == Some(reject.reason)
             || matches!(

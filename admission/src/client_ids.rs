@@ -1,5 +1,6 @@
-//! Open orders by their user's own order id: a hash table of fixed size whose chains run through the slots of the order table. Nothing here allocates
-//! as long as slots stay below the bound given, and no order of insertion is ever visible.
+//! Open orders by their user's own order id: a hash table of fixed size whose chains run through the slots of
+//! the order table. Nothing here allocates as long as slots stay below the bound given, and no order of
+//! insertion is ever visible.
 
 use alloc::vec::Vec;
 
@@ -93,7 +94,8 @@ impl ClientIds {
     }
 
     fn bucket(&self, user: UserIx, id: u64) -> usize {
-        // Multiplied by a secret and read from the top: two ids meet by chance alone. Sixteen ids that follow one another share a cache line.
+        // Multiplied by a secret and read from the top: two ids meet by chance alone. Sixteen ids that follow
+        // one another share a cache line.
         let [of_id, of_user] = self.key;
         let x = (id >> 4)
             .wrapping_mul(of_id)

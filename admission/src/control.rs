@@ -137,7 +137,8 @@ impl Admission {
         }
     }
 
-    /// A new instrument gets the next index. A known one keeps its steps and its phase (that is `SetPhase`'s to change).
+    /// A new instrument gets the next index. A known one keeps its steps and its phase (that is `SetPhase`'s to
+    /// change).
     fn admit_instrument(&self, spec: &InstrumentSpec) -> Result<Command, Reject> {
         let mut spec = *spec;
         match self.instruments.get(&spec.id) {

@@ -1,4 +1,5 @@
-//! The open trading hold of each (user, asset): a short sorted list a user, so that an order finds it in one or two cache lines.
+//! The open trading hold of each (user, asset): a short sorted list a user, so that an order finds it in one or
+//! two cache lines.
 
 use alloc::vec::Vec;
 

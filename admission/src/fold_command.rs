@@ -1,5 +1,5 @@
-//! How a command changes the state. Every command of the node passes here, in sequence without gap; nothing is refused any more, a command that
-//! does not fit the state is our bug.
+//! How a command changes the state. Every command of the node passes here, in sequence without gap; nothing is
+//! refused any more, a command that does not fit the state is our bug.
 
 use types::command::{Amend, CloseHold, Command, Defund, Fund, New, OpenSession, Settled};
 use types::{Envelope, Handle, HoldIx, Id128, Minor, PoolKind, Sequence, SessionIx};
@@ -265,8 +265,8 @@ impl Admission {
         }
     }
 
-    /// Draws what an amend may come to need. The order may have closed meanwhile (in a replay, where its events come first): then the growth
-    /// would be drawn and returned at once.
+    /// Draws what an amend may come to need. The order may have closed meanwhile (in a replay, where its events
+    /// come first): then the growth would be drawn and returned at once.
     fn draw_growth(&mut self, c: &Amend) {
         // Used whether the order still lives or not, whichever way the events interleaved.
         self.spend_budget(c.user, c.budget_minor);

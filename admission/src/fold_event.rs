@@ -1,8 +1,9 @@
 //! How the book's events change the state: what a trade spends, what goes back to the pool, which slot is free again.
 //!
-//! A return is always before - after - spent, with `after` from `reserve` and the open quantity the event carries (`design.md` 3). While amends of
-//! the order are on their way nothing goes back: the reserve covers the worst of their outcomes. The last outcome settles it, so the state at a
-//! sequence with all its events applied is the same, however they interleaved with later commands.
+//! A return is always before - after - spent, with `after` from `reserve` and the open quantity the event
+//! carries (`design.md` 3). While amends of the order are on their way nothing goes back: the reserve covers
+//! the worst of their outcomes. The last outcome settles it, so the state at a sequence with all its events
+//! applied is the same, however they interleaved with later commands.
 
 use types::command::Cause;
 use types::event::{Event, Trade};

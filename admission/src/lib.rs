@@ -1,8 +1,10 @@
 //! Room `admission`: who may order, and with which money. Pure, like the engine.
 //!
-//! Two halves that never mix. `admit` reads the state and turns a [`Request`] into a [`Command`](types::Command) that carries everything its effect
-//! depends on (slot, draw, protection price), or into a [`Reject`]. The state itself changes by `apply_command` and `apply_event` alone, so a
-//! replay of the journal gives the same state, and the outcome does not depend on how the events of different instruments interleave.
+//! Two halves that never mix. `admit` reads the state and turns a [`Request`] into a
+//! [`Command`](types::Command) that carries everything its effect depends on (slot, draw, protection price), or
+//! into a [`Reject`]. The state itself changes by `apply_command` and `apply_event` alone, so a replay of the
+//! journal gives the same state, and the outcome does not depend on how the events of different instruments
+//! interleave.
 //!
 //! | file | what |
 //! |---|---|

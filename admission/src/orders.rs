@@ -1,4 +1,5 @@
-//! Checks of a client's requests, in the order of specification 4.3 as far as it lies here: form, user, budget, money. Nothing is changed.
+//! Checks of a client's requests, in the order of specification 4.3 as far as it lies here: form, user, budget,
+//! money. Nothing is changed.
 
 use types::command::{Amend, Cancel, MassCancel, MassScope, New};
 use types::{
@@ -110,8 +111,8 @@ impl Admission {
         Ok(())
     }
 
-    /// Limit price, or the protection price of a market order: its own, capped by the far limit of the band and never widened, or from the last best
-    /// price (T19).
+    /// Limit price, or the protection price of a market order: its own, capped by the far limit of the band and
+    /// never widened, or from the last best price (T19).
     fn effective_price(
         &self,
         spec: &InstrumentSpec,
@@ -235,7 +236,8 @@ impl Admission {
         let spec = self
             .spec(order.instrument)
             .expect("an open order's instrument is known");
-        // Several amends may be on their way: cover the worst of their outcomes, give back when the last has come to pass.
+        // Several amends may be on their way: cover the worst of their outcomes, give back when the last has
+        // come to pass.
         let (price, quantity) = worst(order, r.price, r.quantity);
         let is_no_better = |price: Ticks| {
             order.amends_pending == 0

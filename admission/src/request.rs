@@ -1,4 +1,5 @@
-//! What may be asked of admission. Texts have become indices already, decimals ticks and lots; everything else is checked here.
+//! What may be asked of admission. Texts have become indices already, decimals ticks and lots; everything else
+//! is checked here.
 
 use types::command::{BlockCause, MassCancel, MassScope, RequestKind};
 use types::{

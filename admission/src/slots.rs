@@ -1,9 +1,10 @@
-//! Free slots of the order table: the one given back last is taken first, because what the tables hold of it is still in the cache. A slot whose 32-bit
-//! generation is used up is retired: at a million orders a second, all in one slot, twenty a day. Which slot comes next is no part of the state: a command
-//! carries its slot, and any free one may be taken.
+//! Free slots of the order table: the one given back last is taken first, because what the tables hold of it is
+//! still in the cache. A slot whose 32-bit generation is used up is retired: at a million orders a second, all
+//! in one slot, twenty a day. Which slot comes next is no part of the state: a command carries its slot, and
+//! any free one may be taken.
 //!
-//! A doubly linked ring over indices: take first, take this one, give back, all without search. Blocks of slots come into play as they are needed,
-//! so few open orders touch little memory.
+//! A doubly linked ring over indices: take first, take this one, give back, all without search. Blocks of slots
+//! come into play as they are needed, so few open orders touch little memory.
 
 use alloc::vec::Vec;
 

@@ -1,4 +1,5 @@
-//! What admission folds from the journal. Plain tables, addressed by the dense indices; the whole of it is what a snapshot stores.
+//! What admission folds from the journal. Plain tables, addressed by the dense indices; the whole of it is what
+//! a snapshot stores.
 
 use alloc::vec::Vec;
 

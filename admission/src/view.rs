@@ -337,8 +337,9 @@ impl Admission {
         hash.finish()
     }
 
-    /// Panics when an invariant is broken: a pool's money equals the sum of its orders, counts agree, slots are free or taken as the table says,
-    /// client order ids point at open orders, and an order without amends on their way reserves no more than the formula says.
+    /// Panics when an invariant is broken: a pool's money equals the sum of its orders, counts agree, slots are
+    /// free or taken as the table says, client order ids point at open orders, and an order without amends on
+    /// their way reserves no more than the formula says.
     pub fn check_invariants(&self) {
         let mut per_instrument = vec![0; self.tables.instruments.len()];
         let mut per_user = vec![0; self.tables.users.len()];

@@ -1,4 +1,5 @@
-//! Properties of the fold, from seeds: three instruments, several users, events that arrive late and in any interleaving.
+//! Properties of the fold, from seeds: three instruments, several users, events that arrive late and in any
+//! interleaving.
 
 mod support;
 

@@ -1,7 +1,8 @@
-//! What one session on a connection knows: the last number received, the next client sequence, and the requests not yet answered for good, which
-//! a resume compares with the server's last client sequence.
+//! What one session on a connection knows: the last number received, the next client sequence, and the requests
+//! not yet answered for good, which a resume compares with the server's last client sequence.
 //!
-//! Invariant: client sequences grow by one, each is used once. Cost: one small map entry a request in flight, at most [`UNANSWERED_MAX`].
+//! Invariant: client sequences grow by one, each is used once. Cost: one small map entry a request in flight,
+//! at most [`UNANSWERED_MAX`].
 
 use std::collections::BTreeMap;
 

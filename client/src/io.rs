@@ -1,7 +1,9 @@
-//! The two tasks of a connection: one reads the stream, checks numbers and hands reports on; one writes what callers have put into the buffer.
+//! The two tasks of a connection: one reads the stream, checks numbers and hands reports on; one writes what
+//! callers have put into the buffer.
 //!
-//! A report counts as received only when it has a place in [`crate::Reports`]: a task that is stopped halfway has received nothing. A reader of
-//! reports that falls behind stops the reading, and so, through QUIC's flow control, the server.
+//! A report counts as received only when it has a place in [`crate::Reports`]: a task that is stopped halfway
+//! has received nothing. A reader of reports that falls behind stops the reading, and so, through QUIC's flow
+//! control, the server.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,7 +1,7 @@
 //! Which server certificate a client accepts.
 //!
-//! A trading gateway makes its own certificate at first start and prints the fingerprint; a client pins it. Skipping the check is possible for a
-//! server on the same machine only, and only by asking for it.
+//! A trading gateway makes its own certificate at first start and prints the fingerprint; a client pins it.
+//! Skipping the check is possible for a server on the same machine only, and only by asking for it.
 
 use std::net::SocketAddr;
 use std::str::FromStr;

@@ -1,8 +1,9 @@
-//! Looking ahead: who takes commands in batches hands the batch over as a whole, and the memory that a command needs is on its way before its turn
-//! comes. Changes nothing but speed: a book that does not fit the cache is bound by exactly this.
+//! Looking ahead: who takes commands in batches hands the batch over as a whole, and the memory that a command
+//! needs is on its way before its turn comes. Changes nothing but speed: a book that does not fit the cache is
+//! bound by exactly this.
 //!
-//! Two steps, because an order's record has to be there before its neighbours are known. A small book, which the cache holds anyway, is spared
-//! both.
+//! Two steps, because an order's record has to be there before its neighbours are known. A small book, which
+//! the cache holds anyway, is spared both.
 
 use core::borrow::Borrow;
 
@@ -13,7 +14,8 @@ use crate::slab::prefetch_head;
 
 /// How many commands before its turn a command itself is asked for.
 const READ_AHEAD: usize = 20;
-/// How many commands before its turn the record and the level of a command are asked for, and how many before what those name.
+/// How many commands before its turn the record and the level of a command are asked for, and how many before
+/// what those name.
 const FIRST_STEP: usize = 12;
 const SECOND_STEP: usize = 6;
 /// Targets remembered, a power of two above the first step.
@@ -62,7 +64,8 @@ impl Ahead {
 }
 
 impl Book {
-    /// Hands every item of a batch to `each`, in order, having looked at the commands behind it; `command` says what an item asks of the book.
+    /// Hands every item of a batch to `each`, in order, having looked at the commands behind it; `command` says
+    /// what an item asks of the book.
     #[inline]
     pub fn each_of_batch<C, T: Borrow<C>>(
         &mut self,

@@ -1,4 +1,5 @@
-//! Occupancy of a row of places in three levels of 64-bit words: next occupied place up or down in a handful of instructions.
+//! Occupancy of a row of places in three levels of 64-bit words: next occupied place up or down in a handful of
+//! instructions.
 
 use alloc::vec;
 use alloc::vec::Vec;

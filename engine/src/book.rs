@@ -98,8 +98,9 @@ impl Book {
 
     /// Applies one sequenced command and reports what happened; returns the number of events.
     ///
-    /// Commands for other instruments and for admission alone change nothing. Panics when sequences go backwards or a handle names a slot
-    /// that another order holds: both are bugs in front of the book, never a client's doing.
+    /// Commands for other instruments and for admission alone change nothing. Panics when sequences go
+    /// backwards or a handle names a slot that another order holds: both are bugs in front of the book, never a
+    /// client's doing.
     #[inline(always)]
     pub fn apply<S: EventSink>(&mut self, envelope: &Envelope, sink: &mut S) -> u32 {
         assert!(

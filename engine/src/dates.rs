@@ -1,8 +1,9 @@
 //! When resting orders with a date end: an indexed binary heap, earliest date first, lower slot first among equals.
 //!
-//! Every resting order with a date has exactly one entry, so an order that leaves early leaves nothing behind: the book never wakes in vain, and
-//! no pile of dead entries has to be cleared at once. Taking in, taking out and finding the next one cost a logarithm of the orders with dates,
-//! however far their dates lie apart. The first order with a date makes the room given; nothing allocates after it as long as links stay below that.
+//! Every resting order with a date has exactly one entry, so an order that leaves early leaves nothing behind:
+//! the book never wakes in vain, and no pile of dead entries has to be cleared at once. Taking in, taking out
+//! and finding the next one cost a logarithm of the orders with dates, however far their dates lie apart. The
+//! first order with a date makes the room given; nothing allocates after it as long as links stay below that.
 
 use alloc::vec;
 use alloc::vec::Vec;

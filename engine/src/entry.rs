@@ -31,8 +31,8 @@ impl Book {
         out.count()
     }
 
-    /// True for a good-till-cancelled limit order that nothing speaks against but a crossing price. Decides nothing: what it lets pass
-    /// [`Book::refusal`] would let pass too.
+    /// True for a good-till-cancelled limit order that nothing speaks against but a crossing price. Decides
+    /// nothing: what it lets pass [`Book::refusal`] would let pass too.
     #[inline(always)]
     fn is_plain(&self, c: &New, time_ns: u64) -> bool {
         (c.time_in_force == TimeInForce::Gtc)
@@ -313,7 +313,8 @@ impl Book {
     }
 }
 
-/// A market order goes no further than the band does (T19). It may stop short of it: at its own price, or, with nothing to go by, where it meets nobody.
+/// A market order goes no further than the band does (T19). It may stop short of it: at its own price, or, with
+/// nothing to go by, where it meets nobody.
 fn is_protected(spec: &InstrumentSpec, c: &New) -> bool {
     match c.side {
         Side::Buy => c.price <= spec.band_high,

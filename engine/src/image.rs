@@ -1,5 +1,5 @@
-//! The book as a snapshot: resting orders in the order in which they would trade, and the counters. Restoring it gives the same state hash,
-//! whatever room the new book is given.
+//! The book as a snapshot: resting orders in the order in which they would trade, and the counters. Restoring
+//! it gives the same state hash, whatever room the new book is given.
 
 use alloc::vec::Vec;
 

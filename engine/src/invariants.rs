@@ -1,4 +1,5 @@
-//! The walk that proves the structure of a book. Tests and snapshots call it; `apply` itself asserts only what costs one comparison.
+//! The walk that proves the structure of a book. Tests and snapshots call it; `apply` itself asserts only what
+//! costs one comparison.
 
 use types::{Lots, Side};
 
@@ -6,7 +7,8 @@ use crate::book::Book;
 use crate::slab::{NEVER, NIL};
 
 impl Book {
-    /// Panics when any invariant is broken: links, level sums, occupancy, cached best, count of live slots, no crossed book, next expiry.
+    /// Panics when any invariant is broken: links, level sums, occupancy, cached best, count of live slots, no
+    /// crossed book, next expiry.
     pub fn check_invariants(&self) {
         let (mut resting, mut prices, mut dated) = (0, 0, 0);
         for side in [Side::Buy, Side::Sell] {

@@ -1,19 +1,22 @@
-//! Price levels of both sides: a window of consecutive ticks, one 16-byte level each, with one occupancy bitmap, and a map for prices outside the
-//! window. The best price of each side is cached.
+//! Price levels of both sides: a window of consecutive ticks, one 16-byte level each, with one occupancy
+//! bitmap, and a map for prices outside the window. The best price of each side is cached.
 //!
-//! A window begins with [`LEVELS_FIRST`] ticks and grows, up to the width that the book is given, when orders rest outside it.
+//! A window begins with [`LEVELS_FIRST`] ticks and grows, up to the width that the book is given, when orders
+//! rest outside it.
 //!
-//! Both sides share window and bitmap: a book is never crossed, so a price holds orders of one side only, and what is occupied at or below the
-//! best bid are bids. Inside the window nothing allocates; outside it a level costs a map entry (correct, slower).
+//! Both sides share window and bitmap: a book is never crossed, so a price holds orders of one side only, and
+//! what is occupied at or below the best bid are bids. Inside the window nothing allocates; outside it a level
+//! costs a map entry (correct, slower).
 //!
-//! The window covers the price band with slack on both sides when the band is not wider than it; otherwise it is centred on the first price that
-//! rests, inside the band. It moves when it is empty and the band changes, and when neither best price lies inside: then the market is elsewhere,
-//! and what holds the window is a stray order. Moving costs its levels, so orders that rest outside have to pay for it first: a few levels each,
-//! up to a bound, so that nobody can make a book carry its levels to and fro. Where the window stands is no part of the state: it changes speed,
-//! never results.
+//! The window covers the price band with slack on both sides when the band is not wider than it; otherwise it
+//! is centred on the first price that rests, inside the band. It moves when it is empty and the band changes,
+//! and when neither best price lies inside: then the market is elsewhere, and what holds the window is a stray
+//! order. Moving costs its levels, so orders that rest outside have to pay for it first: a few levels each, up
+//! to a bound, so that nobody can make a book carry its levels to and fro. Where the window stands is no part
+//! of the state: it changes speed, never results.
 //!
-//! Prices are compared by *key*: the price of an ask, the complement of a bid's. A lower key is a better price on either side, so that neither
-//! side needs a branch.
+//! Prices are compared by *key*: the price of an ask, the complement of a bid's. A lower key is a better price
+//! on either side, so that neither side needs a branch.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -32,7 +35,8 @@ const LEVELS_FIRST: usize = 1 << 12;
 const GROWTH: usize = 16;
 /// Widest window, in ticks (16 bytes each).
 pub const LEVELS_MAX: u32 = 1 << 22;
-/// Width that a window grows to unless configured otherwise: 16 MiB of levels, of which the untouched ones cost address space alone.
+/// Width that a window grows to unless configured otherwise: 16 MiB of levels, of which the untouched ones cost
+/// address space alone.
 pub const LEVELS_DEFAULT: u32 = 1 << 20;
 
 /// Orders of one price in time order.
@@ -44,7 +48,8 @@ pub(crate) struct Level {
     pub open: Lots,
 }
 
-/// A level as it is stored: two words, all zero when empty, so that a new window is memory which the system gives when it is touched.
+/// A level as it is stored: two words, all zero when empty, so that a new window is memory which the system
+/// gives when it is touched.
 type Words = [u64; 2];
 
 const _: () = assert!(size_of::<Words>() == 16 && NIL == 0);
@@ -484,8 +489,8 @@ impl Ladder {
         core::iter::successors(self.best(side), move |price| self.next(side, *price))
     }
 
-    /// Every price that is marked as occupied, whatever the best prices say: for the walk that proves the structure. Panics where a price
-    /// outside the window has a place inside.
+    /// Every price that is marked as occupied, whatever the best prices say: for the walk that proves the
+    /// structure. Panics where a price outside the window has a place inside.
     pub fn marked(&self) -> impl Iterator<Item = (Side, Ticks)> + '_ {
         let outside = [Side::Buy, Side::Sell].into_iter().flat_map(move |side| {
             self.outside[side.index()].keys().map(move |price| {

@@ -1,7 +1,8 @@
 //! Room `engine`: the order book and the matching of one instrument, pure.
 //!
-//! `Book::apply(&Envelope, &mut impl EventSink)` is the whole of it: a sequenced command goes in, numbered events come out. No clock, no
-//! configuration, no randomness; integers only. The same commands give the same events and the same state hash on every machine (R180).
+//! `Book::apply(&Envelope, &mut impl EventSink)` is the whole of it: a sequenced command goes in, numbered
+//! events come out. No clock, no configuration, no randomness; integers only. The same commands give the same
+//! events and the same state hash on every machine (R180).
 //!
 //! | file | what |
 //! |---|---|
@@ -19,9 +20,10 @@
 //! | `invariants` | the walk that proves the structure |
 //! | `sink` | where events go |
 //!
-//! Architecture invariants: no `unsafe` but in `slab`, for its records' memory and for prefetches; a book is never crossed; no heap allocation in
-//! `apply` as long as slots stay below the capacity given and prices inside the window, but for the room that the first order with a date, the
-//! first mass cancel and each growth of the window make.
+//! Architecture invariants: no `unsafe` but in `slab`, for its records' memory and for prefetches; a book is
+//! never crossed; no heap allocation in `apply` as long as slots stay below the capacity given and prices
+//! inside the window, but for the room that the first order with a date, the first mass cancel and each growth
+//! of the window make.
 #![no_std]
 
 extern crate alloc;

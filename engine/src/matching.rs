@@ -1,5 +1,5 @@
-//! The match loop: best price first, earliest order first, at the resting order's price (R162 to R170), with self-trade prevention at each match
-//! (D38), and the look-ahead of fill-or-kill orders (R172).
+//! The match loop: best price first, earliest order first, at the resting order's price (R162 to R170), with
+//! self-trade prevention at each match (D38), and the look-ahead of fill-or-kill orders (R172).
 
 use types::event::{Cancelled, Event, Reduced, Trade};
 use types::{CancelReason, Handle, Lots, Side, StpGroup, StpMode, Ticks};
@@ -28,12 +28,14 @@ pub(crate) enum Stop {
     Limit,
     /// The incoming order has to go because of its own group's order.
     SelfTrade,
-    /// The next trade would move the price too far: the market halts. What is left cannot rest, it would cross the book.
+    /// The next trade would move the price too far: the market halts. What is left cannot rest, it would cross
+    /// the book.
     Velocity,
 }
 
 impl Book {
-    /// Matches the taker until it is filled, its limit is reached, or self-trade prevention or the velocity rule stops it.
+    /// Matches the taker until it is filled, its limit is reached, or self-trade prevention or the velocity
+    /// rule stops it.
     #[inline(always)]
     pub(crate) fn take<S: EventSink>(&mut self, taker: &mut Taker, out: &mut Emitter<S>) -> Stop {
         if self.velocity.is_on() {
@@ -121,7 +123,8 @@ impl Book {
         Stop::Limit
     }
 
-    /// Two orders of one group meet: no trade, the incoming order's mode decides. Leaves a maker that has to go with nothing open.
+    /// Two orders of one group meet: no trade, the incoming order's mode decides. Leaves a maker that has to go
+    /// with nothing open.
     #[cold]
     #[inline(never)]
     fn prevent_self_trade<S: EventSink>(
@@ -158,8 +161,9 @@ impl Book {
 
     /// True when a fill-or-kill order would be filled completely by trades, self-trade prevention included.
     ///
-    /// The sums of the levels refuse most of what cannot be filled. Orders are visited only where they suffice and a group or the velocity rule
-    /// may matter, and no more of them than the order would meet. A fill that the velocity rule forbids is no fill: nothing trades, nothing halts.
+    /// The sums of the levels refuse most of what cannot be filled. Orders are visited only where they suffice
+    /// and a group or the velocity rule may matter, and no more of them than the order would meet. A fill that
+    /// the velocity rule forbids is no fill: nothing trades, nothing halts.
     pub(crate) fn can_fill(&mut self, taker: &Taker, now_ns: u64) -> bool {
         self.velocity.begin(now_ns);
         let side = taker.side.opposite();

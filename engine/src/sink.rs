@@ -7,7 +7,8 @@ use types::{Envelope, EventEnvelope, InstrumentIx, Quote};
 pub trait EventSink {
     /// The next event. Never refused: who calls `apply` has made room, or buffers.
     ///
-    /// Implementations that copy it straight to its place should be `#[inline]`: the event is then written there field by field.
+    /// Implementations that copy it straight to its place should be `#[inline]`: the event is then written
+    /// there field by field.
     fn event(&mut self, event: &EventEnvelope);
 
     /// The best prices have changed; told once, behind the last event of a command.

@@ -1,13 +1,16 @@
 //! Resting orders, addressed by admission's slot; 32-bit links join the orders of a price in time order.
 //!
-//! A link is the slot plus one. Link 0 is nobody: it has a record of its own, which takes the writes meant for a neighbour that is not there, so
-//! that linking and unlinking need no branch. What it holds decides nothing: only the look-ahead reads it, to ask for memory.
+//! A link is the slot plus one. Link 0 is nobody: it has a record of its own, which takes the writes meant for
+//! a neighbour that is not there, so that linking and unlinking need no branch. What it holds decides nothing:
+//! only the look-ahead reads it, to ask for memory.
 //!
-//! The records of all slots have their place from the start, all zero; the system gives the memory of those that are used. Slots are the whole
-//! node's, so a book that is quiet, or whose orders have high slots, costs what its own orders touch.
+//! The records of all slots have their place from the start, all zero; the system gives the memory of those
+//! that are used. Slots are the whole node's, so a book that is quiet, or whose orders have high slots, costs
+//! what its own orders touch.
 //!
-//! Invariant: a slot is live exactly while its order rests in the ladder. The generation is asserted at every access by handle: admission frees a
-//! slot only after the closing event, so a foreign generation in a live slot is our bug.
+//! Invariant: a slot is live exactly while its order rests in the ladder. The generation is asserted at every
+//! access by handle: admission frees a slot only after the closing event, so a foreign generation in a live
+//! slot is our bug.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -83,7 +86,8 @@ pub(crate) fn prefetch<T>(value: &T) {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         let start: *const i8 = core::ptr::from_ref(value).cast();
         for offset in (0..size_of::<T>()).step_by(64) {
-            // SAFETY: a prefetch reads nothing that the program could see and faults at no address; `wrapping_add` may leave the value.
+            // SAFETY: a prefetch reads nothing that the program could see and faults at no address;
+            // `wrapping_add` may leave the value.
             #[allow(unsafe_code)]
             unsafe {
                 _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(offset));
@@ -106,7 +110,8 @@ pub(crate) fn prefetch_head<T>(value: &T) {
         } else {
             63
         };
-        // SAFETY: a prefetch reads nothing that the program could see and faults at no address; `wrapping_add` may leave the value.
+        // SAFETY: a prefetch reads nothing that the program could see and faults at no address; `wrapping_add`
+        // may leave the value.
         #[allow(unsafe_code)]
         unsafe {
             _mm_prefetch::<_MM_HINT_T0>(start);
@@ -166,8 +171,9 @@ impl Deref for Lines {
 
     #[inline(always)]
     fn deref(&self) -> &[Line] {
-        // SAFETY: `count` aligned records lie behind `first` within `_words`, which lives as long as this does and is reached no
-        // other way; they were all zero, which is a record, and only records have been written since.
+        // SAFETY: `count` aligned records lie behind `first` within `_words`, which lives as long as this does
+        // and is reached no other way; they were all zero, which is a record, and only records have been
+        // written since.
         #[allow(unsafe_code)]
         unsafe {
             core::slice::from_raw_parts(self.first.as_ptr(), self.count)
@@ -253,7 +259,8 @@ impl Slab {
         order.is(handle).then_some(order)
     }
 
-    /// Makes the slot of a new order ready and gives its link. Grows (the only allocation) when it lies past the capacity.
+    /// Makes the slot of a new order ready and gives its link. Grows (the only allocation) when it lies past
+    /// the capacity.
     #[inline(always)]
     pub fn vacate(&mut self, handle: Handle) -> u32 {
         let link = handle.slot as usize + 1;

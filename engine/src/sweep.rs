@@ -1,5 +1,5 @@
-//! Commands that end many orders, always in one order, so that a replay ends them alike: mass cancel, kill switch and phases go by slot; expiry goes by
-//! date, then slot, and touches the orders that are due alone.
+//! Commands that end many orders, always in one order, so that a replay ends them alike: mass cancel, kill
+//! switch and phases go by slot; expiry goes by date, then slot, and touches the orders that are due alone.
 
 use alloc::vec::Vec;
 
@@ -11,7 +11,8 @@ use crate::book::{Book, PlainPrices};
 use crate::sink::{Emitter, EventSink};
 use crate::slab::{NIL, Order};
 
-/// Prices are walked instead of slots when fewer than one slot in so many rests: orders found by price have to be sorted.
+/// Prices are walked instead of slots when fewer than one slot in so many rests: orders found by price have to
+/// be sorted.
 const SPARSE: usize = 8;
 
 impl Book {
@@ -53,7 +54,8 @@ impl Book {
         }
     }
 
-    /// Trading would have moved the price too far (F08): nothing trades until a command opens the market again. Resting orders stay.
+    /// Trading would have moved the price too far (F08): nothing trades until a command opens the market again.
+    /// Resting orders stay.
     #[cold]
     #[inline(never)]
     pub(crate) fn halt<S: EventSink>(&mut self, out: &mut Emitter<S>) {
@@ -71,7 +73,8 @@ impl Book {
         out.emit(Event::PhaseChanged(PhaseChanged { phase, cause }));
     }
 
-    /// Expires what is due before an order may meet it: a date holds by the journalled time, however late the timer's command comes.
+    /// Expires what is due before an order may meet it: a date holds by the journalled time, however late the
+    /// timer's command comes.
     #[inline(always)]
     pub(crate) fn expire_due<S: EventSink>(&mut self, out: &mut Emitter<S>) {
         if out.time_ns() >= self.next_expiry_ns {
@@ -111,8 +114,8 @@ impl Book {
         count
     }
 
-    /// The links of all resting orders in slot order, in the room that is kept for them. Slots are the whole node's: where few of them rest here their
-    /// prices are walked instead.
+    /// The links of all resting orders in slot order, in the room that is kept for them. Slots are the whole
+    /// node's: where few of them rest here their prices are walked instead.
     fn take_resting_links(&mut self) -> Vec<u32> {
         let mut links = core::mem::take(&mut self.links);
         if links.capacity() == 0 {

@@ -1,8 +1,9 @@
 //! The velocity halt (F08): how far trades may move the price within a window of journalled time.
 //!
-//! A window begins with the first command that may trade after the one before has ended. Its reference is the last price traded until then; without
-//! one, the window's own first trade gives it. A trade outside the reference's range does not happen: the book halts instead, and stays so until a
-//! `SetPhase` opens it, which forgets the prices from before. Off, it costs one comparison an order that meets another.
+//! A window begins with the first command that may trade after the one before has ended. Its reference is the
+//! last price traded until then; without one, the window's own first trade gives it. A trade outside the
+//! reference's range does not happen: the book halts instead, and stays so until a `SetPhase` opens it, which
+//! forgets the prices from before. Off, it costs one comparison an order that meets another.
 
 use types::{Ticks, VelocityRule};
 

@@ -1,4 +1,5 @@
-//! Looking at a book from outside: aggregated depth, the order-by-order walk, the state hash. Never used while matching.
+//! Looking at a book from outside: aggregated depth, the order-by-order walk, the state hash. Never used while
+//! matching.
 
 use types::{Lots, Side, StateHash, Ticks};
 

@@ -231,7 +231,8 @@ fn r173_market_consumes_best_prices_and_never_rests() {
 // rows: R173
 #[test]
 fn r173_t19_a_protection_short_of_the_band_holds() {
-    // The band has moved on from an order that rests: a market order's own price, below the band, may meet it and nothing dearer.
+    // The band has moved on from an order that rests: a market order's own price, below the band, may meet it
+    // and nothing dearer.
     run("
         band 70 110
         new 1 sell 80 x2
@@ -261,7 +262,8 @@ fn t19_a_protection_price_beyond_the_band_is_our_bug() {
     ");
 }
 
-// Slots are the whole node's: in a book with few orders at high ones the walk goes by prices, and the order of what ends is the same.
+// Slots are the whole node's: in a book with few orders at high ones the walk goes by prices, and the order of
+// what ends is the same.
 #[test]
 fn a_mass_cancel_goes_by_slot_however_few_orders_rest() {
     run("

@@ -1,6 +1,7 @@
 //! The book against a naive twin: the same seeded commands, every event compared, and the structure walked on the way.
 //!
-//! The twin keeps each side as a plain vector sorted by (price, arrival) and does everything by linear search: slow and obvious.
+//! The twin keeps each side as a plain vector sorted by (price, arrival) and does everything by linear search:
+//! slow and obvious.
 
 mod support;
 
@@ -683,7 +684,8 @@ impl Flow {
     }
 }
 
-/// A book kept from the events alone, by the reading rule of `types::event`: order by order (L3), from which depth (L2) and best prices (L1) follow.
+/// A book kept from the events alone, by the reading rule of `types::event`: order by order (L3), from which
+/// depth (L2) and best prices (L1) follow.
 #[derive(Default)]
 struct Mirror {
     /// By side and price, in time order: handle and open quantity.
@@ -930,7 +932,8 @@ fn r179_every_event_equals_the_naive_twins() {
     }
 }
 
-/// Looking ahead changes nothing, whatever the commands name: closed orders, slots past the end, prices outside the window.
+/// Looking ahead changes nothing, whatever the commands name: closed orders, slots past the end, prices outside
+/// the window.
 // rows: R180
 #[test]
 fn r180_a_batch_gives_what_its_commands_give_one_by_one() {
@@ -1028,7 +1031,8 @@ fn r180_a_batch_gives_what_its_commands_give_one_by_one() {
     }
 }
 
-/// Orders with dates in every mixture of fills, amends, cancels and restarts end when the twin's do: by date, then by slot.
+/// Orders with dates in every mixture of fills, amends, cancels and restarts end when the twin's do: by date,
+/// then by slot.
 // rows: R174 R180
 #[test]
 fn r174_orders_with_dates_end_like_the_naive_twins_across_restarts() {
@@ -1046,7 +1050,8 @@ fn r174_orders_with_dates_end_like_the_naive_twins_across_restarts() {
     }
 }
 
-/// Windows of a millisecond are a thousand commands; three to thirty ticks around 2,000 are far enough to trade and near enough to halt.
+/// Windows of a millisecond are a thousand commands; three to thirty ticks around 2,000 are far enough to trade
+/// and near enough to halt.
 #[test]
 fn f08_a_market_that_halts_by_itself_does_so_like_the_naive_twins() {
     let mut halts = 0;

@@ -1,7 +1,9 @@
-//! What a user may still order today, as far as this gateway can tell without asking: a lower bound of the budget that admission counts down.
+//! What a user may still order today, as far as this gateway can tell without asking: a lower bound of the
+//! budget that admission counts down.
 //!
-//! Every order is taken off here when it is sent, refused ones included, so the figure is never above admission's. An order past it is not refused here:
-//! the budget is read again once, then identity is asked for that very order (`design.md` 3).
+//! Every order is taken off here when it is sent, refused ones included, so the figure is never above
+//! admission's. An order past it is not refused here: the budget is read again once, then identity is asked for
+//! that very order (`design.md` 3).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};

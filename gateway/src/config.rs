@@ -39,8 +39,8 @@ pub struct GatewayConfig {
     pub trading_limit_basis: LimitBasis,
     /// Price collar of market orders, in parts per million of the best opposite price (T19).
     pub collar_ppm: u32,
-    /// How far trades may move the price within a window before the market halts by itself, in parts per million of the window's reference price;
-    /// 0 = off, and the window as well (F08).
+    /// How far trades may move the price within a window before the market halts by itself, in parts per
+    /// million of the window's reference price; 0 = off, and the window as well (F08).
     pub velocity_ppm: u32,
     /// Length of that window, in milliseconds.
     pub velocity_window_ms: u32,
@@ -48,11 +48,13 @@ pub struct GatewayConfig {
     pub fee_ppm: u32,
     /// Age at which a hold that the journal does not know is given back, in milliseconds (`design.md` 4).
     pub orphan_hold_age_ms: u64,
-    /// How long after a user's last session a trading hold without open orders is closed, in milliseconds; 0 = never (`design.md` 4).
+    /// How long after a user's last session a trading hold without open orders is closed, in milliseconds; 0 =
+    /// never (`design.md` 4).
     pub trading_hold_idle_ms: u64,
     /// How often the sweeper looks, in milliseconds.
     pub sweep_interval_ms: u64,
-    /// How long a shrinking or closing call waits for settlement to give the money back in the ledger before it answers, in milliseconds.
+    /// How long a shrinking or closing call waits for settlement to give the money back in the ledger before it
+    /// answers, in milliseconds.
     pub release_wait_ms: u64,
     /// How long a read waits for the history to reach what is durable, in milliseconds.
     pub read_wait_ms: u64,

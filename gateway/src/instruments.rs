@@ -1,7 +1,8 @@
 //! Which instruments are traded here, and in which phase: the registry of the CFA service, journalled.
 //!
-//! Steps (tick, lot, decimals) are fixed with the first `SetInstrument`; band and fee may change. The phase follows the registry's status when that
-//! *changes*; in between it is the market supervisor's (`SetTradingPhase`), also across restarts.
+//! Steps (tick, lot, decimals) are fixed with the first `SetInstrument`; band and fee may change. The phase
+//! follows the registry's status when that *changes*; in between it is the market supervisor's
+//! (`SetTradingPhase`), also across restarts.
 
 use admission::{Known, Request};
 use rpc::Context;

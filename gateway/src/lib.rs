@@ -9,9 +9,10 @@
 //!                                                                    +--> reads, resends of old messages
 //! ```
 //!
-//! Architecture invariants: the gateway never touches a book and no other room's tables; what a client is told for good derives from the journal at the
-//! commit position, hints excepted; money is blocked in the ledger before an order can reach a book. Prost types appear under `api` and where
-//! events are read and written (`api/consumers`, `feed/publish`); SQL in `projection/repo`.
+//! Architecture invariants: the gateway never touches a book and no other room's tables; what a client is told
+//! for good derives from the journal at the commit position, hints excepted; money is blocked in the ledger
+//! before an order can reach a book. Prost types appear under `api` and where events are read and written
+//! (`api/consumers`, `feed/publish`); SQL in `projection/repo`.
 //!
 //! | file | what |
 //! |---|---|

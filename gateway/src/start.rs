@@ -67,10 +67,12 @@ pub struct GatewayHandle {
     telling: CancellationToken,
 }
 
-/// Opens the store, catches up with the journal, takes the instruments over and begins to serve. Returns when sessions and calls are answered.
+/// Opens the store, catches up with the journal, takes the instruments over and begins to serve. Returns when
+/// sessions and calls are answered.
 ///
-/// `shutdown` ends what comes in. The way back (sessions' messages, history, published events) goes on until [`GatewayHandle::stopped`]: a call that
-/// is under way is answered out of the history, a session gets the reports of what it has sent.
+/// `shutdown` ends what comes in. The way back (sessions' messages, history, published events) goes on until
+/// [`GatewayHandle::stopped`]: a call that is under way is answered out of the history, a session gets the
+/// reports of what it has sent.
 ///
 /// # Errors
 /// [`Error`].
@@ -313,8 +315,8 @@ impl GatewayHandle {
         let _ = self.market.written(commit).await;
     }
 
-    /// Waits for every part to end after the shutdown token was cancelled, and closes the store. Whoever serves [`Self::service`] stops first: calls
-    /// under way are answered until here.
+    /// Waits for every part to end after the shutdown token was cancelled, and closes the store. Whoever serves
+    /// [`Self::service`] stops first: calls under way are answered until here.
     pub fn stopped(self) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             let mut ended = Vec::new();

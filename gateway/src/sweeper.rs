@@ -1,8 +1,9 @@
-//! Every hold of the market ends, whatever crashed in between (`design.md` 4): compares the ledger's active holds with the journal and heals what a crash left
-//! between the two.
+//! Every hold of the market ends, whatever crashed in between (`design.md` 4): compares the ledger's active
+//! holds with the journal and heals what a crash left between the two.
 //!
-//! - A hold that the journal does not know at its commit position and that is older than [`GatewayConfig::orphan_hold_age_ms`]: adopted (funded); a trading hold
-//!   then serves, the hold of an order that never came is closed at once, which binds its id, so that a late retry of that call is refused.
+//! - A hold that the journal does not know at its commit position and that is older than
+//!   [`GatewayConfig::orphan_hold_age_ms`]: adopted (funded); a trading hold then serves, the hold of an order
+//!   that never came is closed at once, which binds its id, so that a late retry of that call is refused.
 //! - A pool that was funded less than its hold was given: funded.
 //! - A pool that was defunded or closed, money not back yet: given back.
 //! - The pool of an order that was funded and never used: closed.

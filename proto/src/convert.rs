@@ -1,4 +1,5 @@
-//! Between wire shapes and exact numbers: the only place that knows how a `Decimal`, an amount or a time looks in a message (D03).
+//! Between wire shapes and exact numbers: the only place that knows how a `Decimal`, an amount or a time looks
+//! in a message (D03).
 
 use prost_types::Timestamp;
 use types::Decimal;

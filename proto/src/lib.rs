@@ -1,9 +1,9 @@
-//! The contracts of the platform as Rust: generated messages, service traits and clients, and the descriptor set. Nothing here decides
-//! anything but the form of a request's times ([`times`]); conversion between wire shapes and `types` is in [`convert`], so that no other
-//! room parses a wire number itself.
+//! The contracts of the platform as Rust: generated messages, service traits and clients, and the descriptor
+//! set. Nothing here decides anything but the form of a request's times ([`times`]); conversion between wire
+//! shapes and `types` is in [`convert`], so that no other room parses a wire number itself.
 //!
-//! The schemas are under `proto/platform/<service>/v1`. Inside `v1` only additions are allowed (D01); `cargo xtask proto` lints them and compares
-//! them with the committed image `proto/baseline.binpb`.
+//! The schemas are under `proto/platform/<service>/v1`. Inside `v1` only additions are allowed (D01); `cargo
+//! xtask proto` lints them and compares them with the committed image `proto/baseline.binpb`.
 
 /// Every schema with its imports and comments, as an encoded `google.protobuf.FileDescriptorSet`.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

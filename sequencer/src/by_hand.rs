@@ -1,5 +1,6 @@
-//! A node without a hot thread: whoever owns it turns it, on his own thread. The same path, turn by turn: what a command costs without anything beside
-//! it, or a simulation that decides when what happens. Not for a market: nothing happens while nobody turns.
+//! A node without a hot thread: whoever owns it turns it, on his own thread. The same path, turn by turn: what
+//! a command costs without anything beside it, or a simulation that decides when what happens. Not for a
+//! market: nothing happens while nobody turns.
 
 use std::sync::Arc;
 

@@ -1,8 +1,10 @@
-//! Checkpoints of those who read the journal: a reader's own state at one of its records, so that a start reads on from there instead of from the first
-//! record. The bytes are the reader's; file format and folder are those of snapshots ([`journal::snapshot`]).
+//! Checkpoints of those who read the journal: a reader's own state at one of its records, so that a start reads
+//! on from there instead of from the first record. The bytes are the reader's; file format and folder are those
+//! of snapshots ([`journal::snapshot`]).
 //!
-//! Invariants: a checkpoint says nothing that the journal up to its record did not say, so that one from it and the records behind it is the state from the first record; it
-//! is written by a thread of its own, never by the hot thread; one that does not check or restore is passed over for the one before it.
+//! Invariants: a checkpoint says nothing that the journal up to its record did not say, so that one from it and
+//! the records behind it is the state from the first record; it is written by a thread of its own, never by the
+//! hot thread; one that does not check or restore is passed over for the one before it.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -42,8 +44,8 @@ impl Default for SnapshotConfig {
     }
 }
 
-/// The states of one reader that this process has gone on from or has written: a start can use them. What else lies in a folder may be of another version,
-/// or ahead of a database that was put back from a copy.
+/// The states of one reader that this process has gone on from or has written: a start can use them. What else
+/// lies in a folder may be of another version, or ahead of a database that was put back from a copy.
 #[derive(Clone, Debug, Default)]
 pub struct Proven(Arc<Files>);
 
@@ -224,8 +226,8 @@ impl CheckpointKeeper {
         self.saved
     }
 
-    /// Whether the state at `position` should be written now; not while one is being written. One that failed is tried again after ten seconds, or sooner where one is
-    /// due more often.
+    /// Whether the state at `position` should be written now; not while one is being written. One that failed
+    /// is tried again after ten seconds, or sooner where one is due more often.
     pub fn is_due(&mut self, position: Sequence) -> bool {
         if self.writing.as_ref().is_some_and(|w| !w.is_finished()) {
             return false;

@@ -17,7 +17,8 @@ pub enum Layout {
     Fused,
     /// One thread polls all engines.
     Shared,
-    /// One thread for each engine, as long as there are [`Config::engine_threads_max`]; each on its own core where [`Config::core`] says so.
+    /// One thread for each engine, as long as there are [`Config::engine_threads_max`]; each on its own core
+    /// where [`Config::core`] says so.
     Pinned,
 }
 
@@ -57,16 +58,17 @@ pub struct Config {
     pub engine_threads_max: usize,
     /// How long the hot thread spins after the last request before it parks.
     pub spin_us: u64,
-    /// With a pinned hot thread: microseconds from the beginning of a journal's write that carried much to that of the next. Below three cores the journal
-    /// takes its time from a front that spins, and few large writes take less of it than many small ones; 0 leaves it to the disk.
+    /// With a pinned hot thread: microseconds from the beginning of a journal's write that carried much to that
+    /// of the next. Below three cores the journal takes its time from a front that spins, and few large writes
+    /// take less of it than many small ones; 0 leaves it to the disk.
     pub gather_us: u64,
     /// Time between the end of a session and the cancel of its orders.
     pub grace_ms: u64,
     /// Sync the journal; off only where losing it does not matter.
     pub sync: bool,
     pub segment_bytes: u64,
-    /// Bytes that may wait for the journal's disk; past it requests are `BUSY`. What the commands under way still cause comes on top, and so does the
-    /// batch that is being written.
+    /// Bytes that may wait for the journal's disk; past it requests are `BUSY`. What the commands under way
+    /// still cause comes on top, and so does the batch that is being written.
     pub pending_bytes_max: usize,
     pub clock: Clock,
 }

@@ -1,8 +1,9 @@
-//! Admission and books as one machine: sequenced commands in, events out. No clock, no disk, no thread: the same commands give the same state
-//! and the same events wherever they run (R180).
+//! Admission and books as one machine: sequenced commands in, events out. No clock, no disk, no thread: the
+//! same commands give the same state and the same events wherever they run (R180).
 //!
-//! Recovery and replay call [`Core::apply`]. The hot thread keeps the admission here, lends the books to its engines, and feeds back what they
-//! report; the fold does not depend on how the reports of different instruments interleave, so both ways end in the same state.
+//! Recovery and replay call [`Core::apply`]. The hot thread keeps the admission here, lends the books to its
+//! engines, and feeds back what they report; the fold does not depend on how the reports of different
+//! instruments interleave, so both ways end in the same state.
 
 use admission::{Admission, AdmissionConfig, Effects, Report, ReportSink};
 use engine::{Book, BookConfig, EventSink};
@@ -60,7 +61,8 @@ impl EventSink for Outbox {
     }
 }
 
-/// Room for every order that admission lets in, on any one book: none grows while it trades. What is not touched costs address space alone.
+/// Room for every order that admission lets in, on any one book: none grows while it trades. What is not
+/// touched costs address space alone.
 pub(crate) fn book_config(orders_max: u32) -> BookConfig {
     BookConfig {
         orders: orders_max,
@@ -155,7 +157,8 @@ impl Core {
         &self.outbox.events
     }
 
-    /// Takes a command into sequence, time and admission. The first word about an instrument gives its new book, which must see the command.
+    /// Takes a command into sequence, time and admission. The first word about an instrument gives its new
+    /// book, which must see the command.
     pub(crate) fn begin(&mut self, envelope: &Envelope) -> Option<Box<Book>> {
         assert_eq!(
             envelope.sequence,

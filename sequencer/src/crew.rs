@@ -1,4 +1,5 @@
-//! Who polls the engines: the hot thread itself (`fused`), one thread for all (`shared`), or one for each as long as there are cores (`pinned`).
+//! Who polls the engines: the hot thread itself (`fused`), one thread for all (`shared`), or one for each as
+//! long as there are cores (`pinned`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

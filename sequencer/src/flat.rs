@@ -1,6 +1,6 @@
-//! The archives of what a market is made of, word by word: the same bytes that rkyv writes (a test compares them), without its writer. An archive is a
-//! fixed number of little-endian 8-byte words; fields lie as in C, an enumeration has its number in the first byte and its fields behind that at
-//! their alignment.
+//! The archives of what a market is made of, word by word: the same bytes that rkyv writes (a test compares
+//! them), without its writer. An archive is a fixed number of little-endian 8-byte words; fields lie as in C,
+//! an enumeration has its number in the first byte and its fields behind that at their alignment.
 
 use types::{Command, Event, EventEnvelope, Handle, Id128, Lots, Ticks};
 

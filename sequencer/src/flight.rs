@@ -1,8 +1,8 @@
-//! Commands under way: sequenced, given to their engines, not yet complete. They leave in sequence, each with all its events, so that the
-//! journal's units stand in order whatever order the engines answer in.
+//! Commands under way: sequenced, given to their engines, not yet complete. They leave in sequence, each with
+//! all its events, so that the journal's units stand in order whatever order the engines answer in.
 //!
-//! A ring of places that are filled and read where they lie: nothing of a flight is moved. Whenever none is under way the first place is the next one, so
-//! that a path without a backlog stays in the cache.
+//! A ring of places that are filled and read where they lie: nothing of a flight is moved. Whenever none is
+//! under way the first place is the next one, so that a path without a backlog stays in the cache.
 
 use types::{Envelope, EventEnvelope, Sequence};
 
@@ -53,8 +53,8 @@ pub(crate) struct Flights {
 }
 
 impl Flights {
-    /// Room for `count` commands under way, a power of two. `nothing` fills what has not been used. One command at a time may cause `events_max` events
-    /// without memory being asked for.
+    /// Room for `count` commands under way, a power of two. `nothing` fills what has not been used. One command
+    /// at a time may cause `events_max` events without memory being asked for.
     pub fn new(count: usize, nothing: Envelope, events_max: usize) -> Self {
         assert!(count.is_power_of_two());
         let place = |_| Flight {
@@ -175,8 +175,9 @@ impl Flights {
     }
 }
 
-/// Lists of events with more room, made at the start, so that a sweep or a mass cancel asks for no memory: some for a thousand events, one for whatever
-/// one command can cause. What is not touched costs address space alone.
+/// Lists of events with more room, made at the start, so that a sweep or a mass cancel asks for no memory: some
+/// for a thousand events, one for whatever one command can cause. What is not touched costs address space
+/// alone.
 struct Lists {
     /// Those whose places have a longer one meanwhile.
     short: Vec<Vec<EventEnvelope>>,

@@ -173,8 +173,8 @@ impl SequencerHandle {
         }
     }
 
-    /// Removes from now on what nobody needs of the journal's beginning, on a thread of its own, until the node stops. Nothing goes as long as no snapshots
-    /// are made.
+    /// Removes from now on what nobody needs of the journal's beginning, on a thread of its own, until the node
+    /// stops. Nothing goes as long as no snapshots are made.
     ///
     /// # Errors
     /// [`StartError::Thread`].
@@ -231,8 +231,8 @@ fn prepare_on(
     let proven = Proven::default();
     // A node without a snapshot begins at 0, where no file stands.
     proven.note(core.sequence());
-    // Before anything is cut from the journal or added to it: the hot thread ends the sessions that were open as soon as it runs.
-    // Snapshots count that did not restore too: what they say was durable.
+    // Before anything is cut from the journal or added to it: the hot thread ends the sessions that were open
+    // as soon as it runs. Snapshots count that did not restore too: what they say was durable.
     let newest = Checkpoints::new(&snapshot_dir).end();
     let reach = config.reach.max(newest.map_err(CheckpointError::Io)?);
     let (journal, core) = recover::open(storage, sizes, core, reach)?;
@@ -267,7 +267,8 @@ fn prepare_on(
     Ok((hot, handle))
 }
 
-/// A node that keeps nothing: the same path without a journal. For measurements and simulations; what it accepts is gone when it stops.
+/// A node that keeps nothing: the same path without a journal. For measurements and simulations; what it
+/// accepts is gone when it stops.
 pub struct Volatile {
     hot: HotThread,
     stats: Arc<Stats>,

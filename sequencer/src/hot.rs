@@ -1,8 +1,9 @@
-//! The hot thread: takes requests, asks admission, sequences, gives commands to the engines' rings, takes their reports back, journals, answers.
+//! The hot thread: takes requests, asks admission, sequences, gives commands to the engines' rings, takes their
+//! reports back, journals, answers.
 //!
-//! One turn of the loop carries up to [`TURN_REQUESTS`] requests and ends with one hand-over to the journal. In layout `fused` it polls the engines
-//! itself, in the others they run beside it; the rings and everything here are the same. It waits for nothing but its own engines, and that only to
-//! let somebody look at the books.
+//! One turn of the loop carries up to [`TURN_REQUESTS`] requests and ends with one hand-over to the journal. In
+//! layout `fused` it polls the engines itself, in the others they run beside it; the rings and everything here
+//! are the same. It waits for nothing but its own engines, and that only to let somebody look at the books.
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,9 +40,9 @@ const FEW_EVENTS: usize = 1_024;
 const FLIGHTS_MAX: usize = 8_192;
 /// Looks for requests between two turns of an idle thread that spins.
 const LOOKS: usize = 16;
-/// How long a full ring is tried, with reports drained meanwhile, before the request is `BUSY`: longer than a scheduler's slice, so that an engine
-/// whose core was taken away for a moment costs no order. Once, until that engine reports again: those behind are `BUSY` at once, and other engines'
-/// requests wait for none of them.
+/// How long a full ring is tried, with reports drained meanwhile, before the request is `BUSY`: longer than a
+/// scheduler's slice, so that an engine whose core was taken away for a moment costs no order. Once, until that
+/// engine reports again: those behind are `BUSY` at once, and other engines' requests wait for none of them.
 const ROOM_WAIT: Duration = Duration::from_millis(10);
 /// Longest sleep while a front is behind with its reports: it wakes nobody when it has read some.
 const PARK_BEHIND: Duration = Duration::from_millis(1);
@@ -65,9 +66,11 @@ pub(crate) struct Hot {
     expiring: Sequence,
     crew: Crew,
     flights: Flights,
-    /// The last of the flights is not in admission's state yet: it goes there behind its report, or before admission is asked again.
+    /// The last of the flights is not in admission's state yet: it goes there behind its report, or before
+    /// admission is asked again.
     is_last_owed: bool,
-    /// Orders that were reduced since the journal stalled. Once each: lot by lot they would fill the buffer that cancels need.
+    /// Orders that were reduced since the journal stalled. Once each: lot by lot they would fill the buffer
+    /// that cancels need.
     reduced: HashSet<Handle>,
     /// Fronts.
     rings: Vec<RingEnd>,
@@ -209,8 +212,8 @@ impl Hot {
         self.publish();
     }
 
-    /// May it be taken? While the journal has no next segment its buffer belongs to what reduces risk. Of amends that is one reduction per order, which is
-    /// returned, to be counted once it is taken.
+    /// May it be taken? While the journal has no next segment its buffer belongs to what reduces risk. Of
+    /// amends that is one reduction per order, which is returned, to be counted once it is taken.
     fn journal(&mut self, source: Source) -> Result<Option<Handle>, NotTaken> {
         if self.keep.is_failed() {
             return Err(NotTaken::JournalFailed);
@@ -392,8 +395,8 @@ impl Hot {
         Ok(())
     }
 
-    /// Turns a request into the next command, where its flight will be, or says why not. Changes nothing but what engines report meanwhile. Journalled
-    /// time never goes back, also when the clock does.
+    /// Turns a request into the next command, where its flight will be, or says why not. Changes nothing but
+    /// what engines report meanwhile. Journalled time never goes back, also when the clock does.
     fn admit(&mut self, source: Source, mut now_ns: u64) -> Result<(), NotTaken> {
         // First: what it reserves and amends decides about the next request.
         self.begin_last();
@@ -553,7 +556,8 @@ impl Hot {
         }
     }
 
-    /// Puts the last command under way, which cannot land before all its engines have it, into a lane; false when its slot is not free yet.
+    /// Puts the last command under way, which cannot land before all its engines have it, into a lane; false
+    /// when its slot is not free yet.
     #[inline]
     fn push_last(&mut self, lane: usize) -> bool {
         let last = self.flights.last().expect("it is under way");

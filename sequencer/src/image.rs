@@ -1,4 +1,5 @@
-//! The state of a node as a snapshot. The replica makes it, and keeps what is its own beside the machine; a start of the hot thread needs the machine alone.
+//! The state of a node as a snapshot. The replica makes it, and keeps what is its own beside the machine; a
+//! start of the hot thread needs the machine alone.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -61,7 +62,8 @@ impl Core {
     /// # Errors
     /// [`ImageError::Hash`] when it is not, [`ImageError::Invariant`] when admission or a book cannot have made it.
     pub fn restore(image: &CoreImage, config: AdmissionConfig) -> Result<Self, ImageError> {
-        // Both rooms assert their invariants. Here a broken one is the file's fault, and there is a log to replay instead.
+        // Both rooms assert their invariants. Here a broken one is the file's fault, and there is a log to
+        // replay instead.
         let restored = catch_unwind(AssertUnwindSafe(|| Self::restored(image, config)));
         restored.unwrap_or_else(|panic| Err(ImageError::Invariant(panic_text(&*panic))))
     }
@@ -129,8 +131,9 @@ impl CoreImage {
     }
 }
 
-/// The newest state that was written down and restores, at or before `until`; `None` when there is none. One that does not is passed over with a warning:
-/// a snapshot saves time, the journal holds the truth as far as it goes back.
+/// The newest state that was written down and restores, at or before `until`; `None` when there is none. One
+/// that does not is passed over with a warning: a snapshot saves time, the journal holds the truth as far as it
+/// goes back.
 ///
 /// # Errors
 /// The folder cannot be read.

@@ -1,6 +1,8 @@
-//! A journal at rest, for people: what `platform journal` prints, as values that are readable and as JSON. Everything here only reads.
+//! A journal at rest, for people: what `platform journal` prints, as values that are readable and as JSON.
+//! Everything here only reads.
 //!
-//! Of a journal that a running node writes, the end may be taken for damage: look again, or at a copy; [`Folder::follow`] is for such a one.
+//! Of a journal that a running node writes, the end may be taken for damage: look again, or at a copy;
+//! [`Folder::follow`] is for such a one.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -76,8 +78,8 @@ pub struct Verified {
     /// First and last command that are there.
     pub first: u64,
     pub last: u64,
-    /// Events of commands behind it were computed again and compared; `null`: the journal's beginning was removed and no snapshot stands for it, so that
-    /// the chain alone was checked.
+    /// Events of commands behind it were computed again and compared; `null`: the journal's beginning was
+    /// removed and no snapshot stands for it, so that the chain alone was checked.
     pub compared_after: Option<u64>,
     pub trades: u64,
     /// Hexadecimal.
@@ -166,8 +168,8 @@ impl Folder {
         })
     }
 
-    /// Walks everything: checksums, chain, gapless commands; computes every event again and compares it with the one in the journal, and the state with
-    /// that of every snapshot on the way.
+    /// Walks everything: checksums, chain, gapless commands; computes every event again and compares it with
+    /// the one in the journal, and the state with that of every snapshot on the way.
     ///
     /// # Errors
     /// What does not check, with its place.
@@ -260,8 +262,9 @@ impl Folder {
         Ok(Sequence(end))
     }
 
-    /// The same beside a running node, which goes on writing: gives what is durable as it comes, up to the end of `range`. At the end of what there is `wait` is asked, which
-    /// takes its time, and says no to end. The last write of a node is durable for certain, and given, when the next one is there.
+    /// The same beside a running node, which goes on writing: gives what is durable as it comes, up to the end
+    /// of `range`. At the end of what there is `wait` is asked, which takes its time, and says no to end. The
+    /// last write of a node is durable for certain, and given, when the next one is there.
     ///
     /// # Errors
     /// The journal is damaged, the range begins before what is kept, or `visit` says no.
@@ -315,7 +318,8 @@ impl Folder {
         })
     }
 
-    /// Makes the folder the caller's for as long as what is given lives, and all of it durable: what is to be made of the log must not outlive it.
+    /// Makes the folder the caller's for as long as what is given lives, and all of it durable: what is to be
+    /// made of the log must not outlive it.
     ///
     /// # Errors
     /// There is no journal, or a node runs in the folder.

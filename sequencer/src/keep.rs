@@ -20,7 +20,8 @@ impl Keep {
         }
     }
 
-    /// Hands over what was added, unless the writer is just taking something: then false, and it is tried again in the next turn. Never waits.
+    /// Hands over what was added, unless the writer is just taking something: then false, and it is tried again
+    /// in the next turn. Never waits.
     pub fn flush(&mut self) -> bool {
         match self {
             Self::Journal(appender) => appender.try_flush(),

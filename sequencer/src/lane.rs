@@ -1,8 +1,10 @@
-//! The rings around one engine: commands in, reports out. Who polls the engine decides the layout ([`crate::crew`]); the code is the same.
+//! The rings around one engine: commands in, reports out. Who polls the engine decides the layout
+//! ([`crate::crew`]); the code is the same.
 //!
-//! An engine never waits and never refuses: what does not fit the ring of reports waits in a spill of its own, and while there is a spill the engine
-//! takes no further command. So one taker may meet any number of makers behind rings of any size, and neither side can lock the other up. The
-//! spill is bounded by the reports of [`BATCH`] commands, of which none closes more orders than are open.
+//! An engine never waits and never refuses: what does not fit the ring of reports waits in a spill of its own,
+//! and while there is a spill the engine takes no further command. So one taker may meet any number of makers
+//! behind rings of any size, and neither side can lock the other up. The spill is bounded by the reports of
+//! [`BATCH`] commands, of which none closes more orders than are open.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +18,8 @@ use types::{Envelope, EventEnvelope, InstrumentIx, Quote, Sequence};
 
 /// Commands an engine takes before it lets others have a turn.
 const BATCH: usize = 64;
-/// Reports put aside without memory being asked for: a sweep of 65,000 makers. What is not touched costs address space alone.
+/// Reports put aside without memory being asked for: a sweep of 65,000 makers. What is not touched costs
+/// address space alone.
 const SPILL_ROOM: usize = 1 << 16;
 
 /// What goes to an engine.

@@ -1,12 +1,16 @@
-//! The trading path in one place: sequence and time for every command, the ring in front of each engine, the hot thread that drives admission,
-//! rings and engines in turn, and recovery from the journal.
+//! The trading path in one place: sequence and time for every command, the ring in front of each engine, the
+//! hot thread that drives admission, rings and engines in turn, and recovery from the journal.
 //!
-//! - [`core`]: admission and books as one pure machine over sequenced commands; what recovery, replay and the hot thread share.
-//! - [`port`], [`ring_port`]: how requests get in and answers out, never blocking: from any thread over a queue, or over rings for a front that polls.
-//! - `hot`: the hot thread: queue, admission, sequence, rings, journal, answers. `flight`: commands between their rings. `timers`: what time owes.
+//! - [`core`]: admission and books as one pure machine over sequenced commands; what recovery, replay and the
+//!   hot thread share.
+//! - [`port`], [`ring_port`]: how requests get in and answers out, never blocking: from any thread over a
+//!   queue, or over rings for a front that polls.
+//! - `hot`: the hot thread: queue, admission, sequence, rings, journal, answers. `flight`: commands between
+//!   their rings. `timers`: what time owes.
 //! - [`by_hand`]: the same without a thread, turned by its owner.
 //! - `keep`: what is kept of it: the journal, or nothing. `flat`, `pack`: how a record is laid into it.
-//! - `lane`, `crew`: the rings around each engine, and who polls it: the hot thread (`fused`), one thread (`shared`) or one each (`pinned`).
+//! - `lane`, `crew`: the rings around each engine, and who polls it: the hot thread (`fused`), one thread
+//!   (`shared`) or one each (`pinned`).
 //! - [`stats`]: counters to be read from outside.
 //! - [`reader`]: complete records behind the commit position, for settlement, history and sessions.
 //! - [`image`]: the state as a snapshot, which the replica makes.
@@ -15,8 +19,9 @@
 //! - [`inspect`]: a journal at rest, for people.
 //! - [`recover`]: from the journal to the books, comparing every event on the way.
 //!
-//! Architecture invariants: what a round of the hot thread has answered is in the journal's buffer at the end of that round; an answer given here is *accepted*, only the commit
-//! position makes it *durable*; the hot thread never waits for a disk or a lock, nor for a full ring longer than 10 ms.
+//! Architecture invariants: what a round of the hot thread has answered is in the journal's buffer at the end
+//! of that round; an answer given here is *accepted*, only the commit position makes it *durable*; the hot
+//! thread never waits for a disk or a lock, nor for a full ring longer than 10 ms.
 
 pub mod backlog;
 pub mod by_hand;

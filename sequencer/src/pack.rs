@@ -1,5 +1,6 @@
-//! Archives without their zeros. A command or an event is a fixed number of 8-byte words, most of them small: a journal payload is a nibble a word, how
-//! many low bytes of it follow, then those bytes, little-endian. A third of the archive's size.
+//! Archives without their zeros. A command or an event is a fixed number of 8-byte words, most of them small: a
+//! journal payload is a nibble a word, how many low bytes of it follow, then those bytes, little-endian. A
+//! third of the archive's size.
 //!
 //! ```text
 //! | lengths of the words, 4 bits each, the first in the low half | low bytes of the first word | of the second | ...
@@ -20,7 +21,8 @@ const fn tag_bytes(archive: usize) -> usize {
     (archive / 8).div_ceil(2)
 }
 
-/// Packs an archive of `COUNT` words, one after the other, where they stay. Words that are not put at the end are zero: no length, no bytes.
+/// Packs an archive of `COUNT` words, one after the other, where they stay. Words that are not put at the end
+/// are zero: no length, no bytes.
 pub(crate) struct Packer<'a, const COUNT: usize> {
     /// At least [`PACKED_BYTES_MAX`].
     out: &'a mut [u8],

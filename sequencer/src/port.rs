@@ -1,4 +1,5 @@
-//! The way into the hot thread: a bounded queue, a wake-up that costs nothing while the thread is awake, and an answer for every request.
+//! The way into the hot thread: a bounded queue, a wake-up that costs nothing while the thread is awake, and an
+//! answer for every request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -139,7 +140,8 @@ impl Port {
     /// Hands over a request; never blocks.
     ///
     /// # Errors
-    /// [`NotTaken::Busy`] when the queue is full, [`NotTaken::Stopping`], [`NotTaken::JournalFailed`]; `reply` is then not used.
+    /// [`NotTaken::Busy`] when the queue is full, [`NotTaken::Stopping`], [`NotTaken::JournalFailed`]; `reply`
+    /// is then not used.
     pub fn submit(&self, request: Request, reply: Reply) -> Result<(), NotTaken> {
         self.push(Job::Request(request, reply))
     }

@@ -114,9 +114,10 @@ pub(crate) fn open(
     Ok((journal, replay.core))
 }
 
-/// The state after command `until` (or at the end) of the journal in `dir`, computed from its first record and compared with every event in it. Where
-/// the first records were removed it begins at the newest snapshot in `snapshots` below `dir` that is not past `until`. Only reads; the end of a
-/// journal in use may be taken for damage.
+/// The state after command `until` (or at the end) of the journal in `dir`, computed from its first record and
+/// compared with every event in it. Where the first records were removed it begins at the newest snapshot in
+/// `snapshots` below `dir` that is not past `until`. Only reads; the end of a journal in use may be taken for
+/// damage.
 ///
 /// # Errors
 /// [`StartError`]: the journal is damaged, says something else than the books now do, or begins behind every snapshot.

@@ -1,4 +1,5 @@
-//! Removing the journal's beginning while the node runs: a thread of low priority that now and then takes away whole segments that nobody needs.
+//! Removing the journal's beginning while the node runs: a thread of low priority that now and then takes away
+//! whole segments that nobody needs.
 //!
 //! A segment goes when all of these are after it: the bytes of the log to be kept; the position that
 //! each follower of the replica has in a store of its own ([`Durable`]); the newest two good
@@ -44,7 +45,8 @@ impl Retention {
     }
 }
 
-/// Last record that a follower of the replica has in a store of its own, and will not ask for again; zero until it has said so.
+/// Last record that a follower of the replica has in a store of its own, and will not ask for again; zero until
+/// it has said so.
 #[derive(Clone, Debug)]
 pub struct Durable {
     name: &'static str,

@@ -1,9 +1,11 @@
-//! The way into the hot thread for a front that polls: a ring of requests in, a ring of reports out, one hand at each end.
+//! The way into the hot thread for a front that polls: a ring of requests in, a ring of reports out, one hand
+//! at each end.
 //!
-//! Once the rings are made nothing here allocates, locks or enters the kernel, but for the bell of a hot thread that sleeps. The hot thread never waits
-//! for a front: reports that do not fit wait in a spill, and while there is one no further request is taken from that front, so the spill is bounded by
-//! the reports of the requests under way. When the hot thread ends it leaves the spill, and an answer for each request that it has not taken, as its
-//! last words: a list that the front reads behind the ring.
+//! Once the rings are made nothing here allocates, locks or enters the kernel, but for the bell of a hot thread
+//! that sleeps. The hot thread never waits for a front: reports that do not fit wait in a spill, and while
+//! there is one no further request is taken from that front, so the spill is bounded by the reports of the
+//! requests under way. When the hot thread ends it leaves the spill, and an answer for each request that it has
+//! not taken, as its last words: a list that the front reads behind the ring.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -194,7 +196,8 @@ impl RingPort {
     /// Hands over a request; never blocks.
     ///
     /// # Errors
-    /// [`NotTaken::Busy`] when the ring is full, [`NotTaken::Stopping`], [`NotTaken::JournalFailed`]: nothing will be reported for it.
+    /// [`NotTaken::Busy`] when the ring is full, [`NotTaken::Stopping`], [`NotTaken::JournalFailed`]: nothing
+    /// will be reported for it.
     pub fn submit(&mut self, asked: Asked, request: &Request) -> Result<(), NotTaken> {
         self.gate.check()?;
         self.requests
@@ -215,8 +218,8 @@ impl RingPort {
     /// Gives the reports that are there, in order; true when there were any.
     ///
     /// # Errors
-    /// [`NotTaken::Stopping`]: the hot thread has ended and everything it said has been read, whatever the size of the ring. A request without an answer
-    /// by then slipped in behind its end and is not in the journal.
+    /// [`NotTaken::Stopping`]: the hot thread has ended and everything it said has been read, whatever the size
+    /// of the ring. A request without an answer by then slipped in behind its end and is not in the journal.
     pub fn poll(&mut self, mut each: impl FnMut(&Report)) -> Result<bool, NotTaken> {
         match self.reports.poll() {
             Ok(mut reports) => {
@@ -250,7 +253,8 @@ impl Drop for RingPort {
 }
 
 impl RingEnd {
-    /// Takes requests out of the ring, unless some are out already or reports wait for room; false when there is none to serve.
+    /// Takes requests out of the ring, unless some are out already or reports wait for room; false when there
+    /// is none to serve.
     #[inline]
     pub fn fill(&mut self) -> bool {
         if !self.flush() {

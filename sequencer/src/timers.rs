@@ -1,4 +1,5 @@
-//! Moments at which the hot thread speaks up by itself: the grace of ended sessions. What it then does is a journalled command like any other.
+//! Moments at which the hot thread speaks up by itself: the grace of ended sessions. What it then does is a
+//! journalled command like any other.
 
 use types::SessionIx;
 

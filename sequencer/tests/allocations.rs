@@ -1,4 +1,5 @@
-//! Between ring in and ring out nothing is allocated: counted over every thread of the process, in every layout, without a journal and with one.
+//! Between ring in and ring out nothing is allocated: counted over every thread of the process, in every
+//! layout, without a journal and with one.
 
 mod desk;
 
@@ -21,7 +22,8 @@ use types::{CancelReason, Id128, InstrumentIx, SessionIx, Side, StpMode, Ticks, 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Half of it holds a batch, which is a block of 4 KiB at least, for each of the requests: the next segment is not begun.
+/// Half of it holds a batch, which is a block of 4 KiB at least, for each of the requests: the next segment is
+/// not begun.
 const SEGMENT_BYTES: u64 = 256 << 20;
 /// Orders open at once, about.
 const OPEN: u64 = 1_000;
@@ -29,8 +31,8 @@ const OPEN: u64 = 1_000;
 /// Lots of an order that sweeps every price of its side: a few hundred makers, more events than most commands have.
 const SWEEP: u64 = 100_000;
 
-/// Of each twenty requests seven are new orders, four cross, one amends and eight cancel what is still there of those a thousand requests before. One in a
-/// thousand sweeps.
+/// Of each twenty requests seven are new orders, four cross, one amends and eight cancel what is still there of
+/// those a thousand requests before. One in a thousand sweeps.
 fn request(desk: &Desk, sessions: [SessionIx; 2], number: u64) -> Request {
     // Whom the request is about: a new order's number, or the number of an older one.
     let number_of = match number % 20 {

@@ -1,4 +1,5 @@
-//! Nobody hangs, nothing that time owes is forgotten: full disks, races with the stop, bugs in a reader's closure, restarts within a grace.
+//! Nobody hangs, nothing that time owes is forgotten: full disks, races with the stop, bugs in a reader's
+//! closure, restarts within a grace.
 
 mod desk;
 
@@ -111,7 +112,8 @@ async fn an_order_with_a_date_ends_in_a_quiet_market() {
     cancelled(&handle, placed.command.sequence, CancelReason::Expired).await;
 }
 
-// The books' next dates come with the report of the command that ends the ones before: none of them may get lost on the way.
+// The books' next dates come with the report of the command that ends the ones before: none of them may get
+// lost on the way.
 #[tokio::test]
 async fn orders_with_dates_end_one_after_the_other_while_another_instrument_trades() {
     for layout in [Layout::Fused, Layout::Shared, Layout::Pinned] {

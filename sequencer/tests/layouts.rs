@@ -94,7 +94,8 @@ async fn play(layout: Layout, seed: u64) -> (Vec<Record>, u64) {
     let desk = open_desk(handle.port(), 3).await;
     let mut random = Random(seed);
     let mut records = Vec::new();
-    // Fewer orders than slots in play: which slot is taken a second time depends on how the engines' reports interleave, and is no part of the state.
+    // Fewer orders than slots in play: which slot is taken a second time depends on how the engines' reports
+    // interleave, and is no part of the state.
     for _ in 0..600 {
         // Refusals leave no trace and must be the same ones: keep only what was taken.
         if let Ok(record) = desk.port.call(request(&desk, &mut random)).await {
@@ -128,8 +129,8 @@ async fn r180_every_layout_gives_the_same_trades_ids_and_state() {
     }
 }
 
-// Requests pour in without waiting: engines and admission run apart, and the journal must still replay to the state that was live.
-// rows: R174 R180
+// Requests pour in without waiting: engines and admission run apart, and the journal must still replay to the
+// state that was live. rows: R174 R180
 #[tokio::test]
 async fn r174_r180_a_flood_in_any_layout_replays_to_the_live_state() {
     for layout in LAYOUTS {

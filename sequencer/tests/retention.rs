@@ -1,4 +1,5 @@
-//! The journal's beginning is removed while the node runs: only what nobody needs, and what is left is the same node and the same journal for people.
+//! The journal's beginning is removed while the node runs: only what nobody needs, and what is left is the same
+//! node and the same journal for people.
 
 mod desk;
 
@@ -236,7 +237,8 @@ fn whole() -> std::io::Result<Sequence> {
     Ok(Sequence::ZERO)
 }
 
-// The hot thread ends the sessions that were open, with records of their own: what the journal lacks has to be seen before.
+// The hot thread ends the sessions that were open, with records of their own: what the journal lacks has to be
+// seen before.
 #[tokio::test]
 async fn a_database_ahead_of_the_journal_stops_the_start_before_anything_is_added() {
     let dir = tempfile::tempdir().expect("folder");
@@ -281,7 +283,8 @@ async fn a_database_ahead_of_the_journal_stops_the_start_before_anything_is_adde
     again.stop();
 }
 
-// A disk that refuses is not asked again at once, since a state of many megabytes would be made ten times a second, but it is asked again.
+// A disk that refuses is not asked again at once, since a state of many megabytes would be made ten times a
+// second, but it is asked again.
 #[test]
 fn a_checkpoint_that_failed_is_tried_again_after_a_pause() {
     let dir = tempfile::tempdir().expect("folder");

@@ -1,4 +1,5 @@
-//! Every committed seed of the fuzz target `commands`, and mutations of it that a seed decides. `WRITE_SEEDS=1` makes the seeds again.
+//! Every committed seed of the fuzz target `commands`, and mutations of it that a seed decides. `WRITE_SEEDS=1`
+//! makes the seeds again.
 
 #[path = "../../journal/fuzz/targets/check_commands.rs"]
 mod check_commands;

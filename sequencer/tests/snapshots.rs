@@ -1,4 +1,5 @@
-//! Snapshots of a running node: made on the way, passed over when they are bad, enough to start from when the log behind them is gone.
+//! Snapshots of a running node: made on the way, passed over when they are bad, enough to start from when the
+//! log behind them is gone.
 
 mod desk;
 

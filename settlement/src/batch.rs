@@ -1,10 +1,10 @@
 //! The settler: journal records in, sealed batches out. Pure: `(record, now) -> batches`.
 //!
-//! A batch covers whole records, `first..=through`, and follows the one before without a gap. Records that mean nothing for the ledger make no
-//! batch before there are [`Limits::idle_records`]; the next one covers them too. One record that is
-//! too large for a batch (a taker against thousands of makers, a mass cancel) is cut into
-//! parts, each covered by itself, posted under a source of its own; only the last part moves the position. Orders that are to be carved while no
-//! new record arrives are carved by a batch of the carve source.
+//! A batch covers whole records, `first..=through`, and follows the one before without a gap. Records that mean
+//! nothing for the ledger make no batch before there are [`Limits::idle_records`]; the next one covers them
+//! too. One record that is too large for a batch (a taker against thousands of makers, a mass cancel) is cut
+//! into parts, each covered by itself, posted under a source of its own; only the last part moves the position.
+//! Orders that are to be carved while no new record arrives are carved by a batch of the carve source.
 
 use std::collections::HashMap;
 
@@ -195,9 +195,10 @@ impl Settler {
 
     /// Nanoseconds until the open batch is to be sealed; `None` while nothing waits.
     ///
-    /// `carve_ns` is the clock by which orders age: the wall clock at the journal's tail, journal time behind it, and `None` when orders that
-    /// wait to be carved are no reason to seal. Without the difference each order applied late would be old at once and a batch of its own.
-    /// `is_eager`: nothing more is in the journal, trades wait for the linger time only.
+    /// `carve_ns` is the clock by which orders age: the wall clock at the journal's tail, journal time behind
+    /// it, and `None` when orders that wait to be carved are no reason to seal. Without the difference each
+    /// order applied late would be old at once and a batch of its own. `is_eager`: nothing more is in the
+    /// journal, trades wait for the linger time only.
     pub fn due_in_ns(&mut self, now_ns: u64, carve_ns: Option<u64>, is_eager: bool) -> Option<u64> {
         let trades = self.open_trades();
         if trades >= self.limits.trades
@@ -223,8 +224,8 @@ impl Settler {
         open.into_iter().chain(young).min()
     }
 
-    /// Seals what is there and carves what is old by the clock `carve_ns`, as far as there is room: the rest stays due and goes into the next
-    /// batch. Empty when there is nothing for the ledger.
+    /// Seals what is there and carves what is old by the clock `carve_ns`, as far as there is room: the rest
+    /// stays due and goes into the next batch. Empty when there is nothing for the ledger.
     pub fn seal(&mut self, carve_ns: u64) -> Vec<Batch> {
         let horizon_ns = carve_ns.saturating_sub(self.limits.wait_ns);
         let position = self.copies.position();

@@ -1,11 +1,13 @@
-//! Orders' own holds: when they are split out of a trading hold, what is paid out of them, what goes back (`design.md` 4, T03, T05, T20).
+//! Orders' own holds: when they are split out of a trading hold, what is paid out of them, what goes back
+//! (`design.md` 4, T03, T05, T20).
 //!
-//! An order is carved when it has a fill or has been open for a while; before that its money lies in the trading hold and nothing of it is in the
-//! ledger. Returns are kept back and merged until something else is split out of the same trading hold or the batch ends; so each prefix of a
-//! plan is covered, and a hundred price improvements of an order are one row.
+//! An order is carved when it has a fill or has been open for a while; before that its money lies in the
+//! trading hold and nothing of it is in the ledger. Returns are kept back and merged until something else is
+//! split out of the same trading hold or the batch ends; so each prefix of a plan is covered, and a hundred
+//! price improvements of an order are one row.
 //!
-//! Invariant behind each change, per pool: trading hold = free + reserves of orders not carved - returns kept back; child = its order's reserve +
-//! its return kept back.
+//! Invariant behind each change, per pool: trading hold = free + reserves of orders not carved - returns kept
+//! back; child = its order's reserve + its return kept back.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -153,7 +155,8 @@ impl Carver {
         }
     }
 
-    /// Carves orders that entered at or before `horizon_ns`, oldest first, until the plan has `weight` rows, and gives back what is kept back.
+    /// Carves orders that entered at or before `horizon_ns`, oldest first, until the plan has `weight` rows,
+    /// and gives back what is kept back.
     pub fn finish(&mut self, copies: &Copies, horizon_ns: u64, weight: usize, plan: &mut Plan) {
         while plan.weight() + self.kept < weight
             && self.oldest_ns(copies).is_some_and(|at| at <= horizon_ns)
@@ -241,7 +244,8 @@ impl Carver {
         self.moved(copies, &traded.sell, plan);
     }
 
-    /// Brings the children of a carved order to what it reserves now. An order that is not carved has nothing in the ledger to move.
+    /// Brings the children of a carved order to what it reserves now. An order that is not carved has nothing
+    /// in the ledger to move.
     fn moved(&mut self, copies: &Copies, moved: &Moved, plan: &mut Plan) {
         let handle = moved.order.handle;
         let Some(mut carved) = self.carved.get(&handle).copied() else {

@@ -1,7 +1,8 @@
 //! What a batch asks of the ledger and of the chain, in the room's own words; `request` makes the requests of it.
 //!
-//! A plan is one database transaction: hold steps and operations in the order the journal gave them. Each prefix of that order is covered,
-//! because money is returned to a trading hold before anything else is split out of it.
+//! A plan is one database transaction: hold steps and operations in the order the journal gave them. Each
+//! prefix of that order is covered, because money is returned to a trading hold before anything else is split
+//! out of it.
 
 pub use types::Amount;
 use types::{HoldIx, HoldPart, Id128, InstrumentId, Sequence, UserId};

@@ -1,6 +1,8 @@
-//! How far settlement is: published to the sequencer (backlog), to the journal (`Settled`, `Bust`) and to callers that wait for the end.
+//! How far settlement is: published to the sequencer (backlog), to the journal (`Settled`, `Bust`) and to
+//! callers that wait for the end.
 //!
-//! `folded >= settled >= finalized`: read from the journal, in the ledger, final on chain and in the ledger. Each means "everything up to here".
+//! `folded >= settled >= finalized`: read from the journal, in the ledger, final on chain and in the ledger.
+//! Each means "everything up to here".
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;

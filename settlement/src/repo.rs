@@ -1,5 +1,5 @@
-//! Settlement's own store: where each batch is. The money's truth is the ledger; this says what was sealed and which steps are done, so that after a
-//! crash the same step is done again.
+//! Settlement's own store: where each batch is. The money's truth is the ledger; this says what was sealed and
+//! which steps are done, so that after a crash the same step is done again.
 
 use std::collections::BTreeMap;
 
@@ -74,7 +74,8 @@ impl Repo {
         self.db.close().await;
     }
 
-    /// Keeps sealed batches, all or none, and gives them their numbers. A repeat whose first try was kept after all finds them.
+    /// Keeps sealed batches, all or none, and gives them their numbers. A repeat whose first try was kept after
+    /// all finds them.
     pub async fn insert(&self, rows: &mut [Stored], now_us: i64) -> Result<(), StoreError> {
         let mut tx = self.db.write().await?;
         for row in rows.iter_mut() {

@@ -1,9 +1,11 @@
-//! The life of a sealed batch: `sealed -> posted -> submitted -> included -> final`, a table of what to do next and what an answer changes.
+//! The life of a sealed batch: `sealed -> posted -> submitted -> included -> final`, a table of what to do next
+//! and what an answer changes.
 //!
-//! Every step may be repeated: the ledger answers a posted batch with the stored result, the chain accepts a batch id once, an operation is
-//! finalized once, a reversal is made once. So the shell does the step, keeps the state, and after a crash simply does the step again.
-//! No chain step is asked for before the ledger has the batch (`design.md` 4). A trade that the contract leaves out is sent once more in a batch of
-//! its own; left out again it is bust: its operations are reversed (T21).
+//! Every step may be repeated: the ledger answers a posted batch with the stored result, the chain accepts a
+//! batch id once, an operation is finalized once, a reversal is made once. So the shell does the step, keeps
+//! the state, and after a crash simply does the step again. No chain step is asked for before the ledger has
+//! the batch (`design.md` 4). A trade that the contract leaves out is sent once more in a batch of its own;
+//! left out again it is bust: its operations are reversed (T21).
 
 /// How far a batch is.
 #[derive(

@@ -1,5 +1,5 @@
-//! The pure part against a naive twin of the ledger: whatever the orders and wherever batches are cut, each plan is covered step by step, money is
-//! conserved, and the ledger's holds are what the journal says.
+//! The pure part against a naive twin of the ledger: whatever the orders and wherever batches are cut, each
+//! plan is covered step by step, money is conserved, and the ledger's holds are what the journal says.
 
 mod world;
 

@@ -1,4 +1,5 @@
-//! The process killed exactly between two steps of a batch, then started again: every trade settled once, all money where it belongs.
+//! The process killed exactly between two steps of a batch, then started again: every trade settled once, all
+//! money where it belongs.
 
 mod world;
 

@@ -1,5 +1,5 @@
-//! Delivery against payment on the real chain: ledger, CFA service, contracts and development chain in process. At the end every balance on chain is
-//! the balance in the ledger.
+//! Delivery against payment on the real chain: ledger, CFA service, contracts and development chain in process.
+//! At the end every balance on chain is the balance in the ledger.
 
 mod world;
 

@@ -1,4 +1,5 @@
-//! Every step of a batch's life, failed before and after its effect and repeated, against a world that remembers what it did.
+//! Every step of a batch's life, failed before and after its effect and repeated, against a world that
+//! remembers what it did.
 
 use settlement::saga::{Answer, Saga, State, Step};
 

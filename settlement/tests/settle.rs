@@ -1,4 +1,5 @@
-//! Settlement against the real ledger: what a trade leaves behind, what a stop at any moment does, what becomes of trades the chain refuses.
+//! Settlement against the real ledger: what a trade leaves behind, what a stop at any moment does, what becomes
+//! of trades the chain refuses.
 
 mod world;
 

@@ -1,4 +1,5 @@
-//! What settlement does when something is wrong: differences, refusals, a store that cannot be written, a worker that has ended.
+//! What settlement does when something is wrong: differences, refusals, a store that cannot be written, a
+//! worker that has ended.
 
 mod world;
 

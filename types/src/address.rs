@@ -1,8 +1,9 @@
 //! Where a user's tokens live on chain: the address is a pure function of the user id (T14, specification 4.1.3).
 //!
-//! With at least 40 hexadecimal digits (hyphens aside) the address is the first 40 of them, as the specification says. A UUID has 32: eight
-//! zeros follow on the right, so that its digits still lead. Any other id is hashed: last 20 bytes of its keccak256. Nobody holds a key
-//! for such an address; whoever stores the mapping must refuse two users with the same one.
+//! With at least 40 hexadecimal digits (hyphens aside) the address is the first 40 of them, as the
+//! specification says. A UUID has 32: eight zeros follow on the right, so that its digits still lead. Any other
+//! id is hashed: last 20 bytes of its keccak256. Nobody holds a key for such an address; whoever stores the
+//! mapping must refuse two users with the same one.
 
 use alloc::string::String;
 

@@ -1,7 +1,9 @@
-//! What is asked of the trading path: one enumeration of small, fixed-size structs, journalled in admission order and replayed as they stand.
+//! What is asked of the trading path: one enumeration of small, fixed-size structs, journalled in admission
+//! order and replayed as they stand.
 //!
-//! A command carries everything its effect depends on; `apply` reads no clock and no configuration. Variants are part of the journal format:
-//! add at the end, never reorder. Fields named `client_seq` are 0 without session.
+//! A command carries everything its effect depends on; `apply` reads no clock and no configuration. Variants
+//! are part of the journal format: add at the end, never reorder. Fields named `client_seq` are 0 without
+//! session.
 
 use core::mem::size_of;
 
@@ -38,8 +40,8 @@ record! {
 }
 
 record! {
-    /// Makes an instrument known or changes its band, collar, fee rate or velocity rule. Tick and lot never change under open orders, and a known
-    /// instrument keeps its phase: that is [`SetPhase`]'s to change.
+    /// Makes an instrument known or changes its band, collar, fee rate or velocity rule. Tick and lot never
+    /// change under open orders, and a known instrument keeps its phase: that is [`SetPhase`]'s to change.
     pub struct SetInstrument {
         pub spec: InstrumentSpec,
     }
@@ -186,7 +188,8 @@ record! {
         pub time_in_force: TimeInForce,
         pub stp: StpMode,
         pub handle: Handle,
-        /// Limit price; of a market order its protection price (0 for a buy, `Ticks::MAX` for a sell with nothing to go by).
+        /// Limit price; of a market order its protection price (0 for a buy, `Ticks::MAX` for a sell with
+        /// nothing to go by).
         pub price: Ticks,
         pub quantity: Lots,
         pub instrument: InstrumentIx,
@@ -225,8 +228,9 @@ record! {
 }
 
 record! {
-    /// Changes price, total quantity or both (T22). The growth of what it reserves has been drawn; a refused amend returns it. Outside the band
-    /// (which may have moved since) an order keeps its price and may only shrink.
+    /// Changes price, total quantity or both (T22). The growth of what it reserves has been drawn; a refused
+    /// amend returns it. Outside the band (which may have moved since) an order keeps its price and may only
+    /// shrink.
     pub struct Amend {
         pub handle: Handle,
         pub instrument: InstrumentIx,
@@ -287,8 +291,9 @@ impl MassCancel {
 }
 
 record! {
-    /// The kill switch of one user or of everybody (F11). Engaged: open orders end (`KILL_SWITCH`), in slot order, and neither a new order nor an amend
-    /// enters until a command lifts it. The two levels are apart: lifting everybody's leaves a user's own engaged.
+    /// The kill switch of one user or of everybody (F11). Engaged: open orders end (`KILL_SWITCH`), in slot
+    /// order, and neither a new order nor an amend enters until a command lifts it. The two levels are apart:
+    /// lifting everybody's leaves a user's own engaged.
     pub struct SetKillSwitch {
         /// `NONE` = everybody.
         pub user: UserIx,

@@ -1,7 +1,8 @@
 //! Exact decimal numbers as the contracts carry them (D03): up to 38 digits, of which up to 18 behind the point.
 //!
-//! Invariants: `scale <= 18`, `|mantissa| < 10^38`. The scale is kept as parsed, so `1.50` prints `1.50`; comparison is by value. Nothing
-//! rounds silently: an operation that cannot be exact is an error unless a [`Rounding`] is named.
+//! Invariants: `scale <= 18`, `|mantissa| < 10^38`. The scale is kept as parsed, so `1.50` prints `1.50`;
+//! comparison is by value. Nothing rounds silently: an operation that cannot be exact is an error unless a
+//! [`Rounding`] is named.
 
 use alloc::string::String;
 use core::cmp::Ordering;
@@ -50,7 +51,8 @@ pub enum Rounding {
 }
 
 /// An exact decimal: `mantissa * 10^-scale`.
-// Two halves instead of one i128 keep the alignment at 8, so that records stay small and archives need no 16-byte alignment.
+// Two halves instead of one i128 keep the alignment at 8, so that records stay small and archives need no
+// 16-byte alignment.
 #[derive(Clone, Copy, Debug, Default, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 pub struct Decimal {
     high: i64,

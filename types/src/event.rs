@@ -1,9 +1,11 @@
-//! What has happened, as the book reports it: order by order, so that depth and best price can be derived from the events alone.
+//! What has happened, as the book reports it: order by order, so that depth and best price can be derived from
+//! the events alone.
 //!
-//! Every order event carries the open quantity after it. Events of one instrument are numbered densely from 1 and name the command that caused
-//! them. Reading rule for a book kept from events: `Accepted` with `rests`, and `Rested`, add the order at the tail of its price; `Trade` takes from the maker; `Amended` with
-//! `kept_priority` changes the order in place, without it takes the order out (it may trade, then `Rested` again); `Reduced` shrinks in place;
-//! `Cancelled` takes it out; an order with open 0 is gone.
+//! Every order event carries the open quantity after it. Events of one instrument are numbered densely from 1
+//! and name the command that caused them. Reading rule for a book kept from events: `Accepted` with `rests`,
+//! and `Rested`, add the order at the tail of its price; `Trade` takes from the maker; `Amended` with
+//! `kept_priority` changes the order in place, without it takes the order out (it may trade, then `Rested`
+//! again); `Reduced` shrinks in place; `Cancelled` takes it out; an order with open 0 is gone.
 
 use core::mem::size_of;
 
@@ -100,7 +102,8 @@ record! {
 }
 
 record! {
-    /// Open quantity taken away without a trade, the order lives on (self-trade mode DECREMENT). The total quantity shrinks with it.
+    /// Open quantity taken away without a trade, the order lives on (self-trade mode DECREMENT). The total
+    /// quantity shrinks with it.
     pub struct Reduced {
         pub handle: Handle,
         pub reason: CancelReason,

@@ -1,5 +1,5 @@
-//! What the market knows of an instrument. Built once from decimals by [`InstrumentSpec::new`], which proves rule D35 (tick times lot is a
-//! whole number of kopecks); from then on only integers travel.
+//! What the market knows of an instrument. Built once from decimals by [`InstrumentSpec::new`], which proves
+//! rule D35 (tick times lot is a whole number of kopecks); from then on only integers travel.
 
 use core::fmt;
 
@@ -199,7 +199,8 @@ impl InstrumentSpec {
         Decimal::from_minor(self.lot_mantissa, self.lot_scale)
     }
 
-    /// A price in ticks; `Inexact` when it is no multiple of the tick, `Overflow` past 64 bits. The sign is the caller's to judge.
+    /// A price in ticks; `Inexact` when it is no multiple of the tick, `Overflow` past 64 bits. The sign is the
+    /// caller's to judge.
     pub fn ticks(&self, price: Decimal) -> Result<Ticks, DecimalError> {
         let steps = price.steps_of(self.tick_size())?;
         i64::try_from(steps)
@@ -243,8 +244,8 @@ impl InstrumentSpec {
         self.band_high < Ticks::ORDER_MAX
     }
 
-    /// Protection price of a market order (T19): best opposite price plus (minus) the collar, kept inside the band; without a best price the
-    /// band's far limit; `None` without either.
+    /// Protection price of a market order (T19): best opposite price plus (minus) the collar, kept inside the
+    /// band; without a best price the band's far limit; `None` without either.
     pub fn protection_price(&self, side: Side, best_opposite: Option<Ticks>) -> Option<Ticks> {
         let Some(best) = best_opposite else {
             return self.has_band().then_some(match side {

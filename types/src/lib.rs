@@ -1,7 +1,8 @@
 //! Room `types`: the vocabulary every other room speaks.
 //!
-//! Money, price and quantity are integers with checked arithmetic; ids are types; what is asked is a [`Command`], what has happened is an
-//! [`Event`]. Nothing here reads a clock, allocates on a hot path or knows a float.
+//! Money, price and quantity are integers with checked arithmetic; ids are types; what is asked is a
+//! [`Command`], what has happened is an [`Event`]. Nothing here reads a clock, allocates on a hot path or knows
+//! a float.
 //!
 //! | file | what |
 //! |---|---|

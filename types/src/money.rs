@@ -1,7 +1,7 @@
 //! The two formulas of an order's money, used by admission and by settlement alike (`design.md` 3 and 4, T05, D36).
 //!
-//! Whatever the order of fills, `spent main + main reserve` and `charged fees + fee reserve` never grow past what was drawn at the start, and a
-//! return is always before - after - spent.
+//! Whatever the order of fills, `spent main + main reserve` and `charged fees + fee reserve` never grow past
+//! what was drawn at the start, and a return is always before - after - spent.
 
 use core::fmt;
 
@@ -108,7 +108,8 @@ impl Reserve {
 
 /// What an order with `open` lots at `price` has to keep reserved, given what its fills came to.
 ///
-/// The fee part is what the whole order can still be charged: rate times (value so far + value of the rest), rounded up, less what was charged.
+/// The fee part is what the whole order can still be charged: rate times (value so far + value of the rest),
+/// rounded up, less what was charged.
 pub fn reserve(
     terms: &Terms,
     side: Side,
@@ -138,7 +139,8 @@ pub fn reserve(
     })
 }
 
-/// Fee of a trade worth `trade_value` for a buy order that had done `before`: the rounded fee of the cumulative value less what was charged.
+/// Fee of a trade worth `trade_value` for a buy order that had done `before`: the rounded fee of the cumulative
+/// value less what was charged.
 ///
 /// One fill gives the specification's formula exactly; many small fills never sum past the reserve.
 pub fn fee(before: Done, trade_value: Minor, rate: FeeRate) -> Minor {

@@ -1,5 +1,6 @@
-//! The integers inside: prices in ticks, quantities in lots, money in minor units. `+` and `-` stop the process on overflow in every
-//! build (an overflow past a check is our bug); code that meets foreign numbers uses `checked_*`.
+//! The integers inside: prices in ticks, quantities in lots, money in minor units. `+` and `-` stop the process
+//! on overflow in every build (an overflow past a check is our bug); code that meets foreign numbers uses
+//! `checked_*`.
 
 use core::fmt;
 

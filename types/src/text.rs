@@ -60,7 +60,8 @@ macro_rules! inline_text {
 
             /// The text.
             pub fn as_str(&self) -> &str {
-                // A record read from disk passed its checksum, but not `new`: a broken one reads as empty, never as undefined.
+                // A record read from disk passed its checksum, but not `new`: a broken one reads as empty,
+                // never as undefined.
                 self.bytes
                     .get(..usize::from(self.len))
                     .and_then(|b| core::str::from_utf8(b).ok())

@@ -8,8 +8,10 @@
 //!  +--------+------+---------+---------+-----------------------+--------- ... -+
 //! ```
 //!
-//! `length` counts the header. `channel` names the session on this connection, chosen by the client at login. From a client, `sequence` is the request's client sequence (0 for messages that ask for no act); from the
-//! server it is the number of the message in the session's stream (0 = unnumbered: it may be withdrawn and is not sent again).
+//! `length` counts the header. `channel` names the session on this connection, chosen by the client at login.
+//! From a client, `sequence` is the request's client sequence (0 for messages that ask for no act); from the
+//! server it is the number of the message in the session's stream (0 = unnumbered: it may be withdrawn and is
+//! not sent again).
 
 use bytes::{Buf, BytesMut};
 

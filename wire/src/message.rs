@@ -114,9 +114,11 @@ macro_rules! messages {
 }
 
 messages! {
-    /// What a client sends. Requests that act (from `NewOrder` to `MassCancel`) carry their client sequence in the header.
+    /// What a client sends. Requests that act (from `NewOrder` to `MassCancel`) carry their client sequence in
+    /// the header.
     ClientMessage {
-        /// Opens a session on the header's channel (0 to 63). `last_sequence` is the last number received on this session, 0 for none.
+        /// Opens a session on the header's channel (0 to 63). `last_sequence` is the last number received on
+        /// this session, 0 for none.
         0x01 Login {
             /// Bearer credential, the same as on the RPC ports.
             token: Text<1024>,
@@ -127,9 +129,11 @@ messages! {
             flags: u8,
             /// Longest silence the client wants; 0 = the server's default.
             heartbeat_ms: u32,
-            /// Self-trade group of the session's orders; 0 = the user's own, the only one unless the exchange allows others.
+            /// Self-trade group of the session's orders; 0 = the user's own, the only one unless the exchange
+            /// allows others.
             stp_group: u32,
-            /// CFA-RUB, in kopecks, that shall be undrawn in the user's trading hold before the login is answered; 0 = leave it as it is.
+            /// CFA-RUB, in kopecks, that shall be undrawn in the user's trading hold before the login is
+            /// answered; 0 = leave it as it is.
             money_hold_minor: i64,
         }
         /// Ends the session in order: the server answers with `Disconnect` 0 on its channel. Open orders stay.
@@ -167,7 +171,8 @@ messages! {
             /// New total, what was filled included; 0 = as it is.
             quantity_lots: u64,
         }
-        /// Cancels every open order in the scope: 0 = of this session, 1 = of this user, 2 = of this session's self-trade group.
+        /// Cancels every open order in the scope: 0 = of this session, 1 = of this user, 2 = of this session's
+        /// self-trade group.
         0x13 MassCancel {
             scope: u8,
             /// 4294967295 = every instrument.
@@ -188,7 +193,8 @@ messages! {
 
     /// What the server sends. Numbered messages carry their number in the header; it grows by one without a gap.
     ServerMessage {
-        /// Unnumbered. The login stands; instrument definitions came before it, the numbered messages after `last_sequence` follow.
+        /// Unnumbered. The login stands; instrument definitions came before it, the numbered messages after
+        /// `last_sequence` follow.
         0x81 LoginAccepted {
             session: u32,
             /// Highest client sequence the server has acted on: anything above it must be sent again.
@@ -242,7 +248,8 @@ messages! {
             /// 255 = done, else a reject reason.
             outcome: u8,
         }
-        /// Unnumbered hint: admitted, not yet durable. A crash may withdraw it; `OrderAck`, `Amended` or `Cancelled` make it good.
+        /// Unnumbered hint: admitted, not yet durable. A crash may withdraw it; `OrderAck`, `Amended` or
+        /// `Cancelled` make it good.
         0x90 Accepted {
             client_seq: u64,
             client_order_id: u64,
@@ -266,7 +273,8 @@ messages! {
             /// When the exchange read the request that caused it, nanoseconds since 1970.
             received_ns: u64,
         }
-        /// A request was refused. Numbered when it was journalled; unnumbered (sequence 0, `node_sequence` 0) where the request was not seen.
+        /// A request was refused. Numbered when it was journalled; unnumbered (sequence 0, `node_sequence` 0)
+        /// where the request was not seen.
         0x92 Rejected {
             client_seq: u64,
             client_order_id: u64,

@@ -192,7 +192,8 @@ fn table(layout: &Layout) -> String {
     out
 }
 
-/// `docs/protocol.md` holds every table as the code has it. `PROTOCOL_DOC=write cargo test -p wire protocol_document` writes them.
+/// `docs/protocol.md` holds every table as the code has it. `PROTOCOL_DOC=write cargo test -p wire
+/// protocol_document` writes them.
 #[test]
 fn protocol_document_is_the_code() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/protocol.md");

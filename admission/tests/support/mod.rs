@@ -80,7 +80,8 @@ impl Market {
         }
     }
 
-    /// One instrument, two users with 10,000.00 roubles and 1,000 units each in trading holds, and all the budget they need.
+    /// One instrument, two users with 10,000.00 roubles and 1,000 units each in trading holds, and all the
+    /// budget they need.
     pub fn small() -> Self {
         let mut market = Self::empty();
         let ix = market.instrument(spec("BOND-1", 100_000));

@@ -1,4 +1,5 @@
-//! Messages of the contract as the market's own shapes. A bad field is INVALID_ARGUMENT under its name in the schema (D23, D35).
+//! Messages of the contract as the market's own shapes. A bad field is INVALID_ARGUMENT under its name in the
+//! schema (D23, D35).
 
 use admission::NewRequest;
 use proto::common::v1::Decimal as WireDecimal;

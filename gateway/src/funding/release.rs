@@ -16,9 +16,10 @@ use crate::refusal;
 /// How long one try waits for settlement: one that has ended must not keep tasks and turns.
 const GIVE_BACK_MAX: Duration = Duration::from_secs(30);
 
-/// Gives back in the ledger what the journal has taken out of a pool: all of a closed one, what was defunded of an open one. Only behind settlement,
-/// since before it part of the money may still be in the hold of an order that was just cancelled. May be repeated at any time: what is missing is
-/// computed from what both sides say, and the keys derive from it.
+/// Gives back in the ledger what the journal has taken out of a pool: all of a closed one, what was defunded of
+/// an open one. Only behind settlement, since before it part of the money may still be in the hold of an order
+/// that was just cancelled. May be repeated at any time: what is missing is computed from what both sides say,
+/// and the keys derive from it.
 pub async fn give_back(market: &Market, hold_id: Id128) -> Result<(), Status> {
     let Some(pool) = market.hold_of(hold_id) else {
         return Ok(());

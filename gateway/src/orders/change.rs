@@ -148,7 +148,8 @@ fn notional(
         .map_err(|_| refusal::refused(&RejectReason::AmountOverflow.into()))
 }
 
-/// More money for the growth of an order that has a hold of its own; an order on a trading hold has to make do with that.
+/// More money for the growth of an order that has a hold of its own; an order on a trading hold has to make do
+/// with that.
 async fn cover_growth(
     market: &Market,
     context: &Context,
@@ -255,7 +256,8 @@ pub(super) async fn cancel_all(
     Ok(Answered::now(count.sum()))
 }
 
-/// What a repeated cancel or amend is told: the order as it stands. The key may name another order than the repeat does: the first one counts (T12).
+/// What a repeated cancel or amend is told: the order as it stands. The key may name another order than the
+/// repeat does: the first one counts (T12).
 async fn answered_order(
     market: &Market,
     order_id: &str,
@@ -271,7 +273,8 @@ async fn answered_order(
     find(market, order_id).await.map(Answered::before)
 }
 
-/// The answers to a refusal that are no plain error: the order has ended (its handle names nobody any more), or the call was answered before.
+/// The answers to a refusal that are no plain error: the order has ended (its handle names nobody any more), or
+/// the call was answered before.
 async fn gone_or_before(
     market: &Market,
     error: &NotTaken,

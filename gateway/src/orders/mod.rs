@@ -1,8 +1,9 @@
 //! Orders over RPC: place, cancel, amend, mass cancel (specification 4.3, D13, D23, T22).
 //!
-//! Order of checks when placing: idempotency key, KYC, limit, money, book (R150). Money: the user's trading hold where he has one and it covers the
-//! order; otherwise a hold of the order's own, made in the ledger first and then journalled (`design.md` 4). Every answer waits until it is durable and
-//! the history shows it. Cancel safe: what a dropped call leaves behind the sweeper takes up.
+//! Order of checks when placing: idempotency key, KYC, limit, money, book (R150). Money: the user's trading
+//! hold where he has one and it covers the order; otherwise a hold of the order's own, made in the ledger first
+//! and then journalled (`design.md` 4). Every answer waits until it is durable and the history shows it. Cancel
+//! safe: what a dropped call leaves behind the sweeper takes up.
 //!
 //! | file | what |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! The market behind a journal whose beginning is gone: sessions, books, history and money go on from checkpoints as if all of it were there.
+//! The market behind a journal whose beginning is gone: sessions, books, history and money go on from
+//! checkpoints as if all of it were there.
 
 use std::path::Path;
 use std::process::Command;
@@ -64,7 +65,8 @@ fn first_segment(folder: &Path) -> u64 {
     numbers.min().unwrap()
 }
 
-/// Orders of ann's session that rest, trade with bob's, or go again, with client ids behind `first_id`, until much of the journal's beginning is gone. Gives her last number.
+/// Orders of ann's session that rest, trade with bob's, or go again, with client ids behind `first_id`, until
+/// much of the journal's beginning is gone. Gives her last number.
 async fn trade(world: &World, beyond: u64, first_id: u64) -> u64 {
     // What was told before may have left window and journal.
     let options = LoginOptions {
@@ -312,7 +314,8 @@ async fn r343_a_client_behind_everything_that_is_kept_is_told_so() {
     world.stop().await;
 }
 
-// Of what is sent again together, each gets its own answer: what the journal still has is told, and only what has left it is not.
+// Of what is sent again together, each gets its own answer: what the journal still has is told, and only what
+// has left it is not.
 #[tokio::test]
 async fn r343_an_answer_that_has_left_the_journal_takes_no_other_with_it() {
     const ORDERS: u64 = 25_000;
@@ -375,8 +378,8 @@ async fn r343_an_answer_that_has_left_the_journal_takes_no_other_with_it() {
         looks = if now == first { looks + 1 } else { 0 };
         first = now;
     }
-    // About a command a request, and a few before the first: behind the place from which the past is told, which is in the first segment, and in front of the window of
-    // 16,384.
+    // About a command a request, and a few before the first: behind the place from which the past is told,
+    // which is in the first segment, and in front of the window of 16,384.
     let told = first + 2_000;
     assert!(told < 2 * ORDERS - 16_500, "{first}");
 

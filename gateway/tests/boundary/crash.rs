@@ -1,5 +1,5 @@
-//! A process killed exactly between the ledger's hold and the journal's append (`design.md` 4): nothing is lost, nothing stays blocked, and the old key acts
-//! no more.
+//! A process killed exactly between the ledger's hold and the journal's append (`design.md` 4): nothing is
+//! lost, nothing stays blocked, and the old key acts no more.
 
 use std::path::Path;
 use std::process::Command;

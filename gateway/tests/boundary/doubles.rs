@@ -1,4 +1,5 @@
-//! Doubles of the services around the market: identity remembers every question, the registry lists what a test registers and settles every trade.
+//! Doubles of the services around the market: identity remembers every question, the registry lists what a test
+//! registers and settles every trade.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,5 @@
-//! Trading holds: opened, drawn on, resized, closed; what happens when they vanish or their user is blocked; what the sweeper heals.
+//! Trading holds: opened, drawn on, resized, closed; what happens when they vanish or their user is blocked;
+//! what the sweeper heals.
 
 use prost::Message;
 use proto::ledger::v1 as books;
@@ -385,7 +386,8 @@ async fn orders_at_the_same_time_share_what_the_trading_hold_can_spare() {
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1400", "0").await;
     world.open_hold("ann", "CFA-RUB", "600").await;
-    // 650.65 each, neither covered by the trading hold: one out of available money, the other needs some of the trading hold's.
+    // 650.65 each, neither covered by the trading hold: one out of available money, the other needs some of the
+    // trading hold's.
     let (first, second) = tokio::join!(
         world.place(buy("ann", "650", "1")),
         world.place(buy("ann", "650", "1"))

@@ -1,6 +1,7 @@
-//! The ledger at its boundary on a real PostgreSQL and on a real Kafka broker, and what only several ledgers on one server can show. Not part of
-//! the quick run: `tests/services/postgres.sh start` and `tests/services/kafka.sh start` first, then
-//! `POSTGRES_URL=<what it prints> KAFKA_BROKERS=<what it prints> cargo test -p ledger --test full`.
+//! The ledger at its boundary on a real PostgreSQL and on a real Kafka broker, and what only several ledgers on
+//! one server can show. Not part of the quick run: `tests/services/postgres.sh start` and
+//! `tests/services/kafka.sh start` first, then `POSTGRES_URL=<what it prints> KAFKA_BROKERS=<what it prints>
+//! cargo test -p ledger --test full`.
 
 #[path = "../boundary/audit.rs"]
 mod audit;

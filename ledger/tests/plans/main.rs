@@ -1,6 +1,6 @@
-//! No statement of the ledger costs more the more rows are stored: every statement that its writer and its readers run in the life of operations,
-//! holds, batches of a source, events of other services and limits is explained on the SQLite file
-//! that it ran on.
+//! No statement of the ledger costs more the more rows are stored: every statement that its writer and its
+//! readers run in the life of operations, holds, batches of a source, events of other services and limits is
+//! explained on the SQLite file that it ran on.
 //!
 //! A test program of its own: the record of statements is process-wide.
 

@@ -56,7 +56,8 @@ fn route(rings: &mut [RingEnd], routes: &mut Vec<u16>, port: usize, opened: Open
 }
 
 impl Hot {
-    /// Lets the hot thread's own engines work, takes all reports, lets complete commands land. True when there was anything.
+    /// Lets the hot thread's own engines work, takes all reports, lets complete commands land. True when there
+    /// was anything.
     pub(super) fn pump(&mut self) -> bool {
         let mut did_work = false;
         let mut is_expiry_new = false;

@@ -6,7 +6,8 @@ use super::Hot;
 use crate::port::Look;
 
 impl Hot {
-    /// Lets somebody look at the state between two commands: waits until nothing is under way and borrows the books for the look.
+    /// Lets somebody look at the state between two commands: waits until nothing is under way and borrows the
+    /// books for the look.
     pub(super) fn show(&mut self, read: Look) {
         while !self.flights.is_empty() {
             self.pump();

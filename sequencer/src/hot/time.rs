@@ -1,5 +1,5 @@
-//! What time alone brings about: the end of orders with a date, and of the orders of sessions that ended, behind their grace. Each is a journalled
-//! command like any other.
+//! What time alone brings about: the end of orders with a date, and of the orders of sessions that ended,
+//! behind their grace. Each is a journalled command like any other.
 
 use admission::{MassCancelRequest, Request};
 use types::command::MassScope;

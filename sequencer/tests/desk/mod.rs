@@ -1,4 +1,5 @@
-//! A small market for tests: one or more instruments, two funded users, a clock held by the test, a disk that can lose power.
+//! A small market for tests: one or more instruments, two funded users, a clock held by the test, a disk that
+//! can lose power.
 #![allow(dead_code)] // each test file uses its part
 
 use std::sync::Arc;

@@ -237,7 +237,8 @@ impl Life {
     }
 }
 
-/// Finalizes operations. Where the ledger refuses for the status of one, each is finalized by itself and what is final already counts as done.
+/// Finalizes operations. Where the ledger refuses for the status of one, each is finalized by itself and what
+/// is final already counts as done.
 async fn finalize(
     ledger: &LedgerClient,
     key: &str,

@@ -1,8 +1,8 @@
 //! When journal and ledger are compared, and when a difference is a break. Pure.
 //!
-//! A comparison is cheap but not free, so pools touched by batches are looked at every so many batches, and whatever differed again until it agrees: a
-//! break too, so that one that has gone is known to have gone. More in the ledger than the journal says is normal while funding is under way (the ledger
-//! comes first).
+//! A comparison is cheap but not free, so pools touched by batches are looked at every so many batches, and
+//! whatever differed again until it agrees: a break too, so that one that has gone is known to have gone. More
+//! in the ledger than the journal says is normal while funding is under way (the ledger comes first).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 

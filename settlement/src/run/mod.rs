@@ -1,9 +1,10 @@
-//! The shell around the pure part: one worker follows the replica and posts to the ledger, one brings posted batches to the chain and to their end,
-//! two journal what settlement has to say: how far it is, and whose money differs.
+//! The shell around the pure part: one worker follows the replica and posts to the ledger, one brings posted
+//! batches to the chain and to their end, two journal what settlement has to say: how far it is, and whose
+//! money differs.
 //!
-//! Invariants: a batch is in the store before it is sent anywhere; a step's result is in the store before the next step; batches are posted
-//! in the order in which they were sealed, and submitted in that order; the ledger is ahead of the chain, never behind; one worker never outlives
-//! the others.
+//! Invariants: a batch is in the store before it is sent anywhere; a step's result is in the store before the
+//! next step; batches are posted in the order in which they were sealed, and submitted in that order; the
+//! ledger is ahead of the chain, never behind; one worker never outlives the others.
 
 mod chain;
 mod check;
@@ -60,7 +61,8 @@ pub struct SettlementConfig {
     pub check_batches: u64,
     /// How long a trading hold may have less than the journal says before it is a break.
     pub short_ms: u64,
-    /// How long it may have more: funding under way, or cut off by a crash and taken up by the gateway about a minute later.
+    /// How long it may have more: funding under way, or cut off by a crash and taken up by the gateway about a
+    /// minute later.
     pub surplus_ms: u64,
     /// Pause between two tries of a step that is refused again and again, in milliseconds.
     pub refused_retry_ms: u64,
@@ -264,7 +266,8 @@ impl SettlementHandle {
         shared.tracker.stats(shared.troubles.stuck())
     }
 
-    /// Parts `settlement-ledger`, `settlement-chain`, `settlement-journal`, `settlement-store`, each with what waits and why.
+    /// Parts `settlement-ledger`, `settlement-chain`, `settlement-journal`, `settlement-store`, each with what
+    /// waits and why.
     pub fn health(&self) -> rpc::Health {
         self.shared.troubles.health()
     }
@@ -300,7 +303,8 @@ impl SettlementHandle {
         self.shared.suspended.borrow().clone()
     }
 
-    /// Waits for the workers to end after the shutdown token was cancelled; what is under way is taken up at the next start.
+    /// Waits for the workers to end after the shutdown token was cancelled; what is under way is taken up at
+    /// the next start.
     pub fn stopped(self) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             for worker in self.workers {

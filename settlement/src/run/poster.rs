@@ -126,7 +126,8 @@ impl Poster {
         }
     }
 
-    /// The clock by which orders age: design says open one second behind the tail, so behind it the journal's time counts.
+    /// The clock by which orders age: design says open one second behind the tail, so behind it the journal's
+    /// time counts.
     fn carve_ns(&self) -> u64 {
         if self.is_behind {
             self.applied_ns
@@ -135,7 +136,8 @@ impl Poster {
         }
     }
 
-    /// The same where it may make a batch due. Behind the tail batches fill up, so orders to be carved ask for one once in a while only.
+    /// The same where it may make a batch due. Behind the tail batches fill up, so orders to be carved ask for
+    /// one once in a while only.
     fn carve_due_ns(&self) -> Option<u64> {
         let waited_ms = now_ns().saturating_sub(self.sealed_ns) / 1_000_000;
         let may_ask = !self.is_behind || waited_ms >= self.shared.config.wait_ms;
@@ -317,7 +319,8 @@ impl Poster {
         self.hand_over(row)
     }
 
-    /// What was sealed and not posted comes from records that were durable: a journal that ends before them is another one.
+    /// What was sealed and not posted comes from records that were durable: a journal that ends before them is
+    /// another one.
     fn refuse_unjournalled(&self, row: &Stored) -> Result<(), Halt> {
         let is_main = self.is_main(row);
         let last = Sequence(if is_main { row.through } else { row.covers });

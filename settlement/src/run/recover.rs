@@ -1,4 +1,5 @@
-//! The start of the poster, and its look at the ledger from time to time: taking over what is there, comparing, naming what differs.
+//! The start of the poster, and its look at the ledger from time to time: taking over what is there, comparing,
+//! naming what differs.
 
 use std::collections::HashMap;
 
@@ -201,7 +202,8 @@ impl Poster {
         self.publish_suspensions().await
     }
 
-    /// A difference that stays is named, kept, and stops the user's trading. Settlement goes on: the ledger refuses what is not covered.
+    /// A difference that stays is named, kept, and stops the user's trading. Settlement goes on: the ledger
+    /// refuses what is not covered.
     async fn raise(&mut self, copies: &Copies, found: &Break) -> Result<(), Halt> {
         let user = copies.user(found.user);
         tracing::error!(

@@ -1,6 +1,8 @@
-//! What is wrong right now: by part, and by the batch or step that it keeps waiting. Shown as health and, where somebody has to look, in the statistics.
+//! What is wrong right now: by part, and by the batch or step that it keeps waiting. Shown as health and, where
+//! somebody has to look, in the statistics.
 //!
-//! Several batches are under way at a time: one that gets on must not hide that another is stuck, so a part works again only when nothing of it waits.
+//! Several batches are under way at a time: one that gets on must not hide that another is stuck, so a part
+//! works again only when nothing of it waits.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};

@@ -1,5 +1,6 @@
-//! No statement of settlement costs more the more rows are stored: every statement that runs while batches are sealed, posted and delivered, and
-//! while a difference is found, repaired and lifted, is explained on the database that it ran on.
+//! No statement of settlement costs more the more rows are stored: every statement that runs while batches are
+//! sealed, posted and delivered, and while a difference is found, repaired and lifted, is explained on the
+//! database that it ran on.
 //!
 //! A test program of its own: the record of statements is process-wide.
 

@@ -1,5 +1,5 @@
-//! The real ledger in process and a double of the chain service: it accepts a batch id once, leaves out the trades it is told to, and writes what it
-//! did to a file, so that it outlives a killed process.
+//! The real ledger in process and a double of the chain service: it accepts a batch id once, leaves out the
+//! trades it is told to, and writes what it did to a file, so that it outlives a killed process.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
@@ -332,7 +332,8 @@ impl Platform {
         }
     }
 
-    /// Deposits what the market's users have and blocks it, as the gateway does before it journals a Fund. Repeated calls change nothing.
+    /// Deposits what the market's users have and blocks it, as the gateway does before it journals a Fund.
+    /// Repeated calls change nothing.
     pub async fn fund(&mut self, market: &Market) {
         for record in &market.records {
             self.fund_one(market.names(), &record.command.command).await;
