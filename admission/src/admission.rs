@@ -12,6 +12,7 @@ use types::{
 
 use crate::client_ids::ClientIds;
 use crate::default_pools::DefaultPools;
+use crate::linked::Linked;
 use crate::request::{OrderRef, Reject, Request};
 use crate::slots::FreeSlots;
 use crate::state::{AdmissionImage, OpenOrder, Seen};
@@ -56,6 +57,8 @@ pub struct Admission {
     /// tell after a restart.
     pub(crate) groups: BTreeMap<StpGroup, UserIx>,
     pub(crate) client_ids: ClientIds,
+    pub(crate) by_user: Linked,
+    pub(crate) by_session: Linked,
     pub(crate) busts: BTreeSet<Id128>,
     pub(crate) keys: BTreeMap<Id128, Seen>,
     /// Keys by age.
@@ -82,6 +85,8 @@ impl Admission {
             default_pools: DefaultPools::default(),
             groups: BTreeMap::new(),
             client_ids: ClientIds::new(config.orders_max, config.client_id_key),
+            by_user: Linked::new(config.orders_max),
+            by_session: Linked::new(config.orders_max),
             busts: BTreeSet::new(),
             keys: BTreeMap::new(),
             key_queue: VecDeque::new(),

@@ -255,8 +255,10 @@ impl Admission {
         pool.open_orders += 1;
         self.tables.instruments[c.instrument.index()].open_orders += 1;
         self.tables.users[c.user.index()].open_orders += 1;
+        self.by_user.insert(c.user.index(), c.handle.slot);
         if let Some(session) = self.tables.sessions.get_mut(c.session.index()) {
             session.open_orders += 1;
+            self.by_session.insert(c.session.index(), c.handle.slot);
         }
         self.spend_budget(c.user, c.budget_minor);
         if c.client_order_id != 0 {

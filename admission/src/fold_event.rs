@@ -150,10 +150,7 @@ impl Admission {
                 let row = &mut self.tables.instruments[envelope.instrument.index()];
                 row.spec.phase = e.phase;
             }
-            Event::Accepted(_)
-            | Event::Rested(_)
-            | Event::CancelRejected(_)
-            | Event::MassCancelled(_) => {}
+            Event::Accepted(_) | Event::Rested(_) | Event::CancelRejected(_) => {}
         }
     }
 
@@ -269,8 +266,10 @@ impl Admission {
         pool.open_orders -= 1;
         self.tables.instruments[instrument.index()].open_orders -= 1;
         self.tables.users[user.index()].open_orders -= 1;
-        if let Some(session) = self.tables.sessions.get_mut(session.index()) {
-            session.open_orders -= 1;
+        self.by_user.remove(user.index(), handle.slot);
+        if let Some(row) = self.tables.sessions.get_mut(session.index()) {
+            row.open_orders -= 1;
+            self.by_session.remove(session.index(), handle.slot);
         }
         if handle.generation < u32::MAX {
             // A slot whose generations are used up is retired.

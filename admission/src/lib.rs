@@ -16,6 +16,7 @@
 //! | `fold_command`, `fold_event` | the two ways in which the state changes |
 //! | `report` | the numbered messages of sessions that follow from both |
 //! | `slots`, `client_ids`, `default_pools` | free slots of the order table; open orders by their user's own id; trading holds by user |
+//! | `linked` | the open orders of each user and session, and those that a command ends |
 //! | `view` | totals, lookups, state hash, snapshot, invariants |
 //!
 //! What the *book* refuses (phase, band, post-only: D13) is not checked here: such an order exists, as REJECTED.
@@ -30,6 +31,7 @@ mod control;
 mod default_pools;
 mod fold_command;
 mod fold_event;
+mod linked;
 mod orders;
 mod report;
 mod request;

@@ -2,8 +2,8 @@
 //! under which number (`design.md` 2).
 //!
 //! Live path, replica and recovery number with this code, each in the order of the journal: a
-//! command's own message first, then those of its events by instrument and index. So a message has
-//! the same number wherever it is made. Cost: a look at the order and at its session's row.
+//! command's own message first, then those of its events by instrument and index, then the end of a mass
+//! cancel. So a message has the same number wherever it is made. Cost: a look at the order and at its session's row.
 
 use types::command::{Cause, RequestKind};
 use types::event::{Event, Trade};
@@ -79,9 +79,8 @@ pub enum ReportBody {
         quantity: Lots,
         open: Lots,
     },
-    MassCancelled {
-        count: u32,
-    },
+    /// The mass cancel has ended so many orders, on the one instrument that it named or on all.
+    MassCancelled { count: u32 },
 }
 
 /// Takes reports in their order.
@@ -163,6 +162,28 @@ impl Admission {
         }
     }
 
+    /// Numbers the message of a command that comes behind those of its events: of a mass cancel, how many
+    /// orders it took.
+    pub fn report_end(
+        &mut self,
+        cause: &Cause,
+        command: &Command,
+        events: usize,
+        to: &mut impl ReportSink,
+    ) {
+        if let Command::MassCancel(c) = command {
+            let subject = Subject {
+                session: c.session,
+                client_order_id: 0,
+                handle: Handle::NONE,
+            };
+            // Each of its events ends an order.
+            let count = u32::try_from(events).expect("no more than there are slots");
+            let body = ReportBody::MassCancelled { count };
+            self.tell(subject, c.instrument, cause.client_seq, body, to);
+        }
+    }
+
     /// Numbers the messages of an event that was applied.
     #[inline]
     pub(crate) fn report_event(
@@ -228,15 +249,6 @@ impl Admission {
             Event::CancelRejected(event) => {
                 let (request, reason) = (RequestKind::Cancel, event.reason);
                 self.tell_refused(event.handle, instrument, cause, request, reason, to);
-            }
-            Event::MassCancelled(event) => {
-                let body = ReportBody::MassCancelled { count: event.count };
-                let subject = Subject {
-                    session: cause.session,
-                    client_order_id: 0,
-                    handle: Handle::NONE,
-                };
-                self.tell(subject, instrument, cause.client_seq, body, to);
             }
             Event::Rested(_) | Event::PhaseChanged(_) => {}
         }

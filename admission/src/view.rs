@@ -9,6 +9,7 @@ use types::{
 };
 
 use crate::admission::{Admission, AdmissionConfig};
+use crate::linked::Linked;
 use crate::state::{AdmissionImage, OpenOrder, Pool, Seen, Session, Settlement, User};
 
 /// A pool's money: what `design.md` 4 compares with the ledger.
@@ -259,6 +260,10 @@ impl Admission {
             };
             room.slots.take(at as u32);
             room.note_group(order.stp_group, order.user);
+            room.by_user.insert(order.user.index(), at as u32);
+            if order.session.index() < image.sessions.len() {
+                room.by_session.insert(order.session.index(), at as u32);
+            }
             if order.client_order_id != 0 {
                 room.client_ids
                     .insert(order.user, order.client_order_id, at as u32);
@@ -337,6 +342,23 @@ impl Admission {
         hash.finish()
     }
 
+    /// The list of an owner has his `count` open orders.
+    fn check_list(
+        &self,
+        linked: &Linked,
+        owner: usize,
+        count: u32,
+        owner_of: impl Fn(&OpenOrder) -> usize,
+    ) {
+        let mut left = count;
+        for slot in linked.of(owner) {
+            let order = self.tables.slots[slot as usize].order.as_ref();
+            assert_eq!(order.map(&owner_of), Some(owner), "a list has its owner's");
+            left = left.checked_sub(1).expect("a list has each order once");
+        }
+        assert_eq!(left, 0, "a list has all of its owner's");
+    }
+
     /// Panics when an invariant is broken: a pool's money equals the sum of its orders, counts agree, slots are
     /// free or taken as the table says, client order ids point at open orders, and an order without amends on
     /// their way reserves no more than the formula says.
@@ -383,11 +405,13 @@ impl Admission {
         for (row, found) in self.tables.instruments.iter().zip(per_instrument) {
             assert_eq!(row.open_orders, found);
         }
-        for (row, found) in self.tables.users.iter().zip(per_user) {
+        for (at, (row, found)) in self.tables.users.iter().zip(per_user).enumerate() {
             assert_eq!(row.open_orders, found);
+            self.check_list(&self.by_user, at, found, |order| order.user.index());
         }
-        for (row, found) in self.tables.sessions.iter().zip(per_session) {
+        for (at, (row, found)) in self.tables.sessions.iter().zip(per_session).enumerate() {
             assert_eq!(row.open_orders, found);
+            self.check_list(&self.by_session, at, found, |order| order.session.index());
         }
         for (row, totals) in self.tables.pools.iter().zip(self.all_pool_totals()) {
             assert!(!row.free.is_negative());

@@ -2,11 +2,11 @@
 
 use alloc::vec::Vec;
 
-use types::command::{Cancel, Command, SetInstrument};
+use types::command::{Cancel, Command, MassScope, SetInstrument};
 use types::event::{CancelRejected, Cancelled, Event, PhaseChanged};
 use types::{
-    Envelope, Handle, InstrumentIx, InstrumentSpec, Phase, PhaseCause, Quote, RejectReason,
-    Sequence, Side, Ticks,
+    CancelReason, Envelope, Handle, InstrumentIx, InstrumentSpec, Phase, PhaseCause, Quote,
+    RejectReason, Sequence, Side, Ticks,
 };
 
 use crate::dates::Dates;
@@ -103,11 +103,7 @@ impl Book {
     /// client's doing.
     #[inline(always)]
     pub fn apply<S: EventSink>(&mut self, envelope: &Envelope, sink: &mut S) -> u32 {
-        assert!(
-            envelope.sequence > self.sequence,
-            "commands come in sequence"
-        );
-        self.sequence = envelope.sequence;
+        self.begin(envelope);
         let ix = self.spec.ix;
         // The emitter of an arm stays in registers: what is not inlined makes its own.
         let count = match &envelope.command {
@@ -116,11 +112,26 @@ impl Book {
             Command::Amend(c) if c.instrument == ix => self.amend(envelope, c, sink),
             _ => self.control(envelope, sink),
         };
+        self.finish(count, sink)
+    }
+
+    #[inline(always)]
+    pub(crate) fn begin(&mut self, envelope: &Envelope) {
+        assert!(
+            envelope.sequence > self.sequence,
+            "commands come in sequence"
+        );
+        self.sequence = envelope.sequence;
+    }
+
+    /// Counts the events of a command and publishes a best price that it has changed.
+    #[inline(always)]
+    pub(crate) fn finish<S: EventSink>(&mut self, count: u32, sink: &mut S) -> u32 {
         // An instrument has less than 2^64 events.
         self.event_number = self.event_number.wrapping_add(u64::from(count));
         if self.ladder.has_new_best() {
             assert!(self.ladder.is_sound(), "book is crossed after a command");
-            sink.quote(ix, self.quote());
+            sink.quote(self.spec.ix, self.quote());
         }
         count
     }
@@ -142,12 +153,16 @@ impl Book {
         let ix = self.spec.ix;
         let is_named = |named: InstrumentIx| named.is_none() || named == ix;
         match &envelope.command {
-            Command::MassCancel(c) if is_named(c.instrument) => self.mass_cancel(c, &mut out),
+            Command::MassCancel(c) if c.scope == MassScope::All && is_named(c.instrument) => {
+                self.mass_cancel(c, &mut out);
+            }
             Command::ExpireOrders(c) if is_named(c.instrument) => self.expire(&mut out),
             Command::SetPhase(c) if c.instrument == ix => {
                 self.set_phase(c.phase, c.cancel_orders, &mut out);
             }
-            Command::SetKillSwitch(c) if c.is_engaged => self.kill_switch(c, &mut out),
+            Command::SetKillSwitch(c) if c.is_engaged && c.user.is_none() => {
+                self.cancel_all(CancelReason::KillSwitch, None, &mut out);
+            }
             Command::SetInstrument(c) if c.spec.ix == ix => self.set_instrument(c, &mut out),
             _ => {}
         }
@@ -180,7 +195,7 @@ impl Book {
         &mut self,
         link: u32,
         handle: Handle,
-        reason: types::CancelReason,
+        reason: CancelReason,
         out: &mut Emitter<S>,
     ) {
         let order = self.slab.at_mut(link).end();

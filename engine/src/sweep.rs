@@ -3,38 +3,48 @@
 
 use alloc::vec::Vec;
 
-use types::command::{MassCancel, MassScope, SetKillSwitch};
-use types::event::{Event, MassCancelled, PhaseChanged};
-use types::{CancelReason, Phase, PhaseCause, Side};
+use types::command::{Command, Listed, MassCancel};
+use types::event::{Event, PhaseChanged};
+use types::{CancelReason, Envelope, Phase, PhaseCause, Side};
 
 use crate::book::{Book, PlainPrices};
 use crate::sink::{Emitter, EventSink};
-use crate::slab::{NIL, Order};
+use crate::slab::NIL;
 
 /// Prices are walked instead of slots when fewer than one slot in so many rests: orders found by price have to
 /// be sorted.
 const SPARSE: usize = 8;
 
 impl Book {
-    pub(crate) fn mass_cancel<S: EventSink>(&mut self, c: &MassCancel, out: &mut Emitter<S>) {
-        let count = self.cancel_where(c.reason, out, |order| {
-            let in_scope = match c.scope {
-                MassScope::All => true,
-                MassScope::User(user) => order.user == user,
-                MassScope::Session(session) => order.session == session,
-                MassScope::Group(group) => order.group == group,
-            };
-            in_scope && c.side.is_none_or(|side| order.side == side)
-        });
-        out.emit(Event::MassCancelled(MassCancelled { count }));
+    /// Ends the orders that admission lists for a command of [`types::Route::Listed`], in the list's order; one
+    /// that does not rest any more is passed over. Returns the number of events. Cost: the orders of the list.
+    ///
+    /// # Panics
+    /// A command that lists no orders, and as [`Book::apply`].
+    pub fn apply_listed<S: EventSink>(
+        &mut self,
+        envelope: &Envelope,
+        listed: &[Listed],
+        sink: &mut S,
+    ) -> u32 {
+        self.begin(envelope);
+        let reason = match &envelope.command {
+            Command::MassCancel(c) => c.reason,
+            Command::SetKillSwitch(_) => CancelReason::KillSwitch,
+            other => panic!("{other:?} lists no orders"),
+        };
+        let mut out = self.emitter(envelope, sink);
+        for order in listed {
+            if let Some(link) = self.slab.find(order.handle) {
+                self.cancel_resting(link, order.handle, reason, &mut out);
+            }
+        }
+        let count = out.count();
+        self.finish(count, sink)
     }
 
-    /// Engaged, it ends every order of the user, or of everybody. Lifting it is admission's alone.
-    pub(crate) fn kill_switch<S: EventSink>(&mut self, c: &SetKillSwitch, out: &mut Emitter<S>) {
-        let count = self.cancel_where(CancelReason::KillSwitch, out, |order| {
-            c.user.is_none() || order.user == c.user
-        });
-        out.emit(Event::MassCancelled(MassCancelled { count }));
+    pub(crate) fn mass_cancel<S: EventSink>(&mut self, c: &MassCancel, out: &mut Emitter<S>) {
+        self.cancel_all(c.reason, c.side, out);
     }
 
     pub(crate) fn set_phase<S: EventSink>(
@@ -48,9 +58,9 @@ impl Book {
             self.velocity.reset();
         }
         if phase == Phase::Matured {
-            self.cancel_where(CancelReason::InstrumentMatured, out, |_| true);
+            self.cancel_all(CancelReason::InstrumentMatured, None, out);
         } else if cancel_orders {
-            self.cancel_where(CancelReason::InstrumentHalted, out, |_| true);
+            self.cancel_all(CancelReason::InstrumentHalted, None, out);
         }
     }
 
@@ -94,24 +104,22 @@ impl Book {
         }
     }
 
-    fn cancel_where<S: EventSink>(
+    /// Ends every order, or those of one side.
+    pub(crate) fn cancel_all<S: EventSink>(
         &mut self,
         reason: CancelReason,
+        side: Option<Side>,
         out: &mut Emitter<S>,
-        chosen: impl Fn(&Order) -> bool,
-    ) -> u32 {
-        let mut count = 0;
+    ) {
         let links = self.take_resting_links();
         for link in links.iter().copied() {
-            if chosen(self.slab.at(link)) {
+            if side.is_none_or(|side| self.slab.at(link).side == side) {
                 let handle = self.slab.handle(link);
                 self.cancel_resting(link, handle, reason, out);
-                count += 1;
             }
         }
         self.links = links;
         self.links.clear();
-        count
     }
 
     /// The links of all resting orders in slot order, in the room that is kept for them. Slots are the whole

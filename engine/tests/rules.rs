@@ -280,7 +280,6 @@ fn a_mass_cancel_goes_by_slot_however_few_orders_rest() {
             cancelled 20 MASS_CANCEL x1
             cancelled 4000 MASS_CANCEL x1
             cancelled 9000 MASS_CANCEL x1
-            mass-cancelled 4
     ");
 }
 
@@ -604,20 +603,15 @@ fn d14_mass_cancel_walks_in_slot_order() {
         mass user:1 buy
             cancelled 2 MASS_CANCEL x1
             cancelled 9 MASS_CANCEL x1
-            mass-cancelled 2
         mass user:2 buy USER_BLOCKED
-            mass-cancelled 0
         mass session:8 CANCEL_ON_DISCONNECT
             cancelled 5 CANCEL_ON_DISCONNECT x1
-            mass-cancelled 1
         mass group:4 here
             cancelled 6 MASS_CANCEL x1
-            mass-cancelled 1
         new 1 buy 100 x1
             accepted 1 100 open 1 rests
         mass all KILL_SWITCH
             cancelled 1 KILL_SWITCH x1
-            mass-cancelled 1
     ");
 }
 

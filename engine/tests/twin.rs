@@ -368,7 +368,7 @@ impl Twin {
         }
     }
 
-    fn cancel_where(&mut self, reason: CancelReason, chosen: impl Fn(&Naive) -> bool) -> u32 {
+    fn cancel_where(&mut self, reason: CancelReason, chosen: impl Fn(&Naive) -> bool) {
         let mut gone: Vec<Naive> = self
             .sides
             .iter()
@@ -381,7 +381,6 @@ impl Twin {
             self.sides[order.new.side.index()].retain(|o| o.new.handle != order.new.handle);
             self.cancelled(order.new.handle, reason, order.open);
         }
-        gone.len() as u32
     }
 
     /// Earliest date first, then the lower slot.
@@ -427,7 +426,7 @@ impl Twin {
                 })),
             },
             Command::MassCancel(c) => {
-                let count = self.cancel_where(c.reason, |o| {
+                self.cancel_where(c.reason, |o| {
                     let scope = match c.scope {
                         MassScope::All => true,
                         MassScope::User(user) => o.new.user == user,
@@ -436,15 +435,11 @@ impl Twin {
                     };
                     scope && c.side.is_none_or(|side| o.new.side == side)
                 });
-                self.events
-                    .push(Event::MassCancelled(MassCancelled { count }));
             }
             Command::SetKillSwitch(c) => {
-                let count = self.cancel_where(CancelReason::KillSwitch, |o| {
+                self.cancel_where(CancelReason::KillSwitch, |o| {
                     c.user.is_none() || o.new.user == c.user
                 });
-                self.events
-                    .push(Event::MassCancelled(MassCancelled { count }));
             }
             Command::ExpireOrders(_) => self.expire(now),
             Command::SetPhase(c) => self.set_phase(c.phase, c.cancel_orders),
@@ -777,7 +772,6 @@ impl Mirror {
             Event::Rejected(_)
             | Event::AmendRejected(_)
             | Event::CancelRejected(_)
-            | Event::MassCancelled(_)
             | Event::PhaseChanged(_) => {}
         }
     }
@@ -1019,7 +1013,7 @@ fn r180_a_batch_gives_what_its_commands_give_one_by_one() {
                 batch,
                 |envelope: &Envelope| Some(envelope),
                 |book, envelope| {
-                    book.apply(envelope, &mut tape);
+                    apply(book, envelope, &mut tape);
                 },
             );
         }
@@ -1137,7 +1131,7 @@ fn r174_a_restored_book_goes_on_as_the_one_that_never_stopped() {
             command,
         };
         let from = back.tape.events.len();
-        back.book.apply(&envelope, &mut back.tape);
+        apply(&mut back.book, &envelope, &mut back.tape);
         let found: Vec<Event> = back.tape.events[from..].iter().map(|e| e.event).collect();
         assert_eq!(found, expected);
     }

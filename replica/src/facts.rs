@@ -192,10 +192,6 @@ pub enum Effect {
         quantity: Lots,
         reason: CancelReason,
     },
-    MassCancelled {
-        instrument: InstrumentIx,
-        count: u32,
-    },
     /// Settlement is further.
     Settled {
         posted: Sequence,

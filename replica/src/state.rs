@@ -402,10 +402,6 @@ impl Hear for Effects<'_> {
                 };
                 self.note(effect);
             }
-            Event::MassCancelled(event) => self.note(Effect::MassCancelled {
-                instrument: e.instrument,
-                count: event.count,
-            }),
             Event::PhaseChanged(_) => self.instrument(admission, e.instrument),
             Event::AmendRejected(_) | Event::CancelRejected(_) => {}
         }

@@ -130,15 +130,7 @@ impl Core {
                 self.report(&cause, &envelope.command, *heard);
             }
         }
-        let named = match envelope.command.route() {
-            Route::Admission => 0..0,
-            Route::Instrument(instrument) => instrument.index()..instrument.index() + 1,
-            Route::AllInstruments => 0..self.books.len(),
-        };
-        for book in &mut self.books[named] {
-            let book = book.as_mut().expect("books are at hand during recovery");
-            book.apply(envelope, &mut self.outbox);
-        }
+        self.apply_to_books(envelope);
         let outbox = std::mem::take(&mut self.outbox);
         for event in &outbox.events {
             match &mut heard {
@@ -150,11 +142,40 @@ impl Core {
                 }
             }
         }
+        let events = outbox.events.len();
+        match heard {
+            None => self.end(&cause, &envelope.command, events, &mut ()),
+            Some(heard) => self.end(&cause, &envelope.command, events, heard),
+        }
         for (instrument, quote) in &outbox.quotes {
             self.quote(*instrument, *quote);
         }
         self.outbox = outbox;
         &self.outbox.events
+    }
+
+    fn apply_to_books(&mut self, envelope: &Envelope) {
+        let named = match envelope.command.route() {
+            Route::Admission => 0..0,
+            Route::Instrument(instrument) => instrument.index()..instrument.index() + 1,
+            Route::AllInstruments => 0..self.books.len(),
+            Route::Listed => return self.apply_listed(envelope),
+        };
+        for book in &mut self.books[named] {
+            let book = book.as_mut().expect("books are at hand during recovery");
+            book.apply(envelope, &mut self.outbox);
+        }
+    }
+
+    #[cold]
+    fn apply_listed(&mut self, envelope: &Envelope) {
+        let mut listed = Vec::new();
+        self.admission.list(&envelope.command, &mut listed);
+        for of_book in listed.chunk_by(|one, other| one.instrument == other.instrument) {
+            let book = self.books[of_book[0].instrument.index()].as_mut();
+            let book = book.expect("books are at hand during recovery");
+            book.apply_listed(envelope, of_book, &mut self.outbox);
+        }
     }
 
     /// Takes a command into sequence, time and admission. The first word about an instrument gives its new
@@ -186,6 +207,18 @@ impl Core {
     #[inline]
     pub(crate) fn report(&mut self, cause: &Cause, command: &Command, to: &mut impl ReportSink) {
         self.admission.report_command(cause, command, to);
+    }
+
+    /// Numbers the message that ends a command, behind those of its events.
+    #[inline]
+    pub(crate) fn end(
+        &mut self,
+        cause: &Cause,
+        command: &Command,
+        events: usize,
+        to: &mut impl ReportSink,
+    ) {
+        self.admission.report_end(cause, command, events, to);
     }
 
     /// Feeds back an event that an engine has reported.

@@ -242,7 +242,7 @@ impl Lists {
 mod tests {
     use super::*;
     use types::command::ExpireOrders;
-    use types::event::{Event, MassCancelled};
+    use types::event::{Cancelled, Event};
     use types::{Command, InstrumentIx};
 
     fn nothing() -> Envelope {
@@ -266,7 +266,11 @@ mod tests {
                 number: 0,
                 instrument: InstrumentIx(0),
                 index,
-                event: Event::MassCancelled(MassCancelled { count: index }),
+                event: Event::Cancelled(Cancelled {
+                    handle: types::Handle::NONE,
+                    reason: types::CancelReason::MassCancel,
+                    quantity: types::Lots(u64::from(index)),
+                }),
             });
         }
         flights.done(Sequence(sequence));

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use admission::Request;
-use types::command::{ExpireOrders, Route};
+use types::command::{ExpireOrders, Listed, Route};
 use types::{Command, Envelope, Handle, InstrumentIx, RejectReason, Sequence};
 
 use crate::backlog::{Backlog, Intake};
@@ -69,6 +69,8 @@ pub(crate) struct Hot {
     /// The last of the flights is not in admission's state yet: it goes there behind its report, or before
     /// admission is asked again.
     is_last_owed: bool,
+    /// What the command that is being admitted ends, if that is a list: by instrument and slot.
+    listed: Vec<Listed>,
     /// Orders that were reduced since the journal stalled. Once each: lot by lot they would fill the buffer
     /// that cancels need.
     reduced: HashSet<Handle>,
@@ -92,7 +94,8 @@ impl Hot {
         stats: Arc<Stats>,
     ) -> Self {
         // Of a self-trade that shrinks both, each maker has two.
-        let events_max = 2 * core.admission().orders_max() as usize + FEW_EVENTS;
+        let orders_max = core.admission().orders_max() as usize;
+        let events_max = 2 * orders_max + FEW_EVENTS;
         Self {
             crew: Crew::new(&config),
             config,
@@ -108,6 +111,7 @@ impl Hot {
             expiring: Sequence::ZERO,
             flights: Flights::new(FLIGHTS_MAX, nothing(), events_max),
             is_last_owed: false,
+            listed: Vec::with_capacity(orders_max),
             reduced: HashSet::new(),
             rings: Vec::new(),
             routes: Vec::new(),
@@ -433,6 +437,9 @@ impl Hot {
                 at => at.clamp(now_ns.saturating_sub(u64::from(u32::MAX)), now_ns),
             };
             let route = place.command.route();
+            if route == Route::Listed {
+                admission.list(&place.command, &mut self.listed);
+            }
             let is_order = matches!(place.command, Command::New(_) | Command::Amend(_));
             if self.has_room(route) {
                 if is_order {
@@ -494,6 +501,9 @@ impl Hot {
             Route::Admission => true,
             Route::Instrument(ix) => self.lanes.get(ix.index()).is_none_or(Lane::has_room),
             Route::AllInstruments => self.lanes.iter().all(Lane::has_room),
+            Route::Listed => self
+                .lists()
+                .all(|list| self.lanes[lane_of(list)].has_room()),
         }
     }
 
@@ -504,6 +514,9 @@ impl Hot {
             Route::Admission => false,
             Route::Instrument(ix) => self.lanes.get(ix.index()).is_some_and(is_given_up),
             Route::AllInstruments => self.lanes.iter().any(is_given_up),
+            Route::Listed => self
+                .lists()
+                .any(|list| is_given_up(&self.lanes[lane_of(list)])),
         }
     }
 
@@ -512,6 +525,13 @@ impl Hot {
             Route::Admission => false,
             Route::Instrument(ix) => at == ix.index(),
             Route::AllInstruments => true,
+            Route::Listed => {
+                let named = InstrumentIx(at as u32);
+                let found = self
+                    .listed
+                    .binary_search_by_key(&named, |order| order.instrument);
+                found.is_ok()
+            }
         };
         for (at, lane) in self.lanes.iter_mut().enumerate() {
             lane.is_given_up |= is_named(at) && !lane.has_room();
@@ -534,6 +554,7 @@ impl Hot {
             Route::Admission => 0..0,
             Route::Instrument(ix) => ix.index()..ix.index() + 1,
             Route::AllInstruments => 0..self.lanes.len(),
+            Route::Listed => return self.launch_listed(owed),
         };
         let control = if is_order { None } else { Some(*envelope) };
         self.flights.start(named.len(), owed);
@@ -553,6 +574,47 @@ impl Hot {
         }
         if let Some(envelope) = control {
             self.watch_sessions(&envelope);
+        }
+    }
+
+    /// Parts of the list: one for each engine that has orders in it.
+    fn lists(&self) -> impl Iterator<Item = &[Listed]> {
+        self.listed
+            .chunk_by(|one, other| one.instrument == other.instrument)
+    }
+
+    /// The same of a command that ends the orders of a list; its engines get their part of that too.
+    #[cold]
+    fn launch_listed(&mut self, owed: Owed) {
+        let listed = std::mem::take(&mut self.listed);
+        let lists = || listed.chunk_by(|one, other| one.instrument == other.instrument);
+        self.flights.start(lists().count(), owed);
+        self.tally.commands += 1;
+        self.tally.in_flight_max = self.tally.in_flight_max.max(self.flights.len() as u64);
+        for list in lists() {
+            let at = lane_of(list);
+            self.push_when_free(at, |lane, last| lane.push_sweep(last, list.len()));
+            if self.lanes[at].is_first() {
+                self.busy.push(at);
+            }
+            for order in list {
+                self.push_when_free(at, |lane, _| lane.push_listed(*order));
+            }
+            self.crew.ring(at);
+        }
+        self.listed = listed;
+    }
+
+    /// Pushes into a lane until there is a free slot: its engine works meanwhile.
+    fn push_when_free(&mut self, at: usize, push: impl Fn(&mut Lane, &Envelope) -> bool) {
+        loop {
+            let last = self.flights.last().expect("it is under way");
+            if push(&mut self.lanes[at], last) {
+                return;
+            }
+            self.crew.ring(at);
+            self.pump();
+            self.check_crew();
         }
     }
 
@@ -586,8 +648,13 @@ enum Source<'a> {
     },
 }
 
+/// The lane of a part of the list.
+fn lane_of(list: &[Listed]) -> usize {
+    list[0].instrument.index()
+}
+
 /// Stands where no command has been.
-fn nothing() -> Envelope {
+pub(crate) fn nothing() -> Envelope {
     Envelope {
         sequence: Sequence::ZERO,
         time_ns: 0,

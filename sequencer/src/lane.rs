@@ -14,6 +14,7 @@ use disruptor::{
     SingleProducerBarrier, build_single_producer,
 };
 use engine::{Book, EventSink};
+use types::command::Listed;
 use types::{Envelope, EventEnvelope, InstrumentIx, Quote, Sequence};
 
 /// Commands an engine takes before it lets others have a turn.
@@ -27,6 +28,9 @@ const SPILL_ROOM: usize = 1 << 16;
 enum Order {
     Nothing,
     Apply(Envelope),
+    /// A command that ends so many orders, which follow.
+    Sweep(Envelope, usize),
+    Listed(Listed),
     /// Put the book into the loan and wait until it is back.
     Lend,
 }
@@ -40,7 +44,7 @@ impl Slot {
     fn envelope(&self) -> Option<&Envelope> {
         match &self.0 {
             Order::Apply(envelope) => Some(envelope),
-            Order::Nothing | Order::Lend => None,
+            Order::Nothing | Order::Lend | Order::Sweep(..) | Order::Listed(_) => None,
         }
     }
 }
@@ -108,6 +112,14 @@ pub(crate) struct Engine {
     book: Option<Box<Book>>,
     spill: VecDeque<Report>,
     loan: SharedLoan,
+    sweep: Sweep,
+}
+
+/// A command that waits for the rest of its list.
+struct Sweep {
+    command: Envelope,
+    count: usize,
+    listed: Vec<Listed>,
 }
 
 /// Makes the rings around a book. `capacity` is a power of two.
@@ -134,6 +146,11 @@ pub(crate) fn connect(book: Box<Book>, capacity: usize) -> (Lane, Engine) {
         book: Some(book),
         spill: VecDeque::with_capacity(SPILL_ROOM),
         loan,
+        sweep: Sweep {
+            command: crate::hot::nothing(),
+            count: 0,
+            listed: Vec::with_capacity(SPILL_ROOM),
+        },
     };
     (lane, engine)
 }
@@ -163,6 +180,23 @@ impl Lane {
             .is_ok();
         self.in_flight += usize::from(is_pushed);
         is_pushed
+    }
+
+    /// Puts a command that ends `count` orders into the ring; [`Lane::push_listed`] is owed for each of
+    /// them. False when its slot is not free yet.
+    #[must_use]
+    pub fn push_sweep(&mut self, envelope: &Envelope, count: usize) -> bool {
+        let publish = |slot: &mut Slot| slot.0 = Order::Sweep(*envelope, count);
+        let is_pushed = self.orders.try_publish(publish).is_ok();
+        self.in_flight += usize::from(is_pushed);
+        is_pushed
+    }
+
+    /// The next order of the command that was pushed last; false when its slot is not free yet.
+    #[must_use]
+    pub fn push_listed(&mut self, order: Listed) -> bool {
+        let publish = |slot: &mut Slot| slot.0 = Order::Listed(order);
+        self.orders.try_publish(publish).is_ok()
     }
 
     /// Takes the reports that are there; true when there were any.
@@ -221,10 +255,21 @@ impl Engine {
         let did_work = match self.orders.take(BATCH as u64) {
             Ok(mut orders) => {
                 let (reports, spill) = (&mut self.reports, &mut self.spill);
+                let sweep = &mut self.sweep;
                 let mut each = |book: &mut Book, slot: &Slot| {
                     assert!(!is_lending, "nothing is sent behind a loan");
                     match &slot.0 {
-                        Order::Apply(envelope) => apply(book, envelope, reports, spill),
+                        Order::Apply(envelope) => apply(book, envelope, None, reports, spill),
+                        Order::Sweep(envelope, count) => {
+                            (sweep.command, sweep.count) = (*envelope, *count);
+                            sweep.listed.clear();
+                        }
+                        Order::Listed(order) => {
+                            sweep.listed.push(*order);
+                            if sweep.listed.len() == sweep.count {
+                                apply(book, &sweep.command, Some(&sweep.listed), reports, spill);
+                            }
+                        }
                         Order::Lend => is_lending = true,
                         Order::Nothing => {}
                     }
@@ -292,14 +337,19 @@ impl Engine {
 }
 
 /// One command through the book, and the word that it is complete.
+#[inline]
 fn apply(
     book: &mut Book,
     envelope: &Envelope,
+    listed: Option<&[Listed]>,
     reports: &mut SingleProducer<Report, SingleConsumerBarrier>,
     spill: &mut VecDeque<Report>,
 ) {
     let mut out = Outlet { reports, spill };
-    book.apply(envelope, &mut out);
+    match listed {
+        None => book.apply(envelope, &mut out),
+        Some(listed) => book.apply_listed(envelope, listed, &mut out),
+    };
     let next_expiry_ns = book.next_expiry_ns().unwrap_or(u64::MAX);
     out.put(|| Report::Done {
         sequence: envelope.sequence,

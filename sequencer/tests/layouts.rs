@@ -8,11 +8,11 @@ use std::time::Instant;
 use admission::{CancelRequest, MassCancelRequest, NewRequest, OrderRef, Request};
 use desk::{Desk, HANG, Time, config, done, open_desk, start, trades};
 use journal::fault::MemoryStorage;
-use sequencer::{Backlog, Config, Layout, NotTaken, Record, Reply, SequencerHandle};
+use sequencer::{Backlog, Config, Core, Layout, NotTaken, Record, Reply, SequencerHandle};
 use types::command::MassScope;
 use types::{
-    CancelReason, Event, Handle, Id128, InstrumentIx, Sequence, SessionIx, Side, TimeInForce,
-    UserIx,
+    CancelReason, Event, EventEnvelope, Handle, Id128, InstrumentIx, Sequence, SessionIx, Side,
+    TimeInForce, UserIx,
 };
 
 const LAYOUTS: [Layout; 3] = [Layout::Fused, Layout::Shared, Layout::Pinned];
@@ -186,6 +186,41 @@ async fn r174_r180_a_flood_in_any_layout_replays_to_the_live_state() {
     }
 }
 
+/// The last command that the first book has seen.
+async fn last_applied(desk: &Desk) -> Sequence {
+    let ix = desk.instruments[0];
+    let last = move |core: &Core| core.book(ix).map(|book| book.image().sequence);
+    let last = desk.port.inspect(last).await;
+    last.expect("looked").expect("it has a book")
+}
+
+/// Has user 0 rest so many sell orders of one lot.
+async fn rest(desk: &Desk, layout: Layout, orders: u64) {
+    let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
+    let mut resting = 0;
+    let since = Instant::now();
+    while resting < orders {
+        assert!(since.elapsed() < 8 * HANG, "{layout:?}: {resting}");
+        let count = (orders - resting).min(5_000);
+        for tag in 0..count {
+            let order = Request::New(desk.order(0, Side::Sell, 100, 1));
+            let tx = tx.clone();
+            desk.port
+                .submit(order, Reply::Channel { tx, tag })
+                .expect("the queue holds them");
+        }
+        for _ in 0..count {
+            // With an engine behind some are BUSY, and come again.
+            let answer = tokio::time::timeout(HANG, rx.recv()).await;
+            let (_, outcome) = answer.expect("answered").expect("open");
+            match outcome {
+                Ok(_) => resting += 1,
+                Err(reason) => assert_eq!(reason, NotTaken::Busy, "{layout:?}"),
+            }
+        }
+    }
+}
+
 // `design.md` 3: a ring of 1,024 and far more makers than it holds; neither side waits for the other.
 #[tokio::test]
 async fn one_taker_against_many_makers_never_locks_up() {
@@ -199,29 +234,8 @@ async fn one_taker_against_many_makers_never_locks_up() {
         )
         .expect("starts");
         let desk = open_desk(handle.port(), 1).await;
-        let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
-        let mut resting = 0;
-        let since = Instant::now();
-        while resting < makers {
-            assert!(since.elapsed() < 8 * HANG, "{layout:?}: {resting}");
-            let count = (makers - resting).min(5_000);
-            for tag in 0..count {
-                let order = Request::New(desk.order(0, Side::Sell, 100, 1));
-                let tx = tx.clone();
-                desk.port
-                    .submit(order, Reply::Channel { tx, tag })
-                    .expect("the queue holds them");
-            }
-            for _ in 0..count {
-                // With an engine behind some are BUSY, and come again.
-                let answer = tokio::time::timeout(HANG, rx.recv()).await;
-                let (_, outcome) = answer.expect("answered").expect("open");
-                match outcome {
-                    Ok(_) => resting += 1,
-                    Err(reason) => assert_eq!(reason, NotTaken::Busy, "{layout:?}"),
-                }
-            }
-        }
+        rest(&desk, layout, makers).await;
+        let resting = makers;
         let sweep = done(
             &desk.port,
             Request::New(desk.order(1, Side::Buy, 100, resting)),
@@ -234,25 +248,39 @@ async fn one_taker_against_many_makers_never_locks_up() {
             .wait(sweep.command.sequence)
             .await
             .expect("durable");
-        // And back: everything that rests leaves by one command.
-        for _ in 0..100 {
-            done(&desk.port, Request::New(desk.order(0, Side::Sell, 100, 1))).await;
-        }
-        let all = MassCancelRequest {
-            scope: MassScope::All,
-            instrument: InstrumentIx::NONE,
-            side: None,
-            reason: CancelReason::Operator,
-            user: UserIx::NONE,
-            session: SessionIx::NONE,
-            client_seq: 0,
-            key_hash: Id128::NONE,
+        // And back: what one user has leaves by one command, though it is more than a ring holds.
+        rest(&desk, layout, 3_000).await;
+        let cancels = |scope, user| {
+            Request::MassCancel(MassCancelRequest {
+                scope,
+                instrument: InstrumentIx::NONE,
+                side: None,
+                reason: CancelReason::Operator,
+                user,
+                session: SessionIx::NONE,
+                client_seq: 0,
+                key_hash: Id128::NONE,
+            })
         };
-        let all = done(&desk.port, Request::MassCancel(all)).await;
-        let cancelled = all
-            .events
-            .iter()
-            .filter(|event| matches!(event.event, Event::Cancelled(_)));
-        assert_eq!(cancelled.count(), 100);
+        let ended = |record: &Record| {
+            let is_end = |event: &&EventEnvelope| matches!(event.event, Event::Cancelled(_));
+            record.events.iter().filter(is_end).count()
+        };
+        let [ann, bob] = desk.users;
+        // The other user's costs the book nothing, however often he asks.
+        let before = last_applied(&desk).await;
+        for _ in 0..100 {
+            let record = done(&desk.port, cancels(MassScope::User(bob), bob)).await;
+            assert!(record.events.is_empty(), "{layout:?}");
+        }
+        assert_eq!(last_applied(&desk).await, before, "{layout:?}");
+        let own = done(&desk.port, cancels(MassScope::User(ann), ann)).await;
+        assert_eq!(ended(&own), 3_000, "{layout:?}");
+        let in_slot_order =
+            |pair: &[EventEnvelope]| pair[0].event.closed() < pair[1].event.closed();
+        assert!(own.events.windows(2).all(in_slot_order), "{layout:?}");
+        rest(&desk, layout, 100).await;
+        let all = done(&desk.port, cancels(MassScope::All, UserIx::NONE)).await;
+        assert_eq!(ended(&all), 100, "{layout:?}");
     }
 }

@@ -233,7 +233,6 @@ impl Copies {
             | Effect::Session(_)
             | Effect::Accepted(_)
             | Effect::Rested(_)
-            | Effect::MassCancelled { .. }
             | Effect::Settled { .. }
             | Effect::Bust(_) => {}
         }
@@ -392,7 +391,6 @@ pub fn money_effects(applied: &Applied) -> usize {
         | Effect::Entered(_)
         | Effect::Accepted(_)
         | Effect::Rested(_)
-        | Effect::MassCancelled { .. }
         | Effect::Settled { .. }
         | Effect::Bust(_) => false,
     };

@@ -19,7 +19,7 @@ use crate::text::UserId;
 
 /// Version of the commands and events in the journal. Raise it with every change after which an
 /// older journal or checkpoint cannot be read; the data folder's format and that of checkpoints follow.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// Declares a command struct with the derives that all of them share.
 macro_rules! record {
@@ -378,6 +378,16 @@ pub enum Route {
     Instrument(InstrumentIx),
     /// Admission and every engine.
     AllInstruments,
+    /// Admission, and the engines of the orders that it lists for the command: so one member's orders end
+    /// at the cost of those orders, whatever else rests.
+    Listed,
+}
+
+/// An order that a command of [`Route::Listed`] ends, if it still rests when the command reaches its book.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Listed {
+    pub instrument: InstrumentIx,
+    pub handle: Handle,
 }
 
 impl Command {
@@ -396,9 +406,13 @@ impl Command {
             Self::New(c) => Route::Instrument(c.instrument),
             Self::Cancel(c) => Route::Instrument(c.instrument),
             Self::Amend(c) => Route::Instrument(c.instrument),
-            Self::MassCancel(c) => one_or_all(c.instrument),
+            Self::MassCancel(c) if c.scope == MassScope::All => one_or_all(c.instrument),
+            Self::MassCancel(_) => Route::Listed,
             Self::ExpireOrders(c) => one_or_all(c.instrument),
-            Self::SetKillSwitch(c) if c.is_engaged => Route::AllInstruments,
+            Self::SetKillSwitch(c) if c.is_engaged => match c.user.is_none() {
+                true => Route::AllInstruments,
+                false => Route::Listed,
+            },
             Self::BindUser(_)
             | Self::OpenSession(_)
             | Self::CloseSession(_)

@@ -122,13 +122,6 @@ record! {
 }
 
 record! {
-    /// A mass cancel has been carried out on this instrument.
-    pub struct MassCancelled {
-        pub count: u32,
-    }
-}
-
-record! {
     /// The phase in force from here on.
     pub struct PhaseChanged {
         pub phase: Phase,
@@ -153,7 +146,6 @@ pub enum Event {
     CancelRejected(CancelRejected),
     Reduced(Reduced),
     Cancelled(Cancelled),
-    MassCancelled(MassCancelled),
     PhaseChanged(PhaseChanged),
 }
 
@@ -173,7 +165,6 @@ impl Event {
             | Self::AmendRejected(_)
             | Self::CancelRejected(_)
             | Self::Reduced(_)
-            | Self::MassCancelled(_)
             | Self::PhaseChanged(_) => [None, None],
         }
     }
@@ -190,7 +181,6 @@ impl Event {
             Self::CancelRejected(_) => "CANCEL_REJECTED",
             Self::Reduced(_) => "REDUCED",
             Self::Cancelled(_) => "CANCELLED",
-            Self::MassCancelled(_) => "MASS_CANCELLED",
             Self::PhaseChanged(_) => "PHASE_CHANGED",
         }
     }

@@ -350,7 +350,8 @@ messages! {
             node_sequence: u64,
             time_ns: u64,
         }
-        /// Numbered. A mass cancel was carried out on one instrument; its `Cancelled` messages came before.
+        /// Numbered. A mass cancel was carried out, on the instrument that it named or on all (4294967295); its
+        /// `Cancelled` messages came before.
         0x97 MassCancelled {
             client_seq: u64,
             instrument: u32,

@@ -174,6 +174,8 @@ impl Market {
             received_ns: self.time_ns,
             command,
         };
+        let mut listed = Vec::new();
+        self.room.list(&command, &mut listed);
         self.room.apply_command(&envelope);
         self.steps.push(Step::Command(envelope));
         if let Command::SetInstrument(c) = &command
@@ -187,10 +189,17 @@ impl Market {
             self.queues.push(Queue::default());
         }
         for (at, book) in self.books.iter_mut().enumerate() {
+            let ix = InstrumentIx(at as u32);
             let routed = match command.route() {
                 Route::Admission => false,
-                Route::Instrument(ix) => ix.index() == at,
+                Route::Instrument(named) => named == ix,
                 Route::AllInstruments => true,
+                Route::Listed => {
+                    let mut of_book = listed.clone();
+                    of_book.retain(|order| order.instrument == ix);
+                    book.apply_listed(&envelope, &of_book, &mut self.queues[at]);
+                    false
+                }
             };
             if routed {
                 book.apply(&envelope, &mut self.queues[at]);

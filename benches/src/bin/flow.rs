@@ -57,7 +57,12 @@ impl Ring {
             number: 0,
             instrument: InstrumentIx(0),
             index: 0,
-            event: types::Event::MassCancelled(types::event::MassCancelled { count: 0 }),
+            event: types::Event::Rested(types::event::Rested {
+                handle: types::Handle::NONE,
+                side: types::Side::Buy,
+                price: types::Ticks::ZERO,
+                open: types::Lots::ZERO,
+            }),
         };
         let events = vec![empty; EVENTS].into_boxed_slice();
         Self {

@@ -1,9 +1,10 @@
 //! What the book's tests share: commands made short, events as text, scripts of both.
 #![allow(dead_code)]
 
-use engine::{Book, BookConfig, EventSink};
+use engine::{Book, BookConfig, EventSink, RestingOrder};
 use types::command::{
-    Amend, Cancel, Command, ExpireOrders, MassCancel, MassScope, New, SetInstrument, SetPhase,
+    Amend, Cancel, Command, ExpireOrders, Listed, MassCancel, MassScope, New, Route, SetInstrument,
+    SetPhase,
 };
 use types::event::Event;
 use types::*;
@@ -125,7 +126,7 @@ impl Runner {
             received_ns: self.time_ns,
             command,
         };
-        let count = self.book.apply(&envelope, &mut self.tape);
+        let count = apply(&mut self.book, &envelope, &mut self.tape);
         let events = self.tape.events[from..].to_vec();
         assert_eq!(count as usize, events.len());
         assert_eq!(
@@ -140,6 +141,44 @@ impl Runner {
         }
         events
     }
+}
+
+/// Applies a command as the hot thread does.
+pub fn apply(book: &mut Book, envelope: &Envelope, tape: &mut Tape) -> u32 {
+    match envelope.command.route() {
+        Route::Listed => {
+            let listed = listed(book, &envelope.command);
+            book.apply_listed(envelope, &listed, tape)
+        }
+        _ => book.apply(envelope, tape),
+    }
+}
+
+/// The orders that a command ends, as admission lists them: in slot order.
+pub fn listed(book: &Book, command: &Command) -> Vec<Listed> {
+    let is_in = |order: &RestingOrder| match command {
+        Command::MassCancel(c) => {
+            let is_in_scope = match c.scope {
+                MassScope::All => true,
+                MassScope::User(user) => order.user == user,
+                MassScope::Session(session) => order.session == session,
+                MassScope::Group(group) => order.stp_group == group,
+            };
+            is_in_scope && c.side.is_none_or(|side| order.side == side)
+        }
+        Command::SetKillSwitch(c) => order.user == c.user,
+        other => panic!("{other:?} lists no orders"),
+    };
+    let sides = [Side::Buy, Side::Sell].into_iter();
+    let orders = sides.flat_map(|side| book.orders(side)).filter(is_in);
+    let mut listed: Vec<_> = orders
+        .map(|order| Listed {
+            instrument: IX,
+            handle: order.handle,
+        })
+        .collect();
+    listed.sort_unstable();
+    listed
 }
 
 /// One event as a script writes it.
@@ -181,7 +220,6 @@ pub fn text(event: &Event) -> String {
             e.handle.slot, e.reason, e.quantity, e.open
         ),
         Event::Cancelled(e) => format!("cancelled {} {} x{}", e.handle.slot, e.reason, e.quantity),
-        Event::MassCancelled(e) => format!("mass-cancelled {}", e.count),
         Event::PhaseChanged(e) => match e.cause {
             PhaseCause::Command => format!("phase {}", e.phase),
             PhaseCause::Velocity => format!("phase {} VELOCITY", e.phase),

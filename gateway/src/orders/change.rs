@@ -6,8 +6,8 @@ use sequencer::{NotTaken, Record};
 use tonic::Status;
 use types::command::MassScope;
 use types::{
-    CancelReason, Decimal, Event, Handle, Id128, InstrumentSpec, Lots, Minor, PoolKind,
-    RejectReason, SessionIx, Side, Ticks, UserIx, derived,
+    CancelReason, Decimal, Event, EventEnvelope, Handle, Id128, InstrumentSpec, Lots, Minor,
+    PoolKind, RejectReason, SessionIx, Side, Ticks, UserIx, derived,
 };
 
 use super::{Actor, Answered, find, shown};
@@ -249,11 +249,9 @@ pub(super) async fn cancel_all(
         Err(error) => return Err(refusal::not_taken(&error)),
     };
     market.written(record.command.sequence).await?;
-    let count = record.events.iter().map(|e| match e.event {
-        Event::MassCancelled(done) => done.count,
-        _ => 0,
-    });
-    Ok(Answered::now(count.sum()))
+    let is_end = |e: &&EventEnvelope| matches!(e.event, Event::Cancelled(_));
+    let count = record.events.iter().filter(is_end).count();
+    Ok(Answered::now(u32::try_from(count).unwrap_or(u32::MAX)))
 }
 
 /// What a repeated cancel or amend is told: the order as it stands. The key may name another order than the

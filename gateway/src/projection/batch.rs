@@ -2,6 +2,7 @@
 //! order and no text.
 
 use replica::{Applied, Batch, Cause, Effect, Order, Trade};
+use types::command::RequestKind;
 use types::{Id128, OrderStatus, OrderType, Sequence, Ticks};
 
 /// An order as the last record of a batch leaves it.
@@ -33,7 +34,7 @@ pub struct Answer {
     pub sequence: Sequence,
     /// Order that the call was about; zero for none.
     pub order: Sequence,
-    /// Orders that a mass cancel took.
+    /// Orders that it cancelled.
     pub cancelled: u32,
 }
 
@@ -103,10 +104,7 @@ impl<'a> Rows<'a> {
                 Effect::Cancelled { order, reason, .. } => {
                     self.order(cause, order, false, reason.as_str());
                     answer.about(order);
-                }
-                Effect::MassCancelled { count, .. } => {
-                    answer.order = Sequence::ZERO;
-                    answer.cancelled += count;
+                    answer.cancelled += 1;
                 }
                 Effect::User(..)
                 | Effect::Instrument(_)
@@ -116,6 +114,10 @@ impl<'a> Rows<'a> {
                 | Effect::Settled { .. }
                 | Effect::Bust(_) => {}
             }
+        }
+        // A call that may end many orders is about none of them.
+        if matches!(cause.request, RequestKind::MassCancel | RequestKind::Other) {
+            answer.order = Sequence::ZERO;
         }
         if !cause.key_hash.is_none() {
             self.answers.push(answer);

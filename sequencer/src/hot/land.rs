@@ -122,6 +122,8 @@ impl Hot {
         for event in &flight.events {
             self.core.event(event, &cause, &mut router);
         }
+        let events = flight.events.len();
+        self.core.end(&cause, &command.command, events, &mut router);
         if let Owed::Ring { port, tag } = flight.owed {
             let (has_answered, stamp) = (router.has_answered, router.stamp);
             if let Command::OpenSession(open) = &command.command {
