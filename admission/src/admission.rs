@@ -11,6 +11,7 @@ use types::{
 };
 
 use crate::client_ids::ClientIds;
+use crate::counts::OpenCounts;
 use crate::default_pools::DefaultPools;
 use crate::linked::Linked;
 use crate::request::{OrderRef, Reject, Request};
@@ -59,6 +60,7 @@ pub struct Admission {
     pub(crate) client_ids: ClientIds,
     pub(crate) by_user: Linked,
     pub(crate) by_session: Linked,
+    pub(crate) counts: OpenCounts,
     pub(crate) busts: BTreeSet<Id128>,
     pub(crate) keys: BTreeMap<Id128, Seen>,
     /// Keys by age.
@@ -87,6 +89,7 @@ impl Admission {
             client_ids: ClientIds::new(config.orders_max, config.client_id_key),
             by_user: Linked::new(config.orders_max),
             by_session: Linked::new(config.orders_max),
+            counts: OpenCounts::default(),
             busts: BTreeSet::new(),
             keys: BTreeMap::new(),
             key_queue: VecDeque::new(),

@@ -131,6 +131,10 @@ impl Admission {
                     key_hash: *key_hash,
                 }))
             }
+            Request::SetOrderBounds(bounds) => match self.order_bounds() == *bounds {
+                true => Err(already(Known::Nothing)),
+                false => Ok(Command::SetOrderBounds(*bounds)),
+            },
             Request::New(_) | Request::Cancel(_) | Request::Amend(_) | Request::MassCancel(_) => {
                 unreachable!("orders are checked in their own file")
             }

@@ -71,6 +71,7 @@ impl Admission {
                 user.budget_day = c.day;
                 user.budget_minor = c.amount_minor;
             }
+            Command::SetOrderBounds(c) => self.tables.order_bounds = *c,
             Command::New(c) => self.open_order(c, envelope),
             Command::Amend(c) => self.draw_growth(c),
             Command::Cancel(_)
@@ -256,6 +257,7 @@ impl Admission {
         self.tables.instruments[c.instrument.index()].open_orders += 1;
         self.tables.users[c.user.index()].open_orders += 1;
         self.by_user.insert(c.user.index(), c.handle.slot);
+        self.counts.add(c.user, c.instrument);
         if let Some(session) = self.tables.sessions.get_mut(c.session.index()) {
             session.open_orders += 1;
             self.by_session.insert(c.session.index(), c.handle.slot);

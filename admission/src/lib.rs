@@ -16,6 +16,7 @@
 //! | `fold_command`, `fold_event` | the two ways in which the state changes |
 //! | `report` | the numbered messages of sessions that follow from both |
 //! | `slots`, `client_ids`, `default_pools` | free slots of the order table; open orders by their user's own id; trading holds by user |
+//! | `counts` | how many open orders a user has on an instrument |
 //! | `linked` | the open orders of each user and session, and those that a command ends |
 //! | `view` | totals, lookups, state hash, snapshot, invariants |
 //!
@@ -28,6 +29,7 @@ extern crate alloc;
 mod admission;
 mod client_ids;
 mod control;
+mod counts;
 mod default_pools;
 mod fold_command;
 mod fold_event;

@@ -13,6 +13,9 @@ use crate::request::{
 };
 use crate::state::{OpenOrder, Pool};
 
+/// A user with fewer open orders may take any slot that is free (`design.md` 7).
+const FEW_ORDERS: u32 = 1_000;
+
 impl Admission {
     /// Writes the command where it stays: a copy right behind the writing of its fields would wait for them.
     pub(crate) fn admit_new(
@@ -47,6 +50,7 @@ impl Admission {
             let known = Known::Order(open);
             return Err(Reject::with(RejectReason::DuplicateClientOrderId, known));
         }
+        self.check_open_orders(r, user.open_orders)?;
         let price = self.effective_price(spec, r)?;
         // Without anything to go by the order spends nothing and the book ends it NO_LIQUIDITY (T19).
         let spends = price.is_some();
@@ -108,6 +112,26 @@ impl Admission {
             budget_minor,
             key_hash: r.key_hash,
         });
+        Ok(())
+    }
+
+    /// No user takes every slot, nor the last ones while others have few orders (`design.md` 7).
+    #[inline]
+    fn check_open_orders(&self, r: &NewRequest, open_orders: u32) -> Result<(), Reject> {
+        let bounds = self.tables.order_bounds;
+        if open_orders >= bounds.per_user {
+            let known = Known::Bound(bounds.per_user);
+            return Err(Reject::with(RejectReason::UserOrderLimit, known));
+        }
+        if bounds.per_instrument < u32::MAX
+            && self.counts.get(r.user, r.instrument) >= bounds.per_instrument
+        {
+            let known = Known::Bound(bounds.per_instrument);
+            return Err(Reject::with(RejectReason::InstrumentOrderLimit, known));
+        }
+        if open_orders >= FEW_ORDERS && self.slots.is_scarce() {
+            return Err(RejectReason::TooManyOrders.into());
+        }
         Ok(())
     }
 

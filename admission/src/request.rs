@@ -1,7 +1,7 @@
 //! What may be asked of admission. Texts have become indices already, decimals ticks and lots; everything else
 //! is checked here.
 
-use types::command::{BlockCause, MassCancel, MassScope, RequestKind};
+use types::command::{BlockCause, MassCancel, MassScope, OrderBounds, RequestKind};
 use types::{
     AssetIx, CancelReason, Command, Handle, HoldIx, Id128, InstrumentIx, InstrumentSpec, Lots,
     Minor, OrderType, Phase, PoolKind, RejectReason, Sequence, SessionIx, Side, StpGroup, StpMode,
@@ -220,6 +220,8 @@ pub enum Request {
         is_engaged: bool,
         key_hash: Id128,
     },
+    /// How many orders a user may have open from now on.
+    SetOrderBounds(OrderBounds),
     /// How far settlement is. What lies at or before the known positions changes nothing.
     Settled {
         posted: Sequence,
@@ -317,6 +319,8 @@ pub enum Known {
         main: Minor,
         fee: Minor,
     },
+    /// How many there may be.
+    Bound(u32),
     /// What the budget of the day still allows (none known: zero), and what was needed.
     Budget {
         left: Minor,

@@ -17,6 +17,9 @@ struct Link {
     next: u32,
 }
 
+/// The last slots, one in so many, are for users with few open orders (`design.md` 7).
+const SCARCE_PART: u32 = 8;
+
 /// Not in the ring.
 const TAKEN: u32 = u32::MAX;
 
@@ -25,6 +28,7 @@ pub(crate) struct FreeSlots {
     /// Index 0 is the ring's anchor, slot `s` is index `s + 1`.
     links: Vec<Link>,
     max: u32,
+    taken: u32,
 }
 
 impl FreeSlots {
@@ -32,7 +36,11 @@ impl FreeSlots {
         // Untouched memory costs nothing; a table that grows would move.
         let mut links = Vec::with_capacity(max as usize + 1);
         links.push(Link { prev: 0, next: 0 });
-        Self { links, max }
+        Self {
+            links,
+            max,
+            taken: 0,
+        }
     }
 
     /// The next free slot, `None` when the table is full. Changes nothing but which slots are in play.
@@ -64,6 +72,7 @@ impl FreeSlots {
         self.links[link.prev as usize].next = link.next;
         self.links[link.next as usize].prev = link.prev;
         self.links[index as usize].prev = TAKEN;
+        self.taken += 1;
     }
 
     /// Gives a slot back; panics when it is free already.
@@ -77,6 +86,12 @@ impl FreeSlots {
         };
         self.links[first as usize].prev = index;
         self.links[0].next = index;
+        self.taken -= 1;
+    }
+
+    /// True when no more than an eighth of all slots is free.
+    pub fn is_scarce(&self) -> bool {
+        self.taken >= self.max - self.max / SCARCE_PART
     }
 
     fn extend(&mut self, target: u32) {

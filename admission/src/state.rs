@@ -3,7 +3,7 @@
 
 use alloc::vec::Vec;
 
-use types::command::{BlockCause, RequestKind};
+use types::command::{BlockCause, OrderBounds, RequestKind};
 use types::{
     AssetIx, Done, FeeRate, Handle, HoldIx, Id128, InstrumentIx, InstrumentSpec, Lots, Minor,
     PoolKind, Reserve, Sequence, SessionIx, Side, StpGroup, Ticks, UserId, UserIx,
@@ -213,6 +213,7 @@ pub struct AdmissionImage {
     /// Everybody's kill switch is engaged (F11).
     pub is_killed: bool,
     pub settlement: Settlement,
+    pub order_bounds: OrderBounds,
     /// Bust trades, in journal order: 16 bytes each for the life of the journal. The chain has to
     /// refuse the same trade twice for one of them.
     pub busts: Vec<Id128>,

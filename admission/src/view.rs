@@ -1,8 +1,10 @@
 //! Looking at admission from outside: lookups, totals a pool, snapshot, state hash, invariants.
 
+use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use types::command::OrderBounds;
 use types::{
     AssetIx, HoldIx, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor, PoolKind, Reserve,
     Sequence, SessionIx, StateHash, UserId, UserIx,
@@ -43,6 +45,11 @@ impl Admission {
     /// How many orders may be open at once, all instruments together.
     pub fn orders_max(&self) -> u32 {
         self.config.orders_max
+    }
+
+    /// How many orders a user may have open.
+    pub fn order_bounds(&self) -> OrderBounds {
+        self.tables.order_bounds
     }
 
     pub fn user(&self, user: UserIx) -> Option<&User> {
@@ -222,6 +229,7 @@ impl Admission {
             time_ns: image.time_ns,
             is_killed: image.is_killed,
             settlement: image.settlement,
+            order_bounds: image.order_bounds,
             busts: image.busts.clone(),
             instruments: image.instruments.clone(),
             users: image.users.clone(),
@@ -261,6 +269,7 @@ impl Admission {
             room.slots.take(at as u32);
             room.note_group(order.stp_group, order.user);
             room.by_user.insert(order.user.index(), at as u32);
+            room.counts.add(order.user, order.instrument);
             if order.session.index() < image.sessions.len() {
                 room.by_session.insert(order.session.index(), at as u32);
             }
@@ -282,6 +291,8 @@ impl Admission {
             tables.time_ns,
             u64::from(tables.is_killed),
         ]);
+        let bounds = tables.order_bounds;
+        hash.words(&[u64::from(bounds.per_user) << 32 | u64::from(bounds.per_instrument)]);
         hash_settlement(&mut hash, tables);
         for row in &tables.instruments {
             hash.bytes(row.spec.id.as_str().as_bytes());
@@ -367,6 +378,7 @@ impl Admission {
         let mut per_user = vec![0; self.tables.users.len()];
         let mut per_session = vec![0; self.tables.sessions.len()];
         let mut client_ids = 0;
+        let mut counts = BTreeMap::new();
         for (at, slot) in self.tables.slots.iter().enumerate() {
             let Some(order) = &slot.order else { continue };
             assert_eq!(order.handle.slot as usize, at);
@@ -374,6 +386,7 @@ impl Admission {
             assert!(!order.open.is_zero() && order.open <= order.quantity);
             per_instrument[order.instrument.index()] += 1;
             per_user[order.user.index()] += 1;
+            *counts.entry((order.user, order.instrument)).or_insert(0) += 1;
             if let Some(count) = per_session.get_mut(order.session.index()) {
                 *count += 1;
             }
@@ -398,6 +411,9 @@ impl Admission {
             }
         }
         assert_eq!(client_ids, self.client_ids.len());
+        for ((user, instrument), found) in counts {
+            assert_eq!(self.counts.get(user, instrument), found);
+        }
         let settlement = &self.tables.settlement;
         assert!(settlement.finalized <= settlement.posted);
         assert!(settlement.posted <= self.tables.sequence);

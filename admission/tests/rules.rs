@@ -4,7 +4,7 @@ mod support;
 
 use admission::*;
 use support::*;
-use types::command::{BlockCause, MassScope};
+use types::command::{BlockCause, MassScope, OrderBounds};
 use types::*;
 
 const ALICE: u32 = 0;
@@ -555,6 +555,58 @@ fn while_new_orders_are_refused_cancels_pass() {
     assert_eq!(reject.unwrap_err().reason, RejectReason::SettlementBacklog);
     market.drain();
     market.go(cancel(ALICE, OrderRef::Handle(order))).unwrap();
+}
+
+// `design.md` 7.
+#[test]
+fn a_user_has_so_many_open_orders_in_all_and_on_an_instrument() {
+    let mut market = Market::small();
+    let other = market.instrument(spec("BOND-2", 100_000));
+    let bounds = OrderBounds {
+        per_user: 5,
+        per_instrument: 3,
+    };
+    market.go(Request::SetOrderBounds(bounds)).unwrap();
+    let again = market.refuse(Request::SetOrderBounds(bounds));
+    assert_eq!(again.reason, RejectReason::DuplicateRequest);
+    let order = limit(ALICE, Side::Buy, 1, 1);
+    let on_other = NewRequest {
+        instrument: other,
+        ..order
+    };
+    let first = [(); 3].map(|()| market.place(order))[0];
+    let reject = market.refuse(Request::New(order));
+    let expected = (RejectReason::InstrumentOrderLimit, Known::Bound(3));
+    assert_eq!((reject.reason, reject.known), expected);
+    [(); 2].map(|()| market.place(on_other));
+    let reject = market.refuse(Request::New(on_other));
+    let expected = (RejectReason::UserOrderLimit, Known::Bound(5));
+    assert_eq!((reject.reason, reject.known), expected);
+    // Others do not feel it, and whoever cancels may order again.
+    market.place(limit(BOB, Side::Buy, 1, 1));
+    market.go(cancel(ALICE, OrderRef::Handle(first))).unwrap();
+    market.place(order);
+    // A restored state knows both.
+    let restored = Admission::restore(&market.room.image(), AdmissionConfig::default());
+    assert_eq!(restored.state_hash(), market.room.state_hash());
+    let reject = restored.admit(&Request::New(on_other), market.time_ns);
+    assert_eq!(reject.unwrap_err().reason, RejectReason::UserOrderLimit);
+}
+
+// `design.md` 7: the last eighth is for users with fewer than 1,000 open orders.
+#[test]
+fn the_last_slots_are_for_users_with_few_orders() {
+    let mut market = Market::with_two_users(1_200);
+    for _ in 0..1_050 {
+        market.place(limit(ALICE, Side::Buy, 1, 1));
+    }
+    let reject = market.refuse(Request::New(limit(ALICE, Side::Buy, 1, 1)));
+    assert_eq!(reject.reason, RejectReason::TooManyOrders);
+    for _ in 0..150 {
+        market.place(limit(BOB, Side::Buy, 1, 1));
+    }
+    let reject = market.refuse(Request::New(limit(BOB, Side::Buy, 1, 1)));
+    assert_eq!(reject.reason, RejectReason::TooManyOrders);
 }
 
 #[test]

@@ -29,6 +29,10 @@ pub struct GatewayConfig {
     pub window_messages_max: usize,
     /// Sessions a user may ever name: each is kept for good.
     pub sessions_per_user_max: u32,
+    /// Open orders of a user, at most a sixteenth of the node's 1,048,576, and those of a user on one
+    /// instrument. Journalled at the start when they have changed; what is open already stays.
+    pub open_orders_per_user: u32,
+    pub open_orders_per_instrument: u32,
     /// Logins a second and user; 0 = no limit.
     pub logins_per_s: u32,
     /// Longest silence of a client, in milliseconds.
@@ -81,6 +85,8 @@ impl Default for GatewayConfig {
             window_bytes_max: 128 << 20,
             window_messages_max: 16_384,
             sessions_per_user_max: 1_000,
+            open_orders_per_user: 65_536,
+            open_orders_per_instrument: 16_384,
             logins_per_s: 100,
             heartbeat_ms: 10_000,
             login_timeout_ms: 5_000,

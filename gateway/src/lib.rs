@@ -76,6 +76,8 @@ pub enum Error {
     Registry(#[source] tonic::Status),
     #[error("the trading path refused an own request: {0}")]
     Refused(String),
+    #[error("settings: {0}")]
+    Settings(String),
     #[error("files and sockets: {0}")]
     Files(#[from] std::io::Error),
     #[error("certificate: {0}")]

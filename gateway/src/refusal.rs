@@ -125,6 +125,15 @@ pub fn missing(lag: u64, not_found: impl FnOnce() -> Status) -> Status {
     rpc::status::with_metadata(Code::Unavailable, "HISTORY_BEHIND", text, facts)
 }
 
+/// The user has as many open orders as he may; waiting alone changes nothing.
+fn order_limit(reject: &Reject, text: &str) -> Status {
+    let mut facts = HashMap::new();
+    if let Known::Bound(limit) = reject.known {
+        facts.insert("limit".to_owned(), limit.to_string());
+    }
+    rpc::status::with_metadata(Code::ResourceExhausted, reject.reason.as_str(), text, facts)
+}
+
 /// A refusal of admission.
 pub fn refused(reject: &Reject) -> Status {
     let failed = |text: &str| rpc::status::failed_precondition(reject.reason.as_str(), text);
@@ -187,6 +196,10 @@ pub fn refused(reject: &Reject) -> Status {
         }
         RejectReason::TooManyOrders => {
             rpc::status::resource_exhausted("TOO_MANY_ORDERS", "Too many open orders", 5 * RETRY_MS)
+        }
+        RejectReason::UserOrderLimit => order_limit(reject, "Too many open orders of the user"),
+        RejectReason::InstrumentOrderLimit => {
+            order_limit(reject, "Too many open orders of the user on the instrument")
         }
         RejectReason::AmountOverflow => bad("order.quantity", "times the price is too large"),
         RejectReason::UnknownHold => hold_not_found(),

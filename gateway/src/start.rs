@@ -1,5 +1,6 @@
 //! Puts the room together and takes it apart again.
 
+use admission::Request;
 use futures::future::BoxFuture;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -9,14 +10,15 @@ use std::time::Duration;
 use proto::market::v1::market_service_server::MarketServiceServer;
 use replica::Replica;
 use rpc::{Context, Health};
-use sequencer::{Commit, Durable, Port};
+use sequencer::{Commit, Durable, NotTaken, Port};
 use service_clients::{CfaClient, IdentityClient, LedgerClient};
 use service_kit::KeyedMutex;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
-use types::{NodeId, Sequence};
+use types::command::OrderBounds;
+use types::{NodeId, RejectReason, Sequence};
 
 use crate::api::{self, Api};
 use crate::budget::Budgets;
@@ -114,6 +116,7 @@ pub fn start(
         let mut tellers = Tasks::of(&health, CancellationToken::new());
         tellers.keep_telling(&market, &deps.log, &deps.feed);
         catch_up(&market).await?;
+        set_order_bounds(&market).await?;
         let mut workers = Tasks::of(&health, shutdown);
         if let Err(error) = instruments::sync_all(&market, &Context::new("market")).await {
             tracing::warn!(%error, "the instrument registry is away: what was known is traded, the rest later");
@@ -136,6 +139,30 @@ pub fn start(
             tellers: tellers.running,
         })
     })
+}
+
+/// Of the node's slots for open orders a user may take one in so many (`design.md` 7).
+const USER_PART: u32 = 16;
+
+/// Journals how many orders a user may have open, if that is not what the journal says.
+async fn set_order_bounds(market: &Market) -> Result<(), Error> {
+    let bounds = OrderBounds {
+        per_user: market.config.open_orders_per_user,
+        per_instrument: market.config.open_orders_per_instrument,
+    };
+    let orders_max = |state: &replica::State| state.core().admission().orders_max();
+    let most = market.replica.read(orders_max) / USER_PART;
+    if !(1..=most).contains(&bounds.per_user) || bounds.per_instrument == 0 {
+        return Err(Error::Settings(format!(
+            "open_orders_per_user is {}, 1 to {most}; open_orders_per_instrument is {}, at least 1",
+            bounds.per_user, bounds.per_instrument
+        )));
+    }
+    match market.ask(Request::SetOrderBounds(bounds)).await {
+        Ok(_) => Ok(()),
+        Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => Ok(()),
+        Err(error) => Err(Error::Refused(format!("{error}"))),
+    }
 }
 
 /// Parts that one token ends.

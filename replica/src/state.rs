@@ -343,6 +343,7 @@ impl Hear for Effects<'_> {
             | Command::BlockUser(_)
             | Command::UnblockUser(_)
             | Command::SetBudget(_)
+            | Command::SetOrderBounds(_)
             | Command::Cancel(_)
             | Command::Amend(_)
             | Command::MassCancel(_)

@@ -18,7 +18,7 @@ use desk::{Desk, Time, config, done, open_desk, start};
 use journal::fault::MemoryStorage;
 use journal::{Frame, FrameKind, Journal, walk};
 use sequencer::record::{decode_command, decode_event};
-use types::command::{BlockCause, Cancel, MassScope};
+use types::command::{BlockCause, Cancel, MassScope, OrderBounds};
 use types::event::CancelRejected;
 use types::{
     AssetIx, CancelReason, Command, Envelope, Event, EventEnvelope, Handle, HoldIx, Id128,
@@ -29,7 +29,7 @@ use types::{
 /// Mutations of each seed.
 const MUTATIONS: u64 = 2_000;
 /// Kinds of commands and of events.
-const KINDS: usize = 20 + 11;
+const KINDS: usize = 21 + 10;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../journal/fuzz/seeds/commands")
@@ -162,6 +162,10 @@ async fn rest_of_the_commands(desk: &Desk, time: &Time) {
             amount_minor: Minor(5_000_000),
             raised_minor: Minor(5_000_000),
         },
+        Request::SetOrderBounds(OrderBounds {
+            per_user: 1_000,
+            per_instrument: 500,
+        }),
         Request::SetPhase {
             instrument: desk.instruments[0],
             phase: Phase::Halt,

@@ -367,6 +367,31 @@ pub enum Command {
     SetKillSwitch(SetKillSwitch),
     Settled(Settled),
     Bust(Bust),
+    SetOrderBounds(OrderBounds),
+}
+
+record! {
+    /// How many orders a user may have open (`design.md` 7). What is open already stays.
+    pub struct OrderBounds {
+        /// On all instruments together.
+        pub per_user: u32,
+        /// On one instrument.
+        pub per_instrument: u32,
+    }
+}
+
+impl OrderBounds {
+    /// No bound but the node's own.
+    pub const NONE: Self = Self {
+        per_user: u32::MAX,
+        per_instrument: u32::MAX,
+    };
+}
+
+impl Default for OrderBounds {
+    fn default() -> Self {
+        Self::NONE
+    }
 }
 
 /// Which engines a command goes to.
@@ -425,7 +450,8 @@ impl Command {
             | Self::SetKillSwitch(_)
             | Self::Refused(_)
             | Self::Settled(_)
-            | Self::Bust(_) => Route::Admission,
+            | Self::Bust(_)
+            | Self::SetOrderBounds(_) => Route::Admission,
         }
     }
 
@@ -474,6 +500,7 @@ impl Command {
             Self::BlockUser(_) => "BLOCK_USER",
             Self::UnblockUser(_) => "UNBLOCK_USER",
             Self::SetBudget(_) => "SET_BUDGET",
+            Self::SetOrderBounds(_) => "SET_ORDER_BOUNDS",
             Self::New(_) => "NEW",
             Self::Cancel(_) => "CANCEL",
             Self::Amend(_) => "AMEND",

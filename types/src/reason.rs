@@ -100,5 +100,9 @@ code_enum! {
         CheckpointBacklog = 35 "CHECKPOINT_BACKLOG",
         /// The reader of the journal has ended: no new orders until the next start, cancels pass.
         ReplicaEnded = 36 "REPLICA_ENDED",
+        /// The user has as many open orders as a user may have.
+        UserOrderLimit = 37 "USER_ORDER_LIMIT",
+        /// The user has as many open orders on the instrument as a user may have.
+        InstrumentOrderLimit = 38 "INSTRUMENT_ORDER_LIMIT",
     }
 }

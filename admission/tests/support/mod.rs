@@ -83,7 +83,12 @@ impl Market {
     /// One instrument, two users with 10,000.00 roubles and 1,000 units each in trading holds, and all the
     /// budget they need.
     pub fn small() -> Self {
-        let mut market = Self::empty();
+        Self::with_two_users(64)
+    }
+
+    /// The same with room for so many open orders.
+    pub fn with_two_users(orders_max: u32) -> Self {
+        let mut market = Self::with_room_for(orders_max);
         let ix = market.instrument(spec("BOND-1", 100_000));
         for name in ["alice", "bob"] {
             let user = market.user(name);

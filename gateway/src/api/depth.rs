@@ -94,6 +94,13 @@ pub async fn status(
             kill_switch_engaged: admission.kill_switch(UserIx::NONE),
             killed_user_ids: killed.map(|id| id.to_string()).collect(),
             state_hash: hash.unwrap_or_default(),
+            bounds: Some(pb::MemberBounds {
+                open_orders_per_user: admission.order_bounds().per_user,
+                open_orders_per_instrument: admission.order_bounds().per_instrument,
+                messages_per_second_session: market.config.throttle_per_s,
+                messages_per_second_user: market.config.user_throttle_per_s,
+                sessions_per_user: market.config.sessions_per_user_max,
+            }),
         }
     });
     seen.await

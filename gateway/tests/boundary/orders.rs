@@ -6,6 +6,8 @@ use proto::cfa::v1::Instrument;
 use proto::common::v1::{KycStatus, LimitType, OperationType};
 use proto::market::v1::*;
 use tonic::Code;
+use types::{RejectReason, Side};
+use wire::ServerMessage;
 
 use crate::doubles::Registry;
 use crate::world::*;
@@ -53,6 +55,50 @@ async fn r137_an_order_is_placed_and_reads_back_with_every_field() {
     assert!(world.trader("ann").get_order(request.clone()).await.is_ok());
     let foreign = world.trader("bob").get_order(request).await.unwrap_err();
     assert_eq!(foreign.code(), Code::PermissionDenied);
+    world.stop().await;
+}
+
+// `design.md` 7.
+#[tokio::test]
+async fn open_orders_of_a_user_are_bounded_on_both_doors_and_cancels_pass() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.open_orders_per_user = 3;
+    settings.gateway.open_orders_per_instrument = 2;
+    let mut world = World::with(folder.path(), settings).await;
+    world.user("ann", "1000", "0").await;
+    let placed = world.place(buy("ann", "1", "1")).await.unwrap();
+    world.place(buy("ann", "1", "1")).await.unwrap();
+    let (code, text, reason) = refused(world.place(buy("ann", "1", "1")).await.unwrap_err());
+    assert_eq!(
+        (code, reason.as_str()),
+        (Code::ResourceExhausted, "INSTRUMENT_ORDER_LIMIT"),
+        "{text}"
+    );
+    let (ann, mut of_ann) = world.session(login("ann", "a")).await;
+    ann.send(0, wire_order(1, Side::Buy, 100, 1)).await.unwrap();
+    let rejected = until(&mut of_ann, |m| match m {
+        ServerMessage::Rejected(m) => Some(m.reason),
+        _ => None,
+    });
+    assert_eq!(rejected.await, RejectReason::InstrumentOrderLimit);
+    world.cancel("ann", &placed.order_id).await.unwrap();
+    world.place(buy("ann", "1", "1")).await.unwrap();
+    let bounds = world.status().await.bounds.unwrap();
+    let shown = (
+        bounds.open_orders_per_user,
+        bounds.open_orders_per_instrument,
+    );
+    assert_eq!(shown, (3, 2));
+    // A start with other settings journals those.
+    let world = world.restart(Settings::default()).await;
+    let bounds = world.status().await.bounds.unwrap();
+    let shown = (
+        bounds.open_orders_per_user,
+        bounds.open_orders_per_instrument,
+    );
+    assert_eq!(shown, (65_536, 16_384));
+    world.place(buy("ann", "1", "1")).await.unwrap();
     world.stop().await;
 }
 
