@@ -117,20 +117,7 @@ impl Admission {
                 user,
                 is_engaged,
                 key_hash,
-            } => {
-                if !user.is_none() && self.user(*user).is_none() {
-                    return Err(RejectReason::UnknownUser.into());
-                }
-                // Engaged again it has nothing to end: nothing has entered since.
-                if self.kill_switch(*user) == *is_engaged {
-                    return Err(already(Known::User(*user)));
-                }
-                Ok(Command::SetKillSwitch(SetKillSwitch {
-                    user: *user,
-                    is_engaged: *is_engaged,
-                    key_hash: *key_hash,
-                }))
-            }
+            } => self.admit_kill_switch(*user, *is_engaged, *key_hash),
             Request::SetOrderBounds(bounds) => match self.order_bounds() == *bounds {
                 true => Err(already(Known::Nothing)),
                 false => Ok(Command::SetOrderBounds(*bounds)),
@@ -139,6 +126,26 @@ impl Admission {
                 unreachable!("orders are checked in their own file")
             }
         }
+    }
+
+    fn admit_kill_switch(
+        &self,
+        user: UserIx,
+        is_engaged: bool,
+        key_hash: Id128,
+    ) -> Result<Command, Reject> {
+        if !user.is_none() && self.user(user).is_none() {
+            return Err(RejectReason::UnknownUser.into());
+        }
+        // Engaged again it has nothing to end: nothing has entered since.
+        if self.kill_switch(user) == is_engaged {
+            return Err(already(Known::User(user)));
+        }
+        Ok(Command::SetKillSwitch(SetKillSwitch {
+            user,
+            is_engaged,
+            key_hash,
+        }))
     }
 
     /// A new instrument gets the next index. A known one keeps its steps and its phase (that is `SetPhase`'s to

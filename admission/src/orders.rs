@@ -30,17 +30,7 @@ impl Admission {
             .spec(r.instrument)
             .ok_or(RejectReason::UnknownInstrument)?;
         check_form(r, now_ns)?;
-        let user = self
-            .tables
-            .users
-            .get(r.user.index())
-            .ok_or(RejectReason::UnknownUser)?;
-        if user.blocks.any() {
-            return Err(RejectReason::UserBlocked.into());
-        }
-        if user.is_killed || self.tables.is_killed {
-            return Err(RejectReason::KillSwitch.into());
-        }
+        self.check_user(r)?;
         if let Some(reason) = self.refusing() {
             return Err(reason.into());
         }
@@ -50,7 +40,6 @@ impl Admission {
             let known = Known::Order(open);
             return Err(Reject::with(RejectReason::DuplicateClientOrderId, known));
         }
-        self.check_open_orders(r, user.open_orders)?;
         let price = self.effective_price(spec, r)?;
         // Without anything to go by the order spends nothing and the book ends it NO_LIQUIDITY (T19).
         let spends = price.is_some();
@@ -115,10 +104,17 @@ impl Admission {
         Ok(())
     }
 
-    /// No user takes every slot, nor the last ones while others have few orders (`design.md` 7).
+    /// He may order, and takes neither every slot nor the last ones while others have few orders (`design.md` 7).
     #[inline]
-    fn check_open_orders(&self, r: &NewRequest, open_orders: u32) -> Result<(), Reject> {
-        let bounds = self.tables.order_bounds;
+    fn check_user(&self, r: &NewRequest) -> Result<(), Reject> {
+        let user = self.user(r.user).ok_or(RejectReason::UnknownUser)?;
+        if user.blocks.any() {
+            return Err(RejectReason::UserBlocked.into());
+        }
+        if user.is_killed || self.tables.is_killed {
+            return Err(RejectReason::KillSwitch.into());
+        }
+        let (open_orders, bounds) = (user.open_orders, self.tables.order_bounds);
         if open_orders >= bounds.per_user {
             let known = Known::Bound(bounds.per_user);
             return Err(Reject::with(RejectReason::UserOrderLimit, known));

@@ -578,7 +578,9 @@ fn a_user_has_so_many_open_orders_in_all_and_on_an_instrument() {
     let reject = market.refuse(Request::New(order));
     let expected = (RejectReason::InstrumentOrderLimit, Known::Bound(3));
     assert_eq!((reject.reason, reject.known), expected);
-    [(); 2].map(|()| market.place(on_other));
+    for _ in 0..2 {
+        market.place(on_other);
+    }
     let reject = market.refuse(Request::New(on_other));
     let expected = (RejectReason::UserOrderLimit, Known::Bound(5));
     assert_eq!((reject.reason, reject.known), expected);

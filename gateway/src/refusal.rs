@@ -117,16 +117,25 @@ fn behind(reason: RejectReason) -> Status {
 
 /// What is not in the history: nowhere, or in the records that the history lacks.
 pub fn missing(lag: u64, not_found: impl FnOnce() -> Status) -> Status {
-    if lag == 0 {
-        return not_found();
+    match lag {
+        0 => not_found(),
+        lag => history_behind(lag),
     }
+}
+
+/// The history lacks so many records of what is durable.
+pub fn history_behind(lag: u64) -> Status {
     let facts = HashMap::from([("lagRecords".to_owned(), lag.to_string())]);
     let text = "History is behind the journal, retry later";
     rpc::status::with_metadata(Code::Unavailable, "HISTORY_BEHIND", text, facts)
 }
 
 /// The user has as many open orders as he may; waiting alone changes nothing.
-fn order_limit(reject: &Reject, text: &str) -> Status {
+fn order_limit(reject: &Reject) -> Status {
+    let text = match reject.reason {
+        RejectReason::UserOrderLimit => "Too many open orders of the user",
+        _ => "Too many open orders of the user on the instrument",
+    };
     let mut facts = HashMap::new();
     if let Known::Bound(limit) = reject.known {
         facts.insert("limit".to_owned(), limit.to_string());
@@ -197,10 +206,7 @@ pub fn refused(reject: &Reject) -> Status {
         RejectReason::TooManyOrders => {
             rpc::status::resource_exhausted("TOO_MANY_ORDERS", "Too many open orders", 5 * RETRY_MS)
         }
-        RejectReason::UserOrderLimit => order_limit(reject, "Too many open orders of the user"),
-        RejectReason::InstrumentOrderLimit => {
-            order_limit(reject, "Too many open orders of the user on the instrument")
-        }
+        RejectReason::UserOrderLimit | RejectReason::InstrumentOrderLimit => order_limit(reject),
         RejectReason::AmountOverflow => bad("order.quantity", "times the price is too large"),
         RejectReason::UnknownHold => hold_not_found(),
         RejectReason::HoldInUse => hold_in_use(),
