@@ -50,12 +50,14 @@ impl Default for Bounds {
 pub struct Backlog {
     /// Trades that are durable and not final yet.
     pub pending_trades: AtomicU64,
-    /// Records that settlement has not applied yet.
-    pub pending_records: AtomicU64,
+    /// Last record that settlement has applied, and how many of its own it has journalled and not read.
+    settlement: AtomicU64,
+    settlement_own: AtomicU64,
     /// Last record whose messages the sessions have, and that of the newest checkpoint.
     sessions: AtomicU64,
     checkpoint: AtomicU64,
     bounds: Bounds,
+    has_settlement_ended: AtomicBool,
     is_closed: AtomicBool,
 }
 
@@ -63,13 +65,39 @@ impl Backlog {
     pub fn new(bounds: Bounds) -> Self {
         Self {
             pending_trades: AtomicU64::new(0),
-            pending_records: AtomicU64::new(0),
             // No follower has attached.
+            settlement: AtomicU64::new(u64::MAX),
+            settlement_own: AtomicU64::new(0),
             sessions: AtomicU64::new(u64::MAX),
             checkpoint: AtomicU64::new(u64::MAX),
             bounds,
+            has_settlement_ended: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
         }
+    }
+
+    /// Settlement has applied every record up to here; `own_unread` later ones are its own. Whatever it
+    /// waits for afterwards, its lag grows with the journal.
+    pub fn settlement_has(&self, sequence: Sequence, own_unread: u64) {
+        self.settlement.store(sequence.get(), Ordering::Relaxed);
+        self.settlement_own.store(own_unread, Ordering::Relaxed);
+    }
+
+    /// Nothing is settled any more until the next start: no more orders are taken.
+    pub fn settlement_ended(&self) {
+        self.has_settlement_ended.store(true, Ordering::Relaxed);
+    }
+
+    /// Records up to `sequence` that settlement has not applied; its own are no backlog.
+    #[inline]
+    pub fn settlement_lag(&self, sequence: Sequence) -> u64 {
+        if self.has_settlement_ended.load(Ordering::Relaxed) {
+            return u64::MAX;
+        }
+        let lag = sequence
+            .get()
+            .saturating_sub(self.settlement.load(Ordering::Relaxed));
+        lag.saturating_sub(self.settlement_own.load(Ordering::Relaxed))
     }
 
     /// The sessions have the messages of every record up to here.
@@ -96,7 +124,7 @@ impl Backlog {
         let (bounds, is_closed) = (&self.bounds, self.is_closed.load(Ordering::Relaxed));
         [
             (load(&self.pending_trades), bounds.trades),
-            (load(&self.pending_records), bounds.settlement),
+            (self.settlement_lag(sequence), bounds.settlement),
             (behind(&self.sessions), bounds.sessions),
             (behind(&self.checkpoint), bounds.checkpoint),
             (u64::from(is_closed), 0),
@@ -325,9 +353,10 @@ mod tests {
         );
         backlog.sessions_have(Sequence(4_000));
         backlog.checkpoint_at(Sequence(3_200));
-        backlog.pending_records.store(600, Ordering::Relaxed);
+        backlog.settlement_has(Sequence(3_390), 10);
         assert!(intake.look(&backlog, Sequence(4_000)));
         assert_eq!(intake.stage(), Stage::Throttled(Laggard::Checkpoint));
+        backlog.settlement_has(Sequence(4_401), 0);
         intake.look(&backlog, Sequence(5_001));
         assert_eq!(intake.stage(), Stage::Closed(Laggard::Sessions));
         assert_eq!(intake.refuses(0), Some(RejectReason::SessionsBacklog));
@@ -349,6 +378,22 @@ mod tests {
         assert_eq!(stage(60, 550), Stage::Closed(Laggard::Settlement));
         assert_eq!(stage(0, 550), Stage::Warning(Laggard::Sessions));
         assert_eq!(stage(0, 500), Stage::Open);
+    }
+
+    #[test]
+    fn settlement_that_stands_still_closes_the_market_as_the_journal_grows() {
+        let (backlog, mut intake) = (backlog(), Intake::default());
+        backlog.settlement_has(Sequence(100), 3);
+        intake.look(&backlog, Sequence(1_103));
+        assert_eq!(intake.stage(), Stage::Throttled(Laggard::Settlement));
+        intake.look(&backlog, Sequence(1_104));
+        assert_eq!(intake.stage(), Stage::Closed(Laggard::Settlement));
+        backlog.settlement_has(Sequence(1_104), 0);
+        intake.look(&backlog, Sequence(1_104));
+        assert_eq!(intake.stage(), Stage::Open);
+        backlog.settlement_ended();
+        intake.look(&backlog, Sequence(1_104));
+        assert_eq!(intake.stage(), Stage::Closed(Laggard::Settlement));
     }
 
     #[test]

@@ -90,8 +90,9 @@ struct Inner {
     unreported: Vec<Id128>,
     /// Own records journalled since the start and not read back yet.
     own_unread: i64,
+    /// Last record applied.
+    applied: Sequence,
     lag_us: Histogram<u64>,
-    given_up: bool,
 }
 
 /// Shared by the workers and the handle.
@@ -118,8 +119,8 @@ impl Tracker {
                 bust: bust.iter().copied().collect(),
                 unreported: bust,
                 own_unread: 0,
+                applied: Sequence::ZERO,
                 lag_us,
-                given_up: false,
             }),
             progress: watch::Sender::new(progress),
             backlog,
@@ -167,14 +168,13 @@ impl Tracker {
         settled: Sequence,
         trades_folded: u64,
         open_trades: usize,
-        records_behind: u64,
     ) {
         {
             let mut inner = self.inner();
             inner.trades_folded = trades_folded;
             inner.open_trades = open_trades as u64;
         }
-        self.behind(records_behind);
+        self.applied(folded);
         self.publish(|progress| {
             progress.folded = folded;
             progress.others = others;
@@ -184,7 +184,7 @@ impl Tracker {
 
     /// A record of settlement's own has a sequence.
     pub fn own_journalled(&self) {
-        self.inner().own_unread += 1;
+        self.tell_backlog(|inner| inner.own_unread += 1);
     }
 
     /// A record of settlement's own was read that was journalled since the start.
@@ -192,25 +192,21 @@ impl Tracker {
         self.inner().own_unread -= 1;
     }
 
-    /// Records that have a sequence and are not applied here yet. Settlement's own are no backlog.
-    pub fn behind(&self, records: u64) {
-        let own = self.inner().own_unread.max(0).cast_unsigned();
-        let records = records.saturating_sub(own);
-        // Under the lock, so that nothing is written over the end.
-        if !self.inner().given_up {
-            self.backlog
-                .pending_records
-                .store(records, Ordering::Relaxed);
-        }
+    /// Every record up to here is applied.
+    pub fn applied(&self, sequence: Sequence) {
+        self.tell_backlog(|inner| inner.applied = sequence);
+    }
+
+    fn tell_backlog(&self, change: impl FnOnce(&mut Inner)) {
+        let mut inner = self.inner();
+        change(&mut inner);
+        let own = inner.own_unread.max(0).cast_unsigned();
+        self.backlog.settlement_has(inner.applied, own);
     }
 
     /// Nothing is settled any more until the next start: no more orders are to be taken.
     pub fn give_up(&self) {
-        let mut inner = self.inner();
-        inner.given_up = true;
-        self.backlog
-            .pending_records
-            .store(u64::MAX, Ordering::Relaxed);
+        self.backlog.settlement_ended();
     }
 
     fn publish(&self, change: impl FnOnce(&mut Progress)) {

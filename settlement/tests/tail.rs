@@ -70,7 +70,7 @@ async fn comes_to_rest(replica: &Replica, backlog: &Backlog, last: Sequence) {
     assert_eq!((known.posted, known.finalized), (end, end));
     let trades = replica.read(|state| state.core().trades());
     assert_eq!(known.trades_final, trades);
-    let pending = || backlog.pending_records.load(Ordering::Relaxed);
+    let pending = || backlog.settlement_lag(replica.assigned());
     let settled = tokio::time::timeout(PATIENCE, async {
         while pending() > 0 {
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -355,6 +355,13 @@ async fn a_store_that_cannot_be_written_is_tried_again() {
         is_failing(&platform, "settlement-store")
     })
     .await;
+    // The market waits for it meanwhile: what is journalled from now on is its lag.
+    let lag = |end: Sequence| platform.backlog.settlement_lag(end);
+    let (known, later) = (
+        lag(market.position()),
+        Sequence(market.position().0 + 1_000),
+    );
+    assert_eq!(lag(later), known + 1_000);
     sql(folder.path(), "ALTER TABLE elsewhere RENAME TO batches").await;
     drained(&platform, market.position()).await;
     assert!(platform.settlement.health().failing().is_empty());
@@ -385,11 +392,8 @@ async fn a_worker_that_ends_takes_the_other_with_it_and_the_market_takes_no_more
     })
     .await;
     assert!(platform.settlement.stats().halted.contains("unreadable"));
-    let pending = || {
-        let backlog = &platform.backlog;
-        backlog.pending_records.load(Ordering::Relaxed)
-    };
-    until("end of orders", &platform, || pending() == u64::MAX).await;
+    let lag = || platform.backlog.settlement_lag(Sequence::ZERO);
+    until("end of orders", &platform, || lag() == u64::MAX).await;
     // The other worker ends too.
     let ended = platform.ended();
     tokio::time::timeout(PATIENCE, ended).await.unwrap();

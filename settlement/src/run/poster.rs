@@ -24,7 +24,7 @@ use crate::repo::Stored;
 use crate::saga::{Answer, Saga, State};
 use crate::{failpoint, request};
 
-/// How often the backlog is told while nothing comes: the replica may wait for its files.
+/// How often it looks whether the replica waits for its files, while nothing comes.
 const IDLE_MS: u64 = 1_000;
 /// Records that the replica lacks for it to count as catching up: more than it applies at once.
 const REPLICA_LAG_MAX: u64 = 1_024;
@@ -71,6 +71,7 @@ impl Poster {
     ) -> Self {
         let checks = Checks::new(&shared.config);
         let started = replica.assigned().max(replica.position());
+        shared.tracker.applied(started);
         Self {
             shared,
             position: started,
@@ -194,12 +195,6 @@ impl Poster {
         applied > self.position || lag > REPLICA_LAG_MAX
     }
 
-    /// Records that have a sequence and are not applied here yet.
-    pub(super) fn records_behind(&self) -> u64 {
-        let assigned = self.replica.assigned().get();
-        assigned.saturating_sub(self.position.get())
-    }
-
     /// Waits until there is something to do.
     async fn wait(&mut self, settler: &mut Settler, follower: &mut Follower) -> Result<(), Halt> {
         let due_ms = settler
@@ -299,8 +294,6 @@ impl Poster {
         let shared = &self.shared;
         let started_ns = now_ns();
         let replayed = until_done(shared, trouble::LEDGER, &row.batch_id, || {
-            // While the ledger does not take the batch the journal grows.
-            shared.tracker.behind(self.records_behind());
             shared.ledger.post(&sealed)
         })
         .await?;
@@ -366,7 +359,6 @@ impl Poster {
             settler.covered(),
             copies.trades(),
             settler.open_trades(),
-            self.records_behind(),
         );
     }
 }

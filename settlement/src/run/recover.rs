@@ -83,7 +83,7 @@ impl Poster {
         self.durable.set(position);
         self.position = position;
         self.others = position;
-        self.shared.tracker.behind(self.records_behind());
+        self.shared.tracker.applied(position);
         // The names are the live replica's, which may have started a moment ago.
         self.reached(position).await?;
         let shared = self.shared.clone();
