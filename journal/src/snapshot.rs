@@ -100,7 +100,8 @@ impl Snapshots {
     /// As [`Snapshots::prune`], for somebody who also goes back in time: older ones stay too, the
     /// further back the fewer. One between two goes when the older of them is at most twice as far
     /// from `own` as the newer, so that before any record there is one at most about twice as far
-    /// back. What stands before `first` goes: the log does not continue it.
+    /// back. Of those at or before each of the `needed` sequences the newest stays, wherever it stands. What
+    /// stands before `first` goes: the log does not continue it.
     ///
     /// # Errors
     /// As [`Snapshots::prune`].
@@ -108,14 +109,20 @@ impl Snapshots {
         &self,
         own: u64,
         first: u64,
+        needed: &[u64],
         is_of_use: impl Fn(u64) -> bool,
     ) -> io::Result<Vec<u64>> {
         let (mut newer, older) = self.split(own, is_of_use)?;
+        let begins = |needed: &u64| match newer <= *needed {
+            true => None,
+            false => older.iter().find(|sequence| *sequence <= needed),
+        };
+        let needed: Vec<u64> = needed.iter().filter_map(begins).copied().collect();
         let mut removed = Vec::new();
         for (at, sequence) in older.iter().enumerate() {
             let beyond = older.get(at + 1).filter(|beyond| **beyond >= first);
             let is_between = beyond.is_some_and(|beyond| own - beyond <= 2 * (own - newer));
-            if *sequence < first || is_between {
+            if *sequence < first || (is_between && !needed.contains(sequence)) {
                 removed.push(*sequence);
             } else {
                 newer = *sequence;

@@ -135,12 +135,16 @@ impl Default for Snapshots {
 }
 
 impl Snapshots {
-    /// What the service is told; `None` when it is off.
-    pub fn settings(&self) -> Option<sequencer::SnapshotConfig> {
+    /// What the service is told, with those who follow the replica; `None` when it is off.
+    pub fn settings(
+        &self,
+        followers: Vec<sequencer::Durable>,
+    ) -> Option<sequencer::SnapshotConfig> {
         self.enabled.then(|| sequencer::SnapshotConfig {
             every_commands: self.every_commands.max(1),
             every: std::time::Duration::from_secs(self.every_seconds.max(1)),
             kept: self.kept,
+            followers,
         })
     }
 }

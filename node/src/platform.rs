@@ -532,7 +532,7 @@ async fn start_sequencer(
         "threads of the trading path"
     );
     let node = NodeId::new(config.market.node).context("node number")?;
-    let checkpoints = config.snapshots.settings();
+    let checkpoints = config.snapshots.settings(followers.clone());
     let retention = config.retention(followers);
     let start = move || {
         let mut sequencer = SequencerHandle::start(settings, backlog)?;

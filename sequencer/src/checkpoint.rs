@@ -19,12 +19,13 @@ use rkyv::util::AlignedVec;
 use types::Sequence;
 
 use crate::priority;
+use crate::retention::Durable;
 
 /// Pause after a checkpoint that could not be written.
 const RETRY: Duration = Duration::from_secs(10);
 
 /// When a checkpoint is made and what is kept.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct SnapshotConfig {
     /// Commands from one checkpoint to the next: what a restart replays at most.
     pub every_commands: u64,
@@ -32,6 +33,8 @@ pub struct SnapshotConfig {
     pub every: Duration,
     /// Good checkpoints kept, 2 at least.
     pub kept: usize,
+    /// Who may have to go on from where it stands: the newest checkpoint at or before that is kept.
+    pub followers: Vec<Durable>,
 }
 
 impl Default for SnapshotConfig {
@@ -40,6 +43,7 @@ impl Default for SnapshotConfig {
             every_commands: 1_000_000,
             every: Duration::from_secs(60),
             kept: 2,
+            followers: Vec::new(),
         }
     }
 }
@@ -255,13 +259,16 @@ impl CheckpointKeeper {
         self.saved_at = Instant::now();
         let (reader, snapshots) = (self.reader, self.snapshots.clone());
         let proven = self.proven.clone();
+        let followers = self.config.followers.clone();
         let started = std::thread::Builder::new()
             .name("checkpoint".to_owned())
             .spawn(move || {
                 priority::lower(priority::WRITING_CHECKPOINTS);
                 let written = write(reader, &snapshots, &proven, position, encode);
                 if written.is_some() {
-                    thin(reader, &snapshots, &proven, position, removed_through);
+                    let needed: Vec<u64> = followers.iter().map(Durable::through).collect();
+                    let first = removed_through();
+                    thin(reader, &snapshots, &proven, position, first, &needed);
                 }
                 written
             });
@@ -339,12 +346,13 @@ fn thin(
     snapshots: &Snapshots,
     proven: &Proven,
     position: Sequence,
-    removed_through: impl FnOnce() -> io::Result<Sequence>,
+    first: io::Result<Sequence>,
+    needed: &[u64],
 ) {
     let _held = proven.hold();
     let is_of_use = |sequence| proven.has(sequence);
-    let first = removed_through().map(Sequence::get);
-    match first.and_then(|first| snapshots.thin(position.get(), first, is_of_use)) {
+    let first = first.map(Sequence::get);
+    match first.and_then(|first| snapshots.thin(position.get(), first, needed, is_of_use)) {
         Ok(removed) => proven.forget(&removed),
         // The new one is there: what cannot be removed now is removed another time.
         Err(error) => tracing::warn!(%error, reader, "older checkpoints stay"),

@@ -65,6 +65,10 @@ impl Durable {
     pub fn set(&self, sequence: Sequence) {
         self.through.store(sequence.get(), Ordering::Release);
     }
+
+    pub(crate) fn through(&self) -> u64 {
+        self.through.load(Ordering::Acquire)
+    }
 }
 
 /// The running service; stops when it is dropped.
@@ -175,7 +179,7 @@ impl Keeper {
     ) -> Result<u64, JournalError> {
         let mut floor = limit;
         for follower in &self.retention.followers {
-            let through = follower.through.load(Ordering::Acquire);
+            let through = follower.through();
             metrics::gauge!("journal_needed_behind", "follower" => follower.name)
                 .set(through as f64);
             floor = floor.min(through);
