@@ -2,20 +2,21 @@
 //! through a replica of its own from the files when it does not.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 use types::Sequence;
 
 use crate::catch_up::{CatchUp, ReplicaError};
 use crate::facts::Batch;
 use crate::hub::Attached;
-use crate::live::Replica;
+use crate::live::{Class, Replica, Turn};
 use crate::names::Names;
 
 /// Records that a catching up follower is given at once.
 const BATCH_RECORDS: usize = 256;
+/// How long it waits for a place among those that catch up before the health says so.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// Pause before a read that found no file descriptor is tried again.
 const RETRY: Duration = Duration::from_millis(250);
 
@@ -23,8 +24,11 @@ const RETRY: Duration = Duration::from_millis(250);
 pub struct Follower {
     replica: Replica,
     name: &'static str,
+    class: Class,
     position: Sequence,
     source: Source,
+    /// Since when it has waited for a place among those that catch up.
+    waiting_since: Option<Instant>,
     /// Read from files, and given once the live replica has it too: until then it knows no names for it.
     read_ahead: Option<Batch>,
 }
@@ -36,7 +40,7 @@ pub(crate) enum Source {
 }
 
 /// A temporary replica, and its turn for as long as it lives.
-pub(crate) type Own = (CatchUp, OwnedSemaphorePermit);
+pub(crate) type Own = (CatchUp, Turn);
 
 /// What came of reading a batch from files: who goes on, and what there was.
 type Round = (Option<Own>, Result<Option<Batch>, ReplicaError>);
@@ -51,14 +55,17 @@ impl Follower {
     pub(crate) fn new(
         replica: Replica,
         name: &'static str,
+        class: Class,
         position: Sequence,
         source: Source,
     ) -> Self {
         Self {
             replica,
             name,
+            class,
             position,
             source,
+            waiting_since: None,
             read_ahead: None,
         }
     }
@@ -128,14 +135,44 @@ impl Follower {
         }
     }
 
+    /// Gives its place among those that catch up to others, for as long as it does not ask for more. For
+    /// one that waits for something else.
+    pub fn rest(&mut self) {
+        if let Source::CatchingUp(_) = self.source {
+            self.source = Source::Detached;
+            self.read_ahead = None;
+        }
+    }
+
+    /// A place among those that catch up. The health names one who waits long for it.
+    async fn turn(&mut self) -> Result<Turn, ReplicaError> {
+        let shared = self.replica.shared.clone();
+        let since = *self.waiting_since.get_or_insert_with(Instant::now);
+        let turn = {
+            // Also when the wait is given up and begun again, over and over.
+            let mut waiting = std::pin::pin!(shared.turn(self.class));
+            let left = PATIENCE.saturating_sub(since.elapsed());
+            match tokio::time::timeout(left, &mut waiting).await {
+                Ok(turn) => turn?,
+                Err(_) => {
+                    shared.trouble(self.name, "waits for others that read the journal's files");
+                    waiting.await?
+                }
+            }
+        };
+        self.waiting_since = None;
+        shared.well(self.name);
+        Ok(turn)
+    }
+
     async fn attach(&mut self) -> Result<(), ReplicaError> {
         let shared = &self.replica.shared;
         if let Some(attached) = shared.attach(self.name, self.position)? {
             self.source = Source::Live(attached);
             return Ok(());
         }
-        let permit = shared.turn().await?;
-        let (shared, position) = (shared.clone(), self.position);
+        let turn = self.turn().await?;
+        let (shared, position) = (self.replica.shared.clone(), self.position);
         tracing::info!(
             follower = self.name,
             position = position.get(),
@@ -143,7 +180,7 @@ impl Follower {
         );
         self.source = Source::CatchingUp(tokio::task::spawn_blocking(move || {
             match shared.newest(position, |_| true) {
-                Ok(catch_up) => step((catch_up, permit), position),
+                Ok(catch_up) => step((catch_up, turn), position),
                 Err(error) => (None, Err(error)),
             }
         }));

@@ -12,10 +12,9 @@ use types::{NodeId, PoolKind, Sequence, SessionIx};
 
 use crate::state::{HoldDetails, OrderDetails, SessionDetails, State, Tables};
 
-/// Version of the tables below. They keep fields of commands, so [`FORMAT`] is part of the version.
-const TABLES: u32 = 2;
-/// A checkpoint of another version is passed over.
-const VERSION: u32 = TABLES << 16 | FORMAT;
+/// Version of a checkpoint. Whoever changes the tables below raises [`FORMAT`]: a data folder has
+/// checkpoints of one version alone, so that what is kept of its journal begins behind one that can be read.
+const VERSION: u32 = FORMAT;
 
 /// The replica's own tables, beside the image of the machine.
 #[derive(rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]

@@ -20,7 +20,7 @@ use sequencer::priority;
 use sequencer::{
     Backlog, CheckpointKeeper, Port, ReadError, Reader, Record, SnapshotConfig, Stats,
 };
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use types::{NodeId, Sequence};
 
 use crate::catch_up::{CatchUp, ReplicaError};
@@ -47,6 +47,21 @@ const COMPARE_ORDERS_MAX: usize = 50_000;
 const LOOK_WAIT: Duration = Duration::from_secs(5);
 /// Followers that catch up at the same moment; each has the state of the node in memory for as long.
 const CATCH_UPS_MAX: usize = 2;
+/// Those of them that the market does not wait for: the other place is never theirs.
+const CATCH_UPS_OTHERS_MAX: usize = 1;
+
+/// Whether the market waits for a follower (`design.md` 6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    Gating,
+    Other,
+}
+
+/// A place among the followers that catch up, until it is dropped.
+pub(crate) struct Turn {
+    _place: OwnedSemaphorePermit,
+    _of_others: Option<OwnedSemaphorePermit>,
+}
 
 /// State shared by the thread, its handles and its followers.
 pub(crate) struct Shared {
@@ -66,6 +81,7 @@ pub(crate) struct Shared {
     stats: Arc<Stats>,
     backlog: Arc<Backlog>,
     turns: Arc<Semaphore>,
+    turns_of_others: Arc<Semaphore>,
     /// What the live replica or a follower waits for, by its name.
     troubles: watch::Sender<BTreeMap<&'static str, String>>,
 }
@@ -97,9 +113,19 @@ impl Shared {
     }
 
     /// Waits for one of the [`CATCH_UPS_MAX`] places.
-    pub async fn turn(&self) -> Result<tokio::sync::OwnedSemaphorePermit, ReplicaError> {
-        let permit = self.turns.clone().acquire_owned().await;
-        permit.map_err(|_| ReplicaError::Ended("the replica has stopped".to_owned()))
+    pub async fn turn(&self, class: Class) -> Result<Turn, ReplicaError> {
+        let wait = async |of: &Arc<Semaphore>| {
+            let permit = of.clone().acquire_owned().await;
+            permit.map_err(|_| ReplicaError::Ended("the replica has stopped".to_owned()))
+        };
+        let of_others = match class {
+            Class::Gating => None,
+            Class::Other => Some(wait(&self.turns_of_others).await?),
+        };
+        Ok(Turn {
+            _place: wait(&self.turns).await?,
+            _of_others: of_others,
+        })
     }
 
     /// The newest state that is written down at or before `until` and that `is_wanted` takes. Blocks.
@@ -169,6 +195,7 @@ impl LiveReplica {
             stats: parts.stats,
             backlog: parts.backlog,
             turns: Arc::new(Semaphore::new(CATCH_UPS_MAX)),
+            turns_of_others: Arc::new(Semaphore::new(CATCH_UPS_OTHERS_MAX)),
             troubles: watch::Sender::default(),
         });
         let keeper = checkpoints.map(|config| {
@@ -316,8 +343,8 @@ impl Replica {
         self.shared.troubles.subscribe()
     }
 
-    /// Follows from where the replica stands; `begin` is shown the state there and the last records
-    /// before it, as far as they are in memory.
+    /// Follows from where the replica stands, for a follower that the market waits for; `begin` is shown the
+    /// state there and the last records before it, as far as they are in memory.
     ///
     /// # Errors
     /// The replica has ended.
@@ -345,16 +372,18 @@ impl Replica {
             };
             let begun = begin(&state, &recent);
             let source = Source::Live(attached);
-            return Ok((begun, Follower::new(self.clone(), name, position, source)));
+            let follower = Follower::new(self.clone(), name, Class::Gating, position, source);
+            return Ok((begun, follower));
         }
     }
 
-    /// Follows behind `after`, from files where that has left the memory.
+    /// Follows behind `after`, from files where that has left the memory, for a follower that the market
+    /// does not wait for.
     pub fn follow_behind(&self, name: &'static str, after: Sequence) -> Follower {
-        Follower::new(self.clone(), name, after, Source::Detached)
+        Follower::new(self.clone(), name, Class::Other, after, Source::Detached)
     }
 
-    /// The same; `begin` is shown the state at `after`.
+    /// The same for a follower that the market waits for; `begin` is shown the state at `after`.
     ///
     /// # Errors
     /// The journal ends before `after`, has lost what is behind every checkpoint, or cannot be read.
@@ -364,7 +393,7 @@ impl Replica {
         after: Sequence,
         begin: impl FnOnce(&State) -> T + Send + 'static,
     ) -> Result<(T, Follower), ReplicaError> {
-        let permit = self.shared.turn().await?;
+        let turn = self.shared.turn(Class::Gating).await?;
         let shared = self.shared.clone();
         let opening = tokio::task::spawn_blocking(move || {
             let mut catch_up = shared.newest(after, |_| true)?;
@@ -373,7 +402,7 @@ impl Replica {
                 let reason = format!("the journal ends at {reached}, before {after}");
                 return Err(ReplicaError::Ended(reason));
             }
-            Ok((begin(catch_up.state()), (catch_up, permit)))
+            Ok((begin(catch_up.state()), (catch_up, turn)))
         });
         let opened = opening.await;
         let opened = opened.map_err(|panic| ReplicaError::Ended(panic.to_string()))?;
@@ -383,7 +412,8 @@ impl Replica {
             Some(attached) => Source::Live(attached),
             None => Source::catching_up(own),
         };
-        Ok((begun, Follower::new(self.clone(), name, after, source)))
+        let follower = Follower::new(self.clone(), name, Class::Gating, after, source);
+        Ok((begun, follower))
     }
 
     /// The newest checkpoint that `is_before` takes, to read on from; the beginning of the journal without. Blocks.
@@ -483,6 +513,7 @@ impl Live {
         self.shared.trouble(PART, &reason);
         self.shared.hub().end(reason);
         self.shared.turns.close();
+        self.shared.turns_of_others.close();
         // Wakes the waiters: they check whether the replica has ended.
         self.shared.troubles.send_modify(|_| {});
     }

@@ -13,7 +13,7 @@ use desk::{Desk, HANG, Time, done, open_desk};
 use journal::{FileStorage, Journal, Storage};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use replica::{Applied, CatchUp, Effect, Follower, LiveReplica, ReplicaError, State};
+use replica::{Applied, CatchUp, Effect, Follower, LiveReplica, Replica, ReplicaError, State};
 use sequencer::{Backlog, Config, NotTaken, Reader, Record, SequencerHandle, SnapshotConfig};
 use types::command::{BlockCause, BlockUser, Bust, MassScope, Settled, UnblockUser};
 use types::{
@@ -232,6 +232,35 @@ async fn r180_from_memory_from_files_and_from_any_checkpoint_everybody_is_told_t
     handle.stop();
 }
 
+/// Of those that catch up one that the market waits for has a place, however many others want one.
+async fn the_market_does_not_wait_behind_others(replica: &Replica, from: Sequence) {
+    let is_named = |name| replica.troubles().borrow().contains_key(name);
+    // It holds its place while it does not ask for more.
+    let mut first = replica.follow_behind("first", from);
+    first.next().await.expect("read");
+    let mut second = replica.follow_behind("second", from);
+    let waiting = tokio::time::timeout(Duration::from_secs(2), second.next()).await;
+    assert!(
+        waiting.is_err() && is_named("second"),
+        "one place for others"
+    );
+    let gating = replica.follow_from("gating", from, |state| state.sequence());
+    let begun = tokio::time::timeout(HANG, gating).await.expect("in time");
+    assert_eq!(begun.expect("opened").0, from);
+    first.rest();
+    let read = tokio::time::timeout(HANG, second.next())
+        .await
+        .expect("in time");
+    assert!(read.is_ok() && !is_named("second"));
+    // Whoever has rested goes on where it was.
+    drop(second);
+    let after = first.position();
+    let more = tokio::time::timeout(HANG, first.next())
+        .await
+        .expect("in time");
+    assert_eq!(more.expect("read").first(), after.next());
+}
+
 // The hostile reader: it has a queue, and then files.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_follower_that_does_not_read_is_detached_and_loses_nothing() {
@@ -263,6 +292,7 @@ async fn a_follower_that_does_not_read_is_detached_and_loses_nothing() {
         .windows(2)
         .all(|pair| pair[0].sequence().next() == pair[1].sequence());
     assert!(gapless && all[0].sequence() == begun.next());
+    the_market_does_not_wait_behind_others(&replica, begun).await;
     drop(live);
     handle.stop();
 }

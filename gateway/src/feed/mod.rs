@@ -117,10 +117,9 @@ impl Feed {
                 continue;
             };
             let batches = gather(first, &mut follower).await;
-            let handing_over = self.hand_over(&names, &batches, health, shutdown, || {
-                // A place among those that catch up is not for one that waits.
-                follower = replica.follow_behind(PART, batches.last().expect("a batch").last());
-            });
+            // A place among those that catch up is not for one that waits.
+            let rest = || follower.rest();
+            let handing_over = self.hand_over(&names, &batches, health, shutdown, rest);
             handing_over.await?;
             let is_due = self.save_at.is_some_and(|at| at <= Instant::now());
             if is_due || self.unsaved >= UNSAVED_MAX {
@@ -150,9 +149,8 @@ impl Feed {
         batches: &[Batch],
         health: &Health,
         shutdown: &CancellationToken,
-        waits: impl FnOnce(),
+        mut waits: impl FnMut(),
     ) -> Result<(), Error> {
-        let mut waits = Some(waits);
         let mut retry = Retry::new(PART, health, shutdown);
         loop {
             // One attempt goes on until it ends: given up and repeated it would publish twice.
@@ -162,9 +160,7 @@ impl Feed {
                 published = &mut publishing => published,
                 () = sleep(SLOW) => {
                     health.set_failing(PART, "the log takes no events");
-                    if let Some(waits) = waits.take() {
-                        waits();
-                    }
+                    waits();
                     let published = tokio::select! {
                         biased;
                         published = &mut publishing => published,
@@ -181,7 +177,10 @@ impl Feed {
             };
             match published {
                 Ok(()) => return Ok(()),
-                Err(error) => retry.wait(error).await?,
+                Err(error) => {
+                    waits();
+                    retry.wait(error).await?;
+                }
             }
         }
     }

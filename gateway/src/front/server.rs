@@ -1,11 +1,13 @@
 //! Puts the front together: socket, certificate, rings, and the tasks that answer it.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use replica::{Effect, Follower};
 use sequencer::{Layout, Parker, Polled, run_polled};
+use service_kit::backoff;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use transport::Endpoint;
@@ -25,6 +27,9 @@ const RECEIVE_WINDOW: u32 = 512 << 10;
 const SEND_WINDOW: u64 = 4 << 20;
 /// How long a front with a thread of its own spins after the last work.
 const SPIN: Duration = Duration::from_millis(2);
+/// Pauses before the journal is followed again after an error: the first, and the longest.
+const RETRY_FIRST: Duration = Duration::from_millis(500);
+const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// A bound socket, before anybody is taken.
 pub struct Bound {
@@ -130,7 +135,7 @@ impl Bound {
         let answers = tokio::spawn(desk.run(asked, answering.clone()));
         let follow = follow_instruments(&market, &orders, &mut instruments);
         tokio::select! {
-            failed = follow => failed?,
+            never = follow => match never {},
             _ = &mut has_ended => {
                 answering.cancel();
                 return Err(Error::Start("the front has ended".to_owned()));
@@ -166,9 +171,21 @@ async fn follow_instruments(
     market: &Market,
     orders: &Orders,
     follower: &mut Follower,
-) -> Result<(), Error> {
+) -> Infallible {
+    let mut failed = 0;
     loop {
-        let batch = follower.next().await.map_err(Error::Replica)?;
+        let batch = match follower.next().await {
+            Ok(batch) => batch,
+            // The market waits for this one: it goes on from where it was. Behind a replica that has ended
+            // nothing comes, and the health says so.
+            Err(error) => {
+                tracing::error!(%error, "the sessions do not follow the journal");
+                tokio::time::sleep(backoff::doubled(RETRY_FIRST, failed, RETRY_MAX)).await;
+                failed += 1;
+                continue;
+            }
+        };
+        failed = 0;
         for effect in batch.iter().flat_map(|applied| &applied.effects) {
             if let Effect::Instrument(spec) = effect {
                 orders.give(Order::Instrument(*spec)).await;
