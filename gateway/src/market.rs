@@ -157,6 +157,17 @@ impl Market {
         )
     }
 
+    /// The same for a read that would rather not be answered than be told what is old (R178).
+    ///
+    /// # Errors
+    /// UNAVAILABLE `HISTORY_BEHIND` with the records that the history lacks.
+    pub async fn fresh(&self) -> Result<(), Status> {
+        match self.freshen().await {
+            0 => Ok(()),
+            lag => Err(refusal::history_behind(lag)),
+        }
+    }
+
     /// Returns when the journal has the sequence on disk.
     pub async fn durable(&self, sequence: Sequence) -> Result<(), Status> {
         let durable = self.commit.wait(sequence).await;
@@ -323,6 +334,14 @@ impl Market {
         let (db, id) = (&self.projection.db, &context.correlation_id);
         let noted = repo::note_request(db, key_hash, id, client_order, now_us()).await;
         noted.map_err(refusal::internal)
+    }
+
+    /// The same for a call that reduces risk: it goes on when the store does not take it.
+    pub async fn note_reduction(&self, context: &rpc::Context, key_hash: Id128) {
+        if self.note_request(context, key_hash, None).await.is_err() {
+            let id = &context.correlation_id;
+            tracing::warn!(id, "the store does not take what a cancel says of itself");
+        }
     }
 
     /// Turn of one change of the user's trading holds.

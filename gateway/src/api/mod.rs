@@ -208,6 +208,7 @@ impl MarketService for Api {
     ) -> Result<Response<GetOrderResponse>, Status> {
         let (caller, message) = opened(request)?;
         rpc::context::read(message.context);
+        self.market.fresh().await?;
         let row = find_order(&self.market, &caller, &message.order_id).await?;
         Ok(Response::new(GetOrderResponse {
             order: Some(render::order(&row)),
@@ -228,7 +229,7 @@ impl MarketService for Api {
         let status = filter.status.map_or("", |status| status.as_str());
         let hash = rpc::page::filter_hash(&[&filter.user_id, &filter.instrument_id, status]);
         let page = rpc::page::parse(message.pagination, hash)?;
-        self.market.freshen().await;
+        self.market.fresh().await?;
         let rows = repo::orders(&self.market.projection.db, &filter, before(&page)?).await;
         let mut rows = rows.map_err(refusal::internal)?;
         let pagination = page.finish(&mut rows, |row| place(row.sequence.cast_signed()));
@@ -262,7 +263,7 @@ impl MarketService for Api {
         };
         let hash = rpc::page::filter_hash(&[&filter.user_id, &filter.instrument_id]);
         let page = rpc::page::parse(message.pagination, hash)?;
-        self.market.freshen().await;
+        self.market.fresh().await?;
         let rows = repo::trades(&self.market.projection.db, &filter, before(&page)?).await;
         let mut rows = rows.map_err(refusal::internal)?;
         let pagination = page.finish(&mut rows, |row| place(row.key));

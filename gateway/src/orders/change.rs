@@ -27,7 +27,6 @@ pub async fn cancel(
     if let Some(answer) = market.answered(key_hash).await? {
         return answered_order(market, &answer.order_id, row).await;
     }
-    market.note_request(context, key_hash, None).await?;
     let (user, reason) = match actor {
         Actor::Owner => (
             market.bind_user(&row.user_id).await?,
@@ -50,6 +49,7 @@ pub async fn cancel(
             None => return Err(refusal::not_taken(&error)),
         },
     };
+    market.note_reduction(context, key_hash).await;
     let row = shown(market, &record, &row.order_id).await?;
     refuse_if_gone(&record)?;
     Ok(Answered::now(row))
@@ -203,7 +203,6 @@ pub async fn mass_cancel(
     if let Some(answer) = market.answered(key_hash).await? {
         return Ok(Answered::before(answer.cancelled));
     }
-    market.note_request(context, key_hash, None).await?;
     let scope = match wanted.user_id.as_str() {
         "" => MassScope::All,
         user_id => MassScope::User(market.bind_user(user_id).await?),
@@ -225,7 +224,10 @@ pub async fn mass_cancel(
         client_seq: 0,
         key_hash,
     });
-    cancel_all(market, request, key_hash).await
+    let cancelled = cancel_all(market, request, key_hash);
+    let noted = market.note_reduction(context, key_hash);
+    // Neither waits for the other.
+    tokio::join!(cancelled, noted).0
 }
 
 /// Asks for a command that cancels orders: how many it took. A state that is so already takes none.

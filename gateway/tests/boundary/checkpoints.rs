@@ -29,6 +29,7 @@ fn kept_short() -> Settings {
             every_commands: 20,
             every: Duration::from_millis(50),
             kept: 2,
+            ..SnapshotConfig::default()
         }),
         segment_bytes: 64 << 10,
         retain_bytes: Some(64 << 10),

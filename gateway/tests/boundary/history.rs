@@ -2,7 +2,9 @@
 
 use proto::common::v1::PaginationRequest;
 use proto::market::v1::*;
+use sqlx::Connection;
 use tonic::Code;
+use wire::ServerMessage;
 
 use crate::orders::{publish, text};
 use crate::world::*;
@@ -390,4 +392,94 @@ async fn r159_positions_and_instruments_follow_the_registrys_events() {
         (OrderStatus::Rejected, "INSTRUMENT_MATURED")
     );
     world.stop().await;
+}
+
+// rows: R178
+#[tokio::test]
+async fn r178_a_history_that_cannot_write_is_not_read_and_cancels_pass() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.read_wait_ms = 100;
+    let mut world = World::with(folder.path(), settings).await;
+    world.user("ann", "1000", "0").await;
+    let [first, second, third] = [1, 2, 3].map(|price| buy("ann", &price.to_string(), "1"));
+    let first = world.place(first).await.unwrap();
+    let second = world.place(second).await.unwrap();
+    world.place(third).await.unwrap();
+
+    // Somebody holds the file.
+    let file = folder.path().join("gateway/market.db");
+    let mut lock = sqlx::SqliteConnection::connect(&format!("sqlite:{}", file.display()))
+        .await
+        .unwrap();
+    sqlx::query("BEGIN IMMEDIATE")
+        .execute(&mut lock)
+        .await
+        .unwrap();
+    let (ann, mut of_ann) = world.session(login("ann", "a")).await;
+    let cancel = wire::Cancel {
+        engine_order_id: first.engine_order_id,
+        client_order_id: 0,
+    };
+    ann.send(0, cancel).await.unwrap();
+    until(&mut of_ann, |m| {
+        matches!(m, ServerMessage::Cancelled(_)).then_some(())
+    })
+    .await;
+    // What the member knows already is not contradicted.
+    let order_id = first.order_id.clone();
+    let request = GetOrderRequest {
+        context: None,
+        order_id,
+    };
+    let status = world.trader("ann").get_order(request.clone()).await;
+    let (code, text, reason) = refused(status.unwrap_err());
+    assert_eq!(
+        (code, reason.as_str()),
+        (Code::Unavailable, "HISTORY_BEHIND"),
+        "{text}"
+    );
+    let status = world
+        .trader("ann")
+        .list_orders(ListOrdersRequest::default())
+        .await;
+    assert_eq!(refused(status.unwrap_err()).2, "HISTORY_BEHIND");
+    // Cancels act at once; their answers wait for the history.
+    let open_orders = async |wanted| {
+        while world.status().await.instruments[0].open_orders != wanted {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    let one = world.cancel("ann", &second.order_id);
+    let rest = async {
+        open_orders(1).await;
+        mass_cancel(&world).await
+    };
+    let unlock = async {
+        open_orders(0).await;
+        lock.close().await.unwrap();
+    };
+    let all = async { tokio::join!(one, rest, unlock) };
+    let waited = tokio::time::timeout(std::time::Duration::from_secs(60), all).await;
+    let (one, rest, ()) = waited.expect("in time");
+    assert_eq!((one.unwrap().status(), rest), (OrderStatus::Cancelled, 1));
+    let read = world
+        .trader("ann")
+        .get_order(request)
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(read.order.unwrap().status(), OrderStatus::Cancelled);
+    world.stop().await;
+}
+
+/// Cancels everything of ann's; how many orders it took.
+async fn mass_cancel(world: &World) -> u32 {
+    let request = MassCancelRequest {
+        context: context("mass cancel"),
+        user_id: "ann".into(),
+        ..MassCancelRequest::default()
+    };
+    let answered = world.trader("ann").mass_cancel(request).await;
+    answered.unwrap().into_inner().cancelled
 }
