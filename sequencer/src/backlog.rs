@@ -57,7 +57,7 @@ pub struct Backlog {
     sessions: AtomicU64,
     checkpoint: AtomicU64,
     bounds: Bounds,
-    has_settlement_ended: AtomicBool,
+    settlement_stands: AtomicBool,
     is_closed: AtomicBool,
 }
 
@@ -71,7 +71,7 @@ impl Backlog {
             sessions: AtomicU64::new(u64::MAX),
             checkpoint: AtomicU64::new(u64::MAX),
             bounds,
-            has_settlement_ended: AtomicBool::new(false),
+            settlement_stands: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
         }
     }
@@ -83,15 +83,15 @@ impl Backlog {
         self.settlement_own.store(own_unread, Ordering::Relaxed);
     }
 
-    /// Nothing is settled any more until the next start: no more orders are taken.
-    pub fn settlement_ended(&self) {
-        self.has_settlement_ended.store(true, Ordering::Relaxed);
+    /// Settlement has failed, or goes on again: no orders are taken in between.
+    pub fn settlement_stands(&self, stands: bool) {
+        self.settlement_stands.store(stands, Ordering::Relaxed);
     }
 
     /// Records up to `sequence` that settlement has not applied; its own are no backlog.
     #[inline]
     pub fn settlement_lag(&self, sequence: Sequence) -> u64 {
-        if self.has_settlement_ended.load(Ordering::Relaxed) {
+        if self.settlement_stands.load(Ordering::Relaxed) {
             return u64::MAX;
         }
         let lag = sequence
@@ -391,7 +391,7 @@ mod tests {
         backlog.settlement_has(Sequence(1_104), 0);
         intake.look(&backlog, Sequence(1_104));
         assert_eq!(intake.stage(), Stage::Open);
-        backlog.settlement_ended();
+        backlog.settlement_stands(true);
         intake.look(&backlog, Sequence(1_104));
         assert_eq!(intake.stage(), Stage::Closed(Laggard::Settlement));
     }

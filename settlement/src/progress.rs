@@ -81,6 +81,13 @@ struct Flight {
     trades: u64,
 }
 
+impl Flight {
+    fn new(floor: Sequence, trades: u32) -> Self {
+        let trades = trades.into();
+        Self { floor, trades }
+    }
+}
+
 struct Inner {
     flights: BTreeMap<i64, Flight>,
     open_trades: u64,
@@ -133,10 +140,7 @@ impl Tracker {
 
     /// A batch is on its way.
     pub fn take_off(&self, number: i64, floor: Sequence, trades: u32) {
-        let flight = Flight {
-            floor,
-            trades: trades.into(),
-        };
+        let flight = Flight::new(floor, trades);
         self.inner().flights.insert(number, flight);
         self.publish(|_| {});
     }
@@ -204,9 +208,27 @@ impl Tracker {
         self.backlog.settlement_has(inner.applied, own);
     }
 
-    /// Nothing is settled any more until the next start: no more orders are to be taken.
-    pub fn give_up(&self) {
-        self.backlog.settlement_ended();
+    /// A worker has failed: no orders are to be taken.
+    pub fn stand_still(&self) {
+        self.backlog.settlement_stands(true);
+    }
+
+    /// The workers run again.
+    pub fn go_on(&self) {
+        self.backlog.settlement_stands(false);
+    }
+
+    /// The workers begin with these batches under way: number, floor and trades of each. All at once, or
+    /// what is final would be told while some of them are not known.
+    pub fn begin(&self, under_way: impl Iterator<Item = (i64, Sequence, u32)>) {
+        let mut inner = self.inner();
+        inner.flights = under_way
+            .map(|(number, floor, trades)| (number, Flight::new(floor, trades)))
+            .collect();
+        inner.open_trades = 0;
+        inner.own_unread = 0;
+        // Those that were returned and perhaps not journalled; which are is looked up.
+        inner.unreported = inner.bust.iter().copied().collect();
     }
 
     fn publish(&self, change: impl FnOnce(&mut Progress)) {

@@ -25,7 +25,7 @@ const FINALIZE_MAX: usize = 1_000;
 /// Takes posted batches in the order in which they were posted, until shutdown.
 ///
 /// # Errors
-/// [`Halt`]: nothing is brought to the chain any more until the next start.
+/// [`Halt`]: nothing is brought to the chain any more until the workers are begun again.
 pub(super) async fn run(
     shared: Arc<Shared>,
     mut posted: UnboundedReceiver<Stored>,

@@ -1,4 +1,4 @@
-//! Why a worker ends: with the platform, or for good until the next start.
+//! Why a worker ends: with the platform, or because it has failed.
 
 use replica::ReplicaError;
 use types::Sequence;

@@ -4,7 +4,8 @@
 //!
 //! Invariants: a batch is in the store before it is sent anywhere; a step's result is in the store before the
 //! next step; batches are posted in the order in which they were sealed, and submitted in that order; the
-//! ledger is ahead of the chain, never behind; one worker never outlives the others.
+//! ledger is ahead of the chain, never behind; one worker never outlives the others. When one fails all are
+//! begun again from the ledger's position, with growing pauses; the market takes no orders meanwhile.
 
 mod chain;
 mod check;
@@ -18,13 +19,17 @@ mod trouble;
 
 use futures::future::BoxFuture;
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use replica::Replica;
 use rpc::Context;
 use sequencer::{Backlog, Durable};
 use service_clients::{CallError, CfaClient, LedgerClient, Policy};
+use service_kit::backoff;
 use service_kit::clock::{now_ns, now_us};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -123,8 +128,15 @@ pub enum StartError {
     Ledger(CallError),
 }
 
-/// What the workers share.
-struct Shared {
+/// Pauses before the workers are begun again: the first, and the longest. So long they also have to run
+/// for the market to be open again.
+const RETRY_FIRST: Duration = Duration::from_millis(500);
+const RETRY_MAX: Duration = Duration::from_secs(30);
+/// What is named in the health when a worker has failed.
+const ENDED: &str = "ended";
+
+/// What stays when workers are begun again.
+struct Kept {
     config: SettlementConfig,
     node: NodeId,
     repo: Repo,
@@ -135,8 +147,21 @@ struct Shared {
     suspended: watch::Sender<BTreeMap<String, Suspension>>,
     /// Held from the reading of the store to the publishing of what it says.
     publishing: tokio::sync::Mutex<()>,
+}
+
+/// What the workers share.
+struct Shared {
+    kept: Arc<Kept>,
     /// Ends with the platform, or as soon as one of the workers has ended.
     shutdown: CancellationToken,
+}
+
+impl Deref for Shared {
+    type Target = Kept;
+
+    fn deref(&self) -> &Kept {
+        &self.kept
+    }
 }
 
 impl Shared {
@@ -145,7 +170,9 @@ impl Shared {
         let ended = self.shutdown.run_until_cancelled(work).await;
         ended.ok_or(Halt::Stopped)
     }
+}
 
+impl Kept {
     /// Publishes which users may not trade, as the store has it.
     async fn publish_suspensions(&self) -> Result<(), StoreError> {
         let _in_order = self.publishing.lock().await;
@@ -163,8 +190,8 @@ impl Shared {
 
 /// A running settlement.
 pub struct SettlementHandle {
-    shared: Arc<Shared>,
-    workers: Vec<JoinHandle<()>>,
+    kept: Arc<Kept>,
+    keeper: JoinHandle<()>,
 }
 
 /// Last record of a node's journal whose postings are all in a ledger.
@@ -195,42 +222,61 @@ pub fn start(
     Box::pin(async move {
         let node = NodeId::new(config.node).ok_or(StartError::Node(config.node))?;
         let repo = Repo::open(&config.data_dir.join("settlement.db")).await?;
-        let tracker = Tracker::new(deps.backlog, repo.bust_trades().await?);
-        let open = repo.open_batches().await?;
-        let shared = Arc::new(Shared {
+        let tracker = Tracker::new(deps.backlog.clone(), repo.bust_trades().await?);
+        let kept = Arc::new(Kept {
             config,
             node,
             repo,
             tracker,
             // Every step is repeated here until it succeeds.
-            ledger: LedgerClient::new(deps.ledger, SOURCE).with_policy(Policy::once()),
-            cfa: CfaClient::new(deps.cfa, SOURCE).with_policy(Policy::once()),
+            ledger: LedgerClient::new(deps.ledger.clone(), SOURCE).with_policy(Policy::once()),
+            cfa: CfaClient::new(deps.cfa.clone(), SOURCE).with_policy(Policy::once()),
             troubles: Troubles::new(),
             suspended: watch::Sender::default(),
             publishing: tokio::sync::Mutex::default(),
-            shutdown: shutdown.child_token(),
         });
-        shared.publish_suspensions().await?;
-        let (posted, batches) = tokio::sync::mpsc::unbounded_channel();
-        let commands = Commands {
-            shared: shared.clone(),
-            replica: deps.replica.clone(),
-            journal: deps.journal,
-        };
-        let poster = poster::Poster::new(shared.clone(), deps.replica, deps.durable, posted);
-        let bringing = chain::run(shared.clone(), batches);
-        let workers = vec![
-            watched(&shared, trouble::JOURNAL, poster.run(open)),
-            watched(&shared, trouble::CHAIN, bringing),
-            watched(
-                &shared,
-                trouble::JOURNAL,
-                commands.clone().report_progress(),
-            ),
-            watched(&shared, trouble::JOURNAL, commands.follow_suspensions()),
-        ];
-        Ok(SettlementHandle { shared, workers })
+        kept.publish_suspensions().await?;
+        let first = begin(&kept, &deps, &shutdown).await?;
+        let keeper = tokio::spawn(keep(kept.clone(), deps, shutdown, first));
+        Ok(SettlementHandle { kept, keeper })
     })
+}
+
+/// The workers of one run; each says why it has failed, if it has.
+type Workers = Vec<JoinHandle<Option<Failure>>>;
+
+/// A part of the health, and why a worker of it has failed.
+type Failure = (&'static str, String);
+
+/// Starts the workers at the ledger's position.
+async fn begin(
+    kept: &Arc<Kept>,
+    deps: &SettlementDeps,
+    shutdown: &CancellationToken,
+) -> Result<Workers, StoreError> {
+    let open = kept.repo.open_batches().await?;
+    let shared = Arc::new(Shared {
+        kept: kept.clone(),
+        shutdown: shutdown.child_token(),
+    });
+    let (posted, batches) = tokio::sync::mpsc::unbounded_channel();
+    let commands = Commands {
+        shared: shared.clone(),
+        replica: deps.replica.clone(),
+        journal: deps.journal.clone(),
+    };
+    let (replica, durable) = (deps.replica.clone(), deps.durable.clone());
+    let poster = poster::Poster::new(shared.clone(), replica, durable, posted);
+    poster.take_over(&open);
+    let bringing = chain::run(shared.clone(), batches);
+    let reporting = commands.clone().report_progress();
+    let following = commands.follow_suspensions();
+    Ok(vec![
+        watched(&shared, trouble::JOURNAL, poster.run(open)),
+        watched(&shared, trouble::CHAIN, bringing),
+        watched(&shared, trouble::JOURNAL, reporting),
+        watched(&shared, trouble::JOURNAL, following),
+    ])
 }
 
 /// A worker that takes the others with it: half a settlement would post what never gets to the chain, or the reverse.
@@ -238,7 +284,7 @@ fn watched(
     shared: &Arc<Shared>,
     part: &'static str,
     work: impl Future<Output = Result<(), Halt>> + Send + 'static,
-) -> JoinHandle<()> {
+) -> JoinHandle<Option<Failure>> {
     let shared = shared.clone();
     tokio::spawn(async move {
         let failed = match tokio::spawn(work).await {
@@ -246,30 +292,81 @@ fn watched(
             Ok(Err(error)) => Some(error.to_string()),
             Err(panic) => Some(panic.to_string()),
         };
-        if let Some(reason) = failed {
+        if let Some(reason) = &failed {
             tracing::error!(
                 part,
                 reason,
                 severity = "critical",
-                "settlement has ended: it is taken up by the next start"
+                "settlement has failed and is begun again; no orders are taken meanwhile"
             );
-            shared.troubles.note(part, "ended", &reason, true);
-            shared.tracker.give_up();
+            shared.troubles.note(part, ENDED, reason, true);
+            shared.tracker.stand_still();
         }
         shared.shutdown.cancel();
+        failed.map(|reason| (part, reason))
     })
+}
+
+/// Begins the workers again when they have failed, until shutdown.
+async fn keep(
+    kept: Arc<Kept>,
+    deps: SettlementDeps,
+    shutdown: CancellationToken,
+    mut workers: Workers,
+) {
+    let mut failed = 0;
+    loop {
+        let pause = backoff::doubled(RETRY_FIRST, failed, RETRY_MAX);
+        let mut ending = pin!(futures::future::join_all(workers));
+        let ended = tokio::select! {
+            ended = &mut ending => ended,
+            // They have run for a while.
+            () = tokio::time::sleep(pause), if failed > 0 => {
+                for part in [trouble::JOURNAL, trouble::CHAIN] {
+                    kept.troubles.clear(part, ENDED);
+                }
+                kept.tracker.go_on();
+                failed = 0;
+                ending.await
+            }
+        };
+        let has_failed = ended.iter().any(|ended| !matches!(ended, Ok(None)));
+        if shutdown.is_cancelled() || !has_failed {
+            return;
+        }
+        loop {
+            let pause = backoff::doubled(RETRY_FIRST, failed, RETRY_MAX);
+            let pausing = shutdown.run_until_cancelled(tokio::time::sleep(pause));
+            if pausing.await.is_none() {
+                return;
+            }
+            failed += 1;
+            match begin(&kept, &deps, &shutdown).await {
+                Ok(again) => {
+                    workers = again;
+                    break;
+                }
+                Err(error) => {
+                    let reason = error.to_string();
+                    tracing::error!(reason, "settlement cannot read its store; tried again");
+                    kept.troubles.note(trouble::STORE, ENDED, &reason, true);
+                }
+            }
+        }
+        kept.troubles.clear(trouble::STORE, ENDED);
+    }
 }
 
 impl SettlementHandle {
     pub fn stats(&self) -> Stats {
-        let shared = &self.shared;
-        shared.tracker.stats(shared.troubles.stuck())
+        let kept = &self.kept;
+        kept.tracker.stats(kept.troubles.stuck())
     }
 
     /// Parts `settlement-ledger`, `settlement-chain`, `settlement-journal`, `settlement-store`, each with what
     /// waits and why.
     pub fn health(&self) -> rpc::Health {
-        self.shared.troubles.health()
+        self.kept.troubles.health()
     }
 
     /// Waits until the ledger has everything up to `sequence`.
@@ -283,7 +380,7 @@ impl SettlementHandle {
     }
 
     async fn wait(&self, until: impl FnMut(&Progress) -> bool) {
-        let mut progress = self.shared.tracker.watch();
+        let mut progress = self.kept.tracker.watch();
         let reached = progress.wait_for(until).await;
         drop(reached.expect("the tracker outlives its handle"));
     }
@@ -294,25 +391,23 @@ impl SettlementHandle {
     /// # Errors
     /// The store cannot be read.
     pub async fn breaks(&self) -> Result<Vec<BreakRow>, StoreError> {
-        self.shared.repo.breaks().await
+        self.kept.repo.breaks().await
     }
 
     /// Users whom settlement blocks or is about to unblock, by user id; kept over a restart until the
     /// journal has the end of the block.
     pub fn suspensions(&self) -> BTreeMap<String, Suspension> {
-        self.shared.suspended.borrow().clone()
+        self.kept.suspended.borrow().clone()
     }
 
     /// Waits for the workers to end after the shutdown token was cancelled; what is under way is taken up at
     /// the next start.
     pub fn stopped(self) -> BoxFuture<'static, ()> {
         Box::pin(async move {
-            for worker in self.workers {
-                if worker.await.is_err() {
-                    tracing::error!("a settlement worker ended with a panic");
-                }
+            if self.keeper.await.is_err() {
+                tracing::error!("settlement's keeper ended with a panic");
             }
-            self.shared.repo.close().await;
+            self.kept.repo.close().await;
         })
     }
 }

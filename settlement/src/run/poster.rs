@@ -91,13 +91,12 @@ impl Poster {
         }
     }
 
-    /// Runs until shutdown.
+    /// Runs until shutdown, at first with the batches that are not final.
     ///
     /// # Errors
-    /// [`Halt`]: nothing can be posted any more until the next start.
+    /// [`Halt`]: nothing can be posted any more until the workers are begun again.
     pub async fn run(mut self, open: Vec<Stored>) -> Result<(), Halt> {
         for row in open {
-            self.take_off(&row);
             if row.saga.state == State::Sealed {
                 self.refuse_unjournalled(&row)?;
                 self.post(row).await?;
@@ -344,9 +343,20 @@ impl Poster {
 
     /// Everything before the batch is settled when it is.
     fn take_off(&self, row: &Stored) {
-        let is_main = self.is_main(row);
-        let floor = Sequence(if is_main { row.first - 1 } else { row.covers });
+        let floor = self.floor(row);
         self.shared.tracker.take_off(row.number, floor, row.trades);
+    }
+
+    /// These batches are under way when the workers begin.
+    pub fn take_over(&self, open: &[Stored]) {
+        let under_way = open.iter();
+        let under_way = under_way.map(|row| (row.number, self.floor(row), row.trades));
+        self.shared.tracker.begin(under_way);
+    }
+
+    fn floor(&self, row: &Stored) -> Sequence {
+        let is_main = self.is_main(row);
+        Sequence(if is_main { row.first - 1 } else { row.covers })
     }
 
     pub(super) fn publish(&self, settler: &Settler) {

@@ -528,11 +528,6 @@ impl Platform {
     /// Stops settlement at whatever it is doing, and the ledger.
     pub async fn stop(self) {
         self.stop_settlement.cancel();
-        self.ended().await;
-    }
-
-    /// Waits until settlement has ended by itself, and stops the ledger.
-    pub async fn ended(self) {
         self.settlement.stopped().await;
         drop(self.journal);
         self.ledger_slot.clear();
