@@ -9,6 +9,7 @@ use admission::{Admission, AdmissionConfig, AdmissionImage, Session};
 use engine::{Book, BookImage};
 use rkyv::rancor::Error as RkyvError;
 use rkyv::util::AlignedVec;
+use types::command::FORMAT;
 use types::{Sequence, SessionIx};
 
 use crate::checkpoint::Checkpoints;
@@ -27,7 +28,8 @@ pub struct CoreImage {
     beside: Vec<u8>,
 }
 
-const VERSION: u32 = 6;
+/// Whoever changes the image raises it: a data folder has checkpoints of one version alone.
+const VERSION: u32 = FORMAT;
 
 /// Why a snapshot cannot be used.
 #[derive(Debug, thiserror::Error)]
