@@ -17,7 +17,7 @@ pub const USERS: u64 = 10_000;
 /// Minor units that each starts with.
 const START_MINOR: u64 = 1_000_000_000;
 const AMOUNT_MINOR_MAX: u64 = 1_000;
-pub const INSTRUMENT: &str = "CFA-RUB";
+pub const INSTRUMENT: &str = types::CFA_RUB;
 const RESERVE: &str = "system:reserve:CFA-RUB";
 /// The house: the credit side of everything when accounts are hot.
 const HOUSE: &str = "system:fees:CFA-RUB";

@@ -250,7 +250,7 @@ fn value(field: &FieldDescriptor, word: &str) -> anyhow::Result<Value> {
         Kind::Message(message) => match message.full_name() {
             "platform.common.v1.Decimal" => json!({ "value": word }),
             "platform.common.v1.Money" => amount(word, "RUB"),
-            "platform.common.v1.MonetaryAmount" => amount(word, "CFA-RUB"),
+            "platform.common.v1.MonetaryAmount" => amount(word, types::CFA_RUB),
             "google.protobuf.Timestamp" => json!(word),
             _ => serde_json::from_str(word).context("JSON of the message is expected")?,
         },

@@ -159,7 +159,7 @@ mod tests {
             holder => eip55(&onchain_address(holder)),
         };
         ChainTransfer {
-            instrument_id: "CFA-RUB".to_owned(),
+            instrument_id: types::CFA_RUB.to_owned(),
             from_address: address(from),
             to_address: address(to),
             quantity: quantity.parse().expect("number"),
@@ -185,7 +185,7 @@ mod tests {
     fn ledger(balances: &[(&str, &str)]) -> Ledger {
         let mut ledger = Ledger::default();
         for (name, balance) in balances {
-            let key = ("CFA-RUB".to_owned(), own_name(name));
+            let key = (types::CFA_RUB.to_owned(), own_name(name));
             add(&mut ledger.balances, key, balance.parse().expect("number")).expect("added");
         }
         ledger
@@ -249,7 +249,7 @@ mod tests {
         before[5] = ("system:reserve:CFA-RUB", "-100.00");
         let mut ledger = ledger(&before);
         for name in ["alice:CFA-RUB", "system:reserve:CFA-RUB"] {
-            let key = ("CFA-RUB".to_owned(), name.to_owned());
+            let key = (types::CFA_RUB.to_owned(), name.to_owned());
             ledger.in_flight.insert(key, "20".parse().expect("number"));
         }
         let found = compare(&chain(), &ledger);

@@ -104,7 +104,7 @@ async fn fund(story: &mut Story, instrument: &str, member: &Member) -> anyhow::R
         story
             .balance_is(&format!("{user}:CFA-RUB"), &amount)
             .await?;
-        open_hold(story, user, "CFA-RUB", &amount).await?;
+        open_hold(story, user, types::CFA_RUB, &amount).await?;
         story.step(
             &format!("A member deposited {amount} and blocked it for trading"),
             &[("user_id", user), ("payment_id", &payment)],

@@ -64,7 +64,7 @@ pub fn limit_amount(value: &common::Money) -> Result<Decimal, Status> {
 
 pub fn rubles(field: &'static str, value: &common::Money) -> Result<(), Status> {
     match value.currency_code.as_str() {
-        "RUB" | "CFA-RUB" => Ok(()),
+        "RUB" | types::CFA_RUB => Ok(()),
         other => Err(invalid_argument(
             field,
             format!("is in `{other}`, `RUB` is expected"),
