@@ -438,7 +438,8 @@ impl Raw {
         Self::try_connect(world).await.unwrap()
     }
 
-    async fn try_connect(world: &World) -> Result<Self, quinn::ConnectionError> {
+    /// What a client says of itself to the world's gateway.
+    fn config(world: &World) -> quinn::ClientConfig {
         let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
         let certificate = std::fs::read(world.folder.join("gateway/tls/cert.der")).unwrap();
         let mut roots = rustls::RootCertStore::empty();
@@ -450,8 +451,12 @@ impl Raw {
             .with_no_client_auth();
         tls.alpn_protocols = vec![wire::ALPN.to_vec()];
         let crypto = quinn::crypto::rustls::QuicClientConfig::try_from(tls).unwrap();
+        quinn::ClientConfig::new(std::sync::Arc::new(crypto))
+    }
+
+    async fn try_connect(world: &World) -> Result<Self, quinn::ConnectionError> {
         let mut endpoint = quinn::Endpoint::client(([127, 0, 0, 1], 0).into()).unwrap();
-        endpoint.set_default_client_config(quinn::ClientConfig::new(std::sync::Arc::new(crypto)));
+        endpoint.set_default_client_config(Self::config(world));
         let connection = endpoint
             .connect(world.gateway.trading_address(), "cfa-trade")
             .unwrap()
@@ -1168,6 +1173,41 @@ async fn connections_are_bounded_per_address_and_in_all_and_a_closed_one_makes_r
         .await;
         world.stop().await;
     }
+}
+
+// `design.md` 7: who begins connections under foreign addresses makes no state past the bound.
+#[tokio::test]
+async fn past_64_half_open_connections_a_peer_first_shows_that_it_owns_its_address() {
+    use transport::proto as quic;
+    const BOUND: usize = 64;
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    let address = world.gateway.trading_address();
+    let config = std::sync::Arc::new(quic::EndpointConfig::default());
+    let mut endpoint = quic::Endpoint::new(config, None, true, None);
+    let mut sockets = Vec::new();
+    for begun in 0..=BOUND {
+        let now = std::time::Instant::now();
+        let connecting = endpoint.connect(now, Raw::config(&world), address, "cfa-trade");
+        let (_, mut connection) = connecting.unwrap();
+        let mut initial = Vec::new();
+        let sent = connection.poll_transmit(now, 1, &mut initial);
+        assert!(sent.is_some());
+        // The first datagram that comes back to a socket of its own is the answer; nothing more is said.
+        let socket = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        socket.send_to(&initial, address).await.unwrap();
+        let mut answer = [0; 2_048];
+        within(socket.recv(&mut answer)).await.unwrap();
+        let is_retry = answer[0] & 0x30 == 0x30;
+        assert_eq!(is_retry, begun == BOUND, "after {begun}");
+        sockets.push(socket);
+    }
+    // A client that answers a Retry gets in.
+    let mut raw = Raw::connect(&world).await;
+    raw.send(0, 0, raw_login("ann", "a", 0)).await;
+    raw.until(|m| matches!(m, ServerMessage::LoginAccepted(_)))
+        .await;
+    world.stop().await;
 }
 
 // rows: R343
