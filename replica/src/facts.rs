@@ -192,6 +192,8 @@ pub enum Effect {
         quantity: Lots,
         reason: CancelReason,
     },
+    /// The book has refused a cancel or an amend.
+    ChangeRefused(RejectReason),
     /// Settlement is further.
     Settled {
         posted: Sequence,

@@ -404,7 +404,8 @@ impl Hear for Effects<'_> {
                 self.note(effect);
             }
             Event::PhaseChanged(_) => self.instrument(admission, e.instrument),
-            Event::AmendRejected(_) | Event::CancelRejected(_) => {}
+            Event::AmendRejected(event) => self.note(Effect::ChangeRefused(event.reason)),
+            Event::CancelRejected(event) => self.note(Effect::ChangeRefused(event.reason)),
         }
     }
 }

@@ -233,6 +233,7 @@ impl Copies {
             | Effect::Session(_)
             | Effect::Accepted(_)
             | Effect::Rested(_)
+            | Effect::ChangeRefused(_)
             | Effect::Settled { .. }
             | Effect::Bust(_) => {}
         }
@@ -391,6 +392,7 @@ pub fn money_effects(applied: &Applied) -> usize {
         | Effect::Entered(_)
         | Effect::Accepted(_)
         | Effect::Rested(_)
+        | Effect::ChangeRefused(_)
         | Effect::Settled { .. }
         | Effect::Bust(_) => false,
     };

@@ -13,7 +13,7 @@ use types::{
 use super::{Actor, Answered, find, shown};
 use crate::funding;
 use crate::market::{MONEY_DECIMALS, Market};
-use crate::projection::rows::OrderRow;
+use crate::projection::rows::{AnswerRow, OrderRow};
 use crate::refusal;
 
 /// CancelOrder.
@@ -25,7 +25,7 @@ pub async fn cancel(
 ) -> Result<Answered<OrderRow>, Status> {
     let key_hash = derived::key_hash("CancelOrder", &row.user_id, &context.idempotency_key);
     if let Some(answer) = market.answered(key_hash).await? {
-        return answered_order(market, &answer.order_id, row).await;
+        return answered_order(market, Some(answer), row).await;
     }
     let (user, reason) = match actor {
         Actor::Owner => (
@@ -73,7 +73,7 @@ pub async fn amend(
 ) -> Result<Answered<OrderRow>, Status> {
     let key_hash = derived::key_hash("AmendOrder", &row.user_id, &context.idempotency_key);
     if let Some(answer) = market.answered(key_hash).await? {
-        return answered_order(market, &answer.order_id, row).await;
+        return answered_order(market, Some(answer), row).await;
     }
     market
         .identity
@@ -256,21 +256,25 @@ pub(super) async fn cancel_all(
     Ok(Answered::now(u32::try_from(count).unwrap_or(u32::MAX)))
 }
 
-/// What a repeated cancel or amend is told: the order as it stands. The key may name another order than the
-/// repeat does: the first one counts (T12).
+/// What a repeated cancel or amend is told: the refusal of the first one, or the order as it stands. The key may
+/// name another order than the repeat does: the first one counts (T12).
 async fn answered_order(
     market: &Market,
-    order_id: &str,
+    answer: Option<AnswerRow>,
     row: &OrderRow,
 ) -> Result<Answered<OrderRow>, Status> {
-    if order_id.is_empty() {
-        // The first call found the order gone.
+    let Some(answer) = answer else {
         return Err(refusal::order_not_open());
+    };
+    if let Some(reason) = answer.refusal {
+        return Err(refusal::refused(&reason.into()));
     }
-    if order_id == row.order_id {
-        return Ok(Answered::before(row.clone()));
+    match answer.order_id.as_str() {
+        // The first call found the order gone.
+        "" => Err(refusal::order_not_open()),
+        order_id if order_id == row.order_id => Ok(Answered::before(row.clone())),
+        order_id => find(market, order_id).await.map(Answered::before),
     }
-    find(market, order_id).await.map(Answered::before)
 }
 
 /// The answers to a refusal that are no plain error: the order has ended (its handle names nobody any more), or
@@ -288,8 +292,7 @@ async fn gone_or_before(
         RejectReason::UnknownOrder | RejectReason::OrderNotOpen => Err(refusal::order_not_open()),
         RejectReason::DuplicateRequest => {
             let answer = market.answered_by(reject, key_hash).await?;
-            let order_id = answer.map(|answer| answer.order_id).unwrap_or_default();
-            answered_order(market, &order_id, row).await.map(Some)
+            answered_order(market, answer, row).await.map(Some)
         }
         _ => Ok(None),
     }

@@ -3,7 +3,7 @@
 
 use replica::{Applied, Batch, Cause, Effect, Order, Trade};
 use types::command::RequestKind;
-use types::{Id128, OrderStatus, OrderType, Sequence, Ticks};
+use types::{Id128, OrderStatus, OrderType, RejectReason, Sequence, Ticks};
 
 /// An order as the last record of a batch leaves it.
 #[derive(Clone, Copy)]
@@ -36,6 +36,8 @@ pub struct Answer {
     pub order: Sequence,
     /// Orders that it cancelled.
     pub cancelled: u32,
+    /// Why the book has refused the change that it asked for.
+    pub refusal: Option<RejectReason>,
 }
 
 /// Everything that a batch writes.
@@ -74,6 +76,7 @@ impl<'a> Rows<'a> {
             sequence: cause.sequence,
             order: Sequence::ZERO,
             cancelled: 0,
+            refusal: None,
         };
         for effect in &applied.effects {
             match effect {
@@ -106,6 +109,7 @@ impl<'a> Rows<'a> {
                     answer.about(order);
                     answer.cancelled += 1;
                 }
+                Effect::ChangeRefused(reason) => answer.refusal = Some(*reason),
                 Effect::User(..)
                 | Effect::Instrument(_)
                 | Effect::Session(_)

@@ -1,6 +1,6 @@
 //! Rows of the history as its readers see them.
 
-use types::{Decimal, OrderStatus, OrderType, Side, StpMode, TimeInForce};
+use types::{Decimal, OrderStatus, OrderType, RejectReason, Side, StpMode, TimeInForce};
 
 /// An order as a caller reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +82,8 @@ pub struct AnswerRow {
     pub sequence: u64,
     pub order_id: String,
     pub cancelled: u32,
+    /// Why the book has refused the change that was asked for.
+    pub refusal: Option<RejectReason>,
 }
 
 #[cfg(test)]

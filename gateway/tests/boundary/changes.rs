@@ -325,3 +325,39 @@ async fn mass_cancel_takes_what_its_filters_name() {
     );
     world.stop().await;
 }
+
+#[tokio::test]
+async fn t12_a_repeat_of_a_change_that_the_book_has_refused_is_told_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    world.user("bob", "0", "1").await;
+    world.place(sell("bob", "12", "1")).await.unwrap();
+    let mut order = buy("ann", "10", "1");
+    order.post_only = true;
+    let order = world.place(order).await.unwrap();
+    let context = context("would trade");
+    let amend = AmendOrderRequest {
+        context,
+        order_id: order.order_id.clone(),
+        price: decimal("12"),
+        quantity: None,
+    };
+    for _ in 0..2 {
+        let status = world.trader("ann").amend_order(amend.clone()).await;
+        let (code, text, reason) = refused(status.unwrap_err());
+        assert_eq!(
+            (code, text.as_str(), reason.as_str()),
+            (
+                Code::FailedPrecondition,
+                "Order would trade at once",
+                "POST_ONLY"
+            )
+        );
+    }
+    assert_eq!(
+        world.order(&order.order_id).await.unwrap().status(),
+        OrderStatus::Open
+    );
+    world.stop().await;
+}

@@ -21,8 +21,8 @@ use sqlx::{QueryBuilder, Row, Sqlite, SqlitePool, sqlite::SqliteRow};
 use tokio::sync::watch;
 use types::derived::{self, DerivedFrom};
 use types::{
-    Decimal, Id128, NodeId, OrderStatus, OrderType, Sequence, Side, StpMode, TimeInForce,
-    order_uuid, trade_uuid,
+    Decimal, Id128, NodeId, OrderStatus, OrderType, RejectReason, Sequence, Side, StpMode,
+    TimeInForce, order_uuid, trade_uuid,
 };
 
 pub use requests::*;
@@ -32,7 +32,8 @@ use crate::Error;
 
 /// The schema, applied after that of outbox and inbox.
 static MIGRATOR: std::sync::LazyLock<sqlx::migrate::Migrator> = events::migrations!(
-    "migrations/sqlite": "0001_market", "0002_lists", "0003_integer_keys"
+    "migrations/sqlite": "0001_market", "0002_lists", "0003_integer_keys",
+    "0004_refused_changes"
 );
 
 /// Pages of the write-ahead log between two checkpoints, 64 MiB. A busy market changes the last page
@@ -290,7 +291,7 @@ pub async fn trades(
 /// What was answered under a key.
 pub async fn answer(db: &Store, key_hash: Id128) -> Result<Option<AnswerRow>, Error> {
     let row = sqlx::query(
-        "SELECT a.sequence, a.order_sequence, a.cancelled, o.created_ns FROM answers a \
+        "SELECT a.sequence, a.order_sequence, a.cancelled, a.refusal, o.created_ns FROM answers a \
          LEFT JOIN orders o ON o.sequence = a.order_sequence WHERE a.key_hash = $1",
     )
     .bind(key_hash.as_u128().to_be_bytes().to_vec())
@@ -308,6 +309,10 @@ pub async fn answer(db: &Store, key_hash: Id128) -> Result<Option<AnswerRow>, Er
             sequence: row.try_get::<i64, _>("sequence")?.unsigned_abs(),
             order_id: order_id.transpose()?.unwrap_or_default(),
             cancelled: row.try_get("cancelled")?,
+            refusal: match row.try_get::<Option<i64>, _>("refusal")? {
+                Some(_) => Some(code(&row, "refusal", RejectReason::from_code)?),
+                None => None,
+            },
         })
     })
     .transpose()

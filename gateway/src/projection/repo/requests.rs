@@ -19,6 +19,7 @@ pub async fn note_answer(db: &Store, key_hash: Id128) -> Result<(), Error> {
         sequence: Sequence::ZERO,
         order: Sequence::ZERO,
         cancelled: 0,
+        refusal: None,
     };
     let note = move |tx: &DirectTx| insert_answer(tx, &answer);
     db.file.transact(note).await

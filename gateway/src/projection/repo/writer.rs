@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use events::DirectTx;
 use replica::{Names, Trade};
-use types::{Decimal, InstrumentIx, OrderStatus, Sequence, Side, UserIx, derived};
+use types::{Decimal, InstrumentIx, OrderStatus, RejectReason, Sequence, Side, UserIx, derived};
 
 use super::trade_key;
 use crate::Error;
@@ -23,8 +23,8 @@ pub const INSERT_TRADE: &str = "INSERT INTO trades (id, buy_order, sell_order, b
      quantity, fee_minor, number, aggressor_side, executed_ns) \
      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)";
 pub const SET_POSITION: &str = "UPDATE projection SET sequence = ?1 WHERE id = 1";
-const INSERT_ANSWER: &str = "INSERT INTO answers (key_hash, sequence, order_sequence, cancelled) \
-     VALUES (?1, ?2, ?3, ?4) ON CONFLICT (key_hash) DO NOTHING";
+const INSERT_ANSWER: &str = "INSERT INTO answers (key_hash, sequence, order_sequence, cancelled, refusal) \
+     VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT (key_hash) DO NOTHING";
 const USER: &str = "INSERT INTO users (user_id) VALUES (?1) \
      ON CONFLICT (user_id) DO UPDATE SET user_id = excluded.user_id RETURNING user";
 const INSTRUMENT: &str = "INSERT INTO instruments (instrument_id, tick_mantissa, tick_scale, lot_mantissa, lot_scale) \
@@ -290,6 +290,7 @@ pub(super) fn insert_answer(tx: &DirectTx, answer: &Answer) -> Result<(), Error>
         signed(answer.sequence.get()),
         signed(answer.order.get()),
         answer.cancelled,
+        answer.refusal.map(RejectReason::code),
     );
     Ok(())
 }
