@@ -18,17 +18,23 @@ fn bad(field: &str, problem: impl ToString) -> Status {
     rpc::status::invalid_argument(field, problem.to_string())
 }
 
+/// The value of an enumeration. One that this version does not know is refused, whatever it may mean later (R339).
+fn known<E: TryFrom<i32>>(field: &str, value: i32) -> Result<E, Status> {
+    E::try_from(value).map_err(|_| bad(field, format!("has no value {value}")))
+}
+
 /// An order but for the instrument's steps: those are [`in_steps`]'s. User, key and client order id
 /// are the caller's to fill in.
 pub fn order(order: &pb::Order) -> Result<(NewRequest, Option<Decimal>, Decimal), Status> {
-    let side = side("order.side", order.side).ok().flatten();
+    let side = side("order.side", order.side)?;
     let side = side.ok_or_else(|| bad("order.side", "is required"))?;
-    let order_type = match order.r#type() {
+    let order_type = match known("order.type", order.r#type)? {
         pb::OrderType::Limit => OrderType::Limit,
         pb::OrderType::Market => OrderType::Market,
         pb::OrderType::Unspecified => return Err(bad("order.type", "is required")),
     };
-    let time_in_force = match (order.time_in_force(), order_type) {
+    let time_in_force = known("order.time_in_force", order.time_in_force)?;
+    let time_in_force = match (time_in_force, order_type) {
         (pb::TimeInForce::Unspecified, OrderType::Limit) => TimeInForce::Gtc,
         (pb::TimeInForce::Unspecified, OrderType::Market) => TimeInForce::Ioc,
         (pb::TimeInForce::Gtc | pb::TimeInForce::Gtd, OrderType::Market) => {
@@ -42,7 +48,8 @@ pub fn order(order: &pb::Order) -> Result<(NewRequest, Option<Decimal>, Decimal)
         (pb::TimeInForce::Ioc, _) => TimeInForce::Ioc,
         (pb::TimeInForce::Fok, _) => TimeInForce::Fok,
     };
-    let stp = match order.self_trade_prevention() {
+    let field = "order.self_trade_prevention";
+    let stp = match known(field, order.self_trade_prevention)? {
         pb::SelfTradePrevention::Unspecified | pb::SelfTradePrevention::CancelNewest => {
             StpMode::CancelNewest
         }
@@ -199,32 +206,30 @@ fn minor(asset: &Asset, field: &str, value: Decimal) -> Result<Minor, Status> {
 }
 
 pub fn side(field: &str, value: i32) -> Result<Option<Side>, Status> {
-    match pb::OrderSide::try_from(value) {
-        Ok(pb::OrderSide::Unspecified) => Ok(None),
-        Ok(pb::OrderSide::Buy) => Ok(Some(Side::Buy)),
-        Ok(pb::OrderSide::Sell) => Ok(Some(Side::Sell)),
-        Err(_) => Err(bad(field, "is no side")),
-    }
+    Ok(match known(field, value)? {
+        pb::OrderSide::Unspecified => None,
+        pb::OrderSide::Buy => Some(Side::Buy),
+        pb::OrderSide::Sell => Some(Side::Sell),
+    })
 }
 
 pub fn status(field: &str, value: i32) -> Result<Option<OrderStatus>, Status> {
-    match pb::OrderStatus::try_from(value) {
-        Ok(pb::OrderStatus::Unspecified) => Ok(None),
-        Ok(pb::OrderStatus::Open) => Ok(Some(OrderStatus::Open)),
-        Ok(pb::OrderStatus::PartiallyFilled) => Ok(Some(OrderStatus::PartiallyFilled)),
-        Ok(pb::OrderStatus::Filled) => Ok(Some(OrderStatus::Filled)),
-        Ok(pb::OrderStatus::Cancelled) => Ok(Some(OrderStatus::Cancelled)),
-        Ok(pb::OrderStatus::Rejected) => Ok(Some(OrderStatus::Rejected)),
-        Err(_) => Err(bad(field, "is no order status")),
-    }
+    Ok(match known(field, value)? {
+        pb::OrderStatus::Unspecified => None,
+        pb::OrderStatus::Open => Some(OrderStatus::Open),
+        pb::OrderStatus::PartiallyFilled => Some(OrderStatus::PartiallyFilled),
+        pb::OrderStatus::Filled => Some(OrderStatus::Filled),
+        pb::OrderStatus::Cancelled => Some(OrderStatus::Cancelled),
+        pb::OrderStatus::Rejected => Some(OrderStatus::Rejected),
+    })
 }
 
 pub fn phase(field: &str, value: i32) -> Result<Phase, Status> {
-    match pb::TradingPhase::try_from(value) {
-        Ok(pb::TradingPhase::PreOpen) => Ok(Phase::PreOpen),
-        Ok(pb::TradingPhase::Open) => Ok(Phase::Open),
-        Ok(pb::TradingPhase::Halt) => Ok(Phase::Halt),
-        Ok(pb::TradingPhase::Closed) => Ok(Phase::Closed),
-        Ok(pb::TradingPhase::Unspecified) | Err(_) => Err(bad(field, "is required")),
-    }
+    Ok(match known(field, value)? {
+        pb::TradingPhase::PreOpen => Phase::PreOpen,
+        pb::TradingPhase::Open => Phase::Open,
+        pb::TradingPhase::Halt => Phase::Halt,
+        pb::TradingPhase::Closed => Phase::Closed,
+        pb::TradingPhase::Unspecified => return Err(bad(field, "is required")),
+    })
 }

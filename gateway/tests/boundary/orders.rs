@@ -6,6 +6,7 @@ use proto::cfa::v1::Instrument;
 use proto::common::v1::{KycStatus, LimitType, OperationType};
 use proto::market::v1::*;
 use tonic::Code;
+use tonic_types::StatusExt;
 use types::{RejectReason, Side};
 use wire::ServerMessage;
 
@@ -55,6 +56,36 @@ async fn r137_an_order_is_placed_and_reads_back_with_every_field() {
     assert!(world.trader("ann").get_order(request.clone()).await.is_ok());
     let foreign = world.trader("bob").get_order(request).await.unwrap_err();
     assert_eq!(foreign.code(), Code::PermissionDenied);
+    world.stop().await;
+}
+
+// rows: R339
+#[tokio::test]
+async fn r339_a_value_that_an_enumeration_does_not_have_is_refused_under_its_field() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    let set: [(&str, fn(&mut Order)); 4] = [
+        ("order.side", |order| order.side = 7),
+        ("order.type", |order| order.r#type = 8),
+        ("order.time_in_force", |order| order.time_in_force = 99),
+        ("order.self_trade_prevention", |order| {
+            order.self_trade_prevention = 9
+        }),
+    ];
+    for (field, set) in set {
+        let mut order = buy("ann", "10", "1");
+        set(&mut order);
+        let status = world.place(order).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{field}");
+        let violations = status.get_details_bad_request().unwrap().field_violations;
+        assert_eq!(violations[0].field, field);
+        assert!(
+            violations[0].description.contains("has no value"),
+            "{violations:?}"
+        );
+    }
+    assert_eq!(world.status().await.instruments[0].open_orders, 0);
     world.stop().await;
 }
 
@@ -158,7 +189,7 @@ async fn r150_checks_run_in_order_and_the_first_message_wins() {
 
     world.identity.change("ann", |ann| ann.refuse_with = None);
     let status = world.place(order()).await.unwrap_err();
-    let info = tonic_types::StatusExt::get_details_error_info(&status).unwrap();
+    let info = StatusExt::get_details_error_info(&status).unwrap();
     assert_eq!(status.message(), "Insufficient balance");
     assert_eq!(info.reason, "INSUFFICIENT_BALANCE");
     assert_eq!(
@@ -398,7 +429,7 @@ async fn d35_bad_fields_are_named_and_change_nothing() {
     for (field, order) in cases {
         let status = world.place(order).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument, "{field}: {status}");
-        let bad = tonic_types::StatusExt::get_details_bad_request(&status).unwrap();
+        let bad = StatusExt::get_details_bad_request(&status).unwrap();
         assert_eq!(bad.field_violations[0].field, field);
     }
     let unknown = world
