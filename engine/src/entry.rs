@@ -164,7 +164,8 @@ impl Book {
             Phase::Open => None,
             Phase::PreOpen if trades => Some(RejectReason::InstrumentPreOpen),
             Phase::PreOpen => None,
-            Phase::Halt | Phase::Closed => Some(RejectReason::InstrumentHalted),
+            Phase::Halt => Some(RejectReason::InstrumentHalted),
+            Phase::Closed => Some(RejectReason::InstrumentClosed),
             Phase::Matured => Some(RejectReason::InstrumentMatured),
         }
     }

@@ -646,7 +646,7 @@ fn phases_gate_what_enters() {
         phase CLOSED
             phase CLOSED
         new 4 sell 100 x1
-            rejected 4 INSTRUMENT_HALTED
+            rejected 4 INSTRUMENT_CLOSED
         phase OPEN
             phase OPEN
         new 4 sell 100 x1

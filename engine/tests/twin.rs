@@ -199,7 +199,8 @@ impl Twin {
             Phase::Open => None,
             Phase::PreOpen => trades.then_some(RejectReason::InstrumentPreOpen),
             Phase::Matured => Some(RejectReason::InstrumentMatured),
-            _ => Some(RejectReason::InstrumentHalted),
+            Phase::Halt => Some(RejectReason::InstrumentHalted),
+            Phase::Closed => Some(RejectReason::InstrumentClosed),
         }
     }
 

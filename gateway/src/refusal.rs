@@ -149,6 +149,7 @@ pub fn refused(reject: &Reject) -> Status {
     let bad = |field: &str, text: &str| rpc::status::invalid_argument(field, text);
     match reject.reason {
         RejectReason::InstrumentHalted
+        | RejectReason::InstrumentClosed
         | RejectReason::InstrumentMatured
         | RejectReason::InstrumentPreOpen => failed("Instrument is not traded now"),
         RejectReason::UnknownInstrument => instrument_not_found(),

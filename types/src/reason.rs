@@ -26,7 +26,7 @@ code_enum! {
 code_enum! {
     /// Why a request was refused: by the gateway, by admission or by the book. A business answer, never an error.
     RejectReason {
-        /// Instrument is not in continuous trading (halt, closed).
+        /// Trading on the instrument is halted.
         InstrumentHalted = 0 "INSTRUMENT_HALTED",
         /// Instrument has matured.
         InstrumentMatured = 1 "INSTRUMENT_MATURED",
@@ -104,5 +104,7 @@ code_enum! {
         UserOrderLimit = 37 "USER_ORDER_LIMIT",
         /// The user has as many open orders on the instrument as a user may have.
         InstrumentOrderLimit = 38 "INSTRUMENT_ORDER_LIMIT",
+        /// The trading day of the instrument is over.
+        InstrumentClosed = 39 "INSTRUMENT_CLOSED",
     }
 }
