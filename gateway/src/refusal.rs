@@ -143,6 +143,16 @@ fn order_limit(reject: &Reject) -> Status {
     rpc::status::with_metadata(Code::ResourceExhausted, reject.reason.as_str(), text, facts)
 }
 
+/// Without the asset at hand the figures are in minor units of money; callers that know it build their own.
+fn short_of(known: Known) -> Status {
+    let mut short = Shortfall::default();
+    if let Known::Balance { free, main, fee } = known {
+        short.undrawn = Decimal::from_minor(free.0, 2);
+        short.required = Decimal::from_minor((main + fee).0, 2);
+    }
+    insufficient_balance(&short)
+}
+
 /// A refusal of admission.
 pub fn refused(reject: &Reject) -> Status {
     let failed = |text: &str| rpc::status::failed_precondition(reject.reason.as_str(), text);
@@ -159,16 +169,7 @@ pub fn refused(reject: &Reject) -> Status {
         RejectReason::QuantityLot => {
             bad("order.quantity", "must be a positive multiple of the lot")
         }
-        RejectReason::InsufficientBalance => {
-            let mut short = Shortfall::default();
-            if let Known::Balance { free, main, fee } = reject.known {
-                // Without the asset at hand the figures are in minor units of money; callers that
-                // know it build their own.
-                short.undrawn = Decimal::from_minor(free.0, 2);
-                short.required = Decimal::from_minor((main + fee).0, 2);
-            }
-            insufficient_balance(&short)
-        }
+        RejectReason::InsufficientBalance => short_of(reject.known),
         RejectReason::NoTradingHold => failed("No trading hold"),
         RejectReason::UnknownOrder => order_not_found(),
         RejectReason::OrderNotOpen => order_not_open(),
