@@ -97,8 +97,10 @@ struct Inner {
     unreported: Vec<Id128>,
     /// Own records journalled since the start and not read back yet.
     own_unread: i64,
-    /// Last record applied.
+    /// Last record applied; zero before the first start of the workers.
     applied: Sequence,
+    /// A worker of this run has failed.
+    has_failed: bool,
     lag_us: Histogram<u64>,
 }
 
@@ -127,6 +129,7 @@ impl Tracker {
                 unreported: bust,
                 own_unread: 0,
                 applied: Sequence::ZERO,
+                has_failed: false,
                 lag_us,
             }),
             progress: watch::Sender::new(progress),
@@ -180,9 +183,10 @@ impl Tracker {
         }
         self.applied(folded);
         self.publish(|progress| {
-            progress.folded = folded;
-            progress.others = others;
-            progress.settled = settled;
+            // Workers that are begun again come from further back.
+            progress.folded = progress.folded.max(folded);
+            progress.others = progress.others.max(others);
+            progress.settled = progress.settled.max(settled);
         });
     }
 
@@ -210,25 +214,43 @@ impl Tracker {
 
     /// A worker has failed: no orders are to be taken.
     pub fn stand_still(&self) {
+        let mut inner = self.inner();
+        inner.has_failed = true;
         self.backlog.settlement_stands(true);
     }
 
-    /// The workers run again.
-    pub fn go_on(&self) {
-        self.backlog.settlement_stands(false);
+    /// The workers run again; false when one of them has failed meanwhile.
+    pub fn go_on(&self) -> bool {
+        let inner = self.inner();
+        if !inner.has_failed {
+            self.backlog.settlement_stands(false);
+        }
+        !inner.has_failed
     }
 
-    /// The workers begin with these batches under way: number, floor and trades of each. All at once, or
-    /// what is final would be told while some of them are not known.
-    pub fn begin(&self, under_way: impl Iterator<Item = (i64, Sequence, u32)>) {
+    /// Before the ledger's position is known: records up to here are no backlog, unless an earlier run of the
+    /// workers knows better.
+    pub fn starts_at(&self, sequence: Sequence) {
+        self.tell_backlog(|inner| {
+            if inner.applied == Sequence::ZERO {
+                inner.applied = sequence;
+            }
+        });
+    }
+
+    /// The workers begin with these bust trades, and these batches under way: number, floor and trades of
+    /// each. All at once, or what is final would be told while some of them are not known.
+    pub fn begin(&self, bust: Vec<Id128>, under_way: impl Iterator<Item = (i64, Sequence, u32)>) {
         let mut inner = self.inner();
+        inner.has_failed = false;
+        inner.bust = bust.iter().copied().collect();
         inner.flights = under_way
             .map(|(number, floor, trades)| (number, Flight::new(floor, trades)))
             .collect();
         inner.open_trades = 0;
         inner.own_unread = 0;
-        // Those that were returned and perhaps not journalled; which are is looked up.
-        inner.unreported = inner.bust.iter().copied().collect();
+        // Some of them are journalled; which are is looked up.
+        inner.unreported = bust;
     }
 
     fn publish(&self, change: impl FnOnce(&mut Progress)) {

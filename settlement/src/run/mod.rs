@@ -152,6 +152,8 @@ struct Kept {
 /// What the workers share.
 struct Shared {
     kept: Arc<Kept>,
+    /// Told once the poster goes on from the ledger's position.
+    is_recovered: tokio::sync::Notify,
     /// Ends with the platform, or as soon as one of the workers has ended.
     shutdown: CancellationToken,
 }
@@ -237,26 +239,28 @@ pub fn start(
         });
         kept.publish_suspensions().await?;
         let first = begin(&kept, &deps, &shutdown).await?;
-        let keeper = tokio::spawn(keep(kept.clone(), deps, shutdown, first));
+        let keeper = tokio::spawn(keep(deps, shutdown, first));
         Ok(SettlementHandle { kept, keeper })
     })
 }
 
-/// The workers of one run; each says why it has failed, if it has.
-type Workers = Vec<JoinHandle<Option<Failure>>>;
-
-/// A part of the health, and why a worker of it has failed.
-type Failure = (&'static str, String);
+/// One run of the workers; each says whether it has failed.
+struct Run {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<bool>>,
+}
 
 /// Starts the workers at the ledger's position.
 async fn begin(
     kept: &Arc<Kept>,
     deps: &SettlementDeps,
     shutdown: &CancellationToken,
-) -> Result<Workers, StoreError> {
+) -> Result<Run, StoreError> {
     let open = kept.repo.open_batches().await?;
+    let bust = kept.repo.bust_trades().await?;
     let shared = Arc::new(Shared {
         kept: kept.clone(),
+        is_recovered: tokio::sync::Notify::new(),
         shutdown: shutdown.child_token(),
     });
     let (posted, batches) = tokio::sync::mpsc::unbounded_channel();
@@ -267,16 +271,17 @@ async fn begin(
     };
     let (replica, durable) = (deps.replica.clone(), deps.durable.clone());
     let poster = poster::Poster::new(shared.clone(), replica, durable, posted);
-    poster.take_over(&open);
+    poster.take_over(bust, &open);
     let bringing = chain::run(shared.clone(), batches);
     let reporting = commands.clone().report_progress();
     let following = commands.follow_suspensions();
-    Ok(vec![
+    let workers = vec![
         watched(&shared, trouble::JOURNAL, poster.run(open)),
         watched(&shared, trouble::CHAIN, bringing),
         watched(&shared, trouble::JOURNAL, reporting),
         watched(&shared, trouble::JOURNAL, following),
-    ])
+    ];
+    Ok(Run { shared, workers })
 }
 
 /// A worker that takes the others with it: half a settlement would post what never gets to the chain, or the reverse.
@@ -284,7 +289,7 @@ fn watched(
     shared: &Arc<Shared>,
     part: &'static str,
     work: impl Future<Output = Result<(), Halt>> + Send + 'static,
-) -> JoinHandle<Option<Failure>> {
+) -> JoinHandle<bool> {
     let shared = shared.clone();
     tokio::spawn(async move {
         let failed = match tokio::spawn(work).await {
@@ -303,38 +308,42 @@ fn watched(
             shared.tracker.stand_still();
         }
         shared.shutdown.cancel();
-        failed.map(|reason| (part, reason))
+        failed.is_some()
     })
 }
 
-/// Begins the workers again when they have failed, until shutdown.
-async fn keep(
-    kept: Arc<Kept>,
-    deps: SettlementDeps,
-    shutdown: CancellationToken,
-    mut workers: Workers,
-) {
+/// Begins the workers again when they have failed, until shutdown. The market is open again once the
+/// poster has gone on from the ledger's position and all workers have run for as long as the last pause.
+async fn keep(deps: SettlementDeps, shutdown: CancellationToken, mut run: Run) {
     let mut failed = 0;
     loop {
+        let Run { shared, workers } = run;
+        let kept = shared.kept.clone();
         let pause = backoff::doubled(RETRY_FIRST, failed, RETRY_MAX);
+        let steady = async {
+            shared.is_recovered.notified().await;
+            tokio::time::sleep(pause).await;
+        };
         let mut ending = pin!(futures::future::join_all(workers));
         let ended = tokio::select! {
+            biased;
             ended = &mut ending => ended,
-            // They have run for a while.
-            () = tokio::time::sleep(pause), if failed > 0 => {
-                for part in [trouble::JOURNAL, trouble::CHAIN] {
-                    kept.troubles.clear(part, ENDED);
+            () = steady, if failed > 0 => {
+                if kept.tracker.go_on() {
+                    for part in [trouble::JOURNAL, trouble::CHAIN] {
+                        kept.troubles.clear(part, ENDED);
+                    }
+                    failed = 0;
                 }
-                kept.tracker.go_on();
-                failed = 0;
                 ending.await
             }
         };
-        let has_failed = ended.iter().any(|ended| !matches!(ended, Ok(None)));
+        let has_failed = ended.iter().any(|failed| !matches!(failed, Ok(false)));
         if shutdown.is_cancelled() || !has_failed {
             return;
         }
-        loop {
+        kept.troubles.begin_again(ENDED);
+        run = loop {
             let pause = backoff::doubled(RETRY_FIRST, failed, RETRY_MAX);
             let pausing = shutdown.run_until_cancelled(tokio::time::sleep(pause));
             if pausing.await.is_none() {
@@ -342,17 +351,14 @@ async fn keep(
             }
             failed += 1;
             match begin(&kept, &deps, &shutdown).await {
-                Ok(again) => {
-                    workers = again;
-                    break;
-                }
+                Ok(run) => break run,
                 Err(error) => {
                     let reason = error.to_string();
                     tracing::error!(reason, "settlement cannot read its store; tried again");
                     kept.troubles.note(trouble::STORE, ENDED, &reason, true);
                 }
             }
-        }
+        };
         kept.troubles.clear(trouble::STORE, ENDED);
     }
 }

@@ -71,7 +71,7 @@ impl Poster {
     ) -> Self {
         let checks = Checks::new(&shared.config);
         let started = replica.assigned().max(replica.position());
-        shared.tracker.applied(started);
+        shared.tracker.starts_at(started);
         Self {
             shared,
             position: started,
@@ -348,10 +348,10 @@ impl Poster {
     }
 
     /// These batches are under way when the workers begin.
-    pub fn take_over(&self, open: &[Stored]) {
+    pub fn take_over(&self, bust: Vec<Id128>, open: &[Stored]) {
         let under_way = open.iter();
         let under_way = under_way.map(|row| (row.number, self.floor(row), row.trades));
-        self.shared.tracker.begin(under_way);
+        self.shared.tracker.begin(bust, under_way);
     }
 
     fn floor(&self, row: &Stored) -> Sequence {

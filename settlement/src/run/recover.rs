@@ -68,6 +68,7 @@ impl Poster {
             carve_number,
         );
         self.publish(&settler);
+        self.shared.is_recovered.notify_one();
         Ok((settler, follower))
     }
 

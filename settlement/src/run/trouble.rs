@@ -64,6 +64,15 @@ impl Troubles {
         }
     }
 
+    /// Forgets what the workers of a run waited for, but for what `stays`.
+    pub fn begin_again(&self, stays: &str) {
+        let mut open = self.open();
+        open.retain(|(_, id), _| id == stays);
+        for part in [LEDGER, CHAIN, JOURNAL, STORE] {
+            self.show(part, &open);
+        }
+    }
+
     fn show(&self, part: &'static str, open: &BTreeMap<(&'static str, String), Trouble>) {
         let mut of_part = open.iter().filter(|((of, _), _)| *of == part);
         let worst = of_part
