@@ -239,7 +239,8 @@ impl Ladder {
         }
         let range = self.range_for(leader, count);
         let bound = self.credits as usize * LEVELS_PER_CREDIT;
-        if range.start.0 != self.base && self.cost_of(range, bound) < bound {
+        let is_another = count != self.levels.len() || range.start.0 != self.base;
+        if is_another && self.cost_of(range, bound) < bound {
             self.widen_to(leader, count);
         } else {
             (self.credits, self.look_at) = (0, (self.look_at * 2).min(CREDITS_MAX));
@@ -645,6 +646,11 @@ mod tests {
             assert!(price < 541_000, "orders outside pay for the growth");
         }
         assert!((price - 540_000) as usize * LEVELS_PER_CREDIT > 800);
+        // At the edge of the band too, where a wider window begins at the same price.
+        let mut low = Ladder::new(&spec(1, Ticks::ORDER_MAX.0), 100_000);
+        push(&mut low, Side::Buy, 100);
+        push(&mut low, Side::Sell, 5_000);
+        assert!(low.is_inside(100) && low.is_inside(5_000));
         let bids = [500_000].into_iter().chain((490_000..490_800).rev());
         let asks = [503_000].into_iter().chain(540_000..price);
         assert_eq!(prices(&ladder), [bids.collect::<Vec<_>>(), asks.collect()]);
