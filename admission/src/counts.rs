@@ -22,10 +22,13 @@ impl OpenCounts {
         found.map_or(0, |at| counts[at].1)
     }
 
+    /// A new user, the next one, without orders.
+    pub fn add_user(&mut self) {
+        self.by_user.push(Vec::new());
+    }
+
+    /// Asks for memory with the user's first order on an instrument alone.
     pub fn add(&mut self, user: UserIx, instrument: InstrumentIx) {
-        if self.by_user.len() <= user.index() {
-            self.by_user.resize(user.index() + 1, Vec::new());
-        }
         let counts = &mut self.by_user[user.index()];
         match counts.binary_search_by_key(&instrument, |(other, _)| *other) {
             Ok(at) => counts[at].1 += 1,

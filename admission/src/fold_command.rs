@@ -1,7 +1,9 @@
 //! How a command changes the state. Every command of the node passes here, in sequence without gap; nothing is
 //! refused any more, a command that does not fit the state is our bug.
 
-use types::command::{Amend, CloseHold, Command, Defund, Fund, New, OpenSession, Settled};
+use types::command::{
+    Amend, BindUser, CloseHold, Command, Defund, Fund, New, OpenSession, Settled,
+};
 use types::{Envelope, Handle, HoldIx, Id128, Minor, PoolKind, Sequence, SessionIx};
 
 use crate::admission::{Admission, KEY_LIFETIME_NS};
@@ -27,19 +29,7 @@ impl Admission {
             self.advance_session(session, client_seq);
         }
         match &envelope.command {
-            Command::BindUser(c) => {
-                assert_eq!(c.user.index(), self.tables.users.len(), "users are dense");
-                self.users.insert(c.id, c.user);
-                self.tables.users.push(User {
-                    id: c.id,
-                    blocks: Blocks::default(),
-                    is_killed: false,
-                    budget_day: 0,
-                    budget_minor: Minor::ZERO,
-                    open_orders: 0,
-                    sessions: 0,
-                });
-            }
+            Command::BindUser(c) => self.bind_user(c),
             Command::SetInstrument(c) => self.set_instrument(&c.spec),
             Command::SetPhase(c) => {
                 self.tables.instruments[c.instrument.index()].spec.phase = c.phase
@@ -80,6 +70,22 @@ impl Admission {
             | Command::Refused(_) => {}
         }
         self.remember_key(envelope);
+    }
+
+    fn bind_user(&mut self, c: &BindUser) {
+        assert_eq!(c.user.index(), self.tables.users.len(), "users are dense");
+        self.users.insert(c.id, c.user);
+        self.tables.users.push(User {
+            id: c.id,
+            blocks: Blocks::default(),
+            is_killed: false,
+            budget_day: 0,
+            budget_minor: Minor::ZERO,
+            open_orders: 0,
+            sessions: 0,
+        });
+        self.by_user.add_owner();
+        self.counts.add_user();
     }
 
     fn settled(&mut self, c: &Settled, sequence: Sequence) {
@@ -133,6 +139,7 @@ impl Admission {
                 open_orders: 0,
             });
             self.sessions.insert(c.key, c.session);
+            self.by_session.add_owner();
             self.tables.users[c.user.index()].sessions += 1;
         }
         let row = &mut table[c.session.index()];

@@ -42,10 +42,12 @@ impl Linked {
         .map(|index| index - 1)
     }
 
+    /// A new owner, the next one, without orders.
+    pub fn add_owner(&mut self) {
+        self.heads.push(0);
+    }
+
     pub fn insert(&mut self, owner: usize, slot: u32) {
-        if self.heads.len() <= owner {
-            self.heads.resize(owner + 1, 0);
-        }
         if self.nodes.len() <= slot as usize {
             self.nodes.resize(slot as usize + 1, Node::default());
         }
@@ -140,6 +142,7 @@ mod tests {
             slots.sort_unstable();
             slots
         };
+        (0..4).for_each(|_| linked.add_owner());
         for (owner, slot) in [(3, 5), (0, 1), (3, 2), (3, 9), (0, 4)] {
             linked.insert(owner, slot);
         }

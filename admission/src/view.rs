@@ -244,12 +244,15 @@ impl Admission {
         }
         for (at, row) in image.users.iter().enumerate() {
             room.users.insert(row.id, UserIx(at as u32));
+            room.by_user.add_owner();
+            room.counts.add_user();
         }
         for row in &image.instruments {
             room.instruments.insert(row.spec.id, row.spec.ix);
         }
         for (at, row) in image.sessions.iter().enumerate() {
             room.sessions.insert(row.key, SessionIx(at as u32));
+            room.by_session.add_owner();
             room.note_group(row.stp_group, row.user);
         }
         for (at, row) in image.pools.iter().enumerate() {

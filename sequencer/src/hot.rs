@@ -3,7 +3,8 @@
 //!
 //! One turn of the loop carries up to [`TURN_REQUESTS`] requests and ends with one hand-over to the journal. In
 //! layout `fused` it polls the engines itself, in the others they run beside it; the rings and everything here
-//! are the same. It waits for nothing but its own engines, and that only to let somebody look at the books.
+//! are the same. It waits for nothing but its own engines, and that only to let somebody look at the books or to
+//! hand over a list of orders that is longer than a ring.
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -605,7 +606,8 @@ impl Hot {
         self.listed = listed;
     }
 
-    /// Pushes into a lane until there is a free slot: its engine works meanwhile.
+    /// Pushes into a lane until there is a free slot: its engine works meanwhile. A list longer than the ring
+    /// waits for the engine, however long that takes; an engine that has ended ends the hot thread.
     fn push_when_free(&mut self, at: usize, push: impl Fn(&mut Lane, &Envelope) -> bool) {
         loop {
             let last = self.flights.last().expect("it is under way");

@@ -63,6 +63,8 @@ pub(crate) enum Report {
         sequence: Sequence,
         /// `u64::MAX` when no order in the book has a date: one word, which is read back at once.
         next_expiry_ns: u64,
+        /// Of the ring, that the command and its list have taken.
+        slots: u32,
     },
 }
 
@@ -95,8 +97,9 @@ pub(crate) struct Lane {
     orders: SingleProducer<Slot, SingleConsumerBarrier>,
     reports: EventPoller<Report, SingleProducerBarrier>,
     loan: SharedLoan,
-    /// Commands pushed whose `Done` has not come back.
+    /// Commands pushed whose `Done` has not come back, and the slots that they and their lists have taken.
     in_flight: usize,
+    slots_taken: usize,
     capacity: usize,
     /// Its engine was waited for in vain, and has reported nothing since: nobody waits for it again.
     pub is_given_up: bool,
@@ -136,6 +139,7 @@ pub(crate) fn connect(book: Box<Book>, capacity: usize) -> (Lane, Engine) {
         reports: reports_poller,
         loan: loan.clone(),
         in_flight: 0,
+        slots_taken: 0,
         capacity,
         is_given_up: false,
         next_expiry_ns: book.next_expiry_ns().unwrap_or(u64::MAX),
@@ -156,9 +160,9 @@ pub(crate) fn connect(book: Box<Book>, capacity: usize) -> (Lane, Engine) {
 }
 
 impl Lane {
-    /// False when as many commands are under way as the ring holds.
+    /// False when the commands under way and their lists take as many slots as the ring has.
     pub fn has_room(&self) -> bool {
-        self.in_flight < self.capacity
+        self.slots_taken < self.capacity
     }
 
     /// True when nothing is under way.
@@ -179,6 +183,7 @@ impl Lane {
             .try_publish(|slot| slot.0 = Order::Apply(*envelope))
             .is_ok();
         self.in_flight += usize::from(is_pushed);
+        self.slots_taken += usize::from(is_pushed);
         is_pushed
     }
 
@@ -188,7 +193,10 @@ impl Lane {
     pub fn push_sweep(&mut self, envelope: &Envelope, count: usize) -> bool {
         let publish = |slot: &mut Slot| slot.0 = Order::Sweep(*envelope, count);
         let is_pushed = self.orders.try_publish(publish).is_ok();
-        self.in_flight += usize::from(is_pushed);
+        if is_pushed {
+            self.in_flight += 1;
+            self.slots_taken += 1 + count;
+        }
         is_pushed
     }
 
@@ -205,8 +213,14 @@ impl Lane {
             Ok(mut reports) => {
                 self.is_given_up = false;
                 for report in &mut reports {
-                    if let Report::Done { next_expiry_ns, .. } = report {
+                    if let Report::Done {
+                        next_expiry_ns,
+                        slots,
+                        ..
+                    } = report
+                    {
                         self.in_flight -= 1;
+                        self.slots_taken -= *slots as usize;
                         self.next_expiry_ns = *next_expiry_ns;
                     }
                     each(report);
@@ -351,9 +365,11 @@ fn apply(
         Some(listed) => book.apply_listed(envelope, listed, &mut out),
     };
     let next_expiry_ns = book.next_expiry_ns().unwrap_or(u64::MAX);
+    let slots = 1 + listed.map_or(0, |listed| listed.len() as u32);
     out.put(|| Report::Done {
         sequence: envelope.sequence,
         next_expiry_ns,
+        slots,
     });
 }
 
