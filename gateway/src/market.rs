@@ -25,6 +25,8 @@ use crate::projection::rows::AnswerRow;
 use crate::projection::{Projection, repo};
 use crate::refusal;
 
+/// How long a cancel waits for the store to take what it says of itself.
+const NOTE_WAIT: Duration = Duration::from_millis(50);
 /// How long a call that changes something waits for the replica.
 const CALL_WAIT: Duration = Duration::from_secs(5);
 
@@ -336,9 +338,11 @@ impl Market {
         noted.map_err(refusal::internal)
     }
 
-    /// The same for a call that reduces risk: it goes on when the store does not take it.
+    /// The same for a call that reduces risk: it goes on when the store does not take it soon.
     pub async fn note_reduction(&self, context: &rpc::Context, key_hash: Id128) {
-        if self.note_request(context, key_hash, None).await.is_err() {
+        let noting = self.note_request(context, key_hash, None);
+        let noted = tokio::time::timeout(NOTE_WAIT, noting).await;
+        if !matches!(noted, Ok(Ok(()))) {
             let id = &context.correlation_id;
             tracing::warn!(id, "the store does not take what a cancel says of itself");
         }

@@ -154,7 +154,8 @@ impl MarketService for Api {
     ) -> Result<Response<CancelOrderResponse>, Status> {
         let (caller, message) = opened(request)?;
         let mut context = rpc::context::write(message.context)?;
-        let row = find_order(&self.market, &caller, &message.order_id).await?;
+        let row = orders::find_to_cancel(&self.market, &message.order_id).await?;
+        caller.require_user(&row.user_id)?;
         context.user_id = row.user_id.clone();
         let actor = actor(&caller, &row.user_id);
         let answered = orders::cancel(&self.market, &context, actor, &row).await?;

@@ -25,8 +25,9 @@ pub async fn cancel(
 ) -> Result<Answered<OrderRow>, Status> {
     let key_hash = derived::key_hash("CancelOrder", &row.user_id, &context.idempotency_key);
     if let Some(answer) = market.answered(key_hash).await? {
-        return answered_order(market, Some(answer), row).await;
+        return answered_order(market, Some(answer)).await;
     }
+    market.note_reduction(context, key_hash).await;
     let (user, reason) = match actor {
         Actor::Owner => (
             market.bind_user(&row.user_id).await?,
@@ -44,12 +45,11 @@ pub async fn cancel(
     });
     let record = match market.ask(request).await {
         Ok(record) => record,
-        Err(error) => match gone_or_before(market, &error, key_hash, row).await? {
+        Err(error) => match gone_or_before(market, &error, key_hash).await? {
             Some(answered) => return Ok(answered),
             None => return Err(refusal::not_taken(&error)),
         },
     };
-    market.note_reduction(context, key_hash).await;
     let row = shown(market, &record, &row.order_id).await?;
     refuse_if_gone(&record)?;
     Ok(Answered::now(row))
@@ -73,7 +73,7 @@ pub async fn amend(
 ) -> Result<Answered<OrderRow>, Status> {
     let key_hash = derived::key_hash("AmendOrder", &row.user_id, &context.idempotency_key);
     if let Some(answer) = market.answered(key_hash).await? {
-        return answered_order(market, Some(answer), row).await;
+        return answered_order(market, Some(answer)).await;
     }
     market
         .identity
@@ -118,7 +118,7 @@ pub async fn amend(
                 cover_growth(market, context, row, handle, short, grown).await?;
                 grown = true;
             }
-            _ => match gone_or_before(market, &error, key_hash, row).await? {
+            _ => match gone_or_before(market, &error, key_hash).await? {
                 Some(answered) => return Ok(answered),
                 None => return Err(refusal::not_taken(&error)),
             },
@@ -203,6 +203,7 @@ pub async fn mass_cancel(
     if let Some(answer) = market.answered(key_hash).await? {
         return Ok(Answered::before(answer.cancelled));
     }
+    market.note_reduction(context, key_hash).await;
     let scope = match wanted.user_id.as_str() {
         "" => MassScope::All,
         user_id => MassScope::User(market.bind_user(user_id).await?),
@@ -224,10 +225,7 @@ pub async fn mass_cancel(
         client_seq: 0,
         key_hash,
     });
-    let cancelled = cancel_all(market, request, key_hash);
-    let noted = market.note_reduction(context, key_hash);
-    // Neither waits for the other.
-    tokio::join!(cancelled, noted).0
+    cancel_all(market, request, key_hash).await
 }
 
 /// Asks for a command that cancels orders: how many it took. A state that is so already takes none.
@@ -261,7 +259,6 @@ pub(super) async fn cancel_all(
 async fn answered_order(
     market: &Market,
     answer: Option<AnswerRow>,
-    row: &OrderRow,
 ) -> Result<Answered<OrderRow>, Status> {
     let Some(answer) = answer else {
         return Err(refusal::order_not_open());
@@ -272,7 +269,6 @@ async fn answered_order(
     match answer.order_id.as_str() {
         // The first call found the order gone.
         "" => Err(refusal::order_not_open()),
-        order_id if order_id == row.order_id => Ok(Answered::before(row.clone())),
         order_id => find(market, order_id).await.map(Answered::before),
     }
 }
@@ -283,7 +279,6 @@ async fn gone_or_before(
     market: &Market,
     error: &NotTaken,
     key_hash: Id128,
-    row: &OrderRow,
 ) -> Result<Option<Answered<OrderRow>>, Status> {
     let NotTaken::Refused(reject) = error else {
         return Ok(None);
@@ -292,7 +287,7 @@ async fn gone_or_before(
         RejectReason::UnknownOrder | RejectReason::OrderNotOpen => Err(refusal::order_not_open()),
         RejectReason::DuplicateRequest => {
             let answer = market.answered_by(reject, key_hash).await?;
-            answered_order(market, answer, row).await.map(Some)
+            answered_order(market, answer).await.map(Some)
         }
         _ => Ok(None),
     }

@@ -69,6 +69,15 @@ pub async fn find(market: &Market, order_id: &str) -> Result<OrderRow, Status> {
     found.ok_or_else(|| refusal::missing(lag, refusal::order_not_found))
 }
 
+/// The order of an id to cancel it: as the history has it now, which may be older than the order. One that is
+/// not there is waited for.
+pub async fn find_to_cancel(market: &Market, order_id: &str) -> Result<OrderRow, Status> {
+    match stored(market, order_id).await? {
+        Some(found) => Ok(found),
+        None => find(market, order_id).await,
+    }
+}
+
 async fn stored(market: &Market, order_id: &str) -> Result<Option<OrderRow>, Status> {
     let row = repo::order(&market.projection.db, order_id).await;
     row.map_err(refusal::internal)
