@@ -27,7 +27,7 @@ pub struct AdmissionConfig {
     /// Open orders of the node, all instruments together.
     pub orders_max: u32,
     /// Where open orders stand in the table of client order ids, which clients choose: a secret of the process,
-    /// so that nobody can choose ids that stand in one place. Never visible in any answer or state.
+    /// so that nobody can choose ids that collide. Never visible in any answer or state.
     pub client_id_key: [u64; 2],
 }
 

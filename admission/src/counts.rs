@@ -14,10 +14,7 @@ pub(crate) struct OpenCounts {
 impl OpenCounts {
     #[inline]
     pub fn get(&self, user: UserIx, instrument: InstrumentIx) -> u32 {
-        let counts = self
-            .by_user
-            .get(user.index())
-            .map_or(&[][..], Vec::as_slice);
+        let counts = &self.by_user[user.index()];
         let found = counts.binary_search_by_key(&instrument, |(other, _)| *other);
         found.map_or(0, |at| counts[at].1)
     }

@@ -15,7 +15,9 @@
 //! | `control` | checks of everything else: binding, funding, phases, blocks |
 //! | `fold_command`, `fold_event` | the two ways in which the state changes |
 //! | `report` | the numbered messages of sessions that follow from both |
-//! | `slots`, `client_ids`, `default_pools` | free slots of the order table; open orders by their user's own id; trading holds by user |
+//! | `slots` | free slots of the order table |
+//! | `client_ids` | open orders by their user's own id |
+//! | `default_pools` | trading holds by user |
 //! | `counts` | how many open orders a user has on an instrument |
 //! | `linked` | the open orders of each user and session, and those that a command ends |
 //! | `view` | totals, lookups, state hash, snapshot, invariants |

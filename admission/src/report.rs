@@ -79,7 +79,7 @@ pub enum ReportBody {
         quantity: Lots,
         open: Lots,
     },
-    /// The mass cancel has ended so many orders, on the one instrument that it named or on all.
+    /// Number of orders that the mass cancel ended, on the instrument it named or on all.
     MassCancelled { count: u32 },
 }
 

@@ -3,8 +3,8 @@
 //! in one slot, twenty a day. Which slot comes next is no part of the state: a command carries its slot, and
 //! any free one may be taken.
 //!
-//! A doubly linked ring over indices: take first, take this one, give back, all without search. Blocks of slots
-//! come into play as they are needed, so few open orders touch little memory.
+//! A doubly linked ring over indices: taking the first or a given slot and giving one back need no search.
+//! Blocks of slots come into play as they are needed, so few open orders touch little memory.
 
 use alloc::vec::Vec;
 
@@ -17,7 +17,7 @@ struct Link {
     next: u32,
 }
 
-/// The last slots, one in so many, are for users with few open orders (`design.md` 7).
+/// One slot in this many is reserved for users with few open orders (`design.md` 7).
 const SCARCE_PART: u32 = 8;
 
 /// Not in the ring.

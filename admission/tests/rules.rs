@@ -584,7 +584,7 @@ fn a_user_has_so_many_open_orders_in_all_and_on_an_instrument() {
     let reject = market.refuse(Request::New(on_other));
     let expected = (RejectReason::UserOrderLimit, Known::Bound(5));
     assert_eq!((reject.reason, reject.known), expected);
-    // Others do not feel it, and whoever cancels may order again.
+    // Other users are not affected, and after a cancel the user may order again.
     market.place(limit(BOB, Side::Buy, 1, 1));
     market.go(cancel(ALICE, OrderRef::Handle(first))).unwrap();
     market.place(order);

@@ -154,7 +154,7 @@ impl Book {
         let is_named = |named: InstrumentIx| named.is_none() || named == ix;
         match &envelope.command {
             Command::MassCancel(c) if c.scope == MassScope::All && is_named(c.instrument) => {
-                self.mass_cancel(c, &mut out);
+                self.cancel_all(c.reason, c.side, &mut out);
             }
             Command::ExpireOrders(c) if is_named(c.instrument) => self.expire(&mut out),
             Command::SetPhase(c) if c.instrument == ix => {

@@ -23,7 +23,7 @@ pub(crate) struct Dates {
 }
 
 impl Dates {
-    /// Room for so many orders, once the first one has a date.
+    /// Allocates room for `orders` when the first order with a date is inserted.
     pub fn new(orders: u32) -> Self {
         Self {
             heap: Vec::new(),

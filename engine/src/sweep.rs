@@ -3,7 +3,7 @@
 
 use alloc::vec::Vec;
 
-use types::command::{Command, Listed, MassCancel};
+use types::command::{Command, Listed};
 use types::event::{Event, PhaseChanged};
 use types::{CancelReason, Envelope, Phase, PhaseCause, Side};
 
@@ -41,10 +41,6 @@ impl Book {
         }
         let count = out.count();
         self.finish(count, sink)
-    }
-
-    pub(crate) fn mass_cancel<S: EventSink>(&mut self, c: &MassCancel, out: &mut Emitter<S>) {
-        self.cancel_all(c.reason, c.side, out);
     }
 
     pub(crate) fn set_phase<S: EventSink>(

@@ -137,7 +137,7 @@ impl Follower {
 
     /// Gives its place among those that catch up to others, for as long as it does not ask for more. For
     /// one that waits for something else.
-    pub fn rest(&mut self) {
+    pub fn release_place(&mut self) {
         if let Source::CatchingUp(_) = self.source {
             self.source = Source::Detached;
             self.read_ahead = None;

@@ -7,19 +7,13 @@ use rkyv::rancor::Error as RkyvError;
 use rkyv::util::AlignedVec;
 use sequencer::image::CoreImage;
 use sequencer::{CheckpointError, Checkpoints, Core};
-use types::command::FORMAT;
 use types::{NodeId, PoolKind, Sequence, SessionIx};
 
 use crate::state::{HoldDetails, OrderDetails, SessionDetails, State, Tables};
 
-/// Version of a checkpoint. Whoever changes the tables below raises [`FORMAT`]: a data folder has
-/// checkpoints of one version alone, so that what is kept of its journal begins behind one that can be read.
-const VERSION: u32 = FORMAT;
-
-/// The replica's own tables, beside the image of the machine.
+/// The replica's own tables, beside the image of the machine, under whose version they are too.
 #[derive(rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
 struct Beside {
-    version: u32,
     node: u8,
     /// Of open orders, in slot order.
     orders: Vec<OrderDetails>,
@@ -45,7 +39,6 @@ impl State {
         Checkpoint {
             image: self.core().image(),
             beside: Beside {
-                version: VERSION,
                 node: self.node().get(),
                 orders: details.collect(),
                 holds: tables.holds.clone(),
@@ -116,10 +109,7 @@ impl Checkpoint {
         aligned.extend_from_slice(image.beside());
         let beside = rkyv::from_bytes::<Beside, RkyvError>(&aligned);
         let beside = beside.map_err(|error| error.to_string())?;
-        match beside.version {
-            VERSION => Ok(Self { image, beside }),
-            other => Err(format!("version {other} of the replica's tables")),
-        }
+        Ok(Self { image, beside })
     }
 
     /// Number of the last message of a session, and the last request of it that was answered; zeros

@@ -247,7 +247,7 @@ async fn the_market_does_not_wait_behind_others(replica: &Replica, from: Sequenc
     let gating = replica.follow_from("gating", from, |state| state.sequence());
     let begun = tokio::time::timeout(HANG, gating).await.expect("in time");
     assert_eq!(begun.expect("opened").0, from);
-    first.rest();
+    first.release_place();
     let read = tokio::time::timeout(HANG, second.next())
         .await
         .expect("in time");

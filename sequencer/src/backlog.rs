@@ -57,7 +57,7 @@ pub struct Backlog {
     sessions: AtomicU64,
     checkpoint: AtomicU64,
     bounds: Bounds,
-    settlement_stands: AtomicBool,
+    settlement_failed: AtomicBool,
     is_closed: AtomicBool,
 }
 
@@ -71,7 +71,7 @@ impl Backlog {
             sessions: AtomicU64::new(u64::MAX),
             checkpoint: AtomicU64::new(u64::MAX),
             bounds,
-            settlement_stands: AtomicBool::new(false),
+            settlement_failed: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
         }
     }
@@ -84,14 +84,14 @@ impl Backlog {
     }
 
     /// Settlement has failed, or goes on again: no orders are taken in between.
-    pub fn settlement_stands(&self, stands: bool) {
-        self.settlement_stands.store(stands, Ordering::Relaxed);
+    pub fn settlement_failed(&self, failed: bool) {
+        self.settlement_failed.store(failed, Ordering::Relaxed);
     }
 
     /// Records up to `sequence` that settlement has not applied; its own are no backlog.
     #[inline]
     pub fn settlement_lag(&self, sequence: Sequence) -> u64 {
-        if self.settlement_stands.load(Ordering::Relaxed) {
+        if self.settlement_failed.load(Ordering::Relaxed) {
             return u64::MAX;
         }
         let lag = sequence
@@ -391,7 +391,7 @@ mod tests {
         backlog.settlement_has(Sequence(1_104), 0);
         intake.look(&backlog, Sequence(1_104));
         assert_eq!(intake.stage(), Stage::Open);
-        backlog.settlement_stands(true);
+        backlog.settlement_failed(true);
         intake.look(&backlog, Sequence(1_104));
         assert_eq!(intake.stage(), Stage::Closed(Laggard::Settlement));
     }

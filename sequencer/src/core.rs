@@ -7,7 +7,7 @@
 
 use admission::{Admission, AdmissionConfig, Effects, Report, ReportSink};
 use engine::{Book, BookConfig, EventSink};
-use types::command::{Cause, Route};
+use types::command::{Cause, Listed, Route};
 use types::{
     Command, Envelope, Event, EventEnvelope, InstrumentIx, Quote, RejectReason, Sequence, StateHash,
 };
@@ -171,7 +171,7 @@ impl Core {
     fn apply_listed(&mut self, envelope: &Envelope) {
         let mut listed = Vec::new();
         self.admission.list(&envelope.command, &mut listed);
-        for of_book in listed.chunk_by(|one, other| one.instrument == other.instrument) {
+        for of_book in Listed::by_instrument(&listed) {
             let book = self.books[of_book[0].instrument.index()].as_mut();
             let book = book.expect("books are at hand during recovery");
             book.apply_listed(envelope, of_book, &mut self.outbox);

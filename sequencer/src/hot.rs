@@ -30,6 +30,7 @@ use crate::stats::{Stats, Tally};
 use crate::timers::Timers;
 
 mod land;
+mod lists;
 mod look;
 mod time;
 
@@ -502,9 +503,7 @@ impl Hot {
             Route::Admission => true,
             Route::Instrument(ix) => self.lanes.get(ix.index()).is_none_or(Lane::has_room),
             Route::AllInstruments => self.lanes.iter().all(Lane::has_room),
-            Route::Listed => self
-                .lists()
-                .all(|list| self.lanes[lane_of(list)].has_room()),
+            Route::Listed => self.listed_lanes().all(Lane::has_room),
         }
     }
 
@@ -515,9 +514,7 @@ impl Hot {
             Route::Admission => false,
             Route::Instrument(ix) => self.lanes.get(ix.index()).is_some_and(is_given_up),
             Route::AllInstruments => self.lanes.iter().any(is_given_up),
-            Route::Listed => self
-                .lists()
-                .any(|list| is_given_up(&self.lanes[lane_of(list)])),
+            Route::Listed => self.listed_lanes().any(is_given_up),
         }
     }
 
@@ -578,48 +575,6 @@ impl Hot {
         }
     }
 
-    /// Parts of the list: one for each engine that has orders in it.
-    fn lists(&self) -> impl Iterator<Item = &[Listed]> {
-        self.listed
-            .chunk_by(|one, other| one.instrument == other.instrument)
-    }
-
-    /// The same of a command that ends the orders of a list; its engines get their part of that too.
-    #[cold]
-    fn launch_listed(&mut self, owed: Owed) {
-        let listed = std::mem::take(&mut self.listed);
-        let lists = || listed.chunk_by(|one, other| one.instrument == other.instrument);
-        self.flights.start(lists().count(), owed);
-        self.tally.commands += 1;
-        self.tally.in_flight_max = self.tally.in_flight_max.max(self.flights.len() as u64);
-        for list in lists() {
-            let at = lane_of(list);
-            self.push_when_free(at, |lane, last| lane.push_sweep(last, list.len()));
-            if self.lanes[at].is_first() {
-                self.busy.push(at);
-            }
-            for order in list {
-                self.push_when_free(at, |lane, _| lane.push_listed(*order));
-            }
-            self.crew.ring(at);
-        }
-        self.listed = listed;
-    }
-
-    /// Pushes into a lane until there is a free slot: its engine works meanwhile. A list longer than the ring
-    /// waits for the engine, however long that takes; an engine that has ended ends the hot thread.
-    fn push_when_free(&mut self, at: usize, push: impl Fn(&mut Lane, &Envelope) -> bool) {
-        loop {
-            let last = self.flights.last().expect("it is under way");
-            if push(&mut self.lanes[at], last) {
-                return;
-            }
-            self.crew.ring(at);
-            self.pump();
-            self.check_crew();
-        }
-    }
-
     /// Puts the last command under way, which cannot land before all its engines have it, into a lane; false
     /// when its slot is not free yet.
     #[inline]
@@ -648,11 +603,6 @@ enum Source<'a> {
         port: usize,
         at: usize,
     },
-}
-
-/// The lane of a part of the list.
-fn lane_of(list: &[Listed]) -> usize {
-    list[0].instrument.index()
 }
 
 /// Stands where no command has been.

@@ -213,17 +213,17 @@ impl Tracker {
     }
 
     /// A worker has failed: no orders are to be taken.
-    pub fn stand_still(&self) {
+    pub fn suspend(&self) {
         let mut inner = self.inner();
         inner.has_failed = true;
-        self.backlog.settlement_stands(true);
+        self.backlog.settlement_failed(true);
     }
 
     /// The workers run again; false when one of them has failed meanwhile.
-    pub fn go_on(&self) -> bool {
+    pub fn resume(&self) -> bool {
         let inner = self.inner();
         if !inner.has_failed {
-            self.backlog.settlement_stands(false);
+            self.backlog.settlement_failed(false);
         }
         !inner.has_failed
     }

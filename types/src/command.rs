@@ -415,6 +415,13 @@ pub struct Listed {
     pub handle: Handle,
 }
 
+impl Listed {
+    /// The parts of a sorted list, one for each instrument.
+    pub fn by_instrument(listed: &[Self]) -> impl Iterator<Item = &[Self]> {
+        listed.chunk_by(|one, other| one.instrument == other.instrument)
+    }
+}
+
 impl Command {
     /// Where the command goes.
     pub fn route(&self) -> Route {

@@ -86,7 +86,7 @@ impl Market {
         Self::with_two_users(64)
     }
 
-    /// The same with room for so many open orders.
+    /// The same, with this many order slots.
     pub fn with_two_users(orders_max: u32) -> Self {
         let mut market = Self::with_room_for(orders_max);
         let ix = market.instrument(spec("BOND-1", 100_000));

@@ -118,7 +118,7 @@ impl Feed {
             };
             let batches = gather(first, &mut follower).await;
             // A place among those that catch up is not for one that waits.
-            let rest = || follower.rest();
+            let rest = || follower.release_place();
             let handing_over = self.hand_over(&names, &batches, health, shutdown, rest);
             handing_over.await?;
             let is_due = self.save_at.is_some_and(|at| at <= Instant::now());

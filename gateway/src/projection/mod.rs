@@ -90,7 +90,7 @@ impl Projection {
             let batches: Arc<[Batch]> = batches.into();
             let mut retry = Retry::new(PART, &health, &shutdown);
             while let Err(error) = writer.write(batches.clone()).await {
-                follower.rest();
+                follower.release_place();
                 retry.wait(error).await?;
             }
         }

@@ -305,7 +305,7 @@ fn watched(
                 "settlement has failed and is begun again; no orders are taken meanwhile"
             );
             shared.troubles.note(part, ENDED, reason, true);
-            shared.tracker.stand_still();
+            shared.tracker.suspend();
         }
         shared.shutdown.cancel();
         failed.is_some()
@@ -329,7 +329,7 @@ async fn keep(deps: SettlementDeps, shutdown: CancellationToken, mut run: Run) {
             biased;
             ended = &mut ending => ended,
             () = steady, if failed > 0 => {
-                if kept.tracker.go_on() {
+                if kept.tracker.resume() {
                     for part in [trouble::JOURNAL, trouble::CHAIN] {
                         kept.troubles.clear(part, ENDED);
                     }
