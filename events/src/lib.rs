@@ -35,6 +35,7 @@ pub use embedded::Embedded;
 pub use event::{Event, EventRef, Record};
 pub use kafka::Kafka;
 pub use log::{Delivery, Log, Position, Subscription, Waiting, report_health};
+pub use many::{Many, Script, Values};
 pub use pack::OutboxRow;
 pub use postgres::Postgres;
 pub use sqlite::{

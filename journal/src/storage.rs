@@ -1,6 +1,7 @@
 //! What the log needs of a disk: numbered segments of fixed size, written in whole blocks at
 //! offsets, synced one by one.
 
+use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -15,6 +16,8 @@ use crate::aligned::{Blocks, Buffer};
 /// Bytes written as one to a file: the block of today's devices and file systems. Smaller ones
 /// would write a durable block again.
 const BLOCK_BYTES: usize = 4096;
+/// Segments that stay open to be read: a tail, and some who read further back.
+const READ_OPEN_MAX: usize = 4;
 /// Zeros written at once to a new segment: more would keep a core for longer than a write of the log does.
 const ZEROS_BYTES: usize = 128 << 10;
 
@@ -81,6 +84,9 @@ pub struct FileStorage {
     dir: PathBuf,
     /// The segment that was written last stays open.
     open: Mutex<Option<(u64, Arc<File>)>>,
+    /// Those that were read last stay open too, the newest in front. Apart from the writer's: that one is open for direct
+    /// writes, and reads of any length want the page cache.
+    read: Mutex<VecDeque<(u64, Arc<File>)>>,
     mode: Mode,
     is_read_only: bool,
 }
@@ -109,7 +115,8 @@ impl FileStorage {
         remove_half_made(dir)?;
         Ok(Self {
             dir: dir.to_path_buf(),
-            open: Mutex::new(None),
+            open: Mutex::default(),
+            read: Mutex::default(),
             mode,
             is_read_only: false,
         })
@@ -123,7 +130,8 @@ impl FileStorage {
         std::fs::read_dir(dir)?;
         Ok(Self {
             dir: dir.to_path_buf(),
-            open: Mutex::new(None),
+            open: Mutex::default(),
+            read: Mutex::default(),
             mode: Mode::Synced,
             is_read_only: true,
         })
@@ -192,6 +200,27 @@ impl FileStorage {
         if open.as_ref().is_some_and(|(number, _)| *number == segment) {
             *open = None;
         }
+        drop(open);
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        read.retain(|(number, _)| *number != segment);
+    }
+
+    fn file_to_read(&self, segment: u64) -> io::Result<Arc<File>> {
+        // Of a log that another process writes a file may be made anew: it is opened each time.
+        if self.is_read_only {
+            return File::open(self.path(segment)).map(Arc::new);
+        }
+        // Held while a file is opened: `forget` comes before or after.
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = read.iter().position(|(number, _)| *number == segment);
+        let entry = match known.and_then(|at| read.remove(at)) {
+            Some(entry) => entry,
+            None => (segment, Arc::new(File::open(self.path(segment))?)),
+        };
+        let file = entry.1.clone();
+        read.push_front(entry);
+        read.truncate(READ_OPEN_MAX);
+        Ok(file)
     }
 
     fn sync_dir(&self) -> io::Result<()> {
@@ -310,8 +339,8 @@ impl Storage for FileStorage {
             let _ = std::fs::remove_file(&half);
         }
         made?;
-        self.forget(segment);
         std::fs::rename(&half, self.path(segment))?;
+        self.forget(segment);
         self.sync_dir()
     }
 
@@ -322,8 +351,9 @@ impl Storage for FileStorage {
 
     fn remove(&self, segment: u64) -> io::Result<()> {
         self.may_write()?;
-        self.forget(segment);
         std::fs::remove_file(self.path(segment))?;
+        // Behind it, or a reader opens it again and the disk keeps what is removed.
+        self.forget(segment);
         self.sync_dir()
     }
 
@@ -354,8 +384,7 @@ impl Storage for FileStorage {
     }
 
     fn read(&self, segment: u64, offset: u64, into: &mut [u8]) -> io::Result<usize> {
-        // Readers bring their own descriptor, so that the writer's stays in place.
-        let file = File::open(self.path(segment))?;
+        let file = self.file_to_read(segment)?;
         let mut done = 0;
         while done < into.len() {
             match file.read_at(&mut into[done..], offset + done as u64)? {
@@ -410,6 +439,43 @@ mod tests {
             };
             assert_eq!(flags & both, expected, "{mode:?}");
         }
+    }
+
+    #[test]
+    fn readers_keep_a_few_segments_open_and_none_that_is_gone() {
+        let folder = tempfile::tempdir().expect("folder");
+        let storage = FileStorage::with_mode(folder.path(), Mode::Unsynced).expect("a folder");
+        let write = |segment, byte| {
+            let mut block = Buffer::default();
+            block.resize(1);
+            block.bytes_mut()[0] = byte;
+            let blocks = block.padded(BLOCK_BYTES);
+            storage.write(segment, 0, blocks).expect("written");
+        };
+        let first_byte = |segment| {
+            let mut byte = [0];
+            let read = storage.read(segment, 0, &mut byte);
+            read.map(|count| (count, byte[0]))
+        };
+        let many = READ_OPEN_MAX as u64 + 2;
+        for segment in 1..=many {
+            storage.create(segment, BLOCK_BYTES as u64).expect("made");
+            write(segment, 7);
+            assert_eq!(first_byte(segment).expect("read"), (1, 7));
+        }
+        let open = || -> Vec<u64> {
+            let read = storage.read.lock().expect("no panic");
+            read.iter().map(|(segment, _)| *segment).collect()
+        };
+        assert_eq!(open(), [6, 5, 4, 3]);
+        first_byte(4).expect("read");
+        assert_eq!(open(), [4, 6, 5, 3]);
+        storage.remove(6).expect("removed");
+        let gone = first_byte(6).expect_err("it is gone");
+        assert_eq!(gone.kind(), io::ErrorKind::NotFound);
+        // Made anew under the same number: not the old file.
+        storage.create(4, BLOCK_BYTES as u64).expect("made");
+        assert_eq!(first_byte(4).expect("read"), (1, 0));
     }
 
     #[test]

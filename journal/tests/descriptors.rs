@@ -13,16 +13,18 @@ fn what_finds_no_file_descriptor_says_so_and_works_when_there_is_one() {
     let opened = Journal::open(Arc::new(storage), Config::default(), |_| Ok(()));
     let journal = opened.expect("opens");
     let mut appender = journal.appender();
-    for sequence in 1..=3 {
-        appender.append(FrameKind::Command, true, sequence, 1, &[7; 40]);
-    }
-    appender.flush();
     let runtime = tokio::runtime::Builder::new_current_thread().build();
-    let durable = journal.commit();
-    runtime
-        .expect("runtime")
-        .block_on(durable.wait(3))
-        .expect("durable");
+    let runtime = runtime.expect("runtime");
+    let mut write = |sequences: std::ops::RangeInclusive<u64>| {
+        let last = *sequences.end();
+        for sequence in sequences {
+            appender.append(FrameKind::Command, true, sequence, 1, &[7; 40]);
+        }
+        appender.flush();
+        let durable = journal.commit();
+        runtime.block_on(durable.wait(last)).expect("durable");
+    };
+    write(1..=3);
     let snapshots = Snapshots::new(&folder.path().join("snapshots"));
     for sequence in [1, 2] {
         snapshots.write(sequence, b"state").expect("written");
@@ -43,6 +45,13 @@ fn what_finds_no_file_descriptor_says_so_and_works_when_there_is_one() {
         let frame = reader.try_next().expect("read").expect("there");
         assert_eq!(frame.sequence, sequence);
     }
+
+    // A reader that has begun keeps its file open (`design.md` 6).
+    write(4..=4);
+    limit(Some(0));
+    let read = reader.try_next();
+    limit(before.current);
+    assert!(matches!(read, Ok(Some(frame)) if frame.sequence == 4));
 
     // The limit falls between the list of the folder and the read of a file: no older snapshot is taken for the newest.
     let is_over = AtomicBool::new(false);

@@ -14,25 +14,12 @@ use crate::{
 /// Longest window: 366 days.
 pub const WINDOW_S_MAX: i64 = 366 * 24 * 3_600;
 
-/// Which side of a posting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[repr(i32)]
-pub enum Side {
-    Debit = 1,
-    Credit = 2,
-}
-
-impl Side {
-    pub const fn code(self) -> i32 {
-        self as i32
-    }
-
-    pub const fn from_code(code: i32) -> Option<Self> {
-        match code {
-            1 => Some(Self::Debit),
-            2 => Some(Self::Credit),
-            _ => None,
-        }
+types::code_enum! {
+    /// Which side of a posting.
+    #[derive(serde::Serialize, serde::Deserialize)]
+    Side: i32 {
+        Debit = 1 "debits",
+        Credit = 2 "credits",
     }
 }
 
@@ -119,11 +106,7 @@ impl VelocityLimit {
         format!(
             "{user}, {}, {} at most {} {} in {} s, {}",
             self.account_kind.map_or("any account", AccountType::as_str),
-            if self.side == Side::Debit {
-                "debits"
-            } else {
-                "credits"
-            },
+            self.side,
             types::Decimal::from_minor(self.amount.0, self.decimals),
             self.instrument_id,
             self.window_s,

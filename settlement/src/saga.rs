@@ -7,32 +7,20 @@
 //! the batch (`design.md` 4). A trade that the contract leaves out is sent once more in a batch of its own;
 //! left out again it is bust: its operations are reversed (T21).
 
-/// How far a batch is.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
-)]
-#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
-pub enum State {
-    /// Membership frozen, not yet known to be in the ledger.
-    Sealed,
-    /// The ledger has it.
-    Posted,
-    /// The chain service has taken it.
-    Submitted,
-    /// Final on chain, not yet in the ledger.
-    Included,
-    Final,
-}
-
-impl State {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Sealed => "SEALED",
-            Self::Posted => "POSTED",
-            Self::Submitted => "SUBMITTED",
-            Self::Included => "INCLUDED",
-            Self::Final => "FINAL",
-        }
+types::code_enum! {
+    /// How far a batch is.
+    #[derive(PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+    #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+    State: i32 {
+        /// Membership frozen, not yet known to be in the ledger.
+        Sealed = 1 "SEALED",
+        /// The ledger has it.
+        Posted = 2 "POSTED",
+        /// The chain service has taken it.
+        Submitted = 3 "SUBMITTED",
+        /// Final on chain, not yet in the ledger.
+        Included = 4 "INCLUDED",
+        Final = 5 "FINAL",
     }
 }
 

@@ -1,12 +1,18 @@
 //! Redemptions of whole issues.
 
-use events::Tx;
+use events::{Many, Script, Tx};
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 
 use super::{Repo, code};
 use crate::error::Error;
 use crate::model::{IssueRedemption, RedemptionLine, RedemptionReason, RedemptionStatus};
+
+static LINES: Many = Many::new(
+    "INSERT INTO redemption_line (redemption_id, position, user_id, address, units_minor, payment_minor) SELECT * FROM (VALUES ",
+    6,
+    ") LIMIT +?",
+);
 
 impl Repo {
     pub async fn redemption(&self, redemption_id: &str) -> Result<Option<IssueRedemption>, Error> {
@@ -79,19 +85,20 @@ impl Repo {
         if done.rows_affected() == 0 {
             return Ok(false);
         }
-        for (position, line) in redemption.lines.iter().enumerate() {
-            sqlx::query(
-                "INSERT INTO redemption_line (redemption_id, position, user_id, address, units_minor, payment_minor) VALUES ($1, $2, $3, $4, $5, $6)",
-            )
-            .bind(&redemption.redemption_id)
-            .bind(position as i64)
-            .bind(&line.user_id)
-            .bind(&line.address)
-            .bind(line.units_minor)
-            .bind(line.payment_minor)
-            .execute(&mut **tx)
+        // One for each holder of the issue.
+        let lines: Vec<(usize, &RedemptionLine)> = redemption.lines.iter().enumerate().collect();
+        let mut script = Script::default();
+        script
+            .add(tx, &LINES, &lines, |(position, line), values| {
+                values.put(&redemption.redemption_id);
+                values.put(*position as i64);
+                values.put(&line.user_id);
+                values.put(&line.address);
+                values.put(line.units_minor);
+                values.put(line.payment_minor);
+            })
             .await?;
-        }
+        script.run(tx).await?;
         Ok(true)
     }
 

@@ -15,12 +15,13 @@ mod wakes;
 
 use futures::future::BoxFuture;
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::BTreeSet,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use async_trait::async_trait;
+use service_kit::KeyedMutex;
 use sqlx::sqlite::SqliteSynchronous;
 use tokio::sync::watch;
 
@@ -118,7 +119,7 @@ struct Inner {
     failing: watch::Sender<Option<String>>,
     waiting: Waiting,
     /// One lock for each group and topic: its holder is the group's active member.
-    members: Mutex<HashMap<(String, String), Arc<tokio::sync::Mutex<()>>>>,
+    members: KeyedMutex<(String, String)>,
 }
 
 impl Embedded {
@@ -150,7 +151,7 @@ impl Embedded {
                 wakes: wakes::Wakes::default(),
                 failing: watch::Sender::new(None),
                 waiting: Waiting::default(),
-                members: Mutex::default(),
+                members: KeyedMutex::default(),
             })))
         })
     }
@@ -198,18 +199,6 @@ impl Embedded {
         written?;
         self.0.wakes.wake(topics);
         Ok(())
-    }
-
-    fn member_lock(&self, group: &str, topic: &str) -> Arc<tokio::sync::Mutex<()>> {
-        let mut members = self
-            .0
-            .members
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        members
-            .entry((group.to_owned(), topic.to_owned()))
-            .or_default()
-            .clone()
     }
 }
 

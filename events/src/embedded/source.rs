@@ -53,7 +53,8 @@ impl Member {
         if self.active.is_none() {
             let mut locks = Vec::new();
             for topic in &self.topics {
-                locks.push(self.log.member_lock(&self.group, topic).lock_owned().await);
+                let key = (self.group.clone(), topic.clone());
+                locks.push(self.log.0.members.lock(key).await);
             }
             let cursors = self.log.0.committed(&self.group, &self.topics).await?;
             // Before the first look, so that nothing published behind it is missed.
