@@ -25,6 +25,7 @@ impl OpenCounts {
     }
 
     /// Asks for memory with the user's first order on an instrument alone.
+    #[inline]
     pub fn add(&mut self, user: UserIx, instrument: InstrumentIx) {
         let counts = &mut self.by_user[user.index()];
         match counts.binary_search_by_key(&instrument, |(other, _)| *other) {
@@ -33,6 +34,7 @@ impl OpenCounts {
         }
     }
 
+    #[inline]
     pub fn take_away(&mut self, user: UserIx, instrument: InstrumentIx) {
         let counts = &mut self.by_user[user.index()];
         let at = counts.binary_search_by_key(&instrument, |(other, _)| *other);

@@ -84,7 +84,7 @@ impl Admission {
             open_orders: 0,
             sessions: 0,
         });
-        self.by_user.add_owner();
+        self.linked.add_user();
         self.counts.add_user();
     }
 
@@ -139,7 +139,7 @@ impl Admission {
                 open_orders: 0,
             });
             self.sessions.insert(c.key, c.session);
-            self.by_session.add_owner();
+            self.linked.add_session(c.user);
             self.tables.users[c.user.index()].sessions += 1;
         }
         let row = &mut table[c.session.index()];
@@ -263,11 +263,10 @@ impl Admission {
         pool.open_orders += 1;
         self.tables.instruments[c.instrument.index()].open_orders += 1;
         self.tables.users[c.user.index()].open_orders += 1;
-        self.by_user.insert(c.user.index(), c.handle.slot);
+        self.linked.insert(c.user, c.session, c.handle.slot);
         self.counts.add(c.user, c.instrument);
         if let Some(session) = self.tables.sessions.get_mut(c.session.index()) {
             session.open_orders += 1;
-            self.by_session.insert(c.session.index(), c.handle.slot);
         }
         self.spend_budget(c.user, c.budget_minor);
         if c.client_order_id != 0 {

@@ -266,11 +266,10 @@ impl Admission {
         pool.open_orders -= 1;
         self.tables.instruments[instrument.index()].open_orders -= 1;
         self.tables.users[user.index()].open_orders -= 1;
-        self.by_user.remove(user.index(), handle.slot);
+        self.linked.remove(user, session, handle.slot);
         self.counts.take_away(user, instrument);
         if let Some(row) = self.tables.sessions.get_mut(session.index()) {
             row.open_orders -= 1;
-            self.by_session.remove(session.index(), handle.slot);
         }
         if handle.generation < u32::MAX {
             // A slot whose generations are used up is retired.

@@ -1,10 +1,10 @@
-//! The open orders of each owner, a user or a session: lists through the slots of the order table, so that
-//! what ends an owner's orders costs those orders. No part of the state; no order within a list is visible.
+//! The open orders of each session, and of each user outside of any: lists through the slots of the order table, so
+//! that what ends an owner's orders costs those orders. No part of the state; no order within a list is visible.
 
 use alloc::vec::Vec;
 
 use types::command::{Listed, MassScope};
-use types::{Command, Side, UserIx};
+use types::{Command, SessionIx, Side, UserIx};
 
 use crate::admission::Admission;
 use crate::state::OpenOrder;
@@ -16,57 +16,89 @@ struct Node {
     next: u32,
 }
 
+/// Each order is in one list: a user's are those of his sessions, and those that came without one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Linked {
-    /// Slot + 1 of the order that came last, by owner; 0 for none.
-    heads: Vec<u32>,
     nodes: Vec<Node>,
+    /// By session: slot + 1 of the order that came last, 0 for none.
+    of_session: Vec<u32>,
+    /// By user: the same, of orders without a session.
+    of_user: Vec<u32>,
+    /// By user.
+    sessions: Vec<Vec<SessionIx>>,
 }
 
 impl Linked {
     /// Room for orders in slots below `slots_max`; untouched room costs address space alone.
     pub fn new(slots_max: u32) -> Self {
         Self {
-            heads: Vec::new(),
             nodes: Vec::with_capacity(slots_max as usize),
+            ..Self::default()
         }
     }
 
-    /// Slots of the owner's open orders.
-    pub fn of(&self, owner: usize) -> impl Iterator<Item = u32> + '_ {
+    /// Slots of the session's open orders.
+    pub fn of_session(&self, session: SessionIx) -> impl Iterator<Item = u32> + '_ {
+        self.from(self.of_session.get(session.index()))
+    }
+
+    /// Slots of the user's open orders, in sessions or not.
+    pub fn of_user(&self, user: UserIx) -> impl Iterator<Item = u32> + '_ {
+        let sessions = self.sessions.get(user.index()).into_iter().flatten();
+        let in_sessions = sessions.flat_map(|session| self.of_session(*session));
+        in_sessions.chain(self.from(self.of_user.get(user.index())))
+    }
+
+    fn from(&self, first: Option<&u32>) -> impl Iterator<Item = u32> + '_ {
         let step = |index: u32| (index != 0).then_some(index);
-        let first = self.heads.get(owner).copied().and_then(step);
-        core::iter::successors(first, move |index| {
-            step(self.nodes[*index as usize - 1].next)
-        })
-        .map(|index| index - 1)
+        let next = move |index: &u32| step(self.nodes[*index as usize - 1].next);
+        core::iter::successors(first.copied().and_then(step), next).map(|index| index - 1)
     }
 
-    /// A new owner, the next one, without orders.
-    pub fn add_owner(&mut self) {
-        self.heads.push(0);
+    /// The next user, without orders.
+    pub fn add_user(&mut self) {
+        self.of_user.push(0);
+        self.sessions.push(Vec::new());
     }
 
-    pub fn insert(&mut self, owner: usize, slot: u32) {
+    /// The next session, of that user, without orders.
+    pub fn add_session(&mut self, user: UserIx) {
+        self.sessions[user.index()].push(SessionIx(self.of_session.len() as u32));
+        self.of_session.push(0);
+    }
+
+    /// Takes in the order of a slot; a session that is none has no list.
+    #[inline]
+    pub fn insert(&mut self, user: UserIx, session: SessionIx, slot: u32) {
         if self.nodes.len() <= slot as usize {
             self.nodes.resize(slot as usize + 1, Node::default());
         }
-        let next = core::mem::replace(&mut self.heads[owner], slot + 1);
+        let head = self.head(user, session);
+        let next = core::mem::replace(head, slot + 1);
         self.nodes[slot as usize] = Node { prev: 0, next };
         if next != 0 {
             self.nodes[next as usize - 1].prev = slot + 1;
         }
     }
 
-    /// Takes the order of a slot out of its owner's list.
-    pub fn remove(&mut self, owner: usize, slot: u32) {
+    /// Takes the order of a slot out of its list.
+    #[inline]
+    pub fn remove(&mut self, user: UserIx, session: SessionIx, slot: u32) {
         let Node { prev, next } = self.nodes[slot as usize];
         match prev {
-            0 => self.heads[owner] = next,
+            0 => *self.head(user, session) = next,
             prev => self.nodes[prev as usize - 1].next = next,
         }
         if next != 0 {
             self.nodes[next as usize - 1].prev = prev;
+        }
+    }
+
+    #[inline]
+    fn head(&mut self, user: UserIx, session: SessionIx) -> &mut u32 {
+        match self.of_session.get_mut(session.index()) {
+            Some(head) => head,
+            None => &mut self.of_user[user.index()],
         }
     }
 }
@@ -86,7 +118,7 @@ impl Admission {
                     MassScope::All => return,
                     MassScope::User(user) => self.list_user(user, listed, is_wanted),
                     MassScope::Session(session) => {
-                        let slots = self.by_session.of(session.index());
+                        let slots = self.linked.of_session(session);
                         self.list_slots(slots, listed, is_wanted);
                     }
                     // A group has one user's orders, and he alone asks for it.
@@ -107,7 +139,11 @@ impl Admission {
         listed: &mut Vec<Listed>,
         is_wanted: impl Fn(&OpenOrder) -> bool,
     ) {
-        self.list_slots(self.by_user.of(user.index()), listed, is_wanted);
+        // Without an order none of his sessions is looked at.
+        let row = self.tables.users.get(user.index());
+        if row.is_some_and(|row| row.open_orders > 0) {
+            self.list_slots(self.linked.of_user(user), listed, is_wanted);
+        }
     }
 
     fn list_slots(
@@ -137,27 +173,39 @@ mod tests {
     #[test]
     fn a_list_has_what_was_put_in_and_not_taken_out() {
         let mut linked = Linked::new(8);
-        let slots = |linked: &Linked, owner| {
-            let mut slots: Vec<u32> = linked.of(owner).collect();
+        let sorted = |slots: &mut dyn Iterator<Item = u32>| {
+            let mut slots: Vec<u32> = slots.collect();
             slots.sort_unstable();
             slots
         };
-        (0..4).for_each(|_| linked.add_owner());
-        for (owner, slot) in [(3, 5), (0, 1), (3, 2), (3, 9), (0, 4)] {
-            linked.insert(owner, slot);
+        let user = |linked: &Linked, user| sorted(&mut linked.of_user(UserIx(user)));
+        let session = |linked: &Linked, session| sorted(&mut linked.of_session(SessionIx(session)));
+        (0..2).for_each(|_| linked.add_user());
+        for owner in [0, 1, 1] {
+            linked.add_session(UserIx(owner));
         }
-        assert_eq!(slots(&linked, 3), [2, 5, 9]);
-        for (owner, slot, left) in [
-            (3, 2, vec![5, 9]),
-            (3, 9, vec![5]),
-            (3, 5, vec![]),
-            (0, 1, vec![4]),
+        // Of user 1: three in session 1, one in session 2, one without.
+        let at = |session| (UserIx(1), SessionIx(session));
+        for ((user, session), slot) in [
+            (at(1), 5),
+            ((UserIx(0), SessionIx(0)), 1),
+            (at(1), 2),
+            (at(2), 7),
+            (at(1), 9),
+            ((UserIx(1), SessionIx::NONE), 4),
         ] {
-            linked.remove(owner, slot);
-            assert_eq!(slots(&linked, owner), left);
+            linked.insert(user, session, slot);
         }
-        linked.insert(3, 1);
-        assert_eq!((slots(&linked, 3), slots(&linked, 0)), (vec![1], vec![4]));
-        assert_eq!(linked.of(77).count(), 0);
+        assert_eq!(session(&linked, 1), [2, 5, 9]);
+        assert_eq!(user(&linked, 1), [2, 4, 5, 7, 9]);
+        for (slot, left) in [(2, vec![5, 9]), (9, vec![5]), (5, vec![])] {
+            linked.remove(UserIx(1), SessionIx(1), slot);
+            assert_eq!(session(&linked, 1), left);
+        }
+        linked.remove(UserIx(1), SessionIx::NONE, 4);
+        assert_eq!((user(&linked, 1), user(&linked, 0)), (vec![7], vec![1]));
+        linked.insert(UserIx(1), SessionIx(1), 0);
+        assert_eq!(user(&linked, 1), [0, 7]);
+        assert_eq!((user(&linked, 77), session(&linked, 77)), (vec![], vec![]));
     }
 }

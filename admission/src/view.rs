@@ -11,7 +11,6 @@ use types::{
 };
 
 use crate::admission::{Admission, AdmissionConfig};
-use crate::linked::Linked;
 use crate::state::{AdmissionImage, OpenOrder, Pool, Seen, Session, Settlement, User};
 
 /// A pool's money: what `design.md` 4 compares with the ledger.
@@ -244,7 +243,7 @@ impl Admission {
         }
         for (at, row) in image.users.iter().enumerate() {
             room.users.insert(row.id, UserIx(at as u32));
-            room.by_user.add_owner();
+            room.linked.add_user();
             room.counts.add_user();
         }
         for row in &image.instruments {
@@ -252,7 +251,7 @@ impl Admission {
         }
         for (at, row) in image.sessions.iter().enumerate() {
             room.sessions.insert(row.key, SessionIx(at as u32));
-            room.by_session.add_owner();
+            room.linked.add_session(row.user);
             room.note_group(row.stp_group, row.user);
         }
         for (at, row) in image.pools.iter().enumerate() {
@@ -271,11 +270,8 @@ impl Admission {
             };
             room.slots.take(at as u32);
             room.note_group(order.stp_group, order.user);
-            room.by_user.insert(order.user.index(), at as u32);
+            room.linked.insert(order.user, order.session, at as u32);
             room.counts.add(order.user, order.instrument);
-            if order.session.index() < image.sessions.len() {
-                room.by_session.insert(order.session.index(), at as u32);
-            }
             if order.client_order_id != 0 {
                 room.client_ids
                     .insert(order.user, order.client_order_id, at as u32);
@@ -356,18 +352,17 @@ impl Admission {
         hash.finish()
     }
 
-    /// The list of an owner has his `count` open orders.
+    /// An owner's slots are those of his `count` open orders.
     fn check_list(
         &self,
-        linked: &Linked,
-        owner: usize,
+        slots: impl Iterator<Item = u32>,
         count: u32,
-        owner_of: impl Fn(&OpenOrder) -> usize,
+        is_his: impl Fn(&OpenOrder) -> bool,
     ) {
         let mut left = count;
-        for slot in linked.of(owner) {
+        for slot in slots {
             let order = self.tables.slots[slot as usize].order.as_ref();
-            assert_eq!(order.map(&owner_of), Some(owner), "a list has its owner's");
+            assert!(order.is_some_and(&is_his), "a list has its owner's");
             left = left.checked_sub(1).expect("a list has each order once");
         }
         assert_eq!(left, 0, "a list has all of its owner's");
@@ -426,11 +421,14 @@ impl Admission {
         }
         for (at, (row, found)) in self.tables.users.iter().zip(per_user).enumerate() {
             assert_eq!(row.open_orders, found);
-            self.check_list(&self.by_user, at, found, |order| order.user.index());
+            let user = UserIx(at as u32);
+            self.check_list(self.linked.of_user(user), found, |order| order.user == user);
         }
         for (at, (row, found)) in self.tables.sessions.iter().zip(per_session).enumerate() {
             assert_eq!(row.open_orders, found);
-            self.check_list(&self.by_session, at, found, |order| order.session.index());
+            let session = SessionIx(at as u32);
+            let slots = self.linked.of_session(session);
+            self.check_list(slots, found, |order| order.session == session);
         }
         for (row, totals) in self.tables.pools.iter().zip(self.all_pool_totals()) {
             assert!(!row.free.is_negative());

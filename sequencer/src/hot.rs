@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use admission::Request;
-use types::command::{ExpireOrders, Listed, Route};
+use types::command::{Amend, Cancel, ExpireOrders, Listed, New, Route};
 use types::{Command, Envelope, Handle, InstrumentIx, RejectReason, Sequence};
 
 use crate::backlog::{Backlog, Intake};
@@ -538,49 +538,58 @@ impl Hot {
 
     /// Carries out the command that was admitted: admission at once, the books through their rings.
     fn launch(&mut self, owed: Owed) {
-        let envelope = self.flights.vacant();
-        let is_order = matches!(
-            envelope.command,
-            Command::New(_) | Command::Cancel(_) | Command::Amend(_)
-        );
-        if !is_order && let Some(book) = self.core.begin(envelope) {
-            self.core.places().push(None);
-            self.open_lane(book);
-        }
-        let envelope = self.flights.vacant();
-        let named = match envelope.command.route() {
-            Route::Admission => 0..0,
-            Route::Instrument(ix) => ix.index()..ix.index() + 1,
-            Route::AllInstruments => 0..self.lanes.len(),
-            Route::Listed => return self.launch_listed(owed),
-        };
-        let control = if is_order { None } else { Some(*envelope) };
-        self.flights.start(named.len(), owed);
-        self.is_last_owed = is_order;
-        self.tally.commands += 1;
-        self.tally.in_flight_max = self.tally.in_flight_max.max(self.flights.len() as u64);
-        for at in named {
-            // There is room; a slot may still be in the hand of an engine that has answered but not moved on.
-            while !self.push_last(at) {
-                self.pump();
-                self.check_crew();
+        match self.flights.vacant().command {
+            Command::New(New { instrument, .. })
+            | Command::Cancel(Cancel { instrument, .. })
+            | Command::Amend(Amend { instrument, .. }) => {
+                self.start(1, owed);
+                self.is_last_owed = true;
+                self.send_last(instrument.index());
             }
-            self.crew.ring(at);
-            if self.lanes[at].is_first() {
-                self.busy.push(at);
-            }
-        }
-        if let Some(envelope) = control {
-            self.watch_sessions(&envelope);
+            _ => self.launch_other(owed),
         }
     }
 
-    /// Puts the last command under way, which cannot land before all its engines have it, into a lane; false
-    /// when its slot is not free yet.
-    #[inline]
-    fn push_last(&mut self, lane: usize) -> bool {
-        let last = self.flights.last().expect("it is under way");
-        self.lanes[lane].push(last)
+    /// The same for what is no order.
+    fn launch_other(&mut self, owed: Owed) {
+        let envelope = self.flights.vacant();
+        if let Some(book) = self.core.begin(envelope) {
+            self.core.places().push(None);
+            self.open_lane(book);
+        }
+        let envelope = *self.flights.vacant();
+        match envelope.command.route() {
+            Route::Admission => self.start(0, owed),
+            Route::Instrument(ix) => {
+                self.start(1, owed);
+                self.send_last(ix.index());
+            }
+            Route::AllInstruments => {
+                self.start(self.lanes.len(), owed);
+                for at in 0..self.lanes.len() {
+                    self.send_last(at);
+                }
+            }
+            Route::Listed => self.launch_listed(owed),
+        }
+        self.watch_sessions(&envelope);
+    }
+
+    /// The command that was admitted is on its way to so many engines.
+    fn start(&mut self, engines: usize, owed: Owed) {
+        self.flights.start(engines, owed);
+        self.tally.commands += 1;
+        self.tally.in_flight_max = self.tally.in_flight_max.max(self.flights.len() as u64);
+    }
+
+    /// Gives the last command under way, which cannot land before all its engines have it, to an engine.
+    fn send_last(&mut self, at: usize) {
+        // There is room; a slot may still be in the hand of an engine that has answered but not moved on.
+        self.push_when_free(at, Lane::push);
+        self.crew.ring(at);
+        if self.lanes[at].is_first() {
+            self.busy.push(at);
+        }
     }
 
     fn open_lane(&mut self, book: Box<engine::Book>) {

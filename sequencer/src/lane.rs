@@ -177,11 +177,18 @@ impl Lane {
 
     /// Puts a command into the ring; false when its slot is not free yet.
     #[must_use]
+    #[inline]
     pub fn push(&mut self, envelope: &Envelope) -> bool {
-        let is_pushed = self
-            .orders
-            .try_publish(|slot| slot.0 = Order::Apply(*envelope))
-            .is_ok();
+        // By its parts: as a whole it is just too long for the compiler to copy without a call.
+        let publish = |slot: &mut Slot| {
+            slot.0 = Order::Apply(Envelope {
+                sequence: envelope.sequence,
+                time_ns: envelope.time_ns,
+                received_ns: envelope.received_ns,
+                command: envelope.command,
+            });
+        };
+        let is_pushed = self.orders.try_publish(publish).is_ok();
         self.in_flight += usize::from(is_pushed);
         self.slots_taken += usize::from(is_pushed);
         is_pushed

@@ -424,6 +424,7 @@ impl Listed {
 
 impl Command {
     /// Where the command goes.
+    #[inline]
     pub fn route(&self) -> Route {
         let one_or_all = |ix: InstrumentIx| {
             if ix.is_none() {

@@ -17,10 +17,7 @@ impl Hot {
     #[cold]
     pub(super) fn launch_listed(&mut self, owed: Owed) {
         let listed = std::mem::take(&mut self.listed);
-        self.flights
-            .start(Listed::by_instrument(&listed).count(), owed);
-        self.tally.commands += 1;
-        self.tally.in_flight_max = self.tally.in_flight_max.max(self.flights.len() as u64);
+        self.start(Listed::by_instrument(&listed).count(), owed);
         for list in Listed::by_instrument(&listed) {
             let at = lane_of(list);
             self.push_when_free(at, |lane, last| lane.push_sweep(last, list.len()));
@@ -37,16 +34,26 @@ impl Hot {
 
     /// Pushes into a lane until there is a free slot: its engine works meanwhile. A list longer than the ring
     /// waits for the engine, however long that takes; an engine that has ended ends the hot thread.
-    fn push_when_free(&mut self, at: usize, push: impl Fn(&mut Lane, &Envelope) -> bool) {
+    #[inline]
+    pub(super) fn push_when_free(
+        &mut self,
+        at: usize,
+        push: impl Fn(&mut Lane, &Envelope) -> bool,
+    ) {
         loop {
             let last = self.flights.last().expect("it is under way");
             if push(&mut self.lanes[at], last) {
                 return;
             }
-            self.crew.ring(at);
-            self.pump();
-            self.check_crew();
+            self.wait_for(at);
         }
+    }
+
+    #[cold]
+    fn wait_for(&mut self, at: usize) {
+        self.crew.ring(at);
+        self.pump();
+        self.check_crew();
     }
 }
 
