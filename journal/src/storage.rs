@@ -84,8 +84,8 @@ pub struct FileStorage {
     dir: PathBuf,
     /// The segment that was written last stays open.
     open: Mutex<Option<(u64, Arc<File>)>>,
-    /// Those that were read last stay open too, the newest in front. Apart from the writer's: that one is open for direct
-    /// writes, and reads of any length want the page cache.
+    /// Those that were read last stay open too, the newest in front. Apart from the writer's: that one is open for
+    /// direct writes, and reads of any length want the page cache.
     read: Mutex<VecDeque<(u64, Arc<File>)>>,
     mode: Mode,
     is_read_only: bool,
