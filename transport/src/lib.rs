@@ -16,5 +16,5 @@ mod link;
 mod socket;
 
 pub use endpoint::{Driver, Endpoint, Incoming, Taken};
-pub use link::{Key, Link};
+pub use link::{Key, Link, Packets};
 pub use quinn_proto as proto;

@@ -13,6 +13,13 @@ pub struct Key {
     pub(crate) generation: u32,
 }
 
+/// Datagrams that a connection has sent, and those of them that it takes for lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Packets {
+    pub sent: u64,
+    pub lost: u64,
+}
+
 /// How long an orderly end waits until the peer has acknowledged the last bytes.
 const FINISH_MAX: Duration = Duration::from_secs(1);
 
@@ -94,6 +101,15 @@ impl<T> Link<T> {
     /// The buffer behind which bytes for the peer are appended; sent at the end of the round.
     pub fn out(&mut self) -> &mut Vec<u8> {
         &mut self.out
+    }
+
+    /// Datagrams since the connection began.
+    pub fn packets(&self) -> Packets {
+        let stats = self.quic.stats();
+        Packets {
+            sent: stats.path.sent_packets,
+            lost: stats.path.lost_packets,
+        }
     }
 
     /// Bytes that the peer's flow control and the connection's send window have not let through.

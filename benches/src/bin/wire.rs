@@ -182,6 +182,8 @@ fn spread(histogram: &Histogram<u64>) -> serde_json::Value {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
+    // Before this thread is bound to one of them.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let caller = Caller { address: args.rpc };
     let id = caller.instrument()?;
     let users = (0..=args.sessions)
@@ -210,7 +212,7 @@ fn main() -> anyhow::Result<()> {
     let line = serde_json::json!({
         "load": { "requests": args.requests, "sessions": args.sessions, "window": args.window,
                   "mix": "an order that rests, then its cancel; nothing trades" },
-        "cores": std::thread::available_parallelism().map_or(1, usize::from),
+        "cores": cores,
         "echo": spread(&echoed),
         "accepted": spread(&accepted),
         "durable": spread(&durable),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use admission::Request;
 use sequencer::{Asked, NotTaken};
 use transport::proto::ConnectionError;
-use transport::{Driver, Incoming, Link, Taken};
+use transport::{Driver, Incoming, Link, Packets, Taken};
 use types::RejectReason;
 use types::command::RequestKind;
 use wire::{
@@ -57,6 +57,8 @@ pub struct Conn {
     login_by: Option<Instant>,
     /// Since when the client has left more than [`SLOW_BYTES`].
     slow_since: Option<Instant>,
+    /// What metrics have of its packets.
+    counted: Packets,
 }
 
 impl Conn {
@@ -118,7 +120,7 @@ pub fn check_slow(state: &mut State, now: Instant, link: &mut Link<Conn>) {
     }
     let since = *link.user.slow_since.get_or_insert(now);
     if waiting > SLOW_BYTES_MAX || now.saturating_duration_since(since) >= SLOW_FOR {
-        state.stats.slow_consumers += 1;
+        state.stats.slow_consumers.increment(1);
         let code = DisconnectCode::SlowConsumer;
         link.close(u32::from(code.code()), &code.to_string());
     } else {
@@ -203,6 +205,7 @@ impl Driver<Conn> for State {
             last_sent: now,
             login_by: Some(now + Duration::from_millis(config.login_timeout_ms)),
             slow_since: None,
+            counted: Packets::default(),
         })
     }
 
@@ -262,11 +265,13 @@ impl Driver<Conn> for State {
                 &ServerHeartbeat { time_ns }.into(),
             );
         }
+        self.count_packets(link);
         let at = link.user.next_look();
         link.set_deadline(Some(at));
     }
 
     fn closed(&mut self, _: Instant, link: &mut Link<Conn>, _: &ConnectionError) {
+        self.count_packets(link);
         self.connections -= 1;
         if let Some(count) = self.addresses.get_mut(&link.user.address) {
             *count -= 1;
@@ -290,6 +295,13 @@ fn done(bytes: usize) -> Taken {
 }
 
 impl State {
+    fn count_packets(&mut self, link: &mut Link<Conn>) {
+        let now = link.packets();
+        let before = std::mem::replace(&mut link.user.counted, now);
+        self.stats.packets_sent.increment(now.sent - before.sent);
+        self.stats.packets_lost.increment(now.lost - before.lost);
+    }
+
     /// Handles one message; an error ends the connection.
     fn handle(
         &mut self,
@@ -366,7 +378,7 @@ impl State {
     /// One change at a time and session; every one counts as a message. Why not, if not.
     fn ask_for_hold(&mut self, at: At, wanted: &SetTradingHold) -> Option<RejectReason> {
         if !self.is_in_rate(at) {
-            self.stats.throttled += 1;
+            self.stats.throttled.increment(1);
             return Some(RejectReason::Throttle);
         }
         let session = self.sessions.row(at);
@@ -417,14 +429,14 @@ impl State {
         client_seq: u64,
         message: &ClientMessage,
     ) -> Result<Option<RejectReason>, DisconnectCode> {
-        self.stats.requests += 1;
+        self.stats.requests.increment(1);
         let is_over_rate = !self.is_in_rate(at);
         let may_reduce = matches!(
             message,
             ClientMessage::Cancel(_) | ClientMessage::MassCancel(_)
         );
         if is_over_rate && !may_reduce {
-            self.stats.throttled += 1;
+            self.stats.throttled.increment(1);
             return Ok(Some(RejectReason::Throttle));
         }
         let session = self.sessions.row(at);

@@ -270,7 +270,7 @@ impl Front {
         request: RequestKind,
         not_taken: NotTaken,
     ) {
-        self.state.stats.not_taken += 1;
+        self.state.stats.not_taken.increment(1);
         if let NotTaken::Refused(reject) = not_taken
             && reject.reason == RejectReason::AlreadySeen
         {
@@ -287,7 +287,7 @@ impl Front {
 
     /// Sends the original answer to a request again, under its number.
     fn answer_again(&mut self, now: Instant, at: At, client_seq: u64, seen: u64) {
-        self.state.stats.resends += 1;
+        self.state.stats.resends.increment(1);
         let now_ns = self.state.now_ns;
         let rate = self.state.market.config.throttle_per_s;
         let (session, pool) = self.state.sessions.parts(at);
@@ -394,7 +394,7 @@ impl Front {
             }
             self.state.sessions.idle(at);
         }
-        self.state.stats.logins += 1;
+        self.state.stats.logins.increment(1);
         let admitted = pending.admitted;
         let session = self.state.sessions.row(at);
         session.owner = Some(Owner {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use admission::{NewRequest, Report as Message, Request, SessionRequest};
+use metrics::Counter;
 use sequencer::{Asked, NotTaken, Opened, Report, RingPort, Stamp};
 use tokio::sync::mpsc;
 use transport::Key;
@@ -50,15 +51,32 @@ struct Closing {
     keep_orders: bool,
 }
 
-/// What metrics show.
-#[derive(Clone, Copy, Debug, Default)]
+/// What metrics show. Taken once, so that counting is one addition.
 pub struct Counters {
-    pub requests: u64,
-    pub throttled: u64,
-    pub not_taken: u64,
-    pub resends: u64,
-    pub logins: u64,
-    pub slow_consumers: u64,
+    pub requests: Counter,
+    pub throttled: Counter,
+    pub not_taken: Counter,
+    pub resends: Counter,
+    pub logins: Counter,
+    pub slow_consumers: Counter,
+    /// Of connections over UDP; a lost one is sent again.
+    pub packets_sent: Counter,
+    pub packets_lost: Counter,
+}
+
+impl Counters {
+    fn new() -> Self {
+        Self {
+            requests: metrics::counter!("trading_requests_total"),
+            throttled: metrics::counter!("trading_requests_throttled_total"),
+            not_taken: metrics::counter!("trading_requests_not_taken_total"),
+            resends: metrics::counter!("trading_answers_resent_total"),
+            logins: metrics::counter!("trading_logins_total"),
+            slow_consumers: metrics::counter!("trading_slow_consumers_total"),
+            packets_sent: metrics::counter!("trading_packets_sent_total"),
+            packets_lost: metrics::counter!("trading_packets_lost_total"),
+        }
+    }
 }
 
 pub struct State {
@@ -120,7 +138,7 @@ impl State {
             now_ns: 0,
             stopping: None,
             has_ended: false,
-            stats: Counters::default(),
+            stats: Counters::new(),
         }
     }
 

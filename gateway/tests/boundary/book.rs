@@ -126,6 +126,8 @@ async fn get(address: std::net::SocketAddr, path: &str, token: &str) -> (u16, St
 // rows: R274 R275 R276 R277 R293 R294 R295
 #[tokio::test]
 async fn r293_http_reads_equal_the_calls_and_metrics_count() {
+    // As the platform does: before anything counts.
+    let recorder = rpc::metrics_init();
     let folder = tempfile::tempdir().unwrap();
     let mut world = World::new(folder.path()).await;
     world.user("ann", "1000", "0").await;
@@ -137,7 +139,7 @@ async fn r293_http_reads_equal_the_calls_and_metrics_count() {
         listener,
         vec![world.gateway.service()],
         rpc::Authenticator::Sandbox,
-        rpc::metrics_init(),
+        recorder,
         stop.clone(),
     ));
     let resting = world.place(buy("ann", "10", "5")).await.unwrap();
@@ -203,6 +205,14 @@ async fn r293_http_reads_equal_the_calls_and_metrics_count() {
         "staff reads"
     );
 
+    let (session, mut reports) = world.session(login("ann", "metrics")).await;
+    session
+        .send(0, wire_order(1, types::Side::Buy, 100, 1))
+        .await
+        .unwrap();
+    numbered(&mut reports).await;
+    drop(session);
+
     // One scrape after the gauges have been read once more.
     let metrics = loop {
         let (_, body) = get(address, "/metrics", "").await;
@@ -218,8 +228,15 @@ async fn r293_http_reads_equal_the_calls_and_metrics_count() {
         "trades_executed_total{instrument_id=\"BOND-1\"} ",
         "order_book_depth{instrument_id=\"BOND-1\",side=\"SELL\"} 0",
         "trade_execution_duration_seconds_count",
+        "trading_packets_sent_total ",
+        "trading_packets_lost_total ",
     ] {
         assert!(metrics.contains(line), "{line} in\n{metrics}");
+    }
+    for name in ["trading_logins_total ", "trading_requests_total "] {
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name));
+        let count: u64 = line.expect(name).parse().expect("a count");
+        assert!(count > 0, "{name}");
     }
     let (status, body) = get(address, "/health", "").await;
     assert_eq!((status, body.contains("\"ok\"")), (200, true));
