@@ -230,14 +230,13 @@ impl Platform {
             .chain
             .fill(rpc::with_auth(chain.service().routes, &auth));
 
-        // 4. The ledger.
-        let ledger = ledger::start(
+        // 4. The ledger, by a thread of the runtime, whose priority its writer takes over.
+        let starting = tokio::spawn(ledger::start(
             config.ledger.clone(),
             ledger::LedgerDeps::new(log.clone(), doors.cfa()),
             stages.ledger.clone(),
-        )
-        .await
-        .context("ledger")?;
+        ));
+        let ledger = starting.await.context("ledger")?.context("ledger")?;
         doors
             .ledger
             .fill(rpc::with_auth(ledger.service().routes, &auth));

@@ -214,7 +214,7 @@ impl LiveReplica {
         let thread = std::thread::Builder::new()
             .name("replica".to_owned())
             .spawn(move || {
-                priority::lower(priority::SERVING);
+                priority::lower(priority::FOLLOWING);
                 live.run(stopped);
             });
         let thread = thread.map_err(|error| ReplicaError::Ended(error.to_string()))?;

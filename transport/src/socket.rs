@@ -13,8 +13,8 @@ use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSockRef, UdpSocketState};
 const KERNEL_BUFFER_BYTES: usize = 8 << 20;
 /// Longest datagram that is received: what the endpoint announces.
 const DATAGRAM_BYTES_MAX: usize = 1_500;
-/// Bytes that one call may send, over IPv4 and IPv6: the kernel drops a longer run of datagrams as a whole, and quinn-udp
-/// does not say so.
+/// Bytes that one call may send, over IPv4 and IPv6: the kernel drops a longer run of datagrams as a whole, and
+/// quinn-udp does not say so.
 const SEND_BYTES_MAX: usize = 65_507;
 
 pub(crate) struct Socket {

@@ -148,30 +148,38 @@ impl Sqlite {
             .synchronous(synchronous)
             .foreign_keys(true)
             .busy_timeout(Duration::from_millis(BUSY_TIMEOUT_MS));
-        let pool = || {
-            pool_options()
-                .idle_timeout(None)
-                .max_lifetime(None)
-                // A connection to a file of this process does not break; the question costs a trip
-                // to its thread each time.
-                .test_before_acquire(false)
-                .acquire_timeout(Duration::from_millis(WRITER_WAIT_MS))
+        let pools = async move {
+            let pool = || {
+                pool_options()
+                    .idle_timeout(None)
+                    .max_lifetime(None)
+                    // A connection to a file of this process does not break; the question costs a trip
+                    // to its thread each time.
+                    .test_before_acquire(false)
+                    .acquire_timeout(Duration::from_millis(WRITER_WAIT_MS))
+            };
+            let writer = pool()
+                .max_connections(1)
+                .min_connections(1)
+                .connect_with(
+                    options
+                        .clone()
+                        .statement_cache_capacity(WRITER_STATEMENTS)
+                        .pragma("cache_size", format!("-{WRITER_CACHE_KIB}"))
+                        .pragma("wal_autocheckpoint", CHECKPOINT_PAGES.to_string()),
+                )
+                .await?;
+            let readers = pool()
+                .max_connections(READERS)
+                .connect_with(options.pragma("query_only", "on"))
+                .await?;
+            Ok::<_, sqlx::Error>((writer, readers))
         };
-        let writer = pool()
-            .max_connections(1)
-            .min_connections(1)
-            .connect_with(
-                options
-                    .clone()
-                    .statement_cache_capacity(WRITER_STATEMENTS)
-                    .pragma("cache_size", format!("-{WRITER_CACHE_KIB}"))
-                    .pragma("wal_autocheckpoint", CHECKPOINT_PAGES.to_string()),
-            )
-            .await?;
-        let readers = pool()
-            .max_connections(READERS)
-            .connect_with(options.pragma("query_only", "on"))
-            .await?;
+        // By a thread of the runtime: each connection has a thread, which begins with the priority of the one that
+        // opens it, and the caller may be the process's first.
+        let opened = tokio::spawn(pools).await;
+        let (writer, readers) =
+            opened.map_err(|panic| Error::Files(std::io::Error::other(panic)))??;
         Ok(Sqlite {
             path: path.to_owned(),
             readers,
