@@ -143,20 +143,15 @@ impl Market {
         }
     }
 
-    /// Lets the history catch up with what is durable now, so that a reader sees what any report
-    /// has told him. Bounded: gives how many records it lacks when the time is over, zero else.
+    /// Lets the history catch up with every command that has a sequence now, so that a reader sees
+    /// what any report or hint has told him. Bounded: gives how many records it lacks when the time is
+    /// over, zero else.
     pub async fn freshen(&self) -> u64 {
         let bound = Duration::from_millis(self.config.read_wait_ms);
-        let commit = self.commit.position();
-        let fresh = tokio::time::timeout(bound, self.projection.wait(commit)).await;
-        fresh.map_or_else(
-            |_| {
-                commit
-                    .get()
-                    .saturating_sub(self.projection.position().get())
-            },
-            |()| 0,
-        )
+        let assigned = self.replica.assigned();
+        let fresh = tokio::time::timeout(bound, self.projection.wait(assigned)).await;
+        let lacking = || assigned.get() - self.projection.position().get().min(assigned.get());
+        fresh.map_or_else(|_| lacking(), |()| 0)
     }
 
     /// The same for a read that would rather not be answered than be told what is old (R178).
@@ -303,6 +298,21 @@ impl Market {
         }
         let answer = repo::answer(&self.projection.db, key_hash).await;
         answer.map_err(refusal::internal)
+    }
+
+    /// The same for a call that reduces risk: it goes on when the store does not say soon. Admission knows
+    /// the keys of the last day.
+    pub async fn reduction_answered(&self, key_hash: Id128) -> Option<AnswerRow> {
+        match tokio::time::timeout(NOTE_WAIT, self.answered(key_hash)).await {
+            Ok(Ok(answer)) => answer,
+            silent => {
+                tracing::warn!(
+                    ?silent,
+                    "the store does not say whether a cancel was answered"
+                );
+                None
+            }
+        }
     }
 
     /// The answer of the call that admission knew when it refused a repeat of it.

@@ -301,7 +301,7 @@ impl Replica {
         }
     }
 
-    /// The sessions have the messages of every record up to here: the market waits for them.
+    /// The sessions have the instruments of every record up to here: the market waits for them.
     pub fn sessions_have(&self, sequence: Sequence) {
         self.shared.backlog.sessions_have(sequence);
     }

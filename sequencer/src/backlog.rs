@@ -1,6 +1,6 @@
 //! How far those who follow the journal are behind, and how far they may be (`design.md` 6).
 //!
-//! Settlement, the sessions' messages and the checkpoints gate the market: each has a bound. Past
+//! Settlement, the sessions' instruments and the checkpoints gate the market: each has a bound. Past
 //! half of it there is a warning, past three quarters new orders are throttled, past the bound they
 //! are refused, and amends that better a price or grow with them; what lets the market drain passes.
 //! The market is open again at half of the bound. Other followers hold the log and never the market.
@@ -20,7 +20,7 @@ pub struct Bounds {
     pub trades: u64,
     /// Records that settlement has not applied.
     pub settlement: u64,
-    /// Records whose messages the sessions do not have.
+    /// Records whose instruments the sessions do not have.
     pub sessions: u64,
     /// Records behind the newest checkpoint: what a restart replays.
     pub checkpoint: u64,
@@ -53,7 +53,7 @@ pub struct Backlog {
     /// Last record that settlement has applied, and how many of its own it has journalled and not read.
     settlement: AtomicU64,
     settlement_own: AtomicU64,
-    /// Last record whose messages the sessions have, and that of the newest checkpoint.
+    /// Last record whose instruments the sessions have, and that of the newest checkpoint.
     sessions: AtomicU64,
     checkpoint: AtomicU64,
     bounds: Bounds,
@@ -100,7 +100,8 @@ impl Backlog {
         lag.saturating_sub(self.settlement_own.load(Ordering::Relaxed))
     }
 
-    /// The sessions have the messages of every record up to here.
+    /// The sessions have what every record up to here says of instruments; their messages come from the hot
+    /// thread itself.
     pub fn sessions_have(&self, sequence: Sequence) {
         self.sessions.store(sequence.get(), Ordering::Relaxed);
     }

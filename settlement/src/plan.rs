@@ -5,7 +5,7 @@
 //! out of it.
 
 pub use types::Amount;
-use types::{HoldIx, HoldPart, Id128, InstrumentId, Sequence, UserId};
+use types::{HoldIx, HoldPart, Id128, InstrumentId, OperationType, Sequence, UserId};
 
 /// Why money goes back to a trading hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,14 +77,12 @@ impl Kind {
 
     /// Id of the operation of this kind.
     pub fn operation_id(self, trade: Id128) -> Id128 {
-        types::child_uuid(
-            trade,
-            match self {
-                Self::TradeBuy => "TRADE_BUY",
-                Self::TradeSell => "TRADE_SELL",
-                Self::Fee => "FEE",
-            },
-        )
+        let kind = match self {
+            Self::TradeBuy => OperationType::TradeBuy,
+            Self::TradeSell => OperationType::TradeSell,
+            Self::Fee => OperationType::Fee,
+        };
+        types::child_uuid(trade, kind.as_str())
     }
 
     /// Idempotency key of the operation of this kind.

@@ -181,7 +181,8 @@ impl Service {
                 .sum(),
             None => self.repo.registry_supply(token).await?,
         };
-        // The ledger has no call for many balances.
+        // One call a row, for the rows of a page alone: the ledger lists sub-accounts in an order of its own, and to
+        // find these it would give all holders of the instrument.
         let listed = stream::iter(holders).map(|holder| async move {
             let locked = match as_of_us {
                 None if !holder.user_id.is_empty() => {

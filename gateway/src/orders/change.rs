@@ -24,7 +24,7 @@ pub async fn cancel(
     row: &OrderRow,
 ) -> Result<Answered<OrderRow>, Status> {
     let key_hash = derived::key_hash("CancelOrder", &row.user_id, &context.idempotency_key);
-    if let Some(answer) = market.answered(key_hash).await? {
+    if let Some(answer) = market.reduction_answered(key_hash).await {
         return answered_order(market, Some(answer)).await;
     }
     market.note_reduction(context, key_hash).await;
@@ -200,7 +200,7 @@ pub async fn mass_cancel(
     wanted: &MassCancel,
 ) -> Result<Answered<u32>, Status> {
     let key_hash = derived::key_hash("MassCancel", &wanted.user_id, &context.idempotency_key);
-    if let Some(answer) = market.answered(key_hash).await? {
+    if let Some(answer) = market.reduction_answered(key_hash).await {
         return Ok(Answered::before(answer.cancelled));
     }
     market.note_reduction(context, key_hash).await;

@@ -17,7 +17,7 @@ pub async fn set_kill_switch(
     is_engaged: bool,
     key_hash: Id128,
 ) -> Result<Answered<u32>, Status> {
-    if let Some(answer) = market.answered(key_hash).await? {
+    if let Some(answer) = market.reduction_answered(key_hash).await {
         return Ok(Answered::before(answer.cancelled));
     }
     let user = match user_id {

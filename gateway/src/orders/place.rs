@@ -1,7 +1,8 @@
 //! PlaceOrder: the user's trading hold where it covers the order, else a hold of the order's own.
 //!
 //! Admission decides: whether the call is a repeat, whether a trading hold covers the order, and the
-//! price that a market order may come to. Nothing of it is read before.
+//! price that a market order may come to. The history is asked first only for the answer to a repeat,
+//! which admission forgets after a day (D50).
 
 use std::sync::Arc;
 
@@ -140,7 +141,7 @@ impl Placing<'_> {
         if let Some(reason) = self.market.port.stage().reason() {
             return Err(refusal::refused(&reason.into()));
         }
-        let (near, far) = self.prices();
+        let (near, far) = self.prices().await?;
         if !self.request.limit_checked {
             let notional = self.spec.terms.value(near, self.request.quantity);
             self.check_limit(notional.ok_or_else(overflow)?).await?;
@@ -167,22 +168,22 @@ impl Placing<'_> {
     /// Admission decides what a market order without a price may come to, so its hold covers the far
     /// limit of the band; what the order does not need goes back when it ends, in the same command.
     /// Who has not that much money, or trades without a band, pays for the replica's best offer plus
-    /// collar, which the order carries then (`design.md` 6). Without an offer a buy costs next to
-    /// nothing and ends `NO_LIQUIDITY` (T19).
-    fn prices(&self) -> (Ticks, Option<Ticks>) {
+    /// collar, which the order carries then (`design.md` 6). Without an offer and without a band a buy
+    /// costs next to nothing and ends `NO_LIQUIDITY` (T19).
+    async fn prices(&self) -> Result<(Ticks, Option<Ticks>), Status> {
         let (spec, side) = (&self.spec, self.request.side);
         if let Some(price) = self.request.price {
-            return (price, None);
+            return Ok((price, None));
         }
         let quote = |state: &State| state.core().admission().quote(spec.ix);
-        let best = self.market.replica.read(quote).opposite(side);
+        let best = self.market.look(quote).await?.opposite(side);
         let near = match (side, best) {
             (Side::Buy, None) => None,
             (_, best) => spec.protection_price(side, best),
         };
-        let is_wide = side == Side::Buy && near.is_some() && spec.has_band();
+        let is_wide = side == Side::Buy && spec.has_band();
         let far = (is_wide && self.need(spec.band_high).is_some()).then_some(spec.band_high);
-        (near.unwrap_or(spec.band_low), far)
+        Ok((near.or(far).unwrap_or(spec.band_low), far))
     }
 
     /// What the order reserves at a price; `None` past 64 bits.

@@ -473,6 +473,47 @@ async fn r178_a_history_that_cannot_write_is_not_read_and_cancels_pass() {
     world.stop().await;
 }
 
+// rows: R178
+#[tokio::test]
+async fn a_store_that_does_not_say_what_was_answered_stops_no_cancel() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    let [first, second] = [1, 2].map(|price| buy("ann", &price.to_string(), "1"));
+    let first = world.place(first).await.unwrap();
+    world.place(second).await.unwrap();
+
+    let file = folder.path().join("gateway/market.db");
+    let mut store = sqlx::SqliteConnection::connect(&format!("sqlite:{}", file.display()))
+        .await
+        .unwrap();
+    let mut rename = async |from: &str, to: &str| {
+        let sql = format!("ALTER TABLE {from} RENAME TO {to}");
+        let renamed = sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut store);
+        renamed.await.unwrap();
+    };
+    rename("answers", "away").await;
+    let open_orders = async |wanted| {
+        while world.status().await.instruments[0].open_orders != wanted {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    let one = world.cancel("ann", &first.order_id);
+    let rest = async {
+        open_orders(1).await;
+        mass_cancel(&world).await
+    };
+    let mend = async {
+        open_orders(0).await;
+        rename("away", "answers").await;
+    };
+    let all = async { tokio::join!(one, rest, mend) };
+    let waited = tokio::time::timeout(std::time::Duration::from_secs(60), all).await;
+    let (one, rest, ()) = waited.expect("in time");
+    assert_eq!((one.unwrap().status(), rest), (OrderStatus::Cancelled, 1));
+    world.stop().await;
+}
+
 /// Cancels everything of ann's; how many orders it took.
 async fn mass_cancel(world: &World) -> u32 {
     let request = MassCancelRequest {

@@ -11,7 +11,7 @@ use std::{
 };
 
 use events::EventRef;
-use rand::Rng;
+use service_kit::backoff;
 use uuid::Uuid;
 
 use super::job::{Asked, Job, answer};
@@ -33,8 +33,8 @@ const CLOCK_BEHIND_US_MAX: i64 = 5_000_000;
 pub const PATIENCE: Duration = Duration::from_secs(4);
 /// Tries of a group that meets other ledgers. Two that meet again and again spread out by the jitter of the pauses.
 const CONTENTION_TRIES_MAX: u32 = 16;
-const FIRST_PAUSE_MS: u64 = 2;
-const PAUSE_MS_MAX: u64 = 250;
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const PAUSE_MAX: Duration = Duration::from_millis(250);
 
 pub(super) struct Worker {
     store: Store,
@@ -154,7 +154,8 @@ impl Worker {
             };
             tracing::debug!(%error, tries, "group is folded again");
             metrics::counter!("ledger_commit_retries_total", "reason" => why).increment(1);
-            tokio::time::sleep(pause(tries)).await;
+            let pause = backoff::doubled(FIRST_PAUSE, tries, PAUSE_MAX);
+            tokio::time::sleep(pause - backoff::jitter(pause)).await;
         }
     }
 
@@ -306,12 +307,6 @@ fn fold_all(
     }
     book.assert_balanced();
     outcomes
-}
-
-/// Doubles up to the bound; half of it is chance.
-fn pause(tries: u32) -> Duration {
-    let full = (FIRST_PAUSE_MS << tries.min(16)).min(PAUSE_MS_MAX);
-    Duration::from_millis(full / 2 + rand::rng().random_range(0..=full / 2))
 }
 
 /// Makes what was written durable, with what the commands ask of the store alone.
