@@ -163,7 +163,12 @@ pub struct Trading {
     pub engine_threads_max: Option<usize>,
     /// Microseconds for which threads stay awake behind the last request. Unset: 50 below four cores, else 2,000.
     pub spin_us: Option<u64>,
+    /// How far those who follow the journal may be behind before new orders are refused (`design.md` 6).
+    pub bounds: sequencer::Bounds,
 }
+
+/// Smallest of `trading.bounds`: what is under way at once.
+const BOUND_MIN: u64 = 8_192;
 
 impl Trading {
     /// Settings of the engine node with its journal in `dir`.
@@ -323,6 +328,11 @@ impl Config {
             "configuration: journal.segment_bytes is {}, at least {SEGMENT_BYTES_MIN} is expected",
             config.journal.segment_bytes
         );
+        let (name, bound) = config.trading.bounds.least();
+        anyhow::ensure!(
+            bound >= BOUND_MIN,
+            "configuration: trading.bounds.{name} is {bound}, at least {BOUND_MIN} is expected"
+        );
         Ok(config.settled())
     }
 
@@ -409,6 +419,27 @@ mod tests {
         assert!(error.to_string().contains("urls"), "{error}");
         set(&mut settings, "data_dir", "data").expect("set");
         assert!(set(&mut settings, "data_dir__x", "1").is_err());
+    }
+
+    #[test]
+    fn bounds_of_the_market_are_set_one_by_one() {
+        let folder = tempfile::tempdir().expect("folder");
+        let file = folder.path().join("platform.toml");
+        let load = |text: &str| {
+            std::fs::write(&file, text).expect("written");
+            Config::load(Some(file.as_path()), Some(folder.path()))
+        };
+        let set = load("[trading.bounds]\nsettlement = 50000000\n").expect("loaded");
+        let expected = sequencer::Bounds {
+            settlement: 50_000_000,
+            ..sequencer::Bounds::default()
+        };
+        assert_eq!(set.trading.bounds, expected);
+        let error = load("[trading.bounds]\ntrades = 100\n").expect_err("too small");
+        assert!(
+            format!("{error:#}").contains("trading.bounds.trades is 100"),
+            "{error:#}"
+        );
     }
 
     #[test]

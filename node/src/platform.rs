@@ -290,7 +290,7 @@ impl Platform {
             .fill(rpc::with_auth(payments.service().routes, &auth));
 
         // 7. The trading path: journal, books, settlement behind them, the gateway in front.
-        let backlog = Arc::new(Backlog::default());
+        let backlog = Arc::new(Backlog::new(config.trading.bounds));
         let [history, feed, settled] = ["history", "feed", "settlement"].map(Durable::new);
         let followers = vec![history.clone(), feed.clone(), settled.clone()];
         let reach = journal_reach(&config, doors.ledger()).await?;

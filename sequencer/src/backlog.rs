@@ -14,7 +14,8 @@ use types::{RejectReason, Sequence};
 const THROTTLE_GAP_NS: u64 = 1_000_000;
 
 /// Records and trades that may be outstanding. At the bound orders still pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Bounds {
     /// Trades that are durable and not final.
     pub trades: u64,
@@ -33,6 +34,18 @@ impl Bounds {
         sessions: u64::MAX,
         checkpoint: u64::MAX,
     };
+
+    /// Name and value of the smallest.
+    pub fn least(&self) -> (&'static str, u64) {
+        let all = [
+            ("trades", self.trades),
+            ("settlement", self.settlement),
+            ("sessions", self.sessions),
+            ("checkpoint", self.checkpoint),
+        ];
+        let least = all.into_iter().min_by_key(|(_, bound)| *bound);
+        least.expect("there are four")
+    }
 }
 
 impl Default for Bounds {
