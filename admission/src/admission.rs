@@ -198,6 +198,7 @@ impl Admission {
             session,
             instrument,
             reason: reject.reason,
+            limit: reject.limit(),
             request: request.kind(),
             client_seq,
             client_order_id,

@@ -45,6 +45,8 @@ pub enum ReportBody {
     Rejected {
         request: RequestKind,
         reason: RejectReason,
+        /// The figure behind the reason, 0 for none.
+        limit: u64,
     },
     Filled {
         side: Side,
@@ -157,6 +159,7 @@ impl Admission {
             let body = ReportBody::Rejected {
                 request: c.request,
                 reason: c.reason,
+                limit: c.limit,
             };
             self.tell(subject, c.instrument, cause.client_seq, body, to);
         }
@@ -210,6 +213,7 @@ impl Admission {
                 let body = ReportBody::Rejected {
                     request: RequestKind::New,
                     reason: event.reason,
+                    limit: 0,
                 };
                 let order = named(touched);
                 self.tell(order.subject, instrument, cause.client_seq, body, to);
@@ -320,7 +324,12 @@ impl Admission {
             client_order_id: open.map_or(0, |order| order.client_order_id),
             handle,
         };
-        let body = ReportBody::Rejected { request, reason };
+        let limit = 0;
+        let body = ReportBody::Rejected {
+            request,
+            reason,
+            limit,
+        };
         self.tell(subject, instrument, cause.client_seq, body, to);
     }
 

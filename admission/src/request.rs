@@ -346,6 +346,17 @@ impl Reject {
     pub(crate) const fn with(reason: RejectReason, known: Known) -> Self {
         Self { reason, known }
     }
+
+    /// The figure behind the reason, 0 for none: a bound, or what the pool or the budget still has, in minor units.
+    pub fn limit(&self) -> u64 {
+        match self.known {
+            Known::Bound(bound) => u64::from(bound),
+            Known::Balance { free: left, .. } | Known::Budget { left, .. } => {
+                u64::try_from(left.0).unwrap_or(0)
+            }
+            _ => 0,
+        }
+    }
 }
 
 impl From<RejectReason> for Reject {

@@ -12,12 +12,15 @@
 //! | `endpoint` | how QUIC is set up |
 //! | `channel` | what one session knows: numbers, requests without an answer |
 //! | `io` | the two tasks that read and write the stream |
+//! | `text` | refusals in words |
 
 mod channel;
 mod connection;
 mod endpoint;
 mod io;
+mod text;
 mod trust;
 
 pub use connection::{Connection, Error, LoginOptions, Report, Reports, SessionInfo};
+pub use text::in_words;
 pub use trust::Trust;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rpc::Health;
 use sequencer::Stage;
 use tokio_util::sync::CancellationToken;
-use types::Side;
+use types::{Sequence, Side};
 
 use crate::market::Market;
 
@@ -60,10 +60,18 @@ pub async fn watch_path(market: Arc<Market>, health: Health, shutdown: Cancellat
     }
 }
 
-/// Levels a side of every book, as GetOrderBook counts them (R276).
+/// Levels a side of every book, as GetOrderBook counts them (R276), and how far those who follow the journal
+/// are behind what has a sequence.
 pub async fn gauges(market: Arc<Market>, shutdown: CancellationToken) {
     let interval = Duration::from_millis(market.config.gauge_interval_ms.max(10));
     loop {
+        let behind = |position: Sequence| {
+            let assigned = market.replica.assigned();
+            assigned.get().saturating_sub(position.get()) as f64
+        };
+        metrics::gauge!("replica_lag_records").set(behind(market.replica.position()));
+        metrics::gauge!("market_history_lag_records").set(behind(market.projection.position()));
+        metrics::gauge!("settlement_lag_records").set(market.replica.settlement_lag() as f64);
         let depths = market.replica.read(|state| {
             let lines = state.core().books().map(|book| {
                 let levels = |side| book.depth(side).count();

@@ -319,6 +319,11 @@ impl Replica {
         }
     }
 
+    /// Records that settlement has not applied, of those that have a sequence; `u64::MAX` when it has failed.
+    pub fn settlement_lag(&self) -> u64 {
+        self.shared.backlog.settlement_lag(self.assigned())
+    }
+
     /// How far settlement is, as journalled and applied here.
     pub fn settlement(&self) -> Settlement {
         *self.shared.settlement.borrow()
@@ -582,12 +587,6 @@ impl Live {
         let settlement = *self.shared.state().core().admission().settlement();
         let known = &self.shared.settlement;
         known.send_if_modified(|known| std::mem::replace(known, settlement) != settlement);
-        let assigned = self
-            .shared
-            .stats
-            .sequence
-            .load(std::sync::atomic::Ordering::Relaxed);
-        metrics::gauge!("replica_lag_records").set(assigned.saturating_sub(position.get()) as f64);
         failed.map_or(Ok(()), Err)
     }
 

@@ -11,9 +11,22 @@ pub struct MetricsHandle(PrometheusHandle);
 impl MetricsHandle {
     /// Prometheus text format 0.0.4, names exactly as recorded (T39).
     pub fn render(&self) -> String {
+        if let Some(bytes) = resident_bytes() {
+            ::metrics::gauge!("process_resident_memory_bytes").set(bytes);
+        }
         self.0.run_upkeep();
         self.0.render()
     }
+}
+
+/// Memory of the process that is in use; `None` where the system does not say.
+fn resident_bytes() -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kibibytes: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1_024.0)
 }
 
 /// Installs the process-wide metrics recorder; later calls return the same handle.

@@ -263,7 +263,8 @@ async fn a_front_is_told_what_becomes_of_its_sessions_orders() {
         refused.body,
         ReportBody::Rejected {
             request: RequestKind::New,
-            reason: RejectReason::InsufficientBalance | RejectReason::QuantityLot
+            reason: RejectReason::InsufficientBalance | RejectReason::QuantityLot,
+            ..
         }
     ));
     let amend = AmendRequest {

@@ -1,94 +1,16 @@
 //! The policy of calls against a payments gateway that is away, late, refusing or unavailable for a
 //! while.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use proto::payments::v1::payments_service_server::{PaymentsService, PaymentsServiceServer};
-use proto::payments::v1::*;
+use proto::common::v1::RequestContext;
+use proto::payments::v1::Payout;
 use rpc::{Channel, Context};
 use service_clients::{CallError, PaymentStatus, PaymentsClient, Policy};
-use tonic::service::Routes;
-use tonic::{Code, Request, Response, Status};
+use testkit::{Fault, Peers};
+use tonic::{Code, Status};
 use types::Minor;
-
-#[derive(Clone, Copy)]
-enum Fault {
-    Late(Duration),
-    Code(Code),
-}
-
-/// Answers with the faults in their order, then properly.
-#[derive(Clone, Default)]
-struct Double(Arc<Mutex<Script>>);
-
-#[derive(Default)]
-struct Script {
-    faults: VecDeque<Fault>,
-    /// Idempotency key and request id of each attempt.
-    seen: Vec<(String, String)>,
-}
-
-impl Double {
-    async fn attempt(
-        &self,
-        context: Option<proto::common::v1::RequestContext>,
-    ) -> Result<Response<InitiatePayoutResponse>, Status> {
-        let context = context.expect("every call has a context");
-        assert_eq!(context.source, "cfa");
-        let fault = {
-            let mut script = self.0.lock().unwrap();
-            let ids = (context.idempotency_key, context.request_id);
-            script.seen.push(ids);
-            script.faults.pop_front()
-        };
-        match fault {
-            Some(Fault::Code(code)) => return Err(Status::new(code, "no")),
-            Some(Fault::Late(by)) => tokio::time::sleep(by).await,
-            None => {}
-        }
-        Ok(Response::new(InitiatePayoutResponse {
-            payout: Some(Payout {
-                user_id: "ann".to_owned(),
-                amount: Some(proto::convert::to_money(500)),
-                status: PaymentStatus::Pending.code(),
-                ..Payout::default()
-            }),
-        }))
-    }
-}
-
-#[tonic::async_trait]
-impl PaymentsService for Double {
-    async fn initiate_payout(
-        &self,
-        request: Request<InitiatePayoutRequest>,
-    ) -> Result<Response<InitiatePayoutResponse>, Status> {
-        self.attempt(request.into_inner().context).await
-    }
-
-    async fn get_payout(
-        &self,
-        request: Request<GetPayoutRequest>,
-    ) -> Result<Response<GetPayoutResponse>, Status> {
-        let answer = self.attempt(request.into_inner().context).await?;
-        let payout = answer.into_inner().payout;
-        Ok(Response::new(GetPayoutResponse { payout }))
-    }
-
-    testkit::unanswered!(
-        create_payment_intent: CreatePaymentIntentRequest => CreatePaymentIntentResponse,
-        get_payment_intent: GetPaymentIntentRequest => GetPaymentIntentResponse,
-        list_payment_intents: ListPaymentIntentsRequest => ListPaymentIntentsResponse,
-        handle_payment_webhook: HandlePaymentWebhookRequest => HandlePaymentWebhookResponse,
-        release_payout: ReleasePayoutRequest => ReleasePayoutResponse,
-        cancel_payout: CancelPayoutRequest => CancelPayoutResponse,
-        list_payouts: ListPayoutsRequest => ListPayoutsResponse,
-        reconcile: ReconcileRequest => ReconcileResponse,
-        get_latest_report: GetLatestReportRequest => GetLatestReportResponse,
-    );
-}
 
 const POLICY: Policy = Policy {
     call_timeout: Duration::from_millis(200),
@@ -96,19 +18,28 @@ const POLICY: Policy = Policy {
     pause: Duration::from_millis(10),
 };
 
-fn world(faults: impl IntoIterator<Item = Fault>) -> (PaymentsClient, Double) {
-    let double = Double::default();
-    double.0.lock().unwrap().faults = faults.into_iter().collect();
-    let routes = Routes::new(PaymentsServiceServer::new(double.clone()));
-    let channel = Channel::local(&testkit::in_memory(routes), "sandbox.service");
-    (
-        PaymentsClient::new(channel, "cfa").with_policy(POLICY),
-        double,
-    )
+fn world(faults: impl IntoIterator<Item = Fault>) -> (PaymentsClient, Arc<Peers>) {
+    let double = Arc::new(Peers::default());
+    double.with(|state| {
+        state.faults = faults.into_iter().collect();
+        let payout = Payout {
+            user_id: "ann".to_owned(),
+            amount: testkit::messages::rubles("5.00"),
+            status: PaymentStatus::Pending.code(),
+            ..Payout::default()
+        };
+        state.payouts.insert("p-1".to_owned(), payout);
+    });
+    let channel = Channel::local(&testkit::in_memory(double.routes()), "sandbox.service");
+    let client = PaymentsClient::new(channel, "cfa").with_policy(POLICY);
+    (client, double)
 }
 
-fn seen(double: &Double) -> Vec<(String, String)> {
-    double.0.lock().unwrap().seen.clone()
+/// Contexts of the attempts.
+fn seen(double: &Peers) -> Vec<RequestContext> {
+    let seen = double.with(|state| state.payments_contexts.clone());
+    assert!(seen.iter().all(|context| context.source == "cfa"));
+    seen
 }
 
 async fn initiate(client: &PaymentsClient, id: &str) -> Result<bool, CallError> {
@@ -127,7 +58,11 @@ async fn r340_a_read_is_repeated_until_the_service_is_back() {
     let found = client.payout(&context, "p-1").await.unwrap();
     assert_eq!(found, Some(PaymentStatus::Pending));
     assert_eq!(seen(&double).len(), 3);
-    assert!(seen(&double).iter().all(|(key, _)| key.is_empty()));
+    assert!(
+        seen(&double)
+            .iter()
+            .all(|context| context.idempotency_key.is_empty())
+    );
 }
 
 // rows: R340 R341
@@ -139,7 +74,7 @@ async fn r341_a_write_is_repeated_under_the_same_key_only() {
     assert!(stored.unwrap());
     let first = seen(&double);
     assert_eq!(first.len(), 3);
-    assert_eq!(first[0].0, "p-1:initiate");
+    assert_eq!(first[0].idempotency_key, "p-1:initiate");
     assert!(
         first.iter().all(|one| *one == first[0]),
         "one message: {first:?}"
@@ -147,8 +82,8 @@ async fn r341_a_write_is_repeated_under_the_same_key_only() {
     // Another call is another request.
     initiate(&client, "p-2").await.unwrap();
     let last = seen(&double).pop().unwrap();
-    assert_eq!(last.0, "p-2:initiate");
-    assert_ne!(last.1, first[0].1);
+    assert_eq!(last.idempotency_key, "p-2:initiate");
+    assert_ne!(last.request_id, first[0].request_id);
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@
 //! | file | what |
 //! |---|---|
 //! | `messages` | contexts and amounts of the contract, in short words |
-//! | `doubles` | what a double of a service leaves unanswered; a service in memory |
+//! | `doubles` | doubles of services, and a service in memory |
 //! | `ports` | limits that no test waits for, and raw sockets |
 //! | `wait` | waiting for what becomes so |
 //! | `plans` | query plans of every statement that runs |
@@ -15,5 +15,5 @@ pub mod plans;
 pub mod ports;
 mod wait;
 
-pub use doubles::{Answer, in_memory};
+pub use doubles::{Fault, Peers, Person, Registry, in_memory};
 pub use wait::{PATIENCE, eventually};

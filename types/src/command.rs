@@ -19,7 +19,7 @@ use crate::text::UserId;
 
 /// Version of the commands and events in the journal. Raise it with every change after which an
 /// older journal or checkpoint cannot be read; the data folder's format and that of checkpoints follow.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 
 /// Declares a command struct with the derives that all of them share.
 macro_rules! record {
@@ -318,6 +318,8 @@ record! {
         pub session: SessionIx,
         pub instrument: InstrumentIx,
         pub reason: RejectReason,
+        /// The figure behind the reason, 0 for none: the bound that is reached, or what there is of what was asked for.
+        pub limit: u64,
         /// Which request it was.
         pub request: RequestKind,
         pub client_seq: u64,

@@ -281,6 +281,10 @@ messages! {
             engine_order_id: u64,
             request: RequestKind,
             reason: RejectReason,
+            /// The figure behind the reason, 0 for none. `THROTTLE`: microseconds until the next request is taken;
+            /// `USER_ORDER_LIMIT`, `INSTRUMENT_ORDER_LIMIT`: the bound; `INSUFFICIENT_BALANCE`, `LIMIT_EXCEEDED`:
+            /// what there is, in minor units.
+            limit: u64,
             node_sequence: u64,
             time_ns: u64,
             /// When the exchange read the request that caused it, nanoseconds since 1970.

@@ -88,6 +88,7 @@ fn server_messages_round_trip() {
             engine_order_id: 0,
             request: types::command::RequestKind::Amend,
             reason: RejectReason::OrderNotOpen,
+            limit: 7,
             node_sequence: 8,
             time_ns: 9,
             received_ns: 5,

@@ -1,21 +1,26 @@
 //! Orders over the wire of a running platform, from a client that spins: what *accepted* and *durable*
-//! take with one request under way, how many requests a second become durable with many, and the echo
-//! over the same transport beside them.
+//! take with one request under way, how many requests a second of a generated flow become durable with many, and
+//! the echo over the same transport beside them.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use benches::generate::{Shape, generate};
 use benches::hop::{self, histogram};
+use benches::wire::flow::{Counts, Flow, Load};
+use benches::wire::sample::{Sample, Sampler};
 use benches::wire::{echo, setup::Caller, trader::Trader};
+use benches::xflow;
 use clap::Parser;
 use hdrhistogram::Histogram;
 use types::{OrderType, Side, StpMode, TimeInForce};
 use wire::{Cancel, ClientMessage, NewOrder, ServerMessage};
 
-/// Roubles of each member, and the part that is blocked for trading.
-const ROUBLES: u64 = 10_000_000;
+/// Roubles of each member, of which half are blocked for trading, and units.
+const ROUBLES: u64 = 20_000_000_000;
+const UNITS: u64 = 400_000_000;
 /// Price in ticks: next to nothing, so that nothing trades and money never runs out.
 const PRICE: i64 = 100;
 /// Bytes of an order and of all that answers it until it is durable.
@@ -37,15 +42,27 @@ struct Args {
     /// Requests with one under way.
     #[arg(long, default_value_t = 20_000)]
     requests: usize,
-    /// Sessions of the throughput part, each of a user of its own.
+    /// Members of the flow.
     #[arg(long, default_value_t = 16)]
+    users: u16,
+    /// Sessions of each; 63 at most together.
+    #[arg(long, default_value_t = 2)]
     sessions: u16,
     /// Requests under way per session.
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 32)]
     window: u64,
-    /// Seconds of it.
+    /// Seconds of the flow.
     #[arg(long, default_value_t = 10)]
     seconds: u64,
+    /// File with a flow, format `XFLOW001`; the run ends with it at the latest. Without, one is made.
+    #[arg(long)]
+    file: Option<PathBuf>,
+    /// Requests of a flow that is made.
+    #[arg(long, default_value_t = 8_000_000)]
+    flow: u64,
+    /// Of a flow that is made.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
     /// Core of this client, and of the echo's server.
     #[arg(long, default_value_t = 0)]
     core: usize,
@@ -127,98 +144,107 @@ fn one_at_a_time(
     Ok((accepted, durable))
 }
 
-/// What the throughput part has counted.
-#[derive(Default)]
-struct Flood {
-    durable: u64,
-    refused: u64,
-    seconds: f64,
-}
-
-/// As many as the windows allow: the next request of a session leaves when one of its has become
-/// durable.
-fn flood(trader: &mut Trader, instrument: u32, args: &Args) -> anyhow::Result<Flood> {
-    let sessions = usize::from(args.sessions);
-    let (mut sent, mut answered) = (vec![0u64; sessions], vec![0u64; sessions]);
-    let (mut counted, mut from) = (Flood::default(), None);
-    let begun = Instant::now();
-    let warm_up = Duration::from_secs(1);
-    let end = begun + warm_up + Duration::from_secs(args.seconds);
-    loop {
-        let now = Instant::now();
-        for at in 0..sessions {
-            while now < end && sent[at] - answered[at] < args.window {
-                sent[at] += 1;
-                let channel = u16::try_from(at + 1)?;
-                trader.send(channel, sent[at], &request(instrument, sent[at]))?;
-            }
-        }
-        trader.poll()?;
-        trader.take(|header, message| {
-            let answers = message.answers();
-            if answers != 0 {
-                let at = usize::from(header.channel) - 1;
-                answered[at] += 1;
-                counted.durable += 1;
-                counted.refused += u64::from(matches!(message, ServerMessage::Rejected(_)));
-            }
-        });
-        if from.is_none() && now >= begun + warm_up {
-            counted = Flood::default();
-            from = Some(now);
-        }
-        if now >= end {
-            let from = from.context("no time")?;
-            counted.seconds = now.duration_since(from).as_secs_f64();
-            return Ok(counted);
-        }
-    }
-}
-
 fn spread(histogram: &Histogram<u64>) -> serde_json::Value {
     let us = |quantile| histogram.value_at_quantile(quantile) as f64 / 1_000.0;
     serde_json::json!({ "p50_us": us(0.5), "p99_us": us(0.99), "p999_us": us(0.999) })
 }
 
+/// Rates and lags over the flow.
+fn observed(samples: &[Sample], counts: &Counts) -> serde_json::Value {
+    let per_s = counts.durable as f64 / counts.seconds;
+    let most = |of: fn(&Sample) -> f64| samples.iter().map(of).fold(0.0, f64::max);
+    // Who lags more and more does the rest of what comes.
+    let done_per_s = |of: fn(&Sample) -> f64| match samples {
+        [first, .., last] => {
+            let grown = (of(last) - of(first)) / last.at.duration_since(first.at).as_secs_f64();
+            (per_s - grown).max(0.0).round()
+        }
+        _ => 0.0,
+    };
+    let lags_ms: Vec<f64> = samples
+        .iter()
+        .map(|s| (s.replica_lag / per_s * 1e5).round() / 100.0)
+        .collect();
+    serde_json::json!({
+        "replica_lag_ms": lags_ms.iter().copied().fold(0.0, f64::max),
+        "replica_lags_ms": lags_ms,
+        "history_per_s": done_per_s(|s| s.history_lag),
+        "settlement_per_s": done_per_s(|s| s.settlement_lag),
+        "settlement_lag_records": most(|s| s.settlement_lag),
+        "intake_stage": most(|s| s.stage),
+        "rss_mb": (most(|s| s.resident_bytes) / 1e6).round(),
+    })
+}
+
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
+    anyhow::ensure!(args.users > 0 && args.sessions > 0, "a flow needs members");
+    anyhow::ensure!(
+        args.users * args.sessions < 64,
+        "a connection has 64 channels"
+    );
     // Before this thread is bound to one of them.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let caller = Caller { address: args.rpc };
     let id = caller.instrument()?;
-    let users = (0..=args.sessions)
+    let users = (0..=args.users)
         .map(|_| caller.member(ROUBLES))
         .collect::<anyhow::Result<Vec<_>>>()?;
+    for user in &users[1..] {
+        caller.units(user, &id, UNITS)?;
+    }
     let certificate = args.data_dir.join("market/tls/cert.der");
     let certificate =
         std::fs::read(&certificate).with_context(|| certificate.display().to_string())?;
+    let load = Load {
+        users: args.users,
+        sessions_per_user: args.sessions,
+        window: args.window,
+        duration: Duration::from_secs(args.seconds),
+    };
+    let records = match &args.file {
+        Some(file) => xflow::Flow::read(&std::fs::read(file)?)
+            .map_err(|error| anyhow::anyhow!("{}: {error}", file.display()))?,
+        None => generate(Shape::SINGLE, args.seed, args.flow),
+    };
+    let mut flow = Flow::new(records, &load, 1);
     anyhow::ensure!(hop::pin(args.core), "there is no core {}", args.core);
 
     let config = echo::client(&certificate, wire::ALPN)?;
     let mut trader = Trader::connect(args.trading, config)?;
     let kopecks = i64::try_from(ROUBLES * 50)?;
-    for (channel, user) in users.iter().enumerate() {
-        trader.login(u16::try_from(channel)?, user, "bench", kopecks)?;
+    trader.login(0, &users[0], "bench", kopecks)?;
+    for channel in 1..=args.users * args.sessions {
+        let user = &users[usize::from(1 + (channel - 1) / args.sessions)];
+        trader.login(channel, user, &format!("bench-{channel}"), kopecks)?;
     }
     let instrument = trader
         .instrument(&id)
         .context("the instrument is not traded")?;
     let (accepted, durable) = one_at_a_time(&mut trader, instrument, args.requests)?;
-    let flooded = flood(&mut trader, instrument, &args)?;
+    let sampler = Sampler::start(args.rpc);
+    let counts = flow.run(&mut trader, instrument, &load)?;
+    let samples = sampler.stop();
     drop(trader);
     let echoed = echo::run(args.echo_core, QUESTION, ANSWER, args.requests)?;
 
-    let per_s = flooded.durable as f64 / flooded.seconds;
+    let share = |part: u64| part as f64 / counts.durable.max(1) as f64;
     let line = serde_json::json!({
-        "load": { "requests": args.requests, "sessions": args.sessions, "window": args.window,
-                  "mix": "an order that rests, then its cancel; nothing trades" },
+        "load": { "requests": args.requests, "users": args.users, "sessions": args.users * args.sessions,
+                  "window": args.window,
+                  "mix": "45 % orders that rest, 40 % cancels, 8 % amends, 7 % orders that trade" },
         "cores": cores,
         "echo": spread(&echoed),
         "accepted": spread(&accepted),
         "durable": spread(&durable),
-        "orders_per_s": per_s.round(),
-        "reject_rate": flooded.refused as f64 / flooded.durable.max(1) as f64,
-        "duration_s": flooded.seconds,
+        "orders_per_s": (counts.durable as f64 / counts.seconds).round(),
+        "reject_rate": share(counts.refused),
+        "too_late_rate": share(counts.too_late),
+        "self_trade_rate": share(counts.prevented),
+        "trades": counts.trades,
+        "trades_per_order": share(counts.trades),
+        "duration_s": counts.seconds,
+        "observed": observed(&samples, &counts),
     });
     if args.json {
         println!("{line}");

@@ -2,5 +2,7 @@
 //! echo over the same transport that it is compared with, and what it needs on the platform.
 
 pub mod echo;
+pub mod flow;
+pub mod sample;
 pub mod setup;
 pub mod trader;

@@ -1,5 +1,6 @@
 //! Brings a user with money into a running platform, over its JSON port.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
@@ -60,13 +61,40 @@ impl Caller {
         let intent = self.call(
             &format!("sandbox.investor.{user}"),
             "platform.payments.v1.PaymentsService/CreatePaymentIntent",
-            json!({ "userId": user, "method": "PAYMENT_METHOD_SBP_QR", "amount":
+            json!({ "userId": user, "method": "PAYMENT_METHOD_BANK_TRANSFER", "amount":
                 { "currencyCode": "RUB", "amount": { "value": format!("{roubles}.00") } } }),
         )?;
         let link = intent.pointer("/intent/qrPayload").cloned();
         let pay = json!({ "qrPayload": link.context("no payment link")? });
         self.call(operator, "platform.sandbox.v1.SandboxBankService/Pay", pay)?;
-        let balance = json!({ "subaccountId": format!("{user}:CFA-RUB") });
+        self.balance_is(&user, "CFA-RUB", roubles)?;
+        Ok(user)
+    }
+
+    /// Gives a user so many units of an instrument, and blocks them for trading.
+    ///
+    /// # Errors
+    /// A call fails, or the units do not become final.
+    pub fn units(&self, user: &str, instrument: &str, units: u64) -> anyhow::Result<()> {
+        let amount = json!({ "value": units.to_string() });
+        self.call(
+            "sandbox.operator",
+            "platform.cfa.v1.CfaRegistryService/IssueInvestmentCfa",
+            json!({ "instrumentId": instrument, "investorId": user, "bookbuildingId": "wire",
+                    "amount": { "currencyCode": instrument, "amount": amount } }),
+        )?;
+        self.balance_is(user, instrument, units)?;
+        self.call(
+            &format!("sandbox.trader.{user}"),
+            "platform.market.v1.MarketService/OpenTradingHold",
+            json!({ "userId": user, "instrumentId": instrument, "amount": amount }),
+        )?;
+        Ok(())
+    }
+
+    /// Waits until that much is available.
+    fn balance_is(&self, user: &str, asset: &str, amount: u64) -> anyhow::Result<()> {
+        let balance = json!({ "subaccountId": format!("{user}:{asset}") });
         let since = Instant::now();
         loop {
             let method = "platform.ledger.v1.LedgerService/GetBalance";
@@ -75,12 +103,35 @@ impl Caller {
                 let value = found.pointer("/available/value")?.as_str()?;
                 value.split('.').next()?.parse::<u64>().ok()
             });
-            if available == Some(roubles) {
-                return Ok(user);
+            if available == Some(amount) {
+                return Ok(());
             }
-            anyhow::ensure!(since.elapsed() < DEPOSIT_MAX, "the deposit does not arrive");
+            anyhow::ensure!(
+                since.elapsed() < DEPOSIT_MAX,
+                "{amount} {asset} do not arrive"
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    /// What the platform counts, by name; a metric with labels is left out.
+    ///
+    /// # Errors
+    /// No connection.
+    pub fn metrics(&self) -> anyhow::Result<BTreeMap<String, f64>> {
+        let mut stream = TcpStream::connect(self.address)?;
+        write!(
+            stream,
+            "GET /metrics HTTP/1.0\r\nhost: {}\r\n\r\n",
+            self.address
+        )?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let named = |line: &str| {
+            let (name, value) = line.split_once(' ')?;
+            Some((name.to_owned(), value.parse().ok()?))
+        };
+        Ok(answer.lines().filter_map(named).collect())
     }
 
     /// A new instrument whose market is open; gives its id.

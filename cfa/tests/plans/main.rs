@@ -20,7 +20,15 @@ use testkit::plans::{self, Allowed};
 
 use crate::world::*;
 
-const ALLOWED: [Allowed; 4] = [
+const ALLOWED: [Allowed; 6] = [
+    Allowed {
+        statement: "FROM _sqlx_migrations",
+        reason: "a row for each version, read at a start",
+    },
+    Allowed {
+        statement: "FROM block ORDER BY number DESC LIMIT 1",
+        reason: "the last row alone, by the primary key",
+    },
     Allowed {
         statement: "AND ((kind IN (3, 5, 6) AND external_ref =",
         reason: "a payment, payout or trade has few operations",
@@ -204,8 +212,9 @@ async fn lists(world: &mut World, tx_hash: String) {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_statement_walks_over_what_is_stored() {
     let folder = tempfile::tempdir().expect("folder");
-    let mut world = World::start(folder.path()).await;
+    // Before the start: the log's first write may come at any moment behind it.
     plans::record();
+    let mut world = World::start(folder.path()).await;
     world.register(|_| {}).await.expect("registered");
     world.deposit("alice", "10000.00").await;
     world.deposit("issuer", "200000.00").await;

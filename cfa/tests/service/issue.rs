@@ -455,9 +455,7 @@ async fn r061_fiat_deposited_mints_once_however_often_it_comes() {
 async fn bad_input_is_refused_with_the_field_and_changes_nothing() {
     let folder = tempfile::tempdir().expect("folder");
     let mut world = World::start(folder.path()).await;
-    world
-        .double
-        .with(|outside| outside.unknown_users.insert("nobody".into()));
+    world.double.with(|outside| outside.stranger = None);
     let mut cases = vec![
         (request("alice", "-1", "p", "k"), "amount"),
         (request("alice", "1.001", "p", "k"), "amount"),

@@ -2,7 +2,9 @@
 
 use events::Log;
 use proto::cfa::v1 as pb;
-use proto::common::v1::{OperationStatus, OperationType, PaymentStatus, RejectionReasonCode};
+use proto::common::v1::{
+    KycStatus, OperationStatus, OperationType, PaymentStatus, RejectionReasonCode,
+};
 use proto::ledger::v1 as ledger;
 use proto::payments::v1 as payments;
 
@@ -174,7 +176,7 @@ async fn r067_refusals_leave_no_operation_and_no_hold() {
     world.deposit("alice", "100.00").await;
     world
         .double
-        .with(|outside| outside.low_kyc.insert("alice".into()));
+        .change("alice", |alice| alice.kyc = KycStatus::Simplified);
     let error = world
         .cfa
         .redeem_cfa_rub(request("1", "payout-1", &key()))
@@ -188,7 +190,9 @@ async fn r067_refusals_leave_no_operation_and_no_hold() {
         )
     );
     assert_eq!(reason(&error), "KYC_LEVEL_TOO_LOW");
-    world.double.with(|outside| outside.low_kyc.clear());
+    world
+        .double
+        .change("alice", |alice| alice.kyc = KycStatus::Standard);
     let error = world
         .cfa
         .redeem_cfa_rub(request("100.01", "payout-1", &key()))

@@ -4,6 +4,7 @@ use events::Log;
 use prost::Message;
 use proto::cfa::v1 as pb;
 use proto::common::v1::{OperationStatus, RejectionReasonCode};
+use proto::identity::v1::UserStatus;
 use proto::ledger::v1 as ledger;
 use proto::market::v1 as market;
 
@@ -350,7 +351,7 @@ async fn t46_sanctioned_party_leaves_the_batch_before_the_chain() {
     world.issue("BOND-1", "carol", "10").await;
     world
         .double
-        .with(|outside| outside.sanctioned.insert("carol".into()));
+        .change("carol", |carol| carol.is_sanctioned = true);
     let trades = vec![
         leg("t-1", 1, "alice", "bob", "1", "1000.00", "0"),
         leg("t-2", 2, "alice", "carol", "1", "1000.00", "0"),
@@ -386,8 +387,9 @@ async fn t46_transfer_to_or_from_a_blocked_user_is_refused_as_his_own_call_is() 
     let mut world = market_world(folder.path()).await;
     world.deposit("mallory", "5000.00").await;
     world.issue("BOND-1", "mallory", "10").await;
-    let user = |outside: &mut Outside| outside.blocked.insert("mallory".into());
-    world.double.with(user);
+    world
+        .double
+        .change("mallory", |mallory| mallory.status = UserStatus::Blocked);
     let own_call = pb::RedeemCfaRubRequest {
         context: context(&key()),
         user_id: "mallory".into(),

@@ -1,9 +1,8 @@
-//! The service in its world: real chain, real ledger, real event log; identity and payments are
-//! doubles that write down what they were asked, in one trail with each other.
+//! The service in its world: real chain, real ledger, real event log; identity, payments and the
+//! market are doubles that record their calls in one trail.
 
-use std::collections::{HashMap, HashSet};
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cfa::{CfaConfig, CfaDeps, CfaHandle, Clock};
@@ -13,13 +12,11 @@ use prost::Message;
 use proto::cfa::v1 as pb;
 use proto::cfa::v1::cfa_registry_service_client::CfaRegistryServiceClient;
 use proto::common::v1 as common;
-use proto::identity::v1 as identity;
 use proto::ledger::v1 as ledger_pb;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
-use proto::market::v1 as market;
-use proto::payments::v1 as payments;
+use testkit::{Peers, Person};
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Response, Status};
+use tonic::Status;
 
 use crate::losing::Losing;
 
@@ -27,363 +24,9 @@ pub use testkit::messages::{amount, context, decimal, rubles as roubles};
 
 pub const WAIT: Duration = Duration::from_secs(30);
 
-#[derive(Default)]
-pub struct Outside {
-    /// What identity and payments were asked, in order.
-    pub trail: Vec<String>,
-    pub unknown_users: HashSet<String>,
-    pub low_kyc: HashSet<String>,
-    pub sanctioned: HashSet<String>,
-    pub blocked: HashSet<String>,
-    pub limit_refusal: Option<String>,
-    pub payments_away: bool,
-    /// Payments refuses to release payouts.
-    pub release_refused: bool,
-    pub intents: HashMap<String, payments::PaymentIntent>,
-    pub payouts: HashMap<String, payments::Payout>,
-    /// The trading hold that the market tells of; its money comes back through `ledger`.
-    pub trading_hold: Option<market::TradingHold>,
-    pub market_away: bool,
-    pub ledger: Option<LedgerServiceClient<rpc::Channel>>,
-}
-
-#[derive(Clone, Default)]
-pub struct Double(pub Arc<Mutex<Outside>>);
-
-impl Double {
-    pub fn with<T>(&self, act: impl FnOnce(&mut Outside) -> T) -> T {
-        act(&mut self.0.lock().expect("no test panics with the lock"))
-    }
-
-    pub fn trail(&self) -> Vec<String> {
-        self.with(|outside| outside.trail.clone())
-    }
-
-    /// A deposit that the bank reported as paid.
-    pub fn paid(&self, payment_id: &str, user_id: &str, amount: &str) {
-        let intent = payments::PaymentIntent {
-            payment_id: payment_id.to_owned(),
-            user_id: user_id.to_owned(),
-            amount: roubles(amount),
-            status: common::PaymentStatus::Success.into(),
-            ..Default::default()
-        };
-        self.with(|outside| outside.intents.insert(payment_id.to_owned(), intent));
-    }
-
-    /// What the bank says about a payout.
-    pub fn payout_becomes(&self, payout_id: &str, status: common::PaymentStatus) {
-        self.with(|outside| {
-            outside
-                .payouts
-                .get_mut(payout_id)
-                .expect("payout is there")
-                .status = status.into()
-        });
-    }
-}
-
-#[tonic::async_trait]
-impl identity::identity_service_server::IdentityService for Double {
-    async fn get_user_profile(
-        &self,
-        request: Request<identity::GetUserProfileRequest>,
-    ) -> Result<Response<identity::GetUserProfileResponse>, Status> {
-        let user_id = request.into_inner().user_id;
-        self.with(|outside| {
-            outside.trail.push(format!("profile {user_id}"));
-            if outside.unknown_users.contains(&user_id) {
-                return Err(rpc::status::not_found("USER_NOT_FOUND", "User not found"));
-            }
-            let status = if outside.blocked.contains(&user_id) {
-                identity::UserStatus::Blocked
-            } else {
-                identity::UserStatus::Active
-            };
-            let kyc = if outside.low_kyc.contains(&user_id) {
-                common::KycStatus::Simplified
-            } else {
-                common::KycStatus::Standard
-            };
-            Ok(Response::new(identity::GetUserProfileResponse {
-                profile: Some(identity::UserProfile {
-                    bank_account: format!("account of {user_id}"),
-                    kyc_status: kyc.into(),
-                    status: status.into(),
-                    user_id,
-                    ..Default::default()
-                }),
-            }))
-        })
-    }
-
-    async fn check_limits(
-        &self,
-        request: Request<identity::CheckLimitsRequest>,
-    ) -> Result<Response<identity::CheckLimitsResponse>, Status> {
-        let request = request.into_inner();
-        self.with(|outside| {
-            let amount = request
-                .amount
-                .clone()
-                .unwrap_or_default()
-                .amount
-                .unwrap_or_default()
-                .value;
-            outside.trail.push(format!(
-                "limits {} {} {amount} {}",
-                request.user_id,
-                request
-                    .limit_type()
-                    .as_str_name()
-                    .trim_start_matches("LIMIT_TYPE_"),
-                request
-                    .operation_type()
-                    .as_str_name()
-                    .trim_start_matches("OPERATION_TYPE_"),
-            ));
-            let is_blocked = outside.blocked.contains(&request.user_id);
-            let reason = if is_blocked {
-                Some("User is blocked".to_owned())
-            } else {
-                outside.limit_refusal.clone()
-            };
-            Ok(Response::new(identity::CheckLimitsResponse {
-                allowed: reason.is_none(),
-                reason,
-                remaining: None,
-            }))
-        })
-    }
-
-    async fn check_sanctions(
-        &self,
-        request: Request<identity::CheckSanctionsRequest>,
-    ) -> Result<Response<identity::CheckSanctionsResponse>, Status> {
-        let user_id = request.into_inner().user_id;
-        self.with(|outside| {
-            outside.trail.push(format!("sanctions {user_id}"));
-            Ok(Response::new(identity::CheckSanctionsResponse {
-                hit: outside.sanctioned.contains(&user_id),
-                reason: "on the list".into(),
-            }))
-        })
-    }
-
-    testkit::unanswered! {
-        list_users: identity::ListUsersRequest => identity::ListUsersResponse,
-        get_limits: identity::GetLimitsRequest => identity::GetLimitsResponse,
-        create_user: identity::CreateUserRequest => identity::CreateUserResponse,
-        update_user: identity::UpdateUserRequest => identity::UpdateUserResponse,
-        set_limit: identity::SetLimitRequest => identity::SetLimitResponse,
-        block_user: identity::BlockUserRequest => identity::BlockUserResponse,
-        unblock_user: identity::UnblockUserRequest => identity::UnblockUserResponse,
-    }
-}
-
-impl Double {
-    fn payout(
-        &self,
-        what: &str,
-        payout_id: &str,
-        act: impl FnOnce(&mut payments::Payout),
-    ) -> Result<payments::Payout, Status> {
-        self.with(|outside| {
-            if outside.payments_away {
-                return Err(rpc::status::unavailable("Payments service", 100));
-            }
-            outside.trail.push(format!("{what} {payout_id}"));
-            let payout = outside
-                .payouts
-                .get_mut(payout_id)
-                .ok_or_else(|| rpc::status::not_found("PAYOUT_NOT_FOUND", "Payout not found"))?;
-            act(payout);
-            Ok(payout.clone())
-        })
-    }
-}
-
-#[tonic::async_trait]
-impl payments::payments_service_server::PaymentsService for Double {
-    async fn initiate_payout(
-        &self,
-        request: Request<payments::InitiatePayoutRequest>,
-    ) -> Result<Response<payments::InitiatePayoutResponse>, Status> {
-        let asked = request.into_inner().payout.expect("a payout");
-        self.with(|outside| {
-            if outside.payments_away {
-                return Err(rpc::status::unavailable("Payments service", 100));
-            }
-            let amount = asked
-                .amount
-                .clone()
-                .unwrap_or_default()
-                .amount
-                .unwrap_or_default()
-                .value;
-            outside.trail.push(format!(
-                "initiate {} {} {amount} {}",
-                asked.payout_id, asked.user_id, asked.bank_account
-            ));
-            let payout =
-                outside
-                    .payouts
-                    .entry(asked.payout_id.clone())
-                    .or_insert(payments::Payout {
-                        payout_id: asked.payout_id,
-                        user_id: asked.user_id,
-                        amount: asked.amount,
-                        bank_account: asked.bank_account,
-                        status: common::PaymentStatus::Pending.into(),
-                        ..Default::default()
-                    });
-            Ok(Response::new(payments::InitiatePayoutResponse {
-                payout: Some(payout.clone()),
-            }))
-        })
-    }
-
-    async fn release_payout(
-        &self,
-        request: Request<payments::ReleasePayoutRequest>,
-    ) -> Result<Response<payments::ReleasePayoutResponse>, Status> {
-        if self.with(|outside| outside.release_refused) {
-            return Err(rpc::status::failed_precondition(
-                "NOT_BURNED",
-                "No tokens of this user and amount were burned for this payout",
-            ));
-        }
-        let payout = self.payout("release", &request.into_inner().payout_id, |payout| {
-            payout.sent = true
-        })?;
-        Ok(Response::new(payments::ReleasePayoutResponse {
-            payout: Some(payout),
-        }))
-    }
-
-    async fn cancel_payout(
-        &self,
-        request: Request<payments::CancelPayoutRequest>,
-    ) -> Result<Response<payments::CancelPayoutResponse>, Status> {
-        let request = request.into_inner();
-        let payout = self.payout("cancel", &request.payout_id, |payout| {
-            payout.status = common::PaymentStatus::Failed.into();
-            payout.failure_code = request.failure_code;
-        })?;
-        Ok(Response::new(payments::CancelPayoutResponse {
-            payout: Some(payout),
-        }))
-    }
-
-    async fn get_payout(
-        &self,
-        request: Request<payments::GetPayoutRequest>,
-    ) -> Result<Response<payments::GetPayoutResponse>, Status> {
-        let payout = self.payout("ask", &request.into_inner().payout_id, |_| {})?;
-        Ok(Response::new(payments::GetPayoutResponse {
-            payout: Some(payout),
-        }))
-    }
-
-    async fn get_payment_intent(
-        &self,
-        request: Request<payments::GetPaymentIntentRequest>,
-    ) -> Result<Response<payments::GetPaymentIntentResponse>, Status> {
-        let payment_id = request.into_inner().payment_id;
-        self.with(|outside| {
-            if outside.payments_away {
-                return Err(rpc::status::unavailable("Payments service", 100));
-            }
-            let intent = outside.intents.get(&payment_id).cloned();
-            let intent = intent
-                .ok_or_else(|| rpc::status::not_found("PAYMENT_NOT_FOUND", "Payment not found"))?;
-            Ok(Response::new(payments::GetPaymentIntentResponse {
-                intent: Some(intent),
-            }))
-        })
-    }
-
-    testkit::unanswered! {
-        create_payment_intent: payments::CreatePaymentIntentRequest => payments::CreatePaymentIntentResponse,
-        list_payment_intents: payments::ListPaymentIntentsRequest => payments::ListPaymentIntentsResponse,
-        handle_payment_webhook: payments::HandlePaymentWebhookRequest => payments::HandlePaymentWebhookResponse,
-        list_payouts: payments::ListPayoutsRequest => payments::ListPayoutsResponse,
-        reconcile: payments::ReconcileRequest => payments::ReconcileResponse,
-        get_latest_report: payments::GetLatestReportRequest => payments::GetLatestReportResponse,
-    }
-}
-
-#[tonic::async_trait]
-impl market::market_service_server::MarketService for Double {
-    async fn list_trading_holds(
-        &self,
-        request: Request<market::ListTradingHoldsRequest>,
-    ) -> Result<Response<market::ListTradingHoldsResponse>, Status> {
-        let user_id = request.into_inner().user_id;
-        self.with(|outside| {
-            if outside.market_away {
-                return Err(rpc::status::unavailable("Market", 100));
-            }
-            outside.trail.push(format!("trading holds {user_id}"));
-            Ok(Response::new(market::ListTradingHoldsResponse {
-                trading_holds: outside.trading_hold.clone().into_iter().collect(),
-                pagination: None,
-            }))
-        })
-    }
-
-    /// As the market: answers first, the ledger follows.
-    async fn adjust_trading_hold(
-        &self,
-        request: Request<market::AdjustTradingHoldRequest>,
-    ) -> Result<Response<market::AdjustTradingHoldResponse>, Status> {
-        let request = request.into_inner();
-        let undrawn = request.undrawn.unwrap_or_default().value;
-        let (hold, ledger) = self.with(|outside| {
-            outside
-                .trail
-                .push(format!("adjust {} {undrawn}", request.hold_id));
-            let hold = outside.trading_hold.as_mut().expect("a trading hold");
-            hold.undrawn = decimal(&undrawn);
-            (hold.clone(), outside.ledger.clone())
-        });
-        let drawn = hold.drawn.clone().unwrap_or_default().value;
-        let number = |text: &str| text.parse::<types::Decimal>().expect("number");
-        let rest = number(&undrawn).checked_add(number(&drawn)).expect("sum");
-        let mut ledger = ledger.expect("a ledger");
-        tokio::spawn(async move {
-            let request = ledger_pb::AdjustHoldRequest {
-                context: context(&key()),
-                hold_id: request.hold_id,
-                remaining_amount: amount("CFA-RUB", &rest.to_string()),
-            };
-            ledger.adjust_hold(request).await.expect("adjusted");
-        });
-        Ok(Response::new(market::AdjustTradingHoldResponse {
-            trading_hold: Some(hold),
-        }))
-    }
-
-    testkit::unanswered! {
-        place_order: market::PlaceOrderRequest => market::PlaceOrderResponse,
-        cancel_order: market::CancelOrderRequest => market::CancelOrderResponse,
-        amend_order: market::AmendOrderRequest => market::AmendOrderResponse,
-        mass_cancel: market::MassCancelRequest => market::MassCancelResponse,
-        get_order: market::GetOrderRequest => market::GetOrderResponse,
-        list_orders: market::ListOrdersRequest => market::ListOrdersResponse,
-        get_trade: market::GetTradeRequest => market::GetTradeResponse,
-        list_trades: market::ListTradesRequest => market::ListTradesResponse,
-        get_order_book: market::GetOrderBookRequest => market::GetOrderBookResponse,
-        open_trading_hold: market::OpenTradingHoldRequest => market::OpenTradingHoldResponse,
-        close_trading_hold: market::CloseTradingHoldRequest => market::CloseTradingHoldResponse,
-        set_trading_phase: market::SetTradingPhaseRequest => market::SetTradingPhaseResponse,
-        set_kill_switch: market::SetKillSwitchRequest => market::SetKillSwitchResponse,
-        get_market_status: market::GetMarketStatusRequest => market::GetMarketStatusResponse,
-    }
-}
-
 pub struct World {
-    pub double: Double,
+    /// Identity, payments and the market.
+    pub double: Arc<Peers>,
     pub log: Arc<events::Embedded>,
     /// The log as this service writes to it.
     pub losing: Arc<Losing>,
@@ -430,8 +73,7 @@ impl World {
             reconcile_after_ms: 50,
             ..Default::default()
         };
-        let [ledger_slot, payments_slot, identity_slot, market_slot, slot] =
-            std::array::from_fn(|_| rpc::LocalSlot::new());
+        let [ledger_slot, slot] = std::array::from_fn(|_| rpc::LocalSlot::new());
         let channel = |slot: &rpc::LocalSlot| rpc::Channel::local(slot, "sandbox.service");
         let ledger_handle = ledger::start(
             ledger_config,
@@ -440,25 +82,22 @@ impl World {
         )
         .await
         .expect("ledger");
-        let double = Double::default();
+        let double = Arc::new(Peers::default());
+        double.with(|state| {
+            state.stranger = Some(Person::default());
+            state.ledger = Some(LedgerServiceClient::new(channel(&ledger_slot)));
+        });
+        let peers = channel(&testkit::in_memory(double.routes()));
         let auth = rpc::Authenticator::Sandbox;
         ledger_slot.fill(rpc::with_auth(ledger_handle.service().routes, &auth));
-        let payments =
-            payments::payments_service_server::PaymentsServiceServer::new(double.clone());
-        payments_slot.fill(rpc::with_auth(tonic::service::Routes::new(payments), &auth));
-        let identity =
-            identity::identity_service_server::IdentityServiceServer::new(double.clone());
-        identity_slot.fill(rpc::with_auth(tonic::service::Routes::new(identity), &auth));
-        let market = market::market_service_server::MarketServiceServer::new(double.clone());
-        market_slot.fill(rpc::with_auth(tonic::service::Routes::new(market), &auth));
         let clock = Clock::manual(1_800_000_000_000_000);
         let losing = Arc::new(Losing::new(log.clone()));
         let deps = CfaDeps {
             log: losing.clone(),
             ledger: channel(&ledger_slot),
-            payments: channel(&payments_slot),
-            identity: channel(&identity_slot),
-            market: channel(&market_slot),
+            payments: peers.clone(),
+            identity: peers.clone(),
+            market: peers,
             chain: chain.connector(),
             clock: clock.clone(),
         };
@@ -473,9 +112,6 @@ impl World {
             .await
             .expect("cfa");
         slot.fill(rpc::with_auth(handle.service().routes, &auth));
-        double.with(|outside| {
-            outside.ledger = Some(LedgerServiceClient::new(channel(&ledger_slot)));
-        });
         let ledger_events = log
             .subscribe("test-ledger", &[events::topics::LEDGER])
             .await

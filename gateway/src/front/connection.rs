@@ -159,6 +159,7 @@ pub fn rejected(
     client_seq: u64,
     (request, client_order_id, engine_order_id): (RequestKind, u64, u64),
     reason: RejectReason,
+    limit: u64,
 ) -> ServerMessage {
     Rejected {
         client_seq,
@@ -166,6 +167,7 @@ pub fn rejected(
         engine_order_id,
         request,
         reason,
+        limit,
         node_sequence: 0,
         time_ns: now_ns,
         received_ns: now_ns,
@@ -416,7 +418,11 @@ impl State {
             Channel::LoggingIn | Channel::Ended => Some(RejectReason::UnknownSession),
         };
         if let Some(reason) = refusal {
-            let refusal = rejected(self.now_ns, client_seq, ids, reason);
+            let limit = match (reason, *link.user.channel(channel)) {
+                (RejectReason::Throttle, Channel::Live(at)) => self.wait_us(at),
+                _ => 0,
+            };
+            let refusal = rejected(self.now_ns, client_seq, ids, reason, limit);
             send(link, now, channel, &refusal);
         }
         Ok(())
@@ -503,6 +509,17 @@ impl State {
             Err(NotTaken::Busy) => Some(RejectReason::Busy),
             Err(_) => Some(RejectReason::NotReady),
         }
+    }
+
+    /// Microseconds until the rates of the session and of its user take the next request.
+    fn wait_us(&mut self, at: At) -> u64 {
+        let (now_ns, config) = (self.now_ns, &self.market.config);
+        let session = self.sessions.row(at);
+        let of_session = session.rate.wait_ns(now_ns, config.throttle_per_s);
+        let user = session.user;
+        let user = self.sessions.users.entry(user).or_default();
+        let of_user = user.rate.wait_ns(now_ns, config.user_throttle_per_s);
+        of_session.max(of_user).div_ceil(1_000)
     }
 
     /// True within the rates of the session and of its user over all sessions.

@@ -140,7 +140,7 @@ impl Front {
     /// Says that a request was not seen.
     fn refuse(&mut self, now: Instant, at: At, client_seq: u64, reason: RejectReason) {
         let ids = (RequestKind::Other, 0, 0);
-        let refusal = rejected(self.state.now_ns, client_seq, ids, reason);
+        let refusal = rejected(self.state.now_ns, client_seq, ids, reason, 0);
         self.send(now, at, &refusal);
     }
 
@@ -281,7 +281,12 @@ impl Front {
             return self.answer_again(now, at, client_seq, seen);
         }
         let reason = reason_of(not_taken);
-        let refusal = rejected(self.state.now_ns, client_seq, (request, 0, 0), reason);
+        let limit = match not_taken {
+            NotTaken::Refused(reject) => reject.limit(),
+            _ => 0,
+        };
+        let ids = (request, 0, 0);
+        let refusal = rejected(self.state.now_ns, client_seq, ids, reason, limit);
         self.send(now, at, &refusal);
     }
 

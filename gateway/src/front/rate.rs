@@ -16,13 +16,19 @@ impl Rate {
         if per_second == 0 {
             return true;
         }
-        let step = SECOND_NS / u64::from(per_second);
-        let even_ns = self.even_ns.max(now_ns);
-        if even_ns - now_ns + step > SECOND_NS {
+        if self.wait_ns(now_ns, per_second) > 0 {
             return false;
         }
-        self.even_ns = even_ns + step;
+        self.even_ns = self.even_ns.max(now_ns) + SECOND_NS / u64::from(per_second);
         true
+    }
+
+    /// Time until a message is taken in again, 0 when it is now.
+    pub fn wait_ns(&self, now_ns: u64, per_second: u32) -> u64 {
+        let Some(step) = SECOND_NS.checked_div(u64::from(per_second)) else {
+            return 0;
+        };
+        (self.even_ns.saturating_sub(now_ns) + step).saturating_sub(SECOND_NS)
     }
 
     /// Takes `messages` more in for something dear, as far as there is room.
@@ -47,6 +53,8 @@ mod tests {
         assert!(!admit(199_999), "one message is earned in 200 us");
         assert!(admit(200_000));
         assert!(!admit(200_000));
+        assert_eq!(rate.wait_ns(250_000, 5_000), 150_000, "then it is taken");
+        let mut admit = |at_ns| rate.admit(at_ns, 5_000);
         let admitted = (0..20_000u64).filter(|i| admit(SECOND_NS + i * 100_000));
         // A full burst, then 5,000 per second over two seconds.
         let admitted = admitted.count();

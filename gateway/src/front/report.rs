@@ -56,12 +56,17 @@ impl Head {
                 received_ns,
             }
             .into(),
-            ReportBody::Rejected { request, reason } => Rejected {
+            ReportBody::Rejected {
+                request,
+                reason,
+                limit,
+            } => Rejected {
                 client_seq: self.client_seq,
                 client_order_id: self.client_order_id,
                 engine_order_id: self.engine_order_id,
                 request,
                 reason,
+                limit,
                 node_sequence: sequence.0,
                 time_ns,
                 received_ns,

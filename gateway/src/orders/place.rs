@@ -142,11 +142,13 @@ impl Placing<'_> {
             return Err(refusal::refused(&reason.into()));
         }
         let (near, far) = self.prices().await?;
+        let lowest = self.spec.band_low;
         if !self.request.limit_checked {
-            let notional = self.spec.terms.value(near, self.request.quantity);
+            let price = near.or(far).unwrap_or(lowest);
+            let notional = self.spec.terms.value(price, self.request.quantity);
             self.check_limit(notional.ok_or_else(overflow)?).await?;
         }
-        let Some(pool) = self.own_hold(near, far).await? else {
+        let Some(pool) = self.own_hold(near.unwrap_or(lowest), far).await? else {
             // The first call of this key has used its hold up: its answer is on the way.
             self.market.state(|_| ()).await?;
             return Ok(Asked::Repeated(RejectReason::DuplicateRequest.into()));
@@ -168,12 +170,12 @@ impl Placing<'_> {
     /// Admission decides what a market order without a price may come to, so its hold covers the far
     /// limit of the band; what the order does not need goes back when it ends, in the same command.
     /// Who has not that much money, or trades without a band, pays for the replica's best offer plus
-    /// collar, which the order carries then (`design.md` 6). Without an offer and without a band a buy
-    /// costs next to nothing and ends `NO_LIQUIDITY` (T19).
-    async fn prices(&self) -> Result<(Ticks, Option<Ticks>), Status> {
+    /// collar, which the order carries then (`design.md` 6). Without an offer he pays next to nothing, and
+    /// the order ends `NO_LIQUIDITY` (T19).
+    async fn prices(&self) -> Result<(Option<Ticks>, Option<Ticks>), Status> {
         let (spec, side) = (&self.spec, self.request.side);
         if let Some(price) = self.request.price {
-            return Ok((price, None));
+            return Ok((Some(price), None));
         }
         let quote = |state: &State| state.core().admission().quote(spec.ix);
         let best = self.market.look(quote).await?.opposite(side);
@@ -183,7 +185,7 @@ impl Placing<'_> {
         };
         let is_wide = side == Side::Buy && spec.has_band();
         let far = (is_wide && self.need(spec.band_high).is_some()).then_some(spec.band_high);
-        Ok((near.or(far).unwrap_or(spec.band_low), far))
+        Ok((near, far))
     }
 
     /// What the order reserves at a price; `None` past 64 bits.

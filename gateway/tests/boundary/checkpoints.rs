@@ -8,10 +8,10 @@ use std::time::Duration;
 use client::{Error, LoginOptions};
 use sequencer::SnapshotConfig;
 use sequencer::inspect::Folder;
+use testkit::{Peers, Registry};
 use types::{RejectReason, Side};
 use wire::{DisconnectCode, ServerMessage};
 
-use crate::doubles::{Identity, Registry};
 use crate::sessions::{Raw, raw_login};
 use crate::world::*;
 
@@ -235,7 +235,7 @@ async fn a_killed_market_goes_on_without_the_journals_beginning() {
     assert!(!status.success(), "the child was to be killed");
     let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
     let last: u64 = read("last").parse().unwrap();
-    let (identity, registry) = <(std::sync::Arc<Identity>, std::sync::Arc<Registry>)>::default();
+    let (identity, registry) = <(std::sync::Arc<Peers>, std::sync::Arc<Registry>)>::default();
     identity.change("ann", |_| {});
     identity.change("bob", |_| {});
     registry.list(bond(BOND));

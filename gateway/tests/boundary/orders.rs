@@ -5,12 +5,12 @@ use std::sync::Arc;
 use proto::cfa::v1::Instrument;
 use proto::common::v1::{KycStatus, LimitType, OperationType};
 use proto::market::v1::*;
+use testkit::Registry;
 use tonic::Code;
 use tonic_types::StatusExt;
 use types::{RejectReason, Side};
 use wire::ServerMessage;
 
-use crate::doubles::Registry;
 use crate::world::*;
 
 pub fn text(value: &Option<proto::common::v1::Decimal>) -> &str {
@@ -109,10 +109,10 @@ async fn open_orders_of_a_user_are_bounded_on_both_doors_and_cancels_pass() {
     let (ann, mut of_ann) = world.session(login("ann", "a")).await;
     ann.send(0, wire_order(1, Side::Buy, 100, 1)).await.unwrap();
     let rejected = until(&mut of_ann, |m| match m {
-        ServerMessage::Rejected(m) => Some(m.reason),
+        ServerMessage::Rejected(m) => Some((m.reason, m.limit)),
         _ => None,
     });
-    assert_eq!(rejected.await, RejectReason::InstrumentOrderLimit);
+    assert_eq!(rejected.await, (RejectReason::InstrumentOrderLimit, 2));
     world.cancel("ann", &placed.order_id).await.unwrap();
     world.place(buy("ann", "1", "1")).await.unwrap();
     let bounds = world.status().await.bounds.unwrap();
@@ -233,14 +233,14 @@ async fn publish_user_updated(world: &World, user_id: &str) {
     .await;
     // The cache has dropped him when identity is asked again.
     loop {
-        world.identity.asked.lock().unwrap().clear();
+        world.identity.with(|state| state.trail.clear());
         let _ = world.place(buy(user_id, "99999", "1")).await;
-        let asked = world.identity.asked.lock().unwrap().clone();
-        if asked
-            .iter()
-            .any(|a| matches!(a, crate::doubles::Asked::Profile(_)))
+        if world
+            .identity
+            .trail()
+            .contains(&format!("profile {user_id}"))
         {
-            world.identity.asked.lock().unwrap().clear();
+            world.identity.limit_questions();
             return;
         }
         tokio::task::yield_now().await;

@@ -414,6 +414,8 @@ async fn d33_a_session_past_its_throttle_is_refused_and_goes_on() {
                     (RejectReason::Throttle, 0),
                     "unnumbered: not seen"
                 );
+                // One message is earned in a tenth of a second.
+                assert!((1..=100_000).contains(&m.limit), "{}", m.limit);
                 refusals += 1;
             }
             _ => {}

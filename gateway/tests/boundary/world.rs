@@ -19,12 +19,13 @@ use replica::LiveReplica;
 use rpc::{Authenticator, Channel, LocalSlot};
 use sequencer::{Backlog, Config, Durable, Retention, SequencerHandle, SnapshotConfig};
 use settlement::{SettlementConfig, SettlementDeps, SettlementHandle};
+use testkit::{Peers, Registry};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use types::{NodeId, Sequence, Side};
 use wire::ServerMessage;
 
-use crate::doubles::{Identity, LogThatGoesAway, Registry};
+use crate::doubles::LogThatGoesAway;
 
 pub use testkit::messages::{context, decimal, fresh as unique};
 
@@ -73,7 +74,7 @@ impl Default for Settings {
 
 pub struct World {
     pub folder: PathBuf,
-    pub identity: Arc<Identity>,
+    pub identity: Arc<Peers>,
     pub registry: Arc<Registry>,
     pub log: Arc<dyn Log>,
     pub ledger: LedgerServiceClient<Channel>,
@@ -106,7 +107,7 @@ impl World {
     pub async fn start(
         folder: &Path,
         settings: Settings,
-        identity: Arc<Identity>,
+        identity: Arc<Peers>,
         registry: Arc<Registry>,
     ) -> Self {
         let auth = Authenticator::Sandbox;
@@ -216,7 +217,7 @@ impl World {
     }
 
     /// Stops in order.
-    pub async fn stop(self) -> (PathBuf, Arc<Identity>, Arc<Registry>) {
+    pub async fn stop(self) -> (PathBuf, Arc<Peers>, Arc<Registry>) {
         self.stop_gateway.cancel();
         self.gateway.stopped().await;
         let (replica, sequencer) = (self.replica, self.sequencer);

@@ -1,14 +1,10 @@
-//! The real ledger in process and a double of the chain service: it accepts a batch id once, leaves out the
-//! trades it is told to, and writes what it did to a file, so that it outlives a killed process.
+//! The real ledger in process beside a double of the chain service that outlives a killed process.
 
-use std::collections::{BTreeMap, HashSet};
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use proto::cfa::v1::cfa_registry_service_server::{CfaRegistryService, CfaRegistryServiceServer};
-use proto::cfa::v1::*;
 use proto::common::v1::MonetaryAmount;
 use proto::ledger::v1 as wire;
 use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
@@ -16,174 +12,12 @@ use replica::{Names, Replica, ReplicaError};
 use sequencer::{Backlog, Durable, NotTaken};
 use settlement::copies::amount;
 use settlement::{JournalPort, SettlementConfig, SettlementDeps, SettlementHandle};
+use testkit::Registry;
 use tokio_util::sync::CancellationToken;
-use tonic::service::Routes;
-use tonic::{Request, Response, Status};
 use types::{Command, Decimal};
 
 use super::journalled::Journalled;
 use super::{Market, Record};
-
-/// What the double remembers of a batch.
-#[derive(Clone, Debug, Default)]
-pub struct ChainState {
-    /// In the order in which they came: batch id, ids of its trades.
-    pub batches: Vec<(String, Vec<String>)>,
-    pub legs: BTreeMap<String, TradeLeg>,
-    pub failed: BTreeMap<String, Vec<String>>,
-}
-
-#[derive(Default)]
-pub struct Chain {
-    file: PathBuf,
-    pub state: Mutex<ChainState>,
-    /// Trade numbers left out in every batch whose id does not end in `/2`; and those left out always.
-    pub left_out_once: Mutex<HashSet<u64>>,
-    pub left_out: Mutex<HashSet<u64>>,
-    /// Refuse whole batches: `UNAVAILABLE` so many times.
-    pub away: Mutex<u32>,
-    /// Refuse whole batches for as long as this is set.
-    pub refusal: Mutex<Option<Status>>,
-}
-
-impl Chain {
-    pub fn open(folder: &Path) -> Arc<Self> {
-        let chain = Self {
-            file: folder.join("chain.log"),
-            ..Self::default()
-        };
-        if let Ok(text) = std::fs::read_to_string(&chain.file) {
-            let mut state = chain.state.lock().unwrap();
-            for line in text.lines() {
-                let mut words = line.split(' ');
-                let id = words.next().unwrap().to_owned();
-                state
-                    .batches
-                    .push((id.clone(), words.map(str::to_owned).collect()));
-                state.failed.insert(id, Vec::new());
-            }
-        }
-        Arc::new(chain)
-    }
-
-    /// Trades moved on chain, with how often.
-    pub fn moved(&self) -> BTreeMap<String, u32> {
-        let state = self.state.lock().unwrap();
-        let mut moved = BTreeMap::new();
-        for (id, trades) in &state.batches {
-            for trade in trades.iter().filter(|t| !state.failed[id].contains(t)) {
-                *moved.entry(trade.clone()).or_default() += 1;
-            }
-        }
-        moved
-    }
-
-    fn batch(&self, id: &str) -> Option<TradeBatch> {
-        let state = self.state.lock().unwrap();
-        let (_, trades) = state.batches.iter().find(|(known, _)| known == id)?;
-        Some(TradeBatch {
-            batch_id: id.to_owned(),
-            status: TradeBatchStatus::Finalized.into(),
-            onchain_tx_hash: format!("0xhash-{id}"),
-            block_number: 1,
-            trades: trades.len() as u32,
-            failed_trade_ids: state.failed[id].clone(),
-            gas_used: 1,
-        })
-    }
-}
-
-/// The contract answered by the double.
-pub struct Service(pub Arc<Chain>);
-
-#[tonic::async_trait]
-impl CfaRegistryService for Service {
-    async fn settle_trades(
-        &self,
-        request: Request<SettleTradesRequest>,
-    ) -> Result<Response<SettleTradesResponse>, Status> {
-        let request = request.into_inner();
-        {
-            let mut away = self.0.away.lock().unwrap();
-            if *away > 0 {
-                *away -= 1;
-                return Err(rpc::status::unavailable("Chain", 10));
-            }
-        }
-        if let Some(refusal) = self.0.refusal.lock().unwrap().clone() {
-            return Err(refusal);
-        }
-        let id = request.batch_id.clone();
-        if self.0.batch(&id).is_none() {
-            let (once, always) = (
-                self.0.left_out_once.lock().unwrap(),
-                self.0.left_out.lock().unwrap(),
-            );
-            let mut state = self.0.state.lock().unwrap();
-            let trades: Vec<String> = request.trades.iter().map(|t| t.trade_id.clone()).collect();
-            let failed = request
-                .trades
-                .iter()
-                .filter(|t| {
-                    always.contains(&t.trade_number)
-                        || (!id.ends_with("/2") && once.contains(&t.trade_number))
-                })
-                .map(|t| t.trade_id.clone())
-                .collect();
-            let mut file = std::fs::OpenOptions::new()
-                .create(true)
-                .append(true)
-                .open(&self.0.file)
-                .unwrap();
-            writeln!(file, "{id} {}", trades.join(" ")).unwrap();
-            state.batches.push((id.clone(), trades));
-            state.failed.insert(id.clone(), failed);
-            for leg in request.trades {
-                state.legs.insert(leg.trade_id.clone(), leg);
-            }
-        }
-        Ok(Response::new(SettleTradesResponse {
-            batch: self.0.batch(&id),
-        }))
-    }
-
-    async fn get_trade_batch(
-        &self,
-        request: Request<GetTradeBatchRequest>,
-    ) -> Result<Response<GetTradeBatchResponse>, Status> {
-        let id = request.into_inner().batch_id;
-        let batch = self
-            .0
-            .batch(&id)
-            .ok_or_else(|| rpc::status::not_found("BATCH_NOT_FOUND", "Trade batch not found"))?;
-        Ok(Response::new(GetTradeBatchResponse { batch: Some(batch) }))
-    }
-
-    testkit::unanswered!(
-        register_instrument: RegisterInstrumentRequest => RegisterInstrumentResponse,
-        get_instrument: GetInstrumentRequest => GetInstrumentResponse,
-        list_instruments: ListInstrumentsRequest => ListInstrumentsResponse,
-        update_instrument: UpdateInstrumentRequest => UpdateInstrumentResponse,
-        issue_cfa_rub: IssueCfaRubRequest => IssueCfaRubResponse,
-        redeem_cfa_rub: RedeemCfaRubRequest => RedeemCfaRubResponse,
-        issue_investment_cfa: IssueInvestmentCfaRequest => IssueInvestmentCfaResponse,
-        redeem_investment_cfa: RedeemInvestmentCfaRequest => RedeemInvestmentCfaResponse,
-        start_redemption: StartRedemptionRequest => StartRedemptionResponse,
-        get_redemption: GetRedemptionRequest => GetRedemptionResponse,
-        transfer_cfa: TransferCfaRequest => TransferCfaResponse,
-        list_holders: ListHoldersRequest => ListHoldersResponse,
-        replay_chain_transfers: ReplayChainTransfersRequest => ReplayChainTransfersResponse,
-        check_integrity: CheckIntegrityRequest => CheckIntegrityResponse,
-        get_supply: GetSupplyRequest => GetSupplyResponse,
-        get_operation: GetOperationRequest => GetOperationResponse,
-        list_operations: ListOperationsRequest => ListOperationsResponse,
-        finalize_issuance: FinalizeIssuanceRequest => FinalizeIssuanceResponse,
-        finalize_redemption: FinalizeRedemptionRequest => FinalizeRedemptionResponse,
-        list_suspended_deposits: ListSuspendedDepositsRequest => ListSuspendedDepositsResponse,
-        resolve_suspended_deposit: ResolveSuspendedDepositRequest => ResolveSuspendedDepositResponse,
-        set_redemption_block: SetRedemptionBlockRequest => SetRedemptionBlockResponse,
-    );
-}
 
 /// What settlement has asked for.
 pub type Asked = Arc<Mutex<Vec<Command>>>;
@@ -213,7 +47,7 @@ pub fn journal_of_busy_engines(are_busy: Arc<AtomicBool>) -> (JournalPort, Asked
 
 /// Ledger, chain double and settlement over one folder.
 pub struct Platform {
-    pub chain: Arc<Chain>,
+    pub chain: Arc<Registry>,
     pub ledger: LedgerServiceClient<rpc::Channel>,
     pub settlement: SettlementHandle,
     pub backlog: Arc<Backlog>,
@@ -305,9 +139,8 @@ impl Platform {
         .unwrap();
         let auth = rpc::Authenticator::Sandbox;
         ledger_slot.fill(rpc::with_auth(ledger_handle.service().routes, &auth));
-        let chain = Chain::open(folder);
-        let routes = Routes::new(CfaRegistryServiceServer::new(Service(chain.clone())));
-        cfa_slot.fill(rpc::with_auth(routes, &auth));
+        let chain = Registry::open(folder);
+        cfa_slot.fill(rpc::with_auth(chain.routes(), &auth));
         let channel = rpc::Channel::local(&ledger_slot, "sandbox.service");
         let deps = SettlementDeps {
             replica,

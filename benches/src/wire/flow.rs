@@ -1,0 +1,220 @@
+//! Generated order flow from many members over one connection: as much as their windows allow, in the order of
+//! the flow.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use types::{CancelReason, OrderType, Side, StpMode, TimeInForce};
+use wire::{Amend, Cancel, ClientMessage, NewOrder, ServerMessage};
+
+use super::trader::Trader;
+use crate::xflow::{self, Kind, Op, Record};
+
+/// The flow's lowest price, in ticks of the instrument.
+const PRICE_LOW: i64 = 2_000;
+const WARM_UP: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What the members do.
+pub struct Load {
+    pub users: u16,
+    pub sessions_per_user: u16,
+    /// Requests under way per session.
+    pub window: u64,
+    /// The run ends before it when the flow does.
+    pub duration: Duration,
+}
+
+/// What was counted behind the warm-up.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Requests answered durably.
+    pub durable: u64,
+    /// Of those: refused before matching.
+    pub refused: u64,
+    /// Of those: the order had ended, by self-trade prevention or on its way.
+    pub too_late: u64,
+    pub trades: u64,
+    pub prevented: u64,
+    pub seconds: f64,
+}
+
+/// An order of the flow: whose it is, and what was filled of it.
+#[derive(Clone, Copy, Default)]
+struct Order {
+    channel: u16,
+    filled: u64,
+}
+
+/// The flow on its way.
+pub struct Flow {
+    records: Vec<Record>,
+    next: usize,
+    /// By the flow's order id, which is the client's order id too.
+    orders: Vec<Order>,
+    /// By channel: requests sent, and answered.
+    sent: Vec<u64>,
+    answered: Vec<u64>,
+    /// Channels of the sessions begin here.
+    first_channel: u16,
+    /// From the flow's prices to those of the instrument.
+    price_offset: i64,
+    counts: Counts,
+}
+
+impl Flow {
+    /// Sessions are on the channels from `first_channel` on, a user's next to each other.
+    pub fn new(flow: xflow::Flow, load: &Load, first_channel: u16) -> Self {
+        let channels = usize::from(first_channel + load.users * load.sessions_per_user);
+        let count = usize::try_from(flow.header.id_max).expect("fits the memory") + 1;
+        Self {
+            records: flow.records,
+            next: 0,
+            orders: vec![Order::default(); count],
+            sent: vec![0; channels],
+            answered: vec![0; channels],
+            first_channel,
+            price_offset: PRICE_LOW - flow.header.price_low,
+            counts: Counts::default(),
+        }
+    }
+
+    /// Runs it for the load's duration.
+    ///
+    /// # Errors
+    /// The connection has ended.
+    pub fn run(
+        &mut self,
+        trader: &mut Trader,
+        instrument: u32,
+        load: &Load,
+    ) -> anyhow::Result<Counts> {
+        let begun = Instant::now();
+        let (begin, end) = (begun + WARM_UP, begun + WARM_UP + load.duration);
+        let mut from = None;
+        loop {
+            let now = Instant::now();
+            if from.is_none() && now >= begin {
+                self.counts = Counts::default();
+                from = Some(now);
+            }
+            let is_over = now >= end || self.next == self.records.len();
+            if is_over {
+                let from = from.context("no requests were left behind the warm-up")?;
+                self.counts.seconds = now.duration_since(from).as_secs_f64();
+                let counted = self.counts;
+                self.drain(trader)?;
+                return Ok(counted);
+            }
+            self.send(trader, instrument, load)?;
+            trader.poll()?;
+            self.hear(trader);
+        }
+    }
+
+    /// Waits for the answers that are under way.
+    fn drain(&mut self, trader: &mut Trader) -> anyhow::Result<()> {
+        let since = Instant::now();
+        while self.sent != self.answered {
+            anyhow::ensure!(
+                since.elapsed() < PATIENCE,
+                "requests are left without an answer"
+            );
+            trader.poll()?;
+            self.hear(trader);
+        }
+        Ok(())
+    }
+
+    /// Sends as many as the windows allow. A session whose window is full holds up those behind: the flow keeps
+    /// its order.
+    fn send(&mut self, trader: &mut Trader, instrument: u32, load: &Load) -> anyhow::Result<()> {
+        while let Some(record) = self.records.get(self.next) {
+            let order = &mut self.orders[record.id as usize];
+            if let Op::New(_) = record.op {
+                let member = record.account % u32::from(load.users * load.sessions_per_user);
+                order.channel = self.first_channel + u16::try_from(member).expect("below 64");
+            }
+            let channel = usize::from(order.channel);
+            if self.sent[channel] - self.answered[channel] >= load.window {
+                return Ok(());
+            }
+            self.sent[channel] += 1;
+            let message = message(record, order.filled, self.price_offset, instrument);
+            trader.send(order.channel, self.sent[channel], &message)?;
+            self.next += 1;
+        }
+        Ok(())
+    }
+
+    fn hear(&mut self, trader: &mut Trader) {
+        let (counts, answered, orders) = (&mut self.counts, &mut self.answered, &mut self.orders);
+        trader.take(|header, message| {
+            if message.answers() != 0 {
+                answered[usize::from(header.channel)] += 1;
+                counts.durable += 1;
+            }
+            match message {
+                ServerMessage::Fill(fill) => {
+                    orders[fill.client_order_id as usize].filled += fill.quantity_lots;
+                    counts.trades += u64::from(fill.aggressor);
+                }
+                ServerMessage::Rejected(m) => match m.reason {
+                    types::RejectReason::UnknownOrder | types::RejectReason::OrderNotOpen => {
+                        counts.too_late += 1;
+                    }
+                    _ => counts.refused += 1,
+                },
+                ServerMessage::Cancelled(m) => {
+                    counts.prevented += u64::from(m.reason == CancelReason::SelfTrade);
+                }
+                _ => {}
+            }
+        });
+    }
+}
+
+fn message(record: &Record, filled: u64, price_offset: i64, instrument: u32) -> ClientMessage {
+    let price_ticks = match record.price {
+        0 => 0,
+        price => price + price_offset,
+    };
+    match record.op {
+        Op::New(kind) => {
+            let (order_type, time_in_force) = match kind {
+                Kind::Gtc => (OrderType::Limit, TimeInForce::Gtc),
+                Kind::Ioc => (OrderType::Limit, TimeInForce::Ioc),
+                Kind::Fok => (OrderType::Limit, TimeInForce::Fok),
+                Kind::Market => (OrderType::Market, TimeInForce::Ioc),
+            };
+            NewOrder {
+                client_order_id: record.id,
+                instrument,
+                side: match record.side {
+                    0 => Side::Buy,
+                    _ => Side::Sell,
+                },
+                order_type,
+                time_in_force,
+                stp: StpMode::CancelNewest,
+                flags: 0,
+                price_ticks,
+                quantity_lots: record.quantity,
+                expire_at_ns: 0,
+            }
+            .into()
+        }
+        Op::Cancel => Cancel {
+            client_order_id: record.id,
+            engine_order_id: 0,
+        }
+        .into(),
+        Op::Replace { .. } => Amend {
+            client_order_id: record.id,
+            engine_order_id: 0,
+            price_ticks,
+            quantity_lots: filled + record.quantity,
+        }
+        .into(),
+    }
+}

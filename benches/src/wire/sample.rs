@@ -1,0 +1,66 @@
+//! Looks at the platform while it works: a call a second, from a thread of its own.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::setup::Caller;
+
+const EVERY: Duration = Duration::from_secs(1);
+
+/// What was seen at one moment. Lags in records.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    pub at: Instant,
+    pub replica_lag: f64,
+    pub history_lag: f64,
+    pub settlement_lag: f64,
+    /// 0 open, 1 to 3 as followers of the journal are behind.
+    pub stage: f64,
+    pub resident_bytes: f64,
+}
+
+/// Samples until it is stopped.
+pub struct Sampler {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<Sample>>,
+}
+
+impl Sampler {
+    /// Of the platform with this JSON port.
+    pub fn start(address: SocketAddr) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let caller = Caller { address };
+            let mut samples = Vec::new();
+            while !told.load(Ordering::Relaxed) {
+                std::thread::sleep(EVERY);
+                samples.extend(look(&caller));
+            }
+            samples
+        });
+        Self { stop, thread }
+    }
+
+    /// What was seen; moments at which the platform did not answer are missing.
+    pub fn stop(self) -> Vec<Sample> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap_or_default()
+    }
+}
+
+fn look(caller: &Caller) -> Option<Sample> {
+    let metrics = caller.metrics().ok()?;
+    let value = |name: &str| metrics.get(name).copied().unwrap_or(0.0);
+    Some(Sample {
+        at: Instant::now(),
+        replica_lag: value("replica_lag_records"),
+        history_lag: value("market_history_lag_records"),
+        settlement_lag: value("settlement_lag_records"),
+        stage: value("market_intake_stage"),
+        resident_bytes: value("process_resident_memory_bytes"),
+    })
+}

@@ -1,0 +1,51 @@
+//! Refusals in words.
+
+use types::RejectReason;
+use wire::Rejected;
+
+/// What a refusal says, with the figure behind it.
+pub fn in_words(refusal: &Rejected) -> String {
+    let limit = refusal.limit;
+    match refusal.reason {
+        RejectReason::Throttle => {
+            format!("too many requests: the next one is taken in {limit} us")
+        }
+        RejectReason::UserOrderLimit => {
+            format!("the user has {limit} open orders, as many as are allowed")
+        }
+        RejectReason::InstrumentOrderLimit => {
+            format!("the user has {limit} open orders on the instrument, as many as are allowed")
+        }
+        RejectReason::InsufficientBalance => {
+            format!("the trading hold has only {limit} minor units undrawn")
+        }
+        RejectReason::LimitExceeded => {
+            format!("the user's trading limit has only {limit} kopecks left today")
+        }
+        RejectReason::Busy => "the exchange is busy: send the request again".to_owned(),
+        reason => reason.as_str().to_ascii_lowercase().replace('_', " "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_stand_in_the_words() {
+        let mut refusal = Rejected {
+            client_seq: 1,
+            client_order_id: 1,
+            engine_order_id: 0,
+            request: types::command::RequestKind::New,
+            reason: RejectReason::Throttle,
+            limit: 150,
+            node_sequence: 0,
+            time_ns: 0,
+            received_ns: 0,
+        };
+        assert!(in_words(&refusal).ends_with("in 150 us"));
+        refusal.reason = RejectReason::PriceBand;
+        assert_eq!(in_words(&refusal), "price band");
+    }
+}

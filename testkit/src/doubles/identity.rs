@@ -1,0 +1,150 @@
+//! Identity: users as a test wants them.
+
+use proto::common::v1::{KycStatus, LimitType};
+use proto::convert::to_money;
+use proto::identity::v1::identity_service_server::IdentityService;
+use proto::identity::v1::*;
+use tonic::{Request, Response, Status};
+
+use super::{Peers, State, number, unanswered};
+
+#[derive(Clone)]
+pub struct Person {
+    pub kyc: KycStatus,
+    pub status: UserStatus,
+    pub is_sanctioned: bool,
+    /// Left of the day's TRADING limit, in kopecks.
+    pub trading_minor: i64,
+    /// Every CheckLimits is refused with this.
+    pub refuse_with: Option<String>,
+}
+
+impl Default for Person {
+    fn default() -> Self {
+        Self {
+            kyc: KycStatus::Standard,
+            status: UserStatus::Active,
+            is_sanctioned: false,
+            trading_minor: 1_000_000_000_000,
+            refuse_with: None,
+        }
+    }
+}
+
+impl Peers {
+    pub fn change(&self, user_id: &str, change: impl FnOnce(&mut Person)) {
+        self.with(|state| change(state.people.entry(user_id.to_owned()).or_default()));
+    }
+
+    /// The limit questions since the last call.
+    pub fn limit_questions(&self) -> Vec<CheckLimitsRequest> {
+        self.with(|state| std::mem::take(&mut state.limit_questions))
+    }
+}
+
+impl State {
+    fn person(&self, user_id: &str) -> Option<&Person> {
+        self.people.get(user_id).or(self.stranger.as_ref())
+    }
+}
+
+#[tonic::async_trait]
+impl IdentityService for Peers {
+    async fn get_user_profile(
+        &self,
+        request: Request<GetUserProfileRequest>,
+    ) -> Result<Response<GetUserProfileResponse>, Status> {
+        let user_id = request.into_inner().user_id;
+        self.with(|state| {
+            state.trail.push(format!("profile {user_id}"));
+            let person = state.person(&user_id);
+            let person =
+                person.ok_or_else(|| rpc::status::not_found("USER_NOT_FOUND", "User not found"))?;
+            let profile = Some(UserProfile {
+                bank_account: format!("account of {user_id}"),
+                kyc_status: person.kyc.into(),
+                status: person.status.into(),
+                user_id,
+                ..Default::default()
+            });
+            Ok(Response::new(GetUserProfileResponse { profile }))
+        })
+    }
+
+    async fn check_limits(
+        &self,
+        request: Request<CheckLimitsRequest>,
+    ) -> Result<Response<CheckLimitsResponse>, Status> {
+        let request = request.into_inner();
+        let (limit, operation) = (
+            request.limit_type().as_str_name(),
+            request.operation_type().as_str_name(),
+        );
+        let question = format!(
+            "limits {} {} {} {}",
+            request.user_id,
+            limit.trim_start_matches("LIMIT_TYPE_"),
+            number(&request.amount),
+            operation.trim_start_matches("OPERATION_TYPE_"),
+        );
+        self.with(|state| {
+            let person = state.person(&request.user_id).cloned().unwrap_or_default();
+            let reason = match person.status {
+                UserStatus::Blocked => Some("User is blocked".to_owned()),
+                _ => person.refuse_with.or_else(|| state.limit_refusal.clone()),
+            };
+            state.trail.push(question);
+            state.limit_questions.push(request);
+            Ok(Response::new(CheckLimitsResponse {
+                allowed: reason.is_none(),
+                reason,
+                remaining: None,
+            }))
+        })
+    }
+
+    async fn check_sanctions(
+        &self,
+        request: Request<CheckSanctionsRequest>,
+    ) -> Result<Response<CheckSanctionsResponse>, Status> {
+        let user_id = request.into_inner().user_id;
+        self.with(|state| {
+            state.trail.push(format!("sanctions {user_id}"));
+            Ok(Response::new(CheckSanctionsResponse {
+                hit: state
+                    .person(&user_id)
+                    .is_some_and(|person| person.is_sanctioned),
+                reason: "on the list".into(),
+            }))
+        })
+    }
+
+    async fn get_limits(
+        &self,
+        request: Request<GetLimitsRequest>,
+    ) -> Result<Response<GetLimitsResponse>, Status> {
+        let user_id = request.into_inner().user_id;
+        let left = self.with(|state| {
+            state
+                .person(&user_id)
+                .map_or(0, |person| person.trading_minor)
+        });
+        Ok(Response::new(GetLimitsResponse {
+            user_id,
+            limits: vec![LimitUse {
+                limit_type: LimitType::Trading.into(),
+                daily_limit: Some(to_money(left + 500)),
+                used_today: Some(to_money(500)),
+            }],
+        }))
+    }
+
+    unanswered!(
+        list_users: ListUsersRequest => ListUsersResponse,
+        create_user: CreateUserRequest => CreateUserResponse,
+        update_user: UpdateUserRequest => UpdateUserResponse,
+        set_limit: SetLimitRequest => SetLimitResponse,
+        block_user: BlockUserRequest => BlockUserResponse,
+        unblock_user: UnblockUserRequest => UnblockUserResponse,
+    );
+}

@@ -1,0 +1,104 @@
+//! Doubles of services: `Peers` is identity, payments and the market with one state, `Registry` the
+//! CFA service and its chain.
+
+mod identity;
+mod market;
+mod payments;
+mod registry;
+
+use std::collections::{HashMap, VecDeque};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use proto::common::v1::{Money, RequestContext};
+use proto::identity::v1::CheckLimitsRequest;
+use proto::identity::v1::identity_service_server::IdentityServiceServer;
+use proto::ledger::v1::ledger_service_client::LedgerServiceClient;
+use proto::market::v1::TradingHold;
+use proto::market::v1::market_service_server::MarketServiceServer;
+use proto::payments::v1::payments_service_server::PaymentsServiceServer;
+use proto::payments::v1::{PaymentIntent, Payout};
+use rpc::{Authenticator, LocalSlot};
+use tonic::service::Routes;
+use tonic::{Response, Status};
+
+pub use identity::Person;
+pub use payments::Fault;
+pub use registry::Registry;
+
+/// What a method of a generated service returns.
+type Answer<'b, T> = Pin<Box<dyn Future<Output = Result<Response<T>, Status>> + Send + 'b>>;
+
+/// The calls of a contract that a double does not answer, `name: Request => Response`; written out
+/// as `async_trait` would, since it does not look into macros.
+macro_rules! unanswered {
+    ($($name:ident: $ask:ty => $answer:ty),* $(,)?) => {
+        $(fn $name<'a, 'b>(&'a self, _: Request<$ask>) -> super::Answer<'b, $answer>
+        where
+            'a: 'b,
+            Self: 'b,
+        {
+            Box::pin(async { Err(Status::unimplemented("not part of the test")) })
+        })*
+    };
+}
+use unanswered;
+
+/// Serves routes in memory, with the sandbox's credentials, until the slot is cleared.
+pub fn in_memory(routes: Routes) -> LocalSlot {
+    let slot = LocalSlot::new();
+    slot.fill(rpc::with_auth(routes, &Authenticator::Sandbox));
+    slot
+}
+
+/// Identity, payments and the market, as the service under test calls them.
+#[derive(Default)]
+pub struct Peers(Mutex<State>);
+
+/// One for all peers: their calls make one trail.
+#[derive(Default)]
+pub struct State {
+    /// All calls in order but `get_limits` and `get_payment_intent`.
+    pub trail: Vec<String>,
+    pub people: HashMap<String, Person>,
+    /// Every user that is not in `people`; `None`: such a user does not exist.
+    pub stranger: Option<Person>,
+    /// Refuses every limit question.
+    pub limit_refusal: Option<String>,
+    pub limit_questions: Vec<CheckLimitsRequest>,
+    /// Of the next calls of payments, before it answers properly.
+    pub faults: VecDeque<Fault>,
+    /// Contexts of all calls of payments.
+    pub payments_contexts: Vec<RequestContext>,
+    pub payments_away: bool,
+    /// Payments refuses to release payouts.
+    pub release_refused: bool,
+    pub intents: HashMap<String, PaymentIntent>,
+    pub payouts: HashMap<String, Payout>,
+    /// The market's only trading hold; its money comes back through `ledger`.
+    pub trading_hold: Option<TradingHold>,
+    pub market_away: bool,
+    pub ledger: Option<LedgerServiceClient<rpc::Channel>>,
+}
+
+impl Peers {
+    pub fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        act(&mut self.0.lock().expect("no test panics with the lock"))
+    }
+
+    pub fn trail(&self) -> Vec<String> {
+        self.with(|state| state.trail.clone())
+    }
+
+    pub fn routes(self: &Arc<Self>) -> Routes {
+        Routes::new(IdentityServiceServer::from_arc(self.clone()))
+            .add_service(PaymentsServiceServer::from_arc(self.clone()))
+            .add_service(MarketServiceServer::from_arc(self.clone()))
+    }
+}
+
+/// The number of an amount, for the trail.
+fn number(money: &Option<Money>) -> &str {
+    let amount = money.as_ref().and_then(|money| money.amount.as_ref());
+    amount.map_or("", |amount| &amount.value)
+}

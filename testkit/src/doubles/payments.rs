@@ -1,0 +1,162 @@
+//! Payments: intents and payouts that a test moves on, after the faults that it sets.
+
+use std::time::Duration;
+
+use proto::common::v1::{PaymentStatus, RequestContext};
+use proto::payments::v1::payments_service_server::PaymentsService;
+use proto::payments::v1::*;
+use tonic::{Code, Request, Response, Status};
+
+use super::{Peers, number, unanswered};
+use crate::messages::rubles;
+
+#[derive(Clone, Copy)]
+pub enum Fault {
+    Late(Duration),
+    Code(Code),
+}
+
+impl Peers {
+    /// A deposit that the bank reported as paid.
+    pub fn paid(&self, payment_id: &str, user_id: &str, amount: &str) {
+        let intent = PaymentIntent {
+            payment_id: payment_id.to_owned(),
+            user_id: user_id.to_owned(),
+            amount: rubles(amount),
+            status: PaymentStatus::Success.into(),
+            ..Default::default()
+        };
+        self.with(|state| state.intents.insert(payment_id.to_owned(), intent));
+    }
+
+    /// What the bank says about a payout.
+    pub fn payout_becomes(&self, payout_id: &str, status: PaymentStatus) {
+        self.with(|state| {
+            let payout = state.payouts.get_mut(payout_id);
+            payout.expect("payout is there").status = status.into();
+        });
+    }
+
+    /// Notes a call and fails or delays it as the test wants.
+    async fn attempt(&self, context: Option<RequestContext>) -> Result<(), Status> {
+        let (fault, is_away) = self.with(|state| {
+            state.payments_contexts.extend(context);
+            (state.faults.pop_front(), state.payments_away)
+        });
+        match fault {
+            Some(Fault::Code(code)) => return Err(Status::new(code, "no")),
+            Some(Fault::Late(by)) => tokio::time::sleep(by).await,
+            None if is_away => return Err(rpc::status::unavailable("Payments service", 100)),
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn payout(
+        &self,
+        what: &str,
+        payout_id: &str,
+        act: impl FnOnce(&mut Payout),
+    ) -> Result<Option<Payout>, Status> {
+        self.with(|state| {
+            state.trail.push(format!("{what} {payout_id}"));
+            let payout = state.payouts.get_mut(payout_id);
+            let payout = payout
+                .ok_or_else(|| rpc::status::not_found("PAYOUT_NOT_FOUND", "Payout not found"))?;
+            act(payout);
+            Ok(Some(payout.clone()))
+        })
+    }
+}
+
+#[tonic::async_trait]
+impl PaymentsService for Peers {
+    async fn initiate_payout(
+        &self,
+        request: Request<InitiatePayoutRequest>,
+    ) -> Result<Response<InitiatePayoutResponse>, Status> {
+        let request = request.into_inner();
+        self.attempt(request.context).await?;
+        let asked = request.payout.expect("a payout");
+        let (id, account) = (asked.payout_id.clone(), asked.bank_account.clone());
+        self.with(|state| {
+            let amount = number(&asked.amount);
+            state.trail.push(format!(
+                "initiate {id} {} {amount} {account}",
+                asked.user_id
+            ));
+            let payout = state.payouts.entry(id).or_insert(Payout {
+                payout_id: asked.payout_id,
+                user_id: asked.user_id,
+                amount: asked.amount,
+                bank_account: asked.bank_account,
+                status: PaymentStatus::Pending.into(),
+                ..Default::default()
+            });
+            let payout = Some(payout.clone());
+            Ok(Response::new(InitiatePayoutResponse { payout }))
+        })
+    }
+
+    async fn release_payout(
+        &self,
+        request: Request<ReleasePayoutRequest>,
+    ) -> Result<Response<ReleasePayoutResponse>, Status> {
+        let request = request.into_inner();
+        self.attempt(request.context).await?;
+        if self.with(|state| state.release_refused) {
+            let text = "No tokens of this user and amount were burned for this payout";
+            return Err(rpc::status::failed_precondition("NOT_BURNED", text));
+        }
+        let payout = self.payout("release", &request.payout_id, |payout| payout.sent = true)?;
+        Ok(Response::new(ReleasePayoutResponse { payout }))
+    }
+
+    async fn cancel_payout(
+        &self,
+        request: Request<CancelPayoutRequest>,
+    ) -> Result<Response<CancelPayoutResponse>, Status> {
+        let request = request.into_inner();
+        self.attempt(request.context).await?;
+        let payout = self.payout("cancel", &request.payout_id, |payout| {
+            payout.status = PaymentStatus::Failed.into();
+            payout.failure_code = request.failure_code;
+        })?;
+        Ok(Response::new(CancelPayoutResponse { payout }))
+    }
+
+    async fn get_payout(
+        &self,
+        request: Request<GetPayoutRequest>,
+    ) -> Result<Response<GetPayoutResponse>, Status> {
+        let request = request.into_inner();
+        self.attempt(request.context).await?;
+        let payout = self.payout("ask", &request.payout_id, |_| {})?;
+        Ok(Response::new(GetPayoutResponse { payout }))
+    }
+
+    async fn get_payment_intent(
+        &self,
+        request: Request<GetPaymentIntentRequest>,
+    ) -> Result<Response<GetPaymentIntentResponse>, Status> {
+        let request = request.into_inner();
+        self.attempt(request.context).await?;
+        let intent = self.with(|state| state.intents.get(&request.payment_id).cloned());
+        match intent {
+            Some(_) => Ok(Response::new(GetPaymentIntentResponse { intent })),
+            None => Err(rpc::status::not_found(
+                "PAYMENT_NOT_FOUND",
+                "Payment not found",
+            )),
+        }
+    }
+
+    unanswered!(
+        create_payment_intent: CreatePaymentIntentRequest => CreatePaymentIntentResponse,
+        list_payment_intents: ListPaymentIntentsRequest => ListPaymentIntentsResponse,
+        handle_payment_webhook: HandlePaymentWebhookRequest => HandlePaymentWebhookResponse,
+        list_payouts: ListPayoutsRequest => ListPayoutsResponse,
+        reconcile: ReconcileRequest => ReconcileResponse,
+        get_latest_report: GetLatestReportRequest => GetLatestReportResponse,
+    );
+}

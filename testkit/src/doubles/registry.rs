@@ -1,0 +1,210 @@
+//! The CFA service: instruments that a test lists, and batches of trades that are settled at once.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use proto::cfa::v1::cfa_registry_service_server::{CfaRegistryService, CfaRegistryServiceServer};
+use proto::cfa::v1::*;
+use tonic::service::Routes;
+use tonic::{Request, Response, Status};
+
+use super::unanswered;
+
+/// Accepts a batch id once.
+#[derive(Default)]
+pub struct Registry {
+    /// Records what was settled, so that it outlives a killed process.
+    file: Option<PathBuf>,
+    pub instruments: Mutex<HashMap<String, Instrument>>,
+    pub state: Mutex<ChainState>,
+    /// Trade numbers left out in every batch whose id does not end in `/2`.
+    pub left_out_once: Mutex<HashSet<u64>>,
+    /// Those left out always.
+    pub left_out: Mutex<HashSet<u64>>,
+    /// Batches still to be refused as `UNAVAILABLE`.
+    pub away: Mutex<u32>,
+    /// Refuses whole batches while set.
+    pub refusal: Mutex<Option<Status>>,
+}
+
+#[derive(Default)]
+pub struct ChainState {
+    /// In order of arrival: batch id, ids of its trades.
+    pub batches: Vec<(String, Vec<String>)>,
+    pub legs: BTreeMap<String, TradeLeg>,
+    pub failed: BTreeMap<String, Vec<String>>,
+}
+
+impl Registry {
+    /// Kept in a file of this folder.
+    pub fn open(folder: &Path) -> Arc<Self> {
+        let file = folder.join("chain.log");
+        let mut state = ChainState::default();
+        for line in std::fs::read_to_string(&file).unwrap_or_default().lines() {
+            let mut words = line.split(' ').map(str::to_owned);
+            let id = words.next().expect("an id");
+            state.failed.insert(id.clone(), Vec::new());
+            state.batches.push((id, words.collect()));
+        }
+        Arc::new(Self {
+            file: Some(file),
+            state: Mutex::new(state),
+            ..Self::default()
+        })
+    }
+
+    pub fn list(&self, instrument: Instrument) {
+        let id = instrument.instrument_id.clone();
+        self.instruments.lock().unwrap().insert(id, instrument);
+    }
+
+    pub fn routes(self: &Arc<Self>) -> Routes {
+        Routes::new(CfaRegistryServiceServer::from_arc(self.clone()))
+    }
+
+    /// Trades moved on chain, with how often.
+    pub fn moved(&self) -> BTreeMap<String, u32> {
+        let state = self.state.lock().unwrap();
+        let mut moved = BTreeMap::new();
+        for (id, trades) in &state.batches {
+            for trade in trades
+                .iter()
+                .filter(|trade| !state.failed[id].contains(trade))
+            {
+                *moved.entry(trade.clone()).or_default() += 1;
+            }
+        }
+        moved
+    }
+
+    fn batch(&self, id: &str) -> Option<TradeBatch> {
+        let state = self.state.lock().unwrap();
+        let (_, trades) = state.batches.iter().find(|(known, _)| known == id)?;
+        Some(TradeBatch {
+            batch_id: id.to_owned(),
+            status: TradeBatchStatus::Finalized.into(),
+            onchain_tx_hash: format!("0xhash-{id}"),
+            block_number: 1,
+            trades: trades.len() as u32,
+            failed_trade_ids: state.failed[id].clone(),
+            gas_used: 1,
+        })
+    }
+
+    fn settle(&self, id: &str, legs: Vec<TradeLeg>) {
+        let (once, always) = (
+            self.left_out_once.lock().unwrap(),
+            self.left_out.lock().unwrap(),
+        );
+        let is_left_out =
+            |number| always.contains(number) || (!id.ends_with("/2") && once.contains(number));
+        let mut state = self.state.lock().unwrap();
+        let trades: Vec<String> = legs.iter().map(|leg| leg.trade_id.clone()).collect();
+        if let Some(file) = &self.file {
+            let file = std::fs::OpenOptions::new()
+                .create(true)
+                .append(true)
+                .open(file);
+            writeln!(file.unwrap(), "{id} {}", trades.join(" ")).unwrap();
+        }
+        let failed = legs.iter().filter(|leg| is_left_out(&leg.trade_number));
+        let failed = failed.map(|leg| leg.trade_id.clone()).collect();
+        state.batches.push((id.to_owned(), trades));
+        state.failed.insert(id.to_owned(), failed);
+        state
+            .legs
+            .extend(legs.into_iter().map(|leg| (leg.trade_id.clone(), leg)));
+    }
+}
+
+#[tonic::async_trait]
+impl CfaRegistryService for Registry {
+    async fn get_instrument(
+        &self,
+        request: Request<GetInstrumentRequest>,
+    ) -> Result<Response<GetInstrumentResponse>, Status> {
+        let instruments = self.instruments.lock().unwrap();
+        match instruments
+            .get(&request.into_inner().instrument_id)
+            .cloned()
+        {
+            None => Err(rpc::status::not_found(
+                "INSTRUMENT_NOT_FOUND",
+                "Instrument not found",
+            )),
+            instrument => Ok(Response::new(GetInstrumentResponse { instrument })),
+        }
+    }
+
+    async fn list_instruments(
+        &self,
+        _: Request<ListInstrumentsRequest>,
+    ) -> Result<Response<ListInstrumentsResponse>, Status> {
+        Ok(Response::new(ListInstrumentsResponse {
+            instruments: self.instruments.lock().unwrap().values().cloned().collect(),
+            pagination: None,
+        }))
+    }
+
+    async fn settle_trades(
+        &self,
+        request: Request<SettleTradesRequest>,
+    ) -> Result<Response<SettleTradesResponse>, Status> {
+        let SettleTradesRequest {
+            batch_id, trades, ..
+        } = request.into_inner();
+        {
+            let mut away = self.away.lock().unwrap();
+            if *away > 0 {
+                *away -= 1;
+                return Err(rpc::status::unavailable("Chain", 10));
+            }
+        }
+        if let Some(refusal) = self.refusal.lock().unwrap().clone() {
+            return Err(refusal);
+        }
+        if self.batch(&batch_id).is_none() {
+            self.settle(&batch_id, trades);
+        }
+        let batch = self.batch(&batch_id);
+        Ok(Response::new(SettleTradesResponse { batch }))
+    }
+
+    async fn get_trade_batch(
+        &self,
+        request: Request<GetTradeBatchRequest>,
+    ) -> Result<Response<GetTradeBatchResponse>, Status> {
+        match self.batch(&request.into_inner().batch_id) {
+            None => Err(rpc::status::not_found(
+                "BATCH_NOT_FOUND",
+                "Trade batch not found",
+            )),
+            batch => Ok(Response::new(GetTradeBatchResponse { batch })),
+        }
+    }
+
+    unanswered!(
+        register_instrument: RegisterInstrumentRequest => RegisterInstrumentResponse,
+        update_instrument: UpdateInstrumentRequest => UpdateInstrumentResponse,
+        issue_cfa_rub: IssueCfaRubRequest => IssueCfaRubResponse,
+        redeem_cfa_rub: RedeemCfaRubRequest => RedeemCfaRubResponse,
+        issue_investment_cfa: IssueInvestmentCfaRequest => IssueInvestmentCfaResponse,
+        redeem_investment_cfa: RedeemInvestmentCfaRequest => RedeemInvestmentCfaResponse,
+        start_redemption: StartRedemptionRequest => StartRedemptionResponse,
+        get_redemption: GetRedemptionRequest => GetRedemptionResponse,
+        transfer_cfa: TransferCfaRequest => TransferCfaResponse,
+        list_holders: ListHoldersRequest => ListHoldersResponse,
+        replay_chain_transfers: ReplayChainTransfersRequest => ReplayChainTransfersResponse,
+        check_integrity: CheckIntegrityRequest => CheckIntegrityResponse,
+        get_supply: GetSupplyRequest => GetSupplyResponse,
+        get_operation: GetOperationRequest => GetOperationResponse,
+        list_operations: ListOperationsRequest => ListOperationsResponse,
+        finalize_issuance: FinalizeIssuanceRequest => FinalizeIssuanceResponse,
+        finalize_redemption: FinalizeRedemptionRequest => FinalizeRedemptionResponse,
+        list_suspended_deposits: ListSuspendedDepositsRequest => ListSuspendedDepositsResponse,
+        resolve_suspended_deposit: ResolveSuspendedDepositRequest => ResolveSuspendedDepositResponse,
+        set_redemption_block: SetRedemptionBlockRequest => SetRedemptionBlockResponse,
+    );
+}
