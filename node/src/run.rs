@@ -21,7 +21,20 @@ pub fn log(config: &Config) -> anyhow::Result<()> {
 pub async fn run(config: Config, json: bool) -> anyhow::Result<()> {
     log(&config)?;
     let data_dir = config.data_dir.clone();
-    let platform = Platform::start(config).await?;
+    // Before the first port answers: who sees one may stop the platform at once.
+    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
+    let mut stopped = std::pin::pin!(async {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    });
+    let platform = tokio::select! {
+        started = Platform::start(config) => started?,
+        // What is half made a later start makes again.
+        () = &mut stopped => return Ok(()),
+    };
     let addresses = platform.addresses();
     if json {
         println!(
@@ -41,12 +54,7 @@ pub async fn run(config: Config, json: bool) -> anyhow::Result<()> {
         );
     }
 
-    let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT")?;
-    let mut terminate = signal(SignalKind::terminate()).context("SIGTERM")?;
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
+    stopped.await;
     if !json {
         println!("\nStopping: no more orders are taken; draining and flushing.");
     }

@@ -195,6 +195,25 @@ impl Platform {
         Self::start_in(folder, &[]).await
     }
 
+    /// Exit code of a first start that is interrupted as soon as it has begun.
+    pub async fn interrupted_start() -> Option<i32> {
+        let folder = new_folder();
+        let mut child = run_command(&folder, &new_ports(), None, &[])
+            .spawn()
+            .expect("the binary starts");
+        let log = || std::fs::read_to_string(folder.join("platform.log")).unwrap_or_default();
+        let begun = Instant::now();
+        while !log().contains("limit of open files") {
+            assert!(begun.elapsed() < PATIENCE, "not begun\n{}", tail(&log()));
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let pid = child.id().expect("it runs").to_string();
+        let sent = Command::new("kill").args(["-INT", &pid]).status().await;
+        assert!(sent.expect("kill runs").success());
+        let ended = tokio::time::timeout(STOP, child.wait()).await;
+        ended.expect("in time").expect("the child ends").code()
+    }
+
     /// Starts again behind a kill or a stop: same state, same ports.
     pub async fn restart(&mut self) {
         self.restart_with(&[]).await;

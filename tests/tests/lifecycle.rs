@@ -8,6 +8,11 @@ use tests::shared::{platform, run};
 use tests::world::User;
 use types::Side;
 
+#[test]
+fn a_start_that_is_interrupted_ends_in_order() {
+    run(async { assert_eq!(Platform::interrupted_start().await, Some(0)) });
+}
+
 // rows: R349 R261
 #[test]
 fn r349_one_command_starts_everything_with_its_doubles() {
