@@ -45,7 +45,7 @@ pub enum ReportBody {
     Rejected {
         request: RequestKind,
         reason: RejectReason,
-        /// The figure behind the reason, 0 for none.
+        /// As [`crate::Reject::limit`] gives it.
         limit: u64,
     },
     Filled {

@@ -347,7 +347,8 @@ impl Reject {
         Self { reason, known }
     }
 
-    /// The figure behind the reason, 0 for none: a bound, or what the pool or the budget still has, in minor units.
+    /// Limit value of the reason, 0 for none: a count of orders, or what the pool or the budget still has, in minor
+    /// units.
     pub fn limit(&self) -> u64 {
         match self.known {
             Known::Bound(bound) => u64::from(bound),

@@ -12,7 +12,7 @@
 //! | `endpoint` | how QUIC is set up |
 //! | `channel` | what one session knows: numbers, requests without an answer |
 //! | `io` | the two tasks that read and write the stream |
-//! | `text` | refusals in words |
+//! | `text` | texts of rejections |
 
 mod channel;
 mod connection;

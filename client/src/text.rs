@@ -1,9 +1,9 @@
-//! Refusals in words.
+//! Texts of rejections.
 
 use types::RejectReason;
 use wire::Rejected;
 
-/// What a refusal says, with the figure behind it.
+/// Text of a rejection with its limit value.
 pub fn in_words(refusal: &Rejected) -> String {
     let limit = refusal.limit;
     match refusal.reason {
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_stand_in_the_words() {
+    fn the_limit_value_is_part_of_the_text() {
         let mut refusal = Rejected {
             client_seq: 1,
             client_order_id: 1,

@@ -352,7 +352,7 @@ impl Storage for FileStorage {
     fn remove(&self, segment: u64) -> io::Result<()> {
         self.may_write()?;
         std::fs::remove_file(self.path(segment))?;
-        // Behind it, or a reader opens it again and the disk keeps what is removed.
+        // After the unlink: a reader that reopened the file in between would keep its disk space in use.
         self.forget(segment);
         self.sync_dir()
     }

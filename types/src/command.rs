@@ -318,7 +318,7 @@ record! {
         pub session: SessionIx,
         pub instrument: InstrumentIx,
         pub reason: RejectReason,
-        /// The figure behind the reason, 0 for none: the bound that is reached, or what there is of what was asked for.
+        /// Limit value of the reason, 0 for none (`admission::Reject::limit`).
         pub limit: u64,
         /// Which request it was.
         pub request: RequestKind,

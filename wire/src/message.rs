@@ -281,7 +281,7 @@ messages! {
             engine_order_id: u64,
             request: RequestKind,
             reason: RejectReason,
-            /// The figure behind the reason, 0 for none. `THROTTLE`: microseconds until the next request is taken;
+            /// Limit value of the reason, 0 for none. `THROTTLE`: microseconds until the next request is taken;
             /// `USER_ORDER_LIMIT`, `INSTRUMENT_ORDER_LIMIT`: the bound; `INSUFFICIENT_BALANCE`, `LIMIT_EXCEEDED`:
             /// what there is, in minor units.
             limit: u64,

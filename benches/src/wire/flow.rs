@@ -25,7 +25,7 @@ pub struct Load {
     pub duration: Duration,
 }
 
-/// What was counted behind the warm-up.
+/// What was counted after the warm-up.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     /// Requests answered durably.
@@ -100,7 +100,7 @@ impl Flow {
             }
             let is_over = now >= end || self.next == self.records.len();
             if is_over {
-                let from = from.context("no requests were left behind the warm-up")?;
+                let from = from.context("no requests were left after the warm-up")?;
                 self.counts.seconds = now.duration_since(from).as_secs_f64();
                 let counted = self.counts;
                 self.drain(trader)?;

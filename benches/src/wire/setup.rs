@@ -71,7 +71,7 @@ impl Caller {
         Ok(user)
     }
 
-    /// Gives a user so many units of an instrument, and blocks them for trading.
+    /// Issues units of an instrument to a user and opens a trading hold for them.
     ///
     /// # Errors
     /// A call fails, or the units do not become final.

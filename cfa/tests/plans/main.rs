@@ -212,7 +212,7 @@ async fn lists(world: &mut World, tx_hash: String) {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_statement_walks_over_what_is_stored() {
     let folder = tempfile::tempdir().expect("folder");
-    // Before the start: the log's first write may come at any moment behind it.
+    // Before the start: the log's first write may come at any moment after it.
     plans::record();
     let mut world = World::start(folder.path()).await;
     world.register(|_| {}).await.expect("registered");
