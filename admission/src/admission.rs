@@ -4,7 +4,7 @@
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
-use types::command::{ExpireOrders, MassScope, Refused};
+use types::command::{ExpireOrders, MassScope, MemberGroup, Refused};
 use types::{
     BusinessDay, Command, Handle, HoldIx, Id128, InstrumentId, InstrumentIx, Quote, RejectReason,
     SessionIx, StpGroup, UserId, UserIx,
@@ -60,6 +60,8 @@ pub struct Admission {
     pub(crate) client_ids: ClientIds,
     pub(crate) linked: Linked,
     pub(crate) counts: OpenCounts,
+    /// Rows of the bounds of member groups.
+    pub(crate) groups_at: BTreeMap<MemberGroup, u32>,
     pub(crate) busts: BTreeSet<Id128>,
     pub(crate) keys: BTreeMap<Id128, Seen>,
     /// Keys by age.
@@ -88,6 +90,7 @@ impl Admission {
             client_ids: ClientIds::new(config.orders_max, config.client_id_key),
             linked: Linked::new(config.orders_max),
             counts: OpenCounts::default(),
+            groups_at: BTreeMap::new(),
             busts: BTreeSet::new(),
             keys: BTreeMap::new(),
             key_queue: VecDeque::new(),
@@ -158,6 +161,7 @@ impl Admission {
     fn admit_rarely(&self, request: &Request, now_ns: u64) -> Result<Command, Reject> {
         match request {
             Request::MassCancel(r) => self.admit_mass_cancel(r, now_ns).map(Command::MassCancel),
+            Request::CancelAllAfter(r) => self.admit_cancel_all_after(r),
             _ => self.admit_control(request, now_ns),
         }
     }
@@ -178,6 +182,7 @@ impl Admission {
             Request::Cancel(r) => (r.user, r.session, r.client_seq, r.key_hash),
             Request::Amend(r) => (r.user, r.session, r.client_seq, r.key_hash),
             Request::MassCancel(r) => (r.user, r.session, r.client_seq, r.key_hash),
+            Request::CancelAllAfter(r) => (r.user, r.session, r.client_seq, Id128::NONE),
             _ => return None,
         };
         if session.is_none() || self.check_session(session, user, client_seq).is_err() {

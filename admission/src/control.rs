@@ -118,11 +118,13 @@ impl Admission {
                 is_engaged,
                 key_hash,
             } => self.admit_kill_switch(*user, *is_engaged, *key_hash),
-            Request::SetOrderBounds(bounds) => match self.order_bounds() == *bounds {
-                true => Err(already(Known::Nothing)),
-                false => Ok(Command::SetOrderBounds(*bounds)),
-            },
-            Request::New(_) | Request::Cancel(_) | Request::Amend(_) | Request::MassCancel(_) => {
+            Request::SetOrderBounds(bounds) => self.admit_bounds(bounds),
+            Request::SetMemberGroup(change) => self.admit_group(change),
+            Request::New(_)
+            | Request::Cancel(_)
+            | Request::Amend(_)
+            | Request::MassCancel(_)
+            | Request::CancelAllAfter(_) => {
                 unreachable!("orders are checked in their own file")
             }
         }

@@ -2,9 +2,10 @@
 //! refused any more, a command that does not fit the state is our bug.
 
 use types::command::{
-    Amend, BindUser, CloseHold, Command, Defund, Fund, New, OpenSession, Settled,
+    Amend, BindUser, CloseHold, Command, Defund, Fund, MassCancel, MassScope, MemberGroup, New,
+    OpenSession, Settled,
 };
-use types::{Envelope, Handle, HoldIx, Id128, Minor, PoolKind, Sequence, SessionIx};
+use types::{CancelReason, Envelope, Handle, HoldIx, Id128, Minor, PoolKind, Sequence, SessionIx};
 
 use crate::admission::{Admission, KEY_LIFETIME_NS};
 use crate::orders::worst;
@@ -61,15 +62,29 @@ impl Admission {
                 user.budget_day = c.day;
                 user.budget_minor = c.amount_minor;
             }
-            Command::SetOrderBounds(c) => self.tables.order_bounds = *c,
+            Command::SetOrderBounds(c) => self.set_bounds(c),
+            Command::SetMemberGroup(c) => self.set_group(c.user, c.group),
+            Command::CancelAllAfter(c) => {
+                let timeout_ns = u64::from(c.timeout_s) * 1_000_000_000;
+                let row = &mut self.tables.sessions[c.session.index()];
+                row.cancel_all_at_ns = match c.timeout_s {
+                    0 => 0,
+                    _ => envelope.time_ns + timeout_ns,
+                };
+            }
+            Command::MassCancel(c) => self.note_fired(c),
             Command::New(c) => self.open_order(c, envelope),
             Command::Amend(c) => self.draw_growth(c),
-            Command::Cancel(_)
-            | Command::MassCancel(_)
-            | Command::ExpireOrders(_)
-            | Command::Refused(_) => {}
+            Command::Cancel(_) | Command::ExpireOrders(_) | Command::Refused(_) => {}
         }
         self.remember_key(envelope);
+    }
+
+    /// The dead man's switch of a session fires once.
+    fn note_fired(&mut self, c: &MassCancel) {
+        if let (CancelReason::CancelAllAfter, MassScope::Session(session)) = (c.reason, c.scope) {
+            self.tables.sessions[session.index()].cancel_all_at_ns = 0;
+        }
     }
 
     fn bind_user(&mut self, c: &BindUser) {
@@ -83,6 +98,8 @@ impl Admission {
             budget_minor: Minor::ZERO,
             open_orders: 0,
             sessions: 0,
+            group: MemberGroup::NONE,
+            own_bounds: 0,
         });
         self.linked.add_user();
         self.counts.add_user();
@@ -137,6 +154,7 @@ impl Admission {
                 epoch: Sequence::ZERO,
                 last_number: 0,
                 open_orders: 0,
+                cancel_all_at_ns: 0,
             });
             self.sessions.insert(c.key, c.session);
             self.linked.add_session(c.user);
@@ -316,6 +334,8 @@ impl Admission {
             Command::MassCancel(_) => (types::command::RequestKind::MassCancel, Handle::NONE),
             Command::SetPhase(_)
             | Command::SetKillSwitch(_)
+            | Command::SetOrderBounds(_)
+            | Command::SetMemberGroup(_)
             | Command::Fund(_)
             | Command::Defund(_)
             | Command::CloseHold(_) => (types::command::RequestKind::Other, Handle::NONE),

@@ -85,7 +85,7 @@ impl Admission {
         to: &mut impl ReportSink,
     ) -> Effects {
         let mut effects = Effects::default();
-        self.fold(envelope, &mut effects);
+        self.fold(envelope, cause, &mut effects);
         let brief = |effect: &Effect| Brief::of(&effect.order, effect.spent);
         let touched = Touched {
             order: effects.order.as_ref().map(brief),
@@ -104,12 +104,12 @@ impl Admission {
         to: &mut impl ReportSink,
     ) {
         let mut touched = Touched::default();
-        self.fold(envelope, &mut touched);
+        self.fold(envelope, cause, &mut touched);
         self.report_event(envelope, cause, &touched, to);
     }
 
     #[inline]
-    fn fold(&mut self, envelope: &EventEnvelope, heard: &mut impl Hear) {
+    fn fold(&mut self, envelope: &EventEnvelope, cause: &Cause, heard: &mut impl Hear) {
         assert!(
             envelope.sequence <= self.tables.sequence,
             "events follow their command"
@@ -140,6 +140,9 @@ impl Admission {
                 order.price = e.price;
                 order.quantity = e.quantity;
                 order.open = e.open;
+                if cause.new_client_order_id != 0 {
+                    self.rename(e.handle, cause.new_client_order_id);
+                }
                 self.amend_done(e.handle, &terms, heard);
             }
             // The order may have ended before its amend arrived: then everything has gone back already.
@@ -201,6 +204,21 @@ impl Admission {
             self.settle(handle, terms, spent, heard);
         }
         side
+    }
+
+    /// The order has another client order id from here on. It was free when the amend was admitted, and no
+    /// order or amend was admitted since.
+    #[cold]
+    fn rename(&mut self, handle: Handle, id: u64) {
+        let order = self.order_mut(handle);
+        let (user, before) = (
+            order.user,
+            core::mem::replace(&mut order.client_order_id, id),
+        );
+        if before != 0 {
+            self.client_ids.remove(user, before, handle.slot);
+        }
+        self.client_ids.insert(user, id, handle.slot);
     }
 
     /// An amend has come to pass or was refused.

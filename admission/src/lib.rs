@@ -29,6 +29,7 @@
 extern crate alloc;
 
 mod admission;
+mod bounds;
 mod client_ids;
 mod control;
 mod counts;
@@ -47,10 +48,10 @@ pub use admission::{Admission, AdmissionConfig, KEY_LIFETIME_NS, moscow_day};
 pub use fold_event::{Effect, Effects};
 pub use report::{Report, ReportBody, ReportSink};
 pub use request::{
-    AmendRequest, CancelRequest, FundRequest, Known, MassCancelRequest, NewRequest, OrderRef,
-    Reject, Request, SessionRequest,
+    AmendRequest, CancelAllAfterRequest, CancelRequest, FundRequest, Known, MassCancelRequest,
+    NewRequest, OrderRef, Reject, Request, SessionRequest,
 };
 pub use state::{
-    AdmissionImage, Blocks, Instrument, OpenOrder, Pool, Seen, Session, Settlement, User,
+    AdmissionImage, Blocks, BoundsRow, Instrument, OpenOrder, Pool, Seen, Session, Settlement, User,
 };
 pub use view::PoolTotals;

@@ -1,7 +1,9 @@
 //! Checks of a client's requests, in the order of specification 4.3 as far as it lies here: form, user, budget,
 //! money. Nothing is changed.
 
-use types::command::{Amend, Cancel, MassCancel, MassScope, New};
+use types::command::{
+    Amend, CANCEL_ALL_AFTER_MAX_S, Cancel, CancelAllAfter, MassCancel, MassScope, New,
+};
 use types::{
     AssetIx, Command, Done, Handle, HoldIx, Id128, InstrumentSpec, Lots, Minor, OrderType,
     PoolKind, RejectReason, Reserve, SessionIx, Side, Ticks, TimeInForce, UserIx, reserve,
@@ -9,7 +11,8 @@ use types::{
 
 use crate::admission::{Admission, KEY_LIFETIME_NS, moscow_day};
 use crate::request::{
-    AmendRequest, CancelRequest, Known, MassCancelRequest, NewRequest, OrderRef, Reject,
+    AmendRequest, CancelAllAfterRequest, CancelRequest, Known, MassCancelRequest, NewRequest,
+    OrderRef, Reject,
 };
 use crate::state::{OpenOrder, Pool};
 
@@ -34,12 +37,7 @@ impl Admission {
         if let Some(reason) = self.refusing() {
             return Err(reason.into());
         }
-        if r.client_order_id != 0
-            && let Some(open) = self.client_order(r.user, r.client_order_id)
-        {
-            let known = Known::Order(open);
-            return Err(Reject::with(RejectReason::DuplicateClientOrderId, known));
-        }
+        self.check_client_order_id(r.user, r.client_order_id)?;
         let price = self.effective_price(spec, r)?;
         // Without anything to go by the order spends nothing and the book ends it NO_LIQUIDITY (T19).
         let spends = price.is_some();
@@ -65,6 +63,7 @@ impl Admission {
         } else {
             (Reserve::ZERO, Minor::ZERO)
         };
+        self.check_size(&self.tables.users[r.user.index()], r.quantity, value)?;
         let budget_minor = self.check_budget(r.user, value, r.limit_checked, now_ns)?;
         let asset = match r.side {
             Side::Buy => AssetIx::MONEY,
@@ -114,7 +113,7 @@ impl Admission {
         if user.is_killed || self.tables.is_killed {
             return Err(RejectReason::KillSwitch.into());
         }
-        let (open_orders, bounds) = (user.open_orders, self.tables.order_bounds);
+        let (open_orders, bounds) = (user.open_orders, self.bounds(user));
         if open_orders >= bounds.per_user {
             let known = Known::Bound(bounds.per_user);
             return Err(Reject::with(RejectReason::UserOrderLimit, known));
@@ -226,9 +225,12 @@ impl Admission {
         self.check_session(r.session, r.user, r.client_seq)?;
         self.check_key(r.key_hash, now_ns)?;
         let order = self.find_order(r.order, r.user)?;
-        if order.is_market || (r.price.is_none() && r.quantity.is_none()) {
+        let changes_nothing =
+            r.price.is_none() && r.quantity.is_none() && r.new_client_order_id == 0;
+        if order.is_market || changes_nothing {
             return Err(RejectReason::InvalidAmend.into());
         }
+        self.check_client_order_id(order.user, r.new_client_order_id)?;
         if let Some(price) = r.price
             && !(1..=Ticks::ORDER_MAX.0).contains(&price.0)
         {
@@ -288,6 +290,10 @@ impl Admission {
                 .value(price, quantity)
                 .ok_or(RejectReason::AmountOverflow)
         };
+        let user = &self.tables.users[order.user.index()];
+        if !is_harmless {
+            self.check_size(user, quantity, value(price, quantity)?)?;
+        }
         let growth = value(price, quantity)? - value(order.price_worst, order.quantity_worst)?;
         let budget_minor =
             self.check_budget(order.user, growth.or_zero(), r.limit_checked, now_ns)?;
@@ -299,12 +305,25 @@ impl Admission {
             user: order.user,
             session: r.session,
             client_seq: seq(r.session, r.client_seq),
+            new_client_order_id: r.new_client_order_id,
             price: r.price,
             quantity: r.quantity,
             draw,
             budget_minor,
             key_hash: r.key_hash,
         });
+        Ok(())
+    }
+
+    /// No open order of the user has it; 0 is none.
+    #[inline]
+    fn check_client_order_id(&self, user: UserIx, id: u64) -> Result<(), Reject> {
+        if id != 0
+            && let Some(open) = self.client_order(user, id)
+        {
+            let known = Known::Order(open);
+            return Err(Reject::with(RejectReason::DuplicateClientOrderId, known));
+        }
         Ok(())
     }
 
@@ -340,6 +359,26 @@ impl Admission {
             client_seq: seq(r.session, r.client_seq),
             key_hash: r.key_hash,
         })
+    }
+
+    pub(crate) fn admit_cancel_all_after(
+        &self,
+        r: &CancelAllAfterRequest,
+    ) -> Result<Command, Reject> {
+        if r.session.is_none() {
+            return Err(RejectReason::UnknownSession.into());
+        }
+        self.check_session(r.session, r.user, r.client_seq)?;
+        if r.timeout_s > CANCEL_ALL_AFTER_MAX_S {
+            let known = Known::Bound(CANCEL_ALL_AFTER_MAX_S);
+            return Err(Reject::with(RejectReason::Malformed, known));
+        }
+        Ok(Command::CancelAllAfter(CancelAllAfter {
+            user: r.user,
+            session: r.session,
+            client_seq: r.client_seq,
+            timeout_s: r.timeout_s,
+        }))
     }
 
     fn find_order(&self, order: OrderRef, user: UserIx) -> Result<&OpenOrder, Reject> {

@@ -83,6 +83,8 @@ pub enum ReportBody {
     },
     /// Number of orders that the mass cancel ended, on the instrument it named or on all.
     MassCancelled { count: u32 },
+    /// When the session's orders end unless it asks for more time, journalled nanoseconds; 0 = never.
+    CancelAllAfter { at_ns: u64 },
 }
 
 /// Takes reports in their order.
@@ -108,6 +110,17 @@ struct Subject {
     session: SessionIx,
     client_order_id: u64,
     handle: Handle,
+}
+
+impl Subject {
+    /// No order.
+    fn session(session: SessionIx) -> Self {
+        Self {
+            session,
+            client_order_id: 0,
+            handle: Handle::NONE,
+        }
+    }
 }
 
 /// What a report needs of an order, as its event left it.
@@ -148,21 +161,38 @@ pub(crate) struct Touched {
 }
 
 impl Admission {
-    /// Numbers the message of a command itself: of a refusal that was journalled.
+    /// Numbers the message of a command itself: of a refusal that was journalled, of a dead man's switch.
+    #[inline]
     pub fn report_command(&mut self, cause: &Cause, command: &Command, to: &mut impl ReportSink) {
-        if let Command::Refused(c) = command {
-            let subject = Subject {
-                session: c.session,
-                client_order_id: c.client_order_id,
-                handle: c.handle,
-            };
-            let body = ReportBody::Rejected {
-                request: c.request,
-                reason: c.reason,
-                limit: c.limit,
-            };
-            self.tell(subject, c.instrument, cause.client_seq, body, to);
+        if matches!(command, Command::Refused(_) | Command::CancelAllAfter(_)) {
+            self.report_rarely(cause, command, to);
         }
+    }
+
+    #[cold]
+    fn report_rarely(&mut self, cause: &Cause, command: &Command, to: &mut impl ReportSink) {
+        let (subject, instrument, body) = match command {
+            Command::Refused(c) => {
+                let subject = Subject {
+                    session: c.session,
+                    client_order_id: c.client_order_id,
+                    handle: c.handle,
+                };
+                let body = ReportBody::Rejected {
+                    request: c.request,
+                    reason: c.reason,
+                    limit: c.limit,
+                };
+                (subject, c.instrument, body)
+            }
+            Command::CancelAllAfter(c) => {
+                let at_ns = self.tables.sessions[c.session.index()].cancel_all_at_ns;
+                let body = ReportBody::CancelAllAfter { at_ns };
+                (Subject::session(c.session), InstrumentIx::NONE, body)
+            }
+            _ => return,
+        };
+        self.tell(subject, instrument, cause.client_seq, body, to);
     }
 
     /// Numbers the message of a command that comes behind those of its events: of a mass cancel, how many
@@ -175,11 +205,7 @@ impl Admission {
         to: &mut impl ReportSink,
     ) {
         if let Command::MassCancel(c) = command {
-            let subject = Subject {
-                session: c.session,
-                client_order_id: 0,
-                handle: Handle::NONE,
-            };
+            let subject = Subject::session(c.session);
             // Each of its events ends an order.
             let count = u32::try_from(events).expect("no more than there are slots");
             let body = ReportBody::MassCancelled { count };

@@ -1,7 +1,9 @@
 //! What may be asked of admission. Texts have become indices already, decimals ticks and lots; everything else
 //! is checked here.
 
-use types::command::{BlockCause, MassCancel, MassScope, OrderBounds, RequestKind};
+use types::command::{
+    BlockCause, MassCancel, MassScope, RequestKind, SetMemberGroup, SetOrderBounds,
+};
 use types::{
     AssetIx, CancelReason, Command, Handle, HoldIx, Id128, InstrumentIx, InstrumentSpec, Lots,
     Minor, OrderType, Phase, PoolKind, RejectReason, Sequence, SessionIx, Side, StpGroup, StpMode,
@@ -100,6 +102,8 @@ pub struct AmendRequest {
     pub price: Option<Ticks>,
     /// New total, what was filled included.
     pub quantity: Option<Lots>,
+    /// What the user calls the order from then on (D37); 0 = as before.
+    pub new_client_order_id: u64,
     pub limit_checked: bool,
     pub key_hash: Id128,
 }
@@ -134,6 +138,15 @@ impl From<&MassCancel> for MassCancelRequest {
     }
 }
 
+/// Start, restart (or with 0 seconds stop) the session's dead man's switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CancelAllAfterRequest {
+    pub user: UserIx,
+    pub session: SessionIx,
+    pub client_seq: u64,
+    pub timeout_s: u32,
+}
+
 /// Open or resume a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionRequest {
@@ -166,6 +179,7 @@ pub enum Request {
     Cancel(CancelRequest),
     Amend(AmendRequest),
     MassCancel(MassCancelRequest),
+    CancelAllAfter(CancelAllAfterRequest),
     /// Binds a user; a bound one answers [`Known::User`].
     BindUser(UserId),
     /// A new instrument (its `ix` is assigned here: `NONE` in the spec) or the change of a known one.
@@ -220,8 +234,8 @@ pub enum Request {
         is_engaged: bool,
         key_hash: Id128,
     },
-    /// How many orders a user may have open from now on.
-    SetOrderBounds(OrderBounds),
+    SetOrderBounds(SetOrderBounds),
+    SetMemberGroup(SetMemberGroup),
     /// How far settlement is. What lies at or before the known positions changes nothing.
     Settled {
         posted: Sequence,
@@ -265,6 +279,8 @@ impl Request {
             Self::Amend(r) => r.key_hash,
             Self::MassCancel(r) => r.key_hash,
             Self::Fund(r) => r.key_hash,
+            Self::SetOrderBounds(r) => r.key_hash,
+            Self::SetMemberGroup(r) => r.key_hash,
             Self::SetPhase { key_hash, .. }
             | Self::Defund { key_hash, .. }
             | Self::SetKillSwitch { key_hash, .. }
@@ -280,6 +296,7 @@ impl Request {
             Self::Cancel(r) => (r.session, r.client_seq),
             Self::Amend(r) => (r.session, r.client_seq),
             Self::MassCancel(r) => (r.session, r.client_seq),
+            Self::CancelAllAfter(r) => (r.session, r.client_seq),
             _ => return None,
         };
         (!session.is_none()).then_some((session, client_seq))
@@ -292,6 +309,7 @@ impl Request {
             Self::Cancel(_) => RequestKind::Cancel,
             Self::Amend(_) => RequestKind::Amend,
             Self::MassCancel(_) => RequestKind::MassCancel,
+            Self::CancelAllAfter(_) => RequestKind::CancelAllAfter,
             _ => RequestKind::Other,
         }
     }
@@ -321,6 +339,8 @@ pub enum Known {
     },
     /// How many there may be.
     Bound(u32),
+    /// How much one order may have: lots, or minor units.
+    Most(u64),
     /// What the budget of the day still allows (none known: zero), and what was needed.
     Budget {
         left: Minor,
@@ -352,6 +372,7 @@ impl Reject {
     pub fn limit(&self) -> u64 {
         match self.known {
             Known::Bound(bound) => u64::from(bound),
+            Known::Most(most) => most,
             Known::Balance { free: left, .. } | Known::Budget { left, .. } => {
                 u64::try_from(left.0).unwrap_or(0)
             }

@@ -3,7 +3,7 @@
 
 use alloc::vec::Vec;
 
-use types::command::{BlockCause, OrderBounds, RequestKind};
+use types::command::{BlockCause, BoundsOf, MemberGroup, OrderBounds, RequestKind};
 use types::{
     AssetIx, Done, FeeRate, Handle, HoldIx, Id128, InstrumentIx, InstrumentSpec, Lots, Minor,
     PoolKind, Reserve, Sequence, SessionIx, Side, StpGroup, Ticks, UserId, UserIx,
@@ -66,6 +66,17 @@ table_row! {
         pub open_orders: u32,
         /// Sessions ever opened.
         pub sessions: u32,
+        pub group: MemberGroup,
+        /// One more than the row of the user's own bounds, 0 for none.
+        pub(crate) own_bounds: u32,
+    }
+}
+
+table_row! {
+    /// Bounds of a member group or a user; none where they were removed.
+    pub struct BoundsRow {
+        pub of: BoundsOf,
+        pub bounds: Option<OrderBounds>,
     }
 }
 
@@ -83,6 +94,8 @@ table_row! {
         /// Number of its last message.
         pub last_number: u64,
         pub open_orders: u32,
+        /// When the session's orders end unless it asks for more time, journalled nanoseconds; 0 = never.
+        pub cancel_all_at_ns: u64,
     }
 }
 
@@ -213,7 +226,10 @@ pub struct AdmissionImage {
     /// Everybody's kill switch is engaged (F11).
     pub is_killed: bool,
     pub settlement: Settlement,
+    /// Those of every user without others.
     pub order_bounds: OrderBounds,
+    /// In the order in which they were first set.
+    pub bounds: Vec<BoundsRow>,
     /// Bust trades, in journal order: 16 bytes each for the life of the journal. The chain has to
     /// refuse the same trade twice for one of them.
     pub busts: Vec<Id128>,

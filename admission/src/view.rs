@@ -4,7 +4,6 @@ use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use types::command::OrderBounds;
 use types::{
     AssetIx, HoldIx, Id128, InstrumentId, InstrumentIx, InstrumentSpec, Minor, PoolKind, Reserve,
     Sequence, SessionIx, StateHash, UserId, UserIx,
@@ -44,11 +43,6 @@ impl Admission {
     /// How many orders may be open at once, all instruments together.
     pub fn orders_max(&self) -> u32 {
         self.config.orders_max
-    }
-
-    /// How many orders a user may have open.
-    pub fn order_bounds(&self) -> OrderBounds {
-        self.tables.order_bounds
     }
 
     pub fn user(&self, user: UserIx) -> Option<&User> {
@@ -123,11 +117,15 @@ impl Admission {
 
     /// Sessions that count as connected: recovery and takeover close them.
     pub fn open_sessions(&self) -> impl Iterator<Item = (SessionIx, &Session)> {
+        self.sessions().filter(|(_, row)| row.open)
+    }
+
+    /// Every session.
+    pub fn sessions(&self) -> impl Iterator<Item = (SessionIx, &Session)> {
         self.tables
             .sessions
             .iter()
             .enumerate()
-            .filter(|(_, row)| row.open)
             .map(|(at, row)| (SessionIx(at as u32), row))
     }
 
@@ -229,6 +227,7 @@ impl Admission {
             is_killed: image.is_killed,
             settlement: image.settlement,
             order_bounds: image.order_bounds,
+            bounds: image.bounds.clone(),
             busts: image.busts.clone(),
             instruments: image.instruments.clone(),
             users: image.users.clone(),
@@ -238,6 +237,9 @@ impl Admission {
             keys: Vec::new(),
         };
         room.busts.extend(&image.busts);
+        for (at, row) in image.bounds.iter().enumerate() {
+            room.note_bounds(row.of, at as u32);
+        }
         for (key, seen) in &image.keys {
             room.insert_key(*key, *seen);
         }
@@ -290,8 +292,7 @@ impl Admission {
             tables.time_ns,
             u64::from(tables.is_killed),
         ]);
-        let bounds = tables.order_bounds;
-        hash.words(&[u64::from(bounds.per_user) << 32 | u64::from(bounds.per_instrument)]);
+        self.hash_bounds(&mut hash);
         hash_settlement(&mut hash, tables);
         for row in &tables.instruments {
             hash.bytes(row.spec.id.as_str().as_bytes());
@@ -311,6 +312,7 @@ impl Admission {
                 u64::from(row.is_killed),
                 u64::from(row.budget_day),
                 row.budget_minor.0 as u64,
+                u64::from(row.group.0) << 32 | u64::from(row.own_bounds),
             ]);
         }
         for row in &tables.sessions {
@@ -323,6 +325,7 @@ impl Admission {
                 row.client_seq,
                 row.epoch.0,
                 row.last_number,
+                row.cancel_all_at_ns,
             ]);
         }
         for row in &tables.pools {

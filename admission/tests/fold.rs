@@ -150,6 +150,11 @@ fn request(random: &mut Random, market: &Market) -> Request {
                 .chance(60)
                 .then(|| Ticks(900 + random.below(200) as i64)),
             quantity: random.chance(60).then(|| Lots(1 + random.below(60))),
+            // Never one that is in use: the hot thread waits until it is known which are.
+            new_client_order_id: match random.chance(30) {
+                true => 1_000_000 + market.room.sequence().0,
+                false => 0,
+            },
             limit_checked: false,
             key_hash: Id128::NONE,
         }),

@@ -4,7 +4,7 @@ mod support;
 
 use admission::*;
 use support::*;
-use types::command::{BlockCause, MassScope, OrderBounds};
+use types::command::{BlockCause, BoundsOf, MassScope, OrderBounds, SetOrderBounds};
 use types::*;
 
 const ALICE: u32 = 0;
@@ -565,9 +565,15 @@ fn a_user_has_so_many_open_orders_in_all_and_on_an_instrument() {
     let bounds = OrderBounds {
         per_user: 5,
         per_instrument: 3,
+        ..OrderBounds::NONE
     };
-    market.go(Request::SetOrderBounds(bounds)).unwrap();
-    let again = market.refuse(Request::SetOrderBounds(bounds));
+    let set = Request::SetOrderBounds(SetOrderBounds {
+        of: BoundsOf::Node,
+        bounds: Some(bounds),
+        key_hash: Id128::NONE,
+    });
+    market.go(set).unwrap();
+    let again = market.refuse(set);
     assert_eq!(again.reason, RejectReason::DuplicateRequest);
     let order = limit(ALICE, Side::Buy, 1, 1);
     let on_other = NewRequest {
@@ -1172,6 +1178,22 @@ fn end_for(market: &mut Market, reason: CancelReason) -> Handle {
                 mass(MassScope::Session(session), platform),
             ];
             (order, gone.to_vec())
+        }
+        CancelReason::CancelAllAfter => {
+            let session = market.session(alice, 1);
+            let order = market.place(NewRequest {
+                session,
+                client_seq: 1,
+                ..resting
+            });
+            let switch = Request::CancelAllAfter(CancelAllAfterRequest {
+                user: alice,
+                session,
+                client_seq: 2,
+                timeout_s: 1,
+            });
+            let fired = mass(MassScope::Session(session), platform);
+            (order, vec![switch, fired])
         }
         CancelReason::MassCancel => (
             market.place(resting),

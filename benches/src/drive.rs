@@ -199,6 +199,7 @@ impl Translator {
                     user,
                     session: SessionIx::NONE,
                     client_seq: 0,
+                    new_client_order_id: 0,
                     price: Some(Ticks(record.price)),
                     quantity: Some(filled + Lots(record.quantity)),
                     draw: Reserve::ZERO,

@@ -137,6 +137,7 @@ impl Source {
                     client_seq: 0,
                     price: Some(Ticks(record.price)),
                     quantity: open.map(|order| order.filled() + Lots(record.quantity)),
+                    new_client_order_id: 0,
                     limit_checked: true,
                     key_hash: Id128::NONE,
                 })

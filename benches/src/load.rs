@@ -281,6 +281,7 @@ impl Load {
                 client_seq,
                 price: Some(self.passive(open.side)),
                 quantity: None,
+                new_client_order_id: 0,
                 limit_checked: true,
                 key_hash: Id128::NONE,
             }));

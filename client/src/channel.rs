@@ -127,6 +127,7 @@ mod tests {
             node: 1,
             throttle_per_s: 0,
             heartbeat_ms: 0,
+            cancel_all_at_ns: 0,
             time_ns: 0,
         }
     }

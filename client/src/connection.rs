@@ -470,6 +470,7 @@ fn acts(message: &ClientMessage) -> bool {
             | ClientMessage::Cancel(_)
             | ClientMessage::Amend(_)
             | ClientMessage::MassCancel(_)
+            | ClientMessage::CancelAllAfter(_)
     )
 }
 

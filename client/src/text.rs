@@ -16,6 +16,10 @@ pub fn in_words(refusal: &Rejected) -> String {
         RejectReason::InstrumentOrderLimit => {
             format!("the user has {limit} open orders on the instrument, as many as are allowed")
         }
+        RejectReason::OrderSizeLimit => format!("an order may have at most {limit} lots"),
+        RejectReason::OrderValueLimit => {
+            format!("an order may have a value of at most {limit} kopecks")
+        }
         RejectReason::InsufficientBalance => {
             format!("the trading hold has only {limit} minor units undrawn")
         }

@@ -20,6 +20,8 @@ pub struct GatewayConfig {
     pub throttle_per_s: u32,
     /// Messages a second and user, over all its sessions; 0 = no limit.
     pub user_throttle_per_s: u32,
+    /// Messages a second and member group, over all sessions of its users; 0 = no limit.
+    pub group_throttle_per_s: u32,
     /// Trading connections at once, and those of one address.
     pub connections_max: u32,
     pub connections_per_address_max: u32,
@@ -33,6 +35,10 @@ pub struct GatewayConfig {
     /// instrument. Journalled at the start when they have changed; what is open already stays.
     pub open_orders_per_user: u32,
     pub open_orders_per_instrument: u32,
+    /// Lots, and value in roubles, of one order; 0 = no limit. Users and member groups may have others
+    /// (`SetMemberBounds`).
+    pub lots_per_order: u64,
+    pub roubles_per_order: u32,
     /// Logins a second and user; 0 = no limit.
     pub logins_per_s: u32,
     /// Longest silence of a client, in milliseconds.
@@ -80,6 +86,7 @@ impl Default for GatewayConfig {
             quic_listen: SocketAddr::from(([127, 0, 0, 1], 8090)),
             throttle_per_s: 5_000,
             user_throttle_per_s: 20_000,
+            group_throttle_per_s: 50_000,
             connections_max: 1_024,
             connections_per_address_max: 512,
             window_bytes_max: 128 << 20,
@@ -87,6 +94,8 @@ impl Default for GatewayConfig {
             sessions_per_user_max: 1_000,
             open_orders_per_user: 65_536,
             open_orders_per_instrument: 16_384,
+            lots_per_order: 0,
+            roubles_per_order: 1_000_000_000,
             logins_per_s: 100,
             heartbeat_ms: 10_000,
             login_timeout_ms: 5_000,

@@ -32,6 +32,9 @@ const CALL_WAIT: Duration = Duration::from_secs(5);
 
 pub use types::instrument::MONEY_DECIMALS;
 
+/// One user's part of the node's slots for open orders: a sixteenth.
+const USER_PART: u32 = 16;
+
 /// This service's name in the calls it makes, and owner of its holds: no other service may release
 /// or consume them (`design.md` 4).
 pub const SOURCE: &str = "market";
@@ -333,6 +336,12 @@ impl Market {
     pub async fn note_answered(&self, key_hash: Id128) -> Result<(), Status> {
         let noted = repo::note_answer(&self.projection.db, key_hash).await;
         noted.map_err(refusal::internal)
+    }
+
+    /// Most open orders that one user can be allowed (`design.md` 7).
+    pub fn open_orders_most(&self) -> u32 {
+        let orders_max = |state: &State| state.core().admission().orders_max();
+        self.replica.read(orders_max) / USER_PART
     }
 
     /// Keeps what a call says beside the journal. `client_order`: user, number and text of the

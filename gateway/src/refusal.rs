@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use admission::{Known, Reject};
 use sequencer::NotTaken;
 use tonic::{Code, Status};
+use types::instrument::MONEY_DECIMALS;
 use types::{Decimal, RejectReason};
 
 /// How long a caller should wait before it tries again, in milliseconds.
@@ -143,12 +144,35 @@ fn order_limit(reject: &Reject) -> Status {
     rpc::status::with_metadata(Code::ResourceExhausted, reject.reason.as_str(), text, facts)
 }
 
+/// One order may not be that large; the value limit is in roubles.
+fn size_limit(reject: &Reject) -> Status {
+    let most = match reject.known {
+        Known::Most(most) => most,
+        _ => 0,
+    };
+    let (text, limit) = match reject.reason {
+        RejectReason::OrderSizeLimit => ("Order has too many lots", most.to_string()),
+        _ => {
+            let value = i64::try_from(most).unwrap_or(i64::MAX);
+            let roubles = Decimal::from_minor(value, MONEY_DECIMALS);
+            ("Order value is too high", roubles.to_string())
+        }
+    };
+    let facts = HashMap::from([("limit".to_owned(), limit)]);
+    rpc::status::with_metadata(
+        Code::FailedPrecondition,
+        reject.reason.as_str(),
+        text,
+        facts,
+    )
+}
+
 /// Without the asset at hand the figures are in minor units of money; callers that know it build their own.
 fn short_of(known: Known) -> Status {
     let mut short = Shortfall::default();
     if let Known::Balance { free, main, fee } = known {
-        short.undrawn = Decimal::from_minor(free.0, 2);
-        short.required = Decimal::from_minor((main + fee).0, 2);
+        short.undrawn = Decimal::from_minor(free.0, MONEY_DECIMALS);
+        short.required = Decimal::from_minor((main + fee).0, MONEY_DECIMALS);
     }
     insufficient_balance(&short)
 }
@@ -209,6 +233,7 @@ pub fn refused(reject: &Reject) -> Status {
             rpc::status::resource_exhausted("TOO_MANY_ORDERS", "Too many open orders", 5 * RETRY_MS)
         }
         RejectReason::UserOrderLimit | RejectReason::InstrumentOrderLimit => order_limit(reject),
+        RejectReason::OrderSizeLimit | RejectReason::OrderValueLimit => size_limit(reject),
         RejectReason::AmountOverflow => bad("order.quantity", "times the price is too large"),
         RejectReason::UnknownHold => hold_not_found(),
         RejectReason::HoldInUse => hold_in_use(),

@@ -17,8 +17,8 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
-use types::command::OrderBounds;
-use types::{NodeId, RejectReason, Sequence};
+use types::command::{BoundsOf, OrderBounds, SetOrderBounds};
+use types::{Id128, Lots, Minor, NodeId, RejectReason, Sequence};
 
 use crate::api::{self, Api};
 use crate::budget::Budgets;
@@ -141,24 +141,35 @@ pub fn start(
     })
 }
 
-/// Of the node's slots for open orders a user may take one in so many (`design.md` 7).
-const USER_PART: u32 = 16;
-
-/// Journals how many orders a user may have open, if that is not what the journal says.
+/// Journals what a user without other bounds may take, if that is not what the journal says.
 async fn set_order_bounds(market: &Market) -> Result<(), Error> {
+    let config = &market.config;
+    let none = OrderBounds::NONE;
     let bounds = OrderBounds {
-        per_user: market.config.open_orders_per_user,
-        per_instrument: market.config.open_orders_per_instrument,
+        per_user: config.open_orders_per_user,
+        per_instrument: config.open_orders_per_instrument,
+        lots_per_order: match config.lots_per_order {
+            0 => none.lots_per_order,
+            lots => Lots(lots),
+        },
+        value_per_order: match config.roubles_per_order {
+            0 => none.value_per_order,
+            roubles => Minor(i64::from(roubles) * 100),
+        },
     };
-    let orders_max = |state: &replica::State| state.core().admission().orders_max();
-    let most = market.replica.read(orders_max) / USER_PART;
+    let most = market.open_orders_most();
     if !(1..=most).contains(&bounds.per_user) || bounds.per_instrument == 0 {
         return Err(Error::Settings(format!(
             "open_orders_per_user is {}, 1 to {most}; open_orders_per_instrument is {}, at least 1",
             bounds.per_user, bounds.per_instrument
         )));
     }
-    match market.ask(Request::SetOrderBounds(bounds)).await {
+    let request = Request::SetOrderBounds(SetOrderBounds {
+        of: BoundsOf::Node,
+        bounds: Some(bounds),
+        key_hash: Id128::NONE,
+    });
+    match market.ask(request).await {
         Ok(_) => Ok(()),
         Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => Ok(()),
         Err(error) => Err(Error::Refused(format!("{error}"))),

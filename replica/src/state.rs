@@ -344,9 +344,11 @@ impl Hear for Effects<'_> {
             | Command::UnblockUser(_)
             | Command::SetBudget(_)
             | Command::SetOrderBounds(_)
+            | Command::SetMemberGroup(_)
             | Command::Cancel(_)
             | Command::Amend(_)
             | Command::MassCancel(_)
+            | Command::CancelAllAfter(_)
             | Command::SetKillSwitch(_)
             | Command::Refused(_)
             | Command::ExpireOrders(_) => {}

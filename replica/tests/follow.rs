@@ -86,6 +86,7 @@ async fn trade(desk: &Desk, sessions: [SessionIx; 2], from: u64, count: u64) -> 
                 client_seq,
                 price: Some(price),
                 quantity: Some(Lots(rng.random_range(1..12))),
+                new_client_order_id: 0,
                 limit_checked: true,
                 key_hash: Id128::NONE,
             }),

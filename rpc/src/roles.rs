@@ -179,6 +179,8 @@ const TABLE: &[(&str, Rows)] = &[
                 "SetKillSwitch",
                 &[Trader, Investor, Operator, MarketSupervisor, Service],
             ),
+            ("SetMemberBounds", SUPERVISE),
+            ("SetMemberGroup", SUPERVISE),
             ("GetMarketStatus", EVERYONE),
         ],
     ),

@@ -98,6 +98,7 @@ pub(crate) fn command(command: &Command, to: &mut impl Put) -> bool {
             to.put(pair(c.instrument.0, c.user.0));
             to.put(u64::from(c.session.0));
             to.put(c.client_seq);
+            to.put(c.new_client_order_id);
             option(c.price.map(price), to);
             option(c.quantity.map(|Lots(quantity)| quantity), to);
             to.put(c.draw.main.0.cast_unsigned());

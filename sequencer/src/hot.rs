@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use admission::Request;
+use admission::{OrderRef, Request};
 use types::command::{Amend, Cancel, ExpireOrders, Listed, New, Route};
-use types::{Command, Envelope, Handle, InstrumentIx, RejectReason, Sequence};
+use types::{Command, Envelope, Handle, InstrumentIx, RejectReason, Sequence, UserIx};
 
 use crate::backlog::{Backlog, Intake};
 use crate::config::Config;
@@ -64,6 +64,9 @@ pub(crate) struct Hot {
     busy: Vec<usize>,
     /// Earliest good-till-date of all books, as of the last reports.
     next_expiry_ns: Option<u64>,
+    /// The last amend that gives its order another client order id, and its user: until it is complete it is
+    /// not known which ids the user's orders have.
+    renaming: (Sequence, UserIx),
     /// The last command that ends what has expired: until it is complete the books' dates are old.
     expiring: Sequence,
     crew: Crew,
@@ -110,6 +113,7 @@ impl Hot {
             lanes: Vec::new(),
             busy: Vec::new(),
             next_expiry_ns: None,
+            renaming: (Sequence::ZERO, UserIx::NONE),
             expiring: Sequence::ZERO,
             flights: Flights::new(FLIGHTS_MAX, nothing(), events_max),
             is_last_owed: false,
@@ -239,7 +243,7 @@ impl Hot {
             return Ok(None);
         }
         let reduced = match self.request(source) {
-            Request::New(_) => None,
+            Request::New(_) | Request::CancelAllAfter(_) => None,
             Request::Amend(amend) => self.core.admission().reduced_by(amend),
             _ => return Ok(None),
         };
@@ -409,6 +413,9 @@ impl Hot {
         let asked = self.asked(source);
         self.check_epoch(source, asked.epoch)?;
         let reduced = self.journal(source)?;
+        if self.flights.first() <= self.renaming.0 {
+            self.await_new_id(source)?;
+        }
         let mut waiting_since = None;
         loop {
             now_ns = now_ns.max(self.core.time_ns());
@@ -468,6 +475,29 @@ impl Hot {
             }
             now_ns = (self.config.clock)();
         }
+    }
+
+    /// Waits for the amend that gives an order another id, if the request depends on the ids of its user's
+    /// orders. Other users' requests do not wait.
+    #[cold]
+    fn await_new_id(&mut self, source: Source) -> Result<(), NotTaken> {
+        let depends = |user: UserIx| user == self.renaming.1;
+        let has_to_wait = match self.request(source) {
+            Request::New(r) => depends(r.user) && r.client_order_id != 0,
+            Request::Amend(r) => depends(r.user) || r.new_client_order_id != 0,
+            Request::Cancel(r) => depends(r.user) && matches!(r.order, OrderRef::Client(_)),
+            _ => false,
+        };
+        let since = Instant::now();
+        while has_to_wait && self.flights.first() <= self.renaming.0 {
+            if !self.pump() {
+                std::thread::yield_now();
+            }
+            if since.elapsed() > ROOM_WAIT {
+                return Err(NotTaken::Busy);
+            }
+        }
+        Ok(())
     }
 
     fn asked(&self, source: Source) -> Asked {
@@ -538,10 +568,23 @@ impl Hot {
 
     /// Carries out the command that was admitted: admission at once, the books through their rings.
     fn launch(&mut self, owed: Owed) {
-        match self.flights.vacant().command {
+        let place = self.flights.vacant();
+        match place.command {
             Command::New(New { instrument, .. })
             | Command::Cancel(Cancel { instrument, .. })
-            | Command::Amend(Amend { instrument, .. }) => {
+            | Command::Amend(Amend {
+                instrument,
+                new_client_order_id: 0,
+                ..
+            }) => {
+                self.start(1, owed);
+                self.is_last_owed = true;
+                self.send_last(instrument.index());
+            }
+            Command::Amend(Amend {
+                instrument, user, ..
+            }) => {
+                self.renaming = (place.sequence, user);
                 self.start(1, owed);
                 self.is_last_owed = true;
                 self.send_last(instrument.index());

@@ -303,6 +303,7 @@ mod tests {
                     user: UserIx(self.word()),
                     session: SessionIx(self.word()),
                     client_seq: self.long(),
+                    new_client_order_id: self.long(),
                     price: self.flag().then(|| self.ticks()),
                     quantity: self.flag().then(|| Lots(self.long())),
                     draw: self.reserve(),

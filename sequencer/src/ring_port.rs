@@ -16,7 +16,7 @@ use disruptor::{
     BusySpin, EventPoller, Polling, Producer, SingleConsumerBarrier, SingleProducer,
     SingleProducerBarrier, build_single_producer,
 };
-use types::command::RequestKind;
+use types::command::{MemberGroup, RequestKind};
 use types::{Id128, Sequence, SessionIx, StpGroup, UserIx};
 
 use crate::park::Parker;
@@ -47,10 +47,14 @@ pub struct Opened {
     pub session: SessionIx,
     pub user: UserIx,
     pub stp_group: StpGroup,
+    /// The member group of the user.
+    pub group: MemberGroup,
     /// The last request seen before.
     pub client_seq: u64,
     /// Number of the last message before: later ones come as reports.
     pub last_number: u64,
+    /// When its dead man's switch fires, journalled nanoseconds; 0 = it is off.
+    pub cancel_all_at_ns: u64,
 }
 
 /// What the hot thread reports to a front.

@@ -1,35 +1,78 @@
-//! Moments at which the hot thread speaks up by itself: the grace of ended sessions. What it then does is a
-//! journalled command like any other.
+//! Timer commands: cancel-on-disconnect after its grace, and the dead man's switches of sessions. What a
+//! timer does is a journalled command like any other.
+
+use std::collections::BTreeSet;
 
 use types::SessionIx;
 
-/// Sessions that ended and will have their orders cancelled.
+/// What happens to a session when its time has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Timer {
+    /// The grace of a session that has lost its connection is over.
+    Grace,
+    /// The session has not asked for more time.
+    CancelAllAfter,
+}
+
+/// At most one of each kind per session: setting, clearing and firing one costs the logarithm of their
+/// number, looking for the next one nothing.
 #[derive(Default)]
 pub(crate) struct Timers {
-    /// Few at any time: a scan is cheaper than an index.
-    due: Vec<(u64, SessionIx)>,
+    due: BTreeSet<(u64, SessionIx, Timer)>,
+    /// By session and kind; 0 = not set.
+    at_ns: Vec<[u64; 2]>,
 }
 
 impl Timers {
-    pub fn session_ended(&mut self, session: SessionIx, at_ns: u64) {
-        self.forget(session);
-        self.due.push((at_ns, session));
+    /// Sets the timer or moves it.
+    pub fn set(&mut self, session: SessionIx, timer: Timer, at_ns: u64) {
+        self.clear(session, timer);
+        if self.at_ns.len() <= session.index() {
+            self.at_ns.resize(session.index() + 1, [0; 2]);
+        }
+        self.at_ns[session.index()][timer as usize] = at_ns;
+        self.due.insert((at_ns, session, timer));
     }
 
-    /// The session is back, or what was owed has been done.
-    pub fn forget(&mut self, session: SessionIx) {
-        self.due.retain(|(_, other)| *other != session);
+    pub fn clear(&mut self, session: SessionIx, timer: Timer) {
+        if let Some(row) = self.at_ns.get_mut(session.index()) {
+            let at_ns = std::mem::take(&mut row[timer as usize]);
+            self.due.remove(&(at_ns, session, timer));
+        }
     }
 
     pub fn next_ns(&self) -> Option<u64> {
-        self.due.iter().map(|(at_ns, _)| *at_ns).min()
+        self.due.first().map(|(at_ns, _, _)| *at_ns)
     }
 
-    /// A session whose time has come. It stays due until it is forgotten: a busy moment must not lose its cancel.
-    pub fn due(&self, now_ns: u64) -> Option<SessionIx> {
-        self.due
-            .iter()
-            .find(|(at_ns, _)| *at_ns <= now_ns)
-            .map(|(_, session)| *session)
+    /// A timer whose time has come. It stays due until it is cleared: a busy moment must not lose it.
+    pub fn due(&self, now_ns: u64) -> Option<(SessionIx, Timer)> {
+        let (at_ns, session, timer) = *self.due.first()?;
+        (at_ns <= now_ns).then_some((session, timer))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timer_that_is_moved_fires_once_and_another_kind_stays() {
+        let mut timers = Timers::default();
+        let (one, two) = (SessionIx(1), SessionIx(70_000));
+        timers.set(one, Timer::CancelAllAfter, 50);
+        timers.set(two, Timer::Grace, 40);
+        timers.set(one, Timer::Grace, 60);
+        timers.set(one, Timer::CancelAllAfter, 30);
+        assert_eq!(timers.next_ns(), Some(30));
+        assert_eq!(timers.due(29), None);
+        assert_eq!(timers.due(30), Some((one, Timer::CancelAllAfter)));
+        timers.clear(one, Timer::CancelAllAfter);
+        timers.clear(one, Timer::CancelAllAfter);
+        assert_eq!(timers.due(99), Some((two, Timer::Grace)));
+        timers.clear(two, Timer::Grace);
+        assert_eq!(timers.due(99), Some((one, Timer::Grace)));
+        timers.clear(one, Timer::Grace);
+        assert_eq!((timers.due(99), timers.next_ns()), (None, None));
     }
 }

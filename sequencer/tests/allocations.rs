@@ -99,6 +99,7 @@ fn request(desk: &Desk, sessions: [SessionIx; 2], number: u64) -> Request {
             client_seq,
             price: Some(Ticks(passive)),
             quantity: None,
+            new_client_order_id: 0,
             limit_checked: true,
             key_hash: Id128::NONE,
         }),

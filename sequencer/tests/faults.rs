@@ -6,7 +6,7 @@ mod desk;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use admission::{AmendRequest, CancelRequest, OrderRef, Request};
+use admission::{AmendRequest, CancelAllAfterRequest, CancelRequest, OrderRef, Request};
 use desk::{HANG, Time, config, done, open_desk, start};
 use journal::fault::MemoryStorage;
 use sequencer::{Layout, NotTaken, Reply, SequencerHandle};
@@ -68,6 +68,60 @@ async fn the_grace_of_a_session_runs_on_after_a_restart() {
         CancelReason::CancelOnDisconnect,
     )
     .await;
+}
+
+/// The dead man's switch of a session (F12): neither the end of the connection nor a crash stops it, it
+/// counts journalled time, and it fires once.
+#[tokio::test]
+async fn a_dead_mans_switch_survives_disconnect_and_crash_and_fires_once() {
+    let (time, storage) = (Time::new(), Arc::new(MemoryStorage::default()));
+    let handle = start(config(&time), &storage);
+    let desk = open_desk(handle.port(), 1).await;
+    let session = desk.session(7, 0).await;
+    let mut order = desk.order(0, Side::Buy, 10_000, 5);
+    (order.session, order.client_seq) = (session, 1);
+    done(&desk.port, Request::New(order)).await;
+    let switch = |client_seq, timeout_s| {
+        Request::CancelAllAfter(CancelAllAfterRequest {
+            user: desk.users[0],
+            session,
+            client_seq,
+            timeout_s,
+        })
+    };
+    // A later call takes the place of an earlier one.
+    done(&desk.port, switch(2, 5)).await;
+    done(&desk.port, switch(3, 300)).await;
+    time.advance_ms(100_000);
+    let closed = Request::CloseSession {
+        session,
+        epoch: None,
+        keep_orders: true,
+    };
+    let closed = done(&desk.port, closed).await.command.sequence;
+    handle.commit().wait(closed).await.expect("durable");
+    drop(handle);
+    storage.crash(1);
+    let handle = start(config(&time), &storage);
+    let back = handle.port().inspect(|core| core.sequence()).await;
+    assert_eq!(back, Ok(closed), "200 s are left");
+    time.advance_ms(200_000);
+    cancelled(&handle, closed, CancelReason::CancelAllAfter).await;
+    // Off from then on: an order that comes later stays.
+    let desk = desk::Desk {
+        port: handle.port(),
+        ..desk
+    };
+    assert_eq!(desk.session(7, 0).await, session);
+    let mut order = desk.order(0, Side::Buy, 10_000, 5);
+    (order.session, order.client_seq) = (session, 4);
+    done(&desk.port, Request::New(order)).await;
+    time.advance_ms(900_000);
+    done(&desk.port, Request::New(desk.order(0, Side::Buy, 9_999, 5))).await;
+    let resting = desk
+        .port
+        .inspect(|core| core.books().map(|book| book.resting()).sum::<u32>());
+    assert_eq!(resting.await, Ok(2));
 }
 
 #[tokio::test]
@@ -374,6 +428,7 @@ async fn refuses_orders_and_goes_on(shortage: impl Fn(&MemoryStorage, bool)) {
             client_seq: 0,
             price,
             quantity: Some(Lots(quantity)),
+            new_client_order_id: 0,
             limit_checked: true,
             key_hash: Id128::NONE,
         })

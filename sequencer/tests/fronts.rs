@@ -231,6 +231,78 @@ async fn r343_live_messages_are_those_of_the_journal_in_every_layout() {
     }
 }
 
+/// Sends an order with client order id `first`, 199 amends of which each gives it the next id, and what finds
+/// the first id free and the last one taken. Returns what was told.
+fn chain(front: &mut RingPort, desk: &Desk, key: u128, first: u64) -> Told {
+    let mut told = Told::default();
+    let session = open(front, &mut told, desk, 0, key).session;
+    let order = NewRequest {
+        client_order_id: first,
+        ..desk.order(0, Side::Buy, 10_000, 5)
+    };
+    let amend = |seq: u64| {
+        Request::Amend(AmendRequest {
+            order: OrderRef::Client(first + seq - 2),
+            user: desk.users[0],
+            session,
+            client_seq: seq,
+            price: None,
+            quantity: None,
+            new_client_order_id: first + seq - 1,
+            limit_checked: true,
+            key_hash: Id128::NONE,
+        })
+    };
+    let last = CancelRequest {
+        order: OrderRef::Client(first + 199),
+        user: desk.users[0],
+        session,
+        client_seq: 202,
+        reason: CancelReason::UserRequest,
+        key_hash: Id128::NONE,
+    };
+    let requests = std::iter::once(of_session(order, session, 1))
+        .chain((2..=200).map(amend))
+        .chain([of_session(order, session, 201), Request::Cancel(last)]);
+    for request in requests {
+        ask(front, &mut told, tagged(9), request);
+    }
+    told.wait(front, |told| {
+        told.numbered.len() + told.not_taken.len() >= 202
+    });
+    told
+}
+
+/// Client order ids may be chained without waiting for an answer (D37): what follows a new id in the ring finds
+/// it in place, and the one before free, wherever the books run.
+#[tokio::test]
+async fn requests_behind_a_new_client_order_id_find_it() {
+    for layout in [Layout::Fused, Layout::Pinned] {
+        let storage = Arc::new(MemoryStorage::default());
+        let mut config = config(&Time::new());
+        config.layout = layout;
+        let handle = start(config, &storage);
+        let desk = open_desk(handle.port(), 1).await;
+        let mut front = rings(&desk, 1_024);
+        // An engine whose core is taken away for longer than it is waited for makes requests BUSY.
+        let told = (1..=20)
+            .map(|attempt| chain(&mut front, &desk, u128::from(attempt), attempt * 1_000))
+            .find(|told| told.not_taken.is_empty())
+            .expect("one attempt of 20 without BUSY");
+        let first = told.numbered[0].1.client_order_id;
+        for (at, (_, message)) in told.numbered.iter().enumerate() {
+            let (id, body) = (message.client_order_id - first, message.body);
+            let is_right = match at {
+                0 | 200 => matches!(body, ReportBody::Acknowledged { .. }) && id == 0,
+                1..=199 => matches!(body, ReportBody::Amended { .. }) && id == at as u64,
+                _ => matches!(body, ReportBody::Cancelled { .. }) && id == 199,
+            };
+            assert!(is_right, "{layout:?} {at}: {id} {body:?}");
+        }
+        handle.stop();
+    }
+}
+
 #[tokio::test]
 async fn a_front_is_told_what_becomes_of_its_sessions_orders() {
     let storage = Arc::new(MemoryStorage::default());
@@ -274,6 +346,7 @@ async fn a_front_is_told_what_becomes_of_its_sessions_orders() {
         client_seq: 3,
         price: None,
         quantity: Some(Lots(3)),
+        new_client_order_id: 0,
         limit_checked: true,
         key_hash: Id128::NONE,
     };

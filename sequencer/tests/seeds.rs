@@ -10,15 +10,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use admission::{
-    AmendRequest, CancelRequest, FundRequest, MassCancelRequest, NewRequest, OrderRef, Request,
-    moscow_day,
+    AmendRequest, CancelAllAfterRequest, CancelRequest, FundRequest, MassCancelRequest, NewRequest,
+    OrderRef, Request, moscow_day,
 };
 use check_commands::check;
 use desk::{Desk, Time, config, done, open_desk, start};
 use journal::fault::MemoryStorage;
 use journal::{Frame, FrameKind, Journal, walk};
 use sequencer::record::{decode_command, decode_event};
-use types::command::{BlockCause, Cancel, MassScope, OrderBounds};
+use types::command::{
+    BlockCause, BoundsOf, Cancel, MassScope, MemberGroup, OrderBounds, SetMemberGroup,
+    SetOrderBounds,
+};
 use types::event::CancelRejected;
 use types::{
     AssetIx, CancelReason, Command, Envelope, Event, EventEnvelope, Handle, HoldIx, Id128,
@@ -29,7 +32,7 @@ use types::{
 /// Mutations of each seed.
 const MUTATIONS: u64 = 2_000;
 /// Kinds of commands and of events.
-const KINDS: usize = 21 + 10;
+const KINDS: usize = 23 + 10;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../journal/fuzz/seeds/commands")
@@ -68,6 +71,7 @@ async fn write_seeds() {
         client_seq: 2,
         price: None,
         quantity: Some(Lots(4)),
+        new_client_order_id: 0,
         limit_checked: true,
         key_hash: Id128::NONE,
     };
@@ -104,6 +108,13 @@ async fn write_seeds() {
         key_hash: Id128::NONE,
     };
     done(&desk.port, Request::MassCancel(all)).await;
+    let switch = CancelAllAfterRequest {
+        user: desk.users[0],
+        session,
+        client_seq: 5,
+        timeout_s: 600,
+    };
+    done(&desk.port, Request::CancelAllAfter(switch)).await;
     done(
         &desk.port,
         Request::CloseSession {
@@ -162,9 +173,20 @@ async fn rest_of_the_commands(desk: &Desk, time: &Time) {
             amount_minor: Minor(5_000_000),
             raised_minor: Minor(5_000_000),
         },
-        Request::SetOrderBounds(OrderBounds {
-            per_user: 1_000,
-            per_instrument: 500,
+        Request::SetOrderBounds(SetOrderBounds {
+            of: BoundsOf::User(user),
+            bounds: Some(OrderBounds {
+                per_user: 1_000,
+                per_instrument: 500,
+                lots_per_order: Lots(1_000_000),
+                value_per_order: Minor(1_000_000_000),
+            }),
+            key_hash,
+        }),
+        Request::SetMemberGroup(SetMemberGroup {
+            user,
+            group: MemberGroup(7),
+            key_hash,
         }),
         Request::SetPhase {
             instrument: desk.instruments[0],
@@ -250,6 +272,7 @@ async fn rest_of_the_events(desk: &Desk) {
         client_seq: 0,
         price: ask.price,
         quantity: None,
+        new_client_order_id: 0,
         limit_checked: true,
         key_hash: Id128::NONE,
     };

@@ -78,6 +78,7 @@ fn random(rng: &mut SmallRng, key: u128) -> Request {
             client_seq: 0,
             price,
             quantity: Some(Lots(rng.random_range(1..60))),
+            new_client_order_id: 0,
             limit_checked: true,
             key_hash,
         })

@@ -19,7 +19,7 @@ use crate::text::UserId;
 
 /// Version of the commands and events in the journal. Raise it with every change after which an
 /// older journal or checkpoint cannot be read; the data folder's format and that of checkpoints follow.
-pub const FORMAT: u32 = 4;
+pub const FORMAT: u32 = 5;
 
 /// Declares a command struct with the derives that all of them share.
 macro_rules! record {
@@ -237,6 +237,8 @@ record! {
         pub user: UserIx,
         pub session: SessionIx,
         pub client_seq: u64,
+        /// The order's client order id from the amend on (D37); 0 = as it is. A refused amend leaves it.
+        pub new_client_order_id: u64,
         /// New price; none = as it is.
         pub price: Option<Ticks>,
         /// New total quantity, what was filled included; none = as it is.
@@ -290,6 +292,22 @@ impl MassCancel {
     }
 }
 
+/// Longest time-out of a [`CancelAllAfter`], in seconds.
+pub const CANCEL_ALL_AFTER_MAX_S: u32 = 600;
+
+record! {
+    /// Starts, restarts or stops the session's dead man's switch: unless a later one comes first, the
+    /// session's orders end `timeout_s` after this command, by journalled time (`CANCEL_ALL_AFTER`). It
+    /// outlives the connection and a restart, and fires once.
+    pub struct CancelAllAfter {
+        pub user: UserIx,
+        pub session: SessionIx,
+        pub client_seq: u64,
+        /// Seconds, at most [`CANCEL_ALL_AFTER_MAX_S`]; 0 = off.
+        pub timeout_s: u32,
+    }
+}
+
 record! {
     /// The kill switch of one user or of everybody (F11). Engaged: open orders end (`KILL_SWITCH`), in slot
     /// order, and neither a new order nor an amend enters until a command lifts it. The two levels are apart:
@@ -338,6 +356,7 @@ crate::code_enum! {
         Amend = 2 "AMEND",
         MassCancel = 3 "MASS_CANCEL",
         Other = 4 "OTHER",
+        CancelAllAfter = 5 "CANCEL_ALL_AFTER",
     }
 }
 
@@ -369,16 +388,59 @@ pub enum Command {
     SetKillSwitch(SetKillSwitch),
     Settled(Settled),
     Bust(Bust),
-    SetOrderBounds(OrderBounds),
+    SetOrderBounds(SetOrderBounds),
+    CancelAllAfter(CancelAllAfter),
+    SetMemberGroup(SetMemberGroup),
+}
+
+/// Members whose bounds are set together, and who share a message rate. Not a self-trade group. A user is
+/// in one at most.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    rkyv::Archive,
+    rkyv::Serialize,
+    rkyv::Deserialize,
+)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub struct MemberGroup(pub u32);
+
+impl MemberGroup {
+    /// No group.
+    pub const NONE: Self = Self(0);
+
+    pub fn is_none(self) -> bool {
+        self == Self::NONE
+    }
+}
+
+/// Whose bounds they are. A user's own come before those of the group, a group's before the node's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+pub enum BoundsOf {
+    /// Every user without other bounds.
+    Node,
+    Group(MemberGroup),
+    User(UserIx),
 }
 
 record! {
-    /// How many orders a user may have open (`design.md` 7). What is open already stays.
+    /// What one user may take (`design.md` 7). What is open already stays.
     pub struct OrderBounds {
-        /// On all instruments together.
+        /// Open orders on all instruments together.
         pub per_user: u32,
-        /// On one instrument.
+        /// Open orders on one instrument.
         pub per_instrument: u32,
+        /// Total quantity of one order.
+        pub lots_per_order: Lots,
+        /// Total quantity of one order at its limit or protection price.
+        pub value_per_order: Minor,
     }
 }
 
@@ -387,12 +449,34 @@ impl OrderBounds {
     pub const NONE: Self = Self {
         per_user: u32::MAX,
         per_instrument: u32::MAX,
+        lots_per_order: Lots(u64::MAX),
+        value_per_order: Minor(i64::MAX),
     };
 }
 
 impl Default for OrderBounds {
     fn default() -> Self {
         Self::NONE
+    }
+}
+
+record! {
+    /// Sets bounds, or with none removes those of a group or user.
+    pub struct SetOrderBounds {
+        pub of: BoundsOf,
+        pub bounds: Option<OrderBounds>,
+        /// Hash of (call, caller, idempotency key) of a gRPC call; none otherwise.
+        pub key_hash: Id128,
+    }
+}
+
+record! {
+    /// Puts a user into a member group, or into none.
+    pub struct SetMemberGroup {
+        pub user: UserIx,
+        pub group: MemberGroup,
+        /// Hash of (call, caller, idempotency key) of a gRPC call; none otherwise.
+        pub key_hash: Id128,
     }
 }
 
@@ -461,7 +545,9 @@ impl Command {
             | Self::Refused(_)
             | Self::Settled(_)
             | Self::Bust(_)
-            | Self::SetOrderBounds(_) => Route::Admission,
+            | Self::SetOrderBounds(_)
+            | Self::SetMemberGroup(_)
+            | Self::CancelAllAfter(_) => Route::Admission,
         }
     }
 
@@ -473,6 +559,7 @@ impl Command {
             Self::Amend(c) => (c.session, c.client_seq),
             Self::MassCancel(c) => (c.session, c.client_seq),
             Self::Refused(c) => (c.session, c.client_seq),
+            Self::CancelAllAfter(c) => (c.session, c.client_seq),
             _ => return None,
         };
         (!session.is_none()).then_some((session, client_seq))
@@ -488,6 +575,8 @@ impl Command {
             Self::Refused(c) => c.key_hash,
             Self::SetPhase(c) => c.key_hash,
             Self::SetKillSwitch(c) => c.key_hash,
+            Self::SetOrderBounds(c) => c.key_hash,
+            Self::SetMemberGroup(c) => c.key_hash,
             Self::Fund(c) => c.key_hash,
             Self::Defund(c) => c.key_hash,
             Self::CloseHold(c) => c.key_hash,
@@ -520,6 +609,8 @@ impl Command {
             Self::SetKillSwitch(_) => "SET_KILL_SWITCH",
             Self::Settled(_) => "SETTLED",
             Self::Bust(_) => "BUST",
+            Self::CancelAllAfter(_) => "CANCEL_ALL_AFTER",
+            Self::SetMemberGroup(_) => "SET_MEMBER_GROUP",
         }
     }
 }
@@ -548,6 +639,8 @@ pub struct Cause {
     pub session: SessionIx,
     pub client_seq: u64,
     pub key_hash: Id128,
+    /// [`Amend::new_client_order_id`], 0 for none.
+    pub new_client_order_id: u64,
     pub request: RequestKind,
 }
 
@@ -563,11 +656,16 @@ impl Cause {
             session,
             client_seq,
             key_hash: command.key_hash().unwrap_or(Id128::NONE),
+            new_client_order_id: match command {
+                Command::Amend(c) => c.new_client_order_id,
+                _ => 0,
+            },
             request: match command {
                 Command::New(_) => RequestKind::New,
                 Command::Cancel(_) => RequestKind::Cancel,
                 Command::Amend(_) => RequestKind::Amend,
                 Command::MassCancel(_) => RequestKind::MassCancel,
+                Command::CancelAllAfter(_) => RequestKind::CancelAllAfter,
                 Command::Refused(c) => c.request,
                 _ => RequestKind::Other,
             },

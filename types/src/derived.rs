@@ -10,7 +10,7 @@
 //! | redemption and its hold, operation of a holder | names of the CFA service |
 
 use alloc::format;
-use alloc::string::String;
+use alloc::string::{String, ToString};
 
 use uuid::Uuid;
 
@@ -155,10 +155,11 @@ pub fn session_key(user_id: &str, session_name: &str) -> Id128 {
     name_uuid(&["session", user_id, session_name])
 }
 
-/// Numeric client order id of a text: the number itself if the text is one, else a hash; never 0.
+/// Numeric client order id of a text: the number itself if the text is its canonical form (`042` is
+/// not that of 42), else a hash; never 0.
 pub fn client_order_number(text: &str) -> u64 {
-    match text.parse() {
-        Ok(number) if number != 0 => number,
+    match text.parse::<u64>() {
+        Ok(number) if number != 0 && number.to_string() == text => number,
         _ => {
             let (high, low) = name_uuid(&["client order", text]).halves();
             (high ^ low).max(1)
@@ -228,7 +229,6 @@ pub fn attempt_id(batch_id: &str, attempt: u8) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::string::ToString;
 
     // rows: R180
     #[test]
@@ -309,6 +309,9 @@ mod tests {
         }
         assert_eq!(client_order_number("42"), 42);
         assert_ne!(client_order_number("0"), 0);
+        for other_text in ["042", "+42", "42 "] {
+            assert_ne!(client_order_number(other_text), 42, "{other_text}");
+        }
         assert_eq!(client_order_number("abc"), client_order_number("abc"));
     }
 

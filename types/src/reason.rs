@@ -20,6 +20,7 @@ code_enum! {
         HoldReleased = 12 "HOLD_RELEASED",
         Expired = 13 "EXPIRED",
         Operator = 14 "OPERATOR",
+        CancelAllAfter = 15 "CANCEL_ALL_AFTER",
     }
 }
 
@@ -106,5 +107,9 @@ code_enum! {
         InstrumentOrderLimit = 38 "INSTRUMENT_ORDER_LIMIT",
         /// The trading day of the instrument is over.
         InstrumentClosed = 39 "INSTRUMENT_CLOSED",
+        /// More lots than one order of this user may have.
+        OrderSizeLimit = 40 "ORDER_SIZE_LIMIT",
+        /// A higher value than one order of this user may have.
+        OrderValueLimit = 41 "ORDER_VALUE_LIMIT",
     }
 }

@@ -114,8 +114,8 @@ macro_rules! messages {
 }
 
 messages! {
-    /// What a client sends. Requests that act (from `NewOrder` to `MassCancel`) carry their client sequence in
-    /// the header.
+    /// What a client sends. Requests that act (`NewOrder` to `MassCancel`, `CancelAllAfter`) carry their
+    /// client sequence in the header.
     ClientMessage {
         /// Opens a session on the header's channel (0 to 63). `last_sequence` is the last number received on
         /// this session, 0 for none.
@@ -170,6 +170,8 @@ messages! {
             price_ticks: i64,
             /// New total, what was filled included; 0 = as it is.
             quantity_lots: u64,
+            /// What the client calls the order from then on, unique among the user's open orders; 0 = as before.
+            new_client_order_id: u64,
         }
         /// Cancels every open order in the scope: 0 = of this session, 1 = of this user, 2 = of this session's
         /// self-trade group.
@@ -189,6 +191,12 @@ messages! {
             /// Kopecks, or 10^-decimals of a unit.
             undrawn_minor: i64,
         }
+        /// Starts, restarts or stops the session's dead man's switch: its open orders end after this time
+        /// unless another `CancelAllAfter` comes first.
+        0x15 CancelAllAfter {
+            /// Seconds, 1 to 600; 0 = off.
+            timeout_s: u32,
+        }
     }
 
     /// What the server sends. Numbered messages carry their number in the header; it grows by one without a gap.
@@ -205,6 +213,8 @@ messages! {
             /// Messages a second before `THROTTLE`.
             throttle_per_s: u32,
             heartbeat_ms: u32,
+            /// When the session's dead man's switch fires, nanoseconds since 1970; 0 = it is off.
+            cancel_all_at_ns: u64,
             /// Server time, nanoseconds since 1970.
             time_ns: u64,
         }
@@ -282,7 +292,7 @@ messages! {
             request: RequestKind,
             reason: RejectReason,
             /// Limit value of the reason, 0 for none. `THROTTLE`: microseconds until the next request is taken;
-            /// `USER_ORDER_LIMIT`, `INSTRUMENT_ORDER_LIMIT`: the bound; `INSUFFICIENT_BALANCE`, `LIMIT_EXCEEDED`:
+            /// `USER_ORDER_LIMIT`, `INSTRUMENT_ORDER_LIMIT`, `ORDER_SIZE_LIMIT`, `ORDER_VALUE_LIMIT`, `MALFORMED`: the bound; `INSUFFICIENT_BALANCE`, `LIMIT_EXCEEDED`:
             /// what there is, in minor units.
             limit: u64,
             node_sequence: u64,
@@ -326,9 +336,10 @@ messages! {
             /// When the exchange read the request that caused it, nanoseconds since 1970.
             received_ns: u64,
         }
-        /// Numbered. Price or total quantity changed.
+        /// Numbered. Price, total quantity or client order id changed.
         0x95 Amended {
             client_seq: u64,
+            /// From here on.
             client_order_id: u64,
             engine_order_id: u64,
             instrument: u32,
@@ -360,6 +371,14 @@ messages! {
             client_seq: u64,
             instrument: u32,
             count: u32,
+            node_sequence: u64,
+            time_ns: u64,
+        }
+        /// Numbered. Answer to `CancelAllAfter`.
+        0x98 CancelAllAfterSet {
+            client_seq: u64,
+            /// When the session's orders end, nanoseconds since 1970; 0 = never.
+            cancel_all_at_ns: u64,
             node_sequence: u64,
             time_ns: u64,
         }
@@ -399,6 +418,7 @@ impl ServerMessage {
             Self::Cancelled(m) => m.client_seq,
             Self::Amended(m) => m.client_seq,
             Self::MassCancelled(m) => m.client_seq,
+            Self::CancelAllAfterSet(m) => m.client_seq,
             _ => 0,
         }
     }
@@ -416,6 +436,7 @@ const fn longest() -> usize {
         Amended::LEN,
         Reduced::LEN,
         MassCancelled::LEN,
+        CancelAllAfterSet::LEN,
     ];
     let (mut longest, mut at) = (0, 0);
     while at < lengths.len() {

@@ -311,6 +311,7 @@ pub fn amend(user: u32, order: Handle, price: Option<i64>, quantity: Option<u64>
         client_seq: 0,
         price: price.map(Ticks),
         quantity: quantity.map(Lots),
+        new_client_order_id: 0,
         limit_checked: false,
         key_hash: Id128::NONE,
     })

@@ -214,6 +214,7 @@ fn message(record: &Record, filled: u64, price_offset: i64, instrument: u32) -> 
             engine_order_id: 0,
             price_ticks,
             quantity_lots: filled + record.quantity,
+            new_client_order_id: 0,
         }
         .into(),
     }

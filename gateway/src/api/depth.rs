@@ -5,10 +5,12 @@
 use proto::convert::{to_decimal, to_timestamp_us};
 use proto::market::v1 as pb;
 use tonic::Status;
-use types::{InstrumentId, Lots, Side, Ticks, UserIx};
+use types::command::{BoundsOf, OrderBounds};
+use types::{Decimal, InstrumentId, Lots, Minor, Side, Ticks, UserId, UserIx};
 
 use super::render;
-use crate::market::{Market, now_us};
+use crate::config::GatewayConfig;
+use crate::market::{MONEY_DECIMALS, Market, now_us};
 use crate::refusal;
 
 /// Levels a side when the caller names none (D40).
@@ -60,12 +62,14 @@ pub async fn book(
     })
 }
 
-/// State of every instrument and of settlement. For staff alone: whose kill switch is engaged, and
-/// the hash of a state that is not too large for it.
+/// State of every instrument and of settlement. For staff alone (no `own` user): whose kill switch is
+/// engaged, and the hash of a state that is not too large for it.
 pub async fn status(
     market: &Market,
-    for_staff: bool,
+    own: Option<&str>,
 ) -> Result<pb::GetMarketStatusResponse, Status> {
+    let for_staff = own.is_none();
+    let own = own.and_then(|id| UserId::new(id).ok());
     let seen = market.look(|state| {
         let core = state.core();
         let instruments = core.books().map(|book| {
@@ -94,14 +98,39 @@ pub async fn status(
             kill_switch_engaged: admission.kill_switch(UserIx::NONE),
             killed_user_ids: killed.map(|id| id.to_string()).collect(),
             state_hash: hash.unwrap_or_default(),
-            bounds: Some(pb::MemberBounds {
-                open_orders_per_user: admission.order_bounds().per_user,
-                open_orders_per_instrument: admission.order_bounds().per_instrument,
-                messages_per_second_session: market.config.throttle_per_s,
-                messages_per_second_user: market.config.user_throttle_per_s,
-                sessions_per_user: market.config.sessions_per_user_max,
-            }),
+            bounds: Some(member_bounds(&market.config, admission, own)),
         }
     });
     seen.await
+}
+
+/// What a user can take; without one, or before the first order of one: a user without other bounds.
+fn member_bounds(
+    config: &GatewayConfig,
+    admission: &admission::Admission,
+    own: Option<UserId>,
+) -> pb::MemberBounds {
+    let user = own.and_then(|id| admission.user(admission.user_ix(&id)?));
+    let bounds = match user {
+        Some(user) => *admission.bounds(user),
+        None => admission.bounds_of(BoundsOf::Node).unwrap_or_default(),
+    };
+    let none = OrderBounds::NONE;
+    let lots = Some(bounds.lots_per_order.0).filter(|lots| *lots < none.lots_per_order.0);
+    let value = Some(bounds.value_per_order).filter(|value| *value < none.value_per_order);
+    pb::MemberBounds {
+        open_orders_per_user: bounds.per_user,
+        open_orders_per_instrument: bounds.per_instrument,
+        messages_per_second_session: config.throttle_per_s,
+        messages_per_second_user: config.user_throttle_per_s,
+        sessions_per_user: config.sessions_per_user_max,
+        lots_per_order: lots.unwrap_or(0),
+        value_per_order: value.map(|value| to_decimal(money(value))),
+        group: user.map_or(0, |user| user.group.0),
+        messages_per_second_group: config.group_throttle_per_s,
+    }
+}
+
+fn money(value: Minor) -> Decimal {
+    Decimal::from_minor(value.0, MONEY_DECIMALS)
 }

@@ -14,10 +14,12 @@ use proto::market::v1::*;
 use rpc::page::Key;
 use rpc::{Caller, Role, caller};
 use tonic::{Request, Response, Status};
+use types::command::MemberGroup;
 use types::derived;
 
 use crate::funding::{self, HoldView};
 use crate::market::Market;
+use crate::orders::members::{self, Member};
 use crate::orders::{self, Actor, Answered, MassCancel};
 use crate::projection::repo::{self, Before, OrderFilter, TradeFilter};
 use crate::projection::rows::{OrderRow, TradeRow};
@@ -173,8 +175,9 @@ impl MarketService for Api {
         let row = find_order(&self.market, &caller, &message.order_id).await?;
         context.user_id = row.user_id.clone();
         let spec = self.market.instrument(&row.instrument_id).await?;
-        let change = parse::change(&spec, message.price.as_ref(), message.quantity.as_ref())?;
-        let answered = orders::amend(&self.market, &context, &row, &spec, change).await?;
+        let (price, quantity) = (message.price.as_ref(), message.quantity.as_ref());
+        let change = parse::change(&spec, price, quantity, message.new_client_order_id)?;
+        let answered = orders::amend(&self.market, &context, &row, &spec, &change).await?;
         Ok(reply(answered, |row| AmendOrderResponse {
             order: Some(render::order(&row)),
         }))
@@ -431,13 +434,64 @@ impl MarketService for Api {
         }))
     }
 
+    async fn set_member_bounds(
+        &self,
+        request: Request<SetMemberBoundsRequest>,
+    ) -> Result<Response<SetMemberBoundsResponse>, Status> {
+        let (caller, message) = opened(request)?;
+        let context = rpc::context::write(message.context)?;
+        let member = parse::member(message.user_id, message.group)?;
+        if let Member::User(user_id) = &member {
+            // A mistyped id is told, not bound.
+            self.market.identity.profile(&context, user_id).await?;
+        }
+        let most = self.market.open_orders_most();
+        let bounds = message.bounds.as_ref();
+        let wanted = bounds.map(|b| parse::bounds(b, most)).transpose()?;
+        let key = &context.idempotency_key;
+        let key_hash = derived::key_hash("SetMemberBounds", &caller.subject, key);
+        let answered = members::set_bounds(&self.market, &member, wanted, key_hash).await?;
+        if !answered.replayed {
+            let (reason, by) = (message.reason, caller.subject);
+            tracing::warn!(?member, ?wanted, reason, by, "order bounds set");
+        }
+        let bounds = message.bounds;
+        Ok(reply(answered, |()| SetMemberBoundsResponse { bounds }))
+    }
+
+    async fn set_member_group(
+        &self,
+        request: Request<SetMemberGroupRequest>,
+    ) -> Result<Response<SetMemberGroupResponse>, Status> {
+        let (caller, message) = opened(request)?;
+        let context = rpc::context::write(message.context)?;
+        let (user_id, group) = (message.user_id, message.group);
+        self.market.identity.profile(&context, &user_id).await?;
+        let key = &context.idempotency_key;
+        let key_hash = derived::key_hash("SetMemberGroup", &caller.subject, key);
+        let to = MemberGroup(group);
+        let answered = members::set_group(&self.market, &user_id, to, key_hash).await?;
+        if !answered.replayed {
+            let (reason, by) = (message.reason, caller.subject);
+            tracing::warn!(user_id, group, reason, by, "member group set");
+        }
+        Ok(reply(answered, |()| SetMemberGroupResponse {
+            user_id,
+            group,
+        }))
+    }
+
     async fn get_market_status(
         &self,
         request: Request<GetMarketStatusRequest>,
     ) -> Result<Response<GetMarketStatusResponse>, Status> {
-        let for_staff = caller(&request)?.acts_for_anyone();
-        rpc::context::read(request.into_inner().context);
-        let view = depth::status(&self.market, for_staff).await?;
+        let (caller, message) = opened(request)?;
+        rpc::context::read(message.context);
+        let own = match caller.acts_for_anyone() {
+            true => None,
+            false => caller.user_id.as_deref(),
+        };
+        let view = depth::status(&self.market, own).await?;
         Ok(Response::new(view))
     }
 }

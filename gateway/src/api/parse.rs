@@ -6,6 +6,7 @@ use proto::common::v1::Decimal as WireDecimal;
 use proto::convert::{decimal, optional_decimal, timestamp_us};
 use proto::market::v1 as pb;
 use tonic::Status;
+use types::command::{MemberGroup, OrderBounds};
 use types::{
     Decimal, Id128, InstrumentIx, InstrumentSpec, Lots, Minor, OrderStatus, OrderType, Phase,
     SessionIx, Side, StpMode, Ticks, TimeInForce, UserId, UserIx,
@@ -13,6 +14,7 @@ use types::{
 
 use crate::market::Asset;
 use crate::orders::Change;
+use crate::orders::members::Member;
 
 fn bad(field: &str, problem: impl ToString) -> Status {
     rpc::status::invalid_argument(field, problem.to_string())
@@ -114,10 +116,15 @@ pub fn client_order_id(order: &pb::Order) -> Result<&str, Status> {
         "" => &order.order_id,
         id => id,
     };
-    if id.len() > 128 {
-        return Err(bad("order.client_order_id", "must have at most 128 bytes"));
-    }
+    check_client_order_id("order.client_order_id", id)?;
     Ok(id)
+}
+
+fn check_client_order_id(field: &str, id: &str) -> Result<(), Status> {
+    match id.len() {
+        0..=128 => Ok(()),
+        _ => Err(bad(field, "must have at most 128 bytes")),
+    }
 }
 
 /// The order of a PlaceOrder, its user's id well-formed.
@@ -163,17 +170,59 @@ pub fn change(
     spec: &InstrumentSpec,
     price: Option<&WireDecimal>,
     quantity: Option<&WireDecimal>,
+    new_client_order_id: String,
 ) -> Result<Change, Status> {
     let price = optional_positive("price", price)?;
     let quantity = optional_positive("quantity", quantity)?;
-    if price.is_none() && quantity.is_none() {
-        return Err(bad("quantity", "price or quantity is required"));
+    if price.is_none() && quantity.is_none() && new_client_order_id.is_empty() {
+        let text = "price, quantity or new_client_order_id is required";
+        return Err(bad("quantity", text));
     }
+    check_client_order_id("new_client_order_id", &new_client_order_id)?;
     Ok(Change {
+        new_client_order_id,
         price: price.map(|price| ticks(spec, "price", price)).transpose()?,
         quantity: quantity
             .map(|quantity| lots(spec, "quantity", quantity))
             .transpose()?,
+    })
+}
+
+/// The user or the member group that a call names.
+pub fn member(user_id: String, group: u32) -> Result<Member, Status> {
+    match (user_id.is_empty(), group) {
+        (true, 0) => Err(bad("user_id", "a user or a group is required")),
+        (true, group) => Ok(Member::Group(MemberGroup(group))),
+        (false, 0) => Ok(Member::User(user_id)),
+        (false, _) => Err(bad("group", "must be 0 where a user is named")),
+    }
+}
+
+/// Bounds of a member, who may have at most `open_orders_most` open orders.
+pub fn bounds(given: &pb::OrderBounds, open_orders_most: u32) -> Result<OrderBounds, Status> {
+    let (per_user, per_instrument) = (given.open_orders_per_user, given.open_orders_per_instrument);
+    if !(1..=open_orders_most).contains(&per_user) {
+        let text = format!("must be 1 to {open_orders_most}");
+        return Err(bad("bounds.open_orders_per_user", &text));
+    }
+    if per_instrument == 0 {
+        return Err(bad(
+            "bounds.open_orders_per_instrument",
+            "must be at least 1",
+        ));
+    }
+    let field = "bounds.value_per_order";
+    let value = optional_positive(field, given.value_per_order.as_ref())?;
+    let value = value.map(|value| minor(&Asset::MONEY, field, value));
+    let none = OrderBounds::NONE;
+    Ok(OrderBounds {
+        per_user,
+        per_instrument,
+        lots_per_order: match given.lots_per_order {
+            0 => none.lots_per_order,
+            lots => Lots(lots),
+        },
+        value_per_order: value.transpose()?.unwrap_or(none.value_per_order),
     })
 }
 

@@ -146,6 +146,7 @@ fn names(message: &ClientMessage) -> Option<(RequestKind, u64, u64)> {
         }
         ClientMessage::Amend(m) => Some((RequestKind::Amend, m.client_order_id, m.engine_order_id)),
         ClientMessage::MassCancel(_) => Some((RequestKind::MassCancel, 0, 0)),
+        ClientMessage::CancelAllAfter(_) => Some((RequestKind::CancelAllAfter, 0, 0)),
         ClientMessage::Login(_)
         | ClientMessage::Logout(_)
         | ClientMessage::Heartbeat(_)
@@ -511,26 +512,35 @@ impl State {
         }
     }
 
-    /// Microseconds until the rates of the session and of its user take the next request.
+    /// Microseconds until the rates of the session, of its user and of the user's group take the next request.
     fn wait_us(&mut self, at: At) -> u64 {
         let (now_ns, config) = (self.now_ns, &self.market.config);
         let session = self.sessions.row(at);
         let of_session = session.rate.wait_ns(now_ns, config.throttle_per_s);
-        let user = session.user;
+        let (user, group) = (session.user, session.group);
         let user = self.sessions.users.entry(user).or_default();
         let of_user = user.rate.wait_ns(now_ns, config.user_throttle_per_s);
-        of_session.max(of_user).div_ceil(1_000)
+        let of_group = self.sessions.groups.get(&group);
+        let of_group = of_group.map_or(0, |rate| rate.wait_ns(now_ns, config.group_throttle_per_s));
+        of_session.max(of_user).max(of_group).div_ceil(1_000)
     }
 
-    /// True within the rates of the session and of its user over all sessions.
+    /// True within the rates of the session, of its user over all sessions, and of the user's group.
     fn is_in_rate(&mut self, at: At) -> bool {
         let config = &self.market.config;
         let session = self.sessions.row(at);
-        let user = session.user;
+        let (user, group) = (session.user, session.group);
         if !session.rate.admit(self.now_ns, config.throttle_per_s) {
             return false;
         }
         let user = self.sessions.users.entry(user).or_default();
-        user.rate.admit(self.now_ns, config.user_throttle_per_s)
+        if !user.rate.admit(self.now_ns, config.user_throttle_per_s) {
+            return false;
+        }
+        if group.is_none() {
+            return true;
+        }
+        let rate = self.sessions.groups.entry(group).or_default();
+        rate.admit(self.now_ns, config.group_throttle_per_s)
     }
 }

@@ -408,6 +408,7 @@ impl Front {
         });
         session.epoch = opened.epoch;
         session.stp_group = opened.stp_group;
+        session.group = opened.group;
         session.parked = None;
         session.is_setting_hold = false;
         session.is_fetching = false;
@@ -432,6 +433,7 @@ impl Front {
             node: market.node.get(),
             throttle_per_s: market.config.throttle_per_s,
             heartbeat_ms,
+            cancel_all_at_ns: opened.cancel_all_at_ns,
             time_ns: self.state.now_ns,
         };
         let session = self.state.sessions.row(at);

@@ -4,7 +4,10 @@
 use admission::{Report, ReportBody};
 use sequencer::Stamp;
 use types::{Handle, NodeId, order_uuid, trade_uuid};
-use wire::{Amended, Cancelled, Fill, MassCancelled, OrderAck, Reduced, Rejected, ServerMessage};
+use wire::{
+    Amended, CancelAllAfterSet, Cancelled, Fill, MassCancelled, OrderAck, Reduced, Rejected,
+    ServerMessage,
+};
 
 /// What the messages of a report have in common.
 struct Head {
@@ -171,6 +174,13 @@ impl Head {
                 client_seq: self.client_seq,
                 instrument: self.instrument,
                 count,
+                node_sequence: sequence.0,
+                time_ns,
+            }
+            .into(),
+            ReportBody::CancelAllAfter { at_ns } => CancelAllAfterSet {
+                client_seq: self.client_seq,
+                cancel_all_at_ns: at_ns,
                 node_sequence: sequence.0,
                 time_ns,
             }

@@ -4,9 +4,12 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use admission::{AmendRequest, CancelRequest, MassCancelRequest, NewRequest, OrderRef, Request};
+use admission::{
+    AmendRequest, CancelAllAfterRequest, CancelRequest, MassCancelRequest, NewRequest, OrderRef,
+    Request,
+};
 use transport::Key;
-use types::command::MassScope;
+use types::command::{MassScope, MemberGroup};
 use types::{
     CancelReason, Handle, Id128, InstrumentIx, Lots, Sequence, SessionIx, Side, StpGroup, StpMode,
     Ticks, UserIx,
@@ -40,6 +43,8 @@ pub struct Session {
     /// Of the login that has it: goes with every request.
     pub epoch: Sequence,
     pub stp_group: StpGroup,
+    /// The member group of the user, as of the login.
+    pub group: MemberGroup,
     pub window: Window,
     /// Number of the last message that is durable.
     pub released: u64,
@@ -86,10 +91,19 @@ impl Session {
                 client_seq,
                 price: (m.price_ticks != 0).then_some(Ticks(m.price_ticks)),
                 quantity: (m.quantity_lots != 0).then_some(Lots(m.quantity_lots)),
+                new_client_order_id: m.new_client_order_id,
                 limit_checked: false,
                 key_hash: Id128::NONE,
             })),
             ClientMessage::MassCancel(m) => self.mass_cancel(client_seq, m),
+            ClientMessage::CancelAllAfter(m) => {
+                Ok(Request::CancelAllAfter(CancelAllAfterRequest {
+                    user: self.user,
+                    session: self.ix,
+                    client_seq,
+                    timeout_s: m.timeout_s,
+                }))
+            }
             ClientMessage::Login(_)
             | ClientMessage::Logout(_)
             | ClientMessage::Heartbeat(_)
@@ -170,6 +184,8 @@ pub struct Sessions {
     /// By session index; 0 for none, else one more than the place.
     places: Vec<u32>,
     pub users: HashMap<UserIx, User>,
+    /// What the members of a group send together.
+    pub groups: HashMap<MemberGroup, Rate>,
     pub pool: Pool,
     /// Without a connection, longest first: their windows go first.
     idle: VecDeque<At>,
@@ -183,6 +199,7 @@ impl Sessions {
             rows: Vec::new(),
             places: Vec::new(),
             users: HashMap::new(),
+            groups: HashMap::new(),
             pool: Pool::new(window_bytes_max),
             idle: VecDeque::new(),
             messages_max,

@@ -321,6 +321,7 @@ fn session(opened: &Opened, admitted: &Admitted) -> Session {
         user_id: admitted.user_id.clone(),
         epoch: Sequence::ZERO,
         stp_group: opened.stp_group,
+        group: opened.group,
         window: Window::after(opened.last_number),
         released: opened.last_number,
         sent: opened.last_number,

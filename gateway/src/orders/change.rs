@@ -56,11 +56,22 @@ pub async fn cancel(
 }
 
 /// What AmendOrder changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     pub price: Option<Ticks>,
     /// New total, what was filled included.
     pub quantity: Option<Lots>,
+    /// Empty = as before.
+    pub new_client_order_id: String,
+}
+
+impl Change {
+    fn new_client_order_number(&self) -> u64 {
+        match self.new_client_order_id.as_str() {
+            "" => 0,
+            text => derived::client_order_number(text),
+        }
+    }
 }
 
 /// AmendOrder (T22).
@@ -69,7 +80,7 @@ pub async fn amend(
     context: &Context,
     row: &OrderRow,
     spec: &InstrumentSpec,
-    change: Change,
+    change: &Change,
 ) -> Result<Answered<OrderRow>, Status> {
     let key_hash = derived::key_hash("AmendOrder", &row.user_id, &context.idempotency_key);
     if let Some(answer) = market.answered(key_hash).await? {
@@ -79,7 +90,13 @@ pub async fn amend(
         .identity
         .check_may_trade(context, &row.user_id)
         .await?;
-    market.note_request(context, key_hash, None).await?;
+    let new_client_order_id = change.new_client_order_number();
+    let new_name = (new_client_order_id != 0).then_some((
+        row.user_id.as_str(),
+        new_client_order_id,
+        change.new_client_order_id.as_str(),
+    ));
+    market.note_request(context, key_hash, new_name).await?;
     let user = market.bind_user(&row.user_id).await?;
     let handle = Handle::from_engine_id(row.engine_order_id);
     let mut request = AmendRequest {
@@ -89,6 +106,7 @@ pub async fn amend(
         client_seq: 0,
         price: change.price,
         quantity: change.quantity,
+        new_client_order_id,
         limit_checked: false,
         key_hash,
     };
@@ -132,7 +150,7 @@ pub async fn amend(
 fn notional(
     row: &OrderRow,
     spec: &InstrumentSpec,
-    change: Change,
+    change: &Change,
     quantity: Decimal,
 ) -> Result<Minor, Status> {
     let price = change

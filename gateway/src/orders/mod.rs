@@ -13,6 +13,7 @@
 
 mod change;
 mod kill;
+pub mod members;
 mod place;
 
 use sequencer::Record;

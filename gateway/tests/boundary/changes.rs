@@ -120,6 +120,7 @@ async fn r161_cancel_of_what_is_not_open_has_its_error() {
             order_id: order.order_id,
             price: decimal("2"),
             quantity: None,
+            new_client_order_id: String::new(),
         };
         let refusal = refused(world.trader("ann").amend_order(amend).await.unwrap_err());
         assert_eq!(refusal.1, "Order is not open");
@@ -127,6 +128,71 @@ async fn r161_cancel_of_what_is_not_open_has_its_error() {
     let foreign = world.place(buy("ann", "1", "1")).await.unwrap();
     let refusal = world.cancel("bob", &foreign.order_id).await.unwrap_err();
     assert_eq!(refusal.code(), Code::PermissionDenied);
+    world.stop().await;
+}
+
+/// D37: an amend gives the order another client order id, from either door; the order_id stays, and the
+/// history shows the new one.
+// rows: R328
+#[tokio::test]
+async fn r328_an_amend_may_give_the_order_another_client_order_id() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "1000", "0").await;
+    let order = world
+        .place(Order {
+            client_order_id: "first".into(),
+            ..buy("ann", "10", "20")
+        })
+        .await
+        .unwrap();
+    let amend = |id: &str| AmendOrderRequest {
+        context: context(&unique()),
+        order_id: order.order_id.clone(),
+        price: None,
+        quantity: None,
+        new_client_order_id: id.into(),
+    };
+    let mut trader = world.trader("ann");
+    let amended = trader.amend_order(amend("second")).await.unwrap();
+    let amended = amended.into_inner().order.unwrap();
+    let shown = (&*amended.order_id, &*amended.client_order_id);
+    assert_eq!(shown, (&*order.order_id, "second"));
+    let stored = world.order(&order.order_id).await.unwrap();
+    assert_eq!(stored.client_order_id, "second");
+    // The first one is free, the second taken.
+    let named = |id: &str| Order {
+        client_order_id: id.into(),
+        ..buy("ann", "9", "1")
+    };
+    world.place(named("first")).await.unwrap();
+    let status = world.place(named("second")).await.unwrap_err();
+    assert_eq!(refused(status).2, "DUPLICATE_CLIENT_ORDER_ID");
+    let status = trader.amend_order(amend("first")).await.unwrap_err();
+    assert_eq!(refused(status).2, "DUPLICATE_CLIENT_ORDER_ID");
+    // Nothing to change, and a name that is too long.
+    let status = trader.amend_order(amend("")).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    let status = trader.amend_order(amend(&"x".repeat(129))).await;
+    assert_eq!(status.unwrap_err().code(), Code::InvalidArgument);
+    // A number over a session.
+    let (ann, mut of_ann) = world.session(login("ann", "a")).await;
+    let rename = wire::Amend {
+        client_order_id: 0,
+        engine_order_id: order.engine_order_id,
+        price_ticks: 0,
+        quantity_lots: 0,
+        new_client_order_id: 77,
+    };
+    ann.send(0, rename).await.unwrap();
+    let amended = until(&mut of_ann, |m| match m {
+        wire::ServerMessage::Amended(amended) => Some(*amended),
+        _ => None,
+    });
+    let amended = amended.await;
+    assert_eq!((amended.client_order_id, amended.kept_priority), (77, 1));
+    let stored = world.order(&order.order_id).await.unwrap();
+    assert_eq!(stored.client_order_id, "77");
     world.stop().await;
 }
 
@@ -143,6 +209,7 @@ async fn r143_amend_changes_price_and_total_and_the_money_behind_them() {
         order_id: order.order_id.clone(),
         price: price.and_then(decimal),
         quantity: quantity.and_then(decimal),
+        new_client_order_id: String::new(),
     };
     let mut trader = world.trader("ann");
     let amended = trader
@@ -342,6 +409,7 @@ async fn t12_a_repeat_of_a_change_that_the_book_has_refused_is_told_the_same() {
         order_id: order.order_id.clone(),
         price: decimal("12"),
         quantity: None,
+        new_client_order_id: String::new(),
     };
     for _ in 0..2 {
         let status = world.trader("ann").amend_order(amend.clone()).await;

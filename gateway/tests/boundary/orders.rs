@@ -133,6 +133,100 @@ async fn open_orders_of_a_user_are_bounded_on_both_doors_and_cancels_pass() {
     world.stop().await;
 }
 
+/// Bounds of one order and of a member group (F07, `design.md` 7), set by the market's supervision and shown to
+/// the user; a trader may not set his own.
+// rows: R333 R341
+#[tokio::test]
+async fn r341_members_and_groups_have_bounds_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut world = World::new(folder.path()).await;
+    world.user("ann", "100000", "0").await;
+    world.user("bob", "100000", "0").await;
+    let bounds = |value: Option<&str>, lots_per_order| OrderBounds {
+        open_orders_per_user: 10,
+        open_orders_per_instrument: 10,
+        lots_per_order,
+        value_per_order: value.and_then(decimal),
+    };
+    let set = |user_id: &str, group, bounds| SetMemberBoundsRequest {
+        context: context(&unique()),
+        user_id: user_id.into(),
+        group,
+        bounds,
+        reason: "test".into(),
+    };
+    let put = |user_id: &str, group| SetMemberGroupRequest {
+        context: context(&unique()),
+        user_id: user_id.into(),
+        group,
+        reason: "test".into(),
+    };
+    let mut operator = world.operator();
+    let mut trader = world.trader("ann");
+    let own = trader.set_member_bounds(set("ann", 0, Some(bounds(None, 0))));
+    assert_eq!(own.await.unwrap_err().code(), Code::PermissionDenied);
+    let of_group = Some(bounds(Some("100"), 0));
+    operator
+        .set_member_bounds(set("", 7, of_group))
+        .await
+        .unwrap();
+    world.place(buy("ann", "10", "11")).await.unwrap();
+    let request = put("ann", 7);
+    for replayed in [false, true] {
+        let answer = operator.set_member_group(request.clone()).await.unwrap();
+        let is_again = answer.metadata().contains_key("idempotent-replayed");
+        assert_eq!((answer.get_ref().group, is_again), (7, replayed));
+    }
+    let status = world.place(buy("ann", "10", "11")).await.unwrap_err();
+    let (code, text, reason) = refused(status);
+    assert_eq!(
+        (code, reason.as_str()),
+        (Code::FailedPrecondition, "ORDER_VALUE_LIMIT"),
+        "{text}"
+    );
+    world.place(buy("ann", "10", "10")).await.unwrap();
+    world.place(buy("bob", "10", "11")).await.unwrap();
+    let shown = |status: GetMarketStatusResponse| {
+        let bounds = status.bounds.unwrap();
+        let value = bounds.value_per_order.map(|value| value.value);
+        (bounds.group, bounds.lots_per_order, value)
+    };
+    let status = trader.get_market_status(GetMarketStatusRequest::default());
+    let status = shown(status.await.unwrap().into_inner());
+    assert_eq!(status, (7, 0, Some("100.00".to_owned())));
+    // The user's own come first, until they are removed.
+    let own = Some(bounds(None, 3));
+    operator
+        .set_member_bounds(set("ann", 0, own))
+        .await
+        .unwrap();
+    let status = world.place(buy("ann", "100", "4")).await.unwrap_err();
+    assert_eq!(refused(status).2, "ORDER_SIZE_LIMIT");
+    world.place(buy("ann", "100", "3")).await.unwrap();
+    operator
+        .set_member_bounds(set("ann", 0, None))
+        .await
+        .unwrap();
+    let status = world.place(buy("ann", "100", "3")).await.unwrap_err();
+    assert_eq!(refused(status).2, "ORDER_VALUE_LIMIT");
+    for wrong in [
+        set("", 0, Some(bounds(None, 0))),
+        set("ann", 7, Some(bounds(None, 0))),
+        set("ann", 0, Some(OrderBounds::default())),
+        set("ann", 0, Some(bounds(Some("-1"), 0))),
+    ] {
+        let status = operator.set_member_bounds(wrong).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+    }
+    let unknown = operator.set_member_group(put("nobody-here", 7)).await;
+    assert_eq!(unknown.unwrap_err().code(), Code::NotFound);
+    // After a restart the bounds are the same.
+    let world = world.restart(Settings::default()).await;
+    let status = world.place(buy("ann", "100", "3")).await.unwrap_err();
+    assert_eq!(refused(status).2, "ORDER_VALUE_LIMIT");
+    world.stop().await;
+}
+
 // rows: R146 R147 R148 R149 R150 R152 R250 R252 R253
 #[tokio::test]
 async fn r150_checks_run_in_order_and_the_first_message_wins() {

@@ -3,6 +3,7 @@
 use client::{Error, LoginOptions, Report};
 use proto::common::v1::KycStatus;
 use proto::market::v1::OrderStatus;
+use types::command::RequestKind;
 use types::{CancelReason, RejectReason, Side};
 use wire::{DisconnectCode, ServerMessage};
 
@@ -50,6 +51,39 @@ fn rejected(message: &ServerMessage) -> Option<wire::Rejected> {
         ServerMessage::Rejected(rejected) => Some(*rejected),
         _ => None,
     }
+}
+
+/// F12: the session asks for time; without another call its orders end, connected or not, heartbeats or not.
+// rows: R345
+#[tokio::test]
+async fn r345_a_dead_mans_switch_ends_the_sessions_orders() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    ann.send(0, wire_order(1, Side::Buy, 100, 1)).await.unwrap();
+    let placed = until(&mut of_ann, ack).await;
+    let set = |message: &ServerMessage| match message {
+        ServerMessage::CancelAllAfterSet(set) => Some(*set),
+        _ => None,
+    };
+    let switch = |timeout_s| wire::CancelAllAfter { timeout_s };
+    ann.send(0, switch(600)).await.unwrap();
+    let armed = until(&mut of_ann, set).await;
+    assert_eq!(armed.client_seq, 2);
+    assert_eq!(armed.cancel_all_at_ns, armed.time_ns + 600_000_000_000);
+    ann.send(0, switch(601)).await.unwrap();
+    let refusal = until(&mut of_ann, rejected).await;
+    let expected = (RejectReason::Malformed, RequestKind::CancelAllAfter, 600);
+    assert_eq!((refusal.reason, refusal.request, refusal.limit), expected);
+    ann.send(0, switch(1)).await.unwrap();
+    let armed = until(&mut of_ann, set).await;
+    let gone = until(&mut of_ann, cancelled).await;
+    assert_eq!(gone.engine_order_id, placed.engine_order_id);
+    assert_eq!(gone.reason, CancelReason::CancelAllAfter);
+    assert!(gone.time_ns >= armed.cancel_all_at_ns);
+    let stored = world.order(&placed.order_id.to_string()).await.unwrap();
+    assert_eq!(stored.cancel_reason, "CANCEL_ALL_AFTER");
+    world.stop().await;
 }
 
 // rows: R343
@@ -237,6 +271,7 @@ async fn r344_both_protocols_share_one_book() {
             engine_order_id: by_rpc.engine_order_id,
             price_ticks: 950,
             quantity_lots: 0,
+            new_client_order_id: 0,
         },
     )
     .await

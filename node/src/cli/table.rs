@@ -138,6 +138,8 @@ pub const ENTRIES: &[Entry] = entries! {
         "trading-hold" "list" "ListTradingHolds";
         "market" "set-phase" "SetTradingPhase";
         "market" "kill-switch" "SetKillSwitch";
+        "market" "set-bounds" "SetMemberBounds";
+        "market" "set-group" "SetMemberGroup";
         "market" "status" "GetMarketStatus";
     }
     "platform.identity.v1.IdentityService" {

@@ -238,6 +238,7 @@ impl Sender<'_> {
                         engine_order_id: 0,
                         price_ticks: 0,
                         quantity_lots: *total,
+                        new_client_order_id: 0,
                     }
                     .into(),
                 )

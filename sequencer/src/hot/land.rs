@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use admission::ReportSink;
 use types::command::Cause;
+use types::command::MemberGroup;
 use types::{Command, SessionIx};
 
 use super::{Hot, NO_PORT};
@@ -129,14 +130,17 @@ impl Hot {
             if let Command::OpenSession(open) = &command.command {
                 let row = self.core.admission().session(open.session);
                 let row = row.expect("its command is applied");
+                let user = self.core.admission().user(open.user);
                 let opened = Opened {
                     tag,
                     epoch: stamp.sequence,
                     session: open.session,
                     user: open.user,
                     stp_group: open.stp_group,
+                    group: user.map_or(MemberGroup::NONE, |user| user.group),
                     client_seq: row.client_seq,
                     last_number: row.last_number,
+                    cancel_all_at_ns: row.cancel_all_at_ns,
                 };
                 route(&mut self.rings, &mut self.routes, port, opened);
             } else if !has_answered {

@@ -1,5 +1,5 @@
-//! What time alone brings about: the end of orders with a date, and of the orders of sessions that ended,
-//! behind their grace. Each is a journalled command like any other.
+//! Timer commands: GTD expiry, cancel-on-disconnect after the grace period, and sessions' dead man's
+//! switches. Each is a journalled command like any other.
 
 use admission::{MassCancelRequest, Request};
 use types::command::MassScope;
@@ -7,6 +7,7 @@ use types::{CancelReason, Command, Envelope, Id128, InstrumentIx, SessionIx, Use
 
 use super::Hot;
 use crate::port::NotTaken;
+use crate::timers::Timer;
 
 impl Hot {
     /// Nobody is connected after a start: open sessions end now, and the grace of those that had ended runs again.
@@ -22,8 +23,17 @@ impl Hot {
                 session.is_some_and(|session| !session.open && session.cancel_on_disconnect)
             })
             .collect();
+        let switches: Vec<(SessionIx, u64)> = admission
+            .sessions()
+            .filter(|(_, row)| row.cancel_all_at_ns > 0)
+            .map(|(ix, row)| (ix, row.cancel_all_at_ns))
+            .collect();
         for session in owed {
-            self.timers.session_ended(session, now_ns + self.grace_ns());
+            let at_ns = now_ns + self.grace_ns();
+            self.timers.set(session, Timer::Grace, at_ns);
+        }
+        for (session, at_ns) in switches {
+            self.timers.set(session, Timer::CancelAllAfter, at_ns);
         }
         for session in open {
             let close = Request::CloseSession {
@@ -56,7 +66,7 @@ impl Hot {
         self.next_expiry_ns = expiries.min().filter(|at_ns| *at_ns != u64::MAX);
     }
 
-    /// What time alone brings about. What a busy moment refuses stays due.
+    /// Submits the timer commands that are due. One that is refused as `BUSY` stays due.
     pub(super) fn on_time(&mut self) -> bool {
         let Some(next_ns) = self.next_ns() else {
             return false;
@@ -76,12 +86,15 @@ impl Hot {
                 self.pump();
             }
         }
-        while let Some(session) = self.timers.due(now_ns) {
+        while let Some((session, timer)) = self.timers.due(now_ns) {
             let request = Request::MassCancel(MassCancelRequest {
                 scope: MassScope::Session(session),
                 instrument: InstrumentIx::NONE,
                 side: None,
-                reason: CancelReason::CancelOnDisconnect,
+                reason: match timer {
+                    Timer::Grace => CancelReason::CancelOnDisconnect,
+                    Timer::CancelAllAfter => CancelReason::CancelAllAfter,
+                },
                 user: UserIx::NONE,
                 session: SessionIx::NONE,
                 client_seq: 0,
@@ -91,7 +104,7 @@ impl Hot {
                 Err(NotTaken::Busy) => break,
                 outcome => did_work |= outcome.is_ok(),
             }
-            self.timers.forget(session);
+            self.timers.clear(session, timer);
             self.pump();
         }
         did_work
@@ -99,12 +112,19 @@ impl Hot {
 
     pub(super) fn watch_sessions(&mut self, envelope: &Envelope) {
         match envelope.command {
-            Command::OpenSession(open) => self.timers.forget(open.session),
+            Command::OpenSession(open) => self.timers.clear(open.session, Timer::Grace),
+            Command::CancelAllAfter(c) => {
+                let row = self.core.admission().session(c.session);
+                match row.map_or(0, |row| row.cancel_all_at_ns) {
+                    0 => self.timers.clear(c.session, Timer::CancelAllAfter),
+                    at_ns => self.timers.set(c.session, Timer::CancelAllAfter, at_ns),
+                }
+            }
             Command::CloseSession(close) => {
                 let session = self.core.admission().session(close.session);
                 if session.is_some_and(|session| session.cancel_on_disconnect) {
                     let at_ns = envelope.time_ns + self.grace_ns();
-                    self.timers.session_ended(close.session, at_ns);
+                    self.timers.set(close.session, Timer::Grace, at_ns);
                 }
             }
             _ => {}

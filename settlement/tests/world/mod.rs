@@ -282,6 +282,7 @@ impl Market {
             client_seq: 0,
             price: Some(Ticks(price)),
             quantity: Some(order.filled + Lots(open)),
+            new_client_order_id: 0,
             limit_checked: true,
             key_hash: Id128::NONE,
         });

@@ -73,6 +73,8 @@ impl MarketService for Peers {
         close_trading_hold: CloseTradingHoldRequest => CloseTradingHoldResponse,
         set_trading_phase: SetTradingPhaseRequest => SetTradingPhaseResponse,
         set_kill_switch: SetKillSwitchRequest => SetKillSwitchResponse,
+        set_member_bounds: SetMemberBoundsRequest => SetMemberBoundsResponse,
+        set_member_group: SetMemberGroupRequest => SetMemberGroupResponse,
         get_market_status: GetMarketStatusRequest => GetMarketStatusResponse,
     );
 }

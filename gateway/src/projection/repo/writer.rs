@@ -18,7 +18,7 @@ pub const INSERT_ORDER: &str = "INSERT INTO orders (sequence, user, instrument, 
      engine_order_id, created_ns, updated_at_us) \
      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)";
 pub const UPDATE_ORDER: &str = "UPDATE orders SET price = ?2, quantity = ?3, filled = ?4, value_minor = ?5, \
-     status = ?6, cancel_reason = ?7, updated_at_us = ?8 WHERE sequence = ?1";
+     status = ?6, cancel_reason = ?7, updated_at_us = ?8, client_order_id = ?9 WHERE sequence = ?1";
 pub const INSERT_TRADE: &str = "INSERT INTO trades (id, buy_order, sell_order, buyer, seller, instrument, price, \
      quantity, fee_minor, number, aggressor_side, executed_ns) \
      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)";
@@ -134,7 +134,8 @@ impl Writer {
             let updated_us = micros(change.updated_ns);
             if !change.is_new {
                 let changed = run!(update; signed(change.sequence.get()), price, quantity, filled,
-                    order.done.value_minor.0, status.code(), change.reason, updated_us);
+                    order.done.value_minor.0, status.code(), change.reason, updated_us,
+                    order.client_order_id.cast_signed());
                 if changed != 1 {
                     let reason = format!("order {} has no row", change.sequence);
                     return Err(Error::Stored(reason));

@@ -1,0 +1,134 @@
+//! What one member may take (`design.md` 7): the node's bounds for every user, those of a member group
+//! and those of a single user. The user's own come first, then the group's, then the node's.
+
+use types::command::{BoundsOf, MemberGroup, OrderBounds, SetMemberGroup, SetOrderBounds};
+use types::{Command, Lots, Minor, RejectReason, StateHash, UserIx};
+
+use crate::admission::Admission;
+use crate::request::{Known, Reject};
+use crate::state::{BoundsRow, User};
+
+impl Admission {
+    /// The bounds that hold for a user.
+    #[inline]
+    pub fn bounds(&self, user: &User) -> &OrderBounds {
+        match user.own_bounds == 0 && user.group.is_none() {
+            true => &self.tables.order_bounds,
+            false => self.special_bounds(user),
+        }
+    }
+
+    #[cold]
+    fn special_bounds(&self, user: &User) -> &OrderBounds {
+        let own = user
+            .own_bounds
+            .checked_sub(1)
+            .map(|at| &self.tables.bounds[at as usize]);
+        let of_group = || self.groups_at.get(&user.group);
+        own.and_then(|row| row.bounds.as_ref())
+            .or_else(|| self.tables.bounds[*of_group()? as usize].bounds.as_ref())
+            .unwrap_or(&self.tables.order_bounds)
+    }
+
+    /// Bounds that were set for a group or a user; the node's are always set.
+    pub fn bounds_of(&self, of: BoundsOf) -> Option<OrderBounds> {
+        let at = match of {
+            BoundsOf::Node => return Some(self.tables.order_bounds),
+            BoundsOf::Group(group) => *self.groups_at.get(&group)?,
+            BoundsOf::User(user) => self.user(user)?.own_bounds.checked_sub(1)?,
+        };
+        self.tables.bounds[at as usize].bounds
+    }
+
+    /// An order of this size and value is within its user's bounds.
+    ///
+    /// # Errors
+    /// `ORDER_SIZE_LIMIT`, `ORDER_VALUE_LIMIT` with the bound.
+    #[inline]
+    pub(crate) fn check_size(&self, user: &User, lots: Lots, value: Minor) -> Result<(), Reject> {
+        let bounds = self.bounds(user);
+        if lots > bounds.lots_per_order {
+            let known = Known::Most(bounds.lots_per_order.0);
+            return Err(Reject::with(RejectReason::OrderSizeLimit, known));
+        }
+        if value > bounds.value_per_order {
+            let most = u64::try_from(bounds.value_per_order.0).unwrap_or(0);
+            let known = Known::Most(most);
+            return Err(Reject::with(RejectReason::OrderValueLimit, known));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn admit_bounds(&self, r: &SetOrderBounds) -> Result<Command, Reject> {
+        match r.of {
+            BoundsOf::User(user) if self.user(user).is_none() => {
+                return Err(RejectReason::UnknownUser.into());
+            }
+            BoundsOf::Group(MemberGroup::NONE) => return Err(RejectReason::Malformed.into()),
+            BoundsOf::Node if r.bounds.is_none() => return Err(RejectReason::Malformed.into()),
+            _ => {}
+        }
+        let is_so = self.bounds_of(r.of) == r.bounds;
+        already_or(is_so, Command::SetOrderBounds(*r))
+    }
+
+    pub(crate) fn admit_group(&self, r: &SetMemberGroup) -> Result<Command, Reject> {
+        let user = self.user(r.user).ok_or(RejectReason::UnknownUser)?;
+        already_or(user.group == r.group, Command::SetMemberGroup(*r))
+    }
+
+    pub(crate) fn set_bounds(&mut self, c: &SetOrderBounds) {
+        let at = match c.of {
+            BoundsOf::Node => {
+                self.tables.order_bounds = c.bounds.expect("the node's bounds are always set");
+                return;
+            }
+            BoundsOf::Group(group) => self.groups_at.get(&group).copied(),
+            BoundsOf::User(user) => self.tables.users[user.index()].own_bounds.checked_sub(1),
+        };
+        if let Some(at) = at {
+            self.tables.bounds[at as usize].bounds = c.bounds;
+            return;
+        }
+        let at = u32::try_from(self.tables.bounds.len()).expect("users and groups have 32 bits");
+        self.tables.bounds.push(BoundsRow {
+            of: c.of,
+            bounds: c.bounds,
+        });
+        self.note_bounds(c.of, at);
+    }
+
+    /// Indexes a row; the user's own index is part of the state.
+    pub(crate) fn note_bounds(&mut self, of: BoundsOf, at: u32) {
+        match of {
+            BoundsOf::Node => unreachable!("the node's bounds have no row"),
+            BoundsOf::Group(group) => drop(self.groups_at.insert(group, at)),
+            BoundsOf::User(user) => self.tables.users[user.index()].own_bounds = at + 1,
+        }
+    }
+
+    pub(crate) fn hash_bounds(&self, hash: &mut StateHash) {
+        let mut put = |bounds: &OrderBounds| {
+            hash.words(&[
+                u64::from(bounds.per_user) << 32 | u64::from(bounds.per_instrument),
+                bounds.lots_per_order.0,
+                bounds.value_per_order.0 as u64,
+            ]);
+        };
+        put(&self.tables.order_bounds);
+        for row in &self.tables.bounds {
+            put(&row.bounds.unwrap_or(OrderBounds::NONE));
+        }
+    }
+
+    pub(crate) fn set_group(&mut self, user: UserIx, group: MemberGroup) {
+        self.tables.users[user.index()].group = group;
+    }
+}
+
+fn already_or(is_so: bool, command: Command) -> Result<Command, Reject> {
+    match is_so {
+        true => Err(Reject::with(RejectReason::DuplicateRequest, Known::Nothing)),
+        false => Ok(command),
+    }
+}

@@ -1,0 +1,285 @@
+//! Bounds of members and groups, the dead man's switch of a session, new client order ids.
+
+mod support;
+
+use admission::*;
+use support::*;
+use types::command::{
+    BoundsOf, CancelAllAfter, MassScope, MemberGroup, OrderBounds, SetMemberGroup, SetOrderBounds,
+};
+use types::*;
+
+const ALICE: UserIx = UserIx(0);
+const BOB: UserIx = UserIx(1);
+
+fn set_bounds(of: BoundsOf, bounds: Option<OrderBounds>) -> Request {
+    Request::SetOrderBounds(SetOrderBounds {
+        of,
+        bounds,
+        key_hash: Id128::NONE,
+    })
+}
+
+fn set_group(user: UserIx, group: u32) -> Request {
+    Request::SetMemberGroup(SetMemberGroup {
+        user,
+        group: MemberGroup(group),
+        key_hash: Id128::NONE,
+    })
+}
+
+fn lots(lots_per_order: u64) -> OrderBounds {
+    OrderBounds {
+        lots_per_order: Lots(lots_per_order),
+        ..OrderBounds::NONE
+    }
+}
+
+/// The state restored from its image is the same and decides the same.
+fn restored(market: &Market) -> Admission {
+    let restored = Admission::restore(&market.room.image(), AdmissionConfig::default());
+    assert_eq!(restored.state_hash(), market.room.state_hash());
+    restored
+}
+
+// F07, `design.md` 7.
+#[test]
+fn an_order_has_at_most_so_many_lots_and_so_high_a_value() {
+    let mut market = Market::small();
+    let bounds = OrderBounds {
+        lots_per_order: Lots(50),
+        value_per_order: Minor(100_000),
+        ..OrderBounds::NONE
+    };
+    market.go(set_bounds(BoundsOf::Node, Some(bounds))).unwrap();
+    let reject = market.refuse(Request::New(limit(0, Side::Sell, 1, 51)));
+    assert_eq!(
+        (reject.reason, reject.limit()),
+        (RejectReason::OrderSizeLimit, 50)
+    );
+    let order = market.place(limit(0, Side::Buy, 2_000, 50));
+    let reject = market.refuse(Request::New(limit(0, Side::Buy, 2_001, 50)));
+    let expected = (RejectReason::OrderValueLimit, 100_000);
+    assert_eq!((reject.reason, reject.limit()), expected);
+    // An amend may not bring an order past either.
+    let reject = market.refuse(amend(0, order, Some(2_001), None));
+    assert_eq!(reject.reason, RejectReason::OrderValueLimit);
+    let reject = market.refuse(amend(0, order, Some(1_000), Some(51)));
+    assert_eq!(reject.reason, RejectReason::OrderSizeLimit);
+    // Bounds that are lowered leave what is open, and what makes it smaller passes.
+    market
+        .go(set_bounds(BoundsOf::Node, Some(lots(10))))
+        .unwrap();
+    market.go(amend(0, order, None, Some(40))).unwrap();
+    let reject = market.refuse(amend(0, order, None, Some(41)));
+    assert_eq!(reject.reason, RejectReason::OrderSizeLimit);
+    let reject = restored(&market).admit(&Request::New(limit(0, Side::Buy, 1, 11)), market.time_ns);
+    assert_eq!(reject.unwrap_err().reason, RejectReason::OrderSizeLimit);
+}
+
+#[test]
+fn a_users_own_bounds_come_before_those_of_the_group_and_those_before_the_nodes() {
+    let mut market = Market::small();
+    let most = |market: &Market| {
+        let user = market.room.user(ALICE).unwrap();
+        market.room.bounds(user).lots_per_order.0
+    };
+    market
+        .go(set_bounds(BoundsOf::Node, Some(lots(10))))
+        .unwrap();
+    market.go(set_group(ALICE, 7)).unwrap();
+    assert_eq!(most(&market), 10, "the group has none");
+    let of_group = BoundsOf::Group(MemberGroup(7));
+    market.go(set_bounds(of_group, Some(lots(20)))).unwrap();
+    assert_eq!(most(&market), 20);
+    let own = BoundsOf::User(ALICE);
+    market.go(set_bounds(own, Some(lots(30)))).unwrap();
+    assert_eq!(most(&market), 30);
+    assert_eq!(market.room.bounds_of(own), Some(lots(30)));
+    let restored = restored(&market);
+    let user = restored.user(ALICE).unwrap();
+    assert_eq!(restored.bounds(user).lots_per_order, Lots(30));
+    market.go(set_bounds(own, None)).unwrap();
+    assert_eq!(most(&market), 20);
+    market.go(set_group(ALICE, 0)).unwrap();
+    assert_eq!(most(&market), 10);
+    // In another group, whose bounds come later.
+    market.go(set_group(ALICE, 8)).unwrap();
+    assert_eq!(most(&market), 10);
+    let other = BoundsOf::Group(MemberGroup(8));
+    market.go(set_bounds(other, Some(lots(5)))).unwrap();
+    assert_eq!(most(&market), 5);
+    let bob = market.room.user(BOB).unwrap();
+    assert_eq!(market.room.bounds(bob).lots_per_order, Lots(10));
+    for (request, reason) in [
+        (set_group(ALICE, 8), RejectReason::DuplicateRequest),
+        (set_group(UserIx(9), 8), RejectReason::UnknownUser),
+        (
+            set_bounds(other, Some(lots(5))),
+            RejectReason::DuplicateRequest,
+        ),
+        (set_bounds(BoundsOf::Node, None), RejectReason::Malformed),
+        (
+            set_bounds(BoundsOf::Group(MemberGroup::NONE), Some(lots(1))),
+            RejectReason::Malformed,
+        ),
+        (
+            set_bounds(BoundsOf::User(UserIx(9)), Some(lots(1))),
+            RejectReason::UnknownUser,
+        ),
+    ] {
+        assert_eq!(market.refuse(request).reason, reason, "{request:?}");
+    }
+}
+
+fn switch(session: SessionIx, client_seq: u64, timeout_s: u32) -> Request {
+    Request::CancelAllAfter(CancelAllAfterRequest {
+        user: ALICE,
+        session,
+        client_seq,
+        timeout_s,
+    })
+}
+
+// F12.
+#[test]
+fn a_dead_mans_switch_is_set_moved_and_fires_once() {
+    let mut market = Market::small();
+    let session = market.session(ALICE, 1);
+    let at = |market: &Market| market.room.session(session).unwrap().cancel_all_at_ns;
+    let command = market.go(switch(session, 1, 600)).unwrap();
+    let expected = CancelAllAfter {
+        user: ALICE,
+        session,
+        client_seq: 1,
+        timeout_s: 600,
+    };
+    assert_eq!(command, Command::CancelAllAfter(expected));
+    assert_eq!(at(&market), market.time_ns + 600_000_000_000);
+    assert_eq!(
+        restored(&market).session(session).unwrap().cancel_all_at_ns,
+        at(&market)
+    );
+    market.go(switch(session, 2, 1)).unwrap();
+    assert_eq!(at(&market), market.time_ns + 1_000_000_000);
+    let reject = market.refuse(switch(session, 2, 5));
+    assert_eq!(reject.reason, RejectReason::AlreadySeen);
+    let reject = market.refuse(switch(session, 3, 601));
+    assert_eq!(
+        (reject.reason, reject.limit()),
+        (RejectReason::Malformed, 600)
+    );
+    let reject = market.refuse(switch(SessionIx::NONE, 3, 5));
+    assert_eq!(reject.reason, RejectReason::UnknownSession);
+    // It ends the session's orders alone, and is off then; a mass cancel for another reason leaves it.
+    let own = market.place(NewRequest {
+        session,
+        client_seq: 3,
+        ..limit(0, Side::Buy, 100, 1)
+    });
+    let other = market.place(limit(0, Side::Buy, 100, 1));
+    let mass_cancel = |reason| {
+        Request::MassCancel(MassCancelRequest {
+            scope: MassScope::Session(session),
+            instrument: InstrumentIx::NONE,
+            side: Some(Side::Sell),
+            reason,
+            user: UserIx::NONE,
+            session: SessionIx::NONE,
+            client_seq: 0,
+            key_hash: Id128::NONE,
+        })
+    };
+    market.go(mass_cancel(CancelReason::MassCancel)).unwrap();
+    assert_ne!(at(&market), 0);
+    let Request::MassCancel(mut fired) = mass_cancel(CancelReason::CancelAllAfter) else {
+        unreachable!()
+    };
+    fired.side = None;
+    market.go(Request::MassCancel(fired)).unwrap();
+    assert_eq!(at(&market), 0);
+    assert!(market.room.order(own).is_none() && market.room.order(other).is_some());
+    market.go(switch(session, 4, 5)).unwrap();
+    market.go(switch(session, 5, 0)).unwrap();
+    assert_eq!(at(&market), 0);
+}
+
+fn rename(order: OrderRef, price: Option<i64>, new_client_order_id: u64) -> Request {
+    Request::Amend(AmendRequest {
+        order,
+        user: ALICE,
+        session: SessionIx::NONE,
+        client_seq: 0,
+        price: price.map(Ticks),
+        quantity: None,
+        new_client_order_id,
+        limit_checked: false,
+        key_hash: Id128::NONE,
+    })
+}
+
+// D37.
+#[test]
+fn an_amend_gives_its_order_another_client_order_id_unless_the_book_refuses_it() {
+    let mut market = Market::small();
+    let own = |id: u64| NewRequest {
+        client_order_id: id,
+        ..limit(0, Side::Buy, 100, 10)
+    };
+    let order = market.place(own(1));
+    let other = market.place(NewRequest {
+        quantity: Lots(1),
+        ..own(2)
+    });
+    let unnamed = market.place(own(0));
+    let named = |market: &Market, id| market.room.client_order(ALICE, id);
+    for taken in [1, 2] {
+        let reject = market.refuse(rename(OrderRef::Client(1), Some(99), taken));
+        let expected = RejectReason::DuplicateClientOrderId;
+        assert_eq!(reject.reason, expected);
+    }
+    market.go(rename(OrderRef::Client(1), Some(99), 7)).unwrap();
+    assert_eq!((named(&market, 1), named(&market, 7)), (None, Some(order)));
+    // The id before is free for another order, and the id alone may change.
+    let again = market.place(own(1));
+    market
+        .go(rename(OrderRef::Handle(unnamed), None, 8))
+        .unwrap();
+    assert_eq!(named(&market, 8), Some(unnamed));
+    assert_eq!(market.room.order(unnamed).unwrap().price, Ticks(100));
+    // Outside the band the book refuses: the order keeps its id.
+    let spec = market.room.spec(InstrumentIx(0)).unwrap();
+    let outside = spec.band_high.0 + 1;
+    market
+        .go(rename(OrderRef::Client(2), Some(outside), 9))
+        .unwrap();
+    assert_eq!((named(&market, 2), named(&market, 9)), (Some(other), None));
+    assert_eq!(restored(&market).client_order(ALICE, 7), Some(order));
+    for id in [1, 2, 7, 8] {
+        market.go(cancel(0, OrderRef::Client(id))).unwrap();
+        assert_eq!(named(&market, id), None);
+    }
+    assert!(market.room.order(again).is_none());
+}
+
+/// The order ends while its amend is on the way: neither id is left behind.
+#[test]
+fn an_order_that_ends_before_its_amend_arrives_leaves_no_id() {
+    let mut market = Market::small();
+    let order = market.place(NewRequest {
+        client_order_id: 1,
+        ..limit(0, Side::Buy, 100, 10)
+    });
+    market.ask(cancel(0, OrderRef::Handle(order))).unwrap();
+    market
+        .ask(rename(OrderRef::Handle(order), Some(99), 5))
+        .unwrap();
+    market.drain();
+    for id in [1, 5] {
+        assert_eq!(market.room.client_order(ALICE, id), None);
+        market.place(NewRequest {
+            client_order_id: id,
+            ..limit(0, Side::Buy, 100, 1)
+        });
+    }
+}

@@ -1,0 +1,66 @@
+//! SetMemberBounds, SetMemberGroup: what a member may take, as journalled reference data (`design.md` 7).
+
+use admission::{Known, Request};
+use sequencer::NotTaken;
+use tonic::Status;
+use types::command::{BoundsOf, MemberGroup, OrderBounds, SetMemberGroup, SetOrderBounds};
+use types::{Id128, RejectReason};
+
+use super::Answered;
+use crate::market::Market;
+use crate::refusal;
+
+/// Whose bounds SetMemberBounds sets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Member {
+    User(String),
+    Group(MemberGroup),
+}
+
+/// Sets the bounds, or removes them. Bounds that are so already stay.
+pub async fn set_bounds(
+    market: &Market,
+    member: &Member,
+    bounds: Option<OrderBounds>,
+    key_hash: Id128,
+) -> Result<Answered<()>, Status> {
+    let of = match member {
+        Member::User(user_id) => BoundsOf::User(market.bind_user(user_id).await?),
+        Member::Group(group) => BoundsOf::Group(*group),
+    };
+    let request = Request::SetOrderBounds(SetOrderBounds {
+        of,
+        bounds,
+        key_hash,
+    });
+    ask(market, request).await
+}
+
+/// Puts a user into a group, or with [`MemberGroup::NONE`] into none. Its sessions count in the rate of
+/// the group from their next login on.
+pub async fn set_group(
+    market: &Market,
+    user_id: &str,
+    group: MemberGroup,
+    key_hash: Id128,
+) -> Result<Answered<()>, Status> {
+    let request = Request::SetMemberGroup(SetMemberGroup {
+        user: market.bind_user(user_id).await?,
+        group,
+        key_hash,
+    });
+    ask(market, request).await
+}
+
+async fn ask(market: &Market, request: Request) -> Result<Answered<()>, Status> {
+    match market.ask(request).await {
+        Ok(_) => Ok(Answered::now(())),
+        Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
+            match reject.known {
+                Known::Request(_) => Ok(Answered::before(())),
+                _ => Ok(Answered::now(())),
+            }
+        }
+        Err(error) => Err(refusal::not_taken(&error)),
+    }
+}
