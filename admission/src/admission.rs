@@ -129,7 +129,8 @@ impl Admission {
     }
 
     /// A request past its session's rate: taken if it reduces risk, a cancel of an open order of the
-    /// user's own or a mass cancel that finds one (`design.md` 5).
+    /// user's own, or a mass cancel of all orders of the session or the user if there are any
+    /// (`design.md` 5). So own open orders bound both.
     ///
     /// # Errors
     /// `THROTTLE` for anything else; the request was not seen.
@@ -147,7 +148,9 @@ impl Admission {
         };
         let reduces = match request {
             Request::Cancel(_) => true,
-            Request::MassCancel(r) => open_orders(&r.scope) > 0,
+            Request::MassCancel(r) => {
+                r.instrument.is_none() && r.side.is_none() && open_orders(&r.scope) > 0
+            }
             _ => false,
         };
         match reduces && self.admit_into(request, now_ns, place).is_ok() {

@@ -31,8 +31,6 @@ use crate::past::SCANS_MAX;
 use crate::projection::{self, Projection, repo};
 use crate::{Error, GatewayConfig, consumers, dispatch, guard, instruments, sweeper};
 
-/// What the front follows of the replica, in the health read.
-const SESSIONS: &str = "sessions";
 /// The room's store in its data folder.
 const FILE: &str = "market.db";
 /// How long the workers together may take to stop.
@@ -90,8 +88,6 @@ pub fn start(
         let db = projection.db.clone();
         // Known before the journal's beginning may go.
         Feed::open(db.clone(), node, deps.log.clone(), deps.feed.clone()).await?;
-        let ((), followed) = deps.replica.follow(SESSIONS, |_, _| ())?;
-        deps.replica.sessions_have(followed.position());
         let bound = Bound::bind(&config)?;
         let (address, fingerprint) = (bound.address(), bound.fingerprint().to_owned());
         let orders = Orders::new(parker(&deps.port));
@@ -126,7 +122,7 @@ pub fn start(
         }
         workers.begin(&market, &deps.log);
         let token = workers.token.clone();
-        let serving = bound.run(market.clone(), deps.auth, orders, followed, token);
+        let serving = bound.run(market.clone(), deps.auth, orders, token);
         workers.spawn("trading_sessions", serving);
         tracing::info!(%address, fingerprint, "trading sessions over QUIC");
         Ok(GatewayHandle {

@@ -198,6 +198,7 @@ impl LiveReplica {
             turns_of_others: Arc::new(Semaphore::new(CATCH_UPS_OTHERS_MAX)),
             troubles: watch::Sender::default(),
         });
+        shared.backlog.sessions_at(from);
         let keeper = checkpoints.map(|config| {
             shared.backlog.checkpoint_at(from);
             CheckpointKeeper::new("node", &parts.dir, config, from, parts.proven.clone())
@@ -299,11 +300,6 @@ impl Replica {
             _ = waiting => Ok(()),
             reason = self.ended() => Err(ReplicaError::Ended(reason)),
         }
-    }
-
-    /// The sessions have the instruments of every record up to here: the market waits for them.
-    pub fn sessions_have(&self, sequence: Sequence) {
-        self.shared.backlog.sessions_have(sequence);
     }
 
     /// Returns when the replica has ended, and says why.
@@ -584,6 +580,7 @@ impl Live {
         let position = batch.last();
         self.shared.hub().publish(batch);
         self.shared.position.send_replace(position);
+        self.shared.backlog.sessions_at(position);
         let settlement = *self.shared.state().core().admission().settlement();
         let known = &self.shared.settlement;
         known.send_if_modified(|known| std::mem::replace(known, settlement) != settlement);

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::{PoisonError, RwLock};
 
 use admission::Pool;
+use tokio::sync::watch;
 use types::{
     AssetIx, HoldIx, Id128, InstrumentId, InstrumentIx, InstrumentSpec, PoolKind, UserId, UserIx,
 };
@@ -13,6 +14,8 @@ use types::{
 #[derive(Debug, Default)]
 pub struct Names {
     tables: RwLock<Tables>,
+    /// How often an instrument was set.
+    instrument_changes: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -76,6 +79,11 @@ impl Names {
         self.read(|tables| tables.instruments.clone())
     }
 
+    /// Wakes its owner after instruments were set.
+    pub fn instrument_changes(&self) -> watch::Receiver<u64> {
+        self.instrument_changes.subscribe()
+    }
+
     /// # Panics
     /// As [`Names::user`].
     pub fn hold(&self, hold: HoldIx) -> HoldName {
@@ -98,6 +106,7 @@ impl Names {
                 tables.instruments.push(spec);
             }
         });
+        self.instrument_changes.send_modify(|count| *count += 1);
     }
 
     pub(crate) fn add_hold(&self, pool: &Pool) {

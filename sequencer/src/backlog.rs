@@ -66,7 +66,7 @@ pub struct Backlog {
     /// Last record that settlement has applied, and how many of its own it has journalled and not read.
     settlement: AtomicU64,
     settlement_own: AtomicU64,
-    /// Last record whose instruments the sessions have, and that of the newest checkpoint.
+    /// Last record that the replica, from which sessions read, has applied, and that of the newest checkpoint.
     sessions: AtomicU64,
     checkpoint: AtomicU64,
     bounds: Bounds,
@@ -113,9 +113,9 @@ impl Backlog {
         lag.saturating_sub(self.settlement_own.load(Ordering::Relaxed))
     }
 
-    /// The sessions have what every record up to here says of instruments; their messages come from the hot
-    /// thread itself.
-    pub fn sessions_have(&self, sequence: Sequence) {
+    /// Sessions can read their older messages, and hear of instruments, up to here: the replica's position.
+    /// Their new messages come from the hot thread itself.
+    pub fn sessions_at(&self, sequence: Sequence) {
         self.sessions.store(sequence.get(), Ordering::Relaxed);
     }
 
@@ -365,7 +365,7 @@ mod tests {
             !intake.look(&backlog, Sequence(9_999)),
             "nobody follows yet"
         );
-        backlog.sessions_have(Sequence(4_000));
+        backlog.sessions_at(Sequence(4_000));
         backlog.checkpoint_at(Sequence(3_200));
         backlog.settlement_has(Sequence(3_390), 10);
         assert!(intake.look(&backlog, Sequence(4_000)));
@@ -382,7 +382,7 @@ mod tests {
     #[test]
     fn a_follower_that_is_back_does_not_close_the_market_in_anothers_name() {
         let (backlog, mut intake) = (backlog(), Intake::default());
-        backlog.sessions_have(Sequence(0));
+        backlog.sessions_at(Sequence(0));
         let mut stage = |trades, sequence| {
             backlog.pending_trades.store(trades, Ordering::Relaxed);
             intake.look(&backlog, Sequence(sequence));

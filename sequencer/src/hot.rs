@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use admission::{OrderRef, Request};
-use types::command::{Amend, Cancel, ExpireOrders, Listed, New, Route};
+use types::command::{Amend, Cancel, ExpireOrders, Listed, MassScope, New, Route};
 use types::{Command, Envelope, Handle, InstrumentIx, RejectReason, Sequence, UserIx};
 
 use crate::backlog::{Backlog, Intake};
@@ -28,11 +28,13 @@ use crate::port::{Gate, Job, NotTaken, Reply};
 use crate::ring_port::{Asked, RingEnd};
 use crate::stats::{Stats, Tally};
 use crate::timers::Timers;
+use walks::Walks;
 
 mod land;
 mod lists;
 mod look;
 mod time;
+mod walks;
 
 /// Requests between two hand-overs to the journal.
 const TURN_REQUESTS: usize = 256;
@@ -76,6 +78,7 @@ pub(crate) struct Hot {
     is_last_owed: bool,
     /// What the command that is being admitted ends, if that is a list: by instrument and slot.
     listed: Vec<Listed>,
+    walks: Walks,
     /// Orders that were reduced since the journal stalled. Once each: lot by lot they would fill the buffer
     /// that cancels need.
     reduced: HashSet<Handle>,
@@ -118,6 +121,7 @@ impl Hot {
             flights: Flights::new(FLIGHTS_MAX, nothing(), events_max),
             is_last_owed: false,
             listed: Vec::with_capacity(orders_max),
+            walks: Walks::default(),
             reduced: HashSet::new(),
             rings: Vec::new(),
             routes: Vec::new(),
@@ -447,7 +451,18 @@ impl Hot {
             };
             let route = place.command.route();
             if route == Route::Listed {
+                let filtered = filtered_mass_cancel(request);
+                if let Some(user) = filtered
+                    && self.walks.wait_ns(user, now_ns) > 0
+                {
+                    return Err(NotTaken::Refused(RejectReason::Throttle.into()));
+                }
                 admission.list(&place.command, &mut self.listed);
+                if let Some(user) = filtered {
+                    let open_orders = admission.user(user).map_or(0, |row| row.open_orders);
+                    let left = u64::from(open_orders).saturating_sub(self.listed.len() as u64);
+                    self.walks.charge(user, now_ns, left);
+                }
             }
             let is_order = matches!(place.command, Command::New(_) | Command::Amend(_));
             if self.has_room(route) {
@@ -644,6 +659,18 @@ impl Hot {
     fn check_crew(&self) {
         assert!(!self.crew.is_broken(), "an engine thread has ended");
     }
+}
+
+/// The user of a mass cancel that may leave some of the owner's orders. One that takes all of them is bounded
+/// by them.
+fn filtered_mass_cancel(request: &Request) -> Option<UserIx> {
+    let Request::MassCancel(r) = request else {
+        return None;
+    };
+    let takes_all = r.instrument.is_none()
+        && r.side.is_none()
+        && matches!(r.scope, MassScope::User(_) | MassScope::Session(_));
+    (!takes_all && !r.user.is_none()).then_some(r.user)
 }
 
 /// Where a request lies.

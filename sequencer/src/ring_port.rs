@@ -99,7 +99,7 @@ pub struct Asked {
     /// When the front read it, nanoseconds since 1970; zero = now.
     pub received_ns: u64,
     /// Past the session's rate: only what reduces risk is taken, a cancel of an own open order or a
-    /// mass cancel that finds one.
+    /// mass cancel of all orders of the session or the user.
     pub is_over_rate: bool,
 }
 

@@ -443,6 +443,61 @@ async fn r343_a_request_of_an_earlier_login_is_not_carried_out() {
     assert_eq!(of_new.taken[0].0, 6);
 }
 
+/// A mass cancel that leaves orders walks them all the same: a user's walks in vain are bounded, one that takes
+/// everything always passes, and other users are not affected.
+// rows: R345
+#[tokio::test]
+async fn r345_mass_cancels_that_take_nothing_are_throttled_by_what_they_walk() {
+    let storage = Arc::new(MemoryStorage::default());
+    let handle = start(config(&Time::new()), &storage);
+    let desk = open_desk(handle.port(), 1).await;
+    let mut front = rings(&desk, 256);
+    let mut told = Told::default();
+    let opened = [0, 1].map(|user| open(&mut front, &mut told, &desk, user, 7 + user as u128));
+    let mut next_seq = [0, 0];
+    let mut say = |user: usize, request: &dyn Fn(SessionIx, u64) -> Request| {
+        next_seq[user] += 1;
+        let (answers, refusals) = (told.answers(), told.not_taken.len());
+        let request = request(opened[user].session, next_seq[user]);
+        ask(&mut front, &mut told, tagged(1), request);
+        told.wait(&mut front, |told| told.answers() > answers);
+        told.not_taken.get(refusals).map(|(_, reason)| *reason)
+    };
+    for price in 1..=1_000 {
+        let order = desk.order(0, Side::Buy, price, 1);
+        say(0, &|session, seq| of_session(order, session, seq));
+    }
+    let mass_cancel = |user: usize, side| {
+        move |session, seq| {
+            Request::MassCancel(MassCancelRequest {
+                scope: MassScope::User(UserIx(user as u32)),
+                instrument: InstrumentIx::NONE,
+                side,
+                reason: CancelReason::MassCancel,
+                user: UserIx(user as u32),
+                session,
+                client_seq: seq,
+                key_hash: Id128::NONE,
+            })
+        }
+    };
+    let sells = mass_cancel(0, Some(Side::Sell));
+    let taken = (0..2_000).take_while(|_| say(0, &sells).is_none()).count();
+    assert_eq!(
+        taken, 1_001,
+        "a million orders, and the one that passes the bound"
+    );
+    assert_eq!(say(0, &sells), Some(throttled()));
+    assert_eq!(say(1, &mass_cancel(1, Some(Side::Sell))), None);
+    say(0, &mass_cancel(0, None));
+    let last = told.numbered.last().expect("one").1;
+    assert_eq!(last.body, ReportBody::MassCancelled { count: 1_000 });
+}
+
+fn throttled() -> NotTaken {
+    NotTaken::Refused(RejectReason::Throttle.into())
+}
+
 // rows: R345
 #[tokio::test]
 async fn r345_what_reduces_risk_passes_beyond_the_rate() {
@@ -470,7 +525,7 @@ async fn r345_what_reduces_risk_passes_beyond_the_rate() {
             false => Ok(told.numbered.last().expect("one").1),
         }
     };
-    let throttled = NotTaken::Refused(RejectReason::Throttle.into());
+    let throttled = throttled();
     let acked = say(Asked::default(), order(1)).expect("taken");
     assert_eq!(say(over, order(2)), Err(throttled), "a new order waits");
     let unknown = Handle {

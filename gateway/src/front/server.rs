@@ -1,17 +1,16 @@
 //! Puts the front together: socket, certificate, rings, and the tasks that answer it.
 
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use replica::{Effect, Follower};
+use replica::Names;
 use sequencer::{Layout, Parker, Polled, run_polled};
-use service_kit::backoff;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use transport::Endpoint;
 use transport::proto::{IdleTimeout, ServerConfig, TransportConfig};
+use types::InstrumentSpec;
 
 use super::desk::{Desk, Failures, Order, Orders, questions};
 use super::state::{RING, State};
@@ -27,9 +26,6 @@ const RECEIVE_WINDOW: u32 = 512 << 10;
 const SEND_WINDOW: u64 = 4 << 20;
 /// How long a front with a thread of its own spins after the last work.
 const SPIN: Duration = Duration::from_millis(2);
-/// Pauses before the journal is followed again after an error: the first, and the longest.
-const RETRY_FIRST: Duration = Duration::from_millis(500);
-const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// A bound socket, before anybody is taken.
 pub struct Bound {
@@ -102,7 +98,6 @@ impl Bound {
         market: Arc<Market>,
         auth: rpc::Authenticator,
         orders: Orders,
-        mut instruments: Follower,
         shutdown: CancellationToken,
     ) -> Result<(), Error> {
         let parker = orders.parker().clone();
@@ -111,9 +106,11 @@ impl Bound {
         let ring = market.port.rings(RING, parker.clone()).map_err(ended)?;
         market.commit.wake(parker.clone());
         let (ended_tx, mut has_ended) = oneshot::channel();
+        let state = State::new(market.clone(), asking, ring, failures.clone());
+        let specs = state.specs.clone();
         let front = Front {
             endpoint: self.endpoint,
-            state: State::new(market.clone(), asking, ring, failures.clone()),
+            state,
             commit: market.commit.clone(),
             orders: orders.clone(),
             told: Vec::new(),
@@ -133,9 +130,9 @@ impl Bound {
         };
         let answering = CancellationToken::new();
         let answers = tokio::spawn(desk.run(asked, answering.clone()));
-        let follow = follow_instruments(&market, &orders, &mut instruments);
+        let names = market.replica.names().clone();
         tokio::select! {
-            never = follow => match never {},
+            () = follow_instruments(&names, &orders, specs) => {}
             _ = &mut has_ended => {
                 answering.cancel();
                 return Err(Error::Start("the front has ended".to_owned()));
@@ -166,32 +163,20 @@ fn start(market: &Market, front: Box<Watched>, parker: Arc<Parker>) -> Result<()
         .map_err(Error::Files)
 }
 
-/// Sends the front every instrument that is new or changed.
-async fn follow_instruments(
-    market: &Market,
-    orders: &Orders,
-    follower: &mut Follower,
-) -> Infallible {
-    let mut failed = 0;
+/// Sends the front every instrument that is new or changed since `sent`.
+async fn follow_instruments(names: &Names, orders: &Orders, mut sent: Vec<InstrumentSpec>) {
+    let mut changes = names.instrument_changes();
     loop {
-        let batch = match follower.next().await {
-            Ok(batch) => batch,
-            // The market waits for this one: it goes on from where it was. Behind a replica that has ended
-            // nothing comes, and the health says so.
-            Err(error) => {
-                tracing::error!(%error, "the sessions do not follow the journal");
-                tokio::time::sleep(backoff::doubled(RETRY_FIRST, failed, RETRY_MAX)).await;
-                failed += 1;
-                continue;
-            }
-        };
-        failed = 0;
-        for effect in batch.iter().flat_map(|applied| &applied.effects) {
-            if let Effect::Instrument(spec) = effect {
+        let now = names.instruments();
+        for (at, spec) in now.iter().enumerate() {
+            if sent.get(at) != Some(spec) {
                 orders.give(Order::Instrument(*spec)).await;
             }
         }
-        market.replica.sessions_have(batch.last());
+        sent = now;
+        if changes.changed().await.is_err() {
+            return;
+        }
     }
 }
 
