@@ -1,24 +1,60 @@
-//! What one session on a connection knows: the last number received, the next client sequence, and the requests
-//! not yet answered for good, which a resume compares with the server's last client sequence.
+//! State of one session on a connection: the last number received, the next client sequence, and the
+//! requests without a final answer, which a resume compares with the server's last client sequence.
 //!
-//! Invariant: client sequences grow by one, each is used once. Cost: one small map entry a request in flight,
-//! at most [`UNANSWERED_MAX`].
+//! Invariant: client sequences grow by one, each is used once. Cost: a slot of 80 bytes for each
+//! request since the oldest unanswered one, at most [`UNANSWERED_MAX`]; none is allocated once the
+//! ring has its size.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 
-use tokio::sync::oneshot;
-use wire::{ClientMessage, LoginAccepted};
+use wire::{Amend, Cancel, HEADER_LEN, LoginAccepted, MassCancel, NewOrder};
 
-use crate::connection::{Error, LoginOptions, SessionInfo};
+use crate::{Error, LoginOptions};
 
-/// Most requests in flight; a client past it has lost contact.
+/// Requests from the oldest unanswered one on; a client past it has lost contact.
 pub const UNANSWERED_MAX: usize = 1 << 20;
 
-/// A request in flight with its place among all requests of the connection.
+/// Bytes kept of a request: the longest that acts fits.
+const REQUEST_LEN_MAX: usize = 64;
+
+const _: () = {
+    let lengths = [NewOrder::LEN, Cancel::LEN, Amend::LEN, MassCancel::LEN];
+    let mut at = 0;
+    while at < lengths.len() {
+        assert!(HEADER_LEN + lengths[at] <= REQUEST_LEN_MAX);
+        at += 1;
+    }
+};
+
+/// A request without a final answer, as it was sent, with its place among all of the connection.
 #[derive(Clone, Copy)]
 pub struct Sent {
     pub order: u64,
-    pub message: ClientMessage,
+    /// 0 = answered.
+    length: u8,
+    bytes: [u8; REQUEST_LEN_MAX],
+}
+
+impl Sent {
+    /// The whole message with its header: channel and client sequence do not change.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.length)]
+    }
+}
+
+/// Whether requests may be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Not logged in on the present connection.
+    Out,
+    /// The first login has no answer yet.
+    LoggingIn,
+    /// The login of a resume has no answer yet.
+    Resuming,
+    /// Logged in by a resume whose other sessions are not yet: what is unseen is sent first.
+    Back { last_client_seq: u64 },
+    /// Requests may be sent.
+    Live,
 }
 
 /// One session's state on the client's side.
@@ -26,12 +62,10 @@ pub struct Channel {
     pub options: LoginOptions,
     /// Last number received.
     pub last_sequence: u64,
+    pub phase: Phase,
     next_client_seq: u64,
-    unanswered: BTreeMap<u64, Sent>,
-    /// Logged in on the present connection: requests may be sent.
-    pub live: bool,
-    /// Who waits for the answer to the login.
-    pub login: Option<oneshot::Sender<Result<SessionInfo, Error>>>,
+    /// Requests of the client sequences just below `next_client_seq`; the first is unanswered.
+    unanswered: VecDeque<Sent>,
 }
 
 /// What to do with a numbered message.
@@ -40,9 +74,6 @@ pub enum Numbered {
     Next,
     /// The original report of a request that was sent twice.
     Seen,
-    Gap {
-        expected: u64,
-    },
 }
 
 impl Channel {
@@ -50,46 +81,78 @@ impl Channel {
         Self {
             last_sequence: options.last_sequence,
             options,
+            phase: Phase::LoggingIn,
             next_client_seq: 1,
-            unanswered: BTreeMap::new(),
-            live: false,
-            login: None,
+            unanswered: VecDeque::new(),
         }
     }
 
-    pub fn is_full(&self) -> bool {
-        self.unanswered.len() >= UNANSWERED_MAX
+    /// The client sequence of the next request that acts.
+    ///
+    /// # Errors
+    /// [`Error::TooManyUnanswered`].
+    pub fn next_client_seq(&self) -> Result<u64, Error> {
+        if self.unanswered.len() >= UNANSWERED_MAX {
+            return Err(Error::TooManyUnanswered);
+        }
+        Ok(self.next_client_seq)
     }
 
-    /// Numbers a request that acts.
-    pub fn sent(&mut self, order: u64, message: ClientMessage) -> u64 {
-        let client_seq = self.next_client_seq;
+    /// Keeps a request that is sent under [`Channel::next_client_seq`].
+    pub fn sent(&mut self, order: u64, request: &[u8]) {
+        let mut bytes = [0; REQUEST_LEN_MAX];
+        bytes[..request.len()].copy_from_slice(request);
+        self.unanswered.push_back(Sent {
+            order,
+            length: request.len() as u8,
+            bytes,
+        });
         self.next_client_seq += 1;
-        let earlier = self.unanswered.insert(client_seq, Sent { order, message });
-        assert!(earlier.is_none(), "a client sequence is used once");
-        client_seq
     }
 
     pub fn answered(&mut self, client_seq: u64) {
-        self.unanswered.remove(&client_seq);
-    }
-
-    pub fn numbered(&mut self, sequence: u64) -> Numbered {
-        if sequence <= self.last_sequence {
-            Numbered::Seen
-        } else if sequence == self.last_sequence + 1 {
-            self.last_sequence = sequence;
-            Numbered::Next
-        } else {
-            Numbered::Gap {
-                expected: self.last_sequence + 1,
-            }
+        let Some(at) = client_seq.checked_sub(self.oldest()) else {
+            return;
+        };
+        let slot = usize::try_from(at).ok();
+        if let Some(sent) = slot.and_then(|at| self.unanswered.get_mut(at)) {
+            sent.length = 0;
+        }
+        while self.unanswered.front().is_some_and(|sent| sent.length == 0) {
+            self.unanswered.pop_front();
         }
     }
 
-    /// Takes the server's answer to the login over. Only a login from now may skip numbers.
+    /// Client sequence of the first slot.
+    fn oldest(&self) -> u64 {
+        self.next_client_seq - self.unanswered.len() as u64
+    }
+
+    /// Takes the number of a message into account.
+    ///
+    /// # Errors
+    /// [`Error::Gap`]: a number between was left out.
+    pub fn numbered(&mut self, sequence: u64) -> Result<Numbered, Error> {
+        let expected = self.last_sequence.saturating_add(1);
+        if sequence < expected {
+            return Ok(Numbered::Seen);
+        }
+        if sequence > expected {
+            return Err(Error::Gap {
+                expected,
+                got: sequence,
+            });
+        }
+        self.last_sequence = sequence;
+        Ok(Numbered::Next)
+    }
+
+    /// Adopts the server's answer to the login. Only a login from now may skip numbers.
+    ///
+    /// # Errors
+    /// [`Error::Gap`]: numbered messages are missing.
     pub fn accepted(&mut self, info: &LoginAccepted) -> Result<(), Error> {
-        let expected = self.last_sequence + 1;
+        let expected = self.last_sequence.saturating_add(1);
         let from_now = self.options.from_now && self.last_sequence == 0;
         if info.next_sequence != expected && !(from_now && info.next_sequence > expected) {
             return Err(Error::Gap {
@@ -98,22 +161,28 @@ impl Channel {
             });
         }
         self.last_sequence = info.next_sequence - 1;
-        self.next_client_seq = self.next_client_seq.max(info.last_client_seq + 1);
+        if info.last_client_seq >= self.next_client_seq {
+            // The server has seen more than this client has sent: all of it, so none is sent again.
+            self.unanswered.clear();
+            self.next_client_seq = info.last_client_seq.saturating_add(1);
+        }
         Ok(())
     }
 
     /// What the server has never seen, oldest first: to be sent again with the same sequences.
-    pub fn unseen(&self, last_client_seq: u64) -> impl Iterator<Item = (u64, Sent)> {
-        self.unanswered
-            .range(last_client_seq.saturating_add(1)..)
-            .map(|(client_seq, sent)| (*client_seq, *sent))
+    pub fn unseen(&self, last_client_seq: u64) -> impl Iterator<Item = &Sent> {
+        let seen = last_client_seq
+            .saturating_add(1)
+            .saturating_sub(self.oldest());
+        let seen = usize::try_from(seen).unwrap_or(usize::MAX);
+        let unseen = self.unanswered.iter().skip(seen);
+        unseen.filter(|sent| sent.length != 0)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::Cancel;
 
     fn channel() -> Channel {
         Channel::new(LoginOptions::new("token", "a"))
@@ -136,17 +205,20 @@ mod tests {
     #[test]
     fn r343_only_what_the_server_has_not_seen_is_sent_again() {
         let mut channel = channel();
-        let cancel = Cancel {
-            client_order_id: 1,
-            engine_order_id: 0,
-        };
         for order in 0..5 {
-            channel.sent(order, cancel.into());
+            channel.sent(order, &[1]);
         }
         channel.answered(4);
-        let again: Vec<_> = channel.unseen(2).map(|(seq, _)| seq).collect();
-        assert_eq!(again, [3, 5]);
-        assert_eq!(channel.unseen(u64::MAX).count(), 0);
+        let again: Vec<_> = channel.unseen(2).map(|sent| sent.order).collect();
+        assert_eq!(again, [2, 4]);
+        channel.answered(1);
+        channel.answered(99);
+        assert_eq!(channel.unseen(0).count(), 3);
+        assert_eq!(channel.unseen(2).count(), 2);
+        assert_eq!(channel.unseen(5).count(), 0);
+        assert!(channel.accepted(&accepted(7, 1)).is_ok());
+        assert_eq!(channel.unseen(0).count(), 0);
+        assert_eq!(channel.next_client_seq().unwrap(), 8);
     }
 
     // rows: R343
@@ -154,17 +226,35 @@ mod tests {
     fn r343_numbers_have_no_gap_and_no_duplicate() {
         let mut channel = channel();
         assert!(channel.accepted(&accepted(7, 1)).is_ok());
-        assert_eq!(channel.numbered(1), Numbered::Next);
-        assert_eq!(channel.numbered(1), Numbered::Seen);
-        assert_eq!(channel.numbered(3), Numbered::Gap { expected: 2 });
-        assert_eq!(channel.numbered(2), Numbered::Next);
-        let cancel = Cancel {
-            client_order_id: 1,
-            engine_order_id: 0,
-        };
-        assert_eq!(channel.sent(0, cancel.into()), 8);
+        assert!(matches!(channel.numbered(1), Ok(Numbered::Next)));
+        assert!(matches!(channel.numbered(1), Ok(Numbered::Seen)));
+        let gap = channel.numbered(3);
+        assert!(matches!(
+            gap,
+            Err(Error::Gap {
+                expected: 2,
+                got: 3
+            })
+        ));
+        assert!(matches!(channel.numbered(2), Ok(Numbered::Next)));
+        assert_eq!(channel.next_client_seq().unwrap(), 8);
         // A resume that would leave a hole is no resume.
         assert!(channel.accepted(&accepted(8, 5)).is_err());
         assert!(channel.accepted(&accepted(8, 3)).is_ok());
+    }
+
+    #[test]
+    fn a_client_without_answers_is_stopped() {
+        let mut channel = channel();
+        for order in 0..UNANSWERED_MAX as u64 {
+            channel.sent(order, &[1]);
+        }
+        let refused = channel.next_client_seq();
+        assert!(matches!(refused, Err(Error::TooManyUnanswered)));
+        channel.answered(1);
+        assert_eq!(
+            channel.next_client_seq().unwrap(),
+            UNANSWERED_MAX as u64 + 1
+        );
     }
 }

@@ -1,137 +1,25 @@
-//! A connection with its sessions: connect, log in, send, resume.
+//! The async driver: [`Sessions`] on quinn and tokio.
 //!
-//! Sending never waits for an answer: a request is numbered and put into a buffer that a writer task empties,
-//! so many requests share a packet and requests of all channels keep the order of the calls. After a loss,
-//! [`Connection::resume`] connects again, logs every session in, receives what was missed through the same
-//! [`Reports`] and sends again only what the server has not seen, in the old order.
+//! Sending never waits for an answer: requests are appended to a buffer that a writer task empties, so
+//! many requests share a packet and requests of all channels keep the order of the calls. After a
+//! loss, [`Connection::resume`] connects again, logs every session in, receives what was missed through
+//! the same [`Reports`] and sends again only what the server has not seen, in the old order.
 
 use futures::future::BoxFuture;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use bytes::BytesMut;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::task::AbortOnDropHandle;
-use wire::{
-    CHANNELS_MAX, ClientMessage, DisconnectCode, InstrumentDefinition, LOGIN_CANCEL_ON_DISCONNECT,
-    LOGIN_FROM_NOW, Login, LoginAccepted, ServerMessage, Text, WireError, encode,
-};
+use wire::{ClientMessage, InstrumentDefinition};
 
-use crate::Trust;
-use crate::channel::Channel;
-use crate::endpoint;
-use crate::io;
+use crate::sessions::{LOGIN_TIMEOUT, Report, SessionInfo, Sessions};
+use crate::{Error, LoginOptions, Trust, endpoint, io};
 
-/// Bytes waiting to be written at which `send` waits for the connection.
-const OUTBOUND_LEN_MAX: usize = 1 << 20;
 /// Reports waiting to be taken at which the connection is no longer read.
 const REPORTS_MAX: usize = 1 << 16;
-/// How long connecting and one login may take.
-const LOGIN_TIMEOUT_MS: u64 = 10_000;
-
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum Error {
-    #[error("certificate checks can be skipped for loopback addresses only")]
-    TrustNotAllowed,
-    #[error("endpoint: {0}")]
-    Endpoint(#[source] Arc<std::io::Error>),
-    #[error("tls: {0}")]
-    Tls(String),
-    #[error("connect: {0}")]
-    Connect(#[from] quinn::ConnectError),
-    #[error("connection lost: {0}")]
-    Lost(#[from] quinn::ConnectionError),
-    #[error("stream closed")]
-    Stream,
-    #[error("the server ended the session: {text}")]
-    Disconnected {
-        code: Option<DisconnectCode>,
-        text: String,
-    },
-    #[error("the server sent bytes that are no message: {0}")]
-    Wire(#[from] WireError),
-    #[error("numbered message {got} where {expected} was due")]
-    Gap { expected: u64, got: u64 },
-    #[error("no answer to the login in time")]
-    LoginTimeout,
-    #[error("token or session name is empty or too long, or no such channel")]
-    LoginField,
-    #[error("too many requests without an answer")]
-    TooManyUnanswered,
-    #[error("not logged in on this channel")]
-    NotLoggedIn,
-}
-
-/// How to log one session in.
-#[derive(Clone, Debug)]
-pub struct LoginOptions {
-    /// Bearer credential, as on the RPC ports.
-    pub token: String,
-    /// Names the session across connections.
-    pub session_name: String,
-    pub cancel_on_disconnect: bool,
-    /// Do not receive what was numbered before this login.
-    pub from_now: bool,
-    /// Last number received by an earlier run of this client.
-    pub last_sequence: u64,
-    /// Longest silence; 0 = the server's default.
-    pub heartbeat_ms: u32,
-    /// 0 = the user's own group.
-    pub stp_group: u32,
-    /// CFA-RUB in kopecks that shall be undrawn in the trading hold; 0 = leave it.
-    pub money_hold_minor: i64,
-}
-
-impl LoginOptions {
-    pub fn new(token: &str, session_name: &str) -> Self {
-        Self {
-            token: token.to_owned(),
-            session_name: session_name.to_owned(),
-            cancel_on_disconnect: false,
-            from_now: false,
-            last_sequence: 0,
-            heartbeat_ms: 0,
-            stp_group: 0,
-            money_hold_minor: 0,
-        }
-    }
-
-    fn message(&self, last_sequence: u64) -> Result<Login, Error> {
-        let mut flags = 0;
-        if self.cancel_on_disconnect {
-            flags |= LOGIN_CANCEL_ON_DISCONNECT;
-        }
-        if self.from_now && last_sequence == 0 {
-            flags |= LOGIN_FROM_NOW;
-        }
-        Ok(Login {
-            token: Text::new(&self.token).ok_or(Error::LoginField)?,
-            session_name: Text::new(&self.session_name)
-                .filter(|_| !self.session_name.is_empty())
-                .ok_or(Error::LoginField)?,
-            last_sequence,
-            flags,
-            heartbeat_ms: self.heartbeat_ms,
-            stp_group: self.stp_group,
-            money_hold_minor: self.money_hold_minor,
-        })
-    }
-}
-
-/// What the server said to a login.
-pub type SessionInfo = LoginAccepted;
-
-/// One message from the server.
-#[derive(Clone, Copy, Debug)]
-pub struct Report {
-    pub channel: u16,
-    /// Number in the session's stream; 0 = unnumbered.
-    pub sequence: u64,
-    pub message: ServerMessage,
-    pub received_at: Instant,
-}
 
 /// What the server sends, in order, across resumes.
 pub struct Reports {
@@ -151,7 +39,7 @@ impl Reports {
     }
 }
 
-/// Sessions over one QUIC stream. Cheap to clone; the last clone that goes away closes the connection.
+/// Sessions over one QUIC stream. Cheap to clone; the last clone that is dropped closes the connection.
 #[derive(Clone)]
 pub struct Connection {
     owner: Arc<Owner>,
@@ -181,18 +69,11 @@ pub(crate) struct Shared {
 }
 
 pub(crate) struct State {
-    pub(crate) outbound: BytesMut,
-    pub(crate) channels: BTreeMap<u16, Channel>,
-    pub(crate) instruments: BTreeMap<u32, InstrumentDefinition>,
-    pub(crate) heartbeat: Duration,
-    pub(crate) connected: bool,
-    next_order: u64,
-}
-
-impl Shared {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    pub(crate) sessions: Sessions,
+    /// Callers that wait for the answer to a login, by channel.
+    logins: BTreeMap<u16, oneshot::Sender<Result<SessionInfo, Error>>>,
+    /// Changes with each begin and end of a connection: tasks of an earlier one change nothing.
+    pub(crate) epoch: u64,
 }
 
 impl Connection {
@@ -202,22 +83,20 @@ impl Connection {
         trust: Trust,
     ) -> BoxFuture<'static, Result<(Self, Reports), Error>> {
         Box::pin(async move {
-            if !trust.allows(server) {
-                return Err(Error::TrustNotAllowed);
-            }
+            let config = endpoint::config(&trust, server)?;
+            let mut endpoint = quinn::Endpoint::client(endpoint::local(server))
+                .map_err(|e| Error::Endpoint(Arc::new(e)))?;
+            endpoint.set_default_client_config(config);
             let (reports, receiver) = mpsc::channel(REPORTS_MAX);
             let connection = Self {
                 owner: Arc::new(Owner {
-                    endpoint: endpoint::endpoint(&trust, server)?,
+                    endpoint,
                     server,
                     shared: Arc::new(Shared {
                         state: Mutex::new(State {
-                            outbound: BytesMut::new(),
-                            channels: BTreeMap::new(),
-                            instruments: BTreeMap::new(),
-                            heartbeat: Duration::from_secs(5),
-                            connected: false,
-                            next_order: 0,
+                            sessions: Sessions::new(),
+                            logins: BTreeMap::new(),
+                            epoch: 0,
                         }),
                         wake: Notify::new(),
                         room: Notify::new(),
@@ -239,34 +118,19 @@ impl Connection {
         options: LoginOptions,
     ) -> BoxFuture<'_, Result<SessionInfo, Error>> {
         Box::pin(async move {
-            if usize::from(channel) >= CHANNELS_MAX {
-                return Err(Error::LoginField);
-            }
-            let mut session = Channel::new(options);
-            let message = session.options.message(session.last_sequence)?;
-            let (sender, answer) = oneshot::channel();
-            session.login = Some(sender);
-            {
+            let answer = {
                 let mut state = self.shared().lock();
-                if state.channels.get(&channel).is_some_and(|old| old.live) {
-                    return Err(Error::LoginField);
-                }
-                state.channels.insert(channel, session);
-                encode(
-                    &ClientMessage::from(message),
-                    channel,
-                    0,
-                    &mut state.outbound,
-                );
-            }
-            self.shared().wake.notify_one();
+                state.sessions.login(channel, options)?;
+                state.awaited(channel)
+            };
+            let mut asked = Asked {
+                shared: self.shared(),
+                channel,
+                is_answered: false,
+            };
+            asked.shared.wake.notify_one();
             let answered = login_answer(answer).await;
-            let mut state = self.shared().lock();
-            match (&answered, state.channels.get_mut(&channel)) {
-                (Ok(_), Some(session)) => session.live = true,
-                (Ok(_), None) => return Err(Error::Stream),
-                (Err(_), _) => drop(state.channels.remove(&channel)),
-            }
+            asked.is_answered = !matches!(answered, Err(Error::LoginTimeout));
             answered
         })
     }
@@ -290,47 +154,31 @@ impl Connection {
 
     /// As `send`, but `None` at once when too much is waiting.
     pub fn try_send(&self, channel: u16, message: ClientMessage) -> Result<Option<u64>, Error> {
-        let mut state = self.shared().lock();
-        if state.outbound.len() >= OUTBOUND_LEN_MAX {
-            return Ok(None);
+        let sent = self.shared().lock().sessions.send(channel, &message)?;
+        if sent.is_some() {
+            self.shared().wake.notify_one();
         }
-        let order = state.next_order;
-        let session = state
-            .channels
-            .get_mut(&channel)
-            .filter(|session| session.live)
-            .ok_or(Error::NotLoggedIn)?;
-        let mut client_seq = 0;
-        if acts(&message) {
-            if session.is_full() {
-                return Err(Error::TooManyUnanswered);
-            }
-            client_seq = session.sent(order, message);
-        }
-        state.next_order += 1;
-        encode(&message, channel, client_seq, &mut state.outbound);
-        drop(state);
-        self.shared().wake.notify_one();
-        Ok(Some(client_seq))
+        Ok(sent)
     }
 
     /// Last number received in a session's stream.
     pub fn last_sequence(&self, channel: u16) -> u64 {
-        self.shared()
-            .lock()
-            .channels
-            .get(&channel)
-            .map_or(0, |session| session.last_sequence)
+        self.shared().lock().sessions.last_sequence(channel)
     }
 
-    /// The instruments the server has told of; complete when a login has returned.
+    /// The instruments that the server has named; complete when a login has returned.
     pub fn instruments(&self) -> Vec<InstrumentDefinition> {
-        self.shared().lock().instruments.values().copied().collect()
+        self.shared()
+            .lock()
+            .sessions
+            .instruments()
+            .copied()
+            .collect()
     }
 
     /// Connects again after a loss and logs every session in: what was missed comes in through the same
     /// [`Reports`], what the server has not seen is sent again in the old order. A session that cannot come
-    /// back fails the resume.
+    /// back fails the resume; without it ([`Connection::forget`]) another one may succeed.
     pub fn resume(&self) -> BoxFuture<'_, Result<Vec<(u16, SessionInfo)>, Error>> {
         Box::pin(async move {
             let _one = self.owner.resuming.lock().await;
@@ -338,52 +186,35 @@ impl Connection {
             if let Some(old) = old {
                 old.quic.close(0u32.into(), b"");
             }
-            self.shared().lost(&Error::Stream);
+            let epoch = self.shared().lock().epoch;
+            self.shared().lost(epoch, &Error::Stream);
             self.link_up().await?;
-            let mut answers = Vec::new();
-            {
+            let answers: Vec<_> = {
                 let mut state = self.shared().lock();
-                let State {
-                    channels, outbound, ..
-                } = &mut *state;
-                for (channel, session) in channels {
-                    let (sender, answer) = oneshot::channel();
-                    session.login = Some(sender);
-                    let message = session.options.message(session.last_sequence)?;
-                    encode(&ClientMessage::from(message), *channel, 0, outbound);
-                    answers.push((*channel, answer));
-                }
-            }
+                let asked = state.sessions.resume()?;
+                let waiting = asked.into_iter();
+                waiting
+                    .map(|channel| (channel, state.awaited(channel)))
+                    .collect()
+            };
             self.shared().wake.notify_one();
             let mut infos = Vec::new();
             for (channel, answer) in answers {
                 infos.push((channel, login_answer(answer).await?));
             }
-            self.send_again(&infos);
+            // What is sent again was appended with the last answer.
+            self.shared().wake.notify_one();
             Ok(infos)
         })
     }
 
-    fn send_again(&self, infos: &[(u16, SessionInfo)]) {
-        let mut state = self.shared().lock();
-        let mut again = BTreeMap::new();
-        for (channel, info) in infos {
-            if let Some(session) = state.channels.get_mut(channel) {
-                // Only now may callers send: what is sent again comes first.
-                session.live = true;
-                for (client_seq, sent) in session.unseen(info.last_client_seq) {
-                    again.insert(sent.order, (*channel, client_seq, sent.message));
-                }
-            }
-        }
-        for (channel, client_seq, message) in again.into_values() {
-            encode(&message, channel, client_seq, &mut state.outbound);
-        }
-        drop(state);
+    /// Gives a session up: its messages are ignored, its requests are not sent again.
+    pub fn forget(&self, channel: u16) {
+        self.shared().lock().sessions.forget(channel);
         self.shared().wake.notify_one();
     }
 
-    /// Drops the connection without a word, as a crash would; [`Reports`] tells of the loss.
+    /// Drops the connection without a word, as a crash would; [`Reports`] returns the loss.
     pub fn cut(&self) {
         if let Some(link) = self.link().as_ref() {
             link.quic.close(0u32.into(), b"");
@@ -406,22 +237,22 @@ impl Connection {
             let quic = self
                 .owner
                 .endpoint
-                .connect(self.owner.server, "cfa-trade")?
+                .connect(self.owner.server, endpoint::SERVER_NAME)?
                 .await?;
             let (send, receive) = quic.open_bi().await?;
             Ok::<_, Error>((quic, send, receive))
         };
-        let (quic, send, receive) =
-            tokio::time::timeout(Duration::from_millis(LOGIN_TIMEOUT_MS), connecting)
-                .await
-                .map_err(|_| Error::LoginTimeout)??;
-        {
+        let (quic, send, receive) = tokio::time::timeout(LOGIN_TIMEOUT, connecting)
+            .await
+            .map_err(|_| Error::LoginTimeout)??;
+        let epoch = {
             let mut state = self.shared().lock();
-            state.outbound.clear();
-            state.connected = true;
-        }
-        let reader = io::read(receive, quic.clone(), self.shared().clone());
-        let writer = io::write(send, quic.clone(), self.shared().clone());
+            state.epoch += 1;
+            state.sessions.connected(Instant::now());
+            state.epoch
+        };
+        let reader = io::read(receive, quic.clone(), self.shared().clone(), epoch);
+        let writer = io::write(send, quic.clone(), self.shared().clone(), epoch);
         *self.link() = Some(Link {
             quic,
             _reader: AbortOnDropHandle::new(tokio::spawn(reader)),
@@ -431,18 +262,58 @@ impl Connection {
     }
 }
 
+/// A first login: one that the caller no longer waits for leaves its channel free.
+struct Asked<'a> {
+    shared: &'a Shared,
+    channel: u16,
+    is_answered: bool,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            let mut state = self.shared.lock();
+            state.logins.remove(&self.channel);
+            state.sessions.forget(self.channel);
+        }
+    }
+}
+
+impl State {
+    /// The answer to the login of a channel.
+    fn awaited(&mut self, channel: u16) -> oneshot::Receiver<Result<SessionInfo, Error>> {
+        let (sender, answer) = oneshot::channel();
+        self.logins.insert(channel, sender);
+        answer
+    }
+}
+
 impl Shared {
-    /// The connection is gone: nobody is logged in, nobody waits.
-    pub(crate) fn lost(&self, error: &Error) {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Passes the answer to a login on, and wakes the writer for what a resume sends again.
+    pub(crate) fn answer(&self, channel: u16, answer: Result<SessionInfo, Error>) {
+        let waiting = self.lock().logins.remove(&channel);
+        if let Some(waiting) = waiting {
+            // The caller may have given up already.
+            let _ = waiting.send(answer);
+        }
+        self.wake.notify_one();
+    }
+
+    /// The connection of this epoch is gone: no session is logged in, no caller waits.
+    pub(crate) fn lost(&self, epoch: u64, error: &Error) {
         let mut state = self.lock();
-        state.connected = false;
-        state.outbound.clear();
-        for session in state.channels.values_mut() {
-            session.live = false;
-            if let Some(waiting) = session.login.take() {
-                // Whoever logged in may have given up already.
-                let _ = waiting.send(Err(error.clone()));
-            }
+        if state.epoch != epoch {
+            return;
+        }
+        state.epoch += 1;
+        state.sessions.disconnected();
+        for (_, waiting) in std::mem::take(&mut state.logins) {
+            // The caller may have given up already.
+            let _ = waiting.send(Err(error.clone()));
         }
         drop(state);
         self.room.notify_waiters();
@@ -462,22 +333,10 @@ impl Drop for Owner {
     }
 }
 
-/// True for requests that carry a client sequence.
-fn acts(message: &ClientMessage) -> bool {
-    matches!(
-        message,
-        ClientMessage::NewOrder(_)
-            | ClientMessage::Cancel(_)
-            | ClientMessage::Amend(_)
-            | ClientMessage::MassCancel(_)
-            | ClientMessage::CancelAllAfter(_)
-    )
-}
-
 async fn login_answer(
     answer: oneshot::Receiver<Result<SessionInfo, Error>>,
 ) -> Result<SessionInfo, Error> {
-    match tokio::time::timeout(Duration::from_millis(LOGIN_TIMEOUT_MS), answer).await {
+    match tokio::time::timeout(LOGIN_TIMEOUT, answer).await {
         Ok(Ok(answer)) => answer,
         Ok(Err(_)) => Err(Error::Stream),
         Err(_) => Err(Error::LoginTimeout),

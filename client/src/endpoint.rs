@@ -1,4 +1,4 @@
-//! The UDP endpoint and how QUIC is set up on it.
+//! How QUIC is set up for both drivers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,22 +7,28 @@ use std::time::Duration;
 use quinn::crypto::rustls::QuicClientConfig;
 use wire::ALPN;
 
-use crate::Trust;
-use crate::connection::Error;
+use crate::{Error, Trust};
 
-/// An endpoint for connections to this server.
-pub fn endpoint(trust: &Trust, server: SocketAddr) -> Result<quinn::Endpoint, Error> {
-    let bind: SocketAddr = if server.is_ipv4() {
+/// Name in the TLS handshake; the certificate is judged by [`Trust`] alone.
+pub const SERVER_NAME: &str = "cfa-trade";
+
+/// The local address for connections to this server: any port.
+pub fn local(server: SocketAddr) -> SocketAddr {
+    if server.is_ipv4() {
         ([0, 0, 0, 0], 0).into()
     } else {
         ([0u16; 8], 0).into()
-    };
-    let mut endpoint = quinn::Endpoint::client(bind).map_err(|e| Error::Endpoint(Arc::new(e)))?;
-    endpoint.set_default_client_config(client_config(trust)?);
-    Ok(endpoint)
+    }
 }
 
-fn client_config(trust: &Trust) -> Result<quinn::ClientConfig, Error> {
+/// Settings of a connection to this server.
+///
+/// # Errors
+/// [`Error::TrustNotAllowed`], [`Error::Tls`].
+pub fn config(trust: &Trust, server: SocketAddr) -> Result<quinn::ClientConfig, Error> {
+    if !trust.allows(server) {
+        return Err(Error::TrustNotAllowed);
+    }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut tls = rustls::ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])

@@ -1,182 +1,122 @@
-//! The two tasks of a connection: one reads the stream, checks numbers and hands reports on; one writes what
-//! callers have put into the buffer.
+//! The two tasks of an async connection: one reads the stream and passes reports on, one writes what
+//! [`crate::Sessions`] has to transmit.
 //!
-//! A report counts as received only when it has a place in [`crate::Reports`]: a task that is stopped halfway
-//! has received nothing. A reader of reports that falls behind stops the reading, and so, through QUIC's flow
-//! control, the server.
+//! A report counts as received only when it has a place in [`crate::Reports`]: a task that is stopped
+//! halfway has received nothing. A reader of reports that is slow stops the reading, and so, through
+//! QUIC's flow control, the server.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::BytesMut;
-use wire::{
-    CONNECTION_CHANNEL, ClientMessage, Disconnect, DisconnectCode, Header, Heartbeat,
-    ServerMessage, encode, take,
-};
+use bytes::{Buf, BytesMut};
+use tokio::sync::mpsc::Permit;
 
-use crate::channel::Numbered;
-use crate::connection::{Error, Report, Shared, State};
+use crate::Error;
+use crate::connection::Shared;
+use crate::sessions::{Event, Report};
 
-/// Whether a message goes to the caller.
-enum Next {
-    Deliver,
-    Drop,
-    /// Deliver, then the connection is over.
-    End(Error),
-}
-
-pub async fn read(mut receive: quinn::RecvStream, quic: quinn::Connection, shared: Arc<Shared>) {
+pub async fn read(
+    mut receive: quinn::RecvStream,
+    quic: quinn::Connection,
+    shared: Arc<Shared>,
+    epoch: u64,
+) {
     let mut buffer = BytesMut::new();
     let error = loop {
-        let (header, message) = match next_message(&mut receive, &mut buffer, &quic).await {
-            Ok(next) => next,
-            Err(error) => break error,
-        };
-        let received_at = Instant::now();
-        let Ok(place) = shared.reports.reserve().await else {
-            return;
-        };
-        let next = match note(&mut shared.lock(), &header, &message) {
-            Ok(next) => next,
-            Err(error) => break error,
-        };
-        if !matches!(next, Next::Drop) {
-            place.send(Ok(Report {
-                channel: header.channel,
-                sequence: header.sequence,
-                message,
-                received_at,
-            }));
+        match receive.read_chunk(usize::MAX, true).await {
+            Ok(Some(chunk)) => buffer.extend_from_slice(&chunk.bytes),
+            Ok(None) | Err(_) => break lost(&quic),
         }
-        if let Next::End(error) = next {
-            break error;
+        match take(&mut buffer, &shared, epoch).await {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => break error,
         }
     };
     quic.close(0u32.into(), b"");
-    shared.lost(&error);
-    // Nobody listening is no error of the connection.
+    shared.lost(epoch, &error);
+    // A caller that has dropped its reports needs no error.
     let _ = shared.reports.send(Err(error)).await;
 }
 
-/// Takes a message into account.
-fn note(state: &mut State, header: &Header, message: &ServerMessage) -> Result<Next, Error> {
-    if let ServerMessage::InstrumentDefinition(definition) = message {
-        state.instruments.insert(definition.instrument, *definition);
-    }
-    if header.channel == CONNECTION_CHANNEL {
-        return Ok(match message {
-            ServerMessage::Disconnect(message) => Next::End(disconnected(message)),
-            _ => Next::Deliver,
-        });
-    }
-    let Some(session) = state.channels.get_mut(&header.channel) else {
-        return Ok(Next::Drop); // A session given up while its messages were on the way.
-    };
-    match message {
-        ServerMessage::LoginAccepted(info) => {
-            let answer = session.accepted(info).map(|()| *info);
-            if let Some(waiting) = session.login.take() {
-                // Whoever logged in may have given up already.
-                let _ = waiting.send(answer);
-            }
-            if info.heartbeat_ms > 0 {
-                let half = std::time::Duration::from_millis(u64::from(info.heartbeat_ms) / 2);
-                state.heartbeat = state.heartbeat.min(half);
-            }
-            Ok(Next::Deliver)
-        }
-        ServerMessage::Disconnect(message) => {
-            session.live = false;
-            match session.login.take() {
-                Some(waiting) => {
-                    let _ = waiting.send(Err(disconnected(message)));
-                    Ok(Next::Drop)
-                }
-                None => {
-                    state.channels.remove(&header.channel);
-                    Ok(Next::Deliver)
-                }
-            }
-        }
-        _ => {
-            let next = match header.sequence {
-                0 => Next::Deliver,
-                sequence => match session.numbered(sequence) {
-                    Numbered::Next => Next::Deliver,
-                    Numbered::Seen => Next::Drop,
-                    Numbered::Gap { expected } => {
-                        return Err(Error::Gap {
-                            expected,
-                            got: sequence,
-                        });
-                    }
-                },
-            };
-            if message.answers() != 0 {
-                session.answered(message.answers());
-            }
-            Ok(next)
-        }
-    }
-}
-
-fn disconnected(message: &Disconnect) -> Error {
-    Error::Disconnected {
-        code: DisconnectCode::from_code(message.code),
-        text: message.text.as_str().to_owned(),
-    }
-}
-
-async fn next_message(
-    receive: &mut quinn::RecvStream,
-    buffer: &mut BytesMut,
-    quic: &quinn::Connection,
-) -> Result<(Header, ServerMessage), Error> {
+/// Takes the complete messages of the buffer; false when the connection or the reports are given up.
+async fn take(buffer: &mut BytesMut, shared: &Shared, epoch: u64) -> Result<bool, Error> {
+    let received_at = Instant::now();
     loop {
-        if let Some(next) = take(buffer)? {
-            return Ok(next);
-        }
-        match receive.read_chunk(usize::MAX, true).await {
-            Ok(Some(chunk)) => buffer.extend_from_slice(&chunk.bytes),
-            Ok(None) | Err(_) => return Err(lost(quic)),
-        }
+        let Ok(place) = shared.reports.reserve().await else {
+            return Ok(false);
+        };
+        let received = {
+            let mut state = shared.lock();
+            if state.epoch != epoch {
+                return Ok(false);
+            }
+            state.sessions.receive(received_at, buffer)?
+        };
+        let Some((length, event)) = received else {
+            return Ok(true);
+        };
+        buffer.advance(length);
+        deliver(place, shared, event)?;
     }
+}
+
+fn deliver(
+    place: Permit<'_, Result<Report, Error>>,
+    shared: &Shared,
+    event: Event,
+) -> Result<(), Error> {
+    match event {
+        Event::Report(report) => place.send(Ok(report)),
+        Event::LoggedIn { report, info } => {
+            place.send(Ok(report));
+            shared.answer(report.channel, Ok(info));
+        }
+        Event::LoginFailed { channel, error } => shared.answer(channel, Err(error)),
+        Event::Ended { report, error } => {
+            place.send(Ok(report));
+            return Err(error);
+        }
+        Event::Ignored => {}
+    }
+    Ok(())
 }
 
 /// The reason of a stream's end is the connection's, where there is one.
 fn lost(quic: &quinn::Connection) -> Error {
-    match quic.close_reason() {
-        Some(quinn::ConnectionError::ApplicationClosed(close)) => Error::Disconnected {
-            code: u16::try_from(close.error_code.into_inner())
-                .ok()
-                .and_then(DisconnectCode::from_code),
-            text: String::from_utf8_lossy(&close.reason).into_owned(),
-        },
-        Some(reason) => Error::Lost(reason),
-        None => Error::Stream,
-    }
+    quic.close_reason().map_or(Error::Stream, Error::of_close)
 }
 
-pub async fn write(mut send: quinn::SendStream, quic: quinn::Connection, shared: Arc<Shared>) {
-    let mut bytes = BytesMut::new();
+pub async fn write(
+    mut send: quinn::SendStream,
+    quic: quinn::Connection,
+    shared: Arc<Shared>,
+    epoch: u64,
+) {
+    let mut bytes = Vec::new();
     loop {
-        let heartbeat = {
+        let due = {
             let mut state = shared.lock();
-            std::mem::swap(&mut bytes, &mut state.outbound);
-            state.heartbeat
+            if state.epoch != epoch {
+                return; // Lost, or given up for a resume.
+            }
+            let now = Instant::now();
+            state.sessions.handle_timeout(now);
+            state.sessions.poll_transmit(now, &mut bytes);
+            state.sessions.poll_timeout()
         };
         if bytes.is_empty() {
+            let Some(due) = due else { return };
             tokio::select! {
-                () = shared.wake.notified() => continue,
-                () = tokio::time::sleep(heartbeat) => {
-                    encode(&ClientMessage::from(Heartbeat {}), CONNECTION_CHANNEL, 0, &mut bytes);
-                }
+                () = shared.wake.notified() => {}
+                () = tokio::time::sleep_until(due.into()) => {}
                 _ = quic.closed() => return,
             }
+            continue;
         }
         shared.room.notify_waiters();
         if send.write_all(&bytes).await.is_err() {
-            return; // The reader tells why.
+            return; // The reader reports why.
         }
         bytes.clear();
     }

@@ -1,26 +1,41 @@
 //! Room `client`: the trading client library.
 //!
-//! It sends and receives the messages of [`wire`] (`docs/protocol.md`). A [`Connection`] carries up
-//! to 64 trading sessions on one QUIC stream, each on its own channel. Requests of all sessions
-//! reach the exchange in the order of the calls to [`Connection::send`], and reports arrive as one
-//! stream. A lost connection is resumed without a gap and without executing a request twice.
+//! It sends and receives the messages of [`wire`] (`docs/protocol.md`). A connection carries up to 64
+//! trading sessions on one QUIC stream, each on its own channel. Requests of all sessions reach the
+//! exchange in the order of the calls, and reports arrive as one stream. A lost connection is resumed
+//! without a gap and without executing a request twice.
+//!
+//! [`Sessions`] has these rules and performs no I/O. Two drivers carry it: [`Connection`] on tokio, and
+//! [`spinning::Connection`] on a thread that polls, for members who give a core for latency.
+//! `examples/` shows both.
 //!
 //! | file | what |
 //! |---|---|
-//! | `trust` | which server certificate is accepted |
-//! | `connection` | connect, log in, send, resume |
-//! | `endpoint` | how QUIC is set up |
+//! | `sessions` | the sessions of a connection as a state machine: bytes in, events out |
 //! | `channel` | what one session knows: numbers, requests without an answer |
-//! | `io` | the two tasks that read and write the stream |
+//! | `login` | how a session is logged in |
+//! | `connection` | async driver: connect, log in, send, resume |
+//! | `io` | the two tasks that read and write the stream of the async driver |
+//! | `spinning` | spinning driver on [`transport`] |
+//! | `endpoint` | how QUIC is set up |
+//! | `trust` | which server certificate is accepted |
+//! | `error` | why a call fails |
 //! | `text` | texts of rejections |
 
 mod channel;
 mod connection;
 mod endpoint;
+mod error;
 mod io;
+mod login;
+mod sessions;
+pub mod spinning;
 mod text;
 mod trust;
 
-pub use connection::{Connection, Error, LoginOptions, Report, Reports, SessionInfo};
+pub use connection::{Connection, Reports};
+pub use error::Error;
+pub use login::LoginOptions;
+pub use sessions::{Event, LOGIN_TIMEOUT, Report, SessionInfo, Sessions};
 pub use text::in_words;
 pub use trust::Trust;

@@ -1,0 +1,61 @@
+//! Why a call of this library fails.
+
+use std::sync::Arc;
+
+use wire::{Disconnect, DisconnectCode, WireError};
+
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    #[error("certificate checks can be skipped for loopback addresses only")]
+    TrustNotAllowed,
+    #[error("endpoint: {0}")]
+    Endpoint(#[source] Arc<std::io::Error>),
+    #[error("tls: {0}")]
+    Tls(String),
+    #[error("connect: {0}")]
+    Connect(#[from] quinn::ConnectError),
+    #[error("connection lost: {0}")]
+    Lost(#[from] quinn::ConnectionError),
+    #[error("stream closed")]
+    Stream,
+    #[error("the server ended the session: {text}")]
+    Disconnected {
+        code: Option<DisconnectCode>,
+        text: String,
+    },
+    #[error("the server sent bytes that are no message: {0}")]
+    Wire(#[from] WireError),
+    #[error("numbered message {got} where {expected} was due")]
+    Gap { expected: u64, got: u64 },
+    #[error("no answer to the login in time")]
+    LoginTimeout,
+    #[error("token or session name is empty or too long, or no such channel")]
+    LoginField,
+    #[error("too many requests without an answer")]
+    TooManyUnanswered,
+    #[error("not logged in on this channel")]
+    NotLoggedIn,
+}
+
+impl Error {
+    /// The last message of a session or a connection.
+    pub(crate) fn of_disconnect(message: &Disconnect) -> Self {
+        Self::Disconnected {
+            code: DisconnectCode::from_code(message.code),
+            text: message.text.as_str().to_owned(),
+        }
+    }
+
+    /// The end of a QUIC connection, in the server's words where it gave some.
+    pub(crate) fn of_close(reason: quinn::ConnectionError) -> Self {
+        match reason {
+            quinn::ConnectionError::ApplicationClosed(close) => Self::Disconnected {
+                code: u16::try_from(close.error_code.into_inner())
+                    .ok()
+                    .and_then(DisconnectCode::from_code),
+                text: String::from_utf8_lossy(&close.reason).into_owned(),
+            },
+            reason => Self::Lost(reason),
+        }
+    }
+}

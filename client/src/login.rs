@@ -1,0 +1,65 @@
+//! How a session is logged in.
+
+use wire::{LOGIN_CANCEL_ON_DISCONNECT, LOGIN_FROM_NOW, Login, Text};
+
+use crate::Error;
+
+/// How to log one session in.
+#[derive(Clone, Debug)]
+pub struct LoginOptions {
+    /// Bearer credential, as on the RPC ports.
+    pub token: String,
+    /// Names the session across connections.
+    pub session_name: String,
+    pub cancel_on_disconnect: bool,
+    /// Do not receive what was numbered before this login.
+    pub from_now: bool,
+    /// Last number received by an earlier run of this client.
+    pub last_sequence: u64,
+    /// Longest silence in milliseconds; 0 = the server's default.
+    pub heartbeat_ms: u32,
+    /// 0 = the user's own group.
+    pub stp_group: u32,
+    /// CFA-RUB in kopecks that shall be undrawn in the trading hold; 0 = leave it.
+    pub money_hold_minor: i64,
+}
+
+impl LoginOptions {
+    pub fn new(token: &str, session_name: &str) -> Self {
+        Self {
+            token: token.to_owned(),
+            session_name: session_name.to_owned(),
+            cancel_on_disconnect: false,
+            from_now: false,
+            last_sequence: 0,
+            heartbeat_ms: 0,
+            stp_group: 0,
+            money_hold_minor: 0,
+        }
+    }
+
+    /// The message that asks for it after `last_sequence`.
+    ///
+    /// # Errors
+    /// [`Error::LoginField`].
+    pub(crate) fn message(&self, last_sequence: u64) -> Result<Login, Error> {
+        let mut flags = 0;
+        if self.cancel_on_disconnect {
+            flags |= LOGIN_CANCEL_ON_DISCONNECT;
+        }
+        if self.from_now && last_sequence == 0 {
+            flags |= LOGIN_FROM_NOW;
+        }
+        Ok(Login {
+            token: Text::new(&self.token).ok_or(Error::LoginField)?,
+            session_name: Text::new(&self.session_name)
+                .filter(|_| !self.session_name.is_empty())
+                .ok_or(Error::LoginField)?,
+            last_sequence,
+            flags,
+            heartbeat_ms: self.heartbeat_ms,
+            stp_group: self.stp_group,
+            money_hold_minor: self.money_hold_minor,
+        })
+    }
+}

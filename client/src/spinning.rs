@@ -1,0 +1,306 @@
+//! The spinning driver: [`Sessions`] on [`transport`], polled by a thread that has a core to burn.
+//!
+//! Nothing happens between two calls, and no call waits but [`Connection::connect`],
+//! [`Connection::login`] and [`Connection::resume`], which poll until they have their answer. In the
+//! steady state no message costs an allocation of this library.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use transport::proto::{ClientConfig, ConnectionError};
+use transport::{Driver, Endpoint, Incoming, Key, Link, Taken};
+use wire::{ClientMessage, InstrumentDefinition};
+
+use crate::sessions::{Event, LOGIN_TIMEOUT, Report, SessionInfo, Sessions};
+use crate::{Error, LoginOptions, Trust, endpoint};
+
+/// Reports waiting to be taken at which the connection is no longer read.
+const REPORTS_MAX: usize = 1 << 16;
+/// Bytes in the stream's buffer at which no more are appended: the rest waits within the sessions' bound.
+const STREAM_BYTES_MAX: usize = 64 << 10;
+
+/// Sessions over one QUIC stream, driven by the caller.
+pub struct Connection {
+    server: SocketAddr,
+    config: ClientConfig,
+    endpoint: Endpoint<()>,
+    key: Key,
+    inbox: Inbox,
+}
+
+/// What the connection has brought.
+struct Inbox {
+    sessions: Sessions,
+    reports: VecDeque<Report>,
+    /// Answers to logins that have not been taken.
+    answers: Vec<(u16, Result<SessionInfo, Error>)>,
+    is_open: bool,
+    /// Why the connection is gone.
+    ended: Option<Error>,
+}
+
+impl Driver<()> for Inbox {
+    fn incoming(&mut self, _: Instant, _: SocketAddr, _: bool, _: usize) -> Incoming<()> {
+        Incoming::Refuse
+    }
+
+    fn opened(&mut self, now: Instant, _: &mut Link<()>) {
+        self.is_open = true;
+        self.sessions.connected(now);
+    }
+
+    fn data(&mut self, now: Instant, link: &mut Link<()>, bytes: &[u8]) -> Taken {
+        let mut at = 0;
+        while self.reports.len() < REPORTS_MAX {
+            match self.sessions.receive(now, &bytes[at..]) {
+                Ok(Some((length, event))) => {
+                    at += length;
+                    self.event(link, event);
+                }
+                Ok(None) => {
+                    return Taken {
+                        bytes: at,
+                        is_paused: false,
+                    };
+                }
+                Err(error) => {
+                    self.end(link, error);
+                    break;
+                }
+            }
+        }
+        // Full: flow control stops the server until the reports are taken.
+        Taken {
+            bytes: at,
+            is_paused: true,
+        }
+    }
+
+    fn finished(&mut self, _: Instant, link: &mut Link<()>) {
+        self.end(link, Error::Stream);
+    }
+
+    fn closed(&mut self, _: Instant, _: &mut Link<()>, reason: &ConnectionError) {
+        self.sessions.disconnected();
+        self.ended
+            .get_or_insert_with(|| Error::of_close(reason.clone()));
+    }
+}
+
+impl Inbox {
+    #[inline]
+    fn event(&mut self, link: &mut Link<()>, event: Event) {
+        match event {
+            Event::Report(report) => self.reports.push_back(report),
+            Event::LoggedIn { report, info } => {
+                self.reports.push_back(report);
+                self.answers.push((report.channel, Ok(info)));
+            }
+            Event::LoginFailed { channel, error } => self.answers.push((channel, Err(error))),
+            Event::Ended { report, error } => {
+                self.reports.push_back(report);
+                self.end(link, error);
+            }
+            Event::Ignored => {}
+        }
+    }
+
+    fn end(&mut self, link: &mut Link<()>, error: Error) {
+        self.sessions.disconnected();
+        self.ended.get_or_insert(error);
+        link.close(0, "");
+    }
+}
+
+impl Connection {
+    /// Connects; no session is logged in yet.
+    ///
+    /// # Errors
+    /// [`Error::TrustNotAllowed`], no socket, or no connection within ten seconds.
+    pub fn connect(server: SocketAddr, trust: &Trust) -> Result<Self, Error> {
+        let config = endpoint::config(trust, server)?;
+        let (endpoint, key) = dial(server, &config)?;
+        let mut connection = Self {
+            server,
+            config,
+            endpoint,
+            key,
+            inbox: Inbox {
+                sessions: Sessions::new(),
+                reports: VecDeque::with_capacity(1_024),
+                answers: Vec::new(),
+                is_open: false,
+                ended: None,
+            },
+        };
+        connection.opened()?;
+        Ok(connection)
+    }
+
+    /// Logs a session in on a channel (0 to 63) that carries none, and polls until the answer is there.
+    ///
+    /// # Errors
+    /// The server's refusal, [`Error::LoginTimeout`], or the end of the connection.
+    pub fn login(&mut self, channel: u16, options: LoginOptions) -> Result<SessionInfo, Error> {
+        self.inbox.sessions.login(channel, options)?;
+        let answer = self.answer(channel);
+        if matches!(answer, Err(Error::LoginTimeout)) {
+            self.inbox.sessions.forget(channel);
+        }
+        answer
+    }
+
+    /// Appends a message; it leaves with [`Connection::flush`] or the next [`Connection::poll`]. Returns
+    /// the client sequence of a request that acts and 0 of any other; `None` when too much waits.
+    ///
+    /// # Errors
+    /// [`Error::NotLoggedIn`], [`Error::TooManyUnanswered`].
+    #[inline]
+    pub fn send(&mut self, channel: u16, message: &ClientMessage) -> Result<Option<u64>, Error> {
+        self.inbox.sessions.send(channel, message)
+    }
+
+    /// Sends what was appended.
+    #[inline]
+    pub fn flush(&mut self) {
+        let now = Instant::now();
+        self.transmit(now);
+        self.endpoint.flush(now, &mut self.inbox);
+    }
+
+    /// One round: receives, sends what was appended, and keeps the connection alive. What has come is in
+    /// [`Connection::recv`], also after an error.
+    ///
+    /// # Errors
+    /// The connection is gone: [`Connection::resume`], or stop.
+    #[inline]
+    pub fn poll(&mut self) -> Result<(), Error> {
+        let now = Instant::now();
+        if self
+            .inbox
+            .sessions
+            .poll_timeout()
+            .is_some_and(|at| at <= now)
+        {
+            self.inbox.sessions.handle_timeout(now);
+        }
+        self.endpoint
+            .receive(now, &mut self.inbox)
+            .map_err(|e| Error::Endpoint(Arc::new(e)))?;
+        self.transmit(now);
+        self.endpoint.flush(now, &mut self.inbox);
+        match &self.inbox.ended {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// The next report that has come.
+    #[inline]
+    pub fn recv(&mut self) -> Option<Report> {
+        self.inbox.reports.pop_front()
+    }
+
+    /// Last number received in a session's stream.
+    pub fn last_sequence(&self, channel: u16) -> u64 {
+        self.inbox.sessions.last_sequence(channel)
+    }
+
+    /// The instruments that the server has named; complete when a login has returned.
+    pub fn instruments(&self) -> impl Iterator<Item = &InstrumentDefinition> {
+        self.inbox.sessions.instruments()
+    }
+
+    /// Connects again after a loss and logs every session in: what was missed comes in through
+    /// [`Connection::recv`], what the server has not seen is sent again in the old order. A session that
+    /// cannot come back fails the resume; without it ([`Connection::forget`]) another one may succeed.
+    ///
+    /// # Errors
+    /// As [`Connection::connect`] and [`Connection::login`].
+    pub fn resume(&mut self) -> Result<Vec<(u16, SessionInfo)>, Error> {
+        self.cut();
+        self.inbox.sessions.disconnected();
+        self.inbox.answers.clear();
+        (self.inbox.is_open, self.inbox.ended) = (false, None);
+        (self.endpoint, self.key) = dial(self.server, &self.config)?;
+        self.opened()?;
+        let asked = self.inbox.sessions.resume()?;
+        let mut infos = Vec::with_capacity(asked.len());
+        for channel in asked {
+            infos.push((channel, self.answer(channel)?));
+        }
+        self.flush();
+        Ok(infos)
+    }
+
+    /// Gives a session up: its messages are ignored, its requests are not sent again.
+    pub fn forget(&mut self, channel: u16) {
+        self.inbox.sessions.forget(channel);
+    }
+
+    /// Drops the connection without a word, as a crash would; [`Connection::poll`] returns the loss.
+    pub fn cut(&mut self) {
+        if let Some(link) = self.endpoint.link(self.key) {
+            link.close(0, "");
+        }
+        self.endpoint.flush(Instant::now(), &mut self.inbox);
+    }
+
+    /// Moves what was appended into the stream.
+    #[inline]
+    fn transmit(&mut self, now: Instant) {
+        let sessions = &mut self.inbox.sessions;
+        if sessions.waiting_bytes() == 0 {
+            return;
+        }
+        if let Some(link) = self.endpoint.link(self.key)
+            && link.waiting_bytes() < STREAM_BYTES_MAX
+        {
+            sessions.poll_transmit(now, link.out());
+        }
+    }
+
+    /// Polls until the connection has its stream.
+    fn opened(&mut self) -> Result<(), Error> {
+        let begun = Instant::now();
+        while !self.inbox.is_open {
+            self.poll()?;
+            if begun.elapsed() > LOGIN_TIMEOUT {
+                return Err(Error::LoginTimeout);
+            }
+        }
+        Ok(())
+    }
+
+    /// Polls until the login of a channel is answered.
+    fn answer(&mut self, channel: u16) -> Result<SessionInfo, Error> {
+        let begun = Instant::now();
+        loop {
+            let answers = &mut self.inbox.answers;
+            if let Some(at) = answers.iter().position(|(of, _)| *of == channel) {
+                return answers.swap_remove(at).1;
+            }
+            if begun.elapsed() > LOGIN_TIMEOUT {
+                return Err(Error::LoginTimeout);
+            }
+            self.poll()?;
+        }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.cut();
+    }
+}
+
+/// Begins a connection on a socket of its own.
+fn dial(server: SocketAddr, config: &ClientConfig) -> Result<(Endpoint<()>, Key), Error> {
+    let bound = Endpoint::bind(endpoint::local(server), None);
+    let mut endpoint = bound.map_err(|e| Error::Endpoint(Arc::new(e)))?;
+    let now = Instant::now();
+    let key = endpoint.connect(now, config.clone(), server, endpoint::SERVER_NAME, ())?;
+    Ok((endpoint, key))
+}
