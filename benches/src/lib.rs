@@ -11,7 +11,6 @@ pub mod ledger;
 pub mod load;
 #[cfg(feature = "peers")]
 pub mod peers;
-pub mod plot;
 pub mod wire;
 pub mod xflow;
 

@@ -1,8 +1,9 @@
-//! The one binary: configuration, wiring, command line, demonstration, replay. It decides nothing about money.
+//! The one binary: configuration, wiring, command line, demonstration, replay, load. It decides nothing about money.
 
 pub mod cli;
 pub mod config;
 pub mod demo;
+mod load;
 mod manifest;
 pub mod platform;
 pub mod proof;

@@ -17,9 +17,9 @@ use anyhow::Context;
 use benches::bare::{self, Writes};
 use benches::hop::{self, Spread, Timer, histogram, ping_pong, ring_hop};
 use benches::load::Load;
-use benches::plot::{self, Line};
 use clap::{Parser, ValueEnum};
 use hdrhistogram::Histogram;
+use latency::plot::{self, Line};
 use sequencer::{
     Asked, Backlog, Bounds, ByHand, Commit, Config, Layout, NotTaken, Port, Report, RingPort,
     SequencerHandle, Stats, Volatile,

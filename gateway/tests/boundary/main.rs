@@ -15,4 +15,5 @@ mod holds;
 mod orders;
 mod sessions;
 mod shutdown;
+mod spinning;
 mod world;

@@ -1,4 +1,4 @@
-//! The command line: `platform run | demo | replay | proof | data | journal | config`, and a noun
+//! The command line: `platform run | demo | replay | load | proof | data | journal | config`, and a noun
 //! for everything the platform can be asked.
 
 pub mod call;
@@ -6,6 +6,7 @@ pub mod data;
 pub mod events;
 pub mod journal;
 pub mod ledger;
+pub mod load;
 pub mod output;
 pub mod schema;
 pub mod table;
@@ -141,9 +142,7 @@ pub fn command() -> Command {
                 .args(connect()),
         )
         .subcommand(Command::new("proof").about("Prove the balances of a running platform: chain = ledger = bank"))
-        .subcommand(data::command())
-        .subcommand(events::command())
-        .subcommand(journal::command())
+        .subcommands([load::command(), data::command(), events::command(), journal::command()])
         .subcommands(call::commands())
         .mut_subcommand("ledger", |ledger| ledger.subcommands(ledger::verbs()))
 }
@@ -231,6 +230,7 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
             let config = config()?;
             tokio::task::block_in_place(|| journal::run(matches, &config, json))
         }
+        Some(("load", matches)) => load::run(matches, target()?, json).await,
         Some(("proof", _)) => proof::run(&target()?, json).await,
         Some(("data", matches)) => data::run(matches, &config()?, json),
         Some(("events", matches)) => events::run(matches, &config()?, json).await,

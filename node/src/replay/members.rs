@@ -58,14 +58,77 @@ pub fn needs(rows: &[Row]) -> anyhow::Result<Vec<(i64, u64)>> {
         .collect()
 }
 
-/// Creates the members, brings money and units in through the front door, and blocks them for trading.
+/// Registers an instrument with a tick of a kopeck, a lot of one and a price band in kopecks, and waits until
+/// its market is open.
+pub async fn list(
+    story: &mut Story,
+    symbol: &str,
+    name: &str,
+    band: (i64, i64),
+) -> anyhow::Result<String> {
+    let cents = |value: i64| types::Decimal::from_minor(value, 2).to_string();
+    let issuer = story
+        .call(
+            "sandbox.operator",
+            "platform.identity.v1.IdentityService/CreateUser",
+            json!({ "kycStatus": "KYC_STATUS_STANDARD", "fullName": "issuer" }),
+        )
+        .await?;
+    let tag = uuid::Uuid::now_v7().simple().to_string()[22..].to_uppercase();
+    let registered = story
+        .call(
+            "sandbox.operator",
+            "platform.cfa.v1.CfaRegistryService/RegisterInstrument",
+            json!({
+                "symbol": format!("{symbol}-{tag}"), "name": name, "type": "INSTRUMENT_TYPE_CFA_EQUITY",
+                "decimals": 0, "issuerId": text(&issuer, "/profile/userId")?, "currencyCode": "RUB",
+                "tickSize": { "value": "0.01" }, "lotSize": { "value": "1" },
+                "priceBandLow": { "value": cents(band.0) }, "priceBandHigh": { "value": cents(band.1) },
+            }),
+        )
+        .await?;
+    let instrument = text(&registered, "/instrumentId")?.to_owned();
+    if registered.pointer("/instrument/status") != Some(&json!("INSTRUMENT_STATUS_ACTIVE")) {
+        story
+            .call(
+                "sandbox.operator",
+                "platform.cfa.v1.CfaRegistryService/UpdateInstrument",
+                json!({ "instrumentId": instrument, "status": "INSTRUMENT_STATUS_ACTIVE" }),
+            )
+            .await?;
+    }
+    story
+        .until(
+            "the market to know the instrument",
+            "sandbox.auditor",
+            "platform.market.v1.MarketService/GetMarketStatus",
+            json!({}),
+            |answer| {
+                answer["instruments"].as_array().is_some_and(|all| {
+                    all.iter().any(|one| {
+                        one["instrumentId"] == json!(instrument)
+                            && one["phase"] == json!("TRADING_PHASE_OPEN")
+                    })
+                })
+            },
+        )
+        .await?;
+    story.step(
+        "The instrument was registered; its band admits every price",
+        &[("instrument_id", &instrument)],
+    );
+    Ok(instrument)
+}
+
+/// Creates a member for each of `needs` (CFA-RUB in kopecks, units), brings money and units in through the
+/// front door, and blocks them for trading.
 pub async fn enter(
     story: &mut Story,
     instrument: &str,
-    rows: &[Row],
+    needs: &[(i64, u64)],
 ) -> anyhow::Result<Vec<Member>> {
     let mut members = Vec::new();
-    for (at, (money_minor, units)) in needs(rows)?.into_iter().enumerate() {
+    for (at, (money_minor, units)) in needs.iter().copied().enumerate() {
         let answer = story
             .call(
                 "sandbox.operator",

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use service_kit::clock::now_ns;
 
 use crate::cli::call::Target;
-use crate::demo::{Story, text};
+use crate::demo::Story;
 use lobster::{Kind, Row};
 
 /// Where the rows come from.
@@ -51,7 +51,7 @@ pub async fn run(replay: Replay) -> anyhow::Result<()> {
     let expected = naive::expect(&rows);
     let mut story = Story::new(replay.target.clone(), replay.json);
     let instrument = list(&mut story, &rows).await?;
-    let members = members::enter(&mut story, &instrument, &rows).await?;
+    let members = members::enter(&mut story, &instrument, &members::needs(&rows)?).await?;
     let before = settled_trades(&story).await?;
 
     let bar = bar(rows.len() as u64, replay.json);
@@ -165,58 +165,13 @@ async fn list(story: &mut Story, rows: &[Row]) -> anyhow::Result<String> {
     }
     let low = prices().min().context("the file holds no orders")? / 100;
     let high = prices().max().context("the file holds no orders")? / 100;
-    let cents = |value: i64| types::Decimal::from_minor(value, 2).to_string();
-    let issuer = story
-        .call(
-            "sandbox.operator",
-            "platform.identity.v1.IdentityService/CreateUser",
-            json!({ "kycStatus": "KYC_STATUS_STANDARD", "fullName": "replay issuer" }),
-        )
-        .await?;
-    let tag = uuid::Uuid::now_v7().simple().to_string()[22..].to_uppercase();
-    let registered = story
-        .call(
-            "sandbox.operator",
-            "platform.cfa.v1.CfaRegistryService/RegisterInstrument",
-            json!({
-                "symbol": format!("REPLAY-{tag}"), "name": "Replayed order flow", "type": "INSTRUMENT_TYPE_CFA_EQUITY",
-                "decimals": 0, "issuerId": text(&issuer, "/profile/userId")?, "currencyCode": "RUB",
-                "tickSize": { "value": "0.01" }, "lotSize": { "value": "1" },
-                "priceBandLow": { "value": cents((low / 2).max(1)) }, "priceBandHigh": { "value": cents(high * 2) },
-            }),
-        )
-        .await?;
-    let instrument = text(&registered, "/instrumentId")?.to_owned();
-    if registered.pointer("/instrument/status") != Some(&json!("INSTRUMENT_STATUS_ACTIVE")) {
-        story
-            .call(
-                "sandbox.operator",
-                "platform.cfa.v1.CfaRegistryService/UpdateInstrument",
-                json!({ "instrumentId": instrument, "status": "INSTRUMENT_STATUS_ACTIVE" }),
-            )
-            .await?;
-    }
-    story
-        .until(
-            "the market to know the instrument",
-            "sandbox.auditor",
-            "platform.market.v1.MarketService/GetMarketStatus",
-            json!({}),
-            |answer| {
-                answer["instruments"].as_array().is_some_and(|all| {
-                    all.iter().any(|one| {
-                        one["instrumentId"] == json!(instrument)
-                            && one["phase"] == json!("TRADING_PHASE_OPEN")
-                    })
-                })
-            },
-        )
-        .await?;
-    story.step(
-        "The instrument was registered; its band admits every price of the file",
-        &[("instrument_id", &instrument)],
-    );
-    Ok(instrument)
+    members::list(
+        story,
+        "REPLAY",
+        "Replayed order flow",
+        ((low / 2).max(1), high * 2),
+    )
+    .await
 }
 
 async fn settled_trades(story: &Story) -> anyhow::Result<u64> {

@@ -35,7 +35,7 @@ const TRADING: &[&str] = &[
 /// Layers below the services.
 #[rustfmt::skip]
 const LOWER: &[&str] = &[
-    "admission", "engine", "events", "journal", "proto", "rail", "rpc", "sequencer", "service-kit",
+    "admission", "engine", "events", "journal", "latency", "proto", "rail", "rpc", "sequencer", "service-kit",
     "transport", "types", "wire",
 ];
 
@@ -64,6 +64,7 @@ const RULES: &[Rule] = &[
     (&["wire"], Only(&["types"]), "the codec has no I/O and no sessions"),
     (&["transport"], Only(&[]), "it moves bytes and knows nothing of what they mean"),
     (&["journal"], Only(&["types"]), "the journal does not know what its payloads mean"),
+    (&["latency"], Only(&[]), "it draws histograms and knows nothing of what was measured"),
     (&["service-kit"], Only(&[]), "what every shell needs knows none of them"),
     (&["events"], Only(&["service-kit"]), "the event log does not know what its events mean"),
     (&["rail"], Only(&["events", "service-kit", "types"]), "the bank's contract knows neither of its two sides"),

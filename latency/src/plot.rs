@@ -26,6 +26,7 @@ impl<'a> Line<'a> {
 
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 400.0;
+const FONT: &str = r#"font-family="sans-serif" font-size="12""#;
 /// Room for the labels.
 const LEFT: f64 = 70.0;
 const BOTTOM: f64 = 50.0;
@@ -61,7 +62,7 @@ pub fn svg(title: &str, unit: &str, lines: &[Line]) -> String {
         out.push('\n');
     };
     put(format_args!(
-        r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">"#
+        r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {FONT}>"#
     ));
     put(format_args!(
         r#"<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>"#
@@ -74,8 +75,11 @@ pub fn svg(title: &str, unit: &str, lines: &[Line]) -> String {
         let percent = quantile(f64::from(nines)) * 100.0;
         let digits = nines.saturating_sub(2) as usize;
         put(format_args!(
-            r##"<path d="M{at:.1} {TOP}V{:.1}" stroke="#ddd"/><text x="{at:.1}" y="{:.1}" text-anchor="middle">{percent:.digits$} %</text>"##,
-            HEIGHT - BOTTOM,
+            r##"<path d="M{at:.1} {TOP}V{:.1}" stroke="#ddd"/>"##,
+            HEIGHT - BOTTOM
+        ));
+        put(format_args!(
+            r#"<text x="{at:.1}" y="{:.1}" text-anchor="middle">{percent:.digits$} %</text>"#,
             HEIGHT - BOTTOM + 18.0
         ));
     }
@@ -83,8 +87,11 @@ pub fn svg(title: &str, unit: &str, lines: &[Line]) -> String {
         let value = 10f64.powi(power);
         let at = y(value);
         put(format_args!(
-            r##"<path d="M{LEFT} {at:.1}H{:.1}" stroke="#ddd"/><text x="{:.1}" y="{:.1}" text-anchor="end">{value} {unit}</text>"##,
-            WIDTH - RIGHT,
+            r##"<path d="M{LEFT} {at:.1}H{:.1}" stroke="#ddd"/>"##,
+            WIDTH - RIGHT
+        ));
+        put(format_args!(
+            r#"<text x="{:.1}" y="{:.1}" text-anchor="end">{value} {unit}</text>"#,
             LEFT - 6.0,
             at + 4.0
         ));

@@ -1,0 +1,76 @@
+//! A member who gives a core for latency: the same as `async.rs` on a thread that polls.
+//!
+//! `cargo run --release -p client --example spinning -- [TOKEN] [ADDRESS]`
+
+use std::net::SocketAddr;
+
+use client::spinning::Connection;
+use client::{LoginOptions, Trust, in_words};
+use types::{Phase, Side};
+use wire::{Cancel, NewOrder, ServerMessage};
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+const CHANNEL: u16 = 0;
+
+fn main() -> Result<(), Failure> {
+    let mut args = std::env::args().skip(1);
+    let token = args.next();
+    let gateway = args.next();
+    let token = token.as_deref().unwrap_or("sandbox.trader.anna");
+    let gateway = gateway.as_deref().unwrap_or("127.0.0.1:8090");
+    println!("{}", trade(gateway.parse()?, token)?);
+    Ok(())
+}
+
+/// Returns the public id of the order.
+pub fn trade(gateway: SocketAddr, token: &str) -> Result<String, Failure> {
+    // Connecting and logging in poll until they are done: bind the thread to its core before.
+    let mut connection = Connection::connect(gateway, &Trust::Loopback)?;
+    let options = LoginOptions {
+        money_hold_minor: 10_000,
+        from_now: true,
+        cancel_on_disconnect: true,
+        ..LoginOptions::new(token, "example-spinning")
+    };
+    connection.login(CHANNEL, options)?;
+    let mut known = connection.instruments();
+    let open = known.find(|one| one.phase == Phase::Open);
+    let market = *open.ok_or("no market is open")?;
+    drop(known);
+
+    let price = market.band_low_ticks.max(1);
+    let order = NewOrder::limit(1, market.instrument, Side::Buy, price, 1).into();
+    // Several requests may be appended before one `flush` sends them all.
+    let sequence = connection.send(CHANNEL, &order)?;
+    connection.flush();
+    let ServerMessage::OrderAck(ack) = answer(&mut connection, sequence)? else {
+        return Err("an order that rests is acknowledged first".into());
+    };
+    let cancel = Cancel {
+        client_order_id: 1,
+        engine_order_id: 0,
+    };
+    let sequence = connection.send(CHANNEL, &cancel.into())?;
+    connection.flush();
+    answer(&mut connection, sequence)?;
+    Ok(ack.order_id.to_string())
+}
+
+/// Polls until the final answer to a request is there. An error of `poll` says that the connection is
+/// lost: `connection.resume()` goes on without a gap.
+fn answer(connection: &mut Connection, sequence: Option<u64>) -> Result<ServerMessage, Failure> {
+    let sequence = sequence.ok_or("too much waits to be sent: poll first")?;
+    loop {
+        connection.poll()?;
+        while let Some(report) = connection.recv() {
+            match report.message {
+                ServerMessage::Rejected(no) if no.client_seq == sequence => {
+                    return Err(in_words(&no).into());
+                }
+                message if message.answers() == sequence => return Ok(message),
+                _ => {}
+            }
+        }
+    }
+}

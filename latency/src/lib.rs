@@ -1,0 +1,10 @@
+//! Room `latency`: HDR histograms of latencies as figures, files and pictures, for the load generator
+//! and the benchmarks.
+//!
+//! | file | what |
+//! |---|---|
+//! | `hgrm` | percentile distribution in the text format of HdrHistogram's tools |
+//! | `plot` | percentile curves as SVG |
+
+pub mod hgrm;
+pub mod plot;

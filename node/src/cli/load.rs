@@ -1,0 +1,110 @@
+//! `platform load`: the flags of the load generator.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::builder::ValueParser;
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use client::Trust;
+
+use super::call::Target;
+use crate::load::{self, Load, Profile};
+
+/// The command.
+pub fn command() -> Command {
+    let number = || value_parser!(u64).range(1..);
+    let small = || value_parser!(u16).range(1..=64);
+    let path = || value_parser!(PathBuf);
+    Command::new("load")
+        .about("Send open-loop order flow to a running platform and print the latency of its answers")
+        .after_help(
+            "Requests are due by a schedule, and latencies count from when a request was due. Members \
+             are created and funded over the public calls. Ctrl-C ends the load with the figures so far.",
+        )
+        .args([
+            flag("rate", "N", number(), "1000", "Requests a second over all sessions"),
+            flag("seconds", "N", number(), "10", "How long requests are due"),
+            flag("members", "N", small(), "8", "Members: one half buys, the other sells"),
+            flag("sessions", "N", small(), "1", "Sessions of each member; 64 at most together"),
+            flag("window", "N", number(), "256", "Requests without an answer per session"),
+            flag("seed", "N", value_parser!(u64), "1", "Seed of the requests"),
+            flag(
+                "profile",
+                "SHARES",
+                ValueParser::new(str::parse::<Profile>),
+                "47,38,8,7",
+                "Percentages of new orders that rest, cancels, amends, orders that trade at once",
+            ),
+            flag(
+                "trading",
+                "ADDRESS",
+                value_parser!(SocketAddr),
+                super::TRADING_DEFAULT,
+                "Trading gateway of the platform (QUIC)",
+            )
+            .visible_alias("address"),
+            option("fingerprint", "SHA256", value_parser!(String))
+                .help("Certificate of the trading gateway; needed unless it is on this machine"),
+            Arg::new("spin")
+                .long("spin")
+                .action(ArgAction::SetTrue)
+                .help("Use the spinning client, which takes a core; the other one sends once a millisecond"),
+            option("report", "FILE", path()).help("Write the figures to a JSON file"),
+            option("hdr", "DIR", path())
+                .help("Write accepted.hgrm and durable.hgrm, microseconds by percentile"),
+            option("plot", "FILE", path()).help("Draw the percentiles as SVG"),
+        ])
+}
+
+fn option(name: &'static str, value: &'static str, parser: impl Into<ValueParser>) -> Arg {
+    Arg::new(name)
+        .long(name)
+        .value_name(value)
+        .value_parser(parser.into())
+}
+
+fn flag(
+    name: &'static str,
+    value: &'static str,
+    parser: impl Into<ValueParser>,
+    default: &'static str,
+    help: &'static str,
+) -> Arg {
+    option(name, value, parser)
+        .default_value(default)
+        .help(help)
+}
+
+/// Sends the load that the flags name.
+///
+/// # Errors
+/// Flags that do not fit together; otherwise as [`load::run`].
+pub async fn run(matches: &ArgMatches, target: Target, json: bool) -> anyhow::Result<()> {
+    let number = |name: &str| matches.get_one::<u64>(name).copied().context("a default");
+    let small = |name: &str| matches.get_one::<u16>(name).copied().context("a default");
+    let path = |name: &str| matches.get_one::<PathBuf>(name).cloned();
+    let trust = match matches.get_one::<String>("fingerprint") {
+        Some(text) => text.parse::<Trust>().context("--fingerprint")?,
+        None => Trust::Loopback,
+    };
+    let trading = matches.get_one::<SocketAddr>("trading");
+    load::run(Load {
+        rate: number("rate")?,
+        seconds: number("seconds")?,
+        members: small("members")?,
+        sessions: small("sessions")?,
+        window: usize::try_from(number("window")?)?,
+        seed: number("seed")?,
+        profile: matches.get_one("profile").copied().unwrap_or_default(),
+        spins: matches.get_flag("spin"),
+        trading: *trading.context("a default")?,
+        trust,
+        target,
+        report: path("report"),
+        hdr: path("hdr"),
+        plot: path("plot"),
+        json,
+    })
+    .await
+}

@@ -1,0 +1,246 @@
+//! What became of the requests of a load: counts, and latencies from the moment at which each was due.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde_json::{Value, json};
+
+/// A request that leaves this much after it was due is late.
+const LATE: Duration = Duration::from_millis(1);
+/// Percentiles that are printed.
+const QUANTILES: [(&str, f64); 5] = [
+    ("p50", 0.5),
+    ("p90", 0.9),
+    ("p99", 0.99),
+    ("p999", 0.999),
+    ("p9999", 0.9999),
+];
+
+/// Counts and histograms; durations in nanoseconds.
+pub struct Tally {
+    /// Requests that were due.
+    pub offered: u64,
+    pub sent: u64,
+    /// Answered by a numbered message that is no refusal.
+    pub acknowledged: u64,
+    /// Refused, by reason.
+    pub refused: BTreeMap<&'static str, u64>,
+    /// Numbered by their taker.
+    pub trades: u64,
+    /// Requests that found every session at its bound.
+    pub held: u64,
+    /// Requests that left more than a millisecond after they were due.
+    pub late: u64,
+    pub late_max: Duration,
+    /// From due to *accepted*, and to the numbered answer.
+    pub accepted: Histogram<u64>,
+    pub durable: Histogram<u64>,
+    /// How long requests were offered.
+    pub elapsed: Duration,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        let times = || Histogram::new_with_bounds(1, 600_000_000_000, 3).expect("fixed bounds");
+        Self {
+            offered: 0,
+            sent: 0,
+            acknowledged: 0,
+            refused: BTreeMap::new(),
+            trades: 0,
+            held: 0,
+            late: 0,
+            late_max: Duration::ZERO,
+            accepted: times(),
+            durable: times(),
+            elapsed: Duration::ZERO,
+        }
+    }
+}
+
+impl Tally {
+    /// A request has left this long after it was due.
+    pub fn sent(&mut self, delay: Duration) {
+        self.sent += 1;
+        self.late += u64::from(delay > LATE);
+        self.late_max = self.late_max.max(delay);
+    }
+
+    pub fn accepted(&mut self, latency: Duration) {
+        record(&mut self.accepted, latency);
+    }
+
+    pub fn acknowledged(&mut self, latency: Duration) {
+        self.acknowledged += 1;
+        record(&mut self.durable, latency);
+    }
+
+    pub fn refused(&mut self, reason: &'static str) {
+        *self.refused.entry(reason).or_default() += 1;
+    }
+
+    pub fn refused_count(&self) -> u64 {
+        self.refused.values().sum()
+    }
+
+    pub fn unsent(&self) -> u64 {
+        self.offered - self.sent
+    }
+
+    pub fn unanswered(&self) -> u64 {
+        self.sent - self.acknowledged - self.refused_count()
+    }
+
+    /// The figures, latencies in microseconds.
+    pub fn figures(&self) -> Value {
+        let seconds = self.elapsed.as_secs_f64();
+        json!({
+            "elapsed_s": (seconds * 1_000.0).round() / 1_000.0,
+            "offered": self.offered,
+            "sent": self.sent,
+            "unsent": self.unsent(),
+            "acknowledged": self.acknowledged,
+            "refused": self.refused_count(),
+            "refused_by_reason": self.refused,
+            "unanswered": self.unanswered(),
+            "trades": self.trades,
+            "acknowledged_per_s": (self.acknowledged as f64 / seconds.max(1e-9)).round(),
+            "late": {
+                "over_1_ms": self.late,
+                "held_by_window": self.held,
+                "max_us": self.late_max.as_micros() as u64,
+            },
+            "accepted_us": spread(&self.accepted),
+            "durable_us": spread(&self.durable),
+        })
+    }
+
+    /// What a reader must know to believe the percentiles.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.late > 0 {
+            notes.push(format!(
+                "{} of {} requests left more than 1 ms after they were due, {} of them held by the window; their latency counts from when they were due",
+                self.late, self.sent, self.held
+            ));
+        }
+        if self.unsent() > 0 {
+            notes.push(format!(
+                "{} requests were due and never sent: the percentiles are without them",
+                self.unsent()
+            ));
+        }
+        if self.unanswered() > 0 {
+            notes.push(format!(
+                "{} requests have no answer: the percentiles are without them",
+                self.unanswered()
+            ));
+        }
+        notes
+    }
+}
+
+fn record(times: &mut Histogram<u64>, latency: Duration) {
+    times.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX).max(1));
+}
+
+fn spread(times: &Histogram<u64>) -> Value {
+    let us = |ns: u64| ns as f64 / 1_000.0;
+    let mut figures = json!({ "count": times.len() });
+    for (name, quantile) in QUANTILES {
+        figures[name] = json!(us(times.value_at_quantile(quantile)));
+    }
+    figures["max"] = json!(us(times.max()));
+    figures
+}
+
+/// Due times of a session's unanswered requests, by client sequence.
+#[derive(Default)]
+pub struct Pending {
+    /// Client sequence of the first entry.
+    first: u64,
+    due: VecDeque<Option<Duration>>,
+    count: usize,
+}
+
+impl Pending {
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Client sequences grow by one.
+    pub fn sent(&mut self, client_seq: u64, due: Duration) {
+        if self.due.is_empty() {
+            self.first = client_seq;
+        }
+        self.due.push_back(Some(due));
+        self.count += 1;
+    }
+
+    pub fn due(&self, client_seq: u64) -> Option<Duration> {
+        let at = client_seq.checked_sub(self.first)?;
+        *self.due.get(usize::try_from(at).ok()?)?
+    }
+
+    /// Removes an answered request.
+    pub fn answered(&mut self, client_seq: u64) -> Option<Duration> {
+        let at = usize::try_from(client_seq.checked_sub(self.first)?).ok()?;
+        let due = self.due.get_mut(at)?.take()?;
+        self.count -= 1;
+        while let Some(None) = self.due.front() {
+            self.due.pop_front();
+            self.first += 1;
+        }
+        Some(due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_find_when_their_request_was_due_in_any_order() {
+        let at = Duration::from_millis;
+        let mut pending = Pending::default();
+        for seq in 5..8 {
+            pending.sent(seq, at(seq));
+        }
+        assert_eq!(pending.answered(6), Some(at(6)));
+        assert_eq!(pending.answered(6), None);
+        assert_eq!((pending.due(5), pending.due(6)), (Some(at(5)), None));
+        assert_eq!(pending.answered(5), Some(at(5)));
+        assert_eq!(
+            (pending.len(), pending.due(4), pending.due(9)),
+            (1, None, None)
+        );
+        assert_eq!(pending.answered(7), Some(at(7)));
+        pending.sent(8, at(8));
+        assert_eq!((pending.len(), pending.due(8)), (1, Some(at(8))));
+    }
+
+    #[test]
+    fn figures_add_up_and_what_is_missing_is_said() {
+        let mut tally = Tally {
+            offered: 10,
+            elapsed: Duration::from_secs(2),
+            ..Tally::default()
+        };
+        for ms in 0..8 {
+            tally.sent(Duration::from_millis(ms));
+        }
+        for ms in 1..=5 {
+            tally.acknowledged(Duration::from_millis(ms));
+        }
+        tally.refused("THROTTLE");
+        let figures = tally.figures();
+        assert_eq!(figures["unsent"], 2);
+        assert_eq!(figures["unanswered"], 2);
+        assert_eq!(figures["refused_by_reason"]["THROTTLE"], 1);
+        assert_eq!(figures["late"]["over_1_ms"], 6);
+        assert_eq!(figures["durable_us"]["count"], 5);
+        assert_eq!(tally.notes().len(), 3);
+        assert!(Tally::default().notes().is_empty());
+    }
+}
