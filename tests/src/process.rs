@@ -348,6 +348,9 @@ impl Platform {
         if matches!(args, [.., "demo"] | ["demo", ..] | ["replay", ..]) {
             all.extend(["--connect", "--trading", trading.as_str()]);
         }
+        if let ["load", ..] = args {
+            all.extend(["--trading", trading.as_str()]);
+        }
         run(&self.folder, &all).await
     }
 }

@@ -47,6 +47,7 @@ fn r350_there_is_help_on_every_level_and_a_command_for_every_call() {
             "run",
             "demo",
             "replay",
+            "load",
             "proof",
             "config",
             "intent",

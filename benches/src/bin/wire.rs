@@ -11,9 +11,11 @@ use benches::generate::{Shape, generate};
 use benches::hop::{self, histogram};
 use benches::wire::flow::{Counts, Flow, Load};
 use benches::wire::sample::{Sample, Sampler};
-use benches::wire::{echo, setup::Caller, trader::Trader};
+use benches::wire::{echo, setup::Caller};
 use benches::xflow;
 use clap::Parser;
+use client::spinning::Connection;
+use client::{LoginOptions, Trust};
 use hdrhistogram::Histogram;
 use types::{OrderType, Side, StpMode, TimeInForce};
 use wire::{Cancel, ClientMessage, NewOrder, ServerMessage};
@@ -107,7 +109,7 @@ fn request(instrument: u32, number: u64) -> ClientMessage {
 
 /// One request at a time: the next one leaves after the durable answer of the last.
 fn one_at_a_time(
-    trader: &mut Trader,
+    connection: &mut Connection,
     instrument: u32,
     count: usize,
 ) -> anyhow::Result<(Histogram<u64>, Histogram<u64>)> {
@@ -115,20 +117,21 @@ fn one_at_a_time(
     let warm_up = count / 10;
     for number in 1..=(count + warm_up) as u64 {
         let sent = Instant::now();
-        trader.send(0, number, &request(instrument, number))?;
-        trader.flush();
+        let request = connection.send(0, &request(instrument, number))?;
+        let request = request.context("too much waits to be sent")?;
+        connection.flush();
         let (mut hinted, mut answered) = (None, None);
         while answered.is_none() {
-            trader.poll()?;
-            let mut refused = None;
-            trader.take(|_, message| match message {
-                ServerMessage::Accepted(_) => hinted = Some(sent.elapsed()),
-                ServerMessage::Rejected(m) => refused = Some(m.reason),
-                other if other.answers() == number => answered = Some(sent.elapsed()),
-                _ => {}
-            });
-            if let Some(reason) = refused {
-                anyhow::bail!("request {number} was refused: {reason}");
+            connection.poll()?;
+            while let Some(report) = connection.recv() {
+                match &report.message {
+                    ServerMessage::Accepted(_) => hinted = Some(sent.elapsed()),
+                    ServerMessage::Rejected(m) => {
+                        anyhow::bail!("request {number} was refused: {}", m.reason);
+                    }
+                    other if other.answers() == request => answered = Some(sent.elapsed()),
+                    _ => {}
+                }
             }
             anyhow::ensure!(
                 sent.elapsed() < Duration::from_secs(30),
@@ -193,9 +196,11 @@ fn main() -> anyhow::Result<()> {
     for user in &users[1..] {
         caller.units(user, &id, UNITS)?;
     }
-    let certificate = args.data_dir.join("market/tls/cert.der");
-    let certificate =
-        std::fs::read(&certificate).with_context(|| certificate.display().to_string())?;
+    let fingerprint = args.data_dir.join("market/tls/fingerprint");
+    let trust: Trust = std::fs::read_to_string(&fingerprint)
+        .with_context(|| fingerprint.display().to_string())?
+        .trim()
+        .parse()?;
     let load = Load {
         users: args.users,
         sessions_per_user: args.sessions,
@@ -210,22 +215,29 @@ fn main() -> anyhow::Result<()> {
     let mut flow = Flow::new(records, &load, 1);
     anyhow::ensure!(hop::pin(args.core), "there is no core {}", args.core);
 
-    let config = echo::client(&certificate, wire::ALPN)?;
-    let mut trader = Trader::connect(args.trading, config)?;
+    let mut connection = Connection::connect(args.trading, &trust)?;
     let kopecks = i64::try_from(ROUBLES * 50)?;
-    trader.login(0, &users[0], "bench", kopecks)?;
+    let mut login = |channel: u16, user: &str, name: &str| {
+        let options = LoginOptions {
+            money_hold_minor: kopecks,
+            ..LoginOptions::new(&format!("sandbox.trader.{user}"), name)
+        };
+        connection.login(channel, options)
+    };
+    login(0, &users[0], "bench")?;
     for channel in 1..=args.users * args.sessions {
         let user = &users[usize::from(1 + (channel - 1) / args.sessions)];
-        trader.login(channel, user, &format!("bench-{channel}"), kopecks)?;
+        login(channel, user, &format!("bench-{channel}"))?;
     }
-    let instrument = trader
-        .instrument(&id)
-        .context("the instrument is not traded")?;
-    let (accepted, durable) = one_at_a_time(&mut trader, instrument, args.requests)?;
+    let mut known = connection.instruments();
+    let traded = known.find(|definition| definition.id.as_str() == id);
+    let instrument = traded.context("the instrument is not traded")?.instrument;
+    drop(known);
+    let (accepted, durable) = one_at_a_time(&mut connection, instrument, args.requests)?;
     let sampler = Sampler::start(args.rpc);
-    let counts = flow.run(&mut trader, instrument, &load)?;
+    let counts = flow.run(&mut connection, instrument, &load)?;
     let samples = sampler.stop();
-    drop(trader);
+    drop(connection);
     let echoed = echo::run(args.echo_core, QUESTION, ANSWER, args.requests)?;
 
     let share = |part: u64| part as f64 / counts.durable.max(1) as f64;

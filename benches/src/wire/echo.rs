@@ -86,27 +86,15 @@ fn configs() -> anyhow::Result<(ServerConfig, ClientConfig)> {
         .with_no_client_auth()
         .with_single_cert(vec![certificate.clone()], key.into())?;
     let server = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(server)?));
-    Ok((server, client(&certificate, &[])?))
-}
-
-/// A client's settings that trust this certificate alone.
-///
-/// # Errors
-/// It is none.
-pub fn client(certificate: &[u8], alpn: &[u8]) -> anyhow::Result<ClientConfig> {
     let mut roots = rustls::RootCertStore::empty();
-    roots.add(certificate.to_vec().into())?;
+    roots.add(certificate)?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut tls = rustls::ClientConfig::builder_with_provider(provider)
+    let client = rustls::ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_root_certificates(roots)
         .with_no_client_auth();
-    if !alpn.is_empty() {
-        tls.alpn_protocols = vec![alpn.to_vec()];
-    }
-    Ok(ClientConfig::new(Arc::new(QuicClientConfig::try_from(
-        tls,
-    )?)))
+    let client = ClientConfig::new(Arc::new(QuicClientConfig::try_from(client)?));
+    Ok((server, client))
 }
 
 /// There and back, one message at a time, server on `core`, nanoseconds.

@@ -4,10 +4,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use client::spinning::Connection;
 use types::{CancelReason, OrderType, Side, StpMode, TimeInForce};
 use wire::{Amend, Cancel, ClientMessage, NewOrder, ServerMessage};
 
-use super::trader::Trader;
 use crate::xflow::{self, Kind, Op, Record};
 
 /// The flow's lowest price, in ticks of the instrument.
@@ -85,7 +85,7 @@ impl Flow {
     /// The connection has ended.
     pub fn run(
         &mut self,
-        trader: &mut Trader,
+        connection: &mut Connection,
         instrument: u32,
         load: &Load,
     ) -> anyhow::Result<Counts> {
@@ -103,32 +103,32 @@ impl Flow {
                 let from = from.context("no requests were left after the warm-up")?;
                 self.counts.seconds = now.duration_since(from).as_secs_f64();
                 let counted = self.counts;
-                self.drain(trader)?;
+                self.drain(connection)?;
                 return Ok(counted);
             }
-            self.send(trader, instrument, load)?;
-            trader.poll()?;
-            self.hear(trader);
+            self.send(connection, instrument, load)?;
+            connection.poll()?;
+            self.hear(connection);
         }
     }
 
     /// Waits for the answers that are under way.
-    fn drain(&mut self, trader: &mut Trader) -> anyhow::Result<()> {
+    fn drain(&mut self, connection: &mut Connection) -> anyhow::Result<()> {
         let since = Instant::now();
         while self.sent != self.answered {
             anyhow::ensure!(
                 since.elapsed() < PATIENCE,
                 "requests are left without an answer"
             );
-            trader.poll()?;
-            self.hear(trader);
+            connection.poll()?;
+            self.hear(connection);
         }
         Ok(())
     }
 
     /// Sends as many as the windows allow. A session whose window is full holds up those behind: the flow keeps
     /// its order.
-    fn send(&mut self, trader: &mut Trader, instrument: u32, load: &Load) -> anyhow::Result<()> {
+    fn send(&mut self, connection: &mut Connection, instrument: u32, load: &Load) -> anyhow::Result<()> {
         while let Some(record) = self.records.get(self.next) {
             let order = &mut self.orders[record.id as usize];
             if let Op::New(_) = record.op {
@@ -139,22 +139,24 @@ impl Flow {
             if self.sent[channel] - self.answered[channel] >= load.window {
                 return Ok(());
             }
-            self.sent[channel] += 1;
             let message = message(record, order.filled, self.price_offset, instrument);
-            trader.send(order.channel, self.sent[channel], &message)?;
+            if connection.send(order.channel, &message)?.is_none() {
+                return Ok(());
+            }
+            self.sent[channel] += 1;
             self.next += 1;
         }
         Ok(())
     }
 
-    fn hear(&mut self, trader: &mut Trader) {
+    fn hear(&mut self, connection: &mut Connection) {
         let (counts, answered, orders) = (&mut self.counts, &mut self.answered, &mut self.orders);
-        trader.take(|header, message| {
-            if message.answers() != 0 {
-                answered[usize::from(header.channel)] += 1;
+        while let Some(report) = connection.recv() {
+            if report.message.answers() != 0 {
+                answered[usize::from(report.channel)] += 1;
                 counts.durable += 1;
             }
-            match message {
+            match &report.message {
                 ServerMessage::Fill(fill) => {
                     orders[fill.client_order_id as usize].filled += fill.quantity_lots;
                     counts.trades += u64::from(fill.aggressor);
@@ -170,7 +172,7 @@ impl Flow {
                 }
                 _ => {}
             }
-        });
+        }
     }
 }
 

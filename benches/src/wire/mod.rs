@@ -1,8 +1,7 @@
-//! A trading member as fast as the protocol allows: a spinning client on `transport` and `wire`, the
-//! echo over the same transport that it is compared with, and what it needs on the platform.
+//! Members on the spinning client, as fast as the protocol allows: generated flow, the echo over the
+//! same transport that they are compared with, and what they need on the platform.
 
 pub mod echo;
 pub mod flow;
 pub mod sample;
 pub mod setup;
-pub mod trader;

@@ -1,0 +1,215 @@
+//! The load generator and the examples of the client, against a running platform.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+use tests::call::text;
+use tests::process::{PATIENCE, Platform, command};
+use tests::shared::{platform, run};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+
+#[allow(dead_code)]
+#[path = "../../client/examples/async.rs"]
+mod example_async;
+
+#[allow(dead_code)]
+#[path = "../../client/examples/spinning.rs"]
+mod example_spinning;
+
+fn count(report: &Value, pointer: &str) -> u64 {
+    let value = report.pointer(pointer).and_then(Value::as_u64);
+    value.unwrap_or_else(|| panic!("no number at {pointer}: {report}"))
+}
+
+/// Percentiles that are there, above zero and in order.
+fn assert_spread(spread: &Value) {
+    let at = |name: &str| {
+        let value = spread[name].as_f64();
+        value.unwrap_or_else(|| panic!("no {name}: {spread}"))
+    };
+    let values = ["p50", "p90", "p99", "p999", "p9999", "max"].map(at);
+    assert!(values[0] > 0.0 && values.is_sorted(), "{spread}");
+}
+
+/// Rows of a distribution, in order, to the last of all values.
+fn assert_distribution(path: &Path, values: u64) {
+    let text = std::fs::read_to_string(path).expect("the distribution");
+    let mut last = (0.0, 0.0, 0);
+    let rows = text.lines().skip(2).filter(|line| !line.starts_with('#'));
+    for row in rows {
+        let words: Vec<&str> = row.split_whitespace().collect();
+        let word = |at: usize| words[at].parse::<f64>().expect("a number");
+        let next = (word(0), word(1), words[2].parse::<u64>().expect("a count"));
+        let grows = next.0 >= last.0 && next.1 >= last.1 && next.2 >= last.2;
+        assert!(grows, "{last:?}, then {row}");
+        last = next;
+    }
+    assert_eq!((last.1, last.2), (1.0, values), "{text}");
+    assert!(text.contains(&format!("Total count    = {values:>12}]")));
+}
+
+/// Runs a load for two seconds and checks what it prints and writes.
+async fn load(platform: &Platform, name: &str, more: &[&str]) {
+    let (file, hdr, plot) = (
+        format!("{name}.json"),
+        format!("{name}-hdr"),
+        format!("{name}.svg"),
+    );
+    let mut args = vec![
+        "load",
+        "--json",
+        "--rate",
+        "200",
+        "--seconds",
+        "2",
+        "--members",
+        "2",
+        "--sessions",
+        "2",
+        "--window",
+        "64",
+        "--seed",
+        "7",
+        "--report",
+        &file,
+        "--hdr",
+        &hdr,
+        "--plot",
+        &plot,
+    ];
+    args.extend(more);
+    let report = platform.cli(&args).await.success().json();
+    let figure = |pointer: &str| count(&report, pointer);
+
+    assert_eq!(figure("/offered"), 400, "{report}");
+    assert_eq!(figure("/sent") + figure("/unsent"), figure("/offered"));
+    let answered = figure("/acknowledged") + figure("/refused");
+    assert_eq!(answered + figure("/unanswered"), figure("/sent"));
+    let reasons = report["refused_by_reason"].as_object().expect("reasons");
+    let refused: u64 = reasons.values().filter_map(Value::as_u64).sum();
+    assert_eq!(refused, figure("/refused"), "{report}");
+    assert_eq!(figure("/durable_us/count"), figure("/acknowledged"));
+    assert!(figure("/acknowledged") > 0 && figure("/accepted_us/count") <= figure("/sent"));
+    assert!(figure("/late/held_by_window") <= figure("/late/over_1_ms") + figure("/unsent"));
+    assert_spread(&report["accepted_us"]);
+    assert_spread(&report["durable_us"]);
+    assert_eq!(report["interrupted"], json!(false));
+
+    let folder = platform.folder();
+    let written = std::fs::read_to_string(folder.join(&file)).expect("the figures");
+    assert_eq!(
+        serde_json::from_str::<Value>(&written).ok(),
+        Some(report.clone())
+    );
+    for which in ["accepted", "durable"] {
+        let path = folder.join(&hdr).join(format!("{which}.hgrm"));
+        assert_distribution(&path, figure(&format!("/{which}_us/count")));
+    }
+    let picture = std::fs::read_to_string(folder.join(&plot)).expect("the picture");
+    assert_eq!(picture.matches("<polyline").count(), 2);
+    // What was open was cancelled.
+    let instrument = text(&report, "/instrument");
+    let book = ["--json", "book", "get", "--instrument-id", &instrument];
+    let book = platform.cli(&book).await.success().json();
+    for side in ["bids", "asks"] {
+        let levels = book["snapshot"][side].as_array();
+        assert!(levels.is_none_or(Vec::is_empty), "{book}");
+    }
+}
+
+// rows: R348
+#[test]
+fn r348_latency_and_throughput_are_measured_from_when_requests_are_due() {
+    run(async {
+        let platform = platform().await;
+        load(platform, "async", &[]).await;
+        load(platform, "spinning", &["--spin"]).await;
+        let odd = platform.cli(&["load", "--members", "1"]).await;
+        assert_eq!(odd.status.code(), Some(1), "{odd:?}");
+        assert!(odd.stderr.contains("two members at least"), "{odd:?}");
+    });
+}
+
+// rows: R348
+#[test]
+fn r348_an_interrupted_load_says_the_figures_so_far() {
+    run(async {
+        let platform = platform().await;
+        let (url, trading) = (platform.url("all"), platform.address("trading").to_string());
+        let args = [
+            "--url",
+            &url,
+            "load",
+            "--trading",
+            &trading,
+            "--members",
+            "2",
+            "--seconds",
+            "3600",
+        ];
+        let mut child = command(platform.folder())
+            .args(args)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped"));
+        let mut line = String::new();
+        let instrument = loop {
+            line.clear();
+            let read = tokio::time::timeout(PATIENCE, lines.read_line(&mut line)).await;
+            assert!(read.expect("in time").expect("text") > 0, "no instrument");
+            if let Some((_, id)) = line.trim_end().split_once("instrument_id=") {
+                break id.to_owned();
+            }
+        };
+        let request = json!({ "instrumentId": instrument });
+        platform
+            .until(
+                "orders in the book",
+                "market.GetOrderBook",
+                request,
+                |book| {
+                    let bids = book["snapshot"]["bids"].as_array();
+                    bids.is_some_and(|bids| !bids.is_empty())
+                },
+            )
+            .await;
+        let pid = child.id().expect("it runs").to_string();
+        let kill = tokio::process::Command::new("kill")
+            .args(["-INT", &pid])
+            .status();
+        assert!(kill.await.expect("kill runs").success());
+        let mut rest = String::new();
+        let read = tokio::time::timeout(PATIENCE, lines.read_to_string(&mut rest)).await;
+        read.expect("in time").expect("text");
+        let status = child.wait().await.expect("it ends");
+        assert!(status.success(), "{rest}");
+        for said in ["interrupted: true", "acknowledged: ", "p9999: "] {
+            assert!(rest.contains(said), "no `{said}`: {rest}");
+        }
+    });
+}
+
+#[test]
+fn both_examples_of_the_client_place_an_order_and_cancel_it() {
+    run(async {
+        let platform = platform().await;
+        platform.bond().await;
+        let user = platform.rich("1000").await;
+        let (gateway, token) = (platform.address("trading"), user.token());
+        let id = example_async::trade(gateway, &token).await;
+        let first = id.expect("the async example");
+        let spinning = move || example_spinning::trade(gateway, &token);
+        let id = tokio::task::spawn_blocking(spinning)
+            .await
+            .expect("no panic");
+        let second = id.expect("the spinning example");
+        for id in [first, second] {
+            let get = ["--json", "order", "get", "--order-id", &id];
+            let order = platform.cli(&get).await.success().json();
+            let status = text(&order, "/order/status");
+            assert_eq!(status, "ORDER_STATUS_CANCELLED", "{order}");
+        }
+    });
+}
