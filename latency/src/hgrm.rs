@@ -44,11 +44,11 @@ pub fn text(times: &Histogram<u64>, scale: f64) -> String {
         scaled(times.max()),
         times.len()
     ));
-    // As the reference implementation counts them: halvings of the range, and values of one.
+    // All buckets but the first share half of their values with the one below.
+    let sub_buckets = 2 * times.distinct_values() / (usize::from(times.buckets()) + 1);
     put(format_args!(
-        "#[Buckets = {:>12}, SubBuckets     = {:>12}]",
-        times.buckets(),
-        times.distinct_values() / usize::from(times.buckets().max(1))
+        "#[Buckets = {:>12}, SubBuckets     = {sub_buckets:>12}]",
+        times.buckets()
     ));
     out
 }
@@ -79,6 +79,7 @@ mod tests {
         assert!((last.0 - 10_000.0).abs() < 10.0, "{last:?}");
         assert_eq!((last.1, last.2), (1.0, 10_000));
         assert!(text.contains("Total count    =        10000]"), "{text}");
+        assert!(text.contains("SubBuckets     =         2048]"), "{text}");
     }
 
     #[test]

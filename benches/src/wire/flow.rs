@@ -128,7 +128,12 @@ impl Flow {
 
     /// Sends as many as the windows allow. A session whose window is full holds up those behind: the flow keeps
     /// its order.
-    fn send(&mut self, connection: &mut Connection, instrument: u32, load: &Load) -> anyhow::Result<()> {
+    fn send(
+        &mut self,
+        connection: &mut Connection,
+        instrument: u32,
+        load: &Load,
+    ) -> anyhow::Result<()> {
         while let Some(record) = self.records.get(self.next) {
             let order = &mut self.orders[record.id as usize];
             if let Op::New(_) = record.op {
