@@ -1,7 +1,8 @@
 //! A member on tokio: logs in, places an order, waits until it is durable, cancels it.
 //!
-//! `cargo run -p client --example async -- [TOKEN] [ADDRESS]`, against a platform on this machine with
-//! an open market. The user of the token may trade and owns 100 CFA-RUB, like Anna of the README.
+//! `cargo run -p client --example async -- [TOKEN] [ADDRESS]`, against a platform on this machine
+//! with an open market. The user of the token may trade and owns 100 CFA-RUB, like Anna of the
+//! README.
 
 use std::net::SocketAddr;
 

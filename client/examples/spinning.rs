@@ -57,8 +57,8 @@ pub fn trade(gateway: SocketAddr, token: &str) -> Result<String, Failure> {
     Ok(ack.order_id.to_string())
 }
 
-/// Polls until the final answer to a request is there. An error of `poll` says that the connection is
-/// lost: `connection.resume()` goes on without a gap.
+/// Polls until the final answer to a request is there. An error of `poll` says that the connection
+/// is lost: `connection.resume()` goes on without a gap.
 fn answer(connection: &mut Connection, sequence: Option<u64>) -> Result<ServerMessage, Failure> {
     let sequence = sequence.ok_or("too much waits to be sent: poll first")?;
     loop {

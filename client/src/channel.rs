@@ -1,5 +1,6 @@
-//! State of one session on a connection: the last number received, the next client sequence, and the
-//! requests without a final answer, which a resume compares with the server's last client sequence.
+//! State of one session on a connection: the last number received, the next client sequence, and
+//! the requests without a final answer, which a resume compares with the server's last client
+//! sequence.
 //!
 //! Invariant: client sequences grow by one, each is used once. Cost: a slot of 80 bytes for each
 //! request since the oldest unanswered one, at most [`UNANSWERED_MAX`]; none is allocated once the

@@ -1,9 +1,10 @@
 //! The async driver: [`Sessions`] on quinn and tokio.
 //!
-//! Sending never waits for an answer: requests are appended to a buffer that a writer task empties, so
-//! many requests share a packet and requests of all channels keep the order of the calls. After a
-//! loss, [`Connection::resume`] connects again, logs every session in, receives what was missed through
-//! the same [`Reports`] and sends again only what the server has not seen, in the old order.
+//! Sending never waits for an answer: requests are appended to a buffer that a writer task empties,
+//! so many requests share a packet and requests of all channels keep the order of the calls. After
+//! a loss, [`Connection::resume`] connects again, logs every session in, receives what was missed
+//! through the same [`Reports`] and sends again only what the server has not seen, in the old
+//! order.
 
 use futures::future::BoxFuture;
 use std::collections::BTreeMap;
@@ -27,8 +28,8 @@ pub struct Reports {
 }
 
 impl Reports {
-    /// The next report. An error says that the connection is gone: `resume` and go on, or stop. `None` when the
-    /// connection was dropped.
+    /// The next report. An error says that the connection is gone: `resume` and go on, or stop.
+    /// `None` when the connection was dropped.
     pub async fn recv(&mut self) -> Option<Result<Report, Error>> {
         self.receiver.recv().await
     }
@@ -39,7 +40,8 @@ impl Reports {
     }
 }
 
-/// Sessions over one QUIC stream. Cheap to clone; the last clone that is dropped closes the connection.
+/// Sessions over one QUIC stream. Cheap to clone; the last clone that is dropped closes the
+/// connection.
 #[derive(Clone)]
 pub struct Connection {
     owner: Arc<Owner>,
@@ -135,8 +137,8 @@ impl Connection {
         })
     }
 
-    /// Hands a message to the connection, in call order; waits only while too much is waiting to be written.
-    /// Returns the client sequence of a request that acts, 0 otherwise.
+    /// Hands a message to the connection, in call order; waits only while too much is waiting to be
+    /// written. Returns the client sequence of a request that acts, 0 otherwise.
     pub async fn send(
         &self,
         channel: u16,
@@ -176,9 +178,10 @@ impl Connection {
             .collect()
     }
 
-    /// Connects again after a loss and logs every session in: what was missed comes in through the same
-    /// [`Reports`], what the server has not seen is sent again in the old order. A session that cannot come
-    /// back fails the resume; without it ([`Connection::forget`]) another one may succeed.
+    /// Connects again after a loss and logs every session in: what was missed comes in through the
+    /// same [`Reports`], what the server has not seen is sent again in the old order. A session
+    /// that cannot come back fails the resume; without it ([`Connection::forget`]) another one may
+    /// succeed.
     pub fn resume(&self) -> BoxFuture<'_, Result<Vec<(u16, SessionInfo)>, Error>> {
         Box::pin(async move {
             let _one = self.owner.resuming.lock().await;

@@ -1,9 +1,9 @@
-//! The two tasks of an async connection: one reads the stream and passes reports on, one writes what
-//! [`crate::Sessions`] has to transmit.
+//! The two tasks of an async connection: one reads the stream and passes reports on, one writes
+//! what [`crate::Sessions`] has to transmit.
 //!
-//! A report counts as received only when it has a place in [`crate::Reports`]: a task that is stopped
-//! halfway has received nothing. A reader of reports that is slow stops the reading, and so, through
-//! QUIC's flow control, the server.
+//! A report counts as received only when it has a place in [`crate::Reports`]: a task that is
+//! stopped halfway has received nothing. A reader of reports that is slow stops the reading, and
+//! so, through QUIC's flow control, the server.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -39,7 +39,8 @@ pub async fn read(
     let _ = shared.reports.send(Err(error)).await;
 }
 
-/// Takes the complete messages of the buffer; false when the connection or the reports are given up.
+/// Takes the complete messages of the buffer; false when the connection or the reports are given
+/// up.
 async fn take(buffer: &mut BytesMut, shared: &Shared, epoch: u64) -> Result<bool, Error> {
     let received_at = Instant::now();
     loop {

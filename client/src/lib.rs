@@ -1,12 +1,12 @@
 //! Room `client`: the trading client library.
 //!
-//! It sends and receives the messages of [`wire`] (`docs/protocol.md`). A connection carries up to 64
-//! trading sessions on one QUIC stream, each on its own channel. Requests of all sessions reach the
-//! exchange in the order of the calls, and reports arrive as one stream. A lost connection is resumed
-//! without a gap and without executing a request twice.
+//! It sends and receives the messages of [`wire`] (`docs/protocol.md`). A connection carries up to
+//! 64 trading sessions on one QUIC stream, each on its own channel. Requests of all sessions reach
+//! the exchange in the order of the calls, and reports arrive as one stream. A lost connection is
+//! resumed without a gap and without executing a request twice.
 //!
-//! [`Sessions`] has these rules and performs no I/O. Two drivers carry it: [`Connection`] on tokio, and
-//! [`spinning::Connection`] on a thread that polls, for members who give a core for latency.
+//! [`Sessions`] has these rules and performs no I/O. Two drivers carry it: [`Connection`] on tokio,
+//! and [`spinning::Connection`] on a thread that polls, for members who give a core for latency.
 //! `examples/` shows both.
 //!
 //! | file | what |

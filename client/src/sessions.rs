@@ -1,13 +1,15 @@
-//! The client's side of the protocol without I/O: a state machine for the sessions of one connection.
+//! The client's side of the protocol without I/O: a state machine for the sessions of one
+//! connection.
 //!
 //! It has no socket, no task and no clock. The driver passes the bytes of the stream to
 //! [`Sessions::receive`], writes what [`Sessions::poll_transmit`] returns, calls
-//! [`Sessions::handle_timeout`] at [`Sessions::poll_timeout`], and says when a connection begins and
-//! ends. Two drivers share these rules: [`crate::Connection`] and [`crate::spinning::Connection`].
+//! [`Sessions::handle_timeout`] at [`Sessions::poll_timeout`], and says when a connection begins
+//! and ends. Two drivers share these rules: [`crate::Connection`] and
+//! [`crate::spinning::Connection`].
 //!
 //! Invariants: the numbered messages of a session arrive in order, each once, across connections. A
-//! request is sent under one client sequence, and again only if the server has not seen it; requests
-//! sent again leave before new ones, in the order of the first calls.
+//! request is sent under one client sequence, and again only if the server has not seen it;
+//! requests sent again leave before new ones, in the order of the first calls.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -94,7 +96,8 @@ impl Sessions {
         self.last_sent = Some(now);
     }
 
-    /// The connection is gone. What was not transmitted is forgotten; requests are kept for a resume.
+    /// The connection is gone. What was not transmitted is forgotten; requests are kept for a
+    /// resume.
     pub fn disconnected(&mut self) {
         self.last_sent = None;
         self.out.clear();
@@ -141,8 +144,9 @@ impl Sessions {
         self.send_again();
     }
 
-    /// Asks for every session again after [`Sessions::connected`]; the answers come channel by channel.
-    /// Once all are logged in, what the server has not seen is sent again and requests are taken.
+    /// Asks for every session again after [`Sessions::connected`]; the answers come channel by
+    /// channel. Once all are logged in, what the server has not seen is sent again and requests are
+    /// taken.
     ///
     /// Returns the channels whose answers are due.
     ///
@@ -162,8 +166,8 @@ impl Sessions {
         Ok(asked)
     }
 
-    /// Appends a message of a session that is logged in. Returns the client sequence of a request that
-    /// acts and 0 of any other; `None` when too much waits for the connection.
+    /// Appends a message of a session that is logged in. Returns the client sequence of a request
+    /// that acts and 0 of any other; `None` when too much waits for the connection.
     ///
     /// # Errors
     /// [`Error::NotLoggedIn`], [`Error::TooManyUnanswered`].
@@ -189,8 +193,8 @@ impl Sessions {
         Ok(Some(client_seq))
     }
 
-    /// Takes the message at the front of `bytes`: how long it is, and what it means. `None` until it is
-    /// complete.
+    /// Takes the message at the front of `bytes`: how long it is, and what it means. `None` until
+    /// it is complete.
     ///
     /// # Errors
     /// The connection is of no use any more: [`Error::Wire`], [`Error::Gap`].

@@ -1,8 +1,8 @@
 //! The spinning driver: [`Sessions`] on [`transport`], polled by a thread that has a core to burn.
 //!
 //! Nothing happens between two calls, and no call waits but [`Connection::connect`],
-//! [`Connection::login`] and [`Connection::resume`], which poll until they have their answer. In the
-//! steady state no message costs an allocation of this library.
+//! [`Connection::login`] and [`Connection::resume`], which poll until they have their answer. In
+//! the steady state no message costs an allocation of this library.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -18,7 +18,8 @@ use crate::{Error, LoginOptions, Trust, endpoint};
 
 /// Reports waiting to be taken at which the connection is no longer read.
 const REPORTS_MAX: usize = 1 << 16;
-/// Bytes in the stream's buffer at which no more are appended: the rest waits within the sessions' bound.
+/// Bytes in the stream's buffer at which no more are appended: the rest waits within the sessions'
+/// bound.
 const STREAM_BYTES_MAX: usize = 64 << 10;
 
 /// Sessions over one QUIC stream, driven by the caller.
@@ -139,7 +140,8 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Logs a session in on a channel (0 to 63) that carries none, and polls until the answer is there.
+    /// Logs a session in on a channel (0 to 63) that carries none, and polls until the answer is
+    /// there.
     ///
     /// # Errors
     /// The server's refusal, [`Error::LoginTimeout`], or the end of the connection.
@@ -152,8 +154,9 @@ impl Connection {
         answer
     }
 
-    /// Appends a message; it leaves with [`Connection::flush`] or the next [`Connection::poll`]. Returns
-    /// the client sequence of a request that acts and 0 of any other; `None` when too much waits.
+    /// Appends a message; it leaves with [`Connection::flush`] or the next [`Connection::poll`].
+    /// Returns the client sequence of a request that acts and 0 of any other; `None` when too much
+    /// waits.
     ///
     /// # Errors
     /// [`Error::NotLoggedIn`], [`Error::TooManyUnanswered`].
@@ -170,8 +173,8 @@ impl Connection {
         self.endpoint.flush(now, &mut self.inbox);
     }
 
-    /// One round: receives, sends what was appended, and keeps the connection alive. What has come is in
-    /// [`Connection::recv`], also after an error.
+    /// One round: receives, sends what was appended, and keeps the connection alive. What has come
+    /// is in [`Connection::recv`], also after an error.
     ///
     /// # Errors
     /// The connection is gone: [`Connection::resume`], or stop.
@@ -214,8 +217,9 @@ impl Connection {
     }
 
     /// Connects again after a loss and logs every session in: what was missed comes in through
-    /// [`Connection::recv`], what the server has not seen is sent again in the old order. A session that
-    /// cannot come back fails the resume; without it ([`Connection::forget`]) another one may succeed.
+    /// [`Connection::recv`], what the server has not seen is sent again in the old order. A session
+    /// that cannot come back fails the resume; without it ([`Connection::forget`]) another one may
+    /// succeed.
     ///
     /// # Errors
     /// As [`Connection::connect`] and [`Connection::login`].
@@ -240,7 +244,8 @@ impl Connection {
         self.inbox.sessions.forget(channel);
     }
 
-    /// Drops the connection without a word, as a crash would; [`Connection::poll`] returns the loss.
+    /// Drops the connection without a word, as a crash would; [`Connection::poll`] returns the
+    /// loss.
     pub fn cut(&mut self) {
         if let Some(link) = self.endpoint.link(self.key) {
             link.close(0, "");

@@ -62,13 +62,9 @@ pub fn svg(title: &str, unit: &str, lines: &[Line]) -> String {
         out.push('\n');
     };
     put(format_args!(
-        r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {FONT}>"#
-    ));
-    put(format_args!(
-        r#"<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>"#
-    ));
-    put(format_args!(
-        r#"<text x="{LEFT}" y="22" font-size="15">{title}</text>"#
+        r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {FONT}>
+<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>
+<text x="{LEFT}" y="22" font-size="15">{title}</text>"#
     ));
     for nines in 0..=NINES {
         let at = x(f64::from(nines));

@@ -201,20 +201,7 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
             .await
         }
         Some(("replay", matches)) => {
-            let source = match matches.get_one::<PathBuf>("lobster") {
-                Some(path) => replay::Source::Lobster(path.clone()),
-                None => replay::Source::Synthetic {
-                    seed: matches.get_one("synthetic").copied().unwrap_or_default(),
-                    rows: matches.get_one("rows").copied().unwrap_or_default(),
-                },
-            };
-            let speed = match matches.get_one::<String>("speed").map(String::as_str) {
-                None | Some("max") => None,
-                Some(text) => match text.parse::<f64>() {
-                    Ok(speed) if speed >= 1.0 && speed.is_finite() => Some(speed),
-                    _ => bail!("--speed {text}: a factor of at least 1, or max, is expected"),
-                },
-            };
+            let (source, speed) = replayed(matches)?;
             on_stage(matches, target()?, config()?, |target, trading| {
                 replay::run(replay::Replay {
                     source,
@@ -248,6 +235,25 @@ async fn dispatch(matches: &ArgMatches) -> anyhow::Result<()> {
             None => bail!("there is no command `{noun}`"),
         },
     }
+}
+
+/// What `replay` plays, and the multiple of the file's own pace; none = as fast as throttles admit.
+fn replayed(matches: &ArgMatches) -> anyhow::Result<(replay::Source, Option<f64>)> {
+    let source = match matches.get_one::<PathBuf>("lobster") {
+        Some(path) => replay::Source::Lobster(path.clone()),
+        None => replay::Source::Synthetic {
+            seed: matches.get_one("synthetic").copied().unwrap_or_default(),
+            rows: matches.get_one("rows").copied().unwrap_or_default(),
+        },
+    };
+    let speed = match matches.get_one::<String>("speed").map(String::as_str) {
+        None | Some("max") => None,
+        Some(text) => match text.parse::<f64>() {
+            Ok(speed) if speed >= 1.0 && speed.is_finite() => Some(speed),
+            _ => bail!("--speed {text}: a factor of at least 1, or max, is expected"),
+        },
+    };
+    Ok((source, speed))
 }
 
 /// Runs `play` against the running platform, or against one that is started for it in a temporary

@@ -56,8 +56,8 @@ pub struct Load {
 /// Brings members in, sends the load, writes and prints the figures.
 ///
 /// # Errors
-/// Members that cannot be funded, a lost connection (the figures so far are written), a file that cannot
-/// be written.
+/// Members that cannot be funded, a lost connection (the figures so far are written), a file that
+/// cannot be written.
 pub async fn run(load: Load) -> anyhow::Result<()> {
     let channels = u64::from(load.members) * u64::from(load.sessions);
     anyhow::ensure!(

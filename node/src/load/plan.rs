@@ -1,5 +1,5 @@
-//! What the members of a load do: a seeded mix of new orders, cancels, amends and orders that trade at
-//! once.
+//! What the members of a load do: a seeded mix of new orders, cancels, amends and orders that trade
+//! at once.
 //!
 //! Members with an even number buy, the others sell: no order meets one of its own user's. Resting
 //! orders keep a distance from the middle, so that only immediate-or-cancel orders trade.
@@ -95,7 +95,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// For the sessions on channels 0 to `members * sessions_per_member - 1`, a member's side by side.
+    /// For the sessions on channels 0 to `members * sessions_per_member - 1`, a member's side by
+    /// side.
     pub fn new(
         seed: u64,
         profile: Profile,

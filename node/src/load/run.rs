@@ -1,9 +1,9 @@
-//! One load as a state machine without I/O: requests when they are due, then the answers that are still
-//! due, then the cancel of what is open. The drivers below carry it.
+//! One load as a state machine without I/O: requests when they are due, then the answers that are
+//! still due, then the cancel of what is open. The drivers below carry it.
 //!
-//! The loop is open: request `n` is due `n / rate` after the begin, whatever the answers do, and its
-//! latency counts from that moment. A platform that stalls therefore costs every request that was due
-//! meanwhile (no coordinated omission).
+//! The loop is open: request `n` is due `n / rate` after the begin, whatever the answers do, and
+//! its latency counts from that moment. A platform that stalls therefore costs every request that
+//! was due meanwhile (no coordinated omission).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

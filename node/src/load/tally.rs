@@ -1,4 +1,5 @@
-//! What became of the requests of a load: counts, and latencies from the moment at which each was due.
+//! What became of the requests of a load: counts, and latencies from the moment at which each was
+//! due.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -121,7 +122,8 @@ impl Tally {
         let mut notes = Vec::new();
         if self.late > 0 {
             notes.push(format!(
-                "{} of {} requests left more than 1 ms after they were due, {} of them held by the window; their latency counts from when they were due",
+                "{} of {} requests left more than 1 ms after they were due, their latency counts \
+                 from when they were due; {} found the window full",
                 self.late, self.sent, self.held
             ));
         }
