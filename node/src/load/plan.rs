@@ -238,7 +238,7 @@ mod tests {
             let is_buy = channel / 2 % 2 == 0;
             assert_eq!(order.side == Side::Buy, is_buy);
             let kopecks = order.price_ticks * order.quantity_lots as i64;
-            assert!(kopecks + kopecks / 1_000 + 1 <= MONEY_PER_ORDER);
+            assert!(kopecks + kopecks / 1_000 < MONEY_PER_ORDER);
             assert!(order.quantity_lots <= UNITS_PER_ORDER);
             assert!(order.price_ticks > BAND.0 && order.price_ticks < BAND.1);
             let is_below = order.price_ticks < MIDDLE_TICKS;
