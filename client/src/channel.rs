@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 
-use wire::{Amend, Cancel, HEADER_LEN, LoginAccepted, MassCancel, NewOrder};
+use wire::{Amend, Cancel, CancelAllAfter, HEADER_LEN, LoginAccepted, MassCancel, NewOrder};
 
 use crate::{Error, LoginOptions};
 
@@ -19,7 +19,13 @@ pub const UNANSWERED_MAX: usize = 1 << 20;
 const REQUEST_LEN_MAX: usize = 64;
 
 const _: () = {
-    let lengths = [NewOrder::LEN, Cancel::LEN, Amend::LEN, MassCancel::LEN];
+    let lengths = [
+        NewOrder::LEN,
+        Cancel::LEN,
+        Amend::LEN,
+        MassCancel::LEN,
+        CancelAllAfter::LEN,
+    ];
     let mut at = 0;
     while at < lengths.len() {
         assert!(HEADER_LEN + lengths[at] <= REQUEST_LEN_MAX);

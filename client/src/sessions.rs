@@ -241,7 +241,8 @@ impl Sessions {
             | ServerMessage::Cancelled(_)
             | ServerMessage::Amended(_)
             | ServerMessage::Reduced(_)
-            | ServerMessage::MassCancelled(_) => {
+            | ServerMessage::MassCancelled(_)
+            | ServerMessage::CancelAllAfterSet(_) => {
                 let numbered = match report.sequence {
                     0 => Numbered::Next,
                     sequence => session.numbered(sequence)?,
@@ -400,7 +401,8 @@ fn acts(message: &ClientMessage) -> bool {
         ClientMessage::NewOrder(_)
         | ClientMessage::Cancel(_)
         | ClientMessage::Amend(_)
-        | ClientMessage::MassCancel(_) => true,
+        | ClientMessage::MassCancel(_)
+        | ClientMessage::CancelAllAfter(_) => true,
         ClientMessage::Login(_)
         | ClientMessage::Logout(_)
         | ClientMessage::Heartbeat(_)

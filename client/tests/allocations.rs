@@ -63,6 +63,7 @@ fn main() {
         node: 1,
         throttle_per_s: 0,
         heartbeat_ms: 1_000,
+        cancel_all_at_ns: 0,
         time_ns: 0,
     }
     .into();

@@ -17,6 +17,7 @@ fn accepted(last_client_seq: u64, next_sequence: u64, heartbeat_ms: u32) -> Serv
         node: 1,
         throttle_per_s: 0,
         heartbeat_ms,
+        cancel_all_at_ns: 0,
         time_ns: 0,
     }
     .into()

@@ -151,6 +151,7 @@ impl Plan {
                 engine_order_id: 0,
                 price_ticks: self.price(channel, TimeInForce::Gtc),
                 quantity_lots: 0,
+                new_client_order_id: 0,
             }
             .into();
         }
