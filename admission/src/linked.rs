@@ -4,7 +4,7 @@
 use alloc::vec::Vec;
 
 use types::command::{Listed, MassScope};
-use types::{Command, SessionIx, Side, UserIx};
+use types::{Command, Handle, SessionIx, Side, UserIx};
 
 use crate::admission::Admission;
 use crate::state::OpenOrder;
@@ -104,6 +104,23 @@ impl Linked {
 }
 
 impl Admission {
+    /// The open orders that a session has entered, in no order.
+    pub fn handles_of_session(&self, session: SessionIx) -> impl Iterator<Item = Handle> + '_ {
+        self.handles(self.linked.of_session(session))
+    }
+
+    /// The open orders of a user, in no order.
+    pub fn handles_of_user(&self, user: UserIx) -> impl Iterator<Item = Handle> + '_ {
+        self.handles(self.linked.of_user(user))
+    }
+
+    fn handles<'a>(
+        &'a self,
+        slots: impl Iterator<Item = u32> + 'a,
+    ) -> impl Iterator<Item = Handle> + 'a {
+        slots.filter_map(|slot| Some(self.tables.slots[slot as usize].order.as_ref()?.handle))
+    }
+
     /// The orders that a command of [`types::Route::Listed`] ends, by instrument and slot; none of another
     /// command. Some may have ended already: their events are on the way.
     pub fn list(&self, command: &Command, listed: &mut Vec<Listed>) {

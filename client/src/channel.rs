@@ -7,6 +7,7 @@
 //! ring has its size.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 
 use wire::{Amend, Cancel, CancelAllAfter, HEADER_LEN, LoginAccepted, MassCancel, NewOrder};
 
@@ -70,6 +71,8 @@ pub struct Channel {
     /// Last number received.
     pub last_sequence: u64,
     pub phase: Phase,
+    /// Numbers that the caller has asked for once more, until the server says that they were sent.
+    again: Option<RangeInclusive<u64>>,
     next_client_seq: u64,
     /// Requests of the client sequences just below `next_client_seq`; the first is unanswered.
     unanswered: VecDeque<Sent>,
@@ -79,6 +82,8 @@ pub struct Channel {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Numbered {
     Next,
+    /// Asked for once more.
+    Again,
     /// The original report of a request that was sent twice.
     Seen,
 }
@@ -89,6 +94,7 @@ impl Channel {
             last_sequence: options.last_sequence,
             options,
             phase: Phase::LoggingIn,
+            again: None,
             next_client_seq: 1,
             unanswered: VecDeque::new(),
         }
@@ -117,6 +123,11 @@ impl Channel {
         self.next_client_seq += 1;
     }
 
+    /// Numbers that are asked for once more, or none any more.
+    pub fn ask_again(&mut self, range: Option<RangeInclusive<u64>>) {
+        self.again = range;
+    }
+
     pub fn answered(&mut self, client_seq: u64) {
         let Some(at) = client_seq.checked_sub(self.oldest()) else {
             return;
@@ -142,7 +153,14 @@ impl Channel {
     pub fn numbered(&mut self, sequence: u64) -> Result<Numbered, Error> {
         let expected = self.last_sequence.saturating_add(1);
         if sequence < expected {
-            return Ok(Numbered::Seen);
+            let is_wanted = self
+                .again
+                .as_ref()
+                .is_some_and(|range| range.contains(&sequence));
+            return Ok(match is_wanted {
+                true => Numbered::Again,
+                false => Numbered::Seen,
+            });
         }
         if sequence > expected {
             return Err(Error::Gap {

@@ -7,8 +7,8 @@
 //! and ends. Two drivers share these rules: [`crate::Connection`] and
 //! [`crate::spinning::Connection`].
 //!
-//! Invariants: the numbered messages of a session arrive in order, each once, across connections. A
-//! request is sent under one client sequence, and again only if the server has not seen it;
+//! Invariants: the numbered messages of a session arrive in order, each once, across connections,
+//! except for those that the caller asks for once more ([`wire::Retransmit`]). A request is sent under one client sequence, and again only if the server has not seen it;
 //! requests sent again leave before new ones, in the order of the first calls.
 
 use std::collections::BTreeMap;
@@ -105,7 +105,10 @@ impl Sessions {
             match slot.as_mut().map(|session| session.phase) {
                 // Never logged in: there is nothing to resume.
                 Some(Phase::LoggingIn) => *slot = None,
-                Some(_) => set_phase(slot, Phase::Out),
+                Some(_) => {
+                    set_phase(slot, Phase::Out);
+                    slot.iter_mut().for_each(|session| session.ask_again(None));
+                }
                 None => {}
             }
         }
@@ -181,6 +184,9 @@ impl Sessions {
         let session = session
             .filter(|session| session.phase == Phase::Live)
             .ok_or(Error::NotLoggedIn)?;
+        if let ClientMessage::Retransmit(wanted) = message {
+            session.ask_again(Some(wanted.first..=wanted.last));
+        }
         if !acts(message) {
             append(message, channel, 0, &mut self.out);
             return Ok(Some(0));
@@ -234,6 +240,9 @@ impl Sessions {
             ServerMessage::ServerHeartbeat(_)
             | ServerMessage::InstrumentDefinition(_)
             | ServerMessage::TradingHold(_)
+            | ServerMessage::OpenOrder(_)
+            | ServerMessage::OpenOrdersEnd(_)
+            | ServerMessage::RetransmitEnd(_)
             | ServerMessage::Accepted(_)
             | ServerMessage::OrderAck(_)
             | ServerMessage::Rejected(_)
@@ -247,12 +256,15 @@ impl Sessions {
                     0 => Numbered::Next,
                     sequence => session.numbered(sequence)?,
                 };
+                if let ServerMessage::RetransmitEnd(_) = report.message {
+                    session.ask_again(None);
+                }
                 let client_seq = report.message.answers();
                 if client_seq != 0 {
                     session.answered(client_seq);
                 }
                 Ok(match numbered {
-                    Numbered::Next => Event::Report(report),
+                    Numbered::Next | Numbered::Again => Event::Report(report),
                     Numbered::Seen => Event::Ignored,
                 })
             }
@@ -406,6 +418,8 @@ fn acts(message: &ClientMessage) -> bool {
         ClientMessage::Login(_)
         | ClientMessage::Logout(_)
         | ClientMessage::Heartbeat(_)
-        | ClientMessage::SetTradingHold(_) => false,
+        | ClientMessage::SetTradingHold(_)
+        | ClientMessage::OpenOrders(_)
+        | ClientMessage::Retransmit(_) => false,
     }
 }

@@ -45,8 +45,8 @@ pub const LOGIN_FROM_NOW: u8 = 2;
 /// `NewOrder.flags`: refuse the order instead of letting it trade at once.
 pub const ORDER_POST_ONLY: u8 = 1;
 
-/// `TradingHold.outcome`: done; anything else is a reject reason.
-pub const HOLD_DONE: u8 = 255;
+/// `outcome` of `TradingHold`, `OpenOrdersEnd`, `RetransmitEnd`: done; anything else is a reject reason.
+pub const REQUEST_DONE: u8 = 255;
 
 /// Why the server closes a connection: `Disconnect.code`, and the application code of the QUIC close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -197,6 +197,21 @@ messages! {
             /// Seconds, 1 to 600; 0 = off.
             timeout_s: u32,
         }
+        /// Asks for every open order, of the session or of the user: `OpenOrder` each, then `OpenOrdersEnd`.
+        0x16 OpenOrders {
+            /// Comes back in the answers.
+            request_id: u32,
+            /// 0 = of this session, 1 = of this user.
+            scope: u8,
+        }
+        /// Asks for numbered messages once more: each under its number, then `RetransmitEnd`.
+        0x17 Retransmit {
+            /// Comes back in `RetransmitEnd`.
+            request_id: u32,
+            first: u64,
+            /// At most the last one that was sent on this connection.
+            last: u64,
+        }
     }
 
     /// What the server sends. Numbered messages carry their number in the header; it grows by one without a gap.
@@ -255,6 +270,41 @@ messages! {
             hold_id: Id128,
             undrawn_minor: i64,
             drawn_minor: i64,
+            /// 255 = done, else a reject reason.
+            outcome: u8,
+        }
+        /// Unnumbered. An open order, as all messages of its session up to `node_sequence` leave it.
+        0x86 OpenOrder {
+            request_id: u32,
+            client_order_id: u64,
+            engine_order_id: u64,
+            /// Public order id.
+            order_id: Id128,
+            instrument: u32,
+            side: Side,
+            time_in_force: TimeInForce,
+            price_ticks: i64,
+            /// Total, what was filled included.
+            quantity_lots: u64,
+            open_lots: u64,
+            /// Nanoseconds since 1970 for GTD, else 0.
+            expire_at_ns: u64,
+            node_sequence: u64,
+        }
+        /// Unnumbered. Answer to `OpenOrders`, after its `OpenOrder`s.
+        0x87 OpenOrdersEnd {
+            request_id: u32,
+            /// `OpenOrder`s sent.
+            count: u32,
+            /// 255 = done, else a reject reason.
+            outcome: u8,
+            node_sequence: u64,
+        }
+        /// Unnumbered. Answer to `Retransmit`, after its messages.
+        0x88 RetransmitEnd {
+            request_id: u32,
+            first: u64,
+            last: u64,
             /// 255 = done, else a reject reason.
             outcome: u8,
         }

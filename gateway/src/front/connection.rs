@@ -21,7 +21,7 @@ use wire::{
 use super::desk::Question;
 use super::session::{At, PARKED_MAX};
 use super::state::{IN_FLIGHT_MAX, State};
-use super::{hold, limit};
+use super::{hold, limit, pieces};
 
 /// Client sequences below 2^48: a century at a thousand per second.
 const CLIENT_SEQ_MAX: u64 = (1 << 48) - 1;
@@ -150,7 +150,9 @@ fn names(message: &ClientMessage) -> Option<(RequestKind, u64, u64)> {
         ClientMessage::Login(_)
         | ClientMessage::Logout(_)
         | ClientMessage::Heartbeat(_)
-        | ClientMessage::SetTradingHold(_) => None,
+        | ClientMessage::SetTradingHold(_)
+        | ClientMessage::OpenOrders(_)
+        | ClientMessage::Retransmit(_) => None,
     }
 }
 
@@ -334,6 +336,19 @@ impl State {
             ClientMessage::SetTradingHold(wanted) => {
                 self.set_trading_hold(now, link, channel, wanted)
             }
+            ClientMessage::OpenOrders(wanted) if wanted.scope > 1 => Err(DisconnectCode::BadField),
+            ClientMessage::OpenOrders(wanted) => {
+                self.in_session(now, link, channel, |state, at| {
+                    let reason = state.list_orders(at, wanted)?;
+                    Some(pieces::not_listed(wanted, reason).into())
+                })
+            }
+            ClientMessage::Retransmit(wanted) => {
+                self.in_session(now, link, channel, |state, at| {
+                    let reason = state.retransmit(at, wanted)?;
+                    Some(pieces::not_sent(wanted, reason).into())
+                })
+            }
             _ => self.act(now, link, header, message),
         }
     }
@@ -374,6 +389,26 @@ impl State {
         };
         if let Some(reason) = reason {
             send(link, now, channel, &hold::refused(wanted, reason).into());
+        }
+        Ok(())
+    }
+
+    /// Acts for the session on the channel and sends what it answers at once. Without a session any more there is
+    /// no one to answer to.
+    fn in_session(
+        &mut self,
+        now: Instant,
+        link: &mut Link<Conn>,
+        channel: u16,
+        act: impl FnOnce(&mut Self, At) -> Option<ServerMessage>,
+    ) -> Result<(), DisconnectCode> {
+        let answer = match *link.user.channel(channel) {
+            Channel::Live(at) => act(self, at),
+            Channel::Free => return Err(DisconnectCode::LoginExpected),
+            Channel::LoggingIn | Channel::Ended => None,
+        };
+        if let Some(answer) = answer {
+            send(link, now, channel, &answer);
         }
         Ok(())
     }
@@ -526,7 +561,7 @@ impl State {
     }
 
     /// True within the rates of the session, of its user over all sessions, and of the user's group.
-    fn is_in_rate(&mut self, at: At) -> bool {
+    pub fn is_in_rate(&mut self, at: At) -> bool {
         let config = &self.market.config;
         let session = self.sessions.row(at);
         let (user, group) = (session.user, session.group);

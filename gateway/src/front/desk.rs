@@ -17,6 +17,7 @@ use types::{InstrumentSpec, RejectReason, Sequence, SessionIx, UserIx};
 use wire::{DisconnectCode, SetTradingHold, TradingHold};
 
 use super::login::{self, Admitted};
+use super::pieces::{self, Listing, Piece};
 use super::rate::Rate;
 use super::session::At;
 use super::{hold, limit, resend};
@@ -59,6 +60,12 @@ pub enum Question {
         session: (At, Sequence),
         ix: SessionIx,
         after: u64,
+        /// The client has had them and asks once more.
+        is_again: bool,
+    },
+    OpenOrders {
+        session: (At, Sequence),
+        listing: Box<Listing>,
     },
     /// The message that answers a request, which has left the window.
     Answer {
@@ -87,7 +94,12 @@ pub enum Order {
     Messages {
         session: (At, Sequence),
         after: u64,
+        is_again: bool,
         outcome: Result<Vec<Bytes>, DisconnectCode>,
+    },
+    OpenOrders {
+        session: (At, Sequence),
+        piece: Result<Piece, RejectReason>,
     },
     /// `None`: it is no longer kept.
     Answer {
@@ -234,13 +246,23 @@ impl Desk {
                 let answer = hold::answer(market, &user_id, wanted).await;
                 Order::Hold { session, answer }
             }
-            Question::Messages { session, ix, after } => {
+            Question::Messages {
+                session,
+                ix,
+                after,
+                is_again,
+            } => {
                 let outcome = resend::messages(market, ix, after).await;
                 Order::Messages {
                     session,
                     after,
+                    is_again,
                     outcome,
                 }
+            }
+            Question::OpenOrders { session, listing } => {
+                let piece = pieces::open_orders(market, &listing).await;
+                Order::OpenOrders { session, piece }
             }
             Question::Answer {
                 session,

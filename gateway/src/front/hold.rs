@@ -24,7 +24,7 @@ fn unchanged(wanted: &SetTradingHold) -> TradingHold {
         hold_id: Id128::NONE,
         undrawn_minor: 0,
         drawn_minor: 0,
-        outcome: wire::HOLD_DONE,
+        outcome: wire::REQUEST_DONE,
     }
 }
 

@@ -9,6 +9,7 @@
 //! | `session`, `window`, `rate` | what is kept of a session |
 //! | `report` | reports as messages of the protocol |
 //! | `desk` | questions to tokio and their answers: `login`, `limit`, `hold`, `resend` |
+//! | `pieces` | open orders, and messages once more, as fast as the client reads |
 //! | `server` | putting it together |
 //!
 //! A round: orders from tokio, reports, datagrams in, messages that became durable, resumes, datagrams
@@ -21,6 +22,7 @@ mod desk;
 mod hold;
 mod limit;
 mod login;
+mod pieces;
 mod rate;
 pub mod report;
 mod resend;
@@ -87,10 +89,16 @@ impl Front {
             Order::Messages {
                 session,
                 after,
+                is_again,
                 outcome,
-            } => {
+            } => match (self.is_current(session), is_again) {
+                (false, _) => {}
+                (true, false) => self.take_messages(now, session.0, after, outcome),
+                (true, true) => self.take_again(now, session.0, after, outcome),
+            },
+            Order::OpenOrders { session, piece } => {
                 if self.is_current(session) {
-                    self.take_messages(now, session.0, after, outcome);
+                    self.take_orders(now, session.0, piece);
                 }
             }
             Order::Answer {
@@ -412,6 +420,8 @@ impl Front {
         session.parked = None;
         session.is_setting_hold = false;
         session.is_fetching = false;
+        session.listing = None;
+        session.range = None;
         session.sent = match admitted.from_now {
             true => session.released,
             false => admitted.last_sequence.min(session.released),
@@ -487,6 +497,7 @@ impl Front {
                 session: (at, session.epoch),
                 ix: session.ix,
                 after: session.sent,
+                is_again: false,
             };
             session.is_fetching = self.state.questions.try_send(question).is_ok();
             return (false, false);
@@ -567,6 +578,9 @@ impl Polled for Front {
         did_work |= self.release(now);
         if !self.state.resuming.is_empty() {
             did_work |= self.resume(now);
+        }
+        if !self.state.in_pieces.is_empty() {
+            did_work |= self.send_pieces(now);
         }
         did_work |= self.state.submit_closings();
         self.stop(now);

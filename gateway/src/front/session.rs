@@ -16,6 +16,7 @@ use types::{
 };
 use wire::{BOTH_SIDES, ClientMessage, ORDER_POST_ONLY};
 
+use super::pieces::{Listing, Range};
 use super::rate::Rate;
 use super::window::{Pool, Window};
 use crate::budget::Budget;
@@ -63,6 +64,10 @@ pub struct Session {
     pub is_setting_hold: bool,
     /// A piece of older messages was asked for.
     pub is_fetching: bool,
+    /// Open orders that the client has asked for.
+    pub listing: Option<Listing>,
+    /// Messages that the client has asked for once more.
+    pub range: Option<Range>,
     /// Queued among those whose window goes first.
     pub is_idle: bool,
 }
@@ -107,7 +112,9 @@ impl Session {
             ClientMessage::Login(_)
             | ClientMessage::Logout(_)
             | ClientMessage::Heartbeat(_)
-            | ClientMessage::SetTradingHold(_) => Err(BadField),
+            | ClientMessage::SetTradingHold(_)
+            | ClientMessage::OpenOrders(_)
+            | ClientMessage::Retransmit(_) => Err(BadField),
         }
     }
 
@@ -278,6 +285,8 @@ impl Sessions {
         session.owner = None;
         session.is_following = false;
         session.parked = None;
+        session.listing = None;
+        session.range = None;
         if !session.is_idle {
             session.is_idle = true;
             self.idle.push_back(at);

@@ -93,6 +93,8 @@ pub struct State {
     pub limited: HashMap<At, NewRequest>,
     /// Sessions whose client lacks messages.
     pub resuming: Vec<At>,
+    /// Sessions whose client has asked for open orders or for messages once more.
+    pub in_pieces: Vec<At>,
     closings: VecDeque<Closing>,
     /// Closings in the ring, by tag.
     closing: HashMap<u64, Closing>,
@@ -130,6 +132,7 @@ impl State {
             tag: 0,
             limited: HashMap::new(),
             resuming: Vec::new(),
+            in_pieces: Vec::new(),
             closings: VecDeque::new(),
             closing: HashMap::new(),
             failures,
@@ -333,6 +336,8 @@ fn session(opened: &Opened, admitted: &Admitted) -> Session {
         parked: None,
         is_setting_hold: false,
         is_fetching: false,
+        listing: None,
+        range: None,
         is_idle: false,
     }
 }

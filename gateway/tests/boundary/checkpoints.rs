@@ -419,7 +419,7 @@ async fn r343_an_answer_that_has_left_the_journal_takes_no_other_with_it() {
 }
 
 /// Of the order that carries this client id.
-fn cancel_own(client_order_id: u64) -> wire::Cancel {
+pub fn cancel_own(client_order_id: u64) -> wire::Cancel {
     wire::Cancel {
         engine_order_id: 0,
         client_order_id,

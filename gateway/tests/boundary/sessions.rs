@@ -7,6 +7,7 @@ use types::command::RequestKind;
 use types::{CancelReason, RejectReason, Side};
 use wire::{DisconnectCode, ServerMessage};
 
+use crate::checkpoints::cancel_own;
 use crate::world::*;
 
 /// Two members with money and units, and trading holds for both.
@@ -51,6 +52,138 @@ fn rejected(message: &ServerMessage) -> Option<wire::Rejected> {
         ServerMessage::Rejected(rejected) => Some(*rejected),
         _ => None,
     }
+}
+
+/// A client that has lost its own state asks for its open orders: each as the messages up to its
+/// `node_sequence` leave it. Past the rate, and while one is being answered, it is refused.
+// rows: R343
+#[tokio::test]
+async fn r343_a_client_asks_for_its_open_orders() {
+    const ORDERS: u64 = 1_500;
+    let folder = tempfile::tempdir().unwrap();
+    let world = members(folder.path(), Settings::default()).await;
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    let mut other = login("ann", "b");
+    other.cancel_on_disconnect = false;
+    ann.login(1, other).await.unwrap();
+    for id in 1..=ORDERS {
+        ann.send(0, wire_order(id, Side::Buy, 100, 2))
+            .await
+            .unwrap();
+    }
+    ann.send(0, cancel_own(ORDERS)).await.unwrap();
+    ann.send(1, wire_order(ORDERS + 1, Side::Buy, 101, 3))
+        .await
+        .unwrap();
+    until(&mut of_ann, |m| {
+        ack(m).filter(|ack| ack.client_order_id > ORDERS)
+    })
+    .await;
+    let ask = |request_id, scope| wire::OpenOrders { request_id, scope };
+    let mut list = async |request_id| {
+        let mut orders = Vec::new();
+        let end = loop {
+            let m = of_ann.recv().await.unwrap().unwrap().message;
+            match m {
+                ServerMessage::OpenOrder(order) => orders.push(order),
+                ServerMessage::OpenOrdersEnd(end) if end.request_id == request_id => break end,
+                _ => {}
+            }
+        };
+        (orders, end)
+    };
+    ann.send(0, ask(7, 0)).await.unwrap();
+    ann.send(0, ask(8, 0)).await.unwrap();
+    let (_, busy) = list(8).await;
+    assert_eq!(busy.outcome, RejectReason::Busy.code());
+    let (orders, end) = list(7).await;
+    assert_eq!(
+        (end.outcome, u64::from(end.count)),
+        (wire::REQUEST_DONE, ORDERS - 1)
+    );
+    let mut ids: Vec<u64> = orders.iter().map(|order| order.client_order_id).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, (1..ORDERS).collect::<Vec<_>>());
+    assert!(
+        orders
+            .iter()
+            .all(|order| order.node_sequence <= end.node_sequence)
+    );
+    let one = orders[0];
+    let shown = (one.side, one.price_ticks, one.quantity_lots, one.open_lots);
+    assert_eq!(shown, (Side::Buy, 100, 2, 2));
+    ann.send(1, ask(9, 1)).await.unwrap();
+    let (orders, end) = list(9).await;
+    assert_eq!(
+        (orders.len() as u64, end.outcome),
+        (ORDERS, wire::REQUEST_DONE)
+    );
+    world.stop().await;
+}
+
+/// Numbered messages once more, from memory and from the journal, under their numbers; what was not sent yet,
+/// or never, is refused.
+// rows: R343
+#[tokio::test]
+async fn r343_a_client_asks_for_a_range_of_messages_once_more() {
+    const ORDERS: u64 = 300;
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = Settings::default();
+    settings.gateway.window_messages_max = 100;
+    let world = members(folder.path(), settings).await;
+    let (ann, mut of_ann) = world.session(with_money("ann", "a")).await;
+    for id in 1..=ORDERS {
+        ann.send(0, wire_order(id, Side::Buy, 100, 1))
+            .await
+            .unwrap();
+    }
+    let mut first = Vec::new();
+    while first.len() < ORDERS as usize {
+        let report = numbered(&mut of_ann).await;
+        first.push((report.sequence, report.message));
+    }
+    for (request_id, range) in [(1, 1..=ORDERS), (2, 40..=41), (3, ORDERS..=ORDERS)] {
+        let (from, to) = (*range.start(), *range.end());
+        let wanted = wire::Retransmit {
+            request_id,
+            first: from,
+            last: to,
+        };
+        ann.send(0, wanted).await.unwrap();
+        let mut again = Vec::new();
+        let end = loop {
+            let report = of_ann.recv().await.unwrap().unwrap();
+            match report.message {
+                ServerMessage::RetransmitEnd(end) => break end,
+                _ if report.sequence > 0 => again.push((report.sequence, report.message)),
+                _ => {}
+            }
+        };
+        assert_eq!(
+            (end.request_id, end.outcome),
+            (request_id, wire::REQUEST_DONE)
+        );
+        assert_eq!(again, first[from as usize - 1..to as usize]);
+    }
+    for (from, to) in [(0, 1), (2, 1), (1, ORDERS + 1)] {
+        let wanted = wire::Retransmit {
+            request_id: 4,
+            first: from,
+            last: to,
+        };
+        ann.send(0, wanted).await.unwrap();
+        let outcome = until(&mut of_ann, |m| match m {
+            ServerMessage::RetransmitEnd(end) => Some(end.outcome),
+            _ => None,
+        });
+        assert_eq!(outcome.await, RejectReason::Malformed.code());
+    }
+    // The stream goes on where it was.
+    ann.send(0, wire_order(ORDERS + 1, Side::Buy, 100, 1))
+        .await
+        .unwrap();
+    assert_eq!(numbered(&mut of_ann).await.sequence, ORDERS + 1);
+    world.stop().await;
 }
 
 /// F12: the session asks for time; without another call its orders end, connected or not, heartbeats or not.
@@ -722,7 +855,7 @@ async fn a_session_sets_its_trading_holds() {
     let opened = answer(0, 1_000).await;
     assert_eq!(
         (opened.request_id, opened.outcome, opened.undrawn_minor),
-        (9, wire::HOLD_DONE, 1_000)
+        (9, wire::REQUEST_DONE, 1_000)
     );
     assert_eq!(
         answer(1, 400).await.undrawn_minor,

@@ -1,0 +1,364 @@
+//! What a client asked for that is longer than one message and is sent as fast as the client reads: its open
+//! orders, and numbered messages once more. One of each per session at a time; each counts in the session's
+//! rate as [`RESEND_COST`] messages.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::{Bytes, BytesMut};
+use types::{Handle, RejectReason, SessionIx, UserIx};
+use wire::{
+    DisconnectCode, OpenOrder, OpenOrders, OpenOrdersEnd, REQUEST_DONE, Retransmit, RetransmitEnd,
+    ServerMessage, encode,
+};
+
+use super::connection::send_encoded;
+use super::desk::Question;
+use super::session::At;
+use super::state::State;
+use super::{Front, RESEND_COST, RESUME_BYTES, RESUME_MESSAGES};
+use crate::market::Market;
+
+/// Open orders of one piece.
+const PIECE_ORDERS: usize = 1_024;
+
+/// Open orders that a client has asked for.
+#[derive(Clone, Debug)]
+pub struct Listing {
+    request_id: u32,
+    /// Whose: of the user, or of the session alone.
+    user: UserIx,
+    session: Option<SessionIx>,
+    /// Every order that is listed, from the first piece on.
+    handles: Option<Arc<[Handle]>>,
+    /// The next of them.
+    next: usize,
+    /// Orders told.
+    count: u32,
+    is_fetching: bool,
+}
+
+/// Numbered messages that a client has asked for once more.
+#[derive(Clone, Copy, Debug)]
+pub struct Range {
+    request_id: u32,
+    first: u64,
+    last: u64,
+    next: u64,
+    is_fetching: bool,
+}
+
+/// The answer to a request for open orders that is not carried out.
+pub fn not_listed(wanted: &OpenOrders, reason: RejectReason) -> OpenOrdersEnd {
+    OpenOrdersEnd {
+        request_id: wanted.request_id,
+        count: 0,
+        outcome: reason.code(),
+        node_sequence: 0,
+    }
+}
+
+/// The answer to a request for messages that is not carried out.
+pub fn not_sent(wanted: &Retransmit, reason: RejectReason) -> RetransmitEnd {
+    RetransmitEnd {
+        request_id: wanted.request_id,
+        first: wanted.first,
+        last: wanted.last,
+        outcome: reason.code(),
+    }
+}
+
+/// A piece of a listing.
+pub struct Piece {
+    handles: Arc<[Handle]>,
+    next: usize,
+    /// Encoded for channel 0.
+    messages: Vec<Bytes>,
+    node_sequence: u64,
+}
+
+/// The next open orders of a listing, as the replica has them.
+///
+/// # Errors
+/// `NOT_READY`: the replica lags too far behind what the client was told.
+pub async fn open_orders(market: &Market, listing: &Listing) -> Result<Piece, RejectReason> {
+    let read = market.look(|state| {
+        let core = state.core();
+        let handles = listing.handles.clone().unwrap_or_else(|| {
+            let admission = core.admission();
+            match listing.session {
+                Some(session) => admission.handles_of_session(session).collect(),
+                None => admission.handles_of_user(listing.user).collect(),
+            }
+        });
+        let through = handles.len().min(listing.next + PIECE_ORDERS);
+        let node_sequence = core.sequence().0;
+        // Those that have ended since the first piece are told by their own messages.
+        let orders = handles[listing.next..through]
+            .iter()
+            .filter_map(|handle| state.order(*handle))
+            .map(|order| encoded(listing.request_id, node_sequence, &order));
+        let messages = orders.collect();
+        Piece {
+            next: through,
+            messages,
+            node_sequence,
+            handles,
+        }
+    });
+    read.await.map_err(|_| RejectReason::NotReady)
+}
+
+fn encoded(request_id: u32, node_sequence: u64, order: &replica::Order) -> Bytes {
+    let message = OpenOrder {
+        request_id,
+        client_order_id: order.client_order_id,
+        engine_order_id: order.handle.engine_id(),
+        order_id: order.id,
+        instrument: order.instrument.0,
+        side: order.side,
+        time_in_force: order.terms.time_in_force,
+        price_ticks: order.price.0,
+        quantity_lots: order.quantity.0,
+        open_lots: order.open.0,
+        expire_at_ns: order.terms.expire_at_ns,
+        node_sequence,
+    };
+    let mut bytes = BytesMut::new();
+    encode(&ServerMessage::from(message), 0, 0, &mut bytes);
+    bytes.freeze()
+}
+
+impl State {
+    /// Begins a listing of open orders; why not, if not.
+    pub fn list_orders(&mut self, at: At, wanted: &OpenOrders) -> Option<RejectReason> {
+        let reason = self.take_turn(at);
+        let session = self.sessions.row(at);
+        if reason.is_some() || session.listing.is_some() {
+            return reason.or(Some(RejectReason::Busy));
+        }
+        session.listing = Some(Listing {
+            request_id: wanted.request_id,
+            user: session.user,
+            session: (wanted.scope == 0).then_some(session.ix),
+            handles: None,
+            next: 0,
+            count: 0,
+            is_fetching: false,
+        });
+        self.begin_pieces(at);
+        None
+    }
+
+    /// Begins to send numbered messages once more; why not, if not.
+    pub fn retransmit(&mut self, at: At, wanted: &Retransmit) -> Option<RejectReason> {
+        let reason = self.take_turn(at);
+        let session = self.sessions.row(at);
+        if reason.is_some() || session.range.is_some() {
+            return reason.or(Some(RejectReason::Busy));
+        }
+        // What was not sent to this client yet is on its way by itself.
+        if wanted.first == 0 || wanted.first > wanted.last || wanted.last > session.sent {
+            return Some(RejectReason::Malformed);
+        }
+        session.range = Some(Range {
+            request_id: wanted.request_id,
+            first: wanted.first,
+            last: wanted.last,
+            next: wanted.first,
+            is_fetching: false,
+        });
+        self.begin_pieces(at);
+        None
+    }
+
+    fn take_turn(&mut self, at: At) -> Option<RejectReason> {
+        if !self.is_in_rate(at) {
+            self.stats.throttled.increment(1);
+            return Some(RejectReason::Throttle);
+        }
+        let (now_ns, rate) = (self.now_ns, self.market.config.throttle_per_s);
+        let session = self.sessions.row(at);
+        session.rate.charge(now_ns, rate, RESEND_COST);
+        None
+    }
+
+    fn begin_pieces(&mut self, at: At) {
+        if !self.in_pieces.contains(&at) {
+            self.in_pieces.push(at);
+        }
+    }
+}
+
+impl Front {
+    /// Sends the next pieces to clients that have read the ones before; true when anything was sent.
+    pub(super) fn send_pieces(&mut self, now: Instant) -> bool {
+        let mut did_work = false;
+        let mut place = 0;
+        while let Some(at) = self.state.in_pieces.get(place).copied() {
+            did_work |= self.list_more(at) | self.retransmit_more(now, at);
+            let session = self.state.sessions.row(at);
+            match session.listing.is_none() && session.range.is_none() {
+                true => drop(self.state.in_pieces.swap_remove(place)),
+                false => place += 1,
+            }
+        }
+        did_work
+    }
+
+    /// The client has read enough for the next piece; `None` when it is gone.
+    fn has_room(&mut self, at: At) -> Option<bool> {
+        let owner = self.state.sessions.row(at).owner?;
+        let link = self.endpoint.link(owner.connection)?;
+        Some(link.waiting_bytes() < RESUME_BYTES)
+    }
+
+    fn list_more(&mut self, at: At) -> bool {
+        let session = self.state.sessions.row(at);
+        let Some(listing) = session.listing.as_ref().filter(|one| !one.is_fetching) else {
+            return false;
+        };
+        let question = Question::OpenOrders {
+            session: (at, session.epoch),
+            listing: Box::new(listing.clone()),
+        };
+        match self.has_room(at) {
+            None => self.state.sessions.row(at).listing = None,
+            Some(false) => {}
+            Some(true) => {
+                let is_asked = self.state.questions.try_send(question).is_ok();
+                if let Some(listing) = &mut self.state.sessions.row(at).listing {
+                    listing.is_fetching = is_asked;
+                }
+            }
+        }
+        false
+    }
+
+    /// A piece of the open orders has come.
+    pub(super) fn take_orders(&mut self, now: Instant, at: At, piece: Result<Piece, RejectReason>) {
+        let Some(listing) = &mut self.state.sessions.row(at).listing else {
+            return;
+        };
+        listing.is_fetching = false;
+        let (is_over, outcome, messages, node_sequence) = match piece {
+            Ok(piece) => {
+                listing.next = piece.next;
+                listing.count += piece.messages.len() as u32;
+                let is_over = piece.next == piece.handles.len();
+                listing.handles = Some(piece.handles);
+                (is_over, REQUEST_DONE, piece.messages, piece.node_sequence)
+            }
+            Err(reason) => (true, reason.code(), Vec::new(), 0),
+        };
+        let end = OpenOrdersEnd {
+            request_id: listing.request_id,
+            count: listing.count,
+            outcome,
+            node_sequence,
+        };
+        self.with_owner(at, |link, owner| {
+            for bytes in &messages {
+                send_encoded(link, now, owner.channel, bytes);
+            }
+        });
+        if is_over {
+            self.state.sessions.row(at).listing = None;
+            self.send(now, at, &end.into());
+        }
+    }
+
+    fn retransmit_more(&mut self, now: Instant, at: At) -> bool {
+        let room = self.has_room(at);
+        let (session, pool) = self.state.sessions.parts(at);
+        let Some(range) = session.range.filter(|range| !range.is_fetching) else {
+            return false;
+        };
+        let Some(owner) = session.owner.filter(|_| room.is_some()) else {
+            session.range = None;
+            return false;
+        };
+        if room == Some(false) {
+            return false;
+        }
+        if range.next < session.window.first() {
+            let question = Question::Messages {
+                session: (at, session.epoch),
+                ix: session.ix,
+                after: range.next - 1,
+                is_again: true,
+            };
+            let is_fetching = self.state.questions.try_send(question).is_ok();
+            session.range = Some(Range {
+                is_fetching,
+                ..range
+            });
+            return false;
+        }
+        let through = range.last.min(range.next + RESUME_MESSAGES as u64 - 1);
+        if let Some(link) = self.endpoint.link(owner.connection) {
+            for number in range.next..=through {
+                send_encoded(link, now, owner.channel, session.window.get(pool, number));
+            }
+        }
+        self.advance(now, at, through + 1);
+        true
+    }
+
+    /// Messages of the range that are no longer in memory have come.
+    pub(super) fn take_again(
+        &mut self,
+        now: Instant,
+        at: At,
+        after: u64,
+        outcome: Result<Vec<Bytes>, DisconnectCode>,
+    ) {
+        let session = self.state.sessions.row(at);
+        let Some(range) = session
+            .range
+            .as_mut()
+            .filter(|range| range.next == after + 1)
+        else {
+            return;
+        };
+        range.is_fetching = false;
+        let Ok(messages) = outcome else {
+            let end = range.end(RejectReason::AlreadySeen.code());
+            session.range = None;
+            return self.send(now, at, &end.into());
+        };
+        let lacks = usize::try_from(range.last - after).unwrap_or(usize::MAX);
+        let count = messages.len().min(lacks);
+        self.with_owner(at, |link, owner| {
+            for bytes in &messages[..count] {
+                send_encoded(link, now, owner.channel, bytes);
+            }
+        });
+        self.advance(now, at, after + count as u64 + 1);
+    }
+
+    /// The range was sent up to `next`.
+    fn advance(&mut self, now: Instant, at: At, next: u64) {
+        let session = self.state.sessions.row(at);
+        let Some(range) = &mut session.range else {
+            return;
+        };
+        range.next = next;
+        if next > range.last {
+            let end = range.end(REQUEST_DONE);
+            session.range = None;
+            self.send(now, at, &end.into());
+        }
+    }
+}
+
+impl Range {
+    fn end(&self, outcome: u8) -> RetransmitEnd {
+        RetransmitEnd {
+            request_id: self.request_id,
+            first: self.first,
+            last: self.last,
+            outcome,
+        }
+    }
+}
