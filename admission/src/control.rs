@@ -118,6 +118,12 @@ impl Admission {
                 is_engaged,
                 key_hash,
             } => self.admit_kill_switch(*user, *is_engaged, *key_hash),
+            Request::SuspectClock { offset_ns } => self.admit_suspect_clock(*offset_ns),
+            Request::ConfirmClock {
+                offset_ns,
+                through_ns,
+                key_hash,
+            } => self.admit_confirm_clock(*offset_ns, *through_ns, *key_hash, now_ns),
             Request::SetOrderBounds(bounds) => self.admit_bounds(bounds),
             Request::SetMemberGroup(change) => self.admit_group(change),
             Request::New(_)
@@ -345,6 +351,6 @@ impl Admission {
 }
 
 /// Nothing left to do.
-fn already(known: Known) -> Reject {
+pub(crate) fn already(known: Known) -> Reject {
     Reject::with(RejectReason::DuplicateRequest, known)
 }

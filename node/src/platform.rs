@@ -204,6 +204,9 @@ impl Platform {
         let stages = Stages::default();
         let doors = Doors::default();
 
+        // Before anything is dated.
+        service_kit::clock::keep().context("clock")?;
+
         // Before the first port: what ports take follows from the limit in force.
         match rpc::connections::raise_descriptor_limit() {
             Ok(limit) => tracing::info!(limit, "limit of open files"),
