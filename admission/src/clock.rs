@@ -6,7 +6,7 @@ use types::{Command, Id128, RejectReason, StateHash};
 
 use crate::admission::Admission;
 use crate::control::already;
-use crate::request::{Known, Reject};
+use crate::request::{Known, Reject, Request};
 use crate::state::table_row;
 
 table_row! {
@@ -44,8 +44,20 @@ impl Admission {
         self.tables.clock
     }
 
+    pub(crate) fn admit_clock(&self, request: &Request, now_ns: u64) -> Result<Command, Reject> {
+        match *request {
+            Request::SuspectClock { offset_ns } => self.admit_suspect_clock(offset_ns),
+            Request::ConfirmClock {
+                offset_ns,
+                through_ns,
+                key_hash,
+            } => self.admit_confirm_clock(offset_ns, through_ns, key_hash, now_ns),
+            _ => unreachable!("no request of the clock"),
+        }
+    }
+
     /// A suspect clock is journalled once, by the offset that it had then.
-    pub(crate) fn admit_suspect_clock(&self, offset_ns: i64) -> Result<Command, Reject> {
+    fn admit_suspect_clock(&self, offset_ns: i64) -> Result<Command, Reject> {
         match self.tables.clock.is_suspect() == (offset_ns != 0) {
             true => Err(already(Known::Nothing)),
             false => Ok(Command::SuspectClock(SuspectClock { offset_ns })),
@@ -54,7 +66,7 @@ impl Admission {
 
     /// # Errors
     /// `DUPLICATE_REQUEST` when nothing is suspect, `MALFORMED` without an offset.
-    pub(crate) fn admit_confirm_clock(
+    fn admit_confirm_clock(
         &self,
         offset_ns: i64,
         through_ns: u64,

@@ -118,12 +118,9 @@ impl Admission {
                 is_engaged,
                 key_hash,
             } => self.admit_kill_switch(*user, *is_engaged, *key_hash),
-            Request::SuspectClock { offset_ns } => self.admit_suspect_clock(*offset_ns),
-            Request::ConfirmClock {
-                offset_ns,
-                through_ns,
-                key_hash,
-            } => self.admit_confirm_clock(*offset_ns, *through_ns, *key_hash, now_ns),
+            Request::SuspectClock { .. } | Request::ConfirmClock { .. } => {
+                self.admit_clock(request, now_ns)
+            }
             Request::SetOrderBounds(bounds) => self.admit_bounds(bounds),
             Request::SetMemberGroup(change) => self.admit_group(change),
             Request::New(_)

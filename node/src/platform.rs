@@ -201,8 +201,7 @@ impl Platform {
         );
         let metrics = rpc::metrics_init();
         let auth = Authenticator::Sandbox;
-        let stages = Stages::default();
-        let doors = Doors::default();
+        let (stages, doors) = (Stages::default(), Doors::default());
 
         // Before anything is dated.
         service_kit::clock::keep().context("clock")?;

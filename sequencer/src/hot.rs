@@ -460,7 +460,7 @@ impl Hot {
             if route == Route::Listed {
                 let filtered = filtered_mass_cancel(request);
                 if let Some(user) = filtered
-                    && self.walks.wait_ns(user, now_ns) > 0
+                    && self.walks.wait_ns(user, clock_ns) > 0
                 {
                     return Err(NotTaken::Refused(RejectReason::Throttle.into()));
                 }
@@ -468,7 +468,7 @@ impl Hot {
                 if let Some(user) = filtered {
                     let open_orders = admission.user(user).map_or(0, |row| row.open_orders);
                     let left = u64::from(open_orders).saturating_sub(self.listed.len() as u64);
-                    self.walks.charge(user, now_ns, left);
+                    self.walks.charge(user, clock_ns, left);
                 }
             }
             let is_order = matches!(place.command, Command::New(_) | Command::Amend(_));
