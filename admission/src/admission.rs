@@ -172,7 +172,7 @@ impl Admission {
     /// The record of a refusal, to be journalled so that its numbered answer survives (`design.md` 2). `None`
     /// for calls without session, for requests seen before and for what is no client's request.
     pub fn refusal(&self, request: &Request, reject: &Reject) -> Option<Command> {
-        let is_unseen = self.refusing == Some(reject.reason)
+        let is_unseen = self.refusing() == Some(reject.reason)
             || matches!(
                 reject.reason,
                 RejectReason::AlreadySeen | RejectReason::UnknownSession
@@ -237,7 +237,9 @@ impl Admission {
     }
 
     pub(crate) fn refusing(&self) -> Option<RejectReason> {
+        let is_suspect = self.tables.clock.is_suspect();
         self.refusing
+            .or(is_suspect.then_some(RejectReason::ClockUnconfirmed))
     }
 
     /// The open order of a handle.

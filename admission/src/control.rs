@@ -118,6 +118,9 @@ impl Admission {
                 is_engaged,
                 key_hash,
             } => self.admit_kill_switch(*user, *is_engaged, *key_hash),
+            Request::SuspectClock { .. } | Request::ConfirmClock { .. } => {
+                self.admit_clock(request, now_ns)
+            }
             Request::SetOrderBounds(bounds) => self.admit_bounds(bounds),
             Request::SetMemberGroup(change) => self.admit_group(change),
             Request::New(_)
@@ -345,6 +348,6 @@ impl Admission {
 }
 
 /// Nothing left to do.
-fn already(known: Known) -> Reject {
+pub(crate) fn already(known: Known) -> Reject {
     Reject::with(RejectReason::DuplicateRequest, known)
 }

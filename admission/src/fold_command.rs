@@ -62,6 +62,8 @@ impl Admission {
                 user.budget_day = c.day;
                 user.budget_minor = c.amount_minor;
             }
+            Command::SuspectClock(c) => self.tables.clock.suspect(c),
+            Command::ConfirmClock(c) => self.tables.clock.confirm(c),
             Command::SetOrderBounds(c) => self.set_bounds(c),
             Command::SetMemberGroup(c) => self.set_group(c.user, c.group),
             Command::CancelAllAfter(c) => {
@@ -336,6 +338,7 @@ impl Admission {
             | Command::SetKillSwitch(_)
             | Command::SetOrderBounds(_)
             | Command::SetMemberGroup(_)
+            | Command::ConfirmClock(_)
             | Command::Fund(_)
             | Command::Defund(_)
             | Command::CloseHold(_) => (types::command::RequestKind::Other, Handle::NONE),

@@ -13,6 +13,7 @@
 //! | `state` | what is folded from the journal: orders, pools, sessions, users |
 //! | `orders` | checks of a client's requests: new, cancel, amend, mass cancel |
 //! | `control` | checks of everything else: binding, funding, phases, blocks |
+//! | `clock` | whether the machine's clock is suspect, as journalled |
 //! | `fold_command`, `fold_event` | the two ways in which the state changes |
 //! | `report` | the numbered messages of sessions that follow from both |
 //! | `slots` | free slots of the order table |
@@ -31,6 +32,7 @@ extern crate alloc;
 mod admission;
 mod bounds;
 mod client_ids;
+mod clock;
 mod control;
 mod counts;
 mod default_pools;
@@ -45,6 +47,7 @@ mod state;
 mod view;
 
 pub use admission::{Admission, AdmissionConfig, KEY_LIFETIME_NS, moscow_day};
+pub use clock::ClockState;
 pub use fold_event::{Effect, Effects};
 pub use report::{Report, ReportBody, ReportSink};
 pub use request::{

@@ -234,6 +234,16 @@ pub enum Request {
         is_engaged: bool,
         key_hash: Id128,
     },
+    /// The machine's clock has left the node's time by this, or is back (0).
+    SuspectClock {
+        offset_ns: i64,
+    },
+    /// The machine's clock is right as it is; see [`types::command::ConfirmClock`].
+    ConfirmClock {
+        offset_ns: i64,
+        through_ns: u64,
+        key_hash: Id128,
+    },
     SetOrderBounds(SetOrderBounds),
     SetMemberGroup(SetMemberGroup),
     /// How far settlement is. What lies at or before the known positions changes nothing.
@@ -284,6 +294,7 @@ impl Request {
             Self::SetPhase { key_hash, .. }
             | Self::Defund { key_hash, .. }
             | Self::SetKillSwitch { key_hash, .. }
+            | Self::ConfirmClock { key_hash, .. }
             | Self::CloseHold { key_hash, .. } => *key_hash,
             _ => Id128::NONE,
         }

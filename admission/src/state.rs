@@ -17,6 +17,8 @@ macro_rules! table_row {
     };
 }
 
+pub(crate) use table_row;
+
 table_row! {
     /// The causes of a block that hold, a bit each.
     #[derive(Default)]
@@ -226,6 +228,7 @@ pub struct AdmissionImage {
     /// Everybody's kill switch is engaged (F11).
     pub is_killed: bool,
     pub settlement: Settlement,
+    pub clock: crate::clock::ClockState,
     /// Those of every user without others.
     pub order_bounds: OrderBounds,
     /// In the order in which they were first set.

@@ -226,6 +226,7 @@ impl Admission {
             time_ns: image.time_ns,
             is_killed: image.is_killed,
             settlement: image.settlement,
+            clock: image.clock,
             order_bounds: image.order_bounds,
             bounds: image.bounds.clone(),
             busts: image.busts.clone(),
@@ -293,6 +294,7 @@ impl Admission {
             u64::from(tables.is_killed),
         ]);
         self.hash_bounds(&mut hash);
+        tables.clock.hash(&mut hash);
         hash_settlement(&mut hash, tables);
         for row in &tables.instruments {
             hash.bytes(row.spec.id.as_str().as_bytes());

@@ -36,6 +36,7 @@ pub async fn watch_replica(market: Arc<Market>, health: Health, shutdown: Cancel
 /// Says in the health read whether orders are taken at all (D41).
 pub async fn watch_path(market: Arc<Market>, health: Health, shutdown: CancellationToken) {
     const PART: &str = "trading_path";
+    const CLOCK: &str = "clock";
     let mut shown = Stage::Open;
     loop {
         let failure = market.commit.failure().map(|failure| failure.to_string());
@@ -49,6 +50,7 @@ pub async fn watch_path(market: Arc<Market>, health: Health, shutdown: Cancellat
         }
         // Before it is closed it takes what comes: no reason to send anybody elsewhere.
         let lags = matches!(stage, Stage::Closed(_)).then(|| stage.to_string());
+        health.set(CLOCK, market.port.clock().state().trouble().as_deref());
         match failure.or(closed).or(stalled).or(lags) {
             Some(reason) => health.set_failing(PART, reason),
             None => health.set_ok(PART),

@@ -19,6 +19,7 @@
 //! | `start`, `config`, `guard` | putting the room together; what fails the health read |
 //! | `market` | what the parts share |
 //! | `api` | MarketService, book views (`depth`), the diagnostic reads, other services' events (`consumers`) |
+//! | `clock` | ConfirmClock |
 //! | `orders` | place, cancel, amend, mass cancel over RPC |
 //! | `funding`, `sweeper` | trading holds, and how every hold ends |
 //! | `front` | trading sessions, on a polled thread |
@@ -34,6 +35,7 @@
 
 mod api;
 mod budget;
+mod clock;
 mod config;
 mod dispatch;
 mod feed;

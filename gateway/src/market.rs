@@ -9,7 +9,7 @@ use replica::{Hold, Replica, State};
 use sequencer::{Commit, NotTaken, Port, Record};
 use service_clients::{CfaClient, LedgerClient, LimitType};
 use service_kit::KeyedMutex;
-pub use service_kit::clock::{now_ns, now_us};
+pub use service_kit::clock::{monotonic_ns, now_ns, now_us};
 use tokio::sync::Semaphore;
 use tonic::Status;
 use types::{
@@ -367,6 +367,11 @@ impl Market {
         }
     }
 
+    /// The Moscow day by which admission would judge an order now.
+    pub fn day(&self) -> u32 {
+        admission::moscow_day(self.port.time_ns())
+    }
+
     /// Turn of one change of the user's trading holds.
     pub async fn funding_turn(&self, user: UserIx) -> tokio::sync::OwnedMutexGuard<()> {
         self.funding.lock(user).await
@@ -384,7 +389,7 @@ impl Market {
         let today = limits
             .day_limit(context, user_id, LimitType::Trading)
             .await?;
-        let day = admission::moscow_day(now_ns());
+        let day = self.day();
         let budget = self.budgets.of(user);
         let request = Request::SetBudget {
             user,

@@ -116,6 +116,25 @@ fn behind(reason: RejectReason) -> Status {
     rpc::status::resource_exhausted(reason.as_str(), text, 5 * RETRY_MS)
 }
 
+/// New orders are refused until the clock is back or confirmed, which no caller can wait for.
+fn clock_unconfirmed() -> Status {
+    let reason = RejectReason::ClockUnconfirmed.as_str();
+    let text = "Market takes no orders until its clock is confirmed";
+    rpc::status::with_metadata(Code::Unavailable, reason, text, HashMap::new())
+}
+
+/// ConfirmClock, while the clock agrees with the machine's.
+pub fn clock_not_suspect() -> Status {
+    let text = "The clock is not suspect: there is nothing to confirm";
+    rpc::status::failed_precondition("CLOCK_NOT_SUSPECT", text)
+}
+
+/// ConfirmClock of another offset than the clock has.
+pub fn clock_offset(offset_s: i64) -> Status {
+    let text = format!("The machine's clock is off by {offset_s} s: confirm that figure");
+    rpc::status::failed_precondition("CLOCK_OFFSET", text)
+}
+
 /// What is not in the history: nowhere, or in the records that the history lacks.
 pub fn missing(lag: u64, not_found: impl FnOnce() -> Status) -> Status {
     match lag {
@@ -208,6 +227,7 @@ pub fn refused(reject: &Reject) -> Status {
         | RejectReason::SessionsBacklog
         | RejectReason::CheckpointBacklog
         | RejectReason::ReplicaEnded => behind(reject.reason),
+        RejectReason::ClockUnconfirmed => clock_unconfirmed(),
         RejectReason::DuplicateClientOrderId => rpc::status::already_exists(
             "DUPLICATE_CLIENT_ORDER_ID",
             "Client order id is in use by an open order",

@@ -153,6 +153,7 @@ pub fn start(
     Box::pin(async move {
         let store = Store::open(&config).await?;
         metrics::gauge!("ledger_holds_total").set(store.holds_active().await? as f64);
+        deps.clock.stored_us(store.last_sealed_us().await?);
         let health = rpc::Health::new("ledger");
         let tasks = TaskTracker::new();
         let (committer, writer) = Committer::spawn(
@@ -166,6 +167,8 @@ pub fn start(
             committer: committer.clone(),
             clock: deps.clock.clone(),
         });
+        let clock = show_clock(deps.clock.clone(), health.clone(), shutdown.clone());
+        tasks.spawn(clock.boxed());
         let sweeper = Sweeper {
             store: store.clone(),
             committer: committer.clone(),
@@ -201,6 +204,21 @@ pub fn start(
 async fn show_events(log: Arc<dyn events::Log>, health: rpc::Health, shutdown: CancellationToken) {
     let tell = |part: &str, reason: Option<&str>| health.set(part, reason);
     events::report_health(log, &consumers::GROUPS, tell, shutdown).await;
+}
+
+/// How often the clock is asked whether it can be trusted: one number.
+const CLOCK_EVERY: Duration = Duration::from_millis(250);
+
+/// Shows a clock that cannot be trusted in the ledger's health, and that it is well again, also when
+/// nothing is written.
+async fn show_clock(clock: Clock, health: rpc::Health, shutdown: CancellationToken) {
+    loop {
+        health.set("clock", clock.state().trouble().as_deref());
+        tokio::select! {
+            () = tokio::time::sleep(CLOCK_EVERY) => {}
+            () = shutdown.cancelled() => return,
+        }
+    }
 }
 
 /// A running ledger.

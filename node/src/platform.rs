@@ -201,8 +201,10 @@ impl Platform {
         );
         let metrics = rpc::metrics_init();
         let auth = Authenticator::Sandbox;
-        let stages = Stages::default();
-        let doors = Doors::default();
+        let (stages, doors) = (Stages::default(), Doors::default());
+
+        // Before anything is dated.
+        service_kit::clock::keep().context("clock")?;
 
         // Before the first port: what ports take follows from the limit in force.
         match rpc::connections::raise_descriptor_limit() {

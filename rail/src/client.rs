@@ -244,7 +244,7 @@ struct Call<'a> {
 impl<'a> Call<'a> {
     /// `None`: the breaker is open. The guard must not exist then, since its drop counts as a failure.
     fn begin(client: &'a BankClient) -> Option<Call<'a>> {
-        let admitted = client.with_breaker(|breaker| breaker.admit(clock::now_us()))?;
+        let admitted = client.with_breaker(|breaker| breaker.admit(monotonic_us()))?;
         Some(Call {
             client,
             admitted,
@@ -257,10 +257,15 @@ impl Drop for Call<'_> {
     fn drop(&mut self) {
         let client = self.client;
         client.with_breaker(|breaker| {
-            let now_us = clock::now_us();
+            let now_us = monotonic_us();
             breaker.record(self.admitted, self.succeeded, now_us, &client.policy);
         });
     }
+}
+
+/// The breaker's pauses are intervals: a step of the clock neither opens nor holds it.
+fn monotonic_us() -> i64 {
+    i64::try_from(clock::monotonic_ns() / 1_000).unwrap_or(i64::MAX)
 }
 
 fn encode(message: &impl Serialize) -> Result<Vec<u8>, BankError> {

@@ -350,6 +350,8 @@ impl Hear for Effects<'_> {
             | Command::MassCancel(_)
             | Command::CancelAllAfter(_)
             | Command::SetKillSwitch(_)
+            | Command::SuspectClock(_)
+            | Command::ConfirmClock(_)
             | Command::Refused(_)
             | Command::ExpireOrders(_) => {}
         }

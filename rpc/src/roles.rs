@@ -175,6 +175,7 @@ const TABLE: &[(&str, Rows)] = &[
             ("CloseTradingHold", TRADE),
             ("ListTradingHolds", EVERYONE),
             ("SetTradingPhase", SUPERVISE),
+            ("ConfirmClock", SUPERVISE),
             (
                 "SetKillSwitch",
                 &[Trader, Investor, Operator, MarketSupervisor, Service],

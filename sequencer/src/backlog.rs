@@ -304,6 +304,11 @@ impl Intake {
         }
     }
 
+    /// The clock was set: pauses that were begun by the old one are over.
+    pub fn clock_was_set(&mut self) {
+        self.next_new_ns = 0;
+    }
+
     /// A new order has entered, or an amend, which may be as much.
     #[inline]
     pub fn entered(&mut self, now_ns: u64) {

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use service_kit::clock;
 use types::{NodeId, Sequence};
 
-/// Nanoseconds since 1970. Passed in, so that a test or a simulator can hold it.
-pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
+/// Nanoseconds since 1970, and whether they can be trusted. Passed in, so that a test or a simulator can hold it.
+pub type Clock = Arc<dyn clock::Time>;
 
 /// Which thread polls the engines (`design.md` 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -70,6 +70,7 @@ pub struct Config {
     /// Bytes that may wait for the journal's disk; past it requests are `BUSY`. What the commands under way
     /// still cause comes on top, and so does the batch that is being written.
     pub pending_bytes_max: usize,
+    /// Unless given: the clock that all services of the process share.
     pub clock: Clock,
 }
 
@@ -103,13 +104,7 @@ impl Config {
             sync: true,
             segment_bytes: 16 << 20,
             pending_bytes_max: 32 << 20,
-            clock: Arc::new(|| {
-                let since = SystemTime::now().duration_since(UNIX_EPOCH);
-                // Before 1970, or after 2554, nobody trades here.
-                let since = since.unwrap_or_default();
-                let seconds = since.as_secs().saturating_mul(1_000_000_000);
-                seconds.saturating_add(u64::from(since.subsec_nanos()))
-            }),
+            clock: clock::process().clone(),
         }
     }
 }

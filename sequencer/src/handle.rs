@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use admission::AdmissionConfig;
 use journal::{FileStorage, Journal, JournalError, JournalFailed, Storage};
+use service_kit::discipline::Stored;
 use types::Sequence;
 
 use crate::backlog::Backlog;
@@ -241,7 +242,13 @@ fn prepare_on(
         journal.gather(Duration::from_micros(config.gather_us));
     }
     let recovered = core.sequence();
-    let gate = Arc::new(Gate::new(config.queue_capacity, config.layout));
+    let known = core.admission().clock();
+    config.clock.stored(Stored {
+        last_ns: core.time_ns(),
+        confirmed_ns: known.confirmed_ns,
+        suspect_ns: known.offset_ns,
+    });
+    let gate = Arc::new(Gate::new(&config));
     let stats = Arc::new(Stats::default());
     let hot = Hot::new(
         config,
@@ -298,7 +305,7 @@ impl Volatile {
 /// Empty books and no journal; the hot thread is the caller's to start.
 pub(crate) fn prepare_volatile(config: Config, backlog: Arc<Backlog>) -> (Hot, Port, Arc<Stats>) {
     let core = Core::new(crate::limits::limits());
-    let gate = Arc::new(Gate::new(config.queue_capacity, config.layout));
+    let gate = Arc::new(Gate::new(&config));
     let stats = Arc::new(Stats::default());
     let hot = Hot::new(
         config,

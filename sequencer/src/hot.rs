@@ -30,6 +30,7 @@ use crate::stats::{Stats, Tally};
 use crate::timers::Timers;
 use walks::Walks;
 
+mod clock;
 mod land;
 mod lists;
 mod look;
@@ -76,6 +77,8 @@ pub(crate) struct Hot {
     /// The last of the flights is not in admission's state yet: it goes there behind its report, or before
     /// admission is asked again.
     is_last_owed: bool,
+    /// The clock is suspect, or was and the journal does not say yet that it is back: no new orders.
+    is_clock_suspect: bool,
     /// What the command that is being admitted ends, if that is a list: by instrument and slot.
     listed: Vec<Listed>,
     walks: Walks,
@@ -120,6 +123,7 @@ impl Hot {
             expiring: Sequence::ZERO,
             flights: Flights::new(FLIGHTS_MAX, nothing(), events_max),
             is_last_owed: false,
+            is_clock_suspect: false,
             listed: Vec::with_capacity(orders_max),
             walks: Walks::default(),
             reduced: HashSet::new(),
@@ -274,6 +278,8 @@ impl Hot {
     fn publish(&self) {
         let (sequence, trades) = (self.core.sequence().get(), self.core.trades());
         self.tally.publish(&self.stats, sequence, trades);
+        let time_ns = self.core.time_ns();
+        self.gate.time_ns.store(time_ns, Ordering::Relaxed);
     }
 
     fn park(&mut self) {
@@ -284,7 +290,7 @@ impl Hot {
         let mut sleep = match self.next_ns() {
             // After a failure nothing more is done in the name of time.
             Some(at_ns) if !self.keep.is_failed() => {
-                Duration::from_nanos(at_ns.saturating_sub((self.config.clock)())).min(PARK)
+                Duration::from_nanos(at_ns.saturating_sub(self.config.clock.now_ns())).min(PARK)
             }
             _ => PARK,
         };
@@ -323,7 +329,7 @@ impl Hot {
 
     /// One round; true when there was something to do.
     fn turn(&mut self) -> bool {
-        let mut did_work = self.pump() | self.on_time();
+        let mut did_work = self.pump() | self.look_at_clock() | self.on_time();
         for at in 0..self.rings.len() {
             did_work |= self.serve_ring(at);
         }
@@ -338,7 +344,7 @@ impl Hot {
             did_work = true;
             match job {
                 Job::Request(request, reply) => {
-                    let now_ns = (self.config.clock)();
+                    let now_ns = self.config.clock.now_ns();
                     self.look_at_backlog();
                     self.serve(Source::Given(&request), now_ns, Owed::Reply(reply));
                 }
@@ -359,7 +365,7 @@ impl Hot {
         if !self.rings[port].fill() {
             return false;
         }
-        let now_ns = (self.config.clock)();
+        let now_ns = self.config.clock.now_ns();
         // Once for all of them: it reads what other threads write.
         self.look_at_backlog();
         let mut did_work = false;
@@ -404,14 +410,14 @@ impl Hot {
 
     /// A request in the platform's own name.
     fn own_request(&mut self, request: &Request) -> Result<(), NotTaken> {
-        self.admit(Source::Given(request), (self.config.clock)())?;
+        self.admit(Source::Given(request), self.config.clock.now_ns())?;
         self.launch(Owed::Reply(Reply::None));
         Ok(())
     }
 
     /// Turns a request into the next command, where its flight will be, or says why not. Changes nothing but
     /// what engines report meanwhile. Journalled time never goes back, also when the clock does.
-    fn admit(&mut self, source: Source, mut now_ns: u64) -> Result<(), NotTaken> {
+    fn admit(&mut self, source: Source, mut clock_ns: u64) -> Result<(), NotTaken> {
         // First: what it reserves and amends decides about the next request.
         self.begin_last();
         let asked = self.asked(source);
@@ -422,8 +428,9 @@ impl Hot {
         }
         let mut waiting_since = None;
         loop {
-            now_ns = now_ns.max(self.core.time_ns());
-            self.core.refuse_orders(self.intake.refuses(now_ns));
+            let refuses = self.refuses_orders(clock_ns);
+            self.core.refuse_orders(refuses);
+            let now_ns = clock_ns.max(self.core.time_ns());
             let request = match source {
                 Source::Given(request) => request,
                 Source::Ring { port, at } => self.rings[port].request(at),
@@ -453,7 +460,7 @@ impl Hot {
             if route == Route::Listed {
                 let filtered = filtered_mass_cancel(request);
                 if let Some(user) = filtered
-                    && self.walks.wait_ns(user, now_ns) > 0
+                    && self.walks.wait_ns(user, clock_ns) > 0
                 {
                     return Err(NotTaken::Refused(RejectReason::Throttle.into()));
                 }
@@ -461,13 +468,13 @@ impl Hot {
                 if let Some(user) = filtered {
                     let open_orders = admission.user(user).map_or(0, |row| row.open_orders);
                     let left = u64::from(open_orders).saturating_sub(self.listed.len() as u64);
-                    self.walks.charge(user, now_ns, left);
+                    self.walks.charge(user, clock_ns, left);
                 }
             }
             let is_order = matches!(place.command, Command::New(_) | Command::Amend(_));
             if self.has_room(route) {
                 if is_order {
-                    self.intake.entered(now_ns);
+                    self.intake.entered(clock_ns);
                 }
                 if let Some(order) = reduced {
                     self.reduced.insert(order);
@@ -488,7 +495,7 @@ impl Hot {
                     return Err(NotTaken::Busy);
                 }
             }
-            now_ns = (self.config.clock)();
+            clock_ns = self.config.clock.now_ns();
         }
     }
 
@@ -631,6 +638,7 @@ impl Hot {
             Route::Listed => self.launch_listed(owed),
         }
         self.watch_sessions(&envelope);
+        self.watch_clock(&envelope.command);
     }
 
     /// The command that was admitted is on its way to so many engines.

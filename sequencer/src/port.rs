@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use types::{Command, RejectReason, Sequence};
 
 use crate::backlog::Stage;
-use crate::config::Layout;
+use crate::config::{Clock, Config, Layout};
 use crate::core::Core;
 use crate::park::Parker;
 use crate::polled::Polled;
@@ -79,15 +79,20 @@ pub(crate) struct Gate {
     pub is_failed: AtomicBool,
     /// Code of the [`Stage`].
     pub stage: AtomicU64,
+    pub clock: Clock,
+    /// Time of the last command, as the hot thread last said.
+    pub time_ns: AtomicU64,
     /// The hot thread is gone.
     is_closed: AtomicBool,
 }
 
 impl Gate {
-    pub fn new(capacity: usize, layout: Layout) -> Self {
+    pub fn new(config: &Config) -> Self {
         Self {
-            queue: ArrayQueue::new(capacity),
-            layout,
+            queue: ArrayQueue::new(config.queue_capacity),
+            layout: config.layout,
+            clock: config.clock.clone(),
+            time_ns: AtomicU64::new(0),
             parker: Arc::default(),
             is_stopping: AtomicBool::new(false),
             is_failed: AtomicBool::new(false),
@@ -198,6 +203,18 @@ impl Port {
     /// What the market still takes, by the lag of those who follow it.
     pub fn stage(&self) -> Stage {
         Stage::of_code(self.gate.stage.load(Ordering::Relaxed))
+    }
+
+    /// The node's clock.
+    pub fn clock(&self) -> &Clock {
+        &self.gate.clock
+    }
+
+    /// The time that the next command will have: the clock's, or that of the last command where the clock is
+    /// before it.
+    pub fn time_ns(&self) -> u64 {
+        let last_ns = self.gate.time_ns.load(Ordering::Relaxed);
+        self.gate.clock.now_ns().max(last_ns)
     }
 
     /// Rings of `capacity` (a power of two) requests and reports for a front that polls them. `front`

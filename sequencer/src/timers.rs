@@ -41,6 +41,14 @@ impl Timers {
         }
     }
 
+    /// The clock was set by `by_ns`: what is owed is as far away as before.
+    pub fn shift(&mut self, by_ns: i64) {
+        let due = std::mem::take(&mut self.due);
+        for (at_ns, session, timer) in due {
+            self.set(session, timer, at_ns.saturating_add_signed(by_ns));
+        }
+    }
+
     pub fn next_ns(&self) -> Option<u64> {
         self.due.first().map(|(at_ns, _, _)| *at_ns)
     }
@@ -74,5 +82,17 @@ mod tests {
         assert_eq!(timers.due(99), Some((one, Timer::Grace)));
         timers.clear(one, Timer::Grace);
         assert_eq!((timers.due(99), timers.next_ns()), (None, None));
+    }
+
+    #[test]
+    fn timers_are_as_far_away_after_the_clock_was_set() {
+        let mut timers = Timers::default();
+        let one = SessionIx(1);
+        timers.set(one, Timer::Grace, 50);
+        timers.set(one, Timer::CancelAllAfter, 70);
+        timers.shift(-40);
+        assert_eq!(timers.next_ns(), Some(10));
+        timers.clear(one, Timer::Grace);
+        assert_eq!(timers.due(30), Some((one, Timer::CancelAllAfter)));
     }
 }

@@ -32,7 +32,7 @@ use types::{
 /// Mutations of each seed.
 const MUTATIONS: u64 = 2_000;
 /// Kinds of commands and of events.
-const KINDS: usize = 23 + 10;
+const KINDS: usize = 25 + 10;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../journal/fuzz/seeds/commands")
@@ -125,6 +125,7 @@ async fn write_seeds() {
     )
     .await;
     rest_of_the_commands(&desk, &time).await;
+    confirm_clock(&desk, &time).await;
     rest_of_the_events(&desk).await;
     handle.stop();
     let mut found = BTreeMap::new();
@@ -239,6 +240,19 @@ async fn rest_of_the_commands(desk: &Desk, time: &Time) {
     };
     done(&desk.port, close).await;
     time.advance_ms(1);
+}
+
+/// The hot thread itself says that the clock is suspect.
+async fn confirm_clock(desk: &Desk, time: &Time) {
+    time.set_wrong_by(86_400_000_000_000);
+    let is_suspect = |core: &sequencer::Core| core.admission().clock().is_suspect();
+    while desk.port.inspect(is_suspect).await != Ok(true) {}
+    let confirm = Request::ConfirmClock {
+        offset_ns: 86_400_000_000_000,
+        through_ns: 0,
+        key_hash: Id128::NONE,
+    };
+    done(&desk.port, confirm).await;
 }
 
 async fn rest_of_the_events(desk: &Desk) {

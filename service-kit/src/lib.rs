@@ -3,7 +3,8 @@
 //! | file | what |
 //! |---|---|
 //! | `backoff` | pauses between attempts |
-//! | `clock` | the wall clock, from the machine or set by hand |
+//! | `clock` | the clock that all services of a process share, or one set by hand |
+//! | `discipline` | the rule by which the machine's clock becomes that one |
 //! | `failpoint` | places where a test may kill the process |
 //! | `keyed_mutex` | one at a time per key |
 //!
@@ -12,6 +13,7 @@
 
 pub mod backoff;
 pub mod clock;
+pub mod discipline;
 pub mod failpoint;
 mod keyed_mutex;
 

@@ -322,6 +322,28 @@ record! {
 }
 
 record! {
+    /// The machine's clock has left the node's time by more than the node corrects by itself, or is back:
+    /// new orders are refused in between (`design.md` 8).
+    pub struct SuspectClock {
+        /// Nanoseconds by which the machine's clock is ahead; 0 = it is back.
+        pub offset_ns: i64,
+    }
+}
+
+record! {
+    /// The machine's clock is right as it is: the node's time goes on from there, and new orders are taken
+    /// again. Journalled time never goes back: it stands still while the machine's clock is before it.
+    pub struct ConfirmClock {
+        /// Nanoseconds by which the machine's clock was ahead.
+        pub offset_ns: i64,
+        /// The latest time that any store of the node holds: accepted, also where the clock is before it.
+        pub through_ns: u64,
+        /// Hash of (call, caller, idempotency key) of a gRPC call; none otherwise.
+        pub key_hash: Id128,
+    }
+}
+
+record! {
     /// Cancels every good-till-date order whose time has come, by the command's own time.
     pub struct ExpireOrders {
         /// `NONE` = every instrument of the node.
@@ -391,6 +413,8 @@ pub enum Command {
     SetOrderBounds(SetOrderBounds),
     CancelAllAfter(CancelAllAfter),
     SetMemberGroup(SetMemberGroup),
+    SuspectClock(SuspectClock),
+    ConfirmClock(ConfirmClock),
 }
 
 /// Members whose bounds are set together, and who share a message rate. Not a self-trade group. A user is
@@ -545,6 +569,8 @@ impl Command {
             | Self::Refused(_)
             | Self::Settled(_)
             | Self::Bust(_)
+            | Self::SuspectClock(_)
+            | Self::ConfirmClock(_)
             | Self::SetOrderBounds(_)
             | Self::SetMemberGroup(_)
             | Self::CancelAllAfter(_) => Route::Admission,
@@ -577,6 +603,7 @@ impl Command {
             Self::SetKillSwitch(c) => c.key_hash,
             Self::SetOrderBounds(c) => c.key_hash,
             Self::SetMemberGroup(c) => c.key_hash,
+            Self::ConfirmClock(c) => c.key_hash,
             Self::Fund(c) => c.key_hash,
             Self::Defund(c) => c.key_hash,
             Self::CloseHold(c) => c.key_hash,
@@ -607,6 +634,8 @@ impl Command {
             Self::ExpireOrders(_) => "EXPIRE_ORDERS",
             Self::Refused(_) => "REFUSED",
             Self::SetKillSwitch(_) => "SET_KILL_SWITCH",
+            Self::SuspectClock(_) => "SUSPECT_CLOCK",
+            Self::ConfirmClock(_) => "CONFIRM_CLOCK",
             Self::Settled(_) => "SETTLED",
             Self::Bust(_) => "BUST",
             Self::CancelAllAfter(_) => "CANCEL_ALL_AFTER",

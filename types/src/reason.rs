@@ -111,5 +111,7 @@ code_enum! {
         OrderSizeLimit = 40 "ORDER_SIZE_LIMIT",
         /// A higher value than one order of this user may have.
         OrderValueLimit = 41 "ORDER_VALUE_LIMIT",
+        /// The machine's clock has stepped and is not confirmed: new orders wait, cancels pass.
+        ClockUnconfirmed = 42 "CLOCK_UNCONFIRMED",
     }
 }

@@ -295,6 +295,7 @@ fn step(runner: &mut Runner, line: &str) -> Vec<String> {
             user: UserIx(order()),
             session: SessionIx::NONE,
             client_seq: 0,
+            new_client_order_id: 0,
             price: find("price:").map(|p| Ticks(p.parse().expect("price"))),
             quantity: find("qty:").map(|q| Lots(q.parse().expect("quantity"))),
             draw: Reserve::ZERO,

@@ -434,6 +434,28 @@ impl MarketService for Api {
         }))
     }
 
+    async fn confirm_clock(
+        &self,
+        request: Request<ConfirmClockRequest>,
+    ) -> Result<Response<ConfirmClockResponse>, Status> {
+        let (caller, message) = opened(request)?;
+        let context = rpc::context::write(message.context)?;
+        let (offset_seconds, key) = (message.offset_seconds, &context.idempotency_key);
+        let key_hash = derived::key_hash("ConfirmClock", &caller.subject, key);
+        let answered = crate::clock::confirm(&self.market, offset_seconds, key_hash).await?;
+        if !answered.replayed {
+            tracing::warn!(
+                offset_seconds,
+                reason = message.reason,
+                by = caller.subject,
+                "the machine's clock was confirmed"
+            );
+        }
+        Ok(reply(answered, |()| ConfirmClockResponse {
+            offset_seconds,
+        }))
+    }
+
     async fn set_member_bounds(
         &self,
         request: Request<SetMemberBoundsRequest>,

@@ -505,7 +505,8 @@ impl State {
         if let Request::New(new) = &request {
             let session = self.sessions.row(at);
             let spec = self.specs.get(new.instrument.index());
-            if !limit::is_in_budget(spec, &session.budget, new) {
+            let market = &self.market;
+            if !limit::is_in_budget(spec, &session.budget, new, || market.day()) {
                 let question = Question::Limit {
                     session: (at, session.epoch),
                     user: session.user,
@@ -549,7 +550,7 @@ impl State {
 
     /// Microseconds until the rates of the session, of its user and of the user's group take the next request.
     fn wait_us(&mut self, at: At) -> u64 {
-        let (now_ns, config) = (self.now_ns, &self.market.config);
+        let (now_ns, config) = (self.monotonic_ns, &self.market.config);
         let session = self.sessions.row(at);
         let of_session = session.rate.wait_ns(now_ns, config.throttle_per_s);
         let (user, group) = (session.user, session.group);
@@ -565,17 +566,20 @@ impl State {
         let config = &self.market.config;
         let session = self.sessions.row(at);
         let (user, group) = (session.user, session.group);
-        if !session.rate.admit(self.now_ns, config.throttle_per_s) {
+        if !session.rate.admit(self.monotonic_ns, config.throttle_per_s) {
             return false;
         }
         let user = self.sessions.users.entry(user).or_default();
-        if !user.rate.admit(self.now_ns, config.user_throttle_per_s) {
+        if !user
+            .rate
+            .admit(self.monotonic_ns, config.user_throttle_per_s)
+        {
             return false;
         }
         if group.is_none() {
             return true;
         }
         let rate = self.sessions.groups.entry(group).or_default();
-        rate.admit(self.now_ns, config.group_throttle_per_s)
+        rate.admit(self.monotonic_ns, config.group_throttle_per_s)
     }
 }

@@ -22,7 +22,7 @@ use super::rate::Rate;
 use super::session::At;
 use super::{hold, limit, resend};
 use crate::budget::Budget;
-use crate::market::{Market, now_ns};
+use crate::market::{Market, monotonic_ns};
 
 /// Questions under way, and orders that wait for the front.
 const QUESTIONS_MAX: usize = 4_096;
@@ -196,7 +196,7 @@ impl Desk {
     pub fn admits_login(&self, user: UserIx) -> bool {
         let mut logins = self.logins.lock().unwrap_or_else(PoisonError::into_inner);
         let rate = logins.entry(user).or_default();
-        rate.admit(now_ns(), self.market.config.logins_per_s)
+        rate.admit(monotonic_ns(), self.market.config.logins_per_s)
     }
 
     /// Answers questions until shutdown, many at the same moment.

@@ -5,11 +5,16 @@ use rpc::Context;
 use types::{InstrumentSpec, Minor, RejectReason};
 
 use crate::budget::Budget;
-use crate::market::{Market, now_ns};
+use crate::market::Market;
 
 /// Takes an order off the user's budget; false when it is past it. What admission refuses for its
-/// form takes nothing.
-pub fn is_in_budget(spec: Option<&InstrumentSpec>, budget: &Budget, new: &NewRequest) -> bool {
+/// form takes nothing. `day`: see [`Market::day`].
+pub fn is_in_budget(
+    spec: Option<&InstrumentSpec>,
+    budget: &Budget,
+    new: &NewRequest,
+    day: impl FnOnce() -> u32,
+) -> bool {
     let (Some(spec), false) = (spec, new.quantity.is_zero()) else {
         return true;
     };
@@ -19,7 +24,7 @@ pub fn is_in_budget(spec: Option<&InstrumentSpec>, budget: &Budget, new: &NewReq
         return true;
     }
     match spec.terms.value(price, new.quantity) {
-        Some(value) => budget.take(value, admission::moscow_day(now_ns())),
+        Some(value) => budget.take(value, day()),
         None => new.price.is_some(),
     }
 }
@@ -44,7 +49,7 @@ pub async fn check(
     };
     let price = new.price.unwrap_or(spec.band_high);
     let value = spec.terms.value(price, new.quantity);
-    let day = admission::moscow_day(now_ns());
+    let day = market.day();
     if budget.is_stale(day) {
         market
             .refresh_budget(&context, user, user_id)

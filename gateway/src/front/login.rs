@@ -12,7 +12,7 @@ use wire::{DisconnectCode, LOGIN_CANCEL_ON_DISCONNECT, LOGIN_FROM_NOW, Login};
 use super::desk::Desk;
 use crate::budget::Budget;
 use crate::funding;
-use crate::market::{Asset, Market, now_ns};
+use crate::market::{Asset, Market};
 
 /// A login that everybody asked has agreed to.
 pub struct Admitted {
@@ -58,7 +58,7 @@ pub async fn admit(
     let key = derived::session_key(&user_id, login.session_name.as_str());
     check_place(market, user, key, login).await?;
     let budget = market.budgets.of(user);
-    if budget.is_stale(admission::moscow_day(now_ns())) {
+    if budget.is_stale(market.day()) {
         let refreshed = market.refresh_budget(&context, user, &user_id).await;
         refreshed.map_err(|status| failed("budget", &status))?;
     }

@@ -49,7 +49,7 @@ use self::desk::Question;
 pub use self::desk::{Order, Orders};
 use self::session::{At, Owner};
 use self::state::{Due, LAST_REPORTS, State, Told, reason_of};
-use crate::market::now_ns;
+use crate::market::monotonic_ns;
 
 /// Unsent bytes of a connection below which a resume goes on.
 const RESUME_BYTES: usize = 256 << 10;
@@ -301,7 +301,7 @@ impl Front {
     /// Sends the original answer to a request again, under its number.
     fn answer_again(&mut self, now: Instant, at: At, client_seq: u64, seen: u64) {
         self.state.stats.resends.increment(1);
-        let now_ns = self.state.now_ns;
+        let now_ns = self.state.monotonic_ns;
         let rate = self.state.market.config.throttle_per_s;
         let (session, pool) = self.state.sessions.parts(at);
         let Some(owner) = session.owner else { return };
@@ -561,7 +561,8 @@ impl Front {
 impl Polled for Front {
     fn round(&mut self) -> bool {
         let now = Instant::now();
-        self.state.now_ns = now_ns();
+        self.state.now_ns = self.state.market.port.clock().now_ns();
+        self.state.monotonic_ns = monotonic_ns();
         let mut did_work = false;
         while let Some(order) = self.orders.pop() {
             did_work = true;

@@ -10,8 +10,8 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// Takes a message in; false, and nothing taken, when it comes too fast. `now_ns` is of any clock
-    /// that does not go back. A rate of 0 has no limit.
+    /// Takes a message in; false, and nothing taken, when it comes too fast. `now_ns` is of a clock
+    /// that never steps. A rate of 0 has no limit.
     pub fn admit(&mut self, now_ns: u64, per_second: u32) -> bool {
         if per_second == 0 {
             return true;

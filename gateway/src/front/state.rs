@@ -104,6 +104,8 @@ pub struct State {
     pub connections: usize,
     /// Nanoseconds since 1970, once per round.
     pub now_ns: u64,
+    /// The same of a clock that never steps, for rates.
+    pub monotonic_ns: u64,
     /// The platform stops: until when the last reports are waited for.
     pub stopping: Option<Instant>,
     /// The trading path takes nothing any more.
@@ -139,6 +141,7 @@ impl State {
             addresses: HashMap::new(),
             connections: 0,
             now_ns: 0,
+            monotonic_ns: 0,
             stopping: None,
             has_ended: false,
             stats: Counters::new(),

@@ -6,6 +6,7 @@ mod book;
 mod breaks;
 mod changes;
 mod checkpoints;
+mod clock;
 mod crash;
 mod descriptors;
 mod doubles;

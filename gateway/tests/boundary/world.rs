@@ -18,6 +18,8 @@ use proto::market::v1::*;
 use replica::LiveReplica;
 use rpc::{Authenticator, Channel, LocalSlot};
 use sequencer::{Backlog, Config, Durable, Retention, SequencerHandle, SnapshotConfig};
+use service_kit::Clock;
+use service_kit::clock::Disciplined;
 use settlement::{SettlementConfig, SettlementDeps, SettlementHandle};
 use testkit::{Peers, Registry};
 use tokio_util::sync::CancellationToken;
@@ -46,6 +48,8 @@ pub struct Settings {
     /// While true, the market's events are not taken by the log.
     pub log_is_away: Arc<AtomicBool>,
     pub log_hangs: bool,
+    /// The clock of ledger and trading path; the process's own otherwise.
+    pub clock: Option<Arc<Disciplined>>,
     /// What holds the journal instead of the folder.
     pub journal: Option<Arc<MemoryStorage>>,
 }
@@ -67,6 +71,7 @@ impl Default for Settings {
             retain_bytes: None,
             log_is_away: Arc::default(),
             log_hangs: false,
+            clock: None,
             journal: None,
         }
     }
@@ -121,7 +126,10 @@ impl World {
             data_dir: folder.join("ledger"),
             ..Default::default()
         };
-        let ledger_deps = ledger::LedgerDeps::new(log.clone(), service(2));
+        let mut ledger_deps = ledger::LedgerDeps::new(log.clone(), service(2));
+        if let Some(clock) = &settings.clock {
+            ledger_deps.clock = Clock::Given(clock.clone());
+        }
         let ledger_handle = ledger::start(ledger_config, ledger_deps, stop_rest.clone())
             .await
             .unwrap();
@@ -134,6 +142,9 @@ impl World {
         config.grace_ms = settings.grace_ms;
         config.sync = false;
         config.segment_bytes = settings.segment_bytes;
+        if let Some(clock) = settings.clock {
+            config.clock = clock;
+        }
         let [history, feed, settled] = ["history", "feed", "settlement"].map(Durable::new);
         let shared = backlog.clone();
         let journal = settings.journal;

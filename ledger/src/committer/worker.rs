@@ -11,7 +11,7 @@ use std::{
 };
 
 use events::EventRef;
-use service_kit::backoff;
+use service_kit::{backoff, discipline::STEP_MAX_NS};
 use uuid::Uuid;
 
 use super::job::{Asked, Job, answer};
@@ -24,9 +24,6 @@ use crate::{
     publish,
     repo::{Again, Group, Store},
 };
-
-/// How far the clock may stand behind the last write before it is told.
-const CLOCK_BEHIND_US_MAX: i64 = 5_000_000;
 
 /// How long a group is folded again and again; below the deadline of a call, so that its caller
 /// hears that the store is away.
@@ -104,21 +101,6 @@ impl Worker {
         for job in group {
             let text = text.clone();
             job.answer(Err(Error::Commit { text, is_away }));
-        }
-    }
-
-    /// Tells when the clock stands more than a moment behind the time that the group was given.
-    fn tell_clock(&self, clock_us: i64, now_us: i64) {
-        if now_us - clock_us > CLOCK_BEHIND_US_MAX {
-            tracing::warn!(
-                clock_us,
-                now_us,
-                "the clock was set back, the ledger's time stands still"
-            );
-            self.health
-                .set_failing("clock", "stands behind the last write");
-        } else {
-            self.health.set_ok("clock");
         }
     }
 
@@ -280,7 +262,10 @@ impl Worker {
         let clock_us = self.clock.now_us();
         let mut book = tx.load(&bare, clock_us).await?;
         book.assert_read();
-        self.tell_clock(clock_us, book.now_us);
+        if (book.now_us - clock_us) * 1_000 > STEP_MAX_NS {
+            // Of another ledger on the database: the ledger's time stands still, which the clock judges.
+            self.clock.stored_us(book.now_us);
+        }
         book.reserve(bare.iter().map(|command| command.weight()).sum());
         Ok(book)
     }

@@ -83,6 +83,8 @@ pub trait Reads: History + Limits + Send + Sync {
     /// Active holds past their expiry.
     async fn holds_due(&self, now_us: i64, limit: i64) -> Result<Vec<Id>, Error>;
     async fn holds_active(&self) -> Result<i64, Error>;
+    /// Time of the last write; 0 without one.
+    async fn last_sealed_us(&self) -> Result<i64, Error>;
     /// Last sequence applied of a source; 0 when nothing was.
     async fn source_position(&self, source: &str) -> Result<u64, Error>;
     /// Sums per instrument as of one moment; empty id: of every instrument.
@@ -277,6 +279,12 @@ where
                 .fetch_one(self)
                 .await?,
         )
+    }
+
+    async fn last_sealed_us(&self) -> Result<i64, Error> {
+        let sql = "SELECT sealed_at_us FROM audit_blocks ORDER BY block DESC LIMIT 1";
+        let found = sqlx::query_scalar(sql).fetch_optional(self).await?;
+        Ok(found.unwrap_or(0))
     }
 
     async fn source_position(&self, source: &str) -> Result<u64, Error> {

@@ -43,6 +43,13 @@ impl World {
         Self::on(Database::fresh().await, None).await
     }
 
+    /// A ledger by another clock.
+    pub async fn by(clock: Clock) -> Self {
+        let folder = TempDir::new().unwrap();
+        let (database, log) = (Database::fresh().await, open_log(&folder).await);
+        Self::open(Arc::new(database), None, Arc::new(folder), log, clock).await
+    }
+
     /// A ledger of one's own over a log that others use too.
     #[allow(dead_code, reason = "the full tests have such a log")]
     pub async fn over(log: Arc<dyn Log>) -> Self {
@@ -118,15 +125,23 @@ impl World {
         self.restart_after(&[]).await
     }
 
+    /// The same by another clock.
+    pub async fn restart_by(self, clock: Clock) -> Self {
+        self.start_again(&[], clock).await
+    }
+
     /// Stops the ledger, publishes what others have to tell meanwhile and starts it again on the same files.
     pub async fn restart_after(self, told: &[Event]) -> Self {
+        self.start_again(told, Clock::manual(START_US)).await
+    }
+
+    async fn start_again(self, told: &[Event], clock: Clock) -> Self {
         self.shutdown.cancel();
         self.slot.clear();
         self.handle.stopped().await;
         drop(self.log);
         let log = open_log(&self.folder).await;
         log.publish(told).await.unwrap();
-        let clock = Clock::manual(START_US);
         Self::open(self.database, None, self.folder, log, clock).await
     }
 

@@ -6,6 +6,7 @@
 mod audit;
 mod away;
 mod batches;
+mod clock;
 mod concurrency;
 mod consumed;
 mod crash;

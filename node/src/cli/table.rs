@@ -140,6 +140,7 @@ pub const ENTRIES: &[Entry] = entries! {
         "market" "kill-switch" "SetKillSwitch";
         "market" "set-bounds" "SetMemberBounds";
         "market" "set-group" "SetMemberGroup";
+        "market" "confirm-clock" "ConfirmClock";
         "market" "status" "GetMarketStatus";
     }
     "platform.identity.v1.IdentityService" {

@@ -12,7 +12,7 @@ use crate::timers::Timer;
 impl Hot {
     /// Nobody is connected after a start: open sessions end now, and the grace of those that had ended runs again.
     pub(super) fn disconnect_all(&mut self) {
-        let now_ns = (self.config.clock)().max(self.core.time_ns());
+        let (now_ns, lead_ns) = (self.config.clock.now_ns(), self.lead_ns());
         let admission = self.core.admission();
         let open: Vec<SessionIx> = admission.open_sessions().map(|(ix, _)| ix).collect();
         let owed: Vec<SessionIx> = admission
@@ -26,7 +26,7 @@ impl Hot {
         let switches: Vec<(SessionIx, u64)> = admission
             .sessions()
             .filter(|(_, row)| row.cancel_all_at_ns > 0)
-            .map(|(ix, row)| (ix, row.cancel_all_at_ns))
+            .map(|(ix, row)| (ix, row.cancel_all_at_ns.saturating_sub(lead_ns)))
             .collect();
         for session in owed {
             let at_ns = now_ns + self.grace_ns();
@@ -50,12 +50,20 @@ impl Hot {
         }
     }
 
+    /// By how much journalled time is ahead of the clock: it stands still while the clock is before it, and
+    /// what is owed by it must not wait for that.
+    fn lead_ns(&self) -> u64 {
+        let clock_ns = self.config.clock.now_ns();
+        self.core.time_ns().saturating_sub(clock_ns)
+    }
+
     pub(super) fn grace_ns(&self) -> u64 {
         self.config.grace_ms * 1_000_000
     }
 
     pub(super) fn next_ns(&self) -> Option<u64> {
-        match (self.next_expiry_ns, self.timers.next_ns()) {
+        let expiry_ns = self.next_expiry_ns.filter(|_| !self.is_clock_suspect);
+        match (expiry_ns, self.timers.next_ns()) {
             (Some(expiry_ns), Some(timer_ns)) => Some(expiry_ns.min(timer_ns)),
             (expiry_ns, timer_ns) => expiry_ns.or(timer_ns),
         }
@@ -71,12 +79,14 @@ impl Hot {
         let Some(next_ns) = self.next_ns() else {
             return false;
         };
-        let now_ns = (self.config.clock)();
+        let now_ns = self.config.clock.now_ns();
         if next_ns > now_ns || self.keep.is_failed() {
             return false;
         }
         let mut did_work = false;
-        let is_due = self.next_expiry_ns.is_some_and(|at_ns| at_ns <= now_ns);
+        let is_due = self
+            .next_expiry_ns
+            .is_some_and(|at_ns| at_ns <= now_ns && !self.is_clock_suspect);
         // While it is under way the engines have not walked their books, and the dates known here are those it ends.
         if is_due && self.flights.first() > self.expiring {
             let request = Request::ExpireOrders(InstrumentIx::NONE);
@@ -117,13 +127,16 @@ impl Hot {
                 let row = self.core.admission().session(c.session);
                 match row.map_or(0, |row| row.cancel_all_at_ns) {
                     0 => self.timers.clear(c.session, Timer::CancelAllAfter),
-                    at_ns => self.timers.set(c.session, Timer::CancelAllAfter, at_ns),
+                    at_ns => {
+                        let at_ns = at_ns.saturating_sub(self.lead_ns());
+                        self.timers.set(c.session, Timer::CancelAllAfter, at_ns);
+                    }
                 }
             }
             Command::CloseSession(close) => {
                 let session = self.core.admission().session(close.session);
                 if session.is_some_and(|session| session.cancel_on_disconnect) {
-                    let at_ns = envelope.time_ns + self.grace_ns();
+                    let at_ns = envelope.time_ns.saturating_sub(self.lead_ns()) + self.grace_ns();
                     self.timers.set(close.session, Timer::Grace, at_ns);
                 }
             }

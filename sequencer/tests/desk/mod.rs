@@ -3,12 +3,13 @@
 #![allow(dead_code)] // each test file uses its part
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use admission::{FundRequest, NewRequest, Request, SessionRequest};
 use journal::fault::MemoryStorage;
 use sequencer::{Backlog, Config, Port, Record, SequencerHandle};
+use service_kit::clock::{Disciplined, Source};
 use types::{
     AssetIx, Command, Event, FeeRate, Id128, InstrumentId, InstrumentIx, InstrumentParams,
     InstrumentSpec, Lots, Minor, Phase, PoolKind, SessionIx, Side, Ticks, UserId, UserIx,
@@ -18,24 +19,67 @@ pub const START_NS: u64 = 1_700_000_000_000_000_000;
 /// Far longer than anything here takes: its end means that somebody hangs.
 pub const HANG: Duration = Duration::from_secs(15);
 
-/// Time that stands still until the test moves it.
+/// A machine's clocks: they stand still until the test moves them.
+#[derive(Clone, Default)]
+pub struct Machine {
+    passed_ns: Arc<AtomicU64>,
+    /// By how much real time is wrong.
+    wrong_ns: Arc<AtomicI64>,
+}
+
+impl Source for Machine {
+    fn monotonic_ns(&self) -> u64 {
+        self.passed_ns.load(Ordering::SeqCst)
+    }
+
+    fn realtime_ns(&self) -> u64 {
+        let wrong_ns = self.wrong_ns.load(Ordering::SeqCst);
+        (START_NS + self.monotonic_ns()).saturating_add_signed(wrong_ns)
+    }
+
+    fn is_synchronised(&self) -> bool {
+        true
+    }
+}
+
+/// Time of a process on such a machine.
 #[derive(Clone)]
-pub struct Time(Arc<AtomicU64>);
+pub struct Time {
+    machine: Machine,
+    clock: Arc<Disciplined>,
+}
 
 impl Time {
     pub fn new() -> Self {
-        Self(Arc::new(AtomicU64::new(START_NS)))
+        Self::on(Machine::default())
+    }
+
+    fn on(machine: Machine) -> Self {
+        let clock = Arc::new(Disciplined::new(machine.clone()));
+        Self { machine, clock }
+    }
+
+    /// That of the next process on the machine.
+    pub fn of_next_process(&self) -> Self {
+        Self::on(self.machine.clone())
     }
 
     pub fn advance_ms(&self, ms: u64) {
-        self.0.fetch_add(ms * 1_000_000, Ordering::SeqCst);
+        self.machine
+            .passed_ns
+            .fetch_add(ms * 1_000_000, Ordering::SeqCst);
+    }
+
+    /// Sets the machine's real time to so much more than the truth, and has it seen.
+    pub fn set_wrong_by(&self, ns: i64) {
+        self.machine.wrong_ns.store(ns, Ordering::SeqCst);
+        self.clock.observe();
     }
 }
 
 pub fn config(time: &Time) -> Config {
     let mut config = Config::new(std::path::Path::new("unused"));
-    let time = time.0.clone();
-    config.clock = Arc::new(move || time.load(Ordering::SeqCst));
+    config.clock = time.clock.clone();
     config.segment_bytes = 256 << 10;
     config.spin_us = 20;
     // More threads than this machine may have cores.

@@ -30,7 +30,7 @@ use rpc::Context;
 use sequencer::{Backlog, Durable};
 use service_clients::{CallError, CfaClient, LedgerClient, Policy};
 use service_kit::backoff;
-use service_kit::clock::{now_ns, now_us};
+use service_kit::clock::{monotonic_ns, now_ns, now_us};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;

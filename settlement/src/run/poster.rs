@@ -18,7 +18,7 @@ use types::{Handle, HoldIx, HoldPart, Id128, Sequence, derived};
 
 use super::check::Checks;
 use super::retry::{until_done, until_kept};
-use super::{Halt, Shared, now_ns, now_us, trouble};
+use super::{Halt, Shared, monotonic_ns, now_ns, now_us, trouble};
 use crate::batch::{Batch, Settler};
 use crate::repo::Stored;
 use crate::saga::{Answer, Saga, State};
@@ -111,7 +111,7 @@ impl Poster {
             // While the chain has enough to do, a larger batch is cheaper than another small one.
             let has_room = self.shared.tracker.flights() < self.shared.config.chain_batches_max;
             let is_eager = !self.is_behind && has_room;
-            if settler.is_due(now_ns(), self.carve_due_ns(), is_eager) {
+            if settler.is_due(monotonic_ns(), self.carve_due_ns(), is_eager) {
                 self.seal(&mut settler).await?;
                 continue;
             }
@@ -119,7 +119,7 @@ impl Poster {
             if has_more {
                 continue;
             }
-            if settler.is_empty() && self.checks.is_due(now_ns()) {
+            if settler.is_empty() && self.checks.is_due(monotonic_ns()) {
                 self.check(&settler, Vec::new()).await?;
             }
             self.wait(&mut settler, &mut follower).await?;
@@ -139,7 +139,7 @@ impl Poster {
     /// The same where it may make a batch due. Behind the tail batches fill up, so orders to be carved ask for
     /// one once in a while only.
     fn carve_due_ns(&self) -> Option<u64> {
-        let waited_ms = now_ns().saturating_sub(self.sealed_ns) / 1_000_000;
+        let waited_ms = monotonic_ns().saturating_sub(self.sealed_ns) / 1_000_000;
         let may_ask = !self.is_behind || waited_ms >= self.shared.config.wait_ms;
         may_ask.then(|| self.carve_ns())
     }
@@ -158,7 +158,7 @@ impl Poster {
             if !settler.has_room(applied) {
                 self.seal(settler).await?;
             }
-            settler.apply(applied, now_ns());
+            settler.apply(applied, monotonic_ns());
             self.position = applied.sequence();
             if !applied.is_settlements_own() {
                 self.others = self.position;
@@ -166,7 +166,7 @@ impl Poster {
                 self.shared.tracker.own_read();
             }
             self.applied_ns = applied.cause.time_ns;
-            if settler.is_due(now_ns(), None, false) {
+            if settler.is_due(monotonic_ns(), None, false) {
                 self.seal(settler).await?;
             }
         }
@@ -197,13 +197,13 @@ impl Poster {
     /// Waits until there is something to do.
     async fn wait(&mut self, settler: &mut Settler, follower: &mut Follower) -> Result<(), Halt> {
         let due_ms = settler
-            .due_in_ns(now_ns(), self.carve_due_ns(), false)
+            .due_in_ns(monotonic_ns(), self.carve_due_ns(), false)
             .map(|ns| ns.div_ceil(1_000_000));
         let eager_ms = (settler.open_trades() > 0).then_some(self.shared.config.linger_ms.max(1));
         // Compared only when everything applied is posted.
         let check_ms = self
             .checks
-            .due_in_ms(now_ns())
+            .due_in_ms(monotonic_ns())
             .filter(|_| settler.is_empty());
         let wait_ms = [due_ms, eager_ms, check_ms]
             .into_iter()
@@ -246,7 +246,7 @@ impl Poster {
     /// Seals what is open, keeps it, posts it.
     async fn seal(&mut self, settler: &mut Settler) -> Result<(), Halt> {
         let batches = settler.seal(self.carve_ns());
-        self.sealed_ns = now_ns();
+        self.sealed_ns = monotonic_ns();
         let rows: Vec<Stored> = batches.iter().map(stored).collect();
         let Some(first) = rows.first() else {
             return Ok(());
@@ -291,13 +291,14 @@ impl Poster {
         let sealed = SealedBatch::from_bytes(&row.request)
             .ok_or_else(|| Halt::Request(row.batch_id.clone()))?;
         let shared = &self.shared;
-        let started_ns = now_ns();
+        let started_ns = monotonic_ns();
         let replayed = until_done(shared, trouble::LEDGER, &row.batch_id, || {
             shared.ledger.post(&sealed)
         })
         .await?;
         failpoint::reach(failpoint::POSTED);
-        metrics::histogram!("settlement_post_seconds").record((now_ns() - started_ns) as f64 / 1e9);
+        metrics::histogram!("settlement_post_seconds")
+            .record((monotonic_ns() - started_ns) as f64 / 1e9);
         if replayed {
             tracing::info!(batch = row.batch_id, "the ledger had the batch already");
         }

@@ -11,7 +11,7 @@ use super::check::{Subject, Verdict};
 use super::ledger::{self, Scales};
 use super::poster::{Poster, READING};
 use super::retry::{until_done, until_kept};
-use super::{Halt, now_ns, now_us, trouble};
+use super::{Halt, monotonic_ns, now_us, trouble};
 use crate::batch::Settler;
 use crate::carve::{self, Break};
 use crate::copies::Copies;
@@ -124,7 +124,7 @@ impl Poster {
                     self.part_difference(settler, hold, found)
                 }
             };
-            match self.checks.judge(subject, difference, now_ns()) {
+            match self.checks.judge(subject, difference, monotonic_ns()) {
                 Verdict::Nothing => {}
                 Verdict::Break(found) => self.raise(copies, &found).await?,
                 Verdict::Over => {

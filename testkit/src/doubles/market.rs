@@ -75,6 +75,7 @@ impl MarketService for Peers {
         set_kill_switch: SetKillSwitchRequest => SetKillSwitchResponse,
         set_member_bounds: SetMemberBoundsRequest => SetMemberBoundsResponse,
         set_member_group: SetMemberGroupRequest => SetMemberGroupResponse,
+        confirm_clock: ConfirmClockRequest => ConfirmClockResponse,
         get_market_status: GetMarketStatusRequest => GetMarketStatusResponse,
     );
 }

@@ -73,7 +73,7 @@ const RULES: &[Rule] = &[
     (&["service-clients"], Only(&["proto", "rpc", "service-kit", "types"]), CONTRACT),
     (&["proof"], Only(&["rpc", "service-clients", "types"]), "it compares over public calls"),
     // The trading path.
-    (&["sequencer"], Only(&["admission", "engine", "journal", "types"]), "the hot path has no socket and no SQL"),
+    (&["sequencer"], Only(&["admission", "engine", "journal", "service-kit", "types"]), "it has no socket and no SQL"),
     (&["replica"], Only(&["admission", "engine", "journal", "sequencer", "types"]), "it does not know its subscribers"),
     (&["client"], Only(&["transport", "types", "wire"]), "client and gateway share only the wire protocol"),
     (&["gateway"], Never(&["client"]), "client and gateway share only the wire protocol"),

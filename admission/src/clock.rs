@@ -1,0 +1,89 @@
+//! What the journal says of the machine's clock: whether it is suspect, and which times were confirmed
+//! (`design.md` 8). The clock itself belongs to the hot thread.
+
+use types::command::{ConfirmClock, SuspectClock};
+use types::{Command, Id128, RejectReason, StateHash};
+
+use crate::admission::Admission;
+use crate::control::already;
+use crate::request::{Known, Reject, Request};
+use crate::state::table_row;
+
+table_row! {
+    /// The machine's clock as far as it is journalled.
+    #[derive(Default)]
+    pub struct ClockState {
+        /// Nanoseconds by which it was ahead when it became suspect; 0 = it is not.
+        pub offset_ns: i64,
+        /// Times up to here were confirmed, also where the clock is before them.
+        pub confirmed_ns: u64,
+    }
+}
+
+impl ClockState {
+    pub fn is_suspect(self) -> bool {
+        self.offset_ns != 0
+    }
+
+    pub(crate) fn suspect(&mut self, c: &SuspectClock) {
+        self.offset_ns = c.offset_ns;
+    }
+
+    pub(crate) fn confirm(&mut self, c: &ConfirmClock) {
+        self.offset_ns = 0;
+        self.confirmed_ns = self.confirmed_ns.max(c.through_ns);
+    }
+
+    pub(crate) fn hash(self, hash: &mut StateHash) {
+        hash.words(&[self.offset_ns.cast_unsigned(), self.confirmed_ns]);
+    }
+}
+
+impl Admission {
+    pub fn clock(&self) -> ClockState {
+        self.tables.clock
+    }
+
+    pub(crate) fn admit_clock(&self, request: &Request, now_ns: u64) -> Result<Command, Reject> {
+        match *request {
+            Request::SuspectClock { offset_ns } => self.admit_suspect_clock(offset_ns),
+            Request::ConfirmClock {
+                offset_ns,
+                through_ns,
+                key_hash,
+            } => self.admit_confirm_clock(offset_ns, through_ns, key_hash, now_ns),
+            _ => unreachable!("no request of the clock"),
+        }
+    }
+
+    /// A suspect clock is journalled once, by the offset that it had then.
+    fn admit_suspect_clock(&self, offset_ns: i64) -> Result<Command, Reject> {
+        match self.tables.clock.is_suspect() == (offset_ns != 0) {
+            true => Err(already(Known::Nothing)),
+            false => Ok(Command::SuspectClock(SuspectClock { offset_ns })),
+        }
+    }
+
+    /// # Errors
+    /// `DUPLICATE_REQUEST` when nothing is suspect, `MALFORMED` without an offset.
+    fn admit_confirm_clock(
+        &self,
+        offset_ns: i64,
+        through_ns: u64,
+        key_hash: Id128,
+        now_ns: u64,
+    ) -> Result<Command, Reject> {
+        if !self.tables.clock.is_suspect() {
+            return Err(already(Known::Nothing));
+        }
+        if offset_ns == 0 {
+            return Err(RejectReason::Malformed.into());
+        }
+        Ok(Command::ConfirmClock(ConfirmClock {
+            offset_ns,
+            // The command's own time is in the journal too.
+            through_ns: through_ns.max(now_ns),
+            key_hash,
+        }))
+    }
+}

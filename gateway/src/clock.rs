@@ -1,0 +1,51 @@
+//! ConfirmClock: a person accepts the machine's clock after a step that nothing explains (`design.md` 8).
+
+use admission::{Known, Request};
+use replica::State;
+use sequencer::NotTaken;
+use tonic::Status;
+use types::{Id128, RejectReason};
+
+use crate::market::Market;
+use crate::orders::Answered;
+use crate::refusal;
+
+/// Journals that the clock, `offset_s` seconds ahead, is right. Returns when it is durable: new orders are taken.
+///
+/// # Errors
+/// `CLOCK_NOT_SUSPECT` when there is nothing to confirm, `CLOCK_OFFSET` when the clock is off by another figure.
+pub async fn confirm(
+    market: &Market,
+    offset_s: i64,
+    key_hash: Id128,
+) -> Result<Answered<()>, Status> {
+    let seen = |state: &State| state.core().admission().seen(key_hash);
+    if market.answered(key_hash).await?.is_some() || market.state(seen).await?.is_some() {
+        return Ok(Answered::before(()));
+    }
+    let clock = market.port.clock();
+    let offset_ns = clock.state().suspect_ns();
+    let offset_ns = offset_ns.ok_or_else(refusal::clock_not_suspect)?;
+    if offset_ns / 1_000_000_000 != offset_s {
+        return Err(refusal::clock_offset(offset_ns / 1_000_000_000));
+    }
+    let request = Request::ConfirmClock {
+        offset_ns,
+        through_ns: clock.latest_ns(),
+        key_hash,
+    };
+    let sequence = match market.ask(request).await {
+        Ok(record) => record.command.sequence,
+        Err(NotTaken::Refused(reject)) if reject.reason == RejectReason::DuplicateRequest => {
+            let Known::Request(seen) = reject.known else {
+                return Err(refusal::clock_not_suspect());
+            };
+            market.durable(seen.sequence).await?;
+            return Ok(Answered::before(()));
+        }
+        Err(error) => return Err(refusal::not_taken(&error)),
+    };
+    market.durable(sequence).await?;
+    market.note_answered(key_hash).await?;
+    Ok(Answered::now(()))
+}

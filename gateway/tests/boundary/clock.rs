@@ -1,0 +1,170 @@
+//! A clock that steps, seen by members, by supervision and by whoever reads health (`design.md` 8).
+
+use proto::convert::to_timestamp_us;
+use proto::market::v1::*;
+use testkit::{Machine, eventually};
+use tonic::{Code, Status};
+use types::{RejectReason, Side};
+use wire::ServerMessage;
+
+use crate::world::*;
+
+const START_NS: u64 = 1_800_000_000_000_000_000;
+const DAY_S: i64 = 86_400;
+
+fn confirm(key: &str, offset_seconds: i64) -> ConfirmClockRequest {
+    ConfirmClockRequest {
+        context: context(key),
+        offset_seconds,
+        reason: "the time server was replaced".into(),
+    }
+}
+
+fn reason(refused_by: Result<impl Sized, Status>) -> (Code, String) {
+    let (code, _, reason) = refused(refused_by.err().expect("refused"));
+    (code, reason)
+}
+
+/// On this machine, as its next process.
+fn on(machine: &Machine) -> Settings {
+    Settings {
+        clock: Some(machine.process()),
+        ..Settings::default()
+    }
+}
+
+async fn health(world: &World) -> String {
+    let health = world.gateway.service().health;
+    eventually(async || health.failing().get("clock").cloned()).await
+}
+
+async fn health_is_well(world: &World) {
+    let health = world.gateway.service().health;
+    eventually(async || (!health.failing().contains_key("clock")).then_some(())).await;
+}
+
+/// Answer to an order of a session: taken, or why not.
+async fn ask(world: &World, user_id: &str, name: &str, number: u64) -> Result<(), RejectReason> {
+    let options = client::LoginOptions {
+        money_hold_minor: 5_000_000,
+        ..login(user_id, name)
+    };
+    let (session, mut reports) = world.session(options).await;
+    let order = wire_order(number, Side::Buy, 1_000, 1);
+    session.send(0, order).await.unwrap();
+    until(&mut reports, |message| match message {
+        ServerMessage::OrderAck(_) => Some(Ok(())),
+        ServerMessage::Rejected(rejected) => Some(Err(rejected.reason)),
+        _ => None,
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_clock_a_day_ahead_keeps_new_orders_out_until_supervision_confirms_it() {
+    let (folder, machine) = (tempfile::tempdir().unwrap(), Machine::at(START_NS));
+    let settings = on(&machine);
+    let process = settings.clock.clone().unwrap();
+    let mut world = World::with(folder.path(), settings).await;
+    world.user("ann", "100000", "10").await;
+    let kept = world.place(buy("ann", "1", "1")).await.unwrap();
+    let mut dated = buy("ann", "2", "1");
+    dated.time_in_force = TimeInForce::Gtd.into();
+    let expires_us = i64::try_from(START_NS / 1_000).unwrap() + 3_600_000_000;
+    dated.expires_at = Some(to_timestamp_us(expires_us));
+    let dated = world.place(dated).await.unwrap();
+    ask(&world, "ann", "before", 1).await.unwrap();
+    let nothing = world.operator().confirm_clock(confirm("c0", DAY_S)).await;
+    let expected = (Code::FailedPrecondition, "CLOCK_NOT_SUSPECT".to_owned());
+    assert_eq!(reason(nothing), expected);
+
+    machine.set_wrong_by_s(DAY_S);
+    process.observe();
+    let told = health(&world).await;
+    assert!(told.contains("86400 s ahead"), "{told}");
+    assert!(
+        told.contains("confirm-clock --offset-seconds 86400"),
+        "{told}"
+    );
+    let placed = world.place(buy("ann", "1", "1")).await;
+    let expected = (Code::Unavailable, "CLOCK_UNCONFIRMED".to_owned());
+    assert_eq!(reason(placed), expected);
+    let asked = ask(&world, "ann", "during", 2).await;
+    assert_eq!(asked, Err(RejectReason::ClockUnconfirmed));
+    world.cancel("ann", &kept.order_id).await.unwrap();
+    let order = world.order(&dated.order_id).await.unwrap();
+    assert_eq!(order.status(), OrderStatus::Open, "no date has come");
+
+    // Supervision's, and of the figure that it was shown.
+    let own = world
+        .trader("ann")
+        .confirm_clock(confirm("c1", DAY_S))
+        .await;
+    assert_eq!(reason(own).0, Code::PermissionDenied);
+    let other = world.operator().confirm_clock(confirm("c2", -DAY_S)).await;
+    let expected = (Code::FailedPrecondition, "CLOCK_OFFSET".to_owned());
+    assert_eq!(reason(other), expected);
+    for _ in 0..2 {
+        let confirmed = world.operator().confirm_clock(confirm("c3", DAY_S)).await;
+        assert_eq!(confirmed.unwrap().get_ref().offset_seconds, DAY_S);
+    }
+    health_is_well(&world).await;
+    world.place(buy("ann", "1", "1")).await.unwrap();
+    ask(&world, "ann", "after", 3).await.unwrap();
+    eventually(async || {
+        let order = world.order(&dated.order_id).await.unwrap();
+        (order.cancel_reason == "EXPIRED").then_some(())
+    })
+    .await;
+
+    let hash = world.status().await.state_hash;
+    let world = world.restart(on(&machine)).await;
+    assert!(!hash.is_empty());
+    world.place(buy("ann", "1", "1")).await.unwrap();
+    world.stop().await;
+}
+
+// H8: with journalled time a day ahead, no session of the whole day could order (`LIMIT_EXCEEDED`).
+#[tokio::test]
+async fn a_journal_a_day_ahead_is_confirmed_and_sessions_trade_on() {
+    let (folder, machine) = (tempfile::tempdir().unwrap(), Machine::at(START_NS));
+    machine.set_wrong_by_s(DAY_S);
+    let mut world = World::with(folder.path(), on(&machine)).await;
+    world.user("ann", "100000", "10").await;
+    ask(&world, "ann", "before", 1).await.unwrap();
+
+    machine.set_wrong_by_s(0);
+    let world = world.restart(on(&machine)).await;
+    let told = health(&world).await;
+    assert!(told.contains("s behind"), "{told}");
+    let asked = ask(&world, "ann", "during", 2).await;
+    assert_eq!(asked, Err(RejectReason::ClockUnconfirmed));
+    let confirmed = world.operator().confirm_clock(confirm("c1", -DAY_S)).await;
+    confirmed.unwrap();
+    health_is_well(&world).await;
+    ask(&world, "ann", "after", 3).await.unwrap();
+
+    let world = world.restart(on(&machine)).await;
+    ask(&world, "ann", "later", 4).await.unwrap();
+    health_is_well(&world).await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_clock_that_is_back_opens_the_market_by_itself() {
+    let (folder, machine) = (tempfile::tempdir().unwrap(), Machine::at(START_NS));
+    let settings = on(&machine);
+    let process = settings.clock.clone().unwrap();
+    let mut world = World::with(folder.path(), settings).await;
+    world.user("ann", "100000", "10").await;
+    machine.set_wrong_by_s(-DAY_S);
+    process.observe();
+    health(&world).await;
+    let placed = world.place(buy("ann", "1", "1")).await;
+    assert_eq!(reason(placed).1, "CLOCK_UNCONFIRMED");
+    machine.set_wrong_by_s(0);
+    process.observe();
+    health_is_well(&world).await;
+    eventually(async || world.place(buy("ann", "1", "1")).await.ok()).await;
+    world.stop().await;
+}

@@ -1,0 +1,67 @@
+//! What the ledger says of a clock that stepped, and how it is well again.
+
+use std::sync::Arc;
+
+use ledger::Clock;
+use service_kit::clock::{Disciplined, Time};
+use testkit::Machine;
+
+use crate::harness::{RUB, START_US, World, eventually};
+
+const DAY_S: i64 = 86_400;
+
+fn clock_of(process: &Arc<Disciplined>) -> Clock {
+    Clock::Given(process.clone())
+}
+
+fn trouble(world: &World) -> Option<String> {
+    let failing = world.handle.service().health.failing();
+    failing.get("clock").cloned()
+}
+
+/// A ledger that has written a day ahead, on a machine that has been set right meanwhile.
+async fn after_a_jump() -> (Machine, Arc<Disciplined>, World) {
+    let machine = Machine::at(START_US.unsigned_abs() * 1_000);
+    machine.set_wrong_by_s(DAY_S);
+    let world = World::by(clock_of(&machine.process())).await;
+    world.fund("u1", RUB, "1").await;
+    assert_eq!(trouble(&world), None);
+    machine.set_wrong_by_s(0);
+    let process = machine.process();
+    let world = world.restart_by(clock_of(&process)).await;
+    (machine, process, world)
+}
+
+// Health failed for as long as the clock had jumped ahead, and nobody could say that this is known.
+#[tokio::test]
+async fn a_clock_behind_the_last_write_is_told_until_it_is_confirmed() {
+    let (machine, process, world) = after_a_jump().await;
+    let told = eventually(async || trouble(&world)).await;
+    assert!(told.contains("86400 s behind"), "{told}");
+    assert!(
+        told.contains("confirm-clock --offset-seconds -86400"),
+        "{told}"
+    );
+    world.fund("u1", RUB, "1").await;
+    assert!(trouble(&world).is_some(), "a write does not mend it");
+
+    process.confirm().expect("something to confirm");
+    eventually(async || trouble(&world).is_none().then_some(())).await;
+    world.fund("u1", RUB, "1").await;
+    machine.pass_ms(1_000);
+    process.observe();
+    assert!(
+        process.state().suspect_ns().is_none(),
+        "time stands still, as confirmed"
+    );
+    assert_eq!(world.balance("u1:CFA-RUB").await[0], "3.00");
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_after_the_last_write_is_well_by_itself() {
+    let (machine, process, world) = after_a_jump().await;
+    eventually(async || trouble(&world)).await;
+    machine.set_wrong_by_s(2 * DAY_S);
+    process.observe();
+    eventually(async || trouble(&world).is_none().then_some(())).await;
+}

@@ -1,0 +1,60 @@
+//! The machine's clocks.
+
+use std::sync::LazyLock;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// The clocks that time is made of.
+pub trait Source: Send + Sync {
+    /// Nanoseconds of a clock that never steps.
+    fn monotonic_ns(&self) -> u64;
+
+    /// Nanoseconds since 1970 of the clock that may step.
+    fn realtime_ns(&self) -> u64;
+
+    /// The system says that its real time follows a time server. May be a system call.
+    fn is_synchronised(&self) -> bool;
+}
+
+/// `CLOCK_MONOTONIC`, `CLOCK_REALTIME`, and the kernel's status of its synchronisation.
+pub struct Machine;
+
+impl Source for Machine {
+    #[inline]
+    fn monotonic_ns(&self) -> u64 {
+        monotonic_ns()
+    }
+
+    fn realtime_ns(&self) -> u64 {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        u64::try_from(since.unwrap_or_default().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn is_synchronised(&self) -> bool {
+        is_synchronised()
+    }
+}
+
+/// Nanoseconds of a clock that never steps and belongs to this process: for intervals and rates.
+#[inline]
+pub fn monotonic_ns() -> u64 {
+    static BASE: LazyLock<Instant> = LazyLock::new(Instant::now);
+    u64::try_from(BASE.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// `STA_UNSYNC` is set until a time service has set the clock, and again when none has corrected it
+/// for long. A system that does not say counts as not synchronised.
+#[cfg(target_os = "linux")]
+fn is_synchronised() -> bool {
+    // SAFETY: `timex` is plain numbers, for which zero is a value; with no `modes` the call only reads.
+    #[allow(unsafe_code)]
+    let (clock_state, status) = unsafe {
+        let mut timex: libc::timex = std::mem::zeroed();
+        (libc::adjtimex(&mut timex), timex.status)
+    };
+    clock_state >= 0 && clock_state != libc::TIME_ERROR && status & libc::STA_UNSYNC == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_synchronised() -> bool {
+    false
+}

@@ -1,0 +1,247 @@
+//! The rule by which the machine's clock becomes the platform's time. Pure: readings go in, time and
+//! state come out (`design.md` 8).
+//!
+//! Time runs with the machine's monotonic clock and is anchored to its real-time clock:
+//!
+//! | real time differs from time by | what is done |
+//! |---|---|
+//! | at most [`SLEW_MAX_NS`] | slewed |
+//! | at most [`STEP_MAX_NS`], forward, clock synchronised | followed at once |
+//! | at most [`STEP_MAX_NS`], otherwise | slewed |
+//! | more, in either direction | [`State::Suspect`]: time goes on by the monotonic clock alone |
+//!
+//! The state is suspect, too, while real time is more than [`STEP_MAX_NS`] before a time that a store
+//! holds. It ends when the clock is back, or by [`Discipline::confirm`], which takes real time as it is.
+//! Time goes back in two cases only: at a confirmation, and when a store says that the step that this
+//! process started with was never confirmed.
+
+/// Largest correction that is spread over time. Above this NTP steps a clock, too.
+pub const SLEW_MAX_NS: i64 = 128_000_000;
+/// Largest difference that is corrected without a person: a virtual machine that was paused.
+pub const STEP_MAX_NS: i64 = 60_000_000_000;
+/// A slew moves time by one nanosecond in so many: 500 ppm, the rate of the kernel's own discipline.
+/// 128 ms take 256 s, and an interval is wrong by at most 0.05 %.
+pub const SLEW_DIVISOR: u64 = 2_000;
+
+/// The machine's clocks at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reading {
+    /// Nanoseconds of a clock that never steps.
+    pub monotonic_ns: u64,
+    /// Nanoseconds since 1970 of the clock that may step.
+    pub realtime_ns: u64,
+    /// The system says that its real time follows a time server.
+    pub is_synchronised: bool,
+}
+
+/// How time and real time relate since the last reading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// They agree, or time slews towards real time by so many nanoseconds.
+    Normal { slew_ns: i64 },
+    /// Real time differs by `offset_ns`, and nobody has confirmed it.
+    Suspect { offset_ns: i64 },
+}
+
+impl State {
+    /// Nanoseconds by which real time is ahead of time while that is not confirmed.
+    pub fn suspect_ns(self) -> Option<i64> {
+        match self {
+            Self::Normal { .. } => None,
+            Self::Suspect { offset_ns } => Some(offset_ns),
+        }
+    }
+
+    /// For an operator: what happened, by how much, and what to do; `None` in a normal state.
+    pub fn trouble(self) -> Option<String> {
+        let offset_ns = self.suspect_ns()?;
+        let side = if offset_ns > 0 { "ahead of" } else { "behind" };
+        let offset_s = offset_ns / 1_000_000_000;
+        Some(format!(
+            "the machine's clock is {} s {side} the platform's time: new orders are refused \
+             (CLOCK_UNCONFIRMED); set the machine's clock right, or accept it with \
+             `platform market confirm-clock --offset-seconds {offset_s}`",
+            offset_s.abs()
+        ))
+    }
+}
+
+/// Time as a function of the monotonic clock, until the next reading.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Segment {
+    pub monotonic_ns: u64,
+    pub time_ns: u64,
+    /// What is still to be corrected.
+    pub slew_ns: i64,
+}
+
+impl Segment {
+    /// Nanoseconds since 1970 at a reading of the monotonic clock. Never falls as that grows.
+    #[inline]
+    pub fn at(&self, monotonic_ns: u64) -> u64 {
+        let elapsed_ns = monotonic_ns.saturating_sub(self.monotonic_ns);
+        let slewed_ns = (elapsed_ns / SLEW_DIVISOR).min(self.slew_ns.unsigned_abs());
+        let time_ns = self.time_ns.saturating_add(elapsed_ns);
+        match self.slew_ns < 0 {
+            true => time_ns - slewed_ns,
+            false => time_ns.saturating_add(slewed_ns),
+        }
+    }
+}
+
+/// What a store holds of time, read at a start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// Time of its last record.
+    pub last_ns: u64,
+    /// Times up to here are confirmed although real time may be before them.
+    pub confirmed_ns: u64,
+    /// The difference that was suspect at the last record, 0 = none.
+    pub suspect_ns: i64,
+}
+
+/// What a confirmation has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Confirmed {
+    /// Time before and after it.
+    pub from_ns: u64,
+    pub to_ns: u64,
+}
+
+/// The state machine.
+#[derive(Clone, Debug)]
+pub struct Discipline {
+    segment: Segment,
+    state: State,
+    /// The latest time that any store holds, and up to where that is confirmed.
+    stored_ns: u64,
+    confirmed_ns: u64,
+    /// A forward step that was not confirmed before this process started: real time that is still as
+    /// far ahead may be wrong by it.
+    carried_ns: Option<i64>,
+}
+
+/// `a - b` of two times, as far as it fits.
+fn difference(a: u64, b: u64) -> i64 {
+    i64::try_from(i128::from(a) - i128::from(b)).unwrap_or(if a > b { i64::MAX } else { i64::MIN })
+}
+
+impl Discipline {
+    /// Time begins at real time: there is nothing to compare it with before a store is read.
+    pub fn new(reading: Reading) -> Self {
+        Self {
+            segment: anchor(reading.monotonic_ns, reading.realtime_ns, 0),
+            state: State::Normal { slew_ns: 0 },
+            stored_ns: 0,
+            confirmed_ns: 0,
+            carried_ns: None,
+        }
+    }
+
+    pub fn segment(&self) -> Segment {
+        self.segment
+    }
+
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// The latest time that is stored or was given out: what a confirmation accepts.
+    pub fn latest_ns(&self, monotonic_ns: u64) -> u64 {
+        self.stored_ns.max(self.segment.at(monotonic_ns))
+    }
+
+    /// Compares time with the machine's clocks and corrects it. To be called about once a second.
+    pub fn observe(&mut self, reading: Reading) -> State {
+        let time_ns = self.segment.at(reading.monotonic_ns);
+        let offset_ns = difference(reading.realtime_ns, time_ns);
+        let was_behind = self.is_behind(time_ns);
+        if self.is_behind(reading.realtime_ns) {
+            let offset_ns = difference(reading.realtime_ns, self.stored_ns.max(time_ns));
+            return self.hold(reading, time_ns, offset_ns);
+        }
+        if let Some(carried_ns) = self.carried_ns {
+            if offset_ns >= carried_ns - STEP_MAX_NS {
+                return self.hold(reading, time_ns, offset_ns);
+            }
+            self.carried_ns = None;
+            if offset_ns >= 0 {
+                return self.follow(reading);
+            }
+        }
+        // Set back in place after a start before what is stored: how far ahead it now is cannot be judged.
+        if was_behind && offset_ns >= 0 {
+            return self.follow(reading);
+        }
+        if offset_ns.unsigned_abs() > STEP_MAX_NS.unsigned_abs() {
+            self.hold(reading, time_ns, offset_ns)
+        } else if offset_ns > SLEW_MAX_NS && reading.is_synchronised {
+            self.follow(reading)
+        } else {
+            self.slew(reading, time_ns, offset_ns)
+        }
+    }
+
+    /// Compares what a store holds with real time. A store that is behind says nothing: the platform
+    /// may have been stopped for long.
+    pub fn stored(&mut self, stored: Stored, reading: Reading) -> State {
+        self.stored_ns = self.stored_ns.max(stored.last_ns);
+        self.confirmed_ns = self.confirmed_ns.max(stored.confirmed_ns);
+        let ahead_ns = difference(reading.realtime_ns, stored.last_ns);
+        let is_still_ahead =
+            stored.suspect_ns > 0 && ahead_ns >= stored.suspect_ns.saturating_sub(STEP_MAX_NS);
+        if is_still_ahead && self.state.suspect_ns().is_none() {
+            self.carried_ns = Some(stored.suspect_ns);
+            self.segment = anchor(reading.monotonic_ns, stored.last_ns, 0);
+        }
+        self.observe(reading)
+    }
+
+    /// Takes real time as it is, and every time that is stored; `None` when there is nothing to confirm.
+    pub fn confirm(&mut self, reading: Reading) -> Option<Confirmed> {
+        self.state.suspect_ns()?;
+        let from_ns = self.segment.at(reading.monotonic_ns);
+        self.confirmed_ns = self.confirmed_ns.max(self.latest_ns(reading.monotonic_ns));
+        self.carried_ns = None;
+        self.follow(reading);
+        let to_ns = reading.realtime_ns;
+        Some(Confirmed { from_ns, to_ns })
+    }
+
+    /// A time is before what a store holds and nobody has confirmed.
+    fn is_behind(&self, time_ns: u64) -> bool {
+        difference(self.stored_ns, time_ns.max(self.confirmed_ns)) > STEP_MAX_NS
+    }
+
+    fn follow(&mut self, reading: Reading) -> State {
+        self.slew(reading, reading.realtime_ns, 0)
+    }
+
+    fn slew(&mut self, reading: Reading, time_ns: u64, slew_ns: i64) -> State {
+        self.segment = anchor(reading.monotonic_ns, time_ns, slew_ns);
+        self.state = State::Normal { slew_ns };
+        self.state
+    }
+
+    /// The offset that was told stays while it is about that: what a person confirms is a figure.
+    fn hold(&mut self, reading: Reading, time_ns: u64, offset_ns: i64) -> State {
+        let offset_ns = match self.state.suspect_ns() {
+            Some(told_ns) if told_ns.abs_diff(offset_ns) <= STEP_MAX_NS.unsigned_abs() => told_ns,
+            _ => offset_ns,
+        };
+        self.segment = anchor(reading.monotonic_ns, time_ns, 0);
+        self.state = State::Suspect { offset_ns };
+        self.state
+    }
+}
+
+fn anchor(monotonic_ns: u64, time_ns: u64, slew_ns: i64) -> Segment {
+    Segment {
+        monotonic_ns,
+        time_ns,
+        slew_ns,
+    }
+}
+
+#[cfg(test)]
+mod tests;
