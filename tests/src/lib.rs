@@ -9,9 +9,11 @@
 //! | `world` | people, deposits, bonds, orders, trades |
 //! | `ledger` | what must never change by a refusal, and whose every hold is |
 //! | `member` | a trading session over the binary protocol |
+//! | `chaos` | kills of server and clients behind a bad network, and what the journal says of it |
 //! | `flow` | seeded order flow of a few members, and a record of what was acknowledged |
 //! | `wire` | the same call in every protocol of a port |
 //! | `quic` | raw bytes to the trading gateway |
+//! | `udp_proxy` | a UDP proxy that drops, delays, reorders and duplicates datagrams |
 //! | `bank` | signed webhooks as the bank would send them |
 //! | `log` | the event log of a running platform, read beside it |
 //!
@@ -21,6 +23,7 @@
 
 pub mod bank;
 pub mod call;
+pub mod chaos;
 pub mod flow;
 pub mod ledger;
 pub mod log;
@@ -28,6 +31,7 @@ pub mod member;
 pub mod process;
 pub mod quic;
 pub mod shared;
+pub mod udp_proxy;
 pub mod wire;
 pub mod world;
 
