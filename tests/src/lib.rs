@@ -17,9 +17,11 @@
 //! | `bank` | signed webhooks as the bank would send them |
 //! | `log` | the event log of a running platform, read beside it |
 //!
-//! `PLATFORM_BIN` names another binary, `TESTS_SEED` another seed of the flow, `TESTS_KEEP=1` keeps
-//! the folders with logs and state. Waiting is polling with a deadline, never a sleep; the only
-//! time asserted is that of a clean stop.
+//! `PLATFORM_BIN` names another binary, `TESTS_SEED` another seed of the flow, `CHAOS_SEED`,
+//! `CHAOS_KILLS` and `CHAOS_MINUTES` another chaos; `TESTS_KEEP=1` keeps the folders with logs and
+//! state. Waiting is polling with a deadline, never a sleep; the only times asserted are that of a
+//! clean stop and, in journal time, that of cancel-on-disconnect. Only `chaos` reads a file of the
+//! platform: the journal at rest, as `replica` reads it.
 
 pub mod bank;
 pub mod call;

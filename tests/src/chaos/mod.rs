@@ -42,7 +42,7 @@ const SETTINGS: [(&str, &str); 4] = [
     ("PLATFORM_MARKET__WINDOW_MESSAGES_MAX", "256"),
     ("PLATFORM_SNAPSHOTS__EVERY_SECONDS", "5"),
 ];
-/// Numbered messages, of all clients together, from one kill to the next at least.
+/// Numbered messages of all clients together from one kill to the next, where they are waited for.
 const MESSAGES_BETWEEN: u64 = 30;
 
 /// What is to be done.
@@ -174,7 +174,7 @@ async fn traders(platform: &Platform, plan: &Plan) -> Vec<Running> {
     running
 }
 
-/// Kills in a seeded order, each after some messages and a seeded moment.
+/// Kills in a seeded order, most after some messages, each after a seeded moment.
 async fn kill(plan: &Plan, platform: &mut Platform, running: &[Running]) -> Vec<Restart> {
     let begun = Instant::now();
     let mut random = Random::new(plan.seed);
@@ -191,7 +191,10 @@ async fn kill(plan: &Plan, platform: &mut Platform, running: &[Running]) -> Vec<
             "only {done} kills in {:?}",
             plan.limit
         );
-        progress(running, MESSAGES_BETWEEN).await;
+        // Most meet clients at work, some meet a start or a resume.
+        if random.below(4) > 0 {
+            progress(running, MESSAGES_BETWEEN).await;
+        }
         tokio::time::sleep(Duration::from_millis(random.below(800))).await;
         if is_server {
             platform.kill().await;
@@ -322,7 +325,8 @@ pub struct Summary {
     pub returns: u64,
     pub smallest: Option<Duration>,
     pub largest: Option<Duration>,
-    /// From a client's death to the end of its session in the journal.
+    /// From a client's death to the end of its session in the journal, which the heartbeat or a
+    /// restart of the server brings about.
     pub noticed: Option<Duration>,
     pub resumes: u64,
     pub restarts: u64,
@@ -362,11 +366,10 @@ impl Summary {
             }
             let name = &trader.sessions[0].name;
             let ends = journal.ends.get(&key(trader, name));
-            for died in &trader.deaths {
-                let end = ends.and_then(|ends| ends.iter().find(|end| *end >= died));
-                let noticed = end.map(|end| Duration::from_nanos(end - died));
-                // Longer than this it was the end of a later life.
-                let noticed = noticed.filter(|noticed| *noticed < 5 * GRACE);
+            for death in &trader.deaths {
+                let is_its = |end: &&u64| death.at_ns <= **end && **end <= death.back_ns;
+                let end = ends.and_then(|ends| ends.iter().find(is_its));
+                let noticed = end.map(|end| Duration::from_nanos(end - death.at_ns));
                 summary.noticed = summary.noticed.max(noticed);
             }
         }
@@ -376,16 +379,7 @@ impl Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Counts {
-            received,
-            dropped,
-            delayed,
-            reordered,
-            duplicated,
-            overflowed,
-            silenced,
-            ..
-        } = self.datagrams;
+        let time = |time: Option<Duration>| format!("{:.3?}", time.unwrap_or_default());
         writeln!(
             f,
             "kills: {} of the server, {} of clients, in {:.0?}",
@@ -393,31 +387,46 @@ impl fmt::Display for Summary {
         )?;
         writeln!(
             f,
-            "messages compared with the journal: {} ({} orders, {} records)",
+            "messages compared with the journal: {} ({} orders acknowledged, {} records)",
             self.messages, self.orders, self.records
         )?;
         writeln!(
             f,
-            "cancel-on-disconnect: {} checked with {} orders, {:.1?} to {:.1?} after the session's end; back within the grace: {}",
+            "cancel-on-disconnect: {} checked, of {} orders, from {} to {} after the session's end",
             self.cancels,
             self.cancelled_orders,
-            self.smallest.unwrap_or_default(),
-            self.largest.unwrap_or_default(),
+            time(self.smallest),
+            time(self.largest)
+        )?;
+        writeln!(
+            f,
+            "sessions with open orders that were back within the grace: {}",
             self.returns
         )?;
         writeln!(
             f,
-            "longest from a client's death to the session's end: {:.1?}; resumes {}, new logins {}, requests asked again {}, refusals lost {}",
-            self.noticed.unwrap_or_default(),
-            self.resumes,
-            self.restarts,
-            self.asked_again,
-            self.refusals_lost
+            "longest from a client's death to the end of its session: {}",
+            time(self.noticed)
         )?;
         writeln!(
             f,
-            "datagrams: {received}, of them dropped {dropped}, delayed {delayed}, reordered {reordered}, duplicated {duplicated}, \
-             lost in silence {silenced}, for lack of room {overflowed}"
+            "resumes: {}, new logins: {}, requests asked again: {}, refusals lost: {}",
+            self.resumes, self.restarts, self.asked_again, self.refusals_lost
+        )?;
+        let datagrams = self.datagrams;
+        writeln!(
+            f,
+            "datagrams: {}; dropped {}, delayed {}, reordered {}, duplicated {}",
+            datagrams.received,
+            datagrams.dropped,
+            datagrams.delayed,
+            datagrams.reordered,
+            datagrams.duplicated
+        )?;
+        writeln!(
+            f,
+            "  and lost in silence {}, for lack of room {}",
+            datagrams.silenced, datagrams.overflowed
         )?;
         write!(f, "what the clients met: {:?}", self.troubles)
     }

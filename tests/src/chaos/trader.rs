@@ -44,6 +44,13 @@ pub enum Order {
     Finish,
 }
 
+/// When a client died, and when it tried to come back: nanoseconds since 1970.
+#[derive(Clone, Copy, Debug)]
+pub struct Death {
+    pub at_ns: u64,
+    pub back_ns: u64,
+}
+
 /// A request that acts and was not answered.
 struct Asked {
     message: ClientMessage,
@@ -72,8 +79,7 @@ pub struct Trader {
     pub proxy: Arc<Proxy>,
     /// What should never have been told.
     pub wrong: Vec<String>,
-    /// When it died, nanoseconds since 1970.
-    pub deaths: Vec<u64>,
+    pub deaths: Vec<Death>,
     /// Logins by the library's resume, and by a new process.
     pub resumes: u64,
     pub restarts: u64,
@@ -220,7 +226,7 @@ impl Trader {
 
     /// Nothing of it reaches the server any more, not even a goodbye.
     async fn die(&mut self, is_process: bool, away: Duration) {
-        self.deaths.push(now_ns());
+        let at_ns = now_ns();
         if is_process {
             self.proxy.cut();
             self.link = None;
@@ -233,6 +239,8 @@ impl Trader {
             tokio::time::sleep(away).await;
             self.proxy.restore();
         }
+        let back_ns = now_ns();
+        self.deaths.push(Death { at_ns, back_ns });
         self.connect().await;
     }
 
