@@ -195,7 +195,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The first record of a new process: whoever was away is away from now on.
+    /// The first record of a new process: sessions that were away count as away from here on.
     fn note_restart(&mut self, record: &Record) {
         while let Some((restart, later)) = self.restarts.split_first()
             && record.command.time_ns >= restart.spawned_ns

@@ -4,17 +4,19 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `trader` | a client under chaos, and its record |
+//! | `trader` | a client under chaos |
+//! | `session` | one session of it: its requests, and its record |
 //! | `judge` | the journal read offline: messages, and when cancel-on-disconnect came |
+//! | `summary` | figures of a run |
 //!
-//! One seed gives the order of the kills, the requests and the fate of datagrams; what meets when is
-//! the machine's.
+//! The seed determines the order of the kills, the requests and the fate of datagrams; it does not
+//! determine the timing.
 
 pub mod judge;
+pub mod session;
+pub mod summary;
 pub mod trader;
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -27,11 +29,12 @@ use tokio::task::JoinHandle;
 use types::{Id128, derived};
 
 use self::judge::{Journal, Restart, Terms, encoded};
+pub use self::summary::Summary;
 use self::trader::{Order, Trader};
 use crate::Platform;
 use crate::flow::Random;
 use crate::process::PATIENCE;
-use crate::udp_proxy::{Counts, Faults, Proxy};
+use crate::udp_proxy::{Faults, Proxy};
 
 /// Heartbeat and grace of cancel-on-disconnect: a second each.
 pub const GRACE: Duration = Duration::from_secs(1);
@@ -99,8 +102,8 @@ struct Running {
 /// Runs the plan on a platform of its own.
 ///
 /// # Panics
-/// A client was told something else than the journal says, or anything else that must not be; the
-/// seed stands in the output.
+/// A client received something else than the journal says, or the run found another fault. The
+/// message contains the seed.
 pub async fn run(plan: &Plan) -> Summary {
     let begun = Instant::now();
     let mut platform = Platform::start_with(&SETTINGS).await;
@@ -127,9 +130,9 @@ pub async fn run(plan: &Plan) -> Summary {
     let read = tokio::task::spawn_blocking(move || {
         let terms = Terms { grace: GRACE, late };
         let journal = judge::read(&dir, &restarts, terms);
-        (journal, restarts.len())
+        (journal, restarts)
     });
-    let (journal, server_kills) = read.await.expect("the journal is read");
+    let (journal, restarts) = read.await.expect("the journal is read");
     let mut wrong = journal.wrong.clone();
     for trader in &traders {
         wrong.extend(compare(trader, &journal));
@@ -139,7 +142,7 @@ pub async fn run(plan: &Plan) -> Summary {
         wrong.extend(resent(&platform, trader).await);
     }
     platform.stop().await;
-    let summary = Summary::of(server_kills, &traders, &journal, begun.elapsed());
+    let summary = Summary::of(&restarts, &traders, &journal, begun.elapsed());
     assert!(
         wrong.is_empty(),
         "CHAOS_SEED={}: {wrong:#?}\n{summary}",
@@ -225,7 +228,7 @@ async fn kill(plan: &Plan, platform: &mut Platform, running: &[Running]) -> Vec<
     restarts
 }
 
-/// Waits until the clients together have so many messages more.
+/// Waits until the clients together have received `messages` more.
 async fn progress(running: &[Running], messages: u64) {
     let total = || -> u64 {
         let of = |client: &Running| client.progress.load(Relaxed);
@@ -309,125 +312,4 @@ async fn resent(platform: &Platform, trader: &Trader) -> Vec<String> {
         wrong.extend(difference(&what, &session.messages, again));
     }
     wrong
-}
-
-/// What has happened, for people.
-#[derive(Debug, Default)]
-pub struct Summary {
-    pub server_kills: usize,
-    pub client_kills: usize,
-    /// Numbered messages compared with the journal.
-    pub messages: usize,
-    pub orders: usize,
-    pub records: u64,
-    pub cancels: u64,
-    pub cancelled_orders: u64,
-    pub returns: u64,
-    pub smallest: Option<Duration>,
-    pub largest: Option<Duration>,
-    /// From a client's death to the end of its session in the journal, which the heartbeat or a
-    /// restart of the server brings about.
-    pub noticed: Option<Duration>,
-    pub resumes: u64,
-    pub restarts: u64,
-    pub asked_again: u64,
-    pub refusals_lost: u64,
-    pub datagrams: Counts,
-    pub troubles: BTreeMap<String, u64>,
-    pub elapsed: Duration,
-}
-
-impl Summary {
-    fn of(server_kills: usize, traders: &[Trader], journal: &Journal, elapsed: Duration) -> Self {
-        let mut summary = Self {
-            server_kills,
-            records: journal.records,
-            cancels: journal.cancels,
-            cancelled_orders: journal.cancelled_orders,
-            returns: journal.returns,
-            smallest: journal.smallest,
-            largest: journal.largest,
-            elapsed,
-            ..Self::default()
-        };
-        for trader in traders {
-            summary.client_kills += trader.deaths.len();
-            summary.resumes += trader.resumes;
-            summary.restarts += trader.restarts;
-            summary.asked_again += trader.asked_again;
-            summary.refusals_lost += trader.refusals_lost;
-            summary.datagrams = summary.datagrams.and(trader.proxy.counts());
-            for session in &trader.sessions {
-                summary.messages += session.messages.len();
-                summary.orders += session.orders();
-            }
-            for (what, count) in &trader.troubles {
-                *summary.troubles.entry(what.clone()).or_default() += count;
-            }
-            let name = &trader.sessions[0].name;
-            let ends = journal.ends.get(&key(trader, name));
-            for death in &trader.deaths {
-                let is_its = |end: &&u64| death.at_ns <= **end && **end <= death.back_ns;
-                let end = ends.and_then(|ends| ends.iter().find(is_its));
-                let noticed = end.map(|end| Duration::from_nanos(end - death.at_ns));
-                summary.noticed = summary.noticed.max(noticed);
-            }
-        }
-        summary
-    }
-}
-
-impl fmt::Display for Summary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let time = |time: Option<Duration>| format!("{:.3?}", time.unwrap_or_default());
-        writeln!(
-            f,
-            "kills: {} of the server, {} of clients, in {:.0?}",
-            self.server_kills, self.client_kills, self.elapsed
-        )?;
-        writeln!(
-            f,
-            "messages compared with the journal: {} ({} orders acknowledged, {} records)",
-            self.messages, self.orders, self.records
-        )?;
-        writeln!(
-            f,
-            "cancel-on-disconnect: {} checked, of {} orders, from {} to {} after the session's end",
-            self.cancels,
-            self.cancelled_orders,
-            time(self.smallest),
-            time(self.largest)
-        )?;
-        writeln!(
-            f,
-            "sessions with open orders that were back within the grace: {}",
-            self.returns
-        )?;
-        writeln!(
-            f,
-            "longest from a client's death to the end of its session: {}",
-            time(self.noticed)
-        )?;
-        writeln!(
-            f,
-            "resumes: {}, new logins: {}, requests asked again: {}, refusals lost: {}",
-            self.resumes, self.restarts, self.asked_again, self.refusals_lost
-        )?;
-        let datagrams = self.datagrams;
-        writeln!(
-            f,
-            "datagrams: {}; dropped {}, delayed {}, reordered {}, duplicated {}",
-            datagrams.received,
-            datagrams.dropped,
-            datagrams.delayed,
-            datagrams.reordered,
-            datagrams.duplicated
-        )?;
-        writeln!(
-            f,
-            "  and lost in silence {}, for lack of room {}",
-            datagrams.silenced, datagrams.overflowed
-        )?;
-        write!(f, "what the clients met: {:?}", self.troubles)
-    }
 }

@@ -1,36 +1,33 @@
 //! A trading client under chaos: sessions on one connection through a proxy, seeded requests, and a
-//! record of every numbered message. It dies by order, without a word to the server, and comes back.
+//! record of every numbered message. It dies when the driver says so, without a packet to the
+//! server, and comes back.
 //!
-//! It dies in one of two ways. As a process: connection and client library are gone, and it logs in
-//! anew with the last number it has recorded; what the server has not seen it asks again under a new
-//! client sequence. As a line: the library's `resume` goes on on the same connection.
+//! It dies in one of two ways. The process dies: connection and client library are gone, and it logs
+//! in anew with the last number it has recorded; requests that the server has not seen it sends again
+//! under new client sequences. Or the network path dies: the library's `resume` continues.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use client::{Connection, Error, LoginOptions, Report, Reports, Trust};
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
-use types::{RejectReason, Side, TimeInForce};
-use wire::{Amend, Cancel, ClientMessage, MassCancel, NewOrder, ServerMessage};
+use types::RejectReason;
+use wire::{ClientMessage, MassCancel, ServerMessage};
 
 use super::judge::encoded;
 use super::now_ns;
+use super::session::{Asked, Session};
 use crate::flow::Random;
 use crate::member::instrument_of;
 use crate::process::PATIENCE;
 use crate::udp_proxy::Proxy;
 use crate::world::User;
 
-/// Price around which everybody trades, in kopecks, and how far away orders rest that never trade.
-const MIDDLE_TICKS: u64 = 10_000;
-const FAR_TICKS: u64 = 3_000;
-/// Requests of a session without an answer, and its open orders, at most.
+/// Requests of a session without an answer, at most.
 const WAITING_MAX: usize = 64;
-const OPEN_MAX: usize = 40;
 /// Silence after which the client gives the connection up: the server speaks twice a second.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
 /// How long one attempt to come back may take.
@@ -40,7 +37,7 @@ const ATTEMPT_MAX: Duration = Duration::from_secs(3);
 pub enum Order {
     /// Dies without a word and comes back after this time.
     Die { is_process: bool, away: Duration },
-    /// Sends no more, ends its orders, hears everything, returns.
+    /// Sends no new orders, cancels its open ones, waits for the last answers, returns.
     Finish,
 }
 
@@ -49,28 +46,6 @@ pub enum Order {
 pub struct Death {
     pub at_ns: u64,
     pub back_ns: u64,
-}
-
-/// A request that acts and was not answered.
-struct Asked {
-    message: ClientMessage,
-    /// The login under which it was sent last.
-    login: u32,
-}
-
-/// One session as its client knows it.
-pub struct Session {
-    pub name: String,
-    pub cancel_on_disconnect: bool,
-    /// Message n at place n - 1, as bytes on channel 0.
-    pub messages: Vec<Bytes>,
-    waiting: BTreeMap<u64, Asked>,
-    answered: BTreeSet<u64>,
-    acknowledged: BTreeSet<u64>,
-    /// Client ids of open orders.
-    open: Vec<u64>,
-    /// Client sequence of the mass cancel that ends it all.
-    last: Option<u64>,
 }
 
 pub struct Trader {
@@ -105,21 +80,11 @@ pub struct Trader {
 }
 
 impl Trader {
-    /// `number` tells the traders of one run apart.
+    /// `number` is unique among the traders of one run.
     pub fn new(number: u64, user: User, bond: &str, proxy: Proxy, seed: u64) -> Self {
-        let session = |name: &str, cancel_on_disconnect| Session {
-            name: name.to_owned(),
-            cancel_on_disconnect,
-            messages: Vec::new(),
-            waiting: BTreeMap::new(),
-            answered: BTreeSet::new(),
-            acknowledged: BTreeSet::new(),
-            open: Vec::new(),
-            last: None,
-        };
         Self {
             user,
-            sessions: vec![session("cancels", true), session("keeps", false)],
+            sessions: vec![Session::new("cancels", true), Session::new("keeps", false)],
             proxy: Arc::new(proxy),
             wrong: Vec::new(),
             deaths: Vec::new(),
@@ -218,7 +183,9 @@ impl Trader {
             let channel = usize::from(self.random.below(2) == 1);
             let session = &self.sessions[channel];
             if session.waiting.len() < WAITING_MAX {
-                let request = self.request(channel);
+                let (instrument, id) = (self.instrument, self.next_order);
+                self.next_order += 1;
+                let request = session.request(&mut self.random, instrument, id);
                 self.ask(channel, request);
             }
         }
@@ -330,50 +297,6 @@ impl Trader {
         }
     }
 
-    /// The next request of the flow: orders that rest, cross, are immediate or far away; cancels; amends.
-    fn request(&mut self, channel: usize) -> ClientMessage {
-        let random = &mut self.random;
-        let session = &self.sessions[channel];
-        let roll = random.below(100);
-        if !session.open.is_empty() && (roll < 30 || session.open.len() >= OPEN_MAX) {
-            let at = random.below(session.open.len() as u64);
-            let client_order_id = session.open[usize::try_from(at).expect("small")];
-            if roll < 20 || session.open.len() >= OPEN_MAX {
-                return Cancel {
-                    client_order_id,
-                    engine_order_id: 0,
-                }
-                .into();
-            }
-            let near = MIDDLE_TICKS - 20 + random.below(40);
-            return Amend {
-                client_order_id,
-                engine_order_id: 0,
-                price_ticks: (random.below(2) * near).cast_signed(),
-                quantity_lots: 1 + random.below(4),
-            }
-            .into();
-        }
-        let side = match random.below(2) {
-            0 => Side::Buy,
-            _ => Side::Sell,
-        };
-        let price = match (roll < 50, side) {
-            (true, Side::Buy) => MIDDLE_TICKS - FAR_TICKS,
-            (true, Side::Sell) => MIDDLE_TICKS + FAR_TICKS,
-            (false, _) => MIDDLE_TICKS - 15 + random.below(30),
-        };
-        // Unique among all orders of the user, in both sessions.
-        let id = self.next_order;
-        self.next_order += 1;
-        let quantity = 1 + random.below(3);
-        let mut order = NewOrder::limit(id, self.instrument, side, price.cast_signed(), quantity);
-        if roll >= 80 {
-            order.time_in_force = TimeInForce::Ioc;
-        }
-        order.into()
-    }
-
     fn take(&mut self, report: Option<Result<Report, Error>>) {
         match report {
             Some(Ok(report)) => self.hear(&report),
@@ -439,11 +362,7 @@ impl Trader {
     }
 
     fn has_finished(&self) -> bool {
-        let is_over = |session: &Session| {
-            let last = session.last;
-            last.is_some_and(|last| session.answered.contains(&last))
-        };
-        self.is_ending && self.sessions.iter().all(is_over)
+        self.is_ending && self.sessions.iter().all(Session::has_finished)
     }
 
     /// Requests of a session are answered in order: what is left lost its refusal with a connection.
@@ -457,40 +376,6 @@ impl Trader {
                 }
             }
         }
-    }
-}
-
-impl Session {
-    /// Takes note of a numbered message; a text when it must not be.
-    fn note(&mut self, message: &ServerMessage) -> Option<String> {
-        let answers = message.answers();
-        if answers != 0 {
-            self.waiting.remove(&answers);
-            if !self.answered.insert(answers) {
-                return Some(format!("request {answers} was answered twice"));
-            }
-        }
-        match message {
-            ServerMessage::OrderAck(ack) => {
-                self.open.push(ack.client_order_id);
-                if !self.acknowledged.insert(ack.client_order_id) {
-                    return Some(format!("order {} acted twice", ack.client_order_id));
-                }
-            }
-            ServerMessage::Cancelled(cancelled) => self.ended(cancelled.client_order_id),
-            ServerMessage::Fill(fill) if fill.open_lots == 0 => self.ended(fill.client_order_id),
-            _ => {}
-        }
-        None
-    }
-
-    fn ended(&mut self, client_order_id: u64) {
-        self.open.retain(|open| *open != client_order_id);
-    }
-
-    /// Orders that were acknowledged as durable.
-    pub fn orders(&self) -> usize {
-        self.acknowledged.len()
     }
 }
 
