@@ -216,12 +216,17 @@ async fn kill(plan: &Plan, platform: &mut Platform, running: &[Running]) -> Vec<
                 1 => 3_000 + random.below(1_500),
                 _ => 500 + random.below(3_000),
             };
+            let away = Duration::from_millis(away);
             let order = Order::Die {
                 is_process: random.below(2) == 0,
-                away: Duration::from_millis(away),
+                away,
             };
             let sent = running[at].orders.send(order).await;
             assert!(sent.is_ok(), "a client has ended");
+            // Half of the absences pass while the server lives: it notices them by the silence.
+            if random.below(2) == 0 {
+                tokio::time::sleep(away).await;
+            }
         }
     }
     progress(running, MESSAGES_BETWEEN).await;

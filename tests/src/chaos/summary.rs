@@ -23,7 +23,9 @@ pub struct Summary {
     pub returns: u64,
     pub smallest: Option<Duration>,
     pub largest: Option<Duration>,
-    /// From a client's death to the end of its session in the journal, where the server lived on.
+    /// Clients whose sessions ended by their silence while the server lived, and the longest time
+    /// from a client's death to that end in the journal.
+    pub silent_ends: usize,
     pub noticed: Option<Duration>,
     pub resumes: u64,
     pub restarts: u64,
@@ -77,6 +79,7 @@ impl Summary {
                 };
                 let end = end.filter(|end| !has_restarted(end));
                 let noticed = end.map(|end| Duration::from_nanos(end - death.at_ns));
+                summary.silent_ends += usize::from(noticed.is_some());
                 summary.noticed = summary.noticed.max(noticed);
             }
         }
@@ -112,7 +115,8 @@ impl fmt::Display for Summary {
         )?;
         writeln!(
             f,
-            "longest from a client's death to the end of its session: {}",
+            "sessions ended by a client's silence: {}, at most {} after its death",
+            self.silent_ends,
             time(self.noticed)
         )?;
         writeln!(
