@@ -526,6 +526,7 @@ impl Flow {
                 user: UserIx::NONE,
                 session: SessionIx::NONE,
                 client_seq: 0,
+                new_client_order_id: 0,
                 price: self.random.chance(50).then(|| self.price()),
                 quantity: self
                     .random
@@ -985,6 +986,7 @@ fn r180_a_batch_gives_what_its_commands_give_one_by_one() {
                             user,
                             session,
                             client_seq: 0,
+                            new_client_order_id: 0,
                             price,
                             quantity: Some(Lots(3)),
                             draw: Reserve::ZERO,

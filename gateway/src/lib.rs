@@ -56,6 +56,7 @@ mod sweeper;
 use api::consumers;
 
 pub use config::GatewayConfig;
+pub use front::report::message as session_message;
 pub use identity::LimitBasis;
 pub use start::{GatewayDeps, GatewayHandle, start, told_through};
 

@@ -163,6 +163,9 @@ pub struct Trading {
     pub engine_threads_max: Option<usize>,
     /// Microseconds for which threads stay awake behind the last request. Unset: 50 below four cores, else 2,000.
     pub spin_us: Option<u64>,
+    /// Milliseconds from the end of a session with cancel-on-disconnect to the cancel of its open
+    /// orders, unless it is back before (`docs/protocol.md`, session rule 6). Unset: 10,000.
+    pub grace_ms: Option<u64>,
     /// How far those who follow the journal may be behind before new orders are refused (`design.md` 6).
     pub bounds: sequencer::Bounds,
 }
@@ -179,6 +182,7 @@ impl Trading {
             core: self.core.or(free.core),
             engine_threads_max: self.engine_threads_max.unwrap_or(free.engine_threads_max),
             spin_us: self.spin_us.unwrap_or(free.spin_us),
+            grace_ms: self.grace_ms.unwrap_or(free.grace_ms),
             ..free
         }
     }
@@ -383,12 +387,15 @@ mod tests {
             ("shared", Layout::Shared),
             ("pinned", Layout::Pinned),
         ] {
-            let text = format!("[trading]\nlayout = \"{name}\"\ncore = 1\nspin_us = 7\n");
+            let text =
+                format!("[trading]\nlayout = \"{name}\"\ncore = 1\nspin_us = 7\ngrace_ms = 500\n");
             let settings = load(&text).expect("loaded").trading.settings(folder.path());
             assert_eq!(settings.layout, layout);
             assert_eq!((settings.core, settings.spin_us), (Some(1), 7));
+            assert_eq!(settings.grace_ms, 500);
         }
         let settings = load("").expect("loaded").trading.settings(folder.path());
+        assert_eq!(settings.grace_ms, 10_000);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         assert_eq!(settings.layout, Layout::for_cores(cores));
         assert!(load("[trading]\nlayout = \"other\"\n").is_err());

@@ -9,18 +9,23 @@
 //! | `world` | people, deposits, bonds, orders, trades |
 //! | `ledger` | what must never change by a refusal, and whose every hold is |
 //! | `member` | a trading session over the binary protocol |
+//! | `chaos` | kills of server and clients behind a bad network, and what the journal says of it |
 //! | `flow` | seeded order flow of a few members, and a record of what was acknowledged |
 //! | `wire` | the same call in every protocol of a port |
 //! | `quic` | raw bytes to the trading gateway |
+//! | `udp_proxy` | a UDP proxy that drops, delays, reorders and duplicates datagrams |
 //! | `bank` | signed webhooks as the bank would send them |
 //! | `log` | the event log of a running platform, read beside it |
 //!
-//! `PLATFORM_BIN` names another binary, `TESTS_SEED` another seed of the flow, `TESTS_KEEP=1` keeps
-//! the folders with logs and state. Waiting is polling with a deadline, never a sleep; the only
-//! time asserted is that of a clean stop.
+//! `PLATFORM_BIN` names another binary, `TESTS_SEED` another seed of the flow, `CHAOS_SEED`,
+//! `CHAOS_KILLS` and `CHAOS_MINUTES` another chaos; `TESTS_KEEP=1` keeps the folders with logs and
+//! state. Waiting is polling with a deadline, never a sleep; the only times asserted are that of a
+//! clean stop and, in journal time, that of cancel-on-disconnect. Only `chaos` reads a file of the
+//! platform: the journal at rest, as `replica` reads it.
 
 pub mod bank;
 pub mod call;
+pub mod chaos;
 pub mod flow;
 pub mod ledger;
 pub mod log;
@@ -28,6 +33,7 @@ pub mod member;
 pub mod process;
 pub mod quic;
 pub mod shared;
+pub mod udp_proxy;
 pub mod wire;
 pub mod world;
 

@@ -1,6 +1,7 @@
 //! Chores of the workspace, in Rust: `cargo xtask <chore>`. Everything here can be run by hand and
 //! by CI with the same words.
 
+mod chaos;
 mod contracts;
 mod deny;
 mod files;
@@ -59,6 +60,18 @@ enum Chore {
         #[arg(long, default_value_t = 10_000)]
         seeds: u64,
     },
+    /// Server and clients killed behind a bad network: every client's messages are the journal's.
+    Chaos {
+        /// Of the kills, the requests and the network; unset, the time.
+        #[arg(long)]
+        seed: Option<u64>,
+        /// Kills of the server, and as many of clients.
+        #[arg(long, default_value_t = 100)]
+        kills: usize,
+        /// Within this time.
+        #[arg(long, default_value_t = 40)]
+        minutes: u64,
+    },
     /// Dependency rules and conventions of the sources; exceptions are listed in `xtask/tidy.txt`.
     Tidy {
         /// Lower or remove the exceptions that allow more than there is.
@@ -79,6 +92,11 @@ enum Chore {
 fn main() -> anyhow::Result<()> {
     match Args::parse().chore {
         Chore::Proto { chore } => proto::run(chore),
+        Chore::Chaos {
+            seed,
+            kills,
+            minutes,
+        } => chaos::run(seed, kills, minutes),
         Chore::Contracts { write } => contracts::run(write),
         Chore::Deny { advisories } => deny::run(advisories),
         Chore::Full => full::run(),

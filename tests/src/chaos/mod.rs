@@ -1,0 +1,320 @@
+//! Chaos: the real binary is killed and started again, clients die without a word and come back, and
+//! every datagram between them passes a proxy that drops, delays, reorders and duplicates. At the end
+//! each client's numbered messages are compared with the journal's, byte for byte.
+//!
+//! | file | what |
+//! |---|---|
+//! | `trader` | a client under chaos |
+//! | `session` | one session of it: its requests, and its record |
+//! | `judge` | the journal read offline: messages, and when cancel-on-disconnect came |
+//! | `summary` | figures of a run |
+//!
+//! The seed determines the order of the kills, the requests and the fate of datagrams; it does not
+//! determine the timing.
+
+pub mod judge;
+pub mod session;
+pub mod summary;
+pub mod trader;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use client::{Connection, LoginOptions, Trust};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use types::{Id128, derived};
+
+use self::judge::{Journal, Restart, Terms, encoded};
+pub use self::summary::Summary;
+use self::trader::{Order, Trader};
+use crate::Platform;
+use crate::flow::Random;
+use crate::process::PATIENCE;
+use crate::udp_proxy::{Faults, Proxy};
+
+/// Heartbeat and grace of cancel-on-disconnect: a second each.
+pub const GRACE: Duration = Duration::from_secs(1);
+/// Settings of the platform. The small window makes resumes read the journal while the server runs.
+const SETTINGS: [(&str, &str); 4] = [
+    ("PLATFORM_MARKET__HEARTBEAT_MS", "1000"),
+    ("PLATFORM_TRADING__GRACE_MS", "1000"),
+    ("PLATFORM_MARKET__WINDOW_MESSAGES_MAX", "256"),
+    ("PLATFORM_SNAPSHOTS__EVERY_SECONDS", "5"),
+];
+/// Numbered messages of all clients together from one kill to the next, where they are waited for.
+const MESSAGES_BETWEEN: u64 = 30;
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub seed: u64,
+    pub server_kills: usize,
+    pub client_kills: usize,
+    pub traders: usize,
+    /// One request of each client in this time.
+    pub pace: Duration,
+    pub faults: Faults,
+    /// How much later than the grace the cancel may come.
+    pub late: Duration,
+    /// All kills are done within this time.
+    pub limit: Duration,
+}
+
+impl Plan {
+    /// As many kills of servers as of clients.
+    pub fn new(seed: u64, kills: usize) -> Self {
+        Self {
+            seed,
+            server_kills: kills,
+            client_kills: kills,
+            traders: 3,
+            pace: Duration::from_millis(10),
+            faults: Faults {
+                drop_ppm: 20_000,
+                delay_ppm: 50_000,
+                delay_max: Duration::from_millis(40),
+                reorder_ppm: 20_000,
+                duplicate_ppm: 20_000,
+            },
+            late: Duration::from_millis(500),
+            limit: Duration::from_secs(40 * 60),
+        }
+    }
+}
+
+/// Nanoseconds since 1970, as the journal counts them.
+pub(crate) fn now_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    u64::try_from(since.expect("after 1970").as_nanos()).expect("before 2554")
+}
+
+/// A client that dies by order.
+struct Running {
+    orders: mpsc::Sender<Order>,
+    progress: Arc<AtomicU64>,
+    task: JoinHandle<Trader>,
+}
+
+/// Runs the plan on a platform of its own.
+///
+/// # Panics
+/// A client received something else than the journal says, or the run found another fault. The
+/// message contains the seed.
+pub async fn run(plan: &Plan) -> Summary {
+    let begun = Instant::now();
+    let mut platform = Platform::start_with(&SETTINGS).await;
+    let running = traders(&platform, plan).await;
+    let restarts = kill(plan, &mut platform, &running).await;
+    let mut traders = Vec::new();
+    for client in &running {
+        // A client that has panicked says so when it is joined.
+        let _ = client.orders.send(Order::Finish).await;
+    }
+    for client in running {
+        traders.push(client.task.await.expect("a client comes to its end"));
+    }
+    let health = platform.get("market", "/health", "").await;
+    assert_eq!(
+        health,
+        (200, json!({ "status": "ok" })),
+        "health of the market"
+    );
+    platform.proof().await;
+    platform.stop().await;
+
+    let (dir, late) = (platform.data_dir().join("journal"), plan.late);
+    let read = tokio::task::spawn_blocking(move || {
+        let terms = Terms { grace: GRACE, late };
+        let journal = judge::read(&dir, &restarts, terms);
+        (journal, restarts)
+    });
+    let (journal, restarts) = read.await.expect("the journal is read");
+    let mut wrong = journal.wrong.clone();
+    for trader in &traders {
+        wrong.extend(compare(trader, &journal));
+    }
+    platform.restart_with(&SETTINGS).await;
+    for trader in &traders {
+        wrong.extend(resent(&platform, trader).await);
+    }
+    platform.stop().await;
+    let summary = Summary::of(&restarts, &traders, &journal, begun.elapsed());
+    assert!(
+        wrong.is_empty(),
+        "CHAOS_SEED={}: {wrong:#?}\n{summary}",
+        plan.seed
+    );
+    summary
+}
+
+/// Members with money and units, and their clients at work.
+async fn traders(platform: &Platform, plan: &Plan) -> Vec<Running> {
+    let bond = platform.bond().await;
+    let mut running = Vec::new();
+    for number in 0..plan.traders as u64 {
+        let user = platform.trader().await;
+        for limit in ["DEPOSIT", "TRADING"] {
+            platform.set_limit(&user, limit, "10000000000.00").await;
+        }
+        platform.deposit(&user, "20000000.00").await;
+        platform.trading_hold(&user, "CFA-RUB", "20000000.00").await;
+        platform.issue(&bond, &user, "200000").await;
+        platform.trading_hold(&user, &bond, "200000").await;
+        let server = platform.address("trading");
+        let proxy = Proxy::start(server, plan.faults, plan.seed.wrapping_add(number)).await;
+        let trader = Trader::new(number, user, &bond, proxy, plan.seed).paced(plan.pace);
+        let (orders, receiver) = mpsc::channel(4);
+        running.push(Running {
+            orders,
+            progress: trader.progress(),
+            task: tokio::spawn(trader.run(receiver)),
+        });
+    }
+    running
+}
+
+/// Kills in a seeded order, most after some messages, each after a seeded moment.
+async fn kill(plan: &Plan, platform: &mut Platform, running: &[Running]) -> Vec<Restart> {
+    let begun = Instant::now();
+    let mut random = Random::new(plan.seed);
+    let mut kills = vec![true; plan.server_kills];
+    kills.resize(plan.server_kills + plan.client_kills, false);
+    for at in (1..kills.len()).rev() {
+        let other = random.below(at as u64 + 1);
+        kills.swap(at, usize::try_from(other).expect("small"));
+    }
+    let mut restarts = Vec::new();
+    for (done, is_server) in kills.into_iter().enumerate() {
+        assert!(
+            begun.elapsed() < plan.limit,
+            "only {done} kills in {:?}",
+            plan.limit
+        );
+        // Most meet clients at work, some meet a start or a resume.
+        if random.below(4) > 0 {
+            progress(running, MESSAGES_BETWEEN).await;
+        }
+        tokio::time::sleep(Duration::from_millis(random.below(800))).await;
+        if is_server {
+            platform.kill().await;
+            tokio::time::sleep(Duration::from_millis(random.below(300))).await;
+            let spawned_ns = now_ns();
+            platform.restart_with(&SETTINGS).await;
+            restarts.push(Restart {
+                spawned_ns,
+                ready_ns: now_ns(),
+            });
+        } else {
+            let at = usize::try_from(random.below(running.len() as u64)).expect("small");
+            // Back at once, after heartbeat and grace, or anywhere near.
+            let away = match random.below(3) {
+                0 => 50 + random.below(600),
+                1 => 3_000 + random.below(1_500),
+                _ => 500 + random.below(3_000),
+            };
+            let away = Duration::from_millis(away);
+            let order = Order::Die {
+                is_process: random.below(2) == 0,
+                away,
+            };
+            let sent = running[at].orders.send(order).await;
+            assert!(sent.is_ok(), "a client has ended");
+            // Half of the absences pass while the server lives: it notices them by the silence.
+            if random.below(2) == 0 {
+                tokio::time::sleep(away).await;
+            }
+        }
+    }
+    progress(running, MESSAGES_BETWEEN).await;
+    restarts
+}
+
+/// Waits until the clients together have received `messages` more.
+async fn progress(running: &[Running], messages: u64) {
+    let total = || -> u64 {
+        let of = |client: &Running| client.progress.load(Relaxed);
+        running.iter().map(of).sum()
+    };
+    let (before, deadline) = (total(), Instant::now() + PATIENCE);
+    while total() < before + messages {
+        let is_ended = running.iter().any(|client| client.task.is_finished());
+        assert!(!is_ended, "a client has ended");
+        assert!(Instant::now() < deadline, "no messages any more");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// What a client has against what the journal says.
+fn compare(trader: &Trader, journal: &Journal) -> Vec<String> {
+    let mut wrong = trader.wrong.clone();
+    for session in &trader.sessions {
+        let nothing = Vec::new();
+        let expected = journal.messages.get(&key(trader, &session.name));
+        wrong.extend(difference(
+            &format!(
+                "{} of {}: the client and the journal",
+                session.name, trader.user.id
+            ),
+            &session.messages,
+            expected.unwrap_or(&nothing),
+        ));
+    }
+    wrong
+}
+
+fn key(trader: &Trader, session: &str) -> Id128 {
+    derived::session_key(&trader.user.id, session)
+}
+
+fn difference(what: &str, left: &[Bytes], right: &[Bytes]) -> Option<String> {
+    let same = left
+        .iter()
+        .zip(right)
+        .take_while(|(left, right)| left == right);
+    let same = same.count();
+    (same < left.len().max(right.len())).then(|| {
+        let (left, right) = (left.len(), right.len());
+        format!("{what} differ after {same} messages ({left} and {right})")
+    })
+}
+
+/// Logs in from the beginning, past no proxy, after a restart: every message comes out of the journal.
+async fn resent(platform: &Platform, trader: &Trader) -> Vec<String> {
+    let (connection, mut reports) =
+        Connection::connect(platform.address("trading"), Trust::Loopback)
+            .await
+            .expect("a connection");
+    let mut again = vec![Vec::new(); trader.sessions.len()];
+    for (channel, session) in (0u16..).zip(&trader.sessions) {
+        let options = LoginOptions::new(&trader.user.token(), &session.name);
+        let login = connection.login(channel, options).await;
+        login.expect("a login from the beginning");
+    }
+    let lacks = |again: &[Vec<Bytes>]| {
+        let both = again.iter().zip(&trader.sessions);
+        both.into_iter()
+            .any(|(again, session)| again.len() < session.messages.len())
+    };
+    while lacks(&again) {
+        let report = tokio::time::timeout(PATIENCE, reports.recv()).await;
+        let report = report.expect("in time").expect("the connection lives");
+        let report = report.expect("a report");
+        if report.sequence > 0 {
+            let bytes = encoded(&report.message, report.sequence);
+            again[usize::from(report.channel)].push(bytes);
+        }
+    }
+    let mut wrong = Vec::new();
+    for (session, again) in trader.sessions.iter().zip(&again) {
+        let what = format!(
+            "{} of {}: the client and a resend",
+            session.name, trader.user.id
+        );
+        wrong.extend(difference(&what, &session.messages, again));
+    }
+    wrong
+}

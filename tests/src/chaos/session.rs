@@ -1,0 +1,129 @@
+//! One session of a client under chaos: its seeded requests, and its record of what it was told.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use types::{Side, TimeInForce};
+use wire::{Amend, Cancel, ClientMessage, NewOrder, ServerMessage};
+
+use crate::flow::Random;
+
+/// Price around which all clients trade, in kopecks, and how far away orders rest that never trade.
+const MIDDLE_TICKS: u64 = 10_000;
+const FAR_TICKS: u64 = 3_000;
+/// Open orders of a session, at most.
+const OPEN_MAX: usize = 40;
+
+/// A request that acts and was not answered.
+pub(super) struct Asked {
+    pub message: ClientMessage,
+    /// The login under which it was sent last.
+    pub login: u32,
+}
+
+/// One session as its client knows it.
+pub struct Session {
+    pub name: String,
+    pub cancel_on_disconnect: bool,
+    /// Message n at place n - 1, as bytes on channel 0.
+    pub messages: Vec<Bytes>,
+    pub(super) waiting: BTreeMap<u64, Asked>,
+    answered: BTreeSet<u64>,
+    acknowledged: BTreeSet<u64>,
+    /// Client ids of open orders.
+    open: Vec<u64>,
+    /// Client sequence of the mass cancel that ends it all.
+    pub(super) last: Option<u64>,
+}
+
+impl Session {
+    pub(super) fn new(name: &str, cancel_on_disconnect: bool) -> Self {
+        Self {
+            name: name.to_owned(),
+            cancel_on_disconnect,
+            messages: Vec::new(),
+            waiting: BTreeMap::new(),
+            answered: BTreeSet::new(),
+            acknowledged: BTreeSet::new(),
+            open: Vec::new(),
+            last: None,
+        }
+    }
+
+    /// The next request of the flow: orders that rest, cross, are immediate or far away; cancels; amends.
+    /// `id` is that of a new order: unique among all orders of the user.
+    pub(super) fn request(&self, random: &mut Random, instrument: u32, id: u64) -> ClientMessage {
+        let roll = random.below(100);
+        if !self.open.is_empty() && (roll < 30 || self.open.len() >= OPEN_MAX) {
+            let at = random.below(self.open.len() as u64);
+            let client_order_id = self.open[usize::try_from(at).expect("small")];
+            if roll < 20 || self.open.len() >= OPEN_MAX {
+                return Cancel {
+                    client_order_id,
+                    engine_order_id: 0,
+                }
+                .into();
+            }
+            let near = MIDDLE_TICKS - 20 + random.below(40);
+            return Amend {
+                client_order_id,
+                engine_order_id: 0,
+                price_ticks: (random.below(2) * near).cast_signed(),
+                quantity_lots: 1 + random.below(4),
+            }
+            .into();
+        }
+        let side = match random.below(2) {
+            0 => Side::Buy,
+            _ => Side::Sell,
+        };
+        let price = match (roll < 50, side) {
+            (true, Side::Buy) => MIDDLE_TICKS - FAR_TICKS,
+            (true, Side::Sell) => MIDDLE_TICKS + FAR_TICKS,
+            (false, _) => MIDDLE_TICKS - 15 + random.below(30),
+        };
+        let quantity = 1 + random.below(3);
+        let mut order = NewOrder::limit(id, instrument, side, price.cast_signed(), quantity);
+        if roll >= 80 {
+            order.time_in_force = TimeInForce::Ioc;
+        }
+        order.into()
+    }
+
+    /// Takes note of a numbered message; a text when it must not be.
+    pub(super) fn note(&mut self, message: &ServerMessage) -> Option<String> {
+        let answers = message.answers();
+        if answers != 0 {
+            self.waiting.remove(&answers);
+            if !self.answered.insert(answers) {
+                return Some(format!("request {answers} was answered twice"));
+            }
+        }
+        match message {
+            ServerMessage::OrderAck(ack) => {
+                self.open.push(ack.client_order_id);
+                if !self.acknowledged.insert(ack.client_order_id) {
+                    return Some(format!("order {} acted twice", ack.client_order_id));
+                }
+            }
+            ServerMessage::Cancelled(cancelled) => self.ended(cancelled.client_order_id),
+            ServerMessage::Fill(fill) if fill.open_lots == 0 => self.ended(fill.client_order_id),
+            _ => {}
+        }
+        None
+    }
+
+    fn ended(&mut self, client_order_id: u64) {
+        self.open.retain(|open| *open != client_order_id);
+    }
+
+    /// Orders that were acknowledged as durable.
+    pub fn orders(&self) -> usize {
+        self.acknowledged.len()
+    }
+
+    /// The mass cancel that ends it all has its answer: nothing comes after it.
+    pub(super) fn has_finished(&self) -> bool {
+        self.last.is_some_and(|last| self.answered.contains(&last))
+    }
+}

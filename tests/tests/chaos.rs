@@ -1,0 +1,37 @@
+//! Servers and clients die, and the network is bad: what clients were told is what the journal says.
+//! `cargo xtask chaos` runs the same for long.
+
+use std::time::Duration;
+
+use tests::chaos::{self, Plan};
+use tests::shared::run;
+
+/// A number from the environment.
+fn given(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name}={text} is no number")),
+    )
+}
+
+/// `CHAOS_SEED`, `CHAOS_KILLS` (of the server, and as many of clients) and `CHAOS_MINUTES` replace what
+/// the ordinary suite runs.
+// rows: R343 R345
+#[test]
+fn r343_every_client_has_the_journals_messages_whatever_dies_and_whatever_the_network_does() {
+    let seed = given("CHAOS_SEED").unwrap_or(20_261_124);
+    println!("CHAOS_SEED={seed}");
+    let kills = given("CHAOS_KILLS").map_or(5, |kills| usize::try_from(kills).expect("few"));
+    let mut plan = Plan::new(seed, kills);
+    if let Some(minutes) = given("CHAOS_MINUTES") {
+        plan.limit = Duration::from_secs(60 * minutes);
+    }
+    let summary = run(chaos::run(&plan));
+    println!("{summary}");
+    assert!(summary.client_kills == kills && summary.server_kills == kills);
+    assert!(
+        summary.messages > 0 && summary.orders > 0,
+        "nothing was compared"
+    );
+}

@@ -1,0 +1,74 @@
+//! The judge of the chaos on journals whose cancels on disconnect are in time, early, late or missing.
+
+#[path = "../../sequencer/tests/desk/mod.rs"]
+mod desk;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use admission::Request;
+use desk::{Time, done, open_desk};
+use sequencer::{Backlog, SequencerHandle};
+use tests::chaos::judge::{self, Journal, Terms};
+use types::{Id128, Side};
+
+const SESSION: u128 = 7;
+const TERMS: Terms = Terms {
+    grace: Duration::from_secs(1),
+    late: Duration::from_millis(500),
+};
+
+/// What the judge says of a session with one order that ends, on a node with this grace, and of a
+/// second that begins so much later.
+async fn judged(grace_ms: u64, later_ms: u64) -> Journal {
+    let folder = tempfile::tempdir().expect("a folder");
+    let time = Time::new();
+    let mut config = desk::config(&time);
+    config.dir = folder.path().to_path_buf();
+    config.snapshot_dir = folder.path().join("snapshots");
+    config.sync = false;
+    config.grace_ms = grace_ms;
+    let handle = SequencerHandle::start(config, Arc::new(Backlog::default())).expect("starts");
+    let desk = open_desk(handle.port(), 1).await;
+    let session = desk.session(SESSION, 0).await;
+    let mut order = desk.order(0, Side::Buy, 10_000, 5);
+    (order.session, order.client_seq, order.client_order_id) = (session, 1, 1);
+    done(&desk.port, Request::New(order)).await;
+    let close = Request::CloseSession {
+        session,
+        epoch: None,
+        keep_orders: false,
+    };
+    done(&desk.port, close).await;
+    time.advance_ms(later_ms);
+    // Wakes the node, which looks at the clock again and then once more.
+    desk.session(SESSION + 1, 1).await;
+    desk.session(SESSION + 2, 1).await;
+    handle.stop();
+    judge::read(folder.path(), &[], TERMS)
+}
+
+/// The judge finds nothing wrong but what has this in its text.
+fn only(journal: &Journal, text: &str) {
+    let wrong = &journal.wrong;
+    assert!(!wrong.is_empty(), "{journal:?}");
+    assert!(wrong.iter().all(|wrong| wrong.contains(text)), "{wrong:?}");
+}
+
+// rows: R345
+#[tokio::test]
+async fn r345_a_cancel_in_time_is_right_and_one_that_is_early_late_or_missing_is_not() {
+    let right = judged(1_000, 1_000).await;
+    assert_eq!(right.wrong, Vec::<String>::new());
+    assert_eq!((right.cancels, right.cancelled_orders), (1, 1));
+    assert_eq!(right.largest, Some(Duration::from_secs(1)));
+    // The acknowledgement and the cancel.
+    let messages = &right.messages[&Id128::from_u128(SESSION)];
+    assert_eq!(messages.len(), 2);
+
+    only(&judged(900, 900).await, "early");
+    only(&judged(1_000, 1_600).await, "still has orders");
+    let missing = judged(10_000, 3_000).await;
+    only(&missing, "still has orders");
+    assert_eq!(missing.cancels, 0);
+}
