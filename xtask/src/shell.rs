@@ -68,3 +68,14 @@ pub fn output(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<String
     }
     String::from_utf8(output.stdout).context("the output is no text")
 }
+
+/// Runs `program` and gives what it printed, whatever its exit code.
+pub fn said(dir: &Path, program: &str, args: &[&str]) -> anyhow::Result<String> {
+    let output = Command::new(program)
+        .args(args)
+        .current_dir(dir)
+        .stderr(std::process::Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot start `{program}`"))?;
+    String::from_utf8(output.stdout).context("the output is no text")
+}

@@ -23,7 +23,14 @@ use source::Source;
 const EXCEPTIONS: &str = "xtask/tidy.txt";
 
 /// Crates that only tests, measurements and chores run.
-const TEST_CRATES: &[&str] = &["benches", "conformance", "testkit", "tests", "xtask"];
+const TEST_CRATES: &[&str] = &[
+    "benches",
+    "conformance",
+    "harness",
+    "testkit",
+    "tests",
+    "xtask",
+];
 
 /// Something that breaks a rule.
 #[derive(Debug)]
