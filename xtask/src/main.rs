@@ -5,6 +5,7 @@ mod contracts;
 mod deny;
 mod files;
 mod full;
+mod fuzz;
 mod harness;
 mod miri;
 mod powerloss;
@@ -45,6 +46,15 @@ enum Chore {
     },
     /// The tests that need services of their own: Connect conformance suite, Kafka. Installs and starts what they need.
     Full,
+    /// The decoders' fuzz targets under libFuzzer. Needs a C++ compiler, which it does not install.
+    Fuzz {
+        /// Time for each target.
+        #[arg(long, default_value_t = 600)]
+        seconds: u64,
+        /// Only this one; may be repeated.
+        #[arg(long)]
+        target: Vec<String>,
+    },
     /// Conformance cases and scenarios of the public matching-engine benchmark harness
     /// (flash1-dev/matching-engine-benchmark), whose built checkout the caller brings.
     Harness {
@@ -96,6 +106,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Contracts { write } => contracts::run(write),
         Chore::Deny { advisories } => deny::run(advisories),
         Chore::Full => full::run(),
+        Chore::Fuzz { seconds, target } => fuzz::run(seconds, &target),
         Chore::Harness {
             source,
             matcher_core,
