@@ -167,6 +167,7 @@ impl Market {
                 client_seq,
                 price: Some(Ticks(9_990 + self.random.below(20) as i64)),
                 quantity: Some(Lots(1 + self.random.long() % 80)),
+                new_client_order_id: self.random.long() % 2 * 77,
                 limit_checked: true,
                 key_hash,
             }),

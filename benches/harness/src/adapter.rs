@@ -113,6 +113,7 @@ impl Adapter {
             draw: Reserve::ZERO,
             budget_minor: Minor::ZERO,
             key_hash: Id128::NONE,
+            new_client_order_id: 0,
         });
         let side = side(message.side);
         let answer = Answer::new(message.sequence, side, message.price);
